@@ -1,0 +1,172 @@
+"""The tokens we trust: what each is called, how it divides, what it is worth, and which domain it signs under.
+
+An offer names a token by network and address only. Decimals, EIP-712 name and version, and the dollar value come from
+here and never from the offer: a server that could choose them could hide a thousand dollars in a cent.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final, Literal
+
+from x402guard.errors import ConfigError
+from x402guard.evm import Address, parse_address
+from x402guard.money import Dollars, Nanos, atomic_to_nanos, dollars_to_nanos
+
+__all__ = ["BUILT_IN", "TEST_NETWORKS", "Asset", "AssetRegistry", "TransferMethod", "chain_id_of", "resolve_network"]
+
+TransferMethod = Literal["eip3009", "permit2"]
+
+_CAIP2 = re.compile(r"eip155:(0|[1-9][0-9]{0,18})", re.ASCII)
+
+# x402 v1 names its networks; v2 numbers them by CAIP-2. A rule for one has to bind the other.
+_V1_CHAIN_IDS: Final = MappingProxyType(
+    {
+        "abstract": 2741, "abstract-testnet": 11124, "avalanche": 43114, "avalanche-fuji": 43113, "base": 8453,
+        "base-sepolia": 84532, "celo": 42220, "educhain": 656476, "ethereum": 1, "flare": 14, "iotex": 4689,
+        "megaeth": 4326, "monad": 143, "monad-testnet": 10143, "peaq": 3338, "polygon": 137, "polygon-amoy": 80002,
+        "sei": 1329, "sei-testnet": 1328, "skale-base-sepolia": 1444673419, "stable": 988, "stable-testnet": 2201,
+        "story": 1513,
+    }
+)  # fmt: skip
+
+TEST_NETWORKS: Final = frozenset(
+    f"eip155:{chain}"
+    for chain in (51, 1328, 2201, 10143, 11124, 31611, 43113, 72344, 80002, 84532, 181228, 421614, 5042002, 11142220,
+                  11155111, 11155420, 1444673419)
+)  # fmt: skip
+"""Networks whose money is worth nothing. A policy that names no networks allows these and no others."""
+
+
+def resolve_network(name: str) -> str | None:
+    """Return the CAIP-2 name of an EVM network given by CAIP-2 or by its x402 v1 name, or None if it is neither."""
+    if _CAIP2.fullmatch(name):
+        return name
+    chain = _V1_CHAIN_IDS.get(name)
+    return None if chain is None else f"eip155:{chain}"
+
+
+def chain_id_of(network: str) -> int:
+    """Return the chain id of a CAIP-2 EVM network. Raises ``ValueError`` for any other text."""
+    match = _CAIP2.fullmatch(network)
+    if match is None:
+        raise ValueError(f"{network[:60]!r} is not an EVM network in CAIP-2 form, such as eip155:8453")
+    return int(match[1])
+
+
+@dataclass(frozen=True, slots=True)
+class Asset:
+    """One token on one network.
+
+    Args:
+        network: CAIP-2 (``"eip155:84532"``) or an x402 v1 name.
+        address: the token's contract.
+        symbol: for people only.
+        decimals: atomic units in one token, as a power of ten (0 to 36).
+        name: EIP-712 domain name of the contract.
+        version: EIP-712 domain version of the contract.
+        usd: what one whole token is counted as, in US dollars.
+        methods: how it can be moved by signature.
+
+    Raises ``ConfigError`` naming the field that is wrong.
+    """
+
+    network: str
+    address: str
+    symbol: str
+    decimals: int
+    name: str
+    version: str
+    usd: Dollars = "1.00"
+    methods: frozenset[TransferMethod] = frozenset({"eip3009", "permit2"})
+
+    def __post_init__(self) -> None:
+        network = resolve_network(self.network)
+        if network is None:
+            raise ConfigError(f"Asset.network: {self.network!r} is not a known EVM network; write eip155:<chain id>")
+        if type(self.decimals) is not int or not 0 <= self.decimals <= 36:
+            raise ConfigError(f"Asset.decimals: {self.decimals!r} is not a whole number from 0 to 36")
+        try:
+            address = parse_address(self.address)
+            peg = dollars_to_nanos(self.usd, field="Asset.usd")
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"Asset.address or Asset.usd: {error}") from error
+        if peg == 0:
+            raise ConfigError("Asset.usd: a token that is worth nothing cannot be counted; give its value in dollars")
+        object.__setattr__(self, "network", network)
+        object.__setattr__(self, "address", address)
+        object.__setattr__(self, "usd", f"{self.usd}".removeprefix("$"))
+
+    @property
+    def contract(self) -> Address:
+        """The token's contract in EIP-55 form."""
+        return Address(self.address)
+
+    @property
+    def chain_id(self) -> int:
+        """The chain id of the token's network."""
+        return chain_id_of(self.network)
+
+    def value_nanos(self, atomic: int) -> Nanos:
+        """Return what *atomic* units are worth in nano-dollars, rounded up."""
+        return atomic_to_nanos(atomic, decimals=self.decimals, peg_nanos=dollars_to_nanos(self.usd))
+
+
+def _usdc(chain: int, address: str, name: str = "USDC", symbol: str = "USDC", version: str = "2") -> Asset:
+    return Asset(f"eip155:{chain}", address, symbol, 6, name, version)
+
+
+def _permit2_only(chain: int, address: str, symbol: str, decimals: int, name: str) -> Asset:
+    return Asset(f"eip155:{chain}", address, symbol, decimals, name, "1", methods=frozenset({"permit2"}))
+
+
+BUILT_IN: Final = (
+    _usdc(1, "0xA0b86991c6218b36c1d19D4a2e9Eb0cE3606eB48", "USD Coin"),
+    _usdc(50, "0xfA2958CB79b0491CC627c1557F441eF849Ca8eb1"),
+    _usdc(51, "0xb5AB69F7bBada22B28e79C8FFAECe55eF1c771D4"),
+    _usdc(137, "0x3c499c542cEF5E3811e1192ce70d8cC03d5c3359", "USD Coin"),
+    _usdc(143, "0x754704Bc059F8C67012fEd69BC8A327a5aafb603"),
+    _usdc(1328, "0x4fCF1784B31630811181f670Aea7A7bEF803eaED"),
+    _usdc(1329, "0xe15fC38F6D8c56aF07bbCBe3BAf5708A2Bf42392"),
+    _usdc(5042, "0x3600000000000000000000000000000000000000"),
+    _usdc(8453, "0x833589fCD6eDb6E08f4c7C32D4f71b54bdA02913", "USD Coin"),
+    _usdc(10143, "0x534b2f3A21130d7a60830c2Df862319e593943A3"),
+    _usdc(42161, "0xaf88d065e77c8cC2239327C5EDb3A432268e5831", "USD Coin"),
+    _usdc(42220, "0xcebA9300f2b948710d2653dD7B07f33A8B32118C"),
+    _usdc(43114, "0xB97EF9Ef8734C71904D8002F8b6Bc66Dd9c48a6E", "USD Coin"),
+    _usdc(84532, "0x036CbD53842c5426634e7929541eC2318f3dCF7e"),
+    _usdc(421614, "0x75faf114eafb1BDbe2F0316DF893fd58CE46AA4d", "USD Coin"),
+    _usdc(5042002, "0x3600000000000000000000000000000000000000"),
+    _usdc(11142220, "0x01C5C0122039549AD1493B8220cABEdD739BC44E"),
+    _usdc(36900, "0x9cb8142aEBBcdc60AF7c97Af897A67A8f3CA71C2", "USDC.e", "USDC.e"),
+    _usdc(181228, "0x401eCb1D350407f13ba348573E5630B83638E30D", "Bridged USDC", "USDC.e"),
+    _usdc(190415, "0x401eCb1D350407f13ba348573E5630B83638E30D", "Bridged USDC", "USDC.e"),
+    _usdc(14, "0xe7cd86e13AC4309349F30B3435a9d337750fC82D", "USD₮0", "USDT0", "1"),
+    _usdc(988, "0x779Ded0c9e1022225f8E0630b35a9b54bE713736", "USDT0", "USDT0", "1"),
+    _usdc(2201, "0x78Cf24370174180738C5B8E352B6D14c83a6c9A9", "USDT0", "USDT0", "1"),
+    _usdc(42220, "0x48065fbBE25f71C9282ddf5e1cD6D6A887483D5e", "Tether USD", "USDT", "1"),
+    _permit2_only(4326, "0xFAfDdbb3FC7688494971a79cc65DCa3EF82079E7", "MegaUSD", 18, "MegaUSD"),
+    _permit2_only(31611, "0x118917a40FAF1CD7a13dB0Ef56C86De7973Ac503", "mUSD", 18, "Mezo USD"),
+    _permit2_only(38833, "0xA5b8BF902b2844dA17d4506cc827F7F1681735E7", "USDC", 6, "USDC"),
+    _permit2_only(72344, "0x33ad9e4BD16B69B5BFdED37D8B5D9fF9aba014Fb", "SBC", 6, "Stable Coin"),
+    _permit2_only(723487, "0x33ad9e4BD16B69B5BFdED37D8B5D9fF9aba014Fb", "SBC", 6, "Stable Coin"),
+)
+"""Dollar tokens known from the start. What an owner adds to ``Guard(assets=…)`` stands beside these."""
+
+
+class AssetRegistry:
+    """Looks tokens up by network and contract address, and by nothing else.
+
+    Args:
+        added: tokens beside the built-in ones; one that names the same network and address replaces it.
+    """
+
+    def __init__(self, added: Iterable[Asset] = ()) -> None:
+        self._by_contract = {(a.network, a.contract): a for a in (*BUILT_IN, *added)}
+
+    def find(self, network: str, contract: Address) -> Asset | None:
+        """Return the asset at *contract* (EIP-55) on *network* (CAIP-2), or None if it is not trusted."""
+        return self._by_contract.get((network, contract))

@@ -1,0 +1,44 @@
+"""The little of Ethereum that the core needs: Keccak-256 and addresses with their checksum."""
+
+from __future__ import annotations
+
+import re
+from typing import Final, NewType
+
+from eth_hash.auto import keccak
+
+__all__ = ["MAX_UINT256", "ZERO_ADDRESS", "Address", "checksum_address", "keccak", "parse_address"]
+
+Address = NewType("Address", str)
+"""A 20-byte address as ``0x`` and forty hex digits in EIP-55 mixed case."""
+
+MAX_UINT256: Final = 2**256 - 1
+ZERO_ADDRESS: Final = Address("0x" + "0" * 40)
+
+_HEX_ADDRESS = re.compile(r"0x[0-9a-fA-F]{40}", re.ASCII)
+
+
+def checksum_address(raw: bytes) -> Address:
+    """Return the EIP-55 form of a 20-byte address. Raises ``ValueError`` for any other length."""
+    if len(raw) != 20:
+        raise ValueError(f"an address is 20 bytes, not {len(raw)}")
+    lower = raw.hex()
+    nibbles = keccak(lower.encode()).hex()
+    # EIP-55: a letter is upper case where the same nibble of the hash is 8 or more.
+    mixed = (c.upper() if n >= "8" else c for c, n in zip(lower, nibbles, strict=False))
+    return Address("0x" + "".join(mixed))
+
+
+def parse_address(text: str) -> Address:
+    """Return *text* as an ``Address``.
+
+    All-lower and all-upper hex is taken as it is; mixed case must be the right EIP-55 checksum, because one mistyped or
+    swapped letter is what the checksum exists to catch. Raises ``ValueError`` otherwise.
+    """
+    if not isinstance(text, str) or not _HEX_ADDRESS.fullmatch(text):
+        raise ValueError(f"{str(text)[:60]!r} is not an address: 0x and forty hex digits")
+    address = checksum_address(bytes.fromhex(text[2:]))
+    digits = text[2:]
+    if address != text and digits not in (digits.lower(), digits.upper()):
+        raise ValueError(f"{text} fails its EIP-55 checksum; the address with these digits is {address}")
+    return address

@@ -1,0 +1,83 @@
+"""Money as integers: nano-dollars for the books, atomic units for tokens.
+
+One nano-dollar is 1e-9 US dollars. Everything that rounds rounds up, against the spender, so that a budget can be
+under-used by a nano-dollar and never over-used. A float raises: 0.1 is not a tenth of a dollar.
+"""
+
+from __future__ import annotations
+
+import re
+from decimal import Decimal
+from typing import Final, NewType
+
+__all__ = [
+    "MAX_NANOS",
+    "NANOS_PER_DOLLAR",
+    "Dollars",
+    "Nanos",
+    "atomic_to_nanos",
+    "dollars_to_nanos",
+    "format_dollars",
+    "nanos_to_decimal",
+]
+
+Nanos = NewType("Nanos", int)
+"""Nano-dollars: an integer number of 1e-9 US dollars."""
+
+Dollars = str | int | Decimal
+"""What a user may write for an amount: ``"$1.50"``, ``"1.50"``, ``Decimal("1.50")`` or ``2`` (whole dollars)."""
+
+NANOS_PER_DOLLAR: Final = 1_000_000_000
+MAX_NANOS: Final = Nanos(10**18)
+"""One billion dollars: the largest amount or limit the books take, so that any sum of a few fits a signed 64-bit column."""
+
+_AMOUNT = re.compile(r"\$?(?P<whole>[0-9]{1,12})(?:\.(?P<part>[0-9]{1,9}))?", re.ASCII)
+
+
+def dollars_to_nanos(amount: Dollars, *, field: str = "amount") -> Nanos:
+    """Return *amount* (US dollars, at most nine decimal places, not negative) in nano-dollars, exactly.
+
+    ``field`` names the argument in the error. Raises ``TypeError`` for a float or any other type, and ``ValueError`` for
+    text that is no dollar amount, a negative amount, more than nine decimal places or more than a billion dollars.
+    """
+    if isinstance(amount, bool) or not isinstance(amount, (str, int, Decimal)):
+        shown = f"{amount}" if isinstance(amount, (int, float)) else "1.50"
+        raise TypeError(
+            f'{field}: money is never a {type(amount).__name__}; write it as text, "${shown}", or as a Decimal'
+        )
+    text = format(amount, "f") if isinstance(amount, Decimal) else str(amount)
+    match = _AMOUNT.fullmatch(text.strip())
+    if match is None:
+        raise ValueError(
+            f'{field}: {text[:40]!r} is not a dollar amount; write "$1.50" (not negative, at most nine decimals)'
+        )
+    nanos = int(match["whole"]) * NANOS_PER_DOLLAR + int((match["part"] or "0").ljust(9, "0"))
+    if nanos > MAX_NANOS:
+        raise ValueError(f"{field}: {text[:40]} is more than a billion dollars, the largest amount the ledger takes")
+    return Nanos(nanos)
+
+
+def nanos_to_decimal(nanos: int) -> Decimal:
+    """Return *nanos* (nano-dollars) as an exact ``Decimal`` number of dollars, with at least two places."""
+    return Decimal(format_dollars(nanos))
+
+
+def format_dollars(nanos: int) -> str:
+    """Return *nanos* (nano-dollars) as a decimal string in dollars, exact, with at least two places: ``"0.10"``."""
+    sign, magnitude = ("-", -nanos) if nanos < 0 else ("", nanos)
+    whole, part = divmod(magnitude, NANOS_PER_DOLLAR)
+    return f"{sign}{whole}.{f'{part:09d}'.rstrip('0').ljust(2, '0')}"
+
+
+def atomic_to_nanos(atomic: int, *, decimals: int, peg_nanos: int = NANOS_PER_DOLLAR) -> Nanos:
+    """Return what *atomic* units of a token are worth in nano-dollars, rounded up.
+
+    ``decimals`` is the token's; ``peg_nanos`` is what one whole token is worth, in nano-dollars. The result may be above
+    ``MAX_NANOS``: who holds it has to refuse it. Raises ``TypeError`` for anything but an ``int``, ``ValueError`` for a
+    negative amount.
+    """
+    if type(atomic) is not int:
+        raise TypeError(f"atomic units are an int, not {type(atomic).__name__}")
+    if atomic < 0:
+        raise ValueError(f"atomic units are not negative: {atomic}")
+    return Nanos(-(-atomic * peg_nanos // 10**decimals))

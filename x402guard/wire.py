@@ -1,0 +1,265 @@
+"""x402 on the wire, version 2 and version 1: the header codec and the messages.
+
+Sources: x402 specification v2 section 5 (types) and its HTTP transport; v1 sections of the same. Everything here was sent
+by someone we do not trust, so sizes, depth, counts and duplicates are bounded before anything is decoded.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, Final, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+
+from x402guard.errors import ProtocolError
+from x402guard.evm import MAX_UINT256
+
+__all__ = [
+    "MAX_ACCEPTS",
+    "MAX_BODY_BYTES",
+    "MAX_HEADER_CHARS",
+    "MAX_JSON_DEPTH",
+    "PAYMENT_HEADERS",
+    "PAYMENT_REQUIRED",
+    "PAYMENT_RESPONSE",
+    "PAYMENT_SIGNATURE",
+    "X_PAYMENT",
+    "X_PAYMENT_RESPONSE",
+    "AtomicAmount",
+    "Headers",
+    "PaymentPayload",
+    "PaymentRequired",
+    "PaymentRequirements",
+    "PaymentRequirementsV1",
+    "SettleResponse",
+    "compact_json",
+    "decode_json",
+    "decode_payment_required",
+    "decode_receipt",
+    "encode_header",
+    "only_header",
+    "parse_message",
+    "parse_payment_required",
+]
+
+PAYMENT_REQUIRED: Final = "payment-required"
+PAYMENT_SIGNATURE: Final = "payment-signature"
+PAYMENT_RESPONSE: Final = "payment-response"
+X_PAYMENT: Final = "x-payment"
+X_PAYMENT_RESPONSE: Final = "x-payment-response"
+PAYMENT_HEADERS: Final = frozenset({PAYMENT_SIGNATURE, X_PAYMENT})
+"""The two request headers that carry a signature."""
+
+MAX_HEADER_CHARS: Final = 65_536
+MAX_BODY_BYTES: Final = 262_144
+MAX_JSON_DEPTH: Final = 32
+MAX_ACCEPTS: Final = 64
+
+M = TypeVar("M", bound=BaseModel)
+
+Headers = Iterable[tuple[str, str]]
+"""Header lines as they came, names in any case, duplicates kept."""
+
+AtomicAmount = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,78}$", max_length=78)]
+
+
+class _Message(BaseModel):
+    # Unknown fields are kept, because a payment has to echo what was offered.
+    model_config = ConfigDict(frozen=True, extra="allow", strict=True, populate_by_name=True)
+
+
+class PaymentRequirements(_Message):
+    """One way to pay, v2 (specification v2, 5.1.2). ``amount`` is in atomic units, ``max_timeout_s`` in seconds."""
+
+    scheme: str = Field(max_length=64)
+    network: str = Field(max_length=64)
+    amount: AtomicAmount
+    asset: str = Field(max_length=128)
+    pay_to: str = Field(alias="payTo", max_length=128)
+    max_timeout_s: int = Field(alias="maxTimeoutSeconds")
+    extra: dict[str, Any] | None = None
+
+
+class PaymentRequirementsV1(_Message):
+    """One way to pay, v1 (specification v1, 5.1.2). ``amount`` is in atomic units, ``max_timeout_s`` in seconds."""
+
+    scheme: str = Field(max_length=64)
+    network: str = Field(max_length=64)
+    amount: AtomicAmount = Field(alias="maxAmountRequired")
+    asset: str = Field(max_length=128)
+    pay_to: str = Field(alias="payTo", max_length=128)
+    max_timeout_s: int = Field(alias="maxTimeoutSeconds")
+    resource: str = Field(max_length=8192)
+    extra: dict[str, Any] | None = None
+
+
+class PaymentRequired(_Message):
+    """What a 402 says: a version and ways to pay, each still as it was sent (specification 5.1).
+
+    The entries of ``accepts`` stay plain JSON objects here: one for a chain or scheme we do not know has to be passed over,
+    not to fail the others.
+    """
+
+    version: Literal[1, 2] = Field(alias="x402Version")
+    accepts: tuple[dict[str, Any], ...] = Field(strict=False)
+    resource: dict[str, Any] | None = None
+    extensions: dict[str, Any] | None = None
+    error: str | None = None
+
+
+class PaymentPayload(_Message):
+    """What pays, v2 (specification v2, 5.2) or v1: the accepted requirement and the scheme's signed payload."""
+
+    version: Literal[1, 2] = Field(alias="x402Version")
+    payload: dict[str, Any]
+    accepted: dict[str, Any] | None = None
+    resource: dict[str, Any] | None = None
+    extensions: dict[str, Any] | None = None
+    scheme: str | None = None
+    network: str | None = None
+
+
+class SettleResponse(_Message):
+    """A receipt (specification v2, 5.3): a *claim* of the server, no more.
+
+    ``exact`` receipts carry no ``amount``; an ``upto`` settled at zero has an empty ``transaction``.
+    """
+
+    success: bool
+    transaction: str = Field(default="", max_length=128)
+    network: str = Field(default="", max_length=64)
+    payer: str | None = Field(default=None, max_length=128)
+    amount: AtomicAmount | None = None
+    error_reason: str | None = Field(default=None, alias="errorReason", max_length=1024)
+
+
+def only_header(headers: Headers, name: str) -> str | None:
+    """Return the value of the one header called *name* (lower case), or None where there is none.
+
+    Raises ``ProtocolError`` where it stands more than once: two readers could each believe another one.
+    """
+    values = [value for key, value in headers if key.lower() == name]
+    if len(values) > 1:
+        raise ProtocolError(f"the header stands {len(values)} times; exactly one is allowed", field=name.upper())
+    return values[0] if values else None
+
+
+def decode_json(raw: bytes, *, field: str) -> Any:
+    """Return the JSON value in *raw* (UTF-8), with duplicate keys, NaN, depth over 32 and bad text refused.
+
+    Raises ``ProtocolError`` naming *field*.
+    """
+    if _depth(raw) > MAX_JSON_DEPTH:
+        raise ProtocolError(f"JSON nested deeper than {MAX_JSON_DEPTH} levels", field=field)
+    try:
+        value = json.loads(raw.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_no_constant)
+        if b"\\u" in raw:
+            compact_json(value).encode()  # a lone surrogate could be read but never sent back
+        return value
+    except (ValueError, RecursionError) as error:
+        raise ProtocolError(f"not acceptable JSON: {str(error)[:120]}", field=field) from None
+
+
+def _depth(raw: bytes) -> int:
+    """Nesting of brackets outside strings, in one pass, so that no recursive parser meets a bomb."""
+    deepest = depth = 0
+    in_string = escaped = False
+    for byte in raw:
+        if in_string:
+            if escaped:
+                escaped = False
+            elif byte == 0x5C:
+                escaped = True
+            elif byte == 0x22:
+                in_string = False
+        elif byte == 0x22:
+            in_string = True
+        elif byte in b"[{":
+            depth += 1
+            if depth > MAX_JSON_DEPTH:
+                return depth
+            deepest = max(deepest, depth)
+        elif byte in b"]}":
+            depth -= 1
+    return deepest
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a key stands twice in one object")
+    return found
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _decode_base64_json(value: str, *, field: str) -> Any:
+    if len(value) > MAX_HEADER_CHARS:
+        raise ProtocolError(f"{len(value)} characters; at most {MAX_HEADER_CHARS} are read", field=field)
+    try:
+        raw = base64.b64decode(value.encode("ascii"), validate=True)
+    except (UnicodeEncodeError, binascii.Error):
+        raise ProtocolError("not base64", field=field) from None
+    return decode_json(raw, field=field)
+
+
+def parse_message(model: type[M], value: Any, *, field: str) -> M:
+    """Return *value* (decoded JSON) as *model*. Raises ``ProtocolError`` naming the first field that is wrong."""
+    try:
+        return model.model_validate(value)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(str(part) for part in ("", *first["loc"]))
+        raise ProtocolError(first["msg"], field=f"{field}{where}") from None
+
+
+def parse_payment_required(value: Any, *, field: str) -> PaymentRequired:
+    """Return decoded JSON as ``PaymentRequired``, refusing more than 64 ``accepts`` before looking at any."""
+    if isinstance(value, Mapping) and isinstance(value.get("accepts"), list) and len(value["accepts"]) > MAX_ACCEPTS:
+        count = len(value["accepts"])
+        raise ProtocolError(f"{count} offers; at most {MAX_ACCEPTS} are read", field=f"{field}.accepts")
+    return parse_message(PaymentRequired, value, field=field)
+
+
+def decode_payment_required(value: str) -> PaymentRequired:
+    """Return what a ``PAYMENT-REQUIRED`` header says (HTTP transport v2). Raises ``ProtocolError``."""
+    field = PAYMENT_REQUIRED.upper()
+    required = parse_payment_required(_decode_base64_json(value, field=field), field=field)
+    if required.version != 2:
+        raise ProtocolError("version 1 terms belong into the body", field=f"{field}.x402Version")
+    return required
+
+
+def decode_receipt(headers: Headers) -> SettleResponse | None:
+    """Return the receipt in ``PAYMENT-RESPONSE`` or ``X-PAYMENT-RESPONSE``, or None where there is neither.
+
+    Raises ``ProtocolError`` for one that cannot be read, or for both at once with different contents.
+    """
+    lines = list(headers)
+    found = []
+    for name in (PAYMENT_RESPONSE, X_PAYMENT_RESPONSE):
+        value = only_header(lines, name)
+        if value is not None:
+            decoded = _decode_base64_json(value, field=name.upper())
+            found.append(parse_message(SettleResponse, decoded, field=name.upper()))
+    if len(found) > 1 and found[0] != found[1]:
+        raise ProtocolError("two receipts that differ", field=PAYMENT_RESPONSE.upper())
+    receipt = found[0] if found else None
+    if receipt is not None and receipt.amount is not None and int(receipt.amount) > MAX_UINT256:
+        raise ProtocolError("more than a uint256 holds", field=f"{PAYMENT_RESPONSE.upper()}.amount")
+    return receipt
+
+
+def compact_json(value: Any) -> str:
+    """Return *value* as JSON without white space, keys in their order, text as UTF-8."""
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
+
+def encode_header(message: Mapping[str, Any]) -> str:
+    """Return a message as base64 of its compact JSON, as the HTTP transport wants it."""
+    return base64.b64encode(compact_json(message).encode()).decode("ascii")
