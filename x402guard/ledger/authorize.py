@@ -1,0 +1,119 @@
+"""May this amount be held? The one place that says yes, and the counters of how often it said no."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from x402guard.ledger.budgets import find_shortfall
+from x402guard.ledger.model import Hold, HoldKind, NodeKind, NodeState
+from x402guard.ledger.transitions import Lapse, apply, begin
+from x402guard.ledger.view import LedgerView, MarkKey
+from x402guard.money import MAX_NANOS, Nanos, format_dollars
+
+__all__ = ["BUDGET", "REFUSAL_SAMPLES", "Refusal", "authorize", "lapse_due", "note_refusal", "refusal_marks"]
+
+BUDGET: Final = "budget"
+"""The rule that is an invariant of the ledger: with an empty policy it still holds."""
+
+REFUSAL_SAMPLES: Final = 100
+"""How many refusals of a rule are kept whole at each end: the first hundred and the last hundred."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A no, as a value: it is counted in the books and raised by the shell.
+
+    Attributes:
+        rule: the rule that decided.
+        reason: a sentence for people, with the value and the setting.
+        requested, available: nano-dollars, where known.
+    """
+
+    rule: str
+    reason: str
+    requested: Nanos | None = None
+    available: Nanos | None = None
+
+
+def lapse_due(view: LedgerView) -> None:
+    """End what is past its own deadline and has no chain to ask: the ceiling counts, as assumed."""
+    for hold in view.live(view.due):
+        apply(view, hold.id, Lapse())
+
+
+def check_open(view: LedgerView, node_id: str) -> Refusal | None:
+    """Return why nothing may be authorized in a node, or None while it and all above it are open."""
+    for node in view.path(node_id):
+        if node.state is NodeState.TRIPPED:
+            reason = f"{node.kind} {node.name!r} is tripped ({node.terminated_by}); only its owner can reset it"
+            return Refusal("session_tripped", reason)
+        if node.state is NodeState.CLOSED:
+            return Refusal("session_closed", f"{node.kind} {node.name!r} has ended")
+    return None
+
+
+def authorize(view: LedgerView, hold: Hold, facts: Mapping[str, Any]) -> Hold | Refusal:
+    """Hold an amount, if the node is open and every budget on its path can take it; both decided on live rows.
+
+    *facts* go into the journal for the report. Checks in this order, so that a refusal is the same everywhere: state from
+    leaf to root, the amount itself, room from leaf to root.
+    """
+    closed = check_open(view, hold.node_id)
+    if closed is not None:
+        return dataclasses.replace(closed, requested=hold.amount)
+    if hold.amount > MAX_NANOS:
+        reason = "the amount is above a billion dollars, more than the ledger holds"
+        return Refusal("amount_too_large", reason, hold.amount, MAX_NANOS)
+    shortfall = find_shortfall(view, hold.node_id, hold.amount)
+    if shortfall is not None:
+        node = shortfall.node
+        owner = "the wallet" if node.kind is NodeKind.WALLET else f"{node.kind} {node.name!r}"
+        reason = (
+            f"${format_dollars(hold.amount)} does not fit: {owner} has ${format_dollars(shortfall.available)} left of "
+            f"${format_dollars(node.limit or 0)} (${format_dollars(node.captured)} spent, "
+            f"${format_dollars(node.held)} held, ${format_dollars(node.granted_out)} with sub-budgets)"
+        )
+        return Refusal(BUDGET, reason, hold.amount, shortfall.available)
+    written = begin(view, hold, facts)
+    if hold.kind is HoldKind.PAYMENT:
+        _set_starved(view, hold.node_id, starved=False)
+    return written
+
+
+def refusal_marks(node_id: str, rule: str, count: int | None = None) -> MarkKey:
+    """Return the key of a rule's counter in a node or, given *count*, of the slot that keeps that refusal whole."""
+    if count is None:
+        return "refusals", f"{node_id}/{rule}"
+    slot = count if count < REFUSAL_SAMPLES else REFUSAL_SAMPLES + (count - REFUSAL_SAMPLES) % REFUSAL_SAMPLES
+    return "refusal", f"{node_id}/{rule}/{slot:03d}"
+
+
+def note_refusal(view: LedgerView, node_id: str, refusal: Refusal) -> None:
+    """Count a refusal: its rule's counter, and one of two hundred slots. It restrains nothing and frees nothing."""
+    counter = refusal_marks(node_id, refusal.rule)
+    before = view.mark(counter)
+    count = 0 if before is None else int(before["count"])
+    sample = {
+        "rule": refusal.rule,
+        "reason": refusal.reason,
+        "requested": refusal.requested,
+        "available": refusal.available,
+        "at_ms": view.now_ms,
+    }
+    first = view.now_ms if before is None else before["first_ms"]
+    view.put_mark(counter, {**sample, "count": count + 1, "first_ms": first})
+    view.put_mark(refusal_marks(node_id, refusal.rule, count), sample)
+    if refusal.rule == BUDGET:
+        _set_starved(view, node_id, starved=True)
+
+
+def _set_starved(view: LedgerView, node_id: str, *, starved: bool) -> None:
+    # The session is what ends "by exhaustion", also where one of its scopes was refused.
+    for node in view.path(node_id):
+        if node.kind is not NodeKind.WALLET and node.starved is not starved:
+            view.put_node(dataclasses.replace(node, starved=starved))
+        if node.kind is NodeKind.SESSION:
+            break

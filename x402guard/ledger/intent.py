@@ -1,0 +1,81 @@
+"""The whole of an unsigned payment, as it stands in the ledger before anything is signed."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, fields
+from typing import Literal
+
+from x402guard.assets import TransferMethod
+from x402guard.evm import Address
+
+__all__ = ["Intent"]
+
+
+@dataclass(frozen=True, slots=True)
+class Intent:
+    """Every field of a payment but its signature, so that the payment header can be rebuilt from the row alone.
+
+    Attributes:
+        version: x402 version of the offer, 1 or 2.
+        scheme, method: ``exact`` or ``upto``; ``eip3009`` or ``permit2``.
+        network, network_as_offered: CAIP-2, and the word the offer used (v1 names differ).
+        chain_id: of that network.
+        token, domain_name, domain_version: the contract and its EIP-712 domain, from our registry.
+        payer, payee: who pays and who is paid.
+        amount_atomic: atomic units; the ceiling for ``upto``.
+        valid_after, valid_until: unix time in seconds. EIP-3009 is good while t < ``valid_until``, Permit2 while
+            t ≤ ``valid_until``.
+        nonce: 32 bytes as an integer.
+        spender, facilitator: Permit2's spender (an x402 proxy), and who may settle an ``upto``; None otherwise.
+        accepted_json, resource_json, extensions_json: what the server sent and a payment echoes.
+        payment_id: the ``payment-identifier`` sent where the server offers that extension, else None.
+        digest: the EIP-712 digest that is signed, 32 bytes as hex.
+    """
+
+    version: Literal[1, 2]
+    scheme: str
+    method: TransferMethod
+    network: str
+    network_as_offered: str
+    chain_id: int
+    token: Address
+    domain_name: str
+    domain_version: str
+    payer: Address
+    payee: Address
+    amount_atomic: int
+    valid_after: int
+    valid_until: int
+    nonce: int
+    spender: Address | None
+    facilitator: Address | None
+    accepted_json: str
+    resource_json: str | None
+    extensions_json: str | None
+    payment_id: str | None
+    digest: str
+
+    def to_json(self) -> str:
+        """Return the intent as JSON; 256-bit numbers as text, since JSON readers lose them."""
+        values = asdict(self)
+        values["amount_atomic"] = str(self.amount_atomic)
+        values["nonce"] = f"0x{self.nonce:064x}"
+        return json.dumps(values, separators=(",", ":"), sort_keys=True, ensure_ascii=False)
+
+    @classmethod
+    def from_json(cls, text: str) -> Intent:
+        """Return the intent written by ``to_json``. Raises ``ValueError`` or ``TypeError`` for anything else."""
+        values = json.loads(text)
+        if set(values) != {field.name for field in fields(cls)}:
+            raise ValueError("the stored payment has other fields than this version of x402guard writes")
+        values["amount_atomic"] = int(values["amount_atomic"])
+        values["nonce"] = int(values["nonce"], 16)
+        return cls(**values)
+
+    def dead_at(self, block_time: int) -> bool:
+        """True where a block of *block_time* (unix seconds) can no longer take this payment.
+
+        EIP-3009 requires t < validBefore; Permit2 refuses t > deadline.
+        """
+        return block_time >= self.valid_until if self.method == "eip3009" else block_time > self.valid_until

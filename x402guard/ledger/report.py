@@ -1,0 +1,214 @@
+"""A session's report: one fold over its journal, so that it can say nothing that is not in the books."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from x402guard.ledger.model import Entry, Evidence, HoldKind, Node
+from x402guard.ledger.report_text import render
+from x402guard.money import format_dollars
+
+__all__ = ["REPORT_SCHEMA", "HoldLine", "Report", "build_report", "fold_holds"]
+
+REPORT_SCHEMA: Final = "x402guard.report.v1"
+
+_EVIDENCE_KEYS: Final = (
+    Evidence.CHAIN,
+    Evidence.CLAIMED,
+    Evidence.PROVIDER_USAGE,
+    Evidence.ESTIMATE,
+    Evidence.ASSUMED,
+)
+
+
+@dataclass(slots=True)
+class HoldLine:
+    """How one hold stands after its entries. Amounts in nano-dollars, times in unix ms, the deadline in unix seconds."""
+
+    hold_id: str
+    node_id: str
+    facts: Mapping[str, Any]
+    held: int
+    at_ms: int
+    captured: int = 0
+    ended: bool = False
+    event: str = "authorize"
+    evidence: str | None = None
+    proof: str | None = None
+    doubt: str | None = None
+
+    @property
+    def kind(self) -> str:
+        """``payment``, ``llm``, ``tool`` or ``tokens``."""
+        return str(self.facts.get("kind", HoldKind.PAYMENT))
+
+    @property
+    def was_captured(self) -> bool:
+        """True where the hold ended in a capture, be it of zero."""
+        return self.ended and self.evidence is not None
+
+
+def fold_holds(entries: Iterable[Entry]) -> dict[str, HoldLine]:
+    """Return every hold in *entries* (in order within each node) by its id."""
+    lines: dict[str, HoldLine] = {}
+    for entry in entries:
+        if entry.hold_id is None or (entry.event != "authorize" and entry.hold_id not in lines):
+            continue
+        facts = entry.facts()
+        if entry.event == "authorize":
+            lines[entry.hold_id] = HoldLine(entry.hold_id, entry.node_id, facts, entry.held, entry.at_ms)
+            continue
+        line = lines[entry.hold_id]
+        line.held += entry.held
+        line.captured += entry.captured
+        line.ended = line.ended or entry.event in ("capture", "lapse", "correct", "void", "expire")
+        line.doubt = facts.get("doubt", line.doubt)
+        if entry.event in ("capture", "lapse", "correct", "void", "expire"):
+            line.event = entry.event
+            line.evidence = facts.get("evidence", line.evidence)
+            line.proof = facts.get("proof", line.proof)
+    return lines
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """A session's accounts. ``to_dict`` has the frozen keys; amounts are decimal strings in dollars."""
+
+    values: Mapping[str, Any] = field(repr=False)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the report as plain values: text, numbers, lists and dicts."""
+        copy: dict[str, Any] = json.loads(json.dumps(self.values))
+        return copy
+
+    def to_json(self) -> str:
+        """Return the report as JSON, two spaces deep, in a fixed order."""
+        return json.dumps(self.values, indent=2, ensure_ascii=False)
+
+    def to_text(self) -> str:
+        """Return the report for people to read, in plain text."""
+        return render(self.values)
+
+
+def build_report(
+    nodes: Mapping[str, Node],
+    session_id: str,
+    entries: Iterable[Entry],
+    refusals: Iterable[Mapping[str, Any]],
+    *,
+    now_ms: int,
+) -> Report:
+    """Return the report of a session and everything nested in it.
+
+    Args:
+        nodes: the session, all below it and all above it, by id.
+        session_id: whose report it is.
+        entries: the journals of the session and of all below it.
+        refusals: refusal counters of the same nodes, as ``note_refusal`` writes them.
+        now_ms: unix milliseconds.
+    """
+    session = nodes[session_id]
+    journal = list(entries)
+    lines = fold_holds(journal)
+    spent = sum(line.captured for line in lines.values())
+    held = sum(line.held for line in lines.values())
+    path = _path(nodes, session_id)
+    rooms = [node.room for node in path if node.room is not None]
+    end_ms = session.closed_ms or now_ms
+    values = {
+        "schema": REPORT_SCHEMA,
+        "session": session.name,
+        "id": session.id,
+        "parent": session.parent_id,
+        "state": str(session.state),
+        "terminated_by": session.terminated_by,
+        "budget": None if session.limit is None else format_dollars(session.limit),
+        "spent": format_dollars(spent),
+        "held": format_dollars(held),
+        "remaining": format_dollars(max(0, min(rooms))) if rooms else None,
+        "evidence": _by_evidence(lines.values()),
+        "llm": _group(lines.values(), HoldKind.LLM, {"by_model": "model"}),
+        "tools": _group(lines.values(), HoldKind.TOOL, {"by_tool": "tool"}),
+        "payments": _group(
+            lines.values(), HoldKind.PAYMENT, {"by_payee": "payee", "by_host": "host", "by_scheme": "scheme"}
+        ),
+        "refusals": _refusals(refusals),
+        "outstanding": [_outstanding(line) for line in lines.values() if line.held > 0],
+        "events": [_event(entry) for entry in journal if entry.event in _SHOWN],
+        "duration_s": (end_ms - session.created_ms) / 1000,
+    }
+    return Report(values)
+
+
+_SHOWN: Final = frozenset(
+    {"authorize", "represent", "note", "capture", "void", "expire", "lapse", "correct", "trip", "limit", "resume",
+     "close", "event"}
+)  # fmt: skip
+_AMOUNTS: Final = ("amount", "claimed", "chain", "from", "to", "limit")
+
+
+def _path(nodes: Mapping[str, Node], node_id: str) -> list[Node]:
+    path = [nodes[node_id]]
+    while (parent := path[-1].parent_id) is not None and parent in nodes:
+        path.append(nodes[parent])
+    return path
+
+
+def _by_evidence(lines: Iterable[HoldLine]) -> dict[str, str]:
+    totals = dict.fromkeys(_EVIDENCE_KEYS, 0)
+    for line in lines:
+        if line.evidence is not None:
+            # A block that is not final yet is still the chain's word; its entries say so.
+            key = Evidence.CHAIN if line.evidence == Evidence.CHAIN_HEAD else Evidence(line.evidence)
+            totals[key] += line.captured
+    return {str(key): format_dollars(total) for key, total in totals.items()}
+
+
+def _group(lines: Iterable[HoldLine], kind: HoldKind, keys: Mapping[str, str]) -> dict[str, Any]:
+    chosen = [line for line in lines if line.kind == kind and line.was_captured]
+    group: dict[str, Any] = {"total": format_dollars(sum(line.captured for line in chosen)), "calls": len(chosen)}
+    for key, fact in keys.items():
+        sums: dict[str, int] = {}
+        for line in chosen:
+            name = str(line.facts.get(fact) or "unknown")
+            sums[name] = sums.get(name, 0) + line.captured
+        group[key] = {name: format_dollars(total) for name, total in sorted(sums.items())}
+    return group
+
+
+def _refusals(counters: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    rows: dict[str, dict[str, Any]] = {}
+    for counter in sorted(counters, key=lambda c: int(c["at_ms"])):
+        row = rows.setdefault(str(counter["rule"]), {"rule": counter["rule"], "count": 0})
+        row["count"] += counter["count"]
+        for key in ("requested", "available"):
+            row[key] = None if counter[key] is None else format_dollars(counter[key])
+        row["reason"], row["at"] = counter["reason"], counter["at_ms"] / 1000
+    order = ("rule", "reason", "count", "requested", "available", "at")
+    return [{key: row[key] for key in order} for row in rows.values()]
+
+
+def _outstanding(line: HoldLine) -> dict[str, Any]:
+    return {
+        "hold_id": line.hold_id,
+        "amount": format_dollars(line.held),
+        "payee": line.facts.get("payee"),
+        "deadline": line.facts.get("deadline"),
+    }
+
+
+def _event(entry: Entry) -> dict[str, Any]:
+    facts = dict(entry.facts())
+    for name in _AMOUNTS:
+        if isinstance(facts.get(name), int):
+            facts[name] = format_dollars(facts[name])
+    if isinstance(claim := facts.get("claim"), dict):
+        facts["claim"] = {**claim, "amount": format_dollars(claim["amount"])}
+    evidence = facts.get("evidence")
+    if evidence in (Evidence.CHAIN, Evidence.CHAIN_HEAD):
+        facts["evidence"], facts["final"] = str(Evidence.CHAIN), evidence == Evidence.CHAIN
+    event = facts.pop("name", entry.event) if entry.event == "event" else entry.event
+    return {"at": entry.at_ms / 1000, "event": event, "hold_id": entry.hold_id, **facts}

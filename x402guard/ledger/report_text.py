@@ -1,0 +1,58 @@
+"""The report as plain text, for a terminal or a log."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+__all__ = ["render"]
+
+
+def render(report: Mapping[str, Any]) -> str:
+    """Return the values of a report as aligned lines of text, without a trailing newline."""
+    lines = [
+        f"session {report['session']}  ({report['id']})",
+        _row("state", report["state"] + (f", {report['terminated_by']}" if report["terminated_by"] else "")),
+        _row("budget", _dollars(report["budget"])),
+        _row("spent", _dollars(report["spent"])),
+        _row("held", _dollars(report["held"])),
+        _row("remaining", _dollars(report["remaining"])),
+        _row("evidence", _pairs(report["evidence"])),
+    ]
+    for name, group in (("payments", "by_payee"), ("llm", "by_model"), ("tools", "by_tool")):
+        totals = report[name]
+        if totals["calls"]:
+            lines.append(_row(name, f"{_dollars(totals['total'])} in {totals['calls']} calls"))
+            lines.extend(_row("", f"{key}  {_dollars(value)}") for key, value in totals[group].items())
+    if report["payments"]["calls"]:
+        lines.append(_row("schemes", _pairs(report["payments"]["by_scheme"])))
+    lines.extend(_refusals(report["refusals"]))
+    lines.extend(_outstanding(report["outstanding"]))
+    lines.append(_row("duration", f"{report['duration_s']:.1f} s"))
+    return "\n".join(lines)
+
+
+def _row(name: str, value: str) -> str:
+    return f"  {name:<12}{value}"
+
+
+def _dollars(value: str | None) -> str:
+    return "no limit" if value is None else f"${value}"
+
+
+def _pairs(values: Mapping[str, str]) -> str:
+    shown = [f"{key} ${value}" for key, value in values.items() if value != "0.00"]
+    return ", ".join(shown) or "nothing yet"
+
+
+def _refusals(rows: Iterable[Mapping[str, Any]]) -> list[str]:
+    return [_row("refused", f"{row['count']} × {row['rule']}: {row['reason']}") for row in rows]
+
+
+def _outstanding(rows: Iterable[Mapping[str, Any]]) -> list[str]:
+    lines = []
+    for row in rows:
+        until = datetime.fromtimestamp(row["deadline"], UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+        lines.append(_row("outstanding", f"${row['amount']} to {row['payee']} until {until}  ({row['hold_id'][:16]}…)"))
+    return lines

@@ -1,0 +1,136 @@
+"""Budgets come and go: opening, resuming, lowering and closing a node."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+from x402guard.errors import ConfigError
+from x402guard.ledger.budgets import trip_exceeded
+from x402guard.ledger.model import WALLET, Node, NodeKind, NodeState
+from x402guard.ledger.view import LedgerView
+from x402guard.money import Nanos, format_dollars
+
+__all__ = ["NodeRequest", "close_node", "ensure_wallet", "open_node"]
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRequest:
+    """A budget that somebody wants to open.
+
+    Attributes:
+        id, parent_id, kind, name: of the node.
+        limit: nano-dollars; None takes the stored one, for a node that is resumed.
+        opener: a token for this opening, handed to ``close_node``.
+    """
+
+    id: str
+    parent_id: str
+    kind: NodeKind
+    name: str
+    limit: Nanos | None
+    opener: str
+
+
+def ensure_wallet(view: LedgerView, limit: Nanos | None) -> Node:
+    """Return the root, writing it at first use. ``limit`` is nano-dollars, None for what the ledger says.
+
+    Raises ``ConfigError`` where the ledger already has another limit: two processes that believe in different limits
+    would each be right half of the time.
+    """
+    if not view.has_node(WALLET):
+        view.restrains = True
+        view.put_node(Node(WALLET, None, NodeKind.WALLET, WALLET, limit, view.now_ms, view.now_ms))
+        view.record(WALLET, "open", facts={"kind": NodeKind.WALLET, "name": WALLET, "limit": limit})
+        return view.node(WALLET)
+    wallet = view.node(WALLET)
+    if limit is None or limit == wallet.limit:
+        return wallet
+    if wallet.limit is None:
+        return _lower(view, wallet, limit)
+    raise ConfigError(
+        f"budget: Guard asks for ${format_dollars(limit)}, but this ledger's wallet has a limit of "
+        f"${format_dollars(wallet.limit)}; use that value, or leave budget out to take the ledger's"
+    )
+
+
+def open_node(view: LedgerView, request: NodeRequest) -> Node:
+    """Open a node, or resume the one that has its id, with what it has left.
+
+    Raises ``ConfigError`` where the node belongs elsewhere, or where its limit would be raised.
+    """
+    if not view.has_node(request.id):
+        return _create(view, request)
+    node = view.node(request.id)
+    if (node.parent_id, node.kind) != (request.parent_id, request.kind):
+        raise ConfigError(f"id: {request.id!r} is a {node.kind} under {node.parent_id!r}; choose another id")
+    if request.limit is not None and node.limit is not None and request.limit > node.limit:
+        raise ConfigError(
+            f"budget: session {request.id!r} was opened with ${format_dollars(node.limit)}, which can be lowered and never "
+            f"raised; ${format_dollars(request.limit)} was asked for"
+        )
+    if request.limit is not None and request.limit != node.limit:
+        node = _lower(view, node, request.limit)
+    view.record(node.id, "resume", facts={"opener": request.opener})
+    node = view.node(node.id)
+    reopened = NodeState.OPEN if node.state is NodeState.CLOSED else node.state
+    word = node.terminated_by if reopened is NodeState.TRIPPED else None
+    openers = (*node.openers, request.opener)
+    view.put_node(
+        dataclasses.replace(node, state=reopened, terminated_by=word, closed_ms=None, openers=openers, starved=False)
+    )
+    return view.node(node.id)
+
+
+def _create(view: LedgerView, request: NodeRequest) -> Node:
+    if request.limit is None:
+        raise ConfigError(f'budget: {request.kind} {request.name!r} is new and needs a budget, such as budget="$5.00"')
+    view.restrains = True
+    node = Node(
+        id=request.id,
+        parent_id=view.node(request.parent_id).id,
+        kind=request.kind,
+        name=request.name,
+        limit=request.limit,
+        created_ms=view.now_ms,
+        last_ms=view.now_ms,
+        openers=(request.opener,),
+    )
+    view.put_node(node)
+    view.record(
+        node.id,
+        "open",
+        facts={"kind": node.kind, "name": node.name, "limit": node.limit, "parent": node.parent_id},
+    )
+    return view.node(node.id)
+
+
+def _lower(view: LedgerView, node: Node, limit: Nanos) -> Node:
+    view.restrains = True
+    view.record(node.id, "limit", facts={"from": node.limit, "to": limit})
+    view.put_node(dataclasses.replace(view.node(node.id), limit=limit))
+    trip_exceeded(view, node.id)
+    return view.node(node.id)
+
+
+def close_node(view: LedgerView, node_id: str, *, opener: str, left_by_refusal: bool) -> Node:
+    """End one opening of a node; the node closes with its last.
+
+    ``left_by_refusal`` is True where the block was left by a refusal for lack of its budget. Live holds stay as they are and
+    go on counting.
+    """
+    node = view.node(node_id)
+    if opener not in node.openers:
+        return node
+    rest = tuple(other for other in node.openers if other != opener)
+    if rest or node.state is not NodeState.OPEN:
+        view.put_node(dataclasses.replace(node, openers=rest, closed_ms=None if rest else view.now_ms))
+        return view.node(node_id)
+    word = "budget_exhausted" if left_by_refusal or node.starved else None
+    view.record(node_id, "close", facts={"terminated_by": word})
+    view.put_node(
+        dataclasses.replace(
+            view.node(node_id), state=NodeState.CLOSED, terminated_by=word, openers=(), closed_ms=view.now_ms
+        )
+    )
+    return view.node(node_id)

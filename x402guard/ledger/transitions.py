@@ -1,0 +1,224 @@
+"""The life of a hold, as a table.
+
+Every transition there is lives here; what is not in ``TABLE`` cannot happen. This file knows nothing of HTTP, of chains or of
+who asks, so it cannot bend a rule for any of them. An event that the table forbids raises ``IllegalTransition`` and leaves
+the view as it was. The same event again, with the same contents, changes nothing; with others it is illegal.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Final
+
+from x402guard.errors import IllegalTransition
+from x402guard.ledger.budgets import settle_grants, trip_exceeded
+from x402guard.ledger.model import Claim, Evidence, Hold, HoldKind, HoldState
+from x402guard.ledger.view import LedgerView
+from x402guard.money import MAX_NANOS, Nanos
+
+__all__ = ["TABLE", "Capture", "Correct", "Event", "Expire", "Lapse", "Note", "Void", "apply", "begin"]
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """A fact about a live hold: nobody knows how it ended, or what a server claims. It frees nothing."""
+
+    doubt: str | None = None
+    claim: Claim | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Capture:
+    """What was taken, in nano-dollars, why that is believed, and the proof where a chain gave one."""
+
+    amount: Nanos
+    evidence: Evidence
+    proof: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Void:
+    """No signature can exist, or it never left; the nonce was cancelled; a provider did not bill."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Expire:
+    """A final block of ``block_time`` (unix seconds), past the deadline, shows the nonce unused."""
+
+    block_time: int
+
+
+@dataclass(frozen=True, slots=True)
+class Lapse:
+    """The hold's own deadline is past and no chain can tell: the ceiling counts, as assumed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Correct:
+    """Better evidence for what was taken, in nano-dollars. A new entry; the old one stands."""
+
+    amount: Nanos
+    evidence: Evidence
+    proof: str | None = None
+
+
+Event = Note | Capture | Void | Expire | Lapse | Correct
+
+_HELD, _CAPTURED, _VOIDED, _EXPIRED = HoldState.HELD, HoldState.CAPTURED, HoldState.VOIDED, HoldState.EXPIRED
+
+TABLE: Final[Mapping[tuple[HoldState, type[Event]], HoldState]] = MappingProxyType(
+    {
+        (_HELD, Note): _HELD,
+        (_HELD, Capture): _CAPTURED,
+        (_HELD, Void): _VOIDED,
+        (_HELD, Expire): _EXPIRED,
+        (_HELD, Lapse): _CAPTURED,
+        (_CAPTURED, Correct): _CAPTURED,
+        (_EXPIRED, Correct): _CAPTURED,
+        (_VOIDED, Correct): _CAPTURED,
+    }
+)
+"""(state, event) → next state. ``begin`` is the one row without a state before it: authorize → HELD."""
+
+
+def begin(view: LedgerView, hold: Hold, facts: Mapping[str, Any]) -> Hold:
+    """Write a new hold: the row ``authorize`` of the table. Whether it fits has been decided by ``authorize``.
+
+    Returns the hold as written, or the one that already stands where it is the very same (a repeated transaction).
+    Raises ``IllegalTransition`` where another hold has its id.
+    """
+    existing = view.hold(hold.id)
+    if existing is not None:
+        same = (existing.node_id, existing.amount, existing.purchase_key) == (
+            hold.node_id,
+            hold.amount,
+            hold.purchase_key,
+        )
+        if same and existing.state is _HELD:
+            return existing
+        raise IllegalTransition(f"hold {hold.id} exists already, with other contents")
+    if not 0 < hold.amount <= MAX_NANOS:
+        raise IllegalTransition(f"a hold of {hold.amount} nano-dollars cannot be written")
+    view.restrains = True
+    view.put_hold(hold)
+    view.record(hold.node_id, "authorize", hold_id=hold.id, held=hold.amount, facts=facts)
+    settle_grants(view, hold.node_id)
+    return hold
+
+
+def apply(view: LedgerView, hold_id: str, event: Event) -> Hold:
+    """Take one step of the table. Returns the hold after it. Raises ``IllegalTransition``, leaving the view untouched."""
+    hold = view.hold(hold_id)
+    if hold is None:
+        raise IllegalTransition(f"hold {hold_id} is not in the scope of this change")
+    if _repeats(hold, event):
+        return hold
+    target = TABLE.get((hold.state, type(event)))
+    name = type(event).__name__.lower()
+    if target is None:
+        raise IllegalTransition(f"{name} is not possible: hold {hold_id} is {hold.state}, ended by {hold.ended_by}")
+    objection = _objection(view, hold, event)
+    if objection is not None:
+        raise IllegalTransition(f"{name} of hold {hold_id}: {objection}")
+    after = _after(hold, event, target)
+    counted_before = hold.amount if hold.state is _HELD else hold.captured
+    counted_after = after.amount if after.state is _HELD else after.captured
+    view.restrains = view.restrains or counted_after > counted_before
+    view.record(
+        hold.node_id,
+        name,
+        hold_id=hold_id,
+        held=-hold.amount if hold.state is _HELD and after.state is not _HELD else 0,
+        captured=after.captured - hold.captured,
+        facts=_facts(after, event),
+    )
+    view.put_hold(after)
+    settle_grants(view, hold.node_id)
+    if counted_after > counted_before:
+        trip_exceeded(view, hold.node_id)
+    return after
+
+
+def _repeats(hold: Hold, event: Event) -> bool:
+    match event:
+        case Note(doubt, claim):
+            return hold.state is _HELD and doubt in (None, hold.doubt) and claim in (None, hold.claim)
+        case Correct(amount, evidence, proof):
+            return hold.state is _CAPTURED and (amount, evidence, proof) == (hold.captured, hold.evidence, hold.proof)
+        case _:
+            return hold.ended_by is not None and hold.ended_by == _as_json(event)
+
+
+def _objection(view: LedgerView, hold: Hold, event: Event) -> str | None:
+    """The table's last column: why this step is not allowed although the states would let it pass."""
+    match event:
+        case Note(None, None):
+            return "it says nothing"
+        case Capture(amount) if amount < 0:
+            return "an amount is never negative"
+        case Capture(amount) if hold.kind is HoldKind.PAYMENT and amount > hold.amount:
+            return f"{amount} is more than the {hold.amount} that was signed"
+        case Expire() if hold.intent is None or not hold.chain_evidence:
+            return "only a payment on a chain we can read expires"
+        case Expire(block_time) if hold.intent is not None and not hold.intent.dead_at(block_time):
+            return f"a block of {block_time} could still take it until {hold.intent.valid_until}"
+        case Lapse() if hold.chain_evidence:
+            return "a chain can tell how it ended"
+        case Lapse() if view.now_unix <= hold.deadline_unix:
+            return f"its deadline {hold.deadline_unix} is not past"
+        case Correct():
+            return _correction_objection(hold, event)
+        case _:
+            return None
+
+
+def _correction_objection(hold: Hold, event: Correct) -> str | None:
+    if event.amount < 0:
+        return "an amount is never negative"
+    on_chain = event.evidence in (Evidence.CHAIN, Evidence.CHAIN_HEAD)
+    if hold.state in (_EXPIRED, _VOIDED):
+        return None if on_chain else f"it is {hold.state}; only a chain can say otherwise"
+    if hold.evidence is None or event.evidence.rank > hold.evidence.rank:
+        return f"{event.evidence} is weaker than the {hold.evidence} it would replace"
+    if event.evidence is hold.evidence and not on_chain:
+        return f"{event.evidence} is no better than what stands"
+    frees_unproven = event.amount < hold.captured and event.evidence is not Evidence.CHAIN
+    head_over_head = hold.evidence is Evidence.CHAIN_HEAD and event.evidence is Evidence.CHAIN_HEAD
+    if frees_unproven and not head_over_head:
+        return "only final chain evidence lowers what was captured"
+    return None
+
+
+def _after(hold: Hold, event: Event, target: HoldState) -> Hold:
+    match event:
+        case Note(doubt, claim):
+            return dataclasses.replace(hold, doubt=doubt or hold.doubt, claim=claim or hold.claim)
+        case Capture(amount, evidence, proof) | Correct(amount, evidence, proof):
+            ended_by = hold.ended_by or _as_json(event)
+            captured = Nanos(amount)
+            return dataclasses.replace(
+                hold, state=target, captured=captured, evidence=evidence, proof=proof, ended_by=ended_by
+            )
+        case Lapse():
+            return dataclasses.replace(
+                hold, state=target, captured=hold.amount, evidence=Evidence.ASSUMED, ended_by=_as_json(event)
+            )
+        case Void() | Expire():
+            return dataclasses.replace(hold, state=target, ended_by=_as_json(event))
+
+
+def _as_json(event: Event) -> str:
+    return json.dumps({"event": type(event).__name__.lower(), **dataclasses.asdict(event)}, sort_keys=True)
+
+
+def _facts(after: Hold, event: Event) -> dict[str, Any]:
+    facts = {key: value for key, value in dataclasses.asdict(event).items() if value is not None}
+    if isinstance(event, Lapse):
+        facts = {"amount": after.captured, "evidence": Evidence.ASSUMED}
+    return facts

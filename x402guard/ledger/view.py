@@ -1,0 +1,198 @@
+"""The rows that one decision may see, and what it changed in them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from x402guard.errors import IllegalTransition
+from x402guard.ledger.model import Entry, Hold, HoldState, Node
+
+__all__ = ["Change", "LedgerView", "MarkKey", "Scope"]
+
+R = TypeVar("R")
+
+MarkKey = tuple[str, str]
+"""(kind, key) of a small JSON row beside the journal: an origin, a proof, a refusal counter, an instance."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """Every row that a change may see; the store locks and loads these, and no others.
+
+    Attributes:
+        nodes: node ids; every ancestor comes along.
+        holds: hold ids; the path of each comes along.
+        purchase: a purchase key; the live holds of that key come along.
+        marks: keys of small rows.
+        sweep: how many live payment holds to bring along that a chain can settle, longest unchecked first.
+        durable: True where the change restrains (authorize, trip, a lower limit, an upward correction) and therefore has
+            to survive a power cut; False where it only frees or notes.
+    """
+
+    nodes: tuple[str, ...] = ()
+    holds: tuple[str, ...] = ()
+    purchase: str | None = None
+    marks: tuple[MarkKey, ...] = ()
+    sweep: int = 0
+    durable: bool = False
+
+
+class LedgerView:
+    """A snapshot of the rows in a ``Scope``, and the changes made to it.
+
+    One view serves one run of one change: a store may throw it away and run the change again on a fresh one. ``now_ms`` is
+    the store's clock in unix milliseconds, never below the last stamp of a node in view.
+
+    Args:
+        now_ms: unix milliseconds.
+        nodes, holds: the rows loaded, by id.
+        marks: the small rows asked for, present ones only, decoded.
+        purchase: ids of the live holds with the purchase key of the scope, oldest first.
+        due: ids of the live holds in view that lapse at their own deadline and are past it.
+        sweep: ids of the live payment holds that a chain could settle.
+    """
+
+    def __init__(
+        self,
+        *,
+        now_ms: int,
+        nodes: Iterable[Node] = (),
+        holds: Iterable[Hold] = (),
+        marks: Mapping[MarkKey, Mapping[str, Any]] | None = None,
+        purchase: Iterable[str] = (),
+        due: Iterable[str] = (),
+        sweep: Iterable[str] = (),
+    ) -> None:
+        self._nodes = {node.id: node for node in nodes}
+        self._holds = {hold.id: hold for hold in holds}
+        self._marks = dict(marks or {})
+        self.now_ms = max([now_ms, *(node.last_ms for node in self._nodes.values())])
+        self.purchase = tuple(purchase)
+        self.due = tuple(due)
+        self.sweep = tuple(sweep)
+        self.entries: list[Entry] = []
+        self.changed_nodes: set[str] = set()
+        self.changed_holds: set[str] = set()
+        self.changed_marks: set[MarkKey] = set()
+        self.restrains = False
+
+    @property
+    def now_unix(self) -> int:
+        """The store's clock in whole unix seconds."""
+        return self.now_ms // 1000
+
+    def node(self, node_id: str) -> Node:
+        """Return a node in view. Raises ``IllegalTransition`` for one outside the scope."""
+        try:
+            return self._nodes[node_id]
+        except KeyError:
+            raise IllegalTransition(f"node {node_id!r} is not in the scope of this change") from None
+
+    def has_node(self, node_id: str) -> bool:
+        """True where the node exists and is in view."""
+        return node_id in self._nodes
+
+    def nodes(self) -> tuple[Node, ...]:
+        """Return every node in view, as it stands now."""
+        return tuple(self._nodes.values())
+
+    def path(self, node_id: str) -> tuple[Node, ...]:
+        """Return the node and its ancestors, leaf first, root last."""
+        path = [self.node(node_id)]
+        while (parent := path[-1].parent_id) is not None:
+            path.append(self.node(parent))
+        return tuple(path)
+
+    def hold(self, hold_id: str) -> Hold | None:
+        """Return a hold in view, or None."""
+        return self._holds.get(hold_id)
+
+    def mark(self, key: MarkKey) -> Mapping[str, Any] | None:
+        """Return a small row of the scope, or None where it was never written."""
+        return self._marks.get(key)
+
+    def put_mark(self, key: MarkKey, value: Mapping[str, Any]) -> None:
+        """Write a small row; nothing happens where it already says the same."""
+        if self._marks.get(key) != value:
+            self._marks[key] = value
+            self.changed_marks.add(key)
+
+    def put_hold(self, hold: Hold) -> None:
+        """Write a hold."""
+        self._holds[hold.id] = hold
+        self.changed_holds.add(hold.id)
+
+    def put_node(self, node: Node) -> None:
+        """Write a node's own fields; balances change by ``record`` alone."""
+        self._nodes[node.id] = node
+        self.changed_nodes.add(node.id)
+
+    def record(
+        self,
+        node_id: str,
+        event: str,
+        *,
+        hold_id: str | None = None,
+        captured: int = 0,
+        held: int = 0,
+        granted_in: int = 0,
+        granted_out: int = 0,
+        facts: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Append an entry to a node's journal and apply its amounts (nano-dollars) to the node's balances.
+
+        Raises ``IllegalTransition`` where a balance would fall below zero.
+        """
+        node = self.node(node_id)
+        entry = Entry(
+            node_id=node_id,
+            seq=node.seq + 1,
+            at_ms=self.now_ms,
+            event=event,
+            hold_id=hold_id,
+            captured=captured,
+            held=held,
+            granted_in=granted_in,
+            granted_out=granted_out,
+            data=json.dumps(dict(facts or {}), separators=(",", ":"), sort_keys=True, ensure_ascii=False),
+            previous=node.head,
+        ).sealed()
+        after = dataclasses.replace(
+            node,
+            captured=node.captured + captured,
+            held=node.held + held,
+            granted_in=node.granted_in + granted_in,
+            granted_out=node.granted_out + granted_out,
+            seq=entry.seq,
+            head=entry.hash,
+            last_ms=self.now_ms,
+        )
+        if min(after.captured, after.held, after.granted_in, after.granted_out) < 0:
+            raise IllegalTransition(f"{event} would leave node {node_id} with a negative balance")
+        self.entries.append(entry)
+        self.put_node(after)
+
+    def live(self, hold_ids: Iterable[str]) -> tuple[Hold, ...]:
+        """Return those of the holds that are in view and still HELD."""
+        found = (self._holds.get(hold_id) for hold_id in hold_ids)
+        return tuple(hold for hold in found if hold is not None and hold.state is HoldState.HELD)
+
+    def node_rows(self) -> list[Node]:
+        """Return the nodes that changed, parents before children."""
+        return sorted((self._nodes[i] for i in self.changed_nodes), key=lambda n: len(self.path(n.id)))
+
+    def hold_rows(self) -> list[Hold]:
+        """Return the holds that changed."""
+        return [self._holds[i] for i in sorted(self.changed_holds)]
+
+    def mark_rows(self) -> list[tuple[MarkKey, Mapping[str, Any]]]:
+        """Return the small rows that changed."""
+        return [(key, self._marks[key]) for key in sorted(self.changed_marks)]
+
+
+Change = Callable[[LedgerView], R]
+"""A pure function of a view: all judgement is in it. It reads and writes the view and returns what the caller needs."""
