@@ -1,0 +1,128 @@
+"""The only code that sees a key."""
+
+from __future__ import annotations
+
+import hmac
+import threading
+from typing import Any, Final, NoReturn
+
+import coincurve
+
+from x402guard.errors import ConfigError, SignerError
+from x402guard.evm import Address, checksum_address, keccak
+from x402guard.ledger.model import Hold, HoldState
+from x402guard.ports import HoldLookup
+from x402guard.schemes import typed_data
+from x402guard.wire import decode_json
+
+__all__ = ["LocalSigner", "normalise_signature", "sign_digest"]
+
+_ORDER: Final = 0xFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFEBAAEDCE6AF48A03BBFD25E8CD0364141
+_KEY_BYTES: Final = 32
+
+
+def sign_digest(key: bytes, digest: bytes) -> bytes:
+    """Return the 65-byte signature (r ‖ s ‖ v, low s, v 27 or 28) of a 32-byte digest; deterministic by RFC 6979."""
+    return normalise_signature(coincurve.PrivateKey(key).sign_recoverable(digest, hasher=None))
+
+
+def normalise_signature(signature: bytes) -> bytes:
+    """Return a recoverable signature with low s and v 27 or 28, whatever form it came in.
+
+    (r, s) and (r, −s) are two encodings of one authorization; the books never look at either. Raises ``SignerError`` for
+    what is no 65-byte signature.
+    """
+    if len(signature) != 65:
+        raise SignerError(f"a signature has 65 bytes, not {len(signature)}")
+    r, s, v = signature[:32], int.from_bytes(signature[32:64], "big"), signature[64]
+    parity = v - 27 if v >= 27 else v
+    if parity not in (0, 1) or not 0 < s < _ORDER:
+        raise SignerError("the signature is malformed")
+    if s > _ORDER // 2:
+        s, parity = _ORDER - s, 1 - parity
+    return r + s.to_bytes(32, "big") + bytes([27 + parity])
+
+
+class LocalSigner:
+    """Signs with a key in this process's memory. It shows its address and nothing else: no repr, pickle or copy of the key.
+
+    A signer is bound to one ledger by ``Guard`` and from then on signs only holds that stand live in it.
+    """
+
+    __slots__ = ("_address", "_key", "_lock", "_lookup")
+
+    inline: Final = True
+
+    def __init__(self, key: coincurve.PrivateKey) -> None:
+        self._key = key
+        self._address = checksum_address(keccak(key.public_key.format(compressed=False)[1:])[12:])
+        self._lookup: HoldLookup | None = None
+        self._lock = threading.Lock()
+
+    @classmethod
+    def from_key(cls, key: str | bytes) -> LocalSigner:
+        """Return a signer for a private key of 32 bytes, or as hex with or without ``0x``.
+
+        Raises ``ConfigError`` for anything else; the message never repeats what was given.
+        """
+        problem = "private key: 32 bytes are needed, as hex with or without 0x"
+        try:
+            raw = bytes.fromhex(key.strip().removeprefix("0x")) if isinstance(key, str) else bytes(key)
+        except (ValueError, TypeError):
+            raise ConfigError(problem) from None
+        if len(raw) != _KEY_BYTES or not 0 < int.from_bytes(raw, "big") < _ORDER:
+            raise ConfigError(problem)
+        return cls(coincurve.PrivateKey(raw))
+
+    @property
+    def address(self) -> Address:
+        """The account that pays."""
+        return self._address
+
+    def bind(self, lookup: HoldLookup) -> None:
+        """Tie the signer to the ledger whose holds it may sign, for good."""
+        with self._lock:
+            if self._lookup is not None and self._lookup != lookup:
+                raise SignerError("this signer is bound to another ledger already; give each Guard a signer of its own")
+            self._lookup = lookup
+
+    def sign(self, hold: Hold) -> bytes:
+        """Return the signature of a committed, live hold. Raises ``SignerError`` for anything else, having signed nothing."""
+        if self._lookup is None:
+            raise SignerError("this signer is bound to no ledger; it signs nothing that is not first in one")
+        row = self._lookup(hold.id) if isinstance(hold, Hold) else None
+        if row is None:
+            raise SignerError("there is no such hold in the ledger; nothing is signed that is not first in it")
+        if row != hold or row.state is not HoldState.HELD:
+            raise SignerError(f"hold {row.id} is {row.state} in the ledger and not what was shown to the signer")
+        digest = _checked_digest(row, self._address)
+        return normalise_signature(self._key.sign_recoverable(digest, hasher=None))
+
+    def __repr__(self) -> str:
+        return f"LocalSigner({self._address})"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a signer is never pickled or copied: it holds a key")
+
+
+def _checked_digest(hold: Hold, address: Address) -> bytes:
+    """Recompute the digest from the hold's row, and compare every term with what the server offered and we held."""
+    intent = hold.payment()
+    offered: dict[str, Any] = decode_json(intent.accepted_json.encode(), field="accepted")
+    amount = offered.get("amount", offered.get("maxAmountRequired"))
+    terms = {
+        "payer": (intent.payer, address),
+        "payee": (intent.payee.lower(), str(offered.get("payTo")).lower()),
+        "token": (intent.token.lower(), str(offered.get("asset")).lower()),
+        "amount": (str(intent.amount_atomic), str(amount).lstrip("0")),
+        "network": (intent.network_as_offered, offered.get("network")),
+        "deadline": (intent.valid_until, hold.deadline_unix),
+        "nonce": (f"{intent.nonce:064x}", hold.id),
+    }
+    for name, (ours, theirs) in terms.items():
+        if ours != theirs:
+            raise SignerError(f"hold {hold.id}: {name} is {ours} in the payment and {theirs} in the hold or its offer")
+    digest = typed_data(intent).digest()
+    if not hmac.compare_digest(digest.hex(), intent.digest):
+        raise SignerError(f"hold {hold.id}: the recomputed digest is not the one that was authorized")
+    return digest
