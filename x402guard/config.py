@@ -1,0 +1,149 @@
+"""Every setting, from the environment and ``x402guard.toml``, listed once. ``docs/settings.md`` is checked against this."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any, Final
+
+from pydantic import BaseModel, ConfigDict, SecretStr, ValidationError
+from pydantic_settings import (
+    BaseSettings,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    TomlConfigSettingsSource,
+)
+
+from x402guard.assets import Asset
+from x402guard.errors import ConfigError
+from x402guard.guard import DEFAULT_LEDGER
+from x402guard.policy import Policy
+from x402guard.signers import LocalSigner
+
+__all__ = ["CONFIG_FILE", "ENV_PREFIX", "PRIVATE_KEY", "Settings", "load_settings"]
+
+ENV_PREFIX: Final = "X402GUARD_"
+PRIVATE_KEY: Final = "X402GUARD_PRIVATE_KEY"
+CONFIG_FILE: Final = "x402guard.toml"
+
+
+class PolicySettings(BaseModel):
+    """The table ``[policy]``; each key is an argument of ``Policy``, and what is left out keeps its default."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    per_payment_cap: str | None = None
+    networks: list[str] | None = None
+    hosts: list[str] | None = None
+    payees: list[str] | None = None
+    facilitators: list[str] | None = None
+    assets: list[str] | None = None
+    schemes: list[str] | None = None
+    flows: list[str] | None = None
+    max_lifetime_s: int | None = None
+    resource_mismatch: str | None = None
+    unsafe_pay_after_redirect: bool | None = None
+
+    def policy(self) -> Policy:
+        """Return the policy. Raises ``ConfigError``."""
+        return Policy(**self.model_dump(exclude_none=True))
+
+
+class AssetSettings(BaseModel):
+    """One table ``[[assets]]``; each key is an argument of ``Asset``."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    network: str
+    address: str
+    symbol: str
+    decimals: int
+    name: str
+    version: str
+    usd: str = "1.00"
+
+
+class Settings(BaseSettings):
+    """What ``Guard.from_env`` reads: ``X402GUARD_*`` first, then ``x402guard.toml``.
+
+    Lists and tables in the environment are JSON; a key of ``[policy]`` is ``X402GUARD_POLICY__…``.
+    """
+
+    model_config = SettingsConfigDict(
+        env_prefix=ENV_PREFIX, env_nested_delimiter="__", toml_file=CONFIG_FILE, extra="forbid", frozen=True
+    )
+
+    private_key: SecretStr | None = None
+    ledger: str = DEFAULT_LEDGER
+    budget: str | None = None
+    chains: dict[str, str] = {}
+    assets: list[AssetSettings] = []
+    policy: PolicySettings = PolicySettings()
+    unsafe_no_chain: bool = False
+    unsafe_trust_receipts: bool = False
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - pydantic's signature
+        file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - pydantic's signature
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Environment before file; a ``.env`` file is not read: it is where keys leak from."""
+        return init_settings, env_settings, TomlConfigSettingsSource(settings_cls)
+
+    def guard_arguments(self) -> dict[str, Any]:
+        """Return the arguments for ``Guard``."""
+        key = None if self.private_key is None else self.private_key.get_secret_value()
+        return {
+            "signer": None if key is None else LocalSigner.from_key(key),
+            "ledger": self.ledger,
+            "policy": self.policy.policy(),
+            "assets": [Asset(**asset.model_dump()) for asset in self.assets],
+            "chains": self.chains or None,
+            "unsafe_no_chain": self.unsafe_no_chain,
+            "unsafe_trust_receipts": self.unsafe_trust_receipts,
+            "budget": self.budget,
+        }
+
+
+def load_settings(path: Path | None = None) -> Settings:
+    """Read the settings, and take the private key out of the environment.
+
+    ``path`` is a TOML file; by default ``x402guard.toml`` in the working directory, where there is one. Raises
+    ``ConfigError`` naming the setting, never with the key in it.
+    """
+    if path is not None and not path.is_file():
+        raise ConfigError(f"config: there is no file {path}")
+    _check_names()
+    if path is not None:
+
+        class FromFile(Settings):
+            model_config = SettingsConfigDict(toml_file=path)
+
+        kind: type[Settings] = FromFile
+    else:
+        kind = Settings
+    try:
+        return kind()
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+        name = ".".join(str(part) for part in first["loc"])
+        raise ConfigError(f"{name}: {first['msg']} (from {ENV_PREFIX}* or {path or CONFIG_FILE})") from None
+    except Exception as error:  # noqa: BLE001 - sources raise whatever their parsers do
+        # TOML that does not parse, JSON in a variable that does not: which one is in the message, its value is not.
+        raise ConfigError(f"settings cannot be read: {type(error).__name__}: {str(error)[:200]}") from None
+    finally:
+        os.environ.pop(PRIVATE_KEY, None)
+
+
+def _check_names() -> None:
+    """A mistyped name would be ignored, and a guard without the limit its owner wrote is no guard."""
+    known = {f"{ENV_PREFIX}{name.upper()}" for name in Settings.model_fields}
+    nested = f"{ENV_PREFIX}POLICY__"
+    policies = {f"{nested}{name.upper()}" for name in PolicySettings.model_fields}
+    for name in os.environ:
+        if name.startswith(ENV_PREFIX) and name.upper() not in known | policies:
+            raise ConfigError(f"{name}: there is no such setting; see docs/settings.md for their names")

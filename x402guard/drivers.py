@@ -1,0 +1,163 @@
+"""Run a flow: one short loop that blocks, one that awaits. The only place that waits."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+import anyio
+import anyio.lowlevel
+import anyio.to_thread
+
+from x402guard.effects import (
+    Checkpoint,
+    Effect,
+    Flow,
+    Interrupted,
+    PeekBody,
+    ReadChain,
+    ReadFunds,
+    Reply,
+    Send,
+    SendFailed,
+    Sign,
+    Transact,
+)
+from x402guard.errors import SignerError
+from x402guard.ledger.evidence import Unreadable
+from x402guard.ports import ChainReader, LedgerStore, Signer
+
+__all__ = ["AsyncExchange", "Exchange", "Shell", "run", "run_async"]
+
+R = TypeVar("R")
+
+
+@dataclass(frozen=True, slots=True)
+class Shell:
+    """The ports that every flow of a guard runs on: the books, the key (if any) and the chains (if any)."""
+
+    store: LedgerStore
+    signer: Signer | None
+    chain: ChainReader | None
+
+
+class Exchange(Protocol):
+    """One request's HTTP side. Raises ``SendFailed`` where a request or its answer is lost."""
+
+    def send(self, headers: tuple[tuple[str, str], ...]) -> Reply:
+        """Send the request with *headers* added, and keep the response, in place of the one before it."""
+
+    def peek(self, limit: int) -> bytes | None:
+        """Return the kept response's decoded body, or None beyond *limit* bytes; it stays readable for the caller."""
+
+
+class AsyncExchange(Protocol):
+    """The same as ``Exchange``, awaited."""
+
+    async def send(self, headers: tuple[tuple[str, str], ...]) -> Reply:
+        """See ``Exchange.send``."""
+
+    async def peek(self, limit: int) -> bytes | None:
+        """See ``Exchange.peek``."""
+
+
+def run(flow: Flow[R], shell: Shell, exchange: Exchange | None = None) -> R:
+    """Run *flow* to its end on this thread, and return its result. A flow without HTTP effects needs no *exchange*."""
+    answer: Any = None
+    failure: BaseException | None = None
+    while True:
+        try:
+            effect = flow.send(answer) if failure is None else flow.throw(failure)
+        except StopIteration as done:
+            result: R = done.value
+            return result
+        except (Interrupted, SendFailed) as signal:
+            raise signal.cause  # noqa: B904 - the signal is ours; the caller knows its cause
+        answer, failure = None, None
+        try:
+            if isinstance(effect, Send):
+                answer = _present(exchange).send(effect.headers)
+            elif isinstance(effect, PeekBody):
+                answer = _present(exchange).peek(effect.limit)
+            elif not isinstance(effect, Checkpoint):
+                answer = _call(effect, shell)[1]()
+        except Exception as error:  # noqa: BLE001 - the flow decides what every failure means
+            failure = error
+        except BaseException as error:  # noqa: BLE001 - Ctrl-C too: the flow brings the books in order first
+            failure = Interrupted(error)
+
+
+async def run_async(flow: Flow[R], shell: Shell, exchange: AsyncExchange | None = None) -> R:
+    """Run *flow* to its end in this task, and return its result.
+
+    What blocks runs in a worker thread, shielded: a cancelled task never leaves a row half done. The cancellation is thrown
+    into the flow, which puts the books in order and lets it go on.
+    """
+    answer: Any = None
+    failure: BaseException | None = None
+    while True:
+        try:
+            effect = flow.send(answer) if failure is None else flow.throw(failure)
+        except StopIteration as done:
+            result: R = done.value
+            return result
+        except (Interrupted, SendFailed) as signal:
+            raise signal.cause  # noqa: B904 - the signal is ours; the caller knows its cause
+        answer, failure = None, None
+        try:
+            if isinstance(effect, Send):
+                answer = await _present(exchange).send(effect.headers)
+            elif isinstance(effect, PeekBody):
+                answer = await _present(exchange).peek(effect.limit)
+            elif isinstance(effect, Checkpoint):
+                await anyio.lowlevel.checkpoint()
+            else:
+                inline, call = _call(effect, shell)
+                answer = call() if inline else await _in_thread(call)
+        except Exception as error:  # noqa: BLE001 - the flow decides what every failure means
+            failure = error
+        except BaseException as error:  # noqa: BLE001 - cancellation: the flow brings the books in order first
+            failure = Interrupted(error)
+
+
+def _in_thread(call: Callable[[], Any]) -> Awaitable[Any]:
+    async def shielded() -> Any:
+        with anyio.CancelScope(shield=True):
+            return await anyio.to_thread.run_sync(call)
+
+    return shielded()
+
+
+def _call(effect: Effect, shell: Shell) -> tuple[bool, Callable[[], Any]]:
+    """Return what an effect runs, and whether that is over in microseconds."""
+    match effect:
+        case Transact(scope, change):
+            return shell.store.inline, lambda: shell.store.transact(scope, change)
+        case Sign(hold):
+            signer = shell.signer
+            if signer is None:
+                raise SignerError("there is no signer")
+            # Signing reads the hold's row first, so it is as quick as the store is.
+            return signer.inline and shell.store.inline, lambda: signer.sign(hold)
+        case ReadChain(hold):
+            chain = shell.chain
+            if chain is None:
+                return True, lambda: Unreadable("no chain is configured")
+            return False, lambda: chain.read(hold)
+        case ReadFunds(network, token, owner):
+            chain = shell.chain
+            if chain is None:
+                return True, lambda: None
+            return False, lambda: chain.funds(network, token, owner)
+        case _:
+            raise TypeError(f"{effect!r} is not an effect that a driver can run")
+
+
+E_ = TypeVar("E_")
+
+
+def _present(exchange: E_ | None) -> E_:
+    if exchange is None:
+        raise TypeError("this flow sends a request, and was started without one")
+    return exchange

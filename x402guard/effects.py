@@ -1,0 +1,171 @@
+"""What a conversation may ask of the world, as values; and the typed helpers that ask.
+
+A flow is a generator: it yields effects, is sent their answers, and returns a result. It is shown status, headers and bytes,
+and never an HTTP library's object. ``drivers`` runs it, blocking or async.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from x402guard.evm import Address
+from x402guard.ledger.evidence import Finding
+from x402guard.ledger.model import Hold
+from x402guard.ledger.view import Change, Scope
+from x402guard.ports import Funds
+
+__all__ = [
+    "Checkpoint",
+    "Effect",
+    "Flow",
+    "Interrupted",
+    "PeekBody",
+    "ReadChain",
+    "ReadFunds",
+    "Reply",
+    "Send",
+    "SendFailed",
+    "Sign",
+    "Transact",
+    "checkpoint",
+    "peek_body",
+    "read_chain",
+    "read_funds",
+    "send",
+    "sign",
+    "transact",
+]
+
+R = TypeVar("R")
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """The head of a response: status, and header lines as they came."""
+
+    status: int
+    headers: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send the request, with these header lines added to a copy of it. Answered by a ``Reply``.
+
+    Fails with ``SendFailed``.
+    """
+
+    headers: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PeekBody:
+    """Read the current response's body, at most *limit* bytes, without taking it from the caller.
+
+    Answered by the bytes, or None where there are more. Fails with ``SendFailed``.
+    """
+
+    limit: int
+
+
+@dataclass(frozen=True, slots=True)
+class Transact(Generic[R]):
+    """Run a change in the ledger. Never abandoned half-way; fails with ``LedgerUnavailable``."""
+
+    scope: Scope
+    change: Change[R]
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """The last moment to be cancelled before a signature exists."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sign:
+    """Sign a committed hold. Answered by 65 bytes."""
+
+    hold: Hold
+
+
+@dataclass(frozen=True, slots=True)
+class ReadChain:
+    """Ask the chain about a payment hold. Answered by a ``Finding``; never fails."""
+
+    hold: Hold
+
+
+@dataclass(frozen=True, slots=True)
+class ReadFunds:
+    """Ask what an account could pay with. Answered by ``Funds``, or None where nobody knows; never fails."""
+
+    network: str
+    token: Address
+    owner: Address
+
+
+Effect = Send | PeekBody | Transact[Any] | Checkpoint | Sign | ReadChain | ReadFunds
+
+Flow = Generator[Effect, Any, R]
+
+
+class SendFailed(Exception):  # noqa: N818 - a signal between driver and flow, never seen by a user
+    """The request or its answer was lost. ``cause`` is the HTTP library's error.
+
+    ``before_connection`` is True where it is certain that nothing left this machine.
+    """
+
+    def __init__(self, cause: Exception, *, before_connection: bool) -> None:
+        super().__init__(str(cause))
+        self.cause = cause
+        self.before_connection = before_connection
+
+
+class Interrupted(BaseException):  # a signal between driver and flow, never seen by a user
+    """The task was cancelled, or Ctrl-C came, while an effect ran. ``cause`` is what has to be raised in the end."""
+
+    def __init__(self, cause: BaseException) -> None:
+        super().__init__(str(cause))
+        self.cause = cause
+
+
+def send(*headers: tuple[str, str]) -> Flow[Reply]:
+    """Send the request with *headers* added; return the head of the response."""
+    reply: Reply = yield Send(headers)
+    return reply
+
+
+def peek_body(limit: int) -> Flow[bytes | None]:
+    """Return the response's body, or None where it is larger than *limit* bytes."""
+    body: bytes | None = yield PeekBody(limit)
+    return body
+
+
+def transact(scope: Scope, change: Change[R]) -> Flow[R]:
+    """Run *change* in the ledger and return its result."""
+    result: R = yield Transact(scope, change)
+    return result
+
+
+def checkpoint() -> Flow[None]:
+    """Let a cancellation that is waiting happen now."""
+    yield Checkpoint()
+
+
+def sign(hold: Hold) -> Flow[bytes]:
+    """Return the signature of a committed hold."""
+    signature: bytes = yield Sign(hold)
+    return signature
+
+
+def read_chain(hold: Hold) -> Flow[Finding]:
+    """Return what the chain shows of a payment hold."""
+    finding: Finding = yield ReadChain(hold)
+    return finding
+
+
+def read_funds(network: str, token: Address, owner: Address) -> Flow[Funds | None]:
+    """Return what *owner* could pay with, or None where it is not known."""
+    funds: Funds | None = yield ReadFunds(network, token, owner)
+    return funds

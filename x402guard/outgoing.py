@@ -1,0 +1,213 @@
+"""The request side of a transport: what the core is told of a request, and what is sent in its place."""
+
+from __future__ import annotations
+
+import hashlib
+import ipaddress
+import secrets
+import weakref
+from collections.abc import AsyncIterator, Iterator, Mapping
+from typing import Any, Final
+
+import httpx
+
+from x402guard.effects import SendFailed
+from x402guard.policy import RequestFacts
+from x402guard.wire import PAYMENT_HEADERS
+
+__all__ = ["LogicalRequest", "Outgoing", "buffer_body", "buffer_body_async", "describe_request"]
+
+LOGICAL: Final = "x402guard.logical_request"
+
+_DEFAULT_PORTS: Final = {"http": 80, "https": 443}
+
+
+class LogicalRequest:
+    """What one call of the caller's is, over all its redirect hops.
+
+    httpx copies ``extensions`` to each hop, so this one shared object is the mark. It is over with the final answer: sending
+    the same request object again is a new purchase.
+
+    Attributes:
+        origin: where the first hop went.
+        paid_by: the hold whose signature has left, or None.
+    """
+
+    def __init__(self, origin: str) -> None:
+        self.origin = origin
+        self.paid_by: str | None = None
+        self._done = False
+        self._hop: weakref.ref[httpx.Request] | None = None
+
+    @classmethod
+    def of(cls, request: httpx.Request) -> LogicalRequest:
+        """Return the mark of *request*, making one where this is a first hop."""
+        logical = request.extensions.get(LOGICAL)
+        if not isinstance(logical, LogicalRequest) or logical.is_over(request):
+            logical = cls(origin_of(request.url))
+            request.extensions = {**request.extensions, LOGICAL: logical}
+        logical._hop = weakref.ref(request)
+        return logical
+
+    def is_over(self, request: httpx.Request) -> bool:
+        """True where *request* begins a new call: the last one has its answer, or the very same object is sent again."""
+        return self._done or (self._hop is not None and self._hop() is request)
+
+    def crossed(self, request: httpx.Request) -> bool:
+        """True where a redirect has led *request* to another origin."""
+        return origin_of(request.url) != self.origin
+
+    def answered(self, response: httpx.Response) -> None:
+        """Remember whether *response* ends the call or leads on."""
+        self._done = not response.has_redirect_location
+
+    def end(self) -> None:
+        """The call has failed; nothing leads on."""
+        self._done = True
+
+
+def origin_of(url: httpx.URL) -> str:
+    """Return ``scheme://host:port`` in lower case, the port always written."""
+    port = url.port or _DEFAULT_PORTS.get(url.scheme, 0)
+    return f"{url.scheme}://{_host(url)}:{port}"
+
+
+def _host(url: httpx.URL) -> str:
+    host = url.raw_host.decode("ascii").lower()
+    return f"[{host}]" if ":" in host else host
+
+
+def _is_loopback(url: httpx.URL) -> bool:
+    host = url.raw_host.decode("ascii").lower()
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def describe_request(request: httpx.Request, logical: LogicalRequest, body: bytes | None) -> RequestFacts:
+    """Return the plain facts of *request* for the core, with 32 fresh random bytes."""
+    extensions: Mapping[str, Any] = request.extensions
+    purchase = extensions.get("purchase", request.headers.get("idempotency-key"))
+    url = request.url
+    return RequestFacts(
+        method=request.method.upper(),
+        url=str(url),
+        origin=origin_of(url),
+        host=_host(url) if url.port is None else f"{_host(url)}:{url.port}",
+        secure=url.scheme == "https",
+        loopback=_is_loopback(url),
+        body_sha256=None if body is None else hashlib.sha256(body).hexdigest(),
+        entropy=secrets.token_bytes(32),
+        purchase=None if purchase is None else str(purchase),
+        pay_again=extensions.get("pay_again") is True,
+        pays_itself=not PAYMENT_HEADERS.isdisjoint(name.lower() for name in request.headers)
+        and not logical.crossed(request),
+        redirected_from=logical.origin if logical.crossed(request) else None,
+        paid_by=logical.paid_by,
+    )
+
+
+def buffer_body(request: httpx.Request, limit: int) -> bytes | None:
+    """Return the request's body where it has at most *limit* bytes, so that a paid request can repeat it; else None.
+
+    A larger one streams on: what was read of it is put back in front. Nothing is lost either way.
+    """
+    stream = request.stream
+    if isinstance(stream, httpx.ByteStream):
+        return b"".join(stream)  # in memory already, whatever its size
+    if not isinstance(stream, httpx.SyncByteStream):
+        raise TypeError("a synchronous transport was given an asynchronous request body")
+    chunks: list[bytes] = []
+    source = iter(stream)
+    for chunk in source:
+        chunks.append(chunk)
+        if sum(map(len, chunks)) > limit:
+            request.stream = _Rest(chunks, source)
+            return None
+    body = b"".join(chunks)
+    request.stream = httpx.ByteStream(body)
+    return body
+
+
+async def buffer_body_async(request: httpx.Request, limit: int) -> bytes | None:
+    """The same as ``buffer_body``, for an asynchronous body."""
+    stream = request.stream
+    if isinstance(stream, httpx.ByteStream):
+        return b"".join(stream)  # in memory already, whatever its size
+    if not isinstance(stream, httpx.AsyncByteStream):
+        raise TypeError("an asynchronous transport was given a synchronous request body")
+    chunks: list[bytes] = []
+    source = aiter(stream)
+    async for chunk in source:
+        chunks.append(chunk)
+        if sum(map(len, chunks)) > limit:
+            request.stream = _AsyncRest(chunks, source)
+            return None
+    body = b"".join(chunks)
+    request.stream = httpx.ByteStream(body)
+    return body
+
+
+class _Rest(httpx.SyncByteStream):
+    def __init__(self, chunks: list[bytes], source: Iterator[bytes]) -> None:
+        self._chunks, self._source = chunks, source
+
+    def __iter__(self) -> Iterator[bytes]:
+        yield from self._chunks
+        yield from self._source
+
+
+class _AsyncRest(httpx.AsyncByteStream):
+    def __init__(self, chunks: list[bytes], source: AsyncIterator[bytes]) -> None:
+        self._chunks, self._source = chunks, source
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        for chunk in self._chunks:
+            yield chunk
+        async for chunk in self._source:
+            yield chunk
+
+
+class Outgoing:
+    """The requests that go out for one request of the caller's: copies, so that a payment header never leaves ours.
+
+    Args:
+        request: the caller's; never changed.
+        body: its body, or None where it could not be kept.
+        logical: the mark of the call it belongs to.
+        hold_id: the hold that a payment of this request would have.
+        stock: the inner transport is httpx's own, whose errors tell whether anything left the machine.
+    """
+
+    def __init__(
+        self, request: httpx.Request, body: bytes | None, logical: LogicalRequest, hold_id: str, *, stock: bool
+    ) -> None:
+        self._request = request
+        self._body = body
+        self._logical = logical
+        self._hold_id = hold_id
+        self._stock = stock
+
+    def copy(self, headers: tuple[tuple[str, str], ...]) -> httpx.Request:
+        """Return the request to send, with *headers* in place of any of the same name."""
+        original = self._request
+        lines = httpx.Headers(original.headers)
+        if self._logical.crossed(original):
+            # A payment header of the caller's own was meant for the first origin; httpx strips Authorization alone.
+            for name in PAYMENT_HEADERS:
+                lines.pop(name, None)
+        for name, value in headers:
+            lines[name] = value
+            self._logical.paid_by = self._hold_id
+        stream = original.stream if self._body is None else httpx.ByteStream(self._body)
+        return httpx.Request(
+            original.method, original.url, headers=lines, stream=stream, extensions=original.extensions
+        )
+
+    def failed(self, error: Exception) -> SendFailed:
+        """Return the signal for the flow; only the stock transports tell reliably that nothing left the machine."""
+        unsent = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.UnsupportedProtocol)
+        return SendFailed(error, before_connection=self._stock and isinstance(error, unsent))

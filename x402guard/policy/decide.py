@@ -1,0 +1,74 @@
+"""Which offer, if any: the rules on each, then the cheapest of what is left."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+from x402guard.ledger.view import LedgerView, MarkKey
+from x402guard.offer import Offer, Rejection
+from x402guard.policy.case import Case
+from x402guard.policy.rules import OFFER_RULES
+from x402guard.policy.settings import Policy
+
+__all__ = ["FACILITATORS_PER_ORIGIN", "choose", "judge_live", "judge_offer", "origin_mark"]
+
+FACILITATORS_PER_ORIGIN: Final = 3
+"""Official servers pick among several addresses of their facilitator; a fourth new one is no longer that."""
+
+
+def judge_offer(policy: Policy, case: Case) -> Rejection | None:
+    """Return the first rule that objects to an offer, or None."""
+    for rule in OFFER_RULES:
+        objection = rule(policy, case)
+        if objection is not None:
+            return objection
+    return None
+
+
+def choose(offers: Iterable[Offer]) -> Offer | None:
+    """Return the cheapest offer; among equals EIP-3009 before Permit2, then the server's own order."""
+    return min(offers, key=lambda o: (o.amount_nanos, o.method != "eip3009", o.position), default=None)
+
+
+def origin_mark(origin: str) -> MarkKey:
+    """Return the key of what the ledger remembers of an origin: that it has spoken v2, and its facilitators."""
+    return "origin", origin
+
+
+def judge_live(view: LedgerView, policy: Policy, case: Case) -> Rejection | None:
+    """Return what the ledger's memory of the origin has against an offer, and remember what is new.
+
+    v1 is taken only until an origin has spoken v2. The facilitator of an ``upto`` is on the owner's list or, without a
+    list, one of the first three of its origin.
+    """
+    offer, key = case.offer, origin_mark(case.request.origin)
+    known: Mapping[str, Any] = view.mark(key) or {"v2": False, "facilitators": []}
+    if offer.version == 1 and known["v2"]:
+        reason = (
+            f"{case.request.origin} has spoken x402 v2 before and now offers v1: somebody may have stripped its header"
+        )
+        return Rejection("version_downgrade", reason)
+    seen = list(known["facilitators"])
+    if offer.facilitator is not None:
+        objection = _facilitator(policy, offer, seen)
+        if objection is not None:
+            return objection
+        if offer.facilitator not in seen and policy.facilitators is None:
+            seen.append(offer.facilitator)
+    if offer.version == 2:
+        view.put_mark(key, {"v2": True, "facilitators": seen})
+    return None
+
+
+def _facilitator(policy: Policy, offer: Offer, seen: list[str]) -> Rejection | None:
+    if policy.facilitators is not None:
+        if offer.facilitator in policy.facilitators:
+            return None
+        return Rejection("facilitators", f"facilitator {offer.facilitator} is not in policy.facilitators")
+    if offer.facilitator in seen or len(seen) < FACILITATORS_PER_ORIGIN:
+        return None
+    return Rejection(
+        "facilitators",
+        f"facilitator {offer.facilitator} is the fourth that this origin shows; list those you trust in policy.facilitators",
+    )

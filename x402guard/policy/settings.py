@@ -1,0 +1,117 @@
+"""``Policy``: every rule the owner can set, checked when it is written down and not at the first payment."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from typing import Final, Literal, get_args
+
+from x402guard.assets import TEST_NETWORKS, resolve_network
+from x402guard.errors import ConfigError
+from x402guard.evm import parse_address
+from x402guard.money import Dollars, Nanos, dollars_to_nanos
+
+__all__ = ["MIN_LIFETIME_S", "Policy", "ResourceMismatch"]
+
+MIN_LIFETIME_S: Final = 10
+"""A signature that is good for less than this many seconds would be dead before it could be settled."""
+
+ResourceMismatch = Literal["warn", "refuse"]
+
+_SCHEMES: Final = frozenset({"exact", "upto"})
+_MAX_LIFETIME_S: Final = 86_400
+
+
+@dataclass(frozen=True, kw_only=True)
+class Policy:
+    """What may be paid, to whom, where and how. ``None`` means: any that is known.
+
+    Args:
+        per_payment_cap: the most that one payment may be, in dollars; None for no cap but the budget.
+        networks: CAIP-2 or v1 names; test networks unless told otherwise. A v1 name binds its CAIP-2 twin.
+        hosts: host names, ``host:port``, or ``*.example.com`` for all below a domain.
+        payees: addresses that may be paid.
+        facilitators: addresses that may settle an ``upto``; None: the first three that an origin shows.
+        assets: symbols or contract addresses out of the registry.
+        schemes: ``exact``, ``upto``.
+        flows: values of ``extra.paymentFlow``; ``authorization`` alone pays after delivery is promised.
+        max_lifetime_s: the longest that a signature may be good for, in seconds (10 to 86,400).
+        resource_mismatch: what to do where an offer names another host than was asked: ``warn`` or ``refuse``.
+        unsafe_pay_after_redirect: pay an origin that a redirect led to.
+
+    Raises ``ConfigError`` naming the setting. An empty collection is an error too: it reads like "none" and would be
+    taken for "any".
+    """
+
+    per_payment_cap: Dollars | None = "$1.00"
+    networks: Collection[str] | None = TEST_NETWORKS
+    hosts: Collection[str] | None = None
+    payees: Collection[str] | None = None
+    facilitators: Collection[str] | None = None
+    assets: Collection[str] | None = None
+    schemes: Collection[str] = _SCHEMES
+    flows: Collection[str] = frozenset({"authorization"})
+    max_lifetime_s: int = 300
+    resource_mismatch: ResourceMismatch = "warn"
+    unsafe_pay_after_redirect: bool = False
+    cap_nanos: Nanos | None = field(init=False, repr=False, compare=False, default=None)
+
+    def __post_init__(self) -> None:
+        self._set("cap_nanos", _cap(self.per_payment_cap))
+        self._set("networks", _each("networks", self.networks, _network))
+        self._set("hosts", _each("hosts", self.hosts, str.lower))
+        self._set("payees", _each("payees", self.payees, parse_address))
+        self._set("facilitators", _each("facilitators", self.facilitators, parse_address))
+        self._set("assets", _each("assets", self.assets, _asset))
+        self._set("schemes", _each("schemes", self.schemes, _scheme))
+        self._set("flows", _each("flows", self.flows, str))
+        lifetime = self.max_lifetime_s
+        if type(lifetime) is not int or not MIN_LIFETIME_S <= lifetime <= _MAX_LIFETIME_S:
+            raise ConfigError(f"policy.max_lifetime_s: {lifetime!r} is not a whole number of seconds from 10 to 86400")
+        if self.resource_mismatch not in get_args(ResourceMismatch):
+            raise ConfigError(f"policy.resource_mismatch: {self.resource_mismatch!r} is neither 'warn' nor 'refuse'")
+
+    def _set(self, name: str, value: object) -> None:
+        object.__setattr__(self, name, value)
+
+
+def _cap(cap: Dollars | None) -> Nanos | None:
+    if cap is None:
+        return None
+    try:
+        nanos = dollars_to_nanos(cap, field="policy.per_payment_cap")
+    except (TypeError, ValueError) as error:
+        raise ConfigError(str(error)) from error
+    if nanos == 0:
+        raise ConfigError("policy.per_payment_cap: a cap of zero pays nothing; leave the signer out instead")
+    return nanos
+
+
+def _each(name: str, values: Collection[str] | None, check: Callable[[str], str]) -> frozenset[str] | None:
+    if values is None:
+        return None
+    if isinstance(values, str) or not isinstance(values, Collection):
+        raise ConfigError(f"policy.{name}: write a set or list of texts, such as {{{str(values)!r}}}")
+    if not values:
+        raise ConfigError(f"policy.{name}: an empty list would allow nothing; leave it out, or name what is allowed")
+    try:
+        return frozenset(check(value) for value in values)
+    except (TypeError, ValueError, AttributeError) as error:
+        raise ConfigError(f"policy.{name}: {error}") from error
+
+
+def _network(name: str) -> str:
+    network = resolve_network(name)
+    if network is None:
+        raise ValueError(f"{name!r} is not an EVM network; write eip155:<chain id> or a name such as 'base-sepolia'")
+    return network
+
+
+def _asset(name: str) -> str:
+    return parse_address(name) if name.startswith("0x") else name.upper()
+
+
+def _scheme(name: str) -> str:
+    if name not in _SCHEMES:
+        raise ValueError(f"{name!r} is not a scheme we can pay; known are 'exact' and 'upto'")
+    return name

@@ -1,0 +1,261 @@
+"""A session: one run's budget, its report, and the budgets nested in it."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import replace
+from decimal import Decimal
+from functools import wraps
+from types import TracebackType
+from typing import TYPE_CHECKING, ParamSpec, Self, TypeVar
+
+import anyio.to_thread
+
+from x402guard.assets import AssetRegistry
+from x402guard.drivers import Shell
+from x402guard.errors import BudgetExhausted, ConfigError
+from x402guard.ledger.budgets import remaining
+from x402guard.ledger.model import Node, NodeKind
+from x402guard.ledger.report import Report, build_report
+from x402guard.ledger.sessions import NodeRequest, close_node, open_node
+from x402guard.ledger.view import Scope
+from x402guard.money import Dollars, Nanos, dollars_to_nanos, nanos_to_decimal
+from x402guard.purchase import Terms
+
+if TYPE_CHECKING:
+    from x402guard.guard import Guard
+
+__all__ = ["Session", "current_session"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_CURRENT: ContextVar[Session | None] = ContextVar("x402guard_session", default=None)
+
+
+def current_session() -> Session | None:
+    """Return the innermost session or scope whose block is open in this context, or None."""
+    return _CURRENT.get()
+
+
+def parse_limit(budget: Dollars | None, *, field: str) -> Nanos | None:
+    """Return a budget in nano-dollars. Raises ``ConfigError`` naming *field*; zero is a budget that nothing fits into."""
+    if budget is None:
+        return None
+    try:
+        return dollars_to_nanos(budget, field=field)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(str(error)) from error
+
+
+class Session:
+    """One run's budget. Made by ``Guard.session`` and ``Session.child``; used as a block, sync or async.
+
+    Inside its block it is the session in context: tasks and ``to_thread`` inherit it, plain threads take it by ``bind``.
+    """
+
+    def __init__(self, guard: Guard, node: Node, opener: str, parent: Session | None) -> None:
+        self._guard = guard
+        self._node_id = node.id
+        self._name = node.name
+        self._kind = node.kind
+        self._opener = opener
+        self._parent = parent
+        self._outer: list[Session | None] = []
+        self._terms = replace(guard.terms, node_id=node.id, session_id=self._report_id(), session_name=node.name)
+
+    @classmethod
+    def open(cls, guard: Guard, request: NodeRequest, parent: Session | None) -> Session:
+        """Open or resume a node of the ledger. Raises ``ConfigError``, ``LedgerUnavailable``."""
+        scope = Scope(nodes=(request.id, request.parent_id), durable=True)
+        node = guard.shell.store.transact(scope, lambda view: open_node(view, request))
+        return cls(guard, node, request.opener, parent)
+
+    def _report_id(self) -> str:
+        return self._parent.id if self._kind is NodeKind.SCOPE and self._parent is not None else self._node_id
+
+    @property
+    def id(self) -> str:
+        """The session's id in the ledger."""
+        return self._node_id
+
+    @property
+    def name(self) -> str:
+        """The name it was given."""
+        return self._name
+
+    @property
+    def shell(self) -> Shell:
+        """The ports it runs on."""
+        return self._guard.shell
+
+    @property
+    def registry(self) -> AssetRegistry:
+        """The tokens it trusts."""
+        return self._guard.registry
+
+    @property
+    def max_body_bytes(self) -> int:
+        """How much of a streaming request body is kept for a repetition, in bytes."""
+        return self._guard.max_body_bytes
+
+    def conversation_terms(self) -> Terms:
+        """Return the terms of the innermost budget in context: this session, or one inside it.
+
+        Raises ``ConfigError`` where the block in context belongs to another session: a client that pays from one budget
+        inside the block of another is a mistake that must not pick one silently.
+        """
+        inner = _CURRENT.get()
+        if inner is None or self._descends_from(inner):
+            return self._terms
+        if inner._descends_from(self):
+            return inner._terms
+        raise ConfigError(
+            f"this client pays from session {self._name!r} ({self.id}), but the block in context belongs to "
+            f"{inner._name!r} ({inner.id}), which is not inside it; use a client of that session, or GuardedTransport(guard)"
+        )
+
+    def _descends_from(self, other: Session) -> bool:
+        session: Session | None = self
+        while session is not None:
+            if session._node_id == other._node_id and session._guard is other._guard:
+                return True
+            session = session._parent
+        return False
+
+    # -- amounts ----------------------------------------------------------------------------------------------------
+
+    @property
+    def limit(self) -> Decimal | None:
+        """The budget in dollars, exact."""
+        limit = self._nodes()[self._node_id].limit
+        return None if limit is None else nanos_to_decimal(limit)
+
+    @property
+    def spent(self) -> Decimal:
+        """What was captured in this session and below it, in dollars, exact."""
+        return nanos_to_decimal(sum(node.captured for node in self._subtree()))
+
+    @property
+    def held(self) -> Decimal:
+        """What live holds of this session and below it may still take, in dollars, exact."""
+        return nanos_to_decimal(sum(node.held for node in self._subtree()))
+
+    @property
+    def remaining(self) -> Decimal:
+        """The largest payment that fits into this budget and every one above it, in dollars, exact."""
+        scope = Scope(nodes=(self._node_id,))
+        left = self.shell.store.transact(scope, lambda view: remaining(view, self._node_id))
+        return Decimal("Infinity") if left is None else nanos_to_decimal(left)
+
+    def _nodes(self) -> dict[str, Node]:
+        return {node.id: node for node in self.shell.store.nodes(self._node_id)}
+
+    def _subtree(self) -> list[Node]:
+        nodes = self._nodes()
+        above = set()
+        parent = nodes[self._node_id].parent_id
+        while parent is not None:
+            above.add(parent)
+            parent = nodes[parent].parent_id
+        return [node for node in nodes.values() if node.id not in above]
+
+    def report(self) -> Report:
+        """Return the accounts of this session and all below it, as they stand in the ledger now."""
+        return report_of(self.shell, self._node_id)
+
+    # -- nesting ----------------------------------------------------------------------------------------------------
+
+    def child(self, name: str, *, budget: Dollars) -> Session:
+        """Open a session inside this one, with a budget of its own out of this one's.
+
+        Raises ``ConfigError`` for a budget that is no dollar amount.
+        """
+        return self._nest(NodeKind.SESSION, name, budget)
+
+    @contextmanager
+    def scope(self, budget: Dollars) -> Iterator[Session]:
+        """Narrow a block: inside it no more than *budget* of this session is spent. The report stays this session's."""
+        with self._nest(NodeKind.SCOPE, "scope", budget) as scope:
+            yield scope
+
+    def _nest(self, kind: NodeKind, name: str, budget: Dollars) -> Session:
+        return Session.open(
+            self._guard,
+            NodeRequest(
+                id=f"{self._node_id}/{kind}-{secrets.token_hex(4)}",
+                parent_id=self._node_id,
+                kind=kind,
+                name=name,
+                limit=parse_limit(budget, field="budget"),
+                opener=self._guard.opener(),
+            ),
+            self,
+        )
+
+    def bind(self, function: Callable[P, R]) -> Callable[P, R]:
+        """Return *function* such that it runs inside this session, also in a plain thread, which inherits no context."""
+
+        @wraps(function)
+        def bound(*args: P.args, **kwargs: P.kwargs) -> R:
+            before = _CURRENT.get()
+            _CURRENT.set(self)
+            try:
+                return function(*args, **kwargs)
+            finally:
+                _CURRENT.set(before)
+
+        return bound
+
+    # -- block ------------------------------------------------------------------------------------------------------
+
+    def __enter__(self) -> Self:
+        self._outer.append(_CURRENT.get())
+        _CURRENT.set(self)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        # Token.reset fails where a framework enters and leaves in different contexts; setting what was there does not.
+        _CURRENT.set(self._outer.pop() if self._outer else None)
+        self.close(error)
+
+    async def __aenter__(self) -> Self:
+        return self.__enter__()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        _CURRENT.set(self._outer.pop() if self._outer else None)
+        with anyio.CancelScope(shield=True):
+            await anyio.to_thread.run_sync(self.close, error)
+
+    def close(self, error: BaseException | None = None) -> None:
+        """End this opening of the session; *error* is what its block was left by. Live holds go on counting."""
+        refused = isinstance(error, BudgetExhausted) and error.session == self._report_id()
+        scope = Scope(nodes=(self._node_id,))
+        self.shell.store.transact(
+            scope, lambda view: close_node(view, self._node_id, opener=self._opener, left_by_refusal=refused)
+        )
+
+    def __repr__(self) -> str:
+        return f"Session({self._name!r}, id={self._node_id!r})"
+
+
+def report_of(shell: Shell, node_id: str) -> Report:
+    """Return the report of any node of a ledger. Raises ``ConfigError`` where there is no such node."""
+    store = shell.store
+    nodes = {node.id: node for node in store.nodes(node_id)}
+    if node_id not in nodes:
+        raise ConfigError(f"session: there is no session {node_id!r} in this ledger")
+    above, parent = {node_id}, nodes[node_id].parent_id
+    while parent is not None:
+        above.add(parent)
+        parent = nodes[parent].parent_id
+    below = [node_id, *(other for other in nodes if other not in above)]
+    counters = [counter for node in below for counter in store.marks("refusals", f"{node}/").values()]
+    return build_report(nodes, node_id, store.entries(node_id), counters, now_ms=store.now_ms())

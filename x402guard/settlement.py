@@ -1,0 +1,184 @@
+"""Step 9 and after: what a paid reply says, what the chain says, and what the books make of both."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Final
+
+from x402guard.assets import resolve_network
+from x402guard.effects import Flow, Reply, read_chain, transact
+from x402guard.errors import ProtocolError
+from x402guard.ledger.doubt import beat, instance_mark
+from x402guard.ledger.evidence import Settled, Unreadable, claim_settlement, proof_mark, weigh
+from x402guard.ledger.model import Claim, Evidence, Hold, HoldState
+from x402guard.ledger.transitions import Note, Void, apply
+from x402guard.ledger.view import LedgerView, Scope
+from x402guard.money import Nanos, nanos_to_decimal
+from x402guard.purchase import Terms
+from x402guard.wire import SettleResponse, decode_receipt
+
+__all__ = [
+    "Receipt",
+    "ask_chain",
+    "judge_reply",
+    "note_doubt",
+    "proven_taken",
+    "receipt_of",
+    "sweep",
+    "void",
+    "write_claim",
+]
+
+SWEEP_SIZE: Final = 32
+"""How many holds one sweep asks the chain about, at most."""
+
+SWEEP_PAUSE_MS: Final = 2_000
+"""A hold that the chain was asked about less than this many milliseconds ago is not asked about again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """What became of a payment, as ``response.extensions["x402guard"]``.
+
+    Attributes:
+        hold_id: its line in the ledger.
+        amount: dollars captured, or held while that is not known.
+        evidence: why the amount is believed: ``chain``, ``chain_head``, ``claimed`` …; None while it is held.
+        state: ``captured`` or ``held``.
+        in_doubt: nobody has said how it ended; it counts in full.
+        transaction: the hash that the server names, or "".
+        deadline: unix time in seconds after which the signature is worthless.
+        represented: a payment in doubt was presented again, none was signed anew.
+    """
+
+    hold_id: str
+    amount: Decimal
+    evidence: str | None
+    state: str
+    in_doubt: bool
+    transaction: str
+    deadline: int
+    represented: bool
+
+
+def receipt_of(hold: Hold, *, represented: bool) -> Receipt:
+    """Return the receipt of a hold as it stands."""
+    amount = hold.captured if hold.state is HoldState.CAPTURED else hold.amount
+    return Receipt(
+        hold_id=hold.id,
+        amount=nanos_to_decimal(amount),
+        evidence=None if hold.evidence is None else str(hold.evidence),
+        state=str(hold.state),
+        in_doubt=hold.state is HoldState.HELD and hold.doubt is not None,
+        transaction="" if hold.claim is None else hold.claim.transaction,
+        deadline=hold.deadline_unix,
+        represented=represented,
+    )
+
+
+def judge_reply(reply: Reply, hold: Hold) -> Claim | str:
+    """Return what the reply to a paid request claims, or, as text, why it says nothing that can be relied on.
+
+    Only a success receipt for this payer and network is a claim; any other status, silence, failure or another 402 leaves the
+    signature out there: the server still has it.
+    """
+    try:
+        receipt = decode_receipt(reply.headers)
+    except ProtocolError as error:
+        return f"status {reply.status} with an unreadable receipt ({error})"
+    if receipt is None:
+        return f"status {reply.status} without a receipt"
+    if not receipt.success:
+        return f"status {reply.status}, settlement failed: {receipt.error_reason or 'no reason given'}"[:300]
+    intent = hold.payment()
+    if receipt.network and resolve_network(receipt.network) != intent.network:
+        return f"the receipt is for network {receipt.network!r}, the payment was on {intent.network}"
+    if receipt.payer is not None and receipt.payer.lower() != intent.payer.lower():
+        return "the receipt names another payer"
+    return _claim(receipt, hold)
+
+
+def _claim(receipt: SettleResponse, hold: Hold) -> Claim | str:
+    intent = hold.payment()
+    if intent.scheme == "exact":
+        return Claim(hold.amount, receipt.transaction)  # live exact receipts carry no amount: it is what was signed
+    if receipt.amount is None:
+        return Claim(hold.amount, receipt.transaction)
+    claimed = int(receipt.amount)
+    if claimed > intent.amount_atomic:
+        return f"the receipt claims {claimed} units, more than the {intent.amount_atomic} that were signed"
+    return Claim(Nanos(-(-hold.amount * claimed // intent.amount_atomic)), receipt.transaction)
+
+
+def write_claim(terms: Terms, hold: Hold, claim: Claim) -> Flow[Hold]:
+    """Write down a claim. ``exact`` is captured in full as claimed; an ``upto`` stays held beside its claim."""
+    believe = hold.payment().scheme == "exact" or (terms.unsafe_trust_receipts and not hold.chain_evidence)
+
+    def change(view: LedgerView) -> Hold:
+        beat(view, terms.instance)
+        return claim_settlement(view, hold.id, claim, believe=believe)
+
+    return (yield from transact(_scope_of(terms, hold.id), change))
+
+
+def note_doubt(terms: Terms, hold_id: str, reason: str) -> Flow[Hold]:
+    """Write down that nobody knows how a payment ended. It stays held and counts in full."""
+
+    def change(view: LedgerView) -> Hold:
+        return _if_held(view, hold_id, lambda: apply(view, hold_id, Note(doubt=reason)))
+
+    return (yield from transact(_scope_of(terms, hold_id), change))
+
+
+def void(terms: Terms, hold_id: str, reason: str) -> Flow[None]:
+    """Give a hold back whose signature cannot exist or never left. A hold that was never written is no error."""
+
+    def change(view: LedgerView) -> None:
+        if view.hold(hold_id) is not None:
+            _if_held(view, hold_id, lambda: apply(view, hold_id, Void(reason)))
+
+    yield from transact(_scope_of(terms, hold_id), change)
+
+
+def _if_held(view: LedgerView, hold_id: str, step: Callable[[], Hold]) -> Hold:
+    hold = view.hold(hold_id)
+    if hold is None:
+        raise KeyError(hold_id)
+    return step() if hold.state is HoldState.HELD else hold
+
+
+def _scope_of(terms: Terms, hold_id: str, *, durable: bool = False) -> Scope:
+    return Scope(nodes=(terms.node_id,), holds=(hold_id,), marks=(instance_mark(terms.instance),), durable=durable)
+
+
+def ask_chain(hold: Hold) -> Flow[Hold]:
+    """Read the chain about one payment and let the answer take effect; return the hold after it."""
+    finding = yield from read_chain(hold)
+    if isinstance(finding, Unreadable) and hold.checked_ms:
+        return hold
+    marks = (proof_mark(hold.payment().network, finding),) if isinstance(finding, Settled) else ()
+    # An upward correction restrains, so this transaction has to survive a power cut.
+    scope = Scope(nodes=(hold.node_id,), holds=(hold.id,), marks=marks, durable=True)
+    return (yield from transact(scope, lambda view: weigh(view, hold.id, finding)))
+
+
+def sweep(terms: Terms) -> Flow[int]:
+    """Ask the chain about the live payments longest unasked, at most 32; return how many nano-dollars that freed."""
+    scope = Scope(nodes=(terms.node_id,), sweep=SWEEP_SIZE)
+
+    def stale(view: LedgerView) -> tuple[Hold, ...]:
+        return tuple(h for h in view.live(view.sweep) if view.now_ms - h.checked_ms > SWEEP_PAUSE_MS)
+
+    freed = 0
+    for hold in (yield from transact(scope, stale)):
+        after = yield from ask_chain(hold)
+        if after.state is not HoldState.HELD:
+            freed += hold.amount - after.captured
+    return freed
+
+
+def proven_taken(hold: Hold) -> bool:
+    """True where the chain says that a payment was taken."""
+    return hold.state is HoldState.CAPTURED and hold.evidence in (Evidence.CHAIN, Evidence.CHAIN_HEAD)

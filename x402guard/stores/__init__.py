@@ -1,0 +1,30 @@
+"""Where the books are kept: in memory, or in an SQLite file. One conformance suite runs on both."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from x402guard.errors import ConfigError
+from x402guard.ports import LedgerStore
+from x402guard.stores.memory import MemoryStore
+
+__all__ = ["MemoryStore", "open_store"]
+
+
+def open_store(url: str, *, clock_ms: Callable[[], int] | None = None) -> LedgerStore:
+    """Return the store at a ledger URL.
+
+    ``memory://`` keeps the books in this process and promises nothing past it; ``sqlite:///spend.db`` is a file relative to
+    the working directory, ``sqlite:////var/lib/spend.db`` an absolute one. ``clock_ms`` gives unix milliseconds. Raises
+    ``ConfigError`` for any other URL, ``LedgerUnavailable`` where the file cannot be opened.
+    """
+    if url == "memory://":
+        return MemoryStore(clock_ms=clock_ms)
+    if url.startswith("sqlite:///") and len(url) > len("sqlite:///"):
+        from x402guard.stores.sqlite import SqliteStore
+
+        return SqliteStore(Path(url.removeprefix("sqlite:///")), clock_ms=clock_ms)
+    raise ConfigError(
+        f"ledger: {url!r} is not a ledger; write memory://, sqlite:///spend.db or sqlite:////absolute/path.db"
+    )

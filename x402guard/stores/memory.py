@@ -1,0 +1,124 @@
+"""The books in this process's memory: for tests, and for a run that promises nothing past itself."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final, TypeVar
+
+from x402guard.ledger.model import Entry, Hold, HoldState, Node
+from x402guard.ledger.view import Change, MarkKey, Scope
+from x402guard.stores.loading import check_change, load_view, system_clock_ms
+
+__all__ = ["MemoryStore"]
+
+R = TypeVar("R")
+
+
+class MemoryStore:
+    """A ``LedgerStore`` in memory. One lock; every transaction is over in microseconds."""
+
+    inline: Final = True
+
+    def __init__(self, *, clock_ms: Callable[[], int] | None = None) -> None:
+        self._clock = clock_ms or system_clock_ms
+        self._lock = threading.Lock()
+        self._nodes: dict[str, Node] = {}
+        self._holds: dict[str, Hold] = {}
+        self._live: dict[str, Hold] = {}
+        self._marks: dict[MarkKey, Mapping[str, Any]] = {}
+        self._entries: dict[str, list[Entry]] = {}
+
+    def transact(self, scope: Scope, change: Change[R]) -> R:
+        """See ``LedgerStore.transact``."""
+        with self._lock:
+            view = load_view(self, scope, self._clock())
+            result = change(view)
+            check_change(view, scope)
+            for node in view.node_rows():
+                self._nodes[node.id] = node
+            for hold in view.hold_rows():
+                self._holds[hold.id] = hold
+                self._live.pop(hold.id, None)
+                if hold.state is HoldState.HELD:
+                    self._live[hold.id] = hold
+            self._marks.update(view.mark_rows())
+            for entry in view.entries:
+                self._entries.setdefault(entry.node_id, []).append(entry)
+            return result
+
+    def get_node(self, node_id: str) -> Node | None:
+        """See ``Rows``."""
+        return self._nodes.get(node_id)
+
+    def get_hold(self, hold_id: str) -> Hold | None:
+        """See ``Rows``."""
+        return self._holds.get(hold_id)
+
+    def live_by_purchase(self, key: str) -> Iterable[Hold]:
+        """See ``Rows``."""
+        return sorted((h for h in self._live.values() if h.purchase_key == key), key=lambda h: h.created_ms)
+
+    def due(self, node_ids: Iterable[str], now_unix: int, most: int) -> Iterable[Hold]:
+        """See ``Rows``."""
+        nodes = set(node_ids)
+        due = (
+            hold
+            for hold in self._live.values()
+            if hold.node_id in nodes and not hold.chain_evidence and hold.deadline_unix < now_unix
+        )
+        return sorted(due, key=lambda h: h.deadline_unix)[:most]
+
+    def sweepable(self, most: int) -> Iterable[Hold]:
+        """See ``Rows``."""
+        live = (hold for hold in self._live.values() if hold.chain_evidence and hold.intent is not None)
+        return sorted(live, key=lambda h: (h.checked_ms, h.created_ms))[:most]
+
+    def get_mark(self, key: MarkKey) -> Mapping[str, Any] | None:
+        """See ``Rows``."""
+        return self._marks.get(key)
+
+    def entries(self, node_id: str) -> Sequence[Entry]:
+        """See ``LedgerStore.entries``."""
+        with self._lock:
+            return [entry for node in self._below(node_id) for entry in self._entries.get(node, ())]
+
+    def _below(self, node_id: str) -> list[str]:
+        below = [node_id]
+        for parent in below:
+            below.extend(node.id for node in self._nodes.values() if node.parent_id == parent)
+        return below
+
+    def nodes(self, under: str | None = None) -> Sequence[Node]:
+        """See ``LedgerStore.nodes``."""
+        with self._lock:
+            if under is None:
+                return list(self._nodes.values())
+            wanted = set(self._below(under))
+            above: str | None = under
+            while above is not None and above in self._nodes:
+                wanted.add(above)
+                above = self._nodes[above].parent_id
+            return [node for node in self._nodes.values() if node.id in wanted]
+
+    def hold(self, hold_id: str) -> Hold | None:
+        """See ``LedgerStore.hold``."""
+        with self._lock:
+            return self._holds.get(hold_id)
+
+    def outstanding(self) -> Sequence[Hold]:
+        """See ``LedgerStore.outstanding``."""
+        with self._lock:
+            return sorted(self._live.values(), key=lambda h: h.created_ms)
+
+    def marks(self, kind: str, prefix: str) -> Mapping[str, Mapping[str, Any]]:
+        """See ``LedgerStore.marks``."""
+        with self._lock:
+            return {key: value for (of, key), value in self._marks.items() if of == kind and key.startswith(prefix)}
+
+    def now_ms(self) -> int:
+        """See ``LedgerStore.now_ms``."""
+        return self._clock()
+
+    def close(self) -> None:
+        """See ``LedgerStore.close``; nothing to release."""

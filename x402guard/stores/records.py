@@ -1,0 +1,111 @@
+"""Nodes, holds and entries as flat database records, and back."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from x402guard.ledger.intent import Intent
+from x402guard.ledger.model import (
+    Claim,
+    Entry,
+    Evidence,
+    Hold,
+    HoldKind,
+    HoldState,
+    Node,
+    NodeKind,
+    NodeState,
+    Purpose,
+)
+from x402guard.money import Nanos
+
+__all__ = [
+    "ENTRY_COLUMNS",
+    "HOLD_COLUMNS",
+    "NODE_COLUMNS",
+    "entry_record",
+    "hold_record",
+    "node_record",
+    "to_entry",
+    "to_hold",
+    "to_node",
+]
+
+NODE_COLUMNS: Final = (
+    "id", "parent_id", "kind", "name", "max_nanos", "created_ms", "last_ms", "captured", "held", "granted_out",
+    "granted_in", "state", "terminated_by", "starved", "openers", "closed_ms", "seq", "head",
+)  # fmt: skip
+HOLD_COLUMNS: Final = tuple(field.name for field in dataclasses.fields(Hold))
+ENTRY_COLUMNS: Final = tuple(field.name for field in dataclasses.fields(Entry))
+
+Value = str | int | None
+Record = tuple[Value, ...]
+
+
+def node_record(node: Node) -> Record:
+    """Return a node in the order of ``NODE_COLUMNS``."""
+    return (
+        node.id, node.parent_id, str(node.kind), node.name, node.limit, node.created_ms, node.last_ms, node.captured,
+        node.held, node.granted_out, node.granted_in, str(node.state), node.terminated_by, int(node.starved),
+        json.dumps(node.openers), node.closed_ms, node.seq, node.head,
+    )  # fmt: skip
+
+
+def to_node(record: Sequence[Any]) -> Node:
+    """Return the node of a record in the order of ``NODE_COLUMNS``."""
+    row = dict(zip(NODE_COLUMNS, record, strict=True))
+    limit = row.pop("max_nanos")
+    row.update(
+        kind=NodeKind(row["kind"]),
+        state=NodeState(row["state"]),
+        starved=bool(row["starved"]),
+        openers=tuple(json.loads(row["openers"])),
+    )
+    return Node(limit=None if limit is None else Nanos(limit), **row)
+
+
+def hold_record(hold: Hold) -> Record:
+    """Return a hold in the order of ``HOLD_COLUMNS``."""
+    row: dict[str, Any] = {name: getattr(hold, name) for name in HOLD_COLUMNS}
+    row.update(
+        kind=str(hold.kind),
+        purpose=json.dumps(dataclasses.asdict(hold.purpose), ensure_ascii=False),
+        chain_evidence=int(hold.chain_evidence),
+        intent=None if hold.intent is None else hold.intent.to_json(),
+        state=str(hold.state),
+        evidence=None if hold.evidence is None else str(hold.evidence),
+        claim=None if hold.claim is None else json.dumps(dataclasses.asdict(hold.claim)),
+    )
+    return tuple(row.values())
+
+
+def to_hold(record: Sequence[Any]) -> Hold:
+    """Return the hold of a record in the order of ``HOLD_COLUMNS``."""
+    row = dict(zip(HOLD_COLUMNS, record, strict=True))
+    row.update(
+        kind=HoldKind(row["kind"]),
+        purpose=Purpose(**json.loads(row["purpose"])),
+        chain_evidence=bool(row["chain_evidence"]),
+        intent=None if row["intent"] is None else Intent.from_json(row["intent"]),
+        state=HoldState(row["state"]),
+        evidence=None if row["evidence"] is None else Evidence(row["evidence"]),
+        claim=None if row["claim"] is None else _claim(json.loads(row["claim"])),
+    )
+    return Hold(**row)
+
+
+def _claim(value: Mapping[str, Any]) -> Claim:
+    return Claim(Nanos(value["amount"]), value["transaction"])
+
+
+def entry_record(entry: Entry) -> Record:
+    """Return an entry in the order of ``ENTRY_COLUMNS``."""
+    return tuple(getattr(entry, name) for name in ENTRY_COLUMNS)
+
+
+def to_entry(record: Sequence[Any]) -> Entry:
+    """Return the entry of a record in the order of ``ENTRY_COLUMNS``."""
+    return Entry(*record)

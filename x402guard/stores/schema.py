@@ -1,0 +1,87 @@
+"""The SQLite schema, as numbered migrations. Never change one that has shipped; add the next."""
+
+from __future__ import annotations
+
+from typing import Final
+
+__all__ = ["MIGRATIONS"]
+
+_FIRST: Final = """
+CREATE TABLE nodes (
+    id TEXT PRIMARY KEY,
+    parent_id TEXT REFERENCES nodes (id),
+    kind TEXT NOT NULL,
+    name TEXT NOT NULL,
+    max_nanos INTEGER,
+    created_ms INTEGER NOT NULL,
+    last_ms INTEGER NOT NULL,
+    captured INTEGER NOT NULL CHECK (captured >= 0),
+    held INTEGER NOT NULL CHECK (held >= 0),
+    granted_out INTEGER NOT NULL CHECK (granted_out >= 0),
+    granted_in INTEGER NOT NULL CHECK (granted_in >= 0),
+    state TEXT NOT NULL,
+    terminated_by TEXT,
+    starved INTEGER NOT NULL,
+    openers TEXT NOT NULL,
+    closed_ms INTEGER,
+    seq INTEGER NOT NULL,
+    head TEXT NOT NULL
+) STRICT;
+CREATE INDEX nodes_by_parent ON nodes (parent_id);
+
+CREATE TABLE holds (
+    id TEXT PRIMARY KEY,
+    node_id TEXT NOT NULL REFERENCES nodes (id),
+    kind TEXT NOT NULL,
+    amount INTEGER NOT NULL CHECK (amount > 0),
+    created_ms INTEGER NOT NULL,
+    deadline_unix INTEGER NOT NULL,
+    flying_since_ms INTEGER NOT NULL,
+    owner TEXT NOT NULL,
+    purpose TEXT NOT NULL,
+    chain_evidence INTEGER NOT NULL,
+    purchase_key TEXT,
+    intent TEXT,
+    state TEXT NOT NULL,
+    captured INTEGER NOT NULL CHECK (captured >= 0),
+    evidence TEXT,
+    doubt TEXT,
+    claim TEXT,
+    proof TEXT,
+    ended_by TEXT,
+    checked_ms INTEGER NOT NULL
+) STRICT;
+CREATE INDEX live_by_purchase ON holds (purchase_key, created_ms) WHERE state = 'held';
+CREATE INDEX live_by_node ON holds (node_id, deadline_unix) WHERE state = 'held';
+CREATE INDEX live_by_check ON holds (checked_ms, created_ms) WHERE state = 'held';
+
+CREATE TABLE entries (
+    node_id TEXT NOT NULL REFERENCES nodes (id),
+    seq INTEGER NOT NULL,
+    at_ms INTEGER NOT NULL,
+    event TEXT NOT NULL,
+    hold_id TEXT,
+    captured INTEGER NOT NULL,
+    held INTEGER NOT NULL,
+    granted_in INTEGER NOT NULL,
+    granted_out INTEGER NOT NULL,
+    data TEXT NOT NULL,
+    previous TEXT NOT NULL,
+    hash TEXT NOT NULL,
+    PRIMARY KEY (node_id, seq)
+) STRICT, WITHOUT ROWID;
+CREATE TRIGGER entries_are_never_changed BEFORE UPDATE ON entries
+BEGIN SELECT RAISE (ABORT, 'the journal is append-only'); END;
+CREATE TRIGGER entries_are_never_removed BEFORE DELETE ON entries
+BEGIN SELECT RAISE (ABORT, 'the journal is append-only'); END;
+
+CREATE TABLE marks (
+    kind TEXT NOT NULL,
+    key TEXT NOT NULL,
+    value TEXT NOT NULL,
+    PRIMARY KEY (kind, key)
+) STRICT, WITHOUT ROWID;
+"""
+
+MIGRATIONS: Final[tuple[str, ...]] = (_FIRST,)
+"""Migration N takes a ledger from version N to N + 1; the version is SQLite's ``user_version``."""

@@ -1,0 +1,248 @@
+"""The books in an SQLite file that several processes may share.
+
+WAL, ``BEGIN IMMEDIATE``, and ``synchronous=FULL`` for whatever restrains: a hold lost in a power cut would be a signature that
+nobody counts. Waiting for the write lock goes through a lock file that the kernel hands on in turn, because SQLite's own
+busy handler sleeps up to 100 ms and lets one process starve the others.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import sqlite3
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from x402guard.errors import LedgerUnavailable
+from x402guard.ledger.model import Entry, Hold, Node
+from x402guard.ledger.view import Change, LedgerView, MarkKey, Scope
+from x402guard.stores.loading import check_change, load_view, system_clock_ms
+from x402guard.stores.records import (
+    ENTRY_COLUMNS,
+    HOLD_COLUMNS,
+    NODE_COLUMNS,
+    entry_record,
+    hold_record,
+    node_record,
+    to_entry,
+    to_hold,
+    to_node,
+)
+from x402guard.stores.schema import MIGRATIONS
+
+__all__ = ["SqliteStore"]
+
+R = TypeVar("R")
+
+APPLICATION_ID: Final = 0x78343032  # "x402"
+
+_BUSY_S: Final = 30.0
+_NODES: Final = f"SELECT {', '.join(NODE_COLUMNS)} FROM nodes"
+_HOLDS: Final = f"SELECT {', '.join(HOLD_COLUMNS)} FROM holds"
+_ENTRIES: Final = f"SELECT {', '.join(f'entries.{name}' for name in ENTRY_COLUMNS)} FROM entries"
+
+_BELOW: Final = "below (id) AS (SELECT ? UNION ALL SELECT nodes.id FROM nodes JOIN below ON nodes.parent_id = below.id)"
+_ABOVE: Final = "above (id) AS (SELECT ? UNION ALL SELECT nodes.parent_id FROM nodes JOIN above ON nodes.id = above.id)"
+
+
+def _upsert(table: str, columns: Sequence[str], key: Sequence[str]) -> str:
+    rest = ", ".join(f"{name} = excluded.{name}" for name in columns if name not in key)
+    marks = ", ".join("?" for _ in columns)
+    return f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({marks}) ON CONFLICT ({', '.join(key)}) DO UPDATE SET {rest}"
+
+
+_PUT_NODE: Final = _upsert("nodes", NODE_COLUMNS, ("id",))
+_PUT_HOLD: Final = _upsert("holds", HOLD_COLUMNS, ("id",))
+_PUT_MARK: Final = _upsert("marks", ("kind", "key", "value"), ("kind", "key"))
+_ADD_ENTRY: Final = f"INSERT INTO entries ({', '.join(ENTRY_COLUMNS)}) VALUES ({', '.join('?' for _ in ENTRY_COLUMNS)})"
+
+
+class SqliteStore:
+    """A ``LedgerStore`` in a file, created with mode 0600 where it does not exist.
+
+    Args:
+        path: the database file; ``-wal``, ``-shm`` and ``-lock`` files stand beside it.
+        clock_ms: unix milliseconds; the system's clock by default.
+
+    Raises ``LedgerUnavailable`` where the file cannot be opened, or is none of ours.
+    """
+
+    inline: Final = False
+
+    def __init__(self, path: Path, *, clock_ms: Callable[[], int] | None = None) -> None:
+        self._path = path
+        self._clock = clock_ms or system_clock_ms
+        self._lock = threading.Lock()
+        self._read_lock = threading.Lock()
+        self._closed = False
+        self._pid = os.getpid()
+        with _unavailable(f"cannot open the ledger {path}"):
+            self._open()
+
+    def _open(self) -> None:
+        # Created by us, so that nobody else can read it for even a moment.
+        os.close(os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600))
+        self._turn = os.open(f"{self._path}-lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._writer = self._connect()
+        self._writer.execute("PRAGMA journal_mode = WAL")
+        self._migrate()
+        self._reader = self._connect()
+        self._synchronous = ""
+
+    def _connect(self) -> sqlite3.Connection:
+        connection = sqlite3.connect(self._path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False)
+        connection.execute("PRAGMA foreign_keys = ON")
+        return connection
+
+    def _migrate(self) -> None:
+        with self._in_turn():
+            [owner] = self._writer.execute("PRAGMA application_id").fetchone()
+            [version] = self._writer.execute("PRAGMA user_version").fetchone()
+            [tables] = self._writer.execute("SELECT count(*) FROM sqlite_master").fetchone()
+            if owner != APPLICATION_ID and tables:
+                raise LedgerUnavailable(f"{self._path} is a database of something else; choose another file")
+            if version > len(MIGRATIONS):
+                raise LedgerUnavailable(f"{self._path} was written by a newer x402guard (ledger version {version})")
+            for number in range(version, len(MIGRATIONS)):
+                settings = f"PRAGMA user_version = {number + 1}; PRAGMA application_id = {APPLICATION_ID};"
+                self._writer.executescript(f"BEGIN IMMEDIATE; {MIGRATIONS[number]} {settings} COMMIT;")
+
+    @contextmanager
+    def _in_turn(self) -> Iterator[None]:
+        """Wait in line for the right to write: first among our threads, then among processes."""
+        with self._lock:
+            if self._closed:
+                raise LedgerUnavailable("this ledger has been closed")
+            if self._pid != os.getpid():
+                raise LedgerUnavailable("this ledger was opened before a fork; open a Guard of its own in each process")
+            fcntl.flock(self._turn, fcntl.LOCK_EX)
+            try:
+                yield
+            finally:
+                fcntl.flock(self._turn, fcntl.LOCK_UN)
+
+    def transact(self, scope: Scope, change: Change[R]) -> R:
+        """See ``LedgerStore.transact``."""
+        with self._in_turn(), _unavailable("cannot write the ledger"):
+            # The pragma cannot change inside a transaction, so the scope says beforehand whether this one restrains.
+            level = "FULL" if scope.durable else "NORMAL"
+            if level != self._synchronous:
+                self._writer.execute(f"PRAGMA synchronous = {level}")
+                self._synchronous = level
+            self._writer.execute("BEGIN IMMEDIATE")
+            try:
+                view = load_view(self, scope, self._clock())
+                result = change(view)
+                check_change(view, scope)
+                self._write(view)
+                self._writer.execute("COMMIT")
+            except BaseException:
+                if self._writer.in_transaction:
+                    self._writer.execute("ROLLBACK")
+                raise
+            return result
+
+    def _write(self, view: LedgerView) -> None:
+        self._writer.executemany(_PUT_NODE, map(node_record, view.node_rows()))
+        self._writer.executemany(_PUT_HOLD, map(hold_record, view.hold_rows()))
+        self._writer.executemany(_ADD_ENTRY, map(entry_record, view.entries))
+        marks = ((kind, key, json.dumps(value, ensure_ascii=False)) for (kind, key), value in view.mark_rows())
+        self._writer.executemany(_PUT_MARK, marks)
+
+    def get_node(self, node_id: str) -> Node | None:
+        """See ``Rows``."""
+        row = self._writer.execute(f"{_NODES} WHERE id = ?", (node_id,)).fetchone()
+        return None if row is None else to_node(row)
+
+    def get_hold(self, hold_id: str) -> Hold | None:
+        """See ``Rows``."""
+        row = self._writer.execute(f"{_HOLDS} WHERE id = ?", (hold_id,)).fetchone()
+        return None if row is None else to_hold(row)
+
+    def live_by_purchase(self, key: str) -> Iterable[Hold]:
+        """See ``Rows``."""
+        where = "WHERE purchase_key = ? AND state = 'held' ORDER BY created_ms"
+        return [to_hold(row) for row in self._writer.execute(f"{_HOLDS} {where}", (key,))]
+
+    def due(self, node_ids: Iterable[str], now_unix: int, most: int) -> Iterable[Hold]:
+        """See ``Rows``."""
+        ids = tuple(node_ids)
+        places = ", ".join("?" for _ in ids)
+        where = (
+            f"WHERE state = 'held' AND node_id IN ({places}) AND deadline_unix < ? AND chain_evidence = 0 "
+            "ORDER BY deadline_unix LIMIT ?"
+        )
+        return [to_hold(row) for row in self._writer.execute(f"{_HOLDS} {where}", (*ids, now_unix, most))]
+
+    def sweepable(self, most: int) -> Iterable[Hold]:
+        """See ``Rows``."""
+        where = (
+            "WHERE state = 'held' AND chain_evidence = 1 AND intent IS NOT NULL ORDER BY checked_ms, created_ms LIMIT ?"
+        )
+        return [to_hold(row) for row in self._writer.execute(f"{_HOLDS} {where}", (most,))]
+
+    def get_mark(self, key: MarkKey) -> Mapping[str, Any] | None:
+        """See ``Rows``."""
+        row = self._writer.execute("SELECT value FROM marks WHERE kind = ? AND key = ?", key).fetchone()
+        return None if row is None else dict(json.loads(row[0]))
+
+    def _read(self, sql: str, values: Sequence[str] = ()) -> list[Any]:
+        with self._read_lock, _unavailable("cannot read the ledger"):
+            if self._closed:
+                raise LedgerUnavailable("this ledger has been closed")
+            return self._reader.execute(sql, values).fetchall()
+
+    def entries(self, node_id: str) -> Sequence[Entry]:
+        """See ``LedgerStore.entries``."""
+        sql = f"WITH RECURSIVE {_BELOW} {_ENTRIES} JOIN below ON entries.node_id = below.id ORDER BY node_id, seq"
+        return [to_entry(row) for row in self._read(sql, (node_id,))]
+
+    def nodes(self, under: str | None = None) -> Sequence[Node]:
+        """See ``LedgerStore.nodes``."""
+        if under is None:
+            return [to_node(row) for row in self._read(f"{_NODES} ORDER BY created_ms, rowid")]
+        related = "id IN (SELECT id FROM below UNION SELECT id FROM above)"
+        sql = f"WITH RECURSIVE {_BELOW}, {_ABOVE} {_NODES} WHERE {related} ORDER BY created_ms, rowid"
+        return [to_node(row) for row in self._read(sql, (under, under))]
+
+    def hold(self, hold_id: str) -> Hold | None:
+        """See ``LedgerStore.hold``."""
+        rows = self._read(f"{_HOLDS} WHERE id = ?", (hold_id,))
+        return to_hold(rows[0]) if rows else None
+
+    def outstanding(self) -> Sequence[Hold]:
+        """See ``LedgerStore.outstanding``."""
+        return [to_hold(row) for row in self._read(f"{_HOLDS} WHERE state = 'held' ORDER BY created_ms")]
+
+    def marks(self, kind: str, prefix: str) -> Mapping[str, Mapping[str, Any]]:
+        """See ``LedgerStore.marks``."""
+        sql = "SELECT key, value FROM marks WHERE kind = ? AND substr(key, 1, length(?)) = ?"
+        return {key: json.loads(value) for key, value in self._read(sql, (kind, prefix, prefix))}
+
+    def now_ms(self) -> int:
+        """See ``LedgerStore.now_ms``."""
+        return self._clock()
+
+    def close(self) -> None:
+        """See ``LedgerStore.close``."""
+        with self._lock, self._read_lock:
+            if self._closed:
+                return
+            self._closed = True
+            with suppress(sqlite3.Error):  # the books are committed already; a failed checkpoint loses nothing
+                self._writer.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            self._writer.close()
+            self._reader.close()
+            os.close(self._turn)
+
+
+@contextmanager
+def _unavailable(what: str) -> Iterator[None]:
+    try:
+        yield
+    except (sqlite3.Error, OSError) as error:
+        raise LedgerUnavailable(f"{what}: {error}") from error

@@ -1,0 +1,230 @@
+"""``GuardedTransport`` and ``AsyncGuardedTransport``: httpx on the outside, a flow on the inside.
+
+The transport moves bytes and nothing else: it shows the flow status and headers, adds a payment header to its own copy of the
+request, and hands the last response over as it came.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Literal, Protocol, get_args
+
+import anyio
+import httpx
+
+from x402guard.assets import AssetRegistry
+from x402guard.drivers import Shell, run, run_async
+from x402guard.effects import Flow, Reply, SendFailed
+from x402guard.errors import ConfigError, PaymentRefused, X402GuardError
+from x402guard.flow import paid_request
+from x402guard.incoming import AsyncReplay, Replay, decoded_body, problem_response
+from x402guard.outgoing import LogicalRequest, Outgoing, buffer_body, buffer_body_async, describe_request
+from x402guard.purchase import Terms
+from x402guard.settlement import Receipt
+
+__all__ = ["EXTENSION", "AsyncGuardedTransport", "GuardedTransport", "OnRefusal", "Payer"]
+
+EXTENSION: Final = "x402guard"
+"""Where the receipt stands in ``response.extensions``."""
+
+OnRefusal = Literal["raise", "respond"]
+
+
+class Payer(Protocol):
+    """What a transport needs of a session, or of a guard that finds the session in context."""
+
+    def conversation_terms(self) -> Terms:
+        """Return the terms of the innermost budget in context. Raises ``ConfigError`` where there is none of ours."""
+
+    @property
+    def shell(self) -> Shell:
+        """The books, the key and the chains."""
+
+    @property
+    def registry(self) -> AssetRegistry:
+        """The tokens we trust."""
+
+    @property
+    def max_body_bytes(self) -> int:
+        """How much of a streaming request body is kept, so that a paid request can repeat it."""
+
+
+class _Guarded:
+    """What both transports do alike: facts in, receipt or refusal out."""
+
+    def __init__(self, payer: Payer, *, on_refusal: OnRefusal) -> None:
+        if not hasattr(payer, "conversation_terms"):
+            raise ConfigError(f"GuardedTransport(…): {payer!r} is neither a Session nor a Guard")
+        if on_refusal not in get_args(OnRefusal):
+            raise ConfigError(f"on_refusal: {on_refusal!r} is neither 'raise' nor 'respond'")
+        self._payer = payer
+        self._on_refusal = on_refusal
+
+    def _begin(
+        self, request: httpx.Request, logical: LogicalRequest, body: bytes | None, *, stock: bool
+    ) -> tuple[Flow[Receipt | None], Outgoing]:
+        facts = describe_request(request, logical, body)
+        flow = paid_request(facts, self._payer.conversation_terms(), self._payer.registry)
+        return flow, Outgoing(request, body, logical, facts.entropy.hex(), stock=stock)
+
+    def _finish(self, request: httpx.Request, response: httpx.Response, receipt: Receipt | None) -> httpx.Response:
+        if receipt is not None:
+            response.extensions[EXTENSION] = receipt
+        response.request = request
+        return response
+
+    def _failed(self, error: X402GuardError, request: httpx.Request) -> httpx.Response:
+        error.request = request
+        if isinstance(error, PaymentRefused) and self._on_refusal == "respond":
+            return problem_response(error, request)
+        raise error
+
+
+class GuardedTransport(_Guarded, httpx.BaseTransport):
+    """An httpx transport that pays 402s out of a session's budget, and never past it.
+
+    Args:
+        session: a ``Session``, or a ``Guard`` for a client shared by many sessions: each request belongs to the session in
+            context.
+        transport: what really sends; ``httpx.HTTPTransport()`` when none is given.
+        on_refusal: ``"raise"`` raises the typed error; ``"respond"`` answers a local 402 with problem+json instead.
+    """
+
+    def __init__(
+        self, session: Payer, transport: httpx.BaseTransport | None = None, on_refusal: OnRefusal = "raise"
+    ) -> None:
+        super().__init__(session, on_refusal=on_refusal)
+        self._inner = httpx.HTTPTransport() if transport is None else transport
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        """Send *request*, paying for it where that is asked and allowed.
+
+        Raises ``X402GuardError`` and its kin, and the inner transport's own errors where no payment was involved.
+        """
+        body = buffer_body(request, self._payer.max_body_bytes)
+        logical = LogicalRequest.of(request)
+        flow, outgoing = self._begin(request, logical, body, stock=type(self._inner) is httpx.HTTPTransport)
+        exchange = _Exchange(self._inner, outgoing)
+        try:
+            receipt = run(flow, self._payer.shell, exchange)
+        except X402GuardError as error:
+            exchange.close()
+            logical.end()
+            return self._failed(error, request)
+        except BaseException:
+            exchange.close()
+            logical.end()
+            raise
+        response = exchange.response()
+        logical.answered(response)
+        return self._finish(request, response, receipt)
+
+    def close(self) -> None:
+        """Close the inner transport. The session and its ledger stay as they are."""
+        self._inner.close()
+
+
+class AsyncGuardedTransport(_Guarded, httpx.AsyncBaseTransport):
+    """The same as ``GuardedTransport``, for ``httpx.AsyncClient``; ``httpx.AsyncHTTPTransport()`` when none is given."""
+
+    def __init__(
+        self, session: Payer, transport: httpx.AsyncBaseTransport | None = None, on_refusal: OnRefusal = "raise"
+    ) -> None:
+        super().__init__(session, on_refusal=on_refusal)
+        self._inner = httpx.AsyncHTTPTransport() if transport is None else transport
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        """See ``GuardedTransport.handle_request``."""
+        body = await buffer_body_async(request, self._payer.max_body_bytes)
+        logical = LogicalRequest.of(request)
+        flow, outgoing = self._begin(request, logical, body, stock=type(self._inner) is httpx.AsyncHTTPTransport)
+        exchange = _AsyncExchange(self._inner, outgoing)
+        try:
+            receipt = await run_async(flow, self._payer.shell, exchange)
+        except X402GuardError as error:
+            await exchange.aclose()
+            logical.end()
+            return self._failed(error, request)
+        except BaseException:
+            await exchange.aclose()
+            logical.end()
+            raise
+        response = exchange.response()
+        logical.answered(response)
+        return self._finish(request, response, receipt)
+
+    async def aclose(self) -> None:
+        """Close the inner transport. The session and its ledger stay as they are."""
+        await self._inner.aclose()
+
+
+class _Exchange:
+    def __init__(self, inner: httpx.BaseTransport, outgoing: Outgoing) -> None:
+        self._inner = inner
+        self._outgoing = outgoing
+        self._response: httpx.Response | None = None
+
+    def send(self, headers: tuple[tuple[str, str], ...]) -> Reply:
+        self.close()
+        try:
+            self._response = self._inner.handle_request(self._outgoing.copy(headers))
+        except Exception as error:
+            raise self._outgoing.failed(error) from error
+        return Reply(self._response.status_code, tuple(self._response.headers.multi_items()))
+
+    def peek(self, limit: int) -> bytes | None:
+        response = self.response()
+        if not isinstance(response.stream, httpx.SyncByteStream):
+            raise TypeError("the inner transport answered with an asynchronous stream")
+        replay = response.stream = Replay(response.stream)
+        try:
+            raw = replay.keep(limit)
+        except Exception as error:
+            raise SendFailed(error, before_connection=False) from error
+        return None if raw is None else decoded_body(response, raw, limit)
+
+    def response(self) -> httpx.Response:
+        if self._response is None:
+            raise TypeError("no request was sent yet")
+        return self._response
+
+    def close(self) -> None:
+        if self._response is not None:
+            self._response.close()
+            self._response = None
+
+
+class _AsyncExchange:
+    def __init__(self, inner: httpx.AsyncBaseTransport, outgoing: Outgoing) -> None:
+        self._inner = inner
+        self._outgoing = outgoing
+        self._response: httpx.Response | None = None
+
+    async def send(self, headers: tuple[tuple[str, str], ...]) -> Reply:
+        await self.aclose()
+        try:
+            self._response = await self._inner.handle_async_request(self._outgoing.copy(headers))
+        except Exception as error:
+            raise self._outgoing.failed(error) from error
+        return Reply(self._response.status_code, tuple(self._response.headers.multi_items()))
+
+    async def peek(self, limit: int) -> bytes | None:
+        response = self.response()
+        if not isinstance(response.stream, httpx.AsyncByteStream):
+            raise TypeError("the inner transport answered with a synchronous stream")
+        replay = response.stream = AsyncReplay(response.stream)
+        try:
+            raw = await replay.keep(limit)
+        except Exception as error:
+            raise SendFailed(error, before_connection=False) from error
+        return None if raw is None else decoded_body(response, raw, limit)
+
+    def response(self) -> httpx.Response:
+        if self._response is None:
+            raise TypeError("no request was sent yet")
+        return self._response
+
+    async def aclose(self) -> None:
+        if self._response is not None:
+            response, self._response = self._response, None
+            with anyio.CancelScope(shield=True):  # a cancelled task still gives its connection back
+                await response.aclose()
