@@ -1,0 +1,76 @@
+"""A whole x402 world on one machine: a chain, a facilitator and a merchant, for demonstrations and tests.
+
+Its names load on first use, because what they stand on (an EVM, web3, an HTTP server) takes most of a second to import
+and is not installed with x402guard alone.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from x402guard.testing.engine import Engine, RpcError
+    from x402guard.testing.eth_tester_engine import EthTesterEngine
+    from x402guard.testing.facilitator import Facilitator
+    from x402guard.testing.merchant import Merchant
+    from x402guard.testing.routes import Offer, Route, default_routes
+    from x402guard.testing.rpc import rpc_app
+    from x402guard.testing.server import Server
+    from x402guard.testing.settlers import FacilitatorClient, Payment, Settler, SignatureSettler
+    from x402guard.testing.testnet import Testnet, Transfer
+
+__all__ = [
+    "Engine",
+    "EthTesterEngine",
+    "Facilitator",
+    "FacilitatorClient",
+    "Merchant",
+    "Offer",
+    "Payment",
+    "Route",
+    "RpcError",
+    "Server",
+    "Settler",
+    "SignatureSettler",
+    "Testnet",
+    "Transfer",
+    "default_routes",
+    "rpc_app",
+]
+
+_HOME = {
+    "Engine": "engine",
+    "EthTesterEngine": "eth_tester_engine",
+    "Facilitator": "facilitator",
+    "FacilitatorClient": "settlers",
+    "Merchant": "merchant",
+    "Offer": "routes",
+    "Payment": "settlers",
+    "Route": "routes",
+    "RpcError": "engine",
+    "Server": "server",
+    "Settler": "settlers",
+    "SignatureSettler": "settlers",
+    "Testnet": "testnet",
+    "Transfer": "testnet",
+    "default_routes": "routes",
+    "rpc_app": "rpc",
+}
+_EXTRA = {"eth", "eth_tester", "starlette", "uvicorn"}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        module = import_module(f"{__name__}.{_HOME[name]}")
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in _EXTRA:
+            raise
+        raise ImportError(
+            f'the test network needs {error.name}, which is not installed: pip install "x402guard[testnet]"'
+        ) from error
+    return getattr(module, name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
