@@ -1,0 +1,145 @@
+"""``sessions``, ``report``, ``holds``: what the ledger says. They read it and change nothing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from x402guard.config import load_settings
+from x402guard.drivers import Shell
+from x402guard.errors import ConfigError
+from x402guard.ledger.doubt import in_doubt, instance_mark
+from x402guard.ledger.model import Hold, Node, NodeKind
+from x402guard.ledger.view import LedgerView
+from x402guard.money import format_dollars
+from x402guard.ports import LedgerStore
+from x402guard.session import report_of
+from x402guard.stores import open_store
+
+__all__ = ["AsJson", "LedgerUrl", "holds", "report", "sessions"]
+
+LedgerUrl = Annotated[
+    str | None, typer.Option("--ledger", help="Ledger URL; X402GUARD_LEDGER or x402guard.toml by default.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+
+_FLIGHT_MS = 30_000
+
+
+@contextmanager
+def opened(ledger: str | None) -> Iterator[LedgerStore]:
+    """Open the ledger to read it. A file that is not there is an error, and is not created by looking at it."""
+    url = ledger or load_settings().ledger
+    if url.startswith("sqlite:///") and not Path(url.removeprefix("sqlite:///")).exists():
+        raise ConfigError(f"ledger: {url} does not exist; name another with --ledger or X402GUARD_LEDGER")
+    store = open_store(url)
+    try:
+        yield store
+    finally:
+        store.close()
+
+
+def show(rows: list[dict[str, Any]], *, as_json: bool, empty: str) -> None:
+    """Print rows that share their keys, as JSON or as a table."""
+    if as_json:
+        typer.echo(json.dumps(rows, indent=2, ensure_ascii=False))
+        return
+    if not rows:
+        typer.echo(empty)
+        return
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in rows[0]:
+        table.add_column(name, no_wrap=name in ("id", "payee"))
+    for row in rows:
+        table.add_row(*("" if value is None else str(value) for value in row.values()))
+    Console(soft_wrap=True).print(table)
+
+
+def sessions(ledger: LedgerUrl = None, as_json: AsJson = False) -> None:
+    """List every session of the ledger: its budget, what it spent, holds, and has left."""
+    with opened(ledger) as store:
+        nodes = {node.id: node for node in store.nodes()}
+        rows = [_session_row(node, nodes) for node in nodes.values() if node.kind is not NodeKind.SCOPE]
+    show(rows, as_json=as_json, empty="no sessions yet")
+
+
+def _session_row(node: Node, nodes: dict[str, Node]) -> dict[str, Any]:
+    below = [other for other in nodes.values() if _is_below(other, node, nodes)]
+    rooms = [above.room for above in _path(node, nodes) if above.room is not None]
+    return {
+        "id": node.id,
+        "name": node.name,
+        "kind": str(node.kind),
+        "state": str(node.state),
+        "terminated_by": node.terminated_by,
+        "budget": None if node.limit is None else format_dollars(node.limit),
+        "spent": format_dollars(sum(other.captured for other in below)),
+        "held": format_dollars(sum(other.held for other in below)),
+        "remaining": format_dollars(max(0, min(rooms))) if rooms else None,
+    }
+
+
+def _path(node: Node, nodes: dict[str, Node]) -> list[Node]:
+    path = [node]
+    while (parent := path[-1].parent_id) is not None:
+        path.append(nodes[parent])
+    return path
+
+
+def _is_below(other: Node, node: Node, nodes: dict[str, Node]) -> bool:
+    return any(above.id == node.id for above in _path(other, nodes))
+
+
+def report(
+    session: Annotated[str | None, typer.Argument(help="A session's id, or its name; the last one by default.")] = None,
+    ledger: LedgerUrl = None,
+    as_json: AsJson = False,
+) -> None:
+    """Print a session's report."""
+    with opened(ledger) as store:
+        found = report_of(Shell(store, None, None), _find(store, session))
+    typer.echo(found.to_json() if as_json else found.to_text())
+
+
+def _find(store: LedgerStore, session: str | None) -> str:
+    nodes = [node for node in store.nodes() if node.kind is NodeKind.SESSION]
+    chosen = [node for node in nodes if session in (None, node.id, node.name)]
+    if not chosen:
+        known = ", ".join(node.name for node in nodes[-5:]) or "none"
+        raise ConfigError(f"session: there is no session {session!r} in this ledger (latest: {known})")
+    return chosen[-1].id
+
+
+def holds(ledger: LedgerUrl = None, as_json: AsJson = False) -> None:
+    """List every live hold: what may still be taken, by whom, until when, and whether it is in doubt."""
+    with opened(ledger) as store:
+        marks = {instance_mark(key): row for key, row in store.marks("instance", "").items()}
+        view = LedgerView(now_ms=store.now_ms(), marks=marks)
+        rows = [_hold_row(view, hold) for hold in store.outstanding()]
+    show(rows, as_json=as_json, empty="nothing is held")
+
+
+def _hold_row(view: LedgerView, hold: Hold) -> dict[str, Any]:
+    intent = hold.intent
+    return {
+        "id": hold.id,
+        "session": hold.node_id,
+        "kind": str(hold.kind),
+        "amount": format_dollars(hold.amount),
+        "payee": None if intent is None else intent.payee,
+        "scheme": None if intent is None else f"{intent.scheme}/{intent.method}",
+        "network": None if intent is None else intent.network,
+        "deadline": datetime.fromtimestamp(hold.deadline_unix, UTC).isoformat(),
+        "in_doubt": in_doubt(view, hold, flight_ms=_FLIGHT_MS),
+        "doubt": hold.doubt,
+        "claimed": None if hold.claim is None else format_dollars(hold.claim.amount),
+        "request": f"{hold.purpose.method} {hold.purpose.url}".strip(),
+    }

@@ -1,0 +1,126 @@
+"""``doctor``: does this set-up work, and what would keep it from paying?"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import stat
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from x402guard.chain import ChainUnreadable, JsonRpc
+from x402guard.cli.books import AsJson, LedgerUrl
+from x402guard.config import Settings, load_settings
+from x402guard.errors import ConfigError, LedgerUnavailable
+from x402guard.policy import Policy
+from x402guard.signers import LocalSigner
+from x402guard.stores import open_store
+
+__all__ = ["doctor"]
+
+Verdict = Literal["ok", "warning", "problem"]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line of the doctor's: what was looked at, how it is, and what to do."""
+
+    check: str
+    verdict: Verdict
+    detail: str
+
+
+def doctor(
+    ledger: LedgerUrl = None,
+    as_json: AsJson = False,
+    config: Annotated[Path | None, typer.Option("--config", help="A TOML file instead of ./x402guard.toml.")] = None,
+) -> None:
+    """Check the settings, the key, the ledger and the chains. Exit code 1 where something would keep it from paying."""
+    findings = list(_examine(ledger, config))
+    if as_json:
+        typer.echo(json.dumps([asdict(finding) for finding in findings], indent=2))
+    else:
+        for finding in findings:
+            mark = {"ok": "ok     ", "warning": "warning", "problem": "PROBLEM"}[finding.verdict]
+            typer.echo(f"{mark}  {finding.check:<10} {finding.detail}")
+    if any(finding.verdict == "problem" for finding in findings):
+        raise typer.Exit(1)
+
+
+def _examine(ledger: str | None, config: Path | None) -> Iterator[Finding]:
+    yield Finding("python", "ok", f"{platform.python_version()} on {sys.platform}")
+    versions = ", ".join(f"{name} {metadata.version(name)}" for name in ("x402guard", "httpx", "web3", "coincurve"))
+    yield Finding("versions", "ok", versions)
+    try:
+        settings = load_settings(config)
+        policy = settings.policy.policy()
+    except ConfigError as error:
+        yield Finding("settings", "problem", str(error))
+        return
+    yield Finding("settings", "ok", "readable")
+    yield from _key(settings)
+    yield from _policy(policy)
+    yield from _ledger(ledger or settings.ledger)
+    yield from _chains(settings, policy)
+
+
+def _key(settings: Settings) -> Iterator[Finding]:
+    if settings.private_key is None:
+        yield Finding("key", "warning", "no X402GUARD_PRIVATE_KEY: this guard meters and never signs")
+        return
+    try:
+        signer = LocalSigner.from_key(settings.private_key.get_secret_value())
+    except ConfigError as error:
+        yield Finding("key", "problem", str(error))
+        return
+    yield Finding("key", "ok", f"pays from {signer.address}")
+
+
+def _policy(policy: Policy) -> Iterator[Finding]:
+    cap = "none" if policy.per_payment_cap is None else str(policy.per_payment_cap)
+    networks = "any known" if policy.networks is None else f"{len(policy.networks)} networks"
+    yield Finding(
+        "policy", "ok", f"per-payment cap {cap}, {networks}, signatures live {policy.max_lifetime_s} s at most"
+    )
+
+
+def _ledger(url: str) -> Iterator[Finding]:
+    path = Path(url.removeprefix("sqlite:///")) if url.startswith("sqlite:///") else None
+    if path is not None and not path.exists():
+        parent = path.resolve().parent
+        writable = parent.is_dir() and os.access(parent, os.W_OK)
+        detail = f"{path} will be created at first use" if writable else f"{parent} cannot be written"
+        yield Finding("ledger", "ok" if writable else "problem", detail)
+        return
+    try:
+        store = open_store(url)
+        live = len(store.outstanding())
+        store.close()
+    except (ConfigError, LedgerUnavailable) as error:
+        yield Finding("ledger", "problem", str(error))
+        return
+    yield Finding("ledger", "ok", f"{url}: {live} live holds")
+    if path is None:
+        yield Finding("ledger", "warning", "memory:// forgets every hold when the process ends")
+    elif stat.S_IMODE(path.stat().st_mode) & 0o077:
+        yield Finding("ledger", "warning", f"{path} can be read by others; chmod 600 {path}")
+
+
+def _chains(settings: Settings, policy: Policy) -> Iterator[Finding]:
+    for network, url in settings.chains.items():
+        try:
+            number = JsonRpc(network, url).call("eth_blockNumber")
+        except ChainUnreadable as error:
+            yield Finding("chain", "problem", f"{network}: {error}")
+        else:
+            yield Finding("chain", "ok", f"{network}: block {int(str(number), 16)}")
+    if not settings.chains:
+        blind = "" if policy.networks is not None else "; real networks are refused without one"
+        yield Finding("chain", "warning", f"no RPC is configured, so receipts stay claims{blind}")

@@ -1,0 +1,32 @@
+"""``testnet``: a local chain with a facilitator and a merchant, until it is stopped."""
+
+from __future__ import annotations
+
+import json
+import signal
+import threading
+from types import FrameType
+
+import typer
+
+__all__ = ["testnet"]
+
+
+def testnet() -> None:
+    """Run a local chain posing as Base Sepolia, a facilitator and a merchant; print where they are, as JSON.
+
+    The printed key is a test key, worth nothing anywhere else. Stops at Ctrl-C or SIGTERM.
+    """
+    from x402guard.testing import Testnet
+
+    stop = threading.Event()
+
+    def ask(_number: int, _frame: FrameType | None) -> None:
+        stop.set()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, ask)
+    with Testnet() as net:
+        typer.echo(json.dumps(net.describe(), indent=2))
+        while not stop.wait(timeout=3600):
+            pass
