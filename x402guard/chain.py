@@ -9,7 +9,9 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
+
+import httpx
 
 from x402guard.assets import chain_id_of, resolve_network
 from x402guard.errors import ConfigError
@@ -21,6 +23,10 @@ from x402guard.ports import Funds
 from x402guard.schemes.exact import EXACT_PROXY
 from x402guard.schemes.terms import PERMIT2
 from x402guard.schemes.upto import UPTO_PROXY
+
+if TYPE_CHECKING:
+    from web3.providers.base import JSONBaseProvider
+    from web3.types import RPCEndpoint
 
 __all__ = ["ChainUnreadable", "JsonRpc", "RpcChainReader"]
 
@@ -44,7 +50,9 @@ class ChainUnreadable(Exception):  # noqa: N818 - becomes the finding of that na
 
 
 class JsonRpc:
-    """One network's JSON-RPC endpoint, through web3's HTTP provider.
+    """One network's JSON-RPC endpoint: web3's codec over an httpx client, which closes what it opens.
+
+    web3's own HTTP provider keeps a session for every thread that ever called it, and gives none of them back.
 
     Args:
         network: CAIP-2; the endpoint has to serve this chain id.
@@ -54,45 +62,46 @@ class JsonRpc:
 
     def __init__(self, network: str, url: str, *, timeout_s: float = 5.0) -> None:
         self.network = network
-        self.url = url
-        self._timeout_s = timeout_s
+        self._url = url
+        self._http = httpx.Client(timeout=timeout_s, headers={"content-type": "application/json"})
         self._lock = threading.Lock()
-        self._provider: Any = None
+        self._codec: JSONBaseProvider | None = None
         self._right_chain = False
 
     def call(self, method: str, *params: Any) -> Any:
         """Return the result of one call. Raises ``ChainUnreadable`` for anything but a result."""
-        provider = self._connected()
         if not self._right_chain:
-            self._check_chain(provider)
-        return self._request(provider, method, params)
+            found = _number(self._request("eth_chainId", ()))
+            if found != chain_id_of(self.network):
+                raise ChainUnreadable(f"the RPC for {self.network} serves chain {found}")
+            self._right_chain = True
+        return self._request(method, params)
 
-    def _connected(self) -> Any:
-        with self._lock:
-            if self._provider is None:
-                from web3 import HTTPProvider  # heavy: loaded when a chain is first read
-
-                self._provider = HTTPProvider(
-                    self.url, request_kwargs={"timeout": self._timeout_s}, exception_retry_configuration=None
-                )
-            return self._provider
-
-    def _check_chain(self, provider: Any) -> None:
-        found = _number(self._request(provider, "eth_chainId", ()))
-        if found != chain_id_of(self.network):
-            raise ChainUnreadable(f"the RPC for {self.network} serves chain {found}")
-        self._right_chain = True
-
-    def _request(self, provider: Any, method: str, params: Sequence[Any]) -> Any:
+    def _request(self, method: str, params: Sequence[Any]) -> Any:
+        codec = self._web3_codec()
         try:
-            answer = provider.make_request(method, list(params))
+            body = codec.encode_rpc_request(cast("RPCEndpoint", method), list(params))
+            response = self._http.post(self._url, content=body).raise_for_status()
+            answer: Any = codec.decode_rpc_response(response.content)
         except Exception as error:
-            # web3 and requests raise many kinds here, and every one of them means the same: we do not know.
+            # httpx and web3 raise many kinds here, and every one of them means the same: we do not know.
             raise ChainUnreadable(f"{method}: {type(error).__name__}") from error
         if not isinstance(answer, Mapping) or "result" not in answer:
             problem = answer.get("error") if isinstance(answer, Mapping) else answer
             raise ChainUnreadable(f"{method}: {str(problem)[:200]}")
         return answer["result"]
+
+    def _web3_codec(self) -> JSONBaseProvider:
+        with self._lock:
+            if self._codec is None:
+                from web3.providers.base import JSONBaseProvider as Codec  # heavy: loaded when a chain is first read
+
+                self._codec = Codec()
+            return self._codec
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._http.close()
 
     def view(self, contract: Address, name: str, types: Sequence[str], values: Sequence[Any], block: Any) -> int:
         """Return the one word that a view function of *contract* answers at *block* (a tag, or EIP-1898)."""
@@ -176,9 +185,10 @@ class RpcChainReader:
         self._funds[key] = (self._monotonic(), funds)
         return funds
 
-    def forget_funds(self) -> None:
-        """Read balances afresh from now on: somebody topped up, or approved."""
-        self._funds.clear()
+    def close(self) -> None:
+        """See ``ChainReader.close``."""
+        for rpc in self._rpcs.values():
+            rpc.close()
 
 
 def _read(rpc: JsonRpc, intent: Intent, transaction: str) -> Finding:

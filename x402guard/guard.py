@@ -173,6 +173,8 @@ class Guard:
                 Scope(nodes=(WALLET,)), lambda view: view.put_mark(instance_mark(self.instance), mark)
             )
             self.shell.store.close()
+            if self.shell.chain is not None:
+                self.shell.chain.close()
 
     _closed = False
 

@@ -101,3 +101,6 @@ class ChainReader(Protocol):
 
     def funds(self, network: str, token: Address, owner: Address) -> Funds | None:
         """Return what *owner* could pay with, possibly some seconds old, or None where it cannot be read."""
+
+    def close(self) -> None:
+        """Release connections. Closing twice is fine."""

@@ -115,12 +115,15 @@ def _ledger(url: str) -> Iterator[Finding]:
 
 def _chains(settings: Settings, policy: Policy) -> Iterator[Finding]:
     for network, url in settings.chains.items():
+        rpc = JsonRpc(network, url)
         try:
-            number = JsonRpc(network, url).call("eth_blockNumber")
+            number = rpc.call("eth_blockNumber")
         except ChainUnreadable as error:
             yield Finding("chain", "problem", f"{network}: {error}")
         else:
             yield Finding("chain", "ok", f"{network}: block {int(str(number), 16)}")
+        finally:
+            rpc.close()
     if not settings.chains:
         blind = "" if policy.networks is not None else "; real networks are refused without one"
         yield Finding("chain", "warning", f"no RPC is configured, so receipts stay claims{blind}")

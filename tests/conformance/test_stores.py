@@ -1,0 +1,198 @@
+"""One suite for every store: what it must do, and what it must never do."""
+
+import dataclasses
+import threading
+
+import pytest
+
+from tests.books import a_hold, an_intent, usd
+from x402guard.errors import IllegalTransition
+from x402guard.ledger.authorize import Refusal, authorize, lapse_due
+from x402guard.ledger.model import Claim, Entry, Evidence, HoldKind, HoldState
+from x402guard.ledger.transitions import Capture, Note, Void, apply
+
+
+def test_a_hold_comes_back_as_it_was_written(make_books):
+    books = make_books()
+    intent = an_intent(2**255 + 7, amount=2**40, scheme="upto", method="permit2")
+    hold = dataclasses.replace(
+        a_hold("h", "$0.10", intent=intent), purchase_key="key", claim=Claim(usd("$0.05"), "0x1")
+    )
+    written = books.change(lambda view: authorize(view, hold, {}), nodes=("s",), holds=("h",))
+    assert books.store.hold("h") == written == hold
+    assert list(books.store.outstanding()) == [hold]
+    assert books.store.hold("another") is None
+
+
+def test_an_exception_in_a_change_writes_nothing(make_books):
+    books = make_books()
+    before = (books.balances(), list(books.store.entries("wallet")))
+
+    def change(view):
+        authorize(view, a_hold("h"), {})
+        view.put_mark(("origin", "x"), {"v2": True})
+        raise RuntimeError("half-way")
+
+    with pytest.raises(RuntimeError, match="half-way"):
+        books.change(change, nodes=("s",), holds=("h",))
+    assert (books.balances(), list(books.store.entries("wallet"))) == before
+    assert books.store.hold("h") is None
+    assert books.store.marks("origin", "") == {}
+
+
+def test_a_change_sees_its_scope_and_nothing_else(make_books):
+    books = make_books()
+    books.open("t", "$1.00")
+    with pytest.raises(IllegalTransition, match="not in the scope"):
+        books.change(lambda view: view.node("t"), nodes=("s",))
+    books.hold("h", "$0.10", "t")
+    assert books.change(lambda view: view.hold("h"), nodes=("s",)) is None
+    assert books.change(lambda view: [n.id for n in view.path("t")], holds=("h",)) == ["t", "wallet"]
+
+
+def test_every_entry_hashes_the_one_before_it_and_the_sums_are_the_balances(make_books):
+    books = make_books(wallet="$5.00")
+    books.open("s/c", "$0.50", parent="s")
+    for number in range(6):
+        books.hold(f"h{number}", "$0.05", "s/c" if number % 2 else "s")
+    books.step("h0", Capture(usd("$0.02"), Evidence.CLAIMED))
+    books.step("h1", Void("not signed"))
+    books.step("h2", Note(doubt="no answer"))
+    journals: dict[str, list[Entry]] = {}
+    for entry in books.store.entries("wallet"):
+        journals.setdefault(entry.node_id, []).append(entry)
+    assert set(journals) == {"wallet", "s", "s/c"}
+    for node_id, journal in journals.items():
+        previous = ""
+        for number, entry in enumerate(journal, 1):
+            assert (entry.seq, entry.previous) == (number, previous)
+            assert dataclasses.replace(entry, hash="").sealed() == entry
+            previous = entry.hash
+        node = books.node(node_id)
+        assert (node.seq, node.head) == (len(journal), previous)
+        sums = tuple(
+            sum(getattr(e, name) for e in journal) for name in ("captured", "held", "granted_in", "granted_out")
+        )
+        assert sums == books.balances(node_id)
+
+
+def test_a_changed_entry_no_longer_fits_its_hash(make_books):
+    books = make_books()
+    books.hold("h", "$0.10")
+    entry = books.store.entries("s")[-1]
+    forged = dataclasses.replace(entry, held=entry.held - 1)
+    assert dataclasses.replace(forged, hash="").sealed().hash != entry.hash
+
+
+def test_entries_are_those_of_a_node_and_all_below_it(make_books):
+    books = make_books()
+    books.open("s/c", "$0.50", parent="s")
+    books.open("t", "$0.50")
+    assert {e.node_id for e in books.store.entries("s")} == {"s", "s/c"}
+    assert {n.id for n in books.store.nodes("s/c")} == {"wallet", "s", "s/c"}
+    assert {n.id for n in books.store.nodes("s")} == {"wallet", "s", "s/c"}
+    assert books.store.nodes("nobody") == []
+
+
+def test_whatever_touches_a_node_ends_what_is_past_its_deadline(make_books):
+    books = make_books(wallet="$5.00")
+    books.open("s/c", "$0.50", parent="s")
+    books.hold("on-s", "$0.10", "s")
+    books.hold("on-child", "$0.10", "s/c")
+    books.hold("on-chain", "$0.10", "s", chain_evidence=True)
+    books.hold("tool", "$0.10", "s", kind=HoldKind.TOOL)
+    books.clock.tick(61)
+    books.change(lapse_due, nodes=("s",))
+    states = {name: books.store.hold(name).state for name in ("on-s", "on-child", "on-chain", "tool")}
+    assert states == {
+        "on-s": HoldState.CAPTURED,
+        "tool": HoldState.CAPTURED,
+        "on-child": HoldState.HELD,
+        "on-chain": HoldState.HELD,
+    }
+    books.change(lapse_due, nodes=("s/c",))
+    assert books.store.hold("on-child").evidence is Evidence.ASSUMED
+    assert books.node("s").captured + books.node("s/c").captured == usd("$0.30")
+
+
+def test_a_sweep_sees_what_a_chain_can_settle_longest_unchecked_first(make_books):
+    books = make_books()
+    books.hold("blind", "$0.01")
+    for name in ("a", "b", "c"):
+        books.hold(name, "$0.01", chain_evidence=True)
+        books.clock.tick(1)
+
+    def check(view):
+        view.put_hold(dataclasses.replace(view.hold("a"), checked_ms=view.now_ms))
+
+    books.change(check, holds=("a",))
+    assert books.change(lambda view: view.sweep, sweep=10) == ("b", "c", "a")
+    assert books.change(lambda view: view.sweep, sweep=2) == ("b", "c")
+
+
+def test_a_purchase_finds_its_live_holds_oldest_first(make_books):
+    books = make_books()
+    for name in ("first", "second", "ended"):
+        hold = dataclasses.replace(a_hold(name, "$0.01", now_ms=books.clock.now_ms), purchase_key="k")
+        books.change(lambda view, h=hold: authorize(view, h, {}), nodes=("s",), holds=(name,))
+        books.clock.tick(1)
+    books.step("ended", Void("not signed"))
+    assert books.change(lambda view: view.purchase, purchase="k") == ("first", "second")
+    assert books.change(lambda view: view.purchase, purchase="other") == ()
+
+
+def test_time_never_goes_back_for_a_node(make_books):
+    books = make_books()
+    books.clock.tick(100)
+    books.hold("h1", "$0.01")
+    stamp = books.node().last_ms
+    books.clock.tick(-3600)
+    books.hold("h2", "$0.01")
+    assert books.node().last_ms == stamp
+    assert books.store.entries("s")[-1].at_ms == stamp
+
+
+def test_threads_behind_a_barrier_never_oversell(make_books):
+    books = make_books(session="$0.10")
+    threads, barrier, allowed = 16, threading.Barrier(16), []
+
+    def buy(thread):
+        barrier.wait()
+        for number in range(4):
+            if not isinstance(books.hold(f"{thread}-{number}", "$0.01"), Refusal):
+                allowed.append((thread, number))
+
+    workers = [threading.Thread(target=buy, args=(n,)) for n in range(threads)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert len(allowed) == 10
+    assert books.balances() == (0, usd("$0.10"), usd("$0.10"), 0)
+
+
+def test_marks_are_found_by_prefix_and_taken_literally(make_books):
+    books = make_books()
+    keys = ["a/%", "a/x", "b/x", "a_x"]
+
+    def write(view):
+        for key in keys:
+            view.put_mark(("kind", key), {"key": key})
+
+    books.change(write)
+    assert sorted(books.store.marks("kind", "a/")) == ["a/%", "a/x"]
+    assert sorted(books.store.marks("kind", "a/%")) == ["a/%"]
+    assert books.change(lambda view: view.mark(("kind", "b/x")), marks=(("kind", "b/x"),)) == {"key": "b/x"}
+
+
+def test_closing_twice_is_fine(make_books):
+    books = make_books()
+    books.close()
+    books.close()
+
+
+def test_a_step_on_a_hold_outside_the_scope_is_illegal(make_books):
+    books = make_books()
+    books.hold("h", "$0.01")
+    with pytest.raises(IllegalTransition, match="not in the scope"):
+        books.change(lambda view: apply(view, "h", Void("no")), nodes=("s",))

@@ -1,0 +1,142 @@
+"""The ledger against a ten-line model, under any order of events."""
+
+import dataclasses
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
+
+from tests.books import Books
+from x402guard.ledger.authorize import Refusal
+from x402guard.ledger.model import Evidence, HoldState, NodeState
+from x402guard.ledger.transitions import Capture, Correct, Expire, Lapse, Void
+from x402guard.money import format_dollars
+
+LIMITS = {"wallet": 1_000, "s": 700, "s/a": 500, "s/b": 500, "t": 600}
+PATHS = {
+    "s": ("s", "wallet"),
+    "s/a": ("s/a", "s", "wallet"),
+    "s/b": ("s/b", "s", "wallet"),
+    "t": ("t", "wallet"),
+}
+amounts = st.integers(1, 600)
+
+
+class Model:
+    """All that a budget is: per hold, where it counts and how much. The limit is checked when it is made."""
+
+    def __init__(self):
+        self.counted, self.node, self.tripped = {}, {}, set()
+
+    def used(self, node):
+        return sum(n for hold, n in self.counted.items() if node in PATHS[self.node[hold]])
+
+    def fits(self, node, amount):
+        open_path = not self.tripped & set(PATHS[node])
+        return open_path and all(self.used(above) + amount <= LIMITS[above] for above in PATHS[node])
+
+
+class LedgerMachine(RuleBasedStateMachine):
+    holds = Bundle("holds")
+    ended = Bundle("ended")
+
+    def __init__(self):
+        super().__init__()
+        self.books = Books(wallet=format_dollars(LIMITS["wallet"]), session=None)
+        for node, parent in (("s", "wallet"), ("s/a", "s"), ("s/b", "s"), ("t", "wallet")):
+            self.books.open(node, format_dollars(LIMITS[node]), parent=parent)
+        self.model = Model()
+        self.count = 0
+
+    @rule(target=holds, node=st.sampled_from(sorted(PATHS)), amount=amounts, chain=st.booleans())
+    def authorize(self, node, amount, chain):
+        self.count += 1
+        hold_id = f"h{self.count}"
+        result = self.books.hold(hold_id, format_dollars(amount), node, chain_evidence=chain)
+        assert isinstance(result, Refusal) != self.model.fits(node, amount)
+        if isinstance(result, Refusal):
+            assert self.books.store.hold(hold_id) is None
+            return None
+        self.model.node[hold_id], self.model.counted[hold_id] = node, amount
+        return hold_id
+
+    def row(self, hold_id):
+        return None if hold_id is None else self.books.store.hold(hold_id)
+
+    @rule(target=ended, hold=consumes(holds), share=st.integers(0, 100))
+    def capture(self, hold, share):
+        row = self.row(hold)
+        if row is None:
+            return None
+        amount = row.amount * share // 100
+        self.books.step(hold, Capture(amount, Evidence.CLAIMED))
+        self.model.counted[hold] = amount
+        return hold
+
+    @rule(target=ended, hold=consumes(holds))
+    def void(self, hold):
+        if self.row(hold) is None:
+            return None
+        self.books.step(hold, Void("not signed"))
+        self.model.counted[hold] = 0
+        return hold
+
+    @rule(target=ended, hold=consumes(holds))
+    def time_runs_out(self, hold):
+        row = self.row(hold)
+        if row is None:
+            return None
+        self.books.clock.tick(61)
+        if row.chain_evidence:
+            self.books.step(hold, Expire(row.deadline_unix))
+            self.model.counted[hold] = 0
+        else:
+            self.books.step(hold, Lapse())
+        return hold
+
+    @rule(hold=ended, share=st.integers(0, 100))
+    def the_chain_says_otherwise(self, hold, share):
+        row = self.row(hold)
+        if row is None:
+            return
+        amount = row.amount * share // 100
+        self.books.step(hold, Correct(amount, Evidence.CHAIN))
+        before, self.model.counted[hold] = self.model.counted[hold], amount
+        if amount > before:
+            path = PATHS[self.model.node[hold]]
+            self.model.tripped |= {node for node in path if self.model.used(node) > LIMITS[node]}
+
+    @invariant()
+    def the_books_say_what_the_model_says(self):
+        for node, limit in LIMITS.items():
+            row = self.books.node(node)
+            used = self.model.used(node) if node != "wallet" else sum(self.model.counted.values())
+            assert row.used == used
+            assert row.used <= limit or row.state is NodeState.TRIPPED
+            assert node == "wallet" or row.granted_in == row.used
+
+    @invariant()
+    def the_journal_adds_up(self):
+        for node in LIMITS:
+            mine = [e for e in self.books.store.entries(node) if e.node_id == node]
+            row = self.books.node(node)
+            assert sum(e.captured for e in mine) == row.captured
+            assert sum(e.held for e in mine) == row.held
+            previous = ""
+            for entry in mine:
+                assert entry.previous == previous
+                assert dataclasses.replace(entry, hash="").sealed().hash == entry.hash
+                previous = entry.hash
+
+    @invariant()
+    def an_ended_hold_holds_nothing(self):
+        live = {hold.id: hold.amount for hold in self.books.store.outstanding()}
+        for hold_id, counted in self.model.counted.items():
+            if hold_id in live:
+                assert live[hold_id] == counted
+            else:
+                assert self.books.store.hold(hold_id).state is not HoldState.HELD
+
+
+TestLedgerMachine = LedgerMachine.TestCase
+TestLedgerMachine.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
