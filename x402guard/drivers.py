@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 import anyio
 import anyio.lowlevel
 import anyio.to_thread
+from anyio.lowlevel import RunVar
 
 from x402guard.effects import (
     Checkpoint,
@@ -114,19 +115,31 @@ async def run_async(flow: Flow[R], shell: Shell, exchange: AsyncExchange | None 
                 await anyio.lowlevel.checkpoint()
             else:
                 inline, call = _call(effect, shell)
-                answer = call() if inline else await _in_thread(call)
+                answer = call() if inline else await _in_thread(effect, call)
         except Exception as error:  # noqa: BLE001 - the flow decides what every failure means
             failure = error
         except BaseException as error:  # noqa: BLE001 - cancellation: the flow brings the books in order first
             failure = Interrupted(error)
 
 
-def _in_thread(call: Callable[[], Any]) -> Awaitable[Any]:
-    async def shielded() -> Any:
-        with anyio.CancelScope(shield=True):
-            return await anyio.to_thread.run_sync(call)
+_LEDGER_TURN: RunVar[anyio.CapacityLimiter] = RunVar("x402guard_ledger_turn")
 
-    return shielded()
+
+async def _in_thread(effect: Effect, call: Callable[[], Any]) -> Any:
+    """Run a blocking call in a worker thread, to its end, whatever becomes of the task.
+
+    Calls to the ledger wait for their turn here and not in forty threads: the books are written one at a time anyway, and
+    every waiting thread would fight the event loop for the interpreter.
+    """
+    limiter = None
+    if isinstance(effect, (Transact, Sign)):
+        try:
+            limiter = _LEDGER_TURN.get()
+        except LookupError:
+            limiter = anyio.CapacityLimiter(2)
+            _LEDGER_TURN.set(limiter)
+    with anyio.CancelScope(shield=True):
+        return await anyio.to_thread.run_sync(call, limiter=limiter)
 
 
 def _call(effect: Effect, shell: Shell) -> tuple[bool, Callable[[], Any]]:

@@ -18,13 +18,13 @@ DUE_AT_ONCE = 100
 
 
 class Rows(Protocol):
-    """Single-row reads, all within one transaction."""
+    """Reads within one transaction. Few calls rather than fine ones: each is a trip to the database."""
 
-    def get_node(self, node_id: str) -> Node | None:
-        """Return a node."""
+    def get_nodes(self, node_ids: Iterable[str]) -> Iterable[Node]:
+        """Return those of the nodes that exist, and all their ancestors."""
 
-    def get_hold(self, hold_id: str) -> Hold | None:
-        """Return a hold."""
+    def get_holds(self, hold_ids: Iterable[str]) -> Iterable[Hold]:
+        """Return those of the holds that exist."""
 
     def live_by_purchase(self, key: str) -> Iterable[Hold]:
         """Return the HELD holds of a purchase key, oldest first."""
@@ -35,8 +35,8 @@ class Rows(Protocol):
     def sweepable(self, most: int) -> Iterable[Hold]:
         """Return HELD payment holds that a chain can settle, longest unchecked first."""
 
-    def get_mark(self, key: MarkKey) -> Mapping[str, Any] | None:
-        """Return a small row."""
+    def get_marks(self, keys: Iterable[MarkKey]) -> Mapping[MarkKey, Mapping[str, Any]]:
+        """Return those of the small rows that exist."""
 
 
 def system_clock_ms() -> int:
@@ -46,37 +46,25 @@ def system_clock_ms() -> int:
 
 def load_view(rows: Rows, scope: Scope, now_ms: int) -> LedgerView:
     """Return the view of a scope: the rows it names, every ancestor, and what hangs on them."""
-    nodes: dict[str, Node] = {}
-    for node_id in scope.nodes:
-        _load_path(rows, node_id, nodes)
-    holds = {hold.id: hold for hold in map(rows.get_hold, scope.holds) if hold is not None}
+    nodes = {node.id: node for node in rows.get_nodes(scope.nodes)}
+    named = list(rows.get_holds(scope.holds)) if scope.holds else []
     purchase = list(rows.live_by_purchase(scope.purchase)) if scope.purchase else []
     sweep = list(rows.sweepable(scope.sweep)) if scope.sweep else []
-    due = list(rows.due(tuple(nodes), now_ms // 1000, DUE_AT_ONCE))
-    for hold in (*purchase, *sweep, *due):
-        holds[hold.id] = hold
-    for hold in holds.values():
-        _load_path(rows, hold.node_id, nodes)
+    due = list(rows.due(tuple(nodes), now_ms // 1000, DUE_AT_ONCE)) if nodes else []
+    holds = {hold.id: hold for hold in (*named, *purchase, *sweep, *due)}
+    elsewhere = {hold.node_id for hold in holds.values()} - set(nodes)
+    if elsewhere:
+        nodes.update((node.id, node) for node in rows.get_nodes(elsewhere))
     keys = {*scope.marks, *(instance_mark(hold.owner) for hold in holds.values())}
-    found = {key: rows.get_mark(key) for key in keys}
     return LedgerView(
         now_ms=now_ms,
         nodes=nodes.values(),
         holds=holds.values(),
-        marks={key: value for key, value in found.items() if value is not None},
+        marks=rows.get_marks(keys) if keys else {},
         purchase=(hold.id for hold in purchase),
         due=(hold.id for hold in due),
         sweep=(hold.id for hold in sweep),
     )
-
-
-def _load_path(rows: Rows, node_id: str | None, nodes: dict[str, Node]) -> None:
-    while node_id is not None and node_id not in nodes:
-        node = rows.get_node(node_id)
-        if node is None:
-            return
-        nodes[node_id] = node
-        node_id = node.parent_id
 
 
 def check_change(view: LedgerView, scope: Scope) -> None:

@@ -47,13 +47,19 @@ class MemoryStore:
                 self._entries.setdefault(entry.node_id, []).append(entry)
             return result
 
-    def get_node(self, node_id: str) -> Node | None:
+    def get_nodes(self, node_ids: Iterable[str]) -> Iterable[Node]:
         """See ``Rows``."""
-        return self._nodes.get(node_id)
+        found: dict[str, Node] = {}
+        for first in node_ids:
+            node = self._nodes.get(first)
+            while node is not None and node.id not in found:
+                found[node.id] = node
+                node = None if node.parent_id is None else self._nodes.get(node.parent_id)
+        return found.values()
 
-    def get_hold(self, hold_id: str) -> Hold | None:
+    def get_holds(self, hold_ids: Iterable[str]) -> Iterable[Hold]:
         """See ``Rows``."""
-        return self._holds.get(hold_id)
+        return [self._holds[hold_id] for hold_id in hold_ids if hold_id in self._holds]
 
     def live_by_purchase(self, key: str) -> Iterable[Hold]:
         """See ``Rows``."""
@@ -74,9 +80,9 @@ class MemoryStore:
         live = (hold for hold in self._live.values() if hold.chain_evidence and hold.intent is not None)
         return sorted(live, key=lambda h: (h.checked_ms, h.created_ms))[:most]
 
-    def get_mark(self, key: MarkKey) -> Mapping[str, Any] | None:
+    def get_marks(self, keys: Iterable[MarkKey]) -> Mapping[MarkKey, Mapping[str, Any]]:
         """See ``Rows``."""
-        return self._marks.get(key)
+        return {key: self._marks[key] for key in keys if key in self._marks}
 
     def entries(self, node_id: str) -> Sequence[Entry]:
         """See ``LedgerStore.entries``."""
@@ -94,11 +100,7 @@ class MemoryStore:
         with self._lock:
             if under is None:
                 return list(self._nodes.values())
-            wanted = set(self._below(under))
-            above: str | None = under
-            while above is not None and above in self._nodes:
-                wanted.add(above)
-                above = self._nodes[above].parent_id
+            wanted = {*self._below(under), *(node.id for node in self.get_nodes((under,)))}
             return [node for node in self._nodes.values() if node.id in wanted]
 
     def hold(self, hold_id: str) -> Hold | None:

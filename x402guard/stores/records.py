@@ -26,6 +26,7 @@ __all__ = [
     "ENTRY_COLUMNS",
     "HOLD_COLUMNS",
     "NODE_COLUMNS",
+    "Record",
     "entry_record",
     "hold_record",
     "node_record",
@@ -43,6 +44,7 @@ ENTRY_COLUMNS: Final = tuple(field.name for field in dataclasses.fields(Entry))
 
 Value = str | int | None
 Record = tuple[Value, ...]
+"""One row, its values in the order of its table's columns."""
 
 
 def node_record(node: Node) -> Record:

@@ -25,6 +25,7 @@ from x402guard.stores.records import (
     ENTRY_COLUMNS,
     HOLD_COLUMNS,
     NODE_COLUMNS,
+    Record,
     entry_record,
     hold_record,
     node_record,
@@ -46,19 +47,37 @@ _HOLDS: Final = f"SELECT {', '.join(HOLD_COLUMNS)} FROM holds"
 _ENTRIES: Final = f"SELECT {', '.join(f'entries.{name}' for name in ENTRY_COLUMNS)} FROM entries"
 
 _BELOW: Final = "below (id) AS (SELECT ? UNION ALL SELECT nodes.id FROM nodes JOIN below ON nodes.parent_id = below.id)"
-_ABOVE: Final = "above (id) AS (SELECT ? UNION ALL SELECT nodes.parent_id FROM nodes JOIN above ON nodes.id = above.id)"
+_ROWS_AT_ONCE: Final = 32
 
 
-def _upsert(table: str, columns: Sequence[str], key: Sequence[str]) -> str:
-    rest = ", ".join(f"{name} = excluded.{name}" for name in columns if name not in key)
-    marks = ", ".join("?" for _ in columns)
-    return f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({marks}) ON CONFLICT ({', '.join(key)}) DO UPDATE SET {rest}"
+def _places(count: int) -> str:
+    return ", ".join("?" for _ in range(count))
 
 
-_PUT_NODE: Final = _upsert("nodes", NODE_COLUMNS, ("id",))
-_PUT_HOLD: Final = _upsert("holds", HOLD_COLUMNS, ("id",))
-_PUT_MARK: Final = _upsert("marks", ("kind", "key", "value"), ("kind", "key"))
-_ADD_ENTRY: Final = f"INSERT INTO entries ({', '.join(ENTRY_COLUMNS)}) VALUES ({', '.join('?' for _ in ENTRY_COLUMNS)})"
+def _above(count: int) -> str:
+    """A table of so many nodes and all their ancestors."""
+    start = ", ".join("(?)" for _ in range(count)) or "(NULL)"
+    return f"above (id) AS (VALUES {start} UNION SELECT nodes.parent_id FROM nodes JOIN above ON nodes.id = above.id)"
+
+
+class _Insert:
+    """An INSERT for any number of rows; where the key stands already, the row is replaced if there is one to replace."""
+
+    def __init__(self, table: str, columns: Sequence[str], key: Sequence[str] = ()) -> None:
+        rest = ", ".join(f"{name} = excluded.{name}" for name in columns if name not in key)
+        self._head = f"INSERT INTO {table} ({', '.join(columns)}) VALUES "
+        self._row = f"({_places(len(columns))})"
+        self._tail = f" ON CONFLICT ({', '.join(key)}) DO UPDATE SET {rest}" if key else ""
+
+    def sql(self, rows: int) -> str:
+        """Return the statement for so many rows."""
+        return self._head + ", ".join([self._row] * rows) + self._tail
+
+
+_PUT_NODE: Final = _Insert("nodes", NODE_COLUMNS, ("id",))
+_PUT_HOLD: Final = _Insert("holds", HOLD_COLUMNS, ("id",))
+_PUT_MARK: Final = _Insert("marks", ("kind", "key", "value"), ("kind", "key"))
+_ADD_ENTRY: Final = _Insert("entries", ENTRY_COLUMNS)
 
 
 class SqliteStore:
@@ -147,21 +166,28 @@ class SqliteStore:
             return result
 
     def _write(self, view: LedgerView) -> None:
-        self._writer.executemany(_PUT_NODE, map(node_record, view.node_rows()))
-        self._writer.executemany(_PUT_HOLD, map(hold_record, view.hold_rows()))
-        self._writer.executemany(_ADD_ENTRY, map(entry_record, view.entries))
-        marks = ((kind, key, json.dumps(value, ensure_ascii=False)) for (kind, key), value in view.mark_rows())
-        self._writer.executemany(_PUT_MARK, marks)
+        self._put(_PUT_NODE, map(node_record, view.node_rows()))
+        self._put(_PUT_HOLD, map(hold_record, view.hold_rows()))
+        self._put(_ADD_ENTRY, map(entry_record, view.entries))
+        self._put(_PUT_MARK, ((*key, json.dumps(value, ensure_ascii=False)) for key, value in view.mark_rows()))
 
-    def get_node(self, node_id: str) -> Node | None:
-        """See ``Rows``."""
-        row = self._writer.execute(f"{_NODES} WHERE id = ?", (node_id,)).fetchone()
-        return None if row is None else to_node(row)
+    def _put(self, statement: _Insert, records: Iterable[Record]) -> None:
+        """Write records a few at a time: every statement gives up the interpreter lock, and may wait long for it."""
+        rows = list(records)
+        for start in range(0, len(rows), _ROWS_AT_ONCE):
+            some = rows[start : start + _ROWS_AT_ONCE]
+            self._writer.execute(statement.sql(len(some)), [value for row in some for value in row])
 
-    def get_hold(self, hold_id: str) -> Hold | None:
+    def get_nodes(self, node_ids: Iterable[str]) -> Iterable[Node]:
         """See ``Rows``."""
-        row = self._writer.execute(f"{_HOLDS} WHERE id = ?", (hold_id,)).fetchone()
-        return None if row is None else to_hold(row)
+        ids = tuple(node_ids)
+        sql = f"WITH RECURSIVE {_above(len(ids))} {_NODES} WHERE id IN (SELECT id FROM above)"
+        return [to_node(row) for row in self._writer.execute(sql, ids)]
+
+    def get_holds(self, hold_ids: Iterable[str]) -> Iterable[Hold]:
+        """See ``Rows``."""
+        ids = tuple(hold_ids)
+        return [to_hold(row) for row in self._writer.execute(f"{_HOLDS} WHERE id IN ({_places(len(ids))})", ids)]
 
     def live_by_purchase(self, key: str) -> Iterable[Hold]:
         """See ``Rows``."""
@@ -171,9 +197,8 @@ class SqliteStore:
     def due(self, node_ids: Iterable[str], now_unix: int, most: int) -> Iterable[Hold]:
         """See ``Rows``."""
         ids = tuple(node_ids)
-        places = ", ".join("?" for _ in ids)
         where = (
-            f"WHERE state = 'held' AND node_id IN ({places}) AND deadline_unix < ? AND chain_evidence = 0 "
+            f"WHERE state = 'held' AND node_id IN ({_places(len(ids))}) AND deadline_unix < ? AND chain_evidence = 0 "
             "ORDER BY deadline_unix LIMIT ?"
         )
         return [to_hold(row) for row in self._writer.execute(f"{_HOLDS} {where}", (*ids, now_unix, most))]
@@ -185,10 +210,13 @@ class SqliteStore:
         )
         return [to_hold(row) for row in self._writer.execute(f"{_HOLDS} {where}", (most,))]
 
-    def get_mark(self, key: MarkKey) -> Mapping[str, Any] | None:
+    def get_marks(self, keys: Iterable[MarkKey]) -> Mapping[MarkKey, Mapping[str, Any]]:
         """See ``Rows``."""
-        row = self._writer.execute("SELECT value FROM marks WHERE kind = ? AND key = ?", key).fetchone()
-        return None if row is None else dict(json.loads(row[0]))
+        wanted = list(keys)
+        pairs = ", ".join("(?, ?)" for _ in wanted)
+        sql = f"SELECT kind, key, value FROM marks WHERE (kind, key) IN (VALUES {pairs})"
+        rows = self._writer.execute(sql, [part for key in wanted for part in key])
+        return {(kind, key): json.loads(value) for kind, key, value in rows}
 
     def _read(self, sql: str, values: Sequence[str] = ()) -> list[Any]:
         with self._read_lock, _unavailable("cannot read the ledger"):
@@ -206,7 +234,7 @@ class SqliteStore:
         if under is None:
             return [to_node(row) for row in self._read(f"{_NODES} ORDER BY created_ms, rowid")]
         related = "id IN (SELECT id FROM below UNION SELECT id FROM above)"
-        sql = f"WITH RECURSIVE {_BELOW}, {_ABOVE} {_NODES} WHERE {related} ORDER BY created_ms, rowid"
+        sql = f"WITH RECURSIVE {_BELOW}, {_above(1)} {_NODES} WHERE {related} ORDER BY created_ms, rowid"
         return [to_node(row) for row in self._read(sql, (under, under))]
 
     def hold(self, hold_id: str) -> Hold | None:

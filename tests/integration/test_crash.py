@@ -1,0 +1,107 @@
+"""kill -9 with a signature out, and two processes on one ledger."""
+
+import signal
+import subprocess
+import sys
+import textwrap
+from decimal import Decimal
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.support import KEY, Shop
+from x402guard import Guard, GuardedTransport, LocalSigner
+from x402guard.testing import Testnet
+
+ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.xdist_group("crash")
+
+DIES = textwrap.dedent("""
+    import os, signal, sys
+    import httpx
+    from tests.support import KEY, Shop, make_guard
+    from x402guard import GuardedTransport
+
+    stage, ledger = sys.argv[1:]
+    def die(*args):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    shop = Shop(paid=die if stage == "sent" else None)
+    guard = make_guard("sqlite:///" + ledger, budget="$1.00")
+    if stage == "signed":
+        sign = guard.shell.signer.sign
+        import x402guard.flow
+        real = x402guard.flow.payment_header
+        x402guard.flow.payment_header = lambda intent, signature: (real(intent, signature), die())
+    session = guard.session("agent", budget="$1.00", id="run-1")
+    httpx.Client(transport=GuardedTransport(session, httpx.MockTransport(shop))).get("https://courts.example/opinion/42")
+""")
+
+
+@pytest.mark.parametrize("stage", ["signed", "sent"])
+def test_kill_9_after_signing_leaves_the_hold_counted_in_full(stage, tmp_path):
+    ledger = tmp_path / "spend.db"
+    command = [sys.executable, "-c", DIES, stage, str(ledger)]
+    died = subprocess.run(command, cwd=ROOT, check=False, timeout=60)
+    assert died.returncode == -signal.SIGKILL
+    with Guard(signer=LocalSigner.from_key(KEY), ledger=f"sqlite:///{ledger}") as guard:
+        with guard.session("agent", id="run-1") as session:
+            assert (session.spent, session.held, session.remaining) == (0, Decimal("0.01"), Decimal("0.99"))
+            [hold] = guard.shell.store.outstanding()
+            # The owner is dead, so the very same request presents the very same payment, at once.
+            shop = Shop()
+            with httpx.Client(transport=GuardedTransport(session, httpx.MockTransport(shop))) as http:
+                response = http.get("https://courts.example/opinion/42")
+            assert response.extensions["x402guard"].represented
+            assert [f"{nonce:064x}" for nonce in shop.nonces] == [hold.id]
+            assert (session.spent, session.held) == (Decimal("0.01"), 0)
+
+
+SPENDS = textwrap.dedent("""
+    import sys
+    import httpx
+    from x402guard import BudgetExhausted, Guard, GuardedTransport, LocalSigner
+
+    ledger, rpc, merchant, key, start = sys.argv[1:]
+    guard = Guard(signer=LocalSigner.from_key(key), ledger="sqlite:///" + ledger, chains={"eip155:84532": rpc})
+    session = guard.session("fleet", id="fleet")
+    http = httpx.Client(transport=GuardedTransport(session), base_url=merchant, timeout=60)
+    print("ready", flush=True)
+    sys.stdin.readline()
+    bought = 0
+    for number in range(20):
+        try:
+            bought += http.get(f"/cents/{int(start) + number}").status_code == 200
+        except BudgetExhausted:
+            pass
+    print(bought, flush=True)
+    http.close()
+    guard.close()
+""")
+
+
+@pytest.mark.chain
+def test_two_processes_share_one_budget_on_one_chain(tmp_path):
+    ledger = tmp_path / "spend.db"
+    with Testnet() as net:
+        with Guard(ledger=f"sqlite:///{ledger}") as owner:
+            session = owner.session("fleet", budget="$0.25", id="fleet")
+            arguments = [str(ledger), net.rpc, net.merchant.url, net.payer_key]
+            pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "cwd": ROOT}
+            workers = [
+                subprocess.Popen([sys.executable, "-c", SPENDS, *arguments, start], **pipes) for start in ("0", "100")
+            ]
+            try:
+                for worker in workers:
+                    assert worker.stdout.readline() == "ready\n"
+                for worker in workers:
+                    worker.stdin.write("go\n")
+                    worker.stdin.flush()
+                bought = [int(worker.stdout.readline()) for worker in workers]
+            finally:
+                for worker in workers:
+                    worker.communicate(timeout=60)
+            assert sum(bought) == 25
+            assert session.spent == Decimal("0.25")
+            assert sum(t.amount for t in net.transfers()) == 250_000

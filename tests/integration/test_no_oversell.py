@@ -1,0 +1,114 @@
+"""Real HTTP, real threads and tasks: the number of signatures is exact, and not one more."""
+
+import threading
+from contextlib import AsyncExitStack
+
+import anyio
+import httpx
+import pytest
+
+from tests.support import KEY
+from x402guard import AsyncGuardedTransport, BudgetExhausted, Guard, GuardedTransport, LocalSigner
+from x402guard.testing import Merchant, SignatureSettler, Testnet
+
+pytestmark = pytest.mark.xdist_group("oversell")
+
+CENT, CALLS, FITS = 10_000, 1_600, 500
+
+
+@pytest.fixture
+def merchant():
+    """A merchant that recovers each signer and keeps what it was paid."""
+    shop = Merchant(settler=SignatureSettler(), payee="0x209693Bc6afc0C5328bA36FaF03C514EF312287C")
+    shop.start()
+    yield shop
+    shop.close()
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def guard(request, tmp_path):
+    ledger = "memory://" if request.param == "memory" else f"sqlite:///{tmp_path / 'spend.db'}"
+    with Guard(signer=LocalSigner.from_key(KEY), ledger=ledger, budget="$5.00") as guard:
+        yield guard
+
+
+def check(merchant, session, paid):
+    payments = merchant.settler.payments
+    assert len({payment.nonce for payment in payments}) == len(payments) == FITS
+    assert sum(payment.amount for payment in payments) == FITS * CENT  # overshoot $0.00
+    assert paid == FITS
+    assert session.spent * 10**6 == FITS * CENT
+    assert session.held == session.remaining == 0
+    [refusals] = session.report().to_dict()["refusals"]
+    assert (refusals["rule"], refusals["count"]) == ("budget", CALLS - FITS)
+
+
+def test_32_threads_of_50_calls_buy_exactly_500(merchant, guard):
+    barrier, paid = threading.Barrier(32), []
+    with guard.session("fleet", budget="$5.00") as session:
+
+        def work(thread):
+            with httpx.Client(transport=GuardedTransport(session), base_url=merchant.url, timeout=60) as http:
+                barrier.wait()
+                for number in range(50):
+                    try:
+                        assert http.get(f"/cents/{thread * 50 + number}").status_code == 200
+                        paid.append(number)
+                    except BudgetExhausted:
+                        pass
+
+        threads = [threading.Thread(target=work, args=(n,)) for n in range(32)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        check(merchant, session, len(paid))
+
+
+def test_1600_tasks_buy_exactly_500(merchant, guard):
+    """All tasks at once on one loop; 32 clients, because a pool of one client is quadratic in the requests that wait."""
+    paid = []
+
+    async def buy(http, number):
+        try:
+            assert (await http.get(f"/cents/{number}")).status_code == 200
+            paid.append(number)
+        except BudgetExhausted:
+            pass
+
+    def new_client():
+        inner = httpx.AsyncHTTPTransport(limits=httpx.Limits(max_connections=4))
+        return httpx.AsyncClient(transport=AsyncGuardedTransport(session, inner), base_url=merchant.url, timeout=60)
+
+    async def main():
+        async with AsyncExitStack() as stack:
+            clients = [await stack.enter_async_context(new_client()) for _ in range(32)]
+            async with anyio.create_task_group() as tasks:
+                for number in range(CALLS):
+                    tasks.start_soon(buy, clients[number % 32], number)
+
+    with guard.session("fleet", budget="$5.00") as session:
+        anyio.run(main)
+        check(merchant, session, len(paid))
+
+
+@pytest.mark.chain
+@pytest.mark.timeout(300)
+def test_an_agent_that_wants_ten_thousand_documents_gets_fifty(tmp_path):
+    with Testnet() as net:
+        signer = LocalSigner.from_key(net.payer_key)
+        with Guard(signer=signer, ledger=f"sqlite:///{tmp_path / 'spend.db'}", chains={net.network: net.rpc}) as guard:
+            with guard.session("court-research", budget="$5.00") as session:
+                got = refused = 0
+                with httpx.Client(transport=GuardedTransport(session), base_url=net.merchant.url, timeout=30) as http:
+                    for number in range(10_000):
+                        try:
+                            got += http.get(f"/documents/{number}").status_code == 200
+                        except BudgetExhausted:
+                            refused += 1
+                assert (got, refused) == (50, 9_950)
+                assert session.report().to_dict()["payments"]["calls"] == 50
+                transfers = net.transfers()
+                assert [t.amount for t in transfers] == [100_000] * 50
+                assert sum(entry.event == "authorize" for entry in guard.shell.store.entries(session.id)) == 50
+            assert guard.session("next", budget="$5.00").spent == 0
