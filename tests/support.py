@@ -82,76 +82,63 @@ def receipt(success=True, transaction="0x" + "ab" * 32, network=NETWORK, **more)
     return {"success": success, "transaction": transaction, "network": network, "payer": PAYER, **more}
 
 
-def recover_payment(header: str, v1_chain_id: int = 84532):
+def _fields(**types):
+    return [{"name": name, "type": kind} for name, kind in types.items()]
+
+
+_PLACE = {"chainId": "uint256", "verifyingContract": "address"}
+_TRANSFER = {
+    "EIP712Domain": _fields(name="string", version="string", **_PLACE),
+    "TransferWithAuthorization": _fields(
+        **{"from": "address"},
+        to="address",
+        value="uint256",
+        validAfter="uint256",
+        validBefore="uint256",
+        nonce="bytes32",
+    ),
+}
+_PERMIT = {
+    "EIP712Domain": _fields(name="string", **_PLACE),
+    "PermitWitnessTransferFrom": _fields(
+        permitted="TokenPermissions", spender="address", nonce="uint256", deadline="uint256", witness="Witness"
+    ),
+    "TokenPermissions": _fields(token="address", amount="uint256"),
+}
+_PERMIT2 = "0x000000000022D473030F116dDEE9F6B43aC78BA3"
+
+
+def _recover(types, primary, domain, message, signature):
+    data = {"types": types, "primaryType": primary, "domain": {**domain, "chainId": 84532}, "message": message}
+    return Account.recover_message(encode_typed_data(full_message=data), signature=signature)
+
+
+def recover_payment(header: str):
     """(payer, nonce, amount, payee) of a payment header, from the signature itself and nothing else."""
-    message = unb64(header)
-    payload = message["payload"]
+    payload = unb64(header)["payload"]
+    signature = payload["signature"]
     if "authorization" in payload:
         auth = payload["authorization"]
-        data = {
-            "types": {
-                "EIP712Domain": [
-                    {"name": "name", "type": "string"},
-                    {"name": "version", "type": "string"},
-                    {"name": "chainId", "type": "uint256"},
-                    {"name": "verifyingContract", "type": "address"},
-                ],
-                "TransferWithAuthorization": [
-                    {"name": "from", "type": "address"},
-                    {"name": "to", "type": "address"},
-                    {"name": "value", "type": "uint256"},
-                    {"name": "validAfter", "type": "uint256"},
-                    {"name": "validBefore", "type": "uint256"},
-                    {"name": "nonce", "type": "bytes32"},
-                ],
-            },
-            "primaryType": "TransferWithAuthorization",
-            "domain": {"name": "USDC", "version": "2", "chainId": v1_chain_id, "verifyingContract": USDC},
-            "message": {
-                **auth,
-                "value": int(auth["value"]),
-                "validAfter": int(auth["validAfter"]),
-                "validBefore": int(auth["validBefore"]),
-                "nonce": bytes.fromhex(auth["nonce"][2:]),
-            },
-        }
-        payer = Account.recover_message(encode_typed_data(full_message=data), signature=payload["signature"])
+        numbers = {name: int(auth[name]) for name in ("value", "validAfter", "validBefore")}
+        message = {**auth, **numbers, "nonce": bytes.fromhex(auth["nonce"][2:])}
+        domain = {"name": "USDC", "version": "2", "verifyingContract": USDC}
+        payer = _recover(_TRANSFER, "TransferWithAuthorization", domain, message, signature)
         return payer, int(auth["nonce"], 16), int(auth["value"]), auth["to"]
     permit = payload["permit2Authorization"]
-    witness = [{"name": name, "type": "uint256" if name == "validAfter" else "address"} for name in permit["witness"]]
-    data = {
-        "types": {
-            "EIP712Domain": [
-                {"name": "name", "type": "string"},
-                {"name": "chainId", "type": "uint256"},
-                {"name": "verifyingContract", "type": "address"},
-            ],
-            "PermitWitnessTransferFrom": [
-                {"name": "permitted", "type": "TokenPermissions"},
-                {"name": "spender", "type": "address"},
-                {"name": "nonce", "type": "uint256"},
-                {"name": "deadline", "type": "uint256"},
-                {"name": "witness", "type": "Witness"},
-            ],
-            "TokenPermissions": [{"name": "token", "type": "address"}, {"name": "amount", "type": "uint256"}],
-            "Witness": witness,
-        },
-        "primaryType": "PermitWitnessTransferFrom",
-        "domain": {
-            "name": "Permit2",
-            "chainId": v1_chain_id,
-            "verifyingContract": "0x000000000022D473030F116dDEE9F6B43aC78BA3",
-        },
-        "message": {
-            "permitted": {"token": permit["permitted"]["token"], "amount": int(permit["permitted"]["amount"])},
-            "spender": permit["spender"],
-            "nonce": int(permit["nonce"]),
-            "deadline": int(permit["deadline"]),
-            "witness": {k: int(v) if k == "validAfter" else v for k, v in permit["witness"].items()},
-        },
+    amount = int(permit["permitted"]["amount"])
+    witness = {name: int(value) if name == "validAfter" else value for name, value in permit["witness"].items()}
+    kinds = {name: "uint256" if name == "validAfter" else "address" for name in witness}
+    message = {
+        "permitted": {"token": permit["permitted"]["token"], "amount": amount},
+        "spender": permit["spender"],
+        "nonce": int(permit["nonce"]),
+        "deadline": int(permit["deadline"]),
+        "witness": witness,
     }
-    payer = Account.recover_message(encode_typed_data(full_message=data), signature=payload["signature"])
-    return payer, int(permit["nonce"]), int(permit["permitted"]["amount"]), permit["witness"]["to"]
+    domain = {"name": "Permit2", "verifyingContract": _PERMIT2}
+    types = {**_PERMIT, "Witness": _fields(**kinds)}
+    payer = _recover(types, "PermitWitnessTransferFrom", domain, message, signature)
+    return payer, int(permit["nonce"]), amount, permit["witness"]["to"]
 
 
 @dataclass

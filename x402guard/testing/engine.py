@@ -2,6 +2,8 @@
 
 from typing import Any, Protocol, TypeAlias
 
+__all__ = ["JSON", "Engine", "RpcError"]
+
 JSON: TypeAlias = Any
 """A value as `json.loads` gives it."""
 

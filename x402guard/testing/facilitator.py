@@ -31,6 +31,8 @@ from x402guard.testing.payments import (
 )
 from x402guard.testing.server import Hosted
 
+__all__ = ["Facilitator"]
+
 _SETTLE_GAS = 300_000
 _SIGNATURE_BYTES = 65
 

@@ -1,0 +1,43 @@
+"""One fresh test network a module."""
+
+import pytest
+from eth_account import Account
+from web3 import HTTPProvider, Web3
+
+from tests.integration import official
+from tests.integration.rig import EXTRA_ROUTES
+from x402guard.testing import (
+    Server,
+    Testnet,
+    default_routes,
+)
+from x402guard.testing.chain_client import ChainClient
+
+
+@pytest.fixture(scope="module")
+def net():
+    with Testnet(routes=default_routes() + EXTRA_ROUTES) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def chain(net):
+    client = ChainClient(net.rpc, net.chain_id)
+    yield client
+    client.close()
+
+
+@pytest.fixture(scope="module")
+def w3(net):
+    provider = HTTPProvider(net.rpc)
+    yield Web3(provider)
+    for session in provider._request_session_manager.session_cache._data.values():
+        session.close()
+
+
+@pytest.fixture(scope="module")
+def official_facilitator(net):
+    key = Account.create()
+    net.fund(key.address, wei=10**19)
+    with Server(official.facilitator_app(rpc_url=net.rpc, key=key.key.hex(), network=net.network)) as server:
+        yield server.url

@@ -1,0 +1,112 @@
+"""The source has tests too: length, names, docstrings, exports, swallowed exceptions."""
+
+import ast
+import importlib
+import pkgutil
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import x402guard
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "x402guard"
+FILES = sorted(path for folder in (PACKAGE, ROOT / "tests", ROOT / "examples") for path in folder.rglob("*.py"))
+SOURCES = [path for path in FILES if path.is_relative_to(PACKAGE)]
+MODULES = [m.name for m in pkgutil.walk_packages(x402guard.__path__, "x402guard.") if m.name != "x402guard.__main__"]
+
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+BANNED_NAMES = re.compile(r"(^|_)(utils?|helpers?|manager|common|process)(_|$)")
+BANNED_TEXT = re.compile(r"\b(TODO|FIXME|XXX|HACK)\b|raise NotImplementedError")
+
+
+def name(path):
+    return str(path.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("path", FILES, ids=name)
+def test_no_file_is_longer_than_400_lines_and_no_function_than_60(path):
+    text = path.read_text()
+    assert text.count("\n") <= 400
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, FUNCTIONS):
+            assert node.end_lineno - node.lineno < 60, f"{node.name} is too long"
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=name)
+def test_names_are_the_fields_own(path):
+    assert not BANNED_NAMES.search(path.stem)
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, (*FUNCTIONS, ast.ClassDef)):
+            assert not BANNED_NAMES.search(node.name.lower()), node.name
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=name)
+def test_nothing_is_left_for_later_and_no_exception_is_swallowed(path):
+    text = path.read_text()
+    assert not BANNED_TEXT.search(text)
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.ExceptHandler):
+            assert node.type is not None, f"line {node.lineno}: a bare except"
+            broad = isinstance(node.type, ast.Name) and node.type.id in ("Exception", "BaseException")
+            empty = all(isinstance(statement, ast.Pass) for statement in node.body)
+            assert not (broad and empty), f"line {node.lineno}: an exception is swallowed"
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_every_public_name_is_exported_and_documented(module):
+    imported = importlib.import_module(module)
+    assert imported.__doc__
+    exported = getattr(imported, "__all__", None)
+    assert exported is not None, "a module says what is public"
+    assert sorted(exported) == list(dict.fromkeys(sorted(exported)))
+    tree = ast.parse(Path(imported.__file__).read_text())
+    for node in tree.body:
+        if isinstance(node, (*FUNCTIONS, ast.ClassDef)) and node.name in exported:
+            assert ast.get_docstring(node), f"{module}.{node.name} has no docstring"
+    for public in exported:
+        assert getattr(imported, public, None) is not None, public
+
+
+def test_what_a_user_writes_imports_from_the_top():
+    for public in x402guard.__all__:
+        assert hasattr(x402guard, public)
+
+
+CORE = ["errors", "money", "evm", "assets", "wire", "offer", "ledger.report", "ports", "schemes", "policy", "flow"]
+SHELL = ["httpx", "httpx2", "web3", "eth_account", "sqlite3", "psycopg", "genai_prices"]
+
+
+@pytest.mark.parametrize("module", CORE)
+def test_the_core_loads_no_shell(module):
+    """In a fresh interpreter, with the package's own `__init__` out of the way: it is the shell's front door."""
+    script = f"""
+import sys, types
+package = types.ModuleType("x402guard"); package.__path__ = [{str(PACKAGE)!r}]
+sys.modules["x402guard"] = package
+import x402guard.{module}
+print([name for name in {SHELL!r} if name in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.strip() == "[]"
+
+
+def test_heavy_dependencies_load_on_first_use():
+    script = "import sys, x402guard; print([m for m in ('web3', 'eth_account', 'sqlite3', 'eth_tester', 'uvicorn') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.strip() == "[]"
+
+
+def test_only_one_file_touches_a_key():
+    for path in SOURCES:
+        if path.name == "signers.py" or path.is_relative_to(PACKAGE / "testing"):
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Attribute):
+                assert node.attr not in ("sign_recoverable", "unsafe_sign_hash"), name(path)
+            if isinstance(node, (ast.Import, ast.ImportFrom)):
+                modules = [node.module] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names]
+                assert "coincurve" not in modules, name(path)
