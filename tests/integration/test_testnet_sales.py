@@ -298,3 +298,4 @@ def test_supported_is_what_the_official_schema_says(net):
         (1, "exact", "base-sepolia"),
     }
     upto = next(kind for kind in supported.kinds if kind.scheme == "upto")
+    assert upto.extra == {"facilitatorAddress": net.facilitator_address}

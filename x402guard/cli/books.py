@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import re
+import sys
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 from rich.console import Console
@@ -31,7 +33,10 @@ LedgerUrl = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
-_FLIGHT_MS = 30_000
+_FLIGHT_MS: Final = 30_000
+_PIPE_WIDTH: Final = 1000
+_HOLD_ID: Final = re.compile(r"[0-9a-f]{64}")
+_BRIEF_HOLD: Final = ("id", "session", "amount", "payee", "deadline", "in_doubt", "claimed", "request")
 
 
 @contextmanager
@@ -47,8 +52,8 @@ def opened(ledger: str | None) -> Iterator[LedgerStore]:
         store.close()
 
 
-def show(rows: list[dict[str, Any]], *, as_json: bool, empty: str) -> None:
-    """Print rows that share their keys, as JSON or as a table."""
+def show(rows: list[dict[str, Any]], *, as_json: bool, empty: str, brief: Sequence[str] = ()) -> None:
+    """Print rows that share their keys: all of them as JSON, or those in *brief* as a table (every one, if it is empty)."""
     if as_json:
         typer.echo(json.dumps(rows, indent=2, ensure_ascii=False))
         return
@@ -56,11 +61,18 @@ def show(rows: list[dict[str, Any]], *, as_json: bool, empty: str) -> None:
         typer.echo(empty)
         return
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in rows[0]:
-        table.add_column(name, no_wrap=name in ("id", "payee"))
+    names = brief or tuple(rows[0])
+    for name in names:
+        table.add_column(name, overflow="fold")
     for row in rows:
-        table.add_row(*("" if value is None else str(value) for value in row.values()))
-    Console(soft_wrap=True).print(table)
+        table.add_row(*("" if row[name] is None else _shown(row[name]) for name in names))
+    # A pipe has no width: nothing is cut or folded for it.
+    Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH).print(table)
+
+
+def _shown(value: object) -> str:
+    text = str(value)
+    return f"{text[:16]}…" if _HOLD_ID.fullmatch(text) else text
 
 
 def sessions(ledger: LedgerUrl = None, as_json: AsJson = False) -> None:
@@ -124,7 +136,7 @@ def holds(ledger: LedgerUrl = None, as_json: AsJson = False) -> None:
         marks = {instance_mark(key): row for key, row in store.marks("instance", "").items()}
         view = LedgerView(now_ms=store.now_ms(), marks=marks)
         rows = [_hold_row(view, hold) for hold in store.outstanding()]
-    show(rows, as_json=as_json, empty="nothing is held")
+    show(rows, as_json=as_json, empty="nothing is held", brief=_BRIEF_HOLD)
 
 
 def _hold_row(view: LedgerView, hold: Hold) -> dict[str, Any]:

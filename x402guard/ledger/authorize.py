@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from x402guard.ledger.budgets import find_shortfall
-from x402guard.ledger.model import Hold, HoldKind, NodeKind, NodeState
+from x402guard.ledger.model import Hold, HoldKind, Node, NodeKind, NodeState
 from x402guard.ledger.transitions import Lapse, apply, begin
 from x402guard.ledger.view import LedgerView, MarkKey
 from x402guard.money import MAX_NANOS, Nanos, format_dollars
@@ -73,14 +73,20 @@ def authorize(view: LedgerView, hold: Hold, facts: Mapping[str, Any]) -> Hold | 
         owner = "the wallet" if node.kind is NodeKind.WALLET else f"{node.kind} {node.name!r}"
         reason = (
             f"${format_dollars(hold.amount)} does not fit: {owner} has ${format_dollars(shortfall.available)} left of "
-            f"${format_dollars(node.limit or 0)} (${format_dollars(node.captured)} spent, "
-            f"${format_dollars(node.held)} held, ${format_dollars(node.granted_out)} with sub-budgets)"
+            f"${format_dollars(node.limit or 0)} ({_where_it_is(node)})"
         )
         return Refusal(BUDGET, reason, hold.amount, shortfall.available)
     written = begin(view, hold, facts)
     if hold.kind is HoldKind.PAYMENT:
         _set_starved(view, hold.node_id, starved=False)
     return written
+
+
+def _where_it_is(node: Node) -> str:
+    parts = {"spent": node.captured, "held": node.held, "with sub-budgets": node.granted_out}
+    return (
+        ", ".join(f"${format_dollars(amount)} {where}" for where, amount in parts.items() if amount) or "nothing spent"
+    )
 
 
 def refusal_marks(node_id: str, rule: str, count: int | None = None) -> MarkKey:

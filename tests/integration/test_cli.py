@@ -1,0 +1,150 @@
+"""The command line as a user meets it: real processes, real output, real exit codes."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import httpx
+import pytest
+
+from tests.support import KEY, URL, Shop, client, make_guard
+from x402guard import BudgetExhausted, SettlementUncertain
+
+pytestmark = pytest.mark.xdist_group("cli")
+
+
+def x402guard(*arguments, cwd, **environment):
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("X402GUARD_")}
+    return subprocess.run(
+        [sys.executable, "-m", "x402guard", *map(str, arguments)],
+        capture_output=True, text=True, check=False, timeout=100, cwd=cwd, env={**kept, **environment},
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def spent(tmp_path_factory):
+    """A folder with the ledger of an agent that paid twice, lost an answer, and was refused."""
+    folder = tmp_path_factory.mktemp("spent")
+    with make_guard(f"sqlite:///{folder / 'x402guard.db'}", budget="$20.00") as guard:
+        with guard.session("court-research", budget="$0.03", id="run-42") as session:
+            shop = Shop()
+            http = client(session, shop)
+            http.get(f"{URL}/1")
+            http.get(f"{URL}/2")
+            shop.paid = httpx.ReadError("reset")
+            with pytest.raises(SettlementUncertain):
+                http.get(f"{URL}/3?key=hidden")
+            with pytest.raises(BudgetExhausted):
+                http.get(f"{URL}/4")
+    return folder
+
+
+def test_sessions_lists_what_there_is(spent):
+    done = x402guard("sessions", "--json", cwd=spent)
+    assert done.returncode == 0, done.stderr
+    wallet, session = json.loads(done.stdout)
+    assert (wallet["id"], wallet["budget"], wallet["spent"], wallet["held"]) == ("wallet", "20.00", "0.02", "0.01")
+    assert (session["id"], session["state"], session["terminated_by"]) == ("run-42", "closed", "budget_exhausted")
+    assert (session["spent"], session["held"], session["remaining"]) == ("0.02", "0.01", "0.00")
+    assert "court-research" in x402guard("sessions", cwd=spent).stdout
+
+
+@pytest.mark.parametrize("which", [(), ("run-42",), ("court-research",)], ids=["last", "by id", "by name"])
+def test_report_prints_the_accounts(spent, which):
+    done = x402guard("report", *which, "--json", cwd=spent)
+    report = json.loads(done.stdout)
+    assert (report["spent"], report["held"], report["terminated_by"]) == ("0.02", "0.01", "budget_exhausted")
+    text = x402guard("report", *which, cwd=spent).stdout
+    assert "budget_exhausted" in text
+    assert "outstanding" in text
+
+
+def test_holds_lists_what_may_still_be_taken_and_no_secrets(spent):
+    done = x402guard("holds", "--json", cwd=spent)
+    [hold] = json.loads(done.stdout)
+    assert (hold["amount"], hold["in_doubt"], hold["doubt"]) == ("0.01", True, "no answer: ReadError")
+    assert hold["request"] == f"GET {URL}/3"
+    assert "hidden" not in done.stdout
+    assert "0.01" in x402guard("holds", cwd=spent).stdout
+
+
+def test_a_ledger_that_is_not_there_is_not_made_by_looking(tmp_path):
+    done = x402guard("sessions", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "does not exist" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "says"),
+    [
+        (("report", "nobody"), {}, "no session 'nobody'"),
+        (("sessions", "--ledger", "mysql://x"), {}, "is not a ledger"),
+        (("sessions",), {"X402GUARD_BUGDET": "$5"}, "X402GUARD_BUGDET: there is no such setting"),
+        (("sessions",), {"X402GUARD_CHAINS": "not json"}, "settings cannot be read"),
+    ],
+)
+def test_mistakes_get_one_line_and_what_to_do(spent, arguments, environment, says):
+    done = x402guard(*arguments, cwd=spent, **environment)
+    assert done.returncode == 2
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr + done.stdout
+
+
+def test_doctor_says_what_works(spent):
+    done = x402guard("doctor", "--json", cwd=spent, X402GUARD_PRIVATE_KEY=KEY)
+    findings = {f["check"]: f for f in json.loads(done.stdout)}
+    assert done.returncode == 0
+    assert findings["key"]["detail"].startswith("pays from 0x")
+    assert findings["ledger"]["verdict"] == "ok"
+    assert KEY.removeprefix("0x") not in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("environment", "check"),
+    [
+        ({"X402GUARD_PRIVATE_KEY": "0x1234"}, "key"),
+        ({"X402GUARD_POLICY__PER_PAYMENT_CAP": "lots"}, "settings"),
+        ({"X402GUARD_CHAINS": '{"base-sepolia": "http://127.0.0.1:9"}'}, "chain"),
+        ({"X402GUARD_LEDGER": "sqlite:////proc/none/x.db"}, "ledger"),
+    ],
+)
+def test_doctor_names_what_does_not(tmp_path, environment, check):
+    done = x402guard("doctor", "--json", cwd=tmp_path, **environment)
+    problems = [f["check"] for f in json.loads(done.stdout) if f["verdict"] == "problem"]
+    assert problems == [check]
+    assert done.returncode == 1
+    assert "1234" not in done.stdout
+
+
+@pytest.mark.chain
+def test_the_demo_agrees_with_the_chain(tmp_path):
+    done = x402guard("demo", cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "refused before signing" in done.stdout
+    assert "Books and chain agree to the atomic unit: 912345 units counted." in done.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.chain
+def test_the_testnet_prints_where_it_is_and_stops_when_told(tmp_path):
+    process = subprocess.Popen(
+        [sys.executable, "-m", "x402guard", "testnet"], stdout=subprocess.PIPE, text=True, cwd=tmp_path
+    )
+    try:
+        lines = []
+        while not lines or lines[-1] != "}\n":
+            lines.append(process.stdout.readline())
+            assert lines[-1], "the testnet ended before it said where it is"
+        net = json.loads("".join(lines))
+        assert set(net) == {"rpc", "chain_id", "token", "permit2", "facilitator", "merchant", "payer_key"}
+        call = {"jsonrpc": "2.0", "id": 1, "method": "eth_chainId", "params": []}
+        assert httpx.post(net["rpc"], json=call).json()["result"] == hex(84532) == hex(net["chain_id"])
+        assert httpx.get(net["merchant"]["url"] + "/documents/1").status_code == 402
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=20)
+    assert process.returncode == 0
