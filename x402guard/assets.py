@@ -84,6 +84,12 @@ class Asset:
     methods: frozenset[TransferMethod] = frozenset({"eip3009", "permit2"})
 
     def __post_init__(self) -> None:
+        for name in ("network", "address", "symbol", "name", "version"):
+            if not isinstance(getattr(self, name), str) or not getattr(self, name):
+                raise ConfigError(f"Asset.{name}: {getattr(self, name)!r} is not a text")
+        methods = frozenset(self.methods)
+        if not methods or not methods <= {"eip3009", "permit2"}:
+            raise ConfigError(f"Asset.methods: {sorted(methods)} is not a choice of 'eip3009' and 'permit2'")
         network = resolve_network(self.network)
         if network is None:
             raise ConfigError(f"Asset.network: {self.network!r} is not a known EVM network; write eip155:<chain id>")
@@ -98,6 +104,7 @@ class Asset:
             raise ConfigError("Asset.usd: a token that is worth nothing cannot be counted; give its value in dollars")
         object.__setattr__(self, "network", network)
         object.__setattr__(self, "address", address)
+        object.__setattr__(self, "methods", methods)
         object.__setattr__(self, "usd", f"{self.usd}".removeprefix("$"))
 
     @property

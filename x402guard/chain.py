@@ -5,6 +5,7 @@ Sources: EIP-3009 (authorizationState), Permit2's SignatureTransfer (nonceBitmap
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -33,6 +34,7 @@ __all__ = ["ChainUnreadable", "JsonRpc", "RpcChainReader"]
 FUNDS_FRESH_S: Final = 5.0
 """How long a balance is believed, in seconds."""
 
+_HASH: Final = re.compile(r"0x[0-9a-fA-F]{64}", re.ASCII)
 _PERMIT: Final = "((address,uint256),uint256,uint256)"
 _PERMIT_2612: Final = "(uint256,uint256,bytes32,bytes32,uint8)"
 _EXACT_WITNESS: Final = "(address,uint256)"
@@ -140,11 +142,12 @@ class RpcChainReader:
     ) -> None:
         self._rpcs: dict[str, JsonRpc] = {}
         for name, url in urls.items():
-            network = resolve_network(name)
+            network = resolve_network(name) if isinstance(name, str) else None
             if network is None:
                 raise ConfigError(f"chains: {name!r} is not an EVM network; write eip155:<chain id>")
             if not isinstance(url, str) or not url.startswith(("http://", "https://")):
-                raise ConfigError(f"chains[{name!r}]: {url!r} is not an http(s) URL of a JSON-RPC endpoint")
+                # The URL itself is not repeated: most hold an access key.
+                raise ConfigError(f"chains[{name!r}]: not an http:// or https:// URL of a JSON-RPC endpoint")
             self._rpcs[network] = JsonRpc(network, url, timeout_s=timeout_s)
         self._monotonic = monotonic_s
         self._funds: dict[tuple[str, Address, Address], tuple[float, Funds]] = {}
@@ -216,11 +219,15 @@ def _nonce_used(rpc: JsonRpc, intent: Intent, block: Any) -> bool:
 
 def _settlement(rpc: JsonRpc, intent: Intent, transaction: str, final: _Final) -> Settled | None:
     """Does this very transaction settle this very payment? By its own calldata, its status and one Transfer log."""
-    if len(transaction) != 66 or not transaction.startswith("0x"):
+    if not _HASH.fullmatch(transaction):
         return None
     sent = rpc.call("eth_getTransactionByHash", transaction)
     receipt = rpc.call("eth_getTransactionReceipt", transaction)
-    if not isinstance(sent, Mapping) or not isinstance(receipt, Mapping) or _number(receipt["status"]) != 1:
+    if not isinstance(sent, Mapping) or not isinstance(receipt, Mapping):
+        if intent.dead_at(final.time):
+            return None  # whoever wanted to show it has had all the time there was
+        raise ChainUnreadable(f"transaction {transaction} is not to be seen yet")
+    if _number(receipt["status"]) != 1:
         return None
     amount = _amount_in_calldata(intent, str(sent.get("to")), _bytes(sent.get("input", "0x")))
     if amount is None:

@@ -11,6 +11,9 @@ from x402guard.money import Nanos
 from x402guard.offer import Offer, Rejection, conflicts_with_body, normalise
 from x402guard.policy import Case, RequestFacts, judge_offer
 from x402guard.purchase import Terms
+from x402guard.schemes.exact import EXACT_PROXY
+from x402guard.schemes.terms import PERMIT2
+from x402guard.schemes.upto import UPTO_PROXY
 from x402guard.wire import (
     MAX_BODY_BYTES,
     PAYMENT_REQUIRED,
@@ -62,13 +65,13 @@ def read_challenge(reply: Reply) -> Flow[Challenge | None]:
 
 def _body_terms(reply: Reply) -> Flow[PaymentRequired | None]:
     """x402 terms in a JSON body; None for a body that is not JSON, or is about something else."""
-    kind = only_header(reply.headers, "content-type") or ""
-    if "json" not in kind.lower():
+    kinds = [value.lower() for name, value in reply.headers if name.lower() == "content-type"]
+    if len(kinds) != 1 or "json" not in kinds[0]:
         return None
     raw = yield from peek_body(MAX_BODY_BYTES)
-    if raw is None:
-        raise ProtocolError(f"a 402 with more than {MAX_BODY_BYTES} bytes of JSON is not read", field=BODY_FIELD)
-    if b"x402Version" not in raw:
+    if raw is None and only_header(reply.headers, PAYMENT_REQUIRED) is not None:
+        raise ProtocolError(f"terms beside more than {MAX_BODY_BYTES} bytes of JSON are not read", field=BODY_FIELD)
+    if raw is None or b"x402Version" not in raw:
         return None
     value = decode_json(raw, field=BODY_FIELD)
     if not isinstance(value, dict) or "x402Version" not in value or "accepts" not in value:
@@ -92,6 +95,10 @@ def screen(challenge: Challenge, request: RequestFacts, terms: Terms, registry: 
 def _objection(offer: Offer, challenge: Challenge, request: RequestFacts, terms: Terms) -> Flow[Rejection | None]:
     if challenge.body is not None and conflicts_with_body(offer, challenge.body):
         return Rejection("header_body_conflict", "header and body of the 402 ask for different payments")
+    if offer.payee in (terms.payer, PERMIT2, EXACT_PROXY, UPTO_PROXY):
+        return Rejection(
+            "payee", f"payee {offer.payee} is the payer itself or a contract of the protocol, not a seller"
+        )
     objection = judge_offer(terms.policy, Case(request, offer))
     if objection is not None:
         return objection

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, SecretStr, ValidationError
 from pydantic_settings import (
@@ -16,7 +16,7 @@ from pydantic_settings import (
 
 from x402guard.assets import Asset
 from x402guard.errors import ConfigError
-from x402guard.guard import DEFAULT_LEDGER
+from x402guard.guard import DEFAULT_BODY_BYTES, DEFAULT_FLIGHT_S, DEFAULT_LEDGER
 from x402guard.policy import Policy
 from x402guard.signers import LocalSigner
 
@@ -61,6 +61,7 @@ class AssetSettings(BaseModel):
     name: str
     version: str
     usd: str = "1.00"
+    methods: frozenset[Literal["eip3009", "permit2"]] = frozenset({"eip3009", "permit2"})
 
 
 class Settings(BaseSettings):
@@ -81,6 +82,8 @@ class Settings(BaseSettings):
     policy: PolicySettings = PolicySettings()
     unsafe_no_chain: bool = False
     unsafe_trust_receipts: bool = False
+    max_body_bytes: int = DEFAULT_BODY_BYTES
+    flight_s: int = DEFAULT_FLIGHT_S
 
     @classmethod
     def settings_customise_sources(
@@ -92,13 +95,14 @@ class Settings(BaseSettings):
         file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - pydantic's signature
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Environment before file; a ``.env`` file is not read: it is where keys leak from."""
-        return init_settings, env_settings, TomlConfigSettingsSource(settings_cls)
+        return init_settings, env_settings, _TomlWithoutKey(settings_cls)
 
     def guard_arguments(self) -> dict[str, Any]:
         """Return the arguments for ``Guard``."""
-        key = None if self.private_key is None else self.private_key.get_secret_value()
+        secret = self.private_key
         return {
-            "signer": None if key is None else LocalSigner.from_key(key),
+            # Unwrapped in place: a local variable would stand in a crash report that shows them.
+            "signer": None if secret is None else LocalSigner.from_key(secret.get_secret_value()),
             "ledger": self.ledger,
             "policy": self.policy.policy(),
             "assets": [Asset(**asset.model_dump()) for asset in self.assets],
@@ -106,6 +110,8 @@ class Settings(BaseSettings):
             "unsafe_no_chain": self.unsafe_no_chain,
             "unsafe_trust_receipts": self.unsafe_trust_receipts,
             "budget": self.budget,
+            "max_body_bytes": self.max_body_bytes,
+            "flight_s": self.flight_s,
         }
 
 
@@ -115,28 +121,45 @@ def load_settings(path: Path | None = None) -> Settings:
     ``path`` is a TOML file; by default ``x402guard.toml`` in the working directory, where there is one. Raises
     ``ConfigError`` naming the setting, never with the key in it.
     """
-    if path is not None and not path.is_file():
-        raise ConfigError(f"config: there is no file {path}")
-    _check_names()
+    try:
+        if path is not None and not path.is_file():
+            raise ConfigError(f"config: there is no file {path}")
+        _check_names()
+        return _read(path)
+    finally:
+        for name in [name for name in os.environ if name.upper() == PRIVATE_KEY]:
+            del os.environ[name]
+
+
+def _read(path: Path | None) -> Settings:
+    kind = Settings
     if path is not None:
 
         class FromFile(Settings):
             model_config = SettingsConfigDict(toml_file=path)
 
-        kind: type[Settings] = FromFile
-    else:
-        kind = Settings
+        kind = FromFile
     try:
         return kind()
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False, include_context=False)[0]
         name = ".".join(str(part) for part in first["loc"])
         raise ConfigError(f"{name}: {first['msg']} (from {ENV_PREFIX}* or {path or CONFIG_FILE})") from None
+    except ConfigError:
+        raise
     except Exception as error:  # noqa: BLE001 - sources raise whatever their parsers do
         # TOML that does not parse, JSON in a variable that does not: which one is in the message, its value is not.
         raise ConfigError(f"settings cannot be read: {type(error).__name__}: {str(error)[:200]}") from None
-    finally:
-        os.environ.pop(PRIVATE_KEY, None)
+
+
+class _TomlWithoutKey(TomlConfigSettingsSource):
+    """The TOML file, in which a private key has no place: files are copied, committed and backed up."""
+
+    def __call__(self) -> dict[str, Any]:
+        values = super().__call__()
+        if "private_key" in values:
+            raise ConfigError(f"private_key: a key does not belong into a settings file; set {PRIVATE_KEY} instead")
+        return values
 
 
 def _check_names() -> None:
@@ -145,5 +168,5 @@ def _check_names() -> None:
     nested = f"{ENV_PREFIX}POLICY__"
     policies = {f"{nested}{name.upper()}" for name in PolicySettings.model_fields}
     for name in os.environ:
-        if name.startswith(ENV_PREFIX) and name.upper() not in known | policies:
+        if name.upper().startswith(ENV_PREFIX) and name not in known | policies:
             raise ConfigError(f"{name}: there is no such setting; see docs/settings.md for their names")

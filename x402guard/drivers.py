@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
@@ -28,6 +29,7 @@ from x402guard.effects import (
 from x402guard.errors import SignerError
 from x402guard.ledger.evidence import Unreadable
 from x402guard.ports import ChainReader, LedgerStore, Signer
+from x402guard.signers import normalise_signature
 
 __all__ = ["AsyncExchange", "Exchange", "Shell", "run", "run_async"]
 
@@ -123,23 +125,52 @@ async def run_async(flow: Flow[R], shell: Shell, exchange: AsyncExchange | None 
 
 
 _LEDGER_TURN: RunVar[anyio.CapacityLimiter] = RunVar("x402guard_ledger_turn")
+_CHAIN_TURN: RunVar[anyio.CapacityLimiter] = RunVar("x402guard_chain_turn")
+
+
+def _limiter(effect: Effect) -> anyio.CapacityLimiter:
+    """Threads of our own, so that a caller who has used up the common ones cannot lock us out.
+
+    Two for the ledger: its calls wait for their turn in the event loop, because the books are written one at a time anyway
+    and every waiting thread would fight the loop for the interpreter. Sixteen for the chain, which is another machine.
+    """
+    turn, size = (_LEDGER_TURN, 2) if isinstance(effect, (Transact, Sign)) else (_CHAIN_TURN, 16)
+    try:
+        return turn.get()
+    except LookupError:
+        limiter = anyio.CapacityLimiter(size)
+        turn.set(limiter)
+        return limiter
 
 
 async def _in_thread(effect: Effect, call: Callable[[], Any]) -> Any:
-    """Run a blocking call in a worker thread, to its end, whatever becomes of the task.
+    """Run a blocking call in a worker thread, to its end, whatever becomes of the task."""
+    limiter = _limiter(effect)
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        with anyio.CancelScope(shield=True):  # on trio, cancellation comes by scopes alone
+            return await anyio.to_thread.run_sync(call, limiter=limiter)
+    return await _to_the_end(asyncio.ensure_future(anyio.to_thread.run_sync(call, limiter=limiter)))
 
-    Calls to the ledger wait for their turn here and not in forty threads: the books are written one at a time anyway, and
-    every waiting thread would fight the event loop for the interpreter.
+
+async def _to_the_end(work: asyncio.Future[Any]) -> Any:
+    """Wait for *work* although the task is cancelled meanwhile; then let the cancellation go on.
+
+    asyncio's own ``task.cancel()`` (``wait_for``, ``timeout``, ``TaskGroup``) pierces anyio's shield, and a transaction that
+    runs on behind our back would be followed by one that came too early.
     """
-    limiter = None
-    if isinstance(effect, (Transact, Sign)):
+    cancelled: asyncio.CancelledError | None = None
+    while not work.done():
         try:
-            limiter = _LEDGER_TURN.get()
-        except LookupError:
-            limiter = anyio.CapacityLimiter(2)
-            _LEDGER_TURN.set(limiter)
-    with anyio.CancelScope(shield=True):
-        return await anyio.to_thread.run_sync(call, limiter=limiter)
+            with anyio.CancelScope(shield=True):
+                await asyncio.wait({work})
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        work.exception()  # the flow learns of the cancellation, and looks into the books for the rest
+        raise cancelled
+    return work.result()
 
 
 def _call(effect: Effect, shell: Shell) -> tuple[bool, Callable[[], Any]]:
@@ -152,7 +183,7 @@ def _call(effect: Effect, shell: Shell) -> tuple[bool, Callable[[], Any]]:
             if signer is None:
                 raise SignerError("there is no signer")
             # Signing reads the hold's row first, so it is as quick as the store is.
-            return signer.inline and shell.store.inline, lambda: signer.sign(hold)
+            return signer.inline and shell.store.inline, lambda: normalise_signature(signer.sign(hold))
         case ReadChain(hold):
             chain = shell.chain
             if chain is None:

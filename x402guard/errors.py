@@ -32,7 +32,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Literal
 
-from x402guard.money import Nanos, format_dollars
+from x402guard.money import Nanos, nanos_to_decimal
 
 __all__ = [
     "ApprovalDenied",
@@ -111,12 +111,12 @@ class ConfigError(X402GuardError):
 
 
 class PaymentRefused(X402GuardError):
-    """The guard said no, and nothing was signed.
+    """The guard said no, and nothing was signed. Built with amounts in nano-dollars, it shows them in dollars.
 
     Attributes:
         rule: the rule that decided, as it stands in the report.
-        requested: nano-dollars asked for, or None where no price was known.
-        available: nano-dollars the rule would have let pass, or None where it is not about an amount.
+        requested: dollars asked for, exact, or None where no price was known.
+        available: dollars the rule would have let pass, exact, or None where it is not about an amount.
         session: the id of the session that refused.
     """
 
@@ -137,14 +137,14 @@ class PaymentRefused(X402GuardError):
     ) -> None:
         super().__init__(message, advice=advice)
         self.rule = rule
-        self.requested = requested
-        self.available = available
+        self.requested = None if requested is None else nanos_to_decimal(requested)
+        self.available = None if available is None else nanos_to_decimal(available)
         self.session = session
 
     def amounts(self) -> dict[str, str]:
         """Return ``requested`` and ``available`` as decimal dollar strings, leaving out what is not known."""
         known = {"requested": self.requested, "available": self.available}
-        return {name: format_dollars(value) for name, value in known.items() if value is not None}
+        return {name: str(value) for name, value in known.items() if value is not None}
 
 
 class BudgetExhausted(PaymentRefused):

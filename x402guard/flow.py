@@ -8,7 +8,9 @@ What is written before what is signed, what is signed before what is sent: this 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
+from typing import Final
 
 from x402guard.assets import AssetRegistry
 from x402guard.challenge import Payable, read_challenge, screen
@@ -29,7 +31,8 @@ from x402guard.ledger.authorize import BUDGET, Refusal, note_refusal, refusal_ma
 from x402guard.ledger.model import Hold, HoldState
 from x402guard.ledger.view import LedgerView, Scope
 from x402guard.offer import Offer
-from x402guard.policy import RequestFacts, choose
+from x402guard.policy import RequestFacts, rank
+from x402guard.policy.decide import note_version, origin_mark
 from x402guard.purchase import Authorized, Stuck, Terms, authorize_purchase, purchase_scope
 from x402guard.schemes import payment_header
 from x402guard.settlement import (
@@ -46,7 +49,8 @@ from x402guard.settlement import (
 
 __all__ = ["paid_request", "refusal_error"]
 
-PAYMENT_REQUIRED_STATUS = 402
+PAYMENT_REQUIRED_STATUS: Final = 402
+ONE_PAYMENT: Final = "one_payment_per_request"
 
 
 def paid_request(request: RequestFacts, terms: Terms, registry: AssetRegistry) -> Flow[Receipt | None]:
@@ -61,25 +65,26 @@ def paid_request(request: RequestFacts, terms: Terms, registry: AssetRegistry) -
     challenge = yield from read_challenge(reply)  # 3
     if challenge is None:
         return None
+    no = partial(_refused, terms, request.origin if challenge.required.version == 2 else None)
     impossible = _cannot_pay(request, terms)
     if impossible is not None:
-        raise (yield from _refused(terms, impossible))
+        raise (yield from no(impossible))
     payable = yield from screen(challenge, request, terms, registry)  # 4, 5
-    chosen = choose(payable.offers)
-    if chosen is None:
-        raise (yield from _all_refused(terms, payable))
-    authorized = yield from _authorize(request, terms, payable.offers, chosen)  # 6
-    headers = yield from _sign(terms, authorized)  # 7
-    paid = yield from _send_paid(terms, authorized, headers)  # 8
-    hold = yield from _book(terms, authorized, paid)  # 9
-    return receipt_of(hold, represented=authorized.represented)  # 10
+    if not payable.offers:
+        raise (yield from no(_none_payable(payable)))
+    decided = yield from _authorize(request, terms, rank(payable.offers))  # 6
+    if isinstance(decided, Refusal):
+        raise (yield from no(decided))
+    header = yield from _sign(terms, decided)  # 7
+    hold = yield from _present(terms, decided, header)  # 8, 9
+    return receipt_of(hold, represented=decided.represented)  # 10
 
 
 def _cannot_pay(request: RequestFacts, terms: Terms) -> Refusal | None:
     """What keeps us from paying whatever is offered."""
     if request.paid_by is not None:
         reason = f"this request has paid already (hold {request.paid_by[:16]}…); one request signs at most once"
-        return Refusal("one_payment_per_request", reason)
+        return Refusal(ONE_PAYMENT, reason)
     if terms.payer is None:
         return Refusal(
             "no_signer", "this guard has no signer; give it one with Guard(signer=…) or X402GUARD_PRIVATE_KEY"
@@ -90,28 +95,24 @@ def _cannot_pay(request: RequestFacts, terms: Terms) -> Refusal | None:
     return None
 
 
-def _authorize(request: RequestFacts, terms: Terms, offers: tuple[Offer, ...], chosen: Offer) -> Flow[Authorized]:
-    """Step 6: durable before anything is signed. Raises where the answer is no."""
+def _authorize(request: RequestFacts, terms: Terms, offers: tuple[Offer, ...]) -> Flow[Authorized | Refusal]:
+    """Step 6: durable before anything is signed."""
     scope = purchase_scope(terms, request)
-    change = partial(authorize_purchase, terms=terms, request=request, offers=offers, chosen=chosen)
+    change = partial(authorize_purchase, terms=terms, request=request, offers=offers)
     swept = False
     while True:
         try:
             decided = yield from transact(scope, change)
         except (LedgerUnavailable, Interrupted) as error:
             # The commit may have happened although its answer was lost. Nothing was signed, so nothing is owed.
-            yield from _void_after(terms, request.entropy.hex(), error)
+            yield from _give_back(terms, request.entropy.hex(), error)
             raise
-        match decided:
-            case Authorized():
-                return decided
-            case Stuck(hold):
-                yield from _resolve(hold)
-            case Refusal(rule=rule):
-                if rule == BUDGET and not swept and (yield from sweep(terms)) > 0:
-                    swept = True
-                    continue
-                raise (yield from _refused(terms, decided))
+        if isinstance(decided, Stuck):
+            yield from _resolve(decided.hold)
+        elif isinstance(decided, Refusal) and decided.rule == BUDGET and not swept and (yield from sweep(terms)) > 0:
+            swept = True
+        else:
+            return decided
 
 
 def _resolve(hold: Hold) -> Flow[None]:
@@ -124,70 +125,84 @@ def _resolve(hold: Hold) -> Flow[None]:
             deadline=hold.deadline_unix,
         )
     if after.state is HoldState.HELD:
-        raise SettlementUncertain(
+        uncertain = SettlementUncertain(
             f"a payment for this very request is in doubt ({after.doubt or 'no answer came'}) and can't be presented again",
             hold_id=hold.id,
             deadline=hold.deadline_unix,
             advice="Wait until the deadline has passed, or ask with extensions={'pay_again': True} to pay a second time.",
         )
+        uncertain.retry = "later"
+        raise uncertain
 
 
 def _sign(terms: Terms, authorized: Authorized) -> Flow[tuple[str, str]]:
-    """Step 7: typed data from the committed hold alone. Before the signature a cancellation costs nothing."""
+    """Step 7: the header, made from the committed hold alone. Before the signature a cancellation costs nothing."""
     hold = authorized.hold
     signing = False
     try:
         yield from checkpoint()
         signing = True
-        signature = yield from sign(hold)
+        return payment_header(hold.payment(), (yield from sign(hold)))
+    except GeneratorExit:
+        raise
     except SignerError as error:
-        yield from _void_after(terms, hold.id, error, never_left=not authorized.represented)
-        raise
-    except Interrupted as error:
-        yield from _void_after(terms, hold.id, error, never_left=not (signing or authorized.represented))
-        raise
+        # A definite no. But a cheque that was out before, or that somebody took over meanwhile, is out all the same.
+        if not authorized.represented and (yield from _give_back(terms, hold.id, error, hold.presented)):
+            raise
+        raise (yield from _uncertain(terms, hold, "the signer refused a payment that may be out", error)) from error
     except Exception as error:
         # A remote signer that timed out may have signed.
-        yield from _doubt_after(terms, hold, f"signing failed: {type(error).__name__}", error)
-        raise SettlementUncertain(
-            f"the signer failed without saying no ({type(error).__name__}); a signature may exist",
-            hold_id=hold.id,
-            deadline=hold.deadline_unix,
-        ) from error
-    return payment_header(hold.payment(), signature)
+        raise (yield from _uncertain(terms, hold, f"signing failed: {type(error).__name__}", error)) from error
+    except BaseException as error:
+        if signing or authorized.represented:
+            yield from _uncertain(terms, hold, "cancelled while signing", error)
+        else:
+            yield from _give_back(terms, hold.id, error, hold.presented)
+        raise
 
 
-def _send_paid(terms: Terms, authorized: Authorized, header: tuple[str, str]) -> Flow[Reply]:
-    """Step 8: the cheque leaves. From here on only proof frees the hold."""
+def _present(terms: Terms, authorized: Authorized, header: tuple[str, str]) -> Flow[Hold]:
+    """Steps 8 and 9: the cheque leaves. From here on only proof frees the hold, and no error says that nothing was paid."""
     hold = authorized.hold
     try:
-        return (yield from send(header))
+        reply = yield from send(header)
+        return (yield from _book(terms, authorized, reply))
+    except (GeneratorExit, SettlementUncertain):
+        raise
     except SendFailed as failure:
-        if failure.before_connection and not authorized.represented:
-            yield from void(terms, hold.id, "no connection: the payment never left")
+        unsent = failure.before_connection and not authorized.represented
+        if unsent and (yield from _give_back(terms, hold.id, failure, hold.presented)):
             raise
-        yield from _doubt_after(terms, hold, f"no answer: {type(failure.cause).__name__}", failure)
-        raise SettlementUncertain(
-            f"the paid request got no answer ({type(failure.cause).__name__}); the server may hold the payment",
-            hold_id=hold.id,
-            deadline=hold.deadline_unix,
-        ) from failure.cause
-    except Interrupted as error:
-        yield from _doubt_after(terms, hold, "cancelled while the payment was out", error)
+        reason = f"no answer: {type(failure.cause).__name__}"
+        raise (yield from _uncertain(terms, hold, reason, failure)) from failure.cause
+    except Exception as error:
+        raise (yield from _uncertain(terms, hold, f"no answer: {type(error).__name__}", error)) from error
+    except BaseException as error:
+        yield from _uncertain(terms, hold, "cancelled while the payment was out", error)
         raise
 
 
 def _book(terms: Terms, authorized: Authorized, reply: Reply) -> Flow[Hold]:
-    """Step 9: a claim is written down, then checked once; anything else is a doubt."""
+    """Step 9: a claim is written down, then checked once; anything else is a doubt.
+
+    Books that cannot be written now do not take the answer from the caller: the hold stands in full, and is in doubt by age.
+    """
     hold = authorized.hold
     claim = judge_reply(reply, hold)
-    if not isinstance(claim, str):
-        hold = yield from write_claim(terms, hold, claim)
-        return (yield from ask_chain(hold)) if hold.chain_evidence else hold
-    if authorized.represented and hold.chain_evidence:
-        # Facilitators answer a nonce that is used already like a new offer; the chain knows better.
-        yield from _resolve_represented(hold)
-    return (yield from note_doubt(terms, hold.id, claim))
+    try:
+        if not isinstance(claim, str):
+            hold = yield from write_claim(terms, hold, claim)
+            return (yield from ask_chain(hold)) if hold.chain_evidence else hold
+        if authorized.represented and hold.chain_evidence:
+            # Facilitators answer a nonce that is used already like a new offer; the chain knows better.
+            yield from _resolve_represented(hold)
+        return (yield from note_doubt(terms, hold.id, claim))
+    except LedgerUnavailable as error:
+        return (
+            hold
+            if hold.state is HoldState.CAPTURED
+            else replace(hold, doubt=f"the books could not be written: {error}")
+        )
 
 
 def _resolve_represented(hold: Hold) -> Flow[None]:
@@ -200,49 +215,69 @@ def _resolve_represented(hold: Hold) -> Flow[None]:
         )
 
 
-def _void_after(terms: Terms, hold_id: str, error: BaseException, *, never_left: bool = True) -> Flow[None]:
-    """Give a hold back on the way out of an error; where the cheque was out before, it is a doubt instead.
+def _give_back(terms: Terms, hold_id: str, error: BaseException, presented: int = 0) -> Flow[bool]:
+    """Void on the way out of an error; True where nothing of the hold can be taken any more.
 
     A ledger that cannot be written now keeps the hold: that costs budget until the deadline and never money.
     """
     try:
-        if never_left:
-            yield from void(terms, hold_id, f"nothing was signed: {type(error).__name__}")
-        else:
-            yield from note_doubt(terms, hold_id, f"{type(error).__name__} while signing")
+        return (yield from void(terms, hold_id, f"nothing was signed: {_name(error)}", presented=presented))
     except LedgerUnavailable as again:
-        error.add_note(f"hold {hold_id} could not be updated either: {again}")
+        _cause(error).add_note(f"hold {hold_id} could not be given back either: {again}")
+        return True  # nothing of it was signed
 
 
-def _doubt_after(terms: Terms, hold: Hold, reason: str, error: BaseException) -> Flow[None]:
-    """Note a doubt on the way out of an error. Unwritten, it is derived from the hold's age all the same."""
+def _uncertain(terms: Terms, hold: Hold, reason: str, error: BaseException) -> Flow[SettlementUncertain]:
+    """Note a doubt on the way out of an error, and return the error that says what the caller has to know.
+
+    Unwritten, the doubt is derived from the hold's age all the same.
+    """
     try:
         yield from note_doubt(terms, hold.id, reason)
     except LedgerUnavailable as again:
-        error.add_note(f"the doubt about hold {hold.id} could not be written: {again}")
+        _cause(error).add_note(f"the doubt about hold {hold.id} could not be written: {again}")
+    return SettlementUncertain(
+        f"{reason}; the payment of hold {hold.id[:16]}… may be taken until its deadline",
+        hold_id=hold.id,
+        deadline=hold.deadline_unix,
+    )
 
 
-def _all_refused(terms: Terms, payable: Payable) -> Flow[PaymentRefused]:
+def _cause(error: BaseException) -> BaseException:
+    return error.cause if isinstance(error, (Interrupted, SendFailed)) else error
+
+
+def _name(error: BaseException) -> str:
+    return type(_cause(error)).__name__
+
+
+def _none_payable(payable: Payable) -> Refusal:
     """No offer may be paid: one offer's own rule, or all the reasons together."""
     reasons = payable.rejections
     first = reasons[0]
     if len(reasons) == 1:
-        return (yield from _refused(terms, Refusal(first.rule, first.reason, first.requested, first.available)))
+        return Refusal(first.rule, first.reason, first.requested, first.available)
     listed = "; ".join(f"({i + 1}) {r.rule}: {r.reason}" for i, r in enumerate(reasons[:8]))
     more = f"; and {len(reasons) - 8} more" if len(reasons) > 8 else ""
-    refusal = Refusal("no_acceptable_offer", f"none of {len(reasons)} offers may be paid: {listed}{more}")
-    return (yield from _refused(terms, refusal))
+    return Refusal("no_acceptable_offer", f"none of {len(reasons)} offers may be paid: {listed}{more}")
 
 
-def _refused(terms: Terms, refusal: Refusal) -> Flow[PaymentRefused]:
-    """Count the refusal in the books, and return it as the error to raise. Nothing is signed, nothing held."""
-    node_id, rule = terms.node_id, refusal.rule
-    counter = refusal_marks(node_id, rule)
+def _refused(terms: Terms, speaks_v2: str | None, refusal: Refusal) -> Flow[PaymentRefused]:
+    """Count the refusal in the books, and return it as the error to raise. Nothing is signed, nothing held.
+
+    *speaks_v2* is the origin that was refused, where it spoke v2: refused or not, it is not believed in v1 any more.
+    """
+    node_id = terms.node_id
+    marks = [refusal_marks(node_id, refusal.rule)]
+    if speaks_v2 is not None:
+        marks.append(origin_mark(speaks_v2))
 
     def count(view: LedgerView) -> None:
         note_refusal(view, node_id, refusal)
+        if speaks_v2 is not None:
+            note_version(view, speaks_v2)
 
-    yield from transact(Scope(nodes=(node_id,), marks=(counter,)), count)
+    yield from transact(Scope(nodes=(node_id,), marks=tuple(marks)), count)
     return refusal_error(terms, refusal)
 
 
@@ -257,10 +292,14 @@ _ERRORS: dict[str, type[PaymentRefused]] = {
 def refusal_error(terms: Terms, refusal: Refusal) -> PaymentRefused:
     """Return a refusal as the typed error that its rule has."""
     kind = _ERRORS.get(refusal.rule, PolicyDenied)
-    return kind(
+    error = kind(
         f"{refusal.rule}: {refusal.reason}",
         rule=refusal.rule,
         requested=refusal.requested,
         available=refusal.available,
         session=terms.session_id,
     )
+    if refusal.rule == ONE_PAYMENT:
+        error.money_may_have_moved = True
+        error.advice = "An earlier hop of this request was paid; this hop was not. Read the report before asking again."
+    return error

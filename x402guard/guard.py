@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from itertools import count
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Final, Self
 
 from x402guard.assets import TEST_NETWORKS, Asset, AssetRegistry
 from x402guard.chain import RpcChainReader
@@ -18,19 +18,21 @@ from x402guard.drivers import Shell, run
 from x402guard.errors import ConfigError
 from x402guard.ledger.doubt import instance_mark
 from x402guard.ledger.model import WALLET, NodeKind
-from x402guard.ledger.sessions import NodeRequest, ensure_wallet
+from x402guard.ledger.sessions import PAYER_MARK, NodeRequest, ensure_payer, ensure_wallet
 from x402guard.ledger.view import LedgerView, Scope
-from x402guard.money import Dollars
+from x402guard.money import Dollars, Nanos
 from x402guard.policy import Policy
 from x402guard.ports import ChainReader, LedgerStore, Signer
 from x402guard.purchase import Terms
-from x402guard.session import Session, current_session, parse_limit
+from x402guard.session import Session, check_name, current_session, parse_limit
 from x402guard.settlement import sweep
 from x402guard.stores import open_store
 
-__all__ = ["DEFAULT_LEDGER", "Guard"]
+__all__ = ["DEFAULT_BODY_BYTES", "DEFAULT_FLIGHT_S", "DEFAULT_LEDGER", "Guard"]
 
-DEFAULT_LEDGER = "sqlite:///x402guard.db"
+DEFAULT_LEDGER: Final = "sqlite:///x402guard.db"
+DEFAULT_BODY_BYTES: Final = 10_485_760
+DEFAULT_FLIGHT_S: Final = 30
 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,99}", re.ASCII)
 
@@ -64,18 +66,18 @@ class Guard:
         unsafe_no_chain: bool = False,
         unsafe_trust_receipts: bool = False,
         budget: Dollars | None = None,
-        max_body_bytes: int = 10_485_760,
-        flight_s: int = 30,
+        max_body_bytes: int = DEFAULT_BODY_BYTES,
+        flight_s: int = DEFAULT_FLIGHT_S,
     ) -> None:
+        _check_kinds(signer, ledger, policy, chains)
         self.policy = policy or Policy()
-        self.registry = AssetRegistry(assets)
+        self.registry = AssetRegistry(_each_asset(assets))
         self.max_body_bytes = _positive("max_body_bytes", max_body_bytes)
+        flight_ms = _positive("flight_s", flight_s) * 1000
         limit = parse_limit(budget, field="budget")
         chain = RpcChainReader(chains) if isinstance(chains, Mapping) else chains
         networks = frozenset() if chain is None else chain.networks
         _check_real_networks(self.policy, networks, unsafe_no_chain=unsafe_no_chain)
-        store = open_store(ledger) if isinstance(ledger, str) else ledger
-        self.shell = Shell(store, signer, chain)
         self.instance = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
         self._openers = count(1)
         self.terms = Terms(
@@ -86,18 +88,37 @@ class Guard:
             policy=self.policy,
             payer=None if signer is None else signer.address,
             chains=networks,
-            flight_ms=_positive("flight_s", flight_s) * 1000,
+            flight_ms=flight_ms,
             unsafe_no_chain=unsafe_no_chain,
             unsafe_trust_receipts=unsafe_trust_receipts,
         )
+        store = open_store(ledger) if isinstance(ledger, str) else ledger
+        self.shell = Shell(store, signer, chain)
         try:
-            store.transact(Scope(nodes=(WALLET,), durable=True), lambda view: ensure_wallet(view, limit))
-            self._register()
+            self._enter_books(limit)
             if signer is not None:
                 signer.bind(store.hold)
         except BaseException:
             store.close()
             raise
+
+    def _enter_books(self, limit: Nanos | None) -> None:
+        """Write down the wallet, whose it is, and that this instance runs; end instances whose process is gone."""
+        store, host = self.shell.store, socket.gethostname()
+        rows = store.marks("instance", "")
+        ended = {key for key, row in rows.items() if not row["ended"] and row.get("host") == host and _is_gone(row)}
+        mine = {"beat_ms": store.now_ms(), "ended": False, "host": host, "pid": os.getpid()}
+
+        def change(view: LedgerView) -> None:
+            ensure_wallet(view, limit)
+            if self.terms.payer is not None:
+                ensure_payer(view, self.terms.payer)
+            view.put_mark(instance_mark(self.instance), mine)
+            for key in ended:
+                view.put_mark(instance_mark(key), {**rows[key], "ended": True})
+
+        store.transact(Scope(nodes=(WALLET,), marks=(PAYER_MARK,), durable=True), change)
+        self.gone = frozenset(ended | {key for key, row in rows.items() if row["ended"]})
 
     @classmethod
     def from_env(cls, path: Path | None = None) -> Guard:
@@ -115,9 +136,8 @@ class Guard:
 
         ``budget`` is in dollars; a resumed session's can be lowered and never raised. Raises ``ConfigError``.
         """
-        if not isinstance(name, str) or not name:
-            raise ConfigError("name: a session needs a name, such as 'court-research'")
-        if id is not None and (not _ID.fullmatch(id) or id == WALLET):
+        check_name(name)
+        if id is not None and (not isinstance(id, str) or not _ID.fullmatch(id) or id == WALLET):
             raise ConfigError(f"id: {id!r} cannot be a session's id; use letters, digits, and . _ : - (at most 100)")
         request = NodeRequest(
             id=id or f"s_{secrets.token_hex(8)}",
@@ -126,6 +146,7 @@ class Guard:
             name=name,
             limit=parse_limit(budget, field="budget"),
             opener=self.opener(),
+            gone=self.gone,
         )
         return Session.open(self, request, None)
 
@@ -150,28 +171,16 @@ class Guard:
         """Return a token for one opening of a session by this guard."""
         return f"{self.instance}#{next(self._openers)}"
 
-    def _register(self) -> None:
-        """Write down that this instance runs, and that those of dead processes on this machine do not any more."""
-        store, host = self.shell.store, socket.gethostname()
-        rows = store.marks("instance", "")
-        gone = [key for key, row in rows.items() if not row["ended"] and row.get("host") == host and _is_gone(row)]
-        mine = {"beat_ms": store.now_ms(), "ended": False, "host": host, "pid": os.getpid()}
-
-        def change(view: LedgerView) -> None:
-            view.put_mark(instance_mark(self.instance), mine)
-            for key in gone:
-                view.put_mark(instance_mark(key), {**rows[key], "ended": True})
-
-        store.transact(Scope(nodes=(WALLET,)), change)
-
     def close(self) -> None:
         """End this instance and release the ledger. Live holds stay and go on counting. Closing twice is fine."""
         mark = {"beat_ms": self.shell.store.now_ms(), "ended": True, "host": socket.gethostname(), "pid": os.getpid()}
-        if not self._closed:
-            self._closed = True
-            self.shell.store.transact(
-                Scope(nodes=(WALLET,)), lambda view: view.put_mark(instance_mark(self.instance), mark)
-            )
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            scope = Scope(nodes=(WALLET,))
+            self.shell.store.transact(scope, lambda view: view.put_mark(instance_mark(self.instance), mark))
+        finally:
             self.shell.store.close()
             if self.shell.chain is not None:
                 self.shell.chain.close()
@@ -187,7 +196,28 @@ class Guard:
         self.close()
 
     def __repr__(self) -> str:
-        return f"Guard(payer={self.terms.payer}, instance={self.instance!r})"
+        terms = getattr(self, "terms", None)  # a crash reporter may look at a guard that was never finished
+        return "Guard(unfinished)" if terms is None else f"Guard(payer={terms.payer}, instance={self.instance!r})"
+
+
+def _check_kinds(signer: object, ledger: object, policy: object, chains: object) -> None:
+    """Say which argument is of the wrong kind, before anything is opened; and never what it holds: it may be a key."""
+    if signer is not None and not (hasattr(signer, "sign") and hasattr(signer, "address")):
+        raise ConfigError("signer: not a signer; write LocalSigner.from_key(…), or None to meter without ever signing")
+    if not isinstance(ledger, str) and not hasattr(ledger, "transact"):
+        raise ConfigError(f"ledger: {ledger!r} is neither a ledger URL (sqlite:///spend.db) nor a store")
+    if policy is not None and not isinstance(policy, Policy):
+        raise ConfigError(f"policy: a {type(policy).__name__} is not a Policy; write Policy(per_payment_cap=…)")
+    if chains is not None and not isinstance(chains, Mapping) and not hasattr(chains, "networks"):
+        raise ConfigError("chains: neither a mapping from network to URL nor a ChainReader")
+
+
+def _each_asset(assets: Iterable[Asset]) -> tuple[Asset, ...]:
+    listed = tuple(assets)
+    for asset in listed:
+        if not isinstance(asset, Asset):
+            raise ConfigError(f"assets: {asset!r} is not an Asset; write Asset(network=…, address=…, …)")
+    return listed
 
 
 def _is_gone(row: Mapping[str, object]) -> bool:

@@ -3,17 +3,32 @@
 from __future__ import annotations
 
 import json
+import zlib
 from collections.abc import AsyncIterator, Iterator
 from typing import Final
 
 import httpx
 
-from x402guard.errors import PaymentRefused
+from x402guard.errors import PaymentRefused, ProtocolError
 
 __all__ = ["AsyncReplay", "Replay", "decoded_body", "problem_response"]
 
-_PIECE: Final = 1024
-"""Compressed bytes handed to a decoder at a time: a bomb unpacks at most a thousandfold, so a megabyte, before we look."""
+_WINDOW: Final = {"gzip": 31, "x-gzip": 31, "deflate": 15}
+"""zlib's window bits for the one layer of encoding that we undo."""
+
+
+class _Kept:
+    """The chunks that were read ahead, and how many bytes they are."""
+
+    def __init__(self) -> None:
+        self.chunks: list[bytes] = []
+        self._size = 0
+
+    def add(self, chunk: bytes, limit: int) -> bool:
+        """Keep a chunk; True while all of them are within *limit* bytes."""
+        self.chunks.append(chunk)
+        self._size += len(chunk)
+        return self._size <= limit
 
 
 class Replay(httpx.SyncByteStream):
@@ -22,18 +37,17 @@ class Replay(httpx.SyncByteStream):
     def __init__(self, stream: httpx.SyncByteStream) -> None:
         self._stream = stream
         self._source = iter(stream)
-        self._kept: list[bytes] = []
+        self._kept = _Kept()
 
     def keep(self, limit: int) -> bytes | None:
         """Return the whole raw stream, or None once it is longer than *limit* bytes; both leave it readable."""
         for chunk in self._source:
-            self._kept.append(chunk)
-            if sum(map(len, self._kept)) > limit:
+            if not self._kept.add(chunk, limit):
                 return None
-        return b"".join(self._kept)
+        return b"".join(self._kept.chunks)
 
     def __iter__(self) -> Iterator[bytes]:
-        yield from self._kept
+        yield from self._kept.chunks
         yield from self._source
 
     def close(self) -> None:
@@ -47,18 +61,17 @@ class AsyncReplay(httpx.AsyncByteStream):
     def __init__(self, stream: httpx.AsyncByteStream) -> None:
         self._stream = stream
         self._source = aiter(stream)
-        self._kept: list[bytes] = []
+        self._kept = _Kept()
 
     async def keep(self, limit: int) -> bytes | None:
         """See ``Replay.keep``."""
         async for chunk in self._source:
-            self._kept.append(chunk)
-            if sum(map(len, self._kept)) > limit:
+            if not self._kept.add(chunk, limit):
                 return None
-        return b"".join(self._kept)
+        return b"".join(self._kept.chunks)
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        for chunk in self._kept:
+        for chunk in self._kept.chunks:
             yield chunk
         async for chunk in self._source:
             yield chunk
@@ -68,30 +81,27 @@ class AsyncReplay(httpx.AsyncByteStream):
         await self._stream.aclose()
 
 
-class _Pieces(httpx.SyncByteStream):
-    def __init__(self, raw: bytes) -> None:
-        self._raw = raw
-
-    def __iter__(self) -> Iterator[bytes]:
-        for start in range(0, len(self._raw), _PIECE):
-            yield self._raw[start : start + _PIECE]
-
-
 def decoded_body(response: httpx.Response, raw: bytes, limit: int) -> bytes | None:
-    """Return *raw* with the response's content encoding undone, or None where that gives more than *limit* bytes.
+    """Return *raw* with the response's content encoding undone, or None where it is not what its encoding says.
 
-    What does not decode is returned as it is: then it is no JSON, and nobody is asked to believe it.
+    One layer of gzip or deflate and no more. Raises ``ProtocolError`` for stacked layers and for what unpacks to more than
+    *limit* bytes: a kilobyte can be a gigabyte then, and whoever reads on would find out.
     """
-    copy = httpx.Response(response.status_code, headers=response.headers, stream=_Pieces(raw))
-    body = bytearray()
-    try:
-        for chunk in copy.iter_bytes():
-            body += chunk
-            if len(body) > limit:
-                return None
-    except httpx.DecodingError:
+    encoding = response.headers.get("content-encoding", "identity").strip().lower()
+    if "," in encoding:
+        raise ProtocolError(f"{encoding[:60]!r}: one encoding at most is read of a 402", field="content-encoding")
+    if encoding == "identity":
         return raw
-    return bytes(body)
+    if encoding not in _WINDOW:
+        return None
+    unpacker = zlib.decompressobj(_WINDOW[encoding])
+    try:
+        body = unpacker.decompress(raw, limit + 1)
+    except zlib.error:
+        return None
+    if len(body) > limit:
+        raise ProtocolError(f"a 402 that unpacks to more than {limit} bytes is not read", field="content-encoding")
+    return body if unpacker.eof else None
 
 
 def problem_response(error: PaymentRefused, request: httpx.Request) -> httpx.Response:

@@ -228,10 +228,10 @@ def conflicts_with_body(offer: Offer, body: PaymentRequired) -> bool:
     if not body.accepts:
         return False
     wanted = (offer.network, offer.asset.contract.lower(), str(offer.amount_atomic), offer.payee.lower())
-    return not any(_terms(entry) == wanted for entry in body.accepts)
+    return not any(_terms(entry, body.version) == wanted for entry in body.accepts)
 
 
-def _terms(entry: Mapping[str, Any]) -> tuple[str | None, str, str, str]:
-    amount = str(entry.get("amount", entry.get("maxAmountRequired", "")))
+def _terms(entry: Mapping[str, Any], version: int) -> tuple[str | None, str, str, str]:
+    amount = str(entry.get("maxAmountRequired" if version == 1 else "amount", ""))
     network = resolve_network(str(entry.get("network", "")))
     return network, str(entry.get("asset", "")).lower(), amount, str(entry.get("payTo", "")).lower()

@@ -13,6 +13,7 @@ import httpx
 
 from x402guard.effects import SendFailed
 from x402guard.policy import RequestFacts
+from x402guard.settlement import Receipt
 from x402guard.wire import PAYMENT_HEADERS
 
 __all__ = ["LogicalRequest", "Outgoing", "buffer_body", "buffer_body_async", "describe_request"]
@@ -31,11 +32,13 @@ class LogicalRequest:
     Attributes:
         origin: where the first hop went.
         paid_by: the hold whose signature has left, or None.
+        receipt: of what was paid on an earlier hop, or None; the last answer carries it.
     """
 
     def __init__(self, origin: str) -> None:
         self.origin = origin
         self.paid_by: str | None = None
+        self.receipt: Receipt | None = None
         self._done = False
         self._hop: weakref.ref[httpx.Request] | None = None
 
@@ -120,12 +123,13 @@ def buffer_body(request: httpx.Request, limit: int) -> bytes | None:
         return b"".join(stream)  # in memory already, whatever its size
     if not isinstance(stream, httpx.SyncByteStream):
         raise TypeError("a synchronous transport was given an asynchronous request body")
-    chunks: list[bytes] = []
+    chunks, size = [], 0
     source = iter(stream)
     for chunk in source:
         chunks.append(chunk)
-        if sum(map(len, chunks)) > limit:
-            request.stream = _Rest(chunks, source)
+        size += len(chunk)
+        if size > limit:
+            request.stream = _Rest(stream, chunks, source)
             return None
     body = b"".join(chunks)
     request.stream = httpx.ByteStream(body)
@@ -139,12 +143,13 @@ async def buffer_body_async(request: httpx.Request, limit: int) -> bytes | None:
         return b"".join(stream)  # in memory already, whatever its size
     if not isinstance(stream, httpx.AsyncByteStream):
         raise TypeError("an asynchronous transport was given a synchronous request body")
-    chunks: list[bytes] = []
+    chunks, size = [], 0
     source = aiter(stream)
     async for chunk in source:
         chunks.append(chunk)
-        if sum(map(len, chunks)) > limit:
-            request.stream = _AsyncRest(chunks, source)
+        size += len(chunk)
+        if size > limit:
+            request.stream = _AsyncRest(stream, chunks, source)
             return None
     body = b"".join(chunks)
     request.stream = httpx.ByteStream(body)
@@ -152,23 +157,42 @@ async def buffer_body_async(request: httpx.Request, limit: int) -> bytes | None:
 
 
 class _Rest(httpx.SyncByteStream):
-    def __init__(self, chunks: list[bytes], source: Iterator[bytes]) -> None:
+    """A body that was read ahead in part: once from its beginning, and after that whatever the original does."""
+
+    def __init__(self, stream: httpx.SyncByteStream, chunks: list[bytes], source: Iterator[bytes]) -> None:
+        self._stream = stream
         self._chunks, self._source = chunks, source
+        self._fresh = True
 
     def __iter__(self) -> Iterator[bytes]:
-        yield from self._chunks
-        yield from self._source
+        if self._fresh:
+            self._fresh = False
+            yield from self._chunks
+            self._chunks = []
+            yield from self._source
+        else:
+            yield from self._stream  # a redirect sends it again: multipart rewinds, a generator says that it cannot
 
 
 class _AsyncRest(httpx.AsyncByteStream):
-    def __init__(self, chunks: list[bytes], source: AsyncIterator[bytes]) -> None:
+    """The same as ``_Rest``, for an asynchronous body."""
+
+    def __init__(self, stream: httpx.AsyncByteStream, chunks: list[bytes], source: AsyncIterator[bytes]) -> None:
+        self._stream = stream
         self._chunks, self._source = chunks, source
+        self._fresh = True
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        for chunk in self._chunks:
-            yield chunk
-        async for chunk in self._source:
-            yield chunk
+        if self._fresh:
+            self._fresh = False
+            for chunk in self._chunks:
+                yield chunk
+            self._chunks = []
+            async for chunk in self._source:
+                yield chunk
+        else:
+            async for chunk in self._stream:
+                yield chunk
 
 
 class Outgoing:

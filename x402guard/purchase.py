@@ -25,6 +25,9 @@ from x402guard.schemes.terms import Proposal
 
 __all__ = ["Authorized", "Stuck", "Terms", "authorize_purchase", "purchase_key", "purchase_scope"]
 
+MAX_CLOCK_GAP_MS: Final = 60_000
+"""How far the clock may be behind the ledger's last stamp, in milliseconds."""
+
 MIN_REMAINING_S: Final = 10
 """A cheque in doubt is presented again only while it is good for more than this many seconds."""
 
@@ -73,9 +76,12 @@ class Stuck:
 
 
 def purchase_key(terms: Terms, request: RequestFacts) -> str:
-    """Return what makes two requests the same purchase: the session, and the caller's word or the request itself."""
+    """Return what makes two requests the same purchase: the session, and the caller's word or the request itself.
+
+    A name is good for one origin: a cheque made out for one server is never shown to another.
+    """
     if request.purchase is not None:
-        parts = [terms.session_id, "named", request.purchase]
+        parts = [terms.session_id, "named", request.origin, request.purchase]
     else:
         parts = [terms.session_id, request.method, request.url, request.body_sha256 or ""]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
@@ -93,15 +99,16 @@ def purchase_scope(terms: Terms, request: RequestFacts) -> Scope:
 
 
 def authorize_purchase(
-    view: LedgerView, terms: Terms, request: RequestFacts, offers: tuple[Offer, ...], chosen: Offer
+    view: LedgerView, terms: Terms, request: RequestFacts, offers: tuple[Offer, ...]
 ) -> Authorized | Stuck | Refusal:
-    """Decide on live rows: present a cheque in doubt again, hold *chosen*, or refuse.
+    """Decide on live rows: present a cheque in doubt again, hold the best offer, or refuse.
 
-    *offers* are all that the rules let pass: any of them may match a hold in doubt.
+    *offers* are all that the rules let pass, best first: any of them may match a hold in doubt, and the first that the
+    ledger's memory of the origin has nothing against is taken.
     """
     beat(view, terms.instance)
     lapse_due(view)
-    closed = check_open(view, terms.node_id)
+    closed = check_open(view, terms.node_id) or _clock_refusal(view)
     if closed is not None:
         return closed
     doubtful = [h for h in view.live(view.purchase) if in_doubt(view, h, flight_ms=terms.flight_ms)]
@@ -110,16 +117,30 @@ def authorize_purchase(
             return Authorized(take_over(view, hold, instance=terms.instance), represented=True)
     if doubtful:
         return Stuck(doubtful[0])
-    case = Case(request, chosen)
-    objection = judge_live(view, terms.policy, case)
-    if objection is not None:
-        return Refusal(objection.rule, objection.reason, chosen.amount_nanos, objection.available)
-    hold = _hold(view, terms, case)
-    decided = authorize(view, hold, _facts(case, hold))
-    if isinstance(decided, Refusal):
-        return decided
-    _note_resource(view, decided, case)
-    return Authorized(decided, represented=False)
+    refusals = []
+    for offer in offers:
+        case = Case(request, offer)
+        objection = judge_live(view, terms.policy, case)
+        if objection is not None:
+            refusals.append(Refusal(objection.rule, objection.reason, offer.amount_nanos, objection.available))
+            continue
+        hold = _hold(view, terms, case)
+        decided = authorize(view, hold, _facts(case, hold))
+        if isinstance(decided, Refusal):
+            return decided  # the best offer does not fit, so no dearer one does
+        _note_resource(view, decided, case)
+        return Authorized(decided, represented=False)
+    return refusals[0]
+
+
+def _clock_refusal(view: LedgerView) -> Refusal | None:
+    """A ledger that was written by a clock running ahead would date signatures by it, and make them good for too long."""
+    if view.behind_ms <= MAX_CLOCK_GAP_MS:
+        return None
+    seconds = view.behind_ms // 1000
+    return Refusal(
+        "clock", f"this machine's clock is {seconds} s behind the ledger's last entry; set it right, or wait"
+    )
 
 
 def _still_matches(view: LedgerView, hold: Hold, offers: tuple[Offer, ...]) -> bool:
@@ -127,12 +148,20 @@ def _still_matches(view: LedgerView, hold: Hold, offers: tuple[Offer, ...]) -> b
         return False
     held = _cheque(hold.payment())
     return any(held == (o.version, o.scheme, o.method, o.network, o.asset.contract, o.amount_atomic, o.payee,
-                        o.facilitator) for o in offers)  # fmt: skip
+                       ) for o in offers)  # fmt: skip
 
 
 def _cheque(intent: Intent) -> tuple[object, ...]:
-    return (intent.version, intent.scheme, intent.method, intent.network, intent.token, intent.amount_atomic,
-            intent.payee, intent.facilitator)  # fmt: skip
+    # Not the facilitator: the cheque names its own, and official servers show another one each time.
+    return (
+        intent.version,
+        intent.scheme,
+        intent.method,
+        intent.network,
+        intent.token,
+        intent.amount_atomic,
+        intent.payee,
+    )
 
 
 def _hold(view: LedgerView, terms: Terms, case: Case) -> Hold:
@@ -144,7 +173,7 @@ def _hold(view: LedgerView, terms: Terms, case: Case) -> Hold:
         Proposal(
             offer=offer,
             payer=terms.payer,
-            now_unix=view.now_unix,
+            now_unix=view.clock_ms // 1000,
             lifetime_s=lifetime_s(terms.policy, case),
             nonce=int(hold_id, 16),
             payment_id=f"pay_{hold_id[:32]}",

@@ -19,7 +19,7 @@ from x402guard.drivers import Shell
 from x402guard.errors import BudgetExhausted, ConfigError
 from x402guard.ledger.budgets import remaining
 from x402guard.ledger.model import Node, NodeKind
-from x402guard.ledger.report import Report, build_report
+from x402guard.ledger.report import Report, below, build_report
 from x402guard.ledger.sessions import NodeRequest, close_node, open_node
 from x402guard.ledger.view import Scope
 from x402guard.money import Dollars, Nanos, dollars_to_nanos, nanos_to_decimal
@@ -51,6 +51,12 @@ def parse_limit(budget: Dollars | None, *, field: str) -> Nanos | None:
         raise ConfigError(str(error)) from error
 
 
+def check_name(name: object) -> None:
+    """Raise ``ConfigError`` for what cannot be the name of a session: a report has to print it."""
+    if not isinstance(name, str) or not name or not name.isprintable():
+        raise ConfigError(f"name: {name!r} is not a name for a session; write text such as 'court-research'")
+
+
 class Session:
     """One run's budget. Made by ``Guard.session`` and ``Session.child``; used as a block, sync or async.
 
@@ -65,6 +71,7 @@ class Session:
         self._opener = opener
         self._parent = parent
         self._outer: list[Session | None] = []
+        self._ended = False
         self._terms = replace(guard.terms, node_id=node.id, session_id=self._report_id(), session_name=node.name)
 
     @classmethod
@@ -155,13 +162,7 @@ class Session:
         return {node.id: node for node in self.shell.store.nodes(self._node_id)}
 
     def _subtree(self) -> list[Node]:
-        nodes = self._nodes()
-        above = set()
-        parent = nodes[self._node_id].parent_id
-        while parent is not None:
-            above.add(parent)
-            parent = nodes[parent].parent_id
-        return [node for node in nodes.values() if node.id not in above]
+        return below(self._nodes(), self._node_id)
 
     def report(self) -> Report:
         """Return the accounts of this session and all below it, as they stand in the ledger now."""
@@ -174,6 +175,7 @@ class Session:
 
         Raises ``ConfigError`` for a budget that is no dollar amount.
         """
+        check_name(name)
         return self._nest(NodeKind.SESSION, name, budget)
 
     @contextmanager
@@ -213,6 +215,8 @@ class Session:
     # -- block ------------------------------------------------------------------------------------------------------
 
     def __enter__(self) -> Self:
+        if self._ended:
+            raise ConfigError(f"session {self._name!r} has ended; open it again with guard.session(…, id={self.id!r})")
         self._outer.append(_CURRENT.get())
         _CURRENT.set(self)
         return self
@@ -221,8 +225,9 @@ class Session:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         # Token.reset fails where a framework enters and leaves in different contexts; setting what was there does not.
-        _CURRENT.set(self._outer.pop() if self._outer else None)
-        self.close(error)
+        _CURRENT.set(self._outer.pop())
+        if not self._outer:
+            self.close(error)
 
     async def __aenter__(self) -> Self:
         return self.__enter__()
@@ -230,12 +235,14 @@ class Session:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        _CURRENT.set(self._outer.pop() if self._outer else None)
-        with anyio.CancelScope(shield=True):
-            await anyio.to_thread.run_sync(self.close, error)
+        _CURRENT.set(self._outer.pop())
+        if not self._outer:
+            with anyio.CancelScope(shield=True):
+                await anyio.to_thread.run_sync(self.close, error)
 
     def close(self, error: BaseException | None = None) -> None:
         """End this opening of the session; *error* is what its block was left by. Live holds go on counting."""
+        self._ended = True
         refused = isinstance(error, BudgetExhausted) and error.session == self._report_id()
         scope = Scope(nodes=(self._node_id,))
         self.shell.store.transact(
@@ -252,10 +259,7 @@ def report_of(shell: Shell, node_id: str) -> Report:
     nodes = {node.id: node for node in store.nodes(node_id)}
     if node_id not in nodes:
         raise ConfigError(f"session: there is no session {node_id!r} in this ledger")
-    above, parent = {node_id}, nodes[node_id].parent_id
-    while parent is not None:
-        above.add(parent)
-        parent = nodes[parent].parent_id
-    below = [node_id, *(other for other in nodes if other not in above)]
-    counters = [counter for node in below for counter in store.marks("refusals", f"{node}/").values()]
+    counters = [
+        counter for node in below(nodes, node_id) for counter in store.marks("refusals", f"{node.id} ").values()
+    ]
     return build_report(nodes, node_id, store.entries(node_id), counters, now_ms=store.now_ms())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from decimal import Decimal
@@ -10,8 +11,8 @@ from typing import Final
 from x402guard.assets import resolve_network
 from x402guard.effects import Flow, Reply, read_chain, transact
 from x402guard.errors import ProtocolError
-from x402guard.ledger.doubt import beat, instance_mark
-from x402guard.ledger.evidence import Settled, Unreadable, claim_settlement, proof_mark, weigh
+from x402guard.ledger.doubt import beat, in_doubt, instance_mark
+from x402guard.ledger.evidence import Finding, Settled, Unreadable, claim_settlement, proof_mark, weigh
 from x402guard.ledger.model import Claim, Evidence, Hold, HoldState
 from x402guard.ledger.transitions import Note, Void, apply
 from x402guard.ledger.view import LedgerView, Scope
@@ -31,7 +32,7 @@ __all__ = [
     "write_claim",
 ]
 
-SWEEP_SIZE: Final = 32
+SWEEP_SIZE: Final = 16
 """How many holds one sweep asks the chain about, at most."""
 
 SWEEP_PAUSE_MS: Final = 2_000
@@ -132,14 +133,22 @@ def note_doubt(terms: Terms, hold_id: str, reason: str) -> Flow[Hold]:
     return (yield from transact(_scope_of(terms, hold_id), change))
 
 
-def void(terms: Terms, hold_id: str, reason: str) -> Flow[None]:
-    """Give a hold back whose signature cannot exist or never left. A hold that was never written is no error."""
+def void(terms: Terms, hold_id: str, reason: str, *, presented: int = 0) -> Flow[bool]:
+    """Give a hold back whose signature cannot exist or never left; True where nothing of it is left to be taken.
 
-    def change(view: LedgerView) -> None:
-        if view.hold(hold_id) is not None:
-            _if_held(view, hold_id, lambda: apply(view, hold_id, Void(reason)))
+    Compare-and-set: a hold that somebody has taken over since (*presented* has moved on) may be out by now, and stays. A hold
+    that was never written is no error.
+    """
 
-    yield from transact(_scope_of(terms, hold_id), change)
+    def change(view: LedgerView) -> bool:
+        hold = view.hold(hold_id)
+        if hold is None:
+            return True
+        if hold.state is HoldState.HELD and hold.presented == presented:
+            hold = apply(view, hold_id, Void(reason))
+        return hold.state is HoldState.VOIDED
+
+    return (yield from transact(_scope_of(terms, hold_id), change))
 
 
 def _if_held(view: LedgerView, hold_id: str, step: Callable[[], Hold]) -> Hold:
@@ -156,8 +165,10 @@ def _scope_of(terms: Terms, hold_id: str, *, durable: bool = False) -> Scope:
 def ask_chain(hold: Hold) -> Flow[Hold]:
     """Read the chain about one payment and let the answer take effect; return the hold after it."""
     finding = yield from read_chain(hold)
-    if isinstance(finding, Unreadable) and hold.checked_ms:
-        return hold
+    return hold if isinstance(finding, Unreadable) else (yield from _weigh(hold, finding))
+
+
+def _weigh(hold: Hold, finding: Finding) -> Flow[Hold]:
     marks = (proof_mark(hold.payment().network, finding),) if isinstance(finding, Settled) else ()
     # An upward correction restrains, so this transaction has to survive a power cut.
     scope = Scope(nodes=(hold.node_id,), holds=(hold.id,), marks=marks, durable=True)
@@ -165,15 +176,31 @@ def ask_chain(hold: Hold) -> Flow[Hold]:
 
 
 def sweep(terms: Terms) -> Flow[int]:
-    """Ask the chain about the live payments longest unasked, at most 32; return how many nano-dollars that freed."""
-    scope = Scope(nodes=(terms.node_id,), sweep=SWEEP_SIZE)
+    """Ask the chain about live payments that nobody waits for any more; return how many nano-dollars that freed.
 
-    def stale(view: LedgerView) -> tuple[Hold, ...]:
-        return tuple(h for h in view.live(view.sweep) if view.now_ms - h.checked_ms > SWEEP_PAUSE_MS)
+    At most sixteen, longest unasked first. Each is marked as asked in the transaction that picks it, so that sweeps at the
+    same time share the work; a network that cannot be read is not asked a second time.
+    """
 
-    freed = 0
-    for hold in (yield from transact(scope, stale)):
-        after = yield from ask_chain(hold)
+    def pick(view: LedgerView) -> tuple[Hold, ...]:
+        picked = []
+        for hold in view.live(view.sweep):
+            over = hold.claim is not None or in_doubt(view, hold, flight_ms=terms.flight_ms)
+            if over and view.now_ms - hold.checked_ms > SWEEP_PAUSE_MS:
+                picked.append(dataclasses.replace(hold, checked_ms=view.now_ms))
+                view.put_hold(picked[-1])
+        return tuple(picked)
+
+    freed, unreadable = 0, set()
+    for hold in (yield from transact(Scope(nodes=(terms.node_id,), sweep=SWEEP_SIZE), pick)):
+        network = hold.payment().network
+        if network in unreadable:
+            continue
+        finding = yield from read_chain(hold)
+        if isinstance(finding, Unreadable):
+            unreadable.add(network)
+            continue
+        after = yield from _weigh(hold, finding)
         if after.state is not HoldState.HELD:
             freed += hold.amount - after.captured
     return freed

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hmac
 import threading
+from dataclasses import replace
 from typing import Any, Final, NoReturn
 
 import coincurve
@@ -15,29 +16,24 @@ from x402guard.ports import HoldLookup
 from x402guard.schemes import typed_data
 from x402guard.wire import decode_json
 
-__all__ = ["LocalSigner", "normalise_signature", "sign_digest"]
+__all__ = ["LocalSigner", "normalise_signature"]
 
 _ORDER: Final = 0xFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFEBAAEDCE6AF48A03BBFD25E8CD0364141
 _KEY_BYTES: Final = 32
 
 
-def sign_digest(key: bytes, digest: bytes) -> bytes:
-    """Return the 65-byte signature (r ‖ s ‖ v, low s, v 27 or 28) of a 32-byte digest; deterministic by RFC 6979."""
-    return normalise_signature(coincurve.PrivateKey(key).sign_recoverable(digest, hasher=None))
-
-
 def normalise_signature(signature: bytes) -> bytes:
     """Return a recoverable signature with low s and v 27 or 28, whatever form it came in.
 
-    (r, s) and (r, −s) are two encodings of one authorization; the books never look at either. Raises ``SignerError`` for
-    what is no 65-byte signature.
+    (r, s) and (r, −s) are two encodings of one authorization; the books never look at either, and tokens take one of them.
+    Raises ``ValueError`` for what is no 65-byte signature: a signer that returned it has signed something all the same.
     """
     if len(signature) != 65:
-        raise SignerError(f"a signature has 65 bytes, not {len(signature)}")
+        raise ValueError(f"a signature has 65 bytes, not {len(signature)}")
     r, s, v = signature[:32], int.from_bytes(signature[32:64], "big"), signature[64]
     parity = v - 27 if v >= 27 else v
     if parity not in (0, 1) or not 0 < s < _ORDER:
-        raise SignerError("the signature is malformed")
+        raise ValueError("the signature is malformed")
     if s > _ORDER // 2:
         s, parity = _ORDER - s, 1 - parity
     return r + s.to_bytes(32, "big") + bytes([27 + parity])
@@ -65,14 +61,11 @@ class LocalSigner:
 
         Raises ``ConfigError`` for anything else; the message never repeats what was given.
         """
-        problem = "private key: 32 bytes are needed, as hex with or without 0x"
-        try:
-            raw = bytes.fromhex(key.strip().removeprefix("0x")) if isinstance(key, str) else bytes(key)
-        except (ValueError, TypeError):
-            raise ConfigError(problem) from None
-        if len(raw) != _KEY_BYTES or not 0 < int.from_bytes(raw, "big") < _ORDER:
-            raise ConfigError(problem)
-        return cls(coincurve.PrivateKey(raw))
+        parsed = _parse_key(key)
+        del key  # a traceback with local variables must not show even a mistyped one
+        if parsed is None:
+            raise ConfigError("private key: 32 bytes are needed, as hex with or without 0x")
+        return cls(parsed)
 
     @property
     def address(self) -> Address:
@@ -91,9 +84,9 @@ class LocalSigner:
         if self._lookup is None:
             raise SignerError("this signer is bound to no ledger; it signs nothing that is not first in one")
         row = self._lookup(hold.id) if isinstance(hold, Hold) else None
-        if row is None:
-            raise SignerError("there is no such hold in the ledger; nothing is signed that is not first in it")
-        if row != hold or row.state is not HoldState.HELD:
+        if row is None or row.intent is None:
+            raise SignerError("there is no such payment in the ledger; nothing is signed that is not first in it")
+        if _as_authorized(row) != _as_authorized(hold) or row.state is not HoldState.HELD:
             raise SignerError(f"hold {row.id} is {row.state} in the ledger and not what was shown to the signer")
         digest = _checked_digest(row, self._address)
         return normalise_signature(self._key.sign_recoverable(digest, hasher=None))
@@ -105,11 +98,26 @@ class LocalSigner:
         raise TypeError("a signer is never pickled or copied: it holds a key")
 
 
+def _parse_key(key: str | bytes) -> coincurve.PrivateKey | None:
+    """Return the key, or None for what is none; never an exception, whose traceback would hold the text."""
+    try:
+        raw = bytes.fromhex(key.strip().removeprefix("0x")) if isinstance(key, str) else key
+        in_range = isinstance(raw, bytes) and len(raw) == _KEY_BYTES and 0 < int.from_bytes(raw, "big") < _ORDER
+        return coincurve.PrivateKey(raw) if in_range else None
+    except ValueError:
+        return None
+
+
+def _as_authorized(hold: Hold) -> Hold:
+    """The hold without what may change while its request is out: a doubt, a claim, and when the chain was asked."""
+    return replace(hold, checked_ms=0, doubt=None, claim=None)
+
+
 def _checked_digest(hold: Hold, address: Address) -> bytes:
     """Recompute the digest from the hold's row, and compare every term with what the server offered and we held."""
     intent = hold.payment()
     offered: dict[str, Any] = decode_json(intent.accepted_json.encode(), field="accepted")
-    amount = offered.get("amount", offered.get("maxAmountRequired"))
+    amount = offered.get("maxAmountRequired" if intent.version == 1 else "amount")
     terms = {
         "payer": (intent.payer, address),
         "payee": (intent.payee.lower(), str(offered.get("payTo")).lower()),

@@ -6,7 +6,8 @@ request, and hands the last response over as it came.
 
 from __future__ import annotations
 
-from typing import Final, Literal, Protocol, get_args
+from types import TracebackType
+from typing import Final, Literal, Protocol, Self, get_args
 
 import anyio
 import httpx
@@ -66,10 +67,11 @@ class _Guarded:
         flow = paid_request(facts, self._payer.conversation_terms(), self._payer.registry)
         return flow, Outgoing(request, body, logical, facts.entropy.hex(), stock=stock)
 
-    def _finish(self, request: httpx.Request, response: httpx.Response, receipt: Receipt | None) -> httpx.Response:
-        if receipt is not None:
-            response.extensions[EXTENSION] = receipt
-        response.request = request
+    def _finish(self, logical: LogicalRequest, response: httpx.Response, receipt: Receipt | None) -> httpx.Response:
+        logical.receipt = receipt or logical.receipt
+        if logical.receipt is not None:
+            response.extensions[EXTENSION] = logical.receipt
+        logical.answered(response)
         return response
 
     def _failed(self, error: X402GuardError, request: httpx.Request) -> httpx.Response:
@@ -102,9 +104,11 @@ class GuardedTransport(_Guarded, httpx.BaseTransport):
         """
         body = buffer_body(request, self._payer.max_body_bytes)
         logical = LogicalRequest.of(request)
-        flow, outgoing = self._begin(request, logical, body, stock=type(self._inner) is httpx.HTTPTransport)
-        exchange = _Exchange(self._inner, outgoing)
+        exchange = _Exchange(self._inner)
         try:
+            flow, exchange.outgoing = self._begin(
+                request, logical, body, stock=type(self._inner) is httpx.HTTPTransport
+            )
             receipt = run(flow, self._payer.shell, exchange)
         except X402GuardError as error:
             exchange.close()
@@ -114,9 +118,19 @@ class GuardedTransport(_Guarded, httpx.BaseTransport):
             exchange.close()
             logical.end()
             raise
-        response = exchange.response()
-        logical.answered(response)
-        return self._finish(request, response, receipt)
+        return self._finish(logical, exchange.response(), receipt)
+
+    def __enter__(self) -> Self:
+        self._inner.__enter__()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None = None,
+        error: BaseException | None = None,
+        trace: TracebackType | None = None,
+    ) -> None:
+        self._inner.__exit__(kind, error, trace)
 
     def close(self) -> None:
         """Close the inner transport. The session and its ledger stay as they are."""
@@ -136,9 +150,11 @@ class AsyncGuardedTransport(_Guarded, httpx.AsyncBaseTransport):
         """See ``GuardedTransport.handle_request``."""
         body = await buffer_body_async(request, self._payer.max_body_bytes)
         logical = LogicalRequest.of(request)
-        flow, outgoing = self._begin(request, logical, body, stock=type(self._inner) is httpx.AsyncHTTPTransport)
-        exchange = _AsyncExchange(self._inner, outgoing)
+        exchange = _AsyncExchange(self._inner)
         try:
+            flow, exchange.outgoing = self._begin(
+                request, logical, body, stock=type(self._inner) is httpx.AsyncHTTPTransport
+            )
             receipt = await run_async(flow, self._payer.shell, exchange)
         except X402GuardError as error:
             await exchange.aclose()
@@ -148,9 +164,19 @@ class AsyncGuardedTransport(_Guarded, httpx.AsyncBaseTransport):
             await exchange.aclose()
             logical.end()
             raise
-        response = exchange.response()
-        logical.answered(response)
-        return self._finish(request, response, receipt)
+        return self._finish(logical, exchange.response(), receipt)
+
+    async def __aenter__(self) -> Self:
+        await self._inner.__aenter__()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None = None,
+        error: BaseException | None = None,
+        trace: TracebackType | None = None,
+    ) -> None:
+        await self._inner.__aexit__(kind, error, trace)
 
     async def aclose(self) -> None:
         """Close the inner transport. The session and its ledger stay as they are."""
@@ -158,24 +184,26 @@ class AsyncGuardedTransport(_Guarded, httpx.AsyncBaseTransport):
 
 
 class _Exchange:
-    def __init__(self, inner: httpx.BaseTransport, outgoing: Outgoing) -> None:
+    outgoing: Outgoing
+
+    def __init__(self, inner: httpx.BaseTransport) -> None:
         self._inner = inner
-        self._outgoing = outgoing
         self._response: httpx.Response | None = None
 
     def send(self, headers: tuple[tuple[str, str], ...]) -> Reply:
-        self.close()
         try:
-            self._response = self._inner.handle_request(self._outgoing.copy(headers))
+            self.close()
+            self._response = self._inner.handle_request(self.outgoing.copy(headers))
         except Exception as error:
-            raise self._outgoing.failed(error) from error
+            raise self.outgoing.failed(error) from error
         return Reply(self._response.status_code, tuple(self._response.headers.multi_items()))
 
     def peek(self, limit: int) -> bytes | None:
         response = self.response()
         if not isinstance(response.stream, httpx.SyncByteStream):
             raise TypeError("the inner transport answered with an asynchronous stream")
-        replay = response.stream = Replay(response.stream)
+        replay = response.stream if isinstance(response.stream, Replay) else Replay(response.stream)
+        response.stream = replay
         try:
             raw = replay.keep(limit)
         except Exception as error:
@@ -189,29 +217,31 @@ class _Exchange:
 
     def close(self) -> None:
         if self._response is not None:
-            self._response.close()
-            self._response = None
+            response, self._response = self._response, None
+            response.close()
 
 
 class _AsyncExchange:
-    def __init__(self, inner: httpx.AsyncBaseTransport, outgoing: Outgoing) -> None:
+    outgoing: Outgoing
+
+    def __init__(self, inner: httpx.AsyncBaseTransport) -> None:
         self._inner = inner
-        self._outgoing = outgoing
         self._response: httpx.Response | None = None
 
     async def send(self, headers: tuple[tuple[str, str], ...]) -> Reply:
-        await self.aclose()
         try:
-            self._response = await self._inner.handle_async_request(self._outgoing.copy(headers))
+            await self.aclose()
+            self._response = await self._inner.handle_async_request(self.outgoing.copy(headers))
         except Exception as error:
-            raise self._outgoing.failed(error) from error
+            raise self.outgoing.failed(error) from error
         return Reply(self._response.status_code, tuple(self._response.headers.multi_items()))
 
     async def peek(self, limit: int) -> bytes | None:
         response = self.response()
         if not isinstance(response.stream, httpx.AsyncByteStream):
             raise TypeError("the inner transport answered with a synchronous stream")
-        replay = response.stream = AsyncReplay(response.stream)
+        replay = response.stream if isinstance(response.stream, AsyncReplay) else AsyncReplay(response.stream)
+        response.stream = replay
         try:
             raw = await replay.keep(limit)
         except Exception as error:

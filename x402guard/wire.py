@@ -63,12 +63,13 @@ M = TypeVar("M", bound=BaseModel)
 Headers = Iterable[tuple[str, str]]
 """Header lines as they came, names in any case, duplicates kept."""
 
+Seconds = Annotated[int, Field(ge=-(2**53))]
 AtomicAmount = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,78}$", max_length=78)]
 
 
 class _Message(BaseModel):
     # Unknown fields are kept, because a payment has to echo what was offered.
-    model_config = ConfigDict(frozen=True, extra="allow", strict=True, populate_by_name=True)
+    model_config = ConfigDict(frozen=True, extra="allow", strict=True)
 
 
 class PaymentRequirements(_Message):
@@ -79,7 +80,7 @@ class PaymentRequirements(_Message):
     amount: AtomicAmount
     asset: str = Field(max_length=128)
     pay_to: str = Field(alias="payTo", max_length=128)
-    max_timeout_s: int = Field(alias="maxTimeoutSeconds")
+    max_timeout_s: Seconds = Field(alias="maxTimeoutSeconds")
     extra: dict[str, Any] | None = None
 
 
@@ -91,7 +92,7 @@ class PaymentRequirementsV1(_Message):
     amount: AtomicAmount = Field(alias="maxAmountRequired")
     asset: str = Field(max_length=128)
     pay_to: str = Field(alias="payTo", max_length=128)
-    max_timeout_s: int = Field(alias="maxTimeoutSeconds")
+    max_timeout_s: Seconds = Field(alias="maxTimeoutSeconds")
     resource: str = Field(max_length=8192)
     extra: dict[str, Any] | None = None
 
@@ -155,7 +156,9 @@ def decode_json(raw: bytes, *, field: str) -> Any:
     if _depth(raw) > MAX_JSON_DEPTH:
         raise ProtocolError(f"JSON nested deeper than {MAX_JSON_DEPTH} levels", field=field)
     try:
-        value = json.loads(raw.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_no_constant)
+        value = json.loads(
+            raw.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_no_constant, parse_float=_finite
+        )
         if b"\\u" in raw:
             compact_json(value).encode()  # a lone surrogate could be read but never sent back
         return value
@@ -196,6 +199,13 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _no_constant(name: str) -> Any:
     raise ValueError(f"{name} is not JSON")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if value in (float("inf"), float("-inf")):
+        raise ValueError("a number beyond all bounds is not JSON")
+    return value
 
 
 def _decode_base64_json(value: str, *, field: str) -> Any:

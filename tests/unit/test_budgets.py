@@ -128,7 +128,7 @@ def close(books, *, left_by_refusal=False):
 
 def refuse(books, amount="$5.00"):
     refusal = books.hold("too much", amount)
-    marks = (("refusals", "s/budget"),)
+    marks = (("refusals", "s budget"),)
     books.change(lambda view: note_refusal(view, "s", refusal), nodes=("s",), marks=marks)
 
 
@@ -161,11 +161,11 @@ def test_refusals_are_a_counter_with_the_first_and_last_hundred():
     books = Books()
     for number in range(350):
         refusal = Refusal("hosts", f"number {number}", usd("$0.01"))
-        scope = {"nodes": ("s",), "marks": (("refusals", "s/hosts"),), "durable": False}
+        scope = {"nodes": ("s",), "marks": (("refusals", "s hosts"),), "durable": False}
         books.change(lambda view, r=refusal: note_refusal(view, "s", r), **scope)
-    [counter] = books.store.marks("refusals", "s/").values()
+    [counter] = books.store.marks("refusals", "s ").values()
     assert (counter["count"], counter["reason"]) == (350, "number 349")
-    samples = books.store.marks("refusal", "s/hosts/")
+    samples = books.store.marks("refusal", "s hosts ")
     assert len(samples) == 200
     kept = {int(sample["reason"].split()[1]) for sample in samples.values()}
     assert kept == set(range(100)) | set(range(250, 350))

@@ -4,6 +4,7 @@ import base64
 import json
 from pathlib import Path
 
+import coincurve
 import pytest
 
 from x402guard.assets import Asset, AssetRegistry
@@ -11,7 +12,7 @@ from x402guard.evm import parse_address
 from x402guard.offer import Offer, normalise
 from x402guard.schemes import payment_header, scheme_for, typed_data
 from x402guard.schemes.terms import Proposal
-from x402guard.signers import sign_digest
+from x402guard.signers import normalise_signature
 from x402guard.wire import decode_payment_required, decode_receipt, parse_payment_required
 
 VECTORS = json.loads((Path(__file__).parent.parent / "data" / "signing.json").read_text())["vectors"]
@@ -57,7 +58,8 @@ def test_digest_signature_and_payload_equal_the_vector(index, vector):
     assert f"0x{data.struct_hash().hex()}" == wanted["structHash"]
     assert f"0x{data.digest().hex()}" == wanted["digest"]
     assert intent.digest == data.digest().hex()
-    signature = sign_digest(bytes.fromhex(vector["privateKey"][2:]), data.digest())
+    key = coincurve.PrivateKey(bytes.fromhex(vector["privateKey"][2:]))
+    signature = normalise_signature(key.sign_recoverable(data.digest(), hasher=None))
     assert f"0x{signature.hex()}" == wanted["signature"]
     name, value = payment_header(intent, signature)
     assert json.loads(base64.b64decode(value)) == vector["paymentPayload"]

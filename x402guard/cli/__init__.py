@@ -8,6 +8,7 @@ import typer
 
 from x402guard.cli import books, demo, doctor, testnet
 from x402guard.errors import X402GuardError
+from x402guard.ledger.report_text import printable
 
 __all__ = ["app", "main"]
 
@@ -31,5 +32,5 @@ def main() -> None:
     try:
         app()
     except X402GuardError as error:
-        sys.stderr.write(f"x402guard: {error}\n{error.advice}\n")
+        sys.stderr.write(f"x402guard: {printable(str(error))}\n{error.advice}\n")
         sys.exit(2)

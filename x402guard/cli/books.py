@@ -20,6 +20,7 @@ from x402guard.drivers import Shell
 from x402guard.errors import ConfigError
 from x402guard.ledger.doubt import in_doubt, instance_mark
 from x402guard.ledger.model import Hold, Node, NodeKind
+from x402guard.ledger.report import below, path
 from x402guard.ledger.view import LedgerView
 from x402guard.money import format_dollars
 from x402guard.ports import LedgerStore
@@ -84,8 +85,8 @@ def sessions(ledger: LedgerUrl = None, as_json: AsJson = False) -> None:
 
 
 def _session_row(node: Node, nodes: dict[str, Node]) -> dict[str, Any]:
-    below = [other for other in nodes.values() if _is_below(other, node, nodes)]
-    rooms = [above.room for above in _path(node, nodes) if above.room is not None]
+    nested = below(nodes, node.id)
+    rooms = [above.room for above in path(nodes, node.id) if above.room is not None]
     return {
         "id": node.id,
         "name": node.name,
@@ -93,21 +94,10 @@ def _session_row(node: Node, nodes: dict[str, Node]) -> dict[str, Any]:
         "state": str(node.state),
         "terminated_by": node.terminated_by,
         "budget": None if node.limit is None else format_dollars(node.limit),
-        "spent": format_dollars(sum(other.captured for other in below)),
-        "held": format_dollars(sum(other.held for other in below)),
+        "spent": format_dollars(sum(other.captured for other in nested)),
+        "held": format_dollars(sum(other.held for other in nested)),
         "remaining": format_dollars(max(0, min(rooms))) if rooms else None,
     }
-
-
-def _path(node: Node, nodes: dict[str, Node]) -> list[Node]:
-    path = [node]
-    while (parent := path[-1].parent_id) is not None:
-        path.append(nodes[parent])
-    return path
-
-
-def _is_below(other: Node, node: Node, nodes: dict[str, Node]) -> bool:
-    return any(above.id == node.id for above in _path(other, nodes))
 
 
 def report(

@@ -90,11 +90,14 @@ def _where_it_is(node: Node) -> str:
 
 
 def refusal_marks(node_id: str, rule: str, count: int | None = None) -> MarkKey:
-    """Return the key of a rule's counter in a node or, given *count*, of the slot that keeps that refusal whole."""
+    """Return the key of a rule's counter in a node or, given *count*, of the slot that keeps that refusal whole.
+
+    A space parts the two, because it stands in no id: a child's id begins with its parent's.
+    """
     if count is None:
-        return "refusals", f"{node_id}/{rule}"
+        return "refusals", f"{node_id} {rule}"
     slot = count if count < REFUSAL_SAMPLES else REFUSAL_SAMPLES + (count - REFUSAL_SAMPLES) % REFUSAL_SAMPLES
-    return "refusal", f"{node_id}/{rule}/{slot:03d}"
+    return "refusal", f"{node_id} {rule} {slot:03d}"
 
 
 def note_refusal(view: LedgerView, node_id: str, refusal: Refusal) -> None:

@@ -41,7 +41,9 @@ def in_doubt(view: LedgerView, hold: Hold, *, flight_ms: int) -> bool:
 
 def take_over(view: LedgerView, hold: Hold, *, instance: str) -> Hold:
     """Make *instance* answer for a hold in doubt, from now on: compare-and-set, since the row is locked by this change."""
-    taken = dataclasses.replace(hold, owner=instance, flying_since_ms=view.now_ms, doubt=None)
+    taken = dataclasses.replace(
+        hold, owner=instance, flying_since_ms=view.now_ms, doubt=None, presented=hold.presented + 1
+    )
     view.put_hold(taken)
     view.record(hold.node_id, "represent", hold_id=hold.id, facts={"was_in_doubt": hold.doubt or "no answer came"})
     return taken

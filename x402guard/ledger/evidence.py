@@ -10,12 +10,11 @@ import dataclasses
 from dataclasses import dataclass
 
 from x402guard.ledger.model import Claim, Evidence, Hold, HoldState
-from x402guard.ledger.transitions import Capture, Correct, Expire, Note, Void, apply
+from x402guard.ledger.transitions import Capture, Correct, Expire, Note, apply
 from x402guard.ledger.view import LedgerView, MarkKey
 from x402guard.money import Nanos
 
 __all__ = [
-    "Cancelled",
     "Finding",
     "Settled",
     "Unreadable",
@@ -51,11 +50,6 @@ class Used:
 
 
 @dataclass(frozen=True, slots=True)
-class Cancelled:
-    """The nonce was cancelled by the payer's own act, at a final block: the signature is worthless."""
-
-
-@dataclass(frozen=True, slots=True)
 class Unused:
     """The nonce is unused as of a final block of ``block_time`` (unix seconds)."""
 
@@ -69,7 +63,7 @@ class Unreadable:
     reason: str
 
 
-Finding = Settled | Used | Cancelled | Unused | Unreadable
+Finding = Settled | Used | Unused | Unreadable
 
 
 def proof_mark(network: str, finding: Settled) -> MarkKey:
@@ -81,11 +75,17 @@ def claim_settlement(view: LedgerView, hold_id: str, claim: Claim, *, believe: b
     """Write down that a server says a payment was settled.
 
     With *believe* the claim's amount is captured as claimed (``exact``: the amount that was signed); without, the hold
-    stays and keeps the claim beside it. A hold that has ended meanwhile knows better and is left alone.
+    stays and keeps the claim beside it. A hold that was captured meanwhile without a proof remembers the claim, so that the
+    chain can be asked about its transaction; any other that has ended knows better and is left alone.
     """
-    hold = view.hold(hold_id)
-    if hold is None or hold.state is not HoldState.HELD:
-        return _present(view, hold_id)
+    hold = _present(view, hold_id)
+    if hold.state is HoldState.CAPTURED and hold.proof is None and hold.claim is None:
+        facts = {"name": "late_claim", "claim": dataclasses.asdict(claim)}
+        view.record(hold.node_id, "event", hold_id=hold_id, facts=facts)
+        hold = dataclasses.replace(hold, claim=claim)
+        view.put_hold(hold)
+    if hold.state is not HoldState.HELD:
+        return hold
     hold = apply(view, hold_id, Note(claim=claim))
     return apply(view, hold_id, Capture(claim.amount, Evidence.CLAIMED)) if believe else hold
 
@@ -102,14 +102,12 @@ def weigh(view: LedgerView, hold_id: str, finding: Finding) -> Hold:
         case Settled():
             return _settle(view, hold, finding)
         case Used(final):
-            return _take(view, hold, hold.amount, _chain(final=final), hold.proof)
-        case Cancelled() if hold.state is HoldState.HELD:
-            return apply(view, hold_id, Void("the nonce was cancelled on chain"))
+            return _take(view, hold, hold.amount, _chain(final=final), None)
         case Unused(block_time) if hold.state is HoldState.HELD and hold.payment().dead_at(block_time):
             return apply(view, hold_id, Expire(block_time))
         case Unused(block_time) if hold.state is HoldState.CAPTURED and hold.payment().dead_at(block_time):
             # Captured on somebody's word, and the chain shows it never happened and never can.
-            return _take(view, hold, Nanos(0), Evidence.CHAIN, hold.proof)
+            return _take(view, hold, Nanos(0), Evidence.CHAIN, None)
         case _:
             return hold
 

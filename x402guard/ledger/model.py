@@ -179,6 +179,7 @@ class Hold:
         proof: ``network/transaction/log`` that proves it, once only in a ledger.
         ended_by: the event that ended it, as JSON.
         checked_ms: when the chain was last asked, in unix ms; 0 for never.
+        presented: how often somebody took it over to present it again; whoever held it before may no longer void it.
     """
 
     id: str
@@ -201,6 +202,7 @@ class Hold:
     proof: str | None = None
     ended_by: str | None = None
     checked_ms: int = 0
+    presented: int = 0
 
     def payment(self) -> Intent:
         """Return the intent of a payment hold. Raises ``ValueError`` for a hold of any other kind."""

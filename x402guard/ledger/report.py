@@ -11,7 +11,7 @@ from x402guard.ledger.model import Entry, Evidence, HoldKind, Node
 from x402guard.ledger.report_text import render
 from x402guard.money import format_dollars
 
-__all__ = ["REPORT_SCHEMA", "HoldLine", "Report", "build_report", "fold_holds"]
+__all__ = ["REPORT_SCHEMA", "HoldLine", "Report", "below", "build_report", "fold_holds", "path"]
 
 REPORT_SCHEMA: Final = "x402guard.report.v1"
 
@@ -115,8 +115,7 @@ def build_report(
     lines = fold_holds(journal)
     spent = sum(line.captured for line in lines.values())
     held = sum(line.held for line in lines.values())
-    path = _path(nodes, session_id)
-    rooms = [node.room for node in path if node.room is not None]
+    rooms = [node.room for node in path(nodes, session_id) if node.room is not None]
     end_ms = session.closed_ms or now_ms
     values = {
         "schema": REPORT_SCHEMA,
@@ -150,11 +149,17 @@ _SHOWN: Final = frozenset(
 _AMOUNTS: Final = ("amount", "claimed", "chain", "from", "to", "limit")
 
 
-def _path(nodes: Mapping[str, Node], node_id: str) -> list[Node]:
-    path = [nodes[node_id]]
-    while (parent := path[-1].parent_id) is not None and parent in nodes:
-        path.append(nodes[parent])
-    return path
+def path(nodes: Mapping[str, Node], node_id: str) -> list[Node]:
+    """Return a node and its ancestors, leaf first, out of *nodes* by id."""
+    climbed = [nodes[node_id]]
+    while (parent := climbed[-1].parent_id) is not None and parent in nodes:
+        climbed.append(nodes[parent])
+    return climbed
+
+
+def below(nodes: Mapping[str, Node], node_id: str) -> list[Node]:
+    """Return a node and all that are nested in it, out of *nodes* by id."""
+    return [node for node in nodes.values() if any(above.id == node_id for above in path(nodes, node.id))]
 
 
 def _by_evidence(lines: Iterable[HoldLine]) -> dict[str, str]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-__all__ = ["render"]
+__all__ = ["printable", "render"]
 
 
 def render(report: Mapping[str, Any]) -> str:
@@ -30,7 +30,12 @@ def render(report: Mapping[str, Any]) -> str:
     lines.extend(_refusals(report["refusals"]))
     lines.extend(_outstanding(report["outstanding"]))
     lines.append(_row("duration", f"{report['duration_s']:.1f} s"))
-    return "\n".join(lines)
+    return "\n".join(map(printable, lines))
+
+
+def printable(text: str) -> str:
+    """Return *text* without characters that a terminal would obey: servers choose part of what people read here."""
+    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
 
 
 def _row(name: str, value: str) -> str:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from typing import Final
 
 from x402guard.errors import ConfigError
+from x402guard.evm import Address
 from x402guard.ledger.budgets import trip_exceeded
 from x402guard.ledger.model import WALLET, Node, NodeKind, NodeState
-from x402guard.ledger.view import LedgerView
+from x402guard.ledger.view import LedgerView, MarkKey
 from x402guard.money import Nanos, format_dollars
 
-__all__ = ["NodeRequest", "close_node", "ensure_wallet", "open_node"]
+__all__ = ["PAYER_MARK", "NodeRequest", "close_node", "ensure_payer", "ensure_wallet", "open_node"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +23,8 @@ class NodeRequest:
     Attributes:
         id, parent_id, kind, name: of the node.
         limit: nano-dollars; None takes the stored one, for a node that is resumed.
-        opener: a token for this opening, handed to ``close_node``.
+        opener: a token for this opening, handed to ``close_node``; the instance's id stands before its ``#``.
+        gone: instances that are known to have ended, whose openings are over.
     """
 
     id: str
@@ -30,6 +33,7 @@ class NodeRequest:
     name: str
     limit: Nanos | None
     opener: str
+    gone: frozenset[str] = frozenset()
 
 
 def ensure_wallet(view: LedgerView, limit: Nanos | None) -> Node:
@@ -54,6 +58,24 @@ def ensure_wallet(view: LedgerView, limit: Nanos | None) -> Node:
     )
 
 
+PAYER_MARK: Final[MarkKey] = ("wallet", "payer")
+
+
+def ensure_payer(view: LedgerView, payer: Address) -> None:
+    """Remember whose wallet the ledger is of. One wallet, one ledger: two keys would share a budget that is one's own.
+
+    Raises ``ConfigError`` where it is another's.
+    """
+    known = view.mark(PAYER_MARK)
+    if known is None:
+        view.put_mark(PAYER_MARK, {"address": payer})
+    elif known["address"] != payer:
+        raise ConfigError(
+            f"signer: this ledger is of the wallet {known['address']}, and the key given is of {payer}; "
+            "give each wallet a ledger of its own"
+        )
+
+
 def open_node(view: LedgerView, request: NodeRequest) -> Node:
     """Open a node, or resume the one that has its id, with what it has left.
 
@@ -75,7 +97,8 @@ def open_node(view: LedgerView, request: NodeRequest) -> Node:
     node = view.node(node.id)
     reopened = NodeState.OPEN if node.state is NodeState.CLOSED else node.state
     word = node.terminated_by if reopened is NodeState.TRIPPED else None
-    openers = (*node.openers, request.opener)
+    here = (opener for opener in node.openers if opener.rpartition("#")[0] not in request.gone)
+    openers = (*here, request.opener)
     view.put_node(
         dataclasses.replace(node, state=reopened, terminated_by=word, closed_ms=None, openers=openers, starved=False)
     )

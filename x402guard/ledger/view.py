@@ -48,7 +48,7 @@ class LedgerView:
     the store's clock in unix milliseconds, never below the last stamp of a node in view.
 
     Args:
-        now_ms: unix milliseconds.
+        now_ms: unix milliseconds, by the store's clock.
         nodes, holds: the rows loaded, by id.
         marks: the small rows asked for, present ones only, decoded.
         purchase: ids of the live holds with the purchase key of the scope, oldest first.
@@ -70,6 +70,7 @@ class LedgerView:
         self._nodes = {node.id: node for node in nodes}
         self._holds = {hold.id: hold for hold in holds}
         self._marks = dict(marks or {})
+        self.clock_ms = now_ms
         self.now_ms = max([now_ms, *(node.last_ms for node in self._nodes.values())])
         self.purchase = tuple(purchase)
         self.due = tuple(due)
@@ -84,6 +85,11 @@ class LedgerView:
     def now_unix(self) -> int:
         """The store's clock in whole unix seconds."""
         return self.now_ms // 1000
+
+    @property
+    def behind_ms(self) -> int:
+        """How far the clock is behind the last stamp in view, in milliseconds: it once ran ahead, or was set back."""
+        return self.now_ms - self.clock_ms
 
     def node(self, node_id: str) -> Node:
         """Return a node in view. Raises ``IllegalTransition`` for one outside the scope."""

@@ -11,7 +11,7 @@ from x402guard.policy.case import Case
 from x402guard.policy.rules import OFFER_RULES
 from x402guard.policy.settings import Policy
 
-__all__ = ["FACILITATORS_PER_ORIGIN", "choose", "judge_live", "judge_offer", "origin_mark"]
+__all__ = ["FACILITATORS_PER_ORIGIN", "judge_live", "judge_offer", "note_version", "origin_mark", "rank"]
 
 FACILITATORS_PER_ORIGIN: Final = 3
 """Official servers pick among several addresses of their facilitator; a fourth new one is no longer that."""
@@ -26,9 +26,9 @@ def judge_offer(policy: Policy, case: Case) -> Rejection | None:
     return None
 
 
-def choose(offers: Iterable[Offer]) -> Offer | None:
-    """Return the cheapest offer; among equals EIP-3009 before Permit2, then the server's own order."""
-    return min(offers, key=lambda o: (o.amount_nanos, o.method != "eip3009", o.position), default=None)
+def rank(offers: Iterable[Offer]) -> tuple[Offer, ...]:
+    """Return the offers cheapest first; among equals EIP-3009 before Permit2, then in the server's own order."""
+    return tuple(sorted(offers, key=lambda o: (o.amount_nanos, o.method != "eip3009", o.position)))
 
 
 def origin_mark(origin: str) -> MarkKey:
@@ -59,6 +59,12 @@ def judge_live(view: LedgerView, policy: Policy, case: Case) -> Rejection | None
     if offer.version == 2:
         view.put_mark(key, {"v2": True, "facilitators": seen})
     return None
+
+
+def note_version(view: LedgerView, origin: str) -> None:
+    """Remember that an origin has spoken v2, also where its offer was refused."""
+    key = origin_mark(origin)
+    view.put_mark(key, {"facilitators": [], **(view.mark(key) or {}), "v2": True})
 
 
 def _facilitator(policy: Policy, offer: Offer, seen: list[str]) -> Rejection | None:

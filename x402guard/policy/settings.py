@@ -59,12 +59,15 @@ class Policy:
     def __post_init__(self) -> None:
         self._set("cap_nanos", _cap(self.per_payment_cap))
         self._set("networks", _each("networks", self.networks, _network))
-        self._set("hosts", _each("hosts", self.hosts, str.lower))
+        self._set("hosts", _each("hosts", self.hosts, lambda host: _text(host).lower()))
         self._set("payees", _each("payees", self.payees, parse_address))
         self._set("facilitators", _each("facilitators", self.facilitators, parse_address))
         self._set("assets", _each("assets", self.assets, _asset))
+        for name in ("schemes", "flows"):
+            if getattr(self, name) is None:
+                raise ConfigError(f"policy.{name}: None is not a choice; name what is allowed, or leave it out")
         self._set("schemes", _each("schemes", self.schemes, _scheme))
-        self._set("flows", _each("flows", self.flows, str))
+        self._set("flows", _each("flows", self.flows, _text))
         lifetime = self.max_lifetime_s
         if type(lifetime) is not int or not MIN_LIFETIME_S <= lifetime <= _MAX_LIFETIME_S:
             raise ConfigError(f"policy.max_lifetime_s: {lifetime!r} is not a whole number of seconds from 10 to 86400")
@@ -100,15 +103,21 @@ def _each(name: str, values: Collection[str] | None, check: Callable[[str], str]
         raise ConfigError(f"policy.{name}: {error}") from error
 
 
+def _text(value: str) -> str:
+    if not isinstance(value, str) or not value.strip():
+        raise ValueError(f"{value!r} is not a text")
+    return value
+
+
 def _network(name: str) -> str:
-    network = resolve_network(name)
+    network = resolve_network(_text(name))
     if network is None:
         raise ValueError(f"{name!r} is not an EVM network; write eip155:<chain id> or a name such as 'base-sepolia'")
     return network
 
 
 def _asset(name: str) -> str:
-    return parse_address(name) if name.startswith("0x") else name.upper()
+    return parse_address(name) if _text(name).startswith("0x") else name.upper()
 
 
 def _scheme(name: str) -> str:

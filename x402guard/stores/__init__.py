@@ -21,7 +21,7 @@ def open_store(url: str, *, clock_ms: Callable[[], int] | None = None) -> Ledger
     """
     if url == "memory://":
         return MemoryStore(clock_ms=clock_ms)
-    if url.startswith("sqlite:///") and len(url) > len("sqlite:///"):
+    if url.startswith("sqlite:///") and len(url) > len("sqlite:///") and "\0" not in url:
         from x402guard.stores.sqlite import SqliteStore
 
         return SqliteStore(Path(url.removeprefix("sqlite:///")), clock_ms=clock_ms)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Final, TypeVar
 
+from x402guard.errors import LedgerUnavailable
 from x402guard.ledger.model import Entry, Hold, HoldState, Node
-from x402guard.ledger.view import Change, MarkKey, Scope
+from x402guard.ledger.view import Change, LedgerView, MarkKey, Scope
 from x402guard.stores.loading import check_change, load_view, system_clock_ms
 
 __all__ = ["MemoryStore"]
@@ -27,25 +30,43 @@ class MemoryStore:
         self._holds: dict[str, Hold] = {}
         self._live: dict[str, Hold] = {}
         self._marks: dict[MarkKey, Mapping[str, Any]] = {}
-        self._entries: dict[str, list[Entry]] = {}
+        self._entries: dict[str, dict[int, Entry]] = {}
+        self._pid = os.getpid()
 
     def transact(self, scope: Scope, change: Change[R]) -> R:
         """See ``LedgerStore.transact``."""
-        with self._lock:
+        with self._turn():
             view = load_view(self, scope, self._clock())
             result = change(view)
             check_change(view, scope)
-            for node in view.node_rows():
-                self._nodes[node.id] = node
-            for hold in view.hold_rows():
-                self._holds[hold.id] = hold
-                self._live.pop(hold.id, None)
-                if hold.state is HoldState.HELD:
-                    self._live[hold.id] = hold
-            self._marks.update(view.mark_rows())
-            for entry in view.entries:
-                self._entries.setdefault(entry.node_id, []).append(entry)
+            try:
+                self._write(view)
+            except BaseException:
+                self._write(view)  # Ctrl-C half-way through: writing the same rows again completes them
+                raise
             return result
+
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        if self._pid != os.getpid():
+            raise LedgerUnavailable(
+                "a memory:// ledger belongs to one process; after a fork each would have a budget of its own"
+            )
+        with self._lock:
+            yield
+
+    def _write(self, view: LedgerView) -> None:
+        for node in view.node_rows():
+            self._nodes[node.id] = node
+        for hold in view.hold_rows():
+            self._holds[hold.id] = hold
+            if hold.state is HoldState.HELD:
+                self._live[hold.id] = hold
+            else:
+                self._live.pop(hold.id, None)
+        self._marks.update(view.mark_rows())
+        for entry in view.entries:
+            self._entries.setdefault(entry.node_id, {})[entry.seq] = entry
 
     def get_nodes(self, node_ids: Iterable[str]) -> Iterable[Node]:
         """See ``Rows``."""
@@ -86,8 +107,8 @@ class MemoryStore:
 
     def entries(self, node_id: str) -> Sequence[Entry]:
         """See ``LedgerStore.entries``."""
-        with self._lock:
-            return [entry for node in self._below(node_id) for entry in self._entries.get(node, ())]
+        with self._turn():
+            return [entry for node in self._below(node_id) for entry in self._entries.get(node, {}).values()]
 
     def _below(self, node_id: str) -> list[str]:
         below = [node_id]
@@ -97,7 +118,7 @@ class MemoryStore:
 
     def nodes(self, under: str | None = None) -> Sequence[Node]:
         """See ``LedgerStore.nodes``."""
-        with self._lock:
+        with self._turn():
             if under is None:
                 return list(self._nodes.values())
             wanted = {*self._below(under), *(node.id for node in self.get_nodes((under,)))}
@@ -105,17 +126,17 @@ class MemoryStore:
 
     def hold(self, hold_id: str) -> Hold | None:
         """See ``LedgerStore.hold``."""
-        with self._lock:
+        with self._turn():
             return self._holds.get(hold_id)
 
     def outstanding(self) -> Sequence[Hold]:
         """See ``LedgerStore.outstanding``."""
-        with self._lock:
+        with self._turn():
             return sorted(self._live.values(), key=lambda h: h.created_ms)
 
     def marks(self, kind: str, prefix: str) -> Mapping[str, Mapping[str, Any]]:
         """See ``LedgerStore.marks``."""
-        with self._lock:
+        with self._turn():
             return {key: value for (of, key), value in self._marks.items() if of == kind and key.startswith(prefix)}
 
     def now_ms(self) -> int:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Final
 
 from x402guard.ledger.intent import Intent
@@ -27,6 +28,7 @@ __all__ = [
     "HOLD_COLUMNS",
     "NODE_COLUMNS",
     "Record",
+    "UnreadableRecord",
     "entry_record",
     "hold_record",
     "node_record",
@@ -34,6 +36,19 @@ __all__ = [
     "to_hold",
     "to_node",
 ]
+
+
+class UnreadableRecord(Exception):  # noqa: N818 - becomes a LedgerUnavailable
+    """A record says what no version of this library writes: the file is damaged, or somebody changed it."""
+
+
+@contextmanager
+def _reading(kind: str, record: Sequence[Any]) -> Iterator[None]:
+    try:
+        yield
+    except (ValueError, TypeError, KeyError) as error:
+        raise UnreadableRecord(f"{kind} {str(record[0])[:80]!r} cannot be understood: {error}") from error
+
 
 NODE_COLUMNS: Final = (
     "id", "parent_id", "kind", "name", "max_nanos", "created_ms", "last_ms", "captured", "held", "granted_out",
@@ -58,15 +73,16 @@ def node_record(node: Node) -> Record:
 
 def to_node(record: Sequence[Any]) -> Node:
     """Return the node of a record in the order of ``NODE_COLUMNS``."""
-    row = dict(zip(NODE_COLUMNS, record, strict=True))
-    limit = row.pop("max_nanos")
-    row.update(
-        kind=NodeKind(row["kind"]),
-        state=NodeState(row["state"]),
-        starved=bool(row["starved"]),
-        openers=tuple(json.loads(row["openers"])),
-    )
-    return Node(limit=None if limit is None else Nanos(limit), **row)
+    with _reading("node", record):
+        row = dict(zip(NODE_COLUMNS, record, strict=True))
+        limit = row.pop("max_nanos")
+        row.update(
+            kind=NodeKind(row["kind"]),
+            state=NodeState(row["state"]),
+            starved=bool(row["starved"]),
+            openers=tuple(json.loads(row["openers"])),
+        )
+        return Node(limit=None if limit is None else Nanos(limit), **row)
 
 
 def hold_record(hold: Hold) -> Record:
@@ -86,17 +102,18 @@ def hold_record(hold: Hold) -> Record:
 
 def to_hold(record: Sequence[Any]) -> Hold:
     """Return the hold of a record in the order of ``HOLD_COLUMNS``."""
-    row = dict(zip(HOLD_COLUMNS, record, strict=True))
-    row.update(
-        kind=HoldKind(row["kind"]),
-        purpose=Purpose(**json.loads(row["purpose"])),
-        chain_evidence=bool(row["chain_evidence"]),
-        intent=None if row["intent"] is None else Intent.from_json(row["intent"]),
-        state=HoldState(row["state"]),
-        evidence=None if row["evidence"] is None else Evidence(row["evidence"]),
-        claim=None if row["claim"] is None else _claim(json.loads(row["claim"])),
-    )
-    return Hold(**row)
+    with _reading("hold", record):
+        row = dict(zip(HOLD_COLUMNS, record, strict=True))
+        row.update(
+            kind=HoldKind(row["kind"]),
+            purpose=Purpose(**json.loads(row["purpose"])),
+            chain_evidence=bool(row["chain_evidence"]),
+            intent=None if row["intent"] is None else Intent.from_json(row["intent"]),
+            state=HoldState(row["state"]),
+            evidence=None if row["evidence"] is None else Evidence(row["evidence"]),
+            claim=None if row["claim"] is None else _claim(json.loads(row["claim"])),
+        )
+        return Hold(**row)
 
 
 def _claim(value: Mapping[str, Any]) -> Claim:
@@ -110,4 +127,5 @@ def entry_record(entry: Entry) -> Record:
 
 def to_entry(record: Sequence[Any]) -> Entry:
     """Return the entry of a record in the order of ``ENTRY_COLUMNS``."""
-    return Entry(*record)
+    with _reading("entry of node", record):
+        return Entry(*record)

@@ -49,7 +49,8 @@ CREATE TABLE holds (
     claim TEXT,
     proof TEXT,
     ended_by TEXT,
-    checked_ms INTEGER NOT NULL
+    checked_ms INTEGER NOT NULL,
+    presented INTEGER NOT NULL
 ) STRICT;
 CREATE INDEX live_by_purchase ON holds (purchase_key, created_ms) WHERE state = 'held';
 CREATE INDEX live_by_node ON holds (node_id, deadline_unix) WHERE state = 'held';

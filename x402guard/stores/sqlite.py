@@ -1,8 +1,8 @@
 """The books in an SQLite file that several processes may share.
 
 WAL, ``BEGIN IMMEDIATE``, and ``synchronous=FULL`` for whatever restrains: a hold lost in a power cut would be a signature that
-nobody counts. Waiting for the write lock goes through a lock file that the kernel hands on in turn, because SQLite's own
-busy handler sleeps up to 100 ms and lets one process starve the others.
+nobody counts. Processes wait for the right to write at a lock file, in short bounded pauses, because SQLite's own busy handler
+sleeps up to 100 ms and lets one process starve the others.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import json
 import os
 import sqlite3
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -26,6 +27,7 @@ from x402guard.stores.records import (
     HOLD_COLUMNS,
     NODE_COLUMNS,
     Record,
+    UnreadableRecord,
     entry_record,
     hold_record,
     node_record,
@@ -42,6 +44,8 @@ R = TypeVar("R")
 APPLICATION_ID: Final = 0x78343032  # "x402"
 
 _BUSY_S: Final = 30.0
+_FIRST_PAUSE_S: Final = 0.0002
+_LONGEST_PAUSE_S: Final = 0.002
 _NODES: Final = f"SELECT {', '.join(NODE_COLUMNS)} FROM nodes"
 _HOLDS: Final = f"SELECT {', '.join(HOLD_COLUMNS)} FROM holds"
 _ENTRIES: Final = f"SELECT {', '.join(f'entries.{name}' for name in ENTRY_COLUMNS)} FROM entries"
@@ -98,6 +102,7 @@ class SqliteStore:
         self._lock = threading.Lock()
         self._read_lock = threading.Lock()
         self._closed = False
+        self._synchronous = ""
         self._pid = os.getpid()
         with _unavailable(f"cannot open the ledger {path}"):
             self._open()
@@ -105,44 +110,73 @@ class SqliteStore:
     def _open(self) -> None:
         # Created by us, so that nobody else can read it for even a moment.
         os.close(os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600))
-        self._turn = os.open(f"{self._path}-lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         self._writer = self._connect()
+        self._check_owner()  # before anything is changed: it may be somebody else's
+        self._turn = os.open(f"{self._path}-lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         self._writer.execute("PRAGMA journal_mode = WAL")
         self._migrate()
         self._reader = self._connect()
-        self._synchronous = ""
 
     def _connect(self) -> sqlite3.Connection:
         connection = sqlite3.connect(self._path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False)
         connection.execute("PRAGMA foreign_keys = ON")
         return connection
 
+    def _check_owner(self) -> None:
+        [owner] = self._writer.execute("PRAGMA application_id").fetchone()
+        [tables] = self._writer.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        if owner != APPLICATION_ID and tables:
+            self._writer.close()
+            raise LedgerUnavailable(f"{self._path} is a database of something else; choose another file")
+
     def _migrate(self) -> None:
         with self._in_turn():
-            [owner] = self._writer.execute("PRAGMA application_id").fetchone()
             [version] = self._writer.execute("PRAGMA user_version").fetchone()
-            [tables] = self._writer.execute("SELECT count(*) FROM sqlite_master").fetchone()
-            if owner != APPLICATION_ID and tables:
-                raise LedgerUnavailable(f"{self._path} is a database of something else; choose another file")
             if version > len(MIGRATIONS):
                 raise LedgerUnavailable(f"{self._path} was written by a newer x402guard (ledger version {version})")
             for number in range(version, len(MIGRATIONS)):
                 settings = f"PRAGMA user_version = {number + 1}; PRAGMA application_id = {APPLICATION_ID};"
                 self._writer.executescript(f"BEGIN IMMEDIATE; {MIGRATIONS[number]} {settings} COMMIT;")
 
+    def _check_usable(self) -> None:
+        # The process first: after a fork even our own lock may be held by a thread that does not exist here.
+        if self._pid != os.getpid():
+            raise LedgerUnavailable("this ledger was opened before a fork; open a Guard of its own in each process")
+        if self._closed:
+            raise LedgerUnavailable("this ledger has been closed")
+
     @contextmanager
     def _in_turn(self) -> Iterator[None]:
         """Wait in line for the right to write: first among our threads, then among processes."""
-        with self._lock:
-            if self._closed:
-                raise LedgerUnavailable("this ledger has been closed")
-            if self._pid != os.getpid():
-                raise LedgerUnavailable("this ledger was opened before a fork; open a Guard of its own in each process")
-            fcntl.flock(self._turn, fcntl.LOCK_EX)
+        self._check_usable()
+        if not self._lock.acquire(timeout=_BUSY_S):
+            raise LedgerUnavailable(f"another thread has been writing the ledger for {_BUSY_S:.0f} s")
+        try:
+            self._check_usable()
+            self._lock_file()
             try:
                 yield
             finally:
                 fcntl.flock(self._turn, fcntl.LOCK_UN)
+        finally:
+            self._lock.release()
+
+    def _lock_file(self) -> None:
+        """Take the turn among processes, within bounds: one that was stopped in its transaction must not stop us all."""
+        give_up = time.monotonic() + _BUSY_S
+        pause_s = _FIRST_PAUSE_S
+        while True:
+            try:
+                fcntl.flock(self._turn, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() > give_up:
+                    raise LedgerUnavailable(
+                        f"another process has been writing the ledger for {_BUSY_S:.0f} s"
+                    ) from None
+                time.sleep(pause_s)
+                pause_s = min(pause_s * 1.5, _LONGEST_PAUSE_S)
+            else:
+                return
 
     def transact(self, scope: Scope, change: Change[R]) -> R:
         """See ``LedgerStore.transact``."""
@@ -150,6 +184,7 @@ class SqliteStore:
             # The pragma cannot change inside a transaction, so the scope says beforehand whether this one restrains.
             level = "FULL" if scope.durable else "NORMAL"
             if level != self._synchronous:
+                self._synchronous = ""  # unknown, should anything interrupt us here
                 self._writer.execute(f"PRAGMA synchronous = {level}")
                 self._synchronous = level
             self._writer.execute("BEGIN IMMEDIATE")
@@ -219,9 +254,9 @@ class SqliteStore:
         return {(kind, key): json.loads(value) for kind, key, value in rows}
 
     def _read(self, sql: str, values: Sequence[str] = ()) -> list[Any]:
+        self._check_usable()
         with self._read_lock, _unavailable("cannot read the ledger"):
-            if self._closed:
-                raise LedgerUnavailable("this ledger has been closed")
+            self._check_usable()
             return self._reader.execute(sql, values).fetchall()
 
     def entries(self, node_id: str) -> Sequence[Entry]:
@@ -257,9 +292,9 @@ class SqliteStore:
 
     def close(self) -> None:
         """See ``LedgerStore.close``."""
+        if self._closed or self._pid != os.getpid():
+            return
         with self._lock, self._read_lock:
-            if self._closed:
-                return
             self._closed = True
             with suppress(sqlite3.Error):  # the books are committed already; a failed checkpoint loses nothing
                 self._writer.execute("PRAGMA wal_checkpoint(TRUNCATE)")
@@ -272,5 +307,5 @@ class SqliteStore:
 def _unavailable(what: str) -> Iterator[None]:
     try:
         yield
-    except (sqlite3.Error, OSError) as error:
+    except (sqlite3.Error, OSError, OverflowError, UnreadableRecord) as error:
         raise LedgerUnavailable(f"{what}: {error}") from error

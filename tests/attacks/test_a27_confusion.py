@@ -1,0 +1,155 @@
+"""Row 27: two readers of one answer must not read two things, and no answer may cost much to refuse."""
+
+import json
+import time
+import tracemalloc
+
+import httpx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.attacks.corpus import CORPUS, GOOD, V1, V2, bomb, headers
+from tests.attacks.hostile import Chunks, assert_refused, assert_untouched, fetch, raw_header
+from tests.support import OTHER_PAYEE, PAYEE, Shop, accept, make_guard, required
+from x402guard import PaymentRefused, ProtocolError
+
+MOST_S = 1.0
+MOST_BYTES = 16_000_000
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _built():
+    """The bombs are built once, outside what is measured."""
+    for layers in (1, 2, 3):
+        bomb(layers)
+
+
+def _survive(mode, guard, shop):
+    """Refused with a typed error, or handed over as it came; nothing signed, nothing held."""
+    with guard.session("attacked", budget="$1.00") as session:
+        try:
+            response = fetch(mode, session, shop)
+        except (ProtocolError, PaymentRefused) as error:
+            assert not error.money_may_have_moved
+            assert len(str(error)) < 1_000
+        except httpx.DecodingError:
+            pass  # handed over, and httpx could not read it either
+        else:
+            assert response.status_code == 402
+            assert "x402guard" not in response.extensions
+        assert_untouched(session, shop)
+
+
+@pytest.mark.parametrize("name", CORPUS)
+def test_a27_confusion_is_refused_or_handed_over_in_bounded_time(mode, guard, name):
+    shop = Shop(terms=lambda _: CORPUS[name]())
+    before = time.process_time()
+    _survive(mode, guard, shop)
+    assert time.process_time() - before < MOST_S
+
+
+@pytest.mark.parametrize("name", [name for name in CORPUS if "single bytes" not in name])
+def test_a27_confusion_takes_bounded_memory(guard, name):
+    answer = CORPUS[name]()
+    shop = Shop(terms=lambda _: answer)
+    tracemalloc.start()
+    try:
+        _survive("sync", guard, shop)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < MOST_BYTES
+
+
+@pytest.mark.parametrize(
+    "terms",
+    [
+        required(accept(20_000)),
+        required(accept(payTo=OTHER_PAYEE)),
+        required(accept(asset=OTHER_PAYEE)),
+        required(accept(network="eip155:8453")),
+    ],
+    ids=["amount", "payee", "asset", "network"],
+)
+def test_a27_header_and_body_that_disagree_are_refused(mode, guard, terms):
+    shop = Shop(terms=lambda _: headers(("PAYMENT-REQUIRED", GOOD), body=json.dumps(terms).encode())())
+    assert_refused(mode, guard, shop, rule="header_body_conflict", says=["header and body"])
+
+
+@pytest.mark.parametrize("body", [V1, V2, b"{}", b"", b"<html>", b'{"error": "x402Version"}'])
+def test_a27_header_and_body_that_agree_are_paid(mode, guard, body):
+    shop = Shop(terms=lambda _: headers(("PAYMENT-REQUIRED", GOOD), body=body)())
+    with guard.session("s", budget="$1.00") as session:
+        assert fetch(mode, session, shop).status_code == 200
+    assert len(shop.payments) == 1
+
+
+def test_a27_a_402_of_something_else_is_handed_over_as_it_came(mode, guard):
+    raw = b'{"error": "insufficient credits", "accepts": [1]}'
+    for kind in ("application/json", "text/html", "application/problem+json"):
+        answer = httpx.Response(402, headers={"content-type": kind, "x-own": "1"}, stream=Chunks(raw[:7], raw[7:]))
+        shop = Shop(terms=lambda _: answer)
+        with guard.session("s", budget="$1.00") as session:
+            response = fetch(mode, session, shop)
+            assert (response.status_code, response.content, response.headers["x-own"]) == (402, raw, "1")
+            assert_untouched(session, shop)
+
+
+def test_a27_keys_in_two_spellings_pay_whom_the_protocol_names(mode, guard):
+    shop = Shop(terms=required({**accept(), "pay_to": OTHER_PAYEE, "max_timeout_s": 1, "PayTo": OTHER_PAYEE}))
+    with guard.session("s", budget="$1.00") as session:
+        fetch(mode, session, shop)
+    assert [payee for _, _, payee in shop.payments] == [PAYEE]
+
+
+@pytest.mark.parametrize("cheap", ["1", "9999", "20000"])
+def test_a27_two_amounts_in_a_v1_offer_are_refused_or_the_v1_name_counts(mode, guard, cheap):
+    two = b'"amount": "' + cheap.encode() + b'", "maxAmountRequired"'
+    shop = Shop(terms=lambda _: headers(body=V1.replace(b'"maxAmountRequired"', two))())
+    with guard.session("s", budget="$1.00") as session:
+        try:
+            fetch(mode, session, shop)
+        except (ProtocolError, PaymentRefused):
+            assert_untouched(session, shop)
+        else:
+            assert [amount for _, amount, _ in shop.payments] == [10_000]
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(st.binary(max_size=300) | st.text(max_size=200).map(str.encode))
+def test_a27_any_bytes_in_the_header_are_refused_or_handed_over(raw):
+    with make_guard() as guard:
+        _survive("sync", guard, Shop(terms=lambda _: raw_header(raw)))
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(st.text(st.characters(min_codepoint=33, max_codepoint=126), max_size=200))
+def test_a27_any_text_in_the_header_is_refused_or_handed_over(text):
+    with make_guard() as guard:
+        _survive("sync", guard, Shop(terms=lambda _: headers(("PAYMENT-REQUIRED", text))()))
+
+
+JSON_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    max_leaves=12,
+)
+FIELDS = ["scheme", "network", "asset", "amount", "payTo", "maxTimeoutSeconds", "extra"]
+
+
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(st.sampled_from(FIELDS), JSON_VALUES)
+def test_a27_any_value_in_any_field_is_refused_or_signed_as_what_was_offered(name, value):
+    shop = Shop(terms=lambda _: raw_header(json.dumps(required({**accept(), name: value}))))
+    with make_guard() as guard, guard.session("s", budget="$1.00") as session:
+        try:
+            fetch("sync", session, shop)
+        except (ProtocolError, PaymentRefused):
+            assert_untouched(session, shop)
+        else:
+            assert [(amount, payee) for _, amount, payee in shop.payments] == [(int(_amount(name, value)), PAYEE)]
+
+
+def _amount(name, value):
+    return value if name == "amount" else 10_000

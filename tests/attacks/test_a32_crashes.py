@@ -1,0 +1,83 @@
+"""Row 32: a process that dies holding a live signature leaves it in the books, in full, for whoever opens them next."""
+
+import signal
+import threading
+from decimal import Decimal
+
+import pytest
+
+from tests.attacks.hostile import events, fetch, start
+from tests.support import URL, Shop, make_guard
+from x402guard import BudgetExhausted
+
+CENT = Decimal("0.01")
+STAGES = ["authorized", "signed", "sent", "answered", "booked"]
+RUNS = [(stage, "kill") for stage in STAGES] + [("authorized", "exit"), ("sent", "exit")]
+
+
+@pytest.fixture
+def crashed(ledger, request):
+    """A ledger left behind by a process that died at a stage, with what the merchant had received by then."""
+    stage, how = request.param
+    child = start("crasher", ledger, stage, how)
+    try:
+        told, _ = child.communicate(timeout=60)
+    finally:
+        child.kill()
+        child.communicate()
+    assert child.returncode == (-signal.SIGKILL if how == "kill" else 9)
+    assert "end" not in told
+    received = {int(line, 16) for line in told.split()}
+    assert len(received) == (0 if stage in ("authorized", "signed") else 1)
+    return stage, ledger, received
+
+
+@pytest.mark.parametrize("crashed", RUNS, indirect=True, ids="-".join)
+def test_a32_crash_leaves_the_hold_counted_in_full_and_a_retry_presents_the_same(crashed):
+    _, ledger, received = crashed
+    with make_guard(ledger, budget="$1.00") as guard:
+        [hold] = guard.shell.store.outstanding()
+        with guard.session("run", id="run") as session:
+            assert (session.held, session.spent, session.remaining) == (CENT, 0, Decimal("0.04"))
+            assert len(events(session, "authorize")) == 1
+            shop = Shop()
+            response = fetch("sync", session, shop)
+            assert response.extensions["x402guard"].represented
+            assert (session.held, session.spent, session.remaining) == (0, CENT, Decimal("0.04"))
+            assert len(events(session, "authorize")) == 1
+    assert shop.nonces | received == {int(hold.id, 16)}
+
+
+@pytest.mark.parametrize("crashed", [("sent", "kill")], indirect=True, ids="-".join)
+def test_a32_crash_does_not_give_the_budget_back(crashed):
+    _, ledger, _ = crashed
+    shop = Shop()
+    with make_guard(ledger, budget="$1.00") as guard, guard.session("run", id="run") as session:
+        for number in range(4):
+            fetch("sync", session, shop, url=f"{URL}/{number}")
+        with pytest.raises(BudgetExhausted) as caught:
+            fetch("sync", session, shop, url=f"{URL}/5")
+        assert caught.value.available == 0
+        assert (session.held, session.spent) == (CENT, Decimal("0.04"))
+    assert len(shop.payments) == 4
+
+
+@pytest.mark.parametrize("crashed", [("sent", "kill")], indirect=True, ids="-".join)
+def test_a32_crash_is_taken_over_by_one_of_many(crashed):
+    """Several who come after ask for the same at once: each cheque is one of the holds, and all are counted."""
+    _, ledger, received = crashed
+    shop, barrier = Shop(), threading.Barrier(4)
+    with make_guard(ledger, budget="$1.00") as guard, guard.session("run", id="run") as session:
+
+        def retry():
+            barrier.wait(30)
+            fetch("sync", session, shop)
+
+        threads = [threading.Thread(target=retry) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        assert received <= shop.nonces
+        assert session.held + session.spent == CENT * len(shop.nonces | received)
+    assert len(shop.payments) == 4
