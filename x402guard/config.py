@@ -16,9 +16,11 @@ from pydantic_settings import (
 
 from x402guard.assets import Asset
 from x402guard.errors import ConfigError
-from x402guard.guard import DEFAULT_BODY_BYTES, DEFAULT_FLIGHT_S, DEFAULT_LEDGER
+from x402guard.ledger.doubt import DEFAULT_FLIGHT_S
+from x402guard.outgoing import DEFAULT_BODY_BYTES
 from x402guard.policy import Policy
 from x402guard.signers import LocalSigner
+from x402guard.stores import DEFAULT_LEDGER
 
 __all__ = ["CONFIG_FILE", "ENV_PREFIX", "PRIVATE_KEY", "Settings", "load_settings"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import anyio
 import anyio.lowlevel
@@ -34,6 +34,7 @@ from x402guard.signers import normalise_signature
 __all__ = ["AsyncExchange", "Exchange", "Shell", "run", "run_async"]
 
 R = TypeVar("R")
+X = TypeVar("X")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,18 +66,29 @@ class AsyncExchange(Protocol):
         """See ``Exchange.peek``."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Result(Generic[R]):
+    value: R
+
+
+def _advance(flow: Flow[R], answer: Any, failure: BaseException | None) -> Effect | _Result[R]:
+    """Give a flow its answer or its failure; return what it asks for next, or its result."""
+    try:
+        return flow.send(answer) if failure is None else flow.throw(failure)
+    except StopIteration as done:
+        return _Result(done.value)
+    except (Interrupted, SendFailed) as signal:
+        raise signal.cause  # noqa: B904 - the signal is ours; the caller knows its cause
+
+
 def run(flow: Flow[R], shell: Shell, exchange: Exchange | None = None) -> R:
     """Run *flow* to its end on this thread, and return its result. A flow without HTTP effects needs no *exchange*."""
     answer: Any = None
     failure: BaseException | None = None
     while True:
-        try:
-            effect = flow.send(answer) if failure is None else flow.throw(failure)
-        except StopIteration as done:
-            result: R = done.value
-            return result
-        except (Interrupted, SendFailed) as signal:
-            raise signal.cause  # noqa: B904 - the signal is ours; the caller knows its cause
+        effect = _advance(flow, answer, failure)
+        if isinstance(effect, _Result):
+            return effect.value
         answer, failure = None, None
         try:
             if isinstance(effect, Send):
@@ -100,13 +112,9 @@ async def run_async(flow: Flow[R], shell: Shell, exchange: AsyncExchange | None 
     answer: Any = None
     failure: BaseException | None = None
     while True:
-        try:
-            effect = flow.send(answer) if failure is None else flow.throw(failure)
-        except StopIteration as done:
-            result: R = done.value
-            return result
-        except (Interrupted, SendFailed) as signal:
-            raise signal.cause  # noqa: B904 - the signal is ours; the caller knows its cause
+        effect = _advance(flow, answer, failure)
+        if isinstance(effect, _Result):
+            return effect.value
         answer, failure = None, None
         try:
             if isinstance(effect, Send):
@@ -198,10 +206,7 @@ def _call(effect: Effect, shell: Shell) -> tuple[bool, Callable[[], Any]]:
             raise TypeError(f"{effect!r} is not an effect that a driver can run")
 
 
-E_ = TypeVar("E_")
-
-
-def _present(exchange: E_ | None) -> E_:
+def _present(exchange: X | None) -> X:
     if exchange is None:
         raise TypeError("this flow sends a request, and was started without one")
     return exchange

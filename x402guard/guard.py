@@ -10,29 +10,26 @@ from collections.abc import Iterable, Mapping
 from itertools import count
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Self
+from typing import Self
 
 from x402guard.assets import TEST_NETWORKS, Asset, AssetRegistry
 from x402guard.chain import RpcChainReader
 from x402guard.drivers import Shell, run
 from x402guard.errors import ConfigError
-from x402guard.ledger.doubt import instance_mark
+from x402guard.ledger.doubt import DEFAULT_FLIGHT_S, instance_mark
 from x402guard.ledger.model import WALLET, NodeKind
 from x402guard.ledger.sessions import PAYER_MARK, NodeRequest, ensure_payer, ensure_wallet
 from x402guard.ledger.view import LedgerView, Scope
 from x402guard.money import Dollars, Nanos
+from x402guard.outgoing import DEFAULT_BODY_BYTES
 from x402guard.policy import Policy
 from x402guard.ports import ChainReader, LedgerStore, Signer
 from x402guard.purchase import Terms
 from x402guard.session import Session, check_name, current_session, parse_limit
 from x402guard.settlement import sweep
-from x402guard.stores import open_store
+from x402guard.stores import DEFAULT_LEDGER, open_store
 
-__all__ = ["DEFAULT_BODY_BYTES", "DEFAULT_FLIGHT_S", "DEFAULT_LEDGER", "Guard"]
-
-DEFAULT_LEDGER: Final = "sqlite:///x402guard.db"
-DEFAULT_BODY_BYTES: Final = 10_485_760
-DEFAULT_FLIGHT_S: Final = 30
+__all__ = ["Guard"]
 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,99}", re.ASCII)
 

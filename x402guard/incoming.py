@@ -11,14 +11,14 @@ import httpx
 
 from x402guard.errors import PaymentRefused, ProtocolError
 
-__all__ = ["AsyncReplay", "Replay", "decoded_body", "problem_response"]
+__all__ = ["AsyncReplay", "Kept", "Replay", "decoded_body", "problem_response"]
 
 _WINDOW: Final = {"gzip": 31, "x-gzip": 31, "deflate": 15}
 """zlib's window bits for the one layer of encoding that we undo."""
 
 
-class _Kept:
-    """The chunks that were read ahead, and how many bytes they are."""
+class Kept:
+    """The chunks of a stream that were read ahead, and how many bytes they are."""
 
     def __init__(self) -> None:
         self.chunks: list[bytes] = []
@@ -37,7 +37,7 @@ class Replay(httpx.SyncByteStream):
     def __init__(self, stream: httpx.SyncByteStream) -> None:
         self._stream = stream
         self._source = iter(stream)
-        self._kept = _Kept()
+        self._kept = Kept()
 
     def keep(self, limit: int) -> bytes | None:
         """Return the whole raw stream, or None once it is longer than *limit* bytes; both leave it readable."""
@@ -61,7 +61,7 @@ class AsyncReplay(httpx.AsyncByteStream):
     def __init__(self, stream: httpx.AsyncByteStream) -> None:
         self._stream = stream
         self._source = aiter(stream)
-        self._kept = _Kept()
+        self._kept = Kept()
 
     async def keep(self, limit: int) -> bytes | None:
         """See ``Replay.keep``."""

@@ -12,11 +12,15 @@ from typing import Any, Final
 import httpx
 
 from x402guard.effects import SendFailed
+from x402guard.incoming import Kept
 from x402guard.policy import RequestFacts
 from x402guard.settlement import Receipt
 from x402guard.wire import PAYMENT_HEADERS
 
-__all__ = ["LogicalRequest", "Outgoing", "buffer_body", "buffer_body_async", "describe_request"]
+__all__ = ["DEFAULT_BODY_BYTES", "LogicalRequest", "Outgoing", "buffer_body", "buffer_body_async", "describe_request"]
+
+DEFAULT_BODY_BYTES: Final = 10_485_760
+"""How much of a streaming request body is kept, in bytes, unless the owner says otherwise."""
 
 LOGICAL: Final = "x402guard.logical_request"
 
@@ -123,15 +127,12 @@ def buffer_body(request: httpx.Request, limit: int) -> bytes | None:
         return b"".join(stream)  # in memory already, whatever its size
     if not isinstance(stream, httpx.SyncByteStream):
         raise TypeError("a synchronous transport was given an asynchronous request body")
-    chunks, size = [], 0
-    source = iter(stream)
+    kept, source = Kept(), iter(stream)
     for chunk in source:
-        chunks.append(chunk)
-        size += len(chunk)
-        if size > limit:
-            request.stream = _Rest(stream, chunks, source)
+        if not kept.add(chunk, limit):
+            request.stream = _Rest(stream, kept.chunks, source)
             return None
-    body = b"".join(chunks)
+    body = b"".join(kept.chunks)
     request.stream = httpx.ByteStream(body)
     return body
 
@@ -143,15 +144,12 @@ async def buffer_body_async(request: httpx.Request, limit: int) -> bytes | None:
         return b"".join(stream)  # in memory already, whatever its size
     if not isinstance(stream, httpx.AsyncByteStream):
         raise TypeError("an asynchronous transport was given a synchronous request body")
-    chunks, size = [], 0
-    source = aiter(stream)
+    kept, source = Kept(), aiter(stream)
     async for chunk in source:
-        chunks.append(chunk)
-        size += len(chunk)
-        if size > limit:
-            request.stream = _AsyncRest(stream, chunks, source)
+        if not kept.add(chunk, limit):
+            request.stream = _AsyncRest(stream, kept.chunks, source)
             return None
-    body = b"".join(chunks)
+    body = b"".join(kept.chunks)
     request.stream = httpx.ByteStream(body)
     return body
 

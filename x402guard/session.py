@@ -10,7 +10,7 @@ from dataclasses import replace
 from decimal import Decimal
 from functools import wraps
 from types import TracebackType
-from typing import TYPE_CHECKING, ParamSpec, Self, TypeVar
+from typing import ParamSpec, Protocol, Self, TypeVar
 
 import anyio.to_thread
 
@@ -24,9 +24,6 @@ from x402guard.ledger.sessions import NodeRequest, close_node, open_node
 from x402guard.ledger.view import Scope
 from x402guard.money import Dollars, Nanos, dollars_to_nanos, nanos_to_decimal
 from x402guard.purchase import Terms
-
-if TYPE_CHECKING:
-    from x402guard.guard import Guard
 
 __all__ = ["Session", "current_session"]
 
@@ -57,13 +54,36 @@ def check_name(name: object) -> None:
         raise ConfigError(f"name: {name!r} is not a name for a session; write text such as 'court-research'")
 
 
+class Owner(Protocol):
+    """What a session needs of the guard that it belongs to."""
+
+    @property
+    def terms(self) -> Terms:
+        """What every request of the guard works under."""
+
+    @property
+    def shell(self) -> Shell:
+        """The books, the key and the chains."""
+
+    @property
+    def registry(self) -> AssetRegistry:
+        """The tokens it trusts."""
+
+    @property
+    def max_body_bytes(self) -> int:
+        """How much of a streaming request body is kept for a repetition, in bytes."""
+
+    def opener(self) -> str:
+        """Return a token for one opening of a session."""
+
+
 class Session:
     """One run's budget. Made by ``Guard.session`` and ``Session.child``; used as a block, sync or async.
 
     Inside its block it is the session in context: tasks and ``to_thread`` inherit it, plain threads take it by ``bind``.
     """
 
-    def __init__(self, guard: Guard, node: Node, opener: str, parent: Session | None) -> None:
+    def __init__(self, guard: Owner, node: Node, opener: str, parent: Session | None) -> None:
         self._guard = guard
         self._node_id = node.id
         self._name = node.name
@@ -75,7 +95,7 @@ class Session:
         self._terms = replace(guard.terms, node_id=node.id, session_id=self._report_id(), session_name=node.name)
 
     @classmethod
-    def open(cls, guard: Guard, request: NodeRequest, parent: Session | None) -> Session:
+    def open(cls, guard: Owner, request: NodeRequest, parent: Session | None) -> Session:
         """Open or resume a node of the ledger. Raises ``ConfigError``, ``LedgerUnavailable``."""
         scope = Scope(nodes=(request.id, request.parent_id), durable=True)
         node = guard.shell.store.transact(scope, lambda view: open_node(view, request))

@@ -237,6 +237,20 @@ def test_the_last_dollar_is_refused_before_signing(both):
     assert shop.signed == 20_000
 
 
+@pytest.mark.parametrize(
+    ("budget", "calls"), [("$0.01", 1), ("$0.05", 5), ("$0.10", 10), ("$0.50", 50), ("$1.00", 100)]
+)
+def test_a_budget_allows_exactly_its_cents(both, ledger_url, budget, calls):
+    shop = Shop()
+    with make_guard(ledger_url) as guard, guard.session("s", budget=budget) as session:
+        for number in range(calls):
+            assert both.send(session, shop, url=f"{URL}/{number}").status_code == 200
+        with pytest.raises(BudgetExhausted):
+            both.send(session, shop, url=f"{URL}/last")
+        assert session.remaining == session.held == 0
+    assert (len(shop.nonces), shop.signed) == (calls, calls * 10_000)
+
+
 def test_a_lost_answer_is_uncertain_and_asking_again_presents_the_same_payment(both, session):
     shop = Shop(paid=httpx.ReadError("reset"))
     with pytest.raises(SettlementUncertain) as caught:

@@ -8,7 +8,10 @@ from typing import Final
 from x402guard.ledger.model import Hold, HoldState
 from x402guard.ledger.view import LedgerView, MarkKey
 
-__all__ = ["beat", "in_doubt", "instance_mark", "take_over"]
+__all__ = ["DEFAULT_FLIGHT_S", "beat", "in_doubt", "instance_mark", "take_over"]
+
+DEFAULT_FLIGHT_S: Final = 30
+"""Seconds after which a request without an answer is in doubt, unless the owner says otherwise."""
 
 BEAT_EVERY_MS: Final = 5_000
 

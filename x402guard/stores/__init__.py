@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Final
 
 from x402guard.errors import ConfigError
 from x402guard.ports import LedgerStore
 from x402guard.stores.memory import MemoryStore
 
-__all__ = ["MemoryStore", "open_store"]
+__all__ = ["DEFAULT_LEDGER", "MemoryStore", "open_store"]
+
+DEFAULT_LEDGER: Final = "sqlite:///x402guard.db"
+"""In the working directory, so that an agent that is started again finds its books."""
 
 
 def open_store(url: str, *, clock_ms: Callable[[], int] | None = None) -> LedgerStore:
