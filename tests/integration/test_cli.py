@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import httpx
 import pytest
@@ -148,3 +149,15 @@ def test_the_testnet_prints_where_it_is_and_stops_when_told(tmp_path):
         process.send_signal(signal.SIGTERM)
         process.communicate(timeout=20)
     assert process.returncode == 0
+
+
+@pytest.mark.chain
+def test_the_example_runs(tmp_path):
+    script = Path(__file__).parents[2] / "examples" / "court_research.py"
+    done = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, check=False, timeout=100, cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    assert "stopped after 5 documents: budget: $0.10 does not fit" in done.stdout
+    assert "answers: [200, 200, 200]" in done.stdout
+    assert "spent       $0.537035" in done.stdout

@@ -179,3 +179,13 @@ def test_a_change_that_restrains_needs_a_durable_scope():
     with pytest.raises(IllegalTransition, match="power cut"):
         books.change(lambda view: authorize(view, a_hold(), {}), nodes=("s",), durable=False)
     assert books.balances() == (0, 0, 0, 0)
+
+
+@pytest.mark.parametrize("level", ["wallet", "s", "s/c"])
+def test_a_budget_is_exact_to_the_nano_dollar_on_every_level(level):
+    limits = {"wallet": "$1.00", "s": "$1.00", "s/c": "$1.00", level: "$0.000000100"}
+    books = Books(wallet=limits["wallet"], session=limits["s"])
+    books.open("s/c", limits["s/c"], parent="s")
+    assert books.hold("too much", "$0.000000101", "s/c").available == 100
+    assert not isinstance(books.hold("all", "$0.000000100", "s/c"), Refusal)
+    assert books.hold("one more", "$0.000000001", "s/c").available == 0
