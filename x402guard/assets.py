@@ -7,7 +7,7 @@ here and never from the offer: a server that could choose them could hide a thou
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, Literal
@@ -16,7 +16,16 @@ from x402guard.errors import ConfigError
 from x402guard.evm import Address, parse_address
 from x402guard.money import Dollars, Nanos, atomic_to_nanos, dollars_to_nanos
 
-__all__ = ["BUILT_IN", "TEST_NETWORKS", "Asset", "AssetRegistry", "TransferMethod", "chain_id_of", "resolve_network"]
+__all__ = [
+    "BUILT_IN",
+    "TEST_NETWORKS",
+    "V1_NAMES",
+    "Asset",
+    "AssetRegistry",
+    "TransferMethod",
+    "chain_id_of",
+    "resolve_network",
+]
 
 TransferMethod = Literal["eip3009", "permit2"]
 
@@ -32,6 +41,9 @@ _V1_CHAIN_IDS: Final = MappingProxyType(
         "story": 1513,
     }
 )  # fmt: skip
+
+V1_NAMES: Final = tuple(_V1_CHAIN_IDS)
+"""The networks that x402 v1 has names for."""
 
 TEST_NETWORKS: Final = frozenset(
     f"eip155:{chain}"
@@ -81,15 +93,15 @@ class Asset:
     name: str
     version: str
     usd: Dollars = "1.00"
-    methods: frozenset[TransferMethod] = frozenset({"eip3009", "permit2"})
+    methods: Collection[TransferMethod] = frozenset({"eip3009", "permit2"})
 
     def __post_init__(self) -> None:
         for name in ("network", "address", "symbol", "name", "version"):
             if not isinstance(getattr(self, name), str) or not getattr(self, name):
                 raise ConfigError(f"Asset.{name}: {getattr(self, name)!r} is not a text")
-        methods = frozenset(self.methods)
+        methods = frozenset(self.methods) if isinstance(self.methods, Collection) else frozenset()
         if not methods or not methods <= {"eip3009", "permit2"}:
-            raise ConfigError(f"Asset.methods: {sorted(methods)} is not a choice of 'eip3009' and 'permit2'")
+            raise ConfigError(f"Asset.methods: {self.methods!r} is not a choice of 'eip3009' and 'permit2'")
         network = resolve_network(self.network)
         if network is None:
             raise ConfigError(f"Asset.network: {self.network!r} is not a known EVM network; write eip155:<chain id>")
@@ -97,9 +109,12 @@ class Asset:
             raise ConfigError(f"Asset.decimals: {self.decimals!r} is not a whole number from 0 to 36")
         try:
             address = parse_address(self.address)
+        except ValueError as error:
+            raise ConfigError(f"Asset.address: {error}") from error
+        try:
             peg = dollars_to_nanos(self.usd, field="Asset.usd")
         except (TypeError, ValueError) as error:
-            raise ConfigError(f"Asset.address or Asset.usd: {error}") from error
+            raise ConfigError(str(error)) from error
         if peg == 0:
             raise ConfigError("Asset.usd: a token that is worth nothing cannot be counted; give its value in dollars")
         object.__setattr__(self, "network", network)

@@ -148,6 +148,8 @@ class RpcChainReader:
             if not isinstance(url, str) or not url.startswith(("http://", "https://")):
                 # The URL itself is not repeated: most hold an access key.
                 raise ConfigError(f"chains[{name!r}]: not an http:// or https:// URL of a JSON-RPC endpoint")
+            if network in self._rpcs:
+                raise ConfigError(f"chains: {network} is named twice, once as {name!r}")
             self._rpcs[network] = JsonRpc(network, url, timeout_s=timeout_s)
         self._monotonic = monotonic_s
         self._funds: dict[tuple[str, Address, Address], tuple[float, Funds]] = {}

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from functools import lru_cache
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 import anyio
 import anyio.lowlevel
@@ -27,8 +31,10 @@ from x402guard.effects import (
     Transact,
 )
 from x402guard.errors import SignerError
-from x402guard.ledger.evidence import Unreadable
-from x402guard.ports import ChainReader, LedgerStore, Signer
+from x402guard.evm import Address
+from x402guard.ledger.evidence import Finding, Unreadable
+from x402guard.ledger.model import Hold
+from x402guard.ports import ChainReader, Funds, LedgerStore, Signer
 from x402guard.signers import normalise_signature
 
 __all__ = ["AsyncExchange", "Exchange", "Shell", "run", "run_async"]
@@ -49,8 +55,8 @@ class Shell:
 class Exchange(Protocol):
     """One request's HTTP side. Raises ``SendFailed`` where a request or its answer is lost."""
 
-    def send(self, headers: tuple[tuple[str, str], ...]) -> Reply:
-        """Send the request with *headers* added, and keep the response, in place of the one before it."""
+    def send(self, headers: tuple[tuple[str, str], ...], pays: str | None) -> Reply:
+        """Send the request with *headers* added, which pay the hold *pays*; keep the response in place of the one before."""
 
     def peek(self, limit: int) -> bytes | None:
         """Return the kept response's decoded body, or None beyond *limit* bytes; it stays readable for the caller."""
@@ -59,7 +65,7 @@ class Exchange(Protocol):
 class AsyncExchange(Protocol):
     """The same as ``Exchange``, awaited."""
 
-    async def send(self, headers: tuple[tuple[str, str], ...]) -> Reply:
+    async def send(self, headers: tuple[tuple[str, str], ...], pays: str | None) -> Reply:
         """See ``Exchange.send``."""
 
     async def peek(self, limit: int) -> bytes | None:
@@ -92,9 +98,9 @@ def run(flow: Flow[R], shell: Shell, exchange: Exchange | None = None) -> R:
         answer, failure = None, None
         try:
             if isinstance(effect, Send):
-                answer = _present(exchange).send(effect.headers)
+                answer = _needed(exchange).send(effect.headers, effect.pays)
             elif isinstance(effect, PeekBody):
-                answer = _present(exchange).peek(effect.limit)
+                answer = _needed(exchange).peek(effect.limit)
             elif not isinstance(effect, Checkpoint):
                 answer = _call(effect, shell)[1]()
         except Exception as error:  # noqa: BLE001 - the flow decides what every failure means
@@ -118,9 +124,9 @@ async def run_async(flow: Flow[R], shell: Shell, exchange: AsyncExchange | None 
         answer, failure = None, None
         try:
             if isinstance(effect, Send):
-                answer = await _present(exchange).send(effect.headers)
+                answer = await _needed(exchange).send(effect.headers, effect.pays)
             elif isinstance(effect, PeekBody):
-                answer = await _present(exchange).peek(effect.limit)
+                answer = await _needed(exchange).peek(effect.limit)
             elif isinstance(effect, Checkpoint):
                 await anyio.lowlevel.checkpoint()
             else:
@@ -132,53 +138,60 @@ async def run_async(flow: Flow[R], shell: Shell, exchange: AsyncExchange | None 
             failure = Interrupted(error)
 
 
-_LEDGER_TURN: RunVar[anyio.CapacityLimiter] = RunVar("x402guard_ledger_turn")
-_CHAIN_TURN: RunVar[anyio.CapacityLimiter] = RunVar("x402guard_chain_turn")
-
-
-def _limiter(effect: Effect) -> anyio.CapacityLimiter:
-    """Threads of our own, so that a caller who has used up the common ones cannot lock us out.
-
-    Two for the ledger: its calls wait for their turn in the event loop, because the books are written one at a time anyway
-    and every waiting thread would fight the loop for the interpreter. Sixteen for the chain, which is another machine.
-    """
-    turn, size = (_LEDGER_TURN, 2) if isinstance(effect, (Transact, Sign)) else (_CHAIN_TURN, 16)
-    try:
-        return turn.get()
-    except LookupError:
-        limiter = anyio.CapacityLimiter(size)
-        turn.set(limiter)
-        return limiter
+_OTHER_TURN: RunVar[anyio.CapacityLimiter] = RunVar("x402guard_other_turn")
+_LEDGER_THREADS: Final = 2
+_OTHER_THREADS: Final = 16
 
 
 async def _in_thread(effect: Effect, call: Callable[[], Any]) -> Any:
-    """Run a blocking call in a worker thread, to its end, whatever becomes of the task."""
-    limiter = _limiter(effect)
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        with anyio.CancelScope(shield=True):  # on trio, cancellation comes by scopes alone
-            return await anyio.to_thread.run_sync(call, limiter=limiter)
-    return await _to_the_end(asyncio.ensure_future(anyio.to_thread.run_sync(call, limiter=limiter)))
+    """Run a blocking call in a thread of our own, so that a caller who has used up the common ones cannot lock us out.
 
-
-async def _to_the_end(work: asyncio.Future[Any]) -> Any:
-    """Wait for *work* although the task is cancelled meanwhile; then let the cancellation go on.
-
-    asyncio's own ``task.cancel()`` (``wait_for``, ``timeout``, ``TaskGroup``) pierces anyio's shield, and a transaction that
-    runs on behind our back would be followed by one that came too early.
+    A transaction is waited for to its end, whatever becomes of the task. Signers and chains are abandoned when the task is
+    cancelled: they may take for ever, and the flow knows that a signature may exist.
     """
+    if isinstance(effect, Transact):
+        return await _to_the_end(call)
+    try:
+        limiter = _OTHER_TURN.get()
+    except LookupError:
+        limiter = anyio.CapacityLimiter(_OTHER_THREADS)
+        _OTHER_TURN.set(limiter)
+    return await anyio.to_thread.run_sync(call, limiter=limiter, abandon_on_cancel=True)
+
+
+async def _to_the_end(call: Callable[[], Any]) -> Any:
+    """Run a transaction and wait for it although the task is cancelled meanwhile; then let the cancellation go on.
+
+    asyncio's own ``task.cancel()`` (``wait_for``, ``timeout``, ``TaskGroup``, the end of the loop) pierces anyio's shield, and a
+    transaction that ran on behind our back would be followed by one that came too early. Waiting happens in the event loop,
+    two transactions at a time, and not in forty threads: the books are written one at a time anyway, and every waiting
+    thread would fight the loop for the interpreter.
+    """
+    work = _ledger_threads(os.getpid()).submit(call)
+    if _on_trio():
+        with anyio.CancelScope(shield=True):  # on trio, cancellation comes by scopes alone
+            return await anyio.to_thread.run_sync(work.result)
     cancelled: asyncio.CancelledError | None = None
     while not work.done():
         try:
             with anyio.CancelScope(shield=True):
-                await asyncio.wait({work})
+                await asyncio.wait({asyncio.wrap_future(work)})
         except asyncio.CancelledError as error:
             cancelled = error
     if cancelled is not None:
-        work.exception()  # the flow learns of the cancellation, and looks into the books for the rest
-        raise cancelled
+        raise cancelled  # the flow learns of the cancellation, and looks into the books for the rest
     return work.result()
+
+
+@lru_cache(maxsize=1)
+def _ledger_threads(_pid: int) -> ThreadPoolExecutor:
+    # One pool a process: after a fork the threads of the parent's do not exist.
+    return ThreadPoolExecutor(_LEDGER_THREADS, thread_name_prefix="x402guard-ledger")
+
+
+def _on_trio() -> bool:
+    trio = sys.modules.get("trio")
+    return trio is not None and bool(trio.lowlevel.in_trio_run())
 
 
 def _call(effect: Effect, shell: Shell) -> tuple[bool, Callable[[], Any]]:
@@ -196,17 +209,31 @@ def _call(effect: Effect, shell: Shell) -> tuple[bool, Callable[[], Any]]:
             chain = shell.chain
             if chain is None:
                 return True, lambda: Unreadable("no chain is configured")
-            return False, lambda: chain.read(hold)
+            return False, lambda: _read(chain, hold)
         case ReadFunds(network, token, owner):
             chain = shell.chain
             if chain is None:
                 return True, lambda: None
-            return False, lambda: chain.funds(network, token, owner)
+            return False, lambda: _funds(chain, network, token, owner)
         case _:
             raise TypeError(f"{effect!r} is not an effect that a driver can run")
 
 
-def _present(exchange: X | None) -> X:
+def _read(chain: ChainReader, hold: Hold) -> Finding:
+    try:
+        return chain.read(hold)
+    except Exception as error:  # noqa: BLE001 - "could not read" is an answer, also from a reader of the user's
+        return Unreadable(f"the chain reader failed: {type(error).__name__}")
+
+
+def _funds(chain: ChainReader, network: str, token: Address, owner: Address) -> Funds | None:
+    try:
+        return chain.funds(network, token, owner)
+    except Exception:  # noqa: BLE001 - see _read
+        return None
+
+
+def _needed(exchange: X | None) -> X:
     if exchange is None:
         raise TypeError("this flow sends a request, and was started without one")
     return exchange

@@ -53,10 +53,11 @@ class Reply:
 class Send:
     """Send the request, with these header lines added to a copy of it. Answered by a ``Reply``.
 
-    Fails with ``SendFailed``.
+    ``pays`` is the hold whose payment is among them, or None. Fails with ``SendFailed``.
     """
 
     headers: tuple[tuple[str, str], ...] = ()
+    pays: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,9 +131,9 @@ class Interrupted(BaseException):  # a signal between driver and flow, never see
         self.cause = cause
 
 
-def send(*headers: tuple[str, str]) -> Flow[Reply]:
-    """Send the request with *headers* added; return the head of the response."""
-    reply: Reply = yield Send(headers)
+def send(*headers: tuple[str, str], pays: str | None = None) -> Flow[Reply]:
+    """Send the request with *headers* added, which pay the hold *pays*; return the head of the response."""
+    reply: Reply = yield Send(headers, pays)
     return reply
 
 

@@ -216,6 +216,7 @@ class SessionClosed(PaymentRefused):
 
     code = "session_closed"
     phase: Phase = "ledger"
+    advice = "Nothing was paid. Open the session again by its id: guard.session(name, id=…)."
 
 
 class Unpriced(PaymentRefused):

@@ -26,6 +26,7 @@ from x402guard.errors import (
     SessionTripped,
     SettlementUncertain,
     SignerError,
+    X402GuardError,
 )
 from x402guard.ledger.authorize import BUDGET, Refusal, note_refusal, refusal_marks
 from x402guard.ledger.model import Hold, HoldState
@@ -59,6 +60,23 @@ def paid_request(request: RequestFacts, terms: Terms, registry: AssetRegistry) -
     Returns the receipt of what was paid, or None where nothing was. Raises ``PaymentRefused`` and its kin, ``ProtocolError``,
     ``SettlementUncertain``, ``SignerError``, ``LedgerUnavailable``; and ``SendFailed`` where no payment was involved.
     """
+    if request.paid_by is None:
+        return (yield from _conversation(request, terms, registry))
+    try:
+        return (yield from _conversation(request, terms, registry))
+    except SendFailed as failure:
+        reason = f"no answer on a later hop: {type(failure.cause).__name__}"
+        uncertain = SettlementUncertain(
+            reason, hold_id=request.paid_by, deadline=request.paid_until, advice=_EARLIER_HOP
+        )
+        uncertain.retry = "no"
+        raise uncertain from failure.cause
+    except X402GuardError as error:
+        error.money_may_have_moved, error.advice = True, _EARLIER_HOP
+        raise
+
+
+def _conversation(request: RequestFacts, terms: Terms, registry: AssetRegistry) -> Flow[Receipt | None]:
     reply = yield from send()  # 2
     if reply.status != PAYMENT_REQUIRED_STATUS or request.pays_itself:
         return None
@@ -105,7 +123,7 @@ def _authorize(request: RequestFacts, terms: Terms, offers: tuple[Offer, ...]) -
             decided = yield from transact(scope, change)
         except (LedgerUnavailable, Interrupted) as error:
             # The commit may have happened although its answer was lost. Nothing was signed, so nothing is owed.
-            yield from _give_back(terms, request.entropy.hex(), error)
+            yield from _give_back(terms, request.entropy.hex(), f"the commit's answer was lost: {_name(error)}", error)
             raise
         if isinstance(decided, Stuck):
             yield from _resolve(decided.hold)
@@ -147,7 +165,9 @@ def _sign(terms: Terms, authorized: Authorized) -> Flow[tuple[str, str]]:
         raise
     except SignerError as error:
         # A definite no. But a cheque that was out before, or that somebody took over meanwhile, is out all the same.
-        if not authorized.represented and (yield from _give_back(terms, hold.id, error, hold.presented)):
+        if not authorized.represented and (
+            yield from _give_back(terms, hold.id, f"the signer refused: {error}", error, hold.presented)
+        ):
             raise
         raise (yield from _uncertain(terms, hold, "the signer refused a payment that may be out", error)) from error
     except Exception as error:
@@ -157,7 +177,7 @@ def _sign(terms: Terms, authorized: Authorized) -> Flow[tuple[str, str]]:
         if signing or authorized.represented:
             yield from _uncertain(terms, hold, "cancelled while signing", error)
         else:
-            yield from _give_back(terms, hold.id, error, hold.presented)
+            yield from _give_back(terms, hold.id, f"nothing was signed: {_name(error)}", error, hold.presented)
         raise
 
 
@@ -165,13 +185,14 @@ def _present(terms: Terms, authorized: Authorized, header: tuple[str, str]) -> F
     """Steps 8 and 9: the cheque leaves. From here on only proof frees the hold, and no error says that nothing was paid."""
     hold = authorized.hold
     try:
-        reply = yield from send(header)
+        reply = yield from send(header, pays=hold.id)
         return (yield from _book(terms, authorized, reply))
     except (GeneratorExit, SettlementUncertain):
         raise
     except SendFailed as failure:
         unsent = failure.before_connection and not authorized.represented
-        if unsent and (yield from _give_back(terms, hold.id, failure, hold.presented)):
+        reason = f"no connection, it never left: {type(failure.cause).__name__}"
+        if unsent and (yield from _give_back(terms, hold.id, reason, failure, hold.presented)):
             raise
         reason = f"no answer: {type(failure.cause).__name__}"
         raise (yield from _uncertain(terms, hold, reason, failure)) from failure.cause
@@ -215,16 +236,16 @@ def _resolve_represented(hold: Hold) -> Flow[None]:
         )
 
 
-def _give_back(terms: Terms, hold_id: str, error: BaseException, presented: int = 0) -> Flow[bool]:
-    """Void on the way out of an error; True where nothing of the hold can be taken any more.
+def _give_back(terms: Terms, hold_id: str, reason: str, error: BaseException, presented: int = 0) -> Flow[bool]:
+    """Void on the way out of an error; True where it is certain that nothing of the hold can be taken any more.
 
     A ledger that cannot be written now keeps the hold: that costs budget until the deadline and never money.
     """
     try:
-        return (yield from void(terms, hold_id, f"nothing was signed: {_name(error)}", presented=presented))
+        return (yield from void(terms, hold_id, reason[:300], presented=presented))
     except LedgerUnavailable as again:
         _cause(error).add_note(f"hold {hold_id} could not be given back either: {again}")
-        return True  # nothing of it was signed
+        return False
 
 
 def _uncertain(terms: Terms, hold: Hold, reason: str, error: BaseException) -> Flow[SettlementUncertain]:
@@ -289,6 +310,17 @@ _ERRORS: dict[str, type[PaymentRefused]] = {
 }
 
 
+_EARLIER_HOP = (
+    "An earlier hop of this request was paid, this hop was not. Asking again is a new purchase; read the report first."
+)
+_ADVICE = {
+    "https": "Ask the server over https.",
+    "no_signer": "Give the guard a key.",
+    "clock": "Set this machine's clock.",
+    "not_replayable": "Send the body in memory, or raise max_body_bytes.",
+}
+
+
 def refusal_error(terms: Terms, refusal: Refusal) -> PaymentRefused:
     """Return a refusal as the typed error that its rule has."""
     kind = _ERRORS.get(refusal.rule, PolicyDenied)
@@ -299,7 +331,6 @@ def refusal_error(terms: Terms, refusal: Refusal) -> PaymentRefused:
         available=refusal.available,
         session=terms.session_id,
     )
-    if refusal.rule == ONE_PAYMENT:
-        error.money_may_have_moved = True
-        error.advice = "An earlier hop of this request was paid; this hop was not. Read the report before asking again."
+    if refusal.rule in _ADVICE:
+        error.advice = f"Nothing was paid. {_ADVICE[refusal.rule]}"
     return error

@@ -12,6 +12,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+import anyio
+import anyio.to_thread
+
 from x402guard.assets import TEST_NETWORKS, Asset, AssetRegistry
 from x402guard.chain import RpcChainReader
 from x402guard.drivers import Shell, run
@@ -23,6 +26,7 @@ from x402guard.ledger.view import LedgerView, Scope
 from x402guard.money import Dollars, Nanos
 from x402guard.outgoing import DEFAULT_BODY_BYTES
 from x402guard.policy import Policy
+from x402guard.policy.settings import check_flag
 from x402guard.ports import ChainReader, LedgerStore, Signer
 from x402guard.purchase import Terms
 from x402guard.session import Session, check_name, current_session, parse_limit
@@ -71,6 +75,8 @@ class Guard:
         self.registry = AssetRegistry(_each_asset(assets))
         self.max_body_bytes = _positive("max_body_bytes", max_body_bytes)
         flight_ms = _positive("flight_s", flight_s) * 1000
+        check_flag("unsafe_no_chain", unsafe_no_chain)
+        check_flag("unsafe_trust_receipts", unsafe_trust_receipts)
         limit = parse_limit(budget, field="budget")
         chain = RpcChainReader(chains) if isinstance(chains, Mapping) else chains
         networks = frozenset() if chain is None else chain.networks
@@ -101,10 +107,10 @@ class Guard:
 
     def _enter_books(self, limit: Nanos | None) -> None:
         """Write down the wallet, whose it is, and that this instance runs; end instances whose process is gone."""
-        store, host = self.shell.store, socket.gethostname()
+        store, host = self.shell.store, _machine()
         rows = store.marks("instance", "")
         ended = {key for key, row in rows.items() if not row["ended"] and row.get("host") == host and _is_gone(row)}
-        mine = {"beat_ms": store.now_ms(), "ended": False, "host": host, "pid": os.getpid()}
+        mine = {"since_ms": store.now_ms(), "ended": False, "host": host, "pid": os.getpid()}
 
         def change(view: LedgerView) -> None:
             ensure_wallet(view, limit)
@@ -118,7 +124,7 @@ class Guard:
         self.gone = frozenset(ended | {key for key, row in rows.items() if row["ended"]})
 
     @classmethod
-    def from_env(cls, path: Path | None = None) -> Guard:
+    def from_env(cls, path: Path | str | None = None) -> Guard:
         """Return a guard set up by ``X402GUARD_*`` variables and ``x402guard.toml``; see ``docs/settings.md``.
 
         The private key is read once and removed from the environment, so that no child process inherits it. Raises
@@ -126,7 +132,7 @@ class Guard:
         """
         from x402guard.config import load_settings
 
-        return cls(**load_settings(path).guard_arguments())
+        return cls(**load_settings(None if path is None else Path(path)).guard_arguments())
 
     def session(self, name: str, *, budget: Dollars | None = None, id: str | None = None) -> Session:  # noqa: A002 - the user's word
         """Open a session with a budget, or with ``id`` resume the one of that id with what it has left.
@@ -161,7 +167,7 @@ class Guard:
         return inner.conversation_terms()
 
     def sweep(self) -> None:
-        """Ask the chains once about the live payments longest unasked, at most 32, and write down what they say."""
+        """Ask the chains once about the live payments longest unasked, at most sixteen, and write down what they say."""
         run(sweep(self.terms), self.shell)
 
     def opener(self) -> str:
@@ -170,7 +176,7 @@ class Guard:
 
     def close(self) -> None:
         """End this instance and release the ledger. Live holds stay and go on counting. Closing twice is fine."""
-        mark = {"beat_ms": self.shell.store.now_ms(), "ended": True, "host": socket.gethostname(), "pid": os.getpid()}
+        mark = {"since_ms": self.shell.store.now_ms(), "ended": True, "host": _machine(), "pid": os.getpid()}
         if self._closed:
             return
         self._closed = True
@@ -192,6 +198,15 @@ class Guard:
     ) -> None:
         self.close()
 
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with anyio.CancelScope(shield=True):
+            await anyio.to_thread.run_sync(self.close)
+
     def __repr__(self) -> str:
         terms = getattr(self, "terms", None)  # a crash reporter may look at a guard that was never finished
         return "Guard(unfinished)" if terms is None else f"Guard(payer={terms.payer}, instance={self.instance!r})"
@@ -199,7 +214,9 @@ class Guard:
 
 def _check_kinds(signer: object, ledger: object, policy: object, chains: object) -> None:
     """Say which argument is of the wrong kind, before anything is opened; and never what it holds: it may be a key."""
-    if signer is not None and not (hasattr(signer, "sign") and hasattr(signer, "address")):
+    if signer is not None and (
+        isinstance(signer, type) or not (hasattr(signer, "sign") and hasattr(signer, "address"))
+    ):
         raise ConfigError("signer: not a signer; write LocalSigner.from_key(…), or None to meter without ever signing")
     if not isinstance(ledger, str) and not hasattr(ledger, "transact"):
         raise ConfigError(f"ledger: {ledger!r} is neither a ledger URL (sqlite:///spend.db) nor a store")
@@ -210,11 +227,22 @@ def _check_kinds(signer: object, ledger: object, policy: object, chains: object)
 
 
 def _each_asset(assets: Iterable[Asset]) -> tuple[Asset, ...]:
+    if not isinstance(assets, Iterable):
+        raise ConfigError(f"assets: {assets!r} is not a list of Asset")
     listed = tuple(assets)
     for asset in listed:
         if not isinstance(asset, Asset):
             raise ConfigError(f"assets: {asset!r} is not an Asset; write Asset(network=…, address=…, …)")
     return listed
+
+
+def _machine() -> str:
+    """Return what tells this machine, and this container's process ids, from any other that shares the ledger's file."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        return f"{socket.gethostname()}/{boot}/{Path('/proc/self/ns/pid').readlink()}"
+    except OSError:
+        return socket.gethostname()  # not Linux: the host name has to do
 
 
 def _is_gone(row: Mapping[str, object]) -> bool:
@@ -225,7 +253,7 @@ def _is_gone(row: Mapping[str, object]) -> bool:
         os.kill(pid, 0)  # signal 0 sends nothing: it asks whether the process exists
     except ProcessLookupError:
         return True
-    except PermissionError:
+    except (PermissionError, OverflowError):
         return False
     return False
 

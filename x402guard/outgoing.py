@@ -44,6 +44,7 @@ class LogicalRequest:
         self.paid_by: str | None = None
         self.receipt: Receipt | None = None
         self._done = False
+        self._challenged = False
         self._hop: weakref.ref[httpx.Request] | None = None
 
     @classmethod
@@ -57,8 +58,12 @@ class LogicalRequest:
         return logical
 
     def is_over(self, request: httpx.Request) -> bool:
-        """True where *request* begins a new call: the last one has its answer, or the very same object is sent again."""
-        return self._done or (self._hop is not None and self._hop() is request)
+        """True where *request* begins a new call: the last one has its answer, or the very same object is sent again.
+
+        Not where the answer to a payment was a challenge for credentials: httpx's auth flow sends the same object again then,
+        within the same call.
+        """
+        return self._done or (not self._challenged and self._hop is not None and self._hop() is request)
 
     def crossed(self, request: httpx.Request) -> bool:
         """True where a redirect has led *request* to another origin."""
@@ -66,7 +71,8 @@ class LogicalRequest:
 
     def answered(self, response: httpx.Response) -> None:
         """Remember whether *response* ends the call or leads on."""
-        self._done = not response.has_redirect_location
+        self._challenged = self.paid_by is not None and response.status_code in (401, 407)
+        self._done = not response.has_redirect_location and not self._challenged
 
     def end(self) -> None:
         """The call has failed; nothing leads on."""
@@ -114,6 +120,7 @@ def describe_request(request: httpx.Request, logical: LogicalRequest, body: byte
         and not logical.crossed(request),
         redirected_from=logical.origin if logical.crossed(request) else None,
         paid_by=logical.paid_by,
+        paid_until=0 if logical.receipt is None else logical.receipt.deadline,
     )
 
 
@@ -200,21 +207,17 @@ class Outgoing:
         request: the caller's; never changed.
         body: its body, or None where it could not be kept.
         logical: the mark of the call it belongs to.
-        hold_id: the hold that a payment of this request would have.
         stock: the inner transport is httpx's own, whose errors tell whether anything left the machine.
     """
 
-    def __init__(
-        self, request: httpx.Request, body: bytes | None, logical: LogicalRequest, hold_id: str, *, stock: bool
-    ) -> None:
+    def __init__(self, request: httpx.Request, body: bytes | None, logical: LogicalRequest, *, stock: bool) -> None:
         self._request = request
         self._body = body
         self._logical = logical
-        self._hold_id = hold_id
         self._stock = stock
 
-    def copy(self, headers: tuple[tuple[str, str], ...]) -> httpx.Request:
-        """Return the request to send, with *headers* in place of any of the same name."""
+    def copy(self, headers: tuple[tuple[str, str], ...], pays: str | None) -> httpx.Request:
+        """Return the request to send, with *headers* in place of any of the same name; they pay the hold *pays*."""
         original = self._request
         lines = httpx.Headers(original.headers)
         if self._logical.crossed(original):
@@ -223,7 +226,7 @@ class Outgoing:
                 lines.pop(name, None)
         for name, value in headers:
             lines[name] = value
-            self._logical.paid_by = self._hold_id
+        self._logical.paid_by = pays or self._logical.paid_by
         stream = original.stream if self._body is None else httpx.ByteStream(self._body)
         return httpx.Request(
             original.method, original.url, headers=lines, stream=stream, extensions=original.extensions

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from x402guard.evm import Address
 from x402guard.ledger.authorize import Refusal, authorize, check_open, lapse_due
-from x402guard.ledger.doubt import beat, in_doubt, instance_mark, take_over
+from x402guard.ledger.doubt import in_doubt, take_over
 from x402guard.ledger.intent import Intent
 from x402guard.ledger.model import Hold, HoldKind, Purpose
 from x402guard.ledger.view import LedgerView, Scope
@@ -93,7 +93,7 @@ def purchase_scope(terms: Terms, request: RequestFacts) -> Scope:
         nodes=(terms.node_id,),
         holds=(request.entropy.hex(),),
         purchase=None if request.pay_again else purchase_key(terms, request),
-        marks=(origin_mark(request.origin), instance_mark(terms.instance)),
+        marks=(origin_mark(request.origin),),
         durable=True,
     )
 
@@ -106,7 +106,6 @@ def authorize_purchase(
     *offers* are all that the rules let pass, best first: any of them may match a hold in doubt, and the first that the
     ledger's memory of the origin has nothing against is taken.
     """
-    beat(view, terms.instance)
     lapse_due(view)
     closed = check_open(view, terms.node_id) or _clock_refusal(view)
     if closed is not None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import secrets
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from functools import wraps
 from types import TracebackType
@@ -16,7 +17,7 @@ import anyio.to_thread
 
 from x402guard.assets import AssetRegistry
 from x402guard.drivers import Shell
-from x402guard.errors import BudgetExhausted, ConfigError
+from x402guard.errors import BudgetExhausted, ConfigError, SessionClosed
 from x402guard.ledger.budgets import remaining
 from x402guard.ledger.model import Node, NodeKind
 from x402guard.ledger.report import Report, below, build_report
@@ -30,12 +31,22 @@ __all__ = ["Session", "current_session"]
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_CURRENT: ContextVar[Session | None] = ContextVar("x402guard_session", default=None)
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """A session's block, and the one around it. Kept in the context and not in the session, which tasks may share."""
+
+    session: Session
+    outer: _Block | None
+
+
+_CURRENT: ContextVar[_Block | None] = ContextVar("x402guard_session", default=None)
 
 
 def current_session() -> Session | None:
     """Return the innermost session or scope whose block is open in this context, or None."""
-    return _CURRENT.get()
+    block = _CURRENT.get()
+    return None if block is None else block.session
 
 
 def parse_limit(budget: Dollars | None, *, field: str) -> Nanos | None:
@@ -50,7 +61,7 @@ def parse_limit(budget: Dollars | None, *, field: str) -> Nanos | None:
 
 def check_name(name: object) -> None:
     """Raise ``ConfigError`` for what cannot be the name of a session: a report has to print it."""
-    if not isinstance(name, str) or not name or not name.isprintable():
+    if not isinstance(name, str) or not name or not name.isprintable() or len(name) > 200:
         raise ConfigError(f"name: {name!r} is not a name for a session; write text such as 'court-research'")
 
 
@@ -90,15 +101,16 @@ class Session:
         self._kind = node.kind
         self._opener = opener
         self._parent = parent
-        self._outer: list[Session | None] = []
+        self._blocks = 0
+        self._lock = threading.Lock()
         self._ended = False
         self._terms = replace(guard.terms, node_id=node.id, session_id=self._report_id(), session_name=node.name)
 
     @classmethod
     def open(cls, guard: Owner, request: NodeRequest, parent: Session | None) -> Session:
         """Open or resume a node of the ledger. Raises ``ConfigError``, ``LedgerUnavailable``."""
-        scope = Scope(nodes=(request.id, request.parent_id), durable=True)
-        node = guard.shell.store.transact(scope, lambda view: open_node(view, request))
+        store, scope = guard.shell.store, Scope(nodes=(request.id, request.parent_id), durable=True)
+        node = store.transact(scope, lambda view: open_node(view, request))
         return cls(guard, node, request.opener, parent)
 
     def _report_id(self) -> str:
@@ -135,7 +147,12 @@ class Session:
         Raises ``ConfigError`` where the block in context belongs to another session: a client that pays from one budget
         inside the block of another is a mistake that must not pick one silently.
         """
-        inner = _CURRENT.get()
+        if self._ended:
+            advice = f"Nothing was paid. Open it again with guard.session(…, id={self.id!r})."
+            raise SessionClosed(
+                f"session {self._name!r} has ended", rule="session_closed", session=self._report_id(), advice=advice
+            )
+        inner = current_session()
         if inner is None or self._descends_from(inner):
             return self._terms
         if inner._descends_from(self):
@@ -224,7 +241,7 @@ class Session:
         @wraps(function)
         def bound(*args: P.args, **kwargs: P.kwargs) -> R:
             before = _CURRENT.get()
-            _CURRENT.set(self)
+            _CURRENT.set(_Block(self, before))
             try:
                 return function(*args, **kwargs)
             finally:
@@ -235,18 +252,19 @@ class Session:
     # -- block ------------------------------------------------------------------------------------------------------
 
     def __enter__(self) -> Self:
-        if self._ended:
-            raise ConfigError(f"session {self._name!r} has ended; open it again with guard.session(…, id={self.id!r})")
-        self._outer.append(_CURRENT.get())
-        _CURRENT.set(self)
+        with self._lock:
+            if self._ended:
+                raise ConfigError(
+                    f"session {self._name!r} has ended; open it again with guard.session(…, id={self.id!r})"
+                )
+            self._blocks += 1
+        _CURRENT.set(_Block(self, _CURRENT.get()))
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # Token.reset fails where a framework enters and leaves in different contexts; setting what was there does not.
-        _CURRENT.set(self._outer.pop())
-        if not self._outer:
+        if self._leave():
             self.close(error)
 
     async def __aenter__(self) -> Self:
@@ -255,10 +273,23 @@ class Session:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        _CURRENT.set(self._outer.pop())
-        if not self._outer:
+        if self._leave():
             with anyio.CancelScope(shield=True):
                 await anyio.to_thread.run_sync(self.close, error)
+
+    def _leave(self) -> bool:
+        """Put back what was around the block; True where it was the last.
+
+        ``Token.reset`` fails where a framework enters and leaves in different contexts; setting what was there does not.
+        """
+        block = _CURRENT.get()
+        while block is not None and block.session is not self:
+            block = block.outer
+        if block is not None:
+            _CURRENT.set(block.outer)
+        with self._lock:
+            self._blocks -= 1
+            return self._blocks == 0
 
     def close(self, error: BaseException | None = None) -> None:
         """End this opening of the session; *error* is what its block was left by. Live holds go on counting."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Final
@@ -11,7 +10,7 @@ from typing import Final
 from x402guard.assets import resolve_network
 from x402guard.effects import Flow, Reply, read_chain, transact
 from x402guard.errors import ProtocolError
-from x402guard.ledger.doubt import beat, in_doubt, instance_mark
+from x402guard.ledger.doubt import in_doubt
 from x402guard.ledger.evidence import Finding, Settled, Unreadable, claim_settlement, proof_mark, weigh
 from x402guard.ledger.model import Claim, Evidence, Hold, HoldState
 from x402guard.ledger.transitions import Note, Void, apply
@@ -118,7 +117,6 @@ def write_claim(terms: Terms, hold: Hold, claim: Claim) -> Flow[Hold]:
     believe = hold.payment().scheme == "exact" or (terms.unsafe_trust_receipts and not hold.chain_evidence)
 
     def change(view: LedgerView) -> Hold:
-        beat(view, terms.instance)
         return claim_settlement(view, hold.id, claim, believe=believe)
 
     return (yield from transact(_scope_of(terms, hold.id), change))
@@ -128,7 +126,10 @@ def note_doubt(terms: Terms, hold_id: str, reason: str) -> Flow[Hold]:
     """Write down that nobody knows how a payment ended. It stays held and counts in full."""
 
     def change(view: LedgerView) -> Hold:
-        return _if_held(view, hold_id, lambda: apply(view, hold_id, Note(doubt=reason)))
+        hold = view.hold(hold_id)
+        if hold is None:
+            raise KeyError(hold_id)
+        return apply(view, hold_id, Note(doubt=reason)) if hold.state is HoldState.HELD else hold
 
     return (yield from transact(_scope_of(terms, hold_id), change))
 
@@ -151,15 +152,8 @@ def void(terms: Terms, hold_id: str, reason: str, *, presented: int = 0) -> Flow
     return (yield from transact(_scope_of(terms, hold_id), change))
 
 
-def _if_held(view: LedgerView, hold_id: str, step: Callable[[], Hold]) -> Hold:
-    hold = view.hold(hold_id)
-    if hold is None:
-        raise KeyError(hold_id)
-    return step() if hold.state is HoldState.HELD else hold
-
-
-def _scope_of(terms: Terms, hold_id: str, *, durable: bool = False) -> Scope:
-    return Scope(nodes=(terms.node_id,), holds=(hold_id,), marks=(instance_mark(terms.instance),), durable=durable)
+def _scope_of(terms: Terms, hold_id: str) -> Scope:
+    return Scope(nodes=(terms.node_id,), holds=(hold_id,))
 
 
 def ask_chain(hold: Hold) -> Flow[Hold]:
@@ -176,7 +170,7 @@ def _weigh(hold: Hold, finding: Finding) -> Flow[Hold]:
 
 
 def sweep(terms: Terms) -> Flow[int]:
-    """Ask the chain about live payments that nobody waits for any more; return how many nano-dollars that freed.
+    """Ask the chain about payments whose end is not proven; return how many nano-dollars that freed.
 
     At most sixteen, longest unasked first. Each is marked as asked in the transaction that picks it, so that sweeps at the
     same time share the work; a network that cannot be read is not asked a second time.
@@ -184,15 +178,15 @@ def sweep(terms: Terms) -> Flow[int]:
 
     def pick(view: LedgerView) -> tuple[Hold, ...]:
         picked = []
-        for hold in view.live(view.sweep):
-            over = hold.claim is not None or in_doubt(view, hold, flight_ms=terms.flight_ms)
-            if over and view.now_ms - hold.checked_ms > SWEEP_PAUSE_MS:
+        for hold in filter(None, map(view.hold, view.sweep)):
+            if _worth_asking(view, hold, terms) and view.now_ms - hold.checked_ms > SWEEP_PAUSE_MS:
                 picked.append(dataclasses.replace(hold, checked_ms=view.now_ms))
                 view.put_hold(picked[-1])
         return tuple(picked)
 
+    scope = Scope(nodes=(terms.node_id,), sweep=SWEEP_SIZE, flight_ms=terms.flight_ms)
     freed, unreadable = 0, set()
-    for hold in (yield from transact(Scope(nodes=(terms.node_id,), sweep=SWEEP_SIZE), pick)):
+    for hold in (yield from transact(scope, pick)):
         network = hold.payment().network
         if network in unreadable:
             continue
@@ -200,10 +194,19 @@ def sweep(terms: Terms) -> Flow[int]:
         if isinstance(finding, Unreadable):
             unreadable.add(network)
             continue
-        after = yield from _weigh(hold, finding)
-        if after.state is not HoldState.HELD:
-            freed += hold.amount - after.captured
+        freed += _counted(hold) - _counted((yield from _weigh(hold, finding)))
     return freed
+
+
+def _worth_asking(view: LedgerView, hold: Hold, terms: Terms) -> bool:
+    """Nobody waits for its answer any more, or what stands is somebody's word, or a block that is not final."""
+    if hold.state is HoldState.HELD:
+        return hold.claim is not None or in_doubt(view, hold, flight_ms=terms.flight_ms)
+    return hold.state is HoldState.CAPTURED and hold.evidence in (Evidence.CLAIMED, Evidence.CHAIN_HEAD)
+
+
+def _counted(hold: Hold) -> int:
+    return hold.amount if hold.state is HoldState.HELD else hold.captured
 
 
 def proven_taken(hold: Hold) -> bool:

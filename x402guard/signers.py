@@ -9,7 +9,7 @@ from typing import Any, Final, NoReturn
 
 import coincurve
 
-from x402guard.errors import ConfigError, SignerError
+from x402guard.errors import ConfigError, LedgerUnavailable, SignerError
 from x402guard.evm import Address, checksum_address, keccak
 from x402guard.ledger.model import Hold, HoldState
 from x402guard.ports import HoldLookup
@@ -49,7 +49,10 @@ class LocalSigner:
 
     inline: Final = True
 
-    def __init__(self, key: coincurve.PrivateKey) -> None:
+    def __init__(self, key: object) -> None:
+        if not isinstance(key, coincurve.PrivateKey):
+            del key
+            raise ConfigError("LocalSigner: write LocalSigner.from_key(…) for a key in bytes or hex")
         self._key = key
         self._address = checksum_address(keccak(key.public_key.format(compressed=False)[1:])[12:])
         self._lookup: HoldLookup | None = None
@@ -83,7 +86,10 @@ class LocalSigner:
         """Return the signature of a committed, live hold. Raises ``SignerError`` for anything else, having signed nothing."""
         if self._lookup is None:
             raise SignerError("this signer is bound to no ledger; it signs nothing that is not first in one")
-        row = self._lookup(hold.id) if isinstance(hold, Hold) else None
+        try:
+            row = self._lookup(hold.id) if isinstance(hold, Hold) else None
+        except LedgerUnavailable as error:
+            raise SignerError(f"the ledger cannot be read, and nothing is signed that is not in it: {error}") from error
         if row is None or row.intent is None:
             raise SignerError("there is no such payment in the ledger; nothing is signed that is not first in it")
         if _as_authorized(row) != _as_authorized(hold) or row.state is not HoldState.HELD:
@@ -101,7 +107,7 @@ class LocalSigner:
 def _parse_key(key: str | bytes) -> coincurve.PrivateKey | None:
     """Return the key, or None for what is none; never an exception, whose traceback would hold the text."""
     try:
-        raw = bytes.fromhex(key.strip().removeprefix("0x")) if isinstance(key, str) else key
+        raw = bytes.fromhex(key.strip().removeprefix("0x").removeprefix("0X")) if isinstance(key, str) else key
         in_range = isinstance(raw, bytes) and len(raw) == _KEY_BYTES and 0 < int.from_bytes(raw, "big") < _ORDER
         return coincurve.PrivateKey(raw) if in_range else None
     except ValueError:

@@ -6,6 +6,7 @@ request, and hands the last response over as it came.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from types import TracebackType
 from typing import Final, Literal, Protocol, Self, get_args
 
@@ -53,7 +54,7 @@ class _Guarded:
     """What both transports do alike: facts in, receipt or refusal out."""
 
     def __init__(self, payer: Payer, *, on_refusal: OnRefusal) -> None:
-        if not hasattr(payer, "conversation_terms"):
+        if isinstance(payer, type) or not hasattr(payer, "conversation_terms"):
             raise ConfigError(f"GuardedTransport(…): {payer!r} is neither a Session nor a Guard")
         if on_refusal not in get_args(OnRefusal):
             raise ConfigError(f"on_refusal: {on_refusal!r} is neither 'raise' nor 'respond'")
@@ -65,7 +66,7 @@ class _Guarded:
     ) -> tuple[Flow[Receipt | None], Outgoing]:
         facts = describe_request(request, logical, body)
         flow = paid_request(facts, self._payer.conversation_terms(), self._payer.registry)
-        return flow, Outgoing(request, body, logical, facts.entropy.hex(), stock=stock)
+        return flow, Outgoing(request, body, logical, stock=stock)
 
     def _finish(self, logical: LogicalRequest, response: httpx.Response, receipt: Receipt | None) -> httpx.Response:
         logical.receipt = receipt or logical.receipt
@@ -95,6 +96,10 @@ class GuardedTransport(_Guarded, httpx.BaseTransport):
         self, session: Payer, transport: httpx.BaseTransport | None = None, on_refusal: OnRefusal = "raise"
     ) -> None:
         super().__init__(session, on_refusal=on_refusal)
+        if transport is not None and not isinstance(transport, httpx.BaseTransport):
+            raise ConfigError(
+                f"transport: {transport!r} is no httpx.BaseTransport; for httpx.AsyncClient take AsyncGuardedTransport"
+            )
         self._inner = httpx.HTTPTransport() if transport is None else transport
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
@@ -111,12 +116,12 @@ class GuardedTransport(_Guarded, httpx.BaseTransport):
             )
             receipt = run(flow, self._payer.shell, exchange)
         except X402GuardError as error:
-            exchange.close()
             logical.end()
+            exchange.discard()
             return self._failed(error, request)
         except BaseException:
-            exchange.close()
             logical.end()
+            exchange.discard()
             raise
         return self._finish(logical, exchange.response(), receipt)
 
@@ -144,6 +149,10 @@ class AsyncGuardedTransport(_Guarded, httpx.AsyncBaseTransport):
         self, session: Payer, transport: httpx.AsyncBaseTransport | None = None, on_refusal: OnRefusal = "raise"
     ) -> None:
         super().__init__(session, on_refusal=on_refusal)
+        if transport is not None and not isinstance(transport, httpx.AsyncBaseTransport):
+            raise ConfigError(
+                f"transport: {transport!r} is no httpx.AsyncBaseTransport; for httpx.Client take GuardedTransport"
+            )
         self._inner = httpx.AsyncHTTPTransport() if transport is None else transport
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
@@ -157,12 +166,12 @@ class AsyncGuardedTransport(_Guarded, httpx.AsyncBaseTransport):
             )
             receipt = await run_async(flow, self._payer.shell, exchange)
         except X402GuardError as error:
-            await exchange.aclose()
             logical.end()
+            await exchange.discard()
             return self._failed(error, request)
         except BaseException:
-            await exchange.aclose()
             logical.end()
+            await exchange.discard()
             raise
         return self._finish(logical, exchange.response(), receipt)
 
@@ -190,10 +199,10 @@ class _Exchange:
         self._inner = inner
         self._response: httpx.Response | None = None
 
-    def send(self, headers: tuple[tuple[str, str], ...]) -> Reply:
+    def send(self, headers: tuple[tuple[str, str], ...], pays: str | None) -> Reply:
         try:
             self.close()
-            self._response = self._inner.handle_request(self.outgoing.copy(headers))
+            self._response = self._inner.handle_request(self.outgoing.copy(headers, pays))
         except Exception as error:
             raise self.outgoing.failed(error) from error
         return Reply(self._response.status_code, tuple(self._response.headers.multi_items()))
@@ -220,6 +229,11 @@ class _Exchange:
             response, self._response = self._response, None
             response.close()
 
+    def discard(self) -> None:
+        """Close an answer that nobody will read, on the way out of an error that matters more than how this ends."""
+        with suppress(Exception):
+            self.close()
+
 
 class _AsyncExchange:
     outgoing: Outgoing
@@ -228,10 +242,10 @@ class _AsyncExchange:
         self._inner = inner
         self._response: httpx.Response | None = None
 
-    async def send(self, headers: tuple[tuple[str, str], ...]) -> Reply:
+    async def send(self, headers: tuple[tuple[str, str], ...], pays: str | None) -> Reply:
         try:
             await self.aclose()
-            self._response = await self._inner.handle_async_request(self.outgoing.copy(headers))
+            self._response = await self._inner.handle_async_request(self.outgoing.copy(headers, pays))
         except Exception as error:
             raise self.outgoing.failed(error) from error
         return Reply(self._response.status_code, tuple(self._response.headers.multi_items()))
@@ -256,5 +270,9 @@ class _AsyncExchange:
     async def aclose(self) -> None:
         if self._response is not None:
             response, self._response = self._response, None
-            with anyio.CancelScope(shield=True):  # a cancelled task still gives its connection back
-                await response.aclose()
+            await response.aclose()
+
+    async def discard(self) -> None:
+        """See ``_Exchange.discard``; a cancelled task still gives its connection back."""
+        with anyio.CancelScope(shield=True), suppress(Exception):
+            await self.aclose()

@@ -78,7 +78,7 @@ class Tripwire:
 
     def __init__(self, store, n, *, after):
         self._store, self._n, self._after = store, n, after
-        self.scope = None
+        self.scope = self.token = None
 
     def __getattr__(self, name):
         return getattr(self._store, name)
@@ -88,10 +88,10 @@ class Tripwire:
             return self._store.transact(scope, change)
         self._n -= 1
         if self._n == 0 and not self._after:
-            anyio.from_thread.run_sync(self.scope.cancel)
+            anyio.from_thread.run_sync(self.scope.cancel, token=self.token)
         result = self._store.transact(scope, change)
         if self._n == 0 and self._after:
-            anyio.from_thread.run_sync(self.scope.cancel)
+            anyio.from_thread.run_sync(self.scope.cancel, token=self.token)
         return result
 
 
@@ -103,6 +103,7 @@ def test_cancellation_around_every_transaction_leaves_true_books(backend, n, aft
     store = Tripwire(open_store(f"sqlite:///{tmp_path / 'ledger.db'}"), n, after=after)
 
     async def main():
+        store.token = anyio.lowlevel.current_token()
         with anyio.CancelScope() as store.scope:
             async with async_client(session, shop) as http:
                 await http.get(URL)

@@ -86,8 +86,75 @@ def test_a_newer_ledger_is_refused(path):
 
 
 def test_a_folder_that_is_not_there_is_a_clear_error(tmp_path):
-    with pytest.raises(LedgerUnavailable, match="cannot open the ledger"):
+    with pytest.raises(ConfigError, match=r"folder .*missing does not exist"):
         open_store(f"sqlite:///{tmp_path / 'missing' / 'ledger.db'}")
+    with pytest.raises(ConfigError, match="is a folder"):
+        open_store(f"sqlite:///{tmp_path}")
+    with pytest.raises(ConfigError, match="memory://"):
+        open_store("sqlite:///:memory:")
+    with pytest.raises(ConfigError, match="query"):
+        open_store(f"sqlite:///{tmp_path / 'ledger.db'}?mode=ro")
+
+
+def test_a_ledger_that_is_deleted_while_open_is_noticed(path):
+    books = Books(f"sqlite:///{path}")
+    path.unlink()
+    with pytest.raises(LedgerUnavailable, match="removed or replaced"):
+        books.hold("h", "$0.10")
+    Books(f"sqlite:///{path}").close()
+    with pytest.raises(LedgerUnavailable, match="removed or replaced"):
+        books.hold("h", "$0.10")
+    books.close()
+
+
+def test_a_damaged_row_is_a_ledger_that_cannot_be_read(path):
+    books = Books(f"sqlite:///{path}")
+    books.hold("h", "$0.10")
+    raw = sqlite3.connect(path)
+    raw.execute("UPDATE holds SET intent = '{}'")
+    raw.execute("INSERT INTO marks VALUES ('origin', 'x', 'not json')")
+    raw.commit()
+    raw.close()
+    for read in (
+        lambda: books.store.hold("h"),
+        books.store.outstanding,
+        lambda: books.step("h", Capture(0, Evidence.CLAIMED)),
+        lambda: books.store.marks("origin", ""),
+        lambda: books.change(lambda view: None, marks=(("origin", "x"),)),
+    ):
+        with pytest.raises(LedgerUnavailable, match="cannot be understood"):
+            read()
+    books.close()
+
+
+def test_ctrl_c_in_a_transaction_does_not_lock_the_ledger(path):
+    books = Books(f"sqlite:///{path}")
+    books.store._writer.execute("BEGIN IMMEDIATE")  # as Ctrl-C right behind it would leave it
+    assert not isinstance(books.hold("h", "$0.10"), Refusal)
+    other = Books(f"sqlite:///{path}", session=None)
+    assert not isinstance(other.hold("h2", "$0.10"), Refusal)
+    other.close()
+    books.close()
+
+
+OPENS = textwrap.dedent("""
+    import sys
+    from x402guard.stores import open_store
+    sys.stdin.readline()
+    open_store("sqlite:///" + sys.argv[1]).close()
+    print("opened", flush=True)
+""")
+
+
+def test_many_processes_may_open_a_new_ledger_at_once(path):
+    root = Path(__file__).parents[2]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "cwd": root}
+    workers = [subprocess.Popen([sys.executable, "-c", OPENS, str(path)], **pipes) for _ in range(8)]
+    for worker in workers:
+        worker.stdin.write("go\n")
+        worker.stdin.flush()
+    answers = [worker.communicate(timeout=60)[0] for worker in workers]
+    assert answers == ["opened\n"] * 8
 
 
 @pytest.mark.parametrize("url", ["", "sqlite://", "sqlite:///", "mysql://x", "spend.db", "memory:///x"])

@@ -85,7 +85,10 @@ def test_note_frees_nothing(books):
     books.step("h1", Note(claim=Claim(CENT, "0xabc")))
     assert books.balances("s") == (0, DIME, DIME, 0)
     row = books.store.hold("h1")
-    assert (row.doubt, row.claim) == ("no answer", Claim(CENT, "0xabc"))
+    assert (row.doubt, row.claim) == (
+        None,
+        Claim(CENT, "0xabc"),
+    )  # somebody answered, so nobody doubts silence any more
 
 
 def test_a_smaller_capture_gives_the_rest_straight_back(books):

@@ -88,6 +88,9 @@ class Report:
         """Return the report as JSON, two spaces deep, in a fixed order."""
         return json.dumps(self.values, indent=2, ensure_ascii=False)
 
+    def __str__(self) -> str:
+        return self.to_text()
+
     def to_text(self) -> str:
         """Return the report for people to read, in plain text."""
         return render(self.values)

@@ -107,7 +107,10 @@ def open_node(view: LedgerView, request: NodeRequest) -> Node:
 
 def _create(view: LedgerView, request: NodeRequest) -> Node:
     if request.limit is None:
-        raise ConfigError(f'budget: {request.kind} {request.name!r} is new and needs a budget, such as budget="$5.00"')
+        raise ConfigError(
+            f"budget: there is no {request.kind} {request.id!r} to resume, and a new one needs a budget, such as "
+            'budget="$5.00"'
+        )
     view.restrains = True
     node = Node(
         id=request.id,

@@ -198,7 +198,8 @@ def _correction_objection(hold: Hold, event: Correct) -> str | None:
 def _after(hold: Hold, event: Event, target: HoldState) -> Hold:
     match event:
         case Note(doubt, claim):
-            return dataclasses.replace(hold, doubt=doubt or hold.doubt, claim=claim or hold.claim)
+            # A claim is somebody's answer, so nobody is in doubt about silence any more.
+            return dataclasses.replace(hold, doubt=doubt or (None if claim else hold.doubt), claim=claim or hold.claim)
         case Capture(amount, evidence, proof) | Correct(amount, evidence, proof):
             ended_by = hold.ended_by or _as_json(event)
             captured = Nanos(amount)

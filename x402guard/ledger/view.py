@@ -28,7 +28,9 @@ class Scope:
         holds: hold ids; the path of each comes along.
         purchase: a purchase key; the live holds of that key come along.
         marks: keys of small rows.
-        sweep: how many live payment holds to bring along that a chain can settle, longest unchecked first.
+        sweep: how many payment holds to bring along whose end a chain may prove, longest unchecked first: HELD ones that
+            are noted or older than ``flight_ms`` (milliseconds), and captured ones on a claim or on a block not final yet.
+        flight_ms: see ``sweep``.
         durable: True where the change restrains (authorize, trip, a lower limit, an upward correction) and therefore has
             to survive a power cut; False where it only frees or notes.
     """
@@ -38,6 +40,7 @@ class Scope:
     purchase: str | None = None
     marks: tuple[MarkKey, ...] = ()
     sweep: int = 0
+    flight_ms: int = 0
     durable: bool = False
 
 
@@ -53,7 +56,7 @@ class LedgerView:
         marks: the small rows asked for, present ones only, decoded.
         purchase: ids of the live holds with the purchase key of the scope, oldest first.
         due: ids of the live holds in view that lapse at their own deadline and are past it.
-        sweep: ids of the live payment holds that a chain could settle.
+        sweep: ids of the payment holds whose end a chain may prove.
     """
 
     def __init__(

@@ -27,6 +27,7 @@ class RequestFacts:
         pays_itself: the caller put a payment header of its own on the request.
         redirected_from: the origin that the logical request began at, where this hop has another; else None.
         paid_by: the hold that this logical request has signed already, on an earlier hop; else None.
+        paid_until: until when that signature is good, in unix seconds.
     """
 
     method: str
@@ -42,6 +43,7 @@ class RequestFacts:
     pays_itself: bool = False
     redirected_from: str | None = None
     paid_by: str | None = None
+    paid_until: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Final, Literal, get_args
 
-from x402guard.assets import TEST_NETWORKS, resolve_network
+from x402guard.assets import TEST_NETWORKS, V1_NAMES, resolve_network
 from x402guard.errors import ConfigError
 from x402guard.evm import parse_address
 from x402guard.money import Dollars, Nanos, dollars_to_nanos
 
-__all__ = ["MIN_LIFETIME_S", "Policy", "ResourceMismatch"]
+__all__ = ["MIN_LIFETIME_S", "Policy", "ResourceMismatch", "check_flag"]
 
 MIN_LIFETIME_S: Final = 10
 """A signature that is good for less than this many seconds would be dead before it could be settled."""
@@ -20,6 +21,7 @@ ResourceMismatch = Literal["warn", "refuse"]
 
 _SCHEMES: Final = frozenset({"exact", "upto"})
 _MAX_LIFETIME_S: Final = 86_400
+_HOST: Final = re.compile(r"((\*\.)?[a-z0-9_-]+(\.[a-z0-9_-]+)*|\[[0-9a-f:.]+\])(:[0-9]{1,5})?", re.ASCII)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +31,7 @@ class Policy:
     Args:
         per_payment_cap: the most that one payment may be, in dollars; None for no cap but the budget.
         networks: CAIP-2 or v1 names; test networks unless told otherwise. A v1 name binds its CAIP-2 twin.
-        hosts: host names, ``host:port``, or ``*.example.com`` for all below a domain.
+        hosts: host names, ``host:port``, or ``*.example.com`` for all below a domain (and not the domain itself).
         payees: addresses that may be paid.
         facilitators: addresses that may settle an ``upto``; None: the first three that an origin shows.
         assets: symbols or contract addresses out of the registry.
@@ -59,7 +61,7 @@ class Policy:
     def __post_init__(self) -> None:
         self._set("cap_nanos", _cap(self.per_payment_cap))
         self._set("networks", _each("networks", self.networks, _network))
-        self._set("hosts", _each("hosts", self.hosts, lambda host: _text(host).lower()))
+        self._set("hosts", _each("hosts", self.hosts, _host))
         self._set("payees", _each("payees", self.payees, parse_address))
         self._set("facilitators", _each("facilitators", self.facilitators, parse_address))
         self._set("assets", _each("assets", self.assets, _asset))
@@ -71,11 +73,18 @@ class Policy:
         lifetime = self.max_lifetime_s
         if type(lifetime) is not int or not MIN_LIFETIME_S <= lifetime <= _MAX_LIFETIME_S:
             raise ConfigError(f"policy.max_lifetime_s: {lifetime!r} is not a whole number of seconds from 10 to 86400")
+        check_flag("policy.unsafe_pay_after_redirect", self.unsafe_pay_after_redirect)
         if self.resource_mismatch not in get_args(ResourceMismatch):
             raise ConfigError(f"policy.resource_mismatch: {self.resource_mismatch!r} is neither 'warn' nor 'refuse'")
 
     def _set(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)
+
+
+def check_flag(name: str, value: object) -> None:
+    """Raise ``ConfigError`` for what is neither True nor False: ``"false"`` would count as true."""
+    if type(value) is not bool:
+        raise ConfigError(f"{name}: {value!r} is neither True nor False")
 
 
 def _cap(cap: Dollars | None) -> Nanos | None:
@@ -109,10 +118,20 @@ def _text(value: str) -> str:
     return value
 
 
+def _host(pattern: str) -> str:
+    lower = _text(pattern).lower()
+    if "/" in lower:
+        name = lower.partition("://")[2].partition("/")[0] or lower.partition("/")[0]
+        raise ValueError(f"{pattern!r} is a URL or a path; write the host alone, such as {name!r}")
+    if not _HOST.fullmatch(lower):
+        raise ValueError(f"{pattern!r} is not a host; write 'example.com', 'example.com:8443' or '*.example.com'")
+    return lower
+
+
 def _network(name: str) -> str:
     network = resolve_network(_text(name))
     if network is None:
-        raise ValueError(f"{name!r} is not an EVM network; write eip155:<chain id> or a name such as 'base-sepolia'")
+        raise ValueError(f"{name!r} is not a network we know; write eip155:<chain id>, or one of {', '.join(V1_NAMES)}")
     return network
 
 

@@ -28,7 +28,21 @@ def open_store(url: str, *, clock_ms: Callable[[], int] | None = None) -> Ledger
     if url.startswith("sqlite:///") and len(url) > len("sqlite:///") and "\0" not in url:
         from x402guard.stores.sqlite import SqliteStore
 
-        return SqliteStore(Path(url.removeprefix("sqlite:///")), clock_ms=clock_ms)
+        return SqliteStore(_path(url), clock_ms=clock_ms)
     raise ConfigError(
         f"ledger: {url!r} is not a ledger; write memory://, sqlite:///spend.db or sqlite:////absolute/path.db"
     )
+
+
+def _path(url: str) -> Path:
+    text = url.removeprefix("sqlite:///")
+    if text == ":memory:":
+        raise ConfigError("ledger: books in memory are memory://, not sqlite:///:memory:")
+    if any(char in text for char in "?#%"):
+        raise ConfigError(f"ledger: {url!r} has a query or an escape; after sqlite:/// comes a plain path")
+    path = Path(text).expanduser()
+    if not path.absolute().parent.is_dir():
+        raise ConfigError(f"ledger: folder {path.absolute().parent} does not exist; make it first, or choose another")
+    if path.is_dir():
+        raise ConfigError(f"ledger: {path} is a folder; name a file in it, such as {path / 'spend.db'}")
+    return path

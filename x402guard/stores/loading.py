@@ -32,8 +32,8 @@ class Rows(Protocol):
     def due(self, node_ids: Iterable[str], now_unix: int, most: int) -> Iterable[Hold]:
         """Return HELD holds of the nodes that no chain can tell about, with a deadline before *now_unix*."""
 
-    def sweepable(self, most: int) -> Iterable[Hold]:
-        """Return HELD payment holds that a chain can settle, longest unchecked first."""
+    def sweepable(self, most: int, flown_before_ms: int) -> Iterable[Hold]:
+        """Return payment holds whose end a chain may prove, longest unchecked first; see ``Scope.sweep``."""
 
     def get_marks(self, keys: Iterable[MarkKey]) -> Mapping[MarkKey, Mapping[str, Any]]:
         """Return those of the small rows that exist."""
@@ -49,7 +49,7 @@ def load_view(rows: Rows, scope: Scope, now_ms: int) -> LedgerView:
     nodes = {node.id: node for node in rows.get_nodes(scope.nodes)}
     named = list(rows.get_holds(scope.holds)) if scope.holds else []
     purchase = list(rows.live_by_purchase(scope.purchase)) if scope.purchase else []
-    sweep = list(rows.sweepable(scope.sweep)) if scope.sweep else []
+    sweep = list(rows.sweepable(scope.sweep, now_ms - scope.flight_ms)) if scope.sweep else []
     due = list(rows.due(tuple(nodes), now_ms // 1000, DUE_AT_ONCE)) if nodes else []
     holds = {hold.id: hold for hold in (*named, *purchase, *sweep, *due)}
     elsewhere = {hold.node_id for hold in holds.values()} - set(nodes)

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any, Final, TypeVar
 
 from x402guard.errors import LedgerUnavailable
-from x402guard.ledger.model import Entry, Hold, HoldState, Node
+from x402guard.ledger.model import Entry, Evidence, Hold, HoldState, Node
 from x402guard.ledger.view import Change, LedgerView, MarkKey, Scope
 from x402guard.stores.loading import check_change, load_view, system_clock_ms
 
@@ -29,9 +29,11 @@ class MemoryStore:
         self._nodes: dict[str, Node] = {}
         self._holds: dict[str, Hold] = {}
         self._live: dict[str, Hold] = {}
+        self._unproven: dict[str, Hold] = {}
         self._marks: dict[MarkKey, Mapping[str, Any]] = {}
         self._entries: dict[str, dict[int, Entry]] = {}
         self._pid = os.getpid()
+        self._closed = False
 
     def transact(self, scope: Scope, change: Change[R]) -> R:
         """See ``LedgerStore.transact``."""
@@ -52,6 +54,10 @@ class MemoryStore:
             raise LedgerUnavailable(
                 "a memory:// ledger belongs to one process; after a fork each would have a budget of its own"
             )
+        if self._closed:
+            raise LedgerUnavailable(
+                "this ledger has been closed", advice="Nothing was paid. Open a Guard again; this one is closed."
+            )
         with self._lock:
             yield
 
@@ -64,6 +70,10 @@ class MemoryStore:
                 self._live[hold.id] = hold
             else:
                 self._live.pop(hold.id, None)
+            if hold.chain_evidence and hold.intent is not None and _unproven(hold):
+                self._unproven[hold.id] = hold
+            else:
+                self._unproven.pop(hold.id, None)
         self._marks.update(view.mark_rows())
         for entry in view.entries:
             self._entries.setdefault(entry.node_id, {})[entry.seq] = entry
@@ -96,10 +106,10 @@ class MemoryStore:
         )
         return sorted(due, key=lambda h: h.deadline_unix)[:most]
 
-    def sweepable(self, most: int) -> Iterable[Hold]:
+    def sweepable(self, most: int, flown_before_ms: int) -> Iterable[Hold]:
         """See ``Rows``."""
-        live = (hold for hold in self._live.values() if hold.chain_evidence and hold.intent is not None)
-        return sorted(live, key=lambda h: (h.checked_ms, h.created_ms))[:most]
+        found = (hold for hold in self._unproven.values() if _may_be_asked_about(hold, flown_before_ms))
+        return sorted(found, key=lambda h: (h.checked_ms, h.created_ms))[:most]
 
     def get_marks(self, keys: Iterable[MarkKey]) -> Mapping[MarkKey, Mapping[str, Any]]:
         """See ``Rows``."""
@@ -144,4 +154,15 @@ class MemoryStore:
         return self._clock()
 
     def close(self) -> None:
-        """See ``LedgerStore.close``; nothing to release."""
+        """See ``LedgerStore.close``."""
+        self._closed = True
+
+
+def _unproven(hold: Hold) -> bool:
+    on_word = hold.state is HoldState.CAPTURED and hold.evidence in (Evidence.CLAIMED, Evidence.CHAIN_HEAD)
+    return hold.state is HoldState.HELD or on_word
+
+
+def _may_be_asked_about(hold: Hold, flown_before_ms: int) -> bool:
+    noted = hold.doubt is not None or hold.claim is not None or hold.state is HoldState.CAPTURED
+    return noted or hold.flying_since_ms < flown_before_ms

@@ -21,6 +21,7 @@ from x402guard.ledger.model import (
     NodeState,
     Purpose,
 )
+from x402guard.ledger.view import MarkKey
 from x402guard.money import Nanos
 
 __all__ = [
@@ -34,6 +35,7 @@ __all__ = [
     "node_record",
     "to_entry",
     "to_hold",
+    "to_mark",
     "to_node",
 ]
 
@@ -118,6 +120,13 @@ def to_hold(record: Sequence[Any]) -> Hold:
 
 def _claim(value: Mapping[str, Any]) -> Claim:
     return Claim(Nanos(value["amount"]), value["transaction"])
+
+
+def to_mark(record: Sequence[Any]) -> tuple[MarkKey, Mapping[str, Any]]:
+    """Return key and value of a record (kind, key, value) of the table of marks."""
+    with _reading("mark", record):
+        kind, key, value = record
+        return (kind, key), dict(json.loads(value))
 
 
 def entry_record(entry: Entry) -> Record:

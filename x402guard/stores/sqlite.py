@@ -14,7 +14,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -33,6 +33,7 @@ from x402guard.stores.records import (
     node_record,
     to_entry,
     to_hold,
+    to_mark,
     to_node,
 )
 from x402guard.stores.schema import MIGRATIONS
@@ -109,13 +110,20 @@ class SqliteStore:
 
     def _open(self) -> None:
         # Created by us, so that nobody else can read it for even a moment.
-        os.close(os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600))
-        self._writer = self._connect()
-        self._check_owner()  # before anything is changed: it may be somebody else's
-        self._turn = os.open(f"{self._path}-lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        self._writer.execute("PRAGMA journal_mode = WAL")
-        self._migrate()
-        self._reader = self._connect()
+        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
+        self._file = _identity(os.fstat(descriptor))
+        os.close(descriptor)
+        with ExitStack() as undo:
+            self._turn = os.open(f"{self._path}-lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            undo.callback(os.close, self._turn)
+            self._writer = self._connect()
+            undo.callback(self._writer.close)
+            with self._in_turn():  # several processes may be opening a new ledger at once
+                self._check_owner()  # before anything is changed: it may be somebody else's
+                self._writer.execute("PRAGMA journal_mode = WAL")
+                self._migrate()
+            self._reader = self._connect()
+            undo.pop_all()
 
     def _connect(self) -> sqlite3.Connection:
         connection = sqlite3.connect(self._path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False)
@@ -126,29 +134,42 @@ class SqliteStore:
         [owner] = self._writer.execute("PRAGMA application_id").fetchone()
         [tables] = self._writer.execute("SELECT count(*) FROM sqlite_master").fetchone()
         if owner != APPLICATION_ID and tables:
-            self._writer.close()
+            Path(f"{self._path}-lock").unlink()
             raise LedgerUnavailable(f"{self._path} is a database of something else; choose another file")
 
     def _migrate(self) -> None:
-        with self._in_turn():
-            [version] = self._writer.execute("PRAGMA user_version").fetchone()
-            if version > len(MIGRATIONS):
-                raise LedgerUnavailable(f"{self._path} was written by a newer x402guard (ledger version {version})")
-            for number in range(version, len(MIGRATIONS)):
-                settings = f"PRAGMA user_version = {number + 1}; PRAGMA application_id = {APPLICATION_ID};"
-                self._writer.executescript(f"BEGIN IMMEDIATE; {MIGRATIONS[number]} {settings} COMMIT;")
+        [version] = self._writer.execute("PRAGMA user_version").fetchone()
+        if version > len(MIGRATIONS):
+            raise LedgerUnavailable(f"{self._path} was written by a newer x402guard (ledger version {version})")
+        for number in range(version, len(MIGRATIONS)):
+            settings = f"PRAGMA user_version = {number + 1}; PRAGMA application_id = {APPLICATION_ID};"
+            self._writer.executescript(f"BEGIN IMMEDIATE; {MIGRATIONS[number]} {settings} COMMIT;")
 
     def _check_usable(self) -> None:
         # The process first: after a fork even our own lock may be held by a thread that does not exist here.
         if self._pid != os.getpid():
             raise LedgerUnavailable("this ledger was opened before a fork; open a Guard of its own in each process")
         if self._closed:
-            raise LedgerUnavailable("this ledger has been closed")
+            raise LedgerUnavailable(
+                "this ledger has been closed", advice="Nothing was paid. Open a Guard again; this one is closed."
+            )
+
+    def _check_file(self) -> None:
+        """Books that were deleted or replaced while open would be kept by us alone, beside a second budget."""
+        try:
+            there = _identity(self._path.stat())
+        except OSError:
+            there = None
+        if there != self._file:
+            raise LedgerUnavailable(
+                f"{self._path} was removed or replaced while it was open; put it back, or open it anew"
+            )
 
     @contextmanager
     def _in_turn(self) -> Iterator[None]:
-        """Wait in line for the right to write: first among our threads, then among processes."""
+        """Wait for the right to write: first among our threads, then among processes."""
         self._check_usable()
+        self._check_file()
         if not self._lock.acquire(timeout=_BUSY_S):
             raise LedgerUnavailable(f"another thread has been writing the ledger for {_BUSY_S:.0f} s")
         try:
@@ -180,25 +201,29 @@ class SqliteStore:
 
     def transact(self, scope: Scope, change: Change[R]) -> R:
         """See ``LedgerStore.transact``."""
-        with self._in_turn(), _unavailable("cannot write the ledger"):
+        with _unavailable("cannot write the ledger"), self._in_turn():
+            self._roll_back()  # Ctrl-C may have left one open, and an open one would lock out every process
             # The pragma cannot change inside a transaction, so the scope says beforehand whether this one restrains.
             level = "FULL" if scope.durable else "NORMAL"
             if level != self._synchronous:
                 self._synchronous = ""  # unknown, should anything interrupt us here
                 self._writer.execute(f"PRAGMA synchronous = {level}")
                 self._synchronous = level
-            self._writer.execute("BEGIN IMMEDIATE")
             try:
+                self._writer.execute("BEGIN IMMEDIATE")
                 view = load_view(self, scope, self._clock())
                 result = change(view)
                 check_change(view, scope)
                 self._write(view)
                 self._writer.execute("COMMIT")
             except BaseException:
-                if self._writer.in_transaction:
-                    self._writer.execute("ROLLBACK")
+                self._roll_back()
                 raise
             return result
+
+    def _roll_back(self) -> None:
+        if self._writer.in_transaction:
+            self._writer.execute("ROLLBACK")
 
     def _write(self, view: LedgerView) -> None:
         self._put(_PUT_NODE, map(node_record, view.node_rows()))
@@ -238,12 +263,14 @@ class SqliteStore:
         )
         return [to_hold(row) for row in self._writer.execute(f"{_HOLDS} {where}", (*ids, now_unix, most))]
 
-    def sweepable(self, most: int) -> Iterable[Hold]:
+    def sweepable(self, most: int, flown_before_ms: int) -> Iterable[Hold]:
         """See ``Rows``."""
         where = (
-            "WHERE state = 'held' AND chain_evidence = 1 AND intent IS NOT NULL ORDER BY checked_ms, created_ms LIMIT ?"
+            "WHERE chain_evidence = 1 AND (state = 'held' OR evidence IN ('claimed', 'chain_head')) "
+            "AND (state = 'captured' OR doubt IS NOT NULL OR claim IS NOT NULL OR flying_since_ms < ?) "
+            "AND intent IS NOT NULL ORDER BY checked_ms, created_ms LIMIT ?"
         )
-        return [to_hold(row) for row in self._writer.execute(f"{_HOLDS} {where}", (most,))]
+        return [to_hold(row) for row in self._writer.execute(f"{_HOLDS} {where}", (flown_before_ms, most))]
 
     def get_marks(self, keys: Iterable[MarkKey]) -> Mapping[MarkKey, Mapping[str, Any]]:
         """See ``Rows``."""
@@ -251,40 +278,40 @@ class SqliteStore:
         pairs = ", ".join("(?, ?)" for _ in wanted)
         sql = f"SELECT kind, key, value FROM marks WHERE (kind, key) IN (VALUES {pairs})"
         rows = self._writer.execute(sql, [part for key in wanted for part in key])
-        return {(kind, key): json.loads(value) for kind, key, value in rows}
+        return dict(map(to_mark, rows))
 
-    def _read(self, sql: str, values: Sequence[str] = ()) -> list[Any]:
+    def _read(self, convert: Callable[[Sequence[Any]], R], sql: str, values: Sequence[str] = ()) -> list[R]:
         self._check_usable()
-        with self._read_lock, _unavailable("cannot read the ledger"):
+        with _unavailable("cannot read the ledger"), self._read_lock:
             self._check_usable()
-            return self._reader.execute(sql, values).fetchall()
+            return [convert(row) for row in self._reader.execute(sql, values).fetchall()]
 
     def entries(self, node_id: str) -> Sequence[Entry]:
         """See ``LedgerStore.entries``."""
         sql = f"WITH RECURSIVE {_BELOW} {_ENTRIES} JOIN below ON entries.node_id = below.id ORDER BY node_id, seq"
-        return [to_entry(row) for row in self._read(sql, (node_id,))]
+        return self._read(to_entry, sql, (node_id,))
 
     def nodes(self, under: str | None = None) -> Sequence[Node]:
         """See ``LedgerStore.nodes``."""
         if under is None:
-            return [to_node(row) for row in self._read(f"{_NODES} ORDER BY created_ms, rowid")]
+            return self._read(to_node, f"{_NODES} ORDER BY created_ms, rowid")
         related = "id IN (SELECT id FROM below UNION SELECT id FROM above)"
         sql = f"WITH RECURSIVE {_BELOW}, {_above(1)} {_NODES} WHERE {related} ORDER BY created_ms, rowid"
-        return [to_node(row) for row in self._read(sql, (under, under))]
+        return self._read(to_node, sql, (under, under))
 
     def hold(self, hold_id: str) -> Hold | None:
         """See ``LedgerStore.hold``."""
-        rows = self._read(f"{_HOLDS} WHERE id = ?", (hold_id,))
-        return to_hold(rows[0]) if rows else None
+        found = self._read(to_hold, f"{_HOLDS} WHERE id = ?", (hold_id,))
+        return found[0] if found else None
 
     def outstanding(self) -> Sequence[Hold]:
         """See ``LedgerStore.outstanding``."""
-        return [to_hold(row) for row in self._read(f"{_HOLDS} WHERE state = 'held' ORDER BY created_ms")]
+        return self._read(to_hold, f"{_HOLDS} WHERE state = 'held' ORDER BY created_ms")
 
     def marks(self, kind: str, prefix: str) -> Mapping[str, Mapping[str, Any]]:
         """See ``LedgerStore.marks``."""
-        sql = "SELECT key, value FROM marks WHERE kind = ? AND substr(key, 1, length(?)) = ?"
-        return {key: json.loads(value) for key, value in self._read(sql, (kind, prefix, prefix))}
+        sql = "SELECT kind, key, value FROM marks WHERE kind = ? AND substr(key, 1, length(?)) = ?"
+        return {key: value for (_, key), value in self._read(to_mark, sql, (kind, prefix, prefix))}
 
     def now_ms(self) -> int:
         """See ``LedgerStore.now_ms``."""
@@ -301,6 +328,10 @@ class SqliteStore:
             self._writer.close()
             self._reader.close()
             os.close(self._turn)
+
+
+def _identity(stat: os.stat_result) -> tuple[int, int]:
+    return stat.st_dev, stat.st_ino
 
 
 @contextmanager
