@@ -1,5 +1,6 @@
 """What is written down is what is so: settings, commands, the ledger's table, the report's schema, the README's code."""
 
+import ast
 import json
 import re
 from pathlib import Path
@@ -83,9 +84,9 @@ def test_the_readme_gives_the_two_commands_and_nothing_before_them():
 
 def test_the_readmes_python_is_python():
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    assert len(blocks) == 2
+    assert len(blocks) == 3
     for block in blocks:
-        compile(block, "README.md", "exec")
+        compile(block, "README.md", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
 
 
 def test_links_lead_somewhere():

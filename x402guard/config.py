@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import os
+import tomllib
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -11,6 +13,7 @@ from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
+    SettingsError,
     TomlConfigSettingsSource,
 )
 
@@ -144,14 +147,38 @@ def _read(path: Path | None) -> Settings:
     try:
         return kind()
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-        name = ".".join(str(part) for part in first["loc"])
-        raise ConfigError(f"{name}: {first['msg']} (from {ENV_PREFIX}* or {path or CONFIG_FILE})") from None
+        raise ConfigError(_in_our_words(error, path)) from None
     except ConfigError:
         raise
-    except Exception as error:  # noqa: BLE001 - sources raise whatever their parsers do
-        # TOML that does not parse, JSON in a variable that does not: which one is in the message, its value is not.
-        raise ConfigError(f"settings cannot be read: {type(error).__name__}: {str(error)[:200]}") from None
+    except SettingsError as error:
+        # pydantic names the field and keeps its value to itself.
+        field = str(error).partition('field "')[2].partition('"')[0]
+        hint = "lists and tables in the environment are JSON, such as " + _JSON_HINTS.get(field, '["a", "b"]')
+        raise ConfigError(f"{ENV_PREFIX}{field.upper()}: not JSON; {hint}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
+        raise ConfigError(f"{path or CONFIG_FILE}: cannot be read: {error}") from None
+
+
+def _in_our_words(error: ValidationError, path: Path | None) -> str:
+    """The first thing that is wrong, by the name its owner wrote and with how to write it."""
+    first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+    loc = [str(part) for part in first["loc"]]
+    if first["type"] == "extra_forbidden":
+        known = PolicySettings.model_fields if loc[0] == "policy" and len(loc) > 1 else Settings.model_fields
+        near = difflib.get_close_matches(loc[-1], known, n=1)
+        hint = f"; did you mean {near[0]}?" if near else f"; known are {', '.join(known)}"
+        return f"{'.'.join(loc)}: there is no such setting in {path or CONFIG_FILE}{hint}"
+    hint = '; write a list, such as ["a", "b"]' if first["type"] == "list_type" else ""
+    hint = '; write it as text, such as "$5.00"' if first["type"] == "string_type" else hint
+    variable = f"{ENV_PREFIX}{'__'.join(loc[:2]).upper()}"
+    return f"{'.'.join(loc)}: {first['msg']}{hint} (set by {variable}, or in {path or CONFIG_FILE})"
+
+
+_JSON_HINTS: Final = {
+    "chains": '{"base-sepolia": "https://…"}',
+    "assets": '[{"network": "…", "address": "…"}]',
+    "policy": '{"per_payment_cap": "$0.50"}',
+}
 
 
 class _TomlWithoutKey(TomlConfigSettingsSource):
@@ -166,9 +193,11 @@ class _TomlWithoutKey(TomlConfigSettingsSource):
 
 def _check_names() -> None:
     """A mistyped name would be ignored, and a guard without the limit its owner wrote is no guard."""
-    known = {f"{ENV_PREFIX}{name.upper()}" for name in Settings.model_fields}
+    known = {f"{ENV_PREFIX}{name.upper()}" for name in Settings.model_fields}  # the whole policy as JSON, too
     nested = f"{ENV_PREFIX}POLICY__"
     policies = {f"{nested}{name.upper()}" for name in PolicySettings.model_fields}
     for name in os.environ:
         if name.upper().startswith(ENV_PREFIX) and name not in known | policies:
-            raise ConfigError(f"{name}: there is no such setting; see docs/settings.md for their names")
+            near = difflib.get_close_matches(name.upper(), known | policies, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(sorted(known))} and {nested}…"
+            raise ConfigError(f"{name}: there is no such setting; {hint}")

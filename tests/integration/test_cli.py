@@ -84,8 +84,18 @@ def test_a_ledger_that_is_not_there_is_not_made_by_looking(tmp_path):
     [
         (("report", "nobody"), {}, "no session 'nobody'"),
         (("sessions", "--ledger", "mysql://x"), {}, "is not a ledger"),
-        (("sessions",), {"X402GUARD_BUGDET": "$5"}, "X402GUARD_BUGDET: there is no such setting"),
-        (("sessions",), {"X402GUARD_CHAINS": "not json"}, "settings cannot be read"),
+        (
+            ("sessions",),
+            {"X402GUARD_BUGDET": "$5"},
+            "X402GUARD_BUGDET: there is no such setting; did you mean X402GUARD_BUDGET?",
+        ),
+        (("sessions",), {"X402GUARD_CHAINS": "not json"}, "X402GUARD_CHAINS: not JSON"),
+        (
+            ("sessions",),
+            {"X402GUARD_POLICY__HOSTS": '"x.com"'},
+            "policy.hosts: Input should be a valid list; write a list",
+        ),
+        (("report", "wallet"), {}, "no session 'wallet'"),
     ],
 )
 def test_mistakes_get_one_line_and_what_to_do(spent, arguments, environment, says):
@@ -107,7 +117,11 @@ def test_doctor_says_what_works(spent):
 @pytest.mark.parametrize(
     ("environment", "check"),
     [
-        ({"X402GUARD_PRIVATE_KEY": "0x1234"}, "key"),
+        ({"X402GUARD_PRIVATE_KEY": "0x1234"}, "settings"),
+        ({"X402GUARD_BUDGET": "five"}, "settings"),
+        ({"X402GUARD_FLIGHT_S": "0"}, "settings"),
+        ({"X402GUARD_POLICY__NETWORKS": '["base"]'}, "settings"),
+        ({"X402GUARD_ASSETS": '[{"network": "nope"}]'}, "settings"),
         ({"X402GUARD_POLICY__PER_PAYMENT_CAP": "lots"}, "settings"),
         ({"X402GUARD_CHAINS": '{"base-sepolia": "http://127.0.0.1:9"}'}, "chain"),
         ({"X402GUARD_LEDGER": "sqlite:////proc/none/x.db"}, "ledger"),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from importlib import metadata
+from typing import Annotated
 
 import typer
 
@@ -19,6 +21,23 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,  # a traceback with local variables is where secrets leak
 )
+
+
+def _version(value: bool) -> None:
+    if value:
+        typer.echo(f"x402guard {metadata.version('x402guard')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Budgets that hold: one ledger between an AI agent and its wallet."""
+
+
 app.command("demo")(demo.demo)
 app.command("testnet")(testnet.testnet)
 app.command("sessions")(books.sessions)
@@ -31,6 +50,11 @@ def main() -> None:
     """Run the command line. An error of ours is one line and its advice on stderr, and exit code 2."""
     try:
         app()
+    except ImportError as error:
+        if "x402guard[testnet]" not in str(error):
+            raise
+        sys.stderr.write(f"x402guard: {error}\n")
+        sys.exit(2)
     except X402GuardError as error:
         sys.stderr.write(f"x402guard: {printable(str(error))}\n{error.advice}\n")
         sys.exit(2)

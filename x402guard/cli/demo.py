@@ -44,6 +44,7 @@ def demo() -> None:
         with guard, guard.session("court-research", budget=BUDGET) as session:
             typer.echo(f"\nThe agent {net.payer} has ${before[net.payer] / _UNITS:,.2f} and may spend {BUDGET}.\n")
             refused = _research(net, session)
+            session.close()
             agree = _compare(net, session, before)
     typer.echo(f"\n{time.monotonic() - started:.1f} s")
     if not (refused and agree):
@@ -55,7 +56,7 @@ def _errands(net: Testnet) -> Iterator[tuple[str, str, str]]:
     routes = net.merchant.routes
     for number in range(1, 9):
         yield f"document {number}", "GET", routes["documents"].format(n=number)
-    yield "archived document, by Permit2", "GET", routes["permit2"].format(n=9)
+    yield "document 9, by Permit2", "GET", routes["permit2"].format(n=9)
     yield "summary by an LLM, up to $0.05", "POST", routes["llm"]
     yield "document 10", "GET", routes["documents"].format(n=10)
 
@@ -71,7 +72,7 @@ def _research(net: Testnet, session: Session) -> bool:
                 return True
             receipt = response.extensions[EXTENSION]
             typer.echo(
-                f"  ✓ {label:<32} ${receipt.amount:<9} {receipt.evidence:<10} "
+                f"  ✓ {label:<32} ${receipt.amount:<9} proven by the {receipt.evidence}, "
                 f"tx {receipt.transaction[:10]}…  ${session.remaining} left"
             )
     typer.echo("  the budget was never exhausted: this is a bug")

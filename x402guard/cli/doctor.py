@@ -19,9 +19,12 @@ from x402guard.chain import ChainUnreadable, JsonRpc
 from x402guard.cli.books import AsJson, LedgerUrl
 from x402guard.config import Settings, load_settings
 from x402guard.errors import ConfigError, LedgerUnavailable
+from x402guard.guard import Guard
+from x402guard.ledger.model import WALLET
+from x402guard.ledger.sessions import PAYER_MARK
+from x402guard.money import dollars_to_nanos, format_dollars
 from x402guard.policy import Policy
-from x402guard.signers import LocalSigner
-from x402guard.stores import open_store
+from x402guard.stores import MemoryStore, open_store
 
 __all__ = ["doctor"]
 
@@ -64,23 +67,22 @@ def _examine(ledger: str | None, config: Path | None) -> Iterator[Finding]:
     except ConfigError as error:
         yield Finding("settings", "problem", str(error))
         return
-    yield Finding("settings", "ok", "readable")
-    yield from _key(settings)
-    yield from _policy(policy)
-    yield from _ledger(ledger or settings.ledger)
-    yield from _chains(settings, policy)
-
-
-def _key(settings: Settings) -> Iterator[Finding]:
-    if settings.private_key is None:
-        yield Finding("key", "warning", "no X402GUARD_PRIVATE_KEY: this guard meters and never signs")
-        return
     try:
-        signer = LocalSigner.from_key(settings.private_key.get_secret_value())
+        arguments = settings.guard_arguments()
+        # A guard on books of its own: every check that the real one makes of its settings, and nothing written.
+        Guard(**{**arguments, "ledger": MemoryStore()}).close()
     except ConfigError as error:
-        yield Finding("key", "problem", str(error))
+        yield Finding("settings", "problem", str(error))
         return
-    yield Finding("key", "ok", f"pays from {signer.address}")
+    yield Finding("settings", "ok", "a guard can be made of them")
+    signer = arguments["signer"]
+    if signer is None:
+        yield Finding("key", "warning", "no X402GUARD_PRIVATE_KEY: this guard meters and never pays")
+    else:
+        yield Finding("key", "ok", f"pays from {signer.address}")
+    yield from _policy(policy)
+    yield from _ledger(ledger or settings.ledger, arguments["budget"], None if signer is None else signer.address)
+    yield from _chains(settings, policy)
 
 
 def _policy(policy: Policy) -> Iterator[Finding]:
@@ -91,7 +93,7 @@ def _policy(policy: Policy) -> Iterator[Finding]:
     )
 
 
-def _ledger(url: str) -> Iterator[Finding]:
+def _ledger(url: str, budget: str | None, payer: str | None) -> Iterator[Finding]:
     path = Path(url.removeprefix("sqlite:///")) if url.startswith("sqlite:///") else None
     if path is not None and not path.exists():
         parent = path.resolve().parent
@@ -102,11 +104,21 @@ def _ledger(url: str) -> Iterator[Finding]:
     try:
         store = open_store(url)
         live = len(store.outstanding())
+        wallets = store.marks(*PAYER_MARK).values()
+        limits = [node.limit for node in store.nodes() if node.id == WALLET]
         store.close()
     except (ConfigError, LedgerUnavailable) as error:
         yield Finding("ledger", "problem", str(error))
         return
     yield Finding("ledger", "ok", f"{url}: {live} live holds")
+    for wallet in wallets:
+        if payer is not None and wallet["address"] != payer:
+            yield Finding("ledger", "problem", f"it is of the wallet {wallet['address']}, and the key is of {payer}")
+    for limit in limits:
+        if budget is not None and limit is not None and dollars_to_nanos(budget) != limit:
+            yield Finding(
+                "ledger", "problem", f"its wallet has a limit of ${format_dollars(limit)}, budget says {budget}"
+            )
     if path is None:
         yield Finding("ledger", "warning", "memory:// forgets every hold when the process ends")
     elif stat.S_IMODE(path.stat().st_mode) & 0o077:

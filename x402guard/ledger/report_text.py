@@ -28,7 +28,8 @@ def render(report: Mapping[str, Any]) -> str:
     if report["payments"]["calls"]:
         lines.append(_row("schemes", _pairs(report["payments"]["by_scheme"])))
     lines.extend(_refusals(report["refusals"]))
-    lines.extend(_outstanding(report["outstanding"]))
+    doubts = {event["hold_id"]: event["doubt"] for event in report["events"] if event.get("doubt")}
+    lines.extend(_outstanding(report["outstanding"], doubts))
     lines.append(_row("duration", f"{report['duration_s']:.1f} s"))
     return "\n".join(map(printable, lines))
 
@@ -55,9 +56,11 @@ def _refusals(rows: Iterable[Mapping[str, Any]]) -> list[str]:
     return [_row("refused", f"{row['count']} × {row['rule']}: {row['reason']}") for row in rows]
 
 
-def _outstanding(rows: Iterable[Mapping[str, Any]]) -> list[str]:
+def _outstanding(rows: Iterable[Mapping[str, Any]], doubts: Mapping[str, str]) -> list[str]:
     lines = []
     for row in rows:
         until = datetime.fromtimestamp(row["deadline"], UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
         lines.append(_row("outstanding", f"${row['amount']} to {row['payee']} until {until}  ({row['hold_id'][:16]}…)"))
+        if row["hold_id"] in doubts:
+            lines.append(_row("", f"in doubt: {doubts[row['hold_id']]}"))
     return lines
