@@ -24,7 +24,7 @@ from x402guard.effects import (
     Transact,
 )
 from x402guard.flow import paid_request
-from x402guard.ledger.evidence import Settled, Unreadable, Unused, Used
+from x402guard.ledger.evidence import Settled, Unused, Used
 from x402guard.ledger.model import HoldState
 from x402guard.policy import RequestFacts
 from x402guard.settlement import sweep
@@ -41,8 +41,8 @@ class Seller:
 
     def __init__(self, clock, offer):
         self.clock, self.offer = clock, offer
-        self.cheques, self.settled = {}, {}
-        self.readable = True
+        self.cheques, self.settled, self.settled_ms = {}, {}, {}
+        self.finality_ms = 0
 
     def answer(self, headers, mood):
         payment = dict(headers).get("PAYMENT-SIGNATURE")
@@ -74,23 +74,37 @@ class Seller:
 
     def settle(self, nonce, amount):
         if nonce not in self.settled and self.can_settle(nonce):
-            self.settled[nonce] = amount
+            self.settled[nonce], self.settled_ms[nonce] = amount, self.clock()
+
+    def is_final(self, nonce):
+        return self.clock() - self.settled_ms[nonce] >= self.finality_ms
+
+    def reorganise(self):
+        """Undo what is not final, and take all of it instead."""
+        for nonce in self.settled:
+            if not self.is_final(nonce) and self.can_settle(nonce):
+                self.settled[nonce], self.settled_ms[nonce] = self.cheques[nonce][0], self.clock()
 
     def spendable(self):
-        """What was taken, and what can still be: the most that the wallet may lose."""
-        live = sum(c[0] for n, c in self.cheques.items() if n not in self.settled and self.can_settle(n))
-        return sum(self.settled.values()) + live
+        """What was taken for good, and what can still be taken: the most that the wallet may lose."""
+        most = 0
+        for nonce, (ceiling, _, _) in self.cheques.items():
+            open_end = self.can_settle(nonce) and not (nonce in self.settled and self.is_final(nonce))
+            most += ceiling if open_end else self.settled.get(nonce, 0)
+        return most
 
     def read(self, hold):
-        if not self.readable:
-            return Unreadable("down")
         nonce = int(hold.id, 16)
         if nonce not in self.settled:
-            return Unused(self.clock() // 1000)
+            return (
+                Unused(self.clock() // 1000)
+                if self.finality_ms == 0
+                else Unused((self.clock() - self.finality_ms) // 1000)
+            )
         claimed = hold.claim.transaction if hold.claim else ""
         if claimed == f"0x{nonce:064x}":
-            return Settled(self.settled[nonce], claimed, 0, final=True)
-        return Used(final=True)
+            return Settled(self.settled[nonce], claimed, 0, final=self.is_final(nonce))
+        return Used(final=self.is_final(nonce))
 
     def funds(self, network, token, owner):
         return None
@@ -148,11 +162,14 @@ MOODS = ["settles", "lies", "dies", "takes and dies", "refuses"]
     ),
     chain=st.booleans(),
     late=st.sets(st.integers(0, 5)),
+    reorgs=st.sets(st.integers(0, 5)),
+    finality_s=st.sampled_from([0, 0, 20, 90]),
 )
-def test_counted_is_never_less_than_spendable(offer, runs, chain, late):
+def test_counted_is_never_less_than_spendable(offer, runs, chain, late, reorgs, finality_s):
     clock = Clock()
     store = open_store("memory://", clock_ms=clock)
     seller = Seller(clock, OFFERS[offer])
+    seller.finality_ms = finality_s * 1000
     guard = Guard(
         signer=LocalSigner.from_key(KEY),
         ledger=store,
@@ -179,13 +196,16 @@ def test_counted_is_never_less_than_spendable(offer, runs, chain, late):
             for nonce in list(seller.cheques):
                 seller.settle(nonce, 100_000)
             check("settled late")
+        if index in reorgs:
+            seller.reorganise()
+            check("reorganised")
         run(sweep(terms), guard.shell)
         check("reconciled")
     if chain:
         clock.tick(400)
-        for _ in range(3):
+        for _ in range(4):
             run(sweep(terms), guard.shell)
-            clock.tick(3)
+            clock.tick(100)
         live = [hold for hold in store.outstanding() if hold.state is HoldState.HELD]
         assert live == []
         # An upto whose transaction nobody named is counted at its maximum; a lie is believed until the chain is asked.
