@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import Final, NewType
 
 from eth_hash.auto import keccak
@@ -29,6 +30,7 @@ def checksum_address(raw: bytes) -> Address:
     return Address("0x" + "".join(mixed))
 
 
+@lru_cache(maxsize=4096)
 def parse_address(text: str) -> Address:
     """Return *text* as an ``Address``.
 

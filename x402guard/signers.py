@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+import json
 import threading
 from dataclasses import replace
 from typing import Any, Final, NoReturn
@@ -14,7 +15,6 @@ from x402guard.evm import Address, checksum_address, keccak
 from x402guard.ledger.model import Hold, HoldState
 from x402guard.ports import HoldLookup
 from x402guard.schemes import typed_data
-from x402guard.wire import decode_json
 
 __all__ = ["LocalSigner", "normalise_signature"]
 
@@ -122,7 +122,7 @@ def _as_authorized(hold: Hold) -> Hold:
 def _checked_digest(hold: Hold, address: Address) -> bytes:
     """Recompute the digest from the hold's row, and compare every term with what the server offered and we held."""
     intent = hold.payment()
-    offered: dict[str, Any] = decode_json(intent.accepted_json.encode(), field="accepted")
+    offered: dict[str, Any] = json.loads(intent.accepted_json)
     amount = offered.get("maxAmountRequired" if intent.version == 1 else "amount")
     terms = {
         "payer": (intent.payer, address),

@@ -13,7 +13,7 @@ from x402guard.assets import AssetRegistry
 from x402guard.challenge import read_challenge
 from x402guard.effects import PeekBody, Reply
 from x402guard.offer import Offer, Rejection, normalise
-from x402guard.wire import decode_json, decode_payment_required, decode_receipt
+from x402guard.wire import _depth, decode_json, decode_payment_required, decode_receipt
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=20),
@@ -99,3 +99,22 @@ def test_json_comes_back_as_it_was(value):
 def test_json_that_two_readers_could_understand_differently_is_refused(raw):
     with pytest.raises(ProtocolError):
         decode_json(raw, field="x")
+
+
+def slow_depth(value):
+    if isinstance(value, dict):
+        return 1 + max(map(slow_depth, value.values()), default=0)
+    return 1 + max(map(slow_depth, value), default=0) if isinstance(value, list) else 0
+
+
+tricky = st.text(alphabet='"\\\\[]{},:a', max_size=20)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.recursive(
+        tricky, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(tricky, inner, max_size=3), max_leaves=20
+    )
+)
+def test_brackets_in_strings_do_not_count_as_depth(value):
+    assert _depth(json.dumps(value).encode()) == slow_depth(value)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, fields
-from typing import Literal
+from dataclasses import dataclass, fields
+from typing import Any, Final, Literal
 
 from x402guard.assets import TransferMethod
 from x402guard.evm import Address
@@ -58,7 +58,7 @@ class Intent:
 
     def to_json(self) -> str:
         """Return the intent as JSON; 256-bit numbers as text, since JSON readers lose them."""
-        values = asdict(self)
+        values: dict[str, Any] = {name: getattr(self, name) for name in _NAMES}
         values["amount_atomic"] = str(self.amount_atomic)
         values["nonce"] = f"0x{self.nonce:064x}"
         return json.dumps(values, separators=(",", ":"), sort_keys=True, ensure_ascii=False)
@@ -67,7 +67,7 @@ class Intent:
     def from_json(cls, text: str) -> Intent:
         """Return the intent written by ``to_json``. Raises ``ValueError`` or ``TypeError`` for anything else."""
         values = json.loads(text)
-        if set(values) != {field.name for field in fields(cls)}:
+        if set(values) != set(_NAMES):
             raise ValueError("the stored payment has other fields than this version of x402guard writes")
         values["amount_atomic"] = int(values["amount_atomic"])
         values["nonce"] = int(values["nonce"], 16)
@@ -79,3 +79,6 @@ class Intent:
         EIP-3009 requires t < validBefore; Permit2 refuses t > deadline.
         """
         return block_time >= self.valid_until if self.method == "eip3009" else block_time > self.valid_until
+
+
+_NAMES: Final = tuple(field.name for field in fields(Intent))

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
 from x402guard.ledger.intent import Intent
-from x402guard.wire import PAYMENT_SIGNATURE, X_PAYMENT, decode_json, encode_header
+from x402guard.wire import PAYMENT_SIGNATURE, X_PAYMENT, encode_header
 
 __all__ = ["envelope", "payment_message"]
 
@@ -31,10 +32,10 @@ def payment_message(intent: Intent, payload: Mapping[str, Any]) -> dict[str, Any
     message: dict[str, Any] = {
         "x402Version": 2,
         "payload": dict(payload),
-        "accepted": decode_json(intent.accepted_json.encode(), field="accepted"),
+        "accepted": json.loads(intent.accepted_json),
     }
     if intent.resource_json is not None:
-        message["resource"] = decode_json(intent.resource_json.encode(), field="resource")
+        message["resource"] = json.loads(intent.resource_json)
     if intent.extensions_json is not None:
         message["extensions"] = _extensions(intent.extensions_json, intent.payment_id)
     return message
@@ -42,7 +43,7 @@ def payment_message(intent: Intent, payload: Mapping[str, Any]) -> dict[str, Any
 
 def _extensions(offered_json: str, payment_id: str | None) -> Mapping[str, Any]:
     # Specification v2, 5.1.2: echo at least what was received; append, never overwrite.
-    extensions: dict[str, Any] = decode_json(offered_json.encode(), field="extensions")
+    extensions: dict[str, Any] = json.loads(offered_json)
     offered = extensions.get(_IDENTIFIER)
     if payment_id is not None and isinstance(offered, dict):
         info = offered.get("info")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
@@ -10,7 +11,6 @@ from x402guard.evm import Address
 from x402guard.ledger.intent import Intent
 from x402guard.offer import Offer
 from x402guard.schemes.eip712 import TypedData
-from x402guard.wire import decode_json
 
 __all__ = ["PERMIT2", "Proposal", "Scheme", "draft"]
 
@@ -58,7 +58,7 @@ class Scheme(Protocol):
 def draft(scheme: Scheme, proposal: Proposal, *, spender: Address | None, domain: tuple[str, str]) -> Intent:
     """Return the intent of a proposal, with its digest; what differs between schemes is handed in."""
     offer = proposal.offer
-    offered = decode_json(offer.accepted_json.encode(), field="accepted")
+    offered = json.loads(offer.accepted_json)
     back = V1_BACKDATE_S if offer.version == 1 else None
     intent = Intent(
         version=offer.version,
@@ -90,5 +90,5 @@ def draft(scheme: Scheme, proposal: Proposal, *, spender: Address | None, domain
 def _offers_identifier(offer: Offer) -> bool:
     if offer.extensions_json is None:
         return False
-    extensions = decode_json(offer.extensions_json.encode(), field="extensions")
+    extensions = json.loads(offer.extensions_json)
     return isinstance(extensions.get("payment-identifier"), dict)

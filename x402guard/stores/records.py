@@ -57,6 +57,7 @@ NODE_COLUMNS: Final = (
     "granted_in", "state", "terminated_by", "starved", "openers", "closed_ms", "seq", "head",
 )  # fmt: skip
 HOLD_COLUMNS: Final = tuple(field.name for field in dataclasses.fields(Hold))
+_PURPOSE: Final = tuple(field.name for field in dataclasses.fields(Purpose))
 ENTRY_COLUMNS: Final = tuple(field.name for field in dataclasses.fields(Entry))
 
 Value = str | int | None
@@ -92,7 +93,7 @@ def hold_record(hold: Hold) -> Record:
     row: dict[str, Any] = {name: getattr(hold, name) for name in HOLD_COLUMNS}
     row.update(
         kind=str(hold.kind),
-        purpose=json.dumps(dataclasses.asdict(hold.purpose), ensure_ascii=False),
+        purpose=json.dumps({name: getattr(hold.purpose, name) for name in _PURPOSE}, ensure_ascii=False),
         chain_evidence=int(hold.chain_evidence),
         intent=None if hold.intent is None else hold.intent.to_json(),
         state=str(hold.state),
