@@ -165,12 +165,15 @@ def _in_our_words(error: ValidationError, path: Path | None) -> str:
     loc = [str(part) for part in first["loc"]]
     if first["type"] == "extra_forbidden":
         known = PolicySettings.model_fields if loc[0] == "policy" and len(loc) > 1 else Settings.model_fields
-        near = difflib.get_close_matches(loc[-1], known, n=1)
-        hint = f"; did you mean {near[0]}?" if near else f"; known are {', '.join(known)}"
-        return f"{'.'.join(loc)}: there is no such setting in {path or CONFIG_FILE}{hint}"
+        near = difflib.get_close_matches(loc[-1], [name for name in known if name != "private_key"], n=1)
+        hint = (
+            f"; did you mean {near[0]}?" if near else f"; known are {', '.join(n for n in known if n != 'private_key')}"
+        )
+        return f"{'.'.join(loc)}: there is no such setting (in {path or CONFIG_FILE} or {ENV_PREFIX}*){hint}"
     hint = '; write a list, such as ["a", "b"]' if first["type"] == "list_type" else ""
-    hint = '; write it as text, such as "$5.00"' if first["type"] == "string_type" else hint
-    variable = f"{ENV_PREFIX}{'__'.join(loc[:2]).upper()}"
+    if first["type"] == "string_type" and loc[-1] in ("budget", "per_payment_cap", "usd"):
+        hint = '; write it as text, such as "$5.00"'
+    variable = f"{ENV_PREFIX}{'__'.join(loc[: 2 if loc[0] == 'policy' else 1]).upper()}"
     return f"{'.'.join(loc)}: {first['msg']}{hint} (set by {variable}, or in {path or CONFIG_FILE})"
 
 

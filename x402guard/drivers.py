@@ -6,7 +6,8 @@ import asyncio
 import os
 import sys
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final, Generic, Protocol, TypeVar
@@ -131,7 +132,7 @@ async def run_async(flow: Flow[R], shell: Shell, exchange: AsyncExchange | None 
                 await anyio.lowlevel.checkpoint()
             else:
                 inline, call = _call(effect, shell)
-                answer = call() if inline else await _in_thread(effect, call)
+                answer = call() if inline else await _in_thread(effect, call, shell)
         except Exception as error:  # noqa: BLE001 - the flow decides what every failure means
             failure = error
         except BaseException as error:  # noqa: BLE001 - cancellation: the flow brings the books in order first
@@ -143,14 +144,14 @@ _LEDGER_THREADS: Final = 2
 _OTHER_THREADS: Final = 16
 
 
-async def _in_thread(effect: Effect, call: Callable[[], Any]) -> Any:
+async def _in_thread(effect: Effect, call: Callable[[], Any], shell: Shell) -> Any:
     """Run a blocking call in a thread of our own, so that a caller who has used up the common ones cannot lock us out.
 
     A transaction is waited for to its end, whatever becomes of the task. Signers and chains are abandoned when the task is
     cancelled: they may take for ever, and the flow knows that a signature may exist.
     """
     if isinstance(effect, Transact):
-        return await _to_the_end(call)
+        return await _to_the_end(call, shell)
     try:
         limiter = _OTHER_TURN.get()
     except LookupError:
@@ -159,33 +160,59 @@ async def _in_thread(effect: Effect, call: Callable[[], Any]) -> Any:
     return await anyio.to_thread.run_sync(call, limiter=limiter, abandon_on_cancel=True)
 
 
-async def _to_the_end(call: Callable[[], Any]) -> Any:
+async def _to_the_end(call: Callable[[], Any], shell: Shell) -> Any:
     """Run a transaction and wait for it although the task is cancelled meanwhile; then let the cancellation go on.
 
     asyncio's own ``task.cancel()`` (``wait_for``, ``timeout``, ``TaskGroup``, the end of the loop) pierces anyio's shield, and a
     transaction that ran on behind our back would be followed by one that came too early. Waiting happens in the event loop,
-    two transactions at a time, and not in forty threads: the books are written one at a time anyway, and every waiting
-    thread would fight the loop for the interpreter.
+    two transactions a ledger at a time, and not in forty threads: the books are written one at a time anyway, and every
+    waiting thread would fight the loop for the interpreter.
     """
-    work = _ledger_threads(os.getpid()).submit(call)
+    try:
+        work = _ledger_threads(os.getpid(), id(shell.store)).submit(call)
+    except RuntimeError:
+        return call()  # the interpreter is ending and takes no more work; the books still have to be put in order
     if _on_trio():
-        with anyio.CancelScope(shield=True):  # on trio, cancellation comes by scopes alone
-            return await anyio.to_thread.run_sync(work.result)
+        return await _wait_on_trio(work)
+    loop, done = asyncio.get_running_loop(), asyncio.Event()
+
+    def wake(_: object) -> None:
+        with suppress(RuntimeError):  # the loop was closed: nobody waits any more
+            loop.call_soon_threadsafe(done.set)
+
+    work.add_done_callback(wake)
     cancelled: asyncio.CancelledError | None = None
     while not work.done():
         try:
             with anyio.CancelScope(shield=True):
-                await asyncio.wait({asyncio.wrap_future(work)})
+                await done.wait()
         except asyncio.CancelledError as error:
+            if work.cancel():
+                raise  # it had not begun
             cancelled = error
     if cancelled is not None:
         raise cancelled  # the flow learns of the cancellation, and looks into the books for the rest
     return work.result()
 
 
-@lru_cache(maxsize=1)
-def _ledger_threads(_pid: int) -> ThreadPoolExecutor:
-    # One pool a process: after a fork the threads of the parent's do not exist.
+async def _wait_on_trio(work: Future[Any]) -> Any:
+    import trio  # it runs us, so it is there
+
+    done, token = trio.Event(), trio.lowlevel.current_trio_token()
+
+    def wake(_: object) -> None:
+        with suppress(trio.RunFinishedError):
+            token.run_sync_soon(done.set)
+
+    work.add_done_callback(wake)
+    with trio.CancelScope(shield=True):  # on trio, cancellation comes by scopes alone
+        await done.wait()
+    return work.result()
+
+
+@lru_cache(maxsize=64)
+def _ledger_threads(_pid: int, _store: int) -> ThreadPoolExecutor:
+    # One pool a ledger, so that none waits for another; and a process: a parent's threads do not exist after a fork.
     return ThreadPoolExecutor(_LEDGER_THREADS, thread_name_prefix="x402guard-ledger")
 
 

@@ -243,7 +243,7 @@ def _give_back(terms: Terms, hold_id: str, reason: str, error: BaseException, pr
     """
     try:
         return (yield from void(terms, hold_id, reason[:300], presented=presented))
-    except LedgerUnavailable as again:
+    except Exception as again:  # noqa: BLE001 - no bookkeeping failure may hide that money is at risk
         _cause(error).add_note(f"hold {hold_id} could not be given back either: {again}")
         return False
 
@@ -255,7 +255,7 @@ def _uncertain(terms: Terms, hold: Hold, reason: str, error: BaseException) -> F
     """
     try:
         yield from note_doubt(terms, hold.id, reason)
-    except LedgerUnavailable as again:
+    except Exception as again:  # noqa: BLE001 - no bookkeeping failure may hide that money is at risk
         _cause(error).add_note(f"the doubt about hold {hold.id} could not be written: {again}")
     return SettlementUncertain(
         f"{reason}; the payment of hold {hold.id[:16]}… may be taken until its deadline",

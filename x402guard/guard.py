@@ -43,10 +43,10 @@ class Guard:
 
     Args:
         signer: the key; None meters and never signs.
-        ledger: URL of the books (``memory://``, ``sqlite:///spend.db``), or a store.
+        ledger: URL of the books (``memory://``, ``sqlite:///spend.db``), or a store, which its owner closes.
         policy: the owner's rules.
         assets: tokens beside the built-in ones.
-        chains: network → JSON-RPC URL, for chain evidence; or a ``ChainReader``.
+        chains: network → JSON-RPC URL, for chain evidence; or a ``ChainReader``, which its owner closes.
         unsafe_no_chain: pay on real networks whose chain cannot be read; claims about real money stay unchecked.
         unsafe_trust_receipts: capture what an ``upto`` receipt claims where no chain can tell.
         budget: the wallet's own limit in dollars, over all sessions of this ledger; None takes what the ledger says.
@@ -95,6 +95,8 @@ class Guard:
             unsafe_no_chain=unsafe_no_chain,
             unsafe_trust_receipts=unsafe_trust_receipts,
         )
+        # What was given is its owner's to close; others may share it.
+        self._owns = (isinstance(ledger, str), isinstance(chains, Mapping))
         store = open_store(ledger) if isinstance(ledger, str) else ledger
         self.shell = Shell(store, signer, chain)
         try:
@@ -102,8 +104,15 @@ class Guard:
             if signer is not None:
                 signer.bind(store.hold)
         except BaseException:
-            store.close()
+            self._release()
             raise
+
+    def _release(self) -> None:
+        owns_store, owns_chain = self._owns
+        if owns_store:
+            self.shell.store.close()
+        if owns_chain and self.shell.chain is not None:
+            self.shell.chain.close()
 
     def _enter_books(self, limit: Nanos | None) -> None:
         """Write down the wallet, whose it is, and that this instance runs; end instances whose process is gone."""
@@ -184,9 +193,7 @@ class Guard:
             scope = Scope(nodes=(WALLET,))
             self.shell.store.transact(scope, lambda view: view.put_mark(instance_mark(self.instance), mark))
         finally:
-            self.shell.store.close()
-            if self.shell.chain is not None:
-                self.shell.chain.close()
+            self._release()
 
     _closed = False
 

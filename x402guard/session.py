@@ -46,6 +46,9 @@ _CURRENT: ContextVar[_Block | None] = ContextVar("x402guard_session", default=No
 def current_session() -> Session | None:
     """Return the innermost session or scope whose block is open in this context, or None."""
     block = _CURRENT.get()
+    # A session that was left in another context is over here too; a scope is not skipped, its limit would be lost with it.
+    while block is not None and block.session.is_over:
+        block = block.outer
     return None if block is None else block.session
 
 
@@ -125,6 +128,11 @@ class Session:
     def name(self) -> str:
         """The name it was given."""
         return self._name
+
+    @property
+    def is_over(self) -> bool:
+        """True where this is a session, and no scope, that has ended."""
+        return self._ended and self._kind is NodeKind.SESSION
 
     @property
     def shell(self) -> Shell:
@@ -282,11 +290,16 @@ class Session:
 
         ``Token.reset`` fails where a framework enters and leaves in different contexts; setting what was there does not.
         """
+        above: list[Session] = []
         block = _CURRENT.get()
         while block is not None and block.session is not self:
+            above.append(block.session)
             block = block.outer
         if block is not None:
-            _CURRENT.set(block.outer)
+            outer = block.outer
+            for session in reversed(above):  # blocks opened inside this one and not left yet go on narrowing
+                outer = _Block(session, outer)
+            _CURRENT.set(outer)
         with self._lock:
             self._blocks -= 1
             return self._blocks == 0

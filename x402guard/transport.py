@@ -169,6 +169,9 @@ class AsyncGuardedTransport(_Guarded, httpx.AsyncBaseTransport):
             logical.end()
             await exchange.discard()
             return self._failed(error, request)
+        except GeneratorExit:
+            logical.end()
+            raise  # the coroutine is thrown away, its loop may be gone: nothing can be awaited
         except BaseException:
             logical.end()
             await exchange.discard()

@@ -100,7 +100,6 @@ def test_refusals_in_nested_budgets_are_counted_once():
 
 def test_one_ledger_is_of_one_wallet():
     store = open_store("memory://")
-    store.close = lambda: None  # a guard that cannot start closes the store it was given
     make_guard(store)
     with pytest.raises(ConfigError, match="is of the wallet"):
         make_guard(store, signer=LocalSigner.from_key("0x" + "22" * 32))

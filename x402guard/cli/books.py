@@ -8,7 +8,6 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
@@ -25,7 +24,7 @@ from x402guard.ledger.view import LedgerView
 from x402guard.money import format_dollars
 from x402guard.ports import LedgerStore
 from x402guard.session import report_of
-from x402guard.stores import open_store
+from x402guard.stores import ledger_path, open_store
 
 __all__ = ["AsJson", "LedgerUrl", "holds", "report", "sessions"]
 
@@ -44,7 +43,7 @@ _BRIEF_HOLD: Final = ("id", "session", "amount", "payee", "deadline", "in_doubt"
 def opened(ledger: str | None) -> Iterator[LedgerStore]:
     """Open the ledger to read it. A file that is not there is an error, and is not created by looking at it."""
     url = ledger or load_settings().ledger
-    if url.startswith("sqlite:///") and not Path(url.removeprefix("sqlite:///")).exists():
+    if url.startswith("sqlite:///") and not ledger_path(url).exists():
         raise ConfigError(f"ledger: {url} does not exist; name another with --ledger or X402GUARD_LEDGER")
     store = open_store(url)
     try:

@@ -15,6 +15,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from x402guard.assets import resolve_network
 from x402guard.chain import ChainUnreadable, JsonRpc
 from x402guard.cli.books import AsJson, LedgerUrl
 from x402guard.config import Settings, load_settings
@@ -24,7 +25,7 @@ from x402guard.ledger.model import WALLET
 from x402guard.ledger.sessions import PAYER_MARK
 from x402guard.money import dollars_to_nanos, format_dollars
 from x402guard.policy import Policy
-from x402guard.stores import MemoryStore, open_store
+from x402guard.stores import MemoryStore, ledger_path, open_store
 
 __all__ = ["doctor"]
 
@@ -94,7 +95,7 @@ def _policy(policy: Policy) -> Iterator[Finding]:
 
 
 def _ledger(url: str, budget: str | None, payer: str | None) -> Iterator[Finding]:
-    path = Path(url.removeprefix("sqlite:///")) if url.startswith("sqlite:///") else None
+    path = ledger_path(url) if url.startswith("sqlite:///") else None
     if path is not None and not path.exists():
         parent = path.resolve().parent
         writable = parent.is_dir() and os.access(parent, os.W_OK)
@@ -127,13 +128,13 @@ def _ledger(url: str, budget: str | None, payer: str | None) -> Iterator[Finding
 
 def _chains(settings: Settings, policy: Policy) -> Iterator[Finding]:
     for network, url in settings.chains.items():
-        rpc = JsonRpc(network, url)
+        rpc = JsonRpc(resolve_network(network) or network, url)
         try:
-            number = rpc.call("eth_blockNumber")
-        except ChainUnreadable as error:
+            number = int(str(rpc.call("eth_blockNumber")), 16)
+        except (ChainUnreadable, ValueError) as error:
             yield Finding("chain", "problem", f"{network}: {error}")
         else:
-            yield Finding("chain", "ok", f"{network}: block {int(str(number), 16)}")
+            yield Finding("chain", "ok", f"{network}: block {number}")
         finally:
             rpc.close()
     if not settings.chains:

@@ -27,7 +27,11 @@ def in_doubt(view: LedgerView, hold: Hold, *, flight_ms: int) -> bool:
     """
     if hold.state is not HoldState.HELD:
         return False
-    if hold.doubt is not None or view.now_ms - hold.flying_since_ms > flight_ms:
+    if hold.doubt is not None:
+        return True
+    if hold.claim is not None:
+        return False  # its answer came: what is open is only how much was taken
+    if view.now_ms - hold.flying_since_ms > flight_ms:
         return True
     owner = view.mark(instance_mark(hold.owner))
     return owner is not None and bool(owner["ended"])

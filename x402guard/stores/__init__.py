@@ -10,7 +10,7 @@ from x402guard.errors import ConfigError
 from x402guard.ports import LedgerStore
 from x402guard.stores.memory import MemoryStore
 
-__all__ = ["DEFAULT_LEDGER", "MemoryStore", "open_store"]
+__all__ = ["DEFAULT_LEDGER", "MemoryStore", "ledger_path", "open_store"]
 
 DEFAULT_LEDGER: Final = "sqlite:///x402guard.db"
 """In the working directory, so that an agent that is started again finds its books."""
@@ -28,19 +28,22 @@ def open_store(url: str, *, clock_ms: Callable[[], int] | None = None) -> Ledger
     if url.startswith("sqlite:///") and len(url) > len("sqlite:///") and "\0" not in url:
         from x402guard.stores.sqlite import SqliteStore
 
-        return SqliteStore(_path(url), clock_ms=clock_ms)
+        return SqliteStore(_usable(ledger_path(url), url), clock_ms=clock_ms)
     raise ConfigError(
         f"ledger: {url!r} is not a ledger; write memory://, sqlite:///spend.db or sqlite:////absolute/path.db"
     )
 
 
-def _path(url: str) -> Path:
-    text = url.removeprefix("sqlite:///")
-    if text == ":memory:":
+def ledger_path(url: str) -> Path:
+    """Return the file that a ``sqlite:///…`` URL names; ``~`` is the home folder."""
+    return Path(url.removeprefix("sqlite:///")).expanduser()
+
+
+def _usable(path: Path, url: str) -> Path:
+    if path.name == ":memory:":
         raise ConfigError("ledger: books in memory are memory://, not sqlite:///:memory:")
-    if any(char in text for char in "?#%"):
+    if any(char in str(path) for char in "?#%"):
         raise ConfigError(f"ledger: {url!r} has a query or an escape; after sqlite:/// comes a plain path")
-    path = Path(text).expanduser()
     if not path.absolute().parent.is_dir():
         raise ConfigError(f"ledger: folder {path.absolute().parent} does not exist; make it first, or choose another")
     if path.is_dir():

@@ -6,6 +6,7 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from heapq import nsmallest
 from typing import Any, Final, TypeVar
 
 from x402guard.errors import LedgerUnavailable
@@ -30,6 +31,7 @@ class MemoryStore:
         self._holds: dict[str, Hold] = {}
         self._live: dict[str, Hold] = {}
         self._unproven: dict[str, Hold] = {}
+        self._by_purchase: dict[str, dict[str, Hold]] = {}
         self._marks: dict[MarkKey, Mapping[str, Any]] = {}
         self._entries: dict[str, dict[int, Entry]] = {}
         self._pid = os.getpid()
@@ -66,10 +68,14 @@ class MemoryStore:
             self._nodes[node.id] = node
         for hold in view.hold_rows():
             self._holds[hold.id] = hold
+            same_purchase = self._by_purchase.setdefault(hold.purchase_key or "", {})
             if hold.state is HoldState.HELD:
-                self._live[hold.id] = hold
+                self._live[hold.id] = same_purchase[hold.id] = hold
             else:
                 self._live.pop(hold.id, None)
+                same_purchase.pop(hold.id, None)
+            if not same_purchase:
+                del self._by_purchase[hold.purchase_key or ""]
             if hold.chain_evidence and hold.intent is not None and _unproven(hold):
                 self._unproven[hold.id] = hold
             else:
@@ -94,7 +100,7 @@ class MemoryStore:
 
     def live_by_purchase(self, key: str) -> Iterable[Hold]:
         """See ``Rows``."""
-        return sorted((h for h in self._live.values() if h.purchase_key == key), key=lambda h: h.created_ms)
+        return sorted(self._by_purchase.get(key, {}).values(), key=lambda h: h.created_ms)
 
     def due(self, node_ids: Iterable[str], now_unix: int, most: int) -> Iterable[Hold]:
         """See ``Rows``."""
@@ -109,7 +115,8 @@ class MemoryStore:
     def sweepable(self, most: int, flown_before_ms: int) -> Iterable[Hold]:
         """See ``Rows``."""
         found = (hold for hold in self._unproven.values() if _may_be_asked_about(hold, flown_before_ms))
-        return sorted(found, key=lambda h: (h.checked_ms, h.created_ms))[:most]
+        # What is held first: it costs budget, and what is captured only waits to be confirmed.
+        return nsmallest(most, found, key=lambda h: (h.state is not HoldState.HELD, h.checked_ms, h.created_ms))
 
     def get_marks(self, keys: Iterable[MarkKey]) -> Mapping[MarkKey, Mapping[str, Any]]:
         """See ``Rows``."""

@@ -54,7 +54,7 @@ CREATE TABLE holds (
 ) STRICT;
 CREATE INDEX live_by_purchase ON holds (purchase_key, created_ms) WHERE state = 'held';
 CREATE INDEX live_by_node ON holds (node_id, deadline_unix) WHERE state = 'held';
-CREATE INDEX unproven ON holds (checked_ms, created_ms)
+CREATE INDEX unproven ON holds (state = 'captured', checked_ms, created_ms)
     WHERE chain_evidence = 1 AND (state = 'held' OR evidence IN ('claimed', 'chain_head'));
 
 CREATE TABLE entries (

@@ -98,7 +98,7 @@ class SqliteStore:
     inline: Final = False
 
     def __init__(self, path: Path, *, clock_ms: Callable[[], int] | None = None) -> None:
-        self._path = path
+        self._path = path.absolute()  # a later chdir must not make it another file
         self._clock = clock_ms or system_clock_ms
         self._lock = threading.Lock()
         self._read_lock = threading.Lock()
@@ -114,12 +114,13 @@ class SqliteStore:
         self._file = _identity(os.fstat(descriptor))
         os.close(descriptor)
         with ExitStack() as undo:
+            lock_was_there = Path(f"{self._path}-lock").exists()
             self._turn = os.open(f"{self._path}-lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             undo.callback(os.close, self._turn)
             self._writer = self._connect()
             undo.callback(self._writer.close)
             with self._in_turn():  # several processes may be opening a new ledger at once
-                self._check_owner()  # before anything is changed: it may be somebody else's
+                self._check_owner(lock_was_there=lock_was_there)  # before anything is changed: it may be another's
                 self._writer.execute("PRAGMA journal_mode = WAL")
                 self._migrate()
             self._reader = self._connect()
@@ -130,11 +131,12 @@ class SqliteStore:
         connection.execute("PRAGMA foreign_keys = ON")
         return connection
 
-    def _check_owner(self) -> None:
+    def _check_owner(self, *, lock_was_there: bool) -> None:
         [owner] = self._writer.execute("PRAGMA application_id").fetchone()
         [tables] = self._writer.execute("SELECT count(*) FROM sqlite_master").fetchone()
         if owner != APPLICATION_ID and tables:
-            Path(f"{self._path}-lock").unlink()
+            if not lock_was_there:
+                Path(f"{self._path}-lock").unlink()
             raise LedgerUnavailable(f"{self._path} is a database of something else; choose another file")
 
     def _migrate(self) -> None:
@@ -268,7 +270,7 @@ class SqliteStore:
         where = (
             "WHERE chain_evidence = 1 AND (state = 'held' OR evidence IN ('claimed', 'chain_head')) "
             "AND (state = 'captured' OR doubt IS NOT NULL OR claim IS NOT NULL OR flying_since_ms < ?) "
-            "AND intent IS NOT NULL ORDER BY checked_ms, created_ms LIMIT ?"
+            "AND intent IS NOT NULL ORDER BY state = 'captured', checked_ms, created_ms LIMIT ?"
         )
         return [to_hold(row) for row in self._writer.execute(f"{_HOLDS} {where}", (flown_before_ms, most))]
 
