@@ -7,7 +7,6 @@ import re
 import secrets
 import socket
 from collections.abc import Iterable, Mapping
-from itertools import count
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -82,7 +81,6 @@ class Guard:
         networks = frozenset() if chain is None else chain.networks
         _check_real_networks(self.policy, networks, unsafe_no_chain=unsafe_no_chain)
         self.instance = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
-        self._openers = count(1)
         self.terms = Terms(
             session_id=WALLET,
             session_name=WALLET,
@@ -181,7 +179,7 @@ class Guard:
 
     def opener(self) -> str:
         """Return a token for one opening of a session by this guard."""
-        return f"{self.instance}#{next(self._openers)}"
+        return f"{self.instance}#{secrets.token_hex(4)}"
 
     def close(self) -> None:
         """End this instance and release the ledger. Live holds stay and go on counting. Closing twice is fine."""

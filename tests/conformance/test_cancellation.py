@@ -118,6 +118,7 @@ def test_cancellation_around_every_transaction_leaves_true_books(backend, n, aft
         outcome = check_books(guard, session, shop, finished, f"transaction {n}")
         # 1 is the authorization: cancelled there, nothing is signed. 2 is the capture: the payment is made and booked.
         assert outcome[1:] == ((False, False) if n == 1 else (True, True))
+    store.close()
 
 
 def test_a_cancelled_payment_is_presented_again_not_signed_again(tmp_path):

@@ -212,6 +212,7 @@ def test_native_cancellation_waits_for_the_ledger_and_leaves_nothing_behind(tmp_
         store.transact = slow
         asyncio.run(main())
         assert (session.held, session.spent, shop.payments) == (0, 0, [])
+    store.close()
 
 
 def test_native_cancellation_after_the_payment_is_a_doubt(tmp_path):
