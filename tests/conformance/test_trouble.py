@@ -187,13 +187,16 @@ def test_whatever_a_transport_raises_the_payment_is_uncertain(error):
 def test_native_cancellation_waits_for_the_ledger_and_leaves_nothing_behind(tmp_path):
     """`asyncio.wait_for` cancels by task.cancel(), which no shield of anyio's keeps out."""
     store, shop = open_store(f"sqlite:///{tmp_path / 'l.db'}"), Shop()
-    inside, go_on = threading.Event(), threading.Event()
+    inside, go_on, committed = threading.Event(), threading.Event(), threading.Event()
     transact = store.transact
 
     def slow(scope, change):
         if scope.purchase is not None:
             inside.set()
             assert go_on.wait(10)
+            result = transact(scope, change)
+            committed.set()
+            return result
         return transact(scope, change)
 
     async def main():
@@ -211,6 +214,7 @@ def test_native_cancellation_waits_for_the_ledger_and_leaves_nothing_behind(tmp_
         session = guard.session("s", budget="$1")
         store.transact = slow
         asyncio.run(main())
+        assert committed.wait(10)
         assert (session.held, session.spent, shop.payments) == (0, 0, [])
     store.close()
 
