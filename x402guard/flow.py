@@ -37,6 +37,7 @@ from x402guard.policy.decide import note_version, origin_mark
 from x402guard.purchase import Authorized, Stuck, Terms, authorize_purchase, purchase_scope
 from x402guard.schemes import payment_header
 from x402guard.settlement import (
+    Doubt,
     Receipt,
     ask_chain,
     judge_reply,
@@ -211,13 +212,14 @@ def _book(terms: Terms, authorized: Authorized, reply: Reply) -> Flow[Hold]:
     hold = authorized.hold
     claim = judge_reply(reply, hold)
     try:
-        if not isinstance(claim, str):
+        if not isinstance(claim, Doubt):
             hold = yield from write_claim(terms, hold, claim)
             return (yield from ask_chain(hold)) if hold.chain_evidence else hold
         if authorized.represented and hold.chain_evidence:
             # Facilitators answer a nonce that is used already like a new offer; the chain knows better.
             yield from _resolve_represented(hold)
-        return (yield from note_doubt(terms, hold.id, claim))
+        hold = yield from note_doubt(terms, hold.id, claim.reason, claim.transaction)
+        return (yield from ask_chain(hold)) if hold.chain_evidence and claim.transaction else hold
     except LedgerUnavailable as error:
         return (
             hold

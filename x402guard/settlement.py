@@ -20,6 +20,7 @@ from x402guard.purchase import Terms
 from x402guard.wire import SettleResponse, decode_receipt
 
 __all__ = [
+    "Doubt",
     "Receipt",
     "ask_chain",
     "judge_reply",
@@ -78,8 +79,16 @@ def receipt_of(hold: Hold, *, represented: bool) -> Receipt:
     )
 
 
-def judge_reply(reply: Reply, hold: Hold) -> Claim | str:
-    """Return what the reply to a paid request claims, or, as text, why it says nothing that can be relied on.
+@dataclass(frozen=True, slots=True)
+class Doubt:
+    """Why a reply says nothing that can be relied on, and the transaction that it names all the same, or ""."""
+
+    reason: str
+    transaction: str = ""
+
+
+def judge_reply(reply: Reply, hold: Hold) -> Claim | Doubt:
+    """Return what the reply to a paid request claims, or why it says nothing that can be relied on.
 
     Only a success receipt for this payer and network is a claim; any other status, silence, failure or another 402 leaves the
     signature out there: the server still has it.
@@ -87,20 +96,22 @@ def judge_reply(reply: Reply, hold: Hold) -> Claim | str:
     try:
         receipt = decode_receipt(reply.headers)
     except ProtocolError as error:
-        return f"status {reply.status} with an unreadable receipt ({error})"
+        return Doubt(f"status {reply.status} with an unreadable receipt ({error})")
     if receipt is None:
-        return f"status {reply.status} without a receipt"
+        return Doubt(f"status {reply.status} without a receipt")
     if not receipt.success:
-        return f"status {reply.status}, settlement failed: {receipt.error_reason or 'no reason given'}"[:300]
+        # A failure that names a transaction may only not have waited for it: the chain can be asked about that one.
+        reason = f"status {reply.status}, settlement failed: {receipt.error_reason or 'no reason given'}"[:300]
+        return Doubt(reason, receipt.transaction)
     intent = hold.payment()
     if receipt.network and resolve_network(receipt.network) != intent.network:
-        return f"the receipt is for network {receipt.network!r}, the payment was on {intent.network}"
+        return Doubt(f"the receipt is for network {receipt.network!r}, the payment was on {intent.network}")
     if receipt.payer is not None and receipt.payer.lower() != intent.payer.lower():
-        return "the receipt names another payer"
+        return Doubt("the receipt names another payer")
     return _claim(receipt, hold)
 
 
-def _claim(receipt: SettleResponse, hold: Hold) -> Claim | str:
+def _claim(receipt: SettleResponse, hold: Hold) -> Claim | Doubt:
     intent = hold.payment()
     if intent.scheme == "exact":
         return Claim(hold.amount, receipt.transaction)  # live exact receipts carry no amount: it is what was signed
@@ -108,7 +119,7 @@ def _claim(receipt: SettleResponse, hold: Hold) -> Claim | str:
         return Claim(hold.amount, receipt.transaction)
     claimed = int(receipt.amount)
     if claimed > intent.amount_atomic:
-        return f"the receipt claims {claimed} units, more than the {intent.amount_atomic} that were signed"
+        return Doubt(f"the receipt claims {claimed} units, more than the {intent.amount_atomic} that were signed")
     return Claim(Nanos(-(-hold.amount * claimed // intent.amount_atomic)), receipt.transaction)
 
 
@@ -122,14 +133,18 @@ def write_claim(terms: Terms, hold: Hold, claim: Claim) -> Flow[Hold]:
     return (yield from transact(_scope_of(terms, hold.id), change))
 
 
-def note_doubt(terms: Terms, hold_id: str, reason: str) -> Flow[Hold]:
-    """Write down that nobody knows how a payment ended. It stays held and counts in full."""
+def note_doubt(terms: Terms, hold_id: str, reason: str, transaction: str = "") -> Flow[Hold]:
+    """Write down that nobody knows how a payment ended. It stays held and counts in full.
+
+    A *transaction* that was named is kept with it, as one that may have taken all of it.
+    """
 
     def change(view: LedgerView) -> Hold:
         hold = view.hold(hold_id)
         if hold is None:
             raise KeyError(hold_id)
-        return apply(view, hold_id, Note(doubt=reason)) if hold.state is HoldState.HELD else hold
+        claim = Claim(hold.amount, transaction) if transaction else None
+        return apply(view, hold_id, Note(reason, claim)) if hold.state is HoldState.HELD else hold
 
     return (yield from transact(_scope_of(terms, hold_id), change))
 

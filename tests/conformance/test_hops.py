@@ -202,3 +202,36 @@ def test_a_hung_signer_holds_up_nobody_else():
             release.set()
 
     anyio.run(main)
+
+
+@pytest.mark.parametrize("status", [402, 500, 200])
+def test_a_failure_that_names_a_transaction_is_settled_by_that_transaction(status):
+    seen = []
+
+    def finding(hold):
+        seen.append(hold.claim.transaction)
+        return Settled(12_345, hold.claim.transaction, 0, final=True)
+
+    pending = b64(receipt(success=False, errorReason="settlement_pending"))
+    shop = Shop(
+        required(upto()),
+        paid=lambda request, shop: httpx.Response(status, headers={"PAYMENT-RESPONSE": pending}),
+    )
+    with make_guard(chains=Chain(finding)) as guard:
+        session = guard.session("s", budget="$1")
+        paid = client(session, shop).get(URL).extensions["x402guard"]
+        assert (paid.state, paid.evidence, paid.amount) == ("captured", "chain", Decimal("0.012345"))
+        assert seen == ["0x" + "ab" * 32]
+
+
+def test_a_failure_that_names_a_transaction_stays_a_doubt_until_the_chain_has_it():
+    from x402guard.ledger.evidence import Unreadable
+
+    pending = b64(receipt(success=False, errorReason="settlement_pending"))
+    shop = Shop(paid=lambda request, shop: httpx.Response(402, headers={"PAYMENT-RESPONSE": pending}))
+    with make_guard(chains=Chain(Unreadable("not to be seen yet"))) as guard:
+        session = guard.session("s", budget="$1")
+        paid = client(session, shop).get(URL).extensions["x402guard"]
+        assert (paid.state, paid.in_doubt, session.held) == ("held", True, CENT)
+        assert client(session, shop).get(URL).extensions["x402guard"].represented
+        assert len(shop.nonces) == 1
