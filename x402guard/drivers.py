@@ -113,8 +113,8 @@ def run(flow: Flow[R], shell: Shell, exchange: Exchange | None = None) -> R:
 async def run_async(flow: Flow[R], shell: Shell, exchange: AsyncExchange | None = None) -> R:
     """Run *flow* to its end in this task, and return its result.
 
-    What blocks runs in a worker thread, shielded: a cancelled task never leaves a row half done. The cancellation is thrown
-    into the flow, which puts the books in order and lets it go on.
+    What blocks runs in a thread; a transaction is waited for to its end, so a cancelled task never leaves a row half done. The
+    cancellation is thrown into the flow, which puts the books in order and lets it go on.
     """
     answer: Any = None
     failure: BaseException | None = None

@@ -83,7 +83,6 @@ class Guard:
         self.instance = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
         self.terms = Terms(
             session_id=WALLET,
-            session_name=WALLET,
             node_id=WALLET,
             instance=self.instance,
             policy=self.policy,
@@ -94,6 +93,7 @@ class Guard:
             unsafe_trust_receipts=unsafe_trust_receipts,
         )
         # What was given is its owner's to close; others may share it.
+        self._closed = False
         self._owns = (isinstance(ledger, str), isinstance(chains, Mapping))
         store = open_store(ledger) if isinstance(ledger, str) else ledger
         self.shell = Shell(store, signer, chain)
@@ -192,8 +192,6 @@ class Guard:
             self.shell.store.transact(scope, lambda view: view.put_mark(instance_mark(self.instance), mark))
         finally:
             self._release()
-
-    _closed = False
 
     def __enter__(self) -> Self:
         return self

@@ -37,7 +37,7 @@ class Terms:
     """What a flow works under; plain facts, the same for every request of a session.
 
     Attributes:
-        session_id, session_name: whose report a refusal stands in.
+        session_id: whose report a refusal stands in.
         node_id: the budget that pays: the session, or a scope inside it.
         instance: this process instance.
         policy: the owner's rules.
@@ -49,7 +49,6 @@ class Terms:
     """
 
     session_id: str
-    session_name: str
     node_id: str
     instance: str
     policy: Policy

@@ -18,9 +18,8 @@ import anyio.to_thread
 from x402guard.assets import AssetRegistry
 from x402guard.drivers import Shell
 from x402guard.errors import BudgetExhausted, ConfigError, SessionClosed
-from x402guard.ledger.budgets import remaining
 from x402guard.ledger.model import Node, NodeKind
-from x402guard.ledger.report import Report, below, build_report
+from x402guard.ledger.report import Report, below, build_report, remaining
 from x402guard.ledger.sessions import NodeRequest, close_node, open_node
 from x402guard.ledger.view import Scope
 from x402guard.money import Dollars, Nanos, dollars_to_nanos, nanos_to_decimal
@@ -107,7 +106,7 @@ class Session:
         self._blocks = 0
         self._lock = threading.Lock()
         self._ended = False
-        self._terms = replace(guard.terms, node_id=node.id, session_id=self._report_id(), session_name=node.name)
+        self._terms = replace(guard.terms, node_id=node.id, session_id=self._report_id())
 
     @classmethod
     def open(cls, guard: Owner, request: NodeRequest, parent: Session | None) -> Session:
@@ -199,8 +198,7 @@ class Session:
     @property
     def remaining(self) -> Decimal:
         """The largest payment that fits into this budget and every one above it, in dollars, exact."""
-        scope = Scope(nodes=(self._node_id,))
-        left = self.shell.store.transact(scope, lambda view: remaining(view, self._node_id))
+        left = remaining(self._nodes(), self._node_id)
         return Decimal("Infinity") if left is None else nanos_to_decimal(left)
 
     def _nodes(self) -> dict[str, Node]:

@@ -140,9 +140,7 @@ def note_doubt(terms: Terms, hold_id: str, reason: str, transaction: str = "") -
     """
 
     def change(view: LedgerView) -> Hold:
-        hold = view.hold(hold_id)
-        if hold is None:
-            raise KeyError(hold_id)
+        hold = view.known_hold(hold_id)
         claim = Claim(hold.amount, transaction) if transaction else None
         return apply(view, hold_id, Note(reason, claim)) if hold.state is HoldState.HELD else hold
 

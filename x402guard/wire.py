@@ -30,7 +30,6 @@ __all__ = [
     "X_PAYMENT_RESPONSE",
     "AtomicAmount",
     "Headers",
-    "PaymentPayload",
     "PaymentRequired",
     "PaymentRequirements",
     "PaymentRequirementsV1",
@@ -109,18 +108,6 @@ class PaymentRequired(_Message):
     resource: dict[str, Any] | None = None
     extensions: dict[str, Any] | None = None
     error: str | None = None
-
-
-class PaymentPayload(_Message):
-    """What pays, v2 (specification v2, 5.2) or v1: the accepted requirement and the scheme's signed payload."""
-
-    version: Literal[1, 2] = Field(alias="x402Version")
-    payload: dict[str, Any]
-    accepted: dict[str, Any] | None = None
-    resource: dict[str, Any] | None = None
-    extensions: dict[str, Any] | None = None
-    scheme: str | None = None
-    network: str | None = None
 
 
 class SettleResponse(_Message):

@@ -235,3 +235,16 @@ def test_a_failure_that_names_a_transaction_stays_a_doubt_until_the_chain_has_it
         assert (paid.state, paid.in_doubt, session.held) == ("held", True, CENT)
         assert client(session, shop).get(URL).extensions["x402guard"].represented
         assert len(shop.nonces) == 1
+
+
+def test_an_answer_ends_the_doubt_also_where_it_names_what_the_failure_named():
+    pending = b64(receipt(success=False, errorReason="settlement_pending"))
+    shop = Shop(required(upto()), paid=lambda request, shop: httpx.Response(402, headers={"PAYMENT-RESPONSE": pending}))
+    with make_guard() as guard:
+        session = guard.session("s", budget="$1")
+        assert client(session, shop).get(URL).extensions["x402guard"].in_doubt
+        shop.paid = lambda request, shop: httpx.Response(
+            200, headers={"PAYMENT-RESPONSE": b64(receipt(amount="50000"))}
+        )
+        answered = client(session, shop).get(URL).extensions["x402guard"]
+        assert (answered.represented, answered.in_doubt) == (True, False)

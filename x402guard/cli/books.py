@@ -19,7 +19,7 @@ from x402guard.drivers import Shell
 from x402guard.errors import ConfigError
 from x402guard.ledger.doubt import in_doubt, instance_mark
 from x402guard.ledger.model import Hold, Node, NodeKind
-from x402guard.ledger.report import below, path
+from x402guard.ledger.report import below, remaining
 from x402guard.ledger.view import LedgerView
 from x402guard.money import format_dollars
 from x402guard.ports import LedgerStore
@@ -85,7 +85,7 @@ def sessions(ledger: LedgerUrl = None, as_json: AsJson = False) -> None:
 
 def _session_row(node: Node, nodes: dict[str, Node]) -> dict[str, Any]:
     nested = below(nodes, node.id)
-    rooms = [above.room for above in path(nodes, node.id) if above.room is not None]
+    left = remaining(nodes, node.id)
     return {
         "id": node.id,
         "name": node.name,
@@ -95,7 +95,7 @@ def _session_row(node: Node, nodes: dict[str, Node]) -> dict[str, Any]:
         "budget": None if node.limit is None else format_dollars(node.limit),
         "spent": format_dollars(sum(other.captured for other in nested)),
         "held": format_dollars(sum(other.held for other in nested)),
-        "remaining": format_dollars(max(0, min(rooms))) if rooms else None,
+        "remaining": None if left is None else format_dollars(left),
     }
 
 

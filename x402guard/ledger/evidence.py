@@ -78,7 +78,7 @@ def claim_settlement(view: LedgerView, hold_id: str, claim: Claim, *, believe: b
     stays and keeps the claim beside it. A hold that was captured meanwhile without a proof remembers the claim, so that the
     chain can be asked about its transaction; any other that has ended knows better and is left alone.
     """
-    hold = _hold_in(view, hold_id)
+    hold = view.known_hold(hold_id)
     if hold.state is HoldState.CAPTURED and hold.proof is None and hold.claim is None:
         facts = {"name": "late_claim", "claim": dataclasses.asdict(claim)}
         view.record(hold.node_id, "event", hold_id=hold_id, facts=facts)
@@ -96,7 +96,7 @@ def weigh(view: LedgerView, hold_id: str, finding: Finding) -> Hold:
     Used with a known settlement: what it moved. Used by nobody knows what: the maximum. Unused at a final block that can no
     longer take it: expired. Anything else leaves it as it is, and remembers that the chain was asked.
     """
-    hold = dataclasses.replace(_hold_in(view, hold_id), checked_ms=view.now_ms)
+    hold = dataclasses.replace(view.known_hold(hold_id), checked_ms=view.now_ms)
     view.put_hold(hold)
     match finding:
         case Settled():
@@ -124,7 +124,7 @@ def _settle(view: LedgerView, hold: Hold, finding: Settled) -> Hold:
             hold_id=hold.id,
             facts={"name": "receipt_reused", "transaction": finding.transaction, "proves": owner["hold"]},
         )
-        return _hold_in(view, hold.id)
+        return view.known_hold(hold.id)
     # What one atomic unit is worth was fixed when the hold was written: the ceiling scales down, rounded up.
     amount = Nanos(-(-hold.amount * finding.amount_atomic // intent.amount_atomic))
     if not finding.final and amount < hold.amount:
@@ -160,10 +160,3 @@ def _take(view: LedgerView, hold: Hold, amount: Nanos, evidence: Evidence, proof
             },
         )
     return apply(view, hold.id, Correct(amount, evidence, proof))
-
-
-def _hold_in(view: LedgerView, hold_id: str) -> Hold:
-    hold = view.hold(hold_id)
-    if hold is None:
-        raise KeyError(hold_id)
-    return hold

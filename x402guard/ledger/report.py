@@ -9,9 +9,9 @@ from typing import Any, Final
 
 from x402guard.ledger.model import Entry, Evidence, HoldKind, Node
 from x402guard.ledger.report_text import render
-from x402guard.money import format_dollars
+from x402guard.money import Nanos, format_dollars
 
-__all__ = ["REPORT_SCHEMA", "HoldLine", "Report", "below", "build_report", "fold_holds", "path"]
+__all__ = ["REPORT_SCHEMA", "HoldLine", "Report", "below", "build_report", "fold_holds", "path", "remaining"]
 
 REPORT_SCHEMA: Final = "x402guard.report.v1"
 
@@ -118,7 +118,7 @@ def build_report(
     lines = fold_holds(journal)
     spent = sum(line.captured for line in lines.values())
     held = sum(line.held for line in lines.values())
-    rooms = [node.room for node in path(nodes, session_id) if node.room is not None]
+    left = remaining(nodes, session_id)
     end_ms = session.closed_ms or now_ms
     values = {
         "schema": REPORT_SCHEMA,
@@ -130,7 +130,7 @@ def build_report(
         "budget": None if session.limit is None else format_dollars(session.limit),
         "spent": format_dollars(spent),
         "held": format_dollars(held),
-        "remaining": format_dollars(max(0, min(rooms))) if rooms else None,
+        "remaining": None if left is None else format_dollars(left),
         "evidence": _by_evidence(lines.values()),
         "llm": _group(lines.values(), HoldKind.LLM, {"by_model": "model"}),
         "tools": _group(lines.values(), HoldKind.TOOL, {"by_tool": "tool"}),
@@ -158,6 +158,12 @@ def path(nodes: Mapping[str, Node], node_id: str) -> list[Node]:
     while (parent := climbed[-1].parent_id) is not None and parent in nodes:
         climbed.append(nodes[parent])
     return climbed
+
+
+def remaining(nodes: Mapping[str, Node], node_id: str) -> Nanos | None:
+    """Return the largest amount in nano-dollars that fits into every budget on a node's path; None where none has a limit."""
+    rooms = [node.room for node in path(nodes, node_id) if node.room is not None]
+    return Nanos(max(0, min(rooms))) if rooms else None
 
 
 def below(nodes: Mapping[str, Node], node_id: str) -> list[Node]:

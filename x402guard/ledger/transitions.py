@@ -114,9 +114,7 @@ def begin(view: LedgerView, hold: Hold, facts: Mapping[str, Any]) -> Hold:
 
 def apply(view: LedgerView, hold_id: str, event: Event) -> Hold:
     """Take one step of the table. Returns the hold after it. Raises ``IllegalTransition``, leaving the view untouched."""
-    hold = view.hold(hold_id)
-    if hold is None:
-        raise IllegalTransition(f"hold {hold_id} is not in the scope of this change")
+    hold = view.known_hold(hold_id)
     if _repeats(hold, event):
         return hold
     target = TABLE.get((hold.state, type(event)))
@@ -148,7 +146,8 @@ def apply(view: LedgerView, hold_id: str, event: Event) -> Hold:
 def _repeats(hold: Hold, event: Event) -> bool:
     match event:
         case Note(doubt, claim):
-            return hold.state is _HELD and doubt in (None, hold.doubt) and claim in (None, hold.claim)
+            answered = claim is not None and doubt is None and hold.doubt is not None
+            return hold.state is _HELD and not answered and doubt in (None, hold.doubt) and claim in (None, hold.claim)
         case Correct(amount, evidence, proof):
             return hold.state is _CAPTURED and (amount, evidence, proof) == (hold.captured, hold.evidence, hold.proof)
         case _:

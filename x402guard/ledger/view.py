@@ -120,6 +120,13 @@ class LedgerView:
         """Return a hold in view, or None."""
         return self._holds.get(hold_id)
 
+    def known_hold(self, hold_id: str) -> Hold:
+        """Return a hold in view. Raises ``IllegalTransition`` for one outside the scope."""
+        hold = self._holds.get(hold_id)
+        if hold is None:
+            raise IllegalTransition(f"hold {hold_id} is not in the scope of this change")
+        return hold
+
     def mark(self, key: MarkKey) -> Mapping[str, Any] | None:
         """Return a small row of the scope, or None where it was never written."""
         return self._marks.get(key)
