@@ -36,6 +36,7 @@ from x402guard.errors import (
 )
 from x402guard.guard import Guard
 from x402guard.ledger.report import Report
+from x402guard.metering import Metering, ModelPrice
 from x402guard.policy import Policy
 from x402guard.session import Session
 from x402guard.settlement import Receipt
@@ -58,6 +59,8 @@ __all__ = [
     "LedgerUnavailable",
     "LocalSigner",
     "LoopDetected",
+    "Metering",
+    "ModelPrice",
     "NeedsReview",
     "NoAcceptableOffer",
     "PaidNotDelivered",

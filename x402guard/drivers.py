@@ -19,6 +19,7 @@ from anyio.lowlevel import RunVar
 
 from x402guard.effects import (
     Checkpoint,
+    Compute,
     Effect,
     Flow,
     Interrupted,
@@ -56,8 +57,11 @@ class Shell:
 class Exchange(Protocol):
     """One request's HTTP side. Raises ``SendFailed`` where a request or its answer is lost."""
 
-    def send(self, headers: tuple[tuple[str, str], ...], pays: str | None) -> Reply:
-        """Send the request with *headers* added, which pay the hold *pays*; keep the response in place of the one before."""
+    def send(self, headers: tuple[tuple[str, str], ...], pays: str | None, body: bytes | None) -> Reply:
+        """Send the request with *headers* added, which pay the hold *pays*; keep the response in place of the one before.
+
+        *body* goes in place of the request's own, where it is not None.
+        """
 
     def peek(self, limit: int) -> bytes | None:
         """Return the kept response's decoded body, or None beyond *limit* bytes; it stays readable for the caller."""
@@ -66,7 +70,7 @@ class Exchange(Protocol):
 class AsyncExchange(Protocol):
     """The same as ``Exchange``, awaited."""
 
-    async def send(self, headers: tuple[tuple[str, str], ...], pays: str | None) -> Reply:
+    async def send(self, headers: tuple[tuple[str, str], ...], pays: str | None, body: bytes | None) -> Reply:
         """See ``Exchange.send``."""
 
     async def peek(self, limit: int) -> bytes | None:
@@ -99,7 +103,7 @@ def run(flow: Flow[R], shell: Shell, exchange: Exchange | None = None) -> R:
         answer, failure = None, None
         try:
             if isinstance(effect, Send):
-                answer = _needed(exchange).send(effect.headers, effect.pays)
+                answer = _needed(exchange).send(effect.headers, effect.pays, effect.body)
             elif isinstance(effect, PeekBody):
                 answer = _needed(exchange).peek(effect.limit)
             elif not isinstance(effect, Checkpoint):
@@ -125,7 +129,7 @@ async def run_async(flow: Flow[R], shell: Shell, exchange: AsyncExchange | None 
         answer, failure = None, None
         try:
             if isinstance(effect, Send):
-                answer = await _needed(exchange).send(effect.headers, effect.pays)
+                answer = await _needed(exchange).send(effect.headers, effect.pays, effect.body)
             elif isinstance(effect, PeekBody):
                 answer = await _needed(exchange).peek(effect.limit)
             elif isinstance(effect, Checkpoint):
@@ -226,6 +230,8 @@ def _call(effect: Effect, shell: Shell) -> tuple[bool, Callable[[], Any]]:
     match effect:
         case Transact(scope, change):
             return shell.store.inline, lambda: shell.store.transact(scope, change)
+        case Compute(job, quick):
+            return quick and shell.store.inline, lambda: job(shell.store.now_ms())
         case Sign(hold):
             signer = shell.signer
             if signer is None:

@@ -6,7 +6,7 @@ and never an HTTP library's object. ``drivers`` runs it, blocking or async.
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -18,6 +18,7 @@ from x402guard.ports import Funds
 
 __all__ = [
     "Checkpoint",
+    "Compute",
     "Effect",
     "Flow",
     "Interrupted",
@@ -30,6 +31,7 @@ __all__ = [
     "Sign",
     "Transact",
     "checkpoint",
+    "compute",
     "peek_body",
     "read_chain",
     "read_funds",
@@ -53,11 +55,13 @@ class Reply:
 class Send:
     """Send the request, with these header lines added to a copy of it. Answered by a ``Reply``.
 
-    ``pays`` is the hold whose payment is among them, or None. Fails with ``SendFailed``.
+    ``pays`` is the hold whose payment is among them, or None; ``body`` is sent in place of the request's own, where it is
+    not None. Fails with ``SendFailed``.
     """
 
     headers: tuple[tuple[str, str], ...] = ()
     pays: str | None = None
+    body: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +80,14 @@ class Transact(Generic[R]):
 
     scope: Scope
     change: Change[R]
+
+
+@dataclass(frozen=True, slots=True)
+class Compute(Generic[R]):
+    """Run a pure function of the ledger's clock (unix milliseconds) that may take long: off the event loop, unless *quick*."""
+
+    job: Callable[[int], R]
+    quick: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +118,7 @@ class ReadFunds:
     owner: Address
 
 
-Effect = Send | PeekBody | Transact[Any] | Checkpoint | Sign | ReadChain | ReadFunds
+Effect = Send | PeekBody | Transact[Any] | Compute[Any] | Checkpoint | Sign | ReadChain | ReadFunds
 
 Flow = Generator[Effect, Any, R]
 
@@ -131,9 +143,12 @@ class Interrupted(BaseException):  # a signal between driver and flow, never see
         self.cause = cause
 
 
-def send(*headers: tuple[str, str], pays: str | None = None) -> Flow[Reply]:
-    """Send the request with *headers* added, which pay the hold *pays*; return the head of the response."""
-    reply: Reply = yield Send(headers, pays)
+def send(*headers: tuple[str, str], pays: str | None = None, body: bytes | None = None) -> Flow[Reply]:
+    """Send the request with *headers* added, which pay the hold *pays*; return the head of the response.
+
+    *body* goes in place of the request's own, where it is not None.
+    """
+    reply: Reply = yield Send(headers, pays, body)
     return reply
 
 
@@ -146,6 +161,12 @@ def peek_body(limit: int) -> Flow[bytes | None]:
 def transact(scope: Scope, change: Change[R]) -> Flow[R]:
     """Run *change* in the ledger and return its result."""
     result: R = yield Transact(scope, change)
+    return result
+
+
+def compute(job: Callable[[int], R], *, quick: bool) -> Flow[R]:
+    """Run a pure *job*, given the ledger's clock in unix milliseconds, and return its result."""
+    result: R = yield Compute(job, quick)
     return result
 
 

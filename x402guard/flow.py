@@ -16,25 +16,18 @@ from x402guard.assets import AssetRegistry
 from x402guard.challenge import Payable, read_challenge, screen
 from x402guard.effects import Flow, Interrupted, Reply, SendFailed, checkpoint, send, sign, transact
 from x402guard.errors import (
-    BudgetExhausted,
     LedgerUnavailable,
-    NoAcceptableOffer,
     PaidNotDelivered,
-    PaymentRefused,
-    PolicyDenied,
-    SessionClosed,
-    SessionTripped,
     SettlementUncertain,
     SignerError,
     X402GuardError,
 )
-from x402guard.ledger.authorize import BUDGET, Refusal, note_refusal, refusal_marks
+from x402guard.ledger.authorize import BUDGET, Refusal
 from x402guard.ledger.model import Hold, HoldState
-from x402guard.ledger.view import LedgerView, Scope
 from x402guard.offer import Offer
 from x402guard.policy import RequestFacts, rank
-from x402guard.policy.decide import note_version, origin_mark
 from x402guard.purchase import Authorized, Stuck, Terms, authorize_purchase, purchase_scope
+from x402guard.refusals import refused
 from x402guard.schemes import payment_header
 from x402guard.settlement import (
     Doubt,
@@ -49,22 +42,25 @@ from x402guard.settlement import (
     write_claim,
 )
 
-__all__ = ["paid_request", "refusal_error"]
+__all__ = ["PAYMENT_REQUIRED_STATUS", "paid_request"]
 
 PAYMENT_REQUIRED_STATUS: Final = 402
 ONE_PAYMENT: Final = "one_payment_per_request"
 
 
-def paid_request(request: RequestFacts, terms: Terms, registry: AssetRegistry) -> Flow[Receipt | None]:
+def paid_request(
+    request: RequestFacts, terms: Terms, registry: AssetRegistry, reply: Reply | None = None
+) -> Flow[Receipt | None]:
     """Hold one request's whole conversation; the driver hands over the last response that was sent.
 
+    *reply* is the answer that it begins with, where the request was sent already.
     Returns the receipt of what was paid, or None where nothing was. Raises ``PaymentRefused`` and its kin, ``ProtocolError``,
     ``SettlementUncertain``, ``SignerError``, ``LedgerUnavailable``; and ``SendFailed`` where no payment was involved.
     """
     if request.paid_by is None:
-        return (yield from _conversation(request, terms, registry))
+        return (yield from _conversation(request, terms, registry, reply))
     try:
-        return (yield from _conversation(request, terms, registry))
+        return (yield from _conversation(request, terms, registry, reply))
     except SendFailed as failure:
         reason = f"no answer on a later hop: {type(failure.cause).__name__}"
         uncertain = SettlementUncertain(
@@ -77,14 +73,16 @@ def paid_request(request: RequestFacts, terms: Terms, registry: AssetRegistry) -
         raise
 
 
-def _conversation(request: RequestFacts, terms: Terms, registry: AssetRegistry) -> Flow[Receipt | None]:
-    reply = yield from send()  # 2
+def _conversation(
+    request: RequestFacts, terms: Terms, registry: AssetRegistry, reply: Reply | None
+) -> Flow[Receipt | None]:
+    reply = reply or (yield from send())  # 2
     if reply.status != PAYMENT_REQUIRED_STATUS or request.pays_itself:
         return None
     challenge = yield from read_challenge(reply)  # 3
     if challenge is None:
         return None
-    no = partial(_refused, terms, request.origin if challenge.required.version == 2 else None)
+    no = partial(refused, terms, speaks_v2=request.origin if challenge.required.version == 2 else None)
     impossible = _cannot_pay(request, terms)
     if impossible is not None:
         raise (yield from no(impossible))
@@ -285,54 +283,6 @@ def _none_payable(payable: Payable) -> Refusal:
     return Refusal("no_acceptable_offer", f"none of {len(reasons)} offers may be paid: {listed}{more}")
 
 
-def _refused(terms: Terms, speaks_v2: str | None, refusal: Refusal) -> Flow[PaymentRefused]:
-    """Count the refusal in the books, and return it as the error to raise. Nothing is signed, nothing held.
-
-    *speaks_v2* is the origin that was refused, where it spoke v2: refused or not, it is not believed in v1 any more.
-    """
-    node_id = terms.node_id
-    marks = [refusal_marks(node_id, refusal.rule)]
-    if speaks_v2 is not None:
-        marks.append(origin_mark(speaks_v2))
-
-    def count(view: LedgerView) -> None:
-        note_refusal(view, node_id, refusal)
-        if speaks_v2 is not None:
-            note_version(view, speaks_v2)
-
-    yield from transact(Scope(nodes=(node_id,), marks=tuple(marks)), count)
-    return refusal_error(terms, refusal)
-
-
-_ERRORS: dict[str, type[PaymentRefused]] = {
-    BUDGET: BudgetExhausted,
-    "session_tripped": SessionTripped,
-    "session_closed": SessionClosed,
-    "no_acceptable_offer": NoAcceptableOffer,
-}
-
-
-_EARLIER_HOP = (
+_EARLIER_HOP: Final = (
     "An earlier hop of this request was paid, this hop was not. Asking again is a new purchase; read the report first."
 )
-_ADVICE = {
-    "https": "Ask the server over https.",
-    "no_signer": "Give the guard a key.",
-    "clock": "Set this machine's clock.",
-    "not_replayable": "Send the body in memory, or raise max_body_bytes.",
-}
-
-
-def refusal_error(terms: Terms, refusal: Refusal) -> PaymentRefused:
-    """Return a refusal as the typed error that its rule has."""
-    kind = _ERRORS.get(refusal.rule, PolicyDenied)
-    error = kind(
-        f"{refusal.rule}: {refusal.reason}",
-        rule=refusal.rule,
-        requested=refusal.requested,
-        available=refusal.available,
-        session=terms.session_id,
-    )
-    if refusal.rule in _ADVICE:
-        error.advice = f"Nothing was paid. {_ADVICE[refusal.rule]}"
-    return error

@@ -22,15 +22,20 @@ from x402guard.ledger.doubt import DEFAULT_FLIGHT_S, instance_mark
 from x402guard.ledger.model import WALLET, NodeKind
 from x402guard.ledger.sessions import PAYER_MARK, NodeRequest, ensure_payer, ensure_wallet
 from x402guard.ledger.view import LedgerView, Scope
+from x402guard.metering import Metering
+from x402guard.metering.classify import Meter
+from x402guard.metering.registered import RegisteredBook
 from x402guard.money import Dollars, Nanos
 from x402guard.outgoing import DEFAULT_BODY_BYTES
 from x402guard.policy import Policy
 from x402guard.policy.settings import check_flag
 from x402guard.ports import ChainReader, LedgerStore, Signer
+from x402guard.price_file import open_book
 from x402guard.purchase import Terms
 from x402guard.session import Session, check_name, current_session, parse_limit
 from x402guard.settlement import sweep
 from x402guard.stores import DEFAULT_LEDGER, open_store
+from x402guard.tokens import TiktokenCounter
 
 __all__ = ["Guard"]
 
@@ -51,6 +56,7 @@ class Guard:
         budget: the wallet's own limit in dollars, over all sessions of this ledger; None takes what the ledger says.
         max_body_bytes: how much of a streaming request body is kept, so that a paid request can repeat it.
         flight_s: seconds after which a request without an answer is in doubt.
+        metering: how LLM calls are held and priced.
 
     Raises ``ConfigError`` naming the setting, ``LedgerUnavailable`` where the books cannot be opened.
     """
@@ -68,6 +74,7 @@ class Guard:
         budget: Dollars | None = None,
         max_body_bytes: int = DEFAULT_BODY_BYTES,
         flight_s: int = DEFAULT_FLIGHT_S,
+        metering: Metering | None = None,
     ) -> None:
         _check_kinds(signer, ledger, policy, chains)
         self.policy = policy or Policy()
@@ -91,6 +98,7 @@ class Guard:
             flight_ms=flight_ms,
             unsafe_no_chain=unsafe_no_chain,
             unsafe_trust_receipts=unsafe_trust_receipts,
+            meter=_meter(metering),
         )
         # What was given is its owner's to close; others may share it.
         self._closed = False
@@ -213,6 +221,17 @@ class Guard:
     def __repr__(self) -> str:
         terms = getattr(self, "terms", None)  # a crash reporter may look at a guard that was never finished
         return "Guard(unfinished)" if terms is None else f"Guard(payer={terms.payer}, instance={self.instance!r})"
+
+
+def _meter(metering: Metering | None) -> Meter:
+    if metering is not None and not isinstance(metering, Metering):
+        raise ConfigError(
+            f"metering: a {type(metering).__name__} is not a Metering; write Metering(unbounded_output=…)"
+        )
+    settings = metering or Metering()
+    given = settings.prices
+    book = open_book(given) if given is None or isinstance(given, str) else given
+    return Meter(settings, RegisteredBook(book, owner=settings.models), settings.counter or TiktokenCounter())
 
 
 def _check_kinds(signer: object, ledger: object, policy: object, chains: object) -> None:

@@ -5,13 +5,19 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import AsyncIterator, Iterator
-from typing import Final
-
-import httpx
+from typing import TYPE_CHECKING, Final
 
 from x402guard.errors import PaymentRefused, ProtocolError
 
-__all__ = ["AsyncReplay", "Kept", "Replay", "decoded_body", "problem_response"]
+if TYPE_CHECKING:
+    import httpx
+
+    from x402guard.library import Library
+
+__all__ = ["REFUSAL", "AsyncReplay", "Kept", "Replay", "decoded_body", "problem_response"]
+
+REFUSAL: Final = "x402guard.refusal"
+"""Where a local refusal's error stands in ``response.extensions``."""
 
 _WINDOW: Final = {"gzip": 31, "x-gzip": 31, "deflate": 15}
 """zlib's window bits for the one layer of encoding that we undo."""
@@ -31,7 +37,7 @@ class Kept:
         return self._size <= limit
 
 
-class Replay(httpx.SyncByteStream):
+class Replay:
     """A response stream that was read in part, and reads from its beginning all the same."""
 
     def __init__(self, stream: httpx.SyncByteStream) -> None:
@@ -55,7 +61,7 @@ class Replay(httpx.SyncByteStream):
         self._stream.close()
 
 
-class AsyncReplay(httpx.AsyncByteStream):
+class AsyncReplay:
     """The same as ``Replay``, for an asynchronous stream."""
 
     def __init__(self, stream: httpx.AsyncByteStream) -> None:
@@ -104,7 +110,7 @@ def decoded_body(response: httpx.Response, raw: bytes, limit: int) -> bytes | No
     return body if unpacker.eof else None
 
 
-def problem_response(error: PaymentRefused, request: httpx.Request) -> httpx.Response:
+def problem_response(library: Library, error: PaymentRefused, request: httpx.Request) -> httpx.Response:
     """Return a refusal as a local 402 with a problem+json body (RFC 9457), for agents that read answers better.
 
     It carries no ``PAYMENT-REQUIRED``, so that no outer client takes it for an offer, and tells SDKs not to retry.
@@ -124,4 +130,6 @@ def problem_response(error: PaymentRefused, request: httpx.Request) -> httpx.Res
         **error.amounts(),
     }
     headers = {"content-type": "application/problem+json", "x-should-retry": "false"}
-    return httpx.Response(402, headers=headers, content=json.dumps(problem).encode(), request=request)
+    return library.response(
+        402, headers=headers, content=json.dumps(problem).encode(), request=request, extensions={REFUSAL: error}
+    )

@@ -7,9 +7,7 @@ import ipaddress
 import secrets
 import weakref
 from collections.abc import AsyncIterator, Iterator, Mapping
-from typing import Any, Final
-
-import httpx
+from typing import TYPE_CHECKING, Any, Final
 
 from x402guard.effects import SendFailed
 from x402guard.incoming import Kept
@@ -17,7 +15,21 @@ from x402guard.policy import RequestFacts
 from x402guard.settlement import Receipt
 from x402guard.wire import PAYMENT_HEADERS
 
-__all__ = ["DEFAULT_BODY_BYTES", "LogicalRequest", "Outgoing", "buffer_body", "buffer_body_async", "describe_request"]
+if TYPE_CHECKING:
+    import httpx
+
+    from x402guard.library import Library
+
+__all__ = [
+    "DEFAULT_BODY_BYTES",
+    "AsyncRest",
+    "LogicalRequest",
+    "Outgoing",
+    "Rest",
+    "buffer_body",
+    "buffer_body_async",
+    "describe_request",
+]
 
 DEFAULT_BODY_BYTES: Final = 10_485_760
 """How much of a streaming request body is kept, in bytes, unless the owner says otherwise."""
@@ -124,44 +136,44 @@ def describe_request(request: httpx.Request, logical: LogicalRequest, body: byte
     )
 
 
-def buffer_body(request: httpx.Request, limit: int) -> bytes | None:
+def buffer_body(library: Library, request: httpx.Request, limit: int) -> bytes | None:
     """Return the request's body where it has at most *limit* bytes, so that a paid request can repeat it; else None.
 
     A larger one streams on: what was read of it is put back in front. Nothing is lost either way.
     """
     stream = request.stream
-    if isinstance(stream, httpx.ByteStream):
+    if isinstance(stream, library.bytes_stream):
         return b"".join(stream)  # in memory already, whatever its size
-    if not isinstance(stream, httpx.SyncByteStream):
+    if not isinstance(stream, library.sync_stream):
         raise TypeError("a synchronous transport was given an asynchronous request body")
     kept, source = Kept(), iter(stream)
     for chunk in source:
         if not kept.add(chunk, limit):
-            request.stream = _Rest(stream, kept.chunks, source)
+            request.stream = library.rest(stream, kept.chunks, source)  # type: ignore[assignment]  # of its family, too
             return None
     body = b"".join(kept.chunks)
-    request.stream = httpx.ByteStream(body)
+    request.stream = library.bytes_stream(body)
     return body
 
 
-async def buffer_body_async(request: httpx.Request, limit: int) -> bytes | None:
+async def buffer_body_async(library: Library, request: httpx.Request, limit: int) -> bytes | None:
     """The same as ``buffer_body``, for an asynchronous body."""
     stream = request.stream
-    if isinstance(stream, httpx.ByteStream):
+    if isinstance(stream, library.bytes_stream):
         return b"".join(stream)  # in memory already, whatever its size
-    if not isinstance(stream, httpx.AsyncByteStream):
+    if not isinstance(stream, library.async_stream):
         raise TypeError("an asynchronous transport was given a synchronous request body")
     kept, source = Kept(), aiter(stream)
     async for chunk in source:
         if not kept.add(chunk, limit):
-            request.stream = _AsyncRest(stream, kept.chunks, source)
+            request.stream = library.async_rest(stream, kept.chunks, source)  # type: ignore[assignment]  # see above
             return None
     body = b"".join(kept.chunks)
-    request.stream = httpx.ByteStream(body)
+    request.stream = library.bytes_stream(body)
     return body
 
 
-class _Rest(httpx.SyncByteStream):
+class Rest:
     """A body that was read ahead in part: once from its beginning, and after that whatever the original does."""
 
     def __init__(self, stream: httpx.SyncByteStream, chunks: list[bytes], source: Iterator[bytes]) -> None:
@@ -179,8 +191,8 @@ class _Rest(httpx.SyncByteStream):
             yield from self._stream  # a redirect sends it again: multipart rewinds, a generator says that it cannot
 
 
-class _AsyncRest(httpx.AsyncByteStream):
-    """The same as ``_Rest``, for an asynchronous body."""
+class AsyncRest:
+    """The same as ``Rest``, for an asynchronous body."""
 
     def __init__(self, stream: httpx.AsyncByteStream, chunks: list[bytes], source: AsyncIterator[bytes]) -> None:
         self._stream = stream
@@ -207,19 +219,25 @@ class Outgoing:
         request: the caller's; never changed.
         body: its body, or None where it could not be kept.
         logical: the mark of the call it belongs to.
-        stock: the inner transport is httpx's own, whose errors tell whether anything left the machine.
+        stock: the inner transport is the library's own, whose errors tell whether anything left the machine.
     """
 
-    def __init__(self, request: httpx.Request, body: bytes | None, logical: LogicalRequest, *, stock: bool) -> None:
+    def __init__(
+        self, library: Library, request: httpx.Request, body: bytes | None, logical: LogicalRequest, *, stock: bool
+    ) -> None:
+        self._library = library
         self._request = request
         self._body = body
         self._logical = logical
         self._stock = stock
 
-    def copy(self, headers: tuple[tuple[str, str], ...], pays: str | None) -> httpx.Request:
-        """Return the request to send, with *headers* in place of any of the same name; they pay the hold *pays*."""
+    def copy(self, headers: tuple[tuple[str, str], ...], pays: str | None, body: bytes | None) -> httpx.Request:
+        """Return the request to send, with *headers* in place of any of the same name; they pay the hold *pays*.
+
+        *body* goes in place of the request's own, where it is not None.
+        """
         original = self._request
-        lines = httpx.Headers(original.headers)
+        lines = self._library.headers(original.headers)
         if self._logical.crossed(original):
             # A payment header of the caller's own was meant for the first origin; httpx strips Authorization alone.
             for name in PAYMENT_HEADERS:
@@ -227,12 +245,15 @@ class Outgoing:
         for name, value in headers:
             lines[name] = value
         self._logical.paid_by = pays or self._logical.paid_by
-        stream = original.stream if self._body is None else httpx.ByteStream(self._body)
-        return httpx.Request(
+        if body is not None:
+            lines.pop("transfer-encoding", None)
+            lines["content-length"] = str(len(body))
+        whole = self._body if body is None else body
+        stream = original.stream if whole is None else self._library.bytes_stream(whole)
+        return self._library.request(
             original.method, original.url, headers=lines, stream=stream, extensions=original.extensions
         )
 
     def failed(self, error: Exception) -> SendFailed:
         """Return the signal for the flow; only the stock transports tell reliably that nothing left the machine."""
-        unsent = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.UnsupportedProtocol)
-        return SendFailed(error, before_connection=self._stock and isinstance(error, unsent))
+        return SendFailed(error, before_connection=self._stock and isinstance(error, self._library.unsent))

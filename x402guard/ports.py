@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any, Protocol, TypeVar
 
 from x402guard.evm import Address
@@ -11,7 +12,17 @@ from x402guard.ledger.evidence import Finding
 from x402guard.ledger.model import Entry, Hold, Node
 from x402guard.ledger.view import Change, Scope
 
-__all__ = ["ChainReader", "Funds", "HoldLookup", "LedgerStore", "Signer"]
+__all__ = [
+    "ChainReader",
+    "Funds",
+    "HoldLookup",
+    "LedgerStore",
+    "PriceBook",
+    "PricedModel",
+    "Signer",
+    "TokenCounter",
+    "Usage",
+]
 
 R = TypeVar("R")
 
@@ -104,3 +115,62 @@ class ChainReader(Protocol):
 
     def close(self) -> None:
         """Release connections. Closing twice is fine."""
+
+
+Usage = Mapping[str, int]
+"""What a call used: unit → count, none negative. The units are those of the price book: ``input_tokens`` (all of them, cached
+ones too), ``output_tokens`` (all, reasoning too), and parts of these: ``cache_read_tokens``, ``cache_write_tokens``,
+``input_audio_tokens``, ``output_reasoning_tokens``, ``web_searches`` …"""
+
+
+@dataclass(frozen=True, slots=True)
+class PricedModel:
+    """One model's prices as they stood at one moment: what a price book finds, and is shown again to work out a cost.
+
+    Attributes:
+        provider: the provider's id in the book.
+        model: the model's id in the book.
+        at_unix: the moment, in unix seconds; prices change by date, and some by the hour.
+        source, version: where the prices are from, for the ledger.
+        context_window: tokens that the model can take, or None where the book does not say.
+        units: the units that have a price of their own.
+        contexts: the (key, value) pairs that the model has other prices for, such as ``("service_tier", "flex")``.
+    """
+
+    provider: str
+    model: str
+    at_unix: int
+    source: str
+    version: str
+    context_window: int | None
+    units: frozenset[str]
+    contexts: frozenset[tuple[str, str]] = frozenset()
+
+
+class PriceBook(Protocol):
+    """What models cost, and how providers say what was used. Fetches nothing from a network."""
+
+    def find(self, provider: str, model: str, at_unix: int) -> PricedModel | None:
+        """Return the prices of a model at a moment (unix seconds), or None for one that the book does not know.
+
+        Exact names alone: the rules about dated names are not the book's.
+        """
+
+    def cost(self, priced: PricedModel, usage: Usage, context: Mapping[str, str]) -> Decimal:
+        """Return what *usage* costs in dollars, exact and not rounded.
+
+        *context* chooses other prices out of ``priced.contexts``. Raises ``ValueError`` for counts that contradict each other.
+        """
+
+    def extract(self, provider: str, flavour: str, answer: Mapping[str, Any]) -> Usage:
+        """Return the usage that a provider's answer states. Raises ``ValueError`` where it states none that can be read."""
+
+
+class TokenCounter(Protocol):
+    """Counts tokens before a call, so that its worst case can be held. Used from several threads at once."""
+
+    def count(self, text: str, *, provider: str, model: str) -> int:
+        """Return how many tokens *text* is for a provider's *model*.
+
+        Raises ``LookupError`` for a model whose vocabulary it does not have. Whatever it raises, bytes are counted instead.
+        """

@@ -15,6 +15,7 @@ from x402guard.ledger.doubt import in_doubt, take_over
 from x402guard.ledger.intent import Intent
 from x402guard.ledger.model import Hold, HoldKind, Purpose
 from x402guard.ledger.view import LedgerView, Scope
+from x402guard.metering.classify import Meter
 from x402guard.money import Nanos
 from x402guard.offer import Offer
 from x402guard.policy import Case, Policy, RequestFacts, judge_live
@@ -23,7 +24,7 @@ from x402guard.policy.rules import lifetime_s, resource_host
 from x402guard.schemes import scheme_for
 from x402guard.schemes.terms import Proposal
 
-__all__ = ["Authorized", "Stuck", "Terms", "authorize_purchase", "purchase_key", "purchase_scope"]
+__all__ = ["Authorized", "Stuck", "Terms", "authorize_purchase", "purchase_key", "purchase_scope", "purpose_of"]
 
 MAX_CLOCK_GAP_MS: Final = 60_000
 """How far the clock may be behind the ledger's last stamp, in milliseconds."""
@@ -46,6 +47,7 @@ class Terms:
         flight_ms: how long a request may be out before its hold is in doubt, in milliseconds.
         unsafe_no_chain: pay on real networks whose chain cannot be read.
         unsafe_trust_receipts: capture what an ``upto`` receipt claims where no chain can tell.
+        meter: what LLM calls are held and priced by; None meters nothing.
     """
 
     session_id: str
@@ -57,6 +59,7 @@ class Terms:
     flight_ms: int = 30_000
     unsafe_no_chain: bool = False
     unsafe_trust_receipts: bool = False
+    meter: Meter | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,18 +189,19 @@ def _hold(view: LedgerView, terms: Terms, case: Case) -> Hold:
         deadline_unix=intent.valid_until,
         flying_since_ms=view.now_ms,
         owner=terms.instance,
-        purpose=_purpose(request),
+        purpose=purpose_of(request),
         chain_evidence=offer.network in terms.chains,
         purchase_key=purchase_key(terms, request),
         intent=intent,
     )
 
 
-def _purpose(request: RequestFacts) -> Purpose:
+def purpose_of(request: RequestFacts, tool: str = "") -> Purpose:
+    """Return what a hold for *request* is for; *tool* is the model or tool it calls."""
     what = json.dumps([request.method, request.url, request.body_sha256 or ""])
     # No query, no fragment, and no user:password@ before the host.
     url = urlsplit(request.url)._replace(netloc=request.host, query="", fragment="").geturl()
-    return Purpose(request.method, url, request.host, hashlib.sha256(what.encode()).hexdigest())
+    return Purpose(request.method, url, request.host, hashlib.sha256(what.encode()).hexdigest(), tool)
 
 
 def _facts(case: Case, hold: Hold) -> Mapping[str, Any]:

@@ -22,6 +22,7 @@ from x402guard.ledger.model import Node, NodeKind
 from x402guard.ledger.report import Report, below, build_report, remaining
 from x402guard.ledger.sessions import NodeRequest, close_node, open_node
 from x402guard.ledger.view import Scope
+from x402guard.metering.registered import ModelPrice, RegisteredBook
 from x402guard.money import Dollars, Nanos, dollars_to_nanos, nanos_to_decimal
 from x402guard.purchase import Terms
 
@@ -106,6 +107,7 @@ class Session:
         self._blocks = 0
         self._lock = threading.Lock()
         self._ended = False
+        self._models: dict[str, ModelPrice] = {}
         self._terms = replace(guard.terms, node_id=node.id, session_id=self._report_id())
 
     @classmethod
@@ -161,13 +163,47 @@ class Session:
             )
         inner = current_session()
         if inner is None or self._descends_from(inner):
-            return self._terms
+            return self._own_terms()
         if inner._descends_from(self):
-            return inner._terms
+            return inner._own_terms()
         raise ConfigError(
             f"this client pays from session {self._name!r} ({self.id}), but the block in context belongs to "
             f"{inner._name!r} ({inner.id}), which is not inside it; use a client of that session, or GuardedTransport(guard)"
         )
+
+    def _own_terms(self) -> Terms:
+        """The terms, with the prices registered here and above."""
+        models: dict[str, ModelPrice] = {}
+        session: Session | None = self
+        while session is not None:
+            models = {**session._models, **models}
+            session = session._parent
+        meter = self._terms.meter
+        if not models or meter is None or not isinstance(meter.book, RegisteredBook):
+            return self._terms
+        return replace(self._terms, meter=replace(meter, book=replace(meter.book, session=models)))
+
+    def register_model(
+        self,
+        name: str,
+        *,
+        input: Dollars,
+        output: Dollars,
+        cached_input: Dollars | None = None,
+        max_output: int | None = None,  # noqa: A002
+    ) -> None:
+        """Give a model that the price book lacks a price, in dollars per million tokens, for this session and all below it.
+
+        *max_output* is the most tokens that it answers with: calls without an output limit are held at that. What has a price
+        already can be made dearer, never cheaper. Raises ``ConfigError`` naming the argument.
+        """
+        price = ModelPrice(input=input, output=output, cached_input=cached_input, max_output=max_output)
+        meter = self._own_terms().meter
+        if meter is None or not isinstance(meter.book, RegisteredBook):
+            raise ConfigError("register_model: this guard meters nothing")
+        meter.book.register(name, price, self.shell.store.now_ms() // 1000)
+        with self._lock:
+            self._models = {**self._models, name: price}
 
     def _descends_from(self, other: Session) -> bool:
         session: Session | None = self

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Final
@@ -52,6 +53,10 @@ class Receipt:
         transaction: the hash that the server names, or "".
         deadline: unix time in seconds after which the signature is worthless.
         represented: a payment in doubt was presented again, none was signed anew.
+        model: the model of an LLM call, "" for a payment. Its receipt is complete once the answer's body has ended.
+        output_limit: the output limit that was written into an LLM call without one, in tokens; else None.
+        usage: what an LLM call used, by unit, where its provider stated it.
+        note: what the books say about an amount that the provider did not state.
     """
 
     hold_id: str
@@ -62,6 +67,10 @@ class Receipt:
     transaction: str
     deadline: int
     represented: bool
+    model: str = ""
+    output_limit: int | None = None
+    usage: Mapping[str, int] | None = None
+    note: str = ""
 
 
 def receipt_of(hold: Hold, *, represented: bool) -> Receipt:

@@ -14,7 +14,7 @@ from x402guard.ledger.model import Node, NodeState
 from x402guard.ledger.view import LedgerView
 from x402guard.money import Nanos
 
-__all__ = ["Shortfall", "find_shortfall", "settle_grants", "trip", "trip_exceeded"]
+__all__ = ["Shortfall", "find_shortfall", "room_on_path", "settle_grants", "trip", "trip_exceeded"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +38,12 @@ def find_shortfall(view: LedgerView, node_id: str, amount: int) -> Shortfall | N
         if node.parent_id is not None:
             amount = max(0, node.used + amount - node.granted_in)
     return None
+
+
+def room_on_path(view: LedgerView, node_id: str) -> Nanos | None:
+    """Return the largest amount in nano-dollars that fits a node and every budget above it; None where none has a limit."""
+    rooms = [node.room for node in view.path(node_id) if node.room is not None]
+    return Nanos(max(0, min(rooms))) if rooms else None
 
 
 def settle_grants(view: LedgerView, node_id: str) -> None:

@@ -32,7 +32,7 @@ WALLET: Final = "wallet"
 
 NOTHING: Final = Nanos(0)
 
-TERMINATIONS: Final = ("budget_exhausted", "loop_detected", "overshoot")
+TERMINATIONS: Final = ("budget_exhausted", "disputed_usage", "loop_detected", "overshoot")
 """Every word that ``terminated_by`` may be beside null."""
 
 

@@ -33,11 +33,16 @@ class Note:
 
 @dataclass(frozen=True, slots=True)
 class Capture:
-    """What was taken, in nano-dollars, why that is believed, and the proof where a chain gave one."""
+    """What was taken, in nano-dollars, why that is believed, and the proof where a chain gave one.
+
+    ``usage`` is what an LLM's provider says was used, by unit; ``note`` is a word for the books.
+    """
 
     amount: Nanos
     evidence: Evidence
     proof: str | None = None
+    usage: Mapping[str, int] | None = None
+    note: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +204,7 @@ def _after(hold: Hold, event: Event, target: HoldState) -> Hold:
         case Note(doubt, claim):
             # A claim is somebody's answer, so nobody is in doubt about silence any more.
             return dataclasses.replace(hold, doubt=doubt or (None if claim else hold.doubt), claim=claim or hold.claim)
-        case Capture(amount, evidence, proof) | Correct(amount, evidence, proof):
+        case Capture(amount=amount, evidence=evidence, proof=proof) | Correct(amount, evidence, proof):
             ended_by = hold.ended_by or _as_json(event)
             captured = Nanos(amount)
             return dataclasses.replace(

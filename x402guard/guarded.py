@@ -1,0 +1,169 @@
+"""What every guarded transport does, whatever library it is for: facts in; a receipt, a metered body or a refusal out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, ClassVar, Final, Literal, Protocol, get_args
+
+from x402guard.assets import AssetRegistry
+from x402guard.drivers import Shell, run, run_async
+from x402guard.effects import Flow
+from x402guard.errors import ConfigError, PaymentRefused, X402GuardError
+from x402guard.exchange import AsyncExchanged, Exchanged
+from x402guard.flow import paid_request
+from x402guard.incoming import problem_response
+from x402guard.inference import InFlight, Upload, metered_request
+from x402guard.ledger.authorize import Refusal
+from x402guard.library import Library
+from x402guard.metering.classify import classify
+from x402guard.outgoing import LogicalRequest, Outgoing, buffer_body, buffer_body_async, describe_request
+from x402guard.purchase import Terms
+from x402guard.refusals import refused
+from x402guard.settlement import Receipt
+
+if TYPE_CHECKING:
+    import httpx
+
+__all__ = ["EXTENSION", "Guarded", "OnRefusal", "Payer"]
+
+EXTENSION: Final = "x402guard"
+"""Where the receipt stands in ``response.extensions``."""
+
+OnRefusal = Literal["raise", "respond"]
+
+Handed = InFlight | Receipt | None
+"""What a conversation ends with: a body to read along, a receipt, or nothing to account for."""
+
+
+class Payer(Protocol):
+    """What a transport needs of a session, or of a guard that finds the session in context."""
+
+    def conversation_terms(self) -> Terms:
+        """Return the terms of the innermost budget in context. Raises ``ConfigError`` where there is none of ours."""
+
+    @property
+    def shell(self) -> Shell:
+        """The books, the key and the chains."""
+
+    @property
+    def registry(self) -> AssetRegistry:
+        """The tokens we trust."""
+
+    @property
+    def max_body_bytes(self) -> int:
+        """How much of a streaming request body is kept, so that a paid request can repeat it."""
+
+
+class Guarded:
+    """The part of a transport that is the same for httpx and httpx2, blocking and not."""
+
+    library: ClassVar[Library]
+
+    def __init__(self, payer: Payer, on_refusal: OnRefusal) -> None:
+        if isinstance(payer, type) or not hasattr(payer, "conversation_terms"):
+            raise ConfigError(f"GuardedTransport(…): {payer!r} is neither a Session nor a Guard")
+        if on_refusal not in get_args(OnRefusal):
+            raise ConfigError(f"on_refusal: {on_refusal!r} is neither 'raise' nor 'respond'")
+        self._payer = payer
+        self._on_refusal = on_refusal
+
+    def exchange(self, inner: httpx.BaseTransport, request: httpx.Request) -> httpx.Response:
+        """Send *request* over *inner*, paying and metering as the session's terms say.
+
+        Raises ``X402GuardError`` and its kin, and the inner transport's own errors.
+        """
+        body = buffer_body(self.library, request, self._payer.max_body_bytes)
+        logical = LogicalRequest.of(request)
+        exchange = Exchanged(self.library, inner)
+        try:
+            flow, exchange.outgoing = self._begin(request, logical, body, stock=type(inner) in self.library.stock)
+            handed = run(flow, self._payer.shell, exchange)
+        except X402GuardError as error:
+            logical.end()
+            exchange.discard()
+            return self._failed(error, request)
+        except BaseException:
+            logical.end()
+            exchange.discard()
+            raise
+        response = exchange.response()
+        if isinstance(handed, InFlight):
+            stream = self.library.metered(response.stream, handed, self._payer.shell, _teller(response))  # type: ignore[arg-type]
+            response = self._reading(response, stream)
+        return self._finish(logical, response, handed)
+
+    async def exchange_async(self, inner: httpx.AsyncBaseTransport, request: httpx.Request) -> httpx.Response:
+        """See ``exchange``."""
+        body = await buffer_body_async(self.library, request, self._payer.max_body_bytes)
+        logical = LogicalRequest.of(request)
+        exchange = AsyncExchanged(self.library, inner)
+        try:
+            flow, exchange.outgoing = self._begin(request, logical, body, stock=type(inner) in self.library.stock)
+            handed = await run_async(flow, self._payer.shell, exchange)
+        except X402GuardError as error:
+            logical.end()
+            await exchange.discard()
+            return self._failed(error, request)
+        except GeneratorExit:
+            logical.end()
+            raise  # the coroutine is thrown away, its loop may be gone: nothing can be awaited
+        except BaseException:
+            logical.end()
+            await exchange.discard()
+            raise
+        response = exchange.response()
+        if isinstance(handed, InFlight):
+            stream = self.library.async_metered(response.stream, handed, self._payer.shell, _teller(response))  # type: ignore[arg-type]
+            response = self._reading(response, stream)
+        return self._finish(logical, response, handed)
+
+    def _begin(
+        self, request: httpx.Request, logical: LogicalRequest, body: bytes | None, *, stock: bool
+    ) -> tuple[Flow[Handed], Outgoing]:
+        facts, terms = describe_request(request, logical, body), self._payer.conversation_terms()
+        outgoing = Outgoing(self.library, request, body, logical, stock=stock)
+        route = None if terms.meter is None else classify(terms.meter, facts.method, facts.host, facts.url)
+        if route is None:
+            return paid_request(facts, terms, self._payer.registry), outgoing
+        if isinstance(route, Refusal):
+            return _refuse(terms, route), outgoing
+        upload = Upload(body, request.headers.get("content-encoding", ""))
+        return metered_request(facts, route, upload, terms, self._payer.registry), outgoing
+
+    def _reading(self, response: httpx.Response, stream: object) -> httpx.Response:
+        """Return the same answer with another body: one that was in memory already would not be read along."""
+        return self.library.response(
+            response.status_code,
+            headers=response.headers,
+            stream=stream,  # type: ignore[arg-type]  # it is of the library's family, too
+            extensions=response.extensions,
+        )
+
+    def _finish(self, logical: LogicalRequest, response: httpx.Response, handed: Handed) -> httpx.Response:
+        if isinstance(handed, Receipt) and not handed.model:
+            logical.receipt = handed
+        receipt = handed.receipt if isinstance(handed, InFlight) else handed or logical.receipt
+        if receipt is not None:
+            response.extensions[EXTENSION] = receipt
+        logical.answered(response)
+        return response
+
+    def _failed(self, error: X402GuardError, request: httpx.Request) -> httpx.Response:
+        error.request = request
+        if isinstance(error, PaymentRefused) and self._on_refusal == "respond":
+            return problem_response(self.library, error, request)
+        raise error
+
+
+def _refuse(terms: Terms, refusal: Refusal) -> Flow[Handed]:
+    raise (yield from refused(terms, refusal))
+
+
+def _teller(response: httpx.Response) -> Callable[[Receipt], None]:
+    """Return what puts a call's last receipt in the place of its first."""
+    extensions = response.extensions
+
+    def tell(receipt: Receipt) -> None:
+        extensions[EXTENSION] = receipt
+
+    return tell

@@ -1,0 +1,303 @@
+"""The conversation for one LLM call: a ceiling before, the truth after.
+
+A ceiling is worked out · held, durably · the request is sent · the caller reads the answer while the meter reads along · the end
+of the body captures what was used. What nobody states costs its ceiling; nothing is dropped, nothing clamped.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Final
+
+from x402guard.assets import AssetRegistry
+from x402guard.effects import Flow, Interrupted, Reply, SendFailed, compute, peek_body, send, transact
+from x402guard.errors import LedgerUnavailable
+from x402guard.flow import PAYMENT_REQUIRED_STATUS, paid_request
+from x402guard.held_calls import Granted, call_scope, fix_price, grant_call, mean_mark, write_bill
+from x402guard.ledger.authorize import BUDGET, Refusal
+from x402guard.ledger.model import Evidence, Hold
+from x402guard.metering.bill import Bill, bill_answer, ceiling_bill
+from x402guard.metering.call import Call, ask_for_usage, read_call, write_limit
+from x402guard.metering.ceiling import Ceiling, find_ceiling
+from x402guard.metering.classify import FixedPrice, Meter
+from x402guard.metering.json_body import NotReadable, read_object, write_object
+from x402guard.metering.reading import Answer, AnswerReader
+from x402guard.metering.routes import Route
+from x402guard.policy import RequestFacts
+from x402guard.purchase import Terms
+from x402guard.refusals import refused
+from x402guard.settlement import Receipt, receipt_of, sweep, void
+
+__all__ = ["InFlight", "Upload", "end_call", "metered_request"]
+
+QUICK_BYTES: Final = 16_384
+"""A body up to this size is read, counted and priced on the event loop, once book and counter have loaded."""
+
+ERROR_BYTES: Final = 262_144
+"""How much of an error's body is looked at."""
+
+_TIMED_OUT: Final = frozenset({408, 499})
+
+
+@dataclass(frozen=True, slots=True)
+class Upload:
+    """A request's body, None where it streamed past the limit, and its content encoding."""
+
+    body: bytes | None
+    encoding: str
+
+
+@dataclass(frozen=True, slots=True)
+class InFlight:
+    """A call whose answer the caller is reading.
+
+    Attributes:
+        terms: what it works under.
+        hold: its line in the ledger.
+        call, ceiling: what was asked, and what it costs at most.
+        limit: the output limit that holds, in tokens for each choice.
+        reader: reads along; the transport feeds it.
+        receipt: as long as the answer has not ended.
+    """
+
+    terms: Terms
+    hold: Hold
+    call: Call
+    ceiling: Ceiling
+    limit: int
+    reader: AnswerReader
+    receipt: Receipt
+
+
+@dataclass(frozen=True, slots=True)
+class _Ready:
+    call: Call
+    ceiling: Ceiling
+
+
+def metered_request(
+    request: RequestFacts, route: Route | FixedPrice, upload: Upload, terms: Terms, registry: AssetRegistry
+) -> Flow[InFlight | Receipt | None]:
+    """Hold one call's conversation up to its answer's body.
+
+    Returns an ``InFlight`` whose body is still to be read along, the receipt of a call that has ended, or None where it cost
+    nothing. A 402 from a metered host is answered like any other. Raises ``PaymentRefused`` and its kin, ``LedgerUnavailable``,
+    ``SendFailed``; with nothing sent and nothing held where it refuses.
+    """
+    if isinstance(route, FixedPrice):
+        granted = yield from _hold(terms, request, partial(fix_price, terms=terms, request=request, price=route))
+        reply = yield from _send(terms, granted, None)
+        handed: InFlight | Receipt | None = yield from _end_by_status(terms, granted, reply)
+    else:
+        handed, reply = yield from _metered(request, route, upload, terms)
+    if reply.status == PAYMENT_REQUIRED_STATUS:
+        return (yield from paid_request(request, terms, registry, reply))
+    return handed
+
+
+def _metered(
+    request: RequestFacts, route: Route, upload: Upload, terms: Terms
+) -> Flow[tuple[InFlight | Receipt | None, Reply]]:
+    meter = _meter(terms)
+    ready = yield from compute(partial(_prepare, route, upload, meter), quick=_is_quick(meter, upload.body))
+    if isinstance(ready, Refusal):
+        raise (yield from refused(terms, ready))
+    call, ceiling = ready.call, ready.ceiling
+    change = partial(grant_call, terms=terms, request=request, call=call, ceiling=ceiling, meter=meter)
+    granted = yield from _hold(terms, request, change, mean_mark(call, ceiling))
+    asks = _asks_for_usage(call, meter)
+    reply = yield from _send(terms, granted, _body_to_send(call, granted, asks=asks))
+    if 200 <= reply.status < 300:
+        return _in_flight(terms, granted, ready, reply, hides=asks), reply
+    return (yield from _end_by_status(terms, granted, reply)), reply
+
+
+def _meter(terms: Terms) -> Meter:
+    if terms.meter is None:
+        raise ValueError("a metered call needs a meter")
+    return terms.meter
+
+
+def _is_quick(meter: Meter, body: bytes | None) -> bool:
+    return meter.ready and len(body or b"") <= QUICK_BYTES
+
+
+def _prepare(route: Route, upload: Upload, meter: Meter, now_ms: int) -> _Ready | Refusal:
+    call = read_call(route, upload.body, upload.encoding)
+    if isinstance(call, Refusal):
+        return call
+    ceiling = find_ceiling(call, meter.settings, meter.book, meter.counter, now_ms // 1000)
+    return ceiling if isinstance(ceiling, Refusal) else _Ready(call, ceiling)
+
+
+def _hold(
+    terms: Terms, request: RequestFacts, change: partial[Granted | Refusal], *marks: tuple[str, str]
+) -> Flow[Granted]:
+    """Write the hold; durable before anything is sent. Raises the refusal where it does not fit."""
+    scope = call_scope(terms, request, marks)
+    swept = False
+    while True:
+        try:
+            decided = yield from transact(scope, change)
+        except (LedgerUnavailable, Interrupted) as error:
+            yield from _give_back(terms, request.entropy.hex(), f"nothing was sent: {type(error).__name__}", error)
+            raise
+        if not isinstance(decided, Refusal):
+            return decided
+        if decided.rule != BUDGET or swept or (yield from sweep(terms)) == 0:
+            raise (yield from refused(terms, decided))
+        swept = True
+
+
+def _asks_for_usage(call: Call, meter: Meter) -> bool:
+    """True where a stream would end without its usage unless we asked for it."""
+    return (
+        call.streams
+        and meter.settings.include_usage
+        and not call.asked_for_usage
+        and call.route.flavour in ("chat", "completions")
+        and call.route.endpoint.dialect in ("openai", "azure", "google")
+    )
+
+
+def _body_to_send(call: Call, granted: Granted, *, asks: bool) -> bytes | None:
+    """Return the body that goes out in place of the caller's, or None where that goes out as it is."""
+    if not asks and not granted.written:
+        return None
+    body = write_limit(call, granted.limit) if granted.written else dict(call.body)
+    return write_object(ask_for_usage(body) if asks else body)
+
+
+def _send(terms: Terms, granted: Granted, body: bytes | None) -> Flow[Reply]:
+    hold = granted.hold
+    try:
+        return (yield from send(("accept-encoding", "identity"), body=body))
+    except GeneratorExit:
+        raise
+    except SendFailed as failure:
+        if failure.before_connection:
+            yield from _give_back(terms, hold.id, f"no connection: {type(failure.cause).__name__}", failure)
+        else:
+            # Providers go on generating for a caller who has gone, and bill it.
+            yield from _capture_anyway(terms, hold, f"no answer: {type(failure.cause).__name__}", failure)
+        raise
+    except BaseException as error:
+        yield from _capture_anyway(terms, hold, "cancelled while the call was out", error)
+        raise
+
+
+def _end_by_status(terms: Terms, granted: Granted, reply: Reply) -> Flow[Receipt | None]:
+    """End a call whose body is not read along; None where it cost nothing."""
+    hold, status = granted.hold, reply.status
+    if 200 <= status < 300:
+        bill = Bill(hold.amount, Evidence.ESTIMATE, note="the price its owner set")
+    elif status in _TIMED_OUT:
+        bill = ceiling_bill(hold.amount, f"status {status}: it may have been answered and billed")
+    elif status < 500:
+        yield from _give_back(terms, hold.id, f"status {status}", None)
+        return None
+    else:
+        error = yield from _peek_error()
+        if error:
+            yield from _give_back(terms, hold.id, f"status {status}, {error}", None)
+            return None
+        bill = ceiling_bill(hold.amount, f"status {status} without an error that says that nothing was made")
+    return (yield from _write(terms, hold, bill, granted))
+
+
+def _peek_error() -> Flow[str]:
+    """Return "" unless the body of a 5xx is a provider's error and holds no content."""
+    try:
+        body = yield from peek_body(ERROR_BYTES)
+        told = read_object(body or b"")
+    except (NotReadable, SendFailed):
+        return ""
+    content = any(told.get(key) for key in ("choices", "candidates", "output", "content", "usage", "usageMetadata"))
+    says = any(told.get(key) for key in ("error", "message", "detail"))
+    return "an error of the provider's" if says and not content else ""
+
+
+def _in_flight(terms: Terms, granted: Granted, ready: _Ready, reply: Reply, *, hides: bool) -> InFlight:
+    call = ready.call
+    headers = {name.lower(): value for name, value in reply.headers}
+    reader = AnswerReader(
+        call.route.flavour,
+        headers.get("content-type", ""),
+        headers.get("content-encoding", ""),
+        hides_usage=hides,
+        keeps_text=call.streams and not _meter(terms).settings.include_usage,
+    )
+    receipt = _receipt(granted.hold, granted, call.model)
+    return InFlight(terms, granted.hold, call, ready.ceiling, granted.bound, reader, receipt)
+
+
+def _receipt(hold: Hold, granted: Granted, model: str) -> Receipt:
+    return replace(
+        receipt_of(hold, represented=False), model=model, output_limit=granted.limit if granted.written else None
+    )
+
+
+def end_call(flight: InFlight, answer: Answer) -> Flow[Receipt]:
+    """Capture what a call cost, its answer having ended, been cut or been left. Returns its last receipt.
+
+    Books that cannot be written take nothing from the caller: the hold stands in full, and lapses to its ceiling.
+    """
+    meter = _meter(flight.terms)
+
+    def job(_now_ms: int) -> Bill:
+        return bill_answer(
+            flight.call,
+            flight.ceiling,
+            meter.settings,
+            meter.counter,
+            answer,
+            held=flight.hold.amount,
+            limit=flight.limit,
+        )
+
+    mean = mean_mark(flight.call, flight.ceiling)
+    try:
+        bill = yield from compute(job, quick=not answer.text and meter.ready)
+    except Interrupted:
+        yield from transact(*write_bill(flight.terms, flight.hold, job(0), mean))
+        raise
+    try:
+        hold = yield from transact(*write_bill(flight.terms, flight.hold, bill, mean))
+    except LedgerUnavailable as error:
+        return replace(flight.receipt, in_doubt=True, note=f"the books could not be written: {error}")
+    after = receipt_of(hold, represented=False)
+    return replace(
+        after, model=flight.call.model, output_limit=flight.receipt.output_limit, usage=bill.usage, note=bill.note
+    )
+
+
+def _write(terms: Terms, hold: Hold, bill: Bill, granted: Granted) -> Flow[Receipt]:
+    try:
+        written = yield from transact(*write_bill(terms, hold, bill, None))
+    except LedgerUnavailable as error:
+        note = f"the books could not be written: {error}"
+        return replace(_receipt(hold, granted, granted.model), in_doubt=True, note=note)
+    return replace(_receipt(written, granted, granted.model), note=bill.note)
+
+
+def _give_back(terms: Terms, hold_id: str, reason: str, error: BaseException | None) -> Flow[None]:
+    """Void a call that was never billed. A ledger that cannot be written keeps the hold: that costs budget, never money."""
+    try:
+        yield from void(terms, hold_id, reason[:300])
+    except LedgerUnavailable as again:
+        if error is None:
+            return  # the hold lapses to its ceiling; the provider's answer is the caller's all the same
+        _cause(error).add_note(f"hold {hold_id} could not be given back: {again}")
+
+
+def _capture_anyway(terms: Terms, hold: Hold, reason: str, error: BaseException) -> Flow[None]:
+    """Capture the ceiling on the way out of an error that matters more."""
+    try:
+        yield from transact(*write_bill(terms, hold, ceiling_bill(hold.amount, reason), None))
+    except LedgerUnavailable as again:
+        _cause(error).add_note(f"hold {hold.id} could not be captured: {again}")
+
+
+def _cause(error: BaseException) -> BaseException:
+    return error.cause if isinstance(error, (Interrupted, SendFailed)) else error

@@ -1,0 +1,174 @@
+"""What pictures and sounds count in tokens: by dimensions and detail where the provider says how, else an upper bound."""
+
+from __future__ import annotations
+
+import base64
+import re
+from binascii import Error as Base64Error
+from dataclasses import dataclass
+from typing import Final, Literal
+
+__all__ = ["Media", "audio_tokens", "image_size", "image_tokens", "media_kind"]
+
+MediaKind = Literal["image", "audio", "document", "video"]
+
+HEADER_BYTES: Final = 524_288
+"""How much of a picture is looked at for its dimensions: a JPEG's stand behind its embedded previews and profiles."""
+
+BYTES_PER_AUDIO_TOKEN: Final = 20
+"""32 tokens a second is the most that a provider states, and speech codecs send no less than 640 bytes a second."""
+
+
+@dataclass(frozen=True, slots=True)
+class Media:
+    """A part of a request that is not text.
+
+    Attributes:
+        kind: what it is.
+        field: where it stands, for a refusal.
+        size: bytes, decoded.
+        width, height: pixels, or None where they cannot be read.
+        detail: what the request asks for: ``low``, ``high`` …, or "" where it says nothing.
+    """
+
+    kind: MediaKind
+    field: str
+    size: int
+    width: int | None = None
+    height: int | None = None
+    detail: str = ""
+
+    @classmethod
+    def of(cls, field: str, mime: str, encoded: str, detail: str = "") -> Media:
+        """Return the part whose *encoded* bytes (base64) are of type *mime*."""
+        kind = media_kind(mime)
+        size = len(encoded) * 3 // 4
+        dimensions = image_size(_head(encoded)) if kind == "image" else None
+        width, height = dimensions or (None, None)
+        return cls(kind, field, size, width, height, detail)
+
+
+def media_kind(mime: str) -> MediaKind:
+    """Return what a MIME type is; what is neither picture, sound nor film counts as a document."""
+    top = mime.partition("/")[0].strip().lower()
+    if top == "image":
+        return "image"
+    if top == "audio":
+        return "audio"
+    return "video" if top == "video" else "document"
+
+
+def _head(encoded: str) -> bytes:
+    letters = re.sub(r"\s", "", encoded[: HEADER_BYTES * 4 // 3])
+    try:
+        return base64.b64decode(letters[: len(letters) // 4 * 4], altchars=b"-_" if "-" in letters else None)
+    except (Base64Error, ValueError):
+        return b""
+
+
+def image_size(data: bytes) -> tuple[int, int] | None:
+    """Return (width, height) in pixels of a PNG, JPEG, GIF or WebP by its first bytes, or None where they do not say."""
+    size = None
+    if data.startswith(b"\x89PNG\r\n\x1a\n") and len(data) >= 24:
+        size = int.from_bytes(data[16:20]), int.from_bytes(data[20:24])
+    elif data[:6] in (b"GIF87a", b"GIF89a") and len(data) >= 10:
+        size = int.from_bytes(data[6:8], "little"), int.from_bytes(data[8:10], "little")
+    elif data[:4] == b"RIFF" and data[8:12] == b"WEBP" and len(data) >= 30:
+        size = _webp_size(data)
+    elif data.startswith(b"\xff\xd8"):
+        size = _jpeg_size(data)
+    return size if size is not None and min(size) > 0 else None
+
+
+def _webp_size(data: bytes) -> tuple[int, int] | None:
+    chunk = data[12:16]
+    if chunk == b"VP8X":
+        return int.from_bytes(data[24:27], "little") + 1, int.from_bytes(data[27:30], "little") + 1
+    if chunk == b"VP8L":
+        bits = int.from_bytes(data[21:25], "little")
+        return (bits & 0x3FFF) + 1, (bits >> 14 & 0x3FFF) + 1
+    if chunk == b"VP8 ":
+        return int.from_bytes(data[26:28], "little") & 0x3FFF, int.from_bytes(data[28:30], "little") & 0x3FFF
+    return None
+
+
+def _jpeg_size(data: bytes) -> tuple[int, int] | None:
+    at = 2
+    while at + 9 <= len(data) and data[at] == 0xFF:
+        marker = data[at + 1]
+        if marker == 0xFF:
+            at += 1
+        elif 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):
+            return int.from_bytes(data[at + 7 : at + 9]), int.from_bytes(data[at + 5 : at + 7])
+        else:
+            at += 2 + int.from_bytes(data[at + 2 : at + 4])
+    return None
+
+
+_TILES: Final[tuple[tuple[str, int, int], ...]] = (
+    # (model, base, a tile of 512 × 512): developers.openai.com/api/docs/guides/images-vision, longest name first.
+    ("gpt-4o-mini", 2833, 5667),
+    ("gpt-4.1", 85, 170),
+    ("gpt-4o", 85, 170),
+    ("gpt-4-turbo", 85, 170),
+    ("gpt-5-chat", 70, 140),
+    ("o1-pro", 75, 150),
+    ("o1", 75, 150),
+    ("o3", 75, 150),
+    ("gpt-5", 70, 140),
+)
+_PATCHES: Final[tuple[tuple[str, int], ...]] = (
+    # (model, hundredths of a token for each patch of 32 × 32, of which there are 1,536 at most); the same page.
+    ("gpt-4.1-mini", 162),
+    ("gpt-4.1-nano", 246),
+    ("gpt-5-mini", 162),
+    ("gpt-5-nano", 246),
+    ("o4-mini", 172),
+)
+_DATE: Final = re.compile(r"-20[0-9]{2}-[0-9]{2}-[0-9]{2}")
+_ANTHROPIC_MOST: Final = 5_000
+_GEMINI_MOST_OF_ONE: Final = 2_240
+
+
+def image_tokens(provider: str, model: str, image: Media) -> int | None:
+    """Return how many tokens a picture is at most, or None where its dimensions cannot be read.
+
+    OpenAI's tiles and patches, Anthropic's and Google's pages say how they count; for all other models one token for each
+    14 × 14 pixels, the finest patches in use.
+    """
+    if image.width is None or image.height is None:
+        return None
+    width, height = image.width, image.height
+    if provider in ("openai", "azure"):
+        name = _DATE.sub("", model)
+        for known, hundredths in _PATCHES:
+            if name == known:
+                return -(-min(_grid(width, height, 32), 1_536) * hundredths // 100)
+        for known, base, tile in _TILES:
+            if name == known:
+                return base if image.detail == "low" else base + tile * _tiles(width, height)
+    if provider == "anthropic":
+        return min(max(-(-width * height // 750), _grid(width, height, 28)), _ANTHROPIC_MOST)
+    if provider == "google":
+        side = max(256, min(768, min(width, height) * 2 // 3))
+        tiles = 1 if max(width, height) <= 384 else _grid(width, height, side)
+        return max(258 * tiles, _GEMINI_MOST_OF_ONE if "gemini-3" in model else 0)
+    return _grid(width, height, 14)
+
+
+def _grid(width: int, height: int, side: int) -> int:
+    return -(-width // side) * -(-height // side)
+
+
+def _tiles(width: int, height: int) -> int:
+    """Tiles of 512 pixels after scaling into 2,048 × 2,048 and then the shortest side to 768."""
+    longest, shortest = max(width, height), min(width, height)
+    if longest > 2048:
+        shortest, longest = -(-shortest * 2048 // longest), 2048
+    longest, shortest = min(2048, -(-longest * 768 // max(shortest, 1))), 768
+    return _grid(longest, shortest, 512)
+
+
+def audio_tokens(sound: Media) -> int:
+    """Return how many tokens a sound is at most, by its size alone."""
+    return -(-sound.size // BYTES_PER_AUDIO_TOKEN)

@@ -1,0 +1,122 @@
+"""Price files: taken in by the owner's word, with their hash shown, and never fetched."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from decimal import Decimal
+from pathlib import Path
+from typing import Any, Final
+
+from x402guard.errors import ConfigError
+from x402guard.prices import GenaiPriceBook
+
+__all__ = ["PRICES_FILE", "PriceChange", "compare", "open_book", "read_prices", "write_prices"]
+
+PRICES_FILE: Final = "x402guard-prices.json"
+"""Where ``x402guard prices update`` writes, in the working directory, unless the settings name another."""
+
+_FORMAT: Final = "x402guard.prices.v1"
+_MOST_BYTES: Final = 67_108_864
+
+Price = Decimal | None
+
+
+@dataclass(frozen=True, slots=True)
+class PriceChange:
+    """One price of one model that differs between two books, in dollars by the unit's own measure (a million tokens, say).
+
+    Attributes:
+        provider, model, unit: what it is the price of.
+        before, after: None where a book has no such price.
+    """
+
+    provider: str
+    model: str
+    unit: str
+    before: Price
+    after: Price
+
+    @property
+    def falls_by_half(self) -> bool:
+        """True where the new price is less than half of the old one."""
+        return self.before is not None and self.after is not None and self.after * 2 < self.before
+
+
+def open_book(path: str | None) -> GenaiPriceBook:
+    """Return the bundled prices, or those of a file that ``write_prices`` wrote. Raises ``ConfigError``."""
+    if path is None:
+        return GenaiPriceBook()
+    file = Path(path)
+    wrapped = _load(file)
+    if not isinstance(wrapped, Mapping) or wrapped.get("format") != _FORMAT:
+        raise ConfigError(f"metering.prices: {file} was not written by `x402guard prices update`")
+    providers = wrapped.get("providers")
+    found = _hash(providers)
+    if found != wrapped.get("sha256"):
+        raise ConfigError(f"metering.prices: {file} was changed since it was taken in: its hash is {found}")
+    return _book(providers, file, f"sha256:{found[:12]}")
+
+
+def read_prices(path: Path) -> tuple[GenaiPriceBook, str]:
+    """Return the prices of a file in genai-prices' own format (a list of providers), and their hash. Raises ``ConfigError``."""
+    raw = _load(path)
+    providers = raw.get("providers") if isinstance(raw, Mapping) else raw
+    found = _hash(providers)
+    return _book(providers, path, f"sha256:{found[:12]}"), found
+
+
+def write_prices(source: Path, target: Path) -> str:
+    """Take the prices of *source* in: write them to *target* with their hash, which is returned. Raises ``ConfigError``."""
+    raw = _load(source)
+    providers = raw.get("providers") if isinstance(raw, Mapping) else raw
+    found = _hash(providers)
+    _book(providers, source, found)
+    text = json.dumps({"format": _FORMAT, "sha256": found, "providers": providers}, ensure_ascii=False)
+    partly = target.with_name(f".{target.name}.new")
+    try:
+        partly.write_text(text, encoding="utf-8")
+        partly.replace(target)
+    except OSError as error:
+        raise ConfigError(f"prices: {target} cannot be written: {error}") from error
+    return found
+
+
+def compare(before: GenaiPriceBook, after: GenaiPriceBook, at_unix: int) -> Iterator[PriceChange]:
+    """Yield every price that differs at a moment (unix seconds), by provider, model and unit."""
+    old, new = dict(_prices(before, at_unix)), dict(_prices(after, at_unix))
+    for key in sorted(old.keys() | new.keys()):
+        was, is_now = old.get(key, {}), new.get(key, {})
+        for unit in sorted(was.keys() | is_now.keys()):
+            if was.get(unit) != is_now.get(unit):
+                yield PriceChange(*key, unit, was.get(unit), is_now.get(unit))
+
+
+def _prices(book: GenaiPriceBook, at_unix: int) -> Iterator[tuple[tuple[str, str], dict[str, Price]]]:
+    for provider, model, prices in book.listing(at_unix):
+        yield (provider, model), dict(prices)
+
+
+def _load(path: Path) -> Any:
+    try:
+        if path.stat().st_size > _MOST_BYTES:
+            raise ConfigError(f"prices: {path} is larger than any price file")
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(f"prices: {path} cannot be read: {error}") from error
+
+
+def _hash(providers: Any) -> str:
+    canonical = json.dumps(providers, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def _book(providers: Any, path: Path, version: str) -> GenaiPriceBook:
+    if not isinstance(providers, list) or not providers:
+        raise ConfigError(f"prices: {path} is not a list of providers, the format of genai-prices")
+    try:
+        return GenaiPriceBook.of_raw(providers, source=path.name, version=version)
+    except Exception as error:
+        raise ConfigError(f"prices: {path} is not in the format of genai-prices: {str(error)[:300]}") from error

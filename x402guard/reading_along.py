@@ -1,0 +1,95 @@
+"""The response streams of metered calls: the caller reads, the meter reads along, the end of the body writes the books."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import TYPE_CHECKING
+
+import anyio
+
+from x402guard.drivers import Shell, run, run_async
+from x402guard.inference import InFlight, end_call
+from x402guard.settlement import Receipt
+
+if TYPE_CHECKING:
+    import httpx
+
+__all__ = ["AsyncMetered", "Metered"]
+
+Tell = Callable[[Receipt], None]
+"""Is told the receipt once a call has ended."""
+
+
+class Metered:
+    """A response stream that is read along. It ends once: with its last chunk, an error, or its closing."""
+
+    def __init__(self, stream: httpx.SyncByteStream, flight: InFlight, shell: Shell, tell: Tell) -> None:
+        self._stream, self._flight, self._shell, self._tell = stream, flight, shell, tell
+        self._over = False
+
+    def __iter__(self) -> Iterator[bytes]:
+        reader = self._flight.reader
+        try:
+            for chunk in self._stream:
+                handed = reader.feed(chunk)
+                if handed:
+                    yield handed
+        except BaseException:
+            self._end(ended=False)
+            raise
+        rest = reader.rest()
+        self._end(ended=True)
+        if rest:
+            yield rest
+
+    def _end(self, *, ended: bool) -> None:
+        if not self._over:
+            self._over = True
+            answer = self._flight.reader.answer(ended=ended)
+            self._tell(run(end_call(self._flight, answer), self._shell))
+
+    def close(self) -> None:
+        """End the call where its body has not, and close the stream underneath."""
+        try:
+            self._end(ended=False)
+        finally:
+            self._stream.close()
+
+
+class AsyncMetered:
+    """The same as ``Metered``, for an asynchronous stream."""
+
+    def __init__(self, stream: httpx.AsyncByteStream, flight: InFlight, shell: Shell, tell: Tell) -> None:
+        self._stream, self._flight, self._shell, self._tell = stream, flight, shell, tell
+        self._over = False
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        reader = self._flight.reader
+        try:
+            async for chunk in self._stream:
+                handed = reader.feed(chunk)
+                if handed:
+                    yield handed
+        except GeneratorExit:
+            raise  # thrown away: nothing can be awaited here, and closing the response ends the call
+        except BaseException:
+            await self._end(ended=False)
+            raise
+        rest = reader.rest()
+        await self._end(ended=True)
+        if rest:
+            yield rest
+
+    async def _end(self, *, ended: bool) -> None:
+        if not self._over:
+            self._over = True
+            answer = self._flight.reader.answer(ended=ended)
+            self._tell(await run_async(end_call(self._flight, answer), self._shell))
+
+    async def aclose(self) -> None:
+        """End the call where its body has not, and close the stream underneath."""
+        with anyio.CancelScope(shield=True):
+            try:
+                await self._end(ended=False)
+            finally:
+                await self._stream.aclose()

@@ -1,0 +1,78 @@
+"""How a refusal leaves: counted in the books, and raised as the typed error that its rule has."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from x402guard.effects import Flow, transact
+from x402guard.errors import (
+    BudgetExhausted,
+    NoAcceptableOffer,
+    PaymentRefused,
+    PolicyDenied,
+    SessionClosed,
+    SessionTripped,
+    Unpriced,
+)
+from x402guard.ledger.authorize import BUDGET, Refusal, note_refusal, refusal_marks
+from x402guard.ledger.view import LedgerView, Scope
+from x402guard.metering.call import UNREADABLE
+from x402guard.metering.ceiling import UNBOUNDED_INPUT, UNBOUNDED_OUTPUT, UNPRICED
+from x402guard.policy.decide import note_version, origin_mark
+from x402guard.purchase import Terms
+
+__all__ = ["refusal_error", "refused"]
+
+
+def refused(terms: Terms, refusal: Refusal, speaks_v2: str | None = None) -> Flow[PaymentRefused]:
+    """Count the refusal in the books, and return it as the error to raise. Nothing is signed, nothing held.
+
+    *speaks_v2* is the origin that was refused, where it spoke v2: refused or not, it is not believed in v1 any more.
+    """
+    node_id = terms.node_id
+    marks = [refusal_marks(node_id, refusal.rule)]
+    if speaks_v2 is not None:
+        marks.append(origin_mark(speaks_v2))
+
+    def count(view: LedgerView) -> None:
+        note_refusal(view, node_id, refusal)
+        if speaks_v2 is not None:
+            note_version(view, speaks_v2)
+
+    yield from transact(Scope(nodes=(node_id,), marks=tuple(marks)), count)
+    return refusal_error(terms, refusal)
+
+
+_ERRORS: Final[dict[str, type[PaymentRefused]]] = {
+    BUDGET: BudgetExhausted,
+    "session_tripped": SessionTripped,
+    "session_closed": SessionClosed,
+    "no_acceptable_offer": NoAcceptableOffer,
+    UNPRICED: Unpriced,
+    UNREADABLE: Unpriced,
+    UNBOUNDED_INPUT: Unpriced,
+    UNBOUNDED_OUTPUT: Unpriced,
+}
+
+
+_ADVICE: Final = {
+    "https": "Ask the server over https.",
+    "no_signer": "Give the guard a key.",
+    "clock": "Set this machine's clock.",
+    "not_replayable": "Send the body in memory, or raise max_body_bytes.",
+}
+
+
+def refusal_error(terms: Terms, refusal: Refusal) -> PaymentRefused:
+    """Return a refusal as the typed error that its rule has."""
+    kind = _ERRORS.get(refusal.rule, PolicyDenied)
+    error = kind(
+        f"{refusal.rule}: {refusal.reason}",
+        rule=refusal.rule,
+        requested=refusal.requested,
+        available=refusal.available,
+        session=terms.session_id,
+    )
+    if refusal.rule in _ADVICE:
+        error.advice = f"Nothing was paid. {_ADVICE[refusal.rule]}"
+    return error
