@@ -35,9 +35,11 @@ from x402guard.errors import (
     X402GuardError,
 )
 from x402guard.guard import Guard
+from x402guard.install import install, uninstall
 from x402guard.ledger.report import Report
 from x402guard.metering import Metering, ModelPrice
 from x402guard.policy import Policy
+from x402guard.refusal_from import refusal_from
 from x402guard.session import Session
 from x402guard.settlement import Receipt
 from x402guard.signers import LocalSigner
@@ -80,4 +82,7 @@ __all__ = [
     "VelocityExceeded",
     "X402GuardError",
     "__version__",
+    "install",
+    "refusal_from",
+    "uninstall",
 ]

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from web3.providers.base import JSONBaseProvider
     from web3.types import RPCEndpoint
 
-__all__ = ["ChainUnreadable", "JsonRpc", "RpcChainReader"]
+__all__ = ["ChainUnreadable", "JsonRpc", "RpcChainReader", "RpcClient"]
 
 FUNDS_FRESH_S: Final = 5.0
 """How long a balance is believed, in seconds."""
@@ -51,6 +51,10 @@ class ChainUnreadable(Exception):  # noqa: N818 - becomes the finding of that na
     """The chain could not be read: out of reach, another chain than it should be, or an answer that makes no sense."""
 
 
+class RpcClient(httpx.Client):
+    """Our own way to a chain: what guards every client of a process leaves this one alone."""
+
+
 class JsonRpc:
     """One network's JSON-RPC endpoint: web3's codec over an httpx client, which closes what it opens.
 
@@ -65,7 +69,7 @@ class JsonRpc:
     def __init__(self, network: str, url: str, *, timeout_s: float = 5.0) -> None:
         self.network = network
         self._url = url
-        self._http = httpx.Client(timeout=timeout_s, headers={"content-type": "application/json"})
+        self._http = RpcClient(timeout=timeout_s, headers={"content-type": "application/json"})
         self._lock = threading.Lock()
         self._codec: JSONBaseProvider | None = None
         self._right_chain = False

@@ -20,6 +20,7 @@ from pydantic_settings import (
 from x402guard.assets import Asset
 from x402guard.errors import ConfigError
 from x402guard.ledger.doubt import DEFAULT_FLIGHT_S
+from x402guard.metering import Metering, ModelPrice
 from x402guard.outgoing import DEFAULT_BODY_BYTES
 from x402guard.policy import Policy
 from x402guard.signers import LocalSigner
@@ -54,6 +55,41 @@ class PolicySettings(BaseModel):
         return Policy(**self.model_dump(exclude_none=True))
 
 
+class ModelPriceSettings(BaseModel):
+    """One table ``[metering.models.NAME]``; each key is an argument of ``ModelPrice``."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    input: str
+    output: str
+    cached_input: str | None = None
+    max_output: int | None = None
+
+
+class MeteringSettings(BaseModel):
+    """The table ``[metering]``; each key is an argument of ``Metering``, and what is left out keeps its default."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    unbounded_output: str | None = None
+    include_usage: bool | None = None
+    endpoints: dict[str, str] | None = None
+    aliases: dict[str, str] | None = None
+    models: dict[str, ModelPriceSettings] | None = None
+    free: list[str] | None = None
+    fixed_prices: dict[str, str] | None = None
+    allowances: dict[str, str] | None = None
+    price_context: dict[str, str] | None = None
+    prices: str | None = None
+
+    def metering(self) -> Metering:
+        """Return the metering. Raises ``ConfigError``."""
+        given = self.model_dump(exclude_none=True)
+        if self.models is not None:
+            given["models"] = {name: ModelPrice(**price.model_dump()) for name, price in self.models.items()}
+        return Metering(**given)
+
+
 class AssetSettings(BaseModel):
     """One table ``[[assets]]``; each key is an argument of ``Asset``."""
 
@@ -72,7 +108,8 @@ class AssetSettings(BaseModel):
 class Settings(BaseSettings):
     """What ``Guard.from_env`` reads: ``X402GUARD_*`` first, then ``x402guard.toml``.
 
-    Lists and tables in the environment are JSON; a key of ``[policy]`` is ``X402GUARD_POLICY__…``.
+    Lists and tables in the environment are JSON; a key of ``[policy]`` is ``X402GUARD_POLICY__…``, one of ``[metering]``
+    ``X402GUARD_METERING__…``.
     """
 
     model_config = SettingsConfigDict(
@@ -85,6 +122,7 @@ class Settings(BaseSettings):
     chains: dict[str, str] = {}
     assets: list[AssetSettings] = []
     policy: PolicySettings = PolicySettings()
+    metering: MeteringSettings = MeteringSettings()
     unsafe_no_chain: bool = False
     unsafe_trust_receipts: bool = False
     max_body_bytes: int = DEFAULT_BODY_BYTES
@@ -110,6 +148,7 @@ class Settings(BaseSettings):
             "signer": None if secret is None else LocalSigner.from_key(secret.get_secret_value()),
             "ledger": self.ledger,
             "policy": self.policy.policy(),
+            "metering": self.metering.metering(),
             "assets": [Asset(**asset.model_dump()) for asset in self.assets],
             "chains": self.chains or None,
             "unsafe_no_chain": self.unsafe_no_chain,
@@ -164,7 +203,7 @@ def _in_our_words(error: ValidationError, path: Path | None) -> str:
     first = error.errors(include_url=False, include_input=False, include_context=False)[0]
     loc = [str(part) for part in first["loc"]]
     if first["type"] == "extra_forbidden":
-        known = PolicySettings.model_fields if loc[0] == "policy" and len(loc) > 1 else Settings.model_fields
+        known = _TABLES[loc[0]].model_fields if loc[0] in _TABLES and len(loc) > 1 else Settings.model_fields
         near = difflib.get_close_matches(loc[-1], [name for name in known if name != "private_key"], n=1)
         hint = (
             f"; did you mean {near[0]}?" if near else f"; known are {', '.join(n for n in known if n != 'private_key')}"
@@ -173,14 +212,18 @@ def _in_our_words(error: ValidationError, path: Path | None) -> str:
     hint = '; write a list, such as ["a", "b"]' if first["type"] == "list_type" else ""
     if first["type"] == "string_type" and loc[-1] in ("budget", "per_payment_cap", "usd"):
         hint = '; write it as text, such as "$5.00"'
-    variable = f"{ENV_PREFIX}{'__'.join(loc[: 2 if loc[0] == 'policy' else 1]).upper()}"
+    variable = f"{ENV_PREFIX}{'__'.join(loc[: 2 if loc[0] in _TABLES else 1]).upper()}"
     return f"{'.'.join(loc)}: {first['msg']}{hint} (set by {variable}, or in {path or CONFIG_FILE})"
 
+
+_TABLES: Final[dict[str, type[BaseModel]]] = {"policy": PolicySettings, "metering": MeteringSettings}
+"""The tables of the file whose keys can be set one by one in the environment."""
 
 _JSON_HINTS: Final = {
     "chains": '{"base-sepolia": "https://…"}',
     "assets": '[{"network": "…", "address": "…"}]',
     "policy": '{"per_payment_cap": "$0.50"}',
+    "metering": '{"unbounded_output": "refuse"}',
 }
 
 
@@ -197,10 +240,12 @@ class _TomlWithoutKey(TomlConfigSettingsSource):
 def _check_names() -> None:
     """A mistyped name would be ignored, and a guard without the limit its owner wrote is no guard."""
     known = {f"{ENV_PREFIX}{name.upper()}" for name in Settings.model_fields}  # the whole policy as JSON, too
-    nested = f"{ENV_PREFIX}POLICY__"
-    policies = {f"{nested}{name.upper()}" for name in PolicySettings.model_fields}
+    nested = {
+        f"{ENV_PREFIX}{table.upper()}__{name.upper()}" for table, kind in _TABLES.items() for name in kind.model_fields
+    }
     for name in os.environ:
-        if name.upper().startswith(ENV_PREFIX) and name not in known | policies:
-            near = difflib.get_close_matches(name.upper(), known | policies, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(sorted(known))} and {nested}…"
+        if name.upper().startswith(ENV_PREFIX) and name not in known | nested:
+            near = difflib.get_close_matches(name.upper(), known | nested, n=1)
+            tables = " and ".join(f"{ENV_PREFIX}{table.upper()}__…" for table in _TABLES)
+            hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(sorted(known))}, {tables}"
             raise ConfigError(f"{name}: there is no such setting; {hint}")

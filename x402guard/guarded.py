@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, ClassVar, Final, Literal, Protocol, get_args
+from typing import TYPE_CHECKING, ClassVar, Literal, Protocol, get_args
 
 from x402guard.assets import AssetRegistry
 from x402guard.drivers import Shell, run, run_async
@@ -11,13 +10,14 @@ from x402guard.effects import Flow
 from x402guard.errors import ConfigError, PaymentRefused, X402GuardError
 from x402guard.exchange import AsyncExchanged, Exchanged
 from x402guard.flow import paid_request
-from x402guard.incoming import problem_response
+from x402guard.incoming import EXTENSION, problem_response
 from x402guard.inference import InFlight, Upload, metered_request
 from x402guard.ledger.authorize import Refusal
 from x402guard.library import Library
 from x402guard.metering.classify import classify
 from x402guard.outgoing import LogicalRequest, Outgoing, buffer_body, buffer_body_async, describe_request
 from x402guard.purchase import Terms
+from x402guard.reading_along import AsyncMetered, Metered
 from x402guard.refusals import refused
 from x402guard.settlement import Receipt
 
@@ -25,9 +25,6 @@ if TYPE_CHECKING:
     import httpx
 
 __all__ = ["EXTENSION", "Guarded", "OnRefusal", "Payer"]
-
-EXTENSION: Final = "x402guard"
-"""Where the receipt stands in ``response.extensions``."""
 
 OnRefusal = Literal["raise", "respond"]
 
@@ -88,7 +85,7 @@ class Guarded:
             raise
         response = exchange.response()
         if isinstance(handed, InFlight):
-            stream = self.library.metered(response.stream, handed, self._payer.shell, _teller(response))  # type: ignore[arg-type]
+            stream = self.library.metered(response.stream, handed, self._payer.shell)  # type: ignore[arg-type]
             response = self._reading(response, stream)
         return self._finish(logical, response, handed)
 
@@ -113,7 +110,7 @@ class Guarded:
             raise
         response = exchange.response()
         if isinstance(handed, InFlight):
-            stream = self.library.async_metered(response.stream, handed, self._payer.shell, _teller(response))  # type: ignore[arg-type]
+            stream = self.library.async_metered(response.stream, handed, self._payer.shell)  # type: ignore[arg-type]
             response = self._reading(response, stream)
         return self._finish(logical, response, handed)
 
@@ -130,14 +127,16 @@ class Guarded:
         upload = Upload(body, request.headers.get("content-encoding", ""))
         return metered_request(facts, route, upload, terms, self._payer.registry), outgoing
 
-    def _reading(self, response: httpx.Response, stream: object) -> httpx.Response:
+    def _reading(self, response: httpx.Response, stream: Metered | AsyncMetered) -> httpx.Response:
         """Return the same answer with another body: one that was in memory already would not be read along."""
-        return self.library.response(
+        metered = self.library.response(
             response.status_code,
             headers=response.headers,
             stream=stream,  # type: ignore[arg-type]  # it is of the library's family, too
             extensions=response.extensions,
         )
+        stream.extensions = metered.extensions
+        return metered
 
     def _finish(self, logical: LogicalRequest, response: httpx.Response, handed: Handed) -> httpx.Response:
         if isinstance(handed, Receipt) and not handed.model:
@@ -157,13 +156,3 @@ class Guarded:
 
 def _refuse(terms: Terms, refusal: Refusal) -> Flow[Handed]:
     raise (yield from refused(terms, refusal))
-
-
-def _teller(response: httpx.Response) -> Callable[[Receipt], None]:
-    """Return what puts a call's last receipt in the place of its first."""
-    extensions = response.extensions
-
-    def tell(receipt: Receipt) -> None:
-        extensions[EXTENSION] = receipt
-
-    return tell

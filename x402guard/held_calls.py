@@ -97,7 +97,11 @@ def fix_price(view: LedgerView, terms: Terms, request: RequestFacts, price: Fixe
     """Hold what the owner says one request costs, or refuse it."""
     lapse_due(view)
     hold = _new_hold(view, terms, request, Nanos(max(1, price.amount)), price.place)
-    facts = {**_journal_facts(hold, price.place), "provider": price.provider, "price": {"source": "owner", "fixed": True}}
+    facts = {
+        **_journal_facts(hold, price.place),
+        "provider": price.provider,
+        "price": {"source": "owner", "fixed": True},
+    }
     written = authorize(view, hold, facts)
     return written if isinstance(written, Refusal) else Granted(written, price.place)
 

@@ -14,7 +14,10 @@ if TYPE_CHECKING:
 
     from x402guard.library import Library
 
-__all__ = ["REFUSAL", "AsyncReplay", "Kept", "Replay", "decoded_body", "problem_response"]
+__all__ = ["EXTENSION", "REFUSAL", "AsyncReplay", "Kept", "Replay", "decoded_body", "problem_response"]
+
+EXTENSION: Final = "x402guard"
+"""Where the receipt stands in ``response.extensions``."""
 
 REFUSAL: Final = "x402guard.refusal"
 """Where a local refusal's error stands in ``response.extensions``."""
@@ -128,6 +131,8 @@ def problem_response(library: Library, error: PaymentRefused, request: httpx.Req
         "advice": error.advice,
         "session": error.session,
         **error.amounts(),
+        # Where SDKs look for words to show.
+        "error": {"message": str(error), "type": "x402guard", "code": error.code},
     }
     headers = {"content-type": "application/problem+json", "x-should-retry": "false"}
     return library.response(

@@ -2,29 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator, Iterator, MutableMapping
+from typing import TYPE_CHECKING, Any
 
 import anyio
 
 from x402guard.drivers import Shell, run, run_async
+from x402guard.incoming import EXTENSION
 from x402guard.inference import InFlight, end_call
-from x402guard.settlement import Receipt
 
 if TYPE_CHECKING:
     import httpx
 
 __all__ = ["AsyncMetered", "Metered"]
 
-Tell = Callable[[Receipt], None]
-"""Is told the receipt once a call has ended."""
-
 
 class Metered:
-    """A response stream that is read along. It ends once: with its last chunk, an error, or its closing."""
+    """A response stream that is read along. It ends once: with its last chunk, an error, or its closing.
 
-    def __init__(self, stream: httpx.SyncByteStream, flight: InFlight, shell: Shell, tell: Tell) -> None:
-        self._stream, self._flight, self._shell, self._tell = stream, flight, shell, tell
+    Attributes:
+        extensions: the response's, where the call's receipt takes its last form when it has ended.
+    """
+
+    def __init__(self, stream: httpx.SyncByteStream, flight: InFlight, shell: Shell) -> None:
+        self._stream, self._flight, self._shell = stream, flight, shell
+        self.extensions: MutableMapping[str, Any] = {}
         self._over = False
 
     def __iter__(self) -> Iterator[bytes]:
@@ -46,7 +48,7 @@ class Metered:
         if not self._over:
             self._over = True
             answer = self._flight.reader.answer(ended=ended)
-            self._tell(run(end_call(self._flight, answer), self._shell))
+            self.extensions[EXTENSION] = run(end_call(self._flight, answer), self._shell)
 
     def close(self) -> None:
         """End the call where its body has not, and close the stream underneath."""
@@ -59,8 +61,9 @@ class Metered:
 class AsyncMetered:
     """The same as ``Metered``, for an asynchronous stream."""
 
-    def __init__(self, stream: httpx.AsyncByteStream, flight: InFlight, shell: Shell, tell: Tell) -> None:
-        self._stream, self._flight, self._shell, self._tell = stream, flight, shell, tell
+    def __init__(self, stream: httpx.AsyncByteStream, flight: InFlight, shell: Shell) -> None:
+        self._stream, self._flight, self._shell = stream, flight, shell
+        self.extensions: MutableMapping[str, Any] = {}
         self._over = False
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
@@ -84,7 +87,7 @@ class AsyncMetered:
         if not self._over:
             self._over = True
             answer = self._flight.reader.answer(ended=ended)
-            self._tell(await run_async(end_call(self._flight, answer), self._shell))
+            self.extensions[EXTENSION] = await run_async(end_call(self._flight, answer), self._shell)
 
     async def aclose(self) -> None:
         """End the call where its body has not, and close the stream underneath."""

@@ -187,10 +187,10 @@ class Session:
         self,
         name: str,
         *,
-        input: Dollars,
+        input: Dollars,  # noqa: A002 - the field's word
         output: Dollars,
         cached_input: Dollars | None = None,
-        max_output: int | None = None,  # noqa: A002
+        max_output: int | None = None,
     ) -> None:
         """Give a model that the price book lacks a price, in dollars per million tokens, for this session and all below it.
 

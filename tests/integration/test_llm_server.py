@@ -1,16 +1,13 @@
-"""The LLM server's wire formats, read with nothing but httpx: every route, every stream, and what breaks on purpose."""
+"""The LLM server's wire formats, read with nothing but httpx: every route, and every stream."""
 
 import base64
 import json
 import struct
-import threading
-import time
 
 import httpx
 import pytest
 
-from x402guard.testing import Completion, Failure, LlmServer, ToolCall
-from x402guard.testing.llm import PROVIDERS
+from x402guard.testing import Completion, LlmServer, ToolCall
 from x402guard.testing.llm_cohere import TEMPLATE_TOKENS
 
 TEXT = "The motion was granted in part."
@@ -28,7 +25,6 @@ CHAT = {
     "deepseek": "/chat/completions",
     "openrouter": "/api/v1/chat/completions",
 }
-OTHERS = {"anthropic": "/v1/messages", "cohere": "/v2/chat", "google": "/v1beta/models/some-model:generateContent"}
 GEMINI = "/v1beta/models/some-model"
 
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from x402guard.cli import books, demo, doctor, testnet
+from x402guard.cli import books, demo, doctor, prices, testnet
 from x402guard.errors import X402GuardError
 from x402guard.ledger.report_text import printable
 
@@ -43,6 +43,7 @@ app.command("testnet")(testnet.testnet)
 app.command("sessions")(books.sessions)
 app.command("report")(books.report)
 app.command("holds")(books.holds)
+app.add_typer(prices.prices, name="prices")
 app.command("doctor")(doctor.doctor)
 
 

@@ -1,4 +1,4 @@
-"""``demo``: an agent with a dollar, a real chain, and the accounts afterwards."""
+"""``demo``: an agent with a dollar for thinking and buying, a real chain, and the accounts afterwards."""
 
 from __future__ import annotations
 
@@ -7,19 +7,21 @@ import time
 from collections.abc import Iterator
 from decimal import Decimal
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import httpx
 import typer
 
 from x402guard.errors import BudgetExhausted
 from x402guard.guard import Guard
+from x402guard.metering import Metering
 from x402guard.session import Session
+from x402guard.settlement import Receipt
 from x402guard.signers import LocalSigner
 from x402guard.transport import EXTENSION, GuardedTransport
 
 if TYPE_CHECKING:
-    from x402guard.testing import Testnet
+    from x402guard.testing import Completion, LlmCall, LlmServer, Testnet
 
 __all__ = ["demo"]
 
@@ -29,21 +31,24 @@ _UNITS: Final = 10**6  # the dollar token has six decimals
 
 def demo() -> None:
     """Let a court-records agent spend a dollar on a local chain; exit 0 only if books and chain agree to the atomic unit."""
-    from x402guard.testing import Testnet
+    from x402guard.testing import LlmServer, Testnet
 
     started = time.monotonic()
-    typer.echo("A local chain posing as Base Sepolia, with a facilitator and a merchant, all on this machine …")
-    with Testnet() as net, tempfile.TemporaryDirectory() as folder:
-        typer.echo(f"  chain {net.chain_id} at {net.rpc}, merchant at {net.merchant.url}")
+    typer.echo("A local chain posing as Base Sepolia, a facilitator, a merchant and a model, all on this machine …")
+    with Testnet() as net, LlmServer(_think) as llm, tempfile.TemporaryDirectory() as folder:
+        typer.echo(
+            f"  chain {net.chain_id} at {net.rpc}, merchant at {net.merchant.url}, model at {llm.base('openai')}"
+        )
         before = {who: net.balance(who) for who in (net.payer, net.merchant.payee)}
         guard = Guard(
             signer=LocalSigner.from_key(net.payer_key),
             ledger=f"sqlite:///{Path(folder) / 'demo.db'}",
             chains={net.network: net.rpc},
+            metering=Metering(endpoints={llm.base("openai"): "openai"}),
         )
         with guard, guard.session("court-research", budget=BUDGET) as session:
             typer.echo(f"\nThe agent {net.payer} has ${before[net.payer] / _UNITS:,.2f} and may spend {BUDGET}.\n")
-            refused = _research(net, session)
+            refused = _research(net, llm, session)
             session.close()
             agree = _compare(net, session, before)
     typer.echo(f"\n{time.monotonic() - started:.1f} s")
@@ -51,32 +56,51 @@ def demo() -> None:
         raise typer.Exit(1)
 
 
-def _errands(net: Testnet) -> Iterator[tuple[str, str, str]]:
-    """What the agent wants, in order: (label, method, path)."""
-    routes = net.merchant.routes
+def _think(call: LlmCall) -> Completion:
+    """Answer for a model: the demo has no network, and what it shows is the bill."""
+    from x402guard.testing import Completion
+
+    return Completion("Read the first nine opinions.", input_tokens=40 + 20 * len(call.model), output_tokens=180)
+
+
+def _errands(net: Testnet, llm: LlmServer) -> Iterator[tuple[str, str, str, dict[str, Any] | None]]:
+    """What the agent wants, in order: (label, method, url, JSON body)."""
+    shop, routes = net.merchant.url, net.merchant.routes
+    model = f"{llm.base('openai')}/v1/chat/completions"
+    yield "ask gpt-4o for a plan", "POST", model, _question("gpt-4o", "Which opinions shall I read?")
     for number in range(1, 9):
-        yield f"document {number}", "GET", routes["documents"].format(n=number)
-    yield "document 9, by Permit2", "GET", routes["permit2"].format(n=9)
-    yield "summary by an LLM, up to $0.05", "POST", routes["llm"]
-    yield "document 10", "GET", routes["documents"].format(n=10)
+        yield f"document {number}", "GET", shop + routes["documents"].format(n=number), None
+    yield "document 9, by Permit2", "GET", shop + routes["permit2"].format(n=9), None
+    yield "summary, paid by use, up to $0.05", "POST", shop + routes["llm"], None
+    yield "ask gpt-4o-mini what is missing", "POST", model, _question("gpt-4o-mini", "Which opinion is missing?")
+    yield "document 10", "GET", shop + routes["documents"].format(n=10), None
 
 
-def _research(net: Testnet, session: Session) -> bool:
+def _question(model: str, text: str) -> dict[str, Any]:
+    prompt = f"You are a clerk of the court. {text} " + "Answer with case numbers, one a line. " * 20
+    return {"model": model, "max_completion_tokens": 400, "messages": [{"role": "user", "content": prompt}]}
+
+
+def _research(net: Testnet, llm: LlmServer, session: Session) -> bool:
     """Run the errands; True where the last is refused for lack of budget, and all before it were paid."""
-    with httpx.Client(transport=GuardedTransport(session), base_url=net.merchant.url, timeout=30) as http:
-        for label, method, path in _errands(net):
+    with httpx.Client(transport=GuardedTransport(session), timeout=30) as http:
+        for label, method, url, body in _errands(net, llm):
             try:
-                response = http.request(method, path)
+                response = http.request(method, url, json=body)
             except BudgetExhausted as refusal:
-                typer.echo(f"  ✗ {label:<32} refused before signing: {refusal}")
+                typer.echo(f"  ✗ {label:<34} refused before signing: {refusal}")
                 return True
             receipt = response.extensions[EXTENSION]
-            typer.echo(
-                f"  ✓ {label:<32} ${receipt.amount:<9} proven by the {receipt.evidence}, "
-                f"tx {receipt.transaction[:10]}…  ${session.remaining} left"
-            )
+            proof = f"tx {receipt.transaction[:10]}…" if receipt.transaction else _tokens(receipt)
+            believed = "stated as used" if receipt.model else f"proven by the {receipt.evidence}"
+            typer.echo(f"  ✓ {label:<34} ${receipt.amount:<9} {believed}, {proof}  ${session.remaining} left")
     typer.echo("  the budget was never exhausted: this is a bug")
     return False
+
+
+def _tokens(receipt: Receipt) -> str:
+    usage = receipt.usage or {}
+    return f"{usage.get('input_tokens', 0)} + {usage.get('output_tokens', 0)} tokens"
 
 
 def _compare(net: Testnet, session: Session, before: dict[str, int]) -> bool:
@@ -86,7 +110,7 @@ def _compare(net: Testnet, session: Session, before: dict[str, int]) -> bool:
     paid = before[net.payer] - net.balance(net.payer)
     received = net.balance(net.merchant.payee) - before[net.merchant.payee]
     moved = sum(transfer.amount for transfer in net.transfers())
-    counted = session.spent * _UNITS
+    counted = Decimal(session.report().to_dict()["payments"]["total"]) * _UNITS
     typer.echo("\nThe chain:")
     typer.echo(f"  left the agent      ${Decimal(paid) / _UNITS}  ({paid} units)")
     typer.echo(f"  reached the payee   ${Decimal(received) / _UNITS}  ({received} units)")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import platform
@@ -26,6 +27,7 @@ from x402guard.ledger.sessions import PAYER_MARK
 from x402guard.money import dollars_to_nanos, format_dollars
 from x402guard.policy import Policy
 from x402guard.stores import MemoryStore, ledger_path, open_store
+from x402guard.unseen import unseen_libraries
 
 __all__ = ["doctor"]
 
@@ -45,9 +47,15 @@ def doctor(
     ledger: LedgerUrl = None,
     as_json: AsJson = False,
     config: Annotated[Path | None, typer.Option("--config", help="A TOML file instead of ./x402guard.toml.")] = None,
+    load: Annotated[
+        str | None, typer.Option("--load", help="Your agent's module, imported to see what it loads.")
+    ] = None,
 ) -> None:
-    """Check the settings, the key, the ledger and the chains. Exit code 1 where something would keep it from paying."""
-    findings = list(_examine(ledger, config))
+    """Check the settings, the key, the ledger, the chains, and what the guard does not see.
+
+    Exit code 1 where something would keep it from paying.
+    """
+    findings = [*_examine(ledger, config), *_unseen(load)]
     if as_json:
         typer.echo(json.dumps([asdict(finding) for finding in findings], indent=2))
     else:
@@ -84,6 +92,29 @@ def _examine(ledger: str | None, config: Path | None) -> Iterator[Finding]:
     yield from _policy(policy)
     yield from _ledger(ledger or settings.ledger, arguments["budget"], None if signer is None else signer.address)
     yield from _chains(settings, policy)
+
+
+def _unseen(module: str | None) -> Iterator[Finding]:
+    """Name libraries whose requests pass no transport of ours: those that a module loads, or else those installed."""
+    if module is None:
+        names = ", ".join(library.name for library in unseen_libraries(loaded=False))
+        if names:
+            detail = f"installed, and never seen by the guard: {names}; --load MODULE says which of them an agent loads"
+            yield Finding("unseen", "ok", detail)
+        return
+    before = {library.name for library in unseen_libraries(loaded=True)}
+    try:
+        sys.path.insert(0, "")
+        importlib.import_module(module)
+    except Exception as error:  # noqa: BLE001 - it is the user's own code, and may raise anything
+        yield Finding("unseen", "problem", f"{module} cannot be imported: {type(error).__name__}: {error}")
+        return
+    finally:
+        sys.path.remove("")
+    for library in unseen_libraries(loaded=True):
+        if library.name not in before:
+            detail = f"{module} loads {library.name}, whose requests are neither held nor paid: {library.hint}"
+            yield Finding("unseen", "warning", detail)
 
 
 def _policy(policy: Policy) -> Iterator[Finding]:

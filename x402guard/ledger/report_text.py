@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
+from decimal import Decimal
 from typing import Any
 
 __all__ = ["printable", "render"]
@@ -20,11 +21,7 @@ def render(report: Mapping[str, Any]) -> str:
         _row("remaining", _dollars(report["remaining"])),
         _row("evidence", _pairs(report["evidence"])),
     ]
-    for name, group in (("payments", "by_payee"), ("llm", "by_model"), ("tools", "by_tool")):
-        totals = report[name]
-        if totals["calls"]:
-            lines.append(_row(name, f"{_dollars(totals['total'])} in {totals['calls']} calls"))
-            lines.extend(_row("", f"{key}  {_dollars(value)}") for key, value in totals[group].items())
+    lines.extend(_table(report))
     if report["payments"]["calls"]:
         lines.append(_row("schemes", _pairs(report["payments"]["by_scheme"])))
     lines.extend(_refusals(report["refusals"]))
@@ -32,6 +29,31 @@ def render(report: Mapping[str, Any]) -> str:
     lines.extend(_outstanding(report["outstanding"], doubts))
     lines.append(_row("duration", f"{report['duration_s']:.1f} s"))
     return "\n".join(map(printable, lines))
+
+
+def _table(report: Mapping[str, Any]) -> list[str]:
+    """Inference, payments and tools in one table: what each took, and which part of the whole that is."""
+    spent = Decimal(report["spent"])
+    rows: list[tuple[str, str, str, str]] = []
+    for name, group in (("llm", "by_model"), ("payments", "by_payee"), ("tools", "by_tool")):
+        totals = report[name]
+        if totals["calls"]:
+            calls = "1 call" if totals["calls"] == 1 else f"{totals['calls']} calls"
+            share = f"{Decimal(totals['total']) / spent:.1%}" if spent else ""
+            rows.append((name, calls, _dollars(totals["total"]), share.replace("%", " %")))
+            rows.extend(("", str(key), _dollars(value), "") for key, value in totals[group].items())
+    if not rows:
+        return []
+    wide = max(len(what) for _, what, _, _ in rows)
+    long = max(len(amount.partition(".")[0]) for _, _, amount, _ in rows)
+    # Points below points, so that columns can be added up by eye.
+    aligned = [
+        (name, what, " " * (long - len(amount.partition(".")[0])) + amount, share) for name, what, amount, share in rows
+    ]
+    end = max(len(amount) for _, _, amount, _ in aligned)
+    return [
+        _row(name, f"{what:<{wide}}  {amount:<{end}}  {share:>8}".rstrip()) for name, what, amount, share in aligned
+    ]
 
 
 def printable(text: str) -> str:
@@ -60,7 +82,8 @@ def _outstanding(rows: Iterable[Mapping[str, Any]], doubts: Mapping[str, str]) -
     lines = []
     for row in rows:
         until = datetime.fromtimestamp(row["deadline"], UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-        lines.append(_row("outstanding", f"${row['amount']} to {row['payee']} until {until}  ({row['hold_id'][:16]}…)"))
+        whom = row["payee"] or "a call that is out"
+        lines.append(_row("outstanding", f"${row['amount']} to {whom} until {until}  ({row['hold_id'][:16]}…)"))
         if row["hold_id"] in doubts:
             lines.append(_row("", f"in doubt: {doubts[row['hold_id']]}"))
     return lines

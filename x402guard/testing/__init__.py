@@ -1,4 +1,4 @@
-"""A whole x402 world on one machine: a chain, a facilitator and a merchant, for demonstrations and tests.
+"""A whole x402 world on one machine, to try and to test: a chain, a facilitator, a merchant, LLM providers.
 
 Its names load on first use, because what they stand on (an EVM, web3, an HTTP server) takes most of a second to import
 and is not installed with x402guard alone.
@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from x402guard.testing.engine import Engine, RpcError
     from x402guard.testing.eth_tester_engine import EthTesterEngine
     from x402guard.testing.facilitator import Facilitator
+    from x402guard.testing.llm import LlmServer
+    from x402guard.testing.llm_calls import Completion, Failure, LlmCall, ToolCall
     from x402guard.testing.merchant import Merchant
     from x402guard.testing.routes import Offer, Route, default_routes
     from x402guard.testing.rpc import rpc_app
@@ -19,10 +21,14 @@ if TYPE_CHECKING:
     from x402guard.testing.testnet import Testnet, Transfer
 
 __all__ = [
+    "Completion",
     "Engine",
     "EthTesterEngine",
     "Facilitator",
     "FacilitatorClient",
+    "Failure",
+    "LlmCall",
+    "LlmServer",
     "Merchant",
     "Offer",
     "Payment",
@@ -32,16 +38,21 @@ __all__ = [
     "Settler",
     "SignatureSettler",
     "Testnet",
+    "ToolCall",
     "Transfer",
     "default_routes",
     "rpc_app",
 ]
 
 _HOME = {
+    "Completion": "llm_calls",
     "Engine": "engine",
     "EthTesterEngine": "eth_tester_engine",
     "Facilitator": "facilitator",
     "FacilitatorClient": "settlers",
+    "Failure": "llm_calls",
+    "LlmCall": "llm_calls",
+    "LlmServer": "llm",
     "Merchant": "merchant",
     "Offer": "routes",
     "Payment": "settlers",
@@ -51,6 +62,7 @@ _HOME = {
     "Settler": "settlers",
     "SignatureSettler": "settlers",
     "Testnet": "testnet",
+    "ToolCall": "llm_calls",
     "Transfer": "testnet",
     "default_routes": "routes",
     "rpc_app": "rpc",

@@ -1,0 +1,98 @@
+"""``prices``: what models cost, and taking in a newer list by the owner's word. Nothing is fetched."""
+
+from __future__ import annotations
+
+import time
+from decimal import Decimal
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from x402guard.cli.books import AsJson, show
+from x402guard.config import load_settings
+from x402guard.price_file import PRICES_FILE, PriceChange, compare, open_book, read_prices, write_prices
+from x402guard.prices import GenaiPriceBook
+
+__all__ = ["diff", "listing", "prices", "update"]
+
+prices = typer.Typer(
+    no_args_is_help=True, help="What models cost: list the prices, compare a file with them, take one in."
+)
+
+_BRIEF = ("provider", "model", "input", "cached_input", "output")
+_UNITS = {"input_tokens": "input", "cache_read_tokens": "cached_input", "output_tokens": "output"}
+
+File = Annotated[Path, typer.Argument(help="A price file in the format of genai-prices: a JSON list of providers.")]
+
+
+def _current() -> tuple[GenaiPriceBook, str | None]:
+    path = load_settings().metering.prices
+    return open_book(path), path
+
+
+@prices.command("list")
+def listing(
+    search: Annotated[str, typer.Argument(help="Part of a model's name or provider; all without it.")] = "",
+    as_json: AsJson = False,
+) -> None:
+    """List what models cost now, in dollars per million tokens."""
+    book, _ = _current()
+    rows: list[dict[str, Any]] = []
+    for provider, model, found in book.listing(int(time.time())):
+        if search.lower() in f"{provider}/{model}".lower():
+            named = {_UNITS.get(unit, unit): str(price) for unit, price in found.items()}
+            rows.append({"provider": provider, "model": model, **dict.fromkeys(_BRIEF[2:]), **named})
+    show(rows, as_json=as_json, empty="no model of that name has a price", brief=_BRIEF)
+
+
+@prices.command("diff")
+def diff(file: File, as_json: AsJson = False) -> None:
+    """Show every price that differs between FILE and the prices in use, and FILE's hash. Changes nothing."""
+    new, sha256 = read_prices(file)
+    changes = list(compare(_current()[0], new, int(time.time())))
+    show([_row(change) for change in changes], as_json=as_json, empty="no price differs")
+    if not as_json:
+        typer.echo(f"{len(changes)} prices differ; sha256 {sha256}")
+
+
+@prices.command("update")
+def update(
+    file: File,
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Take prices that fall by more than half without being asked.")
+    ] = False,
+) -> None:
+    """Take FILE's prices in: write them, with their hash, where the settings look for prices.
+
+    A price that falls by more than half needs a yes: whoever can write that file could make every call look cheap.
+    """
+    old, path = _current()
+    new, sha256 = read_prices(file)
+    changes = list(compare(old, new, int(time.time())))
+    falling = [change for change in changes if change.falls_by_half]
+    typer.echo(f"{file}: {len(changes)} prices differ from those in use; sha256 {sha256}")
+    if falling:
+        show([_row(change) for change in falling], as_json=False, empty="")
+        typer.echo(f"{len(falling)} prices fall by more than half.")
+        if not yes and not typer.confirm("Take them?", default=False):
+            typer.echo("Nothing was changed.")
+            raise typer.Exit(1)
+    target = Path(path or PRICES_FILE)
+    write_prices(file, target)
+    where = "" if path else f'; say prices = "{target}" under [metering], or X402GUARD_METERING__PRICES, to use it'
+    typer.echo(f"written to {target}{where}")
+
+
+def _row(change: PriceChange) -> dict[str, Any]:
+    return {
+        "provider": change.provider,
+        "model": change.model,
+        "unit": change.unit,
+        "before": _text(change.before),
+        "after": _text(change.after),
+    }
+
+
+def _text(price: Decimal | None) -> str | None:
+    return None if price is None else str(price)

@@ -1,0 +1,154 @@
+"""The two-line drop-in: ``install(budget=…)`` guards every httpx and httpx2 client of the process, ``uninstall()`` undoes it.
+
+Clients made before and after, with transports of their own and with mounts: what is guarded is the moment a client chooses the
+transport for a request. Each request belongs to the session in its context, and to the installed one where there is none; tasks
+and ``to_thread`` inherit that, plain threads take it by ``session.bind(fn)``.
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import httpx
+
+import x402guard.transport as on_httpx
+from x402guard.assets import AssetRegistry
+from x402guard.chain import RpcClient
+from x402guard.drivers import Shell
+from x402guard.errors import ConfigError
+from x402guard.guard import Guard
+from x402guard.guarded import Guarded, OnRefusal
+from x402guard.money import Dollars
+from x402guard.purchase import Terms
+from x402guard.session import Session, current_session
+from x402guard.unseen import unseen_libraries
+
+__all__ = ["install", "uninstall"]
+
+_SEAM: Final = "_transport_for_url"
+"""The method of every client, in both libraries, that chooses a request's transport. A test holds it in its place."""
+
+_LOCK: Final = threading.Lock()
+
+
+@dataclass(frozen=True, slots=True)
+class _InContext:
+    """Finds whose request it is: the session in context, else the installed one."""
+
+    installed: Session
+
+    def _session(self) -> Session:
+        return current_session() or self.installed
+
+    def conversation_terms(self) -> Terms:
+        """See ``Payer``."""
+        return self._session().conversation_terms()
+
+    @property
+    def shell(self) -> Shell:
+        """See ``Payer``."""
+        return self._session().shell
+
+    @property
+    def registry(self) -> AssetRegistry:
+        """See ``Payer``."""
+        return self._session().registry
+
+    @property
+    def max_body_bytes(self) -> int:
+        """See ``Payer``."""
+        return self._session().max_body_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class _Installation:
+    guard: Guard
+    owned: bool
+    session: Session
+    originals: tuple[tuple[type[Any], Any], ...]
+
+
+_installed: _Installation | None = None
+
+
+def install(
+    budget: Dollars, *, guard: Guard | None = None, name: str = "installed", on_refusal: OnRefusal | None = None
+) -> Session:
+    """Guard every httpx and httpx2 client of this process, and return the session that pays where no other is in context.
+
+    Args:
+        budget: of that session, in dollars.
+        guard: whose; ``Guard.from_env()`` when none is given, which ``uninstall`` closes.
+        name: of that session, in reports.
+        on_refusal: as for the transports: httpx raises and httpx2 responds unless told otherwise.
+
+    A client that has a guarded transport already keeps it. Warns of loaded libraries whose requests are not seen. Raises
+    ``ConfigError`` where it is installed already.
+    """
+    global _installed  # noqa: PLW0603 - a process is what is guarded
+    with _LOCK:
+        if _installed is not None:
+            raise ConfigError("install: x402guard is installed already; call uninstall() first")
+        owned, guard = guard is None, guard or Guard.from_env()
+        try:
+            session = guard.session(name, budget=budget)
+        except BaseException:
+            if owned:
+                guard.close()
+            raise
+        _installed = _Installation(guard, owned, session, _patch(_InContext(session), on_refusal))
+    for library in unseen_libraries(loaded=True):
+        warnings.warn(f"x402guard does not see what {library.name} sends: {library.hint}", stacklevel=2)
+    return session
+
+
+def uninstall() -> None:
+    """Undo ``install``: every client sends as it did before. Without an installation nothing happens."""
+    global _installed
+    with _LOCK:
+        installation, _installed = _installed, None
+        if installation is None:
+            return
+        for kind, original in installation.originals:
+            setattr(kind, _SEAM, original)
+    installation.session.close()
+    if installation.owned:
+        installation.guard.close()
+
+
+def _patch(payer: _InContext, on_refusal: OnRefusal | None) -> tuple[tuple[type[Any], Any], ...]:
+    import httpx2  # it takes a tenth of a second, and most programs never install
+
+    import x402guard.httpx2 as on_httpx2
+
+    wraps: tuple[tuple[type[Any], type[Any], OnRefusal], ...] = (
+        (httpx.Client, on_httpx.GuardedTransport, "raise"),
+        (httpx.AsyncClient, on_httpx.AsyncGuardedTransport, "raise"),
+        (httpx2.Client, on_httpx2.GuardedTransport, "respond"),
+        (httpx2.AsyncClient, on_httpx2.AsyncGuardedTransport, "respond"),
+    )
+    missing = [kind for kind, _, _ in wraps if not callable(getattr(kind, _SEAM, None))]
+    if missing:
+        raise ConfigError(
+            f"install: {missing[0].__module__} has changed; guard its clients one by one with a transport"
+        )
+    originals = tuple((kind, getattr(kind, _SEAM)) for kind, _, _ in wraps)
+    for kind, wrapper, default in wraps:
+        setattr(kind, _SEAM, _choosing(getattr(kind, _SEAM), wrapper, payer, on_refusal or default))
+    return originals
+
+
+def _choosing(
+    original: Callable[[Any, Any], Any], wrapper: type[Any], payer: _InContext, on_refusal: OnRefusal
+) -> Callable[[Any, Any], Any]:
+    def transport_for_url(client: Any, url: Any) -> Any:
+        chosen = original(client, url)
+        if isinstance(chosen, Guarded) or isinstance(client, RpcClient):
+            return chosen  # guarded already; or our own way to a chain, which pays for nothing
+        return wrapper(payer, chosen, on_refusal)
+
+    return transport_for_url
