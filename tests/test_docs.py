@@ -4,6 +4,7 @@ import ast
 import json
 import re
 from pathlib import Path
+from typing import get_args
 
 import httpx
 import jsonschema
@@ -13,9 +14,12 @@ from typer.testing import CliRunner
 from tests.support import URL, Shop, client, make_guard
 from x402guard import BudgetExhausted, PolicyDenied, SettlementUncertain, X402GuardError
 from x402guard.cli import app
-from x402guard.config import ENV_PREFIX, PolicySettings, Settings
+from x402guard.config import ENV_PREFIX, MeteringSettings, PolicySettings, Settings
 from x402guard.ledger.model import TERMINATIONS
 from x402guard.ledger.transitions import TABLE
+from x402guard.metering.routes import ENDPOINTS
+from x402guard.metering.settings import UnboundedOutput
+from x402guard.metering.tools import ALLOWANCES
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -24,17 +28,30 @@ SCHEMA = json.loads((DOCS / "report.schema.json").read_text())
 
 def test_every_setting_is_documented_and_no_other():
     text = (DOCS / "settings.md").read_text()
-    top = {f"{ENV_PREFIX}{name.upper()}" for name in Settings.model_fields if name != "policy"}
-    policy = {f"{ENV_PREFIX}POLICY__{name.upper()}" for name in PolicySettings.model_fields}
-    assert set(re.findall(r"^\| `(X402GUARD_\w+)`", text, re.MULTILINE)) == top | policy
+    tables = {"policy": PolicySettings, "metering": MeteringSettings}
+    top = {f"{ENV_PREFIX}{name.upper()}" for name in Settings.model_fields if name not in tables}
+    nested = {f"{ENV_PREFIX}{table.upper()}__{name.upper()}" for table in tables for name in tables[table].model_fields}
+    assert set(re.findall(r"^\| `(X402GUARD_\w+)`", text, re.MULTILINE)) == top | nested
+
+
+def test_every_metered_provider_and_allowance_is_documented():
+    text = (DOCS / "metering.md").read_text()
+    for endpoint in ENDPOINTS:
+        assert endpoint.provider in text, endpoint
+    assert set(ALLOWANCES) <= set(re.findall(r"`(\w+)`", text))
+    for way in get_args(UnboundedOutput):
+        assert f"| `{way}`" in text, way
 
 
 def test_every_command_is_documented_and_has_help():
     text = (DOCS / "commands.md").read_text()
-    commands = {command.name for command in app.registered_commands}
-    assert set(re.findall(r"^\| `x402guard (\w+)", text, re.MULTILINE)) == commands
+    commands = {(command.name,) for command in app.registered_commands}
+    for group in app.registered_groups:
+        commands |= {(group.name, command.name) for command in group.typer_instance.registered_commands}
+    documented = re.findall(r"^\| `x402guard ([a-z ]+)", text, re.MULTILINE)
+    assert {tuple(words.split()) for words in documented} == commands
     for command in commands:
-        result = CliRunner().invoke(app, [command, "--help"])
+        result = CliRunner().invoke(app, [*command, "--help"])
         assert result.exit_code == 0
         assert len(result.output) > 100
 
@@ -84,7 +101,7 @@ def test_the_readme_gives_the_two_commands_and_nothing_before_them():
 
 def test_the_readmes_python_is_python():
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    assert len(blocks) == 3
+    assert len(blocks) == 4
     for block in blocks:
         compile(block, "README.md", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
 
