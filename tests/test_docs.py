@@ -69,7 +69,7 @@ def test_terminations_are_those_of_the_schema():
 
 
 def test_a_report_with_everything_in_it_fits_its_schema():
-    with make_guard() as guard, guard.session("s", budget="$0.03") as session:
+    with make_guard() as guard, guard.session("s", budget="$0.035") as session:
         shop = Shop()
         http = client(session, shop)
         http.get(URL)
@@ -83,6 +83,12 @@ def test_a_report_with_everything_in_it_fits_its_schema():
             http.get(f"{URL}/5")
         with pytest.raises(PolicyDenied):
             http.get("http://courts.example/plain")
+        llm = client(
+            session, lambda request: httpx.Response(200, json={"usage": {"prompt_tokens": 9, "completion_tokens": 9}})
+        )
+        llm.post(
+            "https://api.openai.com/v1/chat/completions", json={"model": "gpt-4o-mini", "max_completion_tokens": 9}
+        )
         report = session.report()
     jsonschema.validate(report.to_dict(), SCHEMA)
     assert json.loads(report.to_json()) == report.to_dict()

@@ -48,6 +48,7 @@ class PolicySettings(BaseModel):
     flows: list[str] | None = None
     max_lifetime_s: int | None = None
     resource_mismatch: str | None = None
+    upto_at_ceiling: str | None = None
     unsafe_pay_after_redirect: bool | None = None
 
     def policy(self) -> Policy:

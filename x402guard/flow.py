@@ -114,7 +114,7 @@ def _cannot_pay(request: RequestFacts, terms: Terms) -> Refusal | None:
 
 def _authorize(request: RequestFacts, terms: Terms, offers: tuple[Offer, ...]) -> Flow[Authorized | Refusal]:
     """Step 6: durable before anything is signed."""
-    scope = purchase_scope(terms, request)
+    scope = purchase_scope(terms, request, offers)
     change = partial(authorize_purchase, terms=terms, request=request, offers=offers)
     swept = False
     while True:

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 from x402guard.evm import Address
 from x402guard.ledger.authorize import Refusal, authorize, check_open, lapse_due
+from x402guard.ledger.ceilings import ceiling_mark
 from x402guard.ledger.doubt import in_doubt, take_over
 from x402guard.ledger.intent import Intent
 from x402guard.ledger.model import Hold, HoldKind, Purpose
@@ -89,13 +90,14 @@ def purchase_key(terms: Terms, request: RequestFacts) -> str:
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
-def purchase_scope(terms: Terms, request: RequestFacts) -> Scope:
+def purchase_scope(terms: Terms, request: RequestFacts, offers: tuple[Offer, ...]) -> Scope:
     """Return the rows that ``authorize_purchase`` has to see."""
+    sellers = {ceiling_mark(offer.payee) for offer in offers if offer.scheme == "upto"}
     return Scope(
         nodes=(terms.node_id,),
         holds=(request.entropy.hex(),),
         purchase=None if request.pay_again else purchase_key(terms, request),
-        marks=(origin_mark(request.origin),),
+        marks=(origin_mark(request.origin), *sorted(sellers)),
         durable=True,
     )
 

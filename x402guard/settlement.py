@@ -11,6 +11,7 @@ from typing import Final
 from x402guard.assets import resolve_network
 from x402guard.effects import Flow, Reply, read_chain, transact
 from x402guard.errors import ProtocolError
+from x402guard.ledger.ceilings import ceiling_mark
 from x402guard.ledger.doubt import in_doubt
 from x402guard.ledger.evidence import Finding, Settled, Unreadable, claim_settlement, proof_mark, weigh
 from x402guard.ledger.model import Claim, Evidence, Hold, HoldState
@@ -139,7 +140,8 @@ def write_claim(terms: Terms, hold: Hold, claim: Claim) -> Flow[Hold]:
     def change(view: LedgerView) -> Hold:
         return claim_settlement(view, hold.id, claim, believe=believe)
 
-    return (yield from transact(_scope_of(terms, hold.id), change))
+    scope = dataclasses.replace(_scope_of(terms, hold.id), marks=(ceiling_mark(hold.payment().payee),))
+    return (yield from transact(scope, change))
 
 
 def note_doubt(terms: Terms, hold_id: str, reason: str, transaction: str = "") -> Flow[Hold]:
@@ -185,9 +187,12 @@ def ask_chain(hold: Hold) -> Flow[Hold]:
 
 
 def _weigh(hold: Hold, finding: Finding) -> Flow[Hold]:
-    marks = (proof_mark(hold.payment().network, finding),) if isinstance(finding, Settled) else ()
+    payment = hold.payment()
+    marks = [ceiling_mark(payment.payee)]
+    if isinstance(finding, Settled):
+        marks.append(proof_mark(payment.network, finding))
     # An upward correction restrains, so this transaction has to survive a power cut.
-    scope = Scope(nodes=(hold.node_id,), holds=(hold.id,), marks=marks, durable=True)
+    scope = Scope(nodes=(hold.node_id,), holds=(hold.id,), marks=tuple(marks), durable=True)
     return (yield from transact(scope, lambda view: weigh(view, hold.id, finding)))
 
 

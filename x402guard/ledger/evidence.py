@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
+from x402guard.ledger.ceilings import note_settlement
 from x402guard.ledger.model import Claim, Evidence, Hold, HoldState
 from x402guard.ledger.transitions import Capture, Correct, Expire, Note, apply
 from x402guard.ledger.view import LedgerView, MarkKey
@@ -87,7 +88,10 @@ def claim_settlement(view: LedgerView, hold_id: str, claim: Claim, *, believe: b
     if hold.state is not HoldState.HELD:
         return hold
     hold = apply(view, hold_id, Note(claim=claim))
-    return apply(view, hold_id, Capture(claim.amount, Evidence.CLAIMED)) if believe else hold
+    if not believe:
+        return hold
+    note_settlement(view, hold, claim.amount)
+    return apply(view, hold_id, Capture(claim.amount, Evidence.CLAIMED))
 
 
 def weigh(view: LedgerView, hold_id: str, finding: Finding) -> Hold:
@@ -139,6 +143,7 @@ def _chain(*, final: bool) -> Evidence:
 
 def _take(view: LedgerView, hold: Hold, amount: Nanos, evidence: Evidence, proof: str | None) -> Hold:
     if hold.state is HoldState.HELD:
+        note_settlement(view, hold, amount)
         return apply(view, hold.id, Capture(amount, evidence, proof))
     if hold.state is HoldState.CAPTURED and hold.proof is not None and hold.evidence is Evidence.CHAIN:
         return hold  # proven already, and finally

@@ -129,7 +129,7 @@ def _read(route: Route, model: str, sent: dict[str, Any], *, caches: bool) -> Ca
         body=sent,
         streams=sent.get("stream") is True or route.streams,
         limit=0 if embeds else max(limits) if limits else None,
-        choices=max(choices, default=1),
+        choices=max(choices, default=1) * _prompts(route, sent),
         texts=tuple(content.texts),
         slack=content.numbers + _frame(route, sent),
         media=tuple(content.media),
@@ -171,6 +171,13 @@ def _frame(route: Route, sent: Mapping[str, Any]) -> int:
         own = sum(1 for tool in tools if isinstance(tool, dict) and tool.get("type") not in (None, "custom"))
         tokens += _TOKENS_OF_TOOL_USE * (1 + own)
     return tokens
+
+
+def _prompts(route: Route, sent: Mapping[str, Any]) -> int:
+    """Return how many prompts are answered: a list of them is, and a list of token ids is one."""
+    prompt = sent.get("prompt")
+    many = route.flavour == "completions" and isinstance(prompt, list) and any(type(p) is not int for p in prompt)
+    return len(prompt) if many and isinstance(prompt, list) else 1
 
 
 def _predicted(sent: Mapping[str, Any]) -> int:

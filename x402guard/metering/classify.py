@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 from x402guard.ledger.authorize import Refusal
 from x402guard.metering.ceiling import UNPRICED
-from x402guard.metering.routes import Route, find_endpoint, find_route
+from x402guard.metering.routes import Route, find_endpoint, find_route, plain_host, plain_path
 from x402guard.metering.settings import Metering, place_of
 from x402guard.money import Nanos
 from x402guard.ports import PriceBook, TokenCounter
@@ -53,7 +53,7 @@ def classify(meter: Meter, method: str, host: str, url: str) -> Route | FixedPri
     *method* in upper case; *host* with the port where it is not the default. On a metered host, what nobody can price is
     refused: images, sound, batches and agents cost money too.
     """
-    settings, path = meter.settings, urlsplit(url).path
+    settings, host, path = meter.settings, plain_host(host), plain_path(urlsplit(url).path)
     endpoint = find_endpoint(host, path, settings.hosts)
     if endpoint is None or method in _COSTS_NOTHING:
         return None

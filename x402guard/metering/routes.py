@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 from urllib.parse import unquote
 
-__all__ = ["ENDPOINTS", "Dialect", "Endpoint", "Flavour", "Route", "find_endpoint", "find_route"]
+__all__ = ["ENDPOINTS", "Dialect", "Endpoint", "Flavour", "Route", "find_endpoint", "find_route", "plain_host", "plain_path"]
 
 Dialect = Literal["openai", "azure", "anthropic", "google", "mistral", "cohere"]
 """Whose paths and bodies an endpoint speaks."""
@@ -106,7 +106,7 @@ ENDPOINTS: Final[tuple[Endpoint, ...]] = (
 )
 """The hosts that are metered without being told. ``-aiplatform`` hosts of single regions are matched by ``find_endpoint``."""
 
-_REGIONAL: Final = re.compile(r"[a-z0-9-]+-aiplatform\.googleapis\.com(:443)?", re.ASCII)
+_REGIONAL: Final = re.compile(r"[a-z0-9-]+-aiplatform\.googleapis\.com(:[0-9]+)?", re.ASCII)
 
 _ANY: Final = r"(?:/[^/]+)*"
 _OPENAI: Final[tuple[tuple[str, Flavour], ...]] = (
@@ -154,6 +154,26 @@ _PATHS: Final[Mapping[Dialect, tuple[tuple[str, Flavour], ...]]] = {
 }
 
 
+def plain_path(path: str) -> str:
+    """Return a path as the most lenient server may read it: escapes undone, empty and dot segments resolved.
+
+    ``/v1/%63hat/../chat//completions`` is sent as it was written; what it may be taken for decides whether it is metered.
+    """
+    parts: list[str] = []
+    for part in unquote(path).split("/"):
+        if part == "..":
+            parts = parts[:-1]
+        elif part not in ("", "."):
+            parts.append(part)
+    return "/" + "/".join(parts)
+
+
+def plain_host(host: str) -> str:
+    """Return a host, with its port where there is one, without the dot that a full name may end with."""
+    name, colon, port = host.rpartition(":") if not host.endswith("]") else (host, "", "")
+    return f"{name.rstrip('.')}{colon}{port}" if colon else host.rstrip(".")
+
+
 def find_endpoint(host: str, path: str, configured: tuple[Endpoint, ...]) -> Endpoint | None:
     """Return the endpoint that a request belongs to: the owner's own first, the longest path first; or None."""
     for endpoint in sorted(configured, key=lambda e: -len(e.path)):
@@ -167,11 +187,11 @@ def find_endpoint(host: str, path: str, configured: tuple[Endpoint, ...]) -> End
 
 def find_route(endpoint: Endpoint, path: str) -> Route | None:
     """Return what a path of a metered host is, or None for one that nobody can price."""
-    rest = "/" + "/".join(part for part in path[len(endpoint.path) :].split("/") if part)
+    rest = path[len(endpoint.path) :]
     for pattern, flavour in _PATHS[endpoint.dialect]:
         match = re.fullmatch(pattern, rest)
         if match is not None:
             named = match.groupdict()
             model = named.get("model")
-            return Route(endpoint, flavour, None if model is None else unquote(model), bool(named.get("stream")))
+            return Route(endpoint, flavour, model, bool(named.get("stream")))
     return None

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 from x402guard.errors import ConfigError
 from x402guard.metering.registered import ModelPrice
-from x402guard.metering.routes import Dialect, Endpoint
+from x402guard.metering.routes import Dialect, Endpoint, plain_host, plain_path
 from x402guard.metering.tools import ALLOWANCES
 from x402guard.money import Dollars, Nanos, dollars_to_nanos, nanos_to_decimal
 from x402guard.policy.settings import check_flag
@@ -132,7 +132,7 @@ def _split(field_name: str, url: str) -> tuple[str, str]:
         raise ConfigError(f"metering.{field_name}: {url!r} is not a URL such as 'https://llm.example/v1'")
     name = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
     host = name if port in (None, _PORTS[parts.scheme]) else f"{name}:{port}"
-    return host, parts.path.rstrip("/")
+    return plain_host(host), plain_path(parts.path).rstrip("/")
 
 
 def _endpoint(url: str, provider: str) -> Endpoint:

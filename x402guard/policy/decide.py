@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
+from x402guard.ledger.ceilings import LAST_SETTLEMENTS, always_at_ceiling
 from x402guard.ledger.view import LedgerView, MarkKey
 from x402guard.offer import Offer, Rejection
 from x402guard.policy.case import Case
@@ -49,6 +50,11 @@ def judge_live(view: LedgerView, policy: Policy, case: Case) -> Rejection | None
             f"{case.request.origin} has spoken x402 v2 before and now offers v1: somebody may have stripped its header"
         )
         return Rejection("version_downgrade", reason)
+    if policy.upto_at_ceiling == "refuse" and offer.scheme == "upto" and always_at_ceiling(view, offer.payee):
+        reason = (
+            f"the last {LAST_SETTLEMENTS} settlements of {offer.payee} took the whole ceiling: that is no measured use"
+        )
+        return Rejection("upto_at_ceiling", f"{reason} (policy.upto_at_ceiling)")
     seen = list(known["facilitators"])
     if offer.facilitator is not None:
         objection = _facilitator(policy, offer, seen)

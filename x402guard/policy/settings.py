@@ -18,6 +18,7 @@ MIN_LIFETIME_S: Final = 10
 """A signature that is good for less than this many seconds would be dead before it could be settled."""
 
 ResourceMismatch = Literal["warn", "refuse"]
+UptoAtCeiling = Literal["warn", "refuse"]
 
 _SCHEMES: Final = frozenset({"exact", "upto"})
 _MAX_LIFETIME_S: Final = 86_400
@@ -39,6 +40,8 @@ class Policy:
         flows: values of ``extra.paymentFlow``; ``authorization`` alone pays after delivery is promised.
         max_lifetime_s: the longest that a signature may be good for, in seconds (10 to 86,400).
         resource_mismatch: what to do where an offer names another host than was asked: ``warn`` or ``refuse``.
+        upto_at_ceiling: what to do with a payee whose last twenty ``upto`` settlements all took the ceiling: ``warn`` (an
+            event in the report) or ``refuse``.
         unsafe_pay_after_redirect: pay an origin that a redirect led to.
 
     Raises ``ConfigError`` naming the setting. An empty collection is an error too: it reads like "none" and would be
@@ -55,6 +58,7 @@ class Policy:
     flows: Collection[str] = frozenset({"authorization"})
     max_lifetime_s: int = 300
     resource_mismatch: ResourceMismatch = "warn"
+    upto_at_ceiling: UptoAtCeiling = "warn"
     unsafe_pay_after_redirect: bool = False
     cap_nanos: Nanos | None = field(init=False, repr=False, compare=False, default=None)
 
@@ -76,6 +80,8 @@ class Policy:
         check_flag("policy.unsafe_pay_after_redirect", self.unsafe_pay_after_redirect)
         if self.resource_mismatch not in get_args(ResourceMismatch):
             raise ConfigError(f"policy.resource_mismatch: {self.resource_mismatch!r} is neither 'warn' nor 'refuse'")
+        if self.upto_at_ceiling not in get_args(UptoAtCeiling):
+            raise ConfigError(f"policy.upto_at_ceiling: {self.upto_at_ceiling!r} is neither 'warn' nor 'refuse'")
 
     def _set(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)

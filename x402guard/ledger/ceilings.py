@@ -1,0 +1,43 @@
+"""Sellers that always take the ceiling: an ``upto`` leaves the amount to the server alone, so what it takes is remembered."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from x402guard.evm import Address
+from x402guard.ledger.model import Hold
+from x402guard.ledger.view import LedgerView, MarkKey
+from x402guard.money import Nanos
+
+__all__ = ["LAST_SETTLEMENTS", "always_at_ceiling", "ceiling_mark", "note_settlement"]
+
+LAST_SETTLEMENTS: Final = 20
+"""How many of a payee's settlements are remembered; so many at the ceiling in a row are no measured use."""
+
+_FULL_PERCENT: Final = 99
+
+
+def ceiling_mark(payee: Address) -> MarkKey:
+    """Return the key of what the ledger remembers of a payee's ``upto`` settlements."""
+    return "upto", payee
+
+
+def note_settlement(view: LedgerView, hold: Hold, amount: Nanos) -> None:
+    """Remember whether an ``upto`` was settled at its ceiling; the event stands in the books when it becomes a habit."""
+    intent = hold.payment()
+    if intent.scheme != "upto":
+        return
+    key = ceiling_mark(intent.payee)
+    before = view.mark(key) or {"full": []}
+    full = [*before["full"], amount * 100 >= hold.amount * _FULL_PERCENT][-LAST_SETTLEMENTS:]
+    habit = len(full) == LAST_SETTLEMENTS and all(full)
+    if habit and not always_at_ceiling(view, intent.payee):
+        facts = {"name": "always_at_ceiling", "payee": intent.payee, "settlements": LAST_SETTLEMENTS}
+        view.record(hold.node_id, "event", hold_id=hold.id, facts=facts)
+    view.put_mark(key, {"full": full})
+
+
+def always_at_ceiling(view: LedgerView, payee: Address) -> bool:
+    """True where a payee's last twenty ``upto`` settlements took (nearly) all that was authorized."""
+    full = (view.mark(ceiling_mark(payee)) or {"full": []})["full"]
+    return len(full) == LAST_SETTLEMENTS and all(full)
