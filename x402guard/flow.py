@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import Final
+from typing import Final, TypeVar
 
 from x402guard.assets import AssetRegistry
 from x402guard.challenge import Payable, read_challenge, screen
@@ -42,7 +42,9 @@ from x402guard.settlement import (
     write_claim,
 )
 
-__all__ = ["PAYMENT_REQUIRED_STATUS", "paid_request"]
+__all__ = ["PAYMENT_REQUIRED_STATUS", "mindful_of_earlier_hops", "paid_request"]
+
+R = TypeVar("R")
 
 PAYMENT_REQUIRED_STATUS: Final = 402
 ONE_PAYMENT: Final = "one_payment_per_request"
@@ -57,10 +59,15 @@ def paid_request(
     Returns the receipt of what was paid, or None where nothing was. Raises ``PaymentRefused`` and its kin, ``ProtocolError``,
     ``SettlementUncertain``, ``SignerError``, ``LedgerUnavailable``; and ``SendFailed`` where no payment was involved.
     """
+    return (yield from mindful_of_earlier_hops(request, _conversation(request, terms, registry, reply)))
+
+
+def mindful_of_earlier_hops(request: RequestFacts, conversation: Flow[R]) -> Flow[R]:
+    """Hold a conversation such that none of its errors denies what an earlier hop of the same call has paid."""
     if request.paid_by is None:
-        return (yield from _conversation(request, terms, registry, reply))
+        return (yield from conversation)
     try:
-        return (yield from _conversation(request, terms, registry, reply))
+        return (yield from conversation)
     except SendFailed as failure:
         reason = f"no answer on a later hop: {type(failure.cause).__name__}"
         uncertain = SettlementUncertain(

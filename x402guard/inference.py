@@ -13,7 +13,7 @@ from typing import Final
 from x402guard.assets import AssetRegistry
 from x402guard.effects import Flow, Interrupted, Reply, SendFailed, compute, peek_body, send, transact
 from x402guard.errors import LedgerUnavailable
-from x402guard.flow import PAYMENT_REQUIRED_STATUS, paid_request
+from x402guard.flow import PAYMENT_REQUIRED_STATUS, mindful_of_earlier_hops, paid_request
 from x402guard.held_calls import Granted, call_scope, fix_price, grant_call, mean_mark, write_bill
 from x402guard.ledger.authorize import BUDGET, Refusal
 from x402guard.ledger.model import Evidence, Hold
@@ -85,20 +85,19 @@ def metered_request(
     nothing. A 402 from a metered host is answered like any other. Raises ``PaymentRefused`` and its kin, ``LedgerUnavailable``,
     ``SendFailed``; with nothing sent and nothing held where it refuses.
     """
-    if isinstance(route, FixedPrice):
-        granted = yield from _hold(terms, request, partial(fix_price, terms=terms, request=request, price=route))
-        reply = yield from _send(terms, granted, None)
-        handed: InFlight | Receipt | None = yield from _end_by_status(terms, granted, reply)
-    else:
-        handed, reply = yield from _metered(request, route, upload, terms)
+    handed, reply = yield from mindful_of_earlier_hops(request, _called(request, route, upload, terms))
     if reply.status == PAYMENT_REQUIRED_STATUS:
         return (yield from paid_request(request, terms, registry, reply))
     return handed
 
 
-def _metered(
-    request: RequestFacts, route: Route, upload: Upload, terms: Terms
+def _called(
+    request: RequestFacts, route: Route | FixedPrice, upload: Upload, terms: Terms
 ) -> Flow[tuple[InFlight | Receipt | None, Reply]]:
+    if isinstance(route, FixedPrice):
+        granted = yield from _hold(terms, request, partial(fix_price, terms=terms, request=request, price=route))
+        reply = yield from _send(terms, granted, None)
+        return (yield from _end_by_status(terms, granted, reply)), reply
     meter = _meter(terms)
     ready = yield from compute(partial(_prepare, route, upload, meter), quick=_is_quick(meter, upload.body))
     if isinstance(ready, Refusal):

@@ -133,7 +133,7 @@ class GenaiPriceBook:
     def extract(self, provider: str, flavour: str, answer: Mapping[str, Any]) -> Usage:
         """See ``PriceBook.extract``."""
         _, counts = self._extractor(provider, flavour).extract(answer)
-        return {key: int(value) for key, value in vars(counts).items() if isinstance(value, int)}
+        return {key: int(value) for key, value in vars(counts).items()}
 
     def listing(self, at_unix: int) -> Iterator[tuple[str, str, Mapping[str, Decimal]]]:
         """Yield (provider, model, unit → price) at a moment (unix seconds); of a tiered price the first tier.

@@ -74,7 +74,7 @@ def bill_answer(
         amount = _cost(call, ceiling.rates, settings, stated)
     except Impossible as error:
         return Bill(held, Evidence.ASSUMED, note=f"disputed: {error}", claimed=_claimed(call, ceiling, answer))
-    except (ValueError, TypeError, LookupError) as error:
+    except (ValueError, TypeError, LookupError, ArithmeticError) as error:
         return ceiling_bill(held, f"the answer states no usage that can be read: {str(error)[:200]}")
     if amount is None:
         return ceiling_bill(held, "the answer was billed at a tier that the price book does not know")
@@ -128,7 +128,7 @@ def _claimed(call: Call, ceiling: Ceiling, answer: Answer) -> Nanos:
     try:
         stated = read_usage(call, answer.body or {}, ceiling.rates.book)
         return whole_nanos(stated.charged if stated.charged is not None else ceiling.rates.dollars(stated.usage))
-    except (ValueError, TypeError, LookupError):
+    except (ValueError, TypeError, LookupError, ArithmeticError):
         return Nanos(0)
 
 

@@ -56,7 +56,14 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def _decimal(text: str) -> Decimal:
     if len(text) > _MAX_DIGITS:
         raise NotReadable("a number of hundreds of digits")
-    return Decimal(text)
+    try:
+        number = Decimal(text)
+    except ArithmeticError:
+        raise NotReadable("a number beyond all measure") from None
+    # 1e999999999 is eleven characters, and a gigabyte as an integer.
+    if number and abs(number.adjusted()) > _MAX_DIGITS:
+        raise NotReadable("a number of hundreds of digits")
+    return number
 
 
 def _integer(text: str) -> int:

@@ -169,7 +169,11 @@ class AnswerReader:
             event = read_object(data)
         except NotReadable:
             return False  # not one of the events that count; a stream without those costs its ceiling
-        self._reader.take(event)
+        try:
+            self._reader.take(event)
+        except (TypeError, ValueError, LookupError, AttributeError) as error:
+            self._give_up(f"the stream makes no sense: {error}")
+            return False
         if self._keeps_text:
             self._keep_text(event)
         return is_usage_only(event)
@@ -178,10 +182,13 @@ class AnswerReader:
         choices = event.get("choices")
         for choice in choices if isinstance(choices, list) else ():
             parts = choice.get("delta") or choice.get("text") if isinstance(choice, dict) else None
-            if isinstance(parts, str):
-                self._texts.append(parts)
-            elif isinstance(parts, dict):
-                self._texts.extend(_texts_of(parts))
+            texts = [parts] if isinstance(parts, str) else _texts_of(parts) if isinstance(parts, dict) else ()
+            for text in texts:
+                self._size += len(text)
+                self._texts.append(text)
+        if self._size > MAX_ANSWER_BYTES:
+            self._give_up(f"more than {MAX_ANSWER_BYTES} characters are not counted here")
+            self._texts.clear()
 
 
 def _texts_of(delta: Mapping[str, Any]) -> Iterator[str]:

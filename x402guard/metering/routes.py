@@ -8,7 +8,17 @@ from dataclasses import dataclass
 from typing import Final, Literal
 from urllib.parse import unquote
 
-__all__ = ["ENDPOINTS", "Dialect", "Endpoint", "Flavour", "Route", "find_endpoint", "find_route", "plain_host", "plain_path"]
+__all__ = [
+    "ENDPOINTS",
+    "Dialect",
+    "Endpoint",
+    "Flavour",
+    "Route",
+    "find_endpoint",
+    "find_route",
+    "plain_host",
+    "plain_path",
+]
 
 Dialect = Literal["openai", "azure", "anthropic", "google", "mistral", "cohere"]
 """Whose paths and bodies an endpoint speaks."""

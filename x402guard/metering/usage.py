@@ -73,7 +73,7 @@ def _check_counts(stated: Mapping[str, Any]) -> None:
             pending.extend(value.items())
         elif isinstance(value, list):
             pending.extend((key, item) for item in value)
-        elif isinstance(value, (int, Decimal)) and not isinstance(value, bool) and (value < 0 or value % 1 != 0):
+        elif isinstance(value, (int, Decimal)) and not isinstance(value, bool) and (value < 0 or value != int(value)):
             raise Impossible(f"{key} is {str(value)[:40]}")
 
 
