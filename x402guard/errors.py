@@ -144,7 +144,7 @@ class PaymentRefused(X402GuardError):
     def amounts(self) -> dict[str, str]:
         """Return ``requested`` and ``available`` as decimal dollar strings, leaving out what is not known."""
         known = {"requested": self.requested, "available": self.available}
-        return {name: str(value) for name, value in known.items() if value is not None}
+        return {name: format(value, "f") for name, value in known.items() if value is not None}
 
 
 class BudgetExhausted(PaymentRefused):

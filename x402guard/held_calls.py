@@ -3,24 +3,36 @@
 from __future__ import annotations
 
 import datetime as dt
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 from x402guard.ledger.authorize import BUDGET, Refusal, authorize, check_open, lapse_due
 from x402guard.ledger.budgets import room_on_path, trip
-from x402guard.ledger.model import Claim, Hold, HoldKind, HoldState, NodeKind
-from x402guard.ledger.transitions import Capture, Correct, Note, apply
+from x402guard.ledger.model import WALLET, Claim, Evidence, Hold, HoldKind, HoldState, NodeKind
+from x402guard.ledger.transitions import Capture, Correct, Note, Void, apply
 from x402guard.ledger.view import Change, LedgerView, MarkKey, Scope
 from x402guard.metering.bill import Bill
-from x402guard.metering.call import Call
+from x402guard.metering.call import Call, limit_field
 from x402guard.metering.ceiling import UNBOUNDED_OUTPUT, Ceiling
 from x402guard.metering.classify import FixedPrice, Meter
 from x402guard.money import Nanos
 from x402guard.policy import RequestFacts
 from x402guard.purchase import Terms, purpose_of
 
-__all__ = ["HOLD_S", "LEAST_FITTED", "Granted", "call_scope", "fix_price", "grant_call", "mean_mark", "write_bill"]
+__all__ = [
+    "HOLD_S",
+    "LEAST_FITTED",
+    "Granted",
+    "call_id",
+    "call_marks",
+    "call_scope",
+    "fix_price",
+    "grant_call",
+    "write_bill",
+    "write_void",
+]
 
 HOLD_S: Final = 900
 """A call whose end nobody reports is captured at its ceiling after this many seconds."""
@@ -41,6 +53,7 @@ class Granted:
     Attributes:
         hold: as committed.
         model: the model, or the place of a fixed price.
+        marks: the small rows that its end has to see.
         limit: the output limit that is held for, in tokens for each choice.
         written: the limit is ours and has to be written into the request.
         bound: more output than this, for each choice, is impossible.
@@ -48,6 +61,7 @@ class Granted:
 
     hold: Hold
     model: str
+    marks: tuple[MarkKey, ...] = ()
     limit: int = 0
     written: bool = False
     bound: int = 0
@@ -62,14 +76,30 @@ class _Choice:
     estimated: bool = False
 
 
-def mean_mark(call: Call, ceiling: Ceiling) -> MarkKey:
-    """Return the key of the row that keeps what a ledger's calls to a model have cost so far."""
-    return "llm_mean", f"{call.route.provider} {ceiling.rates.priced.model}"
+_MEAN: Final = "llm_mean"
+_ESTIMATED: Final = "llm_estimated"
+
+
+def call_id(request: RequestFacts) -> str:
+    """Return the id of a request's LLM hold: another than that of the payment which a 402 may ask of the same request."""
+    return hashlib.sha256(b"llm call" + request.entropy).hexdigest()
+
+
+def call_marks(terms: Terms, call: Call, ceiling: Ceiling, meter: Meter) -> tuple[MarkKey, ...]:
+    """Return the keys of the small rows that a call's transactions see.
+
+    What the ledger's calls to the model have cost so far; and where means are held, which budgets have such a call out.
+    """
+    mean = (_MEAN, f"{call.route.provider} {ceiling.rates.priced.model}")
+    if meter.settings.unbounded_output != "average" or ceiling.limit is not None:
+        return (mean,)
+    parts = terms.node_id.split("/")  # a child's id begins with its parent's
+    return (mean, (_ESTIMATED, WALLET), *((_ESTIMATED, "/".join(parts[: n + 1])) for n in range(len(parts))))
 
 
 def call_scope(terms: Terms, request: RequestFacts, marks: tuple[MarkKey, ...]) -> Scope:
     """Return the rows that ``grant_call`` and ``fix_price`` have to see."""
-    return Scope(nodes=(terms.node_id,), holds=(request.entropy.hex(),), marks=marks, durable=True)
+    return Scope(nodes=(terms.node_id,), holds=(call_id(request),), marks=marks, durable=True)
 
 
 def grant_call(
@@ -80,7 +110,8 @@ def grant_call(
     closed = check_open(view, terms.node_id)
     if closed is not None:
         return closed
-    choice = _choose(view, terms.node_id, call, ceiling, meter)
+    marks = call_marks(terms, call, ceiling, meter)
+    choice = _choose(view, terms.node_id, call, ceiling, meter=meter, marks=marks)
     if isinstance(choice, Refusal):
         return choice
     hold = _new_hold(view, terms, request, Nanos(max(1, choice.amount)), call.model)
@@ -90,7 +121,9 @@ def grant_call(
     if choice.written:
         facts = {"name": "output_limited", "model": call.model, "output_tokens": choice.limit}
         view.record(terms.node_id, "event", hold_id=hold.id, facts=facts)
-    return Granted(written, call.model, choice.limit, choice.written, choice.bound)
+    if choice.estimated:
+        _note_estimate(view, marks, written)
+    return Granted(written, call.model, marks, choice.limit, choice.written, choice.bound)
 
 
 def fix_price(view: LedgerView, terms: Terms, request: RequestFacts, price: FixedPrice) -> Granted | Refusal:
@@ -106,22 +139,24 @@ def fix_price(view: LedgerView, terms: Terms, request: RequestFacts, price: Fixe
     return written if isinstance(written, Refusal) else Granted(written, price.place)
 
 
-def _choose(view: LedgerView, node_id: str, call: Call, ceiling: Ceiling, meter: Meter) -> _Choice | Refusal:
+def _choose(
+    view: LedgerView, node_id: str, call: Call, ceiling: Ceiling, *, meter: Meter, marks: tuple[MarkKey, ...]
+) -> _Choice | Refusal:
     """Decide on an output limit. The request's own, where it has one; else the setting's way."""
     if ceiling.limit is not None:
         return _Choice(ceiling.amount(ceiling.limit), ceiling.limit, ceiling.limit)
     way = meter.settings.unbounded_output
     if way == "refuse":
-        return Refusal(UNBOUNDED_OUTPUT, f"{_limit_field(call)}: the request sets no output limit; set one")
+        return Refusal(UNBOUNDED_OUTPUT, f"{limit_field(call)}: the request sets no output limit; set one")
     if ceiling.maximum is None:
         return Refusal(
             UNBOUNDED_OUTPUT,
-            f"{_limit_field(call)}: the request sets no output limit, and nobody says how much {call.model!r} answers with; "
+            f"{limit_field(call)}: the request sets no output limit, and nobody says how much {call.model!r} answers with; "
             "set one, or give the model a ModelPrice(max_output=…)",
         )
     most = ceiling.maximum
     bound = max(most, ceiling.rates.priced.context_window or 0)
-    mean = view.mark(mean_mark(call, ceiling)) if way == "average" else None
+    mean = view.mark(marks[0]) if way == "average" and not _estimate_is_out(view, marks) else None
     if mean is not None:
         return _Choice(Nanos(-(-int(mean["nanos"]) // int(mean["calls"]))), most, bound, estimated=True)
     whole = _Choice(ceiling.amount(most), most, bound)
@@ -137,22 +172,38 @@ def _fit(call: Call, ceiling: Ceiling, left: Nanos) -> _Choice | Refusal:
     if limit < LEAST_FITTED:
         least = ceiling.amount(LEAST_FITTED)
         reason = (
-            f"{_limit_field(call)}: a quarter of what is left pays for {max(limit, 0)} tokens of {call.model!r}, and an answer "
+            f"{limit_field(call)}: a quarter of what is left pays for {max(limit, 0)} tokens of {call.model!r}, and an answer "
             f"of fewer than {LEAST_FITTED} is not asked for unsaid; set a limit of your own, or finish with what you have"
         )
         return Refusal(BUDGET, reason, least, share)
     return _Choice(ceiling.amount(limit), limit, limit, written=True)
 
 
-def _limit_field(call: Call) -> str:
-    fields = {"messages": "max_tokens", "gemini": "generationConfig.maxOutputTokens", "responses": "max_output_tokens",
-              "chat": "max_completion_tokens"}  # fmt: skip
-    return fields.get(call.route.flavour, "max_tokens")
+def _estimate_is_out(view: LedgerView, marks: tuple[MarkKey, ...]) -> bool:
+    """True where a budget with a limit has a call out that is held at a mean: a second could overshoot beside it."""
+    for kind, node_id in marks:
+        row = view.mark((kind, node_id))
+        if kind == _ESTIMATED and row is not None and row["hold"] and row["until"] >= view.now_unix:
+            return True
+    return False
+
+
+def _note_estimate(view: LedgerView, marks: tuple[MarkKey, ...], hold: Hold) -> None:
+    for kind, node_id in marks:
+        if kind == _ESTIMATED and view.node(node_id).limit is not None:
+            view.put_mark((kind, node_id), {"hold": hold.id, "until": hold.deadline_unix})
+
+
+def _forget_estimate(view: LedgerView, marks: tuple[MarkKey, ...], hold_id: str) -> None:
+    for kind, node_id in marks:
+        row = view.mark((kind, node_id))
+        if kind == _ESTIMATED and row is not None and row["hold"] == hold_id:
+            view.put_mark((kind, node_id), {"hold": None, "until": 0})
 
 
 def _new_hold(view: LedgerView, terms: Terms, request: RequestFacts, amount: Nanos, model: str) -> Hold:
     return Hold(
-        id=request.entropy.hex(),
+        id=call_id(request),
         node_id=terms.node_id,
         kind=HoldKind.LLM,
         amount=amount,
@@ -193,31 +244,52 @@ def _facts(hold: Hold, call: Call, ceiling: Ceiling, choice: _Choice) -> Mapping
     return {**_journal_facts(hold, call.model), "provider": call.route.provider, "price": price, "ceiling": held}
 
 
-def write_bill(terms: Terms, hold: Hold, bill: Bill, mean: MarkKey | None) -> tuple[Scope, Change[Hold]]:
+def write_void(terms: Terms, hold_id: str, reason: str, marks: tuple[MarkKey, ...]) -> tuple[Scope, Change[None]]:
+    """Return the transaction that gives back a call that was never billed. A hold that was never written is no error."""
+
+    def change(view: LedgerView) -> None:
+        hold = view.hold(hold_id)
+        if hold is not None and hold.state is HoldState.HELD:
+            apply(view, hold_id, Void(reason[:300]))
+        _forget_estimate(view, marks, hold_id)
+
+    return Scope(nodes=(terms.node_id,), holds=(hold_id,), marks=marks), change
+
+
+def write_bill(terms: Terms, hold: Hold, bill: Bill, marks: tuple[MarkKey, ...]) -> tuple[Scope, Change[Hold]]:
     """Return the transaction that captures a call's cost: its scope, and the change. It is done once; again does nothing."""
     restrains = bill.amount > hold.amount or bill.claimed is not None
-    marks = () if mean is None else (mean,)
     scope = Scope(nodes=(terms.node_id,), holds=(hold.id,), marks=marks, durable=restrains)
 
     def change(view: LedgerView) -> Hold:
         now = view.known_hold(hold.id)
-        if now.state is HoldState.CAPTURED and bill.amount > now.captured and now.evidence is not bill.evidence:
-            return apply(
-                view, hold.id, Correct(bill.amount, bill.evidence)
-            )  # it had lapsed to a ceiling that was too low
+        _forget_estimate(view, marks, hold.id)
         if now.state is not HoldState.HELD:
-            return now
+            return _late(view, now, bill)
         if bill.claimed is not None:
             apply(view, hold.id, Note(claim=Claim(bill.claimed, "")))
         usage = None if bill.usage is None else dict(bill.usage)
         after = apply(view, hold.id, Capture(bill.amount, bill.evidence, usage=usage, note=bill.note or None))
         if bill.claimed is not None:
             _trip_session(view, hold.node_id, bill.note)
-        elif mean is not None and bill.usage is not None:
-            _add_to_mean(view, mean, bill.amount)
+        elif marks and bill.usage is not None:
+            _add_to_mean(view, marks[0], bill.amount)
         return after
 
     return scope, change
+
+
+def _late(view: LedgerView, hold: Hold, bill: Bill) -> Hold:
+    """Take what a call's end says after it had lapsed to its ceiling: more than that is owed, less frees nothing."""
+    if hold.state is not HoldState.CAPTURED or hold.evidence is not Evidence.ASSUMED:
+        return hold
+    if bill.claimed is not None:
+        facts = {"name": "usage_disputed", "claimed": bill.claimed, "reason": bill.note}
+        view.record(hold.node_id, "event", hold_id=hold.id, facts=facts)
+        _trip_session(view, hold.node_id, bill.note)
+    elif bill.amount > hold.captured:
+        return apply(view, hold.id, Correct(bill.amount, bill.evidence))
+    return hold
 
 
 def _trip_session(view: LedgerView, node_id: str, reason: str) -> None:

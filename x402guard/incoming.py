@@ -47,16 +47,23 @@ class Replay:
         self._stream = stream
         self._source = iter(stream)
         self._kept = Kept()
+        self._broken: Exception | None = None
 
     def keep(self, limit: int) -> bytes | None:
         """Return the whole raw stream, or None once it is longer than *limit* bytes; both leave it readable."""
-        for chunk in self._source:
-            if not self._kept.add(chunk, limit):
-                return None
+        try:
+            for chunk in self._source:
+                if not self._kept.add(chunk, limit):
+                    return None
+        except Exception as error:
+            self._broken = error
+            raise
         return b"".join(self._kept.chunks)
 
     def __iter__(self) -> Iterator[bytes]:
         yield from self._kept.chunks
+        if self._broken is not None:
+            raise self._broken  # where it broke off for us, it breaks off for the caller
         yield from self._source
 
     def close(self) -> None:
@@ -71,17 +78,24 @@ class AsyncReplay:
         self._stream = stream
         self._source = aiter(stream)
         self._kept = Kept()
+        self._broken: Exception | None = None
 
     async def keep(self, limit: int) -> bytes | None:
         """See ``Replay.keep``."""
-        async for chunk in self._source:
-            if not self._kept.add(chunk, limit):
-                return None
+        try:
+            async for chunk in self._source:
+                if not self._kept.add(chunk, limit):
+                    return None
+        except Exception as error:
+            self._broken = error
+            raise
         return b"".join(self._kept.chunks)
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         for chunk in self._kept.chunks:
             yield chunk
+        if self._broken is not None:
+            raise self._broken  # see Replay
         async for chunk in self._source:
             yield chunk
 
@@ -98,7 +112,7 @@ def decoded_body(response: httpx.Response, raw: bytes, limit: int) -> bytes | No
     """
     encoding = response.headers.get("content-encoding", "identity").strip().lower()
     if "," in encoding:
-        raise ProtocolError(f"{encoding[:60]!r}: one encoding at most is read of a 402", field="content-encoding")
+        raise ProtocolError(f"{encoding[:60]!r}: one encoding at most is read", field="content-encoding")
     if encoding == "identity":
         return raw
     if encoding not in _WINDOW:
@@ -109,7 +123,7 @@ def decoded_body(response: httpx.Response, raw: bytes, limit: int) -> bytes | No
     except zlib.error:
         return None
     if len(body) > limit:
-        raise ProtocolError(f"a 402 that unpacks to more than {limit} bytes is not read", field="content-encoding")
+        raise ProtocolError(f"what unpacks to more than {limit} bytes is not read", field="content-encoding")
     return body if unpacker.eof else None
 
 

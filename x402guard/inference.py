@@ -11,12 +11,13 @@ from functools import partial
 from typing import Final
 
 from x402guard.assets import AssetRegistry
-from x402guard.effects import Flow, Interrupted, Reply, SendFailed, compute, peek_body, send, transact
-from x402guard.errors import LedgerUnavailable
+from x402guard.effects import Flow, Interrupted, Reply, SendFailed, checkpoint, compute, peek_body, send, transact
+from x402guard.errors import LedgerUnavailable, ProtocolError
 from x402guard.flow import PAYMENT_REQUIRED_STATUS, mindful_of_earlier_hops, paid_request
-from x402guard.held_calls import Granted, call_scope, fix_price, grant_call, mean_mark, write_bill
+from x402guard.held_calls import Granted, call_id, call_marks, call_scope, fix_price, grant_call, write_bill, write_void
 from x402guard.ledger.authorize import BUDGET, Refusal
 from x402guard.ledger.model import Evidence, Hold
+from x402guard.ledger.view import MarkKey
 from x402guard.metering.bill import Bill, bill_answer, ceiling_bill
 from x402guard.metering.call import Call, ask_for_usage, read_call, write_limit
 from x402guard.metering.ceiling import Ceiling, find_ceiling
@@ -27,7 +28,7 @@ from x402guard.metering.routes import Route
 from x402guard.policy import RequestFacts
 from x402guard.purchase import Terms
 from x402guard.refusals import refused
-from x402guard.settlement import Receipt, receipt_of, sweep, void
+from x402guard.settlement import Receipt, receipt_of, sweep
 
 __all__ = ["InFlight", "Upload", "end_call", "metered_request"]
 
@@ -55,6 +56,7 @@ class InFlight:
     Attributes:
         terms: what it works under.
         hold: its line in the ledger.
+        marks: the small rows that its end has to see.
         call, ceiling: what was asked, and what it costs at most.
         limit: the output limit that holds, in tokens for each choice.
         reader: reads along; the transport feeds it.
@@ -63,6 +65,7 @@ class InFlight:
 
     terms: Terms
     hold: Hold
+    marks: tuple[MarkKey, ...]
     call: Call
     ceiling: Ceiling
     limit: int
@@ -95,7 +98,7 @@ def _called(
     request: RequestFacts, route: Route | FixedPrice, upload: Upload, terms: Terms
 ) -> Flow[tuple[InFlight | Receipt | None, Reply]]:
     if isinstance(route, FixedPrice):
-        granted = yield from _hold(terms, request, partial(fix_price, terms=terms, request=request, price=route))
+        granted = yield from _hold(terms, request, partial(fix_price, terms=terms, request=request, price=route), ())
         reply = yield from _send(terms, granted, None)
         return (yield from _end_by_status(terms, granted, reply)), reply
     meter = _meter(terms)
@@ -104,7 +107,7 @@ def _called(
         raise (yield from refused(terms, ready))
     call, ceiling = ready.call, ready.ceiling
     change = partial(grant_call, terms=terms, request=request, call=call, ceiling=ceiling, meter=meter)
-    granted = yield from _hold(terms, request, change, mean_mark(call, ceiling))
+    granted = yield from _hold(terms, request, change, call_marks(terms, call, ceiling, meter))
     asks = _asks_for_usage(call, meter)
     reply = yield from _send(terms, granted, _body_to_send(call, granted, asks=asks))
     if 200 <= reply.status < 300:
@@ -131,7 +134,7 @@ def _prepare(route: Route, upload: Upload, meter: Meter, now_ms: int) -> _Ready 
 
 
 def _hold(
-    terms: Terms, request: RequestFacts, change: partial[Granted | Refusal], *marks: tuple[str, str]
+    terms: Terms, request: RequestFacts, change: partial[Granted | Refusal], marks: tuple[MarkKey, ...]
 ) -> Flow[Granted]:
     """Write the hold; durable before anything is sent. Raises the refusal where it does not fit."""
     scope = call_scope(terms, request, marks)
@@ -140,7 +143,7 @@ def _hold(
         try:
             decided = yield from transact(scope, change)
         except (LedgerUnavailable, Interrupted) as error:
-            yield from _give_back(terms, request.entropy.hex(), f"nothing was sent: {type(error).__name__}", error)
+            yield from _give_back(terms, call_id(request), marks, f"nothing was sent: {_name(error)}", error)
             raise
         if not isinstance(decided, Refusal):
             return decided
@@ -171,18 +174,25 @@ def _body_to_send(call: Call, granted: Granted, *, asks: bool) -> bytes | None:
 def _send(terms: Terms, granted: Granted, body: bytes | None) -> Flow[Reply]:
     hold = granted.hold
     try:
+        yield from checkpoint()
+    except GeneratorExit:
+        raise
+    except BaseException as error:
+        yield from _give_back(terms, hold.id, granted.marks, f"nothing was sent: {_name(error)}", error)
+        raise
+    try:
         return (yield from send(("accept-encoding", "identity"), body=body))
     except GeneratorExit:
         raise
     except SendFailed as failure:
         if failure.before_connection:
-            yield from _give_back(terms, hold.id, f"no connection: {type(failure.cause).__name__}", failure)
+            yield from _give_back(terms, hold.id, granted.marks, f"no connection: {_name(failure)}", failure)
         else:
             # Providers go on generating for a caller who has gone, and bill it.
-            yield from _capture_anyway(terms, hold, f"no answer: {type(failure.cause).__name__}", failure)
+            yield from _capture_anyway(terms, granted, f"no answer: {_name(failure)}", failure)
         raise
     except BaseException as error:
-        yield from _capture_anyway(terms, hold, "cancelled while the call was out", error)
+        yield from _capture_anyway(terms, granted, "cancelled while the call was out", error)
         raise
 
 
@@ -194,12 +204,12 @@ def _end_by_status(terms: Terms, granted: Granted, reply: Reply) -> Flow[Receipt
     elif status in _TIMED_OUT:
         bill = ceiling_bill(hold.amount, f"status {status}: it may have been answered and billed")
     elif status < 500:
-        yield from _give_back(terms, hold.id, f"status {status}", None)
+        yield from _give_back(terms, hold.id, granted.marks, f"status {status}", None)
         return None
     else:
         error = yield from _peek_error()
         if error:
-            yield from _give_back(terms, hold.id, f"status {status}, {error}", None)
+            yield from _give_back(terms, hold.id, granted.marks, f"status {status}, {error}", None)
             return None
         bill = ceiling_bill(hold.amount, f"status {status} without an error that says that nothing was made")
     return (yield from _write(terms, hold, bill, granted))
@@ -208,9 +218,13 @@ def _end_by_status(terms: Terms, granted: Granted, reply: Reply) -> Flow[Receipt
 def _peek_error() -> Flow[str]:
     """Return "" unless the body of a 5xx is a provider's error and holds no content."""
     try:
-        body = yield from peek_body(ERROR_BYTES)
-        told = read_object(body or b"")
-    except (NotReadable, SendFailed):
+        body = (yield from peek_body(ERROR_BYTES)) or b""
+        # Gemini streams an error as an array of one.
+        listed = read_object(b'{"errors":' + body + b"}")["errors"] if body.lstrip()[:1] == b"[" else None
+        told = read_object(body) if listed is None else listed[0] if listed else {}
+    except (NotReadable, ProtocolError, SendFailed):
+        return ""
+    if not isinstance(told, dict):
         return ""
     content = any(told.get(key) for key in ("choices", "candidates", "output", "content", "usage", "usageMetadata"))
     says = any(told.get(key) for key in ("error", "message", "detail"))
@@ -228,7 +242,7 @@ def _in_flight(terms: Terms, granted: Granted, ready: _Ready, reply: Reply, *, h
         keeps_text=call.streams and not _meter(terms).settings.include_usage,
     )
     receipt = _receipt(granted.hold, granted, call.model)
-    return InFlight(terms, granted.hold, call, ready.ceiling, granted.bound, reader, receipt)
+    return InFlight(terms, granted.hold, granted.marks, call, ready.ceiling, granted.bound, reader, receipt)
 
 
 def _receipt(hold: Hold, granted: Granted, model: str) -> Receipt:
@@ -255,14 +269,13 @@ def end_call(flight: InFlight, answer: Answer) -> Flow[Receipt]:
             limit=flight.limit,
         )
 
-    mean = mean_mark(flight.call, flight.ceiling)
     try:
         bill = yield from compute(job, quick=not answer.text and meter.ready)
     except Interrupted:
-        yield from transact(*write_bill(flight.terms, flight.hold, job(0), mean))
+        yield from transact(*write_bill(flight.terms, flight.hold, job(0), flight.marks))
         raise
     try:
-        hold = yield from transact(*write_bill(flight.terms, flight.hold, bill, mean))
+        hold = yield from transact(*write_bill(flight.terms, flight.hold, bill, flight.marks))
     except LedgerUnavailable as error:
         return replace(flight.receipt, in_doubt=True, note=f"the books could not be written: {error}")
     after = receipt_of(hold, represented=False)
@@ -273,29 +286,36 @@ def end_call(flight: InFlight, answer: Answer) -> Flow[Receipt]:
 
 def _write(terms: Terms, hold: Hold, bill: Bill, granted: Granted) -> Flow[Receipt]:
     try:
-        written = yield from transact(*write_bill(terms, hold, bill, None))
+        written = yield from transact(*write_bill(terms, hold, bill, granted.marks))
     except LedgerUnavailable as error:
         note = f"the books could not be written: {error}"
         return replace(_receipt(hold, granted, granted.model), in_doubt=True, note=note)
     return replace(_receipt(written, granted, granted.model), note=bill.note)
 
 
-def _give_back(terms: Terms, hold_id: str, reason: str, error: BaseException | None) -> Flow[None]:
+def _give_back(
+    terms: Terms, hold_id: str, marks: tuple[MarkKey, ...], reason: str, error: BaseException | None
+) -> Flow[None]:
     """Void a call that was never billed. A ledger that cannot be written keeps the hold: that costs budget, never money."""
     try:
-        yield from void(terms, hold_id, reason[:300])
+        yield from transact(*write_void(terms, hold_id, reason, marks))
     except LedgerUnavailable as again:
         if error is None:
             return  # the hold lapses to its ceiling; the provider's answer is the caller's all the same
         _cause(error).add_note(f"hold {hold_id} could not be given back: {again}")
 
 
-def _capture_anyway(terms: Terms, hold: Hold, reason: str, error: BaseException) -> Flow[None]:
+def _capture_anyway(terms: Terms, granted: Granted, reason: str, error: BaseException) -> Flow[None]:
     """Capture the ceiling on the way out of an error that matters more."""
+    hold = granted.hold
     try:
-        yield from transact(*write_bill(terms, hold, ceiling_bill(hold.amount, reason), None))
+        yield from transact(*write_bill(terms, hold, ceiling_bill(hold.amount, reason), granted.marks))
     except LedgerUnavailable as again:
         _cause(error).add_note(f"hold {hold.id} could not be captured: {again}")
+
+
+def _name(error: BaseException) -> str:
+    return type(_cause(error)).__name__
 
 
 def _cause(error: BaseException) -> BaseException:

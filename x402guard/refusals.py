@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
 from x402guard.effects import Flow, transact
@@ -30,6 +31,9 @@ def refused(terms: Terms, refusal: Refusal, speaks_v2: str | None = None) -> Flo
     *speaks_v2* is the origin that was refused, where it spoke v2: refused or not, it is not believed in v1 any more.
     """
     node_id = terms.node_id
+    # What a request or a server says may hold halves of characters, which no file takes.
+    reason = refusal.reason.encode("utf-8", "backslashreplace").decode("utf-8")
+    refusal = replace(refusal, reason=reason)
     marks = [refusal_marks(node_id, refusal.rule)]
     if speaks_v2 is not None:
         marks.append(origin_mark(speaks_v2))

@@ -21,12 +21,19 @@ class Unseen:
 _CLIENT: Final = "use a client that takes an httpx one"
 _KNOWN: Final = (
     Unseen("requests", f"{_CLIENT}, or keep paid and metered calls out of it"),
-    Unseen("aiohttp", f"{_CLIENT}; google-genai takes httpx where it is given httpx_async_client"),
+    Unseen("aiohttp", _CLIENT),
     Unseen("boto3", "Bedrock is not metered; call models through a provider that speaks HTTP to httpx"),
     Unseen("botocore", "Bedrock is not metered; call models through a provider that speaks HTTP to httpx"),
     Unseen("grpc", "gRPC is not metered; Google's clients take transport='rest'"),
     Unseen("pycurl", _CLIENT),
     Unseen("urllib3", _CLIENT),
+)
+
+
+_GOOGLE: Final = Unseen(
+    "google.genai",
+    "its asynchronous calls go by aiohttp where that is installed; give it "
+    "http_options=HttpOptions(httpx_async_client=httpx2.AsyncClient())",
 )
 
 
@@ -38,4 +45,7 @@ def unseen_libraries(*, loaded: bool) -> list[Unseen]:
     if not loaded:
         return [library for library in _KNOWN if importlib.util.find_spec(library.name) is not None]
     ours = {"requests", "aiohttp", "urllib3"} if "web3" in sys.modules else set()
-    return [library for library in _KNOWN if library.name in sys.modules and library.name not in ours]
+    found = [library for library in _KNOWN if library.name in sys.modules and library.name not in ours]
+    if {"google.genai", "aiohttp"} <= sys.modules.keys():
+        found.append(_GOOGLE)
+    return found

@@ -13,7 +13,7 @@ from x402guard.metering.media import Media
 from x402guard.metering.routes import Flavour, Route
 from x402guard.metering.tools import Unbounded, find_unbounded, tools_of
 
-__all__ = ["UNREADABLE", "Call", "ask_for_usage", "read_call", "write_limit"]
+__all__ = ["UNREADABLE", "Call", "ask_for_usage", "limit_field", "read_call", "write_limit"]
 
 UNREADABLE: Final = "unreadable_request"
 
@@ -185,6 +185,17 @@ def _predicted(sent: Mapping[str, Any]) -> int:
     return len(str(prediction).encode("utf-8", "surrogatepass")) if prediction is not None else 0
 
 
+def limit_field(call: Call) -> str:
+    """Return the field in which a call's provider reads an output limit."""
+    flavour = call.route.flavour
+    if flavour == "gemini":
+        return "generationConfig.maxOutputTokens"
+    if flavour == "responses":
+        return "max_output_tokens"
+    own = flavour == "chat" and call.route.provider in ("openai", "azure")
+    return "max_completion_tokens" if own else "max_tokens"
+
+
 def write_limit(call: Call, limit: int) -> dict[str, Any]:
     """Return the call's body with an output limit of *limit* tokens for each choice, in the field its provider reads."""
     body = dict(call.body)
@@ -193,13 +204,11 @@ def write_limit(call: Call, limit: int) -> dict[str, Any]:
         key = "generation_config" if "generation_config" in body else "generationConfig"
         given = body.get(key)
         body[key] = {**(given if isinstance(given, dict) else {}), "maxOutputTokens": limit}
-    elif flavour == "responses":
-        body["max_output_tokens"] = limit
-    elif flavour == "chat" and call.route.provider in ("openai", "azure"):
-        body["max_completion_tokens"] = limit
-        body.pop("max_tokens", None)
-    else:
-        body["max_tokens"] = limit
+        return body
+    field = limit_field(call)
+    if field == "max_completion_tokens":
+        body.pop("max_tokens", None)  # null, or it would be the limit
+    body[field] = limit
     return body
 
 

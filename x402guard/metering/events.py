@@ -44,9 +44,13 @@ class _Kept:
 class _Chat(_Kept):
     """OpenAI's chunks, and those of all who copy them."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._stale = False
+
     def end(self) -> None:
-        """Whatever usage was stated last is the call's."""
-        self.final = "usage" in self._body
+        """What was stated last is the call's, unless more was said after it."""
+        self.final = "usage" in self._body and not self._stale
 
     def take(self, event: Mapping[str, Any]) -> None:
         for key in ("model", "service_tier"):
@@ -56,10 +60,12 @@ class _Chat(_Kept):
         groq = event.get("x_groq")
         if not isinstance(usage, dict) and isinstance(groq, dict):
             usage = groq.get("usage")
+        choices = event.get("choices")
+        if choices and not isinstance(usage, dict):
+            self.final, self._stale = False, True
         if isinstance(usage, dict):
-            self._body["usage"] = usage
+            self._body["usage"], self._stale = usage, False
             # Some state the usage so far on every chunk; the last comes with an end, or with no choice at all.
-            choices = event.get("choices")
             self.final = not choices or (isinstance(choices, list) and all(map(_has_ended, choices)))
 
 

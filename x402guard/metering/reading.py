@@ -152,6 +152,8 @@ class AnswerReader:
     def _complete_events(self) -> Iterator[bytes]:
         start, at = 0, self._scanned
         while (match := _EVENT_ENDS.search(self._pending, at)) is not None:
+            if match.end() == len(self._pending) and match[0].endswith(b"\r") and match[0] != b"\r\r":
+                break  # a line feed may belong to it
             yield bytes(self._pending[start : match.end()])
             start = at = match.end()
         del self._pending[:start]

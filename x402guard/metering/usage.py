@@ -74,7 +74,7 @@ def _check_counts(stated: Mapping[str, Any]) -> None:
         elif isinstance(value, list):
             pending.extend((key, item) for item in value)
         elif isinstance(value, (int, Decimal)) and not isinstance(value, bool) and (value < 0 or value != int(value)):
-            raise Impossible(f"{key} is {str(value)[:40]}")
+            raise Impossible(f"{key!a:.60} is {str(value)[:40]}")
 
 
 def _put_right(answer: Mapping[str, Any], stated: Mapping[str, Any]) -> Mapping[str, Any]:
