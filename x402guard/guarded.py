@@ -149,9 +149,13 @@ class Guarded:
 
     def _failed(self, error: X402GuardError, request: httpx.Request) -> httpx.Response:
         error.request = request
-        if isinstance(error, PaymentRefused) and self._on_refusal == "respond":
+        if isinstance(error, PaymentRefused) and self.answers(request):
             return problem_response(self.library, error, request)
         raise error
+
+    def answers(self, request: httpx.Request) -> bool:  # noqa: ARG002 - for those who look at it
+        """True where a refusal is answered, and not raised."""
+        return self._on_refusal == "respond"
 
 
 def _refuse(terms: Terms, refusal: Refusal) -> Flow[Handed]:

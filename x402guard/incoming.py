@@ -146,7 +146,11 @@ def problem_response(library: Library, error: PaymentRefused, request: httpx.Req
         "session": error.session,
         **error.amounts(),
         # Where SDKs look for words to show.
-        "error": {"message": str(error), "type": "x402guard", "code": error.code},
+        "error": {
+            "message": f"{error} [urn:x402guard:{error.code}:{error.rule}]",
+            "type": "x402guard",
+            "code": error.code,
+        },
     }
     headers = {"content-type": "application/problem+json", "x-should-retry": "false"}
     return library.response(

@@ -22,6 +22,7 @@ from x402guard.drivers import Shell
 from x402guard.errors import ConfigError
 from x402guard.guard import Guard
 from x402guard.guarded import Guarded, OnRefusal
+from x402guard.ledger.report import Report
 from x402guard.money import Dollars
 from x402guard.purchase import Terms
 from x402guard.session import Session, current_session
@@ -84,7 +85,8 @@ def install(
         budget: of that session, in dollars.
         guard: whose; ``Guard.from_env()`` when none is given, which ``uninstall`` closes.
         name: of that session, in reports.
-        on_refusal: as for the transports: httpx raises and httpx2 responds unless told otherwise.
+        on_refusal: as for the transports. Unless told, httpx2 responds, and httpx raises but to vendors' SDKs, which retry
+            what a transport raises and hide it.
 
     A client that has a guarded transport already keeps it. Warns of loaded libraries whose requests are not seen. Raises
     ``ConfigError`` where it is installed already.
@@ -93,6 +95,10 @@ def install(
     with _LOCK:
         if _installed is not None:
             raise ConfigError("install: x402guard is installed already; call uninstall() first")
+        unseen = unseen_libraries(loaded=True)
+        if unseen:  # before anything is changed: a warning may be an error
+            listed = "; ".join(f"{library.name} ({library.hint})" for library in unseen)
+            warnings.warn(f"loaded, and not seen by x402guard: {listed}", stacklevel=2)
         owned, guard = guard is None, guard or Guard.from_env()
         try:
             session = guard.session(name, budget=budget)
@@ -101,23 +107,23 @@ def install(
                 guard.close()
             raise
         _installed = _Installation(guard, owned, session, _patch(_InContext(session), on_refusal))
-    for library in unseen_libraries(loaded=True):
-        warnings.warn(f"x402guard does not see what {library.name} sends: {library.hint}", stacklevel=2)
     return session
 
 
-def uninstall() -> None:
-    """Undo ``install``: every client sends as it did before. Without an installation nothing happens."""
+def uninstall() -> Report | None:
+    """Undo ``install``: every client sends as it did before. Returns the session's last report; None where nothing was installed."""
     global _installed
     with _LOCK:
         installation, _installed = _installed, None
         if installation is None:
-            return
+            return None
         for kind, original in installation.originals:
             setattr(kind, _SEAM, original)
     installation.session.close()
+    report = installation.session.report()
     if installation.owned:
         installation.guard.close()
+    return report
 
 
 def _patch(payer: _InContext, on_refusal: OnRefusal | None) -> tuple[tuple[type[Any], Any], ...]:
@@ -125,9 +131,14 @@ def _patch(payer: _InContext, on_refusal: OnRefusal | None) -> tuple[tuple[type[
 
     import x402guard.httpx2 as on_httpx2
 
+    sync, asynchronous = (
+        (on_httpx.GuardedTransport, on_httpx.AsyncGuardedTransport)
+        if on_refusal
+        else (_MindfulOfSdks, _AsyncMindfulOfSdks)
+    )
     wraps: tuple[tuple[type[Any], type[Any], OnRefusal], ...] = (
-        (httpx.Client, on_httpx.GuardedTransport, "raise"),
-        (httpx.AsyncClient, on_httpx.AsyncGuardedTransport, "raise"),
+        (httpx.Client, sync, "raise"),
+        (httpx.AsyncClient, asynchronous, "raise"),
         (httpx2.Client, on_httpx2.GuardedTransport, "respond"),
         (httpx2.AsyncClient, on_httpx2.AsyncGuardedTransport, "respond"),
     )
@@ -140,6 +151,21 @@ def _patch(payer: _InContext, on_refusal: OnRefusal | None) -> tuple[tuple[type[
     for kind, wrapper, default in wraps:
         setattr(kind, _SEAM, _choosing(getattr(kind, _SEAM), wrapper, payer, on_refusal or default))
     return originals
+
+
+def _is_of_sdk(request: httpx.Request) -> bool:
+    """True for requests of the SDKs that retry what a transport raises: they say who they are."""
+    return any(name.startswith("x-stainless-") for name in request.headers)
+
+
+class _MindfulOfSdks(on_httpx.GuardedTransport):
+    def answers(self, request: httpx.Request) -> bool:
+        return _is_of_sdk(request)
+
+
+class _AsyncMindfulOfSdks(on_httpx.AsyncGuardedTransport):
+    def answers(self, request: httpx.Request) -> bool:
+        return _is_of_sdk(request)
 
 
 def _choosing(

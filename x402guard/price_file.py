@@ -41,8 +41,10 @@ class PriceChange:
 
     @property
     def falls_by_half(self) -> bool:
-        """True where the new price is less than half of the old one."""
-        return self.before is not None and self.after is not None and self.after * 2 < self.before
+        """True where less than half of the old price is left, or none of its own: what had one falls to another's."""
+        if not self.before:
+            return False
+        return self.after is None or self.after * 2 < self.before
 
 
 def open_book(path: str | None) -> GenaiPriceBook:
@@ -74,7 +76,7 @@ def write_prices(source: Path, target: Path) -> str:
     providers = raw.get("providers") if isinstance(raw, Mapping) else raw
     found = _hash(providers)
     _book(providers, source, found)
-    text = json.dumps({"format": _FORMAT, "sha256": found, "providers": providers}, ensure_ascii=False)
+    text = json.dumps({"format": _FORMAT, "sha256": found, "providers": providers})
     partly = target.with_name(f".{target.name}.new")
     try:
         partly.write_text(text, encoding="utf-8")
@@ -85,18 +87,23 @@ def write_prices(source: Path, target: Path) -> str:
 
 
 def compare(before: GenaiPriceBook, after: GenaiPriceBook, at_unix: int) -> Iterator[PriceChange]:
-    """Yield every price that differs at a moment (unix seconds), by provider, model and unit."""
-    old, new = dict(_prices(before, at_unix)), dict(_prices(after, at_unix))
-    for key in sorted(old.keys() | new.keys()):
-        was, is_now = old.get(key, {}), new.get(key, {})
-        for unit in sorted(was.keys() | is_now.keys()):
-            if was.get(unit) != is_now.get(unit):
-                yield PriceChange(*key, unit, was.get(unit), is_now.get(unit))
+    """Yield every price that differs, by provider, name and label: tiers, batches, prices to come and other names too.
 
-
-def _prices(book: GenaiPriceBook, at_unix: int) -> Iterator[tuple[tuple[str, str], dict[str, Price]]]:
-    for provider, model, prices in book.listing(at_unix):
-        yield (provider, model), dict(prices)
+    A model is looked up in both books by each of its names, since a rule may lead a name elsewhere. A special price that one of
+    the books lacks is compared with the plain one that holds instead. *at_unix* (unix seconds) says which prices hold now.
+    """
+    for provider, name in sorted({*before.names(), *after.names()}):
+        old, new = before.every_price(provider, name, at_unix), after.every_price(provider, name, at_unix)
+        if not old or not new:
+            yield from (
+                PriceChange(provider, name, unit, old.get(unit), new.get(unit)) for unit in sorted({*old, *new})
+            )
+            continue
+        for label in sorted({*old, *new}):
+            unit = label.partition(" ")[0]
+            was, is_now = old.get(label, old.get(unit)), new.get(label, new.get(unit))
+            if was != is_now:
+                yield PriceChange(provider, name, label, was, is_now)
 
 
 def _load(path: Path) -> Any:
@@ -109,8 +116,8 @@ def _load(path: Path) -> Any:
 
 
 def _hash(providers: Any) -> str:
-    canonical = json.dumps(providers, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-    return hashlib.sha256(canonical.encode()).hexdigest()
+    canonical = json.dumps(providers, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(canonical.encode("ascii")).hexdigest()
 
 
 def _book(providers: Any, path: Path, version: str) -> GenaiPriceBook:

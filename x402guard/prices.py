@@ -13,7 +13,14 @@ from x402guard.ports import PricedModel, Usage
 
 if TYPE_CHECKING:
     from genai_prices.data_snapshot import DataSnapshot
-    from genai_prices.types import ModelInfo, ModelPrice, Provider, UsageExtractor
+    from genai_prices.types import (
+        ModelInfo,
+        ModelPrice,
+        Provider,
+        StartDateConstraint,
+        TimeOfDateConstraint,
+        UsageExtractor,
+    )
 
 __all__ = ["GenaiPriceBook"]
 
@@ -73,7 +80,12 @@ class GenaiPriceBook:
         from genai_prices.types import _providers_from_raw
 
         snapshot = DataSnapshot(providers=_providers_from_raw(providers), from_auto_update=False)
-        return cls(snapshot, source=source, version=version)
+        book = cls(snapshot, source=source, version=version)
+        for provider, model in book.names():
+            for label, price in book.every_price(provider, model, 0).items():
+                if not price.is_finite() or price < 0:
+                    raise ValueError(f"{provider}'s {model} has a price of {price} for {label}")
+        return book
 
     @property
     def ready(self) -> bool:
@@ -150,6 +162,31 @@ class GenaiPriceBook:
                     {unit: getattr(price, "base", price) for unit, price in found.items() if price is not None},
                 )
 
+    def names(self) -> Iterator[tuple[str, str]]:
+        """Yield (provider, name) for every model, by its id and by every other name that the book writes out for it."""
+        for provider in self.snapshot.providers:
+            for name in dict.fromkeys(name for info in provider.models for name in (info.id, *_names_of(info.match))):
+                yield provider.id, name
+
+    def every_price(self, provider: str, name: str, at_unix: int) -> Mapping[str, Decimal]:
+        """Return every price that a model has at any time and size and in any context, by a label; none for an unknown name.
+
+        The label is the unit for what holds at the moment (unix seconds), and says more for everything else:
+        ``input_tokens above 200000``, ``input_tokens (processing=batch)``, ``input_tokens from 2027-02-01``.
+        """
+        found = self._look_up(provider, name)
+        if found is None:
+            return {}
+        info = found[1]
+        prices = dict(_leaves(info.get_prices(_moment(at_unix)), ""))
+        for conditional in info.prices if isinstance(info.prices, list) else ():
+            if conditional.constraint is not None:
+                prices |= dict(_leaves(conditional.prices, _when(conditional.constraint)))
+        for variant in info.price_variants or ():
+            chosen = ", ".join(f"{key}={value}" for key, value in sorted(variant.when.items()))
+            prices |= dict(_leaves(variant.prices, f" ({chosen})"))
+        return prices
+
     def _look_up(self, provider: str, model: str) -> tuple[Provider, ModelInfo] | None:
         key = (provider, model)
         if key not in self._names:
@@ -182,6 +219,31 @@ def _price_keys() -> Mapping[str, str]:
     from genai_prices.data_units import unit_data
 
     return {unit: str(facts["price_key"]) for unit, facts in unit_data.items()}
+
+
+def _leaves(prices: ModelPrice, suffix: str) -> Iterator[tuple[str, Decimal]]:
+    for unit, key in _price_keys().items():
+        price = getattr(prices, key)
+        if price is None:
+            continue
+        yield f"{unit}{suffix}", getattr(price, "base", price)
+        for tier in getattr(price, "tiers", ()):
+            yield f"{unit} above {tier.start}{suffix}", tier.price
+
+
+def _when(constraint: StartDateConstraint | TimeOfDateConstraint) -> str:
+    start = getattr(constraint, "start_date", None)
+    if start is not None:
+        return f" from {start}"
+    return f" at {getattr(constraint, 'start_time', '')}-{getattr(constraint, 'end_time', '')}"
+
+
+def _names_of(match: Any) -> Iterator[str]:
+    """Yield the names that a rule of the book spells out."""
+    if isinstance(name := getattr(match, "equals", None), str):
+        yield name
+    for inner in getattr(match, "or_", ()):
+        yield from _names_of(inner)
 
 
 def _moment(at_unix: int) -> datetime:

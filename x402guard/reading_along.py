@@ -18,7 +18,7 @@ __all__ = ["AsyncMetered", "Metered"]
 
 
 class Metered:
-    """A response stream that is read along. It ends once: with its last chunk, an error, or its closing.
+    """A response stream that is read along. It ends once: with the provider's word, its last chunk, an error, or its closing.
 
     Attributes:
         extensions: the response's, where the call's receipt takes its last form when it has ended.
@@ -34,6 +34,8 @@ class Metered:
         try:
             for chunk in self._stream:
                 handed = reader.feed(chunk)
+                if reader.over:
+                    self._end(ended=True)
                 if handed:
                     yield handed
         except BaseException:
@@ -71,6 +73,8 @@ class AsyncMetered:
         try:
             async for chunk in self._stream:
                 handed = reader.feed(chunk)
+                if reader.over:
+                    await self._end(ended=True)
                 if handed:
                     yield handed
         except GeneratorExit:

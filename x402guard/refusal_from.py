@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from decimal import Decimal
 from typing import Any, Final
@@ -15,6 +16,8 @@ __all__ = ["refusal_from"]
 
 _MOST_CAUSES: Final = 100
 _URN: Final = "urn:x402guard:"
+_NAMED: Final = re.compile(r"\[urn:x402guard:(?P<code>\w+):(?P<rule>\w*)\]")
+_MOST_WORDS: Final = 100_000
 _RESPONSES: Final = ("response", "raw_response", "http_response")
 _BODIES: Final = ("body", "details", "response_json", "message")
 
@@ -36,7 +39,7 @@ def refusal_from(error: BaseException) -> X402GuardError | None:
             found = _of_problem(getattr(link, name, None))
             if found is not None:
                 return found
-    return None
+    return next(filter(None, map(_of_words, _chain(error))), None)
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
@@ -79,6 +82,15 @@ def _of_problem(told: object) -> PaymentRefused | None:
         session=told.get("session"),
         advice=str(told.get("advice", "")) or None,
     )
+
+
+def _of_words(error: BaseException) -> PaymentRefused | None:
+    """Return the refusal that an error's words end with: some frameworks keep nothing else of it."""
+    words = str(error)[:_MOST_WORDS]
+    match = _NAMED.search(words)
+    if match is None:
+        return None
+    return _KINDS.get(match["code"], PaymentRefused)(words[: match.start()].strip(), rule=match["rule"])
 
 
 def _nanos(dollars: Any) -> Nanos | None:

@@ -50,7 +50,13 @@ class TiktokenCounter:
         name = encoding_name_for_model(model.removeprefix("openai/"))
         if name not in _CARRIED:
             raise LookupError(f"the vocabulary {name} is not on this machine")
-        return len(self._encoding(name).encode_ordinary(text))
+        try:
+            return len(self._encoding(name).encode_ordinary(text))
+        except BaseException as error:
+            # A megabyte of spaces is more than its patterns can take, and what comes out of Rust is no Exception.
+            if type(error).__module__ == "pyo3_runtime":
+                raise ValueError(f"tiktoken gave up: {str(error)[:100]}") from None
+            raise
 
     def _encoding(self, name: str) -> Encoding:
         with self._lock:

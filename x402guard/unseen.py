@@ -44,7 +44,9 @@ def unseen_libraries(*, loaded: bool) -> list[Unseen]:
     """
     if not loaded:
         return [library for library in _KNOWN if importlib.util.find_spec(library.name) is not None]
-    ours = {"requests", "aiohttp", "urllib3"} if "web3" in sys.modules else set()
+    ours: set[str] = {"requests", "aiohttp", "urllib3"} if "web3" in sys.modules else set()
+    if "requests" in sys.modules:
+        ours = {*ours, "urllib3"}  # one name is enough
     found = [library for library in _KNOWN if library.name in sys.modules and library.name not in ours]
     if {"google.genai", "aiohttp"} <= sys.modules.keys():
         found.append(_GOOGLE)

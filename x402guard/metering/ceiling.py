@@ -262,10 +262,10 @@ def _per_output(usage: Usage, call: Call, rates: Rates, *, us_only: bool) -> Dec
     """Return the dollars for one output token, of all choices together, at the tier of this request's size."""
     if call.limit == 0:
         return Decimal(0)
-    hidden = ("output_reasoning_tokens", "output_citation_tokens")
-    kinds = ["output_tokens", *(unit for unit in hidden if unit in rates.priced.units)]
-    if call.speaks:
-        kinds.append("output_audio_tokens")
+    # Sound is said to be wanted; everything else that has a price of its own may come unasked.
+    silent = not call.speaks and call.route.provider != "google"
+    own = {unit for unit in rates.priced.units if unit.startswith("output_") and unit.endswith("_tokens")}
+    kinds = {"output_tokens", *own} - ({"output_audio_tokens"} if silent else set())
     plain = {unit: count for unit, count in usage.items() if count or unit == "input_tokens"}
     without = rates.dollars(plain, us_only=us_only)
     with localcontext(_EXACT):

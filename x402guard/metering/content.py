@@ -14,7 +14,6 @@ from x402guard.metering.tools import Unbounded
 __all__ = ["Content", "read_content"]
 
 _DATA_URL: Final = re.compile(r"data:(?P<mime>[\w.+/-]*)(?:;[\w=.+-]+)*;base64,", re.ASCII | re.IGNORECASE)
-_LINK: Final = re.compile(r"(?:https?|gs|s3|file|ftp)://|files/", re.IGNORECASE)
 
 _LINK_KEYS: Final = {
     "image_url": "image_url",
@@ -25,10 +24,11 @@ _LINK_KEYS: Final = {
     "file_uri": "document",
 }
 _OPAQUE: Final = frozenset(
-    {"arguments", "args", "parameters", "input_schema", "schema", "json_schema", "responseSchema", "response_schema",
-     "parametersJsonSchema", "responseJsonSchema", "metadata", "logit_bias"}
-)  # fmt: skip
+    {"tools", "arguments", "args", "parameters", "metadata", "logit_bias", "documents", "document"}
+)
 """Keys below which everything is text to a model, whatever it looks like: schemas, and what tools were called with."""
+
+_SCHEMAS: Final = re.compile(r"(.*_)?schema|.*Schema")
 
 _Where = tuple[Any, ...]
 """Where a value stands, as (where its parent stands, key)."""
@@ -54,13 +54,18 @@ class Content:
 def read_content(body: Mapping[str, Any], skip: frozenset[str]) -> Content:
     """Return what *body* holds, the top-level keys in *skip* left out. No recursion: a body may be nested deeply."""
     content = Content()
-    pending: list[tuple[Any, _Where]] = [(value, ((), key)) for key, value in body.items() if key not in skip]
+    pending = list(_read_object({key: value for key, value in body.items() if key not in skip}, (), content))
     while pending:
         value, where = pending.pop()
         if isinstance(value, str):
-            _read_text(value, where, content, detail="")
+            content.texts.append(value)
         elif isinstance(value, list):
-            pending.extend((item, (where, index)) for index, item in enumerate(value))
+            pictures = where[1:] == ("images",)
+            for index, item in enumerate(value):
+                if pictures and isinstance(item, str):
+                    _read_link(item, (where, index), content, "", "image_url")
+                else:
+                    pending.append((item, (where, index)))
         elif isinstance(value, dict):
             pending.extend(_read_object(value, where, content))
         elif value is not None and not isinstance(value, bool):
@@ -70,25 +75,48 @@ def read_content(body: Mapping[str, Any], skip: frozenset[str]) -> Content:
 
 def _read_object(value: dict[str, Any], where: _Where, content: Content) -> Iterator[tuple[Any, _Where]]:
     """Take what is recognised out of an object, and return the rest of its values."""
-    taken = _media(value, where, content)
+    taken = _media(value, where, content) | _stored(value, where, content)
     detail = str(value.get("detail") or "")
-    opaque_input = value.get("type") in ("tool_use", "server_tool_use", "mcp_tool_use")
+    parent = where[1] if where else None
     for key, item in value.items():
         at = (where, key)
         if key in taken:
             continue
-        if key in _OPAQUE or (key == "input" and opaque_input) or (key == "response" and isinstance(item, dict)):
+        if _is_opaque(key, item, value):
             content.texts.append(item if isinstance(item, str) else _dumped(item))
-        elif key in ("file_id", "fileId") and isinstance(item, str):
-            content.unbounded.append(Unbounded(_field(at), "document"))
         elif key in _LINK_KEYS and isinstance(item, str):
             _read_link(item, at, content, detail, _LINK_KEYS[key])
-        elif (
-            key == "url" and isinstance(item, str) and where[1] in ("image_url", "video_url", "source", "document_url")
-        ):
-            _read_link(item, at, content, detail, "document" if where[1] == "source" else _LINK_KEYS[where[1]])
+        elif key == "url" and isinstance(item, str) and parent in _LINK_KEYS:
+            _read_link(item, at, content, detail, _LINK_KEYS[parent])
+        elif key == "source" and isinstance(item, dict) and isinstance(item.get("url"), str):
+            _read_link(
+                item["url"], (at, "url"), content, "", "image_url" if value.get("type") == "image" else "document"
+            )
         else:
             yield item, at
+
+
+def _is_opaque(key: str, item: Any, parent: Mapping[str, Any]) -> bool:
+    called = parent.get("type") in ("tool_use", "server_tool_use", "mcp_tool_use")
+    return (
+        (key in _OPAQUE and (key != "document" or isinstance(item, dict)))
+        or _SCHEMAS.fullmatch(key) is not None
+        or (key == "input" and called)
+        or (key == "response" and isinstance(item, dict))
+    )
+
+
+def _stored(value: Mapping[str, Any], where: _Where, content: Content) -> frozenset[str]:
+    """Take references to what the provider keeps out of an object; return the keys that were them."""
+    if value.get("type") == "item_reference":
+        content.unbounded.append(Unbounded(_field(where), "stored_conversation"))
+        return frozenset(value)
+    if where[1:] == ("audio",) and isinstance(value.get("id"), str):
+        content.unbounded.append(Unbounded(_field(where), "audio"))
+        return frozenset({"id"})
+    files = [key for key in ("file_id", "fileId") if isinstance(value.get(key), str)]
+    content.unbounded.extend(Unbounded(_field((where, key)), "document") for key in files)
+    return frozenset(files)
 
 
 def _media(value: dict[str, Any], where: _Where, content: Content) -> frozenset[str]:
@@ -113,16 +141,10 @@ def _media(value: dict[str, Any], where: _Where, content: Content) -> frozenset[
 
 
 def _read_link(text: str, where: _Where, content: Content, detail: str, kind: str) -> None:
-    if _DATA_URL.match(text):
-        _read_text(text, where, content, detail)
-    else:
-        content.unbounded.append(Unbounded(_field(where), kind))
-
-
-def _read_text(text: str, where: _Where, content: Content, detail: str) -> None:
+    """Take what stands where a link belongs: media that came along, or a place that only the provider looks at."""
     match = _DATA_URL.match(text)
     if match is None:
-        content.texts.append(text)
+        content.unbounded.append(Unbounded(_field(where), kind))
     else:
         content.media.append(Media.of(_field(where), match["mime"] or "text/plain", text[match.end() :], detail))
 

@@ -16,6 +16,9 @@ class EventReader(Protocol):
     final: bool
     """True once the usage that stands is the whole call's."""
 
+    over: bool
+    """True once the provider has said that the stream has ended."""
+
     def take(self, event: Mapping[str, Any]) -> None:
         """Take one event's data."""
 
@@ -30,7 +33,7 @@ class _Kept:
     """What was kept so far."""
 
     def __init__(self) -> None:
-        self.final = False
+        self.final = self.over = False
         self._body: dict[str, Any] = {}
 
     def end(self) -> None:
@@ -81,7 +84,7 @@ class _Responses(_Kept):
         if event.get("type") in ("response.completed", "response.incomplete", "response.failed") and isinstance(
             response, dict
         ):
-            self._body, self.final = response, isinstance(response.get("usage"), dict)
+            self._body, self.final, self.over = response, isinstance(response.get("usage"), dict), True
 
 
 class _Messages(_Kept):
@@ -98,6 +101,8 @@ class _Messages(_Kept):
                 self._body["usage"] = {**self._body.get("usage", {}), **newer}
             delta = event.get("delta")
             self.final = isinstance(counts, dict) and isinstance(delta, dict) and delta.get("stop_reason") is not None
+        elif event.get("type") == "message_stop":
+            self.over = True
 
 
 class _Gemini(_Kept):
@@ -126,7 +131,7 @@ class _Cohere(_Kept):
     def take(self, event: Mapping[str, Any]) -> None:
         delta = event.get("delta")
         if event.get("type") == "message-end" and isinstance(delta, dict) and isinstance(delta.get("usage"), dict):
-            self._body, self.final = {"usage": delta["usage"]}, True
+            self._body, self.final, self.over = {"usage": delta["usage"]}, True, True
 
 
 def event_reader(flavour: Flavour) -> EventReader:

@@ -9,6 +9,7 @@ from typing import Any, Final, NoReturn
 __all__ = ["NotReadable", "read_object", "write_object"]
 
 _MAX_DIGITS: Final = 400
+_MAX_DEPTH: Final = 200
 
 
 class NotReadable(ValueError):  # noqa: N818 - becomes a refusal, or a ceiling
@@ -37,12 +38,24 @@ def read_object(body: bytes | str) -> dict[str, Any]:
         raise NotReadable(f"not JSON: {str(error)[:120]}") from None
     if not isinstance(value, dict):
         raise NotReadable(f"a JSON {type(value).__name__} where an object belongs")
+    _check_depth(value)
     return value
 
 
 def write_object(value: dict[str, Any]) -> bytes:
     """Return *value* as compact JSON in ASCII; what ``read_object`` read is written back with the same meaning."""
     return json.dumps(value, separators=(",", ":"), default=_number).encode("ascii")
+
+
+def _check_depth(value: object) -> None:
+    """What can be read can be written: Python reads deeper nesting than it writes."""
+    level = [value]
+    for _ in range(_MAX_DEPTH):
+        inside = (item.values() if isinstance(item, dict) else item for item in level if isinstance(item, (dict, list)))
+        level = [item for items in inside for item in items if isinstance(item, (dict, list))]
+        if not level:
+            return
+    raise NotReadable("nested too deeply")
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

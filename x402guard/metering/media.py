@@ -58,10 +58,13 @@ def media_kind(mime: str) -> MediaKind:
     return "video" if top == "video" else "document"
 
 
+_URL_SAFE: Final = str.maketrans("-_", "+/")
+
+
 def _head(encoded: str) -> bytes:
-    letters = re.sub(r"\s", "", encoded[: HEADER_BYTES * 4 // 3])
+    letters = re.sub(r"\s", "", encoded[: HEADER_BYTES * 4 // 3]).translate(_URL_SAFE).rstrip("=")
     try:
-        return base64.b64decode(letters[: len(letters) // 4 * 4], altchars=b"-_" if "-" in letters else None)
+        return base64.b64decode(letters + "=" * (-len(letters) % 4))
     except (Base64Error, ValueError):
         return b""
 
@@ -139,21 +142,26 @@ def image_tokens(provider: str, model: str, image: Media) -> int | None:
     if image.width is None or image.height is None:
         return None
     width, height = image.width, image.height
-    if provider in ("openai", "azure"):
-        name = _DATE.sub("", model)
-        for known, hundredths in _PATCHES:
-            if name == known:
-                return -(-min(_grid(width, height, 32), 1_536) * hundredths // 100)
-        for known, base, tile in _TILES:
-            if name == known:
-                return base if image.detail == "low" else base + tile * _tiles(width, height)
-    if provider == "anthropic":
+    vendor, _, name = model.rpartition("/")  # a gateway's name has the vendor before it
+    if provider in ("openai", "azure") or vendor == "openai":
+        return _of_openai(_DATE.sub("", name), image, width, height)
+    if provider == "anthropic" or vendor == "anthropic":
         return min(max(-(-width * height // 750), _grid(width, height, 28)), _ANTHROPIC_MOST)
-    if provider == "google":
+    if provider == "google" or vendor == "google":
         side = max(256, min(768, min(width, height) * 2 // 3))
         tiles = 1 if max(width, height) <= 384 else _grid(width, height, side)
         return max(258 * tiles, _GEMINI_MOST_OF_ONE if "gemini-3" in model else 0)
     return _grid(width, height, 14)
+
+
+def _of_openai(name: str, image: Media, width: int, height: int) -> int:
+    for known, hundredths in _PATCHES:
+        if name == known:
+            return -(-min(_grid(width, height, 32), 1_536) * hundredths // 100)
+    for known, base, tile in _TILES:
+        if name == known:
+            return base if image.detail == "low" else base + tile * _tiles(width, height)
+    return max(_grid(width, height, 14), 85 + 170 * _tiles(width, height))
 
 
 def _grid(width: int, height: int, side: int) -> int:

@@ -74,6 +74,8 @@ class AnswerReader:
         if self._problem:
             return chunk if not self._hides else self._flush(chunk)
         plain = chunk if self._unpacker is None else self._unpack(chunk)
+        if plain is None:
+            return chunk
         self._pending += plain
         if not self._events:
             self._size += len(plain)
@@ -86,6 +88,11 @@ class AnswerReader:
             self._give_up(why)
             kept += held
         return kept if self._hides else chunk
+
+    @property
+    def over(self) -> bool:
+        """True once the provider has said that a stream has ended. Whoever reads it may stop here, and never close it."""
+        return self._done or self._reader.over
 
     def rest(self) -> bytes:
         """Return, at the end of the body, what was held back of an event that never ended."""
@@ -137,16 +144,17 @@ class AnswerReader:
         self._problem = why
         self._pending.clear()
 
-    def _unpack(self, chunk: bytes) -> bytes:
+    def _unpack(self, chunk: bytes) -> bytes | None:
         if self._unpacker is None:
             return chunk
         try:
             plain = self._unpacker.decompress(chunk, MAX_ANSWER_BYTES)
         except zlib.error:
             self._give_up("the answer does not unpack")
-            return b""
+            return None
         if self._unpacker.unconsumed_tail:
             self._give_up(f"an answer that unpacks to more than {MAX_ANSWER_BYTES} bytes is not read")
+            return None
         return plain
 
     def _complete_events(self) -> Iterator[bytes]:

@@ -8,6 +8,8 @@ from decimal import Decimal
 from typing import Any, Final
 
 from x402guard.errors import ConfigError
+from x402guard.metering.names import base_name
+from x402guard.metering.routes import ENDPOINTS
 from x402guard.money import Dollars, Nanos, dollars_to_nanos, nanos_to_decimal
 from x402guard.ports import PriceBook, PricedModel, Usage
 
@@ -68,30 +70,40 @@ class RegisteredBook:
     Attributes:
         book: what is asked for everything else.
         owner: name → price, whatever the book says.
-        session: name → price, for what the book lacks, or dearer than the book's.
+        session: name → price, for what has none, or dearer: what a session says is never less than what stood before.
     """
 
     book: PriceBook
     owner: Mapping[str, ModelPrice] = field(default_factory=dict)
     session: Mapping[str, ModelPrice] = field(default_factory=dict)
 
-    def _own(self, model: str) -> tuple[str, ModelPrice] | None:
-        if model in self.owner:
-            return "owner", self.owner[model]
-        return ("session", self.session[model]) if model in self.session else None
+    @property
+    def ready(self) -> bool:
+        """True where the book has loaded what it needs."""
+        return bool(getattr(self.book, "ready", True))
 
     def find(self, provider: str, model: str, at_unix: int) -> PricedModel | None:
         """See ``PriceBook.find``."""
-        own = self._own(model)
-        if own is None:
-            return self.book.find(provider, model, at_unix)
-        source, price = own
-        return PricedModel(provider, model, at_unix, source, "", price.max_output, _UNITS)
+        before = self._before(provider, model, at_unix)
+        price = self.session.get(model)
+        return before if price is None else _priced("session", price, provider, model, at_unix, before=before)
+
+    def _before(self, provider: str, model: str, at_unix: int) -> PricedModel | None:
+        """What stands without the session."""
+        price = self.owner.get(model)
+        if price is not None:
+            return _priced("owner", price, provider, model, at_unix)
+        return self.book.find(provider, model, at_unix)
 
     def cost(self, priced: PricedModel, usage: Usage, context: Mapping[str, str]) -> Decimal:
         """See ``PriceBook.cost``."""
-        own = self._own(priced.model) if priced.source in ("owner", "session") else None
-        return self.book.cost(priced, usage, context) if own is None else own[1].cost(usage)
+        if priced.source == "owner" and priced.model in self.owner:
+            return self.owner[priced.model].cost(usage)
+        if priced.source != "session" or priced.model not in self.session:
+            return self.book.cost(priced, usage, context)
+        own = self.session[priced.model].cost(usage)
+        before = self._before(priced.provider, priced.model, priced.at_unix)
+        return own if before is None else max(own, self.cost(before, usage, context))
 
     def extract(self, provider: str, flavour: str, answer: Mapping[str, Any]) -> Usage:
         """See ``PriceBook.extract``."""
@@ -105,26 +117,40 @@ class RegisteredBook:
         """
         if not isinstance(model, str) or not model.strip():
             raise ConfigError(f"model: {model!r} is not the name of a model")
-        into, out, cached = price.rates
-        standing = self.owner.get(model) or self.session.get(model)
+        standing = self.session.get(model) or self.owner.get(model)
         if standing is not None and any(new < old for new, old in zip(price.rates, standing.rates, strict=True)):
             raise ConfigError(f"model: {model!r} has a price already, and a session cannot lower it; the owner can")
-        for provider in _PROVIDERS:
-            known = self.book.find(provider, model, at_unix)
-            if known is None or not {"input_tokens", "output_tokens"} <= known.units:
-                continue
-            usages: tuple[tuple[Usage, Decimal], ...] = (
-                ({"input_tokens": _PER}, into),
-                ({"output_tokens": _PER}, out),
-                ({"input_tokens": _PER, "cache_read_tokens": _PER}, cached),
-            )
-            if any(self.book.cost(known, usage, {}) > rate for usage, rate in usages):
-                raise ConfigError(
-                    f"model: the book prices {model!r} ({provider}), and a session cannot lower that; "
-                    "the owner can, with Metering(models={…})"
-                )
+        if standing is None:
+            self._check_against_book(model, price, at_unix)
         return replace(self, session={**self.session, model: price})
 
+    def _check_against_book(self, model: str, price: ModelPrice, at_unix: int) -> None:
+        into, out, cached = price.rates
+        usages: tuple[tuple[Usage, Decimal], ...] = (
+            ({"input_tokens": _PER}, into),
+            ({"output_tokens": _PER}, out),
+            ({"input_tokens": _PER, "cache_read_tokens": _PER}, cached),
+        )
+        for provider in dict.fromkeys(endpoint.provider for endpoint in ENDPOINTS):
+            for name in filter(None, (model, base_name(model))):
+                known = self.book.find(provider, name, at_unix)
+                if known is not None and any(self.book.cost(known, usage, {}) > rate for usage, rate in usages):
+                    raise ConfigError(
+                        f"model: the book prices {name!r} ({provider}), and a session cannot lower that; "
+                        "the owner can, with Metering(models={…})"
+                    )
 
-_PROVIDERS: Final = ("openai", "anthropic", "google", "mistral", "cohere", "groq", "deepseek")
-"""Whose names a session's own prices are compared with."""
+
+def _priced(
+    source: str, price: ModelPrice, provider: str, model: str, at_unix: int, *, before: PricedModel | None = None
+) -> PricedModel:
+    return PricedModel(
+        provider=provider,
+        model=model,
+        at_unix=at_unix,
+        source=source,
+        version="",
+        context_window=price.max_output or (None if before is None else before.context_window),
+        units=_UNITS if before is None else _UNITS | before.units,
+        contexts=frozenset() if before is None else before.contexts,
+    )

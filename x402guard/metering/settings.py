@@ -84,7 +84,7 @@ class Metering:
         self._set("_free", tuple(_pattern("free", url) for url in _collection("free", self.free)))
         self._set("_fixed", {_pattern("fixed_prices", url): _dollars(f"fixed_prices[{url!r}]", price)
                              for url, price in self.fixed_prices.items()})  # fmt: skip
-        unknown = sorted(set(_mapping("allowances", self.allowances)) - set(ALLOWANCES))
+        unknown = sorted(set(_mapping("allowances", self.allowances)) - set(ALLOWANCES), key=str)
         if unknown:
             raise ConfigError(f"metering.allowances: {unknown[0]!r} is none of {', '.join(ALLOWANCES)}")
         self._set("_allowed", {kind: nanos_to_decimal(_dollars(f"allowances[{kind!r}]", price))
@@ -123,11 +123,11 @@ def _matches(pattern: str, place: str) -> bool:
 
 
 def _split(field_name: str, url: str) -> tuple[str, str]:
-    parts = urlsplit(url)
     try:
+        parts = urlsplit(url)
         port = parts.port
     except ValueError:
-        port = 0
+        parts, port = urlsplit(""), 0
     if parts.scheme not in _PORTS or not parts.hostname or port == 0 or parts.query or parts.username:
         raise ConfigError(f"metering.{field_name}: {url!r} is not a URL such as 'https://llm.example/v1'")
     name = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname

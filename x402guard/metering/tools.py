@@ -53,6 +53,7 @@ _FIELDS: Final[Mapping[str, tuple[tuple[str, str], ...]]] = {
         ("plugins", "plugin"),
         ("models", "model_fallback"),
         ("compound_custom", "provider_tool"),
+        ("data_sources", "file_search"),
     ),
     "responses": (
         ("previous_response_id", "stored_conversation"),
@@ -97,7 +98,7 @@ def find_unbounded(route: Route, model: str, body: Mapping[str, Any]) -> Iterato
     """Yield the fields of a request whose cost its size does not bound, links to media left out."""
     flavour = "chat" if route.flavour == "completions" else route.flavour
     for field, kind in _FIELDS.get(flavour, ()):
-        if body.get(field) not in (None, [], {}, ""):
+        if body.get(field) not in (None, [], "", False):  # an empty object switches a search on
             yield Unbounded(field, kind)
     if route.flavour in ("chat", "responses"):
         for pattern, kind in _MODELS:
