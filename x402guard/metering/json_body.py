@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 from decimal import Decimal
 from typing import Any, Final, NoReturn
 
-__all__ = ["NotReadable", "read_object", "write_object"]
+__all__ = ["NotReadable", "check_depth", "read_object", "write_object"]
 
 _MAX_DIGITS: Final = 400
+_MAX_EXPONENT: Final = 300
+"""What is written back is written as a float."""
+
 _MAX_DEPTH: Final = 200
+_BRACKETS: Final = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"?|[\[\]{}]', re.DOTALL)
 
 
 class NotReadable(ValueError):  # noqa: N818 - becomes a refusal, or a ceiling
@@ -22,6 +27,7 @@ def read_object(body: bytes | str) -> dict[str, Any]:
     Raises ``NotReadable`` for anything else, and for what readers disagree on: a key that stands twice in one object (one
     reader takes the first, another the last), NaN and infinities.
     """
+    check_depth(body)
     try:
         value = json.loads(
             body,
@@ -38,7 +44,6 @@ def read_object(body: bytes | str) -> dict[str, Any]:
         raise NotReadable(f"not JSON: {str(error)[:120]}") from None
     if not isinstance(value, dict):
         raise NotReadable(f"a JSON {type(value).__name__} where an object belongs")
-    _check_depth(value)
     return value
 
 
@@ -47,15 +52,23 @@ def write_object(value: dict[str, Any]) -> bytes:
     return json.dumps(value, separators=(",", ":"), default=_number).encode("ascii")
 
 
-def _check_depth(value: object) -> None:
-    """What can be read can be written: Python reads deeper nesting than it writes."""
-    level = [value]
-    for _ in range(_MAX_DEPTH):
-        inside = (item.values() if isinstance(item, dict) else item for item in level if isinstance(item, (dict, list)))
-        level = [item for items in inside for item in items if isinstance(item, (dict, list))]
-        if not level:
-            return
-    raise NotReadable("nested too deeply")
+def check_depth(body: bytes | str) -> None:
+    """Raise ``NotReadable`` for JSON that is nested more deeply than anybody writes it.
+
+    Looked at before it is read: the parser goes down with the interpreter where somebody has raised the recursion limit.
+    """
+    raw = body.encode("utf-8", "surrogatepass") if isinstance(body, str) else body
+    if raw.count(b"[") + raw.count(b"{") <= _MAX_DEPTH:
+        return
+    depth = 0
+    for match in _BRACKETS.finditer(raw):
+        first = match[0][:1]
+        if first in b"[{":
+            depth += 1
+            if depth > _MAX_DEPTH:
+                raise NotReadable("nested too deeply")
+        elif first in b"]}":
+            depth -= 1
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -74,7 +87,7 @@ def _decimal(text: str) -> Decimal:
     except ArithmeticError:
         raise NotReadable("a number beyond all measure") from None
     # 1e999999999 is eleven characters, and a gigabyte as an integer.
-    if number and abs(number.adjusted()) > _MAX_DIGITS:
+    if number and abs(number.adjusted()) > _MAX_EXPONENT:
         raise NotReadable("a number of hundreds of digits")
     return number
 

@@ -89,11 +89,13 @@ class RegisteredBook:
         return before if price is None else _priced("session", price, provider, model, at_unix, before=before)
 
     def _before(self, provider: str, model: str, at_unix: int) -> PricedModel | None:
-        """What stands without the session."""
+        """What stands without the session: of a dated name that nobody knows, its base model's where that is asked for."""
         price = self.owner.get(model)
         if price is not None:
             return _priced("owner", price, provider, model, at_unix)
-        return self.book.find(provider, model, at_unix)
+        found = self.book.find(provider, model, at_unix)
+        base = base_name(model) if found is None and model in self.session else None
+        return found if base is None else self.book.find(provider, base, at_unix)
 
     def cost(self, priced: PricedModel, usage: Usage, context: Mapping[str, str]) -> Decimal:
         """See ``PriceBook.cost``."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
+from pathlib import Path
 from typing import Final, Literal, get_args
 from urllib.parse import urlsplit
 
@@ -66,7 +67,7 @@ class Metering:
     allowances: Mapping[str, Dollars] = field(default_factory=dict)
     price_context: Mapping[str, str] = field(default_factory=dict)
     counter: TokenCounter | None = None
-    prices: PriceBook | str | None = None
+    prices: PriceBook | Path | str | None = None
     hosts: tuple[Endpoint, ...] = field(init=False, repr=False, compare=False, default=())
 
     def __post_init__(self) -> None:
@@ -89,7 +90,10 @@ class Metering:
             raise ConfigError(f"metering.allowances: {unknown[0]!r} is none of {', '.join(ALLOWANCES)}")
         self._set("_allowed", {kind: nanos_to_decimal(_dollars(f"allowances[{kind!r}]", price))
                                for kind, price in self.allowances.items()})  # fmt: skip
-        if self.counter is not None and not callable(getattr(self.counter, "count", None)):
+        if isinstance(self.prices, Path):
+            self._set("prices", str(self.prices))
+        unmade = isinstance(self.counter, type)
+        if self.counter is not None and (unmade or not callable(getattr(self.counter, "count", None))):
             raise ConfigError(f"metering.counter: {self.counter!r} has no count(text, provider=…, model=…)")
         if self.prices is not None and not isinstance(self.prices, str) and not hasattr(self.prices, "find"):
             raise ConfigError(f"metering.prices: {self.prices!r} is neither a path nor a price book")
