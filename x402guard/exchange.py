@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Final
 
 import anyio
 
@@ -15,7 +16,10 @@ from x402guard.outgoing import Outgoing
 if TYPE_CHECKING:
     import httpx
 
-__all__ = ["AsyncExchanged", "Exchanged"]
+__all__ = ["GUARDED_SEND", "AsyncExchanged", "Exchanged"]
+
+GUARDED_SEND: Final[ContextVar[bool]] = ContextVar("x402guard_guarded_send", default=False)
+"""True while a transport of the caller's sends for us, by whatever library it may stand on."""
 
 
 class Exchanged:
@@ -80,7 +84,12 @@ class AsyncExchanged:
         """See ``drivers.Exchange.send``."""
         try:
             await self.aclose()
-            self._response = await self._inner.handle_async_request(self.outgoing.copy(headers, pays, body))
+            before = GUARDED_SEND.get()
+            GUARDED_SEND.set(True)
+            try:
+                self._response = await self._inner.handle_async_request(self.outgoing.copy(headers, pays, body))
+            finally:
+                GUARDED_SEND.set(before)
         except Exception as error:
             raise self.outgoing.failed(error) from error
         return Reply(self._response.status_code, tuple(self._response.headers.multi_items()))

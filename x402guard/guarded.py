@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Literal, Protocol, get_args
+from typing import TYPE_CHECKING, ClassVar, Literal, Protocol, Self, get_args
 
 from x402guard.assets import AssetRegistry
 from x402guard.drivers import Shell, run, run_async
@@ -15,7 +15,7 @@ from x402guard.inference import InFlight, Upload, metered_request
 from x402guard.ledger.authorize import Refusal
 from x402guard.library import Library
 from x402guard.metering.classify import classify
-from x402guard.outgoing import LogicalRequest, Outgoing, buffer_body, buffer_body_async, describe_request
+from x402guard.outgoing import LogicalRequest, Outgoing, buffer_body, buffer_body_async, describe_request, is_guarded
 from x402guard.purchase import Terms
 from x402guard.reading_along import AsyncMetered, Metered
 from x402guard.refusals import refused
@@ -64,11 +64,21 @@ class Guarded:
         self._payer = payer
         self._on_refusal = on_refusal
 
+    @classmethod
+    def around(cls, payer: Payer, inner: object, on_refusal: OnRefusal) -> Self:
+        """Return a guard around whatever a client took for a transport, of its family's kin or not."""
+        guarded = cls.__new__(cls)
+        Guarded.__init__(guarded, payer, on_refusal)
+        guarded._inner = inner  # type: ignore[attr-defined]  # every transport has one  # noqa: SLF001
+        return guarded
+
     def exchange(self, inner: httpx.BaseTransport, request: httpx.Request) -> httpx.Response:
         """Send *request* over *inner*, paying and metering as the session's terms say.
 
         Raises ``X402GuardError`` and its kin, and the inner transport's own errors.
         """
+        if is_guarded(request):
+            return inner.handle_request(request)
         body = buffer_body(self.library, request, self._payer.max_body_bytes)
         logical = LogicalRequest.of(request)
         exchange = Exchanged(self.library, inner)
@@ -91,6 +101,8 @@ class Guarded:
 
     async def exchange_async(self, inner: httpx.AsyncBaseTransport, request: httpx.Request) -> httpx.Response:
         """See ``exchange``."""
+        if is_guarded(request):
+            return await inner.handle_async_request(request)
         body = await buffer_body_async(self.library, request, self._payer.max_body_bytes)
         logical = LogicalRequest.of(request)
         exchange = AsyncExchanged(self.library, inner)

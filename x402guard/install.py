@@ -11,7 +11,7 @@ import threading
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 import httpx
 
@@ -26,12 +26,16 @@ from x402guard.ledger.report import Report
 from x402guard.money import Dollars
 from x402guard.purchase import Terms
 from x402guard.session import Session, current_session
+from x402guard.tripwire import lay_tripwire
 from x402guard.unseen import unseen_libraries
 
 __all__ = ["install", "uninstall"]
 
 _SEAM: Final = "_transport_for_url"
 """The method of every client, in both libraries, that chooses a request's transport. A test holds it in its place."""
+
+_WATCHED: Final = frozenset({"aiohttp", "google.genai"})
+"""What sends past the guard and is refused by the tripwire, so that nobody has to be warned of it."""
 
 _LOCK: Final = threading.Lock()
 
@@ -71,6 +75,7 @@ class _Installation:
     owned: bool
     session: Session
     originals: tuple[tuple[type[Any], Any], ...]
+    take_up_tripwire: Callable[[], None]
 
 
 _installed: _Installation | None = None
@@ -95,7 +100,9 @@ def install(
     with _LOCK:
         if _installed is not None:
             raise ConfigError("install: x402guard is installed already; call uninstall() first")
-        unseen = unseen_libraries(loaded=True)
+        if on_refusal not in (None, *get_args(OnRefusal)):
+            raise ConfigError(f"on_refusal: {on_refusal!r} is neither 'raise' nor 'respond'")
+        unseen = [library for library in unseen_libraries(loaded=True) if library.name not in _WATCHED]
         if unseen:  # before anything is changed: a warning may be an error
             listed = "; ".join(f"{library.name} ({library.hint})" for library in unseen)
             warnings.warn(f"loaded, and not seen by x402guard: {listed}", stacklevel=2)
@@ -106,7 +113,8 @@ def install(
             if owned:
                 guard.close()
             raise
-        _installed = _Installation(guard, owned, session, _patch(_InContext(session), on_refusal))
+        payer = _InContext(session)
+        _installed = _Installation(guard, owned, session, _patch(payer, on_refusal), lay_tripwire(payer))
     return session
 
 
@@ -119,6 +127,7 @@ def uninstall() -> Report | None:
             return None
         for kind, original in installation.originals:
             setattr(kind, _SEAM, original)
+        installation.take_up_tripwire()
     installation.session.close()
     report = installation.session.report()
     if installation.owned:
@@ -168,13 +177,25 @@ class _AsyncMindfulOfSdks(on_httpx.AsyncGuardedTransport):
         return _is_of_sdk(request)
 
 
+def _has_guard(transport: object, depth: int = 4) -> bool:
+    """True where a transport is guarded, or sends by one that is: a retry or a cache around it, say."""
+    if isinstance(transport, Guarded):
+        return True
+    parts = getattr(transport, "__dict__", {}).values() if depth else ()
+    return any(
+        _has_guard(part, depth - 1)
+        for part in parts
+        if hasattr(part, "handle_request") or hasattr(part, "handle_async_request")
+    )
+
+
 def _choosing(
     original: Callable[[Any, Any], Any], wrapper: type[Any], payer: _InContext, on_refusal: OnRefusal
 ) -> Callable[[Any, Any], Any]:
     def transport_for_url(client: Any, url: Any) -> Any:
         chosen = original(client, url)
-        if isinstance(chosen, Guarded) or isinstance(client, RpcClient):
+        if _has_guard(chosen) or isinstance(client, RpcClient):
             return chosen  # guarded already; or our own way to a chain, which pays for nothing
-        return wrapper(payer, chosen, on_refusal)
+        return wrapper.around(payer, chosen, on_refusal)
 
     return transport_for_url

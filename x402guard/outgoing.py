@@ -29,12 +29,15 @@ __all__ = [
     "buffer_body",
     "buffer_body_async",
     "describe_request",
+    "is_guarded",
 ]
 
 DEFAULT_BODY_BYTES: Final = 10_485_760
 """How much of a streaming request body is kept, in bytes, unless the owner says otherwise."""
 
 LOGICAL: Final = "x402guard.logical_request"
+GUARDED: Final = "x402guard.guarded"
+_MARK: Final = object()  # an object of ours, so that no caller can say it by accident
 
 _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
 
@@ -89,6 +92,11 @@ class LogicalRequest:
     def end(self) -> None:
         """The call has failed; nothing leads on."""
         self._done = True
+
+
+def is_guarded(request: httpx.Request) -> bool:
+    """True for a request that a guarded transport has sent: a second one further in lets it pass, and holds nothing twice."""
+    return request.extensions.get(GUARDED) is _MARK
 
 
 def origin_of(url: httpx.URL) -> str:
@@ -251,7 +259,11 @@ class Outgoing:
         whole = self._body if body is None else body
         stream = original.stream if whole is None else self._library.bytes_stream(whole)
         return self._library.request(
-            original.method, original.url, headers=lines, stream=stream, extensions=original.extensions
+            original.method,
+            original.url,
+            headers=lines,
+            stream=stream,
+            extensions={**original.extensions, GUARDED: _MARK},
         )
 
     def failed(self, error: Exception) -> SendFailed:

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
 __all__ = ["TiktokenCounter"]
 
+_ENCODINGS: Final[dict[str, Encoding]] = {}
+_LOCK: Final = threading.Lock()
+
 _LONG_SPACE: Final = re.compile(r"\s{10000}")
 
 _CARRIED: Final = frozenset({"o200k_base", "cl100k_base"})
@@ -31,14 +34,10 @@ class TiktokenCounter:
 
     name = "tiktoken"
 
-    def __init__(self) -> None:
-        self._encodings: dict[str, Encoding] = {}
-        self._lock = threading.Lock()
-
     @property
     def ready(self) -> bool:
         """True once an encoding has loaded."""
-        return bool(self._encodings)
+        return bool(_ENCODINGS)
 
     def count(self, text: str, *, provider: str, model: str) -> int:
         """Return how many tokens *text* is.
@@ -56,18 +55,19 @@ class TiktokenCounter:
         if _LONG_SPACE.search(text):
             raise ValueError("a run of spaces that tiktoken's patterns cannot take")
         try:
-            return len(self._encoding(name).encode_ordinary(text))
+            return len(_encoding(name).encode_ordinary(text))
         except BaseException as error:
             # What comes out of Rust is no Exception.
             if type(error).__module__ == "pyo3_runtime":
                 raise ValueError(f"tiktoken gave up: {str(error)[:100]}") from None
             raise
 
-    def _encoding(self, name: str) -> Encoding:
-        with self._lock:
-            if name not in self._encodings:
-                self._encodings[name] = _build(name)
-            return self._encodings[name]
+
+def _encoding(name: str) -> Encoding:
+    with _LOCK:
+        if name not in _ENCODINGS:
+            _ENCODINGS[name] = _build(name)
+        return _ENCODINGS[name]
 
 
 def _build(name: str) -> Encoding:

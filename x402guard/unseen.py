@@ -45,6 +45,8 @@ def unseen_libraries(*, loaded: bool) -> list[Unseen]:
     if not loaded:
         return [library for library in _KNOWN if importlib.util.find_spec(library.name) is not None]
     ours: set[str] = {"requests", "aiohttp", "urllib3"} if "web3" in sys.modules else set()
+    if {"openai", "anthropic"} & sys.modules.keys():
+        ours = {*ours, "aiohttp"}  # loaded for clients of theirs that are httpx2's, and seen
     if "requests" in sys.modules:
         ours = {*ours, "urllib3"}  # one name is enough
     found = [library for library in _KNOWN if library.name in sys.modules and library.name not in ours]

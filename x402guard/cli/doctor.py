@@ -55,7 +55,8 @@ def doctor(
 
     Exit code 1 where something would keep it from paying.
     """
-    findings = [*_examine(ledger, config), *_unseen(load)]
+    unseen = list(_unseen(load))  # first: the checks load libraries themselves
+    findings = [*_examine(ledger, config), *unseen]
     if as_json:
         typer.echo(json.dumps([asdict(finding) for finding in findings], indent=2))
     else:
@@ -106,7 +107,7 @@ def _unseen(module: str | None) -> Iterator[Finding]:
     try:
         sys.path.insert(0, "")
         importlib.import_module(module)
-    except Exception as error:  # noqa: BLE001 - it is the user's own code, and may raise anything
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - it is the user's own code, and may raise anything
         yield Finding("unseen", "problem", f"{module} cannot be imported: {type(error).__name__}: {error}")
         return
     finally:

@@ -89,6 +89,10 @@ def bill_answer(
 def _check_possible(usage: Usage, ceiling: Ceiling, limit: int | None) -> None:
     """Raise ``Impossible`` for more output than the limit that was sent, or more input than the body's bytes allow."""
     into, out = usage.get("input_tokens", 0), usage.get("output_tokens", 0)
+    for unit, count in usage.items():
+        whole = out if unit.startswith("output_") else into
+        if unit.endswith("_tokens") and count > whole:
+            raise Impossible(f"{count} {unit} are more than the whole of {whole}")
     if ceiling.input_bound is not None and into > ceiling.input_bound:
         raise Impossible(f"{into} input tokens, where the request has bytes for {ceiling.input_bound}")
     allowed = None if limit is None else limit * ceiling.choices + ceiling.extra_output

@@ -74,8 +74,11 @@ def check_depth(body: bytes | str) -> None:
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        twice = next(key for i, (key, _) in enumerate(pairs) if key in {other for other, _ in pairs[:i]})
-        raise NotReadable(f"the key {twice[:60]!r} stands twice in one object")
+        seen = set[str]()
+        for key, _ in pairs:
+            if key in seen:
+                raise NotReadable(f"the key {key[:60]!r} stands twice in one object")
+            seen.add(key)
     return found
 
 

@@ -147,6 +147,8 @@ class AnswerReader:
     def _unpack(self, chunk: bytes) -> bytes | None:
         if self._unpacker is None:
             return chunk
+        if self._unpacker.eof:
+            return b""  # zlib would keep whatever follows, and copy it for every chunk more
         try:
             plain = self._unpacker.decompress(chunk, MAX_ANSWER_BYTES)
         except zlib.error:
@@ -159,6 +161,12 @@ class AnswerReader:
 
     def _complete_events(self) -> Iterator[bytes]:
         start, at = 0, self._scanned
+        if b"data:" not in self._pending:
+            # Nothing that counts, however many events it is: a kilobyte unpacks to a million of them.
+            end = self._pending.rfind(b"\n\n") + 2
+            if end > 1:
+                yield bytes(self._pending[:end])
+                start = at = end
         while (match := _EVENT_ENDS.search(self._pending, at)) is not None:
             if match.end() == len(self._pending) and match[0].endswith(b"\r") and match[0] != b"\r\r":
                 break  # a line feed may belong to it

@@ -1,0 +1,59 @@
+"""A tripwire on aiohttp: what goes past the guard to a metered host is refused, and not lost without a word.
+
+Some SDKs send by aiohttp where it is installed. It has no transports to guard; but it has one method that every request passes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import urlsplit
+
+from x402guard.drivers import run_async
+from x402guard.exchange import GUARDED_SEND
+from x402guard.guarded import Payer
+from x402guard.ledger.authorize import Refusal
+from x402guard.metering.classify import classify
+from x402guard.refusals import refused
+
+__all__ = ["lay_tripwire"]
+
+_SEAM = "_request"
+_PORTS = {"http": 80, "https": 443}
+
+
+def lay_tripwire(payer: Payer) -> Callable[[], None]:
+    """Refuse every request of aiohttp's to a metered host, but those of clients that are guarded; return what undoes it.
+
+    Nothing happens where aiohttp is not installed. What is refused raises ``PolicyDenied``, and is counted in the books.
+    """
+    try:
+        from aiohttp import ClientSession
+    except ImportError:
+        return lambda: None
+    original = getattr(ClientSession, _SEAM)
+
+    async def request(session: Any, method: str, url: Any, **more: Any) -> Any:
+        if not GUARDED_SEND.get():
+            await _refuse_metered(payer, method, str(url))
+        return await original(session, method, url, **more)
+
+    setattr(ClientSession, _SEAM, request)
+    return lambda: setattr(ClientSession, _SEAM, original)
+
+
+async def _refuse_metered(payer: Payer, method: str, url: str) -> None:
+    parts = urlsplit(url)
+    terms = payer.conversation_terms()
+    if terms.meter is None or not parts.hostname:
+        return
+    host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
+    if parts.port not in (None, _PORTS.get(parts.scheme)):
+        host = f"{host}:{parts.port}"
+    if classify(terms.meter, method.upper(), host.lower(), url) is None:
+        return
+    reason = (
+        f"{method.upper()} {host}{parts.path} goes by aiohttp, which the guard does not see; give the SDK a client of httpx's or "
+        "httpx2's (google-genai: http_options=HttpOptions(httpx_async_client=httpx2.AsyncClient()))"
+    )
+    raise await run_async(refused(terms, Refusal("unseen", reason)), payer.shell)
