@@ -179,8 +179,7 @@ KNOWN = {
 def test_tokens_are_counted_offline_as_openai_counts_them(model, column, monkeypatch, tmp_path):
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr("x402guard.tokens._ENCODINGS", {})  # as in a fresh process
-    counter = TiktokenCounter()
-    assert not counter.ready
+    assert not (counter := TiktokenCounter()).ready
     for text, tokens in KNOWN.items():
         assert counter.count(text, provider="openai", model=model) == tokens[column]
         assert counter.count(text, provider="openrouter", model=f"openai/{model}") == tokens[column]
