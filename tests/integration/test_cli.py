@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -141,6 +142,7 @@ def test_the_demo_agrees_with_the_chain(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     assert "refused before signing" in done.stdout
     assert "Books and chain agree to the atomic unit: 912345 units counted." in done.stdout
+    assert re.search(r"llm +2 calls +\$0\.002347 +0\.3 %", done.stdout)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -163,6 +165,18 @@ def test_the_testnet_prints_where_it_is_and_stops_when_told(tmp_path):
         process.send_signal(signal.SIGTERM)
         process.communicate(timeout=20)
     assert process.returncode == 0
+
+
+@pytest.mark.chain
+def test_the_agent_that_thinks_and_buys_runs(tmp_path):
+    script = Path(__file__).parents[2] / "examples" / "research_agent.py"
+    done = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, check=False, timeout=100, cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    assert "stopped after 4 documents: budget: $0.10 does not fit" in done.stdout
+    assert re.search(r"llm +5 calls +\$0\.0039375 +1\.0 %", done.stdout)
+    assert re.search(r"payments +4 calls +\$0\.40 +99\.0 %", done.stdout)
 
 
 @pytest.mark.chain
