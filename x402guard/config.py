@@ -205,13 +205,20 @@ def _in_our_words(error: ValidationError, path: Path | None) -> str:
     loc = [str(part) for part in first["loc"]]
     if first["type"] == "extra_forbidden":
         known = _TABLES[loc[0]].model_fields if loc[0] in _TABLES and len(loc) > 1 else Settings.model_fields
+        if loc[:2] == ["metering", "models"]:
+            known = ModelPriceSettings.model_fields
         near = difflib.get_close_matches(loc[-1], [name for name in known if name != "private_key"], n=1)
         hint = (
             f"; did you mean {near[0]}?" if near else f"; known are {', '.join(n for n in known if n != 'private_key')}"
         )
         return f"{'.'.join(loc)}: there is no such setting (in {path or CONFIG_FILE} or {ENV_PREFIX}*){hint}"
     hint = '; write a list, such as ["a", "b"]' if first["type"] == "list_type" else ""
-    if first["type"] == "string_type" and loc[-1] in ("budget", "per_payment_cap", "usd"):
+    money = loc[-1] in ("budget", "per_payment_cap", "usd") or loc[:2] in (
+        ["metering", "models"],
+        ["metering", "fixed_prices"],
+        ["metering", "allowances"],
+    )
+    if first["type"] == "string_type" and money:
         hint = '; write it as text, such as "$5.00"'
     variable = f"{ENV_PREFIX}{'__'.join(loc[: 2 if loc[0] in _TABLES else 1]).upper()}"
     return f"{'.'.join(loc)}: {first['msg']}{hint} (set by {variable}, or in {path or CONFIG_FILE})"

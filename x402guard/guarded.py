@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Literal, Protocol, Self, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self, get_args
 
 from x402guard.assets import AssetRegistry
 from x402guard.drivers import Shell, run, run_async
@@ -11,10 +11,10 @@ from x402guard.errors import ConfigError, PaymentRefused, X402GuardError
 from x402guard.exchange import AsyncExchanged, Exchanged
 from x402guard.flow import paid_request
 from x402guard.incoming import EXTENSION, problem_response
-from x402guard.inference import InFlight, Upload, metered_request
+from x402guard.inference import InFlight, Upload, metered_request, unmetered_request
 from x402guard.ledger.authorize import Refusal
 from x402guard.library import Library
-from x402guard.metering.classify import classify
+from x402guard.metering.classify import Unmetered, classify
 from x402guard.outgoing import LogicalRequest, Outgoing, buffer_body, buffer_body_async, describe_request, is_guarded
 from x402guard.purchase import Terms
 from x402guard.reading_along import AsyncMetered, Metered
@@ -63,6 +63,14 @@ class Guarded:
             raise ConfigError(f"on_refusal: {on_refusal!r} is neither 'raise' nor 'respond'")
         self._payer = payer
         self._on_refusal = on_refusal
+
+    def handle_request(self, request: Any) -> Any:  # noqa: ARG002 - of either family
+        """Say what a blocking client takes; overridden where this is one of those."""
+        raise ConfigError("AsyncGuardedTransport is for asynchronous clients; a blocking one takes GuardedTransport")
+
+    async def handle_async_request(self, request: Any) -> Any:  # noqa: ARG002 - of either family
+        """Say what an asynchronous client takes; overridden where this is one of those."""
+        raise ConfigError("GuardedTransport is for blocking clients; an asynchronous one takes AsyncGuardedTransport")
 
     @classmethod
     def around(cls, payer: Payer, inner: object, on_refusal: OnRefusal) -> Self:
@@ -136,6 +144,8 @@ class Guarded:
             return paid_request(facts, terms, self._payer.registry), outgoing
         if isinstance(route, Refusal):
             return _refuse(terms, route), outgoing
+        if isinstance(route, Unmetered):
+            return unmetered_request(facts, route, terms, self._payer.registry), outgoing
         upload = Upload(body, request.headers.get("content-encoding", ""))
         return metered_request(facts, route, upload, terms, self._payer.registry), outgoing
 

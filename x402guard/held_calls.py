@@ -16,7 +16,7 @@ from x402guard.ledger.view import Change, LedgerView, MarkKey, Scope
 from x402guard.metering.bill import Bill
 from x402guard.metering.call import Call, limit_field
 from x402guard.metering.ceiling import UNBOUNDED_OUTPUT, Ceiling
-from x402guard.metering.classify import FixedPrice, Meter
+from x402guard.metering.classify import FixedPrice, Meter, Unmetered
 from x402guard.money import Nanos
 from x402guard.policy import RequestFacts
 from x402guard.purchase import Terms, purpose_of
@@ -30,6 +30,7 @@ __all__ = [
     "call_scope",
     "fix_price",
     "grant_call",
+    "note_unmetered",
     "write_bill",
     "write_void",
 ]
@@ -172,8 +173,8 @@ def _fit(call: Call, ceiling: Ceiling, left: Nanos) -> _Choice | Refusal:
     if limit < LEAST_FITTED:
         least = ceiling.amount(LEAST_FITTED)
         reason = (
-            f"{limit_field(call)}: a quarter of what is left pays for {max(limit, 0)} tokens of {call.model!r}, and an answer "
-            f"of fewer than {LEAST_FITTED} is not asked for unsaid; set a limit of your own, or finish with what you have"
+            f"{limit_field(call)}: a quarter of what is left pays for {max(limit, 0)} tokens of {call.model!r}, too few to choose "
+            f"a limit for you (the least is {LEAST_FITTED}); set one yourself, or finish with what you have"
         )
         return Refusal(BUDGET, reason, least, share)
     return _Choice(ceiling.amount(limit), limit, limit, written=True)
@@ -199,6 +200,18 @@ def _forget_estimate(view: LedgerView, marks: tuple[MarkKey, ...], hold_id: str)
         row = view.mark((kind, node_id))
         if kind == _ESTIMATED and row is not None and row["hold"] == hold_id:
             view.put_mark((kind, node_id), {"hold": None, "until": 0})
+
+
+def note_unmetered(terms: Terms, request: RequestFacts, route: Unmetered) -> tuple[Scope, Change[None]]:
+    """Return the transaction that remembers a host whose calls nobody meters: an event, the first time in a budget."""
+    key = ("unmetered", f"{terms.node_id} {request.host}")
+
+    def change(view: LedgerView) -> None:
+        if view.mark(key) is None:
+            view.put_mark(key, {"place": route.place})
+            view.record(terms.node_id, "event", facts={"name": "unmetered", "place": route.place})
+
+    return Scope(nodes=(terms.node_id,), marks=(key,)), change
 
 
 def _new_hold(view: LedgerView, terms: Terms, request: RequestFacts, amount: Nanos, model: str) -> Hold:

@@ -14,14 +14,24 @@ from x402guard.assets import AssetRegistry
 from x402guard.effects import Flow, Interrupted, Reply, SendFailed, checkpoint, compute, peek_body, send, transact
 from x402guard.errors import LedgerUnavailable, ProtocolError
 from x402guard.flow import PAYMENT_REQUIRED_STATUS, mindful_of_earlier_hops, paid_request
-from x402guard.held_calls import Granted, call_id, call_marks, call_scope, fix_price, grant_call, write_bill, write_void
+from x402guard.held_calls import (
+    Granted,
+    call_id,
+    call_marks,
+    call_scope,
+    fix_price,
+    grant_call,
+    note_unmetered,
+    write_bill,
+    write_void,
+)
 from x402guard.ledger.authorize import BUDGET, Refusal
 from x402guard.ledger.model import Evidence, Hold
 from x402guard.ledger.view import MarkKey
 from x402guard.metering.bill import Bill, bill_answer, ceiling_bill
 from x402guard.metering.call import Call, ask_for_usage, read_call, write_limit
 from x402guard.metering.ceiling import Ceiling, find_ceiling
-from x402guard.metering.classify import FixedPrice, Meter
+from x402guard.metering.classify import FixedPrice, Meter, Unmetered
 from x402guard.metering.json_body import NotReadable, read_object, write_object
 from x402guard.metering.reading import Answer, AnswerReader
 from x402guard.metering.routes import Route
@@ -30,7 +40,7 @@ from x402guard.purchase import Terms
 from x402guard.refusals import refused
 from x402guard.settlement import Receipt, receipt_of, sweep
 
-__all__ = ["InFlight", "Upload", "end_call", "metered_request"]
+__all__ = ["InFlight", "Upload", "end_call", "metered_request", "unmetered_request"]
 
 QUICK_BYTES: Final = 16_384
 """A body up to this size is read, counted and priced on the event loop, once book and counter have loaded."""
@@ -92,6 +102,14 @@ def metered_request(
     if reply.status == PAYMENT_REQUIRED_STATUS:
         return (yield from paid_request(request, terms, registry, reply))
     return handed
+
+
+def unmetered_request(
+    request: RequestFacts, route: Unmetered, terms: Terms, registry: AssetRegistry
+) -> Flow[Receipt | None]:
+    """Say in the books, once for each host, that what looks like an LLM call is not metered; then treat it as any request."""
+    yield from transact(*note_unmetered(terms, request, route))
+    return (yield from paid_request(request, terms, registry))
 
 
 def _called(

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from x402guard.effects import SendFailed
+from x402guard.errors import ConfigError
 from x402guard.incoming import Kept
 from x402guard.policy import RequestFacts
 from x402guard.settlement import Receipt
@@ -153,7 +154,7 @@ def buffer_body(library: Library, request: httpx.Request, limit: int) -> bytes |
     if isinstance(stream, library.bytes_stream):
         return b"".join(stream)  # in memory already, whatever its size
     if not isinstance(stream, library.sync_stream):
-        raise TypeError("a synchronous transport was given an asynchronous request body")
+        raise _wrong_client(stream, "a blocking client with an asynchronous request body")
     kept, source = Kept(), iter(stream)
     for chunk in source:
         if not kept.add(chunk, limit):
@@ -170,7 +171,7 @@ async def buffer_body_async(library: Library, request: httpx.Request, limit: int
     if isinstance(stream, library.bytes_stream):
         return b"".join(stream)  # in memory already, whatever its size
     if not isinstance(stream, library.async_stream):
-        raise TypeError("an asynchronous transport was given a synchronous request body")
+        raise _wrong_client(stream, "an asynchronous client with a blocking request body")
     kept, source = Kept(), aiter(stream)
     async for chunk in source:
         if not kept.add(chunk, limit):
@@ -179,6 +180,17 @@ async def buffer_body_async(library: Library, request: httpx.Request, limit: int
     body = b"".join(kept.chunks)
     request.stream = library.bytes_stream(body)
     return body
+
+
+def _wrong_client(stream: object, what: str) -> ConfigError:
+    """Return the error for a request that is not of the family that the transport is for."""
+    families = {kind.__module__.partition(".")[0] for kind in type(stream).__mro__} & {"httpx", "httpx2"}
+    if families:
+        family = "x402guard.httpx2.GuardedTransport" if "httpx2" in families else "x402guard.GuardedTransport"
+        return ConfigError(
+            f"transport: a client of {families.pop()}'s takes {family}; this one is for {what}, or another library"
+        )
+    return ConfigError(f"transport: this was {what}")
 
 
 class Rest:

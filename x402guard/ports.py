@@ -156,6 +156,9 @@ class PriceBook(Protocol):
         Exact names alone: the rules about dated names are not the book's.
         """
 
+    def suggest(self, provider: str, model: str) -> str | None:
+        """Return a sentence on what an unknown name may have been meant for, or None."""
+
     def cost(self, priced: PricedModel, usage: Usage, context: Mapping[str, str]) -> Decimal:
         """Return what *usage* costs in dollars, exact and not rounded.
 

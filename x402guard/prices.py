@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import threading
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
@@ -45,6 +46,8 @@ _DIALECTS: Final[Mapping[str, str]] = {
     "cohere_embed": "cohere",
 }
 """Whose extractor reads a flavour where the provider has none: whose dialect it is."""
+
+_MAKERS: Final = ("openai", "anthropic", "google", "mistral", "cohere", "deepseek")
 
 _MOST_NAMES: Final = 10_000
 
@@ -145,6 +148,14 @@ class GenaiPriceBook:
         """See ``PriceBook.extract``."""
         _, counts = self._extractor(provider, flavour).extract(answer)
         return {key: int(value) for key, value in vars(counts).items()}
+
+    def suggest(self, provider: str, model: str) -> str | None:
+        """See ``PriceBook.suggest``."""
+        near = difflib.get_close_matches(model, [name for home, name in self.names() if home == provider], n=1, cutoff=0.85)
+        if near:
+            return f"did you mean {near[0]!r}?"
+        others = [home for home in _MAKERS if home != provider and self._look_up(home, model) is not None]
+        return f"it is {others[0]}'s." if others else None
 
     def listing(self, at_unix: int) -> Iterator[tuple[str, str, Mapping[str, Decimal]]]:
         """Yield (provider, model, unit → price) at a moment (unix seconds); of a tiered price the first tier.

@@ -13,7 +13,7 @@ from x402guard.drivers import run_async
 from x402guard.exchange import GUARDED_SEND
 from x402guard.guarded import Payer
 from x402guard.ledger.authorize import Refusal
-from x402guard.metering.classify import classify
+from x402guard.metering.classify import Unmetered, classify
 from x402guard.refusals import refused
 
 __all__ = ["lay_tripwire"]
@@ -50,7 +50,7 @@ async def _refuse_metered(payer: Payer, method: str, url: str) -> None:
     host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
     if parts.port not in (None, _PORTS.get(parts.scheme)):
         host = f"{host}:{parts.port}"
-    if classify(terms.meter, method.upper(), host.lower(), url) is None:
+    if isinstance(classify(terms.meter, method.upper(), host.lower(), url), Unmetered | None):
         return
     reason = (
         f"{method.upper()} {host}{parts.path} goes by aiohttp, which the guard does not see; give the SDK a client of httpx's or "

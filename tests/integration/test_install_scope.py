@@ -376,7 +376,7 @@ def test_doctor_names_what_an_agent_loads_and_nobody_sees(tmp_path, library, env
 def test_doctor_says_so_where_a_module_cannot_be_loaded_or_loads_nothing(tmp_path):
     (tmp_path / "fine.py").write_text("import json, httpx\n")
     (tmp_path / "broken.py").write_text("raise RuntimeError('no key')\n")
-    assert doctor(tmp_path, "--load", "fine") == (0, [])
+    assert doctor(tmp_path, "--load", "fine") == (0, [("ok", "fine loads nothing that the guard does not see")])
     says = "broken cannot be imported: RuntimeError: no key"
     assert doctor(tmp_path, "--load", "broken") == (1, [("problem", says)])
     [(verdict, detail)] = doctor(tmp_path)[1]

@@ -93,7 +93,6 @@ BY_HAND = [
     ("openai", "o3", chat(service_tier="flex"), {}, 2_000, 8_000, 100),
     ("openai", "gpt-4o", chat(service_tier="default"), {}, 2_500, 10_000, 100),
     ("openai", "gpt-4o", chat(), {"price_context": {"processing": "batch"}}, 1_250, 5_000, 100),
-    ("openai", "gpt-4o", chat(), {"price_context": {"processing": "bach"}}, 2_500, 10_000, 100),
     # a prediction is billed as output where it was wrong: "guess" as an object is 39 bytes
     ("openai", "gpt-4o", chat(prediction={"type": "content", "content": "guess"}), {}, 2_500, 10_000, 100 + 39),
     ("anthropic", "claude-sonnet-4-0", chat(), {}, 3_000, 15_000, 100),

@@ -5,7 +5,7 @@ import pytest
 
 from x402guard import Metering
 from x402guard.ledger.authorize import Refusal
-from x402guard.metering.classify import FixedPrice, Meter, classify
+from x402guard.metering.classify import FixedPrice, Meter, Unmetered, classify
 from x402guard.metering.routes import Route
 from x402guard.metering.settings import place_of
 from x402guard.outgoing import LogicalRequest, describe_request
@@ -147,7 +147,7 @@ def test_what_a_server_may_read_as_a_paid_address_is_metered_as_that_or_refused(
     ],
 )
 def test_a_host_that_only_looks_alike_is_no_provider(host):
-    assert classified(f"https://{host}{CHAT}") is None
+    assert isinstance(classified(f"https://{host}{CHAT}"), Unmetered)
 
 
 UNPRICED = [
@@ -255,7 +255,8 @@ def test_a_configured_base_url_is_metered_by_its_longest_path(url, expected):
     ],
 )
 def test_what_lies_beside_a_configured_base_url_is_none_of_ours(url):
-    assert classified(url, endpoints=ENDPOINTS) is None
+    assert isinstance(classified(url, endpoints=ENDPOINTS), Unmetered | None)
+    assert classified(url, endpoints=ENDPOINTS, free=[f"{url}*"]) is None  # said to be free, it is not spoken of
 
 
 @pytest.mark.parametrize(

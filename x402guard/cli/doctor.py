@@ -31,6 +31,7 @@ from x402guard.unseen import unseen_libraries
 
 __all__ = ["doctor"]
 
+_SHOWN = ("x402guard", "httpx", "httpx2", "genai-prices", "tiktoken", "web3", "coincurve")
 Verdict = Literal["ok", "warning", "problem"]
 
 
@@ -69,7 +70,7 @@ def doctor(
 
 def _examine(ledger: str | None, config: Path | None) -> Iterator[Finding]:
     yield Finding("python", "ok", f"{platform.python_version()} on {sys.platform}")
-    versions = ", ".join(f"{name} {metadata.version(name)}" for name in ("x402guard", "httpx", "web3", "coincurve"))
+    versions = ", ".join(f"{name} {metadata.version(name)}" for name in _SHOWN)
     yield Finding("versions", "ok", versions)
     try:
         settings = load_settings(config)
@@ -112,10 +113,12 @@ def _unseen(module: str | None) -> Iterator[Finding]:
         return
     finally:
         sys.path.remove("")
-    for library in unseen_libraries(loaded=True):
-        if library.name not in before:
-            detail = f"{module} loads {library.name}, whose requests are neither held nor paid: {library.hint}"
-            yield Finding("unseen", "warning", detail)
+    found = [library for library in unseen_libraries(loaded=True) if library.name not in before]
+    if not found:
+        yield Finding("unseen", "ok", f"{module} loads nothing that the guard does not see")
+    for library in found:
+        detail = f"{module} loads {library.name}, whose requests are neither held nor paid: {library.hint}"
+        yield Finding("unseen", "warning", detail)
 
 
 def _policy(policy: Policy) -> Iterator[Finding]:

@@ -24,6 +24,7 @@ def render(report: Mapping[str, Any]) -> str:
     lines.extend(_table(report))
     if report["payments"]["calls"]:
         lines.append(_row("schemes", _pairs(report["payments"]["by_scheme"])))
+    lines.extend(_row("unmetered", _unmetered(event)) for event in report["events"] if event["event"] == "unmetered")
     lines.extend(_refusals(report["refusals"]))
     doubts = {event["hold_id"]: event["doubt"] for event in report["events"] if event.get("doubt")}
     lines.extend(_outstanding(report["outstanding"], doubts))
@@ -75,7 +76,14 @@ def _pairs(values: Mapping[str, str]) -> str:
 
 
 def _refusals(rows: Iterable[Mapping[str, Any]]) -> list[str]:
-    return [_row("refused", f"{row['count']} × {row['rule']}: {row['reason']}") for row in rows]
+    return [
+        _row("refused", f"{row['count']} × {row['rule']}{'' if row['count'] == 1 else ', the last'}: {row['reason']}")
+        for row in rows
+    ]
+
+
+def _unmetered(event: Mapping[str, Any]) -> str:
+    return f"{event['place']} looks like an LLM call and is not held: name its host in Metering(endpoints=…), or list it as free"
 
 
 def _outstanding(rows: Iterable[Mapping[str, Any]], doubts: Mapping[str, str]) -> list[str]:

@@ -108,8 +108,7 @@ def open_node(view: LedgerView, request: NodeRequest) -> Node:
 def _create(view: LedgerView, request: NodeRequest) -> Node:
     if request.limit is None:
         raise ConfigError(
-            f"budget: there is no {request.kind} {request.id!r} to resume, and a new one needs a budget, such as "
-            'budget="$5.00"'
+            f'budget: a new {request.kind} needs a budget, such as budget="$5.00" (there is no {request.id!r} to resume)'
         )
     view.restrains = True
     node = Node(

@@ -161,7 +161,11 @@ def _rates(call: Call, settings: Metering, book: PriceBook, at_unix: int) -> Rat
         hint = f'session.register_model({call.model!r}, input="$3.00", output="$15.00")'
         if call.route.endpoint.dialect == "azure":
             hint = f'Metering(aliases={{{call.model!r}: "gpt-4o"}}) for the model behind the deployment, or {hint}'
-        return Refusal(UNPRICED, f"model: {provider} has no price for {call.model!r}; {hint}")
+        meant = "" if asked == call.model else f" (that is {asked!r} by its alias)"
+        return Refusal(
+            UNPRICED,
+            f"model: {provider} has no price for {call.model!r}{meant}; {_suggest(book, provider, asked)}{hint}",
+        )
     produces = call.limit != 0
     if "input_tokens" not in priced.units or (produces and "output_tokens" not in priced.units):
         return Refusal(
@@ -178,6 +182,11 @@ def _rates(call: Call, settings: Metering, book: PriceBook, at_unix: int) -> Rat
         elif value in DEARER:
             return Refusal(UNPRICED, f"{key}: nothing says what {value!r} costs for {call.model!r}; leave it out")
     return Rates(book, priced, based_on, context)
+
+
+def _suggest(book: PriceBook, provider: str, model: str) -> str:
+    suggested = book.suggest(provider, model)
+    return "" if suggested is None else f"{suggested} Or "
 
 
 DEARER: Final = frozenset({"priority", "fast", "scale"})

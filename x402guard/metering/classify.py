@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Final
 from urllib.parse import urlsplit
@@ -13,8 +14,11 @@ from x402guard.metering.settings import Metering, place_of
 from x402guard.money import Nanos
 from x402guard.ports import PriceBook, TokenCounter
 
-__all__ = ["FixedPrice", "Meter", "classify"]
+__all__ = ["FixedPrice", "Meter", "Unmetered", "classify"]
 
+_LOOKS_LIKE_A_CALL: Final = re.compile(
+    r".*(/chat/completions|/v\d+\w*/(completions|responses|messages|embeddings)|/models/[^/]+:(stream)?[gG]enerateContent)"
+)
 _COSTS_NOTHING: Final = frozenset({"GET", "HEAD", "OPTIONS", "DELETE", "TRACE"})
 
 
@@ -39,6 +43,13 @@ class Meter:
 
 
 @dataclass(frozen=True, slots=True)
+class Unmetered:
+    """A request that looks like an LLM call, to a host that nobody meters: it goes out, and the books say so."""
+
+    place: str
+
+
+@dataclass(frozen=True, slots=True)
 class FixedPrice:
     """A request that costs what its owner says, in nano-dollars, whatever it says."""
 
@@ -47,7 +58,7 @@ class FixedPrice:
     amount: Nanos
 
 
-def classify(meter: Meter, method: str, host: str, url: str) -> Route | FixedPrice | Refusal | None:
+def classify(meter: Meter, method: str, host: str, url: str) -> Route | FixedPrice | Unmetered | Refusal | None:
     """Return what a request is; None for one that is not metered, or costs nothing.
 
     *method* in upper case; *host* with the port where it is not the default. On a metered host, what nobody can price is
@@ -55,20 +66,21 @@ def classify(meter: Meter, method: str, host: str, url: str) -> Route | FixedPri
     """
     settings, host, path = meter.settings, plain_host(host), plain_path(urlsplit(url).path)
     endpoint = find_endpoint(host, path, settings.hosts)
-    if endpoint is None or method in _COSTS_NOTHING:
-        return None
     place = place_of(host, path)
-    if settings.is_free(place):
+    if method in _COSTS_NOTHING or settings.is_free(place):
         return None
+    if endpoint is None:
+        return Unmetered(place) if _LOOKS_LIKE_A_CALL.fullmatch(path) else None
     fixed = settings.fixed_price(place)
     if fixed is not None:
         return FixedPrice(endpoint.provider, place, fixed)
     route = find_route(endpoint, path)
     if route is None:
-        address = f"https://{place}"
+        address = f"{urlsplit(url).scheme}://{place}"
         return Refusal(
             UNPRICED,
             f"{method} {place}: nothing says what this path of {endpoint.provider}'s costs; give it a price with "
-            f'Metering(fixed_prices={{"{address}": "$0.04"}}), or list it with Metering(free=["{address}"])',
+            f'Metering(fixed_prices={{"{address}": "$0.04"}}), or, only if it costs nothing, list it with '
+            f'Metering(free=["{address}"])',
         )
     return None if route.flavour == "free" else route

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from typing import Any, Final
@@ -87,6 +87,11 @@ class RegisteredBook:
         before = self._before(provider, model, at_unix)
         price = self.session.get(model)
         return before if price is None else _priced("session", price, provider, model, at_unix, before=before)
+
+    def suggest(self, provider: str, model: str) -> str | None:
+        """See ``PriceBook.suggest``."""
+        asked: Callable[[str, str], str | None] | None = getattr(self.book, "suggest", None)
+        return None if asked is None else asked(provider, model)
 
     def _before(self, provider: str, model: str, at_unix: int) -> PricedModel | None:
         """What stands without the session: of a dated name that nobody knows, its base model's where that is asked for."""

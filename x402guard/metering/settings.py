@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
@@ -11,7 +12,7 @@ from urllib.parse import urlsplit
 
 from x402guard.errors import ConfigError
 from x402guard.metering.registered import ModelPrice
-from x402guard.metering.routes import Dialect, Endpoint, plain_host, plain_path
+from x402guard.metering.routes import ENDPOINTS, Dialect, Endpoint, find_route, plain_host, plain_path
 from x402guard.metering.tools import ALLOWANCES
 from x402guard.money import Dollars, Nanos, dollars_to_nanos, nanos_to_decimal
 from x402guard.policy.settings import check_flag
@@ -27,6 +28,14 @@ _DIALECTS: Final[Mapping[str, Dialect]] = {
     "cohere": "cohere",
     "google": "google",
     "mistral": "mistral",
+}
+_KNOWN: Final = tuple(dict.fromkeys(endpoint.provider for endpoint in ENDPOINTS))
+_CONTEXTS: Final = {
+    "processing": ("batch",),
+    "service_tier": ("default", "flex", "priority", "fast", "scale"),
+    "speed": ("fast",),
+    "search_type": ("fast", "web"),
+    "route": ("mistral/eu",),
 }
 _PORTS: Final = {"http": 80, "https": 443}
 
@@ -77,6 +86,12 @@ class Metering:
         check_flag("metering.include_usage", self.include_usage)
         for name in ("endpoints", "aliases", "price_context"):
             _check_texts(name, getattr(self, name))
+        for key, value in self.price_context.items():
+            if value not in _CONTEXTS.get(key, ()):
+                known = "; ".join(f"{name}: {', '.join(values)}" for name, values in _CONTEXTS.items())
+                raise ConfigError(
+                    f"metering.price_context: nothing has another price for {key}={value!r}; known are {known}"
+                )
         for name, price in _mapping("models", self.models).items():
             if not isinstance(price, ModelPrice):
                 raise ConfigError(f"metering.models: {name!r} needs a ModelPrice(input=…, output=…), not {price!r}")
@@ -141,6 +156,13 @@ def _split(field_name: str, url: str) -> tuple[str, str]:
 
 def _endpoint(url: str, provider: str) -> Endpoint:
     host, path = _split("endpoints", url)
+    if find_route(Endpoint(provider, _DIALECTS.get(provider, "openai"), host), path) is not None:
+        raise ConfigError(
+            f"metering.endpoints: {url!r} is one address; write the base URL that an SDK is given, such as '…/v1'"
+        )
+    near = difflib.get_close_matches(provider, _KNOWN, n=1, cutoff=0.8)
+    if near and provider not in _KNOWN:
+        raise ConfigError(f"metering.endpoints: {provider!r} is no provider with prices; did you mean {near[0]!r}?")
     return Endpoint(provider, _DIALECTS.get(provider, "openai"), host, path)
 
 
