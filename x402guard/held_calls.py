@@ -160,7 +160,9 @@ def _choose(
     mean = view.mark(marks[0]) if way == "average" and not _estimate_is_out(view, marks) else None
     if mean is not None:
         return _Choice(Nanos(-(-int(mean["nanos"]) // int(mean["calls"]))), most, bound, estimated=True)
-    whole = _Choice(ceiling.amount(most), most, bound)
+    # What people say of a model's maximum is made true: it goes into the request.
+    said = ceiling.rates.priced.source in ("owner", "session")
+    whole = _Choice(ceiling.amount(most), most, most if said else bound, written=said)
     left = room_on_path(view, node_id)
     if way != "fit" or left is None or whole.amount <= left:
         return whole
@@ -252,6 +254,7 @@ def _facts(hold: Hold, call: Call, ceiling: Ceiling, choice: _Choice) -> Mapping
         "input_tokens": ceiling.input_tokens,
         "counted_by": ceiling.counted_by,
         "output_tokens": choice.limit,
+        "output_by": "the request" if ceiling.limit is not None else ceiling.maximum_from,
         "estimate": choice.estimated,
     }
     return {**_journal_facts(hold, call.model), "provider": call.route.provider, "price": price, "ceiling": held}

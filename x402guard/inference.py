@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Final
+from typing import Final, TypeVar
 
 from x402guard.assets import AssetRegistry
 from x402guard.effects import Flow, Interrupted, Reply, SendFailed, checkpoint, compute, peek_body, send, transact
@@ -27,18 +27,20 @@ from x402guard.held_calls import (
 )
 from x402guard.ledger.authorize import BUDGET, Refusal
 from x402guard.ledger.model import Evidence, Hold
-from x402guard.ledger.view import MarkKey
+from x402guard.ledger.view import Change, MarkKey, Scope
 from x402guard.metering.bill import Bill, bill_answer, ceiling_bill
 from x402guard.metering.call import Call, ask_for_usage, read_call, write_limit
 from x402guard.metering.ceiling import Ceiling, find_ceiling
 from x402guard.metering.classify import FixedPrice, Meter, Unmetered
 from x402guard.metering.json_body import NotReadable, read_object, write_object
-from x402guard.metering.reading import Answer, AnswerReader
+from x402guard.metering.reading import AnswerReader
 from x402guard.metering.routes import Route
 from x402guard.policy import RequestFacts
 from x402guard.purchase import Terms
 from x402guard.refusals import refused
 from x402guard.settlement import Receipt, receipt_of, sweep
+
+R = TypeVar("R")
 
 __all__ = ["InFlight", "Upload", "end_call", "metered_request", "unmetered_request"]
 
@@ -225,7 +227,11 @@ def _end_by_status(terms: Terms, granted: Granted, reply: Reply) -> Flow[Receipt
         yield from _give_back(terms, hold.id, granted.marks, f"status {status}", None)
         return None
     else:
-        error = yield from _peek_error()
+        try:
+            error = yield from _peek_error()
+        except Interrupted as cut:
+            yield from _capture_anyway(terms, granted, "cancelled while its error was read", cut)
+            raise
         if error:
             yield from _give_back(terms, hold.id, granted.marks, f"status {status}, {error}", None)
             return None
@@ -269,8 +275,8 @@ def _receipt(hold: Hold, granted: Granted, model: str) -> Receipt:
     )
 
 
-def end_call(flight: InFlight, answer: Answer) -> Flow[Receipt]:
-    """Capture what a call cost, its answer having ended, been cut or been left. Returns its last receipt.
+def end_call(flight: InFlight, *, ended: bool) -> Flow[Receipt]:
+    """Capture what a call cost, its answer having *ended*, or been cut or left. Returns its last receipt.
 
     Books that cannot be written take nothing from the caller: the hold stands in full, and lapses to its ceiling.
     """
@@ -282,18 +288,18 @@ def end_call(flight: InFlight, answer: Answer) -> Flow[Receipt]:
             flight.ceiling,
             meter.settings,
             meter.counter,
-            answer,
+            flight.reader.answer(ended=ended),
             held=flight.hold.amount,
             limit=flight.limit,
         )
 
     try:
-        bill = yield from compute(job, quick=not answer.text and meter.ready)
+        bill = yield from compute(job, quick=meter.ready and flight.reader.is_small)
     except Interrupted:
-        yield from transact(*write_bill(flight.terms, flight.hold, job(0), flight.marks))
+        yield from _written(*write_bill(flight.terms, flight.hold, job(0), flight.marks))
         raise
     try:
-        hold = yield from transact(*write_bill(flight.terms, flight.hold, bill, flight.marks))
+        hold = yield from _written(*write_bill(flight.terms, flight.hold, bill, flight.marks))
     except LedgerUnavailable as error:
         return replace(flight.receipt, in_doubt=True, note=f"the books could not be written: {error}")
     after = receipt_of(hold, represented=False)
@@ -304,11 +310,20 @@ def end_call(flight: InFlight, answer: Answer) -> Flow[Receipt]:
 
 def _write(terms: Terms, hold: Hold, bill: Bill, granted: Granted) -> Flow[Receipt]:
     try:
-        written = yield from transact(*write_bill(terms, hold, bill, granted.marks))
+        written = yield from _written(*write_bill(terms, hold, bill, granted.marks))
     except LedgerUnavailable as error:
         note = f"the books could not be written: {error}"
         return replace(_receipt(hold, granted, granted.model), in_doubt=True, note=note)
     return replace(_receipt(written, granted, granted.model), note=bill.note)
+
+
+def _written(scope: Scope, change: Change[R]) -> Flow[R]:
+    """Run a transaction that has to be done although the task is cancelled: it may not have begun, and twice does nothing."""
+    try:
+        return (yield from transact(scope, change))
+    except Interrupted:
+        yield from transact(scope, change)
+        raise
 
 
 def _give_back(
@@ -316,7 +331,7 @@ def _give_back(
 ) -> Flow[None]:
     """Void a call that was never billed. A ledger that cannot be written keeps the hold: that costs budget, never money."""
     try:
-        yield from transact(*write_void(terms, hold_id, reason, marks))
+        yield from _written(*write_void(terms, hold_id, reason, marks))
     except LedgerUnavailable as again:
         if error is None:
             return  # the hold lapses to its ceiling; the provider's answer is the caller's all the same
@@ -327,7 +342,7 @@ def _capture_anyway(terms: Terms, granted: Granted, reason: str, error: BaseExce
     """Capture the ceiling on the way out of an error that matters more."""
     hold = granted.hold
     try:
-        yield from transact(*write_bill(terms, hold, ceiling_bill(hold.amount, reason), granted.marks))
+        yield from _written(*write_bill(terms, hold, ceiling_bill(hold.amount, reason), granted.marks))
     except LedgerUnavailable as again:
         _cause(error).add_note(f"hold {hold.id} could not be captured: {again}")
 

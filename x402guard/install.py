@@ -109,12 +109,13 @@ def install(
         owned, guard = guard is None, guard or Guard.from_env()
         try:
             session = guard.session(name, budget=budget)
+            payer, meter = _InContext(session), guard.terms.meter
+            tripwire = (lambda: None) if meter is None else lay_tripwire(payer, meter)
+            _installed = _Installation(guard, owned, session, _patch(payer, on_refusal), tripwire)
         except BaseException:
             if owned:
                 guard.close()
             raise
-        payer = _InContext(session)
-        _installed = _Installation(guard, owned, session, _patch(payer, on_refusal), lay_tripwire(payer))
     return session
 
 

@@ -151,7 +151,9 @@ class GenaiPriceBook:
 
     def suggest(self, provider: str, model: str) -> str | None:
         """See ``PriceBook.suggest``."""
-        near = difflib.get_close_matches(model, [name for home, name in self.names() if home == provider], n=1, cutoff=0.85)
+        near = difflib.get_close_matches(
+            model, [name for home, name in self.names() if home == provider], n=1, cutoff=0.85
+        )
         if near:
             return f"did you mean {near[0]!r}?"
         others = [home for home in _MAKERS if home != provider and self._look_up(home, model) is not None]

@@ -49,8 +49,7 @@ class Metered:
     def _end(self, *, ended: bool) -> None:
         if not self._over:
             self._over = True
-            answer = self._flight.reader.answer(ended=ended)
-            self.extensions[EXTENSION] = run(end_call(self._flight, answer), self._shell)
+            self.extensions[EXTENSION] = run(end_call(self._flight, ended=ended), self._shell)
 
     def close(self) -> None:
         """End the call where its body has not, and close the stream underneath."""
@@ -90,8 +89,7 @@ class AsyncMetered:
     async def _end(self, *, ended: bool) -> None:
         if not self._over:
             self._over = True
-            answer = self._flight.reader.answer(ended=ended)
-            self.extensions[EXTENSION] = await run_async(end_call(self._flight, answer), self._shell)
+            self.extensions[EXTENSION] = await run_async(end_call(self._flight, ended=ended), self._shell)
 
     async def aclose(self) -> None:
         """End the call where its body has not, and close the stream underneath."""

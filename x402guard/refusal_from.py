@@ -94,7 +94,12 @@ def _of_words(error: BaseException) -> PaymentRefused | None:
 
 
 def _nanos(dollars: Any) -> Nanos | None:
-    return None if dollars is None else dollars_to_nanos(Decimal(str(dollars)))
+    if dollars is None:
+        return None
+    try:
+        return dollars_to_nanos(Decimal(str(dollars)[:40]))
+    except (ArithmeticError, ValueError):
+        return None  # somebody else's body that only looks like ours
 
 
 def _every(kind: type[PaymentRefused]) -> Iterator[type[PaymentRefused]]:

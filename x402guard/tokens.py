@@ -36,8 +36,8 @@ class TiktokenCounter:
 
     @property
     def ready(self) -> bool:
-        """True once an encoding has loaded."""
-        return bool(_ENCODINGS)
+        """True once the encodings have loaded."""
+        return _ENCODINGS.keys() >= _CARRIED
 
     def count(self, text: str, *, provider: str, model: str) -> int:
         """Return how many tokens *text* is.
@@ -65,8 +65,8 @@ class TiktokenCounter:
 
 def _encoding(name: str) -> Encoding:
     with _LOCK:
-        if name not in _ENCODINGS:
-            _ENCODINGS[name] = _build(name)
+        for carried in _CARRIED - _ENCODINGS.keys():  # both at once: the first count is made off the event loop
+            _ENCODINGS[carried] = _build(carried)
         return _ENCODINGS[name]
 
 

@@ -13,7 +13,7 @@ from x402guard.drivers import run_async
 from x402guard.exchange import GUARDED_SEND
 from x402guard.guarded import Payer
 from x402guard.ledger.authorize import Refusal
-from x402guard.metering.classify import Unmetered, classify
+from x402guard.metering.classify import Meter, Unmetered, classify
 from x402guard.refusals import refused
 
 __all__ = ["lay_tripwire"]
@@ -22,7 +22,7 @@ _SEAM = "_request"
 _PORTS = {"http": 80, "https": 443}
 
 
-def lay_tripwire(payer: Payer) -> Callable[[], None]:
+def lay_tripwire(payer: Payer, meter: Meter) -> Callable[[], None]:
     """Refuse every request of aiohttp's to a metered host, but those of clients that are guarded; return what undoes it.
 
     Nothing happens where aiohttp is not installed. What is refused raises ``PolicyDenied``, and is counted in the books.
@@ -35,25 +35,25 @@ def lay_tripwire(payer: Payer) -> Callable[[], None]:
 
     async def request(session: Any, method: str, url: Any, **more: Any) -> Any:
         if not GUARDED_SEND.get():
-            await _refuse_metered(payer, method, str(url))
+            await _refuse_metered(payer, meter, method, str(session._build_url(url)))  # noqa: SLF001 - a base URL counts
         return await original(session, method, url, **more)
 
     setattr(ClientSession, _SEAM, request)
     return lambda: setattr(ClientSession, _SEAM, original)
 
 
-async def _refuse_metered(payer: Payer, method: str, url: str) -> None:
+async def _refuse_metered(payer: Payer, meter: Meter, method: str, url: str) -> None:
     parts = urlsplit(url)
-    terms = payer.conversation_terms()
-    if terms.meter is None or not parts.hostname:
+    if not parts.hostname:
         return
     host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
     if parts.port not in (None, _PORTS.get(parts.scheme)):
         host = f"{host}:{parts.port}"
-    if isinstance(classify(terms.meter, method.upper(), host.lower(), url), Unmetered | None):
+    if isinstance(classify(meter, method.upper(), host.lower(), url), Unmetered | None):
         return
     reason = (
         f"{method.upper()} {host}{parts.path} goes by aiohttp, which the guard does not see; give the SDK a client of httpx's or "
         "httpx2's (google-genai: http_options=HttpOptions(httpx_async_client=httpx2.AsyncClient()))"
     )
+    terms = payer.conversation_terms()
     raise await run_async(refused(terms, Refusal("unseen", reason)), payer.shell)

@@ -348,6 +348,21 @@ def test_googles_asynchronous_client_goes_by_aiohttp_and_never_in_silence(server
     assert found["spent"] == "0.000051" or any("google" in text for text in found["told"]), found
 
 
+def test_aiohttp_goes_past_the_guard_to_no_metered_host_by_a_base_url_either(install, server):
+    import aiohttp
+
+    async def main(path, **more):
+        async with aiohttp.ClientSession(**more) as http, http.post(path, json=LIMITED) as answer:
+            return answer.status
+
+    session, base = install(), server.base("openai")
+    for path, more in ((f"{base}/v1/chat/completions", {}), ("/openai/v1/chat/completions", {"base_url": server.url})):
+        with pytest.raises(x402guard.PolicyDenied, match="goes by aiohttp"):
+            anyio.run(lambda: main(path, **more))
+    assert server.calls == []
+    assert [(row["rule"], row["count"]) for row in session.report().to_dict()["refusals"]] == [("unseen", 2)]
+
+
 def doctor(cwd, *arguments, **environment):
     kept = {name: value for name, value in os.environ.items() if not name.startswith("X402GUARD_")}
     done = subprocess.run(

@@ -126,7 +126,10 @@ def test_a_stream_that_was_cut_before_its_usage_is_not_final(name, flavour, even
 def test_usage_so_far_is_not_the_calls_where_the_stream_is_cut():
     sofar = {**SAID, "usage": {"prompt_tokens": 20, "completion_tokens": 1}}
     assert not read("chat", sse(SAID, sofar), ended=False)[1].final
-    assert read("chat", sse(SAID, sofar))[1].final, "the provider closed it: nothing more is coming"
+    assert not read("chat", sse(SAID, sofar))[1].final, (
+        "it broke off: no choice has ended, nothing says that it is done"
+    )
+    assert read("chat", sse(SAID, sofar) + b"data: [DONE]\n\n", ended=False)[1].final
     two = {**LAST, "choices": [*choice(finish="stop"), {"index": 1, "finish_reason": None}]}
     assert not read("chat", sse(two), ended=False)[1].final, "one choice goes on"
 

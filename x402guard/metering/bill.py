@@ -70,7 +70,7 @@ def bill_answer(
         return _counted_here(call, ceiling, counter, answer) or ceiling_bill(held, answer.why)
     try:
         stated = read_usage(call, answer.body, ceiling.rates.book)
-        _check_possible(stated.usage, ceiling, limit)
+        _check_possible(call, stated.usage, ceiling, limit)
         amount = _cost(call, ceiling.rates, settings, stated)
     except Impossible as error:
         return Bill(held, Evidence.ASSUMED, note=f"disputed: {error}", claimed=_claimed(call, ceiling, answer))
@@ -86,7 +86,7 @@ def bill_answer(
     return Bill(amount, Evidence.PROVIDER_USAGE, stated.usage)
 
 
-def _check_possible(usage: Usage, ceiling: Ceiling, limit: int | None) -> None:
+def _check_possible(call: Call, usage: Usage, ceiling: Ceiling, limit: int | None) -> None:
     """Raise ``Impossible`` for more output than the limit that was sent, or more input than the body's bytes allow."""
     into, out = usage.get("input_tokens", 0), usage.get("output_tokens", 0)
     for unit, count in usage.items():
@@ -95,6 +95,8 @@ def _check_possible(usage: Usage, ceiling: Ceiling, limit: int | None) -> None:
             raise Impossible(f"{count} {unit} are more than the whole of {whole}")
     if ceiling.input_bound is not None and into > ceiling.input_bound:
         raise Impossible(f"{into} input tokens, where the request has bytes for {ceiling.input_bound}")
+    if any(part.field == "context_management" for part in call.unbounded):
+        limit = None  # a compaction answers as well, beside the limit
     allowed = None if limit is None else limit * ceiling.choices + ceiling.extra_output
     if allowed is not None and out > allowed:
         raise Impossible(f"{out} output tokens, where {allowed} were allowed")
@@ -104,7 +106,9 @@ def _cost(call: Call, rates: Rates, settings: Metering, stated: Stated) -> Nanos
     if stated.charged is not None:
         return whole_nanos(stated.charged)
     context = dict(settings.price_context)
-    for key, value in {**call.context, **stated.context}.items():
+    # Only a dearer tier is believed on the request's word alone.
+    asked = {key: value for key, value in call.context.items() if value in DEARER}
+    for key, value in {**asked, **stated.context}.items():
         if (key, value) in rates.priced.contexts:
             context[key] = value
         elif value in DEARER:

@@ -36,6 +36,9 @@ _LIMITS: Final[Mapping[Flavour, tuple[tuple[str, ...], ...]]] = {
     ),
     "cohere": (("max_tokens",),),
 }
+_READS_MAX_TOKENS: Final = frozenset({"deepseek", "mistral"})
+"""Who knows nothing of ``max_completion_tokens``: a limit that is not read is none."""
+
 _CHOICES: Final[Mapping[Flavour, tuple[tuple[str, ...], ...]]] = {
     "chat": (("n",),),
     "completions": (("n",), ("best_of",)),
@@ -114,7 +117,10 @@ def read_call(route: Route, body: bytes | None, content_encoding: str = "") -> C
 
 
 def _read(route: Route, model: str, sent: dict[str, Any], *, caches: bool) -> Call | Refusal:
-    limits = _numbers(sent, _LIMITS.get(route.flavour, ()))
+    paths = _LIMITS.get(route.flavour, ())
+    if route.provider in _READS_MAX_TOKENS:
+        paths = tuple(path for path in paths if path != ("max_completion_tokens",))
+    limits = _numbers(sent, paths)
     if isinstance(limits, Refusal):
         return limits
     choices = _numbers(sent, _CHOICES.get(route.flavour, ()))

@@ -9,7 +9,7 @@ from typing import Final
 
 from x402guard.ledger.authorize import Refusal
 from x402guard.metering.call import Call
-from x402guard.metering.maxima import model_maximum
+from x402guard.metering.maxima import READ_ON, model_maximum
 from x402guard.metering.media import Media, audio_tokens, image_tokens
 from x402guard.metering.names import base_name
 from x402guard.metering.settings import Metering
@@ -141,7 +141,7 @@ def find_ceiling(
         rates=rates,
         input_tokens=held,
         counted_by=counted_by,
-        input_bound=bound if not call.unbounded else None,
+        input_bound=None if call.unbounded or media.unsized else bound,
         fixed=fixed + allowed + media.dollars,
         per_output=_per_output(usage, call, rates, us_only=us_only),
         choices=call.choices,
@@ -211,11 +211,12 @@ class _MediaCost:
     tokens: int
     audio: int
     dollars: Decimal
+    unsized: bool
 
 
 def _media(call: Call, rates: Rates, settings: Metering) -> _MediaCost | Refusal:
     tokens = audio = 0
-    dollars = Decimal(0)
+    dollars, unsized = Decimal(0), False
     for part in call.media:
         counted = _media_tokens(part, call, rates)
         allowance = settings.allowance("image_url" if part.kind == "image" else part.kind)
@@ -224,11 +225,12 @@ def _media(call: Call, rates: Rates, settings: Metering) -> _MediaCost | Refusal
             audio += counted if part.kind == "audio" and "input_audio_tokens" in rates.priced.units else 0
         elif allowance is not None:
             dollars += allowance
+            unsized = True
         else:
             kind = "image_url" if part.kind == "image" else part.kind
             reason = f"{part.field}: what this {part.kind} costs cannot be told from its bytes"
             return Refusal(UNBOUNDED_INPUT, f'{reason}; set Metering(allowances={{"{kind}": "$0.05"}})')
-    return _MediaCost(tokens, audio, dollars)
+    return _MediaCost(tokens, audio, dollars, unsized)
 
 
 def _media_tokens(part: Media, call: Call, rates: Rates) -> int | None:
@@ -291,6 +293,6 @@ def _maximum(call: Call, rates: Rates) -> tuple[int | None, str]:
     known = [row for name in names if (row := model_maximum("openai" if provider == "azure" else provider, name))]
     if known:
         largest = max(known, key=lambda row: row.output_tokens)
-        return largest.output_tokens, largest.page
+        return largest.output_tokens, f"{largest.page}, read on {READ_ON}"
     window = rates.priced.context_window
     return window, "the context window" if window is not None else "nobody"

@@ -22,8 +22,8 @@ class EventReader(Protocol):
     def take(self, event: Mapping[str, Any]) -> None:
         """Take one event's data."""
 
-    def end(self) -> None:
-        """The stream has come to its end."""
+    def end(self, *, done: bool) -> None:
+        """The stream has come to its end; *done*: by the provider's word, and not only because nothing more came."""
 
     def body(self) -> dict[str, Any]:
         """Return the events as one answer, shaped like one that was not streamed."""
@@ -36,7 +36,7 @@ class _Kept:
         self.final = self.over = False
         self._body: dict[str, Any] = {}
 
-    def end(self) -> None:
+    def end(self, *, done: bool) -> None:
         """Most say with an event of their own that they have ended."""
 
     def body(self) -> dict[str, Any]:
@@ -49,11 +49,11 @@ class _Chat(_Kept):
 
     def __init__(self) -> None:
         super().__init__()
-        self._stale = False
+        self._stale = self._finished = False
 
-    def end(self) -> None:
-        """What was stated last is the call's, unless more was said after it."""
-        self.final = "usage" in self._body and not self._stale
+    def end(self, *, done: bool) -> None:
+        """What was stated last is the call's, unless more was said after it, or it broke off in the middle."""
+        self.final = "usage" in self._body and not self._stale and (done or self._finished)
 
     def take(self, event: Mapping[str, Any]) -> None:
         for key in ("model", "service_tier"):
@@ -64,6 +64,8 @@ class _Chat(_Kept):
         if not isinstance(usage, dict) and isinstance(groq, dict):
             usage = groq.get("usage")
         choices = event.get("choices")
+        listed = choices if isinstance(choices, list) else []
+        self._finished = self._finished or any(map(_has_ended, listed)) or is_usage_only(event)
         if choices and not isinstance(usage, dict):
             self.final, self._stale = False, True
         if isinstance(usage, dict):
@@ -108,6 +110,14 @@ class _Messages(_Kept):
 class _Gemini(_Kept):
     """Gemini: each chunk states the counts so far; they are the call's once a candidate has ended."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._finished = False
+
+    def end(self, *, done: bool) -> None:  # noqa: ARG002 - it has no word for its end
+        """With several candidates the first that ends is not the last: only the stream's own end is."""
+        self.final = "usageMetadata" in self._body and self._finished
+
     def take(self, event: Mapping[str, Any]) -> None:
         usage = event.get("usageMetadata")
         if isinstance(usage, dict):
@@ -122,7 +132,7 @@ class _Gemini(_Kept):
         ended = any(c.get("finishReason") is not None for c in candidates)
         feedback = event.get("promptFeedback")
         blocked = isinstance(feedback, dict) and feedback.get("blockReason") is not None
-        self.final = "usageMetadata" in self._body and (self.final or ended or blocked)
+        self._finished = self._finished or ended or blocked
 
 
 class _Cohere(_Kept):

@@ -20,6 +20,7 @@ MAX_ANSWER_BYTES: Final = 67_108_864
 MAX_EVENT_BYTES: Final = 16_777_216
 """One event of a stream of more bytes than this is not read."""
 
+_SMALL_BYTES: Final = 65_536
 _WINDOWS: Final = {"gzip": 31, "x-gzip": 31, "deflate": 15}
 _EVENT_ENDS: Final = re.compile(rb"(?>\r\n|\n|\r)(?>\r\n|\n|\r)")
 _LINE_ENDS: Final = re.compile(rb"\r\n|\n|\r")
@@ -65,6 +66,7 @@ class AnswerReader:
         self._keeps_text = keeps_text
         self._pending = bytearray()
         self._scanned = 0
+        self._data = False
         self._size = 0
         self._texts: list[str] = []
         self._done = False
@@ -94,6 +96,11 @@ class AnswerReader:
         """True once the provider has said that a stream has ended. Whoever reads it may stop here, and never close it."""
         return self._done or self._reader.over
 
+    @property
+    def is_small(self) -> bool:
+        """True where what is left to read at the end is read in no time."""
+        return len(self._pending) + len(self._texts) <= _SMALL_BYTES
+
     def rest(self) -> bytes:
         """Return, at the end of the body, what was held back of an event that never ended."""
         if not self._events or not self._pending:
@@ -110,7 +117,7 @@ class AnswerReader:
         text = "".join(self._texts)
         if self._events:
             if ended or self._done:
-                self._reader.end()
+                self._reader.end(done=self._done)
             final = self._reader.final
             why = "" if final else "the stream ended without its usage" if ended else "the stream was cut or abandoned"
             return Answer(self._reader.body(), final=final, why=why, text=text if ended or self._done else "")
@@ -130,7 +137,7 @@ class AnswerReader:
         for event in events:
             if isinstance(event, dict):
                 self._reader.take(event)
-        self._reader.end()
+        self._reader.end(done=False)
         if not self._reader.final:
             raise NotReadable("the array ended without its usage")
         return self._reader.body()
@@ -161,9 +168,10 @@ class AnswerReader:
 
     def _complete_events(self) -> Iterator[bytes]:
         start, at = 0, self._scanned
-        if b"data:" not in self._pending:
+        self._data = self._data or self._pending.find(b"data:", max(0, at - 2)) >= 0
+        if not self._data:
             # Nothing that counts, however many events it is: a kilobyte unpacks to a million of them.
-            end = self._pending.rfind(b"\n\n") + 2
+            end = self._pending.rfind(b"\n\n", at) + 2
             if end > 1:
                 yield bytes(self._pending[:end])
                 start = at = end
@@ -172,7 +180,9 @@ class AnswerReader:
                 break  # a line feed may belong to it
             yield bytes(self._pending[start : match.end()])
             start = at = match.end()
-        del self._pending[:start]
+        if start:
+            del self._pending[:start]
+            self._data = self._data and b"data:" in self._pending
         self._scanned = max(0, len(self._pending) - 3)  # an end may lie across two chunks
 
     def _read_event(self, raw: bytes) -> bool:

@@ -100,6 +100,8 @@ def find_unbounded(route: Route, model: str, body: Mapping[str, Any]) -> Iterato
     for field, kind in _FIELDS.get(flavour, ()):
         if body.get(field) not in (None, [], "", False):  # an empty object switches a search on
             yield Unbounded(field, kind)
+    if route.flavour == "messages" and "compact" in str(body.get("context_management")):
+        yield Unbounded("context_management", "stored_conversation")  # what is summed up is billed as a call of its own
     if route.flavour in ("chat", "responses"):
         for pattern, kind in _MODELS:
             if pattern.search(model):

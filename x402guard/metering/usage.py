@@ -16,6 +16,7 @@ __all__ = ["UNITS", "Impossible", "Stated", "read_usage"]
 _NOT_COUNTS: Final = frozenset(
     {"cost", "cost_details", "is_byok", "queue_time", "prompt_time", "completion_time", "total_time"}
 )
+_SUMMED: Final = ("input_tokens", "output_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
 _TIERS: Final = {
     "batch": ("processing", "batch"),
     "on_demand_priority": ("service_tier", "priority"),
@@ -60,7 +61,7 @@ def read_usage(call: Call, answer: Mapping[str, Any], book: PriceBook) -> Stated
         usage={unit: count for unit, count in usage.items() if count},
         context=dict(_context(answer, stated)),
         charged=_charged(call, stated),
-        us_only=stated.get("inference_geo") == "us",
+        us_only=stated.get("inference_geo") == "us" or (call.us_only and "inference_geo" not in stated),
         counted=frozenset(searches) & frozenset(UNITS),
     )
 
@@ -79,6 +80,11 @@ def _check_counts(stated: Mapping[str, Any]) -> None:
 
 def _put_right(answer: Mapping[str, Any], stated: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the answer with what a provider says in words of its own said in OpenAI's."""
+    iterations = stated.get("iterations")  # Anthropic: the total leaves compactions out, their sum does not
+    if isinstance(iterations, list) and len(iterations) > 1:
+        rounds = [each for each in iterations if isinstance(each, dict)]
+        sums = {key: sum(int(each.get(key) or 0) for each in rounds) for key in _SUMMED}
+        return {**answer, "usage": {**stated, **sums}}
     hits = stated.get("prompt_cache_hit_tokens")  # DeepSeek
     details = stated.get("prompt_tokens_details")
     if isinstance(hits, int) and not (isinstance(details, dict) and details.get("cached_tokens")):
@@ -121,6 +127,7 @@ def _charged(call: Call, stated: Mapping[str, Any]) -> Decimal | None:
 UNITS: Final = {"web_search": "web_searches", "file_search": "storage_searches"}
 """Kinds of tools whose calls are counted → their unit in the price book."""
 
+_MOST_USES: Final = 1_000
 _CALLS: Final = {"web_search_call": "web_search", "file_search_call": "file_search"}
 
 
@@ -131,17 +138,26 @@ def _tools_used(call: Call, answer: Mapping[str, Any], stated: Mapping[str, Any]
         output = answer.get("output")
         types = [_called(item) for item in output if isinstance(item, dict)] if isinstance(output, list) else []
         for name, kind in _CALLS.items():
-            if any(part.kind == kind for part in call.unbounded) or name in types:
-                yield kind, types.count(name)
+            asked = any(part.kind == kind for part in call.unbounded)
+            if asked or name in types:
+                yield kind, _used(kind, types.count(name), asked=asked)
     elif flavour == "messages":
         tools = stated.get("server_tool_use")
         count = tools.get("web_search_requests") if isinstance(tools, dict) else None
-        if isinstance(count, int) or any(part.kind == "web_search" for part in call.unbounded):
-            yield "web_search", count if isinstance(count, int) else 0
+        asked = any(part.kind == "web_search" for part in call.unbounded)
+        if isinstance(count, int) or asked:
+            yield "web_search", _used("web_search", count if isinstance(count, int) else 0, asked=asked)
     elif flavour == "gemini" and any(part.kind == "web_search" for part in call.unbounded):
         yield "web_search", _grounded(call.model, answer)
     elif _searches_each_call(call):
         yield "web_search", 1  # billed a call, whether it searched or not
+
+
+def _used(kind: str, count: int, *, asked: bool) -> int:
+    """Return how often a tool was used. Raises ``Impossible`` for one that was not offered, or for thousands of uses."""
+    if (count and not asked) or count > _MOST_USES:
+        raise Impossible(f"{count} uses of {kind}, {'which was offered' if asked else 'which was not offered'}")
+    return count
 
 
 def _searches_each_call(call: Call) -> bool:
