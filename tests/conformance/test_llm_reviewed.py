@@ -148,3 +148,64 @@ def test_bodies_that_only_look_like_refusals_are_none_to_fall_over():
     assert refusal_from(StrangeError()).requested is None
     with pytest.raises(ConfigError):
         Metering(price_context={"processing": "bath"})
+
+
+ENDS = {
+    "chat": (
+        CHAT,
+        ask(stream=True),
+        [chunk("Yes."), chunk(finish="stop"), {"choices": [], "usage": _used(20, 5)}, "[DONE]"],
+    ),
+    "messages": (
+        ANTHROPIC,
+        CLAUDE | {"stream": True},
+        [
+            {"type": "message_start", "message": message(input_tokens=20, output_tokens=1)},
+            {"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": {"output_tokens": 5}},
+            {"type": "message_stop"},
+        ],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ENDS)
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_a_stream_has_ended_by_its_providers_word_for_those_who_never_close_it(name, mode):
+    url, request, events = ENDS[name]
+    pieces = sse(*events)
+
+    class Body(httpx.SyncByteStream, httpx.AsyncByteStream):
+        def __iter__(self):
+            yield from pieces
+            raise AssertionError("nobody reads on")
+
+        async def __aiter__(self):
+            for piece in pieces:
+                yield piece
+            raise AssertionError("nobody reads on")
+
+    def answer(sent):
+        return httpx.Response(200, headers={"content-type": "text/event-stream"}, stream=Body())
+
+    async def answers(sent):
+        return answer(sent)
+
+    async def awaiting(session):
+        http = async_client(session, answers)
+        response = await http.send(http.build_request("POST", url, json=request), stream=True)
+        source = response.stream.__aiter__()
+        for _ in pieces[: len(pieces) - (name == "chat")]:  # the usage chunk was our wish, and is not handed on
+            await source.__anext__()
+        return response, source, session.held
+
+    with metered(budget="$5") as session:
+        if mode == "async":
+            assert asyncio.run(awaiting(session))[2] == 0
+        else:
+            http = client(session, answer)
+            response = http.send(http.build_request("POST", url, json=request), stream=True)
+            source = iter(response.stream)
+            for _ in pieces[: len(pieces) - (name == "chat")]:
+                next(source)
+            assert session.held == 0
+        assert session.report().to_dict()["evidence"]["provider_usage"] == str(session.spent)
