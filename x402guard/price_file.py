@@ -67,17 +67,18 @@ def open_book(path: str | None) -> GenaiPriceBook:
 
 def read_prices(path: Path) -> tuple[GenaiPriceBook, str]:
     """Return the prices of a file in genai-prices' own format (a list of providers), and their hash. Raises ``ConfigError``."""
-    raw = _load(path)
-    providers = raw.get("providers") if isinstance(raw, Mapping) else raw
-    found = _hash(providers)
+    providers, found = _providers_of(path)
     return _book(providers, path, f"sha256:{found[:12]}"), found
 
 
-def write_prices(source: Path, target: Path) -> str:
-    """Take the prices of *source* in: write them to *target* with their hash, which is returned. Raises ``ConfigError``."""
-    raw = _load(source)
-    providers = raw.get("providers") if isinstance(raw, Mapping) else raw
-    found = _hash(providers)
+def write_prices(source: Path, target: Path, *, seen: str | None = None) -> str:
+    """Take the prices of *source* in: write them to *target* with their hash, which is returned.
+
+    *seen* is the hash of what its owner said yes to: a file that has changed since is refused. Raises ``ConfigError``.
+    """
+    providers, found = _providers_of(source)
+    if seen not in (None, found):
+        raise ConfigError(f"prices: {source} has changed since it was looked at: its hash is {found}")
     _book(providers, source, found)
     text = json.dumps({"format": _FORMAT, "sha256": found, "providers": providers})
     partly = target.with_name(f".{target.name}.new")
@@ -117,6 +118,12 @@ def _load(path: Path) -> Any:
         return json.loads(text)
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"prices: {path} cannot be read: {error}") from error
+
+
+def _providers_of(path: Path) -> tuple[Any, str]:
+    raw = _load(path)
+    providers = raw.get("providers") if isinstance(raw, Mapping) else raw
+    return providers, _hash(providers)
 
 
 def _hash(providers: Any) -> str:

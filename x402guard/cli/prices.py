@@ -81,7 +81,7 @@ def update(
             typer.echo("Nothing was changed.")
             raise typer.Exit(1)
     target = Path(path or PRICES_FILE)
-    write_prices(file, target)
+    write_prices(file, target, seen=sha256)
     where = "" if path else f'; say prices = "{target}" under [metering], or X402GUARD_METERING__PRICES, to use it'
     typer.echo(f"written to {target}{where}")
 

@@ -133,9 +133,8 @@ def find_ceiling(
         return media
     tokens, counted_by, by_bytes = _count(call, rates.priced.model, counter)
     held, bound = tokens + call.slack + media.tokens, by_bytes + call.slack + media.tokens
-    usage = {"input_tokens": held, "input_audio_tokens": media.audio}
-    us_only = call.us_only
-    fixed = max(rates.dollars(worst, us_only=us_only) for worst in _worst_inputs(usage, call, rates.priced))
+    usage = {"input_tokens": held, **({"input_audio_tokens": media.audio} if media.audio else {})}
+    fixed = max(rates.dollars(worst, us_only=call.us_only) for worst in _worst_inputs(usage, call, rates.priced))
     maximum, maximum_from = _maximum(call, rates)
     return Ceiling(
         rates=rates,
@@ -143,7 +142,7 @@ def find_ceiling(
         counted_by=counted_by,
         input_bound=None if call.unbounded or media.unsized else bound,
         fixed=fixed + allowed + media.dollars,
-        per_output=_per_output(usage, call, rates, us_only=us_only),
+        per_output=_per_output(usage, call, rates),
         choices=call.choices,
         limit=call.limit,
         extra_output=call.predicted,
@@ -219,7 +218,8 @@ def _media(call: Call, rates: Rates, settings: Metering) -> _MediaCost | Refusal
     dollars, unsized = Decimal(0), False
     for part in call.media:
         counted = _media_tokens(part, call, rates)
-        allowance = settings.allowance("image_url" if part.kind == "image" else part.kind)
+        kind = "image_url" if part.kind == "image" else part.kind
+        allowance = settings.allowance(kind)
         if counted is not None:
             tokens += counted
             audio += counted if part.kind == "audio" and "input_audio_tokens" in rates.priced.units else 0
@@ -227,7 +227,6 @@ def _media(call: Call, rates: Rates, settings: Metering) -> _MediaCost | Refusal
             dollars += allowance
             unsized = True
         else:
-            kind = "image_url" if part.kind == "image" else part.kind
             reason = f"{part.field}: what this {part.kind} costs cannot be told from its bytes"
             return Refusal(UNBOUNDED_INPUT, f'{reason}; set Metering(allowances={{"{kind}": "$0.05"}})')
     return _MediaCost(tokens, audio, dollars, unsized)
@@ -261,15 +260,14 @@ def _count(call: Call, model: str, counter: TokenCounter) -> tuple[int, str, int
 def _worst_inputs(usage: Usage, call: Call, priced: PricedModel) -> Iterator[Usage]:
     """Yield every way in which the input may be billed: plain, or written into a cache at a dearer price."""
     held = usage["input_tokens"]
-    plain = {unit: count for unit, count in usage.items() if count or unit == "input_tokens"}
-    yield plain
-    if call.caches and not usage["input_audio_tokens"]:
+    yield usage
+    if call.caches and "input_audio_tokens" not in usage:
         for unit in ("cache_write_tokens", "cache_write_1h_tokens"):
             if unit in priced.units:
-                yield {**plain, "cache_write_tokens": held, unit: held}
+                yield {**usage, "cache_write_tokens": held, unit: held}
 
 
-def _per_output(usage: Usage, call: Call, rates: Rates, *, us_only: bool) -> Decimal:
+def _per_output(usage: Usage, call: Call, rates: Rates) -> Decimal:
     """Return the dollars for one output token, of all choices together, at the tier of this request's size."""
     if call.limit == 0:
         return Decimal(0)
@@ -277,11 +275,11 @@ def _per_output(usage: Usage, call: Call, rates: Rates, *, us_only: bool) -> Dec
     silent = not call.speaks and call.route.provider != "google"
     own = {unit for unit in rates.priced.units if unit.startswith("output_") and unit.endswith("_tokens")}
     kinds = {"output_tokens", *own} - ({"output_audio_tokens"} if silent else set())
-    plain = {unit: count for unit, count in usage.items() if count or unit == "input_tokens"}
-    without = rates.dollars(plain, us_only=us_only)
+    without = rates.dollars(usage, us_only=call.us_only)
     with localcontext(_EXACT):
         dearest = max(
-            rates.dollars({**plain, "output_tokens": _PER, kind: _PER}, us_only=us_only) - without for kind in kinds
+            rates.dollars({**usage, "output_tokens": _PER, kind: _PER}, us_only=call.us_only) - without
+            for kind in kinds
         )
         return dearest / _PER * call.choices
 

@@ -99,7 +99,7 @@ class AnswerReader:
     @property
     def is_small(self) -> bool:
         """True where what is left to read at the end is read in no time."""
-        return len(self._pending) + len(self._texts) <= _SMALL_BYTES
+        return len(self._pending) + self._size <= _SMALL_BYTES
 
     def rest(self) -> bytes:
         """Return, at the end of the body, what was held back of an event that never ended."""
