@@ -9,6 +9,7 @@
         print(session.report().to_text())
 """
 
+from x402guard.agent import CharsPerToken, TokenBudget
 from x402guard.assets import Asset
 from x402guard.errors import (
     ApprovalDenied,
@@ -36,6 +37,7 @@ from x402guard.errors import (
 )
 from x402guard.guard import Guard
 from x402guard.install import install, uninstall
+from x402guard.ledger.prediction import Prediction
 from x402guard.ledger.report import Report
 from x402guard.metering import Metering, ModelPrice
 from x402guard.policy import Policy
@@ -43,6 +45,7 @@ from x402guard.refusal_from import refusal_from
 from x402guard.session import Session
 from x402guard.settlement import Receipt
 from x402guard.signers import LocalSigner
+from x402guard.tokens import TiktokenCounter
 from x402guard.transport import AsyncGuardedTransport, GuardedTransport
 
 __version__ = "0.1.0"
@@ -53,6 +56,7 @@ __all__ = [
     "AsyncGuardedTransport",
     "BudgetExhausted",
     "CallTimeout",
+    "CharsPerToken",
     "CircuitOpen",
     "ConfigError",
     "Guard",
@@ -69,6 +73,7 @@ __all__ = [
     "PaymentRefused",
     "Policy",
     "PolicyDenied",
+    "Prediction",
     "ProtocolError",
     "Receipt",
     "Report",
@@ -78,6 +83,8 @@ __all__ = [
     "SettlementUncertain",
     "SignerError",
     "SpendSpike",
+    "TiktokenCounter",
+    "TokenBudget",
     "Unpriced",
     "VelocityExceeded",
     "X402GuardError",

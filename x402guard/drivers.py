@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import sys
 from collections.abc import Callable
@@ -31,6 +32,7 @@ from x402guard.effects import (
     SendFailed,
     Sign,
     Transact,
+    Warn,
 )
 from x402guard.errors import SignerError
 from x402guard.evm import Address
@@ -40,6 +42,8 @@ from x402guard.ports import ChainReader, Funds, LedgerStore, Signer
 from x402guard.signers import normalise_signature
 
 __all__ = ["AsyncExchange", "Exchange", "Shell", "run", "run_async"]
+
+_LOG: Final = logging.getLogger("x402guard")
 
 R = TypeVar("R")
 X = TypeVar("X")
@@ -232,6 +236,8 @@ def _call(effect: Effect, shell: Shell) -> tuple[bool, Callable[[], Any]]:
             return shell.store.inline, lambda: shell.store.transact(scope, change)
         case Compute(job, quick):
             return quick and shell.store.inline, lambda: job(shell.store.now_ms())
+        case Warn(message):
+            return True, lambda: _LOG.warning(message)
         case Sign(hold):
             signer = shell.signer
             if signer is None:

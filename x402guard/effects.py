@@ -30,6 +30,7 @@ __all__ = [
     "SendFailed",
     "Sign",
     "Transact",
+    "Warn",
     "checkpoint",
     "compute",
     "peek_body",
@@ -38,6 +39,8 @@ __all__ = [
     "send",
     "sign",
     "transact",
+    "transact_anyway",
+    "warn",
 ]
 
 R = TypeVar("R")
@@ -91,6 +94,13 @@ class Compute(Generic[R]):
 
 
 @dataclass(frozen=True, slots=True)
+class Warn:
+    """Tell the people who run this, in one sentence, what they ought to know. It never fails."""
+
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
 class Checkpoint:
     """The last moment to be cancelled before a signature exists."""
 
@@ -118,7 +128,7 @@ class ReadFunds:
     owner: Address
 
 
-Effect = Send | PeekBody | Transact[Any] | Compute[Any] | Checkpoint | Sign | ReadChain | ReadFunds
+Effect = Send | PeekBody | Transact[Any] | Compute[Any] | Warn | Checkpoint | Sign | ReadChain | ReadFunds
 
 Flow = Generator[Effect, Any, R]
 
@@ -168,6 +178,20 @@ def compute(job: Callable[[int], R], *, quick: bool) -> Flow[R]:
     """Run a pure *job*, given the ledger's clock in unix milliseconds, and return its result."""
     result: R = yield Compute(job, quick)
     return result
+
+
+def transact_anyway(scope: Scope, change: Change[R]) -> Flow[R]:
+    """Run a *change* that has to be done although the task is cancelled: it may not have begun, and twice has to do nothing."""
+    try:
+        return (yield from transact(scope, change))
+    except Interrupted:
+        yield from transact(scope, change)
+        raise
+
+
+def warn(message: str) -> Flow[None]:
+    """Tell the people who run this what they ought to know."""
+    yield Warn(message)
 
 
 def checkpoint() -> Flow[None]:

@@ -14,6 +14,7 @@ from typing import Self
 import anyio
 import anyio.to_thread
 
+from x402guard.agent.context import TokenBudget
 from x402guard.assets import TEST_NETWORKS, Asset, AssetRegistry
 from x402guard.chain import RpcChainReader
 from x402guard.drivers import Shell, run
@@ -26,13 +27,14 @@ from x402guard.metering import Metering
 from x402guard.metering.classify import Meter
 from x402guard.metering.registered import RegisteredBook
 from x402guard.money import Dollars, Nanos
+from x402guard.openings import check_name, parse_limit
 from x402guard.outgoing import DEFAULT_BODY_BYTES
 from x402guard.policy import Policy
 from x402guard.policy.settings import check_flag
 from x402guard.ports import ChainReader, LedgerStore, Signer
 from x402guard.price_file import open_book
 from x402guard.purchase import Terms
-from x402guard.session import Session, check_name, current_session, parse_limit
+from x402guard.session import Session, current_session
 from x402guard.settlement import sweep
 from x402guard.stores import DEFAULT_LEDGER, open_store
 from x402guard.tokens import TiktokenCounter
@@ -149,10 +151,18 @@ class Guard:
 
         return cls(**load_settings(None if path is None else Path(path)).guard_arguments())
 
-    def session(self, name: str, *, budget: Dollars | None = None, id: str | None = None) -> Session:  # noqa: A002 - the user's word
+    def session(
+        self,
+        name: str,
+        *,
+        budget: Dollars | None = None,
+        tokens: TokenBudget | int | None = None,
+        id: str | None = None,  # noqa: A002 - the user's word
+    ) -> Session:
         """Open a session with a budget, or with ``id`` resume the one of that id with what it has left.
 
-        ``budget`` is in dollars; a resumed session's can be lowered and never raised. Raises ``ConfigError``.
+        ``budget`` is in dollars, ``tokens`` what its context may take (100,000 by default); those of a resumed session can be
+        lowered and never raised. Raises ``ConfigError``.
         """
         check_name(name)
         if id is not None and (not isinstance(id, str) or not _ID.fullmatch(id) or id == WALLET):
@@ -166,7 +176,7 @@ class Guard:
             opener=self.opener(),
             gone=self.gone,
         )
-        return Session.open(self, request, None)
+        return Session.open(self, request, None, tokens)
 
     def conversation_terms(self) -> Terms:
         """Return the terms of the session in context, for a client that many sessions share.

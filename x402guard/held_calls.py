@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,7 +10,8 @@ from typing import Any, Final
 from x402guard.ledger.authorize import BUDGET, Refusal, authorize, check_open, lapse_due
 from x402guard.ledger.budgets import room_on_path, trip
 from x402guard.ledger.model import WALLET, Claim, Evidence, Hold, HoldKind, HoldState, NodeKind
-from x402guard.ledger.transitions import Capture, Correct, Note, Void, apply
+from x402guard.ledger.tokens import Reservation, count_tokens, record_tokens, soft_mark, soft_warning
+from x402guard.ledger.transitions import Capture, Correct, Note, Void, apply, has_lapsed
 from x402guard.ledger.view import Change, LedgerView, MarkKey, Scope
 from x402guard.metering.bill import Bill
 from x402guard.metering.call import Call, limit_field
@@ -19,11 +19,13 @@ from x402guard.metering.ceiling import UNBOUNDED_OUTPUT, Ceiling
 from x402guard.metering.classify import FixedPrice, Meter, Unmetered
 from x402guard.money import Nanos
 from x402guard.policy import RequestFacts
+from x402guard.ports import Usage
 from x402guard.purchase import Terms, purpose_of
 
 __all__ = [
     "HOLD_S",
     "LEAST_FITTED",
+    "Booked",
     "Granted",
     "call_id",
     "call_marks",
@@ -31,6 +33,7 @@ __all__ = [
     "fix_price",
     "grant_call",
     "note_unmetered",
+    "tokens_in",
     "write_bill",
     "write_void",
 ]
@@ -58,6 +61,7 @@ class Granted:
         limit: the output limit that is held for, in tokens for each choice.
         written: the limit is ours and has to be written into the request.
         bound: more output than this, for each choice, is impossible.
+        most_tokens: what it takes of a budget of tokens where nobody states what it used.
     """
 
     hold: Hold
@@ -66,6 +70,15 @@ class Granted:
     limit: int = 0
     written: bool = False
     bound: int = 0
+    most_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Booked:
+    """A hold as its end left it, and what people ought to be told, or ""."""
+
+    hold: Hold
+    warning: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +137,8 @@ def grant_call(
         view.record(terms.node_id, "event", hold_id=hold.id, facts=facts)
     if choice.estimated:
         _note_estimate(view, marks, written)
-    return Granted(written, call.model, marks, choice.limit, choice.written, choice.bound)
+    most_tokens = ceiling.input_tokens + choice.limit * ceiling.choices
+    return Granted(written, call.model, marks, choice.limit, choice.written, choice.bound, most_tokens)
 
 
 def fix_price(view: LedgerView, terms: Terms, request: RequestFacts, price: FixedPrice) -> Granted | Refusal:
@@ -245,11 +259,6 @@ def _journal_facts(hold: Hold, model: str) -> dict[str, Any]:
 
 def _facts(hold: Hold, call: Call, ceiling: Ceiling, choice: _Choice) -> Mapping[str, Any]:
     """What the journal keeps of a call: by which prices it was held, and how its ceiling came about."""
-    priced = ceiling.rates.priced
-    day = dt.datetime.fromtimestamp(priced.at_unix, dt.UTC).date().isoformat()
-    price = {"source": priced.source, "version": priced.version, "date": day, "model": priced.model}
-    if ceiling.rates.based_on is not None:
-        price["based_on"] = ceiling.rates.based_on
     held = {
         "input_tokens": ceiling.input_tokens,
         "counted_by": ceiling.counted_by,
@@ -257,42 +266,73 @@ def _facts(hold: Hold, call: Call, ceiling: Ceiling, choice: _Choice) -> Mapping
         "output_by": "the request" if ceiling.limit is not None else ceiling.maximum_from,
         "estimate": choice.estimated,
     }
-    return {**_journal_facts(hold, call.model), "provider": call.route.provider, "price": price, "ceiling": held}
+    return {
+        **_journal_facts(hold, call.model),
+        "provider": call.route.provider,
+        "price": ceiling.rates.facts(),
+        "ceiling": held,
+    }
 
 
-def write_void(terms: Terms, hold_id: str, reason: str, marks: tuple[MarkKey, ...]) -> tuple[Scope, Change[None]]:
-    """Return the transaction that gives back a call that was never billed. A hold that was never written is no error."""
+def write_void(
+    terms: Terms, hold_id: str, reason: str, marks: tuple[MarkKey, ...] = ()
+) -> tuple[Scope, Change[Hold | None]]:
+    """Return the transaction that gives back what was never billed. A hold that was never written is no error."""
 
-    def change(view: LedgerView) -> None:
+    def change(view: LedgerView) -> Hold | None:
         hold = view.hold(hold_id)
         if hold is not None and hold.state is HoldState.HELD:
             apply(view, hold_id, Void(reason[:300]))
         _forget_estimate(view, marks, hold_id)
+        return view.hold(hold_id)
 
     return Scope(nodes=(terms.node_id,), holds=(hold_id,), marks=marks), change
 
 
-def write_bill(terms: Terms, hold: Hold, bill: Bill, marks: tuple[MarkKey, ...]) -> tuple[Scope, Change[Hold]]:
-    """Return the transaction that captures a call's cost: its scope, and the change. It is done once; again does nothing."""
+def write_bill(
+    terms: Terms, hold: Hold, bill: Bill, marks: tuple[MarkKey, ...], *, most_tokens: int = 0
+) -> tuple[Scope, Change[Booked]]:
+    """Return the transaction that captures a cost: its scope, and the change. It is done once; again does nothing.
+
+    What was used is counted among the session's tokens: what is stated, else *most_tokens*.
+    """
     restrains = bill.amount > hold.amount or bill.claimed is not None
-    scope = Scope(nodes=(terms.node_id,), holds=(hold.id,), marks=marks, durable=restrains)
+    tokens = terms.tokens if bill.usage is not None or most_tokens else None
+    used = most_tokens if bill.usage is None else tokens_in(bill.usage)
+    late = Reservation(f"{hold.id}/tokens", used, terms.instance, hold.purpose.tool)
+    nodes = (terms.node_id,) if tokens is None else (terms.node_id, tokens.node_id)
+    seen = marks if tokens is None else (*marks, soft_mark(tokens.node_id))
 
-    def change(view: LedgerView) -> Hold:
-        now = view.known_hold(hold.id)
-        _forget_estimate(view, marks, hold.id)
-        if now.state is not HoldState.HELD:
-            return _late(view, now, bill)
-        if bill.claimed is not None:
-            apply(view, hold.id, Note(claim=Claim(bill.claimed, "")))
-        usage = None if bill.usage is None else dict(bill.usage)
-        after = apply(view, hold.id, Capture(bill.amount, bill.evidence, usage=usage, note=bill.note or None))
-        if bill.claimed is not None:
-            _trip_session(view, hold.node_id, bill.note)
-        elif marks and bill.usage is not None:
-            _add_to_mean(view, marks[0], bill.amount)
-        return after
+    def change(view: LedgerView) -> Booked:
+        before = view.known_hold(hold.id)
+        after = _end(view, before, bill, marks)
+        if tokens is None or (before.state is not HoldState.HELD and not has_lapsed(before)):
+            return Booked(after)
+        in_time = before.state is HoldState.HELD
+        reached = count_tokens(view, tokens, used) if in_time else record_tokens(view, tokens, late)
+        return Booked(after, soft_warning(view, tokens) if reached else "")
 
-    return scope, change
+    return Scope(nodes=nodes, holds=(hold.id, late.id), marks=seen, durable=restrains), change
+
+
+def tokens_in(usage: Usage) -> int:
+    """Return the tokens in a usage: what a model was shown, and what it wrote."""
+    return usage.get("input_tokens", 0) + usage.get("output_tokens", 0)
+
+
+def _end(view: LedgerView, now: Hold, bill: Bill, marks: tuple[MarkKey, ...]) -> Hold:
+    _forget_estimate(view, marks, now.id)
+    if now.state is not HoldState.HELD:
+        return _late(view, now, bill)
+    if bill.claimed is not None:
+        apply(view, now.id, Note(claim=Claim(bill.claimed, "")))
+    usage = None if bill.usage is None else dict(bill.usage)
+    after = apply(view, now.id, Capture(bill.amount, bill.evidence, usage=usage, note=bill.note or None))
+    if bill.claimed is not None:
+        _trip_session(view, now.node_id, bill.note)
+    elif marks and bill.usage is not None:
+        _add_to_mean(view, marks[0], bill.amount)
+    return after
 
 
 def _late(view: LedgerView, hold: Hold, bill: Bill) -> Hold:

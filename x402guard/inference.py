@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Final, TypeVar
+from typing import Final
 
 from x402guard.assets import AssetRegistry
+from x402guard.booking import book, cause, error_name, give_back, hold_or_refuse
 from x402guard.effects import Flow, Interrupted, Reply, SendFailed, checkpoint, compute, peek_body, send, transact
 from x402guard.errors import LedgerUnavailable, ProtocolError
 from x402guard.flow import PAYMENT_REQUIRED_STATUS, mindful_of_earlier_hops, paid_request
@@ -22,12 +23,10 @@ from x402guard.held_calls import (
     fix_price,
     grant_call,
     note_unmetered,
-    write_bill,
-    write_void,
 )
-from x402guard.ledger.authorize import BUDGET, Refusal
+from x402guard.ledger.authorize import Refusal
 from x402guard.ledger.model import Evidence, Hold
-from x402guard.ledger.view import Change, MarkKey, Scope
+from x402guard.ledger.view import MarkKey
 from x402guard.metering.bill import Bill, bill_answer, ceiling_bill
 from x402guard.metering.call import Call, ask_for_usage, read_call, write_limit
 from x402guard.metering.ceiling import Ceiling, find_ceiling
@@ -38,9 +37,7 @@ from x402guard.metering.routes import Route
 from x402guard.policy import RequestFacts
 from x402guard.purchase import Terms
 from x402guard.refusals import refused
-from x402guard.settlement import Receipt, receipt_of, sweep
-
-R = TypeVar("R")
+from x402guard.settlement import Receipt, receipt_of
 
 __all__ = ["InFlight", "Upload", "end_call", "metered_request", "unmetered_request"]
 
@@ -71,6 +68,7 @@ class InFlight:
         marks: the small rows that its end has to see.
         call, ceiling: what was asked, and what it costs at most.
         limit: the output limit that holds, in tokens for each choice.
+        most_tokens: what it takes of a budget of tokens where nobody states what it used.
         reader: reads along; the transport feeds it.
         receipt: as long as the answer has not ended.
     """
@@ -81,6 +79,7 @@ class InFlight:
     call: Call
     ceiling: Ceiling
     limit: int
+    most_tokens: int
     reader: AnswerReader
     receipt: Receipt
 
@@ -157,19 +156,11 @@ def _hold(
     terms: Terms, request: RequestFacts, change: partial[Granted | Refusal], marks: tuple[MarkKey, ...]
 ) -> Flow[Granted]:
     """Write the hold; durable before anything is sent. Raises the refusal where it does not fit."""
-    scope = call_scope(terms, request, marks)
-    swept = False
-    while True:
-        try:
-            decided = yield from transact(scope, change)
-        except (LedgerUnavailable, Interrupted) as error:
-            yield from _give_back(terms, call_id(request), marks, f"nothing was sent: {_name(error)}", error)
-            raise
-        if not isinstance(decided, Refusal):
-            return decided
-        if decided.rule != BUDGET or swept or (yield from sweep(terms)) == 0:
-            raise (yield from refused(terms, decided))
-        swept = True
+
+    def undo(error: BaseException) -> Flow[None]:
+        return give_back(terms, call_id(request), f"nothing was sent: {error_name(error)}", error, marks)
+
+    return (yield from hold_or_refuse(terms, call_scope(terms, request, marks), change, undo))
 
 
 def _asks_for_usage(call: Call, meter: Meter) -> bool:
@@ -198,7 +189,7 @@ def _send(terms: Terms, granted: Granted, body: bytes | None) -> Flow[Reply]:
     except GeneratorExit:
         raise
     except BaseException as error:
-        yield from _give_back(terms, hold.id, granted.marks, f"nothing was sent: {_name(error)}", error)
+        yield from give_back(terms, hold.id, f"nothing was sent: {error_name(error)}", error, granted.marks)
         raise
     try:
         return (yield from send(("accept-encoding", "identity"), body=body))
@@ -206,10 +197,10 @@ def _send(terms: Terms, granted: Granted, body: bytes | None) -> Flow[Reply]:
         raise
     except SendFailed as failure:
         if failure.before_connection:
-            yield from _give_back(terms, hold.id, granted.marks, f"no connection: {_name(failure)}", failure)
+            yield from give_back(terms, hold.id, f"no connection: {error_name(failure)}", failure, granted.marks)
         else:
             # Providers go on generating for a caller who has gone, and bill it.
-            yield from _capture_anyway(terms, granted, f"no answer: {_name(failure)}", failure)
+            yield from _capture_anyway(terms, granted, f"no answer: {error_name(failure)}", failure)
         raise
     except BaseException as error:
         yield from _capture_anyway(terms, granted, "cancelled while the call was out", error)
@@ -224,7 +215,7 @@ def _end_by_status(terms: Terms, granted: Granted, reply: Reply) -> Flow[Receipt
     elif status in _TIMED_OUT:
         bill = ceiling_bill(hold.amount, f"status {status}: it may have been answered and billed")
     elif status < 500:
-        yield from _give_back(terms, hold.id, granted.marks, f"status {status}", None)
+        yield from give_back(terms, hold.id, f"status {status}", None, granted.marks)
         return None
     else:
         try:
@@ -233,7 +224,7 @@ def _end_by_status(terms: Terms, granted: Granted, reply: Reply) -> Flow[Receipt
             yield from _capture_anyway(terms, granted, "cancelled while its error was read", cut)
             raise
         if error:
-            yield from _give_back(terms, hold.id, granted.marks, f"status {status}, {error}", None)
+            yield from give_back(terms, hold.id, f"status {status}, {error}", None, granted.marks)
             return None
         bill = ceiling_bill(hold.amount, f"status {status} without an error that says that nothing was made")
     return (yield from _write(terms, hold, bill, granted))
@@ -266,7 +257,17 @@ def _in_flight(terms: Terms, granted: Granted, ready: _Ready, reply: Reply, *, h
         keeps_text=call.streams and not _meter(terms).settings.include_usage,
     )
     receipt = _receipt(granted.hold, granted, call.model)
-    return InFlight(terms, granted.hold, granted.marks, call, ready.ceiling, granted.bound, reader, receipt)
+    return InFlight(
+        terms=terms,
+        hold=granted.hold,
+        marks=granted.marks,
+        call=call,
+        ceiling=ready.ceiling,
+        limit=granted.bound,
+        most_tokens=granted.most_tokens,
+        reader=reader,
+        receipt=receipt,
+    )
 
 
 def _receipt(hold: Hold, granted: Granted, model: str) -> Receipt:
@@ -296,10 +297,10 @@ def end_call(flight: InFlight, *, ended: bool) -> Flow[Receipt]:
     try:
         bill = yield from compute(job, quick=meter.ready and flight.reader.is_small)
     except Interrupted:
-        yield from _written(*write_bill(flight.terms, flight.hold, job(0), flight.marks))
+        yield from _booked(flight, job(0))
         raise
     try:
-        hold = yield from _written(*write_bill(flight.terms, flight.hold, bill, flight.marks))
+        hold = yield from _booked(flight, bill)
     except LedgerUnavailable as error:
         return replace(flight.receipt, in_doubt=True, note=f"the books could not be written: {error}")
     after = receipt_of(hold, represented=False)
@@ -308,48 +309,24 @@ def end_call(flight: InFlight, *, ended: bool) -> Flow[Receipt]:
     )
 
 
+def _booked(flight: InFlight, bill: Bill) -> Flow[Hold]:
+    return book(flight.terms, flight.hold, bill, flight.marks, most_tokens=flight.most_tokens)
+
+
 def _write(terms: Terms, hold: Hold, bill: Bill, granted: Granted) -> Flow[Receipt]:
     try:
-        written = yield from _written(*write_bill(terms, hold, bill, granted.marks))
+        written = yield from book(terms, hold, bill, granted.marks, most_tokens=granted.most_tokens)
     except LedgerUnavailable as error:
         note = f"the books could not be written: {error}"
         return replace(_receipt(hold, granted, granted.model), in_doubt=True, note=note)
     return replace(_receipt(written, granted, granted.model), note=bill.note)
 
 
-def _written(scope: Scope, change: Change[R]) -> Flow[R]:
-    """Run a transaction that has to be done although the task is cancelled: it may not have begun, and twice does nothing."""
-    try:
-        return (yield from transact(scope, change))
-    except Interrupted:
-        yield from transact(scope, change)
-        raise
-
-
-def _give_back(
-    terms: Terms, hold_id: str, marks: tuple[MarkKey, ...], reason: str, error: BaseException | None
-) -> Flow[None]:
-    """Void a call that was never billed. A ledger that cannot be written keeps the hold: that costs budget, never money."""
-    try:
-        yield from _written(*write_void(terms, hold_id, reason, marks))
-    except LedgerUnavailable as again:
-        if error is None:
-            return  # the hold lapses to its ceiling; the provider's answer is the caller's all the same
-        _cause(error).add_note(f"hold {hold_id} could not be given back: {again}")
-
-
 def _capture_anyway(terms: Terms, granted: Granted, reason: str, error: BaseException) -> Flow[None]:
     """Capture the ceiling on the way out of an error that matters more."""
     hold = granted.hold
     try:
-        yield from _written(*write_bill(terms, hold, ceiling_bill(hold.amount, reason), granted.marks))
+        bill = ceiling_bill(hold.amount, reason)
+        yield from book(terms, hold, bill, granted.marks, most_tokens=granted.most_tokens)
     except LedgerUnavailable as again:
-        _cause(error).add_note(f"hold {hold.id} could not be captured: {again}")
-
-
-def _name(error: BaseException) -> str:
-    return type(_cause(error)).__name__
-
-
-def _cause(error: BaseException) -> BaseException:
-    return error.cause if isinstance(error, (Interrupted, SendFailed)) else error
+        cause(error).add_note(f"hold {hold.id} could not be captured: {again}")

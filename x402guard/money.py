@@ -41,7 +41,7 @@ def dollars_to_nanos(amount: Dollars, *, field: str = "amount") -> Nanos:
     text that is no dollar amount, a negative amount, more than nine decimal places or more than a billion dollars.
     """
     if isinstance(amount, bool) or not isinstance(amount, (str, int, Decimal)):
-        shown = f"{amount}" if isinstance(amount, (int, float)) else "1.50"
+        shown = _as_text(amount) if isinstance(amount, float) else "1.50"
         raise TypeError(
             f'{field}: money is never a {type(amount).__name__}; write it as text, "${shown}", or as a Decimal'
         )
@@ -55,6 +55,13 @@ def dollars_to_nanos(amount: Dollars, *, field: str = "amount") -> Nanos:
     if nanos > MAX_NANOS:
         raise ValueError(f"{field}: {text[:40]} is more than a billion dollars, the largest amount the ledger takes")
     return Nanos(nanos)
+
+
+def _as_text(amount: float) -> str:
+    """Return what somebody who wrote a float may have meant: the decimal that it was written as, to nine places."""
+    if not 0 <= amount <= MAX_NANOS // NANOS_PER_DOLLAR:
+        return "1.50"
+    return format_dollars(round(Decimal(repr(amount)) * NANOS_PER_DOLLAR))
 
 
 def nanos_to_decimal(nanos: int) -> Decimal:

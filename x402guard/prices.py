@@ -35,6 +35,7 @@ _FLAVOURS: Final[Mapping[str, tuple[str, ...]]] = {
     "gemini_embed": ("default",),
     "cohere": ("default",),
     "cohere_embed": ("embeddings",),
+    "converse": ("default",),
 }
 """Our flavours → the extractors that read them, the first that a provider has."""
 
@@ -44,6 +45,7 @@ _DIALECTS: Final[Mapping[str, str]] = {
     "gemini_embed": "google",
     "cohere": "cohere",
     "cohere_embed": "cohere",
+    "converse": "aws",
 }
 """Whose extractor reads a flavour where the provider has none: whose dialect it is."""
 
@@ -53,7 +55,7 @@ _MOST_NAMES: Final = 10_000
 
 _ROOTS: Final[Mapping[str, str]] = {
     "chat": "prompt_tokens", "completions": "prompt_tokens", "embeddings": "prompt_tokens", "responses": "input_tokens",
-    "messages": "cache_read_input_tokens",
+    "messages": "cache_read_input_tokens", "converse": "inputTokens",
 }  # fmt: skip
 """A field that an extractor has to read, so that a provider's default one is not taken for another dialect's."""
 

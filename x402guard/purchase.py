@@ -15,6 +15,7 @@ from x402guard.ledger.ceilings import ceiling_mark
 from x402guard.ledger.doubt import in_doubt, take_over
 from x402guard.ledger.intent import Intent
 from x402guard.ledger.model import Hold, HoldKind, Purpose
+from x402guard.ledger.tokens import TokenLimit
 from x402guard.ledger.view import LedgerView, Scope
 from x402guard.metering.classify import Meter
 from x402guard.money import Nanos
@@ -49,6 +50,7 @@ class Terms:
         unsafe_no_chain: pay on real networks whose chain cannot be read.
         unsafe_trust_receipts: capture what an ``upto`` receipt claims where no chain can tell.
         meter: what LLM calls are held and priced by; None meters nothing.
+        tokens: where the tokens of LLM calls are counted; None counts none.
     """
 
     session_id: str
@@ -61,6 +63,7 @@ class Terms:
     unsafe_no_chain: bool = False
     unsafe_trust_receipts: bool = False
     meter: Meter | None = None
+    tokens: TokenLimit | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,19 +11,25 @@ from dataclasses import dataclass, replace
 from decimal import Decimal
 from functools import wraps
 from types import TracebackType
-from typing import ParamSpec, Protocol, Self, TypeVar
+from typing import ParamSpec, Self, TypeVar
 
 import anyio.to_thread
 
+from x402guard.accounts import prediction_of, report_of
+from x402guard.agent.charges import Charges
+from x402guard.agent.context import TokenBudget
 from x402guard.assets import AssetRegistry
 from x402guard.drivers import Shell
 from x402guard.errors import BudgetExhausted, ConfigError, SessionClosed
 from x402guard.ledger.model import Node, NodeKind
-from x402guard.ledger.report import Report, below, build_report, remaining
+from x402guard.ledger.prediction import Prediction
+from x402guard.ledger.report import Report, below, remaining
 from x402guard.ledger.sessions import NodeRequest, close_node, open_node
-from x402guard.ledger.view import Scope
+from x402guard.ledger.tokens import open_tokens, tokens_node
+from x402guard.ledger.view import LedgerView, Scope
 from x402guard.metering.registered import ModelPrice, RegisteredBook
-from x402guard.money import Dollars, Nanos, dollars_to_nanos, nanos_to_decimal
+from x402guard.money import Dollars, nanos_to_decimal
+from x402guard.openings import Owner, bind_tokens, check_name, check_tokens, parse_limit
 from x402guard.purchase import Terms
 
 __all__ = ["Session", "current_session"]
@@ -52,52 +58,15 @@ def current_session() -> Session | None:
     return None if block is None else block.session
 
 
-def parse_limit(budget: Dollars | None, *, field: str) -> Nanos | None:
-    """Return a budget in nano-dollars. Raises ``ConfigError`` naming *field*; zero is a budget that nothing fits into."""
-    if budget is None:
-        return None
-    try:
-        return dollars_to_nanos(budget, field=field)
-    except (TypeError, ValueError) as error:
-        raise ConfigError(str(error)) from error
-
-
-def check_name(name: object) -> None:
-    """Raise ``ConfigError`` for what cannot be the name of a session: a report has to print it."""
-    if not isinstance(name, str) or not name or not name.isprintable() or len(name) > 200:
-        raise ConfigError(f"name: {name!r} is not a name for a session; write text such as 'court-research'")
-
-
-class Owner(Protocol):
-    """What a session needs of the guard that it belongs to."""
-
-    @property
-    def terms(self) -> Terms:
-        """What every request of the guard works under."""
-
-    @property
-    def shell(self) -> Shell:
-        """The books, the key and the chains."""
-
-    @property
-    def registry(self) -> AssetRegistry:
-        """The tokens it trusts."""
-
-    @property
-    def max_body_bytes(self) -> int:
-        """How much of a streaming request body is kept for a repetition, in bytes."""
-
-    def opener(self) -> str:
-        """Return a token for one opening of a session."""
-
-
-class Session:
+class Session(Charges):
     """One run's budget. Made by ``Guard.session`` and ``Session.child``; used as a block, sync or async.
 
     Inside its block it is the session in context: tasks and ``to_thread`` inherit it, plain threads take it by ``bind``.
     """
 
-    def __init__(self, guard: Owner, node: Node, opener: str, parent: Session | None) -> None:
+    def __init__(
+        self, guard: Owner, node: Node, opener: str, parent: Session | None, tokens: TokenBudget | None = None
+    ) -> None:
         self._guard = guard
         self._node_id = node.id
         self._name = node.name
@@ -108,14 +77,30 @@ class Session:
         self._lock = threading.Lock()
         self._ended = False
         self._models: dict[str, ModelPrice] = {}
-        self._terms = replace(guard.terms, node_id=node.id, session_id=self._report_id())
+        terms = replace(guard.terms, node_id=node.id, session_id=self._report_id())
+        self._tokens = (
+            bind_tokens(guard, terms, node, tokens) if parent is None or tokens is not None else parent.tokens
+        )
+        self._terms = replace(terms, tokens=self._tokens.limit)
 
     @classmethod
-    def open(cls, guard: Owner, request: NodeRequest, parent: Session | None) -> Session:
-        """Open or resume a node of the ledger. Raises ``ConfigError``, ``LedgerUnavailable``."""
-        store, scope = guard.shell.store, Scope(nodes=(request.id, request.parent_id), durable=True)
-        node = store.transact(scope, lambda view: open_node(view, request))
-        return cls(guard, node, request.opener, parent)
+    def open(
+        cls, guard: Owner, request: NodeRequest, parent: Session | None, tokens: TokenBudget | int | None = None
+    ) -> Session:
+        """Open or resume a node of the ledger, and its budget of tokens. Raises ``ConfigError``, ``LedgerUnavailable``."""
+        given = TokenBudget(tokens) if isinstance(tokens, int) else tokens
+        check_tokens(guard.shell, given)
+        store, own = guard.shell.store, tokens_node(request.id)
+        opens = (parent is None or given is not None) and (given is None or given.kept_in(guard.shell) is None)
+        scope = Scope(nodes=(request.id, request.parent_id, *((own,) if opens else ())), durable=True)
+
+        def change(view: LedgerView) -> Node:
+            node = open_node(view, request)
+            if opens:
+                open_tokens(view, own, None if given is None else given.asked[0], node.name)
+            return node
+
+        return cls(guard, store.transact(scope, change), request.opener, parent, given)
 
     def _report_id(self) -> str:
         return self._parent.id if self._kind is NodeKind.SCOPE and self._parent is not None else self._node_id
@@ -150,8 +135,21 @@ class Session:
         """How much of a streaming request body is kept for a repetition, in bytes."""
         return self._guard.max_body_bytes
 
+    @property
+    def tokens(self) -> TokenBudget:
+        """The tokens of this session: its own budget, or that of the session around it. Its metered calls count in it."""
+        return self._tokens
+
     def conversation_terms(self) -> Terms:
-        """Return the terms of the innermost budget in context: this session, or one inside it.
+        """Return the terms of the innermost budget in context: this session, or one inside it. Raises as ``innermost``."""
+        return self.innermost()._own_terms()
+
+    def recording_terms(self) -> Terms:
+        """Return the same terms for what is owed already, which is booked after the session's end too."""
+        return self._own_terms() if self._ended else self.conversation_terms()
+
+    def innermost(self) -> Session:
+        """Return the innermost budget in context: this session, or one inside it.
 
         Raises ``ConfigError`` where the block in context belongs to another session: a client that pays from one budget
         inside the block of another is a mistake that must not pick one silently.
@@ -163,9 +161,9 @@ class Session:
             )
         inner = current_session()
         if inner is None or self._descends_from(inner):
-            return self._own_terms()
+            return self
         if inner._descends_from(self):
-            return inner._own_terms()
+            return inner
         raise ConfigError(
             f"this client pays from session {self._name!r} ({self.id}), but the block in context belongs to "
             f"{inner._name!r} ({inner.id}), which is not inside it; use a client of that session, or GuardedTransport(guard)"
@@ -247,15 +245,20 @@ class Session:
         """Return the accounts of this session and all below it, as they stand in the ledger now."""
         return report_of(self.shell, self._node_id)
 
+    def predict(self) -> Prediction:
+        """Return what past sessions of this name have cost: p50 and p95 in dollars, or no data under five. It loosens nothing."""
+        return prediction_of(self.shell.store, self._name, but=self._node_id)
+
     # -- nesting ----------------------------------------------------------------------------------------------------
 
-    def child(self, name: str, *, budget: Dollars) -> Session:
+    def child(self, name: str, *, budget: Dollars, tokens: TokenBudget | int | None = None) -> Session:
         """Open a session inside this one, with a budget of its own out of this one's.
 
-        Raises ``ConfigError`` for a budget that is no dollar amount.
+        *tokens* gives it a context of its own; without, it shares this one's. Raises ``ConfigError`` for a budget that is no
+        dollar amount.
         """
         check_name(name)
-        return self._nest(NodeKind.SESSION, name, budget)
+        return self._nest(NodeKind.SESSION, name, budget, tokens)
 
     @contextmanager
     def scope(self, budget: Dollars) -> Iterator[Session]:
@@ -263,7 +266,7 @@ class Session:
         with self._nest(NodeKind.SCOPE, "scope", budget) as scope:
             yield scope
 
-    def _nest(self, kind: NodeKind, name: str, budget: Dollars) -> Session:
+    def _nest(self, kind: NodeKind, name: str, budget: Dollars, tokens: TokenBudget | int | None = None) -> Session:
         return Session.open(
             self._guard,
             NodeRequest(
@@ -275,6 +278,7 @@ class Session:
                 opener=self._guard.opener(),
             ),
             self,
+            tokens,
         )
 
     def bind(self, function: Callable[P, R]) -> Callable[P, R]:
@@ -349,15 +353,3 @@ class Session:
 
     def __repr__(self) -> str:
         return f"Session({self._name!r}, id={self._node_id!r})"
-
-
-def report_of(shell: Shell, node_id: str) -> Report:
-    """Return the report of any node of a ledger. Raises ``ConfigError`` where there is no such node."""
-    store = shell.store
-    nodes = {node.id: node for node in store.nodes(node_id)}
-    if node_id not in nodes:
-        raise ConfigError(f"session: there is no session {node_id!r} in this ledger")
-    counters = [
-        counter for node in below(nodes, node_id) for counter in store.marks("refusals", f"{node.id} ").values()
-    ]
-    return build_report(nodes, node_id, store.entries(node_id), counters, now_ms=store.now_ms())

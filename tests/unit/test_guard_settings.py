@@ -42,7 +42,7 @@ def _clean(monkeypatch, tmp_path):
         ({"chains": {"base-sepolia": "http://a", "eip155:84532": "http://b"}}, "is named twice"),
         ({"assets": 5}, "assets: 5 is not a list of Asset"),
         ({"assets": [TOKEN]}, "is not an Asset"),
-        ({"budget": 5.0}, 'budget: money is never a float; write it as text, "\\$5.0"'),
+        ({"budget": 5.0}, 'budget: money is never a float; write it as text, "\\$5.00"'),
         ({"budget": "-1"}, "budget: '-1' is not a dollar amount"),
         ({"policy": Policy(networks={"base"})}, "chains: policy.networks allows eip155:8453"),
         ({"unsafe_no_chain": "false"}, "unsafe_no_chain: 'false' is neither True nor False"),

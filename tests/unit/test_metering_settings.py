@@ -67,9 +67,9 @@ def test_a_wrong_setting_is_named_when_it_is_written_down(settings, says):
 @pytest.mark.parametrize(
     ("price", "says"),
     [
-        ({"input": 3.0}, 'input: money is never a float; write it as text, "\\$3.0".*per million tokens'),
-        ({"output": 1.5}, 'output: money is never a float; write it as text, "\\$1.5"'),
-        ({"cached_input": 0.3}, 'cached_input: money is never a float; write it as text, "\\$0.3"'),
+        ({"input": 3.0}, 'input: money is never a float; write it as text, "\\$3.00".*per million tokens'),
+        ({"output": 1.5}, 'output: money is never a float; write it as text, "\\$1.50"'),
+        ({"cached_input": 0.3}, 'cached_input: money is never a float; write it as text, "\\$0.30"'),
         ({"input": "-1"}, "input: '-1' is not a dollar amount"),
         ({"input": "free"}, "input: 'free'"),
         ({"input": None}, "input: money is never a NoneType"),

@@ -140,7 +140,7 @@ def test_the_cheapest_comes_first_and_among_equals_eip3009():
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({"per_payment_cap": 0.5}, 'never a float; write it as text, "\\$0.5"'),
+        ({"per_payment_cap": 0.5}, 'never a float; write it as text, "\\$0.50"'),
         ({"per_payment_cap": "$0"}, "a cap of zero pays nothing"),
         ({"per_payment_cap": "lots"}, "policy.per_payment_cap: 'lots' is not a dollar amount"),
         ({"networks": set()}, "policy.networks: an empty list would allow nothing"),

@@ -43,6 +43,7 @@ app.command("testnet")(testnet.testnet)
 app.command("sessions")(books.sessions)
 app.command("report")(books.report)
 app.command("holds")(books.holds)
+app.command("predict")(books.predict)
 app.add_typer(prices.prices, name="prices")
 app.command("doctor")(doctor.doctor)
 

@@ -8,25 +8,27 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from decimal import Decimal
 from typing import Annotated, Any, Final
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
+from x402guard.accounts import prediction_of, report_of
 from x402guard.config import load_settings
 from x402guard.drivers import Shell
 from x402guard.errors import ConfigError
 from x402guard.ledger.doubt import in_doubt, instance_mark
-from x402guard.ledger.model import Hold, Node, NodeKind
+from x402guard.ledger.model import Hold, HoldKind, Node, NodeKind
 from x402guard.ledger.report import below, remaining
+from x402guard.ledger.report_text import printable
 from x402guard.ledger.view import LedgerView
 from x402guard.money import format_dollars
 from x402guard.ports import LedgerStore
-from x402guard.session import report_of
 from x402guard.stores import ledger_path, open_store
 
-__all__ = ["AsJson", "LedgerUrl", "holds", "report", "sessions"]
+__all__ = ["AsJson", "LedgerUrl", "holds", "predict", "report", "sessions"]
 
 LedgerUrl = Annotated[
     str | None, typer.Option("--ledger", help="Ledger URL; X402GUARD_LEDGER or x402guard.toml by default.")
@@ -79,7 +81,9 @@ def sessions(ledger: LedgerUrl = None, as_json: AsJson = False) -> None:
     """List every session of the ledger: its budget, what it spent, holds, and has left."""
     with opened(ledger) as store:
         nodes = {node.id: node for node in store.nodes()}
-        rows = [_session_row(node, nodes) for node in nodes.values() if node.kind is not NodeKind.SCOPE]
+        rows = [
+            _session_row(node, nodes) for node in nodes.values() if node.kind in (NodeKind.WALLET, NodeKind.SESSION)
+        ]
     show(rows, as_json=as_json, empty="no sessions yet")
 
 
@@ -119,12 +123,28 @@ def _find(store: LedgerStore, session: str | None) -> str:
     return chosen[-1].id
 
 
+def predict(
+    name: Annotated[str, typer.Argument(help="The name of the sessions.")],
+    ledger: LedgerUrl = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say what past sessions of a name have cost: p50 and p95, or no data under five."""
+    with opened(ledger) as store:
+        found = prediction_of(store, name)
+    values = {"name": name, "sessions": found.sessions, "p50": _dollars(found.p50), "p95": _dollars(found.p95)}
+    typer.echo(json.dumps(values, indent=2, ensure_ascii=False) if as_json else printable(str(found)))
+
+
+def _dollars(amount: Decimal | None) -> str | None:
+    return None if amount is None else format(amount, "f")
+
+
 def holds(ledger: LedgerUrl = None, as_json: AsJson = False) -> None:
     """List every live hold: what may still be taken, by whom, until when, and whether it is in doubt."""
     with opened(ledger) as store:
         marks = {instance_mark(key): row for key, row in store.marks("instance", "").items()}
         view = LedgerView(now_ms=store.now_ms(), marks=marks)
-        rows = [_hold_row(view, hold) for hold in store.outstanding()]
+        rows = [_hold_row(view, hold) for hold in store.outstanding() if hold.kind is not HoldKind.TOKENS]
     show(rows, as_json=as_json, empty="nothing is held", brief=_BRIEF_HOLD)
 
 

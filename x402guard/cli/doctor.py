@@ -22,7 +22,7 @@ from x402guard.cli.books import AsJson, LedgerUrl
 from x402guard.config import Settings, load_settings
 from x402guard.errors import ConfigError, LedgerUnavailable
 from x402guard.guard import Guard
-from x402guard.ledger.model import WALLET
+from x402guard.ledger.model import WALLET, HoldKind
 from x402guard.ledger.sessions import PAYER_MARK
 from x402guard.money import dollars_to_nanos, format_dollars
 from x402guard.policy import Policy
@@ -139,7 +139,7 @@ def _ledger(url: str, budget: str | None, payer: str | None) -> Iterator[Finding
         return
     try:
         store = open_store(url)
-        live = len(store.outstanding())
+        live = sum(hold.kind is not HoldKind.TOKENS for hold in store.outstanding())
         wallets = store.marks(*PAYER_MARK).values()
         limits = [node.limit for node in store.nodes() if node.id == WALLET]
         store.close()

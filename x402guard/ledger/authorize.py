@@ -13,10 +13,13 @@ from x402guard.ledger.transitions import Lapse, apply, begin
 from x402guard.ledger.view import LedgerView, MarkKey
 from x402guard.money import MAX_NANOS, Nanos, format_dollars
 
-__all__ = ["BUDGET", "REFUSAL_SAMPLES", "Refusal", "authorize", "lapse_due", "note_refusal", "refusal_marks"]
+__all__ = ["BUDGET", "REFUSAL_SAMPLES", "TRIPPED", "Refusal", "authorize", "lapse_due", "note_refusal", "refusal_marks"]
 
 BUDGET: Final = "budget"
 """The rule that is an invariant of the ledger: with an empty policy it still holds."""
+
+TRIPPED: Final = "session_tripped"
+"""The rule of a session that is latched."""
 
 REFUSAL_SAMPLES: Final = 100
 """How many refusals of a rule are kept whole at each end: the first hundred and the last hundred."""
@@ -49,7 +52,7 @@ def check_open(view: LedgerView, node_id: str) -> Refusal | None:
     for node in view.path(node_id):
         if node.state is NodeState.TRIPPED:
             reason = f"{node.kind} {node.name!r} is tripped ({node.terminated_by}); only its owner can reset it"
-            return Refusal("session_tripped", reason)
+            return Refusal(TRIPPED, reason)
         if node.state is NodeState.CLOSED:
             return Refusal("session_closed", f"{node.kind} {node.name!r} has ended")
     return None

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
-from x402guard.ledger.model import Node, NodeState
+from x402guard.ledger.model import Node, NodeKind, NodeState
 from x402guard.ledger.view import LedgerView
 from x402guard.money import Nanos
 
@@ -65,9 +65,9 @@ def settle_grants(view: LedgerView, node_id: str) -> None:
 
 
 def trip_exceeded(view: LedgerView, node_id: str) -> None:
-    """Trip every open node on the path that stands past its limit."""
+    """Trip every open node on the path that stands past its limit. A budget of tokens latches nothing."""
     for node in view.path(node_id):
-        if node.room is not None and node.room < 0:
+        if node.room is not None and node.room < 0 and node.kind is not NodeKind.TOKENS:
             trip(view, node.id, "overshoot", f"{node.used} nano-dollars used of {node.limit}")
 
 

@@ -42,6 +42,7 @@ class NodeKind(StrEnum):
     WALLET = "wallet"
     SESSION = "session"
     SCOPE = "scope"
+    TOKENS = "tokens"
 
 
 class NodeState(StrEnum):
@@ -92,6 +93,8 @@ _RANK: Final = {evidence: rank for rank, evidence in enumerate(Evidence)}
 @dataclass(frozen=True, slots=True)
 class Node:
     """A budget: a limit, what was taken from it, and a parent. All amounts in nano-dollars, all times in unix ms.
+
+    A node of the kind ``tokens`` counts tokens, in the same fields, and has no parent.
 
     Attributes:
         limit: None for a wallet without a limit of its own.
@@ -168,8 +171,8 @@ class Hold:
     """One authorization hold: the line in the chequebook, written before the cheque is signed.
 
     Attributes:
-        amount: the ceiling, in nano-dollars.
-        captured: what was captured, in nano-dollars; 0 before.
+        amount: the ceiling, in nano-dollars; in tokens for a hold of the kind ``tokens``.
+        captured: what was captured, in the same unit; 0 before.
         deadline_unix: unix seconds after which what was authorized is worthless.
         flying_since_ms: when its request was last sent off, in unix ms.
         chain_evidence: whether a chain can prove how it ended.

@@ -9,9 +9,20 @@ from typing import Any, Final
 
 from x402guard.ledger.model import Entry, Evidence, HoldKind, Node
 from x402guard.ledger.report_text import render
+from x402guard.ledger.tokens import tokens_left
 from x402guard.money import Nanos, format_dollars
 
-__all__ = ["REPORT_SCHEMA", "HoldLine", "Report", "below", "build_report", "fold_holds", "path", "remaining"]
+__all__ = [
+    "REPORT_SCHEMA",
+    "HoldLine",
+    "Report",
+    "TokenAccount",
+    "below",
+    "build_report",
+    "fold_holds",
+    "path",
+    "remaining",
+]
 
 REPORT_SCHEMA: Final = "x402guard.report.v1"
 
@@ -103,6 +114,7 @@ def build_report(
     refusals: Iterable[Mapping[str, Any]],
     *,
     now_ms: int,
+    tokens: TokenAccount | None = None,
 ) -> Report:
     """Return the report of a session and everything nested in it.
 
@@ -112,6 +124,7 @@ def build_report(
         entries: the journals of the session and of all below it.
         refusals: refusal counters of the same nodes, as ``note_refusal`` writes them.
         now_ms: unix milliseconds.
+        tokens: the account of the tokens that the session counts in, or None.
     """
     session = nodes[session_id]
     journal = list(entries)
@@ -137,12 +150,37 @@ def build_report(
         "payments": _group(
             lines.values(), HoldKind.PAYMENT, {"by_payee": "payee", "by_host": "host", "by_scheme": "scheme"}
         ),
+        "tokens": None if tokens is None else _tokens(tokens),
         "refusals": _refusals(refusals),
         "outstanding": [_outstanding(line) for line in lines.values() if line.held > 0],
         "events": [_event(entry) for entry in journal if entry.event in _SHOWN],
         "duration_s": (end_ms - session.created_ms) / 1000,
     }
     return Report(values)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenAccount:
+    """A budget of tokens, and its journal."""
+
+    node: Node
+    entries: tuple[Entry, ...]
+
+
+def _tokens(account: TokenAccount) -> dict[str, Any]:
+    by_tool: dict[str, int] = {}
+    for line in fold_holds(account.entries).values():
+        tool = line.facts.get("tool")
+        if tool and line.captured:
+            by_tool[tool] = by_tool.get(tool, 0) + line.captured
+    node = account.node
+    return {
+        "total": node.limit,
+        "used": node.captured,
+        "reserved": node.held,
+        "remaining": tokens_left(node),
+        "by_tool": dict(sorted(by_tool.items())),
+    }
 
 
 _SHOWN: Final = frozenset(

@@ -24,6 +24,7 @@ def render(report: Mapping[str, Any]) -> str:
     lines.extend(_table(report))
     if report["payments"]["calls"]:
         lines.append(_row("schemes", _pairs(report["payments"]["by_scheme"])))
+    lines.extend(_tokens(report["tokens"]))
     lines.extend(_row("unmetered", _unmetered(event)) for event in report["events"] if event["event"] == "unmetered")
     lines.extend(_refusals(report["refusals"]))
     doubts = {event["hold_id"]: event["doubt"] for event in report["events"] if event.get("doubt")}
@@ -55,6 +56,17 @@ def _table(report: Mapping[str, Any]) -> list[str]:
     return [
         _row(name, f"{what:<{wide}}  {amount:<{end}}  {share:>8}".rstrip()) for name, what, amount, share in aligned
     ]
+
+
+def _tokens(tokens: Mapping[str, Any] | None) -> list[str]:
+    """What the context has taken; nothing where it has taken nothing."""
+    if tokens is None or not (tokens["used"] or tokens["reserved"]):
+        return []
+    part = tokens["used"] / tokens["total"]
+    reserved = f", {tokens['reserved']:,} reserved" if tokens["reserved"] else ""
+    lines = [f"{tokens['used']:,} of {tokens['total']:,} used ({part:.1%}{reserved}), {tokens['remaining']:,} left"]
+    lines.extend(f"{name}  {count:,}" for name, count in tokens["by_tool"].items())
+    return [_row("" if at else "tokens", line.replace("%", " %") if at == 0 else line) for at, line in enumerate(lines)]
 
 
 def printable(text: str) -> str:

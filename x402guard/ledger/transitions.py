@@ -20,7 +20,7 @@ from x402guard.ledger.model import Claim, Evidence, Hold, HoldKind, HoldState
 from x402guard.ledger.view import LedgerView
 from x402guard.money import MAX_NANOS, Nanos
 
-__all__ = ["TABLE", "Capture", "Correct", "Event", "Expire", "Lapse", "Note", "Void", "apply", "begin"]
+__all__ = ["TABLE", "Capture", "Correct", "Event", "Expire", "Lapse", "Note", "Void", "apply", "begin", "has_lapsed"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ def begin(view: LedgerView, hold: Hold, facts: Mapping[str, Any]) -> Hold:
         raise IllegalTransition(f"hold {hold.id} exists already, with other contents")
     if not 0 < hold.amount <= MAX_NANOS:
         raise IllegalTransition(f"a hold of {hold.amount} nano-dollars cannot be written")
-    view.restrains = True
+    view.restrains = view.restrains or hold.kind is not HoldKind.TOKENS  # a lost reservation signs nothing
     view.put_hold(hold)
     view.record(hold.node_id, "authorize", hold_id=hold.id, held=hold.amount, facts=facts)
     settle_grants(view, hold.node_id)
@@ -132,7 +132,7 @@ def apply(view: LedgerView, hold_id: str, event: Event) -> Hold:
     after = _after(hold, event, target)
     counted_before = hold.amount if hold.state is _HELD else hold.captured
     counted_after = after.amount if after.state is _HELD else after.captured
-    view.restrains = view.restrains or counted_after > counted_before
+    view.restrains = view.restrains or (counted_after > counted_before and hold.kind is not HoldKind.TOKENS)
     view.record(
         hold.node_id,
         name,
@@ -146,6 +146,11 @@ def apply(view: LedgerView, hold_id: str, event: Event) -> Hold:
     if counted_after > counted_before:
         trip_exceeded(view, hold.node_id)
     return after
+
+
+def has_lapsed(hold: Hold) -> bool:
+    """True where a hold ended because its own deadline was past."""
+    return hold.ended_by == _as_json(Lapse())
 
 
 def _repeats(hold: Hold, event: Event) -> bool:

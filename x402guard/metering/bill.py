@@ -12,11 +12,11 @@ from x402guard.metering.ceiling import DEARER, Ceiling, Rates, whole_nanos
 from x402guard.metering.names import reasons
 from x402guard.metering.reading import Answer
 from x402guard.metering.settings import Metering
-from x402guard.metering.usage import UNITS, Impossible, Stated, read_usage
+from x402guard.metering.usage import UNITS, Impossible, Stated, check_parts, read_usage
 from x402guard.money import MAX_NANOS, Nanos
 from x402guard.ports import TokenCounter, Usage
 
-__all__ = ["Bill", "bill_answer", "ceiling_bill"]
+__all__ = ["Bill", "bill_answer", "ceiling_bill", "stated_cost"]
 
 _STATED_BY_THE_TOKENS: Final = frozenset(
     {"audio", "cached_content", "document", "image_url", "stored_conversation", "video", "web_fetch", "model_fallback"}
@@ -71,7 +71,7 @@ def bill_answer(
     try:
         stated = read_usage(call, answer.body, ceiling.rates.book)
         _check_possible(call, stated.usage, ceiling, limit)
-        amount = _cost(call, ceiling.rates, settings, stated)
+        amount = stated_cost(call, ceiling.rates, settings, stated)
     except Impossible as error:
         return Bill(held, Evidence.ASSUMED, note=f"disputed: {error}", claimed=_claimed(call, ceiling, answer))
     except (ValueError, TypeError, LookupError, ArithmeticError) as error:
@@ -89,10 +89,7 @@ def bill_answer(
 def _check_possible(call: Call, usage: Usage, ceiling: Ceiling, limit: int | None) -> None:
     """Raise ``Impossible`` for more output than the limit that was sent, or more input than the body's bytes allow."""
     into, out = usage.get("input_tokens", 0), usage.get("output_tokens", 0)
-    for unit, count in usage.items():
-        whole = out if unit.startswith("output_") else into
-        if unit.endswith("_tokens") and count > whole:
-            raise Impossible(f"{count} {unit} are more than the whole of {whole}")
+    check_parts(usage)
     if ceiling.input_bound is not None and into > ceiling.input_bound:
         raise Impossible(f"{into} input tokens, where the request has bytes for {ceiling.input_bound}")
     if any(part.field == "context_management" for part in call.unbounded):
@@ -102,7 +99,11 @@ def _check_possible(call: Call, usage: Usage, ceiling: Ceiling, limit: int | Non
         raise Impossible(f"{out} output tokens, where {allowed} were allowed")
 
 
-def _cost(call: Call, rates: Rates, settings: Metering, stated: Stated) -> Nanos | None:
+def stated_cost(call: Call, rates: Rates, settings: Metering, stated: Stated) -> Nanos | None:
+    """Return what a stated usage costs in nano-dollars; None for a tier that the book does not know.
+
+    Raises ``Impossible`` for counts that contradict each other.
+    """
     if stated.charged is not None:
         return whole_nanos(stated.charged)
     context = dict(settings.price_context)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from decimal import ROUND_CEILING, Context, Decimal, localcontext
@@ -24,6 +25,7 @@ __all__ = [
     "Ceiling",
     "Rates",
     "find_ceiling",
+    "find_rates",
     "whole_nanos",
 ]
 
@@ -62,6 +64,13 @@ class Rates:
     priced: PricedModel
     based_on: str | None
     context: Mapping[str, str]
+
+    def facts(self) -> dict[str, str]:
+        """Return what the journal keeps of the prices: where they are from, of which day and which model."""
+        day = dt.datetime.fromtimestamp(self.priced.at_unix, dt.UTC).date().isoformat()
+        priced = self.priced
+        facts = {"source": priced.source, "version": priced.version, "date": day, "model": priced.model}
+        return facts if self.based_on is None else {**facts, "based_on": self.based_on}
 
     def dollars(self, usage: Usage, *, us_only: bool = False) -> Decimal:
         """Return what *usage* costs in dollars, not rounded. Raises ``ValueError`` for counts that contradict each other."""
@@ -122,7 +131,7 @@ def find_ceiling(
     call: Call, settings: Metering, book: PriceBook, counter: TokenCounter, at_unix: int
 ) -> Ceiling | Refusal:
     """Return what *call* costs at most by the prices of *at_unix* (unix seconds), or why nobody can say."""
-    rates = _rates(call, settings, book, at_unix)
+    rates = find_rates(call, settings, book, at_unix)
     if isinstance(rates, Refusal):
         return rates
     allowed = _allowances(call, settings)
@@ -151,7 +160,8 @@ def find_ceiling(
     )
 
 
-def _rates(call: Call, settings: Metering, book: PriceBook, at_unix: int) -> Rates | Refusal:
+def find_rates(call: Call, settings: Metering, book: PriceBook, at_unix: int) -> Rates | Refusal:
+    """Return the prices of a call's model at a moment (unix seconds), or why there are none."""
     provider, asked = call.route.provider, settings.aliases.get(call.model, call.model)
     priced, based_on = book.find(provider, asked, at_unix), None
     if priced is None and (base := base_name(asked)) is not None:

@@ -33,9 +33,10 @@ Flavour = Literal[
     "gemini_embed",
     "cohere",
     "cohere_embed",
+    "converse",
     "free",
 ]
-"""The shape of one route's bodies; ``free`` costs nothing."""
+"""The shape of one route's bodies; ``free`` costs nothing. No route is Bedrock's ``converse``: it is reported, not seen."""
 
 
 @dataclass(frozen=True, slots=True)

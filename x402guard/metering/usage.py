@@ -11,7 +11,7 @@ from x402guard.metering.call import Call
 from x402guard.metering.routes import Flavour
 from x402guard.ports import PriceBook, Usage
 
-__all__ = ["UNITS", "Impossible", "Stated", "read_usage"]
+__all__ = ["UNITS", "Impossible", "Stated", "check_parts", "read_usage"]
 
 _NOT_COUNTS: Final = frozenset(
     {"cost", "cost_details", "is_byok", "queue_time", "prompt_time", "completion_time", "total_time"}
@@ -64,6 +64,15 @@ def read_usage(call: Call, answer: Mapping[str, Any], book: PriceBook) -> Stated
         us_only=stated.get("inference_geo") == "us" or (call.us_only and "inference_geo" not in stated),
         counted=frozenset(searches) & frozenset(UNITS),
     )
+
+
+def check_parts(usage: Usage) -> None:
+    """Raise ``Impossible`` where a part of the tokens is more than the whole of them."""
+    into, out = usage.get("input_tokens", 0), usage.get("output_tokens", 0)
+    for unit, count in usage.items():
+        whole = out if unit.startswith("output_") else into
+        if unit.endswith("_tokens") and count > whole:
+            raise Impossible(f"{count} {unit} are more than the whole of {whole}")
 
 
 def _check_counts(stated: Mapping[str, Any]) -> None:

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from x402guard.errors import IllegalTransition
 from x402guard.ledger.doubt import instance_mark
-from x402guard.ledger.model import Hold, Node
+from x402guard.ledger.model import Hold, Node, NodeKind
 from x402guard.ledger.view import LedgerView, MarkKey, Scope
 
 __all__ = ["DUE_AT_ONCE", "Rows", "check_change", "load_view", "system_clock_ms"]
@@ -74,5 +74,6 @@ def check_change(view: LedgerView, scope: Scope) -> None:
     for node in view.node_rows():
         if node.parent_id is not None and node.granted_in != node.used:
             raise IllegalTransition(f"node {node.id} uses {node.used} and has drawn {node.granted_in} from its parent")
-        if node.room is not None and node.room < 0 and node.state == "open":
+        restrained = node.kind is not NodeKind.TOKENS
+        if restrained and node.room is not None and node.room < 0 and node.state == "open":
             raise IllegalTransition(f"node {node.id} would stand {-node.room} nano-dollars past its limit, untripped")

@@ -1,0 +1,246 @@
+"""``@session.tool``: a function whose every call is paid for, and whose results are shown in as many tokens as there are."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from functools import wraps
+from typing import Any, Final
+
+from x402guard.agent.context import Allotment, TokenBudget
+from x402guard.agent.modes import Mode, check_mode, suggest_mode
+from x402guard.agent.tools import Budgeted, tool_call
+from x402guard.drivers import run, run_async
+from x402guard.effects import Flow, Interrupted
+from x402guard.errors import ConfigError
+from x402guard.held_tools import TOOL_HOLD_S, ToolCall, ToolEnd, check_running, end_tool, fingerprint_of, hold_tool
+from x402guard.ledger.model import Hold
+from x402guard.money import Dollars, dollars_to_nanos
+from x402guard.purchase import Terms
+
+__all__ = ["RESULT_TOKENS", "CostOf", "Render", "ToolTerms", "decorate"]
+
+RESULT_TOKENS: Final = 4_000
+"""The most tokens of one result, unless told otherwise."""
+
+CostOf = Callable[[Any], Dollars]
+"""What a call cost in dollars, told from its result."""
+
+Render = Callable[[Any, Mode], str]
+"""The text of a result in a mode."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToolTerms:
+    """What a decorated tool costs, and how its results are shown; checked when it is written down.
+
+    Attributes:
+        cost: dollars for each call, or a function of the result; None for what costs none.
+        up_to: with a function: the most that a call may cost, in dollars.
+        mode: how a result is shown where there are tokens enough; None shows it as it is.
+        render: with a mode: the text of a result in a mode.
+        max_tokens: the most tokens of one result.
+        lifetime_s: seconds after which a call whose end nobody reports counts in full.
+    """
+
+    cost: Dollars | CostOf | None = None
+    up_to: Dollars | None = None
+    mode: Mode | None = None
+    render: Render | None = None
+    max_tokens: int = RESULT_TOKENS
+    lifetime_s: int = TOOL_HOLD_S
+
+    def __post_init__(self) -> None:
+        if self.cost is None and self.mode is None:
+            raise ConfigError(
+                'cost: say what a call costs, cost="$0.01" (or "$0" for what is free), or how it is shown, '
+                'mode="raw", render=…'
+            )
+        if callable(self.cost) and self.up_to is None:
+            raise ConfigError('up_to: the cost is known after the call, so say what it may be at most: up_to="$0.05"')
+        if self.up_to is not None and not callable(self.cost):
+            raise ConfigError(
+                "up_to: it goes with a cost that is a function of the result; a fixed cost is its own ceiling"
+            )
+        if (self.mode is None) is not (self.render is None):
+            raise ConfigError('mode: it goes with render: mode="raw", render=lambda result, mode: …')
+        if self.mode is not None:
+            check_mode("mode", self.mode)
+            if not callable(self.render):
+                raise ConfigError(f"render: {self.render!r} is no function of a result and a mode")
+            if isinstance(self.max_tokens, bool) or not isinstance(self.max_tokens, int) or self.max_tokens <= 0:
+                raise ConfigError(f"max_tokens: {self.max_tokens!r} is not a positive whole number")
+
+    def call(self, tool: str) -> ToolCall | None:
+        """Return one call of the tool, without its arguments; None where it costs nothing."""
+        if self.cost is None:
+            return None
+        if callable(self.cost):
+            return tool_call(tool, self.up_to or 0, field="up_to", lifetime_s=self.lifetime_s)
+        return tool_call(tool, self.cost, field="cost", lifetime_s=self.lifetime_s)
+
+
+@dataclass(frozen=True, slots=True)
+class _Use:
+    """One call under way: what is held for it, and what is kept of the context."""
+
+    terms: Terms
+    hold: Hold | None
+    tokens: TokenBudget
+    allotment: Allotment | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    """How a call ended, and what its caller is given: a value, or an error."""
+
+    end: ToolEnd
+    used_tokens: int | None = None
+    value: Any = None
+    error: BaseException | None = None
+
+
+def decorate(payer: Budgeted, terms: ToolTerms, name: str | None, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return *function* such that every call of it is held for, captured and shown as *terms* say.
+
+    Raises ``ConfigError`` for what cannot be called once and be over: a generator is held for with ``session.hold``.
+    """
+    if not callable(function):
+        raise ConfigError(f'tool: {function!r} is no function; write @session.tool(cost="$0.01") above one')
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise ConfigError("tool: a generator goes on after its call; hold for it with `with session.hold(…)`")
+    tool = name if name is not None else getattr(function, "__name__", type(function).__name__)
+    terms.call(tool)  # the name and the amounts are checked here, and not at the first call
+    bind = _binding(function)
+
+    @wraps(function)
+    def blocking(*args: Any, **kwargs: Any) -> Any:
+        beginning = _begin(payer, terms, tool, bind(args, kwargs))
+        use = run(beginning, payer.shell)
+        outcome = _outcome_of(terms, use, lambda: function(*args, **kwargs))
+        run(_finish(use, outcome), payer.shell)
+        return _handed(outcome)
+
+    @wraps(function)
+    async def awaited(*args: Any, **kwargs: Any) -> Any:
+        beginning = _begin(payer, terms, tool, bind(args, kwargs))
+        use = await run_async(beginning, payer.shell)
+        outcome = await _awaited_outcome_of(terms, use, lambda: function(*args, **kwargs))
+        await run_async(_finish(use, outcome), payer.shell)
+        return _handed(outcome)
+
+    called = function if inspect.isroutine(function) else getattr(function, "__call__", function)  # noqa: B004
+    is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(called)
+    return awaited if is_async else blocking
+
+
+def _binding(function: Callable[..., Any]) -> Callable[[tuple[Any, ...], dict[str, Any]], str]:
+    """Return what takes the fingerprint of a call's arguments; it raises ``TypeError`` for those that do not fit."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        signature = None
+
+    def bind(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+        if signature is None:
+            named: dict[str, Any] = {"args": args, "kwargs": kwargs}
+        else:
+            bound = signature.bind(*args, **kwargs)
+            bound.apply_defaults()
+            named = dict(bound.arguments)
+        try:
+            return fingerprint_of(named)
+        except ConfigError:
+            return ""  # a function may be given what is too large to be told apart by it
+
+    return bind
+
+
+def _begin(payer: Budgeted, terms: ToolTerms, tool: str, arguments: str) -> Flow[_Use]:
+    """Reserve the tokens, then hold the dollars: what is refused first costs nothing."""
+    budget = payer.innermost()
+    paying, tokens = budget.conversation_terms(), budget.tokens
+    call = terms.call(tool)
+    allotment = None
+    if terms.mode is not None:
+        allotment = yield from tokens.reserve(terms.max_tokens, tool)
+    try:
+        if call is None:
+            yield from check_running(paying)
+            return _Use(paying, None, tokens, allotment)
+        hold = yield from hold_tool(paying, replace(call, arguments=arguments))
+    except GeneratorExit:
+        raise
+    except BaseException:
+        if allotment is not None:
+            yield from tokens.end(allotment.tokens.reservation, None)
+        raise
+    return _Use(paying, hold, tokens, allotment)
+
+
+def _finish(use: _Use, outcome: _Outcome) -> Flow[None]:
+    """Write down what it cost and what it showed; both, whatever interrupts the first."""
+    try:
+        if use.hold is not None:
+            yield from end_tool(use.terms, use.hold, outcome.end)
+    except Interrupted:
+        yield from _finish_tokens(use, outcome)
+        raise
+    yield from _finish_tokens(use, outcome)
+
+
+def _finish_tokens(use: _Use, outcome: _Outcome) -> Flow[None]:
+    if use.allotment is not None:
+        yield from use.tokens.end(use.allotment.tokens.reservation, outcome.used_tokens)
+
+
+def _outcome_of(terms: ToolTerms, use: _Use, call: Callable[[], Any]) -> _Outcome:
+    try:
+        result = call()
+    except BaseException as error:  # noqa: BLE001 - Ctrl-C too: it is raised once the books are in order
+        return _failed(error)
+    if inspect.isawaitable(result):
+        getattr(result, "close", lambda: None)()
+        return _failed(TypeError("tool: the function returned something to await; decorate an `async def`"))
+    return _shown(terms, use, result)
+
+
+async def _awaited_outcome_of(terms: ToolTerms, use: _Use, call: Callable[[], Awaitable[Any]]) -> _Outcome:
+    try:
+        result = await call()
+    except BaseException as error:  # noqa: BLE001 - cancellation too: it is raised once the books are in order
+        return _failed(error)
+    return _shown(terms, use, result)
+
+
+def _failed(error: BaseException) -> _Outcome:
+    return _Outcome(ToolEnd(note=f"the tool raised {type(error).__name__}"), error=error)
+
+
+def _shown(terms: ToolTerms, use: _Use, result: Any) -> _Outcome:
+    """Return what a result cost and how it is shown. What goes wrong here is raised; the tool has run, and is paid for."""
+    end = ToolEnd(note="nobody said what it cost")
+    try:
+        cost = terms.cost(result) if callable(terms.cost) else terms.cost
+        if cost is not None:
+            end = ToolEnd(amount=dollars_to_nanos(cost, field="cost"))
+        if use.allotment is None or terms.mode is None or terms.render is None:
+            return _Outcome(end, value=result)
+        mode = suggest_mode(terms.mode, left=use.allotment.left, total=use.allotment.total)
+        text = use.tokens.cut(_text(terms.render(result, mode)), use.allotment.tokens)
+        return _Outcome(end, used_tokens=use.tokens.count(text), value=text)
+    except BaseException as error:  # noqa: BLE001 - it is the caller's own code, and may raise anything
+        return _Outcome(end, error=error)
+
+
+def _text(rendered: object) -> str:
+    if not isinstance(rendered, str):
+        raise TypeError(f"render: it returned a {type(rendered).__name__}, and is to return a text")
+    return rendered
+
+
+def _handed(outcome: _Outcome) -> Any:
+    if outcome.error is not None:
+        raise outcome.error
+    return outcome.value

@@ -1,0 +1,180 @@
+"""What a tool costs that no transport sees: held before it runs, captured when it has; or charged at once. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from decimal import Decimal
+from typing import Any, Final
+
+from x402guard.booking import book, error_name, give_back, hold_or_refuse
+from x402guard.effects import Flow, transact, transact_anyway, warn
+from x402guard.errors import ConfigError, LedgerUnavailable
+from x402guard.held_calls import write_void
+from x402guard.ledger.authorize import Refusal, authorize, check_open, lapse_due
+from x402guard.ledger.model import Evidence, Hold, HoldKind, HoldState, Purpose
+from x402guard.ledger.transitions import Capture, apply
+from x402guard.ledger.view import LedgerView, Scope
+from x402guard.metering.bill import Bill
+from x402guard.money import Nanos
+from x402guard.purchase import Terms
+from x402guard.refusals import refused
+from x402guard.settlement import Receipt, receipt_of
+
+__all__ = ["TOOL_HOLD_S", "ToolCall", "charge_tool", "check_running", "end_tool", "fingerprint_of", "hold_tool"]
+
+TOOL_HOLD_S: Final = 900
+"""A tool whose end nobody reports is captured at its ceiling after this many seconds, unless told otherwise."""
+
+_DEEPEST: Final = 64
+_MOST_VALUES: Final = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """One use of a tool.
+
+    Attributes:
+        tool: its name, as it stands in reports.
+        amount: nano-dollars: what it costs, or costs at most.
+        entropy: 32 random bytes, from which its hold's id derives.
+        arguments: SHA-256 of its arguments in hex, or "" where none were given.
+        lifetime_s: seconds after which its hold counts in full, if nobody says how it ended.
+    """
+
+    tool: str
+    amount: Nanos
+    entropy: bytes
+    arguments: str = ""
+    lifetime_s: int = TOOL_HOLD_S
+
+    @property
+    def hold_id(self) -> str:
+        """The id of its hold: another than that of a payment or an LLM call of the same random bytes."""
+        return hashlib.sha256(b"tool call" + self.entropy).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class ToolEnd:
+    """How a use of a tool ended.
+
+    Attributes:
+        amount: nano-dollars that it cost, or None where nobody says: the ceiling counts.
+        void: why it was not billed, or None where it was, or may have been.
+        note: for the books.
+    """
+
+    amount: Nanos | None = None
+    void: str | None = None
+    note: str = ""
+
+
+def hold_tool(terms: Terms, call: ToolCall) -> Flow[Hold]:
+    """Hold what a tool costs at most, durably. Raises the refusal where it does not fit, ``LedgerUnavailable``; nothing held."""
+
+    def undo(error: BaseException) -> Flow[None]:
+        return give_back(terms, call.hold_id, f"the tool never ran: {error_name(error)}", error)
+
+    return (yield from hold_or_refuse(terms, _scope(terms, call), lambda view: _hold(view, terms, call), undo))
+
+
+def charge_tool(terms: Terms, call: ToolCall) -> Flow[Receipt]:
+    """Hold and capture what a tool costs, in one transaction. Raises as ``hold_tool`` does."""
+
+    def change(view: LedgerView) -> Hold | Refusal:
+        standing = view.hold(call.hold_id)
+        held = _hold(view, terms, call) if standing is None else standing
+        return held if isinstance(held, Refusal) else apply(view, held.id, Capture(call.amount, Evidence.ESTIMATE))
+
+    def undo(error: BaseException) -> Flow[None]:
+        # What was captured stays so: it costs budget, and was the caller's own word.
+        return give_back(terms, call.hold_id, f"the tool never ran: {error_name(error)}", error)
+
+    captured = yield from hold_or_refuse(terms, _scope(terms, call), change, undo)
+    return receipt_of(captured, represented=False)
+
+
+def end_tool(terms: Terms, hold: Hold, end: ToolEnd) -> Flow[Receipt]:
+    """Write down how a tool ended. What it cost is captured past the ceiling too; the ceiling, where nobody said.
+
+    Books that cannot be written take nothing from the caller: the hold stands in full, and lapses to its ceiling.
+    """
+    try:
+        if end.void is not None:
+            voided = (yield from transact_anyway(*write_void(terms, hold.id, end.void))) or hold
+            receipt = replace(receipt_of(voided, represented=False), note=end.void)
+            return replace(receipt, amount=Decimal(0)) if voided.state is HoldState.VOIDED else receipt
+        if end.amount is None:
+            bill = Bill(hold.amount, Evidence.ASSUMED, note=end.note)
+        else:
+            bill = Bill(end.amount, Evidence.ESTIMATE, note=end.note)
+        ended = yield from book(terms, hold, bill)
+    except LedgerUnavailable as error:
+        problem = f"the books could not be written: {error}"
+        yield from warn(f"tool {hold.purpose.tool!r}: {problem}; its hold {hold.id} counts in full")
+        return replace(receipt_of(hold, represented=False), in_doubt=True, note=problem)
+    return replace(receipt_of(ended, represented=False), note=end.note)
+
+
+def check_running(terms: Terms) -> Flow[None]:
+    """Raise the refusal of a session that is tripped or closed, for what costs no dollars."""
+    closed = yield from transact(Scope(nodes=(terms.node_id,)), lambda view: check_open(view, terms.node_id))
+    if closed is not None:
+        raise (yield from refused(terms, closed))
+
+
+def _scope(terms: Terms, call: ToolCall) -> Scope:
+    return Scope(nodes=(terms.node_id,), holds=(call.hold_id,), durable=True)
+
+
+def _hold(view: LedgerView, terms: Terms, call: ToolCall) -> Hold | Refusal:
+    lapse_due(view)
+    hold = Hold(
+        id=call.hold_id,
+        node_id=terms.node_id,
+        kind=HoldKind.TOOL,
+        amount=Nanos(max(1, call.amount)),
+        created_ms=view.now_ms,
+        deadline_unix=view.now_unix + call.lifetime_s,
+        flying_since_ms=view.now_ms,
+        owner=terms.instance,
+        purpose=Purpose(tool=call.tool, fingerprint=call.arguments),
+    )
+    facts = {"kind": HoldKind.TOOL, "amount": hold.amount, "tool": call.tool, "deadline": hold.deadline_unix}
+    if call.arguments:
+        facts["arguments"] = call.arguments
+    return authorize(view, hold, facts)
+
+
+def fingerprint_of(arguments: Mapping[str, Any] | None) -> str:
+    """Return the SHA-256 of a tool's arguments in hex, whatever their order; "" for None. Their values go into no book.
+
+    What JSON cannot say counts by its type. Raises ``ConfigError`` naming the argument for what is no mapping, nests deeper
+    than 64 levels or holds more than 10,000 values.
+    """
+    if arguments is None:
+        return ""
+    if not isinstance(arguments, Mapping):
+        raise ConfigError(f'arguments: a {type(arguments).__name__} is no mapping; write {{"query": …}}')
+    try:
+        text = json.dumps(_plain(arguments, _DEEPEST, [_MOST_VALUES]), sort_keys=True, separators=(",", ":"))
+    except ValueError as error:  # a number of thousands of digits
+        raise ConfigError(f"arguments: {error}") from error
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _plain(value: object, deeper: int, left: list[int]) -> object:
+    left[0] -= 1
+    if left[0] < 0:
+        raise ConfigError(f"arguments: more than {_MOST_VALUES:,} values; give those that tell one call from another")
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if deeper == 0:
+        raise ConfigError(f"arguments: nested deeper than {_DEEPEST} levels")
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item, deeper - 1, left) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item, deeper - 1, left) for item in value]
+    return f"<{type(value).__qualname__}>"

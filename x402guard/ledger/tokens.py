@@ -1,0 +1,191 @@
+"""A budget of tokens in the same books: what an agent's context has taken, summed over many calls.
+
+It is a root of its own, because tokens are no dollars and draw on no other budget. All usage counts, past the total too: what was
+read was read. Nothing is restrained by it but further reservations, so it never trips.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Final
+
+from x402guard.errors import ConfigError
+from x402guard.ledger.authorize import lapse_due
+from x402guard.ledger.model import Evidence, Hold, HoldKind, HoldState, Node, NodeKind, Purpose
+from x402guard.ledger.transitions import Capture, Correct, Void, apply, begin, has_lapsed
+from x402guard.ledger.view import LedgerView, MarkKey
+from x402guard.money import Nanos
+
+__all__ = [
+    "DEFAULT_TOKENS",
+    "MOST_TOKENS",
+    "RESERVED_S",
+    "Reservation",
+    "TokenLimit",
+    "count_tokens",
+    "end_reservation",
+    "open_tokens",
+    "record_tokens",
+    "reserve_tokens",
+    "soft_mark",
+    "soft_warning",
+    "tokens_left",
+    "tokens_node",
+]
+
+DEFAULT_TOKENS: Final = 100_000
+"""The total of a budget that was given none."""
+
+MOST_TOKENS: Final = 10**15
+"""The largest total, and the largest count that one call may add."""
+
+RESERVED_S: Final = 900
+"""A reservation whose end nobody reports counts as used after this many seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLimit:
+    """Where a session's tokens are counted.
+
+    Attributes:
+        node_id: the budget in the ledger.
+        soft: tokens used at which one warning is due, or None.
+        session_id: in whose journal that warning stands; None for a budget that belongs to no session.
+    """
+
+    node_id: str
+    soft: int | None = None
+    session_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """What is to be reserved: an id nobody else has, how many tokens, and for whom."""
+
+    id: str
+    requested: int
+    owner: str
+    tool: str = ""
+
+
+def tokens_node(session_id: str) -> str:
+    """Return the id of a session's own budget of tokens."""
+    return f"{session_id}/tokens"
+
+
+def soft_mark(node_id: str) -> MarkKey:
+    """Return the key of the small row that remembers a warning, so that it is given once in all processes."""
+    return "tokens_soft", node_id
+
+
+def tokens_left(node: Node) -> int:
+    """Return how many tokens are neither used nor reserved, never below zero."""
+    return max(0, node.room or 0)
+
+
+def open_tokens(view: LedgerView, node_id: str, total: int | None, name: str) -> Node:
+    """Open a budget of tokens, or take the one that stands. ``total`` None takes what stands, or the default.
+
+    Raises ``ConfigError`` for a total above the one that stands: it can be lowered and never raised.
+    """
+    if not view.has_node(node_id):
+        limit = Nanos(DEFAULT_TOKENS if total is None else total)
+        view.put_node(Node(node_id, None, NodeKind.TOKENS, name, limit, view.now_ms, view.now_ms))
+        view.record(node_id, "open", facts={"kind": NodeKind.TOKENS, "name": name, "limit": limit})
+        return view.node(node_id)
+    node = view.node(node_id)
+    standing = node.limit or 0
+    if total is not None and total > standing:
+        raise ConfigError(
+            f"tokens: this session was opened with {standing:,} tokens, which can be lowered and never raised; "
+            f"{total:,} were asked for"
+        )
+    if total is not None and total != standing:
+        view.record(node_id, "limit", facts={"from": standing, "to": total})
+        view.put_node(dataclasses.replace(view.node(node_id), limit=Nanos(total)))
+    return view.node(node_id)
+
+
+def reserve_tokens(view: LedgerView, node_id: str, wanted: Reservation) -> Hold | None:
+    """Reserve what is wanted, or what is left of it; None where nothing is left. The same transaction again does nothing."""
+    lapse_due(view)
+    standing = view.hold(wanted.id)
+    if standing is not None:
+        return standing
+    granted = min(wanted.requested, tokens_left(view.node(node_id)))
+    return _begin(view, node_id, wanted, granted) if granted > 0 else None
+
+
+def _begin(view: LedgerView, node_id: str, wanted: Reservation, tokens: int) -> Hold:
+    hold = Hold(
+        id=wanted.id,
+        node_id=node_id,
+        kind=HoldKind.TOKENS,
+        amount=Nanos(tokens),
+        created_ms=view.now_ms,
+        deadline_unix=view.now_unix + RESERVED_S,
+        flying_since_ms=view.now_ms,
+        owner=wanted.owner,
+        purpose=Purpose(tool=wanted.tool),
+    )
+    facts = {"kind": HoldKind.TOKENS, "requested": wanted.requested, "tool": wanted.tool}
+    return begin(view, hold, facts)
+
+
+def end_reservation(view: LedgerView, limit: TokenLimit, hold_id: str, used: int | None) -> bool:
+    """Count what a reservation came to, or give it back where *used* is None. True where the soft limit was reached by it.
+
+    More than was reserved counts in full. After its deadline a reservation counts as used: more than it is added, less
+    gives nothing back. Raises ``ConfigError`` for one that has ended already, or is of another budget.
+    """
+    hold = view.hold(hold_id)
+    if hold is None or hold.kind is not HoldKind.TOKENS or hold.node_id != limit.node_id:
+        raise ConfigError("reservation: it is of another budget; give back what allocate() of this one returned")
+    if has_lapsed(hold):
+        if used is not None and used > hold.captured:
+            apply(view, hold_id, Correct(Nanos(used), Evidence.ESTIMATE))
+        return _reached_soft(view, limit)
+    if hold.state is not HoldState.HELD:
+        raise ConfigError("reservation: it has been used already; allocate() again, or record_usage() without one")
+    if used is None:
+        apply(view, hold_id, Void("released"))
+        return False
+    apply(view, hold_id, Capture(Nanos(used), Evidence.ESTIMATE))
+    return _reached_soft(view, limit)
+
+
+def record_tokens(view: LedgerView, limit: TokenLimit, use: Reservation) -> bool:
+    """Count tokens that nobody reserved: ``use.requested`` of them, once. True where the soft limit was reached by them."""
+    if use.requested and view.hold(use.id) is None:
+        _begin(view, limit.node_id, use, use.requested)
+        apply(view, use.id, Capture(Nanos(use.requested), Evidence.ESTIMATE))
+    return _reached_soft(view, limit)
+
+
+def count_tokens(view: LedgerView, limit: TokenLimit, used: int) -> bool:
+    """Count tokens beside a hold that ends in the same transaction. True where the soft limit was reached by them."""
+    if used:
+        view.record(limit.node_id, "usage", captured=used)
+    return _reached_soft(view, limit)
+
+
+def soft_warning(view: LedgerView, limit: TokenLimit) -> str:
+    """Return what is to be said of a soft limit that was reached."""
+    node = view.node(limit.node_id)
+    used, total = f"{node.captured:,}", f"{node.limit or 0:,}"
+    return f"tokens: {used} of {total} are used in {node.name!r}; the soft limit is {limit.soft or 0:,}"
+
+
+def _reached_soft(view: LedgerView, limit: TokenLimit) -> bool:
+    """True once: when what is used has come to the soft limit."""
+    if limit.soft is None or view.node(limit.node_id).captured < limit.soft:
+        return False
+    before = view.mark(soft_mark(limit.node_id))
+    if before is not None and before["soft"] == limit.soft:
+        return False
+    view.put_mark(soft_mark(limit.node_id), {"soft": limit.soft})
+    used = view.node(limit.node_id).captured
+    facts = {"name": "tokens_soft_limit", "used_tokens": used, "soft_tokens": limit.soft}
+    view.record(limit.session_id or limit.node_id, "event", facts=facts)
+    return True

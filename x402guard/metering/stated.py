@@ -1,0 +1,199 @@
+"""A usage that somebody reports of a call that no transport saw: read, priced, and refused where nobody can say what it cost."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from x402guard.ledger.authorize import Refusal
+from x402guard.ledger.model import Evidence
+from x402guard.metering.bill import Bill, stated_cost
+from x402guard.metering.call import Call
+from x402guard.metering.ceiling import UNPRICED, Rates, find_rates
+from x402guard.metering.classify import Meter
+from x402guard.metering.routes import Dialect, Endpoint, Flavour, Route
+from x402guard.metering.tools import Unbounded
+from x402guard.metering.usage import Stated, check_parts, read_usage
+from x402guard.money import MAX_NANOS
+from x402guard.ports import PriceBook, Usage
+
+__all__ = ["Statement", "price_statement", "read_answer", "read_statement"]
+
+_UNIT: Final = re.compile(
+    r"(input|output)(_[a-z]+)*_tokens|cache_([a-z]+_)?(read|write)(_5m|_1h)?_tokens|(web|social|storage|rerank)_searches|code_executions",
+    re.ASCII,
+)
+_SHAPES: Final[tuple[tuple[str, Flavour], ...]] = (
+    ("completion_tokens", "chat"),
+    ("prompt_tokens", "embeddings"),
+    ("promptTokenCount", "gemini"),
+    ("inputTokens", "converse"),
+    ("billed_units", "cohere"),
+    ("cache_read_input_tokens", "messages"),
+    ("cache_creation_input_tokens", "messages"),
+    ("server_tool_use", "messages"),
+    ("input_tokens", "responses"),
+)
+"""A field of a usage → whose dialect it is; the first that is there."""
+
+_MAKERS: Final[Mapping[Flavour, str]] = {
+    "chat": "openai",
+    "embeddings": "openai",
+    "responses": "openai",
+    "messages": "anthropic",
+    "gemini": "google",
+    "converse": "aws",
+    "cohere": "cohere",
+    "cohere_embed": "cohere",
+}
+_DIALECTS: Final[Mapping[Flavour, Dialect]] = {"messages": "anthropic", "gemini": "google", "cohere": "cohere"}
+_COUNTS_SEARCHES: Final = frozenset({"responses", "messages", "gemini"})
+_SEPARATES: Final = re.compile(r"_([a-z])")
+_FIX: Final = '{"input_tokens": 200, "output_tokens": 100}, or the usage as the provider states it'
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """What is reported of a call.
+
+    Attributes:
+        provider: the provider's id in the price book.
+        model: as it was asked for.
+        flavour: the shape of the answer, or None where the usage is in the price book's own units.
+        answer: the answer or the part of it that holds the usage; or the usage itself, in units.
+    """
+
+    provider: str
+    model: str
+    flavour: Flavour | None
+    answer: Mapping[str, Any]
+
+
+def read_statement(provider: str, model: str, usage: Mapping[str, Any]) -> Statement:
+    """Return what *usage* says, in the price book's units or in any provider's own words.
+
+    Raises ``ValueError`` naming the argument where it says nothing that can be read.
+    """
+    if usage and all(isinstance(key, str) and _UNIT.fullmatch(key) for key in usage):
+        # Anthropic counts what was cached beside its input, and the book within it.
+        return Statement(provider, model, None, usage)
+    usage = _in_camels(usage) if "prompt_token_count" in usage else usage
+    flavour = _flavour_of(usage)
+    if flavour is None or not usage:
+        shown = ", ".join(sorted(map(str, usage))[:6]) or "nothing"
+        raise ValueError(f"usage: {shown} says nothing of tokens that can be read; write {_FIX}")
+    if flavour == "responses" and provider == "anthropic":
+        flavour = "messages"
+    field = "usageMetadata" if flavour == "gemini" else "usage"
+    return Statement(provider, model, flavour, {field: usage})
+
+
+def read_answer(answer: Mapping[str, Any], provider: str | None, model: str | None) -> Statement:
+    """Return what a whole *answer* says of its call; *provider* and *model* where it does not name them, or names others.
+
+    Raises ``ValueError`` naming the argument that is missing.
+    """
+    if "usage_metadata" in answer:
+        answer = _in_camels(answer)
+    flavour = _answer_flavour(answer)
+    if flavour is None:
+        raise ValueError(
+            "response: it states no usage that can be read; report it with session.record_usage(provider, model, usage)"
+        )
+    named = model or answer.get("model") or answer.get("modelVersion")
+    if not isinstance(named, str) or not named:
+        raise ValueError('model: the response does not name its model; write session.wrap(response, model="…")')
+    return Statement(provider or _MAKERS[flavour], named.removeprefix("models/"), flavour, answer)
+
+
+def _answer_flavour(answer: Mapping[str, Any]) -> Flavour | None:
+    if isinstance(answer.get("usageMetadata"), dict):
+        return "gemini"
+    meta, usage = answer.get("meta"), answer.get("usage")
+    if isinstance(meta, dict) and isinstance(meta.get("billed_units"), dict):
+        return "cohere_embed"
+    if not isinstance(usage, dict):
+        return None
+    return "messages" if answer.get("type") == "message" else _flavour_of(usage)
+
+
+def _flavour_of(usage: Mapping[str, Any]) -> Flavour | None:
+    return next((flavour for field, flavour in _SHAPES if field in usage), None)
+
+
+def _in_camels(value: Any) -> Any:
+    """Return what Google's libraries write with underscores in the words of its wire."""
+    if isinstance(value, dict):
+        return {_SEPARATES.sub(lambda m: m[1].upper(), str(key)): _in_camels(item) for key, item in value.items()}
+    return [_in_camels(item) for item in value] if isinstance(value, list) else value
+
+
+def price_statement(meter: Meter, statement: Statement, at_unix: int) -> tuple[Bill, Rates] | Refusal:
+    """Return what a reported call cost by the prices of *at_unix* (unix seconds), or why nobody can say.
+
+    Raises ``ValueError`` for counts that no call can have: nothing is booked on them.
+    """
+    stated = _stated(statement, meter.book)
+    call = _call(statement, produces=stated.usage.get("output_tokens", 0) > 0)
+    rates = find_rates(call, meter.settings, meter.book, at_unix)
+    if isinstance(rates, Refusal):
+        return rates
+    for unit in _without_price(stated.usage, rates):
+        return Refusal(UNPRICED, f"usage: nothing says what {unit} of {statement.model!r} cost; charge them yourself")
+    amount = stated_cost(call, rates, meter.settings, stated)
+    if amount is None:
+        return Refusal(UNPRICED, f"usage: {statement.model!r} was billed at a tier that the price book does not know")
+    if amount > MAX_NANOS:
+        raise ValueError("usage: it would cost more than a billion dollars")
+    return Bill(amount, Evidence.PROVIDER_USAGE, stated.usage), rates
+
+
+def _stated(statement: Statement, book: PriceBook) -> Stated:
+    if statement.flavour is not None:
+        stated = read_usage(_call(statement, produces=True), statement.answer, book)
+    else:
+        stated = Stated(dict(_counts(statement.answer)), {}, None, us_only=False, counted=frozenset())
+    if not stated.usage:
+        raise ValueError(f"usage: it counts nothing; write {_FIX}")
+    check_parts(stated.usage)
+    return stated
+
+
+def _counts(usage: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
+    for unit, count in usage.items():
+        if type(count) is not int or count < 0:
+            raise ValueError(f"usage: {unit} is {count!r}, and is to be a whole number that is not negative")
+        if count:
+            yield unit, count
+
+
+def _without_price(usage: Usage, rates: Rates) -> Iterator[str]:
+    for unit in usage:
+        if unit not in rates.priced.units and (not unit.endswith("_tokens") or unit == "output_audio_tokens"):
+            yield unit
+
+
+def _call(statement: Statement, *, produces: bool) -> Call:
+    """Return the call as far as it is known: nobody says what was asked for, so every tool that is counted may have been."""
+    flavour: Flavour = statement.flavour or "chat"
+    endpoint = Endpoint(statement.provider, _DIALECTS.get(flavour, "openai"), "")
+    kinds = ("web_search", "file_search") if flavour in _COUNTS_SEARCHES else ()
+    return Call(
+        route=Route(endpoint, flavour),
+        model=statement.model,
+        body={},
+        streams=False,
+        limit=None if produces else 0,
+        choices=1,
+        texts=(),
+        slack=0,
+        media=(),
+        unbounded=tuple(Unbounded("tools", kind) for kind in kinds),
+        predicted=0,
+        context={},
+        us_only=False,
+        caches=False,
+        speaks=False,
+    )

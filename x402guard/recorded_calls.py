@@ -1,0 +1,106 @@
+"""The conversation for an LLM call that no transport saw: it is owed already, so it is booked in full, and trips what it exceeds."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from x402guard.effects import Flow, compute, transact_anyway, warn
+from x402guard.errors import ConfigError
+from x402guard.held_calls import HOLD_S, tokens_in
+from x402guard.ledger.authorize import TRIPPED, Refusal, check_open
+from x402guard.ledger.budgets import trip_exceeded
+from x402guard.ledger.model import Hold, HoldKind, Purpose
+from x402guard.ledger.tokens import count_tokens, soft_mark, soft_warning
+from x402guard.ledger.transitions import Capture, apply, begin
+from x402guard.ledger.view import LedgerView, Scope
+from x402guard.metering.bill import Bill
+from x402guard.metering.ceiling import Rates
+from x402guard.metering.stated import Statement, price_statement
+from x402guard.money import Nanos
+from x402guard.purchase import Terms
+from x402guard.refusals import refused
+from x402guard.settlement import Receipt, receipt_of
+
+__all__ = ["record_call"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Recorded:
+    hold: Hold
+    latched: Refusal | None = None
+    warning: str = ""
+
+
+def record_call(terms: Terms, entropy: bytes, statement: Statement) -> Flow[Receipt]:
+    """Book what a call cost, past the limit too, and return its receipt. *entropy* is 32 random bytes.
+
+    Raises ``ValueError`` for counts that no call can have and ``Unpriced`` where nobody can say what it cost, with nothing
+    booked; ``SessionTripped``, having booked it, where the session was latched before: whoever asks no transport hears it here.
+    """
+    meter = terms.meter
+    if meter is None:
+        raise ConfigError("record_usage: this guard meters nothing")
+
+    def price(now_ms: int) -> tuple[Bill, Rates] | Refusal:
+        return price_statement(meter, statement, now_ms // 1000)
+
+    priced = yield from compute(price, quick=meter.ready)
+    if isinstance(priced, Refusal):
+        raise (yield from refused(terms, priced))
+    bill, rates = priced
+    hold_id = hashlib.sha256(b"recorded call" + entropy).hexdigest()
+    tokens = terms.tokens
+    nodes = (terms.node_id,) if tokens is None else (terms.node_id, tokens.node_id)
+    marks = () if tokens is None else (soft_mark(tokens.node_id),)
+    scope = Scope(nodes=nodes, holds=(hold_id,), marks=marks, durable=True)
+    change = partial(_book, terms=terms, hold_id=hold_id, statement=statement, bill=bill, rates=rates)
+    recorded = yield from transact_anyway(scope, change)
+    if recorded.warning:
+        yield from warn(recorded.warning)
+    if recorded.latched is not None:
+        raise (yield from refused(terms, recorded.latched))
+    return replace(receipt_of(recorded.hold, represented=False), model=statement.model, usage=bill.usage)
+
+
+def _book(view: LedgerView, *, terms: Terms, hold_id: str, statement: Statement, bill: Bill, rates: Rates) -> _Recorded:
+    standing = view.hold(hold_id)
+    if standing is not None:
+        return _Recorded(standing)
+    closed = check_open(view, terms.node_id)
+    hold = Hold(
+        id=hold_id,
+        node_id=terms.node_id,
+        kind=HoldKind.LLM,
+        amount=Nanos(max(1, bill.amount)),
+        created_ms=view.now_ms,
+        deadline_unix=view.now_unix + HOLD_S,
+        flying_since_ms=view.now_ms,
+        owner=terms.instance,
+        purpose=Purpose(tool=statement.model),
+    )
+    # Whether it fits is not asked: what was used is owed.
+    begin(view, hold, _facts(hold, statement, rates))
+    usage: Mapping[str, int] = bill.usage or {}
+    after = apply(view, hold_id, Capture(bill.amount, bill.evidence, usage=dict(usage)))
+    trip_exceeded(view, terms.node_id)
+    reached = terms.tokens is not None and count_tokens(view, terms.tokens, tokens_in(usage))
+    warning = soft_warning(view, terms.tokens) if terms.tokens is not None and reached else ""
+    if closed is None or closed.rule != TRIPPED:
+        return _Recorded(after, None, warning)
+    return _Recorded(after, replace(closed, reason=f"{closed.reason}; this call was booked"), warning)
+
+
+def _facts(hold: Hold, statement: Statement, rates: Rates) -> dict[str, Any]:
+    return {
+        "kind": HoldKind.LLM,
+        "amount": hold.amount,
+        "model": statement.model,
+        "provider": statement.provider,
+        "price": rates.facts(),
+        "recorded": True,
+        "deadline": hold.deadline_unix,
+    }
