@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from tests.support import URL, Shop, client, make_guard
 from x402guard import BudgetExhausted, PolicyDenied, SettlementUncertain, X402GuardError
+from x402guard.agent.modes import suggest_mode
 from x402guard.cli import app
 from x402guard.config import ENV_PREFIX, MeteringSettings, PolicySettings, Settings
 from x402guard.ledger.model import TERMINATIONS
@@ -105,11 +106,29 @@ def test_the_readme_gives_the_two_commands_and_nothing_before_them():
     assert "pip install" not in text[:first]
 
 
-def test_the_readmes_python_is_python():
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    assert len(blocks) == 4
+@pytest.mark.parametrize(("page", "count"), [("README.md", 5), ("docs/tools.md", 4)])
+def test_the_python_of_a_page_is_python(page, count):
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
+    assert len(blocks) == count
     for block in blocks:
-        compile(block, "README.md", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+        compile(block, page, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+
+
+@pytest.mark.parametrize(
+    ("row", "left"),
+    [
+        ("more than 50 %", (1000, 501)),
+        ("50 % down to more than 20 %", (500, 201)),
+        ("20 % down to 5 %", (200, 50)),
+        ("less than 5 %", (49, 0)),
+    ],
+)
+def test_the_modes_are_those_of_the_page(row, left):
+    lines = (DOCS / "tools.md").read_text().splitlines()
+    names = re.findall(r"`(\w+)`", next(line for line in lines if line.startswith("| remaining |")))
+    modes = re.findall(r"`(\w+)`", next(line for line in lines if line.startswith(f"| {row} |")))
+    for asked, shown in zip(names, modes, strict=True):
+        assert {suggest_mode(asked, left=part, total=1000) for part in left} == {shown}
 
 
 def test_links_lead_somewhere():

@@ -143,6 +143,9 @@ def test_the_demo_agrees_with_the_chain(tmp_path):
     assert "refused before signing" in done.stdout
     assert "Books and chain agree to the atomic unit: 912345 units counted." in done.stdout
     assert re.search(r"llm +2 calls +\$0\.002347 +0\.3 %", done.stdout)
+    assert re.search(r"tools +4 calls +\$0\.02 +2\.1 %", done.stdout)
+    assert re.findall(r"shown (\w+),", done.stdout) == ["raw", "table", "table", "summary"]
+    assert re.search(r"tokens +2,269 of 2,800 used", done.stdout)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -177,6 +180,19 @@ def test_the_agent_that_thinks_and_buys_runs(tmp_path):
     assert "stopped after 4 documents: budget: $0.10 does not fit" in done.stdout
     assert re.search(r"llm +5 calls +\$0\.0039375 +1\.0 %", done.stdout)
     assert re.search(r"payments +4 calls +\$0\.40 +99\.0 %", done.stdout)
+
+
+def test_the_agent_with_two_budgets_runs(tmp_path):
+    script = Path(__file__).parents[2] / "examples" / "two_budgets.py"
+    done = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, check=False, timeout=100, cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    assert "stopped at search 11: budget: $0.02 does not fit" in done.stdout
+    assert re.findall(r"shown as (\w+)", done.stdout) == ["raw"] * 3 + ["table"] * 7
+    assert re.search(r"tools +23 calls +\$0\.236 +99\.8 %", done.stdout)
+    assert "tokens      8,078 of 10,000 used (80.8 %), 1,922 left" in done.stdout
+    assert done.stderr == "tokens: 8,078 of 10,000 are used in 'two-budgets'; the soft limit is 8,000\n"
 
 
 @pytest.mark.chain

@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from tests.books import START_MS, Clock
-from x402guard import ConfigError, Guard, GuardedTransport, Metering, ModelPrice, PaymentRefused
+from x402guard import CharsPerToken, ConfigError, Guard, GuardedTransport, Metering, ModelPrice, PaymentRefused
 from x402guard.metering.call import read_call
 from x402guard.metering.ceiling import find_ceiling
 from x402guard.metering.registered import RegisteredBook
@@ -56,6 +56,7 @@ BOOK = GenaiPriceBook()
         ({"allowances": {"web_search": 0.01}}, 'metering.allowances.*never a float; write it as text, "\\$0.01"'),
         ({"price_context": {"processing": True}}, "metering.price_context: 'processing' → True"),
         ({"counter": len}, "metering.counter: .* has no count"),
+        ({"counter": CharsPerToken(4)}, "metering.counter: CharsPerToken.* money is never held by that"),
         ({"prices": 5}, "metering.prices: 5 is neither a path nor a price book"),
     ],
 )  # fmt: skip

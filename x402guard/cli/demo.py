@@ -1,7 +1,8 @@
-"""``demo``: an agent with a dollar for thinking and buying, a real chain, and the accounts afterwards."""
+"""``demo``: an agent with a dollar and a context to spend, a real chain, and the accounts afterwards."""
 
 from __future__ import annotations
 
+import json
 import tempfile
 import time
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import httpx
 import typer
 
+from x402guard.agent import TokenBudget
 from x402guard.errors import BudgetExhausted
 from x402guard.guard import Guard
 from x402guard.metering import Metering
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
 __all__ = ["demo"]
 
 BUDGET: Final = "$1.00"
+CONTEXT: Final = 2_800
+LAST: Final = "document 10"
 _UNITS: Final = 10**6  # the dollar token has six decimals
 
 
@@ -46,8 +50,11 @@ def demo() -> None:
             chains={net.network: net.rpc},
             metering=Metering(endpoints={llm.base("openai"): "openai"}),
         )
-        with guard, guard.session("court-research", budget=BUDGET) as session:
-            typer.echo(f"\nThe agent {net.payer} has ${before[net.payer] / _UNITS:,.2f} and may spend {BUDGET}.\n")
+        with guard, guard.session("court-research", budget=BUDGET, tokens=TokenBudget(CONTEXT)) as session:
+            typer.echo(
+                f"\nThe agent {net.payer} has ${before[net.payer] / _UNITS:,.2f}. It may spend {BUDGET}, and its context "
+                f"takes {CONTEXT:,} tokens.\n"
+            )
             refused = _research(net, llm, session)
             session.close()
             agree = _compare(net, session, before)
@@ -73,7 +80,34 @@ def _errands(net: Testnet, llm: LlmServer) -> Iterator[tuple[str, str, str, dict
     yield "document 9, by Permit2", "GET", shop + routes["permit2"].format(n=9), None
     yield "summary, paid by use, up to $0.05", "POST", shop + routes["llm"], None
     yield "ask gpt-4o-mini what is missing", "POST", model, _question("gpt-4o-mini", "Which opinion is missing?")
-    yield "document 10", "GET", shop + routes["documents"].format(n=10), None
+    yield LAST, "GET", shop + routes["documents"].format(n=10), None
+
+
+def _look_up(session: Session) -> None:
+    """Use a tool that no transport sees, until its results are shown in fewer words: the second budget, the context."""
+
+    @session.tool(cost="$0.005", mode="raw", render=_render, name="citations")
+    def citations(opinion: int) -> list[dict[str, str]]:
+        return [
+            {"case": f"No. {opinion}-{row:03d}", "court": "9th Cir.", "says": "followed as to costs"}
+            for row in range(60)
+        ]
+
+    for opinion in range(1, 5):
+        shown = citations(opinion)
+        typer.echo(
+            f"  ✓ {f'citations of opinion {opinion}':<34} $0.005     as invoiced, shown {shown.partition(':')[0]}, "
+            f"{session.tokens.count(shown)} tokens  ${session.remaining} and {session.tokens.remaining:,} tokens left"
+        )
+
+
+def _render(rows: list[dict[str, str]], mode: str) -> str:
+    """Return a result in a mode; whoever writes a tool knows what may be left out of its results."""
+    if mode == "raw":
+        return f"raw: {json.dumps(rows)}"
+    if mode == "table":
+        return "table: " + "; ".join(row["case"] for row in rows)
+    return f"{mode}: {len(rows)} citations, from {rows[0]['case']} to {rows[-1]['case']}"
 
 
 def _question(model: str, text: str) -> dict[str, Any]:
@@ -85,6 +119,8 @@ def _research(net: Testnet, llm: LlmServer, session: Session) -> bool:
     """Run the errands; True where the last is refused for lack of budget, and all before it were paid."""
     with httpx.Client(transport=GuardedTransport(session), timeout=30) as http:
         for label, method, url, body in _errands(net, llm):
+            if label == LAST:
+                _look_up(session)
             try:
                 response = http.request(method, url, json=body)
             except BudgetExhausted as refusal:

@@ -179,6 +179,7 @@ def _tokens(account: TokenAccount) -> dict[str, Any]:
         "used": node.captured,
         "reserved": node.held,
         "remaining": tokens_left(node),
+        "llm": sum(entry.captured for entry in account.entries if entry.hold_id is None),
         "by_tool": dict(sorted(by_tool.items())),
     }
 

@@ -62,11 +62,16 @@ def _tokens(tokens: Mapping[str, Any] | None) -> list[str]:
     """What the context has taken; nothing where it has taken nothing."""
     if tokens is None or not (tokens["used"] or tokens["reserved"]):
         return []
-    part = tokens["used"] / tokens["total"]
     reserved = f", {tokens['reserved']:,} reserved" if tokens["reserved"] else ""
-    lines = [f"{tokens['used']:,} of {tokens['total']:,} used ({part:.1%}{reserved}), {tokens['remaining']:,} left"]
-    lines.extend(f"{name}  {count:,}" for name, count in tokens["by_tool"].items())
-    return [_row("" if at else "tokens", line.replace("%", " %") if at == 0 else line) for at, line in enumerate(lines)]
+    part = f"{tokens['used'] / tokens['total']:.1%}".replace("%", " %")
+    lines = [
+        _row(
+            "tokens", f"{tokens['used']:,} of {tokens['total']:,} used ({part}){reserved}, {tokens['remaining']:,} left"
+        )
+    ]
+    shown = {name: f"{count:,}" for name, count in {"llm": tokens["llm"], **tokens["by_tool"]}.items() if count}
+    wide, long = (max(map(len, column), default=0) for column in (shown, shown.values()))
+    return lines + [_row("", f"{name:<{wide}}  {count:>{long}}") for name, count in shown.items()]
 
 
 def printable(text: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import inspect
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
@@ -107,9 +108,11 @@ class Metering:
                                for kind, price in self.allowances.items()})  # fmt: skip
         if isinstance(self.prices, Path):
             self._set("prices", str(self.prices))
-        unmade = isinstance(self.counter, type)
-        if self.counter is not None and (unmade or not callable(getattr(self.counter, "count", None))):
-            raise ConfigError(f"metering.counter: {self.counter!r} has no count(text, provider=…, model=…)")
+        if self.counter is not None and not _counts(self.counter):
+            raise ConfigError(
+                f"metering.counter: {self.counter!r} has no count(text, *, provider, model); what counts for a context, such as "
+                "CharsPerToken, only estimates, and money is never held by that"
+            )
         if self.prices is not None and not isinstance(self.prices, str) and not hasattr(self.prices, "find"):
             raise ConfigError(f"metering.prices: {self.prices!r} is neither a path nor a price book")
 
@@ -152,6 +155,19 @@ def _split(field_name: str, url: str) -> tuple[str, str]:
     name = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
     host = name if port in (None, _PORTS[parts.scheme]) else f"{name}:{port}"
     return plain_host(host), plain_path(parts.path).rstrip("/")
+
+
+def _counts(counter: object) -> bool:
+    count = getattr(counter, "count", None)
+    if isinstance(counter, type) or not callable(count):
+        return False
+    try:
+        inspect.signature(count).bind("", provider="", model="")
+    except TypeError:
+        return False
+    except ValueError:
+        return True  # written in C, and says nothing of what it takes
+    return True
 
 
 def _endpoint(url: str, provider: str) -> Endpoint:
