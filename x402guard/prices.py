@@ -142,6 +142,9 @@ class GenaiPriceBook:
         info = self._priced.get((priced.provider, priced.model))
         if info is None:
             raise ValueError(f"{priced.provider}'s {priced.model!r} was not found in this book")
+        unknown = sorted(set(usage) - set(_price_keys()))
+        if unknown:
+            raise ValueError(f"{unknown[0]} is no unit that anything has a price for")
         chosen = {key: value for key, value in context.items() if (key, value) in priced.contexts}
         prices: ModelPrice = info.get_prices(_moment(priced.at_unix), chosen or None)
         return Decimal(prices.calc_price(Counts(**usage))["total_price"])

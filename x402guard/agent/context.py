@@ -247,26 +247,25 @@ class TokenBudget:
         """Return the conversation behind ``allocate``: what was granted, and what was left of what before it."""
         wanted = Reservation(secrets.token_hex(32), _positive("requested", requested), self._owner(), tool)
 
-        def change(view: LedgerView) -> tuple[Hold | None, int, int]:
+        def change(view: LedgerView) -> tuple[Hold | None, Node]:
             lapse_due(view)
-            node = view.node(self._limit.node_id)
-            return reserve_tokens(view, node.id, wanted), tokens_left(node), node.limit or 0
+            before = view.node(self._limit.node_id)
+            return reserve_tokens(view, before.id, wanted), before
 
         scope = self._scope(wanted.id)
         try:
-            hold, left, total = yield from transact(scope, change)
+            hold, before = yield from transact(scope, change)
         except Interrupted:
             yield from transact(scope, lambda view: self._end_if_held(view, wanted.id, None))
             raise
         if hold is None:
-            raise (yield from self._exhausted(requested))
-        return Allotment(Allocation.of(hold, requested), left, total)
+            raise (yield from self._exhausted(before, requested))
+        return Allotment(Allocation.of(hold, requested), tokens_left(before), before.limit or 0)
 
     def _allocate(self, requested: int, tool: str) -> Flow[Allocation]:
         return (yield from self.reserve(requested, tool)).tokens
 
-    def _exhausted(self, requested: int) -> Flow[BudgetExhausted]:
-        node = self._node()
+    def _exhausted(self, node: Node, requested: int) -> Flow[BudgetExhausted]:
         reason = (
             f"nothing is left of {node.limit or 0:,} tokens ({node.captured:,} used, {node.held:,} reserved); "
             f"{requested:,} were asked for"

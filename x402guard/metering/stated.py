@@ -15,7 +15,7 @@ from x402guard.metering.ceiling import UNPRICED, Rates, find_rates
 from x402guard.metering.classify import Meter
 from x402guard.metering.routes import Dialect, Endpoint, Flavour, Route
 from x402guard.metering.tools import Unbounded
-from x402guard.metering.usage import Stated, check_parts, read_usage
+from x402guard.metering.usage import Impossible, Stated, check_parts, read_usage
 from x402guard.money import MAX_NANOS
 from x402guard.ports import PriceBook, Usage
 
@@ -135,6 +135,13 @@ def price_statement(meter: Meter, statement: Statement, at_unix: int) -> tuple[B
 
     Raises ``ValueError`` for counts that no call can have: nothing is booked on them.
     """
+    try:
+        return _priced(meter, statement, at_unix)
+    except Impossible as error:
+        raise ValueError(f"usage: {error}") from error
+
+
+def _priced(meter: Meter, statement: Statement, at_unix: int) -> tuple[Bill, Rates] | Refusal:
     stated = _stated(statement, meter.book)
     call = _call(statement, produces=stated.usage.get("output_tokens", 0) > 0)
     rates = find_rates(call, meter.settings, meter.book, at_unix)
