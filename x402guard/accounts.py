@@ -35,4 +35,5 @@ def _tokens_of(store: LedgerStore, path_ids: list[str]) -> TokenAccount | None:
 
 def prediction_of(store: LedgerStore, name: str, *, but: str | None = None) -> Prediction:
     """Return what past sessions of *name* have cost, all but the one of the id *but*."""
-    return predict(store.nodes(), name, but=but)
+    gone = {instance for instance, row in store.marks("instance", "").items() if row["ended"]}
+    return predict(store.nodes(), name, gone=gone, but=but)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+from x402guard.errors import LedgerUnavailable
 from x402guard.evm import Address
 from x402guard.ledger.evidence import Finding
 from x402guard.ledger.model import Hold
@@ -184,8 +185,11 @@ def transact_anyway(scope: Scope, change: Change[R]) -> Flow[R]:
     """Run a *change* that has to be done although the task is cancelled: it may not have begun, and twice has to do nothing."""
     try:
         return (yield from transact(scope, change))
-    except Interrupted:
-        yield from transact(scope, change)
+    except Interrupted as cut:
+        try:
+            yield from transact(scope, change)
+        except LedgerUnavailable as error:
+            cut.cause.add_note(f"the books could not be written on the way out: {error}")
         raise
 
 

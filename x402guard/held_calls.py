@@ -299,7 +299,7 @@ def write_bill(
     restrains = bill.amount > hold.amount or bill.claimed is not None
     tokens = terms.tokens if bill.usage is not None or most_tokens else None
     used = most_tokens if bill.usage is None else tokens_in(bill.usage)
-    late = Reservation(f"{hold.id}/tokens", used, terms.instance, hold.purpose.tool)
+    late = Reservation(f"{hold.id}/tokens", used, terms.instance, llm=True)
     nodes = (terms.node_id,) if tokens is None else (terms.node_id, tokens.node_id)
     seen = marks if tokens is None else (*marks, soft_mark(tokens.node_id))
 

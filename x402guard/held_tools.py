@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from decimal import Decimal
+from enum import Enum
+from pathlib import PurePath
 from typing import Any, Final
+from uuid import UUID
 
 from x402guard.booking import book, error_name, give_back, hold_or_refuse
 from x402guard.effects import Flow, transact, transact_anyway, warn
@@ -23,11 +27,22 @@ from x402guard.purchase import Terms
 from x402guard.refusals import refused
 from x402guard.settlement import Receipt, receipt_of
 
-__all__ = ["TOOL_HOLD_S", "ToolCall", "charge_tool", "check_running", "end_tool", "fingerprint_of", "hold_tool"]
+__all__ = [
+    "TOOL_HOLD_S",
+    "ToolCall",
+    "ToolEnd",
+    "charge_tool",
+    "check_running",
+    "check_tool",
+    "end_tool",
+    "fingerprint_of",
+    "hold_tool",
+]
 
 TOOL_HOLD_S: Final = 900
 """A tool whose end nobody reports is captured at its ceiling after this many seconds, unless told otherwise."""
 
+_SAYS_ITSELF: Final = (Decimal, UUID, dt.date, dt.time, PurePath, Enum)
 _DEEPEST: Final = 64
 _MOST_VALUES: Final = 10_000
 
@@ -71,6 +86,16 @@ class ToolEnd:
     note: str = ""
 
 
+def check_tool(tool: object) -> str:
+    """Return a tool's name as plain text. Raises ``ConfigError`` for what is none: a report has to print it."""
+    if not isinstance(tool, str):
+        raise ConfigError(f"tool: a {type(tool).__name__} is not a name for a tool; write text such as 'serp'")
+    name = str.__str__(tool)  # a subclass may say of itself what it likes
+    if not name or not name.isprintable() or len(name) > 200:
+        raise ConfigError(f"tool: {name[:60]!a} is not a name for a tool; write text such as 'serp'")
+    return name
+
+
 def hold_tool(terms: Terms, call: ToolCall) -> Flow[Hold]:
     """Hold what a tool costs at most, durably. Raises the refusal where it does not fit, ``LedgerUnavailable``; nothing held."""
 
@@ -92,11 +117,15 @@ def charge_tool(terms: Terms, call: ToolCall) -> Flow[Receipt]:
         # What was captured stays so: it costs budget, and was the caller's own word.
         return give_back(terms, call.hold_id, f"the tool never ran: {error_name(error)}", error)
 
-    captured = yield from hold_or_refuse(terms, _scope(terms, call), change, undo)
+    try:
+        captured = yield from hold_or_refuse(terms, _scope(terms, call), change, undo)
+    except LedgerUnavailable as error:
+        error.advice = "The charge may have been booked: look at session.spent before you repeat it."
+        raise
     return receipt_of(captured, represented=False)
 
 
-def end_tool(terms: Terms, hold: Hold, end: ToolEnd) -> Flow[Receipt]:
+def end_tool(terms: Terms, hold: Hold, end: ToolEnd, *, ceiling: Nanos) -> Flow[Receipt]:
     """Write down how a tool ended. What it cost is captured past the ceiling too; the ceiling, where nobody said.
 
     Books that cannot be written take nothing from the caller: the hold stands in full, and lapses to its ceiling.
@@ -107,7 +136,7 @@ def end_tool(terms: Terms, hold: Hold, end: ToolEnd) -> Flow[Receipt]:
             receipt = replace(receipt_of(voided, represented=False), note=end.void)
             return replace(receipt, amount=Decimal(0)) if voided.state is HoldState.VOIDED else receipt
         if end.amount is None:
-            bill = Bill(hold.amount, Evidence.ASSUMED, note=end.note)
+            bill = Bill(ceiling, Evidence.ASSUMED, note=end.note)  # what is free is held as a nano-dollar
         else:
             bill = Bill(end.amount, Evidence.ESTIMATE, note=end.note)
         ended = yield from book(terms, hold, bill)
@@ -151,8 +180,8 @@ def _hold(view: LedgerView, terms: Terms, call: ToolCall) -> Hold | Refusal:
 def fingerprint_of(arguments: Mapping[str, Any] | None) -> str:
     """Return the SHA-256 of a tool's arguments in hex, whatever their order; "" for None. Their values go into no book.
 
-    What JSON cannot say counts by its type. Raises ``ConfigError`` naming the argument for what is no mapping, nests deeper
-    than 64 levels or holds more than 10,000 values.
+    Dates, decimals, paths and the like count by what they say, bytes by their hash, everything else by its type. Raises ``ConfigError`` naming the argument for what is no mapping, nests deeper
+    than 64 levels or holds more than 10,000 values or a million characters.
     """
     if arguments is None:
         return ""
@@ -166,7 +195,7 @@ def fingerprint_of(arguments: Mapping[str, Any] | None) -> str:
 
 
 def _plain(value: object, deeper: int, left: list[int]) -> object:
-    left[0] -= 1
+    left[0] -= 1 + (len(value) // 100 if isinstance(value, (str, bytes)) else 0)
     if left[0] < 0:
         raise ConfigError(f"arguments: more than {_MOST_VALUES:,} values; give those that tell one call from another")
     if value is None or isinstance(value, (bool, int, float, str)):
@@ -174,7 +203,22 @@ def _plain(value: object, deeper: int, left: list[int]) -> object:
     if deeper == 0:
         raise ConfigError(f"arguments: nested deeper than {_DEEPEST} levels")
     if isinstance(value, Mapping):
-        return {str(key): _plain(item, deeper - 1, left) for key, item in value.items()}
+        return {_key(key): _plain(item, deeper - 1, left) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [_plain(item, deeper - 1, left) for item in value]
-    return f"<{type(value).__qualname__}>"
+    if isinstance(value, (set, frozenset)):
+        return sorted(json.dumps(_plain(item, deeper - 1, left)) for item in value)
+    name = type(value).__qualname__
+    if isinstance(value, bytes):
+        return [name, hashlib.sha256(value).hexdigest()]
+    return [name, str(value)[:200]] if isinstance(value, _SAYS_ITSELF) else [name]
+
+
+def _key(key: object) -> str:
+    if isinstance(key, str):
+        return str.__str__(key)
+    return (
+        f"{type(key).__qualname__}:{key}"
+        if isinstance(key, (int, float, bool, *_SAYS_ITSELF))
+        else type(key).__qualname__
+    )

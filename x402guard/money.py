@@ -31,6 +31,8 @@ NANOS_PER_DOLLAR: Final = 1_000_000_000
 MAX_NANOS: Final = Nanos(10**18)
 """One billion dollars: the largest amount or limit the books take, so that any sum of a few fits a signed 64-bit column."""
 
+_MOST_PLACES: Final = 100
+
 _AMOUNT = re.compile(r"\$?(?P<whole>[0-9]{1,12})(?:\.(?P<part>[0-9]{1,9}))?", re.ASCII)
 
 
@@ -45,7 +47,7 @@ def dollars_to_nanos(amount: Dollars, *, field: str = "amount") -> Nanos:
         raise TypeError(
             f'{field}: money is never a {type(amount).__name__}; write it as text, "${shown}", or as a Decimal'
         )
-    text = format(amount, "f") if isinstance(amount, Decimal) else str(amount)
+    text = _written(amount)
     match = _AMOUNT.fullmatch(text.strip())
     if match is None:
         raise ValueError(
@@ -62,6 +64,17 @@ def _as_text(amount: float) -> str:
     if not 0 <= amount <= MAX_NANOS // NANOS_PER_DOLLAR:
         return "1.50"
     return format_dollars(round(Decimal(repr(amount)) * NANOS_PER_DOLLAR))
+
+
+def _written(amount: Dollars) -> str:
+    """Return an amount as text, where that is short: 1E-400000000 and ten to the five thousandth are no amounts."""
+    if isinstance(amount, int):
+        return str(amount) if abs(amount) <= MAX_NANOS else "a number of many digits"
+    if not isinstance(amount, Decimal):
+        return str(amount)
+    exponent = amount.as_tuple().exponent
+    short = isinstance(exponent, int) and -_MOST_PLACES <= exponent <= _MOST_PLACES
+    return format(amount, "f") if short else str(amount)
 
 
 def nanos_to_decimal(nanos: int) -> Decimal:

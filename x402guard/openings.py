@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Protocol
 
@@ -10,11 +11,11 @@ from x402guard.assets import AssetRegistry
 from x402guard.drivers import Shell
 from x402guard.errors import ConfigError
 from x402guard.ledger.model import Node
-from x402guard.ledger.tokens import TokenLimit, tokens_node
+from x402guard.ledger.tokens import MOST_TOKENS, TokenLimit, tokens_node
 from x402guard.money import Dollars, Nanos, dollars_to_nanos
 from x402guard.purchase import Terms
 
-__all__ = ["Owner", "bind_tokens", "check_name", "check_tokens", "parse_limit"]
+__all__ = ["Owner", "as_budget", "bind_tokens", "check_name", "check_tokens", "parse_limit"]
 
 
 class Owner(Protocol):
@@ -56,15 +57,30 @@ def check_name(name: object) -> None:
         raise ConfigError(f"name: {name!r} is not a name for a session; write text such as 'court-research'")
 
 
-def check_tokens(shell: Shell, tokens: object) -> None:
-    """Raise ``ConfigError`` for what cannot count a session's tokens: no budget of tokens, or one of other books."""
+def as_budget(tokens: TokenBudget | int | None) -> TokenBudget | None:
+    """Return what is to count a session's tokens, a number of them being a budget. Raises ``ConfigError`` for what is none."""
+    if isinstance(tokens, int):
+        try:
+            return TokenBudget(tokens)
+        except ConfigError:
+            shown = tokens if -MOST_TOKENS < tokens < MOST_TOKENS else "that"
+            raise ConfigError(f"tokens: {shown} is not a positive whole number of tokens, such as 100_000") from None
+    return tokens
+
+
+def check_tokens(shell: Shell, path_ids: Collection[str], tokens: object) -> None:
+    """Raise ``ConfigError`` for what cannot count a session's tokens: no budget of tokens, or one of other books or sessions.
+
+    *path_ids* are the session and those around it, whose budgets it may share.
+    """
     if tokens is None:
         return
     if not isinstance(tokens, TokenBudget):
         raise ConfigError(
             f"tokens: {tokens!r} is no TokenBudget; write TokenBudget(total=100_000), or a number of tokens"
         )
-    if tokens.kept_in(shell) is False:
+    kept = tokens.kept_in(shell)
+    if kept is False or (kept and tokens.limit.session_id not in path_ids):
         raise ConfigError("tokens: this TokenBudget is in use elsewhere; give the session one of its own")
 
 

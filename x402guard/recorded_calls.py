@@ -6,10 +6,10 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
-from x402guard.effects import Flow, compute, transact_anyway, warn
-from x402guard.errors import ConfigError
+from x402guard.effects import Flow, Interrupted, compute, transact, transact_anyway, warn
+from x402guard.errors import ConfigError, LedgerUnavailable, PaymentRefused
 from x402guard.held_calls import HOLD_S, tokens_in
 from x402guard.ledger.authorize import TRIPPED, Refusal, check_open
 from x402guard.ledger.budgets import trip_exceeded
@@ -22,10 +22,16 @@ from x402guard.metering.ceiling import Rates
 from x402guard.metering.stated import Statement, price_statement
 from x402guard.money import Nanos
 from x402guard.purchase import Terms
-from x402guard.refusals import refused
+from x402guard.refusals import refusal_error, refused
 from x402guard.settlement import Receipt, receipt_of
 
 __all__ = ["record_call"]
+
+
+_OWED: Final = (
+    "The call is owed, and it may be booked already: look at session.spent before you report it again, once the ledger can be "
+    "written."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,25 +54,56 @@ def record_call(terms: Terms, entropy: bytes, statement: Statement) -> Flow[Rece
     def price(now_ms: int) -> tuple[Bill, Rates] | Refusal:
         return price_statement(meter, statement, now_ms // 1000)
 
-    priced = yield from compute(price, quick=meter.ready)
-    if isinstance(priced, Refusal):
-        raise (yield from refused(terms, priced))
-    bill, rates = priced
     hold_id = hashlib.sha256(b"recorded call" + entropy).hexdigest()
     tokens = terms.tokens
     nodes = (terms.node_id,) if tokens is None else (terms.node_id, tokens.node_id)
     marks = () if tokens is None else (soft_mark(tokens.node_id),)
     scope = Scope(nodes=nodes, holds=(hold_id,), marks=marks, durable=True)
-    change = partial(_book, terms=terms, hold_id=hold_id, statement=statement, bill=bill, rates=rates)
-    recorded = yield from transact_anyway(scope, change)
+    book = partial(_book, terms=terms, hold_id=hold_id, statement=statement)
+
+    def late(view: LedgerView) -> None:
+        try:
+            priced = price(view.now_ms)
+        except ValueError:
+            return  # it says nothing; the cancellation goes first
+        if not isinstance(priced, Refusal):
+            book(view, priced)
+
+    try:
+        priced = yield from compute(price, quick=meter.ready)
+    except Interrupted:
+        # A task that is cancelled owes what it used: priced inside the transaction, which is waited for.
+        yield from transact(scope, late)
+        raise
+    if isinstance(priced, Refusal):
+        raise (yield from refused(terms, priced))
+    try:
+        recorded = yield from transact_anyway(scope, lambda view: book(view, priced))
+    except LedgerUnavailable as error:
+        error.advice, error.money_may_have_moved = _OWED, True
+        raise
     if recorded.warning:
         yield from warn(recorded.warning)
     if recorded.latched is not None:
-        raise (yield from refused(terms, recorded.latched))
-    return replace(receipt_of(recorded.hold, represented=False), model=statement.model, usage=bill.usage)
+        raise (yield from _told(terms, recorded.latched))
+    receipt = receipt_of(recorded.hold, represented=False)
+    return replace(receipt, model=statement.model, usage=priced[0].usage)
 
 
-def _book(view: LedgerView, *, terms: Terms, hold_id: str, statement: Statement, bill: Bill, rates: Rates) -> _Recorded:
+def _told(terms: Terms, latched: Refusal) -> Flow[PaymentRefused]:
+    """Return the error of a session that was latched before; the call is booked, whether the refusal can be counted or not."""
+    try:
+        error = yield from refused(terms, latched)
+    except LedgerUnavailable:
+        error = refusal_error(terms, latched)
+    error.advice, error.money_may_have_moved = "This call is booked. Only the owner can reset this session.", True
+    return error
+
+
+def _book(
+    view: LedgerView, priced: tuple[Bill, Rates], *, terms: Terms, hold_id: str, statement: Statement
+) -> _Recorded:
+    bill, rates = priced
     standing = view.hold(hold_id)
     if standing is not None:
         return _Recorded(standing)

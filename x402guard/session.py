@@ -21,15 +21,16 @@ from x402guard.agent.context import TokenBudget
 from x402guard.assets import AssetRegistry
 from x402guard.drivers import Shell
 from x402guard.errors import BudgetExhausted, ConfigError, SessionClosed
+from x402guard.ledger.authorize import BUDGET
 from x402guard.ledger.model import Node, NodeKind
 from x402guard.ledger.prediction import Prediction
 from x402guard.ledger.report import Report, below, remaining
 from x402guard.ledger.sessions import NodeRequest, close_node, open_node
-from x402guard.ledger.tokens import open_tokens, tokens_node
+from x402guard.ledger.tokens import DEFAULT_TOKENS, open_tokens, tokens_node
 from x402guard.ledger.view import LedgerView, Scope
 from x402guard.metering.registered import ModelPrice, RegisteredBook
 from x402guard.money import Dollars, nanos_to_decimal
-from x402guard.openings import Owner, bind_tokens, check_name, check_tokens, parse_limit
+from x402guard.openings import Owner, as_budget, bind_tokens, check_name, check_tokens, parse_limit
 from x402guard.purchase import Terms
 
 __all__ = ["Session", "current_session"]
@@ -88,8 +89,15 @@ class Session(Charges):
         cls, guard: Owner, request: NodeRequest, parent: Session | None, tokens: TokenBudget | int | None = None
     ) -> Session:
         """Open or resume a node of the ledger, and its budget of tokens. Raises ``ConfigError``, ``LedgerUnavailable``."""
-        given = TokenBudget(tokens) if isinstance(tokens, int) else tokens
-        check_tokens(guard.shell, given)
+        given = as_budget(tokens)
+        around = parent._path_ids() if parent is not None else ()
+        check_tokens(guard.shell, (request.id, *around), given)
+        most = None if parent is None or given is None else parent.tokens.total
+        total = None if given is None else given.asked[0]
+        if most is not None and (total or DEFAULT_TOKENS) > most:
+            raise ConfigError(
+                f"tokens: {total or DEFAULT_TOKENS:,} are more than the {most:,} of the session around it"
+            )
         store, own = guard.shell.store, tokens_node(request.id)
         opens = (parent is None or given is not None) and (given is None or given.kept_in(guard.shell) is None)
         scope = Scope(nodes=(request.id, request.parent_id, *((own,) if opens else ())), durable=True)
@@ -97,7 +105,7 @@ class Session(Charges):
         def change(view: LedgerView) -> Node:
             node = open_node(view, request)
             if opens:
-                open_tokens(view, own, None if given is None else given.asked[0], node.name)
+                open_tokens(view, own, total, node.name)
             return node
 
         return cls(guard, store.transact(scope, change), request.opener, parent, given)
@@ -145,8 +153,9 @@ class Session(Charges):
         return self.innermost()._own_terms()
 
     def recording_terms(self) -> Terms:
-        """Return the same terms for what is owed already, which is booked after the session's end too."""
-        return self._own_terms() if self._ended else self.conversation_terms()
+        """Return the same terms for what is owed already: booked after the session's end, and inside another's block, too."""
+        inner = current_session()
+        return inner._own_terms() if inner is not None and inner._descends_from(self) else self._own_terms()
 
     def innermost(self) -> Session:
         """Return the innermost budget in context: this session, or one inside it.
@@ -202,6 +211,9 @@ class Session(Charges):
         meter.book.register(name, price, self.shell.store.now_ms() // 1000)
         with self._lock:
             self._models = {**self._models, name: price}
+
+    def _path_ids(self) -> tuple[str, ...]:
+        return (self._node_id, *(() if self._parent is None else self._parent._path_ids()))
 
     def _descends_from(self, other: Session) -> bool:
         session: Session | None = self
@@ -345,7 +357,7 @@ class Session(Charges):
     def close(self, error: BaseException | None = None) -> None:
         """End this opening of the session; *error* is what its block was left by. Live holds go on counting."""
         self._ended = True
-        refused = isinstance(error, BudgetExhausted) and error.session == self._report_id()
+        refused = isinstance(error, BudgetExhausted) and error.rule == BUDGET and error.session == self._report_id()
         scope = Scope(nodes=(self._node_id,))
         self.shell.store.transact(
             scope, lambda view: close_node(view, self._node_id, opener=self._opener, left_by_refusal=refused)

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from decimal import Decimal
+from typing import Any, Final
+
+from pydantic import BaseModel
 
 __all__ = ["as_mapping"]
+
+_DEEPEST: Final = 32
 
 
 def as_mapping(answer: object, *, field: str) -> Mapping[str, Any]:
@@ -16,9 +21,7 @@ def as_mapping(answer: object, *, field: str) -> Mapping[str, Any]:
     clients), and what has ``to_dict``. Raises ``TypeError`` naming the argument for everything else: a stream, say, whose usage
     has to be recorded when it is over.
     """
-    if isinstance(answer, Mapping):
-        return {str(key): _plain(value) for key, value in answer.items()}
-    found = _dumped(answer)
+    found = _plain(answer, _DEEPEST)
     if isinstance(found, Mapping):
         return found
     raise TypeError(
@@ -27,24 +30,31 @@ def as_mapping(answer: object, *, field: str) -> Mapping[str, Any]:
     )
 
 
-def _plain(value: Any) -> Any:
-    """Return nested parts as plain values; what is not known how to take apart stays as it is."""
+def _plain(value: Any, deeper: int) -> Any:
+    """Return nested parts as plain values, fractions exact as on the wire; what cannot be taken apart stays as it is."""
+    if isinstance(value, float):
+        return Decimal(repr(value))
+    if deeper == 0:
+        return value  # nothing that is read of an answer lies as deep
     if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): _plain(item, deeper - 1) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
+        return [_plain(item, deeper - 1) for item in value]
     found = _dumped(value)
-    return value if found is None else found
+    return value if found is None else _plain(found, deeper - 1)
 
 
 def _dumped(value: Any) -> Any:
     if value is None or isinstance(value, (str, bytes, int, float, type)):
         return None
+    if isinstance(value, BaseModel):
+        # The parts that a library typed loosely are its own affair, and a warning may be an error.
+        return value.model_dump(by_alias=True, exclude_none=True, warnings=False)
     dump = getattr(value, "model_dump", None)
     if callable(dump):
-        return dump(by_alias=True, exclude_none=True)
+        return dump()
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return dataclasses.asdict(value)
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
     wrapped = getattr(type(value), "pb", None)  # proto-plus wraps a message of protocol buffers
     message = wrapped(value) if callable(wrapped) else value
     if hasattr(message, "DESCRIPTOR"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any, ParamSpec, TypeVar, overload
+from typing import Any, Final, ParamSpec, TypeVar, overload
 
 from x402guard.agent.answers import as_mapping
 from x402guard.agent.context import TokenBudget
@@ -152,13 +152,12 @@ class Charges(ABC):
         *provider* and *model* where the answer does not name them: Bedrock's names no model, and OpenAI's dialect is spoken by
         many. Raises as ``record_usage`` does.
         """
-        run(self._recorded(read_answer(as_mapping(response, field="response"), provider, model)), self.shell)
+        run(self._recorded(_answered(response, provider, model)), self.shell)
         return response
 
     async def awrap(self, response: R, *, provider: str | None = None, model: str | None = None) -> R:
         """The same as ``wrap``, awaited."""
-        statement = read_answer(as_mapping(response, field="response"), provider, model)
-        await run_async(self._recorded(statement), self.shell)
+        await run_async(self._recorded(_answered(response, provider, model)), self.shell)
         return response
 
     def _recorded(self, statement: Statement) -> Flow[Receipt]:
@@ -169,11 +168,25 @@ class Charges(ABC):
         """Return the terms under which what is owed already is booked: also after the session's end."""
 
 
-def _stated(provider: object, model: object, usage: object) -> Statement:
-    for name, value in (("provider", provider), ("model", model)):
-        if not isinstance(value, str) or not value.strip():
-            raise ConfigError(f"{name}: {value!r} is not the name of a {name}; write text such as {_EXAMPLES[name]!r}")
-    return read_statement(str(provider), str(model), as_mapping(usage, field="usage"))
+def _stated(provider: str, model: str, usage: object) -> Statement:
+    _check_name("provider", provider)
+    _check_name("model", model)
+    return read_statement(provider, model, as_mapping(usage, field="usage"))
 
 
-_EXAMPLES = {"provider": "openai", "model": "gpt-4o-mini"}
+def _answered(response: object, provider: str | None, model: str | None) -> Statement:
+    if provider is not None:
+        _check_name("provider", provider)
+    if model is not None:
+        _check_name("model", model)
+    return read_answer(as_mapping(response, field="response"), provider, model)
+
+
+def _check_name(name: str, value: object) -> None:
+    if not isinstance(value, str) or not value.strip() or len(value) > _LONGEST_NAME:
+        shown = repr(value)[:100] if isinstance(value, (str, bytes, int)) else type(value).__name__
+        raise ConfigError(f"{name}: {shown} is not the name of a {name}; write text such as {_EXAMPLES[name]!r}")
+
+
+_EXAMPLES: Final = {"provider": "openai", "model": "gpt-4o-mini"}
+_LONGEST_NAME: Final = 300

@@ -9,10 +9,12 @@ from typing import Any, Final, TypeVar
 
 from x402guard.agent.counting import CharsPerToken, ContextCounter, TextCounter, counting, cut
 from x402guard.agent.modes import Mode, check_mode, suggest_mode
+from x402guard.booking import cause
 from x402guard.drivers import Shell, run, run_async
 from x402guard.effects import Flow, Interrupted, transact, transact_anyway, warn
-from x402guard.errors import BudgetExhausted, ConfigError
-from x402guard.ledger.authorize import Refusal, lapse_due
+from x402guard.errors import BudgetExhausted, ConfigError, LedgerUnavailable
+from x402guard.held_tools import check_tool
+from x402guard.ledger.authorize import Refusal
 from x402guard.ledger.model import Hold, HoldState, Node
 from x402guard.ledger.tokens import (
     DEFAULT_TOKENS,
@@ -20,6 +22,7 @@ from x402guard.ledger.tokens import (
     Reservation,
     TokenLimit,
     end_reservation,
+    lapse_reservations,
     open_tokens,
     record_tokens,
     reserve_tokens,
@@ -48,8 +51,8 @@ class Allocation(int):
         requested: how many were asked for.
     """
 
-    reservation: str
-    requested: int
+    reservation: str = ""
+    requested: int = 0
 
     @classmethod
     def of(cls, hold: Hold, requested: int) -> Allocation:
@@ -60,6 +63,9 @@ class Allocation(int):
 
     def __repr__(self) -> str:
         return f"Allocation({int(self)} of {self.requested})"
+
+    def __str__(self) -> str:
+        return int.__repr__(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _restored, (int(self), self.reservation, self.requested)
@@ -92,7 +98,7 @@ class TokenBudget:
     shared by every process that opens that session, and is fed by its metered calls. Threads and tasks may share one object.
 
     Args:
-        total: tokens.
+        total: tokens; 100,000 when none is given, or what a session that is resumed has.
         soft: tokens used at which one warning is due (a log record, and an event in the report); None for no warning.
         counter: counts a text: an object with ``count(text)``, or a function. ``TiktokenCounter()`` counts as OpenAI does.
 
@@ -101,18 +107,21 @@ class TokenBudget:
 
     def __init__(
         self,
-        total: int = DEFAULT_TOKENS,
+        total: int | None = None,
         soft: int | None = None,
         counter: ContextCounter | TextCounter | None = None,
     ) -> None:
-        self._total = _positive("total", total)
-        if soft is not None and _positive("soft", soft) > total:
-            raise ConfigError(f"soft: {soft:,} is above the total of {total:,}, and would never be reached before it")
-        self._soft = soft
-        self._count = counting(CharsPerToken() if counter is None else counter)
+        self._total = None if total is None else _positive("total", total)
+        self._soft = None if soft is None else _positive("soft", soft)
+        if self._soft is not None and self._total is not None and self._soft > self._total:
+            raise ConfigError(
+                f"soft: {self._soft:,} is above the total of {self._total:,}, and would never be reached before it"
+            )
+        self._counter = CharsPerToken() if counter is None else counter
+        self._count = counting(self._counter)
         self._lock = threading.Lock()
         self._shell: Shell | None = None
-        self._limit = TokenLimit(_ALONE, soft)
+        self._limit = TokenLimit(_ALONE, self._soft)
         self._terms: Terms | None = None
 
     # -- where it is kept -------------------------------------------------------------------------------------------
@@ -142,8 +151,8 @@ class TokenBudget:
         return self._limit
 
     @property
-    def asked(self) -> tuple[int, int | None]:
-        """The total and the soft limit that it was made with."""
+    def asked(self) -> tuple[int | None, int | None]:
+        """The total and the soft limit that it was made with, as far as they were given."""
         return self._total, self._soft
 
     def kept_in(self, shell: Shell) -> bool | None:
@@ -196,6 +205,11 @@ class TokenBudget:
         """Return how many tokens *text* is, by this budget's counter."""
         return self._count(text)
 
+    @property
+    def counts_at_once(self) -> bool:
+        """True where the counter has loaded what it needs."""
+        return bool(getattr(self._counter, "ready", True))
+
     def cut(self, text: str, tokens: int) -> str:
         """Return *text*, or as much of its beginning as is at most *tokens* tokens, ending in "…" where it was cut."""
         return cut(text, tokens, self._count)
@@ -245,22 +259,32 @@ class TokenBudget:
 
     def reserve(self, requested: int, tool: str) -> Flow[Allotment]:
         """Return the conversation behind ``allocate``: what was granted, and what was left of what before it."""
-        wanted = Reservation(secrets.token_hex(32), _positive("requested", requested), self._owner(), tool)
+        named = check_tool(tool) if tool != "" else ""
+        wanted = Reservation(secrets.token_hex(32), _positive("requested", requested), self._owner(), named)
 
-        def change(view: LedgerView) -> tuple[Hold | None, Node]:
-            lapse_due(view)
+        def change(view: LedgerView) -> tuple[Hold | None, Node, str]:
+            warning = self._warning(view, lapse_reservations(view, self._limit))
             before = view.node(self._limit.node_id)
-            return reserve_tokens(view, before.id, wanted), before
+            return reserve_tokens(view, before.id, wanted), before, warning
 
         scope = self._scope(wanted.id)
         try:
-            hold, before = yield from transact(scope, change)
-        except Interrupted:
-            yield from transact(scope, lambda view: self._end_if_held(view, wanted.id, None))
+            hold, before, warning = yield from transact(scope, change)
+        except (Interrupted, LedgerUnavailable) as error:
+            # It may have been written although its answer was lost.
+            yield from self._give_back(scope, wanted.id, error)
             raise
+        if warning:
+            yield from warn(warning)
         if hold is None:
-            raise (yield from self._exhausted(before, requested))
+            raise (yield from self._exhausted(before, wanted.requested))
         return Allotment(Allocation.of(hold, requested), tokens_left(before), before.limit or 0)
+
+    def _give_back(self, scope: Scope, hold_id: str, error: BaseException) -> Flow[None]:
+        try:
+            yield from transact(scope, lambda view: self._end_if_held(view, hold_id, None))
+        except LedgerUnavailable as again:
+            cause(error).add_note(f"the tokens of {hold_id} could not be given back: {again}")
 
     def _allocate(self, requested: int, tool: str) -> Flow[Allocation]:
         return (yield from self.reserve(requested, tool)).tokens
@@ -277,12 +301,14 @@ class TokenBudget:
         return BudgetExhausted(str(error), rule=_RULE, session=error.session, advice=advice)
 
     def _record(self, actual: int, reservation: Allocation | None) -> Flow[None]:
-        if isinstance(actual, bool) or not isinstance(actual, int) or not 0 <= actual <= MOST_TOKENS:
-            raise ConfigError(f"actual: {actual!r} is not a whole number of tokens; count a text with count(text)")
+        used = _whole(actual)
+        if not 0 <= used <= MOST_TOKENS:
+            shown = repr(actual)[:60] if isinstance(actual, (str, float)) or used < MOST_TOKENS else "that"
+            raise ConfigError(f"actual: {shown} is not a whole number of tokens; count a text with count(text)")
         if reservation is not None:
-            yield from self.end(_id_of(reservation), int(actual))
+            yield from self.end(_id_of(reservation), used)
             return
-        use = Reservation(secrets.token_hex(32), int(actual), self._owner())
+        use = Reservation(secrets.token_hex(32), used, self._owner())
         yield from self._warned(transact_anyway(self._scope(use.id), lambda view: self._recorded(view, use)))
 
     def _recorded(self, view: LedgerView, use: Reservation) -> str:
@@ -314,16 +340,23 @@ class TokenBudget:
             yield from warn(warning)
 
     def __repr__(self) -> str:
-        return f"TokenBudget(total={self._total}, soft={self._soft})"
+        return f"TokenBudget(total={DEFAULT_TOKENS if self._total is None else self._total}, soft={self._soft})"
+
+
+def _whole(value: object) -> int:
+    """Return a whole number as a plain one: a subclass may compare as it likes. -1 for what is none."""
+    return int.__index__(value) if isinstance(value, int) and not isinstance(value, bool) else -1
 
 
 def _positive(name: str, value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= MOST_TOKENS:
-        raise ConfigError(f"{name}: {value!r} is not a positive whole number of tokens, such as 4000")
-    return value
+    number = _whole(value)
+    if not 0 < number <= MOST_TOKENS:
+        shown = repr(value)[:60] if isinstance(value, (str, float)) or -MOST_TOKENS < number < MOST_TOKENS else "that"
+        raise ConfigError(f"{name}: {shown} is not a positive whole number of tokens, such as 4000")
+    return number
 
 
 def _id_of(reservation: object) -> str:
-    if not isinstance(reservation, Allocation):
+    if not isinstance(reservation, Allocation) or not reservation.reservation:
         raise ConfigError(f"reservation: {reservation!r} is not what allocate() returned")
     return reservation.reservation

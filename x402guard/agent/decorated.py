@@ -12,17 +12,30 @@ from x402guard.agent.context import Allotment, TokenBudget
 from x402guard.agent.modes import Mode, check_mode, suggest_mode
 from x402guard.agent.tools import Budgeted, tool_call
 from x402guard.drivers import run, run_async
-from x402guard.effects import Flow, Interrupted
-from x402guard.errors import ConfigError
-from x402guard.held_tools import TOOL_HOLD_S, ToolCall, ToolEnd, check_running, end_tool, fingerprint_of, hold_tool
-from x402guard.ledger.model import Hold
-from x402guard.money import Dollars, dollars_to_nanos
+from x402guard.effects import Flow, Interrupted, compute, warn
+from x402guard.errors import ConfigError, LedgerUnavailable
+from x402guard.held_tools import (
+    TOOL_HOLD_S,
+    ToolCall,
+    ToolEnd,
+    check_running,
+    check_tool,
+    end_tool,
+    fingerprint_of,
+    hold_tool,
+)
+from x402guard.ledger.model import NOTHING, Hold
+from x402guard.ledger.tokens import MOST_TOKENS
+from x402guard.money import Dollars, Nanos, dollars_to_nanos
 from x402guard.purchase import Terms
 
-__all__ = ["RESULT_TOKENS", "CostOf", "Render", "ToolTerms", "decorate"]
+__all__ = ["QUICK_CHARACTERS", "RESULT_TOKENS", "CostOf", "Render", "ToolTerms", "decorate"]
 
 RESULT_TOKENS: Final = 4_000
 """The most tokens of one result, unless told otherwise."""
+
+QUICK_CHARACTERS: Final = 16_384
+"""A result up to this size is cut and counted on the event loop, once its counter has loaded."""
 
 CostOf = Callable[[Any], Dollars]
 """What a call cost in dollars, told from its result."""
@@ -69,15 +82,16 @@ class ToolTerms:
             check_mode("mode", self.mode)
             if not callable(self.render):
                 raise ConfigError(f"render: {self.render!r} is no function of a result and a mode")
-            if isinstance(self.max_tokens, bool) or not isinstance(self.max_tokens, int) or self.max_tokens <= 0:
-                raise ConfigError(f"max_tokens: {self.max_tokens!r} is not a positive whole number")
+            if type(self.max_tokens) is not int or not 0 < self.max_tokens <= MOST_TOKENS:
+                raise ConfigError(f"max_tokens: {self.max_tokens!r:.60} is not a positive whole number of tokens")
 
     def call(self, tool: str) -> ToolCall | None:
         """Return one call of the tool, without its arguments; None where it costs nothing."""
         if self.cost is None:
             return None
         if callable(self.cost):
-            return tool_call(tool, self.up_to or 0, field="up_to", lifetime_s=self.lifetime_s)
+            most = 0 if self.up_to is None else self.up_to
+            return tool_call(tool, most, field="up_to", lifetime_s=self.lifetime_s)
         return tool_call(tool, self.cost, field="cost", lifetime_s=self.lifetime_s)
 
 
@@ -89,6 +103,7 @@ class _Use:
     hold: Hold | None
     tokens: TokenBudget
     allotment: Allotment | None
+    ceiling: Nanos = NOTHING
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +112,7 @@ class _Outcome:
 
     end: ToolEnd
     used_tokens: int | None = None
+    rendered: str | None = None
     value: Any = None
     error: BaseException | None = None
 
@@ -108,10 +124,13 @@ def decorate(payer: Budgeted, terms: ToolTerms, name: str | None, function: Call
     """
     if not callable(function):
         raise ConfigError(f'tool: {function!r} is no function; write @session.tool(cost="$0.01") above one')
-    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+    if isinstance(function, staticmethod):
+        return staticmethod(decorate(payer, terms, name, function.__func__))
+    called = function if inspect.isroutine(function) else getattr(function, "__call__", function)  # noqa: B004
+    if any(inspect.isgeneratorfunction(each) or inspect.isasyncgenfunction(each) for each in (function, called)):
         raise ConfigError("tool: a generator goes on after its call; hold for it with `with session.hold(…)`")
-    tool = name if name is not None else getattr(function, "__name__", type(function).__name__)
-    terms.call(tool)  # the name and the amounts are checked here, and not at the first call
+    tool = check_tool(name if name is not None else getattr(function, "__name__", type(function).__name__))
+    terms.call(tool)  # the amounts are checked here, and not at the first call
     bind = _binding(function)
 
     @wraps(function)
@@ -119,18 +138,15 @@ def decorate(payer: Budgeted, terms: ToolTerms, name: str | None, function: Call
         beginning = _begin(payer, terms, tool, bind(args, kwargs))
         use = run(beginning, payer.shell)
         outcome = _outcome_of(terms, use, lambda: function(*args, **kwargs))
-        run(_finish(use, outcome), payer.shell)
-        return _handed(outcome)
+        return _handed(run(_finish(use, outcome), payer.shell))
 
     @wraps(function)
     async def awaited(*args: Any, **kwargs: Any) -> Any:
         beginning = _begin(payer, terms, tool, bind(args, kwargs))
         use = await run_async(beginning, payer.shell)
         outcome = await _awaited_outcome_of(terms, use, lambda: function(*args, **kwargs))
-        await run_async(_finish(use, outcome), payer.shell)
-        return _handed(outcome)
+        return _handed(await run_async(_finish(use, outcome), payer.shell))
 
-    called = function if inspect.isroutine(function) else getattr(function, "__call__", function)  # noqa: B004
     is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(called)
     return awaited if is_async else blocking
 
@@ -138,7 +154,7 @@ def decorate(payer: Budgeted, terms: ToolTerms, name: str | None, function: Call
 def _binding(function: Callable[..., Any]) -> Callable[[tuple[Any, ...], dict[str, Any]], str]:
     """Return what takes the fingerprint of a call's arguments; it raises ``TypeError`` for those that do not fit."""
     try:
-        signature = inspect.signature(function)
+        signature = inspect.signature(function, follow_wrapped=False)  # what is called is what has to be called right
     except (TypeError, ValueError):
         signature = None
 
@@ -174,25 +190,52 @@ def _begin(payer: Budgeted, terms: ToolTerms, tool: str, arguments: str) -> Flow
         raise
     except BaseException:
         if allotment is not None:
-            yield from tokens.end(allotment.tokens.reservation, None)
+            yield from _finish_tokens(_Use(paying, None, tokens, allotment), _Outcome(ToolEnd()))
         raise
-    return _Use(paying, hold, tokens, allotment)
+    return _Use(paying, hold, tokens, allotment, call.amount)
 
 
-def _finish(use: _Use, outcome: _Outcome) -> Flow[None]:
+def _finish(use: _Use, outcome: _Outcome) -> Flow[_Outcome]:
     """Write down what it cost and what it showed; both, whatever interrupts the first."""
     try:
+        outcome = yield from _fitted(use, outcome)
         if use.hold is not None:
-            yield from end_tool(use.terms, use.hold, outcome.end)
+            yield from end_tool(use.terms, use.hold, outcome.end, ceiling=use.ceiling)
     except Interrupted:
+        # Whichever was cut short: writing it twice does nothing.
+        if use.hold is not None:
+            yield from end_tool(use.terms, use.hold, outcome.end, ceiling=use.ceiling)
         yield from _finish_tokens(use, outcome)
         raise
     yield from _finish_tokens(use, outcome)
+    return outcome
 
 
 def _finish_tokens(use: _Use, outcome: _Outcome) -> Flow[None]:
-    if use.allotment is not None:
+    """Books that cannot be written take nothing from the caller: the reservation counts as used when its time is over."""
+    if use.allotment is None:
+        return
+    try:
         yield from use.tokens.end(use.allotment.tokens.reservation, outcome.used_tokens)
+    except LedgerUnavailable as error:
+        yield from warn(f"tokens: the books could not be written: {error}; {int(use.allotment.tokens):,} stay reserved")
+
+
+def _fitted(use: _Use, outcome: _Outcome) -> Flow[_Outcome]:
+    """Cut a rendered result to what was granted, and count it: off the event loop where that may take long."""
+    if outcome.rendered is None or use.allotment is None:
+        return outcome
+    granted, rendered, tokens = int(use.allotment.tokens), outcome.rendered, use.tokens
+
+    def job(_now_ms: int) -> _Outcome:
+        try:
+            text = tokens.cut(rendered, granted)
+            return replace(outcome, value=text, used_tokens=tokens.count(text))
+        except Exception as error:  # noqa: BLE001 - a counter is the caller's own code, and may raise anything
+            return replace(outcome, error=error)
+
+    quick = tokens.counts_at_once and len(rendered) <= QUICK_CHARACTERS
+    return (yield from compute(job, quick=quick))
 
 
 def _outcome_of(terms: ToolTerms, use: _Use, call: Callable[[], Any]) -> _Outcome:
@@ -201,7 +244,9 @@ def _outcome_of(terms: ToolTerms, use: _Use, call: Callable[[], Any]) -> _Outcom
     except BaseException as error:  # noqa: BLE001 - Ctrl-C too: it is raised once the books are in order
         return _failed(error)
     if inspect.isawaitable(result):
-        getattr(result, "close", lambda: None)()
+        close = getattr(result, "close", None)
+        if close is not None:
+            close()
         return _failed(TypeError("tool: the function returned something to await; decorate an `async def`"))
     return _shown(terms, use, result)
 
@@ -228,8 +273,7 @@ def _shown(terms: ToolTerms, use: _Use, result: Any) -> _Outcome:
         if use.allotment is None or terms.mode is None or terms.render is None:
             return _Outcome(end, value=result)
         mode = suggest_mode(terms.mode, left=use.allotment.left, total=use.allotment.total)
-        text = use.tokens.cut(_text(terms.render(result, mode)), use.allotment.tokens)
-        return _Outcome(end, used_tokens=use.tokens.count(text), value=text)
+        return _Outcome(end, rendered=_text(terms.render(result, mode)))
     except BaseException as error:  # noqa: BLE001 - it is the caller's own code, and may raise anything
         return _Outcome(end, error=error)
 
@@ -237,7 +281,7 @@ def _shown(terms: ToolTerms, use: _Use, result: Any) -> _Outcome:
 def _text(rendered: object) -> str:
     if not isinstance(rendered, str):
         raise TypeError(f"render: it returned a {type(rendered).__name__}, and is to return a text")
-    return rendered
+    return str.__str__(rendered)  # a subclass may say of itself what it likes
 
 
 def _handed(outcome: _Outcome) -> Any:

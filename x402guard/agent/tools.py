@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import threading
 from decimal import Decimal
 from types import TracebackType
 from typing import Protocol, Self
@@ -11,7 +12,7 @@ from x402guard.agent.context import TokenBudget
 from x402guard.drivers import Shell, run, run_async
 from x402guard.effects import Flow
 from x402guard.errors import ConfigError
-from x402guard.held_tools import TOOL_HOLD_S, ToolCall, ToolEnd, end_tool, fingerprint_of, hold_tool
+from x402guard.held_tools import TOOL_HOLD_S, ToolCall, ToolEnd, check_tool, end_tool, fingerprint_of, hold_tool
 from x402guard.ledger.model import Hold
 from x402guard.money import Dollars, Nanos, dollars_to_nanos, format_dollars, nanos_to_decimal
 from x402guard.purchase import Terms
@@ -47,12 +48,11 @@ def tool_call(
 
     Raises ``TypeError`` for a float, ``ValueError`` for what is no dollar amount, ``ConfigError`` for everything else.
     """
-    if not isinstance(tool, str) or not tool or not tool.isprintable() or len(tool) > 200:
-        raise ConfigError(f"tool: {tool!r} is not a name for a tool; write text such as 'serp'")
+    name = check_tool(tool)
     if type(lifetime_s) is not int or not 1 <= lifetime_s <= _LONGEST_S:
         raise ConfigError(f"lifetime_s: {lifetime_s!r} is not a whole number of seconds from 1 to {_LONGEST_S}")
     nanos = dollars_to_nanos(amount, field=field)
-    return ToolCall(tool, nanos, secrets.token_bytes(32), fingerprint_of(arguments), lifetime_s)  # type: ignore[arg-type]
+    return ToolCall(name, nanos, secrets.token_bytes(32), fingerprint_of(arguments), lifetime_s)  # type: ignore[arg-type]
 
 
 class ToolHold:
@@ -65,6 +65,7 @@ class ToolHold:
     def __init__(self, payer: Budgeted, call: ToolCall) -> None:
         self._payer = payer
         self._call = call
+        self._lock = threading.Lock()
         self._terms: Terms | None = None
         self._hold: Hold | None = None
         self._ending: str | None = None
@@ -130,12 +131,13 @@ class ToolHold:
         self._receipt = await run_async(self._written(error), self._payer.shell)
 
     def _begin(self) -> Terms:
-        if self._terms is not None:
-            raise ConfigError(
-                f"hold: this hold of {self._call.tool!r} was used already; write session.hold(…) for each use"
-            )
-        self._terms = self._payer.conversation_terms()
-        return self._terms
+        with self._lock:
+            if self._terms is not None:
+                raise ConfigError(
+                    f"hold: this hold of {self._call.tool!r} was used already; write session.hold(…) for each use"
+                )
+            self._terms = self._payer.conversation_terms()
+            return self._terms
 
     def _written(self, error: BaseException | None) -> Flow[Receipt]:
         if self._hold is None or self._terms is None:
@@ -146,4 +148,4 @@ class ToolHold:
             end = ToolEnd(note=f"its block was left by {type(error).__name__}")
         else:
             end = ToolEnd(note="nobody said what it cost")
-        return end_tool(self._terms, self._hold, end)
+        return end_tool(self._terms, self._hold, end, ceiling=self._call.amount)

@@ -13,6 +13,7 @@ from x402guard.ledger.intent import Intent
 from x402guard.money import Nanos
 
 __all__ = [
+    "NOTHING",
     "TERMINATIONS",
     "WALLET",
     "Claim",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Final
@@ -38,19 +38,24 @@ class Prediction:
         return f"{self.name}: p50 ${self.p50}, p95 ${self.p95}, of {self.sessions} past sessions"
 
 
-def predict(nodes: Iterable[Node], name: str, *, but: str | None = None) -> Prediction:
+def predict(nodes: Iterable[Node], name: str, *, gone: Collection[str] = (), but: str | None = None) -> Prediction:
     """Return what the sessions of *name* among *nodes* cost that have ended, all but the one of the id *but*.
 
-    What a live hold of theirs may still take is counted in.
+    What a live hold of theirs may still take is counted in. *gone* are instances known to have ended: a session that nobody else
+    has open ended with them.
     """
     costs = sorted(
         node.used
         for node in nodes
-        if node.kind is NodeKind.SESSION and node.name == name and node.closed_ms is not None and node.id != but
+        if node.kind is NodeKind.SESSION and node.name == name and node.id != but and _has_ended(node, gone)
     )
     if len(costs) < LEAST_SESSIONS:
         return Prediction(name, len(costs))
     return Prediction(name, len(costs), *(nanos_to_decimal(_nearest_rank(costs, percent)) for percent in (50, 95)))
+
+
+def _has_ended(node: Node, gone: Collection[str]) -> bool:
+    return node.closed_ms is not None or all(opener.rpartition("#")[0] in gone for opener in node.openers)
 
 
 def _nearest_rank(ordered: list[int], percent: int) -> int:

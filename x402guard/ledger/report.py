@@ -169,9 +169,12 @@ class TokenAccount:
 
 def _tokens(account: TokenAccount) -> dict[str, Any]:
     by_tool: dict[str, int] = {}
+    llm = sum(entry.captured for entry in account.entries if entry.hold_id is None)
     for line in fold_holds(account.entries).values():
         tool = line.facts.get("tool")
-        if tool and line.captured:
+        if line.facts.get("llm"):
+            llm += line.captured
+        elif tool and line.captured:
             by_tool[tool] = by_tool.get(tool, 0) + line.captured
     node = account.node
     return {
@@ -179,8 +182,9 @@ def _tokens(account: TokenAccount) -> dict[str, Any]:
         "used": node.captured,
         "reserved": node.held,
         "remaining": tokens_left(node),
-        "llm": sum(entry.captured for entry in account.entries if entry.hold_id is None),
+        "llm": llm,
         "by_tool": dict(sorted(by_tool.items())),
+        "other": node.captured - llm - sum(by_tool.values()),
     }
 
 

@@ -69,9 +69,10 @@ def _tokens(tokens: Mapping[str, Any] | None) -> list[str]:
             "tokens", f"{tokens['used']:,} of {tokens['total']:,} used ({part}){reserved}, {tokens['remaining']:,} left"
         )
     ]
-    shown = {name: f"{count:,}" for name, count in {"llm": tokens["llm"], **tokens["by_tool"]}.items() if count}
-    wide, long = (max(map(len, column), default=0) for column in (shown, shown.values()))
-    return lines + [_row("", f"{name:<{wide}}  {count:>{long}}") for name, count in shown.items()]
+    rows = [("llm", tokens["llm"]), *tokens["by_tool"].items(), ("other", tokens["other"])]
+    shown = [(name, f"{count:,}") for name, count in rows if count]
+    wide, long = (max((len(row[column]) for row in shown), default=0) for column in (0, 1))
+    return lines + [_row("", f"{name:<{wide}}  {count:>{long}}") for name, count in shown]
 
 
 def printable(text: str) -> str:

@@ -25,6 +25,7 @@ __all__ = [
     "TokenLimit",
     "count_tokens",
     "end_reservation",
+    "lapse_reservations",
     "open_tokens",
     "record_tokens",
     "reserve_tokens",
@@ -39,6 +40,8 @@ DEFAULT_TOKENS: Final = 100_000
 
 MOST_TOKENS: Final = 10**15
 """The largest total, and the largest count that one call may add."""
+
+_MOST_SOFT: Final = 100
 
 RESERVED_S: Final = 900
 """A reservation whose end nobody reports counts as used after this many seconds."""
@@ -61,12 +64,13 @@ class TokenLimit:
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """What is to be reserved: an id nobody else has, how many tokens, and for whom."""
+    """What is to be reserved: an id nobody else has, how many tokens, for whom, and whether a model's call took them."""
 
     id: str
     requested: int
     owner: str
     tool: str = ""
+    llm: bool = False
 
 
 def tokens_node(session_id: str) -> str:
@@ -107,9 +111,14 @@ def open_tokens(view: LedgerView, node_id: str, total: int | None, name: str) ->
     return view.node(node_id)
 
 
+def lapse_reservations(view: LedgerView, limit: TokenLimit) -> bool:
+    """Count reservations past their deadline as used. True where the soft limit was reached by them."""
+    lapse_due(view)
+    return _reached_soft(view, limit)
+
+
 def reserve_tokens(view: LedgerView, node_id: str, wanted: Reservation) -> Hold | None:
     """Reserve what is wanted, or what is left of it; None where nothing is left. The same transaction again does nothing."""
-    lapse_due(view)
     standing = view.hold(wanted.id)
     if standing is not None:
         return standing
@@ -129,20 +138,20 @@ def _begin(view: LedgerView, node_id: str, wanted: Reservation, tokens: int) -> 
         owner=wanted.owner,
         purpose=Purpose(tool=wanted.tool),
     )
-    facts = {"kind": HoldKind.TOKENS, "requested": wanted.requested, "tool": wanted.tool}
+    facts = {"kind": HoldKind.TOKENS, "requested": wanted.requested, "tool": wanted.tool, "llm": wanted.llm}
     return begin(view, hold, facts)
 
 
 def end_reservation(view: LedgerView, limit: TokenLimit, hold_id: str, used: int | None) -> bool:
     """Count what a reservation came to, or give it back where *used* is None. True where the soft limit was reached by it.
 
-    More than was reserved counts in full. After its deadline a reservation counts as used: more than it is added, less
-    gives nothing back. Raises ``ConfigError`` for one that has ended already, or is of another budget.
+    More than was reserved counts in full. One that has lapsed counts as used: more than it is added, less gives nothing
+    back. Raises ``ConfigError`` for one that has ended already, or is of another budget.
     """
     hold = view.hold(hold_id)
     if hold is None or hold.kind is not HoldKind.TOKENS or hold.node_id != limit.node_id:
         raise ConfigError("reservation: it is of another budget; give back what allocate() of this one returned")
-    if has_lapsed(hold):
+    if has_lapsed(hold) and hold.evidence is Evidence.ASSUMED:
         if used is not None and used > hold.captured:
             apply(view, hold_id, Correct(Nanos(used), Evidence.ESTIMATE))
         return _reached_soft(view, limit)
@@ -165,7 +174,8 @@ def record_tokens(view: LedgerView, limit: TokenLimit, use: Reservation) -> bool
 
 def count_tokens(view: LedgerView, limit: TokenLimit, used: int) -> bool:
     """Count tokens beside a hold that ends in the same transaction. True where the soft limit was reached by them."""
-    if used:
+    used = min(used, MOST_TOKENS - view.node(limit.node_id).captured)
+    if used > 0:
         view.record(limit.node_id, "usage", captured=used)
     return _reached_soft(view, limit)
 
@@ -181,10 +191,10 @@ def _reached_soft(view: LedgerView, limit: TokenLimit) -> bool:
     """True once: when what is used has come to the soft limit."""
     if limit.soft is None or view.node(limit.node_id).captured < limit.soft:
         return False
-    before = view.mark(soft_mark(limit.node_id))
-    if before is not None and before["soft"] == limit.soft:
+    said = (view.mark(soft_mark(limit.node_id)) or {"soft": []})["soft"]
+    if limit.soft in said:
         return False
-    view.put_mark(soft_mark(limit.node_id), {"soft": limit.soft})
+    view.put_mark(soft_mark(limit.node_id), {"soft": [*said, limit.soft][-_MOST_SOFT:]})
     used = view.node(limit.node_id).captured
     facts = {"name": "tokens_soft_limit", "used_tokens": used, "soft_tokens": limit.soft}
     view.record(limit.session_id or limit.node_id, "event", facts=facts)

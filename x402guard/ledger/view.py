@@ -19,6 +19,11 @@ MarkKey = tuple[str, str]
 """(kind, key) of a small JSON row beside the journal: an origin, a proof, a refusal counter, an instance."""
 
 
+def _whole(text: str) -> str:
+    """Return *text* without halves of characters, which no file takes: an entry is written whatever was said."""
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
 @dataclass(frozen=True, slots=True)
 class Scope:
     """Every row that a change may see; the store locks and loads these, and no others.
@@ -174,7 +179,7 @@ class LedgerView:
             held=held,
             granted_in=granted_in,
             granted_out=granted_out,
-            data=json.dumps(dict(facts or {}), separators=(",", ":"), sort_keys=True, ensure_ascii=False),
+            data=_whole(json.dumps(dict(facts or {}), separators=(",", ":"), sort_keys=True, ensure_ascii=False)),
             previous=node.head,
         ).sealed()
         after = dataclasses.replace(

@@ -5,18 +5,21 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any, Final
 
 from x402guard.ledger.authorize import Refusal
 from x402guard.ledger.model import Evidence
+from x402guard.ledger.tokens import MOST_TOKENS
 from x402guard.metering.bill import Bill, stated_cost
 from x402guard.metering.call import Call
-from x402guard.metering.ceiling import UNPRICED, Rates, find_rates
+from x402guard.metering.ceiling import UNPRICED, Rates, find_rates, whole_nanos
 from x402guard.metering.classify import Meter
 from x402guard.metering.routes import Dialect, Endpoint, Flavour, Route
-from x402guard.metering.tools import Unbounded
-from x402guard.metering.usage import Impossible, Stated, check_parts, read_usage
-from x402guard.money import MAX_NANOS
+from x402guard.metering.said import check_said, check_total, tools_run
+from x402guard.metering.tools import Unbounded, kind_of
+from x402guard.metering.usage import Stated, check_parts, read_usage
+from x402guard.money import MAX_NANOS, Nanos
 from x402guard.ports import PriceBook, Usage
 
 __all__ = ["Statement", "price_statement", "read_answer", "read_statement"]
@@ -76,16 +79,22 @@ def read_statement(provider: str, model: str, usage: Mapping[str, Any]) -> State
 
     Raises ``ValueError`` naming the argument where it says nothing that can be read.
     """
+    model = _plain_name(model)
     if usage and all(isinstance(key, str) and _UNIT.fullmatch(key) for key in usage):
         # Anthropic counts what was cached beside its input, and the book within it.
         return Statement(provider, model, None, usage)
+    if not usage:
+        raise ValueError(f"usage: it is empty; write {_FIX}")
     usage = _in_camels(usage) if "prompt_token_count" in usage else usage
     flavour = _flavour_of(usage)
-    if flavour is None or not usage:
-        shown = ", ".join(sorted(map(str, usage))[:6]) or "nothing"
-        raise ValueError(f"usage: {shown} says nothing of tokens that can be read; write {_FIX}")
+    if flavour is None:
+        shown = ", ".join(sorted(map(str, usage))[:6])
+        raise ValueError(f"usage: {shown[:200]} says nothing of tokens that can be read; write {_FIX}")
     if flavour == "responses" and provider == "anthropic":
         flavour = "messages"
+    billed = usage.get("billed_units")
+    if flavour == "cohere" and isinstance(billed, dict) and "output_tokens" not in billed:
+        return Statement(provider, model, "cohere_embed", {"meta": usage})
     field = "usageMetadata" if flavour == "gemini" else "usage"
     return Statement(provider, model, flavour, {field: usage})
 
@@ -102,10 +111,19 @@ def read_answer(answer: Mapping[str, Any], provider: str | None, model: str | No
         raise ValueError(
             "response: it states no usage that can be read; report it with session.record_usage(provider, model, usage)"
         )
-    named = model or answer.get("model") or answer.get("modelVersion")
+    named = answer.get("model") or answer.get("modelVersion") if model is None else model
     if not isinstance(named, str) or not named:
         raise ValueError('model: the response does not name its model; write session.wrap(response, model="…")')
-    return Statement(provider or _MAKERS[flavour], named.removeprefix("models/"), flavour, answer)
+    made_by = _MAKERS[flavour] if provider is None else provider
+    return Statement(made_by, _plain_name(named), flavour, answer)
+
+
+def _plain_name(model: str) -> str:
+    """Return a model's name as the book has it. Raises ``ValueError`` for what no model is called: it goes into every report."""
+    name = model.removeprefix("models/")
+    if not name.isprintable() or len(name) > 300:
+        raise ValueError(f"model: {name[:60]!a} is not the name of a model")
+    return name
 
 
 def _answer_flavour(answer: Mapping[str, Any]) -> Flavour | None:
@@ -137,8 +155,9 @@ def price_statement(meter: Meter, statement: Statement, at_unix: int) -> tuple[B
     """
     try:
         return _priced(meter, statement, at_unix)
-    except Impossible as error:
-        raise ValueError(f"usage: {error}") from error
+    except ValueError as error:
+        said = str(error)[:300]
+        raise ValueError(said if said.startswith("usage: ") else f"usage: {said}; write {_FIX}") from error
 
 
 def _priced(meter: Meter, statement: Statement, at_unix: int) -> tuple[Bill, Rates] | Refusal:
@@ -149,29 +168,61 @@ def _priced(meter: Meter, statement: Statement, at_unix: int) -> tuple[Bill, Rat
         return rates
     for unit in _without_price(stated.usage, rates):
         return Refusal(UNPRICED, f"usage: nothing says what {unit} of {statement.model!r} cost; charge them yourself")
+    allowed = _tools_run(meter, statement)
+    if isinstance(allowed, Refusal):
+        return allowed
     amount = stated_cost(call, rates, meter.settings, stated)
     if amount is None:
         return Refusal(UNPRICED, f"usage: {statement.model!r} was billed at a tier that the price book does not know")
+    amount = Nanos(amount + allowed)
     if amount > MAX_NANOS:
         raise ValueError("usage: it would cost more than a billion dollars")
+    for unit, count in stated.usage.items():
+        if count > MOST_TOKENS:
+            raise ValueError(f"usage: more than {MOST_TOKENS:,} {unit} are impossible")
+    if allowed:
+        return Bill(amount, Evidence.ESTIMATE, stated.usage, "tools at their allowance"), rates
     return Bill(amount, Evidence.PROVIDER_USAGE, stated.usage), rates
+
+
+def _tools_run(meter: Meter, statement: Statement) -> Nanos | Refusal:
+    """Return the allowances of what the provider ran beside the model, or why nobody can say what that cost."""
+    total = Decimal(0)
+    for name in tools_run(statement.flavour or "chat", statement.answer):
+        kind = kind_of(name)
+        allowance = meter.settings.allowance(kind)
+        if allowance is None:
+            hint = f'Metering(allowances={{"{kind}": "$0.05"}})'
+            return Refusal(UNPRICED, f"response: {name[:60]} was run, and nothing says what it cost; set {hint}")
+        total += allowance
+    return whole_nanos(total)
 
 
 def _stated(statement: Statement, book: PriceBook) -> Stated:
     if statement.flavour is not None:
+        check_said(statement.flavour, _usage_of(statement.answer))
         stated = read_usage(_call(statement, produces=True), statement.answer, book)
     else:
         stated = Stated(dict(_counts(statement.answer)), {}, None, us_only=False, counted=frozenset())
     if not stated.usage:
         raise ValueError(f"usage: it counts nothing; write {_FIX}")
     check_parts(stated.usage)
+    if statement.flavour is not None:
+        check_total(_usage_of(statement.answer), stated.usage)
     return stated
+
+
+def _usage_of(answer: Mapping[str, Any]) -> Mapping[str, Any]:
+    found: object = next((answer[field] for field in ("usage", "usageMetadata", "meta") if field in answer), {})
+    return found if isinstance(found, Mapping) else {}
 
 
 def _counts(usage: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
     for unit, count in usage.items():
         if type(count) is not int or count < 0:
-            raise ValueError(f"usage: {unit} is {count!r}, and is to be a whole number that is not negative")
+            vast = type(count) is int and count < -(10**40)
+            shown = "far below zero" if vast else repr(count)[:40] if isinstance(count, (int, str)) else str(count)[:40]
+            raise ValueError(f"usage: {unit} is {shown}, and is to be a whole number that is not negative")
         if count:
             yield unit, count
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from x402guard.metering.routes import Route
 
-__all__ = ["ALLOWANCES", "Unbounded", "find_unbounded", "tools_of"]
+__all__ = ["ALLOWANCES", "Unbounded", "find_unbounded", "kind_of", "tools_of"]
 
 ALLOWANCES: Final = (
     "audio",
@@ -108,7 +108,7 @@ def find_unbounded(route: Route, model: str, body: Mapping[str, Any]) -> Iterato
                 yield Unbounded("model", kind)
     for index, tool in enumerate(tools_of(body)):
         for name in _run_by_provider(route, tool):
-            yield Unbounded(f"tools[{index}].{name}", _kind(name if name != "type" else str(tool["type"])))
+            yield Unbounded(f"tools[{index}].{name}", kind_of(name if name != "type" else str(tool["type"])))
 
 
 def _run_by_provider(route: Route, tool: Any) -> Iterator[str]:
@@ -126,6 +126,7 @@ def _run_by_provider(route: Route, tool: Any) -> Iterator[str]:
         yield "type"
 
 
-def _kind(name: str) -> str:
+def kind_of(name: str) -> str:
+    """Return the kind of a tool by its name, one of ``ALLOWANCES``."""
     lower = re.sub(r"([a-z])([A-Z])", r"\1_\2", name).lower()
     return next((kind for pattern, kind in _KINDS if pattern.search(lower)), "provider_tool")

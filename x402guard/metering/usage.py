@@ -83,8 +83,10 @@ def _check_counts(stated: Mapping[str, Any]) -> None:
             pending.extend(value.items())
         elif isinstance(value, list):
             pending.extend((key, item) for item in value)
-        elif isinstance(value, (int, Decimal)) and not isinstance(value, bool) and (value < 0 or value != int(value)):
+        elif isinstance(value, Decimal) and (not value.is_finite() or value < 0 or value != value.to_integral_value()):
             raise Impossible(f"{key!a:.60} is {str(value)[:40]}")
+        elif type(value) is int and value < 0:
+            raise Impossible(f"{key!a:.60} is {value if value > -(10**40) else 'far below zero'}")
 
 
 def _put_right(answer: Mapping[str, Any], stated: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -128,9 +130,10 @@ def _charged(call: Call, stated: Mapping[str, Any]) -> Decimal | None:
     upstream = details.get("upstream_inference_cost") if isinstance(details, dict) else None
     if stated.get("is_byok") is True and isinstance(upstream, (int, Decimal)):
         cost += upstream
-    if cost < 0:
-        raise Impossible(f"cost is {str(cost)[:40]}")
-    return Decimal(cost)
+    charged = Decimal(cost)
+    if not charged.is_finite() or charged < 0:
+        raise Impossible(f"cost is {str(charged)[:40]}")
+    return charged
 
 
 UNITS: Final = {"web_search": "web_searches", "file_search": "storage_searches"}

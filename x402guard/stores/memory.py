@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from heapq import nsmallest
 from typing import Any, Final, TypeVar
 
@@ -39,7 +38,8 @@ class MemoryStore:
 
     def transact(self, scope: Scope, change: Change[R]) -> R:
         """See ``LedgerStore.transact``."""
-        with self._turn():
+        self._check_usable()
+        with self._lock:
             view = load_view(self, scope, self._clock())
             result = change(view)
             check_change(view, scope)
@@ -50,8 +50,8 @@ class MemoryStore:
                 raise
             return result
 
-    @contextmanager
-    def _turn(self) -> Iterator[None]:
+    def _check_usable(self) -> None:
+        # No context manager of our own around the lock: Ctrl-C would leave it suspended, and the lock held.
         if self._pid != os.getpid():
             raise LedgerUnavailable(
                 "a memory:// ledger belongs to one process; after a fork each would have a budget of its own"
@@ -60,8 +60,6 @@ class MemoryStore:
             raise LedgerUnavailable(
                 "this ledger has been closed", advice="Nothing was paid. Open a Guard again; this one is closed."
             )
-        with self._lock:
-            yield
 
     def _write(self, view: LedgerView) -> None:
         for node in view.node_rows():
@@ -124,7 +122,8 @@ class MemoryStore:
 
     def entries(self, node_id: str) -> Sequence[Entry]:
         """See ``LedgerStore.entries``."""
-        with self._turn():
+        self._check_usable()
+        with self._lock:
             return [entry for node in self._below(node_id) for entry in self._entries.get(node, {}).values()]
 
     def _below(self, node_id: str) -> list[str]:
@@ -135,7 +134,8 @@ class MemoryStore:
 
     def nodes(self, under: str | None = None) -> Sequence[Node]:
         """See ``LedgerStore.nodes``."""
-        with self._turn():
+        self._check_usable()
+        with self._lock:
             if under is None:
                 return list(self._nodes.values())
             wanted = {*self._below(under), *(node.id for node in self.get_nodes((under,)))}
@@ -143,17 +143,20 @@ class MemoryStore:
 
     def hold(self, hold_id: str) -> Hold | None:
         """See ``LedgerStore.hold``."""
-        with self._turn():
+        self._check_usable()
+        with self._lock:
             return self._holds.get(hold_id)
 
     def outstanding(self) -> Sequence[Hold]:
         """See ``LedgerStore.outstanding``."""
-        with self._turn():
+        self._check_usable()
+        with self._lock:
             return sorted(self._live.values(), key=lambda h: h.created_ms)
 
     def marks(self, kind: str, prefix: str) -> Mapping[str, Mapping[str, Any]]:
         """See ``LedgerStore.marks``."""
-        with self._turn():
+        self._check_usable()
+        with self._lock:
             return {key: value for (of, key), value in self._marks.items() if of == kind and key.startswith(prefix)}
 
     def now_ms(self) -> int:

@@ -100,7 +100,7 @@ class SqliteStore:
     def __init__(self, path: Path, *, clock_ms: Callable[[], int] | None = None) -> None:
         self._path = path.absolute()  # a later chdir must not make it another file
         self._clock = clock_ms or system_clock_ms
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._read_lock = threading.Lock()
         self._closed = False
         self._synchronous = ""
@@ -119,12 +119,15 @@ class SqliteStore:
             undo.callback(os.close, self._turn)
             self._writer = self._connect()
             undo.callback(self._writer.close)
-            with self._in_turn():  # several processes may be opening a new ledger at once
-                self._check_owner(lock_was_there=lock_was_there)  # before anything is changed: it may be another's
-                self._writer.execute("PRAGMA journal_mode = WAL")
-                self._migrate()
+            # Several processes may be opening a new ledger at once.
+            self._in_turn(lambda: self._prepare(lock_was_there=lock_was_there))
             self._reader = self._connect()
             undo.pop_all()
+
+    def _prepare(self, *, lock_was_there: bool) -> None:
+        self._check_owner(lock_was_there=lock_was_there)  # before anything is changed: it may be another's
+        self._writer.execute("PRAGMA journal_mode = WAL")
+        self._migrate()
 
     def _connect(self) -> sqlite3.Connection:
         connection = sqlite3.connect(self._path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False)
@@ -167,23 +170,6 @@ class SqliteStore:
                 f"{self._path} was removed or replaced while it was open; put it back, or open it anew"
             )
 
-    @contextmanager
-    def _in_turn(self) -> Iterator[None]:
-        """Wait for the right to write: first among our threads, then among processes."""
-        self._check_usable()
-        self._check_file()
-        if not self._lock.acquire(timeout=_BUSY_S):
-            raise LedgerUnavailable(f"another thread has been writing the ledger for {_BUSY_S:.0f} s")
-        try:
-            self._check_usable()
-            self._lock_file()
-            try:
-                yield
-            finally:
-                fcntl.flock(self._turn, fcntl.LOCK_UN)
-        finally:
-            self._lock.release()
-
     def _lock_file(self) -> None:
         """Take the turn among processes, within bounds: one that was stopped in its transaction must not stop us all."""
         give_up = time.monotonic() + _BUSY_S
@@ -203,25 +189,51 @@ class SqliteStore:
 
     def transact(self, scope: Scope, change: Change[R]) -> R:
         """See ``LedgerStore.transact``."""
-        with _unavailable("cannot write the ledger"), self._in_turn():
-            self._roll_back()  # Ctrl-C may have left one open, and an open one would lock out every process
-            # The pragma cannot change inside a transaction, so the scope says beforehand whether this one restrains.
-            level = "FULL" if scope.durable else "NORMAL"
-            if level != self._synchronous:
-                self._synchronous = ""  # unknown, should anything interrupt us here
-                self._writer.execute(f"PRAGMA synchronous = {level}")
-                self._synchronous = level
+        return self._in_turn(lambda: self._transacted(scope, change))
+
+    def _in_turn(self, work: Callable[[], R]) -> R:
+        """Do *work* when it is our turn to write: first among our threads, then among processes."""
+        self._check_usable()
+        self._check_file()
+        try:
+            if not self._lock.acquire(timeout=_BUSY_S):
+                raise LedgerUnavailable(f"another thread has been writing the ledger for {_BUSY_S:.0f} s")
+            self._check_usable()
+            with _unavailable("cannot write the ledger"):
+                self._lock_file()
+                return work()
+        finally:
+            self._end_turn()
+
+    def _end_turn(self) -> None:
+        """Give the turn back where it is ours. No flag and no context manager says so: Ctrl-C may come before either is set."""
+        if self._lock.acquire(blocking=False):  # it is ours already, or nobody's
             try:
-                self._writer.execute("BEGIN IMMEDIATE")
-                view = load_view(self, scope, self._clock())
-                result = change(view)
-                check_change(view, scope)
-                self._write(view)
-                self._writer.execute("COMMIT")
-            except BaseException:
-                self._roll_back()
-                raise
-            return result
+                fcntl.flock(self._turn, fcntl.LOCK_UN)
+            finally:
+                self._lock.release()
+        with suppress(RuntimeError):  # it was never ours
+            self._lock.release()
+
+    def _transacted(self, scope: Scope, change: Change[R]) -> R:
+        self._roll_back()  # Ctrl-C may have left one open, and an open one would lock out every process
+        # The pragma cannot change inside a transaction, so the scope says beforehand whether this one restrains.
+        level = "FULL" if scope.durable else "NORMAL"
+        if level != self._synchronous:
+            self._synchronous = ""  # unknown, should anything interrupt us here
+            self._writer.execute(f"PRAGMA synchronous = {level}")
+            self._synchronous = level
+        try:
+            self._writer.execute("BEGIN IMMEDIATE")
+            view = load_view(self, scope, self._clock())
+            result = change(view)
+            check_change(view, scope)
+            self._write(view)
+            self._writer.execute("COMMIT")
+        except BaseException:
+            self._roll_back()
+            raise
+        return result
 
     def _roll_back(self) -> None:
         if self._writer.in_transaction:
