@@ -14,7 +14,7 @@ from typing import Any, Final
 from uuid import UUID
 
 from x402guard.booking import book, error_name, give_back, hold_or_refuse
-from x402guard.effects import Flow, transact, transact_anyway, warn
+from x402guard.effects import Flow, checkpoint, transact, transact_anyway, warn
 from x402guard.errors import ConfigError, LedgerUnavailable
 from x402guard.held_calls import write_void
 from x402guard.ledger.authorize import Refusal, authorize, check_open, lapse_due
@@ -22,7 +22,7 @@ from x402guard.ledger.model import Evidence, Hold, HoldKind, HoldState, Purpose
 from x402guard.ledger.transitions import Capture, apply
 from x402guard.ledger.view import LedgerView, Scope
 from x402guard.metering.bill import Bill
-from x402guard.money import Nanos
+from x402guard.money import Nanos, format_dollars
 from x402guard.purchase import Terms
 from x402guard.refusals import refused
 from x402guard.settlement import Receipt, receipt_of
@@ -79,11 +79,13 @@ class ToolEnd:
         amount: nano-dollars that it cost, or None where nobody says: the ceiling counts.
         void: why it was not billed, or None where it was, or may have been.
         note: for the books.
+        forgotten: it ended well, and its caller said nothing: people ought to know.
     """
 
     amount: Nanos | None = None
     void: str | None = None
     note: str = ""
+    forgotten: bool = False
 
 
 def check_tool(tool: object) -> str:
@@ -102,7 +104,15 @@ def hold_tool(terms: Terms, call: ToolCall) -> Flow[Hold]:
     def undo(error: BaseException) -> Flow[None]:
         return give_back(terms, call.hold_id, f"the tool never ran: {error_name(error)}", error)
 
-    return (yield from hold_or_refuse(terms, _scope(terms, call), lambda view: _hold(view, terms, call), undo))
+    held = yield from hold_or_refuse(terms, _scope(terms, call), lambda view: _hold(view, terms, call), undo)
+    try:
+        yield from checkpoint()  # cancelled while it was written: it is given back, before the tool has begun
+    except GeneratorExit:
+        raise
+    except BaseException as error:
+        yield from undo(error)
+        raise
+    return held
 
 
 def charge_tool(terms: Terms, call: ToolCall) -> Flow[Receipt]:
@@ -140,6 +150,13 @@ def end_tool(terms: Terms, hold: Hold, end: ToolEnd, *, ceiling: Nanos) -> Flow[
         else:
             bill = Bill(end.amount, Evidence.ESTIMATE, note=end.note)
         ended = yield from book(terms, hold, bill)
+        if end.forgotten:
+            yield from warn(
+                f"tool {hold.purpose.tool!r}: {end.note}, so its ceiling ${format_dollars(ceiling)} is booked"
+            )
+        elif end.amount is not None and end.amount > hold.amount:
+            cost, most = format_dollars(end.amount), format_dollars(ceiling)
+            yield from warn(f"tool {hold.purpose.tool!r}: it cost ${cost}, above its ceiling ${most}")
     except LedgerUnavailable as error:
         problem = f"the books could not be written: {error}"
         yield from warn(f"tool {hold.purpose.tool!r}: {problem}; its hold {hold.id} counts in full")

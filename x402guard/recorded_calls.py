@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, Final
 
 from x402guard.effects import Flow, Interrupted, compute, transact, transact_anyway, warn
-from x402guard.errors import ConfigError, LedgerUnavailable, PaymentRefused
+from x402guard.errors import ConfigError, LedgerUnavailable
 from x402guard.held_calls import HOLD_S, tokens_in
 from x402guard.ledger.authorize import TRIPPED, Refusal, check_open
 from x402guard.ledger.budgets import trip_exceeded
@@ -85,19 +85,13 @@ def record_call(terms: Terms, entropy: bytes, statement: Statement) -> Flow[Rece
     if recorded.warning:
         yield from warn(recorded.warning)
     if recorded.latched is not None:
-        raise (yield from _told(terms, recorded.latched))
+        # Not counted among the refusals: the call is in the books.
+        told = refusal_error(terms, recorded.latched)
+        told.advice = "This call is booked. Only the owner can reset this session."
+        told.money_may_have_moved = True
+        raise told
     receipt = receipt_of(recorded.hold, represented=False)
     return replace(receipt, model=statement.model, usage=priced[0].usage)
-
-
-def _told(terms: Terms, latched: Refusal) -> Flow[PaymentRefused]:
-    """Return the error of a session that was latched before; the call is booked, whether the refusal can be counted or not."""
-    try:
-        error = yield from refused(terms, latched)
-    except LedgerUnavailable:
-        error = refusal_error(terms, latched)
-    error.advice, error.money_may_have_moved = "This call is booked. Only the owner can reset this session.", True
-    return error
 
 
 def _book(

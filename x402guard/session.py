@@ -163,11 +163,7 @@ class Session(Charges):
         Raises ``ConfigError`` where the block in context belongs to another session: a client that pays from one budget
         inside the block of another is a mistake that must not pick one silently.
         """
-        if self._ended:
-            advice = f"Nothing was paid. Open it again with guard.session(…, id={self.id!r})."
-            raise SessionClosed(
-                f"session {self._name!r} has ended", rule="session_closed", session=self._report_id(), advice=advice
-            )
+        self._check_open()
         inner = current_session()
         if inner is None or self._descends_from(inner):
             return self
@@ -278,7 +274,15 @@ class Session(Charges):
         with self._nest(NodeKind.SCOPE, "scope", budget) as scope:
             yield scope
 
+    def _check_open(self) -> None:
+        if self._ended:
+            advice = f"Nothing was paid. Open it again with guard.session(…, id={self.id!r})."
+            raise SessionClosed(
+                f"session {self._name!r} has ended", rule="session_closed", session=self._report_id(), advice=advice
+            )
+
     def _nest(self, kind: NodeKind, name: str, budget: Dollars, tokens: TokenBudget | int | None = None) -> Session:
+        self._check_open()
         return Session.open(
             self._guard,
             NodeRequest(

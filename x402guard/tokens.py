@@ -11,6 +11,8 @@ from importlib.resources import files
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, Final
 
+from x402guard.errors import ConfigError
+
 if TYPE_CHECKING:
     from tiktoken import Encoding
 
@@ -18,6 +20,8 @@ __all__ = ["TiktokenCounter"]
 
 _ENCODINGS: Final[dict[str, Encoding]] = {}
 _LOCK: Final = threading.Lock()
+
+_DEFAULT_MODEL: Final = "gpt-4o"
 
 _LONG_SPACE: Final = re.compile(r"\s{10000}")
 
@@ -33,11 +37,15 @@ class TiktokenCounter:
 
     Args:
         model: whose vocabulary is taken where a count does not name a model: for a ``TokenBudget``, say.
+
+    Raises ``ConfigError`` for a model whose vocabulary it does not have.
     """
 
     name = "tiktoken"
 
-    def __init__(self, model: str = "gpt-4o") -> None:
+    def __init__(self, model: str = _DEFAULT_MODEL) -> None:
+        if model != _DEFAULT_MODEL:
+            _check_model(model)
         self._model = model
 
     @property
@@ -68,6 +76,19 @@ class TiktokenCounter:
             if type(error).__module__ == "pyo3_runtime":
                 raise ValueError(f"tiktoken gave up: {str(error)[:100]}") from None
             raise
+
+
+def _check_model(model: object) -> None:
+    from tiktoken.model import encoding_name_for_model
+
+    try:
+        known = isinstance(model, str) and encoding_name_for_model(model.removeprefix("openai/")) in _CARRIED
+    except KeyError:
+        known = False
+    if not known:
+        raise ConfigError(
+            f"model: tiktoken has no vocabulary for {model!r:.100} here; name a model of OpenAI's, such as 'gpt-4o'"
+        )
 
 
 def _encoding(name: str) -> Encoding:

@@ -271,7 +271,7 @@ def test_a_call_in_what_was_tripped_before_is_booked_and_told(ledger_url, report
             assert (session.spent, session.held, session.tokens.used) == (number * COST, 0, number * 38)
         report = accounts(session)
     assert (report["terminated_by"], report["llm"]["calls"]) == ("overshoot", 3)
-    assert [(row["rule"], row["count"]) for row in report["refusals"]] == [("session_tripped", 2)]
+    assert report["refusals"] == []  # they are in the books
     assert [event["event"] for event in report["events"]].count("trip") == 1
 
 
@@ -347,7 +347,7 @@ OTHER = {"list": [USAGE], "NoneType": None, "str": "20", "int": 38, "generator":
 @pytest.mark.parametrize(("kind", "usage"), OTHER.items(), ids=OTHER)
 def test_a_usage_is_an_object(kind, usage):
     with metered() as session:
-        with pytest.raises(TypeError, match=rf"^usage: a {kind} .*session\.record_usage\("):
+        with pytest.raises(TypeError, match=rf"^usage: a {kind} .*write \{{"):
             session.record_usage("openai", "gpt-4o", usage)
         assert_nothing_booked(session)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any, Final
@@ -24,10 +25,15 @@ def as_mapping(answer: object, *, field: str) -> Mapping[str, Any]:
     found = _plain(answer, _DEEPEST)
     if isinstance(found, Mapping):
         return found
-    raise TypeError(
-        f"{field}: a {type(answer).__name__} states no usage; give the whole answer, or report what it used with "
-        "session.record_usage(provider, model, usage)"
+    if inspect.isawaitable(answer):
+        getattr(answer, "close", lambda: None)()
+        raise TypeError(f"{field}: it is still to be awaited; write await before it")
+    fix = (
+        'write {"input_tokens": 200, "output_tokens": 100}, or the usage as the provider states it'
+        if field == "usage"
+        else "give the whole answer, or report what it used with session.record_usage(provider, model, usage)"
     )
+    raise TypeError(f"{field}: a {type(answer).__name__} states no usage; {fix}")
 
 
 def _plain(value: Any, deeper: int) -> Any:

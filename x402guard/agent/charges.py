@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import secrets
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from typing import Any, Final, ParamSpec, TypeVar, overload
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any, Final, ParamSpec, Protocol, TypeVar, overload
 
 from x402guard.agent.answers import as_mapping
 from x402guard.agent.context import TokenBudget
@@ -22,10 +22,20 @@ from x402guard.purchase import Terms
 from x402guard.recorded_calls import record_call
 from x402guard.settlement import Receipt
 
-__all__ = ["Charges"]
+__all__ = ["Charges", "Rendered"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+
+class Rendered(Protocol):
+    """Decorates a function such that it returns a text, and awaits one where it was awaited."""
+
+    @overload
+    def __call__(self, function: Callable[P, Coroutine[Any, Any, Any]], /) -> Callable[P, Coroutine[Any, Any, str]]: ...
+
+    @overload
+    def __call__(self, function: Callable[P, Any], /) -> Callable[P, str]: ...
 
 
 class Charges(ABC):
@@ -84,12 +94,12 @@ class Charges(ABC):
 
     @overload
     def tool(
-        self,
-        *,
-        cost: Dollars | CostOf,
-        up_to: Dollars | None = None,
-        name: str | None = None,
-        lifetime_s: int = TOOL_HOLD_S,
+        self, *, cost: Dollars, name: str | None = None, lifetime_s: int = TOOL_HOLD_S
+    ) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
+
+    @overload
+    def tool(
+        self, *, cost: CostOf, up_to: Dollars, name: str | None = None, lifetime_s: int = TOOL_HOLD_S
     ) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
 
     @overload
@@ -103,7 +113,7 @@ class Charges(ABC):
         up_to: Dollars | None = None,
         name: str | None = None,
         lifetime_s: int = TOOL_HOLD_S,
-    ) -> Callable[[Callable[P, Any]], Callable[P, Any]]: ...
+    ) -> Rendered: ...
 
     def tool(self, *only: Callable[..., Any], name: str | None = None, **terms: Any) -> Callable[..., Any]:
         """Decorate a function, plain or ``async``, whose every call costs money or takes room in the context.
@@ -115,7 +125,7 @@ class Charges(ABC):
             mode: how results are shown while there are tokens enough: ``raw``, ``table``, ``summary``, ``handle_only``. The call
                 then returns the text of ``render(result, mode)`` in the mode that ``tokens`` suggests, cut to what was granted.
             render: with a mode: the text of a result in a mode.
-            max_tokens: the most tokens of one result; so many are reserved while the tool runs.
+            max_tokens: the most tokens of one result, 4,000 by default; so many are reserved while the tool runs.
             lifetime_s: seconds after which a call whose end nobody reports counts in full.
 
         A call that raises, or whose cost cannot be told, captures what was held. Raises ``ConfigError`` naming the argument,

@@ -243,6 +243,8 @@ def _outcome_of(terms: ToolTerms, use: _Use, call: Callable[[], Any]) -> _Outcom
         result = call()
     except BaseException as error:  # noqa: BLE001 - Ctrl-C too: it is raised once the books are in order
         return _failed(error)
+    if inspect.isgenerator(result):
+        return _failed(TypeError("tool: the function returned a generator; hold for it with `with session.hold(…)`"))
     if inspect.isawaitable(result):
         close = getattr(result, "close", None)
         if close is not None:
@@ -267,15 +269,25 @@ def _shown(terms: ToolTerms, use: _Use, result: Any) -> _Outcome:
     """Return what a result cost and how it is shown. What goes wrong here is raised; the tool has run, and is paid for."""
     end = ToolEnd(note="nobody said what it cost")
     try:
-        cost = terms.cost(result) if callable(terms.cost) else terms.cost
+        cost = _cost_of(terms.cost, result) if callable(terms.cost) else terms.cost
         if cost is not None:
             end = ToolEnd(amount=dollars_to_nanos(cost, field="cost"))
+        elif terms.cost is not None:
+            end = replace(end, forgotten=True)
         if use.allotment is None or terms.mode is None or terms.render is None:
             return _Outcome(end, value=result)
         mode = suggest_mode(terms.mode, left=use.allotment.left, total=use.allotment.total)
         return _Outcome(end, rendered=_text(terms.render(result, mode)))
     except BaseException as error:  # noqa: BLE001 - it is the caller's own code, and may raise anything
         return _Outcome(end, error=error)
+
+
+def _cost_of(cost: CostOf, result: Any) -> Dollars:
+    try:
+        return cost(result)
+    except Exception as error:
+        error.add_note("raised by the tool's cost function; what was held for the call is booked")
+        raise
 
 
 def _text(rendered: object) -> str:

@@ -147,5 +147,5 @@ class ToolHold:
         elif error is not None:
             end = ToolEnd(note=f"its block was left by {type(error).__name__}")
         else:
-            end = ToolEnd(note="nobody said what it cost")
+            end = ToolEnd(note="nobody said what it cost", forgotten=True)
         return end_tool(self._terms, self._hold, end, ceiling=self._call.amount)

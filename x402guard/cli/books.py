@@ -162,5 +162,5 @@ def _hold_row(view: LedgerView, hold: Hold) -> dict[str, Any]:
         "in_doubt": in_doubt(view, hold, flight_ms=_FLIGHT_MS),
         "doubt": hold.doubt,
         "claimed": None if hold.claim is None else format_dollars(hold.claim.amount),
-        "request": f"{hold.purpose.method} {hold.purpose.url}".strip(),
+        "request": f"{hold.purpose.method} {hold.purpose.url}".strip() or hold.purpose.tool,
     }

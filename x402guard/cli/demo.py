@@ -93,11 +93,12 @@ def _look_up(session: Session) -> None:
             for row in range(60)
         ]
 
+    typer.echo("    a tool that no transport sees; the fuller the context, the fewer words its results are shown in:")
     for opinion in range(1, 5):
         shown = citations(opinion)
         typer.echo(
-            f"  ✓ {f'citations of opinion {opinion}':<34} $0.005     as invoiced, shown {shown.partition(':')[0]}, "
-            f"{session.tokens.count(shown)} tokens  ${session.remaining} and {session.tokens.remaining:,} tokens left"
+            f"  ✓ {f'citations of opinion {opinion}':<34} $0.005     at its price, shown {shown.partition(':')[0]}, "
+            f"{session.tokens.count(shown):,} tokens  ${session.remaining} and {session.tokens.remaining:,} tokens left"
         )
 
 

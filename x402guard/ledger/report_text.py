@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
@@ -24,11 +24,13 @@ def render(report: Mapping[str, Any]) -> str:
     lines.extend(_table(report))
     if report["payments"]["calls"]:
         lines.append(_row("schemes", _pairs(report["payments"]["by_scheme"])))
-    lines.extend(_tokens(report["tokens"]))
+    soft = [event for event in report["events"] if event["event"] == "tokens_soft_limit"]
+    lines.extend(_tokens(report["tokens"], soft))
     lines.extend(_row("unmetered", _unmetered(event)) for event in report["events"] if event["event"] == "unmetered")
     lines.extend(_refusals(report["refusals"]))
     doubts = {event["hold_id"]: event["doubt"] for event in report["events"] if event.get("doubt")}
-    lines.extend(_outstanding(report["outstanding"], doubts))
+    names = {event["hold_id"]: event.get("tool") or event.get("model") for event in report["events"]}
+    lines.extend(_outstanding(report["outstanding"], doubts, names))
     lines.append(_row("duration", f"{report['duration_s']:.1f} s"))
     return "\n".join(map(printable, lines))
 
@@ -58,7 +60,7 @@ def _table(report: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _tokens(tokens: Mapping[str, Any] | None) -> list[str]:
+def _tokens(tokens: Mapping[str, Any] | None, soft: Sequence[Mapping[str, Any]]) -> list[str]:
     """What the context has taken; nothing where it has taken nothing."""
     if tokens is None or not (tokens["used"] or tokens["reserved"]):
         return []
@@ -69,6 +71,7 @@ def _tokens(tokens: Mapping[str, Any] | None) -> list[str]:
             "tokens", f"{tokens['used']:,} of {tokens['total']:,} used ({part}){reserved}, {tokens['remaining']:,} left"
         )
     ]
+    lines.extend(_row("", f"past the soft limit of {event['soft_tokens']:,}") for event in soft)
     rows = [("llm", tokens["llm"]), *tokens["by_tool"].items(), ("other", tokens["other"])]
     shown = [(name, f"{count:,}") for name, count in rows if count]
     wide, long = (max((len(row[column]) for row in shown), default=0) for column in (0, 1))
@@ -104,11 +107,13 @@ def _unmetered(event: Mapping[str, Any]) -> str:
     return f"{event['place']} looks like an LLM call and is not held: name its host in Metering(endpoints=…), or list it as free"
 
 
-def _outstanding(rows: Iterable[Mapping[str, Any]], doubts: Mapping[str, str]) -> list[str]:
+def _outstanding(
+    rows: Iterable[Mapping[str, Any]], doubts: Mapping[str, str], names: Mapping[str, str | None]
+) -> list[str]:
     lines = []
     for row in rows:
         until = datetime.fromtimestamp(row["deadline"], UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-        whom = row["payee"] or "a call that is out"
+        whom = row["payee"] or names.get(row["hold_id"]) or "a call that is out"
         lines.append(_row("outstanding", f"${row['amount']} to {whom} until {until}  ({row['hold_id'][:16]}…)"))
         if row["hold_id"] in doubts:
             lines.append(_row("", f"in doubt: {doubts[row['hold_id']]}"))

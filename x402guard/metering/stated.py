@@ -52,6 +52,7 @@ _MAKERS: Final[Mapping[Flavour, str]] = {
     "cohere_embed": "cohere",
 }
 _DIALECTS: Final[Mapping[Flavour, Dialect]] = {"messages": "anthropic", "gemini": "google", "cohere": "cohere"}
+_ALSO_CALLED: Final = {"bedrock": "aws", "amazon": "aws", "gemini": "google", "vertex": "google", "vertexai": "google"}
 _COUNTS_SEARCHES: Final = frozenset({"responses", "messages", "gemini"})
 _SEPARATES: Final = re.compile(r"_([a-z])")
 _FIX: Final = '{"input_tokens": 200, "output_tokens": 100}, or the usage as the provider states it'
@@ -79,7 +80,7 @@ def read_statement(provider: str, model: str, usage: Mapping[str, Any]) -> State
 
     Raises ``ValueError`` naming the argument where it says nothing that can be read.
     """
-    model = _plain_name(model)
+    provider, model = _known_as(provider), _plain_name(model)
     if usage and all(isinstance(key, str) and _UNIT.fullmatch(key) for key in usage):
         # Anthropic counts what was cached beside its input, and the book within it.
         return Statement(provider, model, None, usage)
@@ -114,8 +115,14 @@ def read_answer(answer: Mapping[str, Any], provider: str | None, model: str | No
     named = answer.get("model") or answer.get("modelVersion") if model is None else model
     if not isinstance(named, str) or not named:
         raise ValueError('model: the response does not name its model; write session.wrap(response, model="…")')
-    made_by = _MAKERS[flavour] if provider is None else provider
+    made_by = _MAKERS[flavour] if provider is None else _known_as(provider)
     return Statement(made_by, _plain_name(named), flavour, answer)
+
+
+def _known_as(provider: str) -> str:
+    """Return a provider by its id in the price book, where people call it otherwise."""
+    folded = provider.strip().lower()
+    return _ALSO_CALLED.get(folded, folded)
 
 
 def _plain_name(model: str) -> str:
