@@ -90,3 +90,14 @@ def test_the_command_says_the_same(tmp_path, sessions):
     else:
         assert text == "clerk: p50 $0.01, p95 $0.01, of 5 past sessions\n"
         assert values == {"name": "clerk", "sessions": 5, "p50": "0.01", "p95": "0.01"}
+
+
+def test_a_session_that_is_resumed_is_not_of_its_own_past(ledger_url):
+    with make_guard(ledger_url) as guard:
+        spend(guard, "clerk", *["$0.01"] * 5)
+        for _ in range(2):
+            with guard.session("clerk", budget="$1.00", id="run") as session:
+                session.charge("tool", "$0.20")
+        resumed = guard.session("clerk", id="run")
+        resumed.close()  # ended, and asked all the same
+        assert resumed.predict().sessions == 5
