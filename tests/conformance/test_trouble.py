@@ -8,6 +8,7 @@ import httpx
 import pytest
 
 from tests.books import START_MS, Clock
+from tests.llm import CHAT, ask, completion
 from tests.support import (
     KEY,
     NETWORK,
@@ -310,6 +311,24 @@ def test_a_chain_out_of_reach_is_asked_once_a_sweep_and_not_by_every_refusal():
             with pytest.raises(BudgetExhausted):
                 client(session, shop).get(f"{URL}/more/{number}")
         assert chain.reads == 1
+
+
+@pytest.mark.parametrize("kind", ["tool", "call"])
+def test_before_a_tool_or_a_call_is_refused_the_chain_is_asked_what_it_can_free(kind):
+    clock = Clock()
+    chain = Chain(lambda hold: Unused(clock() // 1000))
+    with make_guard(open_store("memory://", clock_ms=clock), chains=chain) as guard:
+        session = guard.session("s", budget="$0.01")
+        with pytest.raises(SettlementUncertain):
+            client(session, Shop(paid=httpx.ReadError("gone"))).get(URL)
+        clock.tick(61)  # nobody can take it any more, and nobody has asked
+        assert session.remaining == 0
+        if kind == "tool":
+            session.charge("serp", "$0.01")
+            assert (session.spent, session.held) == (CENT, 0)
+        else:
+            http = client(session, lambda _request: httpx.Response(200, json=completion()))
+            assert http.post(CHAT, json=ask()).status_code == 200
 
 
 def test_a_clock_that_once_ran_ahead_dates_no_signature():
