@@ -71,6 +71,7 @@ class ToolHold:
         self._ending: str | None = None
         self._captured: Nanos | None = None
         self._voided: str | None = None
+        self._left = False
         self._receipt: Receipt | None = None
 
     @property
@@ -104,7 +105,7 @@ class ToolHold:
         self._voided = str(reason)
 
     def _end(self, ending: str) -> None:
-        if self._hold is None or self._receipt is not None:
+        if self._hold is None or self._left:
             raise ConfigError(f"hold: {self._call.tool!r} is not held here; say how it ended within its `with` block")
         if self._ending is not None:
             raise ConfigError(f"hold: the end of {self._call.tool!r} has been said already: {self._ending}")
@@ -140,6 +141,7 @@ class ToolHold:
             return self._terms
 
     def _written(self, error: BaseException | None) -> Flow[Receipt]:
+        self._left = True
         if self._hold is None or self._terms is None:
             raise ConfigError(f"hold: the block of {self._call.tool!r} was never entered")
         if self._ending is not None:
