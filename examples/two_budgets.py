@@ -15,7 +15,7 @@ from x402guard import BudgetExhausted, Guard, GuardedTransport, Metering, Sessio
 from x402guard.testing import Completion, LlmCall, LlmServer
 
 PROMPT = "You are a clerk of the court. Say which case to search for next, by its number, and say why. " * 5
-QUESTION = {"model": "gpt-4o-mini", "max_completion_tokens": 400, "messages": [{"role": "user", "content": PROMPT}]}
+MODEL = {"model": "gpt-4o-mini", "max_completion_tokens": 400}
 
 
 def think(call: LlmCall) -> Completion:
@@ -52,7 +52,8 @@ def work(session: Session, model: str) -> None:
     with httpx.Client(transport=GuardedTransport(session)) as http:
         for number in range(1, 100):
             try:
-                http.post(f"{model}/v1/chat/completions", json=QUESTION)
+                question = [{"role": "user", "content": f"{PROMPT} {number - 1} were found."}]
+                http.post(f"{model}/v1/chat/completions", json={**MODEL, "messages": question})
                 mode = session.tokens.suggested_mode("raw")
                 hits = search(f"case {number}")
                 asyncio.run(read_aloud(hits))

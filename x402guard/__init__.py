@@ -40,7 +40,7 @@ from x402guard.install import install, uninstall
 from x402guard.ledger.prediction import Prediction
 from x402guard.ledger.report import Report
 from x402guard.metering import Metering, ModelPrice
-from x402guard.policy import Policy
+from x402guard.policy import Loop, Policy, Spike, Velocity
 from x402guard.refusal_from import refusal_from
 from x402guard.session import Session
 from x402guard.settlement import Receipt
@@ -64,6 +64,7 @@ __all__ = [
     "IllegalTransition",
     "LedgerUnavailable",
     "LocalSigner",
+    "Loop",
     "LoopDetected",
     "Metering",
     "ModelPrice",
@@ -83,9 +84,11 @@ __all__ = [
     "SettlementUncertain",
     "SignerError",
     "SpendSpike",
+    "Spike",
     "TiktokenCounter",
     "TokenBudget",
     "Unpriced",
+    "Velocity",
     "VelocityExceeded",
     "X402GuardError",
     "__version__",

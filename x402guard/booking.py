@@ -12,6 +12,7 @@ from x402guard.ledger.authorize import BUDGET, Refusal
 from x402guard.ledger.model import Hold
 from x402guard.ledger.view import Change, MarkKey, Scope
 from x402guard.metering.bill import Bill
+from x402guard.policy.steps import step_of
 from x402guard.purchase import Terms
 from x402guard.refusals import refused
 from x402guard.settlement import sweep
@@ -52,11 +53,12 @@ def book(terms: Terms, hold: Hold, bill: Bill, marks: tuple[MarkKey, ...] = (), 
 
 
 def give_back(
-    terms: Terms, hold_id: str, reason: str, error: BaseException | None, marks: tuple[MarkKey, ...] = ()
+    terms: Terms, held: Hold | str, reason: str, error: BaseException | None, marks: tuple[MarkKey, ...] = ()
 ) -> Flow[None]:
-    """Void what was never billed. A ledger that cannot be written keeps the hold: that costs budget, never money."""
+    """Void what was never billed: a hold, or its id where nobody knows whether it was written. A ledger that cannot be written keeps the hold: that costs budget, never money."""
+    hold_id, step = (held.id, step_of(held)) if isinstance(held, Hold) else (held, None)
     try:
-        yield from transact_anyway(*write_void(terms, hold_id, reason, marks))
+        yield from transact_anyway(*write_void(terms, hold_id, reason, marks, step=step))
     except LedgerUnavailable as again:
         if error is None:
             return  # the hold lapses to its ceiling; what was answered is the caller's all the same

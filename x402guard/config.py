@@ -22,7 +22,7 @@ from x402guard.errors import ConfigError
 from x402guard.ledger.doubt import DEFAULT_FLIGHT_S
 from x402guard.metering import Metering, ModelPrice
 from x402guard.outgoing import DEFAULT_BODY_BYTES
-from x402guard.policy import Policy
+from x402guard.policy import Loop, Policy, Spike, Velocity
 from x402guard.signers import LocalSigner
 from x402guard.stores import DEFAULT_LEDGER
 
@@ -31,6 +31,62 @@ __all__ = ["CONFIG_FILE", "ENV_PREFIX", "PRIVATE_KEY", "Settings", "load_setting
 ENV_PREFIX: Final = "X402GUARD_"
 PRIVATE_KEY: Final = "X402GUARD_PRIVATE_KEY"
 CONFIG_FILE: Final = "x402guard.toml"
+
+
+class LoopSettings(BaseModel):
+    """The table ``[policy.loop]``; each key is an argument of ``Loop``. In ``own``, 0 lets a tool or route repeat for ever."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    calls: int | None = None
+    window_s: int | None = None
+    longest_cycle: int | None = None
+    failures: int | None = None
+    ignored: list[str] | None = None
+    own: dict[str, int] | None = None
+
+    def loop(self) -> Loop:
+        """Return the loop. Raises ``ConfigError``."""
+        given = self.model_dump(exclude_none=True)
+        if self.own is not None:
+            given["own"] = {name: calls or None for name, calls in self.own.items()}
+        return Loop(**given)
+
+
+class SpikeSettings(BaseModel):
+    """The table ``[policy.spike]``; each key is an argument of ``Spike``."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    multiplier: int | None = None
+    window: int | None = None
+    action: str | None = None
+    min_step: str | None = None
+
+
+class VelocitySettings(BaseModel):
+    """The table ``[policy.velocity]``; each key is an argument of ``Velocity``, and 0 is no limit of that kind."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    dollars_per_minute: str | None = None
+    dollars_per_hour: str | None = None
+    dollars_per_day: str | None = None
+    calls_per_minute: int | None = None
+    calls_per_hour: int | None = None
+    calls_per_day: int | None = None
+    new_payees_per_day: int | None = None
+    percent_per_payee: int | None = None
+    price_ratio: int | None = None
+
+    def velocity(self) -> Velocity:
+        """Return the velocity. Raises ``ConfigError``."""
+        return Velocity(
+            **{
+                name: None if value in (0, "0", "$0") else value
+                for name, value in self.model_dump(exclude_none=True).items()
+            }
+        )
 
 
 class PolicySettings(BaseModel):
@@ -50,10 +106,22 @@ class PolicySettings(BaseModel):
     resource_mismatch: str | None = None
     upto_at_ceiling: str | None = None
     unsafe_pay_after_redirect: bool | None = None
+    loop: LoopSettings | Literal[False] | None = None
+    spike: SpikeSettings | Literal[False] | None = None
+    velocity: VelocitySettings | Literal[False] | None = None
+    max_steps: int | None = None
+    max_calls: dict[str, int] | None = None
 
     def policy(self) -> Policy:
         """Return the policy. Raises ``ConfigError``."""
-        return Policy(**self.model_dump(exclude_none=True))
+        given = self.model_dump(exclude_none=True, exclude={"loop", "spike", "velocity"})
+        if self.loop is not None:
+            given["loop"] = self.loop.loop() if self.loop else None
+        if self.spike is not None:
+            given["spike"] = Spike(**self.spike.model_dump(exclude_none=True)) if self.spike else None
+        if self.velocity is not None:
+            given["velocity"] = self.velocity.velocity() if self.velocity else None
+        return Policy(**given)
 
 
 class ModelPriceSettings(BaseModel):

@@ -160,6 +160,7 @@ class LoopDetected(PaymentRefused):
 
     code = "loop_detected"
     phase: Phase = "ledger"
+    advice = "Nothing was paid. Only the owner can reset this session."
 
 
 class SpendSpike(PaymentRefused):

@@ -14,7 +14,7 @@ from typing import Final, TypeVar
 
 from x402guard.assets import AssetRegistry
 from x402guard.challenge import Payable, read_challenge, screen
-from x402guard.effects import Flow, Interrupted, Reply, SendFailed, checkpoint, send, sign, transact
+from x402guard.effects import Flow, Interrupted, Reply, SendFailed, checkpoint, compute, send, sign, transact
 from x402guard.errors import (
     LedgerUnavailable,
     PaidNotDelivered,
@@ -26,7 +26,7 @@ from x402guard.ledger.authorize import BUDGET, Refusal
 from x402guard.ledger.model import Hold, HoldState
 from x402guard.offer import Offer
 from x402guard.policy import RequestFacts, rank
-from x402guard.purchase import Authorized, Stuck, Terms, authorize_purchase, purchase_scope
+from x402guard.purchase import Authorized, Stuck, Terms, authorize_purchase, payment_step, purchase_scope
 from x402guard.refusals import refused
 from x402guard.schemes import payment_header
 from x402guard.settlement import (
@@ -47,6 +47,9 @@ __all__ = ["PAYMENT_REQUIRED_STATUS", "mindful_of_earlier_hops", "paid_request"]
 R = TypeVar("R")
 
 PAYMENT_REQUIRED_STATUS: Final = 402
+QUICK_BYTES: Final = 16_384
+"""A body up to this size is compared with those before it on the event loop."""
+
 ONE_PAYMENT: Final = "one_payment_per_request"
 
 
@@ -121,8 +124,10 @@ def _cannot_pay(request: RequestFacts, terms: Terms) -> Refusal | None:
 
 def _authorize(request: RequestFacts, terms: Terms, offers: tuple[Offer, ...]) -> Flow[Authorized | Refusal]:
     """Step 6: durable before anything is signed."""
-    scope = purchase_scope(terms, request, offers)
-    change = partial(authorize_purchase, terms=terms, request=request, offers=offers)
+    quick = len(request.body or b"") <= QUICK_BYTES
+    step = yield from compute(lambda _now_ms: payment_step(terms, request), quick=quick)
+    scope = purchase_scope(terms, request, offers, step)
+    change = partial(authorize_purchase, terms=terms, request=request, offers=offers, step=step)
     swept = False
     while True:
         try:
@@ -172,18 +177,22 @@ def _sign(terms: Terms, authorized: Authorized) -> Flow[tuple[str, str]]:
     except SignerError as error:
         # A definite no. But a cheque that was out before, or that somebody took over meanwhile, is out all the same.
         if not authorized.represented and (
-            yield from _give_back(terms, hold.id, f"the signer refused: {error}", error, hold.presented)
+            yield from _give_back(terms, hold, f"the signer refused: {error}", error, hold.presented)
         ):
             raise
-        raise (yield from _uncertain(terms, hold, "the signer refused a payment that may be out", error)) from error
+        raise (
+            yield from _uncertain(terms, hold, "the signer refused a payment that may be out", error, sent=False)
+        ) from error
     except Exception as error:
         # A remote signer that timed out may have signed.
-        raise (yield from _uncertain(terms, hold, f"signing failed: {type(error).__name__}", error)) from error
+        raise (
+            yield from _uncertain(terms, hold, f"signing failed: {type(error).__name__}", error, sent=False)
+        ) from error
     except BaseException as error:
         if signing or authorized.represented:
-            yield from _uncertain(terms, hold, "cancelled while signing", error)
+            yield from _uncertain(terms, hold, "cancelled while signing", error, sent=False)
         else:
-            yield from _give_back(terms, hold.id, f"nothing was signed: {_name(error)}", error, hold.presented)
+            yield from _give_back(terms, hold, f"nothing was signed: {_name(error)}", error, hold.presented)
         raise
 
 
@@ -198,14 +207,15 @@ def _present(terms: Terms, authorized: Authorized, header: tuple[str, str]) -> F
     except SendFailed as failure:
         unsent = failure.before_connection and not authorized.represented
         reason = f"no connection, it never left: {type(failure.cause).__name__}"
-        if unsent and (yield from _give_back(terms, hold.id, reason, failure, hold.presented)):
+        if unsent and (yield from _give_back(terms, hold, reason, failure, hold.presented)):
             raise
         reason = f"no answer: {type(failure.cause).__name__}"
-        raise (yield from _uncertain(terms, hold, reason, failure)) from failure.cause
+        sent = not failure.before_connection
+        raise (yield from _uncertain(terms, hold, reason, failure, sent=sent)) from failure.cause
     except Exception as error:
         raise (yield from _uncertain(terms, hold, f"no answer: {type(error).__name__}", error)) from error
     except BaseException as error:
-        yield from _uncertain(terms, hold, "cancelled while the payment was out", error)
+        yield from _uncertain(terms, hold, "cancelled while the payment was out", error, sent=False)
         raise
 
 
@@ -218,12 +228,14 @@ def _book(terms: Terms, authorized: Authorized, reply: Reply) -> Flow[Hold]:
     claim = judge_reply(reply, hold)
     try:
         if not isinstance(claim, Doubt):
-            hold = yield from write_claim(terms, hold, claim)
+            hold = yield from write_claim(
+                terms, hold, claim, delivered=reply.status < 500 and reply.status != PAYMENT_REQUIRED_STATUS
+            )
             return (yield from ask_chain(hold)) if hold.chain_evidence else hold
         if authorized.represented and hold.chain_evidence:
             # Facilitators answer a nonce that is used already like a new offer; the chain knows better.
             yield from _resolve_represented(hold)
-        hold = yield from note_doubt(terms, hold.id, claim.reason, claim.transaction)
+        hold = yield from note_doubt(terms, hold, claim.reason, claim.transaction, sent=reply.status >= 400)
         return (yield from ask_chain(hold)) if hold.chain_evidence and claim.transaction else hold
     except LedgerUnavailable as error:
         return (
@@ -243,25 +255,27 @@ def _resolve_represented(hold: Hold) -> Flow[None]:
         )
 
 
-def _give_back(terms: Terms, hold_id: str, reason: str, error: BaseException, presented: int = 0) -> Flow[bool]:
+def _give_back(terms: Terms, held: Hold | str, reason: str, error: BaseException, presented: int = 0) -> Flow[bool]:
     """Void on the way out of an error; True where it is certain that nothing of the hold can be taken any more.
 
     A ledger that cannot be written now keeps the hold: that costs budget until the deadline and never money.
     """
     try:
-        return (yield from void(terms, hold_id, reason[:300], presented=presented))
+        return (yield from void(terms, held, reason[:300], presented=presented))
     except Exception as again:  # noqa: BLE001 - no bookkeeping failure may hide that money is at risk
-        _cause(error).add_note(f"hold {hold_id} could not be given back either: {again}")
+        _cause(error).add_note(f"{held if isinstance(held, str) else held.id} could not be given back either: {again}")
         return False
 
 
-def _uncertain(terms: Terms, hold: Hold, reason: str, error: BaseException) -> Flow[SettlementUncertain]:
+def _uncertain(
+    terms: Terms, hold: Hold, reason: str, error: BaseException, *, sent: bool = True
+) -> Flow[SettlementUncertain]:
     """Note a doubt on the way out of an error, and return the error that says what the caller has to know.
 
     Unwritten, the doubt is derived from the hold's age all the same.
     """
     try:
-        yield from note_doubt(terms, hold.id, reason)
+        yield from note_doubt(terms, hold, reason, sent=sent)
     except Exception as again:  # noqa: BLE001 - no bookkeeping failure may hide that money is at risk
         _cause(error).add_note(f"the doubt about hold {hold.id} could not be written: {again}")
     return SettlementUncertain(

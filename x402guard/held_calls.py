@@ -19,8 +19,10 @@ from x402guard.metering.ceiling import UNBOUNDED_OUTPUT, Ceiling
 from x402guard.metering.classify import FixedPrice, Meter, Unmetered
 from x402guard.money import Nanos
 from x402guard.policy import RequestFacts
+from x402guard.policy.guards import give_step_back, guard_marks, judge_amount, judge_step, note_taken
+from x402guard.policy.steps import Step, request_key
 from x402guard.ports import Usage
-from x402guard.purchase import Terms, purpose_of
+from x402guard.purchase import Terms, place_of, purpose_of
 
 __all__ = [
     "HOLD_S",
@@ -30,6 +32,7 @@ __all__ = [
     "call_id",
     "call_marks",
     "call_scope",
+    "call_step",
     "fix_price",
     "grant_call",
     "note_unmetered",
@@ -111,27 +114,40 @@ def call_marks(terms: Terms, call: Call, ceiling: Ceiling, meter: Meter) -> tupl
     return (mean, (_ESTIMATED, WALLET), *((_ESTIMATED, "/".join(parts[: n + 1])) for n in range(len(parts))))
 
 
-def call_scope(terms: Terms, request: RequestFacts, marks: tuple[MarkKey, ...]) -> Scope:
+def call_step(terms: Terms, request: RequestFacts, said: bytes | Mapping[str, Any]) -> Step:
+    """Return the step that an LLM call is; *said* is its body, decoded where it was read."""
+    ignored = terms.policy.loop.ignored if terms.policy.loop is not None else ()
+    key = request_key(HoldKind.LLM, request.method, request.url, said, ignored)
+    return Step(HoldKind.LLM, place_of(request), key)
+
+
+def call_scope(terms: Terms, request: RequestFacts, step: Step, marks: tuple[MarkKey, ...]) -> Scope:
     """Return the rows that ``grant_call`` and ``fix_price`` have to see."""
-    return Scope(nodes=(terms.node_id,), holds=(call_id(request),), marks=marks, durable=True)
+    seen = (*marks, *guard_marks(terms.policy, terms.node_id, step))
+    return Scope(nodes=(terms.node_id,), holds=(call_id(request),), marks=seen, durable=True)
 
 
 def grant_call(
-    view: LedgerView, *, terms: Terms, request: RequestFacts, call: Call, ceiling: Ceiling, meter: Meter
+    view: LedgerView, *, terms: Terms, request: RequestFacts, step: Step, call: Call, ceiling: Ceiling, meter: Meter
 ) -> Granted | Refusal:
     """Hold what *call* costs at most, on live rows, or refuse it."""
     lapse_due(view)
     closed = check_open(view, terms.node_id)
-    if closed is not None:
-        return closed
+    refusal = closed or judge_step(view, terms.policy, terms.node_id, step)
+    if refusal is not None:
+        return refusal
     marks = call_marks(terms, call, ceiling, meter)
     choice = _choose(view, terms.node_id, call, ceiling, meter=meter, marks=marks)
     if isinstance(choice, Refusal):
         return choice
-    hold = _new_hold(view, terms, request, Nanos(max(1, choice.amount)), call.model)
+    hold = _new_hold(view, terms, request, step.at(Nanos(max(1, choice.amount))), call.model)
+    excess = judge_amount(view, terms.policy, terms.node_id, step.at(choice.amount))
+    if excess is not None:
+        return excess
     written = authorize(view, hold, _facts(hold, call, ceiling, choice))
     if isinstance(written, Refusal):
         return written
+    note_taken(view, terms.policy, terms.node_id, step.at(choice.amount))
     if choice.written:
         facts = {"name": "output_limited", "model": call.model, "output_tokens": choice.limit}
         view.record(terms.node_id, "event", hold_id=hold.id, facts=facts)
@@ -141,17 +157,29 @@ def grant_call(
     return Granted(written, call.model, marks, choice.limit, choice.written, choice.bound, most_tokens)
 
 
-def fix_price(view: LedgerView, terms: Terms, request: RequestFacts, price: FixedPrice) -> Granted | Refusal:
+def fix_price(
+    view: LedgerView, *, terms: Terms, request: RequestFacts, step: Step, price: FixedPrice
+) -> Granted | Refusal:
     """Hold what the owner says one request costs, or refuse it."""
     lapse_due(view)
-    hold = _new_hold(view, terms, request, Nanos(max(1, price.amount)), price.place)
+    refusal = (
+        check_open(view, terms.node_id)
+        or judge_step(view, terms.policy, terms.node_id, step)
+        or judge_amount(view, terms.policy, terms.node_id, step.at(price.amount))
+    )
+    if refusal is not None:
+        return refusal
+    hold = _new_hold(view, terms, request, step.at(Nanos(max(1, price.amount))), price.place)
     facts = {
         **_journal_facts(hold, price.place),
         "provider": price.provider,
         "price": {"source": "owner", "fixed": True},
     }
     written = authorize(view, hold, facts)
-    return written if isinstance(written, Refusal) else Granted(written, price.place)
+    if isinstance(written, Refusal):
+        return written
+    note_taken(view, terms.policy, terms.node_id, step.at(price.amount))
+    return Granted(written, price.place)
 
 
 def _choose(
@@ -230,17 +258,17 @@ def note_unmetered(terms: Terms, request: RequestFacts, route: Unmetered) -> tup
     return Scope(nodes=(terms.node_id,), marks=(key,)), change
 
 
-def _new_hold(view: LedgerView, terms: Terms, request: RequestFacts, amount: Nanos, model: str) -> Hold:
+def _new_hold(view: LedgerView, terms: Terms, request: RequestFacts, step: Step, model: str) -> Hold:
     return Hold(
         id=call_id(request),
         node_id=terms.node_id,
         kind=HoldKind.LLM,
-        amount=amount,
+        amount=step.amount,
         created_ms=view.now_ms,
         deadline_unix=view.now_unix + HOLD_S,
         flying_since_ms=view.now_ms,
         owner=terms.instance,
-        purpose=purpose_of(request, model),
+        purpose=purpose_of(request, model, step=step.key),
     )
 
 
@@ -275,18 +303,24 @@ def _facts(hold: Hold, call: Call, ceiling: Ceiling, choice: _Choice) -> Mapping
 
 
 def write_void(
-    terms: Terms, hold_id: str, reason: str, marks: tuple[MarkKey, ...] = ()
+    terms: Terms, hold_id: str, reason: str, marks: tuple[MarkKey, ...] = (), *, step: Step | None = None
 ) -> tuple[Scope, Change[Hold | None]]:
-    """Return the transaction that gives back what was never billed. A hold that was never written is no error."""
+    """Return the transaction that gives back what was never billed, and its *step*: the guards do not count it.
+
+    A hold that was never written is no error.
+    """
+    seen = () if step is None else guard_marks(terms.policy, terms.node_id, step)
 
     def change(view: LedgerView) -> Hold | None:
         hold = view.hold(hold_id)
         if hold is not None and hold.state is HoldState.HELD:
             apply(view, hold_id, Void(reason[:300]))
+            if step is not None:
+                give_step_back(view, terms.policy, terms.node_id, step, hold.created_ms)
         _forget_estimate(view, marks, hold_id)
         return view.hold(hold_id)
 
-    return Scope(nodes=(terms.node_id,), holds=(hold_id,), marks=marks), change
+    return Scope(nodes=(terms.node_id,), holds=(hold_id,), marks=(*marks, *seen)), change
 
 
 def write_bill(

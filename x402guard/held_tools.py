@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime as dt
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from enum import Enum
 from pathlib import PurePath
@@ -23,6 +24,8 @@ from x402guard.ledger.transitions import Capture, apply
 from x402guard.ledger.view import LedgerView, Scope
 from x402guard.metering.bill import Bill
 from x402guard.money import Nanos, format_dollars
+from x402guard.policy.guards import guard_marks, judge_amount, judge_step, note_taken
+from x402guard.policy.steps import Step, step_of, tool_key
 from x402guard.purchase import Terms
 from x402guard.refusals import refused
 from x402guard.settlement import Receipt, receipt_of
@@ -37,6 +40,7 @@ __all__ = [
     "end_tool",
     "fingerprint_of",
     "hold_tool",
+    "plain_arguments",
 ]
 
 TOOL_HOLD_S: Final = 900
@@ -55,14 +59,14 @@ class ToolCall:
         tool: its name, as it stands in reports.
         amount: nano-dollars: what it costs, or costs at most.
         entropy: 32 random bytes, from which its hold's id derives.
-        arguments: SHA-256 of its arguments in hex, or "" where none were given.
+        arguments: its arguments as plain JSON, or None where they were not told. They go into no book.
         lifetime_s: seconds after which its hold counts in full, if nobody says how it ended.
     """
 
     tool: str
     amount: Nanos
     entropy: bytes
-    arguments: str = ""
+    arguments: Mapping[str, Any] | None = field(default=None, repr=False)
     lifetime_s: int = TOOL_HOLD_S
 
     @property
@@ -142,7 +146,7 @@ def end_tool(terms: Terms, hold: Hold, end: ToolEnd, *, ceiling: Nanos) -> Flow[
     """
     try:
         if end.void is not None:
-            voided = (yield from transact_anyway(*write_void(terms, hold.id, end.void))) or hold
+            voided = (yield from transact_anyway(*write_void(terms, hold.id, end.void, step=step_of(hold)))) or hold
             receipt = replace(receipt_of(voided, represented=False), note=end.void)
             return replace(receipt, amount=Decimal(0)) if voided.state is HoldState.VOIDED else receipt
         if end.amount is None:
@@ -172,11 +176,26 @@ def check_running(terms: Terms) -> Flow[None]:
 
 
 def _scope(terms: Terms, call: ToolCall) -> Scope:
-    return Scope(nodes=(terms.node_id,), holds=(call.hold_id,), durable=True)
+    marks = guard_marks(terms.policy, terms.node_id, _step(terms, call))
+    return Scope(nodes=(terms.node_id,), holds=(call.hold_id,), marks=marks, durable=True)
+
+
+def _step(terms: Terms, call: ToolCall) -> Step:
+    ignored = terms.policy.loop.ignored if terms.policy.loop is not None else ()
+    return Step(HoldKind.TOOL, call.tool, tool_key(call.tool, call.arguments, ignored))
 
 
 def _hold(view: LedgerView, terms: Terms, call: ToolCall) -> Hold | Refusal:
     lapse_due(view)
+    step = _step(terms, call)
+    refusal = (
+        check_open(view, terms.node_id)
+        or judge_step(view, terms.policy, terms.node_id, step)
+        or judge_amount(view, terms.policy, terms.node_id, step.at(call.amount))
+    )
+    if refusal is not None:
+        return replace(refusal, requested=call.amount)
+    fingerprint = fingerprint_of(call.arguments)
     hold = Hold(
         id=call.hold_id,
         node_id=terms.node_id,
@@ -186,29 +205,44 @@ def _hold(view: LedgerView, terms: Terms, call: ToolCall) -> Hold | Refusal:
         deadline_unix=view.now_unix + call.lifetime_s,
         flying_since_ms=view.now_ms,
         owner=terms.instance,
-        purpose=Purpose(tool=call.tool, fingerprint=call.arguments),
+        purpose=Purpose(tool=call.tool, fingerprint=fingerprint, step=step.key),
     )
     facts = {"kind": HoldKind.TOOL, "amount": hold.amount, "tool": call.tool, "deadline": hold.deadline_unix}
-    if call.arguments:
-        facts["arguments"] = call.arguments
-    return authorize(view, hold, facts)
+    if fingerprint:
+        facts["arguments"] = fingerprint
+    written = authorize(view, hold, facts)
+    if not isinstance(written, Refusal):
+        note_taken(view, terms.policy, terms.node_id, step.at(call.amount))
+    return written
 
 
-def fingerprint_of(arguments: Mapping[str, Any] | None) -> str:
+def fingerprint_of(arguments: object) -> str:
     """Return the SHA-256 of a tool's arguments in hex, whatever their order; "" for None. Their values go into no book.
 
-    Dates, decimals, paths and the like count by what they say, bytes by their hash, everything else by its type. Raises ``ConfigError`` naming the argument for what is no mapping, nests deeper
-    than 64 levels or holds more than 10,000 values or a million characters.
+    Raises as ``plain_arguments`` does.
+    """
+    plain = plain_arguments(arguments)
+    return "" if plain is None else hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
+
+
+def plain_arguments(arguments: object) -> Mapping[str, Any] | None:
+    """Return a tool's arguments as plain JSON, so that two uses can be told apart; None where they were not told.
+
+    Dates, decimals, paths, dataclasses and models count by what they say, bytes by their hash; with anything else among them
+    nobody can tell, and None is returned. Raises
+    ``ConfigError`` naming the argument for what is no mapping, nests deeper than 64 levels or holds more than 10,000 values or a million characters.
     """
     if arguments is None:
-        return ""
+        return None
     if not isinstance(arguments, Mapping):
         raise ConfigError(f'arguments: a {type(arguments).__name__} is no mapping; write {{"query": …}}')
+    left = [_MOST_VALUES]
     try:
-        text = json.dumps(_plain(arguments, _DEEPEST, [_MOST_VALUES]), sort_keys=True, separators=(",", ":"))
+        plain = _plain(arguments, _DEEPEST, left)
+        json.dumps(plain)
     except ValueError as error:  # a number of thousands of digits
         raise ConfigError(f"arguments: {error}") from error
-    return hashlib.sha256(text.encode()).hexdigest()
+    return plain if isinstance(plain, dict) and len(left) == 1 else None
 
 
 def _plain(value: object, deeper: int, left: list[int]) -> object:
@@ -228,7 +262,15 @@ def _plain(value: object, deeper: int, left: list[int]) -> object:
     name = type(value).__qualname__
     if isinstance(value, bytes):
         return [name, hashlib.sha256(value).hexdigest()]
-    return [name, str(value)[:200]] if isinstance(value, _SAYS_ITSELF) else [name]
+    if isinstance(value, _SAYS_ITSELF):
+        return [name, hashlib.sha256(str(value).encode("utf-8", "replace")).hexdigest()]
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+        return [name, _plain(fields, deeper - 1, left)]
+    if callable(dump := getattr(value, "model_dump", None)) and not isinstance(value, type):
+        return [name, _plain(dump(), deeper - 1, left)]
+    left.append(0)  # it says nothing of itself: nobody can tell it from another
+    return [name]
 
 
 def _key(key: object) -> str:

@@ -20,10 +20,12 @@ from x402guard.held_calls import (
     call_id,
     call_marks,
     call_scope,
+    call_step,
     fix_price,
     grant_call,
     note_unmetered,
 )
+from x402guard.json_body import NotReadable, read_object, write_object
 from x402guard.ledger.authorize import Refusal
 from x402guard.ledger.model import Evidence, Hold
 from x402guard.ledger.view import MarkKey
@@ -31,10 +33,10 @@ from x402guard.metering.bill import Bill, bill_answer, ceiling_bill
 from x402guard.metering.call import Call, ask_for_usage, read_call, write_limit
 from x402guard.metering.ceiling import Ceiling, find_ceiling
 from x402guard.metering.classify import FixedPrice, Meter, Unmetered
-from x402guard.metering.json_body import NotReadable, read_object, write_object
 from x402guard.metering.reading import AnswerReader
 from x402guard.metering.routes import Route
 from x402guard.policy import RequestFacts
+from x402guard.policy.steps import Step
 from x402guard.purchase import Terms
 from x402guard.refusals import refused
 from x402guard.settlement import Receipt, receipt_of
@@ -88,6 +90,7 @@ class InFlight:
 class _Ready:
     call: Call
     ceiling: Ceiling
+    step: Step
 
 
 def metered_request(
@@ -117,16 +120,19 @@ def _called(
     request: RequestFacts, route: Route | FixedPrice, upload: Upload, terms: Terms
 ) -> Flow[tuple[InFlight | Receipt | None, Reply]]:
     if isinstance(route, FixedPrice):
-        granted = yield from _hold(terms, request, partial(fix_price, terms=terms, request=request, price=route), ())
+        quick = len(upload.body or b"") <= QUICK_BYTES
+        step = yield from compute(lambda _now_ms: call_step(terms, request, upload.body or b""), quick=quick)
+        fixed = partial(fix_price, terms=terms, request=request, step=step, price=route)
+        granted = yield from _hold(terms, request, step, fixed, ())
         reply = yield from _send(terms, granted, None)
         return (yield from _end_by_status(terms, granted, reply)), reply
     meter = _meter(terms)
-    ready = yield from compute(partial(_prepare, route, upload, meter), quick=_is_quick(meter, upload.body))
+    ready = yield from compute(partial(_prepare, route, upload, terms, request), quick=_is_quick(meter, upload.body))
     if isinstance(ready, Refusal):
         raise (yield from refused(terms, ready))
-    call, ceiling = ready.call, ready.ceiling
-    change = partial(grant_call, terms=terms, request=request, call=call, ceiling=ceiling, meter=meter)
-    granted = yield from _hold(terms, request, change, call_marks(terms, call, ceiling, meter))
+    call, ceiling, step = ready.call, ready.ceiling, ready.step
+    change = partial(grant_call, terms=terms, request=request, step=step, call=call, ceiling=ceiling, meter=meter)
+    granted = yield from _hold(terms, request, step, change, call_marks(terms, call, ceiling, meter))
     asks = _asks_for_usage(call, meter)
     reply = yield from _send(terms, granted, _body_to_send(call, granted, asks=asks))
     if 200 <= reply.status < 300:
@@ -144,23 +150,26 @@ def _is_quick(meter: Meter, body: bytes | None) -> bool:
     return meter.ready and len(body or b"") <= QUICK_BYTES
 
 
-def _prepare(route: Route, upload: Upload, meter: Meter, now_ms: int) -> _Ready | Refusal:
+def _prepare(route: Route, upload: Upload, terms: Terms, request: RequestFacts, now_ms: int) -> _Ready | Refusal:
+    meter = _meter(terms)
     call = read_call(route, upload.body, upload.encoding)
     if isinstance(call, Refusal):
         return call
     ceiling = find_ceiling(call, meter.settings, meter.book, meter.counter, now_ms // 1000)
-    return ceiling if isinstance(ceiling, Refusal) else _Ready(call, ceiling)
+    if isinstance(ceiling, Refusal):
+        return ceiling
+    return _Ready(call, ceiling, call_step(terms, request, call.body))
 
 
 def _hold(
-    terms: Terms, request: RequestFacts, change: partial[Granted | Refusal], marks: tuple[MarkKey, ...]
+    terms: Terms, request: RequestFacts, step: Step, change: partial[Granted | Refusal], marks: tuple[MarkKey, ...]
 ) -> Flow[Granted]:
     """Write the hold; durable before anything is sent. Raises the refusal where it does not fit."""
 
     def undo(error: BaseException) -> Flow[None]:
         return give_back(terms, call_id(request), f"nothing was sent: {error_name(error)}", error, marks)
 
-    return (yield from hold_or_refuse(terms, call_scope(terms, request, marks), change, undo))
+    return (yield from hold_or_refuse(terms, call_scope(terms, request, step, marks), change, undo))
 
 
 def _asks_for_usage(call: Call, meter: Meter) -> bool:
@@ -189,7 +198,7 @@ def _send(terms: Terms, granted: Granted, body: bytes | None) -> Flow[Reply]:
     except GeneratorExit:
         raise
     except BaseException as error:
-        yield from give_back(terms, hold.id, f"nothing was sent: {error_name(error)}", error, granted.marks)
+        yield from give_back(terms, hold, f"nothing was sent: {error_name(error)}", error, granted.marks)
         raise
     try:
         return (yield from send(("accept-encoding", "identity"), body=body))
@@ -197,7 +206,7 @@ def _send(terms: Terms, granted: Granted, body: bytes | None) -> Flow[Reply]:
         raise
     except SendFailed as failure:
         if failure.before_connection:
-            yield from give_back(terms, hold.id, f"no connection: {error_name(failure)}", failure, granted.marks)
+            yield from give_back(terms, hold, f"no connection: {error_name(failure)}", failure, granted.marks)
         else:
             # Providers go on generating for a caller who has gone, and bill it.
             yield from _capture_anyway(terms, granted, f"no answer: {error_name(failure)}", failure)
@@ -215,7 +224,7 @@ def _end_by_status(terms: Terms, granted: Granted, reply: Reply) -> Flow[Receipt
     elif status in _TIMED_OUT:
         bill = ceiling_bill(hold.amount, f"status {status}: it may have been answered and billed")
     elif status < 500:
-        yield from give_back(terms, hold.id, f"status {status}", None, granted.marks)
+        yield from give_back(terms, hold, f"status {status}", None, granted.marks)
         return None
     else:
         try:
@@ -224,7 +233,7 @@ def _end_by_status(terms: Terms, granted: Granted, reply: Reply) -> Flow[Receipt
             yield from _capture_anyway(terms, granted, "cancelled while its error was read", cut)
             raise
         if error:
-            yield from give_back(terms, hold.id, f"status {status}, {error}", None, granted.marks)
+            yield from give_back(terms, hold, f"status {status}, {error}", None, granted.marks)
             return None
         bill = ceiling_bill(hold.amount, f"status {status} without an error that says that nothing was made")
     return (yield from _write(terms, hold, bill, granted))

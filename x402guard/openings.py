@@ -10,7 +10,7 @@ from x402guard.agent.context import TokenBudget
 from x402guard.assets import AssetRegistry
 from x402guard.drivers import Shell
 from x402guard.errors import ConfigError
-from x402guard.ledger.model import Node
+from x402guard.ledger.model import WALLET, Node
 from x402guard.ledger.tokens import MOST_TOKENS, TokenLimit, tokens_node
 from x402guard.money import Dollars, Nanos, dollars_to_nanos
 from x402guard.purchase import Terms
@@ -53,7 +53,7 @@ def parse_limit(budget: Dollars | None, *, field: str) -> Nanos | None:
 
 def check_name(name: object) -> None:
     """Raise ``ConfigError`` for what cannot be the name of a session: a report has to print it."""
-    if not isinstance(name, str) or not name or not name.isprintable() or len(name) > 200:
+    if not isinstance(name, str) or not name or not name.isprintable() or len(name) > 200 or name == WALLET:
         raise ConfigError(f"name: {name!r} is not a name for a session; write text such as 'court-research'")
 
 

@@ -142,6 +142,7 @@ def describe_request(request: httpx.Request, logical: LogicalRequest, body: byte
         redirected_from=logical.origin if logical.crossed(request) else None,
         paid_by=logical.paid_by,
         paid_until=0 if logical.receipt is None else logical.receipt.deadline,
+        body=body,
     )
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from x402guard.errors import ConfigError
-from x402guard.metering.json_body import check_depth
+from x402guard.json_body import check_depth
 from x402guard.prices import GenaiPriceBook
 
 __all__ = ["PRICES_FILE", "PriceChange", "compare", "open_book", "read_prices", "write_prices"]

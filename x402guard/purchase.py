@@ -22,11 +22,23 @@ from x402guard.money import Nanos
 from x402guard.offer import Offer
 from x402guard.policy import Case, Policy, RequestFacts, judge_live
 from x402guard.policy.decide import origin_mark
+from x402guard.policy.guards import SPIKE, guard_marks, judge_amount, judge_step, note_taken
 from x402guard.policy.rules import lifetime_s, resource_host
+from x402guard.policy.steps import Step, place, request_key
 from x402guard.schemes import scheme_for
 from x402guard.schemes.terms import Proposal
 
-__all__ = ["Authorized", "Stuck", "Terms", "authorize_purchase", "purchase_key", "purchase_scope", "purpose_of"]
+__all__ = [
+    "Authorized",
+    "Stuck",
+    "Terms",
+    "authorize_purchase",
+    "payment_step",
+    "place_of",
+    "purchase_key",
+    "purchase_scope",
+    "purpose_of",
+]
 
 MAX_CLOCK_GAP_MS: Final = 60_000
 """How far the clock may be behind the ledger's last stamp, in milliseconds."""
@@ -93,22 +105,35 @@ def purchase_key(terms: Terms, request: RequestFacts) -> str:
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
-def purchase_scope(terms: Terms, request: RequestFacts, offers: tuple[Offer, ...]) -> Scope:
+def payment_step(terms: Terms, request: RequestFacts) -> Step:
+    """Return the step that paying for a request is."""
+    ignored = terms.policy.loop.ignored if terms.policy.loop is not None else ()
+    key = request_key(HoldKind.PAYMENT, request.method, request.url, request.body or b"", ignored)
+    return Step(HoldKind.PAYMENT, place_of(request), key)
+
+
+def place_of(request: RequestFacts) -> str:
+    """Return a request's place as the owner names it in a policy: ``GET host/path``."""
+    return place(request.method, request.host, urlsplit(request.url).path)
+
+
+def purchase_scope(terms: Terms, request: RequestFacts, offers: tuple[Offer, ...], step: Step) -> Scope:
     """Return the rows that ``authorize_purchase`` has to see."""
+    payees = tuple(dict.fromkeys(offer.payee for offer in offers))
     sellers = {ceiling_mark(offer.payee) for offer in offers if offer.scheme == "upto"}
     return Scope(
         nodes=(terms.node_id,),
         holds=(request.entropy.hex(),),
         purchase=None if request.pay_again else purchase_key(terms, request),
-        marks=(origin_mark(request.origin), *sorted(sellers)),
+        marks=(origin_mark(request.origin), *sorted(sellers), *guard_marks(terms.policy, terms.node_id, step, payees)),
         durable=True,
     )
 
 
 def authorize_purchase(
-    view: LedgerView, terms: Terms, request: RequestFacts, offers: tuple[Offer, ...]
+    view: LedgerView, terms: Terms, request: RequestFacts, offers: tuple[Offer, ...], step: Step
 ) -> Authorized | Stuck | Refusal:
-    """Decide on live rows: present a cheque in doubt again, hold the best offer, or refuse.
+    """Decide on live rows: present a cheque in doubt again, hold the best offer, or refuse. *step* is what the guards see.
 
     *offers* are all that the rules let pass, best first: any of them may match a hold in doubt, and the first that the
     ledger's memory of the origin has nothing against is taken.
@@ -123,6 +148,9 @@ def authorize_purchase(
             return Authorized(take_over(view, hold, instance=terms.instance), represented=True)
     if doubtful:
         return Stuck(doubtful[0])
+    guarded = judge_step(view, terms.policy, terms.node_id, step)
+    if guarded is not None:
+        return guarded
     refusals = []
     for offer in offers:
         case = Case(request, offer)
@@ -130,10 +158,18 @@ def authorize_purchase(
         if objection is not None:
             refusals.append(Refusal(objection.rule, objection.reason, offer.amount_nanos, objection.available))
             continue
-        hold = _hold(view, terms, case)
+        priced = step.at(Nanos(offer.amount_nanos), offer.payee)
+        excess = judge_amount(view, terms.policy, terms.node_id, priced)
+        if excess is not None:
+            refusals.append(excess)
+            if excess.rule == SPIKE:
+                return excess
+            continue
+        hold = _hold(view, terms, case, priced)
         decided = authorize(view, hold, _facts(case, hold))
         if isinstance(decided, Refusal):
             return decided  # the best offer does not fit, so no dearer one does
+        note_taken(view, terms.policy, terms.node_id, priced)
         _note_resource(view, decided, case)
         return Authorized(decided, represented=False)
     return refusals[0]
@@ -170,7 +206,7 @@ def _cheque(intent: Intent) -> tuple[object, ...]:
     )
 
 
-def _hold(view: LedgerView, terms: Terms, case: Case) -> Hold:
+def _hold(view: LedgerView, terms: Terms, case: Case, step: Step) -> Hold:
     request, offer = case.request, case.offer
     if terms.payer is None:
         raise ValueError("a payment needs a payer")
@@ -194,19 +230,19 @@ def _hold(view: LedgerView, terms: Terms, case: Case) -> Hold:
         deadline_unix=intent.valid_until,
         flying_since_ms=view.now_ms,
         owner=terms.instance,
-        purpose=purpose_of(request),
+        purpose=purpose_of(request, step=step.key),
         chain_evidence=offer.network in terms.chains,
         purchase_key=purchase_key(terms, request),
         intent=intent,
     )
 
 
-def purpose_of(request: RequestFacts, tool: str = "") -> Purpose:
-    """Return what a hold for *request* is for; *tool* is the model or tool it calls."""
+def purpose_of(request: RequestFacts, tool: str = "", *, step: str = "") -> Purpose:
+    """Return what a hold for *request* is for; *tool* is the model or tool it calls, *step* what makes it the same as others."""
     what = json.dumps([request.method, request.url, request.body_sha256 or ""])
     # No query, no fragment, and no user:password@ before the host.
     url = urlsplit(request.url)._replace(netloc=request.host, query="", fragment="").geturl()
-    return Purpose(request.method, url, request.host, hashlib.sha256(what.encode()).hexdigest(), tool)
+    return Purpose(request.method, url, request.host, hashlib.sha256(what.encode()).hexdigest(), tool, step)
 
 
 def _facts(case: Case, hold: Hold) -> Mapping[str, Any]:

@@ -21,6 +21,8 @@ from x402guard.metering.bill import Bill
 from x402guard.metering.ceiling import Rates
 from x402guard.metering.stated import Statement, price_statement
 from x402guard.money import Nanos
+from x402guard.policy.guards import guard_marks, note_taken
+from x402guard.policy.steps import Step
 from x402guard.purchase import Terms
 from x402guard.refusals import refusal_error, refused
 from x402guard.settlement import Receipt, receipt_of
@@ -58,6 +60,9 @@ def record_call(terms: Terms, entropy: bytes, statement: Statement) -> Flow[Rece
     tokens = terms.tokens
     nodes = (terms.node_id,) if tokens is None else (terms.node_id, tokens.node_id)
     marks = () if tokens is None else (soft_mark(tokens.node_id),)
+    # Nothing is judged, it is owed; but it counts for what comes after it. Nobody tells one report from another.
+    step = Step(HoldKind.LLM, statement.model, "")
+    marks = (*marks, *guard_marks(terms.policy, terms.node_id, step))
     scope = Scope(nodes=nodes, holds=(hold_id,), marks=marks, durable=True)
     book = partial(_book, terms=terms, hold_id=hold_id, statement=statement)
 
@@ -118,6 +123,7 @@ def _book(
     usage: Mapping[str, int] = bill.usage or {}
     after = apply(view, hold_id, Capture(bill.amount, bill.evidence, usage=dict(usage)))
     trip_exceeded(view, terms.node_id)
+    note_taken(view, terms.policy, terms.node_id, Step(HoldKind.LLM, statement.model, "").at(bill.amount))
     reached = terms.tokens is not None and count_tokens(view, terms.tokens, tokens_in(usage))
     warning = soft_warning(view, terms.tokens) if terms.tokens is not None and reached else ""
     if closed is None or closed.rule != TRIPPED:

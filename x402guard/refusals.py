@@ -8,18 +8,22 @@ from typing import Final
 from x402guard.effects import Flow, transact
 from x402guard.errors import (
     BudgetExhausted,
+    LoopDetected,
     NoAcceptableOffer,
     PaymentRefused,
     PolicyDenied,
     SessionClosed,
     SessionTripped,
+    SpendSpike,
     Unpriced,
+    VelocityExceeded,
 )
 from x402guard.ledger.authorize import BUDGET, Refusal, note_refusal, refusal_marks
 from x402guard.ledger.view import LedgerView, Scope
 from x402guard.metering.call import UNREADABLE
 from x402guard.metering.ceiling import UNBOUNDED_INPUT, UNBOUNDED_OUTPUT, UNPRICED
 from x402guard.policy.decide import note_version, origin_mark
+from x402guard.policy.guards import LOOP, SPIKE
 from x402guard.purchase import Terms
 
 __all__ = ["refusal_error", "refused"]
@@ -56,11 +60,20 @@ _ERRORS: Final[dict[str, type[PaymentRefused]]] = {
     UNREADABLE: Unpriced,
     UNBOUNDED_INPUT: Unpriced,
     UNBOUNDED_OUTPUT: Unpriced,
+    LOOP: LoopDetected,
+    SPIKE: SpendSpike,
+    **dict.fromkeys(
+        (f"{what}_per_{window}" for what in ("dollars", "calls") for window in ("minute", "hour", "day")),
+        VelocityExceeded,
+    ),
+    "new_payees_per_day": VelocityExceeded,
 }
 
 
 _ADVICE: Final = {
     "https": "Ask the server over https.",
+    SPIKE: "Only the owner can reset this session.",
+    LOOP: "Only the owner can reset this session.",
     "no_signer": "Give the guard a key.",
     "clock": "Set this machine's clock.",
     "not_replayable": "Send the body in memory, or raise max_body_bytes.",

@@ -23,14 +23,16 @@ from x402guard.drivers import Shell
 from x402guard.errors import BudgetExhausted, ConfigError, SessionClosed
 from x402guard.ledger.authorize import BUDGET
 from x402guard.ledger.model import Node, NodeKind
+from x402guard.ledger.owner import owner_mark, trip_node
 from x402guard.ledger.prediction import Prediction
 from x402guard.ledger.report import Report, below, remaining
 from x402guard.ledger.sessions import NodeRequest, close_node, open_node
 from x402guard.ledger.tokens import DEFAULT_TOKENS, open_tokens, tokens_node
 from x402guard.ledger.view import LedgerView, Scope
 from x402guard.metering.registered import ModelPrice, RegisteredBook
-from x402guard.money import Dollars, nanos_to_decimal
+from x402guard.money import Dollars, dollars_to_nanos, nanos_to_decimal
 from x402guard.openings import Owner, as_budget, bind_tokens, check_name, check_tokens, parse_limit
+from x402guard.policy.steps import run_of
 from x402guard.purchase import Terms
 
 __all__ = ["Session", "current_session"]
@@ -100,7 +102,11 @@ class Session(Charges):
             )
         store, own = guard.shell.store, tokens_node(request.id)
         opens = (parent is None or given is not None) and (given is None or given.kept_in(guard.shell) is None)
-        scope = Scope(nodes=(request.id, request.parent_id, *((own,) if opens else ())), durable=True)
+        scope = Scope(
+            nodes=(request.id, request.parent_id, *((own,) if opens else ())),
+            marks=(owner_mark(request.id),),
+            durable=True,
+        )
 
         def change(view: LedgerView) -> Node:
             node = open_node(view, request)
@@ -242,6 +248,27 @@ class Session(Charges):
         """The largest payment that fits into this budget and every one above it, in dollars, exact."""
         left = remaining(self._nodes(), self._node_id)
         return Decimal("Infinity") if left is None else nanos_to_decimal(left)
+
+    def would_exceed(self, amount: Dollars) -> bool:
+        """True where a payment of *amount* dollars would not fit now, here or in a budget above. It holds nothing.
+
+        Raises ``TypeError`` for a float, ``ValueError`` for what is no dollar amount.
+        """
+        nanos = dollars_to_nanos(amount, field="amount")
+        left = remaining(self._nodes(), self._node_id)
+        return left is not None and nanos > left
+
+    def trip(self, reason: str) -> None:
+        """Latch the run that this session belongs to: nothing is signed or sent in it until its owner resets it.
+
+        What is signed already stays out; the report lists it with its end.
+        """
+        if not isinstance(reason, str) or not reason.strip():
+            raise ConfigError("reason: say why the session is tripped, for whoever has to reset it")
+        run_id = run_of(self._node_id)
+        self.shell.store.transact(
+            Scope(nodes=(run_id,), durable=True), lambda view: trip_node(view, run_id, reason[:300])
+        )
 
     def _nodes(self) -> dict[str, Node]:
         return {node.id: node for node in self.shell.store.nodes(self._node_id)}

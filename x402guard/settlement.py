@@ -18,6 +18,8 @@ from x402guard.ledger.model import Claim, Evidence, Hold, HoldState
 from x402guard.ledger.transitions import Note, Void, apply
 from x402guard.ledger.view import LedgerView, Scope
 from x402guard.money import Nanos, nanos_to_decimal
+from x402guard.policy.guards import delivery_marks, give_step_back, guard_marks, note_delivery
+from x402guard.policy.steps import step_of
 from x402guard.purchase import Terms
 from x402guard.wire import SettleResponse, decode_receipt
 
@@ -133,37 +135,49 @@ def _claim(receipt: SettleResponse, hold: Hold) -> Claim | Doubt:
     return Claim(Nanos(-(-hold.amount * claimed // intent.amount_atomic)), receipt.transaction)
 
 
-def write_claim(terms: Terms, hold: Hold, claim: Claim) -> Flow[Hold]:
-    """Write down a claim. ``exact`` is captured in full as claimed; an ``upto`` stays held beside its claim."""
+def write_claim(terms: Terms, hold: Hold, claim: Claim, *, delivered: bool) -> Flow[Hold]:
+    """Write down a claim. ``exact`` is captured in full as claimed; an ``upto`` stays held beside its claim.
+
+    *delivered* is False where the answer is none that was worth paying for: the guards count that.
+    """
     believe = hold.payment().scheme == "exact" or (terms.unsafe_trust_receipts and not hold.chain_evidence)
+    payee = hold.payment().payee
 
     def change(view: LedgerView) -> Hold:
+        note_delivery(view, terms.policy, terms.node_id, payee, delivered=delivered)
         return claim_settlement(view, hold.id, claim, believe=believe)
 
-    scope = dataclasses.replace(_scope_of(terms, hold.id), marks=(ceiling_mark(hold.payment().payee),))
+    marks = (ceiling_mark(payee), *delivery_marks(terms.node_id, payee))
+    scope = dataclasses.replace(_scope_of(terms, hold.id), marks=marks, durable=not delivered)
     return (yield from transact(scope, change))
 
 
-def note_doubt(terms: Terms, hold_id: str, reason: str, transaction: str = "") -> Flow[Hold]:
+def note_doubt(terms: Terms, hold: Hold, reason: str, transaction: str = "", *, sent: bool = True) -> Flow[Hold]:
     """Write down that nobody knows how a payment ended. It stays held and counts in full.
 
-    A *transaction* that was named is kept with it, as one that may have taken all of it.
+    A *transaction* that was named is kept with it, as one that may have taken all of it. *sent* is False where the payee cannot
+    be what failed.
     """
+    payee = hold.payment().payee
 
     def change(view: LedgerView) -> Hold:
-        hold = view.known_hold(hold_id)
-        claim = Claim(hold.amount, transaction) if transaction else None
-        return apply(view, hold_id, Note(reason, claim)) if hold.state is HoldState.HELD else hold
+        now = view.known_hold(hold.id)
+        if sent and now.doubt is None and not now.presented:  # the same cheque, shown again, fails no second time
+            note_delivery(view, terms.policy, terms.node_id, payee, delivered=False)
+        claim = Claim(now.amount, transaction) if transaction else None
+        return apply(view, hold.id, Note(reason, claim)) if now.state is HoldState.HELD else now
 
-    return (yield from transact(_scope_of(terms, hold_id), change))
+    marks = delivery_marks(terms.node_id, payee)
+    return (yield from transact(dataclasses.replace(_scope_of(terms, hold.id), marks=marks, durable=sent), change))
 
 
-def void(terms: Terms, hold_id: str, reason: str, *, presented: int = 0) -> Flow[bool]:
+def void(terms: Terms, held: Hold | str, reason: str, *, presented: int = 0) -> Flow[bool]:
     """Give a hold back whose signature cannot exist or never left; True where nothing of it is left to be taken.
 
     Compare-and-set: a hold that somebody has taken over since (*presented* has moved on) may be out by now, and stays. A hold
     that was never written is no error.
     """
+    hold_id, step = (held.id, step_of(held)) if isinstance(held, Hold) else (held, None)
 
     def change(view: LedgerView) -> bool:
         hold = view.hold(hold_id)
@@ -171,9 +185,12 @@ def void(terms: Terms, hold_id: str, reason: str, *, presented: int = 0) -> Flow
             return True
         if hold.state is HoldState.HELD and hold.presented == presented:
             hold = apply(view, hold_id, Void(reason))
+            if step is not None:
+                give_step_back(view, terms.policy, terms.node_id, step, hold.created_ms)
         return hold.state is HoldState.VOIDED
 
-    return (yield from transact(_scope_of(terms, hold_id), change))
+    marks = () if step is None else guard_marks(terms.policy, terms.node_id, step, (step.payee,))
+    return (yield from transact(dataclasses.replace(_scope_of(terms, hold_id), marks=marks), change))
 
 
 def _scope_of(terms: Terms, hold_id: str) -> Scope:

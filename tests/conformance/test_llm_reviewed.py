@@ -9,7 +9,7 @@ import pytest
 
 from tests.llm import CHAT, ask, chunk, completion, metered, sse
 from tests.support import async_client, client
-from x402guard import ConfigError, Guard, Metering, ModelPrice, refusal_from
+from x402guard import ConfigError, Guard, Metering, ModelPrice, Policy, refusal_from
 
 ANTHROPIC = "https://api.anthropic.com/v1/messages"
 CLAUDE = {"model": "claude-sonnet-4-5", "max_tokens": 4_000, "messages": [{"role": "user", "content": "hi " * 20}]}
@@ -49,7 +49,8 @@ def test_tasks_that_time_out_leave_no_hold_behind(tmp_path, status):
 
             await asyncio.gather(*(call(number) for number in range(150)))
 
-    with metered(f"sqlite:///{tmp_path / 'l.db'}", budget="$500") as session:
+    every = {"policy": Policy(loop=None)}  # they all ask the same
+    with metered(f"sqlite:///{tmp_path / 'l.db'}", budget="$500", guard=every) as session:
         asyncio.run(main(session))
         assert session.held == 0
 

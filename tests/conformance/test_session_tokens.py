@@ -322,12 +322,12 @@ def test_a_tool_is_shown_in_the_suggested_mode_and_cut_to_what_was_granted(sessi
 def test_modes_escalate_as_the_budget_empties_until_nothing_is_left(session, kind):
     ran = []
     render = lambda result, mode: mode + "x" * (388 - len(mode))  # 97 tokens, 4,000 of them reserved while it runs
-    search = tool(session, kind, lambda: ran.append(balance(session)), mode="raw", render=render, cost="$0.01")
-    shown = [search().rstrip("x…") for _ in range(11)]
+    search = tool(session, kind, lambda _: ran.append(balance(session)), mode="raw", render=render, cost="$0.01")
+    shown = [search(n).rstrip("x…") for n in range(11)]
     assert shown == ["raw"] * 6 + ["table"] * 3 + ["summary"] + ["handle_only"]
     assert (ran[0], ran[10]) == ((0, 1_000, 0), (970, 30, 0))
     with pytest.raises(BudgetExhausted) as caught:
-        search()
+        search(11)
     assert (caught.value.rule, len(ran), str(session.spent), session.held) == ("tokens", 11, "0.11", 0)
 
 

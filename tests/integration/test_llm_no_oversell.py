@@ -17,6 +17,7 @@ from x402guard import (
     Metering,
     ModelPrice,
     PaymentRefused,
+    Policy,
 )
 from x402guard.testing import Completion, LlmServer
 
@@ -39,7 +40,8 @@ def guard(request, tmp_path, server):
     ledger = "memory://" if request.param == "memory" else f"sqlite:///{tmp_path / 'spend.db'}"
     endpoints, models = {f"{server.base('openai')}/v1": "openai"}, {"house-model": PRICE}
     metering = Metering(endpoints=endpoints, models=models, counter=COUNTER, prices=BOOK)
-    with Guard(signer=None, ledger=ledger, metering=metering, budget="$5.00") as guard:
+    policy = Policy(loop=None)  # they all ask the same
+    with Guard(signer=None, ledger=ledger, metering=metering, policy=policy, budget="$5.00") as guard:
         yield guard
 
 

@@ -13,6 +13,7 @@ from x402guard.assets import AssetRegistry
 from x402guard.drivers import run
 from x402guard.effects import (
     Checkpoint,
+    Compute,
     Interrupted,
     PeekBody,
     ReadChain,
@@ -132,6 +133,8 @@ def drive(flow, guard, seller, stop_after, mood):
                     answer = None
                 case Transact(scope, change):
                     answer = guard.shell.store.transact(scope, change)
+                case Compute(job, _):
+                    answer = job(guard.shell.store.now_ms())
                 case Sign(hold):
                     answer = guard.shell.signer.sign(hold)
                 case ReadChain(hold):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import wraps
 from typing import Any, Final
@@ -21,8 +21,8 @@ from x402guard.held_tools import (
     check_running,
     check_tool,
     end_tool,
-    fingerprint_of,
     hold_tool,
+    plain_arguments,
 )
 from x402guard.ledger.model import NOTHING, Hold
 from x402guard.ledger.tokens import MOST_TOKENS
@@ -151,29 +151,29 @@ def decorate(payer: Budgeted, terms: ToolTerms, name: str | None, function: Call
     return awaited if is_async else blocking
 
 
-def _binding(function: Callable[..., Any]) -> Callable[[tuple[Any, ...], dict[str, Any]], str]:
-    """Return what takes the fingerprint of a call's arguments; it raises ``TypeError`` for those that do not fit."""
+def _binding(function: Callable[..., Any]) -> Callable[[tuple[Any, ...], dict[str, Any]], Mapping[str, Any] | None]:
+    """Return what makes plain values of a call's arguments; it raises ``TypeError`` for those that do not fit."""
     try:
         signature = inspect.signature(function, follow_wrapped=False)  # what is called is what has to be called right
     except (TypeError, ValueError):
         signature = None
 
-    def bind(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    def bind(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Mapping[str, Any] | None:
         if signature is None:
             named: dict[str, Any] = {"args": args, "kwargs": kwargs}
         else:
             bound = signature.bind(*args, **kwargs)
             bound.apply_defaults()
-            named = dict(bound.arguments)
+            named = {name: value for name, value in bound.arguments.items() if name not in ("self", "cls")}
         try:
-            return fingerprint_of(named)
+            return plain_arguments(named)
         except ConfigError:
-            return ""  # a function may be given what is too large to be told apart by it
+            return None  # a function may be given what is too large to be told apart by it
 
     return bind
 
 
-def _begin(payer: Budgeted, terms: ToolTerms, tool: str, arguments: str) -> Flow[_Use]:
+def _begin(payer: Budgeted, terms: ToolTerms, tool: str, arguments: Mapping[str, Any] | None) -> Flow[_Use]:
     """Reserve the tokens, then hold the dollars: what is refused first costs nothing."""
     budget = payer.innermost()
     paying, tokens = budget.conversation_terms(), budget.tokens

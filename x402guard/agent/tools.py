@@ -12,7 +12,7 @@ from x402guard.agent.context import TokenBudget
 from x402guard.drivers import Shell, run, run_async
 from x402guard.effects import Flow
 from x402guard.errors import ConfigError
-from x402guard.held_tools import TOOL_HOLD_S, ToolCall, ToolEnd, check_tool, end_tool, fingerprint_of, hold_tool
+from x402guard.held_tools import TOOL_HOLD_S, ToolCall, ToolEnd, check_tool, end_tool, hold_tool, plain_arguments
 from x402guard.ledger.model import Hold
 from x402guard.money import Dollars, Nanos, dollars_to_nanos, format_dollars, nanos_to_decimal
 from x402guard.purchase import Terms
@@ -52,7 +52,7 @@ def tool_call(
     if type(lifetime_s) is not int or not 1 <= lifetime_s <= _LONGEST_S:
         raise ConfigError(f"lifetime_s: {lifetime_s!r} is not a whole number of seconds from 1 to {_LONGEST_S}")
     nanos = dollars_to_nanos(amount, field=field)
-    return ToolCall(name, nanos, secrets.token_bytes(32), fingerprint_of(arguments), lifetime_s)  # type: ignore[arg-type]
+    return ToolCall(name, nanos, secrets.token_bytes(32), plain_arguments(arguments), lifetime_s)
 
 
 class ToolHold:

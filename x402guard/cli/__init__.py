@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from x402guard.cli import books, demo, doctor, prices, testnet
+from x402guard.cli import books, demo, doctor, owner, prices, testnet
 from x402guard.errors import X402GuardError
 from x402guard.ledger.report_text import printable
 
@@ -44,6 +44,9 @@ app.command("sessions")(books.sessions)
 app.command("report")(books.report)
 app.command("holds")(books.holds)
 app.command("predict")(books.predict)
+app.command("trip")(owner.trip)
+app.command("reset")(owner.reset)
+app.add_typer(owner.budget, name="budget")
 app.add_typer(prices.prices, name="prices")
 app.command("doctor")(doctor.doctor)
 

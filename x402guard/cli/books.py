@@ -20,7 +20,7 @@ from x402guard.config import load_settings
 from x402guard.drivers import Shell
 from x402guard.errors import ConfigError
 from x402guard.ledger.doubt import in_doubt, instance_mark
-from x402guard.ledger.model import Hold, HoldKind, Node, NodeKind
+from x402guard.ledger.model import WALLET, Hold, HoldKind, Node, NodeKind
 from x402guard.ledger.report import below, remaining
 from x402guard.ledger.report_text import printable
 from x402guard.ledger.view import LedgerView
@@ -28,7 +28,7 @@ from x402guard.money import format_dollars
 from x402guard.ports import LedgerStore
 from x402guard.stores import ledger_path, open_store
 
-__all__ = ["AsJson", "LedgerUrl", "holds", "predict", "report", "sessions"]
+__all__ = ["AsJson", "LedgerUrl", "find_budget", "holds", "opened", "predict", "report", "sessions"]
 
 LedgerUrl = Annotated[
     str | None, typer.Option("--ledger", help="Ledger URL; X402GUARD_LEDGER or x402guard.toml by default.")
@@ -112,6 +112,23 @@ def report(
     with opened(ledger) as store:
         found = report_of(Shell(store, None, None), _find(store, session))
     typer.echo(found.to_json() if as_json else found.to_text())
+
+
+def find_budget(store: LedgerStore, session: str) -> str:
+    """Return the id of a session, or of the wallet: an id first, else the name of one run alone.
+
+    Raises ``ConfigError`` where there is none, or where a name could be several: an agent names the children of its session.
+    """
+    nodes = [node for node in store.nodes() if node.kind is NodeKind.SESSION]
+    if session == WALLET or any(node.id == session for node in nodes):
+        return session
+    named = [node.id for node in nodes if node.name == session]
+    runs = [node_id for node_id in named if "/" not in node_id] or named
+    if len(runs) > 1:
+        raise ConfigError(
+            f"session: {len(runs)} sessions are called {session!r}; name one by its id: {', '.join(runs[-5:])}"
+        )
+    return runs[0] if runs else _find(store, session)
 
 
 def _find(store: LedgerStore, session: str | None) -> str:

@@ -33,7 +33,7 @@ WALLET: Final = "wallet"
 
 NOTHING: Final = Nanos(0)
 
-TERMINATIONS: Final = ("budget_exhausted", "disputed_usage", "loop_detected", "overshoot")
+TERMINATIONS: Final = ("budget_exhausted", "disputed_usage", "kill_switch", "loop_detected", "overshoot", "spend_spike")
 """Every word that ``terminated_by`` may be beside null."""
 
 
@@ -145,6 +145,7 @@ class Purpose:
         host: host name, and the port where it is not the default.
         fingerprint: SHA-256 over method, full URL and body hash, in hex: proves what a nonce was for.
         tool: the tool or model name for what is no HTTP payment.
+        step: what makes identical calls the same, or "" where nobody can tell.
     """
 
     method: str = ""
@@ -152,6 +153,7 @@ class Purpose:
     host: str = ""
     fingerprint: str = ""
     tool: str = ""
+    step: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -189,7 +189,7 @@ def _tokens(account: TokenAccount) -> dict[str, Any]:
 
 
 _SHOWN: Final = frozenset(
-    {"authorize", "represent", "note", "capture", "void", "expire", "lapse", "correct", "trip", "limit", "resume",
+    {"authorize", "represent", "note", "capture", "void", "expire", "lapse", "correct", "trip", "reset", "limit", "resume",
      "close", "event"}
 )  # fmt: skip
 _AMOUNTS: Final = ("amount", "claimed", "chain", "from", "to", "limit")

@@ -10,6 +10,7 @@ from x402guard.errors import ConfigError
 from x402guard.evm import Address
 from x402guard.ledger.budgets import trip_exceeded
 from x402guard.ledger.model import WALLET, Node, NodeKind, NodeState
+from x402guard.ledger.owner import owner_mark
 from x402guard.ledger.view import LedgerView, MarkKey
 from x402guard.money import Nanos, format_dollars
 
@@ -86,6 +87,11 @@ def open_node(view: LedgerView, request: NodeRequest) -> Node:
     node = view.node(request.id)
     if (node.parent_id, node.kind) != (request.parent_id, request.kind):
         raise ConfigError(f"id: {request.id!r} is a {node.kind} under {node.parent_id!r}; choose another id")
+    set_by_owner = view.mark(owner_mark(request.id))
+    if set_by_owner is not None and request.limit == set_by_owner["was"]:
+        request = dataclasses.replace(
+            request, limit=None
+        )  # what it was opened with; the owner has said otherwise since
     if request.limit is not None and node.limit is not None and request.limit > node.limit:
         raise ConfigError(
             f"budget: session {request.id!r} was opened with ${format_dollars(node.limit)}, which can be lowered and never "

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from x402guard.json_body import NotReadable, read_object
 from x402guard.ledger.authorize import Refusal
 from x402guard.metering.content import read_content
-from x402guard.metering.json_body import NotReadable, read_object
 from x402guard.metering.media import Media
 from x402guard.metering.routes import Flavour, Route
 from x402guard.metering.tools import Unbounded, find_unbounded, tools_of

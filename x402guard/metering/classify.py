@@ -9,9 +9,10 @@ from urllib.parse import urlsplit
 
 from x402guard.ledger.authorize import Refusal
 from x402guard.metering.ceiling import UNPRICED
-from x402guard.metering.routes import Route, find_endpoint, find_route, plain_host, plain_path
+from x402guard.metering.routes import Route, find_endpoint, find_route
 from x402guard.metering.settings import Metering, place_of
 from x402guard.money import Nanos
+from x402guard.places import plain_host, plain_path
 from x402guard.ports import PriceBook, TokenCounter
 
 __all__ = ["FixedPrice", "Meter", "Unmetered", "classify"]

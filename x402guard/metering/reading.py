@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from x402guard.json_body import NotReadable, read_object
 from x402guard.metering.events import event_reader, is_usage_only
-from x402guard.metering.json_body import NotReadable, read_object
 from x402guard.metering.routes import Flavour
 
 __all__ = ["MAX_ANSWER_BYTES", "MAX_EVENT_BYTES", "Answer", "AnswerReader"]

@@ -6,7 +6,6 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
-from urllib.parse import unquote
 
 __all__ = [
     "ENDPOINTS",
@@ -16,8 +15,6 @@ __all__ = [
     "Route",
     "find_endpoint",
     "find_route",
-    "plain_host",
-    "plain_path",
 ]
 
 Dialect = Literal["openai", "azure", "anthropic", "google", "mistral", "cohere"]
@@ -163,26 +160,6 @@ _PATHS: Final[Mapping[Dialect, tuple[tuple[str, Flavour], ...]]] = {
         (r"/v1/(?:de)?tokenize", "free"),
     ),
 }
-
-
-def plain_path(path: str) -> str:
-    """Return a path as the most lenient server may read it: escapes undone, empty and dot segments resolved.
-
-    ``/v1/%63hat/../chat//completions`` is sent as it was written; what it may be taken for decides whether it is metered.
-    """
-    parts: list[str] = []
-    for part in unquote(path).split("/"):
-        if part == "..":
-            parts = parts[:-1]
-        elif part not in ("", "."):
-            parts.append(part)
-    return "/" + "/".join(parts)
-
-
-def plain_host(host: str) -> str:
-    """Return a host, with its port where there is one, without the dot that a full name may end with."""
-    name, colon, port = host.rpartition(":") if not host.endswith("]") else (host, "", "")
-    return f"{name.rstrip('.')}{colon}{port}" if colon else host.rstrip(".")
 
 
 def find_endpoint(host: str, path: str, configured: tuple[Endpoint, ...]) -> Endpoint | None:

@@ -13,9 +13,10 @@ from urllib.parse import urlsplit
 
 from x402guard.errors import ConfigError
 from x402guard.metering.registered import ModelPrice
-from x402guard.metering.routes import ENDPOINTS, Dialect, Endpoint, find_route, plain_host, plain_path
+from x402guard.metering.routes import ENDPOINTS, Dialect, Endpoint, find_route
 from x402guard.metering.tools import ALLOWANCES
 from x402guard.money import Dollars, Nanos, dollars_to_nanos, nanos_to_decimal
+from x402guard.places import plain_host, plain_path
 from x402guard.policy.settings import check_flag
 from x402guard.ports import PriceBook, TokenCounter
 

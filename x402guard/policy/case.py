@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from x402guard.offer import Offer
 
@@ -28,6 +28,7 @@ class RequestFacts:
         redirected_from: the origin that the logical request began at, where this hop has another; else None.
         paid_by: the hold that this logical request has signed already, on an earlier hop; else None.
         paid_until: until when that signature is good, in unix seconds.
+        body: of the request, as far as it was kept.
     """
 
     method: str
@@ -44,6 +45,7 @@ class RequestFacts:
     redirected_from: str | None = None
     paid_by: str | None = None
     paid_until: int = 0
+    body: bytes | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True)

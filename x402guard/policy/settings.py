@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Final, Literal, get_args
 
 from x402guard.assets import TEST_NETWORKS, V1_NAMES, resolve_network
 from x402guard.errors import ConfigError
 from x402guard.evm import parse_address
 from x402guard.money import Dollars, Nanos, dollars_to_nanos
+from x402guard.policy.loops import Loop
+from x402guard.policy.spikes import Spike
+from x402guard.policy.steps import as_place
+from x402guard.policy.velocity import Velocity
 
 __all__ = ["MIN_LIFETIME_S", "Policy", "ResourceMismatch", "check_flag"]
 
@@ -43,6 +48,11 @@ class Policy:
         upto_at_ceiling: what to do with a payee whose last twenty ``upto`` settlements all took the ceiling: ``warn`` (an
             event in the report) or ``refuse``.
         unsafe_pay_after_redirect: pay an origin that a redirect led to.
+        loop: when the same call is one too many; None for no loop detector.
+        spike: when a step costs too much beside those before it; None for no spike detector.
+        velocity: how fast may be spent; None for no limits of that kind.
+        max_steps: the most payments, LLM calls and uses of tools, all together, in one run; None for any number.
+        max_calls: tool, or ``METHOD host/path`` → the most uses of it in one run.
 
     Raises ``ConfigError`` naming the setting. An empty collection is an error too: it reads like "none" and would be
     taken for "any".
@@ -60,6 +70,11 @@ class Policy:
     resource_mismatch: ResourceMismatch = "warn"
     upto_at_ceiling: UptoAtCeiling = "warn"
     unsafe_pay_after_redirect: bool = False
+    loop: Loop | None = field(default_factory=Loop)
+    spike: Spike | None = field(default_factory=Spike)
+    velocity: Velocity | None = field(default_factory=Velocity)
+    max_steps: int | None = None
+    max_calls: Mapping[str, int] = field(default_factory=dict, hash=False)
     cap_nanos: Nanos | None = field(init=False, repr=False, compare=False, default=None)
 
     def __post_init__(self) -> None:
@@ -83,8 +98,29 @@ class Policy:
         if self.upto_at_ceiling not in get_args(UptoAtCeiling):
             raise ConfigError(f"policy.upto_at_ceiling: {self.upto_at_ceiling!r} is neither 'warn' nor 'refuse'")
 
+        if self.loop is not None and not isinstance(self.loop, Loop):
+            raise ConfigError(f"policy.loop: {self.loop!r} is no Loop; write Loop(calls=10, window_s=60), or None")
+        if self.spike is not None and not isinstance(self.spike, Spike):
+            raise ConfigError(f"policy.spike: {self.spike!r} is no Spike; write Spike(multiplier=3, window=5), or None")
+        if self.velocity is not None and not isinstance(self.velocity, Velocity):
+            raise ConfigError(
+                f"policy.velocity: {self.velocity!r} is no Velocity; write Velocity(calls_per_minute=60), or None"
+            )
+        if self.max_steps is not None:
+            _check_most("max_steps", self.max_steps)
+        if not isinstance(self.max_calls, Mapping):
+            raise ConfigError(f'policy.max_calls: {self.max_calls!r} is no mapping; write {{"serp": 50}}')
+        for name, most in self.max_calls.items():
+            _check_most(f"max_calls[{name!r}]", most)
+        self._set("max_calls", MappingProxyType({as_place("max_calls", n): most for n, most in self.max_calls.items()}))
+
     def _set(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)
+
+
+def _check_most(name: str, value: object) -> None:
+    if type(value) is not int or value <= 0:
+        raise ConfigError(f"policy.{name}: {value!r} is not a positive whole number")
 
 
 def check_flag(name: str, value: object) -> None:

@@ -1,0 +1,98 @@
+"""``trip``, ``reset``, ``budget set``: what only the owner of a ledger does. An agent that holds a session can do none but the first."""
+
+from __future__ import annotations
+
+import getpass
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Annotated
+
+import typer
+
+from x402guard.cli.books import LedgerUrl, find_budget, opened
+from x402guard.errors import ConfigError
+from x402guard.ledger.model import HoldKind, Node
+from x402guard.ledger.owner import owner_mark, reset_node, set_limit, trip_node
+from x402guard.ledger.report import below
+from x402guard.ledger.report_text import printable
+from x402guard.ledger.view import LedgerView, Scope
+from x402guard.money import dollars_to_nanos, format_dollars
+from x402guard.policy.loops import forget_before
+from x402guard.policy.steps import reset_mark, run_of
+from x402guard.ports import LedgerStore
+
+__all__ = ["budget", "reset", "set_budget", "trip"]
+
+budget = typer.Typer(no_args_is_help=True, help="The limits of budgets, which only their owner can raise.")
+
+SessionName = Annotated[str, typer.Argument(help="A session's id or name, or 'wallet'.")]
+
+
+def trip(
+    session: SessionName,
+    reason: Annotated[str, typer.Option("--reason", help="Why, for whoever has to reset it.")] = "by its owner",
+    ledger: LedgerUrl = None,
+) -> None:
+    """Stop a session, or with 'wallet' all of them: nothing is signed or sent until it is reset. Lists what is out already."""
+    with opened(ledger) as store:
+        node = _change(store, session, lambda view, node_id: trip_node(view, node_id, reason[:300]))
+        typer.echo(printable(f"{node.kind} {node.id} ({node.name}) is tripped"))
+        for line in _outstanding(store, node.id):
+            typer.echo(printable(line))
+
+
+def reset(session: SessionName, ledger: LedgerUrl = None) -> None:
+    """Open a tripped session again; its loop counters start anew. What it has spent stays spent."""
+
+    def change(view: LedgerView, node_id: str) -> Node:
+        node = reset_node(view, node_id, _who())
+        forget_before(view, run_of(node_id))
+        return node
+
+    with opened(ledger) as store:
+        node = _change(store, session, change)
+    typer.echo(printable(f"{node.kind} {node.id} ({node.name}) is {node.state}"))
+
+
+@budget.command("set")
+def set_budget(
+    session: SessionName,
+    amount: Annotated[str, typer.Argument(help="The new limit in dollars, such as $20.00.")],
+    ledger: LedgerUrl = None,
+) -> None:
+    """Set the limit of a session or of the wallet, upwards too. Set below what is used, it trips."""
+    try:
+        limit = dollars_to_nanos(amount, field="amount")
+    except (TypeError, ValueError) as error:
+        raise ConfigError(str(error)) from error
+    with opened(ledger) as store:
+        node = _change(store, session, lambda view, node_id: set_limit(view, node_id, limit, _who()))
+    left = format_dollars(max(0, node.room or 0))
+    typer.echo(printable(f"{node.kind} {node.id} ({node.name}): ${format_dollars(limit)}, ${left} left, {node.state}"))
+
+
+def _change(store: LedgerStore, session: str, change: Callable[[LedgerView, str], Node]) -> Node:
+    node_id = find_budget(store, session)
+    scope = Scope(nodes=(node_id,), marks=(reset_mark(run_of(node_id)), owner_mark(node_id)), durable=True)
+    return store.transact(scope, lambda view: change(view, node_id))
+
+
+def _outstanding(store: LedgerStore, node_id: str) -> list[str]:
+    """Say what is signed or sent already: it may be taken until its end, whatever is tripped."""
+    nodes = {node.id: node for node in store.nodes(node_id)}
+    inside = {node.id for node in below(nodes, node_id)}
+    live = [hold for hold in store.outstanding() if hold.kind is not HoldKind.TOKENS]
+    lines = []
+    for hold in live:
+        if hold.node_id in inside:
+            until = datetime.fromtimestamp(hold.deadline_unix, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+            whom = hold.payment().payee if hold.intent is not None else hold.purpose.tool or "a call"
+            lines.append(f"  out until {until}: ${format_dollars(hold.amount)} to {whom} ({hold.id[:16]}…)")
+    return lines
+
+
+def _who() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container's user may have no name
+        return "unknown"

@@ -1,0 +1,135 @@
+"""One step of an agent, as the guards see it: a payment, an LLM call or the use of a tool, and what makes two of them the same."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from decimal import Decimal
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from x402guard.errors import ConfigError
+from x402guard.json_body import NotReadable, read_object
+from x402guard.ledger.model import NOTHING, Hold, HoldKind
+from x402guard.ledger.view import MarkKey
+from x402guard.money import Nanos
+from x402guard.places import plain_host, plain_path
+
+__all__ = ["Step", "as_place", "masked", "place", "request_key", "reset_mark", "run_of", "step_of", "tool_key"]
+
+
+_LONGEST_NAME: Final = 200
+_TIMES: Final = frozenset({"timestamp", "created_at"})
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What is about to be held for.
+
+    Attributes:
+        kind: payment, LLM call or tool.
+        name: for people and for the owner's exceptions: the tool, or ``POST host/path``.
+        key: the same for identical calls, SHA-256 in hex; "" where nobody can tell one from another.
+        amount: nano-dollars that are to be held, once that is known.
+        payee: who is paid, or "" for nobody who could be new.
+    """
+
+    kind: HoldKind
+    name: str
+    key: str
+    amount: Nanos = NOTHING
+    payee: str = ""
+
+    def at(self, amount: Nanos, payee: str = "") -> Step:
+        """Return the step at its price."""
+        return replace(self, amount=amount, payee=payee)
+
+
+def run_of(node_id: str) -> str:
+    """Return the id of the run that a budget belongs to: its outermost session. Children give nobody fresh counters."""
+    return node_id.split("/", 1)[0]
+
+
+def place(method: str, host: str, path: str) -> str:
+    """Return a request's place as the owner names it in a policy: ``GET host/path``, however it was spelled."""
+    return f"{method.upper()} {plain_host(host.lower())}{plain_path(path)}"[:_LONGEST_NAME]
+
+
+def reset_mark(run_id: str) -> MarkKey:
+    """Return the key of the small row that says from when on a run's loops and spikes count."""
+    return "loop_reset", run_id
+
+
+def as_place(setting: str, name: object) -> str:
+    """Return a tool's name, or a request's place, as the guards know it. Raises ``ConfigError`` for what would never match."""
+    if not isinstance(name, str) or not name.strip() or "://" in name:
+        raise ConfigError(f"policy.{setting}: {name!r:.80} is no tool, and no place such as 'GET api.example/status'")
+    method, space, where = name.partition(" ")
+    if not space or not method.isalpha() or "/" not in where:
+        return name
+    host, _, path = where.partition("/")
+    return place(method, host, f"/{path}")
+
+
+def step_of(hold: Hold) -> Step:
+    """Return the step that a hold was taken for."""
+    purpose = hold.purpose
+    name = purpose.tool
+    if purpose.method:
+        name = place(purpose.method, purpose.host, urlsplit(purpose.url).path)
+    payee = hold.intent.payee if hold.intent is not None else ""
+    return Step(hold.kind, name, purpose.step).at(hold.amount, payee)
+
+
+def request_key(
+    kind: HoldKind, method: str, url: str, body: bytes | Mapping[str, Any], ignored: Collection[str]
+) -> str:
+    """Return what makes two requests the same: kind, method, URL with its query, and the body.
+
+    A body that is JSON counts as what it says, whatever its order and spaces, without those of its own fields that are
+    *ignored*; any other by its bytes. Path and query always count whole.
+    """
+    parts = urlsplit(url)
+    host = plain_host(parts.hostname or "")
+    where = [parts.scheme, host, parts.port, plain_path(parts.path), parts.query]
+    return _digest([kind, method, where, _said(body, ignored)])
+
+
+def _said(body: bytes | Mapping[str, Any], ignored: Collection[str]) -> object:
+    if not isinstance(body, bytes):
+        return masked(body, ignored)
+    try:
+        if body.lstrip()[:1] == b"[":
+            listed = read_object(b'{"listed":' + body + b"}")["listed"]
+            return [masked(item, ignored) if isinstance(item, Mapping) else item for item in listed]
+        return masked(read_object(body), ignored)
+    except NotReadable:
+        return hashlib.sha256(body).hexdigest()
+
+
+def tool_key(tool: str, arguments: Mapping[str, Any] | None, ignored: Collection[str]) -> str:
+    """Return what makes two uses of a tool the same; "" where its arguments were not told.
+
+    Of what is *ignored* the times count all the same: for a tool they are what it is asked about.
+    """
+    if arguments is None:
+        return ""
+    return _digest([HoldKind.TOOL, tool, masked(arguments, set(ignored) - _TIMES)])
+
+
+def masked(value: Mapping[str, Any], ignored: Collection[str]) -> dict[str, Any]:
+    """Return a decoded JSON object without those of its own fields that are ignored."""
+    return {key: item for key, item in value.items() if key not in ignored}
+
+
+def _digest(parts: list[Any]) -> str:
+    text = json.dumps(parts, sort_keys=True, separators=(",", ":"), default=_number)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _number(value: object) -> list[str]:
+    """Return a decimal such that 1.0, 1.00 and 1e0 are one, and none of them is a text."""
+    shown = value.normalize() if isinstance(value, Decimal) and value.is_finite() else value
+    return [type(value).__name__, str(shown)]
