@@ -112,6 +112,19 @@ def test_it_survives_a_restart(tmp_path, step):
         clock.tick(5)
 
 
+def test_a_clock_that_was_set_right_makes_no_loop_of_a_poll(ledger_url):
+    clock = Clock()
+    store = open_store(ledger_url, clock_ms=clock)
+    with make_guard(store) as guard, guard.session("s", budget="$5.00") as session:
+        clock.tick(3_600)
+        searches(session)()
+        clock.tick(-3_600)  # every stamp of the ledger is the same until the clock has caught up
+        for _ in range(12):
+            clock.tick(240)
+            searches(session)()
+    store.close()
+
+
 def test_children_and_scopes_share_the_counters_of_their_run(ledger_url):
     with make_guard(ledger_url, policy=Policy(loop=Loop(calls=5))) as guard:
         with guard.session("s", budget="$5.00") as session:

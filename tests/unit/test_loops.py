@@ -202,6 +202,12 @@ def test_five_failures_in_a_row_are_one_too_many_and_a_delivery_forgets_them():
 
         said.append(books.change(change, marks=(("streak", "s 0xP"), ("loop_reset", "s"))))
     assert [word is not None for word in said] == [False] * 9 + [True]
+    seen = (("streak", "s 0xQ"), ("loop_reset", "s"))
+    for pause_s in [3_601] * 9 + [3_599] * 3:  # one now and then is no streak
+        books.clock.tick(pause_s)
+        assert books.change(lambda view: note_failure(view, loop, "s", "0xQ"), marks=seen) is None
+    books.clock.tick(3_599)
+    assert books.change(lambda view: note_failure(view, loop, "s", "0xQ"), marks=seen) is not None
     books.close()
 
 
