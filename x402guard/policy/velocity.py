@@ -170,7 +170,7 @@ def _payee_excess(view: LedgerView, velocity: Velocity, run_id: str, step: Step)
     if percent is not None and limit is not None:
         paid = int((view.mark(_to(run_id, payee)) or {"nanos": 0})["nanos"])
         if (paid + amount) * 100 > limit * percent:
-            share = f"${format_dollars(paid)} were paid to {payee}"
+            share = f"${format_dollars(paid)} were held for {payee}"
             return (
                 "percent_per_payee",
                 f"{share}; with this it is over {percent} % of the run's ${format_dollars(limit)}",
