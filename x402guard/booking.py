@@ -55,7 +55,10 @@ def book(terms: Terms, hold: Hold, bill: Bill, marks: tuple[MarkKey, ...] = (), 
 def give_back(
     terms: Terms, held: Hold | str, reason: str, error: BaseException | None, marks: tuple[MarkKey, ...] = ()
 ) -> Flow[None]:
-    """Void what was never billed: a hold, or its id where nobody knows whether it was written. A ledger that cannot be written keeps the hold: that costs budget, never money."""
+    """Void what was never billed: a hold, or its id where nobody knows whether it was written.
+
+    A ledger that cannot be written keeps the hold: that costs budget, never money.
+    """
     hold_id, step = (held.id, step_of(held)) if isinstance(held, Hold) else (held, None)
     try:
         yield from transact_anyway(*write_void(terms, hold_id, reason, marks, step=step))

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Final, TypeVar
 
 from x402guard.assets import AssetRegistry
+from x402guard.booking import cause, error_name
 from x402guard.challenge import Payable, read_challenge, screen
 from x402guard.effects import Flow, Interrupted, Reply, SendFailed, checkpoint, compute, send, sign, transact
 from x402guard.errors import (
@@ -134,7 +135,9 @@ def _authorize(request: RequestFacts, terms: Terms, offers: tuple[Offer, ...]) -
             decided = yield from transact(scope, change)
         except (LedgerUnavailable, Interrupted) as error:
             # The commit may have happened although its answer was lost. Nothing was signed, so nothing is owed.
-            yield from _give_back(terms, request.entropy.hex(), f"the commit's answer was lost: {_name(error)}", error)
+            yield from _give_back(
+                terms, request.entropy.hex(), f"the commit's answer was lost: {error_name(error)}", error
+            )
             raise
         if isinstance(decided, Stuck):
             yield from _resolve(decided.hold)
@@ -192,7 +195,7 @@ def _sign(terms: Terms, authorized: Authorized) -> Flow[tuple[str, str]]:
         if signing or authorized.represented:
             yield from _uncertain(terms, hold, "cancelled while signing", error, sent=False)
         else:
-            yield from _give_back(terms, hold, f"nothing was signed: {_name(error)}", error, hold.presented)
+            yield from _give_back(terms, hold, f"nothing was signed: {error_name(error)}", error, hold.presented)
         raise
 
 
@@ -263,7 +266,9 @@ def _give_back(terms: Terms, held: Hold | str, reason: str, error: BaseException
     try:
         return (yield from void(terms, held, reason[:300], presented=presented))
     except Exception as again:  # noqa: BLE001 - no bookkeeping failure may hide that money is at risk
-        _cause(error).add_note(f"{held if isinstance(held, str) else held.id} could not be given back either: {again}")
+        cause(error).add_note(
+            f"hold {held if isinstance(held, str) else held.id} could not be given back either: {again}"
+        )
         return False
 
 
@@ -277,20 +282,12 @@ def _uncertain(
     try:
         yield from note_doubt(terms, hold, reason, sent=sent)
     except Exception as again:  # noqa: BLE001 - no bookkeeping failure may hide that money is at risk
-        _cause(error).add_note(f"the doubt about hold {hold.id} could not be written: {again}")
+        cause(error).add_note(f"the doubt about hold {hold.id} could not be written: {again}")
     return SettlementUncertain(
         f"{reason}; the payment of hold {hold.id[:16]}… may be taken until its deadline",
         hold_id=hold.id,
         deadline=hold.deadline_unix,
     )
-
-
-def _cause(error: BaseException) -> BaseException:
-    return error.cause if isinstance(error, (Interrupted, SendFailed)) else error
-
-
-def _name(error: BaseException) -> str:
-    return type(_cause(error)).__name__
 
 
 def _none_payable(payable: Payable) -> Refusal:

@@ -116,8 +116,8 @@ def call_marks(terms: Terms, call: Call, ceiling: Ceiling, meter: Meter) -> tupl
 
 def call_step(terms: Terms, request: RequestFacts, said: bytes | Mapping[str, Any]) -> Step:
     """Return the step that an LLM call is; *said* is its body, decoded where it was read."""
-    ignored = terms.policy.loop.ignored if terms.policy.loop is not None else ()
-    key = request_key(HoldKind.LLM, request.method, request.url, said, ignored)
+    loop = terms.policy.loop
+    key = "" if loop is None else request_key(HoldKind.LLM, request.method, request.url, said, loop.ignored)
     return Step(HoldKind.LLM, place_of(request), key)
 
 

@@ -60,6 +60,7 @@ class ToolCall:
         amount: nano-dollars: what it costs, or costs at most.
         entropy: 32 random bytes, from which its hold's id derives.
         arguments: its arguments as plain JSON, or None where they were not told. They go into no book.
+        fingerprint: their SHA-256 in hex, or "" for None.
         lifetime_s: seconds after which its hold counts in full, if nobody says how it ended.
     """
 
@@ -68,6 +69,10 @@ class ToolCall:
     entropy: bytes
     arguments: Mapping[str, Any] | None = field(default=None, repr=False)
     lifetime_s: int = TOOL_HOLD_S
+    fingerprint: str = field(init=False, default="")
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "fingerprint", _fingerprint(self.arguments))
 
     @property
     def hold_id(self) -> str:
@@ -108,7 +113,10 @@ def hold_tool(terms: Terms, call: ToolCall) -> Flow[Hold]:
     def undo(error: BaseException) -> Flow[None]:
         return give_back(terms, call.hold_id, f"the tool never ran: {error_name(error)}", error)
 
-    held = yield from hold_or_refuse(terms, _scope(terms, call), lambda view: _hold(view, terms, call), undo)
+    step = _step(terms, call)
+    held = yield from hold_or_refuse(
+        terms, _scope(terms, call, step), lambda view: _hold(view, terms, call, step), undo
+    )
     try:
         yield from checkpoint()  # cancelled while it was written: it is given back, before the tool has begun
     except GeneratorExit:
@@ -121,10 +129,11 @@ def hold_tool(terms: Terms, call: ToolCall) -> Flow[Hold]:
 
 def charge_tool(terms: Terms, call: ToolCall) -> Flow[Receipt]:
     """Hold and capture what a tool costs, in one transaction. Raises as ``hold_tool`` does."""
+    step = _step(terms, call)
 
     def change(view: LedgerView) -> Hold | Refusal:
         standing = view.hold(call.hold_id)
-        held = _hold(view, terms, call) if standing is None else standing
+        held = _hold(view, terms, call, step) if standing is None else standing
         return held if isinstance(held, Refusal) else apply(view, held.id, Capture(call.amount, Evidence.ESTIMATE))
 
     def undo(error: BaseException) -> Flow[None]:
@@ -132,7 +141,7 @@ def charge_tool(terms: Terms, call: ToolCall) -> Flow[Receipt]:
         return give_back(terms, call.hold_id, f"the tool never ran: {error_name(error)}", error)
 
     try:
-        captured = yield from hold_or_refuse(terms, _scope(terms, call), change, undo)
+        captured = yield from hold_or_refuse(terms, _scope(terms, call, step), change, undo)
     except LedgerUnavailable as error:
         error.advice = "The charge may have been booked: look at session.spent before you repeat it."
         raise
@@ -175,27 +184,26 @@ def check_running(terms: Terms) -> Flow[None]:
         raise (yield from refused(terms, closed))
 
 
-def _scope(terms: Terms, call: ToolCall) -> Scope:
-    marks = guard_marks(terms.policy, terms.node_id, _step(terms, call))
+def _scope(terms: Terms, call: ToolCall, step: Step) -> Scope:
+    marks = guard_marks(terms.policy, terms.node_id, step)
     return Scope(nodes=(terms.node_id,), holds=(call.hold_id,), marks=marks, durable=True)
 
 
 def _step(terms: Terms, call: ToolCall) -> Step:
-    ignored = terms.policy.loop.ignored if terms.policy.loop is not None else ()
-    return Step(HoldKind.TOOL, call.tool, tool_key(call.tool, call.arguments, ignored))
+    loop = terms.policy.loop
+    key = "" if loop is None else tool_key(call.tool, call.arguments, loop.ignored)
+    return Step(HoldKind.TOOL, call.tool, key, call.amount)
 
 
-def _hold(view: LedgerView, terms: Terms, call: ToolCall) -> Hold | Refusal:
+def _hold(view: LedgerView, terms: Terms, call: ToolCall, step: Step) -> Hold | Refusal:
     lapse_due(view)
-    step = _step(terms, call)
     refusal = (
         check_open(view, terms.node_id)
         or judge_step(view, terms.policy, terms.node_id, step)
-        or judge_amount(view, terms.policy, terms.node_id, step.at(call.amount))
+        or judge_amount(view, terms.policy, terms.node_id, step)
     )
     if refusal is not None:
         return replace(refusal, requested=call.amount)
-    fingerprint = fingerprint_of(call.arguments)
     hold = Hold(
         id=call.hold_id,
         node_id=terms.node_id,
@@ -205,14 +213,14 @@ def _hold(view: LedgerView, terms: Terms, call: ToolCall) -> Hold | Refusal:
         deadline_unix=view.now_unix + call.lifetime_s,
         flying_since_ms=view.now_ms,
         owner=terms.instance,
-        purpose=Purpose(tool=call.tool, fingerprint=fingerprint, step=step.key),
+        purpose=Purpose(tool=call.tool, fingerprint=call.fingerprint, step=step.key),
     )
     facts = {"kind": HoldKind.TOOL, "amount": hold.amount, "tool": call.tool, "deadline": hold.deadline_unix}
-    if fingerprint:
-        facts["arguments"] = fingerprint
+    if call.fingerprint:
+        facts["arguments"] = call.fingerprint
     written = authorize(view, hold, facts)
     if not isinstance(written, Refusal):
-        note_taken(view, terms.policy, terms.node_id, step.at(call.amount))
+        note_taken(view, terms.policy, terms.node_id, step)
     return written
 
 
@@ -221,7 +229,10 @@ def fingerprint_of(arguments: object) -> str:
 
     Raises as ``plain_arguments`` does.
     """
-    plain = plain_arguments(arguments)
+    return _fingerprint(plain_arguments(arguments))
+
+
+def _fingerprint(plain: Mapping[str, Any] | None) -> str:
     return "" if plain is None else hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
 
 
@@ -229,8 +240,8 @@ def plain_arguments(arguments: object) -> Mapping[str, Any] | None:
     """Return a tool's arguments as plain JSON, so that two uses can be told apart; None where they were not told.
 
     Dates, decimals, paths, dataclasses and models count by what they say, bytes by their hash; with anything else among them
-    nobody can tell, and None is returned. Raises
-    ``ConfigError`` naming the argument for what is no mapping, nests deeper than 64 levels or holds more than 10,000 values or a million characters.
+    nobody can tell, and None is returned. Raises ``ConfigError`` naming the argument for what is no mapping, nests deeper
+    than 64 levels, or holds more than 10,000 values or a million characters.
     """
     if arguments is None:
         return None

@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import Protocol
 
 from x402guard.agent.context import TokenBudget
-from x402guard.assets import AssetRegistry
 from x402guard.drivers import Shell
 from x402guard.errors import ConfigError
+from x402guard.guarded import Payer
 from x402guard.ledger.model import WALLET, Node
 from x402guard.ledger.tokens import MOST_TOKENS, TokenLimit, tokens_node
 from x402guard.money import Dollars, Nanos, dollars_to_nanos
@@ -18,24 +18,12 @@ from x402guard.purchase import Terms
 __all__ = ["Owner", "as_budget", "bind_tokens", "check_name", "check_tokens", "parse_limit"]
 
 
-class Owner(Protocol):
+class Owner(Payer, Protocol):
     """What a session needs of the guard that it belongs to."""
 
     @property
     def terms(self) -> Terms:
         """What every request of the guard works under."""
-
-    @property
-    def shell(self) -> Shell:
-        """The books, the key and the chains."""
-
-    @property
-    def registry(self) -> AssetRegistry:
-        """The tokens it trusts."""
-
-    @property
-    def max_body_bytes(self) -> int:
-        """How much of a streaming request body is kept for a repetition, in bytes."""
 
     def opener(self) -> str:
         """Return a token for one opening of a session."""

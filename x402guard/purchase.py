@@ -107,8 +107,10 @@ def purchase_key(terms: Terms, request: RequestFacts) -> str:
 
 def payment_step(terms: Terms, request: RequestFacts) -> Step:
     """Return the step that paying for a request is."""
-    ignored = terms.policy.loop.ignored if terms.policy.loop is not None else ()
-    key = request_key(HoldKind.PAYMENT, request.method, request.url, request.body or b"", ignored)
+    loop = terms.policy.loop
+    key = ""
+    if loop is not None:
+        key = request_key(HoldKind.PAYMENT, request.method, request.url, request.body or b"", loop.ignored)
     return Step(HoldKind.PAYMENT, place_of(request), key)
 
 

@@ -18,7 +18,7 @@ from x402guard.errors import (
     Unpriced,
     VelocityExceeded,
 )
-from x402guard.ledger.authorize import BUDGET, Refusal, note_refusal, refusal_marks
+from x402guard.ledger.authorize import BUDGET, TOKENS, Refusal, note_refusal, refusal_marks
 from x402guard.ledger.view import LedgerView, Scope
 from x402guard.metering.call import UNREADABLE
 from x402guard.metering.ceiling import UNBOUNDED_INPUT, UNBOUNDED_OUTPUT, UNPRICED
@@ -53,6 +53,7 @@ def refused(terms: Terms, refusal: Refusal, speaks_v2: str | None = None) -> Flo
 
 _ERRORS: Final[dict[str, type[PaymentRefused]]] = {
     BUDGET: BudgetExhausted,
+    TOKENS: BudgetExhausted,
     "session_tripped": SessionTripped,
     "session_closed": SessionClosed,
     "no_acceptable_offer": NoAcceptableOffer,
@@ -71,6 +72,7 @@ _ERRORS: Final[dict[str, type[PaymentRefused]]] = {
 
 
 _ADVICE: Final = {
+    TOKENS: "Finish with what the context holds, or ask for a larger budget of tokens.",
     "https": "Ask the server over https.",
     SPIKE: "Only the owner can reset this session.",
     LOOP: "Only the owner can reset this session.",

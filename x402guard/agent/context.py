@@ -5,16 +5,16 @@ from __future__ import annotations
 import secrets
 import threading
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from x402guard.agent.counting import CharsPerToken, ContextCounter, TextCounter, counting, cut
 from x402guard.agent.modes import Mode, check_mode, suggest_mode
 from x402guard.booking import cause
 from x402guard.drivers import Shell, run, run_async
 from x402guard.effects import Flow, Interrupted, transact, transact_anyway, warn
-from x402guard.errors import BudgetExhausted, ConfigError, LedgerUnavailable
+from x402guard.errors import BudgetExhausted, ConfigError, LedgerUnavailable, PaymentRefused
 from x402guard.held_tools import check_tool
-from x402guard.ledger.authorize import Refusal
+from x402guard.ledger.authorize import TOKENS, Refusal
 from x402guard.ledger.model import Hold, HoldState, Node
 from x402guard.ledger.tokens import (
     DEFAULT_TOKENS,
@@ -37,10 +37,7 @@ from x402guard.stores import open_store
 
 __all__ = ["Allocation", "Allotment", "TokenBudget"]
 
-R = TypeVar("R")
-
 _ALONE: Final = "tokens"
-_RULE: Final = "tokens"
 
 
 class Allocation(int):
@@ -289,16 +286,14 @@ class TokenBudget:
     def _allocate(self, requested: int, tool: str) -> Flow[Allocation]:
         return (yield from self.reserve(requested, tool)).tokens
 
-    def _exhausted(self, node: Node, requested: int) -> Flow[BudgetExhausted]:
+    def _exhausted(self, node: Node, requested: int) -> Flow[PaymentRefused]:
         reason = (
             f"nothing is left of {node.limit or 0:,} tokens ({node.captured:,} used, {node.held:,} reserved); "
             f"{requested:,} were asked for"
         )
-        advice = "Nothing was allocated. Finish with what the context holds, or ask for a larger budget of tokens."
         if self._terms is None:
-            return BudgetExhausted(f"{_RULE}: {reason}", rule=_RULE, advice=advice)
-        error = yield from refused(self._terms, Refusal(_RULE, reason))
-        return BudgetExhausted(str(error), rule=_RULE, session=error.session, advice=advice)
+            return BudgetExhausted(f"{TOKENS}: {reason}", rule=TOKENS)
+        return (yield from refused(self._terms, Refusal(TOKENS, reason)))
 
     def _record(self, actual: int, reservation: Allocation | None) -> Flow[None]:
         used = _whole(actual)

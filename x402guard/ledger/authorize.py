@@ -13,10 +13,23 @@ from x402guard.ledger.transitions import Lapse, apply, begin
 from x402guard.ledger.view import LedgerView, MarkKey
 from x402guard.money import MAX_NANOS, Nanos, format_dollars
 
-__all__ = ["BUDGET", "REFUSAL_SAMPLES", "TRIPPED", "Refusal", "authorize", "lapse_due", "note_refusal", "refusal_marks"]
+__all__ = [
+    "BUDGET",
+    "REFUSAL_SAMPLES",
+    "TOKENS",
+    "TRIPPED",
+    "Refusal",
+    "authorize",
+    "lapse_due",
+    "note_refusal",
+    "refusal_marks",
+]
 
 BUDGET: Final = "budget"
 """The rule that is an invariant of the ledger: with an empty policy it still holds."""
+
+TOKENS: Final = "tokens"
+"""The rule of a budget of tokens with nothing left."""
 
 TRIPPED: Final = "session_tripped"
 """The rule of a session that is latched."""
