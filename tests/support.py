@@ -187,7 +187,7 @@ class Shop:
 
 
 def make_guard(ledger="memory://", **more) -> Guard:
-    more.setdefault("policy", Policy())
+    more.setdefault("policy", Policy(breaker=None))  # tests of breakers set their own
     more.setdefault("signer", LocalSigner.from_key(KEY))
     return Guard(ledger=ledger, **more)
 

@@ -9,6 +9,7 @@
         print(session.report().to_text())
 """
 
+from x402guard.accounts import Outstanding
 from x402guard.agent import CharsPerToken, TokenBudget
 from x402guard.assets import Asset
 from x402guard.errors import (
@@ -39,22 +40,44 @@ from x402guard.guard import Guard
 from x402guard.install import install, uninstall
 from x402guard.ledger.prediction import Prediction
 from x402guard.ledger.report import Report
+from x402guard.ledger.view import Notice
 from x402guard.metering import Metering, ModelPrice
-from x402guard.policy import Loop, Policy, Spike, Velocity
+from x402guard.named_budgets import NamedBudget
+from x402guard.policy import (
+    Answer,
+    ApprovalRequest,
+    Approvals,
+    Breaker,
+    Bulkhead,
+    Loop,
+    Narrow,
+    Policy,
+    Risk,
+    Rule,
+    Spike,
+    Timeouts,
+    Velocity,
+)
 from x402guard.refusal_from import refusal_from
 from x402guard.session import Session
 from x402guard.settlement import Receipt
 from x402guard.signers import LocalSigner
+from x402guard.telling import Webhook
 from x402guard.tokens import TiktokenCounter
 from x402guard.transport import AsyncGuardedTransport, GuardedTransport
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "Answer",
     "ApprovalDenied",
+    "ApprovalRequest",
+    "Approvals",
     "Asset",
     "AsyncGuardedTransport",
+    "Breaker",
     "BudgetExhausted",
+    "Bulkhead",
     "CallTimeout",
     "CharsPerToken",
     "CircuitOpen",
@@ -68,8 +91,12 @@ __all__ = [
     "LoopDetected",
     "Metering",
     "ModelPrice",
+    "NamedBudget",
+    "Narrow",
     "NeedsReview",
     "NoAcceptableOffer",
+    "Notice",
+    "Outstanding",
     "PaidNotDelivered",
     "PaymentRefused",
     "Policy",
@@ -78,6 +105,8 @@ __all__ = [
     "ProtocolError",
     "Receipt",
     "Report",
+    "Risk",
+    "Rule",
     "Session",
     "SessionClosed",
     "SessionTripped",
@@ -86,10 +115,12 @@ __all__ = [
     "SpendSpike",
     "Spike",
     "TiktokenCounter",
+    "Timeouts",
     "TokenBudget",
     "Unpriced",
     "Velocity",
     "VelocityExceeded",
+    "Webhook",
     "X402GuardError",
     "__version__",
     "install",

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
+from functools import partial
+from typing import Any, TypeVar
 
+from x402guard.consent import consent
 from x402guard.effects import Flow, Interrupted, SendFailed, transact, transact_anyway, warn
-from x402guard.errors import LedgerUnavailable
+from x402guard.errors import LedgerUnavailable, PaymentRefused
+from x402guard.gate import stopped
 from x402guard.held_calls import write_bill, write_void
 from x402guard.ledger.authorize import BUDGET, Refusal
 from x402guard.ledger.model import Hold
-from x402guard.ledger.view import Change, MarkKey, Scope
+from x402guard.ledger.view import LedgerView, MarkKey, Scope
 from x402guard.metering.bill import Bill
 from x402guard.policy.steps import step_of
-from x402guard.purchase import Terms
 from x402guard.refusals import refused
 from x402guard.settlement import sweep
+from x402guard.terms import Terms
+from x402guard.verdicts import Consented, Unasked
 
 T = TypeVar("T")
 
@@ -23,45 +27,81 @@ __all__ = ["book", "cause", "error_name", "give_back", "hold_or_refuse"]
 
 
 def hold_or_refuse(
-    terms: Terms, scope: Scope, change: Change[T | Refusal], undo: Callable[[BaseException], Flow[None]]
+    terms: Terms,
+    scope: Scope,
+    change: Callable[[LedgerView, Consented], T | Unasked | Refusal],
+    undo: Callable[[BaseException], Flow[None]],
+    refuse: Callable[[Refusal], Flow[PaymentRefused]] | None = None,
 ) -> Flow[T]:
     """Write a hold, durably, and return what *change* made of it; before a refusal for lack of budget, sweep once.
 
+    Where a person has to be asked, that comes first, with nothing held; then *change* is run anew, and shown what was allowed.
     *undo* gives back what may have been written where nobody knows: the answer of the books was lost, or the task was cancelled.
-    Raises the refusal, counted in the books, and ``LedgerUnavailable``.
+    Raises the refusal, counted in the books by *refuse*, and ``LedgerUnavailable``.
     """
+    no = refuse or partial(refused, terms)
+    consented: frozenset[tuple[Any, ...]] = frozenset()
     swept = False
     while True:
+        stop = yield from stopped(terms)
+        if stop is not None:
+            raise (yield from no(stop))
         try:
-            decided = yield from transact(scope, change)
+            decided = yield from transact(scope, partial(_shown, change, consented))
         except (LedgerUnavailable, Interrupted) as error:
             yield from undo(error)
             raise
-        if not isinstance(decided, Refusal):
+        if isinstance(decided, Unasked):
+            denied = yield from consent(terms, decided)
+            if denied is not None:
+                raise (yield from no(denied))
+            consented |= {decided.facts}
+        elif not isinstance(decided, Refusal):
             return decided
-        if decided.rule != BUDGET or swept or (yield from sweep(terms)) == 0:
-            raise (yield from refused(terms, decided))
-        swept = True
+        elif decided.rule == BUDGET and not swept and (yield from sweep(terms)) > 0:
+            swept = True
+        else:
+            raise (yield from no(decided))
 
 
-def book(terms: Terms, hold: Hold, bill: Bill, marks: tuple[MarkKey, ...] = (), *, most_tokens: int = 0) -> Flow[Hold]:
+def _shown(change: Callable[[LedgerView, Consented], T], consented: Consented, view: LedgerView) -> T:
+    return change(view, consented)
+
+
+def book(
+    terms: Terms,
+    hold: Hold,
+    bill: Bill,
+    marks: tuple[MarkKey, ...] = (),
+    *,
+    most_tokens: int = 0,
+    well: bool | None = True,
+) -> Flow[Hold]:
     """Capture what was used, and say so where that reached the soft limit of the session's tokens. See ``write_bill``."""
-    written = yield from transact_anyway(*write_bill(terms, hold, bill, marks, most_tokens=most_tokens))
+    written = yield from transact_anyway(*write_bill(terms, hold, bill, marks, most_tokens=most_tokens, well=well))
     if written.warning:
         yield from warn(written.warning)
     return written.hold
 
 
 def give_back(
-    terms: Terms, held: Hold | str, reason: str, error: BaseException | None, marks: tuple[MarkKey, ...] = ()
+    terms: Terms,
+    held: Hold | str,
+    reason: str,
+    error: BaseException | None,
+    marks: tuple[MarkKey, ...] = (),
+    *,
+    well: bool | None = None,
 ) -> Flow[None]:
     """Void what was never billed: a hold, or its id where nobody knows whether it was written.
+
+    *well* says whether whoever was called has answered; None says nothing of that.
 
     A ledger that cannot be written keeps the hold: that costs budget, never money.
     """
     hold_id, step = (held.id, step_of(held)) if isinstance(held, Hold) else (held, None)
     try:
-        yield from transact_anyway(*write_void(terms, hold_id, reason, marks, step=step))
+        yield from transact_anyway(*write_void(terms, hold_id, reason, marks, step=step, well=well))
     except LedgerUnavailable as again:
         if error is None:
             return  # the hold lapses to its ceiling; what was answered is the caller's all the same

@@ -5,15 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from x402guard.assets import TEST_NETWORKS, AssetRegistry
-from x402guard.effects import Flow, Reply, peek_body, read_funds
-from x402guard.errors import ProtocolError
-from x402guard.money import Nanos
+from x402guard.effects import Flow, Reply, SendFailed, peek_body, read_funds
+from x402guard.errors import CallTimeout, ProtocolError
+from x402guard.money import Nanos, format_dollars
 from x402guard.offer import Offer, Rejection, conflicts_with_body, normalise
 from x402guard.policy import Case, RequestFacts, judge_offer
-from x402guard.purchase import Terms
+from x402guard.purchase import offer_subject
 from x402guard.schemes.exact import EXACT_PROXY
 from x402guard.schemes.terms import PERMIT2
 from x402guard.schemes.upto import UPTO_PROXY
+from x402guard.terms import Terms
+from x402guard.verdicts import verdict_of
 from x402guard.wire import (
     MAX_BODY_BYTES,
     PAYMENT_REQUIRED,
@@ -47,28 +49,39 @@ class Payable:
     rejections: tuple[Rejection, ...]
 
 
-def read_challenge(reply: Reply) -> Flow[Challenge | None]:
+def read_challenge(reply: Reply, call_s: int | None = None) -> Flow[Challenge | None]:
     """Return the terms of a 402, or None where it is none of ours: not every 402 is an offer.
 
     v2 terms come in the header, v1 terms in the body. A failed settlement is a 402 with a receipt and without terms.
-    Raises ``ProtocolError`` for terms that cannot be read.
+    Raises ``ProtocolError`` for terms that cannot be read, ``CallTimeout`` for a body that takes longer than *call_s* seconds.
     """
     header = only_header(reply.headers, PAYMENT_REQUIRED)
     if header is not None:
         required = decode_payment_required(header)
-        return Challenge(required, (yield from _body_terms(reply)))
+        return Challenge(required, (yield from _body_terms(reply, call_s)))
     if any(only_header(reply.headers, name) is not None for name in (PAYMENT_RESPONSE, X_PAYMENT_RESPONSE)):
         return None
-    body = yield from _body_terms(reply)
+    body = yield from _body_terms(reply, call_s)
     return Challenge(body) if body is not None and body.version == 1 else None
 
 
-def _body_terms(reply: Reply) -> Flow[PaymentRequired | None]:
+def _peeked(call_s: int | None) -> Flow[bytes | None]:
+    try:
+        return (yield from peek_body(MAX_BODY_BYTES, call_s))
+    except SendFailed as failure:
+        if isinstance(failure.cause, CallTimeout):
+            failure.cause.money_may_have_moved = False
+            failure.cause.advice = "Nothing was paid: the offer did not come whole. Ask again, or somebody else."
+            failure.cause.retry = "later"
+        raise
+
+
+def _body_terms(reply: Reply, call_s: int | None) -> Flow[PaymentRequired | None]:
     """x402 terms in a JSON body; None for a body that is not JSON, or is about something else."""
     kinds = [value.lower() for name, value in reply.headers if name.lower() == "content-type"]
     if len(kinds) != 1 or "json" not in kinds[0]:
         return None
-    raw = yield from peek_body(MAX_BODY_BYTES)
+    raw = yield from _peeked(call_s)
     if raw is None and only_header(reply.headers, PAYMENT_REQUIRED) is not None:
         raise ProtocolError(f"terms beside more than {MAX_BODY_BYTES} bytes of JSON are not read", field=BODY_FIELD)
     if raw is None or b"x402Version" not in raw:
@@ -99,7 +112,8 @@ def _objection(offer: Offer, challenge: Challenge, request: RequestFacts, terms:
         return Rejection(
             "payee", f"payee {offer.payee} is the payer itself or a contract of the protocol, not a seller"
         )
-    objection = judge_offer(terms.policy, Case(request, offer))
+    case = Case(request, offer)
+    objection = judge_offer(terms.policy, case) or _denied(case, terms)
     if objection is not None:
         return objection
     if offer.network not in terms.chains:
@@ -110,6 +124,21 @@ def _objection(offer: Offer, challenge: Challenge, request: RequestFacts, terms:
         )
         return Rejection("no_chain", reason)
     return (yield from _unaffordable(offer, terms))
+
+
+def _denied(case: Case, terms: Terms) -> Rejection | None:
+    """What the owner's own rules deny, and what would have to be smaller: a price is the seller's."""
+    subject = offer_subject(case)
+    verdict = verdict_of(terms, subject)
+    amount = subject.amount
+    if verdict.action == "deny":
+        return Rejection(verdict.rule, verdict.reason, amount)
+    most = None if verdict.narrow is None else verdict.narrow.most
+    if most is not None and amount > most:
+        rule = verdict.narrowed_by
+        reason = f"rule {rule!r} narrows this to ${format_dollars(most)}, and the seller asks ${format_dollars(amount)}"
+        return Rejection(rule, reason, amount, most)
+    return None
 
 
 def _unaffordable(offer: Offer, terms: Terms) -> Flow[Rejection | None]:

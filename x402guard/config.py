@@ -22,106 +22,18 @@ from x402guard.errors import ConfigError
 from x402guard.ledger.doubt import DEFAULT_FLIGHT_S
 from x402guard.metering import Metering, ModelPrice
 from x402guard.outgoing import DEFAULT_BODY_BYTES
-from x402guard.policy import Loop, Policy, Spike, Velocity
+from x402guard.policy_settings import PolicySettings
 from x402guard.signers import LocalSigner
 from x402guard.stores import DEFAULT_LEDGER
+from x402guard.telling import Webhook
+from x402guard.terms import MAX_CLOCK_JUMP_S
 
 __all__ = ["CONFIG_FILE", "ENV_PREFIX", "PRIVATE_KEY", "Settings", "load_settings"]
 
 ENV_PREFIX: Final = "X402GUARD_"
 PRIVATE_KEY: Final = "X402GUARD_PRIVATE_KEY"
+WEBHOOK_SECRET: Final = "X402GUARD_WEBHOOK_SECRET"  # noqa: S105 - a name
 CONFIG_FILE: Final = "x402guard.toml"
-
-
-class LoopSettings(BaseModel):
-    """The table ``[policy.loop]``; each key is an argument of ``Loop``. In ``own``, 0 lets a tool or route repeat for ever."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    calls: int | None = None
-    window_s: int | None = None
-    longest_cycle: int | None = None
-    failures: int | None = None
-    ignored: list[str] | None = None
-    own: dict[str, int] | None = None
-
-    def loop(self) -> Loop:
-        """Return the loop. Raises ``ConfigError``."""
-        given = self.model_dump(exclude_none=True)
-        if self.own is not None:
-            given["own"] = {name: calls or None for name, calls in self.own.items()}
-        return Loop(**given)
-
-
-class SpikeSettings(BaseModel):
-    """The table ``[policy.spike]``; each key is an argument of ``Spike``."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    multiplier: int | None = None
-    window: int | None = None
-    action: str | None = None
-    min_step: str | None = None
-
-
-class VelocitySettings(BaseModel):
-    """The table ``[policy.velocity]``; each key is an argument of ``Velocity``, and 0 is no limit of that kind."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    dollars_per_minute: str | None = None
-    dollars_per_hour: str | None = None
-    dollars_per_day: str | None = None
-    calls_per_minute: int | None = None
-    calls_per_hour: int | None = None
-    calls_per_day: int | None = None
-    new_payees_per_day: int | None = None
-    percent_per_payee: int | None = None
-    price_ratio: int | None = None
-
-    def velocity(self) -> Velocity:
-        """Return the velocity. Raises ``ConfigError``."""
-        return Velocity(
-            **{
-                name: None if value in (0, "0", "$0") else value
-                for name, value in self.model_dump(exclude_none=True).items()
-            }
-        )
-
-
-class PolicySettings(BaseModel):
-    """The table ``[policy]``; each key is an argument of ``Policy``, and what is left out keeps its default."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    per_payment_cap: str | None = None
-    networks: list[str] | None = None
-    hosts: list[str] | None = None
-    payees: list[str] | None = None
-    facilitators: list[str] | None = None
-    assets: list[str] | None = None
-    schemes: list[str] | None = None
-    flows: list[str] | None = None
-    max_lifetime_s: int | None = None
-    resource_mismatch: str | None = None
-    upto_at_ceiling: str | None = None
-    unsafe_pay_after_redirect: bool | None = None
-    loop: LoopSettings | Literal[False] | None = None
-    spike: SpikeSettings | Literal[False] | None = None
-    velocity: VelocitySettings | Literal[False] | None = None
-    max_steps: int | None = None
-    max_calls: dict[str, int] | None = None
-
-    def policy(self) -> Policy:
-        """Return the policy. Raises ``ConfigError``."""
-        given = self.model_dump(exclude_none=True, exclude={"loop", "spike", "velocity"})
-        if self.loop is not None:
-            given["loop"] = self.loop.loop() if self.loop else None
-        if self.spike is not None:
-            given["spike"] = Spike(**self.spike.model_dump(exclude_none=True)) if self.spike else None
-        if self.velocity is not None:
-            given["velocity"] = self.velocity.velocity() if self.velocity else None
-        return Policy(**given)
 
 
 class ModelPriceSettings(BaseModel):
@@ -196,6 +108,12 @@ class Settings(BaseSettings):
     unsafe_trust_receipts: bool = False
     max_body_bytes: int = DEFAULT_BODY_BYTES
     flight_s: int = DEFAULT_FLIGHT_S
+    session_budget: str | None = None
+    approver: Literal["terminal", "queue"] | None = None
+    webhook_url: str | None = None
+    webhook_secret: SecretStr | None = None
+    kill_file: str | None = None
+    max_clock_jump_s: int = MAX_CLOCK_JUMP_S
 
     @classmethod
     def settings_customise_sources(
@@ -225,7 +143,18 @@ class Settings(BaseSettings):
             "budget": self.budget,
             "max_body_bytes": self.max_body_bytes,
             "flight_s": self.flight_s,
+            "session_budget": self.session_budget,
+            "approver": self.approver,
+            "webhook": self._webhook(),
+            "kill_file": self.kill_file,
+            "max_clock_jump_s": self.max_clock_jump_s,
         }
+
+    def _webhook(self) -> Webhook | None:
+        if self.webhook_url is None:
+            return None
+        secret = self.webhook_secret
+        return Webhook(url=self.webhook_url, secret="" if secret is None else secret.get_secret_value())
 
 
 def load_settings(path: Path | None = None) -> Settings:
@@ -240,7 +169,7 @@ def load_settings(path: Path | None = None) -> Settings:
         _check_names()
         return _read(path)
     finally:
-        for name in [name for name in os.environ if name.upper() == PRIVATE_KEY]:
+        for name in [name for name in os.environ if name.upper() in (PRIVATE_KEY, WEBHOOK_SECRET)]:
             del os.environ[name]
 
 
@@ -275,13 +204,13 @@ def _in_our_words(error: ValidationError, path: Path | None) -> str:
         known = _TABLES[loc[0]].model_fields if loc[0] in _TABLES and len(loc) > 1 else Settings.model_fields
         if loc[:2] == ["metering", "models"]:
             known = ModelPriceSettings.model_fields
-        near = difflib.get_close_matches(loc[-1], [name for name in known if name != "private_key"], n=1)
+        near = difflib.get_close_matches(loc[-1], [name for name in known if name not in _SECRETS], n=1)
         hint = (
             f"; did you mean {near[0]}?" if near else f"; known are {', '.join(n for n in known if n != 'private_key')}"
         )
         return f"{'.'.join(loc)}: there is no such setting (in {path or CONFIG_FILE} or {ENV_PREFIX}*){hint}"
     hint = '; write a list, such as ["a", "b"]' if first["type"] == "list_type" else ""
-    money = loc[-1] in ("budget", "per_payment_cap", "usd") or loc[:2] in (
+    money = loc[-1] in ("session_budget", "above", "ceiling", "budget", "per_payment_cap", "usd") or loc[:2] in (
         ["metering", "models"],
         ["metering", "fixed_prices"],
         ["metering", "allowances"],
@@ -291,6 +220,8 @@ def _in_our_words(error: ValidationError, path: Path | None) -> str:
     variable = f"{ENV_PREFIX}{'__'.join(loc[: 2 if loc[0] in _TABLES else 1]).upper()}"
     return f"{'.'.join(loc)}: {first['msg']}{hint} (set by {variable}, or in {path or CONFIG_FILE})"
 
+
+_SECRETS: Final = frozenset({"private_key", "webhook_secret"})
 
 _TABLES: Final[dict[str, type[BaseModel]]] = {"policy": PolicySettings, "metering": MeteringSettings}
 """The tables of the file whose keys can be set one by one in the environment."""
@@ -308,8 +239,9 @@ class _TomlWithoutKey(TomlConfigSettingsSource):
 
     def __call__(self) -> dict[str, Any]:
         values = super().__call__()
-        if "private_key" in values:
-            raise ConfigError(f"private_key: a key does not belong into a settings file; set {PRIVATE_KEY} instead")
+        for name, what, variable in (("private_key", "key", PRIVATE_KEY), ("webhook_secret", "secret", WEBHOOK_SECRET)):
+            if name in values:
+                raise ConfigError(f"{name}: a {what} does not belong into a settings file; set {variable} instead")
         return values
 
 

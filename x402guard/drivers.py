@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import sys
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, Final, Generic, Protocol, TypeVar
 
 import anyio
@@ -18,12 +17,18 @@ import anyio.lowlevel
 import anyio.to_thread
 from anyio.lowlevel import RunVar
 
+from x402guard.approvers import Approver, ask_aside
+from x402guard.aside import TooLate, Wakeable
+from x402guard.bulkheads import Places
 from x402guard.effects import (
+    Ask,
     Checkpoint,
     Compute,
     Effect,
+    Enter,
     Flow,
     Interrupted,
+    Killed,
     PeekBody,
     ReadChain,
     ReadFunds,
@@ -38,10 +43,12 @@ from x402guard.errors import SignerError
 from x402guard.evm import Address
 from x402guard.ledger.evidence import Finding, Unreadable
 from x402guard.ledger.model import Hold
-from x402guard.ports import ChainReader, Funds, LedgerStore, Signer
+from x402guard.ledger.view import LedgerView, Notice
+from x402guard.policy.approvals import Answer
+from x402guard.ports import ChainReader, Funds, LedgerStore, Place, Signer
 from x402guard.signers import normalise_signature
 
-__all__ = ["AsyncExchange", "Exchange", "Shell", "run", "run_async"]
+__all__ = ["AsyncExchange", "Exchange", "NoticeTeller", "Shell", "run", "run_async"]
 
 _LOG: Final = logging.getLogger("x402guard")
 
@@ -49,36 +56,66 @@ R = TypeVar("R")
 X = TypeVar("X")
 
 
+class NoticeTeller(Protocol):
+    """Tells people what they ought to know."""
+
+    def tell(self, notices: Iterable[Notice]) -> None:
+        """Tell of what has happened; never raises."""
+
+
+class _Log:
+    def tell(self, notices: Iterable[Notice]) -> None:
+        for notice in notices:
+            _LOG.log(logging.WARNING if notice.pressing else logging.INFO, notice.message)
+
+
 @dataclass(frozen=True, slots=True)
 class Shell:
-    """The ports that every flow of a guard runs on: the books, the key (if any) and the chains (if any)."""
+    """What every flow of a guard runs on.
+
+    Attributes:
+        store: the books.
+        signer: the key, if any.
+        chain: the chains, if any.
+        approver: who is asked, if anybody.
+        teller: who is told what happens.
+        places: how many calls are under way, and where.
+        kill_file: a file whose being there stops everything, if any.
+    """
 
     store: LedgerStore
     signer: Signer | None
     chain: ChainReader | None
+    approver: Approver | None = None
+    teller: NoticeTeller = field(default_factory=_Log)
+    places: Places = field(default_factory=Places)
+    kill_file: Path | None = None
 
 
 class Exchange(Protocol):
     """One request's HTTP side. Raises ``SendFailed`` where a request or its answer is lost."""
 
-    def send(self, headers: tuple[tuple[str, str], ...], pays: str | None, body: bytes | None) -> Reply:
-        """Send the request with *headers* added, which pay the hold *pays*; keep the response in place of the one before.
+    def send(self, effect: Send) -> Reply:
+        """Send the request as *effect* says; keep the response in place of the one before."""
 
-        *body* goes in place of the request's own, where it is not None.
-        """
+    def peek(self, effect: PeekBody) -> bytes | None:
+        """Return the kept response's decoded body, or None beyond the limit; it stays readable for the caller."""
 
-    def peek(self, limit: int) -> bytes | None:
-        """Return the kept response's decoded body, or None beyond *limit* bytes; it stays readable for the caller."""
+    def keep(self, place: Place | None) -> None:
+        """Keep a place until the last response has ended; the one kept before is left."""
 
 
 class AsyncExchange(Protocol):
     """The same as ``Exchange``, awaited."""
 
-    async def send(self, headers: tuple[tuple[str, str], ...], pays: str | None, body: bytes | None) -> Reply:
+    async def send(self, effect: Send) -> Reply:
         """See ``Exchange.send``."""
 
-    async def peek(self, limit: int) -> bytes | None:
+    async def peek(self, effect: PeekBody) -> bytes | None:
         """See ``Exchange.peek``."""
+
+    def keep(self, place: Place | None) -> None:
+        """See ``Exchange.keep``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,11 +144,15 @@ def run(flow: Flow[R], shell: Shell, exchange: Exchange | None = None) -> R:
         answer, failure = None, None
         try:
             if isinstance(effect, Send):
-                answer = _needed(exchange).send(effect.headers, effect.pays, effect.body)
+                answer = _needed(exchange).send(effect)
             elif isinstance(effect, PeekBody):
-                answer = _needed(exchange).peek(effect.limit)
+                answer = _needed(exchange).peek(effect)
+            elif isinstance(effect, Enter):
+                answer = _kept(exchange, shell.places.enter(effect.where, effect.most, effect.wait_s))
+            elif isinstance(effect, Ask):
+                answer = _ask(effect, shell)
             elif not isinstance(effect, Checkpoint):
-                answer = _call(effect, shell)[1]()
+                answer = _told(_call(effect, shell)[1](), shell)
         except Exception as error:  # noqa: BLE001 - the flow decides what every failure means
             failure = error
         except BaseException as error:  # noqa: BLE001 - Ctrl-C too: the flow brings the books in order first
@@ -133,18 +174,80 @@ async def run_async(flow: Flow[R], shell: Shell, exchange: AsyncExchange | None 
         answer, failure = None, None
         try:
             if isinstance(effect, Send):
-                answer = await _needed(exchange).send(effect.headers, effect.pays, effect.body)
+                answer = await _needed(exchange).send(effect)
             elif isinstance(effect, PeekBody):
-                answer = await _needed(exchange).peek(effect.limit)
+                answer = await _needed(exchange).peek(effect)
+            elif isinstance(effect, Enter):
+                answer = _kept(exchange, await shell.places.enter_async(effect.where, effect.most, effect.wait_s))
+            elif isinstance(effect, Ask):
+                answer = await _ask_async(effect, shell)
             elif isinstance(effect, Checkpoint):
                 await anyio.lowlevel.checkpoint()
             else:
                 inline, call = _call(effect, shell)
-                answer = call() if inline else await _in_thread(effect, call, shell)
+                answer = _told(call() if inline else await _in_thread(effect, call, shell), shell)
         except Exception as error:  # noqa: BLE001 - the flow decides what every failure means
             failure = error
         except BaseException as error:  # noqa: BLE001 - cancellation: the flow brings the books in order first
             failure = Interrupted(error)
+
+
+@dataclass(frozen=True, slots=True)
+class _Transacted:
+    result: Any
+    notices: tuple[Notice, ...]
+
+
+def _told(answer: Any, shell: Shell) -> Any:
+    """Return the result of what was run, having told people what a transaction wants them to know."""
+    if not isinstance(answer, _Transacted):
+        return answer
+    if answer.notices:
+        shell.teller.tell(answer.notices)
+    return answer.result
+
+
+def _transact(effect: Transact[Any], store: LedgerStore) -> _Transacted:
+    views: list[LedgerView] = []
+
+    def change(view: LedgerView) -> Any:
+        views[:] = [view]  # of the run that was committed
+        return effect.change(view)
+
+    result = store.transact(effect.scope, change)
+    return _Transacted(result, tuple(views[0].notices))
+
+
+_SILENCE: Final = Answer.no("nobody answered in time")
+
+
+def _ask(effect: Ask, shell: Shell) -> Answer:
+    try:
+        return ask_aside(shell.approver, effect.request).within(effect.request.timeout_s)
+    except TooLate:
+        return _SILENCE
+
+
+async def _ask_async(effect: Ask, shell: Shell) -> Answer:
+    try:
+        return await ask_aside(shell.approver, effect.request).awaited_within(effect.request.timeout_s)
+    except TooLate:
+        return _SILENCE
+
+
+def _kept(exchange: Exchange | AsyncExchange | None, place: Place | None) -> Place | None:
+    if exchange is not None:
+        exchange.keep(place)
+    return place
+
+
+def _is_killed(kill_file: Path | None) -> bool:
+    try:
+        return kill_file is not None and bool(kill_file.lstat())
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True  # nobody can tell
 
 
 _OTHER_TURN: RunVar[anyio.CapacityLimiter] = RunVar("x402guard_other_turn")
@@ -180,15 +283,8 @@ async def _to_the_end(call: Callable[[], Any], shell: Shell) -> Any:
         work = _ledger_threads(os.getpid(), id(shell.store)).submit(call)
     except RuntimeError:
         return call()  # the interpreter is ending and takes no more work; the books still have to be put in order
-    if _on_trio():
-        return await _wait_on_trio(work)
-    loop, done = asyncio.get_running_loop(), asyncio.Event()
-
-    def wake(_: object) -> None:
-        with suppress(RuntimeError):  # the loop was closed: nobody waits any more
-            loop.call_soon_threadsafe(done.set)
-
-    work.add_done_callback(wake)
+    done = Wakeable()
+    work.add_done_callback(lambda _: done.set())
     cancelled: asyncio.CancelledError | None = None
     while not work.done():
         try:
@@ -199,22 +295,9 @@ async def _to_the_end(call: Callable[[], Any], shell: Shell) -> Any:
                 raise  # it had not begun
             cancelled = error
     if cancelled is not None:
+        if work.exception() is None:
+            _told(work.result(), shell)
         raise cancelled  # the flow learns of the cancellation, and looks into the books for the rest
-    return work.result()
-
-
-async def _wait_on_trio(work: Future[Any]) -> Any:
-    import trio  # it runs us, so it is there
-
-    done, token = trio.Event(), trio.lowlevel.current_trio_token()
-
-    def wake(_: object) -> None:
-        with suppress(trio.RunFinishedError):
-            token.run_sync_soon(done.set)
-
-    work.add_done_callback(wake)
-    with trio.CancelScope(shield=True):  # on trio, cancellation comes by scopes alone
-        await done.wait()
     return work.result()
 
 
@@ -224,20 +307,17 @@ def _ledger_threads(_pid: int, _store: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(_LEDGER_THREADS, thread_name_prefix="x402guard-ledger")
 
 
-def _on_trio() -> bool:
-    trio = sys.modules.get("trio")
-    return trio is not None and bool(trio.lowlevel.in_trio_run())
-
-
 def _call(effect: Effect, shell: Shell) -> tuple[bool, Callable[[], Any]]:
     """Return what an effect runs, and whether that is over in microseconds."""
     match effect:
-        case Transact(scope, change):
-            return shell.store.inline, lambda: shell.store.transact(scope, change)
+        case Transact():
+            return shell.store.inline, lambda: _transact(effect, shell.store)
         case Compute(job, quick):
             return quick and shell.store.inline, lambda: job(shell.store.now_ms())
         case Warn(message):
             return True, lambda: _LOG.warning(message)
+        case Killed():
+            return True, lambda: _is_killed(shell.kill_file)
         case Sign(hold):
             signer = shell.signer
             if signer is None:

@@ -15,14 +15,18 @@ from x402guard.evm import Address
 from x402guard.ledger.evidence import Finding
 from x402guard.ledger.model import Hold
 from x402guard.ledger.view import Change, Scope
-from x402guard.ports import Funds
+from x402guard.policy.approvals import Answer, ApprovalRequest
+from x402guard.ports import Funds, Place
 
 __all__ = [
+    "Ask",
     "Checkpoint",
     "Compute",
     "Effect",
+    "Enter",
     "Flow",
     "Interrupted",
+    "Killed",
     "PeekBody",
     "ReadChain",
     "ReadFunds",
@@ -32,8 +36,11 @@ __all__ = [
     "Sign",
     "Transact",
     "Warn",
+    "ask",
     "checkpoint",
     "compute",
+    "enter",
+    "killed",
     "peek_body",
     "read_chain",
     "read_funds",
@@ -60,22 +67,26 @@ class Send:
     """Send the request, with these header lines added to a copy of it. Answered by a ``Reply``.
 
     ``pays`` is the hold whose payment is among them, or None; ``body`` is sent in place of the request's own, where it is
-    not None. Fails with ``SendFailed``.
+    not None. ``call_s`` is how many seconds it may all take to the end of the answer's body, ``chunk_s`` from one piece of that
+    to the next; None for any time. Fails with ``SendFailed``.
     """
 
     headers: tuple[tuple[str, str], ...] = ()
     pays: str | None = None
     body: bytes | None = None
+    call_s: int | None = None
+    chunk_s: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class PeekBody:
-    """Read the current response's body, at most *limit* bytes, without taking it from the caller.
+    """Read the current response's body, at most *limit* bytes within *call_s* seconds, without taking it from the caller.
 
     Answered by the bytes, or None where there are more. Fails with ``SendFailed``.
     """
 
     limit: int
+    call_s: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +110,31 @@ class Warn:
     """Tell the people who run this, in one sentence, what they ought to know. It never fails."""
 
     message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Enter:
+    """Take one of so many places (``most``) at a host or tool, waiting at most *wait_s* seconds for it.
+
+    Answered by a ``Place``, or None where none was left in time. It is left when the request's answer has ended; a flow without
+    a request leaves it itself.
+    """
+
+    where: str
+    most: int
+    wait_s: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Ask a person. Answered by an ``Answer``; silence and failures are a no."""
+
+    request: ApprovalRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Killed:
+    """Is there a kill file? Answered by True or False; True where nobody can tell."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +165,20 @@ class ReadFunds:
     owner: Address
 
 
-Effect = Send | PeekBody | Transact[Any] | Compute[Any] | Warn | Checkpoint | Sign | ReadChain | ReadFunds
+Effect = (
+    Send
+    | PeekBody
+    | Transact[Any]
+    | Compute[Any]
+    | Warn
+    | Enter
+    | Ask
+    | Killed
+    | Checkpoint
+    | Sign
+    | ReadChain
+    | ReadFunds
+)
 
 Flow = Generator[Effect, Any, R]
 
@@ -154,18 +203,21 @@ class Interrupted(BaseException):  # a signal between driver and flow, never see
         self.cause = cause
 
 
-def send(*headers: tuple[str, str], pays: str | None = None, body: bytes | None = None) -> Flow[Reply]:
-    """Send the request with *headers* added, which pay the hold *pays*; return the head of the response.
-
-    *body* goes in place of the request's own, where it is not None.
-    """
-    reply: Reply = yield Send(headers, pays, body)
+def send(
+    *headers: tuple[str, str],
+    pays: str | None = None,
+    body: bytes | None = None,
+    call_s: int | None = None,
+    chunk_s: int | None = None,
+) -> Flow[Reply]:
+    """Send the request with *headers* added, and return the head of the response; see ``Send``."""
+    reply: Reply = yield Send(headers, pays, body, call_s, chunk_s)
     return reply
 
 
-def peek_body(limit: int) -> Flow[bytes | None]:
+def peek_body(limit: int, call_s: int | None = None) -> Flow[bytes | None]:
     """Return the response's body, or None where it is larger than *limit* bytes."""
-    body: bytes | None = yield PeekBody(limit)
+    body: bytes | None = yield PeekBody(limit, call_s)
     return body
 
 
@@ -196,6 +248,24 @@ def transact_anyway(scope: Scope, change: Change[R]) -> Flow[R]:
 def warn(message: str) -> Flow[None]:
     """Tell the people who run this what they ought to know."""
     yield Warn(message)
+
+
+def enter(where: str, most: int, wait_s: int) -> Flow[Place | None]:
+    """Return one of *most* places, or None where none was left within *wait_s* seconds."""
+    place: Place | None = yield Enter(where, most, wait_s)
+    return place
+
+
+def ask(request: ApprovalRequest) -> Flow[Answer]:
+    """Return what a person says."""
+    answer: Answer = yield Ask(request)
+    return answer
+
+
+def killed() -> Flow[bool]:
+    """Return whether there is a kill file."""
+    found: bool = yield Killed()
+    return found
 
 
 def checkpoint() -> Flow[None]:

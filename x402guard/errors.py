@@ -33,6 +33,7 @@ from __future__ import annotations
 from typing import Any, ClassVar, Literal
 
 from x402guard.money import Nanos, nanos_to_decimal
+from x402guard.tool_results import Dialect, as_tool_result
 
 __all__ = [
     "ApprovalDenied",
@@ -88,6 +89,21 @@ class X402GuardError(Exception):
         if advice is not None:
             self.advice = advice
 
+    def as_tool_result(self, tool_use_id: str, *, dialect: Dialect | None = None) -> dict[str, Any]:
+        """Return this error as the result of the tool call that it ended, for the model to read.
+
+        *dialect* is whose message it is: ``anthropic`` (a ``tool_result`` block), ``openai`` (a message of the role ``tool``) or
+        ``openai_responses`` (a ``function_call_output``). Without, the id tells: OpenAI's begin with ``call_`` or ``fc_``. Raises
+        ``ValueError`` for an id that is empty and a dialect that is not known.
+        """
+        told: dict[str, Any] = {"error": self.code, "message": str(self), "advice": self.advice, "retry": self.retry}
+        wait_s = getattr(self, "retry_after", None)
+        if wait_s is not None:
+            told["retry_after"] = wait_s
+        if self.money_may_have_moved:
+            told["money_may_have_moved"] = True
+        return as_tool_result(tool_use_id, told, dialect)
+
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle without the request, which may hold sockets and headers."""
         state = {name: value for name, value in self.__dict__.items() if name != "request"}
@@ -118,6 +134,7 @@ class PaymentRefused(X402GuardError):
         requested: dollars asked for, exact, or None where no price was known.
         available: dollars the rule would have let pass, exact, or None where it is not about an amount.
         session: the id of the session that refused.
+        retry_after: seconds after which the same call may pass, or None where that is not known.
     """
 
     code = "payment_refused"
@@ -134,8 +151,10 @@ class PaymentRefused(X402GuardError):
         available: Nanos | None = None,
         session: str | None = None,
         advice: str | None = None,
+        retry_after: int | None = None,
     ) -> None:
         super().__init__(message, advice=advice)
+        self.retry_after = retry_after
         self.rule = rule
         self.requested = None if requested is None else nanos_to_decimal(requested)
         self.available = None if available is None else nanos_to_decimal(available)
@@ -209,7 +228,7 @@ class SessionTripped(PaymentRefused):
 
     code = "session_tripped"
     phase: Phase = "ledger"
-    advice = "Nothing was paid. Only the owner can reset this session."
+    advice = "Nothing was paid. Only the owner can reset this session: x402guard reset SESSION."
 
 
 class SessionClosed(PaymentRefused):
@@ -249,13 +268,20 @@ class ProtocolError(X402GuardError):
 
 
 class CallTimeout(X402GuardError):
-    """Our own time limit ran out; what was held stays held."""
+    """Our own time limit ran out; what was held stays held, or is booked in full.
+
+    Attributes:
+        hold_id: the hold in the ledger, where there is one.
+        deadline: unix time in seconds after which the signature is worthless, where there is one.
+    """
 
     code = "call_timeout"
     phase: Phase = "settlement"
     money_may_have_moved = True
-    retry: Retry = "same_request"
-    advice = "Ask again with the same request: it re-presents the same payment."
+    retry: Retry = "no"
+    advice = "What it may have cost is booked. Asking again is a new call; a longer limit is policy.timeouts."
+    hold_id: str | None = None
+    deadline: int | None = None
 
 
 class SettlementUncertain(X402GuardError):

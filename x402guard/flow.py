@@ -8,26 +8,31 @@ What is written before what is signed, what is signed before what is sent: this 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Final, TypeVar
 
 from x402guard.assets import AssetRegistry
-from x402guard.booking import cause, error_name
+from x402guard.booking import cause, error_name, hold_or_refuse
 from x402guard.challenge import Payable, read_challenge, screen
-from x402guard.effects import Flow, Interrupted, Reply, SendFailed, checkpoint, compute, send, sign, transact
+from x402guard.effects import Flow, Reply, SendFailed, checkpoint, compute, send, sign
 from x402guard.errors import (
+    CallTimeout,
     LedgerUnavailable,
     PaidNotDelivered,
+    PaymentRefused,
     SettlementUncertain,
     SignerError,
     X402GuardError,
 )
-from x402guard.ledger.authorize import BUDGET, Refusal
-from x402guard.ledger.model import Hold, HoldState
+from x402guard.gate import take_place
+from x402guard.ledger.authorize import Refusal
+from x402guard.ledger.model import Hold, HoldKind, HoldState
+from x402guard.ledger.view import LedgerView
 from x402guard.offer import Offer
 from x402guard.policy import RequestFacts, rank
-from x402guard.purchase import Authorized, Stuck, Terms, authorize_purchase, payment_step, purchase_scope
+from x402guard.purchase import Authorized, Stuck, authorize_purchase, payment_step, purchase_scope
 from x402guard.refusals import refused
 from x402guard.schemes import payment_header
 from x402guard.settlement import (
@@ -38,10 +43,11 @@ from x402guard.settlement import (
     note_doubt,
     proven_taken,
     receipt_of,
-    sweep,
     void,
     write_claim,
 )
+from x402guard.terms import Terms
+from x402guard.verdicts import Consented, Unasked
 
 __all__ = ["PAYMENT_REQUIRED_STATUS", "mindful_of_earlier_hops", "paid_request"]
 
@@ -90,7 +96,8 @@ def _conversation(
     reply = reply or (yield from send())  # 2
     if reply.status != PAYMENT_REQUIRED_STATUS or request.pays_itself:
         return None
-    challenge = yield from read_challenge(reply)  # 3
+    timeouts = terms.policy.timeouts
+    challenge = yield from read_challenge(reply, timeouts.payment_s)  # 3
     if challenge is None:
         return None
     no = partial(refused, terms, speaks_v2=request.origin if challenge.required.version == 2 else None)
@@ -100,12 +107,13 @@ def _conversation(
     payable = yield from screen(challenge, request, terms, registry)  # 4, 5
     if not payable.offers:
         raise (yield from no(_none_payable(payable)))
-    decided = yield from _authorize(request, terms, rank(payable.offers))  # 6
-    if isinstance(decided, Refusal):
-        raise (yield from no(decided))
-    header = yield from _sign(terms, decided)  # 7
-    hold = yield from _present(terms, decided, header)  # 8, 9
-    return receipt_of(hold, represented=decided.represented)  # 10
+    place = yield from take_place(terms, HoldKind.PAYMENT, request.host)
+    if isinstance(place, Refusal):
+        raise (yield from no(place))
+    authorized = yield from _authorize(request, terms, rank(payable.offers), no)  # 6
+    header = yield from _sign(terms, authorized)  # 7
+    hold = yield from _present(terms, authorized, header)  # 8, 9
+    return receipt_of(hold, represented=authorized.represented)  # 10
 
 
 def _cannot_pay(request: RequestFacts, terms: Terms) -> Refusal | None:
@@ -123,28 +131,31 @@ def _cannot_pay(request: RequestFacts, terms: Terms) -> Refusal | None:
     return None
 
 
-def _authorize(request: RequestFacts, terms: Terms, offers: tuple[Offer, ...]) -> Flow[Authorized | Refusal]:
-    """Step 6: durable before anything is signed."""
+def _authorize(
+    request: RequestFacts,
+    terms: Terms,
+    offers: tuple[Offer, ...],
+    no: Callable[[Refusal], Flow[PaymentRefused]],
+) -> Flow[Authorized]:
+    """Step 6: durable before anything is signed. A person who has to be asked is asked here, with nothing held."""
     quick = len(request.body or b"") <= QUICK_BYTES
     step = yield from compute(lambda _now_ms: payment_step(terms, request), quick=quick)
     scope = purchase_scope(terms, request, offers, step)
-    change = partial(authorize_purchase, terms=terms, request=request, offers=offers, step=step)
-    swept = False
+
+    def change(view: LedgerView, consented: Consented) -> Authorized | Stuck | Unasked | Refusal:
+        return authorize_purchase(view, consented, terms=terms, request=request, offers=offers, step=step)
+
+    def undo(error: BaseException) -> Flow[None]:
+        # The commit may have happened although its answer was lost. Nothing was signed, so nothing is owed.
+        reason = f"the commit's answer was lost: {error_name(error)}"
+        yield from _give_back(terms, request.entropy.hex(), reason, error)
+
     while True:
-        try:
-            decided = yield from transact(scope, change)
-        except (LedgerUnavailable, Interrupted) as error:
-            # The commit may have happened although its answer was lost. Nothing was signed, so nothing is owed.
-            yield from _give_back(
-                terms, request.entropy.hex(), f"the commit's answer was lost: {error_name(error)}", error
-            )
-            raise
-        if isinstance(decided, Stuck):
-            yield from _resolve(decided.hold)
-        elif isinstance(decided, Refusal) and decided.rule == BUDGET and not swept and (yield from sweep(terms)) > 0:
-            swept = True
-        else:
+        holding: Flow[Authorized | Stuck] = hold_or_refuse(terms, scope, change, undo, no)
+        decided = yield from holding
+        if isinstance(decided, Authorized):
             return decided
+        yield from _resolve(decided.hold)
 
 
 def _resolve(hold: Hold) -> Flow[None]:
@@ -203,7 +214,7 @@ def _present(terms: Terms, authorized: Authorized, header: tuple[str, str]) -> F
     """Steps 8 and 9: the cheque leaves. From here on only proof frees the hold, and no error says that nothing was paid."""
     hold = authorized.hold
     try:
-        reply = yield from send(header, pays=hold.id)
+        reply = yield from send(header, pays=hold.id, call_s=terms.policy.timeouts.payment_s)
         return (yield from _book(terms, authorized, reply))
     except (GeneratorExit, SettlementUncertain):
         raise
@@ -214,7 +225,10 @@ def _present(terms: Terms, authorized: Authorized, header: tuple[str, str]) -> F
             raise
         reason = f"no answer: {type(failure.cause).__name__}"
         sent = not failure.before_connection
-        raise (yield from _uncertain(terms, hold, reason, failure, sent=sent)) from failure.cause
+        uncertain = yield from _uncertain(terms, hold, reason, failure, sent=sent)
+        if isinstance(failure.cause, CallTimeout):
+            raise _timed_out(failure.cause, uncertain) from None
+        raise uncertain from failure.cause
     except Exception as error:
         raise (yield from _uncertain(terms, hold, f"no answer: {type(error).__name__}", error)) from error
     except BaseException as error:
@@ -288,6 +302,13 @@ def _uncertain(
         hold_id=hold.id,
         deadline=hold.deadline_unix,
     )
+
+
+def _timed_out(timeout: CallTimeout, uncertain: SettlementUncertain) -> CallTimeout:
+    """Our own time limit, with what the caller has to know: the payment is out, and asking again shows the same one."""
+    timeout.hold_id, timeout.deadline = uncertain.hold_id, uncertain.deadline
+    timeout.retry, timeout.advice = "same_request", uncertain.advice
+    return timeout
 
 
 def _none_payable(payable: Payable) -> Refusal:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import secrets
 import socket
 from collections.abc import Iterable, Mapping
@@ -15,33 +14,41 @@ import anyio
 import anyio.to_thread
 
 from x402guard.agent.context import TokenBudget
-from x402guard.assets import TEST_NETWORKS, Asset, AssetRegistry
+from x402guard.approvers import as_approver
+from x402guard.assets import Asset, AssetRegistry
 from x402guard.chain import RpcChainReader
 from x402guard.drivers import Shell, run
 from x402guard.errors import ConfigError
+from x402guard.guard_settings import (
+    check_kinds,
+    check_real_networks,
+    each_asset,
+    is_gone,
+    kill_path,
+    machine,
+    meter_of,
+    positive,
+)
 from x402guard.ledger.doubt import DEFAULT_FLIGHT_S, instance_mark
-from x402guard.ledger.model import WALLET, NodeKind
-from x402guard.ledger.sessions import PAYER_MARK, NodeRequest, ensure_payer, ensure_wallet
+from x402guard.ledger.model import WALLET
+from x402guard.ledger.sessions import PAYER_MARK, ensure_payer, ensure_wallet
 from x402guard.ledger.view import LedgerView, Scope
 from x402guard.metering import Metering
-from x402guard.metering.classify import Meter
-from x402guard.metering.registered import RegisteredBook
 from x402guard.money import Dollars, Nanos
-from x402guard.openings import check_name, parse_limit
+from x402guard.named_budgets import NamedBudget, open_budget
+from x402guard.openings import parse_limit, session_request
 from x402guard.outgoing import DEFAULT_BODY_BYTES
 from x402guard.policy import Policy
 from x402guard.policy.settings import check_flag
+from x402guard.policy.soft_limits import SoftLimits
 from x402guard.ports import ChainReader, LedgerStore, Signer
-from x402guard.price_file import open_book
-from x402guard.purchase import Terms
 from x402guard.session import Session, current_session
 from x402guard.settlement import sweep
 from x402guard.stores import DEFAULT_LEDGER, open_store
-from x402guard.tokens import TiktokenCounter
+from x402guard.telling import OnNotice, Teller, Webhook
+from x402guard.terms import MAX_CLOCK_JUMP_S, Terms
 
 __all__ = ["Guard"]
-
-_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,99}", re.ASCII)
 
 
 class Guard:
@@ -59,6 +66,13 @@ class Guard:
         max_body_bytes: how much of a streaming request body is kept, so that a paid request can repeat it.
         flight_s: seconds after which a request without an answer is in doubt.
         metering: how LLM calls are held and priced.
+        session_budget: the budget in dollars of a session that names none; without, such a session is an error.
+        approver: who is asked where a rule wants a person: a function of an ``ApprovalRequest`` that returns True, ``"terminal"``,
+            ``"queue"`` (answered by ``x402guard approvals``), or a list of these. None denies what would be asked.
+        on_notice: a function that is told of soft limits and open breakers, each a ``Notice``.
+        webhook: where the same is posted to.
+        kill_file: a path; while there is a file, every run that wants to spend is latched.
+        max_clock_jump_s: how far this machine's clock may run ahead of time passing, in seconds, before everything is refused.
 
     Raises ``ConfigError`` naming the setting, ``LedgerUnavailable`` where the books cannot be opened.
     """
@@ -77,18 +91,28 @@ class Guard:
         max_body_bytes: int = DEFAULT_BODY_BYTES,
         flight_s: int = DEFAULT_FLIGHT_S,
         metering: Metering | None = None,
+        session_budget: Dollars | None = None,
+        approver: object = None,
+        on_notice: OnNotice | None = None,
+        webhook: Webhook | None = None,
+        kill_file: Path | str | None = None,
+        max_clock_jump_s: int = MAX_CLOCK_JUMP_S,
     ) -> None:
-        _check_kinds(signer, ledger, policy, chains)
+        check_kinds(signer, ledger, policy, chains)
         self.policy = policy or Policy()
-        self.registry = AssetRegistry(_each_asset(assets))
-        self.max_body_bytes = _positive("max_body_bytes", max_body_bytes)
-        flight_ms = _positive("flight_s", flight_s) * 1000
+        self.registry = AssetRegistry(each_asset(assets))
+        self.max_body_bytes = positive("max_body_bytes", max_body_bytes)
+        flight_ms = positive("flight_s", flight_s) * 1000
         check_flag("unsafe_no_chain", unsafe_no_chain)
         check_flag("unsafe_trust_receipts", unsafe_trust_receipts)
         limit = parse_limit(budget, field="budget")
+        self.session_budget = parse_limit(session_budget, field="session_budget")
+        self._teller = Teller(on_notice, webhook)
+        as_approver(approver)  # wrong ones are said before anything is opened
+        stop = kill_path(kill_file)
         chain = RpcChainReader(chains) if isinstance(chains, Mapping) else chains
         networks = frozenset() if chain is None else chain.networks
-        _check_real_networks(self.policy, networks, unsafe_no_chain=unsafe_no_chain)
+        check_real_networks(self.policy, networks, unsafe_no_chain=unsafe_no_chain)
         self.instance = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
         self.terms = Terms(
             session_id=WALLET,
@@ -100,17 +124,25 @@ class Guard:
             flight_ms=flight_ms,
             unsafe_no_chain=unsafe_no_chain,
             unsafe_trust_receipts=unsafe_trust_receipts,
-            meter=_meter(metering),
+            meter=meter_of(metering),
+            asks=approver is not None,
+            kill_file=stop is not None,
+            max_clock_jump_ms=positive("max_clock_jump_s", max_clock_jump_s) * 1000,
         )
         # What was given is its owner's to close; others may share it.
         self._closed = False
         self._owns = (isinstance(ledger, str), isinstance(chains, Mapping))
         store = open_store(ledger) if isinstance(ledger, str) else ledger
-        self.shell = Shell(store, signer, chain)
+        self.shell = Shell(
+            store, signer, chain, approver=as_approver(approver, store), teller=self._teller, kill_file=stop
+        )
+        self._open(limit)
+
+    def _open(self, limit: Nanos | None) -> None:
         try:
             self._enter_books(limit)
-            if signer is not None:
-                signer.bind(store.hold)
+            if self.shell.signer is not None:
+                self.shell.signer.bind(self.shell.store.hold)
         except BaseException:
             self._release()
             raise
@@ -124,13 +156,13 @@ class Guard:
 
     def _enter_books(self, limit: Nanos | None) -> None:
         """Write down the wallet, whose it is, and that this instance runs; end instances whose process is gone."""
-        store, host = self.shell.store, _machine()
+        store, host = self.shell.store, machine()
         rows = store.marks("instance", "")
-        ended = {key for key, row in rows.items() if not row["ended"] and row.get("host") == host and _is_gone(row)}
+        ended = {key for key, row in rows.items() if not row["ended"] and row.get("host") == host and is_gone(row)}
         mine = {"since_ms": store.now_ms(), "ended": False, "host": host, "pid": os.getpid()}
 
         def change(view: LedgerView) -> None:
-            ensure_wallet(view, limit)
+            ensure_wallet(view, limit, self.policy.soft_parts)
             if self.terms.payer is not None:
                 ensure_payer(view, self.terms.payer)
             view.put_mark(instance_mark(self.instance), mine)
@@ -158,25 +190,30 @@ class Guard:
         budget: Dollars | None = None,
         tokens: TokenBudget | int | None = None,
         id: str | None = None,  # noqa: A002 - the user's word
+        reserve: Dollars | None = None,
+        soft_limit: SoftLimits | None = None,
     ) -> Session:
         """Open a session with a budget, or with ``id`` resume the one of that id with what it has left.
 
         ``budget`` is in dollars, ``tokens`` what its context may take (100,000 by default); those of a resumed session can be
-        lowered and never raised. Raises ``ConfigError``.
+        lowered and never raised. ``reserve`` (dollars, or a part such as ``"10%"``) is kept for LLM calls inside
+        ``session.finalizing()``; ``soft_limit`` are the parts of the budget at which people are told, such as 0.9, in place of the
+        policy's. Raises ``ConfigError``.
         """
-        check_name(name)
-        if id is not None and (not isinstance(id, str) or not _ID.fullmatch(id) or id == WALLET):
-            raise ConfigError(f"id: {id!r} cannot be a session's id; use letters, digits, and . _ : - (at most 100)")
-        request = NodeRequest(
-            id=id or f"s_{secrets.token_hex(8)}",
-            parent_id=WALLET,
-            kind=NodeKind.SESSION,
-            name=name,
-            limit=parse_limit(budget, field="budget"),
-            opener=self.opener(),
-            gone=self.gone,
+        request = session_request(
+            self, WALLET, name, budget=budget, session_id=id, reserve=reserve, soft_limit=soft_limit
         )
         return Session.open(self, request, None, tokens)
+
+    def budget(
+        self, name: str, limit: Dollars | None = None, *, per: str | None = None, tz: str = "UTC"
+    ) -> NamedBudget:
+        """Return the budget of a name, opened at first use: a parent of many sessions and budgets, in all processes.
+
+        ``limit`` is in dollars, and can be lowered and never raised; with ``per`` (``day``, ``week``, ``month``) it begins anew by
+        the calendar of ``tz``, such as ``Europe/Berlin``. Without either, it is the one that stands. Raises ``ConfigError``.
+        """
+        return open_budget(self, WALLET, name, limit, per=per, tz=tz)
 
     def conversation_terms(self) -> Terms:
         """Return the terms of the session in context, for a client that many sessions share.
@@ -201,7 +238,7 @@ class Guard:
 
     def close(self) -> None:
         """End this instance and release the ledger. Live holds stay and go on counting. Closing twice is fine."""
-        mark = {"since_ms": self.shell.store.now_ms(), "ended": True, "host": _machine(), "pid": os.getpid()}
+        mark = {"since_ms": self.shell.store.now_ms(), "ended": True, "host": machine(), "pid": os.getpid()}
         if self._closed:
             return
         self._closed = True
@@ -209,6 +246,7 @@ class Guard:
             scope = Scope(nodes=(WALLET,))
             self.shell.store.transact(scope, lambda view: view.put_mark(instance_mark(self.instance), mark))
         finally:
+            self._teller.close()
             self._release()
 
     def __enter__(self) -> Self:
@@ -231,80 +269,3 @@ class Guard:
     def __repr__(self) -> str:
         terms = getattr(self, "terms", None)  # a crash reporter may look at a guard that was never finished
         return "Guard(unfinished)" if terms is None else f"Guard(payer={terms.payer}, instance={self.instance!r})"
-
-
-def _meter(metering: Metering | None) -> Meter:
-    if metering is not None and not isinstance(metering, Metering):
-        raise ConfigError(
-            f"metering: a {type(metering).__name__} is not a Metering; write Metering(unbounded_output=…)"
-        )
-    settings = metering or Metering()
-    given = settings.prices
-    book = (
-        open_book(None if given is None else str(given)) if given is None or isinstance(given, (str, Path)) else given
-    )
-    return Meter(settings, RegisteredBook(book, owner=settings.models), settings.counter or TiktokenCounter())
-
-
-def _check_kinds(signer: object, ledger: object, policy: object, chains: object) -> None:
-    """Say which argument is of the wrong kind, before anything is opened; and never what it holds: it may be a key."""
-    if signer is not None and (
-        isinstance(signer, type) or not (hasattr(signer, "sign") and hasattr(signer, "address"))
-    ):
-        raise ConfigError("signer: not a signer; write LocalSigner.from_key(…), or None to meter without ever signing")
-    if not isinstance(ledger, str) and not hasattr(ledger, "transact"):
-        raise ConfigError(f"ledger: {ledger!r} is neither a ledger URL (sqlite:///spend.db) nor a store")
-    if policy is not None and not isinstance(policy, Policy):
-        raise ConfigError(f"policy: a {type(policy).__name__} is not a Policy; write Policy(per_payment_cap=…)")
-    if chains is not None and not isinstance(chains, Mapping) and not hasattr(chains, "networks"):
-        raise ConfigError("chains: neither a mapping from network to URL nor a ChainReader")
-
-
-def _each_asset(assets: Iterable[Asset]) -> tuple[Asset, ...]:
-    if not isinstance(assets, Iterable):
-        raise ConfigError(f"assets: {assets!r} is not a list of Asset")
-    listed = tuple(assets)
-    for asset in listed:
-        if not isinstance(asset, Asset):
-            raise ConfigError(f"assets: {asset!r} is not an Asset; write Asset(network=…, address=…, …)")
-    return listed
-
-
-def _machine() -> str:
-    """Return what tells this machine, and this container's process ids, from any other that shares the ledger's file."""
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-        return f"{socket.gethostname()}/{boot}/{Path('/proc/self/ns/pid').readlink()}"
-    except OSError:
-        return socket.gethostname()  # not Linux: the host name has to do
-
-
-def _is_gone(row: Mapping[str, object]) -> bool:
-    pid = row.get("pid")
-    if not isinstance(pid, int) or pid == os.getpid():
-        return False
-    try:
-        os.kill(pid, 0)  # signal 0 sends nothing: it asks whether the process exists
-    except ProcessLookupError:
-        return True
-    except (PermissionError, OverflowError):
-        return False
-    return False
-
-
-def _positive(name: str, value: int) -> int:
-    if type(value) is not int or value <= 0:
-        raise ConfigError(f"{name}: {value!r} is not a positive whole number")
-    return value
-
-
-def _check_real_networks(policy: Policy, readable: frozenset[str], *, unsafe_no_chain: bool) -> None:
-    """Real money needs a chain to check claims against, or the owner's word that it does not."""
-    if policy.networks is None or unsafe_no_chain:
-        return
-    blind = sorted(set(policy.networks) - TEST_NETWORKS - readable)
-    if blind:
-        raise ConfigError(
-            f"chains: policy.networks allows {', '.join(blind[:3])}, where real money moves, and no RPC is configured; "
-            f'add chains={{"{blind[0]}": "https://…"}}, or say unsafe_no_chain=True'
-        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self, get_args
 
 from x402guard.assets import AssetRegistry
@@ -13,13 +14,14 @@ from x402guard.flow import paid_request
 from x402guard.incoming import EXTENSION, problem_response
 from x402guard.inference import InFlight, Upload, metered_request, unmetered_request
 from x402guard.ledger.authorize import Refusal
+from x402guard.ledger.model import HoldKind
 from x402guard.library import Library
 from x402guard.metering.classify import Unmetered, classify
 from x402guard.outgoing import LogicalRequest, Outgoing, buffer_body, buffer_body_async, describe_request, is_guarded
-from x402guard.purchase import Terms
 from x402guard.reading_along import AsyncMetered, Metered
 from x402guard.refusals import refused
-from x402guard.settlement import Receipt
+from x402guard.settlement import Receipt, note_late
+from x402guard.terms import Terms
 
 if TYPE_CHECKING:
     import httpx
@@ -91,7 +93,9 @@ class Guarded:
         logical = LogicalRequest.of(request)
         exchange = Exchanged(self.library, inner)
         try:
-            flow, exchange.outgoing = self._begin(request, logical, body, stock=type(inner) in self.library.stock)
+            terms = self._payer.conversation_terms()
+            stock = type(inner) in self.library.stock
+            flow, exchange.outgoing = self._begin(request, logical, body, terms, stock=stock)
             handed = run(flow, self._payer.shell, exchange)
         except X402GuardError as error:
             logical.end()
@@ -102,6 +106,11 @@ class Guarded:
             exchange.discard()
             raise
         response = exchange.response()
+        if handed is None:
+            exchange.lift()
+        elif exchange.watched is not None and isinstance(handed, Receipt):
+            late = note_lateness(terms, handed, self._payer.shell)
+            exchange.watched.late = lambda: run(late(), self._payer.shell)
         if isinstance(handed, InFlight):
             stream = self.library.metered(response.stream, handed, self._payer.shell)  # type: ignore[arg-type]
             response = self._reading(response, stream)
@@ -115,7 +124,9 @@ class Guarded:
         logical = LogicalRequest.of(request)
         exchange = AsyncExchanged(self.library, inner)
         try:
-            flow, exchange.outgoing = self._begin(request, logical, body, stock=type(inner) in self.library.stock)
+            terms = self._payer.conversation_terms()
+            stock = type(inner) in self.library.stock
+            flow, exchange.outgoing = self._begin(request, logical, body, terms, stock=stock)
             handed = await run_async(flow, self._payer.shell, exchange)
         except X402GuardError as error:
             logical.end()
@@ -129,15 +140,20 @@ class Guarded:
             await exchange.discard()
             raise
         response = exchange.response()
+        if handed is None:
+            exchange.lift()
+        elif exchange.watched is not None and isinstance(handed, Receipt):
+            late = note_lateness(terms, handed, self._payer.shell)
+            exchange.watched.late = lambda: run_async(late(), self._payer.shell)
         if isinstance(handed, InFlight):
             stream = self.library.async_metered(response.stream, handed, self._payer.shell)  # type: ignore[arg-type]
             response = self._reading(response, stream)
         return self._finish(logical, response, handed)
 
     def _begin(
-        self, request: httpx.Request, logical: LogicalRequest, body: bytes | None, *, stock: bool
+        self, request: httpx.Request, logical: LogicalRequest, body: bytes | None, terms: Terms, *, stock: bool
     ) -> tuple[Flow[Handed], Outgoing]:
-        facts, terms = describe_request(request, logical, body), self._payer.conversation_terms()
+        facts = describe_request(request, logical, body)
         outgoing = Outgoing(self.library, request, body, logical, stock=stock)
         route = None if terms.meter is None else classify(terms.meter, facts.method, facts.host, facts.url)
         if route is None:
@@ -178,6 +194,17 @@ class Guarded:
     def answers(self, request: httpx.Request) -> bool:  # noqa: ARG002 - for those who look at it
         """True where a refusal is answered, and not raised."""
         return self._on_refusal == "respond"
+
+
+def note_lateness(terms: Terms, receipt: Receipt, shell: Shell) -> Callable[[], Flow[None]]:
+    """Return the conversation that counts what a payment bought as late: a guard of its payee and host wants to know."""
+
+    def late() -> Flow[None]:
+        hold = shell.store.hold(receipt.hold_id)
+        if hold is not None and hold.kind is HoldKind.PAYMENT:
+            yield from note_late(terms, hold)
+
+    return late
 
 
 def _refuse(terms: Terms, refusal: Refusal) -> Flow[Handed]:

@@ -2,53 +2,47 @@
 
 from __future__ import annotations
 
-import dataclasses
-import datetime as dt
 import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
-from enum import Enum
-from pathlib import PurePath
+from functools import partial
 from typing import Any, Final
-from uuid import UUID
 
+from x402guard.arguments import fingerprint
 from x402guard.booking import book, error_name, give_back, hold_or_refuse
-from x402guard.effects import Flow, checkpoint, transact, transact_anyway, warn
+from x402guard.effects import Flow, checkpoint, compute, transact_anyway, warn
 from x402guard.errors import ConfigError, LedgerUnavailable
+from x402guard.gate import check_standing
 from x402guard.held_calls import write_void
-from x402guard.ledger.authorize import Refusal, authorize, check_open, lapse_due
+from x402guard.ledger.authorize import Refusal, authorize, check_room, lapse_due
 from x402guard.ledger.model import Evidence, Hold, HoldKind, HoldState, Purpose
 from x402guard.ledger.transitions import Capture, apply
-from x402guard.ledger.view import LedgerView, Scope
+from x402guard.ledger.view import LedgerView, Notice, Scope
 from x402guard.metering.bill import Bill
 from x402guard.money import Nanos, format_dollars
 from x402guard.policy.guards import guard_marks, judge_amount, judge_step, note_taken
+from x402guard.policy.rule_list import Narrow, Subject, Verdict
 from x402guard.policy.steps import Step, step_of, tool_key
-from x402guard.purchase import Terms
 from x402guard.refusals import refused
 from x402guard.settlement import Receipt, receipt_of
+from x402guard.terms import Terms
+from x402guard.verdicts import Consented, Unasked, objection, verdict_facts, verdict_of
 
 __all__ = [
     "TOOL_HOLD_S",
+    "HeldTool",
     "ToolCall",
     "ToolEnd",
     "charge_tool",
-    "check_running",
+    "check_free",
     "check_tool",
     "end_tool",
-    "fingerprint_of",
     "hold_tool",
-    "plain_arguments",
 ]
 
 TOOL_HOLD_S: Final = 900
 """A tool whose end nobody reports is captured at its ceiling after this many seconds, unless told otherwise."""
-
-_SAYS_ITSELF: Final = (Decimal, UUID, dt.date, dt.time, PurePath, Enum)
-_DEEPEST: Final = 64
-_MOST_VALUES: Final = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +63,12 @@ class ToolCall:
     entropy: bytes
     arguments: Mapping[str, Any] | None = field(default=None, repr=False)
     lifetime_s: int = TOOL_HOLD_S
+    fixed: bool = False
+    needs: frozenset[str] = frozenset()
     fingerprint: str = field(init=False, default="")
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "fingerprint", _fingerprint(self.arguments))
+        object.__setattr__(self, "fingerprint", fingerprint(self.arguments))
 
     @property
     def hold_id(self) -> str:
@@ -89,12 +85,29 @@ class ToolEnd:
         void: why it was not billed, or None where it was, or may have been.
         note: for the books.
         forgotten: it ended well, and its caller said nothing: people ought to know.
+        well: it did what it is for; None says nothing of that.
     """
 
     amount: Nanos | None = None
     void: str | None = None
     note: str = ""
     forgotten: bool = False
+    well: bool | None = True
+
+
+@dataclass(frozen=True, slots=True)
+class HeldTool:
+    """A use of a tool that may begin.
+
+    Attributes:
+        hold: as committed.
+        ceiling: nano-dollars that it costs where nobody says.
+        narrow: what the owner's rules leave of it; None for all.
+    """
+
+    hold: Hold
+    ceiling: Nanos
+    narrow: Narrow | None = None
 
 
 def check_tool(tool: object) -> str:
@@ -107,16 +120,20 @@ def check_tool(tool: object) -> str:
     return name
 
 
-def hold_tool(terms: Terms, call: ToolCall) -> Flow[Hold]:
+def hold_tool(terms: Terms, call: ToolCall) -> Flow[HeldTool]:
     """Hold what a tool costs at most, durably. Raises the refusal where it does not fit, ``LedgerUnavailable``; nothing held."""
 
     def undo(error: BaseException) -> Flow[None]:
         return give_back(terms, call.hold_id, f"the tool never ran: {error_name(error)}", error)
 
+    verdict = yield from judge_tool(terms, call)
+    narrowed = _narrowed(call, verdict)
+    if isinstance(narrowed, Refusal):
+        raise (yield from refused(terms, narrowed))
+    call = narrowed
     step = _step(terms, call)
-    held = yield from hold_or_refuse(
-        terms, _scope(terms, call, step), lambda view: _hold(view, terms, call, step), undo
-    )
+    change = partial(_hold, terms=terms, call=call, step=step, verdict=verdict)
+    held = yield from hold_or_refuse(terms, _scope(terms, call, step), change, undo)
     try:
         yield from checkpoint()  # cancelled while it was written: it is given back, before the tool has begun
     except GeneratorExit:
@@ -124,17 +141,57 @@ def hold_tool(terms: Terms, call: ToolCall) -> Flow[Hold]:
     except BaseException as error:
         yield from undo(error)
         raise
-    return held
+    return HeldTool(held, call.amount, verdict.narrow)
+
+
+def judge_tool(terms: Terms, call: ToolCall) -> Flow[Verdict]:
+    """Return what the owner's rules say of a use of a tool, the owner's own ``classify`` among them."""
+    risk = terms.policy.risk
+    quick = risk is None or risk.classify is None
+    return (yield from compute(lambda _now_ms: verdict_of(terms, _subject(call)), quick=quick))
+
+
+def _subject(call: ToolCall) -> Subject:
+    return Subject(HoldKind.TOOL, (call.tool,), call.amount, arguments=call.arguments)
+
+
+def _narrowed(call: ToolCall, verdict: Verdict) -> ToolCall | Refusal:
+    """Return a use of a tool as the owner's rules leave it, or why nothing of it is left."""
+    narrow, rule = verdict.narrow, verdict.narrowed_by
+    if narrow is None:
+        return call
+    lost = sorted(call.needs & frozenset(narrow.remove))
+    if lost:
+        return Refusal(
+            rule, f"rule {rule!r} removes {lost[0]!r}, without which {call.tool} cannot be called", call.amount
+        )
+    kept = call.arguments
+    if kept is not None:
+        kept = {name: value for name, value in kept.items() if name not in narrow.remove}
+    if narrow.most is None or narrow.most >= call.amount:
+        return replace(call, arguments=kept)
+    if call.fixed:
+        cost, most = format_dollars(call.amount), format_dollars(narrow.most)
+        reason = f"rule {rule!r} narrows {call.tool} to ${most}, and it costs ${cost}"
+        return Refusal(rule, reason, call.amount, narrow.most)
+    return replace(call, arguments=kept, amount=narrow.most)
 
 
 def charge_tool(terms: Terms, call: ToolCall) -> Flow[Receipt]:
     """Hold and capture what a tool costs, in one transaction. Raises as ``hold_tool`` does."""
+    verdict = yield from judge_tool(terms, call)
+    narrowed = _narrowed(call, verdict)
+    if isinstance(narrowed, Refusal):
+        raise (yield from refused(terms, narrowed))
+    call = narrowed
     step = _step(terms, call)
 
-    def change(view: LedgerView) -> Hold | Refusal:
+    def change(view: LedgerView, consented: Consented) -> Hold | Unasked | Refusal:
         standing = view.hold(call.hold_id)
-        held = _hold(view, terms, call, step) if standing is None else standing
-        return held if isinstance(held, Refusal) else apply(view, held.id, Capture(call.amount, Evidence.ESTIMATE))
+        if standing is not None:
+            return apply(view, standing.id, Capture(call.amount, Evidence.ESTIMATE))
+        held = _hold(view, consented, terms=terms, call=call, step=step, verdict=verdict)
+        return apply(view, held.id, Capture(call.amount, Evidence.ESTIMATE)) if isinstance(held, Hold) else held
 
     def undo(error: BaseException) -> Flow[None]:
         # What was captured stays so: it costs budget, and was the caller's own word.
@@ -162,7 +219,7 @@ def end_tool(terms: Terms, hold: Hold, end: ToolEnd, *, ceiling: Nanos) -> Flow[
             bill = Bill(ceiling, Evidence.ASSUMED, note=end.note)  # what is free is held as a nano-dollar
         else:
             bill = Bill(end.amount, Evidence.ESTIMATE, note=end.note)
-        ended = yield from book(terms, hold, bill)
+        ended = yield from book(terms, hold, bill, well=end.well)
         if end.forgotten:
             yield from warn(
                 f"tool {hold.purpose.tool!r}: {end.note}, so its ceiling ${format_dollars(ceiling)} is booked"
@@ -177,11 +234,31 @@ def end_tool(terms: Terms, hold: Hold, end: ToolEnd, *, ceiling: Nanos) -> Flow[
     return replace(receipt_of(ended, represented=False), note=end.note)
 
 
-def check_running(terms: Terms) -> Flow[None]:
-    """Raise the refusal of a session that is tripped or closed, for what costs no dollars."""
-    closed = yield from transact(Scope(nodes=(terms.node_id,)), lambda view: check_open(view, terms.node_id))
-    if closed is not None:
-        raise (yield from refused(terms, closed))
+def check_free(terms: Terms, call: ToolCall) -> Flow[Narrow | None]:
+    """Raise the refusal of a tool that costs no dollars: of a session that is tripped or closed, or by the owner's rules.
+
+    Returns what the rules leave of it.
+    """
+    verdict = yield from judge_tool(terms, call)
+    narrowed = _narrowed(call, verdict)
+    if isinstance(narrowed, Refusal):
+        raise (yield from refused(terms, narrowed))
+
+    def change(view: LedgerView, consented: Consented) -> bool | Unasked | Refusal:
+        return check_standing(view, terms) or _unconsented(call, verdict, consented) or True
+
+    def undo(_error: BaseException) -> Flow[None]:
+        yield from ()  # nothing was written
+
+    yield from hold_or_refuse(terms, Scope(nodes=(terms.node_id,)), change, undo)
+    return verdict.narrow
+
+
+def _unconsented(call: ToolCall, verdict: Verdict, consented: Consented) -> Unasked | Refusal | None:
+    unasked = Unasked(_subject(call), verdict, (call.tool, call.amount, call.fingerprint))
+    if verdict.action == "ask":
+        return None if unasked.facts in consented else unasked
+    return objection(verdict, unasked.subject)
 
 
 def _scope(terms: Terms, call: ToolCall, step: Step) -> Scope:
@@ -195,15 +272,20 @@ def _step(terms: Terms, call: ToolCall) -> Step:
     return Step(HoldKind.TOOL, call.tool, key, call.amount)
 
 
-def _hold(view: LedgerView, terms: Terms, call: ToolCall, step: Step) -> Hold | Refusal:
+def _hold(
+    view: LedgerView, consented: Consented, *, terms: Terms, call: ToolCall, step: Step, verdict: Verdict
+) -> Hold | Unasked | Refusal:
     lapse_due(view)
     refusal = (
-        check_open(view, terms.node_id)
+        check_standing(view, terms)
         or judge_step(view, terms.policy, terms.node_id, step)
         or judge_amount(view, terms.policy, terms.node_id, step)
     )
     if refusal is not None:
         return replace(refusal, requested=call.amount)
+    unasked = _unconsented(call, verdict, consented)
+    if unasked is not None:
+        return check_room(view, terms.node_id, call.amount) or unasked
     hold = Hold(
         id=call.hold_id,
         node_id=terms.node_id,
@@ -216,79 +298,13 @@ def _hold(view: LedgerView, terms: Terms, call: ToolCall, step: Step) -> Hold | 
         purpose=Purpose(tool=call.tool, fingerprint=call.fingerprint, step=step.key),
     )
     facts = {"kind": HoldKind.TOOL, "amount": hold.amount, "tool": call.tool, "deadline": hold.deadline_unix}
+    facts |= verdict_facts(verdict)
     if call.fingerprint:
         facts["arguments"] = call.fingerprint
     written = authorize(view, hold, facts)
     if not isinstance(written, Refusal):
-        note_taken(view, terms.policy, terms.node_id, step)
+        note_taken(view, terms.policy, terms.node_id, step, hold.id)
+        if verdict.level == "MEDIUM":
+            message = f"tool {call.tool!r} is of medium risk, and runs"
+            view.notices.append(Notice("risk_medium", message, {"tool": call.tool}, pressing=False))
     return written
-
-
-def fingerprint_of(arguments: object) -> str:
-    """Return the SHA-256 of a tool's arguments in hex, whatever their order; "" for None. Their values go into no book.
-
-    Raises as ``plain_arguments`` does.
-    """
-    return _fingerprint(plain_arguments(arguments))
-
-
-def _fingerprint(plain: Mapping[str, Any] | None) -> str:
-    return "" if plain is None else hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
-
-
-def plain_arguments(arguments: object) -> Mapping[str, Any] | None:
-    """Return a tool's arguments as plain JSON, so that two uses can be told apart; None where they were not told.
-
-    Dates, decimals, paths, dataclasses and models count by what they say, bytes by their hash; with anything else among them
-    nobody can tell, and None is returned. Raises ``ConfigError`` naming the argument for what is no mapping, nests deeper
-    than 64 levels, or holds more than 10,000 values or a million characters.
-    """
-    if arguments is None:
-        return None
-    if not isinstance(arguments, Mapping):
-        raise ConfigError(f'arguments: a {type(arguments).__name__} is no mapping; write {{"query": …}}')
-    left = [_MOST_VALUES]
-    try:
-        plain = _plain(arguments, _DEEPEST, left)
-        json.dumps(plain)
-    except ValueError as error:  # a number of thousands of digits
-        raise ConfigError(f"arguments: {error}") from error
-    return plain if isinstance(plain, dict) and len(left) == 1 else None
-
-
-def _plain(value: object, deeper: int, left: list[int]) -> object:
-    left[0] -= 1 + (len(value) // 100 if isinstance(value, (str, bytes)) else 0)
-    if left[0] < 0:
-        raise ConfigError(f"arguments: more than {_MOST_VALUES:,} values; give those that tell one call from another")
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    if deeper == 0:
-        raise ConfigError(f"arguments: nested deeper than {_DEEPEST} levels")
-    if isinstance(value, Mapping):
-        return {_key(key): _plain(item, deeper - 1, left) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(item, deeper - 1, left) for item in value]
-    if isinstance(value, (set, frozenset)):
-        return sorted(json.dumps(_plain(item, deeper - 1, left)) for item in value)
-    name = type(value).__qualname__
-    if isinstance(value, bytes):
-        return [name, hashlib.sha256(value).hexdigest()]
-    if isinstance(value, _SAYS_ITSELF):
-        return [name, hashlib.sha256(str(value).encode("utf-8", "replace")).hexdigest()]
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-        return [name, _plain(fields, deeper - 1, left)]
-    if callable(dump := getattr(value, "model_dump", None)) and not isinstance(value, type):
-        return [name, _plain(dump(), deeper - 1, left)]
-    left.append(0)  # it says nothing of itself: nobody can tell it from another
-    return [name]
-
-
-def _key(key: object) -> str:
-    if isinstance(key, str):
-        return str.__str__(key)
-    return (
-        f"{type(key).__qualname__}:{key}"
-        if isinstance(key, (int, float, bool, *_SAYS_ITSELF))
-        else type(key).__qualname__
-    )

@@ -13,9 +13,10 @@ from typing import Final
 from x402guard.assets import AssetRegistry
 from x402guard.booking import book, cause, error_name, give_back, hold_or_refuse
 from x402guard.effects import Flow, Interrupted, Reply, SendFailed, checkpoint, compute, peek_body, send, transact
-from x402guard.errors import LedgerUnavailable, ProtocolError
+from x402guard.errors import CallTimeout, LedgerUnavailable, ProtocolError
 from x402guard.flow import PAYMENT_REQUIRED_STATUS, mindful_of_earlier_hops, paid_request
-from x402guard.held_calls import (
+from x402guard.gate import take_place
+from x402guard.granted_calls import (
     Granted,
     call_id,
     call_marks,
@@ -27,7 +28,7 @@ from x402guard.held_calls import (
 )
 from x402guard.json_body import NotReadable, read_object, write_object
 from x402guard.ledger.authorize import Refusal
-from x402guard.ledger.model import Evidence, Hold
+from x402guard.ledger.model import Evidence, Hold, HoldKind
 from x402guard.ledger.view import MarkKey
 from x402guard.metering.bill import Bill, bill_answer, ceiling_bill
 from x402guard.metering.call import Call, ask_for_usage, read_call, write_limit
@@ -35,11 +36,13 @@ from x402guard.metering.ceiling import Ceiling, find_ceiling
 from x402guard.metering.classify import FixedPrice, Meter, Unmetered
 from x402guard.metering.reading import AnswerReader
 from x402guard.metering.routes import Route
+from x402guard.narrowed_calls import narrow_call
 from x402guard.policy import RequestFacts
 from x402guard.policy.steps import Step
-from x402guard.purchase import Terms
 from x402guard.refusals import refused
 from x402guard.settlement import Receipt, receipt_of
+from x402guard.terms import Terms
+from x402guard.verdicts import Unasked
 
 __all__ = ["InFlight", "Upload", "end_call", "metered_request", "unmetered_request"]
 
@@ -91,6 +94,7 @@ class _Ready:
     call: Call
     ceiling: Ceiling
     step: Step
+    changed: bool = False
 
 
 def metered_request(
@@ -122,6 +126,7 @@ def _called(
     if isinstance(route, FixedPrice):
         quick = len(upload.body or b"") <= QUICK_BYTES
         step = yield from compute(lambda _now_ms: call_step(terms, request, upload.body or b""), quick=quick)
+        yield from _take_place(terms, request)
         fixed = partial(fix_price, terms=terms, request=request, step=step, price=route)
         granted = yield from _hold(terms, request, step, fixed, ())
         reply = yield from _send(terms, granted, None)
@@ -131,13 +136,21 @@ def _called(
     if isinstance(ready, Refusal):
         raise (yield from refused(terms, ready))
     call, ceiling, step = ready.call, ready.ceiling, ready.step
+    yield from _take_place(terms, request)
     change = partial(grant_call, terms=terms, request=request, step=step, call=call, ceiling=ceiling, meter=meter)
     granted = yield from _hold(terms, request, step, change, call_marks(terms, call, ceiling, meter))
     asks = _asks_for_usage(call, meter)
-    reply = yield from _send(terms, granted, _body_to_send(call, granted, asks=asks))
+    reply = yield from _send(terms, granted, _body_to_send(ready, granted, asks=asks))
     if 200 <= reply.status < 300:
         return _in_flight(terms, granted, ready, reply, hides=asks), reply
     return (yield from _end_by_status(terms, granted, reply)), reply
+
+
+def _take_place(terms: Terms, request: RequestFacts) -> Flow[None]:
+    """Wait for a place at the host, with nothing held; it is left with the answer's end."""
+    place = yield from take_place(terms, HoldKind.LLM, request.host)
+    if isinstance(place, Refusal):
+        raise (yield from refused(terms, place))
 
 
 def _meter(terms: Terms) -> Meter:
@@ -155,14 +168,26 @@ def _prepare(route: Route, upload: Upload, terms: Terms, request: RequestFacts, 
     call = read_call(route, upload.body, upload.encoding)
     if isinstance(call, Refusal):
         return call
-    ceiling = find_ceiling(call, meter.settings, meter.book, meter.counter, now_ms // 1000)
+
+    def price(asked: Call) -> Ceiling | Refusal:
+        return find_ceiling(asked, meter.settings, meter.book, meter.counter, now_ms // 1000)
+
+    ceiling = price(call)
     if isinstance(ceiling, Refusal):
         return ceiling
-    return _Ready(call, ceiling, call_step(terms, request, call.body))
+    narrowed = narrow_call(terms, request, call, ceiling, price)
+    if isinstance(narrowed, Refusal):
+        return narrowed
+    step = call_step(terms, request, call.body)  # as its caller said it: a rule makes no two calls the same
+    return _Ready(narrowed.call, narrowed.ceiling, step, narrowed.changed)
 
 
 def _hold(
-    terms: Terms, request: RequestFacts, step: Step, change: partial[Granted | Refusal], marks: tuple[MarkKey, ...]
+    terms: Terms,
+    request: RequestFacts,
+    step: Step,
+    change: partial[Granted | Unasked | Refusal],
+    marks: tuple[MarkKey, ...],
 ) -> Flow[Granted]:
     """Write the hold; durable before anything is sent. Raises the refusal where it does not fit."""
 
@@ -183,9 +208,10 @@ def _asks_for_usage(call: Call, meter: Meter) -> bool:
     )
 
 
-def _body_to_send(call: Call, granted: Granted, *, asks: bool) -> bytes | None:
+def _body_to_send(ready: _Ready, granted: Granted, *, asks: bool) -> bytes | None:
     """Return the body that goes out in place of the caller's, or None where that goes out as it is."""
-    if not asks and not granted.written:
+    call = ready.call
+    if not asks and not granted.written and not ready.changed:
         return None
     body = write_limit(call, granted.limit) if granted.written else dict(call.body)
     return write_object(ask_for_usage(body) if asks else body)
@@ -201,15 +227,20 @@ def _send(terms: Terms, granted: Granted, body: bytes | None) -> Flow[Reply]:
         yield from give_back(terms, hold, f"nothing was sent: {error_name(error)}", error, granted.marks)
         raise
     try:
-        return (yield from send(("accept-encoding", "identity"), body=body))
+        timeouts = terms.policy.timeouts
+        plain = ("accept-encoding", "identity")
+        return (yield from send(plain, body=body, call_s=timeouts.llm_s, chunk_s=timeouts.chunk_s))
     except GeneratorExit:
         raise
     except SendFailed as failure:
         if failure.before_connection:
-            yield from give_back(terms, hold, f"no connection: {error_name(failure)}", failure, granted.marks)
+            reason = f"no connection: {error_name(failure)}"
+            yield from give_back(terms, hold, reason, failure, granted.marks, well=False)
         else:
             # Providers go on generating for a caller who has gone, and bill it.
-            yield from _capture_anyway(terms, granted, f"no answer: {error_name(failure)}", failure)
+            yield from _capture_anyway(terms, granted, f"no answer: {error_name(failure)}", failure, well=False)
+        if isinstance(failure.cause, CallTimeout):
+            failure.cause.hold_id = hold.id
         raise
     except BaseException as error:
         yield from _capture_anyway(terms, granted, "cancelled while the call was out", error)
@@ -219,24 +250,26 @@ def _send(terms: Terms, granted: Granted, body: bytes | None) -> Flow[Reply]:
 def _end_by_status(terms: Terms, granted: Granted, reply: Reply) -> Flow[Receipt | None]:
     """End a call whose body is not read along; None where it cost nothing."""
     hold, status = granted.hold, reply.status
+    well = True
     if 200 <= status < 300:
         bill = Bill(hold.amount, Evidence.ESTIMATE, note="the price its owner set")
     elif status in _TIMED_OUT:
-        bill = ceiling_bill(hold.amount, f"status {status}: it may have been answered and billed")
+        bill, well = ceiling_bill(hold.amount, f"status {status}: it may have been answered and billed"), False
     elif status < 500:
-        yield from give_back(terms, hold, f"status {status}", None, granted.marks)
+        yield from give_back(terms, hold, f"status {status}", None, granted.marks, well=True)
         return None
     else:
+        well = False
         try:
             error = yield from _peek_error()
         except Interrupted as cut:
             yield from _capture_anyway(terms, granted, "cancelled while its error was read", cut)
             raise
         if error:
-            yield from give_back(terms, hold, f"status {status}, {error}", None, granted.marks)
+            yield from give_back(terms, hold, f"status {status}, {error}", None, granted.marks, well=False)
             return None
         bill = ceiling_bill(hold.amount, f"status {status} without an error that says that nothing was made")
-    return (yield from _write(terms, hold, bill, granted))
+    return (yield from _write(terms, hold, bill, granted, well=well))
 
 
 def _peek_error() -> Flow[str]:
@@ -285,8 +318,8 @@ def _receipt(hold: Hold, granted: Granted, model: str) -> Receipt:
     )
 
 
-def end_call(flight: InFlight, *, ended: bool) -> Flow[Receipt]:
-    """Capture what a call cost, its answer having *ended*, or been cut or left. Returns its last receipt.
+def end_call(flight: InFlight, *, ended: bool, failed: bool = False) -> Flow[Receipt]:
+    """Capture what a call cost, its answer having *ended*, or been left, or *failed*. Returns its last receipt.
 
     Books that cannot be written take nothing from the caller: the hold stands in full, and lapses to its ceiling.
     """
@@ -306,10 +339,10 @@ def end_call(flight: InFlight, *, ended: bool) -> Flow[Receipt]:
     try:
         bill = yield from compute(job, quick=meter.ready and flight.reader.is_small)
     except Interrupted:
-        yield from _booked(flight, job(0))
+        yield from _booked(flight, job(0), well=None)
         raise
     try:
-        hold = yield from _booked(flight, bill)
+        hold = yield from _booked(flight, bill, well=False if failed else ended or None)
     except LedgerUnavailable as error:
         return replace(flight.receipt, in_doubt=True, note=f"the books could not be written: {error}")
     after = receipt_of(hold, represented=False)
@@ -318,24 +351,26 @@ def end_call(flight: InFlight, *, ended: bool) -> Flow[Receipt]:
     )
 
 
-def _booked(flight: InFlight, bill: Bill) -> Flow[Hold]:
-    return book(flight.terms, flight.hold, bill, flight.marks, most_tokens=flight.most_tokens)
+def _booked(flight: InFlight, bill: Bill, *, well: bool | None) -> Flow[Hold]:
+    return book(flight.terms, flight.hold, bill, flight.marks, most_tokens=flight.most_tokens, well=well)
 
 
-def _write(terms: Terms, hold: Hold, bill: Bill, granted: Granted) -> Flow[Receipt]:
+def _write(terms: Terms, hold: Hold, bill: Bill, granted: Granted, *, well: bool) -> Flow[Receipt]:
     try:
-        written = yield from book(terms, hold, bill, granted.marks, most_tokens=granted.most_tokens)
+        written = yield from book(terms, hold, bill, granted.marks, most_tokens=granted.most_tokens, well=well)
     except LedgerUnavailable as error:
         note = f"the books could not be written: {error}"
         return replace(_receipt(hold, granted, granted.model), in_doubt=True, note=note)
     return replace(_receipt(written, granted, granted.model), note=bill.note)
 
 
-def _capture_anyway(terms: Terms, granted: Granted, reason: str, error: BaseException) -> Flow[None]:
+def _capture_anyway(
+    terms: Terms, granted: Granted, reason: str, error: BaseException, *, well: bool | None = None
+) -> Flow[None]:
     """Capture the ceiling on the way out of an error that matters more."""
     hold = granted.hold
     try:
         bill = ceiling_bill(hold.amount, reason)
-        yield from book(terms, hold, bill, granted.marks, most_tokens=granted.most_tokens)
+        yield from book(terms, hold, bill, granted.marks, most_tokens=granted.most_tokens, well=well)
     except LedgerUnavailable as again:
         cause(error).add_note(f"hold {hold.id} could not be captured: {again}")

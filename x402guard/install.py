@@ -24,8 +24,8 @@ from x402guard.guard import Guard
 from x402guard.guarded import Guarded, OnRefusal
 from x402guard.ledger.report import Report
 from x402guard.money import Dollars
-from x402guard.purchase import Terms
 from x402guard.session import Session, current_session
+from x402guard.terms import Terms
 from x402guard.tripwire import lay_tripwire
 from x402guard.unseen import unseen_libraries
 

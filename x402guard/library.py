@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from x402guard.incoming import AsyncReplay, Replay
 from x402guard.outgoing import AsyncRest, Rest
 from x402guard.reading_along import AsyncMetered, Metered
+from x402guard.watching import AsyncWatched, Watched
 
 if TYPE_CHECKING:
     import httpx
@@ -68,6 +69,16 @@ class Library:
     def async_rest(self) -> type[AsyncRest]:
         """See ``AsyncRest``."""
         return _of(AsyncRest, self.async_stream)
+
+    @cached_property
+    def watched(self) -> type[Watched]:
+        """See ``Watched``."""
+        return _of(Watched, self.sync_stream)
+
+    @cached_property
+    def async_watched(self) -> type[AsyncWatched]:
+        """See ``AsyncWatched``."""
+        return _of(AsyncWatched, self.async_stream)
 
     @cached_property
     def metered(self) -> type[Metered]:

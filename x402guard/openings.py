@@ -2,20 +2,48 @@
 
 from __future__ import annotations
 
+import re
+import secrets
 from collections.abc import Collection
+from contextvars import ContextVar
 from dataclasses import replace
-from typing import Protocol
+from types import TracebackType
+from typing import Final, Protocol, Self
+
+import anyio
+import anyio.to_thread
 
 from x402guard.agent.context import TokenBudget
 from x402guard.drivers import Shell
 from x402guard.errors import ConfigError
 from x402guard.guarded import Payer
-from x402guard.ledger.model import WALLET, Node
+from x402guard.ledger.model import WALLET, Node, NodeKind
+from x402guard.ledger.sessions import NodeRequest, begin_finalizing
 from x402guard.ledger.tokens import MOST_TOKENS, TokenLimit, tokens_node
-from x402guard.money import Dollars, Nanos, dollars_to_nanos
-from x402guard.purchase import Terms
+from x402guard.ledger.view import Scope
+from x402guard.money import Dollars, Nanos, dollars_to_nanos, format_dollars
+from x402guard.policy.soft_limits import SoftLimits, parts_of
+from x402guard.ports import LedgerStore
+from x402guard.terms import Terms
 
-__all__ = ["Owner", "as_budget", "bind_tokens", "check_name", "check_tokens", "parse_limit"]
+__all__ = [
+    "FINALIZING",
+    "Finalizing",
+    "Owner",
+    "as_budget",
+    "bind_tokens",
+    "check_name",
+    "check_tokens",
+    "parse_limit",
+    "parse_reserve",
+    "session_request",
+]
+
+FINALIZING: Final[ContextVar[frozenset[str]]] = ContextVar("x402guard_finalizing", default=frozenset())
+"""The sessions whose last LLM calls are made in this context."""
+
+_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,99}", re.ASCII)
+_PERCENT: Final = re.compile(r"([0-9]{1,2})\s*%", re.ASCII)
 
 
 class Owner(Payer, Protocol):
@@ -24,6 +52,14 @@ class Owner(Payer, Protocol):
     @property
     def terms(self) -> Terms:
         """What every request of the guard works under."""
+
+    @property
+    def gone(self) -> frozenset[str]:
+        """Instances that are known to have ended."""
+
+    @property
+    def session_budget(self) -> Nanos | None:
+        """The budget of a session that names none, in nano-dollars; None where it has to name one."""
 
     def opener(self) -> str:
         """Return a token for one opening of a session."""
@@ -37,6 +73,102 @@ def parse_limit(budget: Dollars | None, *, field: str) -> Nanos | None:
         return dollars_to_nanos(budget, field=field)
     except (TypeError, ValueError) as error:
         raise ConfigError(str(error)) from error
+
+
+def parse_reserve(reserve: Dollars | None, limit: Nanos | None) -> Nanos | None:
+    """Return what is kept for last LLM calls, in nano-dollars: dollars, or a part of the budget such as ``10%``.
+
+    Raises ``ConfigError`` for anything else, and for as much as the whole budget.
+    """
+    if reserve is None:
+        return None
+    percent = _PERCENT.fullmatch(reserve.strip()) if isinstance(reserve, str) else None
+    if percent is not None:
+        if limit is None:
+            raise ConfigError(f"reserve: {reserve!r} is a part of a budget, and no budget is given; write dollars")
+        kept = Nanos(-(-limit * int(percent[1]) // 100))
+    else:
+        try:
+            kept = dollars_to_nanos(reserve, field="reserve")
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"{error}; or a part of the budget, such as '10%'") from error
+    if limit is not None and kept >= limit:
+        raise ConfigError(
+            f"reserve: ${format_dollars(kept)} of a budget of ${format_dollars(limit)} would leave nothing for payments"
+        )
+    return kept
+
+
+def session_request(
+    guard: Owner,
+    parent_id: str,
+    name: str,
+    *,
+    budget: Dollars | None,
+    session_id: str | None,
+    reserve: Dollars | None,
+    soft_limit: SoftLimits | None,
+) -> NodeRequest:
+    """Return what a session asks of the ledger. Raises ``ConfigError`` naming the argument."""
+    check_name(name)
+    if session_id is not None and (
+        not isinstance(session_id, str) or not _ID.fullmatch(session_id) or session_id == WALLET
+    ):
+        raise ConfigError(
+            f"id: {session_id!r} cannot be a session's id; use letters, digits, and . _ : - (at most 100)"
+        )
+    limit = parse_limit(budget, field="budget")
+    resumes = session_id is not None and any(node.id == session_id for node in guard.shell.store.nodes(session_id))
+    if limit is None and not resumes:
+        limit = guard.session_budget
+    parts = guard.terms.policy.soft_parts if soft_limit is None else parts_of("soft_limit", soft_limit)
+    return NodeRequest(
+        id=session_id or f"s_{secrets.token_hex(8)}",
+        parent_id=parent_id,
+        kind=NodeKind.SESSION,
+        name=name,
+        limit=limit,
+        opener=guard.opener(),
+        gone=guard.gone,
+        reserve=parse_reserve(reserve, limit),
+        soft=None if resumes and soft_limit is None else parts,
+    )
+
+
+class Finalizing:
+    """The block of a session's last LLM calls, which may use what it keeps in reserve; once in its life. For ``with`` or ``async with``."""
+
+    def __init__(self, store: LedgerStore, node_id: str) -> None:
+        self._store, self._node_id = store, node_id
+        self._before: frozenset[str] = frozenset()
+
+    def _begin(self) -> None:
+        scope = Scope(nodes=(self._node_id,), durable=True)
+        self._store.transact(scope, lambda view: begin_finalizing(view, self._node_id))
+
+    def _enter(self) -> Self:
+        self._before = FINALIZING.get()
+        FINALIZING.set(self._before | {self._node_id})
+        return self
+
+    def __enter__(self) -> Self:
+        self._begin()
+        return self._enter()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        FINALIZING.set(self._before)
+
+    async def __aenter__(self) -> Self:
+        with anyio.CancelScope(shield=True):
+            await anyio.to_thread.run_sync(self._begin)
+        return self._enter()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        FINALIZING.set(self._before)
 
 
 def check_name(name: object) -> None:

@@ -31,6 +31,8 @@ __all__ = [
     "buffer_body_async",
     "describe_request",
     "is_guarded",
+    "marked_guarded",
+    "request_facts",
 ]
 
 DEFAULT_BODY_BYTES: Final = 10_485_760
@@ -100,6 +102,11 @@ def is_guarded(request: httpx.Request) -> bool:
     return request.extensions.get(GUARDED) is _MARK
 
 
+def marked_guarded() -> dict[str, Any]:
+    """Return the extensions of a request of our own, which is nobody's to guard."""
+    return {GUARDED: _MARK}
+
+
 def origin_of(url: httpx.URL) -> str:
     """Return ``scheme://host:port`` in lower case, the port always written."""
     port = url.port or _DEFAULT_PORTS.get(url.scheme, 0)
@@ -119,6 +126,11 @@ def _is_loopback(url: httpx.URL) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def request_facts(request: httpx.Request) -> RequestFacts:
+    """Return the plain facts of a request that stands for itself, without a body."""
+    return describe_request(request, LogicalRequest.of(request), b"")
 
 
 def describe_request(request: httpx.Request, logical: LogicalRequest, body: bytes | None) -> RequestFacts:
@@ -250,7 +262,7 @@ class Outgoing:
         self._request = request
         self._body = body
         self._logical = logical
-        self._stock = stock
+        self.stock = stock
 
     def copy(self, headers: tuple[tuple[str, str], ...], pays: str | None, body: bytes | None) -> httpx.Request:
         """Return the request to send, with *headers* in place of any of the same name; they pay the hold *pays*.
@@ -281,4 +293,4 @@ class Outgoing:
 
     def failed(self, error: Exception) -> SendFailed:
         """Return the signal for the flow; only the stock transports tell reliably that nothing left the machine."""
-        return SendFailed(error, before_connection=self._stock and isinstance(error, self._library.unsent))
+        return SendFailed(error, before_connection=self.stock and isinstance(error, self._library.unsent))

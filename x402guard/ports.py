@@ -17,6 +17,7 @@ __all__ = [
     "Funds",
     "HoldLookup",
     "LedgerStore",
+    "Place",
     "PriceBook",
     "PricedModel",
     "Signer",
@@ -68,6 +69,13 @@ class LedgerStore(Protocol):
 
     def close(self) -> None:
         """Release files and connections. Closing twice is fine."""
+
+
+class Place(Protocol):
+    """One of so many places at a host or tool."""
+
+    def leave(self) -> None:
+        """Give it to whoever waits. Leaving twice is fine."""
 
 
 class Signer(Protocol):

@@ -5,34 +5,36 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from x402guard.evm import Address
-from x402guard.ledger.authorize import Refusal, authorize, check_open, lapse_due
+from x402guard.gate import check_clock, check_standing
+from x402guard.ledger.authorize import BUDGET, Refusal, authorize, check_room, lapse_due
 from x402guard.ledger.ceilings import ceiling_mark
 from x402guard.ledger.doubt import in_doubt, take_over
 from x402guard.ledger.intent import Intent
 from x402guard.ledger.model import Hold, HoldKind, Purpose
-from x402guard.ledger.tokens import TokenLimit
 from x402guard.ledger.view import LedgerView, Scope
-from x402guard.metering.classify import Meter
 from x402guard.money import Nanos
 from x402guard.offer import Offer
-from x402guard.policy import Case, Policy, RequestFacts, judge_live
-from x402guard.policy.decide import origin_mark
+from x402guard.policy import Case, RequestFacts, judge_live
+from x402guard.policy.breakers import find_open, note_try
+from x402guard.policy.decide import note_payee, origin_mark
 from x402guard.policy.guards import SPIKE, guard_marks, judge_amount, judge_step, note_taken
+from x402guard.policy.rule_list import Subject
 from x402guard.policy.rules import lifetime_s, resource_host
-from x402guard.policy.steps import Step, place, request_key
+from x402guard.policy.steps import Step, place, request_key, step_of
 from x402guard.schemes import scheme_for
 from x402guard.schemes.terms import Proposal
+from x402guard.terms import Terms
+from x402guard.verdicts import Consented, Unasked, verdict_facts, verdict_of
 
 __all__ = [
     "Authorized",
     "Stuck",
-    "Terms",
     "authorize_purchase",
+    "offer_subject",
     "payment_step",
     "place_of",
     "purchase_key",
@@ -40,42 +42,8 @@ __all__ = [
     "purpose_of",
 ]
 
-MAX_CLOCK_GAP_MS: Final = 60_000
-"""How far the clock may be behind the ledger's last stamp, in milliseconds."""
-
 MIN_REMAINING_S: Final = 10
 """A cheque in doubt is presented again only while it is good for more than this many seconds."""
-
-
-@dataclass(frozen=True, slots=True)
-class Terms:
-    """What a flow works under; plain facts, the same for every request of a session.
-
-    Attributes:
-        session_id: whose report a refusal stands in.
-        node_id: the budget that pays: the session, or a scope inside it.
-        instance: this process instance.
-        policy: the owner's rules.
-        payer: the signer's account, or None where there is no signer and so nothing is ever signed.
-        chains: networks whose chain can be read.
-        flight_ms: how long a request may be out before its hold is in doubt, in milliseconds.
-        unsafe_no_chain: pay on real networks whose chain cannot be read.
-        unsafe_trust_receipts: capture what an ``upto`` receipt claims where no chain can tell.
-        meter: what LLM calls are held and priced by; None meters nothing.
-        tokens: where the tokens of LLM calls are counted; None counts none.
-    """
-
-    session_id: str
-    node_id: str
-    instance: str
-    policy: Policy
-    payer: Address | None
-    chains: frozenset[str]
-    flight_ms: int = 30_000
-    unsafe_no_chain: bool = False
-    unsafe_trust_receipts: bool = False
-    meter: Meter | None = None
-    tokens: TokenLimit | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,58 +101,91 @@ def purchase_scope(terms: Terms, request: RequestFacts, offers: tuple[Offer, ...
 
 
 def authorize_purchase(
-    view: LedgerView, terms: Terms, request: RequestFacts, offers: tuple[Offer, ...], step: Step
-) -> Authorized | Stuck | Refusal:
-    """Decide on live rows: present a cheque in doubt again, hold the best offer, or refuse. *step* is what the guards see.
+    view: LedgerView,
+    consented: Consented,
+    *,
+    terms: Terms,
+    request: RequestFacts,
+    offers: tuple[Offer, ...],
+    step: Step,
+) -> Authorized | Stuck | Unasked | Refusal:
+    """Decide on live rows: present a cheque in doubt again, hold the best offer, ask about it first, or refuse.
 
     *offers* are all that the rules let pass, best first: any of them may match a hold in doubt, and the first that the
-    ledger's memory of the origin has nothing against is taken.
+    ledger's memory of the origin has nothing against is taken. *step* is what the guards see; *consented* are the offers that a
+    person has allowed.
     """
     lapse_due(view)
-    closed = check_open(view, terms.node_id) or _clock_refusal(view)
+    closed = check_standing(view, terms) or check_clock(view)
     if closed is not None:
         return closed
     doubtful = [h for h in view.live(view.purchase) if in_doubt(view, h, flight_ms=terms.flight_ms)]
     for hold in doubtful:
         if _still_matches(view, hold, offers):
-            return Authorized(take_over(view, hold, instance=terms.instance), represented=True)
+            return _present_again(view, terms, hold)
     if doubtful:
         return Stuck(doubtful[0])
     guarded = judge_step(view, terms.policy, terms.node_id, step)
     if guarded is not None:
         return guarded
-    refusals = []
+    refusals: list[Refusal] = []
     for offer in offers:
-        case = Case(request, offer)
-        objection = judge_live(view, terms.policy, case)
-        if objection is not None:
-            refusals.append(Refusal(objection.rule, objection.reason, offer.amount_nanos, objection.available))
-            continue
-        priced = step.at(Nanos(offer.amount_nanos), offer.payee)
-        excess = judge_amount(view, terms.policy, terms.node_id, priced)
-        if excess is not None:
-            refusals.append(excess)
-            if excess.rule == SPIKE:
-                return excess
-            continue
-        hold = _hold(view, terms, case, priced)
-        decided = authorize(view, hold, _facts(case, hold))
-        if isinstance(decided, Refusal):
+        decided = _buy(view, terms, Case(request, offer), step, consented)
+        if not isinstance(decided, Refusal) or decided.rule in (SPIKE, BUDGET):
             return decided  # the best offer does not fit, so no dearer one does
-        note_taken(view, terms.policy, terms.node_id, priced)
-        _note_resource(view, decided, case)
-        return Authorized(decided, represented=False)
+        refusals.append(decided)
     return refusals[0]
 
 
-def _clock_refusal(view: LedgerView) -> Refusal | None:
-    """A ledger that was written by a clock running ahead would date signatures by it, and make them good for too long."""
-    if view.behind_ms <= MAX_CLOCK_GAP_MS:
-        return None
-    seconds = view.behind_ms // 1000
-    return Refusal(
-        "clock", f"this machine's clock is {seconds} s behind the ledger's last entry; set it right, or wait"
-    )
+def _present_again(view: LedgerView, terms: Terms, hold: Hold) -> Authorized | Refusal:
+    step = step_of(hold)
+    resting = find_open(view, terms.policy.breaker, terms.node_id, step)
+    if resting is not None:
+        reason = f"{resting.reason}; the payment of hold {hold.id[:16]}… stays out until its deadline"
+        return replace(resting, reason=reason, is_out=True)
+    note_try(view, terms.policy.breaker, terms.node_id, step, hold.id)
+    return Authorized(take_over(view, hold, instance=terms.instance), represented=True)
+
+
+def _buy(
+    view: LedgerView, terms: Terms, case: Case, step: Step, consented: Consented
+) -> Authorized | Unasked | Refusal:
+    """Hold one offer, if the ledger's memory, the guards, the budget and, where one has to be asked, a person allow it."""
+    offer = case.offer
+    objection = judge_live(view, terms.policy, case)
+    if objection is not None:
+        return Refusal(objection.rule, objection.reason, offer.amount_nanos, objection.available)
+    priced = step.at(Nanos(offer.amount_nanos), offer.payee)
+    excess = judge_amount(view, terms.policy, terms.node_id, priced)
+    if excess is not None:
+        return excess
+    subject = offer_subject(case)
+    verdict = verdict_of(terms, subject)
+    unasked = Unasked(subject, verdict, _asked_about(case), offer.network)
+    if verdict.action == "ask" and unasked.facts not in consented:
+        return check_room(view, terms.node_id, priced.amount) or unasked
+    hold = _hold(view, terms, case, priced)
+    decided = authorize(view, hold, {**_facts(case, hold), **verdict_facts(verdict)})
+    if isinstance(decided, Refusal):
+        return decided
+    note_taken(view, terms.policy, terms.node_id, priced, decided.id)
+    note_payee(view, terms.policy, case)
+    _note_resource(view, decided, case)
+    return Authorized(decided, represented=False)
+
+
+def offer_subject(case: Case) -> Subject:
+    """Return what the owner's rules are shown of one offer."""
+    return Subject(HoldKind.PAYMENT, (place_of(case.request),), Nanos(case.offer.amount_nanos), case.offer.payee)
+
+
+def _asked_about(case: Case) -> tuple[Any, ...]:
+    """Everything that a person allows: this offer in answer to this request, and no other."""
+    offer, request = case.offer, case.request
+    return (
+        offer.version, offer.scheme, offer.method, offer.network, offer.asset.contract, str(offer.amount_atomic), offer.payee,
+        request.method, request.url, request.body_sha256 or "", request.purchase or "",
+    )  # fmt: skip
 
 
 def _still_matches(view: LedgerView, hold: Hold, offers: tuple[Offer, ...]) -> bool:

@@ -38,18 +38,18 @@ class Metered:
                     self._end(ended=True)
                 if handed:
                     yield handed
-        except BaseException:
-            self._end(ended=False)
+        except BaseException as error:
+            self._end(ended=False, failed=isinstance(error, Exception))
             raise
         rest = reader.rest()
         self._end(ended=True)
         if rest:
             yield rest
 
-    def _end(self, *, ended: bool) -> None:
+    def _end(self, *, ended: bool, failed: bool = False) -> None:
         if not self._over:
             self._over = True
-            self.extensions[EXTENSION] = run(end_call(self._flight, ended=ended), self._shell)
+            self.extensions[EXTENSION] = run(end_call(self._flight, ended=ended, failed=failed), self._shell)
 
     def close(self) -> None:
         """End the call where its body has not, and close the stream underneath."""
@@ -78,18 +78,20 @@ class AsyncMetered:
                     yield handed
         except GeneratorExit:
             raise  # thrown away: nothing can be awaited here, and closing the response ends the call
-        except BaseException:
-            await self._end(ended=False)
+        except BaseException as error:
+            await self._end(ended=False, failed=isinstance(error, Exception))
             raise
         rest = reader.rest()
         await self._end(ended=True)
         if rest:
             yield rest
 
-    async def _end(self, *, ended: bool) -> None:
+    async def _end(self, *, ended: bool, failed: bool = False) -> None:
         if not self._over:
             self._over = True
-            self.extensions[EXTENSION] = await run_async(end_call(self._flight, ended=ended), self._shell)
+            self.extensions[EXTENSION] = await run_async(
+                end_call(self._flight, ended=ended, failed=failed), self._shell
+            )
 
     async def aclose(self) -> None:
         """End the call where its body has not, and close the stream underneath."""

@@ -23,9 +23,9 @@ from x402guard.metering.stated import Statement, price_statement
 from x402guard.money import Nanos
 from x402guard.policy.guards import guard_marks, note_taken
 from x402guard.policy.steps import Step
-from x402guard.purchase import Terms
 from x402guard.refusals import refusal_error, refused
 from x402guard.settlement import Receipt, receipt_of
+from x402guard.terms import Terms
 
 __all__ = ["record_call"]
 

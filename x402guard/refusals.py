@@ -7,8 +7,11 @@ from typing import Final
 
 from x402guard.effects import Flow, transact
 from x402guard.errors import (
+    ApprovalDenied,
     BudgetExhausted,
+    CircuitOpen,
     LoopDetected,
+    NeedsReview,
     NoAcceptableOffer,
     PaymentRefused,
     PolicyDenied,
@@ -18,13 +21,17 @@ from x402guard.errors import (
     Unpriced,
     VelocityExceeded,
 )
+from x402guard.gate import BUSY
 from x402guard.ledger.authorize import BUDGET, TOKENS, Refusal, note_refusal, refusal_marks
 from x402guard.ledger.view import LedgerView, Scope
 from x402guard.metering.call import UNREADABLE
 from x402guard.metering.ceiling import UNBOUNDED_INPUT, UNBOUNDED_OUTPUT, UNPRICED
+from x402guard.policy.approvals import APPROVAL, NEEDS_REVIEW
+from x402guard.policy.breakers import BREAKER
 from x402guard.policy.decide import note_version, origin_mark
 from x402guard.policy.guards import LOOP, SPIKE
-from x402guard.purchase import Terms
+from x402guard.policy.timeouts import SESSION_TIMEOUT
+from x402guard.terms import Terms
 
 __all__ = ["refusal_error", "refused"]
 
@@ -68,6 +75,11 @@ _ERRORS: Final[dict[str, type[PaymentRefused]]] = {
         VelocityExceeded,
     ),
     "new_payees_per_day": VelocityExceeded,
+    BREAKER: CircuitOpen,
+    BUSY: CircuitOpen,
+    APPROVAL: ApprovalDenied,
+    NEEDS_REVIEW: NeedsReview,
+    SESSION_TIMEOUT: SessionTripped,
 }
 
 
@@ -77,6 +89,10 @@ _ADVICE: Final = {
     SPIKE: "Only the owner can reset this session.",
     LOOP: "Only the owner can reset this session.",
     "no_signer": "Give the guard a key.",
+    SESSION_TIMEOUT: "Only the owner can reset this session.",
+    BREAKER: "Do something else meanwhile, or ask somebody else.",
+    BUSY: "Wait for a call to end, or raise policy.bulkhead.",
+    APPROVAL: "Ask again if it matters, or go on without.",
     "clock": "Set this machine's clock.",
     "not_replayable": "Send the body in memory, or raise max_body_bytes.",
 }
@@ -91,7 +107,9 @@ def refusal_error(terms: Terms, refusal: Refusal) -> PaymentRefused:
         requested=refusal.requested,
         available=refusal.available,
         session=terms.session_id,
+        retry_after=refusal.retry_after_s,
     )
+    error.money_may_have_moved = refusal.is_out
     if refusal.rule in _ADVICE:
         error.advice = f"Nothing was paid. {_ADVICE[refusal.rule]}"
     return error

@@ -8,14 +8,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from decimal import Decimal
 from functools import wraps
 from types import TracebackType
 from typing import ParamSpec, Self, TypeVar
 
 import anyio.to_thread
 
-from x402guard.accounts import prediction_of, report_of
+from x402guard.accounts import Account, prediction_of
 from x402guard.agent.charges import Charges
 from x402guard.agent.context import TokenBudget
 from x402guard.assets import AssetRegistry
@@ -23,17 +22,25 @@ from x402guard.drivers import Shell
 from x402guard.errors import BudgetExhausted, ConfigError, SessionClosed
 from x402guard.ledger.authorize import BUDGET
 from x402guard.ledger.model import Node, NodeKind
-from x402guard.ledger.owner import owner_mark, trip_node
+from x402guard.ledger.owner import owner_mark
 from x402guard.ledger.prediction import Prediction
-from x402guard.ledger.report import Report, below, remaining
 from x402guard.ledger.sessions import NodeRequest, close_node, open_node
 from x402guard.ledger.tokens import DEFAULT_TOKENS, open_tokens, tokens_node
 from x402guard.ledger.view import LedgerView, Scope
 from x402guard.metering.registered import ModelPrice, RegisteredBook
-from x402guard.money import Dollars, dollars_to_nanos, nanos_to_decimal
-from x402guard.openings import Owner, as_budget, bind_tokens, check_name, check_tokens, parse_limit
-from x402guard.policy.steps import run_of
-from x402guard.purchase import Terms
+from x402guard.money import Dollars
+from x402guard.openings import (
+    FINALIZING,
+    Finalizing,
+    Owner,
+    as_budget,
+    bind_tokens,
+    check_name,
+    check_tokens,
+    parse_limit,
+)
+from x402guard.policy.timeouts import begin_step, timeout_marks
+from x402guard.terms import Terms
 
 __all__ = ["Session", "current_session"]
 
@@ -61,7 +68,7 @@ def current_session() -> Session | None:
     return None if block is None else block.session
 
 
-class Session(Charges):
+class Session(Charges, Account):
     """One run's budget. Made by ``Guard.session`` and ``Session.child``; used as a block, sync or async.
 
     Inside its block it is the session in context: tasks and ``to_thread`` inherit it, plain threads take it by ``bind``.
@@ -96,6 +103,8 @@ class Session(Charges):
         check_tokens(guard.shell, (request.id, *around), given)
         most = None if parent is None or given is None else parent.tokens.total
         total = None if given is None else given.asked[0]
+        # Nobody is told of tokens that nobody set a limit to; a limit of its own says where to tell.
+        parts = () if given is None or given.asked[1] is not None else request.soft or guard.terms.policy.soft_parts
         if most is not None and (total or DEFAULT_TOKENS) > most:
             raise ConfigError(
                 f"tokens: {total or DEFAULT_TOKENS:,} are more than the {most:,} of the session around it"
@@ -111,7 +120,7 @@ class Session(Charges):
         def change(view: LedgerView) -> Node:
             node = open_node(view, request)
             if opens:
-                open_tokens(view, own, total, node.name)
+                open_tokens(view, own, total, node.name, parts)
             return node
 
         return cls(guard, store.transact(scope, change), request.opener, parent, given)
@@ -188,9 +197,12 @@ class Session(Charges):
             models = {**session._models, **models}
             session = session._parent
         meter = self._terms.meter
+        terms = self._terms
+        if FINALIZING.get():
+            terms = replace(terms, finalizing=FINALIZING.get())
         if not models or meter is None or not isinstance(meter.book, RegisteredBook):
-            return self._terms
-        return replace(self._terms, meter=replace(meter, book=replace(meter.book, session=models)))
+            return terms
+        return replace(terms, meter=replace(meter, book=replace(meter.book, session=models)))
 
     def register_model(
         self,
@@ -225,64 +237,24 @@ class Session(Charges):
             session = session._parent
         return False
 
-    # -- amounts ----------------------------------------------------------------------------------------------------
-
-    @property
-    def limit(self) -> Decimal | None:
-        """The budget in dollars, exact."""
-        limit = self._nodes()[self._node_id].limit
-        return None if limit is None else nanos_to_decimal(limit)
-
-    @property
-    def spent(self) -> Decimal:
-        """What was captured in this session and below it, in dollars, exact."""
-        return nanos_to_decimal(sum(node.captured for node in self._subtree()))
-
-    @property
-    def held(self) -> Decimal:
-        """What live holds of this session and below it may still take, in dollars, exact."""
-        return nanos_to_decimal(sum(node.held for node in self._subtree()))
-
-    @property
-    def remaining(self) -> Decimal:
-        """The largest payment that fits into this budget and every one above it, in dollars, exact."""
-        left = remaining(self._nodes(), self._node_id)
-        return Decimal("Infinity") if left is None else nanos_to_decimal(left)
-
-    def would_exceed(self, amount: Dollars) -> bool:
-        """True where a payment of *amount* dollars would not fit now, here or in a budget above. It holds nothing.
-
-        Raises ``TypeError`` for a float, ``ValueError`` for what is no dollar amount.
-        """
-        nanos = dollars_to_nanos(amount, field="amount")
-        left = remaining(self._nodes(), self._node_id)
-        return left is not None and nanos > left
-
-    def trip(self, reason: str) -> None:
-        """Latch the run that this session belongs to: nothing is signed or sent in it until its owner resets it.
-
-        What is signed already stays out; the report lists it with its end.
-        """
-        if not isinstance(reason, str) or not reason.strip():
-            raise ConfigError("reason: say why the session is tripped, for whoever has to reset it")
-        run_id = run_of(self._node_id)
-        self.shell.store.transact(
-            Scope(nodes=(run_id,), durable=True), lambda view: trip_node(view, run_id, reason[:300])
-        )
-
-    def _nodes(self) -> dict[str, Node]:
-        return {node.id: node for node in self.shell.store.nodes(self._node_id)}
-
-    def _subtree(self) -> list[Node]:
-        return below(self._nodes(), self._node_id)
-
-    def report(self) -> Report:
-        """Return the accounts of this session and all below it, as they stand in the ledger now."""
-        return report_of(self.shell, self._node_id)
-
     def predict(self) -> Prediction:
         """Return what past sessions of this name have cost: p50 and p95 in dollars, or no data under five. It loosens nothing."""
         return prediction_of(self.shell.store, self._name, but=self._node_id)
+
+    # -- how it goes on -----------------------------------------------------------------------------------------------
+
+    def step(self) -> None:
+        """Say that a step of the agent begins now, for ``policy.timeouts.step_s``; every answer of its model says so, too."""
+        timeouts = self._terms.policy.timeouts
+        scope = Scope(nodes=(self._node_id,), marks=timeout_marks(timeouts, self._node_id))
+        self.shell.store.transact(scope, lambda view: begin_step(view, timeouts, self._node_id))
+
+    def finalizing(self) -> Finalizing:
+        """Return a block, for ``with`` or ``async with``, in which LLM calls may use the session's reserve; once in its life.
+
+        Raises ``ConfigError`` on entering where the session has none, or has used it before.
+        """
+        return Finalizing(self.shell.store, self._node_id)
 
     # -- nesting ----------------------------------------------------------------------------------------------------
 
@@ -319,6 +291,7 @@ class Session(Charges):
                 name=name,
                 limit=parse_limit(budget, field="budget"),
                 opener=self._guard.opener(),
+                soft=self._terms.policy.soft_parts if kind is NodeKind.SESSION else None,
             ),
             self,
             tokens,

@@ -18,9 +18,9 @@ from x402guard.ledger.model import Claim, Evidence, Hold, HoldState
 from x402guard.ledger.transitions import Note, Void, apply
 from x402guard.ledger.view import LedgerView, Scope
 from x402guard.money import Nanos, nanos_to_decimal
-from x402guard.policy.guards import delivery_marks, give_step_back, guard_marks, note_delivery
+from x402guard.policy.guards import delivery_marks, give_step_back, guard_marks, note_answer, note_delivery
 from x402guard.policy.steps import step_of
-from x402guard.purchase import Terms
+from x402guard.terms import Terms
 from x402guard.wire import SettleResponse, decode_receipt
 
 __all__ = [
@@ -29,6 +29,7 @@ __all__ = [
     "ask_chain",
     "judge_reply",
     "note_doubt",
+    "note_late",
     "proven_taken",
     "receipt_of",
     "sweep",
@@ -141,13 +142,13 @@ def write_claim(terms: Terms, hold: Hold, claim: Claim, *, delivered: bool) -> F
     *delivered* is False where the answer is none that was worth paying for: the guards count that.
     """
     believe = hold.payment().scheme == "exact" or (terms.unsafe_trust_receipts and not hold.chain_evidence)
-    payee = hold.payment().payee
+    step = step_of(hold)
 
     def change(view: LedgerView) -> Hold:
-        note_delivery(view, terms.policy, terms.node_id, payee, delivered=delivered)
+        note_delivery(view, terms.policy, terms.node_id, step, delivered=delivered)
         return claim_settlement(view, hold.id, claim, believe=believe)
 
-    marks = (ceiling_mark(payee), *delivery_marks(terms.node_id, payee))
+    marks = (ceiling_mark(hold.payment().payee), *delivery_marks(terms.policy, terms.node_id, step))
     scope = dataclasses.replace(_scope_of(terms, hold.id), marks=marks, durable=not delivered)
     return (yield from transact(scope, change))
 
@@ -158,17 +159,31 @@ def note_doubt(terms: Terms, hold: Hold, reason: str, transaction: str = "", *, 
     A *transaction* that was named is kept with it, as one that may have taken all of it. *sent* is False where the payee cannot
     be what failed.
     """
-    payee = hold.payment().payee
+    step = step_of(hold)
 
     def change(view: LedgerView) -> Hold:
         now = view.known_hold(hold.id)
-        if sent and now.doubt is None and not now.presented:  # the same cheque, shown again, fails no second time
-            note_delivery(view, terms.policy, terms.node_id, payee, delivered=False)
+        if sent:
+            again = now.doubt is not None or now.presented > 0
+            note_delivery(view, terms.policy, terms.node_id, step, delivered=False, again=again)
+        else:
+            note_answer(view, terms.policy, terms.node_id, step, well=None)
         claim = Claim(now.amount, transaction) if transaction else None
         return apply(view, hold.id, Note(reason, claim)) if now.state is HoldState.HELD else now
 
-    marks = delivery_marks(terms.node_id, payee)
+    marks = delivery_marks(terms.policy, terms.node_id, step)
     return (yield from transact(dataclasses.replace(_scope_of(terms, hold.id), marks=marks, durable=sent), change))
+
+
+def note_late(terms: Terms, hold: Hold) -> Flow[None]:
+    """Count that what a payment bought did not come in time, or not whole. The payment itself stands as it is."""
+    step = step_of(hold)
+
+    def change(view: LedgerView) -> None:
+        note_delivery(view, terms.policy, terms.node_id, step, delivered=False)
+
+    marks = delivery_marks(terms.policy, terms.node_id, step)
+    yield from transact(dataclasses.replace(_scope_of(terms, hold.id), marks=marks, durable=True), change)
 
 
 def void(terms: Terms, held: Hold | str, reason: str, *, presented: int = 0) -> Flow[bool]:

@@ -230,7 +230,7 @@ REQUESTS = st.lists(
 @given(REQUESTS)
 def test_a13_one_header_is_never_presented_for_two_fingerprints(asked):
     shop = Shop(paid=httpx.ReadError("lost"))
-    with make_guard(policy=Policy(loop=None)) as guard, guard.session("s", budget="$1.00") as session:
+    with make_guard(policy=Policy(loop=None, breaker=None)) as guard, guard.session("s", budget="$1.00") as session:
         for method, url, body in asked:
             with pytest.raises(SettlementUncertain):
                 fetch("sync", session, shop, method=method, url=url, content=body)

@@ -43,7 +43,7 @@ def _rush(payers, shop, count=THREADS):
 @pytest.mark.parametrize("answer", ["receipt", "lost"])
 def test_a15_64_threads_spend_exactly_the_budget(where, answer, ledger):
     shop = Shop(paid=None if answer == "receipt" else lambda *_: httpx.Response(503))
-    with make_guard("memory://" if where == "memory" else ledger, policy=Policy(loop=None)) as guard:
+    with make_guard("memory://" if where == "memory" else ledger, policy=Policy(loop=None, breaker=None)) as guard:
         with guard.session("s", budget="$0.20") as session:
             refused = _rush([session], shop)
             assert session.held + session.spent == Decimal("0.20")

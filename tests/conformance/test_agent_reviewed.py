@@ -15,7 +15,7 @@ import pytest
 from tests.books import Clock
 from tests.support import make_guard
 from x402guard import ConfigError, Guard, LedgerUnavailable, Metering, SessionTripped, TokenBudget, Unpriced
-from x402guard.held_tools import fingerprint_of
+from x402guard.arguments import fingerprint_of
 from x402guard.stores import open_store
 
 MINI = ("openai", "gpt-4o-mini")

@@ -49,7 +49,7 @@ def test_tasks_that_time_out_leave_no_hold_behind(tmp_path, status):
 
             await asyncio.gather(*(call(number) for number in range(150)))
 
-    every = {"policy": Policy(loop=None)}  # they all ask the same
+    every = {"policy": Policy(loop=None, breaker=None)}  # they all ask the same
     with metered(f"sqlite:///{tmp_path / 'l.db'}", budget="$500", guard=every) as session:
         asyncio.run(main(session))
         assert session.held == 0

@@ -301,7 +301,7 @@ def test_a_chain_out_of_reach_is_asked_once_a_sweep_and_not_by_every_refusal():
 
     chain = Chain(Unreadable("down"))
     shop = Shop(paid=httpx.ReadError("gone"))
-    with make_guard(chains=chain, policy=Policy(loop=None)) as guard:
+    with make_guard(chains=chain, policy=Policy(loop=None, breaker=None)) as guard:
         session = guard.session("s", budget="$0.05")
         for number in range(5):
             with pytest.raises(SettlementUncertain):

@@ -8,7 +8,7 @@ import httpx2
 import pytest
 
 import x402guard.httpx2
-from x402guard import AsyncGuardedTransport, BudgetExhausted, Guard, GuardedTransport, Metering, refusal_from
+from x402guard import AsyncGuardedTransport, BudgetExhausted, Guard, GuardedTransport, Metering, Policy, refusal_from
 from x402guard.testing import Completion, Failure, LlmServer
 from x402guard.testing.llm import PROVIDERS
 
@@ -134,7 +134,12 @@ class Till:
 @pytest.fixture(scope="module")
 def running():
     """A server, and a guard on books in memory that meters it: making either takes a while."""
-    with LlmServer() as server, Guard(ledger="memory://", metering=metering(server)) as guard:
+    with (
+        LlmServer() as server,
+        Guard(
+            ledger="memory://", metering=metering(server), policy=Policy(breaker=None)
+        ) as guard,  # they fail on purpose
+    ):
         yield server, guard
 
 

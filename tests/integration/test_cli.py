@@ -192,7 +192,8 @@ def test_the_agent_with_two_budgets_runs(tmp_path):
     assert re.findall(r"shown as (\w+)", done.stdout) == ["raw"] * 3 + ["table"] * 7
     assert re.search(r"tools +23 calls +\$0\.236 +99\.8 %", done.stdout)
     assert "tokens      8,078 of 10,000 used (80.8 %), 1,922 left" in done.stdout
-    assert done.stderr == "tokens: 8,078 of 10,000 are used in 'two-budgets'; the soft limit is 8,000\n"
+    assert "tokens: 8,078 of 10,000 are used in 'two-budgets'; the soft limit is 8,000\n" in done.stderr
+    assert "session 'two-budgets' has spent $0.2064725 of $0.25, over 80 %\n" in done.stderr
 
 
 @pytest.mark.chain

@@ -24,7 +24,7 @@ from tests.conformance.test_tools import (
     uses,
 )
 from x402guard import ConfigError, Guard
-from x402guard.held_tools import fingerprint_of
+from x402guard.arguments import fingerprint_of
 from x402guard.stores import open_store
 
 

@@ -18,9 +18,9 @@ from x402guard.errors import ConfigError
 from x402guard.held_tools import TOOL_HOLD_S, charge_tool
 from x402guard.metering.stated import Statement, read_answer, read_statement
 from x402guard.money import Dollars
-from x402guard.purchase import Terms
 from x402guard.recorded_calls import record_call
 from x402guard.settlement import Receipt
+from x402guard.terms import Terms
 
 __all__ = ["Charges", "Rendered"]
 
@@ -68,12 +68,12 @@ class Charges(ABC):
         ``BudgetExhausted`` where it does not fit and ``SessionTripped`` or ``SessionClosed``, with nothing booked; ``TypeError``
         for a float, ``ValueError`` for what is no dollar amount, ``ConfigError`` for another argument.
         """
-        call = tool_call(tool, cost, field="cost", arguments=arguments)
+        call = tool_call(tool, cost, field="cost", arguments=arguments, fixed=True)
         return run(charge_tool(self.conversation_terms(), call), self.shell)
 
     async def acharge(self, tool: str, cost: Dollars, *, arguments: Mapping[str, Any] | None = None) -> Receipt:
         """The same as ``charge``, awaited: the ledger is written off the event loop."""
-        call = tool_call(tool, cost, field="cost", arguments=arguments)
+        call = tool_call(tool, cost, field="cost", arguments=arguments, fixed=True)
         return await run_async(charge_tool(self.conversation_terms(), call), self.shell)
 
     def hold(

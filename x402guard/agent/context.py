@@ -31,9 +31,9 @@ from x402guard.ledger.tokens import (
     tokens_left,
 )
 from x402guard.ledger.view import LedgerView, Scope
-from x402guard.purchase import Terms
 from x402guard.refusals import refused
 from x402guard.stores import open_store
+from x402guard.terms import Terms
 
 __all__ = ["Allocation", "Allotment", "TokenBudget"]
 

@@ -3,36 +3,44 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from functools import wraps
 from typing import Any, Final
 
+from x402guard.agent.binding import Binding, Bound
 from x402guard.agent.context import Allotment, TokenBudget
 from x402guard.agent.modes import Mode, check_mode, suggest_mode
+from x402guard.agent.running import Running
 from x402guard.agent.tools import Budgeted, tool_call
 from x402guard.drivers import run, run_async
 from x402guard.effects import Flow, Interrupted, compute, warn
 from x402guard.errors import ConfigError, LedgerUnavailable
+from x402guard.gate import take_place
 from x402guard.held_tools import (
     TOOL_HOLD_S,
+    HeldTool,
     ToolCall,
     ToolEnd,
-    check_running,
+    check_free,
     check_tool,
     end_tool,
     hold_tool,
-    plain_arguments,
 )
-from x402guard.ledger.model import NOTHING, Hold
+from x402guard.ledger.authorize import Refusal
+from x402guard.ledger.model import HoldKind
 from x402guard.ledger.tokens import MOST_TOKENS
-from x402guard.money import Dollars, Nanos, dollars_to_nanos
-from x402guard.purchase import Terms
+from x402guard.money import Dollars, dollars_to_nanos
+from x402guard.policy import Narrow
+from x402guard.refusals import refused
+from x402guard.terms import Terms
 
 __all__ = ["QUICK_CHARACTERS", "RESULT_TOKENS", "CostOf", "Render", "ToolTerms", "decorate"]
 
 RESULT_TOKENS: Final = 4_000
 """The most tokens of one result, unless told otherwise."""
+
+_LONGEST_S: Final = 31 * 86_400
 
 QUICK_CHARACTERS: Final = 16_384
 """A result up to this size is cut and counted on the event loop, once its counter has loaded."""
@@ -55,6 +63,7 @@ class ToolTerms:
         render: with a mode: the text of a result in a mode.
         max_tokens: the most tokens of one result.
         lifetime_s: seconds after which a call whose end nobody reports counts in full.
+        timeout_s: seconds that a call may take; None for the policy's, 0 for any time.
     """
 
     cost: Dollars | CostOf | None = None
@@ -63,8 +72,13 @@ class ToolTerms:
     render: Render | None = None
     max_tokens: int = RESULT_TOKENS
     lifetime_s: int = TOOL_HOLD_S
+    timeout_s: int | None = None
 
     def __post_init__(self) -> None:
+        if self.timeout_s is not None and (type(self.timeout_s) is not int or not 0 <= self.timeout_s <= _LONGEST_S):
+            raise ConfigError(
+                f"timeout_s: {self.timeout_s!r} is not a whole number of seconds from 0 to {_LONGEST_S}, or None"
+            )
         if self.cost is None and self.mode is None:
             raise ConfigError(
                 'cost: say what a call costs, cost="$0.01" (or "$0" for what is free), or how it is shown, '
@@ -92,18 +106,19 @@ class ToolTerms:
         if callable(self.cost):
             most = 0 if self.up_to is None else self.up_to
             return tool_call(tool, most, field="up_to", lifetime_s=self.lifetime_s)
-        return tool_call(tool, self.cost, field="cost", lifetime_s=self.lifetime_s)
+        return tool_call(tool, self.cost, field="cost", lifetime_s=self.lifetime_s, fixed=True)
 
 
 @dataclass(frozen=True, slots=True)
 class _Use:
-    """One call under way: what is held for it, and what is kept of the context."""
+    """One call under way: what is held for it, what is kept of the context, and what the owner's rules leave of it."""
 
     terms: Terms
-    hold: Hold | None
+    held: HeldTool | None
     tokens: TokenBudget
     allotment: Allotment | None
-    ceiling: Nanos = NOTHING
+    running: Running
+    narrow: Narrow | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,84 +146,78 @@ def decorate(payer: Budgeted, terms: ToolTerms, name: str | None, function: Call
         raise ConfigError("tool: a generator goes on after its call; hold for it with `with session.hold(…)`")
     tool = check_tool(name if name is not None else getattr(function, "__name__", type(function).__name__))
     terms.call(tool)  # the amounts are checked here, and not at the first call
-    bind = _binding(function)
+    binding = Binding(function)
 
     @wraps(function)
     def blocking(*args: Any, **kwargs: Any) -> Any:
-        beginning = _begin(payer, terms, tool, bind(args, kwargs))
-        use = run(beginning, payer.shell)
-        outcome = _outcome_of(terms, use, lambda: function(*args, **kwargs))
-        return _handed(run(_finish(use, outcome), payer.shell))
+        bound = binding.bind(args, kwargs)
+        use = run(_begin(payer, terms, tool, bound), payer.shell)
+        try:
+            outcome = _outcome_of(terms, use, bound.call_on(function, use.narrow))
+            return _handed(run(_finish(use, outcome), payer.shell))
+        finally:
+            use.running.leave()
 
     @wraps(function)
     async def awaited(*args: Any, **kwargs: Any) -> Any:
-        beginning = _begin(payer, terms, tool, bind(args, kwargs))
-        use = await run_async(beginning, payer.shell)
-        outcome = await _awaited_outcome_of(terms, use, lambda: function(*args, **kwargs))
-        return _handed(await run_async(_finish(use, outcome), payer.shell))
+        bound = binding.bind(args, kwargs)
+        use = await run_async(_begin(payer, terms, tool, bound), payer.shell)
+        try:
+            outcome = await _awaited_outcome_of(terms, use, bound.call_on(function, use.narrow))
+            return _handed(await run_async(_finish(use, outcome), payer.shell))
+        finally:
+            use.running.leave()
 
     is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(called)
     return awaited if is_async else blocking
 
 
-def _binding(function: Callable[..., Any]) -> Callable[[tuple[Any, ...], dict[str, Any]], Mapping[str, Any] | None]:
-    """Return what makes plain values of a call's arguments; it raises ``TypeError`` for those that do not fit."""
-    try:
-        signature = inspect.signature(function, follow_wrapped=False)  # what is called is what has to be called right
-    except (TypeError, ValueError):
-        signature = None
-
-    def bind(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Mapping[str, Any] | None:
-        if signature is None:
-            named: dict[str, Any] = {"args": args, "kwargs": kwargs}
-        else:
-            bound = signature.bind(*args, **kwargs)
-            bound.apply_defaults()
-            named = {name: value for name, value in bound.arguments.items() if name not in ("self", "cls")}
-        try:
-            return plain_arguments(named)
-        except ConfigError:
-            return None  # a function may be given what is too large to be told apart by it
-
-    return bind
-
-
-def _begin(payer: Budgeted, terms: ToolTerms, tool: str, arguments: Mapping[str, Any] | None) -> Flow[_Use]:
-    """Reserve the tokens, then hold the dollars: what is refused first costs nothing."""
+def _begin(payer: Budgeted, terms: ToolTerms, tool: str, bound: Bound) -> Flow[_Use]:
+    """Wait for a place, reserve the tokens, then hold the dollars: what is refused first costs nothing."""
     budget = payer.innermost()
     paying, tokens = budget.conversation_terms(), budget.tokens
-    call = terms.call(tool)
+    place = yield from take_place(paying, HoldKind.TOOL, tool)
+    if isinstance(place, Refusal):
+        raise (yield from refused(paying, place))
     allotment = None
-    if terms.mode is not None:
-        allotment = yield from tokens.reserve(terms.max_tokens, tool)
     try:
-        if call is None:
-            yield from check_running(paying)
-            return _Use(paying, None, tokens, allotment)
-        hold = yield from hold_tool(paying, replace(call, arguments=arguments))
+        if terms.mode is not None:
+            allotment = yield from tokens.reserve(terms.max_tokens, tool)
+        priced = terms.call(tool) or tool_call(tool, 0, field="cost")
+        call = replace(priced, arguments=bound.arguments, needs=bound.needs)
+        limit_s = paying.policy.timeouts.tool_s if terms.timeout_s is None else terms.timeout_s or None
+        if terms.cost is None:
+            narrow = yield from check_free(paying, call)
+            return _Use(paying, None, tokens, allotment, Running(tool, limit_s, place, None), narrow)
+        held = yield from hold_tool(paying, call)
+        return _Use(paying, held, tokens, allotment, Running(tool, limit_s, place, held.hold.id), held.narrow)
     except GeneratorExit:
         raise
     except BaseException:
+        running = Running(tool, None, place, None)
+        running.leave()
         if allotment is not None:
-            yield from _finish_tokens(_Use(paying, None, tokens, allotment), _Outcome(ToolEnd()))
+            yield from _finish_tokens(_Use(paying, None, tokens, allotment, running), _Outcome(ToolEnd()))
         raise
-    return _Use(paying, hold, tokens, allotment, call.amount)
 
 
 def _finish(use: _Use, outcome: _Outcome) -> Flow[_Outcome]:
     """Write down what it cost and what it showed; both, whatever interrupts the first."""
     try:
         outcome = yield from _fitted(use, outcome)
-        if use.hold is not None:
-            yield from end_tool(use.terms, use.hold, outcome.end, ceiling=use.ceiling)
+        yield from _finish_dollars(use, outcome)
     except Interrupted:
         # Whichever was cut short: writing it twice does nothing.
-        if use.hold is not None:
-            yield from end_tool(use.terms, use.hold, outcome.end, ceiling=use.ceiling)
+        yield from _finish_dollars(use, outcome)
         yield from _finish_tokens(use, outcome)
         raise
     yield from _finish_tokens(use, outcome)
     return outcome
+
+
+def _finish_dollars(use: _Use, outcome: _Outcome) -> Flow[None]:
+    if use.held is not None:
+        yield from end_tool(use.terms, use.held.hold, outcome.end, ceiling=use.held.ceiling)
 
 
 def _finish_tokens(use: _Use, outcome: _Outcome) -> Flow[None]:
@@ -226,6 +235,8 @@ def _fitted(use: _Use, outcome: _Outcome) -> Flow[_Outcome]:
     if outcome.rendered is None or use.allotment is None:
         return outcome
     granted, rendered, tokens = int(use.allotment.tokens), outcome.rendered, use.tokens
+    if use.narrow is not None and use.narrow.output_limit is not None:
+        granted = min(granted, use.narrow.output_limit)
 
     def job(_now_ms: int) -> _Outcome:
         try:
@@ -240,7 +251,7 @@ def _fitted(use: _Use, outcome: _Outcome) -> Flow[_Outcome]:
 
 def _outcome_of(terms: ToolTerms, use: _Use, call: Callable[[], Any]) -> _Outcome:
     try:
-        result = call()
+        result = use.running.run(call)
     except BaseException as error:  # noqa: BLE001 - Ctrl-C too: it is raised once the books are in order
         return _failed(error)
     if inspect.isgenerator(result):
@@ -255,14 +266,15 @@ def _outcome_of(terms: ToolTerms, use: _Use, call: Callable[[], Any]) -> _Outcom
 
 async def _awaited_outcome_of(terms: ToolTerms, use: _Use, call: Callable[[], Awaitable[Any]]) -> _Outcome:
     try:
-        result = await call()
+        result = await use.running.awaited(call)
     except BaseException as error:  # noqa: BLE001 - cancellation too: it is raised once the books are in order
         return _failed(error)
     return _shown(terms, use, result)
 
 
 def _failed(error: BaseException) -> _Outcome:
-    return _Outcome(ToolEnd(note=f"the tool raised {type(error).__name__}"), error=error)
+    well = False if isinstance(error, Exception) else None
+    return _Outcome(ToolEnd(note=f"the tool raised {type(error).__name__}", well=well), error=error)
 
 
 def _shown(terms: ToolTerms, use: _Use, result: Any) -> _Outcome:

@@ -9,14 +9,22 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from x402guard.agent.context import TokenBudget
+from x402guard.arguments import plain_arguments
 from x402guard.drivers import Shell, run, run_async
 from x402guard.effects import Flow
 from x402guard.errors import ConfigError
-from x402guard.held_tools import TOOL_HOLD_S, ToolCall, ToolEnd, check_tool, end_tool, hold_tool, plain_arguments
-from x402guard.ledger.model import Hold
+from x402guard.held_tools import (
+    TOOL_HOLD_S,
+    HeldTool,
+    ToolCall,
+    ToolEnd,
+    check_tool,
+    end_tool,
+    hold_tool,
+)
 from x402guard.money import Dollars, Nanos, dollars_to_nanos, format_dollars, nanos_to_decimal
-from x402guard.purchase import Terms
 from x402guard.settlement import Receipt
+from x402guard.terms import Terms
 
 __all__ = ["Budgeted", "ToolHold", "tool_call"]
 
@@ -42,9 +50,17 @@ class Budgeted(Protocol):
 
 
 def tool_call(
-    tool: object, amount: Dollars, *, field: str, arguments: object = None, lifetime_s: object = TOOL_HOLD_S
+    tool: object,
+    amount: Dollars,
+    *,
+    field: str,
+    arguments: object = None,
+    lifetime_s: object = TOOL_HOLD_S,
+    fixed: bool = False,
 ) -> ToolCall:
     """Return one use of a tool, its arguments checked. *field* is what the amount is called in an error.
+
+    *fixed* is True where the amount is what it costs, and no ceiling.
 
     Raises ``TypeError`` for a float, ``ValueError`` for what is no dollar amount, ``ConfigError`` for everything else.
     """
@@ -52,7 +68,7 @@ def tool_call(
     if type(lifetime_s) is not int or not 1 <= lifetime_s <= _LONGEST_S:
         raise ConfigError(f"lifetime_s: {lifetime_s!r} is not a whole number of seconds from 1 to {_LONGEST_S}")
     nanos = dollars_to_nanos(amount, field=field)
-    return ToolCall(name, nanos, secrets.token_bytes(32), plain_arguments(arguments), lifetime_s)
+    return ToolCall(name, nanos, secrets.token_bytes(32), plain_arguments(arguments), lifetime_s, fixed)
 
 
 class ToolHold:
@@ -67,7 +83,7 @@ class ToolHold:
         self._call = call
         self._lock = threading.Lock()
         self._terms: Terms | None = None
-        self._hold: Hold | None = None
+        self._held: HeldTool | None = None
         self._ending: str | None = None
         self._captured: Nanos | None = None
         self._voided: str | None = None
@@ -77,7 +93,7 @@ class ToolHold:
     @property
     def amount(self) -> Decimal:
         """The ceiling in dollars, exact."""
-        return nanos_to_decimal(self._call.amount)
+        return nanos_to_decimal(self._call.amount if self._held is None else self._held.ceiling)
 
     @property
     def hold_id(self) -> str:
@@ -105,7 +121,7 @@ class ToolHold:
         self._voided = str(reason)
 
     def _end(self, ending: str) -> None:
-        if self._hold is None or self._left:
+        if self._held is None or self._left:
             raise ConfigError(f"hold: {self._call.tool!r} is not held here; say how it ended within its `with` block")
         if self._ending is not None:
             raise ConfigError(f"hold: the end of {self._call.tool!r} has been said already: {self._ending}")
@@ -113,7 +129,7 @@ class ToolHold:
 
     def __enter__(self) -> Self:
         terms = self._begin()
-        self._hold = run(hold_tool(terms, self._call), self._payer.shell)
+        self._held = run(hold_tool(terms, self._call), self._payer.shell)
         return self
 
     def __exit__(
@@ -123,7 +139,7 @@ class ToolHold:
 
     async def __aenter__(self) -> Self:
         terms = self._begin()
-        self._hold = await run_async(hold_tool(terms, self._call), self._payer.shell)
+        self._held = await run_async(hold_tool(terms, self._call), self._payer.shell)
         return self
 
     async def __aexit__(
@@ -142,12 +158,13 @@ class ToolHold:
 
     def _written(self, error: BaseException | None) -> Flow[Receipt]:
         self._left = True
-        if self._hold is None or self._terms is None:
+        if self._held is None or self._terms is None:
             raise ConfigError(f"hold: the block of {self._call.tool!r} was never entered")
         if self._ending is not None:
             end = ToolEnd(amount=self._captured, void=self._voided)
         elif error is not None:
-            end = ToolEnd(note=f"its block was left by {type(error).__name__}")
+            well = False if isinstance(error, Exception) else None
+            end = ToolEnd(note=f"its block was left by {type(error).__name__}", well=well)
         else:
             end = ToolEnd(note="nobody said what it cost", forgotten=True)
-        return end_tool(self._terms, self._hold, end, ceiling=self._call.amount)
+        return end_tool(self._terms, self._held.hold, end, ceiling=self._held.ceiling)

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from x402guard.cli import books, demo, doctor, owner, prices, testnet
+from x402guard.cli import approvals, books, demo, doctor, owner, policy, prices, testnet
 from x402guard.errors import X402GuardError
 from x402guard.ledger.report_text import printable
 
@@ -47,6 +47,8 @@ app.command("predict")(books.predict)
 app.command("trip")(owner.trip)
 app.command("reset")(owner.reset)
 app.add_typer(owner.budget, name="budget")
+app.add_typer(approvals.approvals, name="approvals")
+app.add_typer(policy.policy, name="policy")
 app.add_typer(prices.prices, name="prices")
 app.command("doctor")(doctor.doctor)
 

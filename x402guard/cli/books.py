@@ -15,13 +15,13 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from x402guard.accounts import prediction_of, report_of
+from x402guard.accounts import nodes_of, prediction_of, report_of
 from x402guard.config import load_settings
 from x402guard.drivers import Shell
 from x402guard.errors import ConfigError
 from x402guard.ledger.doubt import in_doubt, instance_mark
 from x402guard.ledger.model import WALLET, Hold, HoldKind, Node, NodeKind
-from x402guard.ledger.report import below, remaining
+from x402guard.ledger.report import remaining
 from x402guard.ledger.report_text import printable
 from x402guard.ledger.view import LedgerView
 from x402guard.money import format_dollars
@@ -35,6 +35,7 @@ LedgerUrl = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
+_LISTED: Final = (NodeKind.WALLET, NodeKind.BUDGET, NodeKind.SESSION)
 _FLIGHT_MS: Final = 30_000
 _PIPE_WIDTH: Final = 1000
 _HOLD_ID: Final = re.compile(r"[0-9a-f]{64}")
@@ -80,15 +81,12 @@ def _shown(value: object) -> str:
 def sessions(ledger: LedgerUrl = None, as_json: AsJson = False) -> None:
     """List every session of the ledger: its budget, what it spent, holds, and has left."""
     with opened(ledger) as store:
-        nodes = {node.id: node for node in store.nodes()}
-        rows = [
-            _session_row(node, nodes) for node in nodes.values() if node.kind in (NodeKind.WALLET, NodeKind.SESSION)
-        ]
+        nodes = nodes_of(store)
+        rows = [_session_row(node, nodes) for node in nodes.values() if node.kind in _LISTED]
     show(rows, as_json=as_json, empty="no sessions yet")
 
 
 def _session_row(node: Node, nodes: dict[str, Node]) -> dict[str, Any]:
-    nested = below(nodes, node.id)
     left = remaining(nodes, node.id)
     return {
         "id": node.id,
@@ -97,8 +95,9 @@ def _session_row(node: Node, nodes: dict[str, Node]) -> dict[str, Any]:
         "state": str(node.state),
         "terminated_by": node.terminated_by,
         "budget": None if node.limit is None else format_dollars(node.limit),
-        "spent": format_dollars(sum(other.captured for other in nested)),
-        "held": format_dollars(sum(other.held for other in nested)),
+        "per": None if node.window is None else f"{node.window.per} {node.window.tz}",
+        "spent": format_dollars(node.spent),
+        "held": format_dollars(node.live),
         "remaining": None if left is None else format_dollars(left),
     }
 
@@ -119,7 +118,7 @@ def find_budget(store: LedgerStore, session: str) -> str:
 
     Raises ``ConfigError`` where there is none, or where a name could be several: an agent names the children of its session.
     """
-    nodes = [node for node in store.nodes() if node.kind is NodeKind.SESSION]
+    nodes = [node for node in store.nodes() if node.kind in _LISTED and node.id != WALLET]
     if session == WALLET or any(node.id == session for node in nodes):
         return session
     named = [node.id for node in nodes if node.name == session]
@@ -132,8 +131,9 @@ def find_budget(store: LedgerStore, session: str) -> str:
 
 
 def _find(store: LedgerStore, session: str | None) -> str:
-    nodes = [node for node in store.nodes() if node.kind is NodeKind.SESSION]
-    chosen = [node for node in nodes if session in (None, node.id, node.name)]
+    nodes = [node for node in store.nodes() if node.kind in _LISTED and node.id != WALLET]
+    sessions = [node for node in nodes if node.kind is NodeKind.SESSION]
+    chosen = sessions if session is None else [node for node in nodes if session in (node.id, node.name)]
     if not chosen:
         known = ", ".join(node.name for node in nodes[-5:]) or "none"
         raise ConfigError(f"session: there is no session {session!r} in this ledger (latest: {known})")

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import getpass
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Annotated
 
 import typer
 
+from x402guard.accounts import outstanding_of
+from x402guard.approvers import operating_user
 from x402guard.cli.books import LedgerUrl, find_budget, opened
 from x402guard.errors import ConfigError
-from x402guard.ledger.model import HoldKind, Node
+from x402guard.ledger.model import Node
 from x402guard.ledger.owner import owner_mark, reset_node, set_limit, trip_node
-from x402guard.ledger.report import below
 from x402guard.ledger.report_text import printable
 from x402guard.ledger.view import LedgerView, Scope
 from x402guard.money import dollars_to_nanos, format_dollars
@@ -25,7 +25,7 @@ __all__ = ["budget", "reset", "set_budget", "trip"]
 
 budget = typer.Typer(no_args_is_help=True, help="The limits of budgets, which only their owner can raise.")
 
-SessionName = Annotated[str, typer.Argument(help="A session's id or name, or 'wallet'.")]
+SessionName = Annotated[str, typer.Argument(help="The id or name of a session or of a named budget, or 'wallet'.")]
 
 
 def trip(
@@ -45,7 +45,7 @@ def reset(session: SessionName, ledger: LedgerUrl = None) -> None:
     """Open a tripped session again; its loop counters start anew. What it has spent stays spent."""
 
     def change(view: LedgerView, node_id: str) -> Node:
-        node = reset_node(view, node_id, _who())
+        node = reset_node(view, node_id, operating_user())
         forget_before(view, run_of(node_id))
         return node
 
@@ -66,7 +66,7 @@ def set_budget(
     except (TypeError, ValueError) as error:
         raise ConfigError(str(error)) from error
     with opened(ledger) as store:
-        node = _change(store, session, lambda view, node_id: set_limit(view, node_id, limit, _who()))
+        node = _change(store, session, lambda view, node_id: set_limit(view, node_id, limit, operating_user()))
     left = format_dollars(max(0, node.room or 0))
     typer.echo(printable(f"{node.kind} {node.id} ({node.name}): ${format_dollars(limit)}, ${left} left, {node.state}"))
 
@@ -79,20 +79,9 @@ def _change(store: LedgerStore, session: str, change: Callable[[LedgerView, str]
 
 def _outstanding(store: LedgerStore, node_id: str) -> list[str]:
     """Say what is signed or sent already: it may be taken until its end, whatever is tripped."""
-    nodes = {node.id: node for node in store.nodes(node_id)}
-    inside = {node.id for node in below(nodes, node_id)}
-    live = [hold for hold in store.outstanding() if hold.kind is not HoldKind.TOKENS]
     lines = []
-    for hold in live:
-        if hold.node_id in inside:
-            until = datetime.fromtimestamp(hold.deadline_unix, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-            whom = hold.payment().payee if hold.intent is not None else hold.purpose.tool or "a call"
-            lines.append(f"  out until {until}: ${format_dollars(hold.amount)} to {whom} ({hold.id[:16]}…)")
+    for hold in outstanding_of(store, node_id):
+        until = datetime.fromtimestamp(hold.deadline_unix, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+        whom = hold.payment().payee if hold.intent is not None else hold.purpose.tool or "a call"
+        lines.append(f"  out until {until}: ${format_dollars(hold.amount)} to {whom} ({hold.id[:16]}…)")
     return lines
-
-
-def _who() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):  # a container's user may have no name
-        return "unknown"

@@ -20,6 +20,7 @@ __all__ = [
     "TRIPPED",
     "Refusal",
     "authorize",
+    "check_room",
     "lapse_due",
     "note_refusal",
     "refusal_marks",
@@ -46,12 +47,16 @@ class Refusal:
         rule: the rule that decided.
         reason: a sentence for people, with the value and the setting.
         requested, available: nano-dollars, where known.
+        retry_after_s: seconds after which the same call may pass, where known.
+        is_out: a payment for the same purchase was signed before, and is out.
     """
 
     rule: str
     reason: str
     requested: Nanos | None = None
     available: Nanos | None = None
+    retry_after_s: int | None = None
+    is_out: bool = False
 
 
 def lapse_due(view: LedgerView) -> None:
@@ -71,10 +76,12 @@ def check_open(view: LedgerView, node_id: str) -> Refusal | None:
     return None
 
 
-def authorize(view: LedgerView, hold: Hold, facts: Mapping[str, Any]) -> Hold | Refusal:
+def authorize(
+    view: LedgerView, hold: Hold, facts: Mapping[str, Any], finalizing: frozenset[str] = frozenset()
+) -> Hold | Refusal:
     """Hold an amount, if the node is open and every budget on its path can take it; both decided on live rows.
 
-    *facts* go into the journal for the report. Checks in this order, so that a refusal is the same everywhere: state from
+    Nodes *finalizing* may use what they keep in reserve. *facts* go into the journal for the report. Checks in this order, so that a refusal is the same everywhere: state from
     leaf to root, the amount itself, room from leaf to root.
     """
     closed = check_open(view, hold.node_id)
@@ -83,23 +90,41 @@ def authorize(view: LedgerView, hold: Hold, facts: Mapping[str, Any]) -> Hold | 
     if hold.amount > MAX_NANOS:
         reason = "the amount is above a billion dollars, more than the ledger holds"
         return Refusal("amount_too_large", reason, hold.amount, MAX_NANOS)
-    shortfall = find_shortfall(view, hold.node_id, hold.amount)
-    if shortfall is not None:
-        node = shortfall.node
-        owner = "the wallet" if node.kind is NodeKind.WALLET else f"{node.kind} {node.name!r}"
-        reason = (
-            f"${format_dollars(hold.amount)} does not fit: {owner} has ${format_dollars(shortfall.available)} left of "
-            f"${format_dollars(node.limit or 0)} ({_where_it_is(node)})"
-        )
-        return Refusal(BUDGET, reason, hold.amount, shortfall.available)
+    short = check_room(view, hold.node_id, hold.amount, finalizing)
+    if short is not None:
+        return short
     written = begin(view, hold, facts)
     if hold.kind is HoldKind.PAYMENT:
         _set_starved(view, hold.node_id, starved=False)
     return written
 
 
+def check_room(
+    view: LedgerView, node_id: str, amount: Nanos, finalizing: frozenset[str] = frozenset()
+) -> Refusal | None:
+    """Return why an amount does not fit into the budgets of a path, or None."""
+    shortfall = find_shortfall(view, node_id, amount, finalizing)
+    if shortfall is None:
+        return None
+    node = shortfall.node
+    owner = "the wallet" if node.kind is NodeKind.WALLET else f"{node.kind} {node.name!r}"
+    reason = (
+        f"${format_dollars(amount)} does not fit: {owner} has ${format_dollars(shortfall.available)} left of "
+        f"${format_dollars(node.limit or 0)}{_each(node)} ({_where_it_is(node)})"
+    )
+    return Refusal(BUDGET, reason, amount, shortfall.available)
+
+
+def _each(node: Node) -> str:
+    return "" if node.window is None else f" a {node.window.per}"
+
+
 def _where_it_is(node: Node) -> str:
-    parts = {"spent": node.captured, "held": node.held, "with sub-budgets": node.granted_out}
+    if node.window is None:
+        parts = {"spent": node.captured, "held": node.held, "with sub-budgets": node.granted_out}
+    else:
+        parts = {"spent": node.spent, "held": node.live}
+    parts["in reserve"] = node.reserve
     return (
         ", ".join(f"${format_dollars(amount)} {where}" for where, amount in parts.items() if amount) or "nothing spent"
     )

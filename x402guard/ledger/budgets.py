@@ -9,12 +9,26 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from typing import Final
 
-from x402guard.ledger.model import Node, NodeKind, NodeState
-from x402guard.ledger.view import LedgerView
-from x402guard.money import Nanos
+from x402guard.ledger.model import Hold, Node, NodeKind, NodeState
+from x402guard.ledger.view import LedgerView, Notice
+from x402guard.money import Nanos, format_dollars
 
-__all__ = ["Shortfall", "find_shortfall", "room_on_path", "settle_grants", "trip", "trip_exceeded"]
+__all__ = [
+    "PARTS",
+    "Shortfall",
+    "correct_past",
+    "find_shortfall",
+    "note_soft_limits",
+    "room_on_path",
+    "settle_grants",
+    "trip",
+    "trip_exceeded",
+]
+
+PARTS: Final = 1_000_000
+"""Parts of a limit are written in millionths."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,19 +44,29 @@ class Shortfall:
     available: Nanos
 
 
-def find_shortfall(view: LedgerView, node_id: str, amount: int) -> Shortfall | None:
-    """Return where *amount* (nano-dollars) does not fit, or None where every budget on the path can take it."""
+def find_shortfall(
+    view: LedgerView, node_id: str, amount: int, finalizing: frozenset[str] = frozenset()
+) -> Shortfall | None:
+    """Return where *amount* (nano-dollars) does not fit, or None where every budget on the path can take it.
+
+    The reserves of the nodes *finalizing* are part of what may be taken.
+    """
     for node in view.path(node_id):
-        if node.room is not None and amount > node.room:
-            return Shortfall(node, Nanos(max(node.room, 0)))
+        room = _room(node, finalizing)
+        if room is not None and amount > room:
+            return Shortfall(node, Nanos(max(room, 0)))
         if node.parent_id is not None:
             amount = max(0, node.used + amount - node.granted_in)
     return None
 
 
-def room_on_path(view: LedgerView, node_id: str) -> Nanos | None:
+def _room(node: Node, finalizing: frozenset[str]) -> int | None:
+    return node.room if node.id in finalizing else node.plain_room
+
+
+def room_on_path(view: LedgerView, node_id: str, finalizing: frozenset[str] = frozenset()) -> Nanos | None:
     """Return the largest amount in nano-dollars that fits a node and every budget above it; None where none has a limit."""
-    rooms = [node.room for node in view.path(node_id) if node.room is not None]
+    rooms = [room for node in view.path(node_id) if (room := _room(node, finalizing)) is not None]
     return Nanos(max(0, min(rooms))) if rooms else None
 
 
@@ -64,11 +88,50 @@ def settle_grants(view: LedgerView, node_id: str) -> None:
         view.record(current.parent_id, verb, granted_out=delta, facts=facts)
 
 
+def correct_past(view: LedgerView, hold: Hold, amount: int) -> None:
+    """Lower what was captured in windows that are over: what comes back of it is no room in the window that runs now."""
+    less = hold.captured - amount
+    if less <= 0:
+        return
+    for node in view.path(hold.node_id):
+        if node.window is not None and hold.closed_ms < node.since_ms:
+            view.put_node(dataclasses.replace(node, past=max(0, node.past - less)))
+
+
+def note_soft_limits(view: LedgerView, node_id: str) -> None:
+    """Tell of every part of a limit that was reached on a path, each once; a window that begins anew tells anew."""
+    for node in view.path(node_id):
+        limit, spent = node.limit, node.spent
+        if not node.soft or not limit or spent * PARTS < limit * node.soft[0]:
+            continue
+        reached = max((part for part in node.soft if spent * PARTS >= limit * part), default=0)
+        if reached <= node.warned:
+            continue
+        view.put_node(dataclasses.replace(node, warned=reached))
+        _tell_soft(view, view.node(node.id), reached)
+
+
+def _tell_soft(view: LedgerView, node: Node, reached: int) -> None:
+    limit, spent = node.limit or 0, node.spent
+    percent = reached / (PARTS // 100)
+    told: dict[str, str | int]
+    if node.kind is NodeKind.TOKENS:
+        name, told = "tokens_soft_limit", {"used_tokens": spent, "soft_tokens": -(-limit * reached // PARTS)}
+        message = f"tokens: {spent:,} of {limit:,} are used in {node.name!r}, over {percent:g} %"
+    else:
+        name, told = "soft_limit", {"spent": format_dollars(spent), "budget": format_dollars(limit)}
+        message = f"{node.kind} {node.name!r} has spent ${format_dollars(spent)} of ${format_dollars(limit)}, over {percent:g} %"
+    session = node.id.removesuffix("/tokens")
+    where = session if view.has_node(session) else node.id
+    view.record(where, "event", facts={"name": name, "percent": percent, **told})
+    view.notices.append(Notice(name, message, {"id": session, "name": node.name, "percent": percent, **told}))
+
+
 def trip_exceeded(view: LedgerView, node_id: str) -> None:
     """Trip every open node on the path that stands past its limit. A budget of tokens latches nothing."""
     for node in view.path(node_id):
         if node.room is not None and node.room < 0 and node.kind is not NodeKind.TOKENS:
-            trip(view, node.id, "overshoot", f"{node.used} nano-dollars used of {node.limit}")
+            trip(view, node.id, "overshoot", f"{node.counted} nano-dollars used of {node.limit}")
 
 
 def trip(view: LedgerView, node_id: str, word: str, reason: str) -> None:

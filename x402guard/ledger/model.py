@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from x402guard.ledger.intent import Intent
 from x402guard.money import Nanos
@@ -25,7 +25,9 @@ __all__ = [
     "Node",
     "NodeKind",
     "NodeState",
+    "Per",
     "Purpose",
+    "Window",
 ]
 
 WALLET: Final = "wallet"
@@ -33,7 +35,9 @@ WALLET: Final = "wallet"
 
 NOTHING: Final = Nanos(0)
 
-TERMINATIONS: Final = ("budget_exhausted", "disputed_usage", "kill_switch", "loop_detected", "overshoot", "spend_spike")
+TERMINATIONS: Final = (
+    "budget_exhausted", "disputed_usage", "kill_switch", "loop_detected", "overshoot", "session_timeout", "spend_spike",
+)  # fmt: skip
 """Every word that ``terminated_by`` may be beside null."""
 
 
@@ -43,6 +47,7 @@ class NodeKind(StrEnum):
     WALLET = "wallet"
     SESSION = "session"
     SCOPE = "scope"
+    BUDGET = "budget"
     TOKENS = "tokens"
 
 
@@ -91,6 +96,18 @@ class Evidence(StrEnum):
 _RANK: Final = {evidence: rank for rank, evidence in enumerate(Evidence)}
 
 
+Per = Literal["day", "week", "month"]
+"""How long a window is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """When a budget begins anew: each day, week or month, by the calendar of a time zone."""
+
+    per: Per
+    tz: str
+
+
 @dataclass(frozen=True, slots=True)
 class Node:
     """A budget: a limit, what was taken from it, and a parent. All amounts in nano-dollars, all times in unix ms.
@@ -104,6 +121,11 @@ class Node:
         starved: the last authorization asked of it was refused for lack of budget.
         openers: who has its block open, one token each.
         seq, head: number and hash of its last journal entry.
+        live: of this node's holds and of all below it, what is held now.
+        window: when it begins anew; None for never.
+        since_ms, past: when the window that it stands in began, and what had been captured before that.
+        reserve: of the limit, what is kept for the session's last LLM calls; finalized: they have begun.
+        soft: the parts of the limit, in millionths, at which people are told; warned: the highest that was reached.
     """
 
     id: str
@@ -124,16 +146,39 @@ class Node:
     closed_ms: int | None = None
     seq: int = 0
     head: str = ""
+    live: int = 0
+    window: Window | None = None
+    since_ms: int = 0
+    past: int = 0
+    reserve: int = 0
+    finalized: bool = False
+    soft: tuple[int, ...] = ()
+    warned: int = 0
 
     @property
     def used(self) -> int:
-        """Everything that counts against the limit, in nano-dollars."""
+        """Everything that was ever taken and not given back, in nano-dollars."""
         return self.captured + self.held + self.granted_out
+
+    @property
+    def counted(self) -> int:
+        """Everything that counts against the limit, in nano-dollars: in its window, where it has one."""
+        return self.used - self.past
+
+    @property
+    def spent(self) -> int:
+        """What was captured here and below, in nano-dollars: in its window, where it has one."""
+        return self.counted - self.live
 
     @property
     def room(self) -> int | None:
         """What the node's own limit leaves, in nano-dollars; negative once passed; None without a limit."""
-        return None if self.limit is None else self.limit - self.used
+        return None if self.limit is None else self.limit - self.counted
+
+    @property
+    def plain_room(self) -> int | None:
+        """The same without what is kept for last LLM calls."""
+        return None if self.limit is None else self.limit - self.counted - self.reserve
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +231,7 @@ class Hold:
         ended_by: the event that ended it, as JSON.
         checked_ms: when the chain was last asked, in unix ms; 0 for never.
         presented: how often somebody took it over to present it again; whoever held it before may no longer void it.
+        closed_ms: when it was captured first, in unix ms; 0 before.
     """
 
     id: str
@@ -209,6 +255,7 @@ class Hold:
     ended_by: str | None = None
     checked_ms: int = 0
     presented: int = 0
+    closed_ms: int = 0
 
     def payment(self) -> Intent:
         """Return the intent of a payment hold. Raises ``ValueError`` for a hold of any other kind."""

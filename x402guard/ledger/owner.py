@@ -39,8 +39,8 @@ def reset_node(view: LedgerView, node_id: str, by: str) -> Node:
         raise ConfigError(f"session: {node_id!r} is {node.state}, and has nothing to be reset")
     if node.room is not None and node.room < 0:
         raise ConfigError(
-            f"session: {node_id!r} has used ${format_dollars(node.used)} of ${format_dollars(node.limit or 0)}; raise its "
-            f"limit first: x402guard budget set {node_id} ${format_dollars(node.used)}"
+            f"session: {node_id!r} has used ${format_dollars(node.counted)} of ${format_dollars(node.limit or 0)}; raise its "
+            f"limit first: x402guard budget set {node_id} ${format_dollars(node.counted)}"
         )
     view.restrains = True  # whatever an owner does has to survive a power cut
     view.record(node_id, "reset", facts={"by": by, "word": node.terminated_by})

@@ -205,7 +205,7 @@ def path(nodes: Mapping[str, Node], node_id: str) -> list[Node]:
 
 def remaining(nodes: Mapping[str, Node], node_id: str) -> Nanos | None:
     """Return the largest amount in nano-dollars that fits into every budget on a node's path; None where none has a limit."""
-    rooms = [node.room for node in path(nodes, node_id) if node.room is not None]
+    rooms = [node.plain_room for node in path(nodes, node_id) if node.plain_room is not None]
     return Nanos(max(0, min(rooms))) if rooms else None
 
 

@@ -9,12 +9,13 @@ from typing import Final
 from x402guard.errors import ConfigError
 from x402guard.evm import Address
 from x402guard.ledger.budgets import trip_exceeded
-from x402guard.ledger.model import WALLET, Node, NodeKind, NodeState
+from x402guard.ledger.model import NOTHING, WALLET, Node, NodeKind, NodeState, Window
 from x402guard.ledger.owner import owner_mark
 from x402guard.ledger.view import LedgerView, MarkKey
+from x402guard.ledger.windows import window_start_ms
 from x402guard.money import Nanos, format_dollars
 
-__all__ = ["PAYER_MARK", "NodeRequest", "close_node", "ensure_payer", "ensure_wallet", "open_node"]
+__all__ = ["PAYER_MARK", "NodeRequest", "begin_finalizing", "close_node", "ensure_payer", "ensure_wallet", "open_node"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,9 @@ class NodeRequest:
         limit: nano-dollars; None takes the stored one, for a node that is resumed.
         opener: a token for this opening, handed to ``close_node``; the instance's id stands before its ``#``.
         gone: instances that are known to have ended, whose openings are over.
+        window: when it begins anew; None for never.
+        reserve: nano-dollars of it that are kept for last LLM calls; None for what stands, or nothing.
+        soft: the parts of it, in millionths, lowest first, at which people are told; None for what stands, or never.
     """
 
     id: str
@@ -35,17 +39,22 @@ class NodeRequest:
     limit: Nanos | None
     opener: str
     gone: frozenset[str] = frozenset()
+    window: Window | None = None
+    reserve: Nanos | None = None
+    soft: tuple[int, ...] | None = None
 
 
-def ensure_wallet(view: LedgerView, limit: Nanos | None) -> Node:
+def ensure_wallet(view: LedgerView, limit: Nanos | None, soft: tuple[int, ...] = ()) -> Node:
     """Return the root, writing it at first use. ``limit`` is nano-dollars, None for what the ledger says.
+
+    *soft* are the parts of it, in millionths, at which people are told.
 
     Raises ``ConfigError`` where the ledger already has another limit: two processes that believe in different limits
     would each be right half of the time.
     """
     if not view.has_node(WALLET):
         view.restrains = True
-        view.put_node(Node(WALLET, None, NodeKind.WALLET, WALLET, limit, view.now_ms, view.now_ms))
+        view.put_node(Node(WALLET, None, NodeKind.WALLET, WALLET, limit, view.now_ms, view.now_ms, soft=soft))
         view.record(WALLET, "open", facts={"kind": NodeKind.WALLET, "name": WALLET, "limit": limit})
         return view.node(WALLET)
     wallet = view.node(WALLET)
@@ -87,6 +96,10 @@ def open_node(view: LedgerView, request: NodeRequest) -> Node:
     node = view.node(request.id)
     if (node.parent_id, node.kind) != (request.parent_id, request.kind):
         raise ConfigError(f"id: {request.id!r} is a {node.kind} under {node.parent_id!r}; choose another id")
+    if node.window != request.window:
+        raise ConfigError(
+            f"per: budget {node.name!r} has the window {_shown(node.window)}, not {_shown(request.window)}"
+        )
     set_by_owner = view.mark(owner_mark(request.id))
     if set_by_owner is not None and request.limit == set_by_owner["was"]:
         request = dataclasses.replace(
@@ -99,6 +112,9 @@ def open_node(view: LedgerView, request: NodeRequest) -> Node:
         )
     if request.limit is not None and request.limit != node.limit:
         node = _lower(view, node, request.limit)
+    node = _tighten(view, node, request)
+    if node.kind is NodeKind.BUDGET:
+        return node  # nobody opens or ends it: it is there for all
     view.record(node.id, "resume", facts={"opener": request.opener})
     node = view.node(node.id)
     reopened = NodeState.OPEN if node.state is NodeState.CLOSED else node.state
@@ -109,6 +125,38 @@ def open_node(view: LedgerView, request: NodeRequest) -> Node:
         dataclasses.replace(node, state=reopened, terminated_by=word, closed_ms=None, openers=openers, starved=False)
     )
     return view.node(node.id)
+
+
+def _shown(window: Window | None) -> str:
+    return "none" if window is None else f"{window.per} in {window.tz}"
+
+
+def _tighten(view: LedgerView, node: Node, request: NodeRequest) -> Node:
+    """Keep more in reserve, never less; tell at other parts of the limit."""
+    if request.reserve is not None and request.reserve < node.reserve:
+        raise ConfigError(
+            f"reserve: session {node.id!r} keeps ${format_dollars(node.reserve)} in reserve, which can be raised and never "
+            f"lowered; ${format_dollars(request.reserve)} was asked for"
+        )
+    tightened = dataclasses.replace(
+        node,
+        reserve=node.reserve if request.reserve is None else request.reserve,
+        soft=node.soft if request.soft is None else request.soft,
+    )
+    if tightened != node:
+        view.put_node(tightened)
+    return tightened
+
+
+def begin_finalizing(view: LedgerView, node_id: str) -> None:
+    """A session's last LLM calls begin: they may use its reserve. Raises ``ConfigError`` where it has none, or had them before."""
+    node = view.node(node_id)
+    if not node.reserve:
+        raise ConfigError(f'reserve: session {node.name!r} keeps none; open it with reserve="10%"')
+    if node.finalized:
+        raise ConfigError(f"reserve: session {node.name!r} has begun its last calls already; they begin once")
+    view.record(node_id, "event", facts={"name": "finalizing", "amount": node.reserve})
+    view.put_node(dataclasses.replace(view.node(node_id), finalized=True))
 
 
 def _create(view: LedgerView, request: NodeRequest) -> Node:
@@ -125,14 +173,17 @@ def _create(view: LedgerView, request: NodeRequest) -> Node:
         limit=request.limit,
         created_ms=view.now_ms,
         last_ms=view.now_ms,
-        openers=(request.opener,),
+        openers=() if request.kind is NodeKind.BUDGET else (request.opener,),
+        window=request.window,
+        since_ms=0 if request.window is None else window_start_ms(request.window, view.now_ms),
+        reserve=request.reserve or NOTHING,
+        soft=request.soft or (),
     )
     view.put_node(node)
-    view.record(
-        node.id,
-        "open",
-        facts={"kind": node.kind, "name": node.name, "limit": node.limit, "parent": node.parent_id},
-    )
+    facts = {"kind": node.kind, "name": node.name, "limit": node.limit, "parent": node.parent_id}
+    if node.window is not None:
+        facts |= {"per": node.window.per, "tz": node.window.tz}
+    view.record(node.id, "open", facts=facts)
     return view.node(node.id)
 
 

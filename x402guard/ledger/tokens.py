@@ -12,6 +12,7 @@ from typing import Final
 
 from x402guard.errors import ConfigError
 from x402guard.ledger.authorize import lapse_due
+from x402guard.ledger.budgets import note_soft_limits
 from x402guard.ledger.model import Evidence, Hold, HoldKind, HoldState, Node, NodeKind, Purpose
 from x402guard.ledger.transitions import Capture, Correct, Void, apply, begin, has_lapsed
 from x402guard.ledger.view import LedgerView, MarkKey
@@ -88,14 +89,16 @@ def tokens_left(node: Node) -> int:
     return max(0, node.room or 0)
 
 
-def open_tokens(view: LedgerView, node_id: str, total: int | None, name: str) -> Node:
+def open_tokens(view: LedgerView, node_id: str, total: int | None, name: str, soft: tuple[int, ...] = ()) -> Node:
     """Open a budget of tokens, or take the one that stands. ``total`` None takes what stands, or the default.
+
+    *soft* are the parts of the total, in millionths, at which people are told.
 
     Raises ``ConfigError`` for a total above the one that stands: it can be lowered and never raised.
     """
     if not view.has_node(node_id):
         limit = Nanos(DEFAULT_TOKENS if total is None else total)
-        view.put_node(Node(node_id, None, NodeKind.TOKENS, name, limit, view.now_ms, view.now_ms))
+        view.put_node(Node(node_id, None, NodeKind.TOKENS, name, limit, view.now_ms, view.now_ms, soft=soft))
         view.record(node_id, "open", facts={"kind": NodeKind.TOKENS, "name": name, "limit": limit})
         return view.node(node_id)
     node = view.node(node_id)
@@ -177,6 +180,7 @@ def count_tokens(view: LedgerView, limit: TokenLimit, used: int) -> bool:
     used = min(used, MOST_TOKENS - view.node(limit.node_id).captured)
     if used > 0:
         view.record(limit.node_id, "usage", captured=used)
+        note_soft_limits(view, limit.node_id)
     return _reached_soft(view, limit)
 
 

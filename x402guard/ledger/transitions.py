@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from x402guard.errors import IllegalTransition
-from x402guard.ledger.budgets import settle_grants, trip_exceeded
+from x402guard.ledger.budgets import correct_past, note_soft_limits, settle_grants, trip_exceeded
 from x402guard.ledger.model import Claim, Evidence, Hold, HoldKind, HoldState
 from x402guard.ledger.view import LedgerView
 from x402guard.money import MAX_NANOS, Nanos
@@ -130,6 +130,8 @@ def apply(view: LedgerView, hold_id: str, event: Event) -> Hold:
     if objection is not None:
         raise IllegalTransition(f"{name} of hold {hold_id}: {objection}")
     after = _after(hold, event, target)
+    if after.state is _CAPTURED and not hold.closed_ms:
+        after = dataclasses.replace(after, closed_ms=view.now_ms)
     counted_before = hold.amount if hold.state is _HELD else hold.captured
     counted_after = after.amount if after.state is _HELD else after.captured
     view.restrains = view.restrains or (counted_after > counted_before and hold.kind is not HoldKind.TOKENS)
@@ -143,8 +145,11 @@ def apply(view: LedgerView, hold_id: str, event: Event) -> Hold:
     )
     view.put_hold(after)
     settle_grants(view, hold.node_id)
+    if hold.state is _CAPTURED:
+        correct_past(view, hold, after.captured)
     if counted_after > counted_before:
         trip_exceeded(view, hold.node_id)
+    note_soft_limits(view, hold.node_id)
     return after
 
 

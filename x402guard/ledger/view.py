@@ -10,8 +10,9 @@ from typing import Any, TypeVar
 
 from x402guard.errors import IllegalTransition
 from x402guard.ledger.model import Entry, Hold, HoldState, Node
+from x402guard.ledger.windows import rolled
 
-__all__ = ["Change", "LedgerView", "MarkKey", "Scope"]
+__all__ = ["Change", "LedgerView", "MarkKey", "Notice", "Scope"]
 
 R = TypeVar("R")
 
@@ -49,6 +50,23 @@ class Scope:
     durable: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """What people are told once a change is in the books.
+
+    Attributes:
+        name: of what happened: ``soft_limit``, ``tokens_soft_limit``, ``breaker_open`` …
+        message: one sentence.
+        facts: the same as plain values; amounts as decimal dollars.
+        pressing: False for what stands in the log alone.
+    """
+
+    name: str
+    message: str
+    facts: Mapping[str, Any]
+    pressing: bool = True
+
+
 class LedgerView:
     """A snapshot of the rows in a ``Scope``, and the changes made to it.
 
@@ -57,6 +75,7 @@ class LedgerView:
 
     Args:
         now_ms: unix milliseconds, by the store's clock.
+        ahead_ms: how far that clock has run ahead of time passing since the ledger was opened, in milliseconds.
         nodes, holds: the rows loaded, by id.
         marks: the small rows asked for, present ones only, decoded.
         purchase: ids of the live holds with the purchase key of the scope, oldest first.
@@ -68,6 +87,7 @@ class LedgerView:
         self,
         *,
         now_ms: int,
+        ahead_ms: int = 0,
         nodes: Iterable[Node] = (),
         holds: Iterable[Hold] = (),
         marks: Mapping[MarkKey, Mapping[str, Any]] | None = None,
@@ -75,15 +95,18 @@ class LedgerView:
         due: Iterable[str] = (),
         sweep: Iterable[str] = (),
     ) -> None:
-        self._nodes = {node.id: node for node in nodes}
+        found = tuple(nodes)
+        self.now_ms = max([now_ms, *(node.last_ms for node in found)])
+        self._nodes = {node.id: rolled(node, self.now_ms) for node in found}
         self._holds = {hold.id: hold for hold in holds}
         self._marks = dict(marks or {})
         self.clock_ms = now_ms
-        self.now_ms = max([now_ms, *(node.last_ms for node in self._nodes.values())])
+        self.ahead_ms = ahead_ms
         self.purchase = tuple(purchase)
         self.due = tuple(due)
         self.sweep = tuple(sweep)
         self.entries: list[Entry] = []
+        self.notices: list[Notice] = []
         self.changed_nodes: set[str] = set()
         self.changed_holds: set[str] = set()
         self.changed_marks: set[MarkKey] = set()
@@ -196,6 +219,9 @@ class LedgerView:
             raise IllegalTransition(f"{event} would leave node {node_id} with a negative balance")
         self.entries.append(entry)
         self.put_node(after)
+        if held:
+            for above in self.path(node_id):
+                self.put_node(dataclasses.replace(above, live=above.live + held))
 
     def live(self, hold_ids: Iterable[str]) -> tuple[Hold, ...]:
         """Return those of the holds that are in view and still HELD."""

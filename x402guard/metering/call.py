@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -13,7 +14,7 @@ from x402guard.metering.media import Media
 from x402guard.metering.routes import Flavour, Route
 from x402guard.metering.tools import Unbounded, find_unbounded, tools_of
 
-__all__ = ["UNREADABLE", "Call", "ask_for_usage", "limit_field", "read_call", "write_limit"]
+__all__ = ["UNREADABLE", "Call", "ask_for_usage", "limit_field", "lower_limits", "read_call", "write_limit"]
 
 UNREADABLE: Final = "unreadable_request"
 
@@ -217,6 +218,22 @@ def write_limit(call: Call, limit: int) -> dict[str, Any]:
         body.pop("max_tokens", None)  # null, or it would be the limit
     body[field] = limit
     return body
+
+
+def lower_limits(call: Call, body: Mapping[str, Any], limit: int | None) -> dict[str, Any]:
+    """Return *body* with every output limit in it lowered to *limit* tokens, and one set where there is none; None lowers none."""
+    if limit is None or call.route.flavour not in _LIMITS:
+        return dict(body)
+    if call.limit is None:
+        return write_limit(dataclasses.replace(call, body=body), limit)
+    lowered = dict(body)
+    for outer, *inner in _LIMITS[call.route.flavour]:
+        value = lowered.get(outer)
+        if not inner and type(value) is int:
+            lowered[outer] = min(value, limit)
+        elif inner and isinstance(value, dict) and type(value.get(inner[0])) is int:
+            lowered[outer] = {**value, inner[0]: min(value[inner[0]], limit)}
+    return lowered
 
 
 def ask_for_usage(body: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,10 +12,12 @@ from x402guard.policy.case import Case
 from x402guard.policy.rules import OFFER_RULES
 from x402guard.policy.settings import Policy
 
-__all__ = ["FACILITATORS_PER_ORIGIN", "judge_live", "judge_offer", "note_version", "origin_mark", "rank"]
+__all__ = ["FACILITATORS_PER_ORIGIN", "judge_live", "judge_offer", "note_payee", "note_version", "origin_mark", "rank"]
 
 FACILITATORS_PER_ORIGIN: Final = 3
 """Official servers pick among several addresses of their facilitator; a fourth new one is no longer that."""
+
+_MOST_PAYEES: Final = 20
 
 
 def judge_offer(policy: Policy, case: Case) -> Rejection | None:
@@ -55,6 +57,10 @@ def judge_live(view: LedgerView, policy: Policy, case: Case) -> Rejection | None
             f"the last {LAST_SETTLEMENTS} settlements of {offer.payee} took the whole ceiling: that is no measured use"
         )
         return Rejection("upto_at_ceiling", f"{reason} (policy.upto_at_ceiling)")
+    payees = list(known.get("payees", ()))
+    if policy.payee_change == "refuse" and payees and offer.payee not in payees:
+        reason = f"{case.request.origin} was paid before and never by way of {offer.payee}; setting policy.payee_change"
+        return Rejection("payee_change", reason)
     seen = list(known["facilitators"])
     if offer.facilitator is not None:
         objection = _facilitator(policy, offer, seen)
@@ -63,8 +69,19 @@ def judge_live(view: LedgerView, policy: Policy, case: Case) -> Rejection | None
         if offer.facilitator not in seen and policy.facilitators is None:
             seen.append(offer.facilitator)
     if offer.version == 2:
-        view.put_mark(key, {"v2": True, "facilitators": seen})
+        view.put_mark(key, {**known, "v2": True, "facilitators": seen})
     return None
+
+
+def note_payee(view: LedgerView, policy: Policy, case: Case) -> None:
+    """Remember whom an origin is paid by way of, where its owner wants no other."""
+    if policy.payee_change != "refuse":
+        return
+    key = origin_mark(case.request.origin)
+    known: Mapping[str, Any] = view.mark(key) or {"v2": False, "facilitators": []}
+    payees = list(known.get("payees", ()))
+    if case.offer.payee not in payees:
+        view.put_mark(key, {**known, "payees": [*payees, case.offer.payee][-_MOST_PAYEES:]})
 
 
 def note_version(view: LedgerView, origin: str) -> None:

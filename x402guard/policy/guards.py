@@ -6,7 +6,9 @@ from typing import Final
 
 from x402guard.ledger.authorize import Refusal
 from x402guard.ledger.budgets import find_shortfall, trip
+from x402guard.ledger.model import HoldKind
 from x402guard.ledger.view import LedgerView, MarkKey
+from x402guard.policy.breakers import breaker_marks, find_open, note_end, note_try
 from x402guard.policy.loops import (
     find_loop,
     forget_step,
@@ -19,6 +21,7 @@ from x402guard.policy.loops import (
 from x402guard.policy.settings import Policy
 from x402guard.policy.spikes import find_spike, note_cost, spike_marks
 from x402guard.policy.steps import Step, reset_mark, run_of
+from x402guard.policy.timeouts import begin_step, end_step, find_late, timeout_marks
 from x402guard.policy.velocity import find_excess, forget_spent, note_spent, velocity_marks
 
 __all__ = [
@@ -31,6 +34,7 @@ __all__ = [
     "guard_marks",
     "judge_amount",
     "judge_step",
+    "note_answer",
     "note_delivery",
     "note_taken",
 ]
@@ -59,6 +63,8 @@ def guard_marks(policy: Policy, node_id: str, step: Step, payees: tuple[str, ...
         *loop_marks(policy.loop, run_id, step),
         *spike_marks(policy.spike, run_id, step),
         *velocity_marks(policy.velocity, run_id, step, payees),
+        *breaker_marks(policy.breaker, node_id, step, payees),
+        *timeout_marks(policy.timeouts, node_id),
     ]
     if policy.max_steps is not None:
         marks.append(_steps(run_id))
@@ -70,6 +76,9 @@ def guard_marks(policy: Policy, node_id: str, step: Step, payees: tuple[str, ...
 def judge_step(view: LedgerView, policy: Policy, node_id: str, step: Step) -> Refusal | None:
     """Return what a guard has against a step, or None; a loop latches the run. Nothing of the step is written here."""
     run_id = run_of(node_id)
+    early = find_late(view, policy.timeouts, node_id, step.kind) or find_open(view, policy.breaker, node_id, step)
+    if early is not None:
+        return early
     counted = (
         (MAX_STEPS, "steps", policy.max_steps, _steps(run_id)),
         (MAX_CALLS, f"calls of {step.name}", policy.max_calls.get(step.name), _calls(run_id, step.name)),
@@ -87,6 +96,9 @@ def judge_step(view: LedgerView, policy: Policy, node_id: str, step: Step) -> Re
 def judge_amount(view: LedgerView, policy: Policy, node_id: str, step: Step) -> Refusal | None:
     """Return what a guard has against a step at its price, or None. A spike that is to trip latches the run."""
     run_id = run_of(node_id)
+    resting = find_open(view, policy.breaker, node_id, step)
+    if resting is not None:
+        return resting
     excess = find_excess(view, policy.velocity, run_id, step)
     if excess is not None:
         rule, reason = excess
@@ -100,9 +112,13 @@ def judge_amount(view: LedgerView, policy: Policy, node_id: str, step: Step) -> 
     return Refusal(SPIKE, f"{spike}; the session is latched until its owner resets it", step.amount)
 
 
-def note_taken(view: LedgerView, policy: Policy, node_id: str, step: Step) -> None:
-    """Remember a step that was held for, and its price."""
+def note_taken(view: LedgerView, policy: Policy, node_id: str, step: Step, hold_id: str = "") -> None:
+    """Remember a step that was held for, by the hold of that id, and its price; "" where it is over already."""
     run_id = run_of(node_id)
+    if hold_id:
+        note_try(view, policy.breaker, node_id, step, hold_id)
+    if step.kind is HoldKind.LLM:
+        end_step(view, policy.timeouts, node_id)
     spike = find_spike(view, policy.spike, run_id, step)
     if spike is not None:
         view.record(node_id, "event", facts={"name": SPIKE, "reason": spike})
@@ -119,6 +135,7 @@ def note_taken(view: LedgerView, policy: Policy, node_id: str, step: Step) -> No
 def give_step_back(view: LedgerView, policy: Policy, node_id: str, step: Step, at_ms: int) -> None:
     """Forget a step that was never paid for, taken at *at_ms* (unix milliseconds). Its rows are those of ``guard_marks``."""
     run_id = run_of(node_id)
+    note_end(view, policy.breaker, node_id, step, well=None)
     forget_step(view, policy.loop, run_id, step, at_ms)
     forget_spent(view, policy.velocity, run_id, step, at_ms)
     for most, key in ((policy.max_steps, _steps(run_id)), (policy.max_calls.get(step.name), _calls(run_id, step.name))):
@@ -126,21 +143,36 @@ def give_step_back(view: LedgerView, policy: Policy, node_id: str, step: Step, a
             view.put_mark(key, {"count": _count(view, key) - 1})
 
 
-def delivery_marks(node_id: str, payee: str) -> tuple[MarkKey, ...]:
-    """Return the small rows that ``note_delivery`` has to see."""
+def delivery_marks(policy: Policy, node_id: str, step: Step) -> tuple[MarkKey, ...]:
+    """Return the small rows that ``note_delivery`` and ``note_answer`` have to see."""
     run_id = run_of(node_id)
-    return streak_mark(run_id, payee), reset_mark(run_id)
+    watched = breaker_marks(policy.breaker, node_id, step, (step.payee,) if step.payee else ())
+    streak = (streak_mark(run_id, step.payee), reset_mark(run_id)) if step.payee else ()
+    return (*watched, *streak, *timeout_marks(policy.timeouts, node_id))
 
 
-def note_delivery(view: LedgerView, policy: Policy, node_id: str, payee: str, *, delivered: bool) -> None:
-    """Count whether a payee delivered what it was paid for; too many failures in a row latch the run."""
+def note_delivery(
+    view: LedgerView, policy: Policy, node_id: str, step: Step, *, delivered: bool, again: bool = False
+) -> None:
+    """Count whether a payee delivered what it was paid for; too many failures in a row latch the run.
+
+    One payment, shown *again*, fails once; but whoever does not answer it fails each time.
+    """
     run_id = run_of(node_id)
+    note_end(view, policy.breaker, node_id, step, well=delivered)
     if delivered:
-        note_success(view, run_id, payee)
+        note_success(view, run_id, step.payee)
         return
-    streak = note_failure(view, policy.loop, run_id, payee)
+    streak = None if again else note_failure(view, policy.loop, run_id, step.payee)
     if streak is not None:
         trip(view, run_id, LOOP, streak)
+
+
+def note_answer(view: LedgerView, policy: Policy, node_id: str, step: Step, *, well: bool | None) -> None:
+    """Count how an LLM call or the use of a tool ended; with a model's answer a step of the agent begins."""
+    note_end(view, policy.breaker, node_id, step, well=well)
+    if step.kind is HoldKind.LLM:
+        begin_step(view, policy.timeouts, node_id)
 
 
 def _count(view: LedgerView, key: MarkKey) -> int:

@@ -12,9 +12,15 @@ from x402guard.assets import TEST_NETWORKS, V1_NAMES, resolve_network
 from x402guard.errors import ConfigError
 from x402guard.evm import parse_address
 from x402guard.money import Dollars, Nanos, dollars_to_nanos
+from x402guard.policy.approvals import Approvals
+from x402guard.policy.breakers import Breaker, Bulkhead
 from x402guard.policy.loops import Loop
+from x402guard.policy.risk import Risk
+from x402guard.policy.rule_list import Rule, check_rules
+from x402guard.policy.soft_limits import SoftLimits, parts_of
 from x402guard.policy.spikes import Spike
 from x402guard.policy.steps import as_place
+from x402guard.policy.timeouts import Timeouts
 from x402guard.policy.velocity import Velocity
 
 __all__ = ["MIN_LIFETIME_S", "Policy", "ResourceMismatch", "check_flag"]
@@ -24,6 +30,7 @@ MIN_LIFETIME_S: Final = 10
 
 ResourceMismatch = Literal["warn", "refuse"]
 UptoAtCeiling = Literal["warn", "refuse"]
+PayeeChange = Literal["allow", "refuse"]
 
 _SCHEMES: Final = frozenset({"exact", "upto"})
 _MAX_LIFETIME_S: Final = 86_400
@@ -47,7 +54,16 @@ class Policy:
         resource_mismatch: what to do where an offer names another host than was asked: ``warn`` or ``refuse``.
         upto_at_ceiling: what to do with a payee whose last twenty ``upto`` settlements all took the ceiling: ``warn`` (an
             event in the report) or ``refuse``.
+        payee_change: what to do where an origin that was paid before names a payee that it was never paid by: ``allow``, since
+            honest sellers rotate, or ``refuse``.
         unsafe_pay_after_redirect: pay an origin that a redirect led to.
+        rules: the owner's own rules; None for none.
+        risk: which tools run, and which do not without a person; None asks about none.
+        approvals: when a person is asked, and for how long.
+        breaker: when a payee, host or tool is given a rest; None for never.
+        bulkhead: how many calls to one host or tool may be under way at once; None for any number.
+        timeouts: how long a call, a step and the run may take.
+        soft_limits: the parts of a budget (0 < part < 1, such as 0.9) at which people are told, each once; () for none.
         loop: when the same call is one too many; None for no loop detector.
         spike: when a step costs too much beside those before it; None for no spike detector.
         velocity: how fast may be spent; None for no limits of that kind.
@@ -69,13 +85,22 @@ class Policy:
     max_lifetime_s: int = 300
     resource_mismatch: ResourceMismatch = "warn"
     upto_at_ceiling: UptoAtCeiling = "warn"
+    payee_change: PayeeChange = "allow"
     unsafe_pay_after_redirect: bool = False
+    rules: Collection[Rule] | None = None
+    risk: Risk | None = field(default_factory=Risk)
+    approvals: Approvals = field(default_factory=Approvals)
+    breaker: Breaker | None = field(default_factory=Breaker)
+    bulkhead: Bulkhead | None = field(default_factory=Bulkhead)
+    timeouts: Timeouts = field(default_factory=Timeouts)
+    soft_limits: SoftLimits = (0.5, 0.8, 0.9)
     loop: Loop | None = field(default_factory=Loop)
     spike: Spike | None = field(default_factory=Spike)
     velocity: Velocity | None = field(default_factory=Velocity)
     max_steps: int | None = None
     max_calls: Mapping[str, int] = field(default_factory=dict, hash=False)
     cap_nanos: Nanos | None = field(init=False, repr=False, compare=False, default=None)
+    soft_parts: tuple[int, ...] = field(init=False, repr=False, compare=False, default=())
 
     def __post_init__(self) -> None:
         self._set("cap_nanos", _cap(self.per_payment_cap))
@@ -93,19 +118,18 @@ class Policy:
         if type(lifetime) is not int or not MIN_LIFETIME_S <= lifetime <= _MAX_LIFETIME_S:
             raise ConfigError(f"policy.max_lifetime_s: {lifetime!r} is not a whole number of seconds from 10 to 86400")
         check_flag("policy.unsafe_pay_after_redirect", self.unsafe_pay_after_redirect)
-        if self.resource_mismatch not in get_args(ResourceMismatch):
-            raise ConfigError(f"policy.resource_mismatch: {self.resource_mismatch!r} is neither 'warn' nor 'refuse'")
-        if self.upto_at_ceiling not in get_args(UptoAtCeiling):
-            raise ConfigError(f"policy.upto_at_ceiling: {self.upto_at_ceiling!r} is neither 'warn' nor 'refuse'")
-
-        if self.loop is not None and not isinstance(self.loop, Loop):
-            raise ConfigError(f"policy.loop: {self.loop!r} is no Loop; write Loop(calls=10, window_s=60), or None")
-        if self.spike is not None and not isinstance(self.spike, Spike):
-            raise ConfigError(f"policy.spike: {self.spike!r} is no Spike; write Spike(multiplier=3, window=5), or None")
-        if self.velocity is not None and not isinstance(self.velocity, Velocity):
-            raise ConfigError(
-                f"policy.velocity: {self.velocity!r} is no Velocity; write Velocity(calls_per_minute=60), or None"
-            )
+        for name, choices in _CHOICES.items():
+            if getattr(self, name) not in choices:
+                raise ConfigError(
+                    f"policy.{name}: {getattr(self, name)!r} is neither {choices[0]!r} nor {choices[1]!r}"
+                )
+        for name, (kind, example, optional) in _PARTS.items():
+            value = getattr(self, name)
+            if not isinstance(value, kind) and not (optional and value is None):
+                write = f"write {kind.__name__}({example})" + (", or None" if optional else "")
+                raise ConfigError(f"policy.{name}: {value!r} is no {kind.__name__}; {write}")
+        self._set("rules", check_rules(self.rules))
+        self._set("soft_parts", parts_of("policy.soft_limits", self.soft_limits))
         if self.max_steps is not None:
             _check_most("max_steps", self.max_steps)
         if not isinstance(self.max_calls, Mapping):
@@ -116,6 +140,24 @@ class Policy:
 
     def _set(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)
+
+
+_CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
+    "resource_mismatch": get_args(ResourceMismatch),
+    "upto_at_ceiling": get_args(UptoAtCeiling),
+    "payee_change": get_args(PayeeChange),
+}
+_PARTS: Final[Mapping[str, tuple[type, str, bool]]] = {
+    "loop": (Loop, "calls=10, window_s=60", True),
+    "spike": (Spike, "multiplier=3, window=5", True),
+    "velocity": (Velocity, "calls_per_minute=60", True),
+    "risk": (Risk, 'levels={"wipe_*": "CRITICAL"}', True),
+    "approvals": (Approvals, 'above="$0.50"', False),
+    "breaker": (Breaker, "failures=3, rest_s=30", True),
+    "bulkhead": (Bulkhead, "per_host=8, per_tool=8", True),
+    "timeouts": (Timeouts, "payment_s=10", False),
+}
+"""Setting → (its kind, how one is written, None is a choice)."""
 
 
 def _check_most(name: str, value: object) -> None:

@@ -16,19 +16,21 @@ DEFAULT_LEDGER: Final = "sqlite:///x402guard.db"
 """In the working directory, so that an agent that is started again finds its books."""
 
 
-def open_store(url: str, *, clock_ms: Callable[[], int] | None = None) -> LedgerStore:
+def open_store(
+    url: str, *, clock_ms: Callable[[], int] | None = None, steady_ms: Callable[[], int] | None = None
+) -> LedgerStore:
     """Return the store at a ledger URL.
 
     ``memory://`` keeps the books in this process and promises nothing past it; ``sqlite:///spend.db`` is a file relative to
-    the working directory, ``sqlite:////var/lib/spend.db`` an absolute one. ``clock_ms`` gives unix milliseconds. Raises
-    ``ConfigError`` for any other URL, ``LedgerUnavailable`` where the file cannot be opened.
+    the working directory, ``sqlite:////var/lib/spend.db`` an absolute one. ``clock_ms`` gives unix milliseconds,
+    ``steady_ms`` milliseconds that nobody sets. Raises ``ConfigError`` for any other URL, ``LedgerUnavailable`` where the file cannot be opened.
     """
     if url == "memory://":
-        return MemoryStore(clock_ms=clock_ms)
+        return MemoryStore(clock_ms=clock_ms, steady_ms=steady_ms)
     if url.startswith("sqlite:///") and len(url) > len("sqlite:///") and "\0" not in url:
         from x402guard.stores.sqlite import SqliteStore
 
-        return SqliteStore(_usable(ledger_path(url), url), clock_ms=clock_ms)
+        return SqliteStore(_usable(ledger_path(url), url), clock_ms=clock_ms, steady_ms=steady_ms)
     raise ConfigError(
         f"ledger: {url!r} is not a ledger; write memory://, sqlite:///spend.db or sqlite:////absolute/path.db"
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
 from x402guard.errors import IllegalTransition
@@ -11,7 +11,7 @@ from x402guard.ledger.doubt import instance_mark
 from x402guard.ledger.model import Hold, Node, NodeKind
 from x402guard.ledger.view import LedgerView, MarkKey, Scope
 
-__all__ = ["DUE_AT_ONCE", "Rows", "check_change", "load_view", "system_clock_ms"]
+__all__ = ["DUE_AT_ONCE", "Rows", "StoreClock", "check_change", "load_view"]
 
 DUE_AT_ONCE = 100
 """How many holds past their deadline one transaction ends on the way, at most."""
@@ -39,13 +39,42 @@ class Rows(Protocol):
         """Return those of the small rows that exist."""
 
 
-def system_clock_ms() -> int:
-    """Return this machine's clock in unix milliseconds."""
+class StoreClock:
+    """A store's clock, and how far that has run ahead of time passing since the store was opened.
+
+    Args:
+        wall: returns unix milliseconds; this machine's clock when none is given.
+        steady: returns milliseconds from anywhere, and is set by nobody; the machine's own, asleep or not. Beside a *wall* of the
+            caller's, one that goes with it.
+    """
+
+    def __init__(self, wall: Callable[[], int] | None = None, steady: Callable[[], int] | None = None) -> None:
+        self._wall = wall or _system_clock_ms
+        self._steady = steady or (_steady_clock_ms if wall is None else wall)
+        self._began = (self._wall(), self._steady())
+
+    def __call__(self) -> int:
+        """Return the clock in unix milliseconds."""
+        return self._wall()
+
+    def ahead_ms(self, now_ms: int) -> int:
+        """Return how far *now_ms* (unix milliseconds) is ahead of what should be now."""
+        wall_ms, steady_ms = self._began
+        return max(0, now_ms - wall_ms - (self._steady() - steady_ms))
+
+
+def _system_clock_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-def load_view(rows: Rows, scope: Scope, now_ms: int) -> LedgerView:
+def _steady_clock_ms() -> int:
+    boot = getattr(time, "CLOCK_BOOTTIME", None)  # Linux: it goes on while the machine sleeps
+    return (time.monotonic_ns() if boot is None else time.clock_gettime_ns(boot)) // 1_000_000
+
+
+def load_view(rows: Rows, scope: Scope, clock: StoreClock) -> LedgerView:
     """Return the view of a scope: the rows it names, every ancestor, and what hangs on them."""
+    now_ms = clock()
     nodes = {node.id: node for node in rows.get_nodes(scope.nodes)}
     named = list(rows.get_holds(scope.holds)) if scope.holds else []
     purchase = list(rows.live_by_purchase(scope.purchase)) if scope.purchase else []
@@ -58,6 +87,7 @@ def load_view(rows: Rows, scope: Scope, now_ms: int) -> LedgerView:
     keys = {*scope.marks, *(instance_mark(hold.owner) for hold in holds.values())}
     return LedgerView(
         now_ms=now_ms,
+        ahead_ms=clock.ahead_ms(now_ms),
         nodes=nodes.values(),
         holds=holds.values(),
         marks=rows.get_marks(keys) if keys else {},

@@ -11,7 +11,7 @@ from typing import Any, Final, TypeVar
 from x402guard.errors import LedgerUnavailable
 from x402guard.ledger.model import Entry, Evidence, Hold, HoldState, Node
 from x402guard.ledger.view import Change, LedgerView, MarkKey, Scope
-from x402guard.stores.loading import check_change, load_view, system_clock_ms
+from x402guard.stores.loading import StoreClock, check_change, load_view
 
 __all__ = ["MemoryStore"]
 
@@ -23,8 +23,10 @@ class MemoryStore:
 
     inline: Final = True
 
-    def __init__(self, *, clock_ms: Callable[[], int] | None = None) -> None:
-        self._clock = clock_ms or system_clock_ms
+    def __init__(
+        self, *, clock_ms: Callable[[], int] | None = None, steady_ms: Callable[[], int] | None = None
+    ) -> None:
+        self._clock = StoreClock(clock_ms, steady_ms)
         self._lock = threading.Lock()
         self._nodes: dict[str, Node] = {}
         self._holds: dict[str, Hold] = {}
@@ -40,7 +42,7 @@ class MemoryStore:
         """See ``LedgerStore.transact``."""
         self._check_usable()
         with self._lock:
-            view = load_view(self, scope, self._clock())
+            view = load_view(self, scope, self._clock)
             result = change(view)
             check_change(view, scope)
             try:

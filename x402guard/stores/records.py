@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
+from x402guard.errors import ConfigError
 from x402guard.ledger.intent import Intent
 from x402guard.ledger.model import (
     Claim,
@@ -22,6 +23,7 @@ from x402guard.ledger.model import (
     Purpose,
 )
 from x402guard.ledger.view import MarkKey
+from x402guard.ledger.windows import check_window
 from x402guard.money import Nanos
 
 __all__ = [
@@ -48,13 +50,14 @@ class UnreadableRecord(Exception):  # noqa: N818 - becomes a LedgerUnavailable
 def _reading(kind: str, record: Sequence[Any]) -> Iterator[None]:
     try:
         yield
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, ConfigError) as error:
         raise UnreadableRecord(f"{kind} {str(record[0])[:80]!r} cannot be understood: {error}") from error
 
 
 NODE_COLUMNS: Final = (
     "id", "parent_id", "kind", "name", "max_nanos", "created_ms", "last_ms", "captured", "held", "granted_out",
     "granted_in", "state", "terminated_by", "starved", "openers", "closed_ms", "seq", "head",
+    "live", "window", "since_ms", "past", "reserve", "finalized", "soft", "warned",
 )  # fmt: skip
 HOLD_COLUMNS: Final = tuple(field.name for field in dataclasses.fields(Hold))
 _PURPOSE: Final = tuple(field.name for field in dataclasses.fields(Purpose))
@@ -70,7 +73,9 @@ def node_record(node: Node) -> Record:
     return (
         node.id, node.parent_id, str(node.kind), node.name, node.limit, node.created_ms, node.last_ms, node.captured,
         node.held, node.granted_out, node.granted_in, str(node.state), node.terminated_by, int(node.starved),
-        json.dumps(node.openers), node.closed_ms, node.seq, node.head,
+        json.dumps(node.openers), node.closed_ms, node.seq, node.head, node.live,
+        None if node.window is None else f"{node.window.per} {node.window.tz}", node.since_ms, node.past, node.reserve,
+        int(node.finalized), json.dumps(node.soft), node.warned,
     )  # fmt: skip
 
 
@@ -84,6 +89,9 @@ def to_node(record: Sequence[Any]) -> Node:
             state=NodeState(row["state"]),
             starved=bool(row["starved"]),
             openers=tuple(json.loads(row["openers"])),
+            window=None if row["window"] is None else check_window(*row["window"].split(" ", 1)),
+            finalized=bool(row["finalized"]),
+            soft=tuple(json.loads(row["soft"])),
         )
         return Node(limit=None if limit is None else Nanos(limit), **row)
 

@@ -85,5 +85,23 @@ CREATE TABLE marks (
 ) STRICT, WITHOUT ROWID;
 """
 
-MIGRATIONS: Final[tuple[str, ...]] = (_FIRST,)
+_WINDOWS: Final = """
+ALTER TABLE nodes ADD COLUMN live INTEGER NOT NULL DEFAULT 0 CHECK (live >= 0);
+ALTER TABLE nodes ADD COLUMN window TEXT;
+ALTER TABLE nodes ADD COLUMN since_ms INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE nodes ADD COLUMN past INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE nodes ADD COLUMN reserve INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE nodes ADD COLUMN finalized INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE nodes ADD COLUMN soft TEXT NOT NULL DEFAULT '[]';
+ALTER TABLE nodes ADD COLUMN warned INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE holds ADD COLUMN closed_ms INTEGER NOT NULL DEFAULT 0;
+UPDATE nodes SET live = (
+    WITH RECURSIVE inside (id) AS (
+        SELECT nodes.id UNION ALL SELECT child.id FROM nodes AS child JOIN inside ON child.parent_id = inside.id
+    )
+    SELECT sum(held) FROM nodes AS one WHERE one.id IN (SELECT id FROM inside)
+);
+"""
+
+MIGRATIONS: Final[tuple[str, ...]] = (_FIRST, _WINDOWS)
 """Migration N takes a ledger from version N to N + 1; the version is SQLite's ``user_version``."""

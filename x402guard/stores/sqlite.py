@@ -21,7 +21,7 @@ from typing import Any, Final, TypeVar
 from x402guard.errors import LedgerUnavailable
 from x402guard.ledger.model import Entry, Hold, Node
 from x402guard.ledger.view import Change, LedgerView, MarkKey, Scope
-from x402guard.stores.loading import check_change, load_view, system_clock_ms
+from x402guard.stores.loading import StoreClock, check_change, load_view
 from x402guard.stores.records import (
     ENTRY_COLUMNS,
     HOLD_COLUMNS,
@@ -91,15 +91,22 @@ class SqliteStore:
     Args:
         path: the database file; ``-wal``, ``-shm`` and ``-lock`` files stand beside it.
         clock_ms: unix milliseconds; the system's clock by default.
+        steady_ms: milliseconds that nobody sets; see ``StoreClock``.
 
     Raises ``LedgerUnavailable`` where the file cannot be opened, or is none of ours.
     """
 
     inline: Final = False
 
-    def __init__(self, path: Path, *, clock_ms: Callable[[], int] | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        clock_ms: Callable[[], int] | None = None,
+        steady_ms: Callable[[], int] | None = None,
+    ) -> None:
         self._path = path.absolute()  # a later chdir must not make it another file
-        self._clock = clock_ms or system_clock_ms
+        self._clock = StoreClock(clock_ms, steady_ms)
         self._lock = threading.RLock()
         self._read_lock = threading.Lock()
         self._closed = False
@@ -225,7 +232,7 @@ class SqliteStore:
             self._synchronous = level
         try:
             self._writer.execute("BEGIN IMMEDIATE")
-            view = load_view(self, scope, self._clock())
+            view = load_view(self, scope, self._clock)
             result = change(view)
             check_change(view, scope)
             self._write(view)

@@ -1,0 +1,179 @@
+"""Who is asked: a function, a person at the terminal, or people who answer from another process through the ledger."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import pwd
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, Protocol, TextIO
+
+from x402guard.aside import Aside
+from x402guard.errors import ConfigError
+from x402guard.ledger.approvals import Question, answer_of, approval_mark, put_question, take_answer
+from x402guard.ledger.report_text import printable
+from x402guard.ledger.view import Scope
+from x402guard.policy.approvals import Answer, ApprovalRequest, count_people
+from x402guard.ports import LedgerStore
+
+__all__ = ["Approver", "QueueApprover", "TerminalApprover", "as_approver", "ask_aside", "operating_user"]
+
+_POLL_S: Final = 0.1
+_SHOWN: Final = 2_000
+
+Callback = Callable[[ApprovalRequest], object]
+
+
+class Approver(Protocol):
+    """Asks a person, in a thread of its own. What it raises, and what comes too late, is a no."""
+
+    def ask(self, request: ApprovalRequest) -> Answer:
+        """Return the answer."""
+
+
+def operating_user() -> str:
+    """Return the name of the operating system's user: what the environment says of it counts for nothing."""
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        return f"uid {os.getuid()}"
+
+
+class _Asked:
+    """A function: True is a yes, an ``Answer`` says who gave it, and anything else is a no."""
+
+    def __init__(self, function: Callback) -> None:
+        self._function = function
+        self._name = getattr(function, "__qualname__", type(function).__name__)
+
+    def ask(self, request: ApprovalRequest) -> Answer:
+        """See ``Approver.ask``."""
+        said = self._function(request)
+        return said if isinstance(said, Answer) else Answer(said is True, (self._name,))
+
+
+class _Several:
+    """Several, asked one after the other until one says no, or enough people have said yes."""
+
+    def __init__(self, approvers: Sequence[Approver]) -> None:
+        self._approvers = approvers
+
+    def ask(self, request: ApprovalRequest) -> Answer:
+        """See ``Approver.ask``."""
+        people: tuple[str, ...] = ()
+        for approver in self._approvers:
+            answer = approver.ask(request)
+            if not answer.allowed:
+                return answer
+            people += answer.by
+            if count_people(people) >= request.approvers:
+                return Answer(allowed=True, by=people, reason=answer.reason)
+        return Answer.no(f"{request.approvers} different people have to allow it", people)
+
+
+class TerminalApprover:
+    """Asks whoever sits at the terminal; there is no terminal, there is no yes.
+
+    Args:
+        terminal: where to ask, opened for reading and writing; the process's own terminal when none is given.
+    """
+
+    def __init__(self, terminal: TextIO | None = None) -> None:
+        self._terminal = terminal
+
+    def ask(self, request: ApprovalRequest) -> Answer:
+        """See ``Approver.ask``."""
+        if self._terminal is not None:
+            return self._asked(self._terminal, request)
+        try:
+            terminal = open("/dev/tty", "r+", encoding="utf-8")  # noqa: PTH123, SIM115 - no file; closed below
+        except OSError as error:
+            return Answer.no(f"there is no terminal to ask at: {error.strerror}")
+        with terminal:
+            return self._asked(terminal, request)
+
+    def _asked(self, terminal: TextIO, request: ApprovalRequest) -> Answer:
+        terminal.write(f"\n{describe(request)}\nAllow it, once? [y/N] ")
+        terminal.flush()
+        return Answer(terminal.readline().strip().lower() in ("y", "yes"), (operating_user(),))
+
+
+def describe(request: ApprovalRequest) -> str:
+    """Return a question in words, safe to print: what an agent says of itself may hold control characters."""
+    whom = f" to {request.payee} on {request.network}" if request.payee else ""
+    shown = "" if request.arguments is None else f" with {dict(request.arguments)!r}"[:_SHOWN]
+    return printable(
+        f"x402guard: session {request.session} wants {request.what}{shown} for ${request.amount}{whom}. {request.reason}"
+    )
+
+
+class QueueApprover:
+    """Writes the question into the ledger, where ``x402guard approvals`` answers it from another process.
+
+    A tool's arguments stand beside the question while it waits, and are taken out of the ledger with its end.
+    """
+
+    def __init__(self, store: LedgerStore, pause: Callable[[float], None] = time.sleep) -> None:
+        self._store, self._pause = store, pause
+
+    def ask(self, request: ApprovalRequest) -> Answer:
+        """See ``Approver.ask``."""
+        question = Question(
+            id=request.id,
+            session=request.session,
+            what=request.what,
+            words=describe(request),
+            approvers=request.approvers,
+            timeout_s=request.timeout_s,
+        )
+        scope = Scope(marks=(approval_mark(request.id),))
+        self._store.transact(scope, lambda view: put_question(view, question))
+        give_up = time.monotonic() + request.timeout_s
+        while time.monotonic() < give_up:
+            row: Mapping[str, Any] = self._store.marks("approval", request.id).get(request.id, {})
+            if answer_of(row, self._store.now_ms()) is not None:
+                allowed, people, why = self._store.transact(scope, lambda view: take_answer(view, request.id))
+                return Answer(allowed, people, why)
+            self._pause(_POLL_S)
+        return Answer.no("nobody answered in time")
+
+
+def as_approver(given: object, store: LedgerStore | None = None) -> Approver | None:
+    """Return who is asked. Raises ``ConfigError`` naming ``approver`` for what can ask nobody."""
+    if given is None:
+        return None
+    if given == "terminal":
+        return TerminalApprover()
+    if given == "queue":
+        return None if store is None else QueueApprover(store)
+    if isinstance(given, (list, tuple)) and given:
+        return _Several([approver for one in given if (approver := as_approver(one, store)) is not None])
+    if hasattr(given, "ask") and not isinstance(given, type):
+        return given
+    if not callable(given) or isinstance(given, type):
+        raise ConfigError(
+            f"approver: {given!r} is neither 'terminal', 'queue', a function of a request, nor a list of these"
+        )
+    if inspect.iscoroutinefunction(given) or inspect.iscoroutinefunction(getattr(given, "__call__", None)):  # noqa: B004
+        raise ConfigError("approver: it is called in a thread of its own; write a plain function, not an `async def`")
+    return _Asked(given)
+
+
+def ask_aside(approver: Approver | None, request: ApprovalRequest) -> Aside[Answer]:
+    """Return the call that asks; whatever goes wrong with it is a no."""
+
+    def call() -> Answer:
+        if approver is None:
+            return Answer.no("this guard has nobody to ask")
+        try:
+            answer: object = approver.ask(request)
+        except Exception as error:  # noqa: BLE001 - an approver that fails has not allowed anything
+            return Answer.no(f"asking failed: {type(error).__name__}")
+        if not isinstance(answer, Answer):
+            return Answer.no(f"the approver answered with a {type(answer).__name__}")
+        if answer.allowed is True and count_people(answer.by) < request.approvers:
+            return Answer.no(f"{request.approvers} different people have to allow it", answer.by)
+        return answer
+
+    return Aside(call)

@@ -1,0 +1,93 @@
+"""A tool's arguments as plain JSON, so that two uses can be told apart without their values going into any book. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+import hashlib
+import json
+from collections.abc import Mapping
+from decimal import Decimal
+from enum import Enum
+from pathlib import PurePath
+from typing import Any, Final
+from uuid import UUID
+
+from x402guard.errors import ConfigError
+
+__all__ = ["fingerprint", "fingerprint_of", "plain_arguments"]
+
+_SAYS_ITSELF: Final = (Decimal, UUID, dt.date, dt.time, PurePath, Enum)
+_DEEPEST: Final = 64
+_MOST_VALUES: Final = 10_000
+
+
+def fingerprint_of(arguments: object) -> str:
+    """Return the SHA-256 of a tool's arguments in hex, whatever their order; "" for None. Their values go into no book.
+
+    Raises as ``plain_arguments`` does.
+    """
+    return fingerprint(plain_arguments(arguments))
+
+
+def fingerprint(plain: Mapping[str, Any] | None) -> str:
+    """Return the SHA-256 of plain arguments in hex, whatever their order; "" for None."""
+    return "" if plain is None else hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
+
+
+def plain_arguments(arguments: object) -> Mapping[str, Any] | None:
+    """Return a tool's arguments as plain JSON, so that two uses can be told apart; None where they were not told.
+
+    Dates, decimals, paths, dataclasses and models count by what they say, bytes by their hash; with anything else among them
+    nobody can tell, and None is returned. Raises ``ConfigError`` naming the argument for what is no mapping, nests deeper
+    than 64 levels, or holds more than 10,000 values or a million characters.
+    """
+    if arguments is None:
+        return None
+    if not isinstance(arguments, Mapping):
+        raise ConfigError(f'arguments: a {type(arguments).__name__} is no mapping; write {{"query": …}}')
+    left = [_MOST_VALUES]
+    try:
+        plain = _plain(arguments, _DEEPEST, left)
+        json.dumps(plain)
+    except ValueError as error:  # a number of thousands of digits
+        raise ConfigError(f"arguments: {error}") from error
+    return plain if isinstance(plain, dict) and len(left) == 1 else None
+
+
+def _plain(value: object, deeper: int, left: list[int]) -> object:
+    left[0] -= 1 + (len(value) // 100 if isinstance(value, (str, bytes)) else 0)
+    if left[0] < 0:
+        raise ConfigError(f"arguments: more than {_MOST_VALUES:,} values; give those that tell one call from another")
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if deeper == 0:
+        raise ConfigError(f"arguments: nested deeper than {_DEEPEST} levels")
+    if isinstance(value, Mapping):
+        return {_key(key): _plain(item, deeper - 1, left) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item, deeper - 1, left) for item in value]
+    if isinstance(value, (set, frozenset)):
+        return sorted(json.dumps(_plain(item, deeper - 1, left)) for item in value)
+    name = type(value).__qualname__
+    if isinstance(value, bytes):
+        return [name, hashlib.sha256(value).hexdigest()]
+    if isinstance(value, _SAYS_ITSELF):
+        return [name, hashlib.sha256(str(value).encode("utf-8", "replace")).hexdigest()]
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+        return [name, _plain(fields, deeper - 1, left)]
+    if callable(dump := getattr(value, "model_dump", None)) and not isinstance(value, type):
+        return [name, _plain(dump(), deeper - 1, left)]
+    left.append(0)  # it says nothing of itself: nobody can tell it from another
+    return [name]
+
+
+def _key(key: object) -> str:
+    if isinstance(key, str):
+        return str.__str__(key)
+    return (
+        f"{type(key).__qualname__}:{key}"
+        if isinstance(key, (int, float, bool, *_SAYS_ITSELF))
+        else type(key).__qualname__
+    )

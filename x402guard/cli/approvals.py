@@ -1,0 +1,78 @@
+"""``approvals``: what agents ask, answered from here. It takes a guard whose approver is the queue."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Annotated, Any
+
+import typer
+
+from x402guard.approvers import operating_user
+from x402guard.cli.books import AsJson, LedgerUrl, opened, show
+from x402guard.errors import ConfigError
+from x402guard.ledger.approvals import answer_of, approval_mark, give_answer
+from x402guard.ledger.report_text import printable
+from x402guard.ledger.view import Scope
+from x402guard.ports import LedgerStore
+
+__all__ = ["approvals"]
+
+approvals = typer.Typer(help="What agents ask before they pay; silence is a no.", no_args_is_help=True)
+
+QuestionId = Annotated[
+    str, typer.Argument(help="The question's id, or as much of its beginning as tells it from the others.")
+]
+Person = Annotated[str | None, typer.Option("--as", help="Who answers; the operating system's user by default.")]
+
+
+@approvals.command("list")
+def list_questions(ledger: LedgerUrl = None, as_json: AsJson = False) -> None:
+    """List the questions that wait for an answer."""
+    with opened(ledger) as store:
+        rows = [_row(question, row, store.now_ms()) for question, row in _waiting(store).items()]
+    brief = ("id", "ends", "yes", "words")
+    show(rows, as_json=as_json, empty="nobody asks anything", brief=brief)
+
+
+@approvals.command("allow")
+def allow(question: QuestionId, by: Person = None, ledger: LedgerUrl = None) -> None:
+    """Allow one call, once."""
+    _answer(question, by, ledger, yes=True)
+
+
+@approvals.command("deny")
+def deny(question: QuestionId, by: Person = None, ledger: LedgerUrl = None) -> None:
+    """Deny one call."""
+    _answer(question, by, ledger, yes=False)
+
+
+def _waiting(store: LedgerStore) -> dict[str, Any]:
+    rows = store.marks("approval", "")
+    return {key: row for key, row in rows.items() if answer_of(row, store.now_ms()) is None}
+
+
+def _row(question: str, row: dict[str, Any], now_ms: int) -> dict[str, Any]:
+    return {
+        "id": question[:16],
+        "session": row["session"],
+        "what": row["what"],
+        "ends": f"in {max(0, row['until_ms'] - now_ms) // 1000} s",
+        "until": datetime.fromtimestamp(row["until_ms"] / 1000, UTC).isoformat(),
+        "yes": f"{len(row['said'])} of {row['approvers']}",
+        "words": printable(row["words"]),
+    }
+
+
+def _answer(question: str, by: str | None, ledger: str | None, *, yes: bool) -> None:
+    person = by if by is not None else operating_user()
+    with opened(ledger) as store:
+        found = [key for key in _waiting(store) if key.startswith(question)] if question else []
+        if len(found) != 1:
+            what = "nothing waits for an answer" if not found else f"{len(found)} questions begin"
+            raise ConfigError(f"approval: {what} with the id {question!r}; see x402guard approvals list")
+        scope = Scope(marks=(approval_mark(found[0]),), durable=True)
+        row = store.transact(scope, lambda view: give_answer(view, found[0], person, allow=yes))
+    said = "allowed" if yes else "denied"
+    missing = row["approvers"] - len(row["said"]) if yes else 0
+    more = f"; {missing} more people have to allow it" if missing else ""
+    typer.echo(printable(f"{said} by {person}: {row['what']}{more}"))

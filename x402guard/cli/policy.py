@@ -1,0 +1,137 @@
+"""``policy check``, ``policy explain``: what the owner's rules say, before an agent finds out."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import httpx
+import typer
+
+from x402guard.assets import Asset, AssetRegistry
+from x402guard.cli.books import AsJson
+from x402guard.config import Settings, load_settings
+from x402guard.errors import ConfigError, ProtocolError, X402GuardError
+from x402guard.ledger.model import HoldKind
+from x402guard.ledger.report_text import printable
+from x402guard.money import Nanos, format_dollars
+from x402guard.offer import Offer, Rejection, normalise
+from x402guard.outgoing import marked_guarded, request_facts
+from x402guard.policy import Case, Policy, RequestFacts, judge_offer
+from x402guard.policy.judge import judge
+from x402guard.policy.rule_list import Subject, Verdict
+from x402guard.purchase import offer_subject
+from x402guard.wire import PAYMENT_REQUIRED, decode_json, decode_payment_required, parse_payment_required
+
+__all__ = ["policy"]
+
+policy = typer.Typer(help="What the owner's rules say.", no_args_is_help=True)
+
+_WAIT_S = 10.0
+_MOST_BYTES = 1_048_576
+Config = Annotated[Path | None, typer.Option("--config", help="A settings file; x402guard.toml by default.")]
+
+
+@policy.command("check")
+def check(file: Annotated[Path, typer.Argument(help="A settings file, such as x402guard.toml.")]) -> None:
+    """Read a settings file as a guard would, and say what its rules come to. A mistake is exit code 2."""
+    found = load_settings(file).policy.policy()
+    typer.echo(f"{file}: the policy is good")
+    for line in _summary(found):
+        typer.echo(printable(f"  {line}"))
+
+
+def _summary(found: Policy) -> list[str]:
+    cap = "no cap" if found.cap_nanos is None else f"at most ${format_dollars(found.cap_nanos)} a payment"
+    where = "any host" if found.hosts is None else ", ".join(sorted(found.hosts))
+    lines = [f"payments: {cap}; {where}; {', '.join(sorted(found.networks or ('any network',)))}"]
+    lines += [f"rule {rule.name!r}: {rule.action} {rule.match}" for rule in found.rules or ()]
+    if found.approvals.more_than is not None:
+        lines.append(f"a person is asked above ${format_dollars(found.approvals.more_than)}")
+    if found.risk is not None:
+        lines += [f"tools {pattern}: {level}" for pattern, level in found.risk.levels.items()]
+    for name in ("loop", "spike", "velocity", "breaker", "bulkhead", "risk"):
+        if getattr(found, name) is None:
+            lines.append(f"{name}: off")
+    return lines
+
+
+@policy.command("explain")
+def explain(
+    what: Annotated[str, typer.Argument(help="A URL, which is asked once, unpaid; or the name of a tool.")],
+    config: Config = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say what the rules make of a URL's offer, or of a tool. Nothing is signed, nothing paid, and no ledger opened."""
+    settings = load_settings(config)
+    rules = settings.policy.policy()
+    lines = _explain_url(what, settings, rules) if "://" in what else [_explain_tool(what, rules)]
+    if as_json:
+        typer.echo(json.dumps(lines, indent=2, ensure_ascii=False))
+        return
+    for line in lines:
+        typer.echo(printable(f"{line['what']}: {line['verdict']}" + (f" ({line['rule']})" if line["rule"] else "")))
+        if line["reason"]:
+            typer.echo(printable(f"  {line['reason']}"))
+
+
+def _explain_tool(tool: str, rules: Policy) -> dict[str, Any]:
+    return _line(tool, judge(rules, Subject(HoldKind.TOOL, (tool,), Nanos(0))))
+
+
+def _line(what: str, verdict: Verdict) -> dict[str, Any]:
+    words = {"allow": "allowed", "narrow": "made smaller", "ask": "a person is asked", "deny": "denied"}
+    level = f"{verdict.level}: " if verdict.level else ""
+    return {"what": what, "verdict": f"{level}{words[verdict.action]}", "rule": verdict.rule, "reason": verdict.reason}
+
+
+def _explain_url(url: str, settings: Settings, rules: Policy) -> list[dict[str, Any]]:
+    try:
+        with httpx.Client(timeout=_WAIT_S, trust_env=False) as http:
+            request = http.build_request("GET", url, extensions=marked_guarded())
+            facts = request_facts(request)
+            with http.stream("GET", url, extensions=marked_guarded()) as answer:
+                body = _read(answer)
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
+        raise ConfigError(f"url: {url[:200]!r} cannot be asked: {type(error).__name__}: {error}") from error
+    if answer.status_code != httpx.codes.PAYMENT_REQUIRED:
+        return [
+            {"what": url, "verdict": f"asks for no payment (status {answer.status_code})", "rule": "", "reason": ""}
+        ]
+    registry = AssetRegistry(tuple(Asset(**asset.model_dump()) for asset in settings.assets))
+    try:
+        required = _terms(answer, body)
+    except X402GuardError as error:
+        return [{"what": url, "verdict": "denied", "rule": error.code, "reason": str(error)}]
+    return [_explain_offer(offer, facts, rules) for offer in normalise(required, registry)]
+
+
+def _read(answer: httpx.Response) -> bytes:
+    body = b""
+    for chunk in answer.iter_bytes():
+        body += chunk
+        if len(body) > _MOST_BYTES:
+            raise ValueError(f"its answer is longer than {_MOST_BYTES} bytes")
+    return body
+
+
+def _terms(answer: httpx.Response, body: bytes) -> Any:
+    header = answer.headers.get(PAYMENT_REQUIRED)
+    if header is not None:
+        return decode_payment_required(header)
+    value = decode_json(body, field="body")
+    if not isinstance(value, dict):
+        raise ProtocolError("this 402 has no terms of x402", field="body")
+    return parse_payment_required(value, field="body")
+
+
+def _explain_offer(offer: Offer | Rejection, facts: RequestFacts, rules: Policy) -> dict[str, Any]:
+    if isinstance(offer, Rejection):
+        return {"what": "an offer", "verdict": "denied", "rule": offer.rule, "reason": offer.reason}
+    what = f"${format_dollars(offer.amount_nanos)} to {offer.payee} on {offer.network}, {offer.scheme}"
+    case = Case(facts, offer)
+    objection = judge_offer(rules, case)
+    if objection is not None:
+        return {"what": what, "verdict": "denied", "rule": objection.rule, "reason": objection.reason}
+    return _line(what, judge(rules, offer_subject(case)))

@@ -1,0 +1,74 @@
+"""What stands before every hold, whatever it is for: an open session, a clock that can be believed, a kill file, a free place."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from x402guard.effects import Flow, enter, killed, transact
+from x402guard.ledger.authorize import TRIPPED, Refusal, check_open
+from x402guard.ledger.model import HoldKind
+from x402guard.ledger.owner import trip_node
+from x402guard.ledger.view import LedgerView, Scope
+from x402guard.policy.breakers import slot_of
+from x402guard.policy.steps import run_of
+from x402guard.ports import Place
+from x402guard.terms import Terms
+
+__all__ = ["BUSY", "LONGEST_WAIT_S", "check_clock", "check_standing", "stopped", "take_place"]
+
+BUSY: Final = "bulkhead"
+LONGEST_WAIT_S: Final = 300
+"""How long a call waits for a place before it is refused, in seconds."""
+
+_MAX_BEHIND_MS: Final = 60_000
+
+
+def check_standing(view: LedgerView, terms: Terms) -> Refusal | None:
+    """Return why nothing may be held for now, or None: the session and all above it are open, and the clock has not jumped."""
+    closed = check_open(view, terms.node_id)
+    if closed is not None or view.ahead_ms <= terms.max_clock_jump_ms:
+        return closed
+    reason = (
+        f"this machine's clock has jumped {view.ahead_ms // 1000} s ahead since the ledger was opened (max_clock_jump_s is "
+        f"{terms.max_clock_jump_ms // 1000}); set it right, or open the guard again where it is right now"
+    )
+    return Refusal("clock", reason)
+
+
+def check_clock(view: LedgerView) -> Refusal | None:
+    """A ledger that was written by a clock running ahead would date signatures by it, and make them good for too long."""
+    if view.behind_ms <= _MAX_BEHIND_MS:
+        return None
+    seconds = view.behind_ms // 1000
+    return Refusal(
+        "clock", f"this machine's clock is {seconds} s behind the ledger's last entry; set it right, or wait"
+    )
+
+
+def stopped(terms: Terms) -> Flow[Refusal | None]:
+    """Return the refusal of a run that a kill file stops, having latched it; None where there is no such file."""
+    if not terms.kill_file or not (yield from killed()):
+        return None
+    run_id, reason = run_of(terms.node_id), "there is a kill file"
+
+    def change(view: LedgerView) -> Refusal | None:
+        trip_node(view, run_id, reason)
+        return check_open(view, terms.node_id)
+
+    refusal = yield from transact(Scope(nodes=(terms.node_id, run_id), durable=True), change)
+    return refusal or Refusal(TRIPPED, reason)
+
+
+def take_place(terms: Terms, kind: HoldKind, name: str) -> Flow[Place | Refusal | None]:
+    """Take a place at a host, or of a tool; None where none is needed. Nothing is held while it is waited for."""
+    slot = slot_of(terms.policy.bulkhead, kind, name)
+    if slot is None:
+        return None
+    where, most = slot
+    place = yield from enter(
+        f"{run_of(terms.node_id)} {where}" if kind is HoldKind.TOOL else where, most, LONGEST_WAIT_S
+    )
+    if place is not None:
+        return place
+    reason = f"{most} calls of {where} are under way, and none ended within {LONGEST_WAIT_S} s (policy.bulkhead)"
+    return Refusal(BUSY, reason, retry_after_s=1)

@@ -1,0 +1,129 @@
+"""How dangerous a tool is, by its name: what may run, what is logged, what a person is asked about, and what never runs."""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, Final, Literal, get_args
+
+from x402guard.errors import ConfigError
+from x402guard.ledger.model import HoldKind
+from x402guard.policy.rule_list import NO_VERDICT, Subject, Verdict
+
+__all__ = ["DEFAULT_LEVELS", "Level", "Risk", "judge_risk"]
+
+Level = Literal["LOW", "MEDIUM", "HIGH", "CRITICAL"]
+"""LOW runs · MEDIUM is logged and runs · HIGH asks a person · CRITICAL is denied, or asks several."""
+
+Classify = Callable[[str, Mapping[str, Any] | None], str | None]
+
+DEFAULT_LEVELS: Final[Mapping[str, Level]] = MappingProxyType(
+    {
+        "search_*": "LOW",
+        "get_*": "LOW",
+        "list_*": "LOW",
+        "post_webhook": "MEDIUM",
+        "delete_*": "HIGH",
+        "send_email": "HIGH",
+        "send_sms": "HIGH",
+        "drop_*": "CRITICAL",
+        "truncate_*": "CRITICAL",
+    }
+)
+"""Pattern → level. Whatever matches none is MEDIUM."""
+
+RISK: Final = "risk"
+_RANK: Final[Mapping[str, int]] = {level: rank for rank, level in enumerate(get_args(Level))}
+_NAMESPACE: Final = re.compile(r"__|[./:]")
+_HUMP: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
+_MOST_APPROVERS: Final = 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class Risk:
+    """Which tools run, and which do not without a person.
+
+    Args:
+        levels: pattern → ``LOW``, ``MEDIUM``, ``HIGH`` or ``CRITICAL``; before the default table, and the strictest of those that
+            match. A pattern is a tool's name, with ``*`` for anything; or ``METHOD host/path``, for payments and LLM calls.
+        approvers: how many different people have to allow what is CRITICAL; with fewer than two it is denied.
+        classify: a function of a tool and its arguments (plain values, or None where they were not told) that returns a level, or
+            None. It raises the level, and never lowers it; where it fails, the tool does not run.
+
+    Raises ``ConfigError`` naming the setting.
+    """
+
+    levels: Mapping[str, Level] = field(default_factory=dict, hash=False)
+    approvers: int = 1
+    classify: Classify | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.levels, Mapping):
+            raise ConfigError(f'policy.risk.levels: {self.levels!r} is no mapping; write {{"wipe_*": "CRITICAL"}}')
+        for pattern, level in self.levels.items():
+            if not isinstance(pattern, str) or not pattern.strip():
+                raise ConfigError(f"policy.risk.levels: {pattern!r} is no pattern; write 'wipe_*'")
+            if level not in _RANK:
+                raise ConfigError(f"policy.risk.levels: {level!r} of {pattern!r} is none of {', '.join(_RANK)}")
+        if type(self.approvers) is not int or not 1 <= self.approvers <= _MOST_APPROVERS:
+            raise ConfigError(
+                f"policy.risk.approvers: {self.approvers!r} is not a whole number from 1 to {_MOST_APPROVERS}"
+            )
+        if self.classify is not None and not callable(self.classify):
+            raise ConfigError(f"policy.risk.classify: {self.classify!r} is no function of a tool and its arguments")
+        object.__setattr__(self, "levels", MappingProxyType(dict(self.levels)))
+
+    def level_of(self, subject: Subject) -> Level:
+        """Return the level of a step, by its name alone. A payment or an LLM call that no pattern of the owner's names is LOW."""
+        own = [level for pattern, level in self.levels.items() if _named(pattern, subject)]
+        if own or subject.kind is not HoldKind.TOOL:
+            return _highest(own, "LOW")
+        return _highest([level for pattern, level in DEFAULT_LEVELS.items() if _named(pattern, subject)], "MEDIUM")
+
+
+def _highest(levels: list[Level], otherwise: Level) -> Level:
+    return max(levels, key=lambda level: _RANK[level], default=otherwise)
+
+
+def _named(pattern: str, subject: Subject) -> bool:
+    if " " in pattern or subject.kind is not HoldKind.TOOL:
+        return any(fnmatch.fnmatchcase(name.lower(), pattern.lower()) for name in subject.names)
+    whole = subject.names[0]
+    # gmail__send_email and crm.deleteContact are what they are, whoever serves them.
+    spelled = {_plain(part) for part in (whole, _NAMESPACE.split(whole)[-1])}
+    wanted = pattern if "*" in pattern or "?" in pattern else _plain(pattern)
+    return any(fnmatch.fnmatchcase(name, wanted.lower()) or f"{name}_*" == wanted.lower() for name in spelled)
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "_", _HUMP.sub("_", name).lower()).strip("_")
+
+
+def judge_risk(risk: Risk | None, subject: Subject) -> Verdict:
+    """Return what the level of a step comes to: it runs, a person is asked, or it is denied."""
+    if risk is None:
+        return NO_VERDICT
+    what, level = subject.names[0], risk.level_of(subject)
+    if risk.classify is not None and subject.kind is HoldKind.TOOL:
+        try:
+            raised = risk.classify(what, subject.arguments)
+        except Exception as error:  # noqa: BLE001 - the owner's own code; what cannot be judged does not run
+            return Verdict(
+                "deny", RISK, f"{what}: policy.risk.classify failed: {type(error).__name__}", level="CRITICAL"
+            )
+        if raised is not None and raised not in _RANK:
+            return Verdict(
+                "deny", RISK, f"{what}: policy.risk.classify said {raised!r:.60}, which is no level", level="CRITICAL"
+            )
+        if raised is not None and _RANK[raised] > _RANK[level]:
+            level = next(known for known in get_args(Level) if known == raised)
+    if level == "CRITICAL" and risk.approvers < 2:
+        reason = f"{what} is CRITICAL; it is denied unless policy.risk.approvers is 2 or more"
+        return Verdict("deny", RISK, reason, level=level)
+    if level in ("HIGH", "CRITICAL"):
+        people = risk.approvers if level == "CRITICAL" else 1
+        return Verdict("ask", RISK, f"{what} is {level}: a person has to allow it", people, level=level)
+    return Verdict(level=level)

@@ -1,0 +1,250 @@
+"""The owner's own rules, as data: what to deny, what to ask a person about, and what to make smaller. The strictest decides."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, Literal, get_args
+
+from x402guard.errors import ConfigError
+from x402guard.ledger.model import HoldKind
+from x402guard.money import Dollars, Nanos, dollars_to_nanos, format_dollars
+
+__all__ = ["NO_VERDICT", "Narrow", "Rule", "Subject", "Verdict", "check_rules", "judge_rules", "strictest"]
+
+Action = Literal["allow", "narrow", "ask", "deny"]
+_KINDS: Final = frozenset(str(kind) for kind in (HoldKind.PAYMENT, HoldKind.LLM, HoldKind.TOOL))
+_STRICT: Final[Mapping[str, int]] = {action: rank for rank, action in enumerate(get_args(Action))}
+_MOST_APPROVERS: Final = 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class Narrow:
+    """What a rule leaves of a call. What is narrowed is what is checked, held and sent.
+
+    Args:
+        ceiling: dollars that it may cost at most: an LLM call's output is limited to that, a tool's hold lowered; a payment that
+            asks for more is refused, since its price is the seller's.
+        output_limit: tokens of an LLM's answer, or of a decorated tool's result.
+        remove: fields of an LLM request's body, or arguments of a decorated tool, that are left out.
+
+    Raises ``ConfigError`` naming the field.
+    """
+
+    ceiling: Dollars | None = None
+    output_limit: int | None = None
+    remove: Collection[str] = ()
+    most: Nanos | None = field(init=False, repr=False, compare=False, default=None)
+
+    def __post_init__(self) -> None:
+        if self.ceiling is not None:
+            object.__setattr__(self, "most", _nanos("rules.ceiling", self.ceiling))
+        if self.output_limit is not None and (type(self.output_limit) is not int or self.output_limit <= 0):
+            raise ConfigError(
+                f"policy.rules.output_limit: {self.output_limit!r} is not a positive whole number of tokens"
+            )
+        if isinstance(self.remove, str) or not all(isinstance(name, str) and name for name in self.remove):
+            raise ConfigError(f"policy.rules.remove: {self.remove!r} is no list of field names")
+        object.__setattr__(self, "remove", frozenset(self.remove))
+        if self.ceiling is None and self.output_limit is None and not self.remove:
+            raise ConfigError("policy.rules: a rule that narrows says what to: ceiling, output_limit or remove")
+
+    def and_also(self, other: Narrow) -> Narrow:
+        """Return what is left where both narrow: the lower of each limit, and no field that either removes."""
+        least = min((n.most for n in (self, other) if n.most is not None), default=None)
+        limits = [n.output_limit for n in (self, other) if n.output_limit is not None]
+        return Narrow(
+            ceiling=None if least is None else f"${format_dollars(least)}",
+            output_limit=min(limits, default=None),
+            remove=frozenset(self.remove) | frozenset(other.remove),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rule:
+    """One rule of the owner's. It holds for what matches all that it says; the strictest of those that hold decides.
+
+    Args:
+        name: as it stands in refusals and reports.
+        action: ``deny``, ``ask`` (a person, for this one call), ``narrow``, or ``allow`` (which loosens no other rule).
+        match: a tool's name, or ``METHOD host/path``; ``*`` stands for anything. Letters are compared without their case.
+        kinds: ``payment``, ``llm``, ``tool``; all of them when none is given.
+        above: dollars; the rule holds for what costs more than that, or may.
+        payees: addresses; for payments alone.
+        approvers: how many different people have to allow it, with ``ask``.
+        ceiling, output_limit, remove: what is left, with ``narrow``; see ``Narrow``.
+
+    Raises ``ConfigError`` naming the field.
+    """
+
+    name: str
+    action: Action
+    match: str = "*"
+    kinds: Collection[str] = _KINDS
+    above: Dollars | None = None
+    payees: Collection[str] | None = None
+    approvers: int = 1
+    ceiling: Dollars | None = None
+    output_limit: int | None = None
+    remove: Collection[str] = ()
+    narrow: Narrow | None = field(init=False, repr=False, compare=False, default=None)
+    more_than: Nanos | None = field(init=False, repr=False, compare=False, default=None)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not self.name.isprintable() or not 0 < len(self.name) <= 100:
+            raise ConfigError(
+                f"policy.rules.name: {self.name!r:.120} is no name for a rule; write text such as 'big-documents'"
+            )
+        if self.action not in get_args(Action):
+            raise ConfigError(
+                f"policy.rules.action: {self.action!r} of rule {self.name!r} is none of {', '.join(get_args(Action))}"
+            )
+        if not isinstance(self.match, str) or not self.match.strip():
+            raise ConfigError(
+                f"policy.rules.match: {self.match!r} of rule {self.name!r} is no pattern; write 'delete_*'"
+            )
+        if isinstance(self.kinds, str) or not self.kinds or not set(self.kinds) <= _KINDS:
+            raise ConfigError(
+                f"policy.rules.kinds: {self.kinds!r} of rule {self.name!r} is no list of payment, llm, tool"
+            )
+        if type(self.approvers) is not int or not 1 <= self.approvers <= _MOST_APPROVERS:
+            raise ConfigError(
+                f"policy.rules.approvers: {self.approvers!r} is not a whole number from 1 to {_MOST_APPROVERS}"
+            )
+        narrows = self.ceiling is not None or self.output_limit is not None or bool(self.remove)
+        if narrows is not (self.action == "narrow"):
+            raise ConfigError(
+                f"policy.rules: rule {self.name!r}: ceiling, output_limit and remove go with action 'narrow', and it with them"
+            )
+        self._set("kinds", frozenset(self.kinds))
+        if narrows:
+            self._set("narrow", Narrow(ceiling=self.ceiling, output_limit=self.output_limit, remove=self.remove))
+        if self.above is not None:
+            self._set("more_than", _nanos("rules.above", self.above))
+        if self.payees is not None:
+            if isinstance(self.payees, str) or not self.payees:
+                raise ConfigError(f"policy.rules.payees: {self.payees!r} of rule {self.name!r} is no list of addresses")
+            self._set("payees", frozenset(str(payee).lower() for payee in self.payees))
+
+    def _set(self, name: str, value: object) -> None:
+        object.__setattr__(self, name, value)
+
+    def holds_for(self, subject: Subject) -> bool:
+        """Return whether the rule says anything of a step."""
+        return (
+            str(subject.kind) in self.kinds
+            and any(_matches(self.match, name) for name in subject.names)
+            and (self.more_than is None or subject.amount > self.more_than)
+            and (self.payees is None or subject.payee.lower() in self.payees)
+        )
+
+
+def _matches(pattern: str, name: str) -> bool:
+    return fnmatch.fnmatchcase(name.lower(), pattern.lower())
+
+
+def _nanos(name: str, dollars: Dollars) -> Nanos:
+    try:
+        return dollars_to_nanos(dollars, field=f"policy.{name}")
+    except (TypeError, ValueError) as error:
+        raise ConfigError(str(error)) from error
+
+
+def check_rules(rules: object) -> tuple[Rule, ...] | None:
+    """Return the rules as a tuple. Raises ``ConfigError`` for what is no list of them, for an empty one, and for a name used twice."""
+    if rules is None:
+        return None
+    if isinstance(rules, (str, Mapping)) or not isinstance(rules, Iterable):
+        raise ConfigError(f"policy.rules: {rules!r} is no list of Rule")
+    listed = tuple(rules)
+    if not listed:
+        raise ConfigError("policy.rules: an empty list reads like 'nothing is allowed'; leave it out, or write a rule")
+    for rule in listed:
+        if not isinstance(rule, Rule):
+            raise ConfigError(f"policy.rules: {rule!r} is no Rule; write Rule(name=…, action=…)")
+    names = [rule.name for rule in listed]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ConfigError(f"policy.rules: two rules are called {twice[0]!r}; a report has to tell them apart")
+    return listed
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """What a rule is shown of a step.
+
+    Attributes:
+        kind: payment, LLM call or tool.
+        names: what it goes by: the tool; or ``METHOD host/path``, and the model.
+        amount: nano-dollars that it costs, or costs at most.
+        payee: who is paid, or "".
+        arguments: a tool's, where they were told.
+    """
+
+    kind: HoldKind
+    names: tuple[str, ...]
+    amount: Nanos
+    payee: str = ""
+    arguments: Mapping[str, Any] | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What the owner's rules say of one step, all together.
+
+    Attributes:
+        action: the strictest that any says.
+        rule: whose it is, "" for nobody's.
+        reason: a sentence for people.
+        approvers: how many people have to allow it, where it is to ask.
+        narrow: what is left of it; None for all.
+        narrowed_by: the first rule that narrows it, or "".
+        level: its level of risk, or "".
+    """
+
+    action: Action = "allow"
+    rule: str = ""
+    reason: str = ""
+    approvers: int = 0
+    narrow: Narrow | None = None
+    narrowed_by: str = ""
+    level: str = ""
+
+
+NO_VERDICT: Final = Verdict()
+
+
+def judge_rules(rules: Iterable[Rule], subject: Subject) -> Verdict:
+    """Return what the rules say of a step."""
+    verdict = NO_VERDICT
+    for rule in rules:
+        if rule.holds_for(subject):
+            reason = f"rule {rule.name!r} {_SAYS[rule.action]} {subject.names[0]}{_over(rule)}"
+            approvers = rule.approvers if rule.action == "ask" else 0
+            by = rule.name if rule.narrow is not None else ""
+            verdict = strictest(verdict, Verdict(rule.action, rule.name, reason, approvers, rule.narrow, by))
+    return verdict
+
+
+_SAYS: Final = {"allow": "allows", "narrow": "narrows", "ask": "asks before", "deny": "denies"}
+
+
+def _over(rule: Rule) -> str:
+    return "" if rule.more_than is None else f" above ${format_dollars(rule.more_than)}"
+
+
+def strictest(one: Verdict, other: Verdict) -> Verdict:
+    """Return what two verdicts come to: the stricter action, the more people, the narrower call."""
+    ranks = [(_STRICT[verdict.action], verdict.approvers) for verdict in (one, other)]
+    first = one if ranks[0] >= ranks[1] else other
+    narrow = one.narrow or other.narrow
+    if one.narrow is not None and other.narrow is not None:
+        narrow = one.narrow.and_also(other.narrow)
+    return replace(
+        first,
+        approvers=max(one.approvers, other.approvers),
+        narrow=narrow,
+        narrowed_by=one.narrowed_by or other.narrowed_by,
+        level=one.level or other.level,
+    )

@@ -1,0 +1,37 @@
+"""The parts of a budget at which people are told, before it is gone."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from decimal import Decimal, InvalidOperation
+from typing import Final
+
+from x402guard.errors import ConfigError
+from x402guard.ledger.budgets import PARTS
+
+__all__ = ["SoftLimits", "parts_of"]
+
+SoftLimits = float | str | Decimal | Collection[float | str | Decimal]
+"""0.9 or several of them: parts of a budget, no money, so a float says it well enough."""
+
+_MOST: Final = 20
+
+
+def parts_of(setting: str, limits: SoftLimits) -> tuple[int, ...]:
+    """Return the parts in millionths, lowest first. Raises ``ConfigError`` naming *setting* for what is no part of a whole."""
+    listed = [limits] if isinstance(limits, (float, int, str, Decimal)) else limits
+    if not isinstance(listed, Collection) or len(listed) > _MOST:
+        raise ConfigError(f"{setting}: {limits!r:.80} is neither a part such as 0.9 nor a list of at most {_MOST}")
+    return tuple(sorted({_part(setting, value) for value in listed}))
+
+
+def _part(setting: str, value: object) -> int:
+    try:
+        part = Decimal(str(value)) if isinstance(value, (float, str, Decimal)) else None
+    except InvalidOperation:
+        part = None
+    if part is None or not part.is_finite() or not 0 < part < 1 or part * PARTS != int(part * PARTS):
+        raise ConfigError(
+            f"{setting}: {value!r:.60} is no part of a budget; write a number between 0 and 1, such as 0.9"
+        )
+    return int(part * PARTS)

@@ -1,0 +1,213 @@
+"""Answers that have so many seconds: a body is cut when its time is over, however little a server sends however often."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import os
+import socket
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final
+
+from x402guard.aside import TooLate, within
+from x402guard.errors import CallTimeout
+from x402guard.ports import Place
+
+if TYPE_CHECKING:
+    import httpx
+
+__all__ = ["AsyncWatched", "Watch", "Watched"]
+
+
+class Watch:
+    """How long one call may go on, and the place that it takes. It is over once: ended, cut or left.
+
+    Args:
+        call_s: seconds from now to the end of the answer; None for any time.
+        chunk_s: seconds from one piece of the answer to the next.
+        place: is left with its end.
+    """
+
+    def __init__(self, call_s: int | None, chunk_s: int | None, place: Place | None) -> None:
+        now_s = time.monotonic()
+        self._call_s, self._chunk_s = call_s, chunk_s
+        self._ends_s = None if call_s is None else now_s + call_s
+        self._last_s: float | None = None
+        self._place = place
+        self.over = False
+        self.cut = False
+
+    def moved(self) -> None:
+        """A piece has come, the head of the answer being the first."""
+        self._last_s = time.monotonic()
+
+    def lift(self) -> None:
+        """It may take any time from now on."""
+        self._ends_s = self._chunk_s = None
+
+    @property
+    def until_s(self) -> float | None:
+        """When it has to be cut, on the monotonic clock; None for never."""
+        chunk_ends_s = None if self._chunk_s is None or self._last_s is None else self._last_s + self._chunk_s
+        return min((at for at in (self._ends_s, chunk_ends_s) if at is not None), default=None)
+
+    @property
+    def left_s(self) -> float | None:
+        """Seconds until it has to be cut, 0 where that is past; None for any time."""
+        until_s = self.until_s
+        return None if until_s is None else max(0.0, until_s - time.monotonic())
+
+    def end(self) -> None:
+        """It has ended, or nobody reads on."""
+        self.over = True
+        self.leave()
+
+    def leave(self) -> None:
+        """Leave its place, though it goes on."""
+        if self._place is not None:
+            self._place.leave()
+
+    def timeout(self) -> CallTimeout:
+        """Return the error of a call whose time is over."""
+        by_chunk = self._last_s is not None and (self._ends_s is None or time.monotonic() < self._ends_s)
+        if by_chunk and self._chunk_s is not None:
+            return CallTimeout(f"no piece of the answer came within {self._chunk_s} s")
+        return CallTimeout(f"the call was not over within {self._call_s} s")
+
+
+class _Cutter:
+    """One thread that looks after all blocking reads: it shuts down the socket of whatever is past its time."""
+
+    def __init__(self) -> None:
+        self._condition = threading.Condition()
+        self._due: list[tuple[float, int, Watch, Callable[[], None]]] = []
+        self._number = itertools.count()
+        self._pid = 0
+
+    def look_after(self, watch: Watch, cut: Callable[[], None]) -> None:
+        """Call *cut* when *watch* is past its time and not over."""
+        until_s = watch.until_s
+        if until_s is None:
+            return
+        with self._condition:
+            if self._pid != os.getpid():  # threads do not survive a fork
+                self._pid, self._due = os.getpid(), []
+                threading.Thread(target=self._run, name="x402guard-cutter", daemon=True).start()
+            heapq.heappush(self._due, (until_s, next(self._number), watch, cut))
+            self._condition.notify()
+
+    def _run(self) -> None:
+        while True:
+            with self._condition:
+                while not self._due or self._due[0][0] > time.monotonic():
+                    wait_s = None if not self._due else self._due[0][0] - time.monotonic()
+                    self._condition.wait(wait_s)
+                _, number, watch, cut = heapq.heappop(self._due)
+                until_s = None if watch.over else watch.until_s
+                if until_s is not None and until_s > time.monotonic():
+                    heapq.heappush(self._due, (until_s, number, watch, cut))  # pieces have come meanwhile
+                    continue
+            if until_s is not None:
+                watch.cut = True
+                cut()
+
+
+_CUTTER: Final = _Cutter()
+
+
+def _socket_of(extensions: Any) -> socket.socket | None:
+    """Return the socket that an answer is read from; None where there is none, or where other answers are read from it too."""
+    stream = extensions.get("network_stream")
+    if stream is None or extensions.get("http_version") not in (b"HTTP/1.1", b"HTTP/1.0"):
+        return None
+    found = stream.get_extra_info("socket")
+    return found if isinstance(found, socket.socket) else None
+
+
+class Watched:
+    """A response stream with so many seconds. *late* is called when they are over, before that is raised."""
+
+    def __init__(self, response: httpx.Response, watch: Watch) -> None:
+        self._stream: Any = response.stream
+        self._watch = watch
+        watch.moved()
+        self.late: Callable[[], None] | None = None
+        connection = _socket_of(response.extensions)
+        if connection is not None:
+            _CUTTER.look_after(watch, lambda: _shut(connection))
+
+    def __iter__(self) -> Iterator[bytes]:
+        watch = self._watch
+        try:
+            for chunk in self._stream:
+                if watch.left_s == 0.0:
+                    raise self._timed_out()  # noqa: TRY301 - it is raised as it is
+                watch.moved()
+                yield chunk
+                watch.moved()  # what the caller took to read it is not the server's time
+        except CallTimeout:
+            raise
+        except Exception as error:
+            if watch.cut:
+                raise self._timed_out() from error
+            raise
+        finally:
+            watch.end()
+
+    def _timed_out(self) -> CallTimeout:
+        error = self._watch.timeout()
+        if self.late is not None:
+            self.late()
+        return error
+
+    def close(self) -> None:
+        """Leave the place, and close the stream underneath."""
+        self._watch.end()
+        self._stream.close()
+
+
+def _shut(connection: socket.socket) -> None:
+    with suppress(OSError):  # it was closed meanwhile
+        connection.shutdown(socket.SHUT_RDWR)
+
+
+class AsyncWatched:
+    """The same as ``Watched``, for an asynchronous stream; *late* is awaited."""
+
+    def __init__(self, response: httpx.Response, watch: Watch) -> None:
+        self._stream: Any = response.stream
+        self._watch = watch
+        watch.moved()
+        self.late: Callable[[], Any] | None = None
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        watch, source = self._watch, aiter(self._stream)
+        try:
+            while True:
+                try:
+                    chunk = await within(watch.left_s, source.__anext__)
+                except StopAsyncIteration:
+                    break
+                except TooLate:
+                    raise await self._timed_out() from None
+                if watch.left_s == 0.0:
+                    raise await self._timed_out()
+                watch.moved()
+                yield chunk
+                watch.moved()
+        finally:
+            watch.end()
+
+    async def _timed_out(self) -> CallTimeout:
+        error = self._watch.timeout()
+        if self.late is not None:
+            await self.late()
+        return error
+
+    async def aclose(self) -> None:
+        """Leave the place, and close the stream underneath."""
+        self._watch.end()
+        await self._stream.aclose()
