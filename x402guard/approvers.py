@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 import pwd
+import select
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Protocol, TextIO
@@ -96,7 +97,19 @@ class TerminalApprover:
     def _asked(self, terminal: TextIO, request: ApprovalRequest) -> Answer:
         terminal.write(f"\n{describe(request)}\nAllow it, once? [y/N] ")
         terminal.flush()
+        if not _is_answered(terminal, request.timeout_s):
+            terminal.write("\ntoo late\n")
+            return Answer.no("nobody answered in time")
         return Answer(terminal.readline().strip().lower() in ("y", "yes"), (operating_user(),))
+
+
+def _is_answered(terminal: TextIO, timeout_s: int) -> bool:
+    """Wait for a line; what is no file of the system's is read as it is."""
+    try:
+        ready, _, _ = select.select([terminal.fileno()], [], [], timeout_s)
+    except (OSError, ValueError):
+        return True
+    return bool(ready)
 
 
 def describe(request: ApprovalRequest) -> str:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from x402guard.consent import consent
 from x402guard.effects import Flow, Interrupted, SendFailed, transact, transact_anyway, warn
 from x402guard.errors import LedgerUnavailable, PaymentRefused
-from x402guard.gate import stopped
+from x402guard.gate import Seat, stopped
 from x402guard.held_calls import write_bill, write_void
 from x402guard.ledger.authorize import BUDGET, Refusal
 from x402guard.ledger.model import Hold
@@ -31,18 +31,26 @@ def hold_or_refuse(
     scope: Scope,
     change: Callable[[LedgerView, Consented], T | Unasked | Refusal],
     undo: Callable[[BaseException], Flow[None]],
+    *,
     refuse: Callable[[Refusal], Flow[PaymentRefused]] | None = None,
+    seat: Seat | None = None,
 ) -> Flow[T]:
     """Write a hold, durably, and return what *change* made of it; before a refusal for lack of budget, sweep once.
 
-    Where a person has to be asked, that comes first, with nothing held; then *change* is run anew, and shown what was allowed.
+    A place is taken first, where a *seat* is given. Where a person has to be asked, that comes before the hold, with no place taken;
+    then *change* is run anew, and shown what was allowed.
     *undo* gives back what may have been written where nobody knows: the answer of the books was lost, or the task was cancelled.
     Raises the refusal, counted in the books by *refuse*, and ``LedgerUnavailable``.
     """
     no = refuse or partial(refused, terms)
     consented: frozenset[tuple[Any, ...]] = frozenset()
-    swept = False
+    swept, seated = False, seat is None
     while True:
+        if seat is not None and not seated:
+            full = yield from seat.take(terms)
+            if full is not None:
+                raise (yield from no(full))
+            seated = True
         stop = yield from stopped(terms)
         if stop is not None:
             raise (yield from no(stop))
@@ -52,6 +60,9 @@ def hold_or_refuse(
             yield from undo(error)
             raise
         if isinstance(decided, Unasked):
+            if seat is not None:
+                seat.leave()
+                seated = False
             denied = yield from consent(terms, decided)
             if denied is not None:
                 raise (yield from no(denied))

@@ -26,7 +26,7 @@ from x402guard.errors import (
     SignerError,
     X402GuardError,
 )
-from x402guard.gate import take_place
+from x402guard.gate import Seat
 from x402guard.ledger.authorize import Refusal
 from x402guard.ledger.model import Hold, HoldKind, HoldState
 from x402guard.ledger.view import LedgerView
@@ -107,9 +107,6 @@ def _conversation(
     payable = yield from screen(challenge, request, terms, registry)  # 4, 5
     if not payable.offers:
         raise (yield from no(_none_payable(payable)))
-    place = yield from take_place(terms, HoldKind.PAYMENT, request.host)
-    if isinstance(place, Refusal):
-        raise (yield from no(place))
     authorized = yield from _authorize(request, terms, rank(payable.offers), no)  # 6
     header = yield from _sign(terms, authorized)  # 7
     hold = yield from _present(terms, authorized, header)  # 8, 9
@@ -150,8 +147,9 @@ def _authorize(
         reason = f"the commit's answer was lost: {error_name(error)}"
         yield from _give_back(terms, request.entropy.hex(), reason, error)
 
+    seat = Seat(HoldKind.PAYMENT, request.host)
     while True:
-        holding: Flow[Authorized | Stuck] = hold_or_refuse(terms, scope, change, undo, no)
+        holding: Flow[Authorized | Stuck] = hold_or_refuse(terms, scope, change, undo, refuse=no, seat=seat)
         decided = yield from holding
         if isinstance(decided, Authorized):
             return decided

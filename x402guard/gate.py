@@ -14,7 +14,7 @@ from x402guard.policy.steps import run_of
 from x402guard.ports import Place
 from x402guard.terms import Terms
 
-__all__ = ["BUSY", "LONGEST_WAIT_S", "check_clock", "check_standing", "stopped", "take_place"]
+__all__ = ["BUSY", "LONGEST_WAIT_S", "Seat", "check_clock", "check_standing", "stopped"]
 
 BUSY: Final = "bulkhead"
 LONGEST_WAIT_S: Final = 300
@@ -59,16 +59,31 @@ def stopped(terms: Terms) -> Flow[Refusal | None]:
     return refusal or Refusal(TRIPPED, reason)
 
 
-def take_place(terms: Terms, kind: HoldKind, name: str) -> Flow[Place | Refusal | None]:
-    """Take a place at a host, or of a tool; None where none is needed. Nothing is held while it is waited for."""
-    slot = slot_of(terms.policy.bulkhead, kind, name)
-    if slot is None:
-        return None
-    where, most = slot
-    place = yield from enter(
-        f"{run_of(terms.node_id)} {where}" if kind is HoldKind.TOOL else where, most, LONGEST_WAIT_S
-    )
-    if place is not None:
-        return place
-    reason = f"{most} calls of {where} are under way, and none ended within {LONGEST_WAIT_S} s (policy.bulkhead)"
-    return Refusal(BUSY, reason, retry_after_s=1)
+class Seat:
+    """A place at a host, or of a tool, while one call is under way; none where the owner's bulkhead needs none.
+
+    Taken before anything is held, and left while a person is asked.
+    """
+
+    def __init__(self, kind: HoldKind, name: str) -> None:
+        self._kind, self._name = kind, name
+        self.place: Place | None = None
+
+    def take(self, terms: Terms) -> Flow[Refusal | None]:
+        """Wait for a place; the refusal where none came free in time."""
+        slot = slot_of(terms.policy.bulkhead, self._kind, self._name)
+        if slot is None:
+            return None
+        self.leave()
+        where, most = slot
+        own = f"{run_of(terms.node_id)} {where}" if self._kind is HoldKind.TOOL else where
+        self.place = yield from enter(own, most, LONGEST_WAIT_S)
+        if self.place is not None:
+            return None
+        reason = f"{most} calls of {where} are under way, and none ended within {LONGEST_WAIT_S} s (policy.bulkhead)"
+        return Refusal(BUSY, reason, retry_after_s=1)
+
+    def leave(self) -> None:
+        """Leave it, where it was taken. Leaving twice is fine."""
+        if self.place is not None:
+            self.place.leave()

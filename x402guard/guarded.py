@@ -110,6 +110,7 @@ class Guarded:
             exchange.lift()
         elif exchange.watched is not None and isinstance(handed, Receipt):
             late = note_lateness(terms, handed, self._payer.shell)
+            exchange.watched.hold_id = handed.hold_id
             exchange.watched.late = lambda: run(late(), self._payer.shell)
         if isinstance(handed, InFlight):
             stream = self.library.metered(response.stream, handed, self._payer.shell)  # type: ignore[arg-type]
@@ -144,6 +145,7 @@ class Guarded:
             exchange.lift()
         elif exchange.watched is not None and isinstance(handed, Receipt):
             late = note_lateness(terms, handed, self._payer.shell)
+            exchange.watched.hold_id = handed.hold_id
             exchange.watched.late = lambda: run_async(late(), self._payer.shell)
         if isinstance(handed, InFlight):
             stream = self.library.async_metered(response.stream, handed, self._payer.shell)  # type: ignore[arg-type]

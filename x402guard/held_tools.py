@@ -13,7 +13,7 @@ from x402guard.arguments import fingerprint
 from x402guard.booking import book, error_name, give_back, hold_or_refuse
 from x402guard.effects import Flow, checkpoint, compute, transact_anyway, warn
 from x402guard.errors import ConfigError, LedgerUnavailable
-from x402guard.gate import check_standing
+from x402guard.gate import Seat, check_standing
 from x402guard.held_calls import write_void
 from x402guard.ledger.authorize import Refusal, authorize, check_room, lapse_due
 from x402guard.ledger.model import Evidence, Hold, HoldKind, HoldState, Purpose
@@ -120,8 +120,11 @@ def check_tool(tool: object) -> str:
     return name
 
 
-def hold_tool(terms: Terms, call: ToolCall) -> Flow[HeldTool]:
-    """Hold what a tool costs at most, durably. Raises the refusal where it does not fit, ``LedgerUnavailable``; nothing held."""
+def hold_tool(terms: Terms, call: ToolCall, seat: Seat | None = None) -> Flow[HeldTool]:
+    """Hold what a tool costs at most, durably. Raises the refusal where it does not fit, ``LedgerUnavailable``; nothing held.
+
+    *seat* is taken first, where one is given; whoever gives it leaves it.
+    """
 
     def undo(error: BaseException) -> Flow[None]:
         return give_back(terms, call.hold_id, f"the tool never ran: {error_name(error)}", error)
@@ -133,7 +136,7 @@ def hold_tool(terms: Terms, call: ToolCall) -> Flow[HeldTool]:
     call = narrowed
     step = _step(terms, call)
     change = partial(_hold, terms=terms, call=call, step=step, verdict=verdict)
-    held = yield from hold_or_refuse(terms, _scope(terms, call, step), change, undo)
+    held = yield from hold_or_refuse(terms, _scope(terms, call, step), change, undo, seat=seat)
     try:
         yield from checkpoint()  # cancelled while it was written: it is given back, before the tool has begun
     except GeneratorExit:
@@ -234,7 +237,7 @@ def end_tool(terms: Terms, hold: Hold, end: ToolEnd, *, ceiling: Nanos) -> Flow[
     return replace(receipt_of(ended, represented=False), note=end.note)
 
 
-def check_free(terms: Terms, call: ToolCall) -> Flow[Narrow | None]:
+def check_free(terms: Terms, call: ToolCall, seat: Seat) -> Flow[Narrow | None]:
     """Raise the refusal of a tool that costs no dollars: of a session that is tripped or closed, or by the owner's rules.
 
     Returns what the rules leave of it.
@@ -250,7 +253,7 @@ def check_free(terms: Terms, call: ToolCall) -> Flow[Narrow | None]:
     def undo(_error: BaseException) -> Flow[None]:
         yield from ()  # nothing was written
 
-    yield from hold_or_refuse(terms, Scope(nodes=(terms.node_id,)), change, undo)
+    yield from hold_or_refuse(terms, Scope(nodes=(terms.node_id,)), change, undo, seat=seat)
     return verdict.narrow
 
 

@@ -15,7 +15,7 @@ from x402guard.booking import book, cause, error_name, give_back, hold_or_refuse
 from x402guard.effects import Flow, Interrupted, Reply, SendFailed, checkpoint, compute, peek_body, send, transact
 from x402guard.errors import CallTimeout, LedgerUnavailable, ProtocolError
 from x402guard.flow import PAYMENT_REQUIRED_STATUS, mindful_of_earlier_hops, paid_request
-from x402guard.gate import take_place
+from x402guard.gate import Seat
 from x402guard.granted_calls import (
     Granted,
     call_id,
@@ -126,7 +126,6 @@ def _called(
     if isinstance(route, FixedPrice):
         quick = len(upload.body or b"") <= QUICK_BYTES
         step = yield from compute(lambda _now_ms: call_step(terms, request, upload.body or b""), quick=quick)
-        yield from _take_place(terms, request)
         fixed = partial(fix_price, terms=terms, request=request, step=step, price=route)
         granted = yield from _hold(terms, request, step, fixed, ())
         reply = yield from _send(terms, granted, None)
@@ -136,7 +135,6 @@ def _called(
     if isinstance(ready, Refusal):
         raise (yield from refused(terms, ready))
     call, ceiling, step = ready.call, ready.ceiling, ready.step
-    yield from _take_place(terms, request)
     change = partial(grant_call, terms=terms, request=request, step=step, call=call, ceiling=ceiling, meter=meter)
     granted = yield from _hold(terms, request, step, change, call_marks(terms, call, ceiling, meter))
     asks = _asks_for_usage(call, meter)
@@ -144,13 +142,6 @@ def _called(
     if 200 <= reply.status < 300:
         return _in_flight(terms, granted, ready, reply, hides=asks), reply
     return (yield from _end_by_status(terms, granted, reply)), reply
-
-
-def _take_place(terms: Terms, request: RequestFacts) -> Flow[None]:
-    """Wait for a place at the host, with nothing held; it is left with the answer's end."""
-    place = yield from take_place(terms, HoldKind.LLM, request.host)
-    if isinstance(place, Refusal):
-        raise (yield from refused(terms, place))
 
 
 def _meter(terms: Terms) -> Meter:
@@ -194,7 +185,8 @@ def _hold(
     def undo(error: BaseException) -> Flow[None]:
         return give_back(terms, call_id(request), f"nothing was sent: {error_name(error)}", error, marks)
 
-    return (yield from hold_or_refuse(terms, call_scope(terms, request, step, marks), change, undo))
+    seat = Seat(HoldKind.LLM, request.host)
+    return (yield from hold_or_refuse(terms, call_scope(terms, request, step, marks), change, undo, seat=seat))
 
 
 def _asks_for_usage(call: Call, meter: Meter) -> bool:

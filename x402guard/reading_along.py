@@ -10,11 +10,18 @@ import anyio
 from x402guard.drivers import Shell, run, run_async
 from x402guard.incoming import EXTENSION
 from x402guard.inference import InFlight, end_call
+from x402guard.watching import AsyncWatched, Watched
 
 if TYPE_CHECKING:
     import httpx
 
 __all__ = ["AsyncMetered", "Metered"]
+
+
+def _let_go(stream: object) -> None:
+    """The call has ended, be its last bytes read or not: it takes no place any more."""
+    if isinstance(stream, (Watched, AsyncWatched)):
+        stream.end()
 
 
 class Metered:
@@ -49,6 +56,7 @@ class Metered:
     def _end(self, *, ended: bool, failed: bool = False) -> None:
         if not self._over:
             self._over = True
+            _let_go(self._stream)
             self.extensions[EXTENSION] = run(end_call(self._flight, ended=ended, failed=failed), self._shell)
 
     def close(self) -> None:
@@ -89,6 +97,7 @@ class AsyncMetered:
     async def _end(self, *, ended: bool, failed: bool = False) -> None:
         if not self._over:
             self._over = True
+            _let_go(self._stream)
             self.extensions[EXTENSION] = await run_async(
                 end_call(self._flight, ended=ended, failed=failed), self._shell
             )

@@ -135,6 +135,7 @@ class Watched:
         self._watch = watch
         watch.moved()
         self.late: Callable[[], None] | None = None
+        self.hold_id: str | None = None
         connection = _socket_of(response.extensions)
         if connection is not None:
             _CUTTER.look_after(watch, lambda: _shut(connection))
@@ -157,8 +158,13 @@ class Watched:
         finally:
             watch.end()
 
+    def end(self) -> None:
+        """Nobody waits for the rest."""
+        self._watch.end()
+
     def _timed_out(self) -> CallTimeout:
         error = self._watch.timeout()
+        error.hold_id = self.hold_id
         if self.late is not None:
             self.late()
         return error
@@ -182,6 +188,7 @@ class AsyncWatched:
         self._watch = watch
         watch.moved()
         self.late: Callable[[], Any] | None = None
+        self.hold_id: str | None = None
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         watch, source = self._watch, aiter(self._stream)
@@ -201,8 +208,13 @@ class AsyncWatched:
         finally:
             watch.end()
 
+    def end(self) -> None:
+        """Nobody waits for the rest."""
+        self._watch.end()
+
     async def _timed_out(self) -> CallTimeout:
         error = self._watch.timeout()
+        error.hold_id = self.hold_id
         if self.late is not None:
             await self.late()
         return error

@@ -16,7 +16,7 @@ from x402guard.agent.tools import Budgeted, tool_call
 from x402guard.drivers import run, run_async
 from x402guard.effects import Flow, Interrupted, compute, warn
 from x402guard.errors import ConfigError, LedgerUnavailable
-from x402guard.gate import take_place
+from x402guard.gate import Seat
 from x402guard.held_tools import (
     TOOL_HOLD_S,
     HeldTool,
@@ -27,12 +27,10 @@ from x402guard.held_tools import (
     end_tool,
     hold_tool,
 )
-from x402guard.ledger.authorize import Refusal
 from x402guard.ledger.model import HoldKind
 from x402guard.ledger.tokens import MOST_TOKENS
 from x402guard.money import Dollars, dollars_to_nanos
 from x402guard.policy import Narrow
-from x402guard.refusals import refused
 from x402guard.terms import Terms
 
 __all__ = ["QUICK_CHARACTERS", "RESULT_TOKENS", "CostOf", "Render", "ToolTerms", "decorate"]
@@ -173,12 +171,10 @@ def decorate(payer: Budgeted, terms: ToolTerms, name: str | None, function: Call
 
 
 def _begin(payer: Budgeted, terms: ToolTerms, tool: str, bound: Bound) -> Flow[_Use]:
-    """Wait for a place, reserve the tokens, then hold the dollars: what is refused first costs nothing."""
+    """Reserve the tokens, wait for a place, then hold the dollars: what is refused first costs nothing."""
     budget = payer.innermost()
     paying, tokens = budget.conversation_terms(), budget.tokens
-    place = yield from take_place(paying, HoldKind.TOOL, tool)
-    if isinstance(place, Refusal):
-        raise (yield from refused(paying, place))
+    seat = Seat(HoldKind.TOOL, tool)
     allotment = None
     try:
         if terms.mode is not None:
@@ -187,15 +183,15 @@ def _begin(payer: Budgeted, terms: ToolTerms, tool: str, bound: Bound) -> Flow[_
         call = replace(priced, arguments=bound.arguments, needs=bound.needs)
         limit_s = paying.policy.timeouts.tool_s if terms.timeout_s is None else terms.timeout_s or None
         if terms.cost is None:
-            narrow = yield from check_free(paying, call)
-            return _Use(paying, None, tokens, allotment, Running(tool, limit_s, place, None), narrow)
-        held = yield from hold_tool(paying, call)
-        return _Use(paying, held, tokens, allotment, Running(tool, limit_s, place, held.hold.id), held.narrow)
+            narrow = yield from check_free(paying, call, seat)
+            return _Use(paying, None, tokens, allotment, Running(tool, limit_s, seat.place, None), narrow)
+        held = yield from hold_tool(paying, call, seat)
+        return _Use(paying, held, tokens, allotment, Running(tool, limit_s, seat.place, held.hold.id), held.narrow)
     except GeneratorExit:
         raise
     except BaseException:
-        running = Running(tool, None, place, None)
-        running.leave()
+        seat.leave()
+        running = Running(tool, None, None, None)
         if allotment is not None:
             yield from _finish_tokens(_Use(paying, None, tokens, allotment, running), _Outcome(ToolEnd()))
         raise

@@ -86,7 +86,8 @@ def _watched(node_id: str, step: Step, payee: str) -> Iterator[tuple[str, str]]:
         host = step.name.partition(" ")[2].partition("/")[0]
         yield f"host {host}", f"host {host}"
     if payee:
-        yield f"payee {payee}", f"payee {payee}"
+        # Of its run alone: a server may name anybody's address, and fail in that one's name.
+        yield f"payee {payee}", f"payee {run_of(node_id)} {payee}"
 
 
 def _key(place: str) -> MarkKey:
