@@ -92,6 +92,7 @@ def _examine(ledger: str | None, config: Path | None) -> Iterator[Finding]:
     else:
         yield Finding("key", "ok", f"pays from {signer.address}")
     yield from _policy(policy)
+    yield from _people(settings, policy)
     yield from _ledger(ledger or settings.ledger, arguments["budget"], None if signer is None else signer.address)
     yield from _chains(settings, policy)
 
@@ -127,6 +128,19 @@ def _policy(policy: Policy) -> Iterator[Finding]:
     yield Finding(
         "policy", "ok", f"per-payment cap {cap}, {networks}, signatures live {policy.max_lifetime_s} s at most"
     )
+
+
+def _people(settings: Settings, policy: Policy) -> Iterator[Finding]:
+    """Who is asked, who is told, and what stops everything."""
+    if settings.approver is not None:
+        yield Finding("approver", "ok", f"questions go to the {settings.approver}")
+    elif policy.risk is not None:
+        detail = (
+            "nobody is asked: tools such as send_email and delete_… are denied; set approver, or policy.risk = false"
+        )
+        yield Finding("approver", "warning", detail)
+    if settings.kill_file is not None and Path(settings.kill_file).exists():
+        yield Finding("kill file", "problem", f"{settings.kill_file} is there: nothing is paid until it is removed")
 
 
 def _ledger(url: str, budget: str | None, payer: str | None) -> Iterator[Finding]:

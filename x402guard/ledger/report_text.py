@@ -27,6 +27,7 @@ def render(report: Mapping[str, Any]) -> str:
     soft = [event for event in report["events"] if event["event"] == "tokens_soft_limit"]
     lines.extend(_tokens(report["tokens"], soft))
     lines.extend(_row("unmetered", _unmetered(event)) for event in report["events"] if event["event"] == "unmetered")
+    lines.extend(_asked(report["events"]))
     lines.extend(_refusals(report["refusals"]))
     doubts = {event["hold_id"]: event["doubt"] for event in report["events"] if event.get("doubt")}
     names = {event["hold_id"]: event.get("tool") or event.get("model") for event in report["events"]}
@@ -71,7 +72,7 @@ def _tokens(tokens: Mapping[str, Any] | None, soft: Sequence[Mapping[str, Any]])
             "tokens", f"{tokens['used']:,} of {tokens['total']:,} used ({part}){reserved}, {tokens['remaining']:,} left"
         )
     ]
-    lines.extend(_row("", f"past the soft limit of {event['soft_tokens']:,}") for event in soft)
+    lines.extend(_row("", f"past the soft limit of {event['soft_tokens']:,}") for event in soft[-1:])
     rows = [("llm", tokens["llm"]), *tokens["by_tool"].items(), ("other", tokens["other"])]
     shown = [(name, f"{count:,}") for name, count in rows if count]
     wide, long = (max((len(row[column]) for row in shown), default=0) for column in (0, 1))
@@ -100,6 +101,19 @@ def _refusals(rows: Iterable[Mapping[str, Any]]) -> list[str]:
     return [
         _row("refused", f"{row['count']} × {row['rule']}{'' if row['count'] == 1 else ', the last'}: {row['reason']}")
         for row in rows
+    ]
+
+
+def _asked(events: Iterable[Mapping[str, Any]]) -> list[str]:
+    answers = [event for event in events if event["event"] == "approval"]
+    if not answers:
+        return []
+    allowed = sum(1 for event in answers if event["allowed"])
+    last = answers[-1]
+    by = f" by {', '.join(last['by'])}" if last["by"] else ""
+    word = "allowed" if last["allowed"] else "denied"
+    return [
+        _row("asked", f"{allowed} × allowed, {len(answers) - allowed} × denied; the last, {last['what']}: {word}{by}")
     ]
 
 
