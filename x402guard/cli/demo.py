@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import tempfile
 import time
 from collections.abc import Iterator
@@ -49,7 +50,9 @@ def demo() -> None:
             ledger=f"sqlite:///{Path(folder) / 'demo.db'}",
             chains={net.network: net.rpc},
             metering=Metering(endpoints={llm.base("openai"): "openai"}),
+            on_notice=lambda notice: typer.echo(f"  ! {notice.message}"),
         )
+        logging.getLogger("x402guard").addHandler(logging.NullHandler())  # what is told stands among the lines
         with guard, guard.session("court-research", budget=BUDGET, tokens=TokenBudget(CONTEXT)) as session:
             typer.echo(
                 f"\nThe agent {net.payer} has ${before[net.payer] / _UNITS:,.2f}. It may spend {BUDGET}, and its context "
