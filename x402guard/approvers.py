@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import os
 import pwd
 import select
@@ -21,7 +22,8 @@ from x402guard.ports import LedgerStore
 __all__ = ["Approver", "QueueApprover", "TerminalApprover", "as_approver", "ask_aside", "operating_user"]
 
 _POLL_S: Final = 0.1
-_SHOWN: Final = 2_000
+_SHOWN: Final = 4_000
+_LEAST_SHOWN: Final = 100
 
 Callback = Callable[[ApprovalRequest], object]
 
@@ -112,10 +114,20 @@ def _is_answered(terminal: TextIO, timeout_s: int) -> bool:
     return bool(ready)
 
 
+def _written(arguments: Mapping[str, Any]) -> str:
+    """Return arguments in words: every name, and as much of each value as fits."""
+    each = max(_LEAST_SHOWN, _SHOWN // max(1, len(arguments)))
+    written = []
+    for name, value in arguments.items():
+        text = json.dumps(value, ensure_ascii=False)
+        written.append(f"{name}={text}" if len(text) <= each else f"{name}={text[:each]}… ({len(text):,} characters)")
+    return ", ".join(written) or "nothing"
+
+
 def describe(request: ApprovalRequest) -> str:
     """Return a question in words, safe to print: what an agent says of itself may hold control characters."""
     whom = f" to {request.payee} on {request.network}" if request.payee else ""
-    shown = "" if request.arguments is None else f" with {dict(request.arguments)!r}"[:_SHOWN]
+    shown = "" if request.arguments is None else f" with {_written(request.arguments)}"
     return printable(
         f"x402guard: session {request.session} wants {request.what}{shown} for ${request.amount}{whom}. {request.reason}"
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import datetime as dt
 import hashlib
+import itertools
 import json
 from collections.abc import Mapping
 from decimal import Decimal
@@ -15,11 +16,16 @@ from uuid import UUID
 
 from x402guard.errors import ConfigError
 
-__all__ = ["fingerprint", "fingerprint_of", "plain_arguments"]
+__all__ = ["fingerprint", "fingerprint_of", "plain_arguments", "shown_arguments"]
 
 _SAYS_ITSELF: Final = (Decimal, UUID, dt.date, dt.time, PurePath, Enum)
 _DEEPEST: Final = 64
 _MOST_VALUES: Final = 10_000
+_MOST_SHOWN: Final = 500
+_MOST_LISTED: Final = 100
+_LONGEST_SHOWN: Final = 2_000
+_DEEPEST_SHOWN: Final = 8
+_LARGE: Final = 10**30
 
 
 def fingerprint_of(arguments: object) -> str:
@@ -91,3 +97,45 @@ def _key(key: object) -> str:
         if isinstance(key, (int, float, bool, *_SAYS_ITSELF))
         else type(key).__qualname__
     )
+
+
+def shown_arguments(arguments: object) -> Mapping[str, Any] | None:
+    """Return a tool's arguments for a person to read, or for the owner's own code to judge: as plain JSON, dates and decimals as text.
+
+    What says nothing of itself stands as the name of its kind, and what is too much of it as "…": nothing is left out unseen.
+    """
+    if not isinstance(arguments, Mapping):
+        return None
+    left = [_MOST_SHOWN]
+    return {
+        _key(key): _shown(value, _DEEPEST_SHOWN, left)
+        for key, value in itertools.islice(arguments.items(), _MOST_SHOWN)
+    }
+
+
+def _shown(value: object, deeper: int, left: list[int]) -> object:
+    left[0] -= 1
+    if value is None or isinstance(value, (bool, float)):
+        return value
+    if isinstance(value, int):
+        return value if abs(value) < _LARGE else f"a number of {value.bit_length()} bits"
+    if isinstance(value, str):
+        text = str.__str__(value)
+        return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}… ({len(text):,} characters)"
+    if isinstance(value, bytes):
+        return f"{len(value):,} bytes, SHA-256 {hashlib.sha256(value).hexdigest()[:16]}…"
+    if isinstance(value, _SAYS_ITSELF):
+        return _shown(str(value), deeper, left)
+    if deeper == 0 or left[0] <= 0:
+        return "…"
+    if isinstance(value, Mapping):
+        return {_key(key): _shown(item, deeper - 1, left) for key, item in itertools.islice(value.items(), _MOST_SHOWN)}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        listed = [_shown(item, deeper - 1, left) for item in itertools.islice(value, _MOST_LISTED)]
+        return listed if len(value) <= _MOST_LISTED else [*listed, f"… ({len(value):,} in all)"]
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+        return _shown(fields, deeper - 1, left)
+    if callable(dump := getattr(value, "model_dump", None)) and not isinstance(value, type):
+        return _shown(dump(), deeper - 1, left)
+    return f"<{type(value).__qualname__}>"

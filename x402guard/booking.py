@@ -66,7 +66,7 @@ def hold_or_refuse(
             denied = yield from consent(terms, decided)
             if denied is not None:
                 raise (yield from no(denied))
-            consented |= {decided.facts}
+            consented |= {decided.key}
         elif not isinstance(decided, Refusal):
             return decided
         elif decided.rule == BUDGET and not swept and (yield from sweep(terms)) > 0:

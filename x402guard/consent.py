@@ -17,7 +17,7 @@ def consent(terms: Terms, unasked: Unasked) -> Flow[Refusal | None]:
     """Ask, and write the answer down. None is a yes, good for this one call; the caller runs all its checks again after it."""
     subject, verdict = unasked.subject, unasked.verdict
     request = ApprovalRequest(
-        id=request_id(terms.session_id, [subject.kind, *subject.names, subject.amount, subject.payee, *unasked.facts]),
+        id=request_id(terms.session_id, list(unasked.key)),
         session=terms.session_id,
         kind=str(subject.kind),
         what=subject.names[0],

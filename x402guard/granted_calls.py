@@ -9,14 +9,15 @@ from typing import Any, Final
 
 from x402guard.gate import check_standing
 from x402guard.held_calls import ESTIMATED, HOLD_S, MEAN
+from x402guard.json_body import NotReadable, read_object
 from x402guard.ledger.authorize import BUDGET, Refusal, authorize, check_room, lapse_due
 from x402guard.ledger.budgets import room_on_path
 from x402guard.ledger.model import WALLET, Hold, HoldKind
 from x402guard.ledger.view import Change, LedgerView, MarkKey, Scope
-from x402guard.metering.call import Call, limit_field
+from x402guard.metering.call import Call, limit_field, removed_fields
 from x402guard.metering.ceiling import UNBOUNDED_OUTPUT, Ceiling
 from x402guard.metering.classify import FixedPrice, Meter, Unmetered
-from x402guard.money import Nanos
+from x402guard.money import Nanos, format_dollars
 from x402guard.policy import RequestFacts
 from x402guard.policy.guards import (
     guard_marks,
@@ -26,7 +27,7 @@ from x402guard.policy.guards import (
 )
 from x402guard.policy.rule_list import Subject, Verdict
 from x402guard.policy.steps import Step, request_key
-from x402guard.purchase import place_of, purpose_of
+from x402guard.purchase import place_of, purpose_of, ruled_place
 from x402guard.terms import Terms
 from x402guard.verdicts import Consented, Unasked, objection, verdict_facts, verdict_of
 
@@ -134,7 +135,8 @@ def grant_call(
         return choice
     subject = call_subject(request, call.model, choice.amount)
     priced = step.at(choice.amount)
-    decided = _allow(view, terms, request, subject=subject, priced=priced, consented=consented)
+    about = (request.method, request.url, request.body_sha256 or "", choice.limit)
+    decided = _allow(view, terms, about, subject=subject, priced=priced, consented=consented)
     if not isinstance(decided, Verdict):
         return decided
     hold = _new_hold(view, terms, request, step.at(Nanos(max(1, choice.amount))), call.model)
@@ -154,19 +156,19 @@ def grant_call(
 
 def call_subject(request: RequestFacts, model: str, amount: Nanos) -> Subject:
     """Return what the owner's rules are shown of an LLM call."""
-    return Subject(HoldKind.LLM, (place_of(request), model), amount)
+    return Subject(HoldKind.LLM, (ruled_place(request), model), amount)
 
 
 def _allow(
-    view: LedgerView, terms: Terms, request: RequestFacts, *, subject: Subject, priced: Step, consented: Consented
+    view: LedgerView, terms: Terms, about: tuple[Any, ...], *, subject: Subject, priced: Step, consented: Consented
 ) -> Verdict | Unasked | Refusal:
     """Return what the rules say of a call at its price, where guards and rules let it pass."""
     refusal = judge_amount(view, terms.policy, terms.node_id, priced)
     if refusal is not None:
         return refusal
     verdict = verdict_of(terms, subject)
-    unasked = Unasked(subject, verdict, (request.method, request.url, request.body_sha256 or ""))
-    if verdict.action == "ask" and unasked.facts not in consented:
+    unasked = Unasked(subject, verdict, about)
+    if verdict.action == "ask" and unasked.key not in consented:
         return check_room(view, terms.node_id, priced.amount, terms.finalizing) or unasked
     return objection(verdict, subject) or verdict
 
@@ -186,7 +188,11 @@ def fix_price(
     if refusal is not None:
         return refusal
     subject = call_subject(request, price.place, price.amount)
-    decided = _allow(view, terms, request, subject=subject, priced=step.at(price.amount), consented=consented)
+    narrowed = _unnarrowable(verdict_of(terms, subject), request, price)
+    if narrowed is not None:
+        return narrowed
+    about = (request.method, request.url, request.body_sha256 or "")
+    decided = _allow(view, terms, about, subject=subject, priced=step.at(price.amount), consented=consented)
     if not isinstance(decided, Verdict):
         return decided
     hold = _new_hold(view, terms, request, step.at(Nanos(max(1, price.amount))), price.place)
@@ -201,6 +207,28 @@ def fix_price(
         return written
     note_taken(view, terms.policy, terms.node_id, step.at(price.amount), hold.id)
     return Granted(written, price.place)
+
+
+def _unnarrowable(verdict: Verdict, request: RequestFacts, price: FixedPrice) -> Refusal | None:
+    """Why a call at a fixed price is not what a rule leaves of it: its price cannot be less, and its body goes out as it is."""
+    narrow, rule = verdict.narrow, verdict.narrowed_by
+    if narrow is None:
+        return None
+    if narrow.most is not None and narrow.most < price.amount:
+        cost = format_dollars(price.amount)
+        reason = f"rule {rule!r} narrows this to ${format_dollars(narrow.most)}, and its owner says it costs ${cost}"
+        return Refusal(rule, reason, price.amount, narrow.most)
+    if not narrow.remove:
+        return None
+    try:
+        lost = sorted(removed_fields(read_object(request.body or b""), narrow.remove))
+    except NotReadable:
+        return Refusal(rule, f"rule {rule!r} removes fields of this body, which cannot be read", price.amount)
+    if not lost:
+        return None
+    return Refusal(
+        rule, f"rule {rule!r} removes {lost[0]!r}, and a call at a fixed price goes out as it is", price.amount
+    )
 
 
 def _choose(

@@ -56,6 +56,10 @@ class ToolCall:
         arguments: its arguments as plain JSON, or None where they were not told. They go into no book.
         fingerprint: their SHA-256 in hex, or "" for None.
         lifetime_s: seconds after which its hold counts in full, if nobody says how it ended.
+        fixed: the amount is what it costs, and cannot be less.
+        needs: names of the arguments that it cannot be called without.
+        opaque: some of its arguments have no name that is known, so that none can be left out.
+        shown: its arguments for people and for the owner's own code; they stand in no book.
     """
 
     tool: str
@@ -65,6 +69,8 @@ class ToolCall:
     lifetime_s: int = TOOL_HOLD_S
     fixed: bool = False
     needs: frozenset[str] = frozenset()
+    opaque: bool = False
+    shown: Mapping[str, Any] | None = field(default=None, repr=False)
     fingerprint: str = field(init=False, default="")
 
     def __post_init__(self) -> None:
@@ -103,11 +109,13 @@ class HeldTool:
         hold: as committed.
         ceiling: nano-dollars that it costs where nobody says.
         narrow: what the owner's rules leave of it; None for all.
+        fingerprint: of the arguments that it was held, and asked, for.
     """
 
     hold: Hold
     ceiling: Nanos
     narrow: Narrow | None = None
+    fingerprint: str = ""
 
 
 def check_tool(tool: object) -> str:
@@ -144,7 +152,7 @@ def hold_tool(terms: Terms, call: ToolCall, seat: Seat | None = None) -> Flow[He
     except BaseException as error:
         yield from undo(error)
         raise
-    return HeldTool(held, call.amount, verdict.narrow)
+    return HeldTool(held, call.amount, verdict.narrow, call.fingerprint if verdict.action == "ask" else "")
 
 
 def judge_tool(terms: Terms, call: ToolCall) -> Flow[Verdict]:
@@ -155,7 +163,7 @@ def judge_tool(terms: Terms, call: ToolCall) -> Flow[Verdict]:
 
 
 def _subject(call: ToolCall) -> Subject:
-    return Subject(HoldKind.TOOL, (call.tool,), call.amount, arguments=call.arguments)
+    return Subject(HoldKind.TOOL, (call.tool,), call.amount, arguments=call.shown)
 
 
 def _narrowed(call: ToolCall, verdict: Verdict) -> ToolCall | Refusal:
@@ -168,16 +176,27 @@ def _narrowed(call: ToolCall, verdict: Verdict) -> ToolCall | Refusal:
         return Refusal(
             rule, f"rule {rule!r} removes {lost[0]!r}, without which {call.tool} cannot be called", call.amount
         )
-    kept = call.arguments
-    if kept is not None:
-        kept = {name: value for name, value in kept.items() if name not in narrow.remove}
+    if call.opaque and narrow.remove:
+        named = ", ".join(sorted(narrow.remove))
+        return Refusal(
+            rule,
+            f"rule {rule!r} removes {named}, and nobody can tell which of {call.tool}'s arguments that is",
+            call.amount,
+        )
+    kept, shown = (_without(narrow, arguments) for arguments in (call.arguments, call.shown))
     if narrow.most is None or narrow.most >= call.amount:
-        return replace(call, arguments=kept)
+        return replace(call, arguments=kept, shown=shown)
     if call.fixed:
         cost, most = format_dollars(call.amount), format_dollars(narrow.most)
         reason = f"rule {rule!r} narrows {call.tool} to ${most}, and it costs ${cost}"
         return Refusal(rule, reason, call.amount, narrow.most)
-    return replace(call, arguments=kept, amount=narrow.most)
+    return replace(call, arguments=kept, shown=shown, amount=narrow.most)
+
+
+def _without(narrow: Narrow, arguments: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    if arguments is None:
+        return None
+    return {name: value for name, value in arguments.items() if name not in narrow.remove}
 
 
 def charge_tool(terms: Terms, call: ToolCall) -> Flow[Receipt]:
@@ -253,14 +272,16 @@ def check_free(terms: Terms, call: ToolCall, seat: Seat) -> Flow[Narrow | None]:
     def undo(_error: BaseException) -> Flow[None]:
         yield from ()  # nothing was written
 
-    yield from hold_or_refuse(terms, Scope(nodes=(terms.node_id,)), change, undo, seat=seat)
+    asks = verdict.action == "ask"
+    yield from hold_or_refuse(terms, Scope(nodes=(terms.node_id,), durable=asks), change, undo, seat=seat)
     return verdict.narrow
 
 
 def _unconsented(call: ToolCall, verdict: Verdict, consented: Consented) -> Unasked | Refusal | None:
-    unasked = Unasked(_subject(call), verdict, (call.tool, call.amount, call.fingerprint))
+    # Arguments that nobody can tell apart are one use's alone.
+    unasked = Unasked(_subject(call), verdict, (call.fingerprint or call.hold_id,))
     if verdict.action == "ask":
-        return None if unasked.facts in consented else unasked
+        return None if unasked.key in consented else unasked
     return objection(verdict, unasked.subject)
 
 

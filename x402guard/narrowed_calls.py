@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from x402guard.granted_calls import LEAST_FITTED, call_subject
 from x402guard.json_body import write_object
 from x402guard.ledger.authorize import Refusal
-from x402guard.metering.call import Call, lower_limits, read_call
+from x402guard.metering.call import Call, lower_limits, read_call, removed_fields
 from x402guard.metering.ceiling import Ceiling
 from x402guard.money import Nanos, format_dollars
 from x402guard.policy import Narrow, RequestFacts
@@ -37,7 +37,8 @@ def narrow_call(terms: Terms, request: RequestFacts, call: Call, ceiling: Ceilin
     if narrow is None:
         return Narrowed(call, ceiling)
     before = call
-    kept = {name: value for name, value in call.body.items() if name not in narrow.remove}
+    removed = removed_fields(call.body, narrow.remove)
+    kept = {name: value for name, value in call.body.items() if name not in removed}
     limit = narrow.output_limit
     if len(kept) < len(call.body) or limit is not None:
         again = _again(call, lower_limits(call, kept, limit), price)

@@ -24,7 +24,7 @@ from x402guard.policy.decide import note_payee, origin_mark
 from x402guard.policy.guards import SPIKE, guard_marks, judge_amount, judge_step, note_taken
 from x402guard.policy.rule_list import Subject
 from x402guard.policy.rules import lifetime_s, resource_host
-from x402guard.policy.steps import Step, place, request_key, step_of
+from x402guard.policy.steps import Step, place, request_key, step_of, whole_place
 from x402guard.schemes import scheme_for
 from x402guard.schemes.terms import Proposal
 from x402guard.terms import Terms
@@ -40,6 +40,7 @@ __all__ = [
     "purchase_key",
     "purchase_scope",
     "purpose_of",
+    "ruled_place",
 ]
 
 MIN_REMAINING_S: Final = 10
@@ -85,6 +86,11 @@ def payment_step(terms: Terms, request: RequestFacts) -> Step:
 def place_of(request: RequestFacts) -> str:
     """Return a request's place as the owner names it in a policy: ``GET host/path``."""
     return place(request.method, request.host, urlsplit(request.url).path)
+
+
+def ruled_place(request: RequestFacts) -> str:
+    """Return a request's place as the owner's rules see it: whole."""
+    return whole_place(request.method, request.host, urlsplit(request.url).path)
 
 
 def purchase_scope(terms: Terms, request: RequestFacts, offers: tuple[Offer, ...], step: Step) -> Scope:
@@ -162,7 +168,7 @@ def _buy(
     subject = offer_subject(case)
     verdict = verdict_of(terms, subject)
     unasked = Unasked(subject, verdict, _asked_about(case), offer.network)
-    if verdict.action == "ask" and unasked.facts not in consented:
+    if verdict.action == "ask" and unasked.key not in consented:
         return check_room(view, terms.node_id, priced.amount) or unasked
     hold = _hold(view, terms, case, priced)
     decided = authorize(view, hold, {**_facts(case, hold), **verdict_facts(verdict)})
@@ -176,7 +182,7 @@ def _buy(
 
 def offer_subject(case: Case) -> Subject:
     """Return what the owner's rules are shown of one offer."""
-    return Subject(HoldKind.PAYMENT, (place_of(case.request),), Nanos(case.offer.amount_nanos), case.offer.payee)
+    return Subject(HoldKind.PAYMENT, (ruled_place(case.request),), Nanos(case.offer.amount_nanos), case.offer.payee)
 
 
 def _asked_about(case: Case) -> tuple[Any, ...]:

@@ -15,7 +15,7 @@ from x402guard.terms import Terms
 __all__ = ["Consented", "Unasked", "objection", "verdict_facts", "verdict_of"]
 
 Consented = AbstractSet[tuple[Any, ...]]
-"""What a person has allowed: the facts of each ``Unasked``."""
+"""What a person has allowed: the key of each ``Unasked``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +33,13 @@ class Unasked:
     verdict: Verdict
     facts: tuple[Any, ...]
     network: str = ""
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """All that a yes is good for: this step at this price, and what was asked of how many people."""
+        subject, verdict = self.subject, self.verdict
+        step = (str(subject.kind), *subject.names, subject.amount, subject.payee)
+        return (*step, *self.facts, verdict.rule, verdict.approvers)
 
 
 def verdict_of(terms: Terms, subject: Subject) -> Verdict:

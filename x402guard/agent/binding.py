@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from x402guard.arguments import plain_arguments
+from x402guard.arguments import fingerprint_of, plain_arguments, shown_arguments
 from x402guard.errors import ConfigError
 from x402guard.policy import Narrow
 
-__all__ = ["Binding", "Bound"]
+__all__ = ["Binding", "Bound", "plain_named"]
 
 _NAMED: Final = (
     inspect.Parameter.POSITIONAL_ONLY,
@@ -26,34 +26,59 @@ class Bound:
 
     Attributes:
         arguments: as plain values, or None where nobody can tell them apart.
+        shown: the same for people to read.
         needs: names of those that the function cannot be called without.
+        opaque: some were given by their place alone, or nobody knows how the function takes them.
         given: positional and named arguments as they were given.
         named: the same by the function's own names, where those are known.
     """
 
     arguments: Mapping[str, Any] | None
+    shown: Mapping[str, Any] | None
     needs: frozenset[str]
+    opaque: bool
     given: tuple[tuple[Any, ...], dict[str, Any]]
     named: inspect.BoundArguments | None
+
+    def changed(self, fingerprint: str, narrow: Narrow | None) -> bool:
+        """Return whether the arguments are others by now than those of a *fingerprint*: a caller may change what it gave."""
+        if not fingerprint or self.named is None:
+            return False
+        now = plain_named(self.named)
+        if now is not None and narrow is not None:
+            now = {name: value for name, value in now.items() if name not in narrow.remove}
+        return fingerprint_of(now) != fingerprint
 
     def call_on(self, function: Callable[..., Any], narrow: Narrow | None) -> Callable[[], Any]:
         """Return the call, without the arguments that a rule removes."""
         args, kwargs = self.given
-        if narrow is None or not narrow.remove:
+        if narrow is None or not narrow.remove or self.named is None:
             return lambda: function(*args, **kwargs)
-        if self.named is None:
-            kept = {name: value for name, value in kwargs.items() if name not in narrow.remove}
-            return lambda: function(*args, **kept)
-        names = self.named.arguments
-        rest = next((p.name for p in self.named.signature.parameters.values() if p.kind is p.VAR_KEYWORD), None)
+        names, parameters = self.named.arguments, self.named.signature.parameters
+        rest = next((p.name for p in parameters.values() if p.kind is p.VAR_KEYWORD), None)
         for name in narrow.remove:
-            if name != rest and name in names:
-                default = self.named.signature.parameters[name].default
-                names[name] = default  # those after it may be given by their place
+            if name in parameters and parameters[name].kind in _NAMED:
+                names[name] = parameters[name].default  # those after it may be given by their place
             elif rest is not None and rest in names:
                 names[rest] = {key: value for key, value in names[rest].items() if key != name}
         narrowed = self.named
         return lambda: function(*narrowed.args, **narrowed.kwargs)
+
+
+def _without_self(bound: inspect.BoundArguments) -> dict[str, Any]:
+    return {name: value for name, value in bound.arguments.items() if name not in ("self", "cls")}
+
+
+def plain_named(bound: inspect.BoundArguments) -> Mapping[str, Any] | None:
+    """Return arguments by their names as plain values, or None where nobody can tell them apart."""
+    return _told_apart(_without_self(bound))
+
+
+def _told_apart(named: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    try:
+        return plain_arguments(named)
+    except ConfigError:
+        return None  # a function may be given what is too large to be told apart by it
 
 
 class Binding:
@@ -66,6 +91,7 @@ class Binding:
         except (TypeError, ValueError):
             self._signature = None
         parameters = () if self._signature is None else self._signature.parameters.values()
+        self._many = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), None)
         self._needs = frozenset(p.name for p in parameters if p.kind in _NAMED and p.default is p.empty)
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Bound:
@@ -73,11 +99,9 @@ class Binding:
         bound = None if self._signature is None else self._signature.bind(*args, **kwargs)
         if bound is None:
             named: dict[str, Any] = {"args": args, "kwargs": kwargs}
+            plain = _told_apart(named)
         else:
             bound.apply_defaults()
-            named = {name: value for name, value in bound.arguments.items() if name not in ("self", "cls")}
-        try:
-            plain = plain_arguments(named)
-        except ConfigError:
-            plain = None  # a function may be given what is too large to be told apart by it
-        return Bound(plain, self._needs, (args, kwargs), bound)
+            named, plain = _without_self(bound), plain_named(bound)
+        opaque = bound is None or bool(self._many is not None and bound.arguments.get(self._many))
+        return Bound(plain, shown_arguments(named), self._needs, opaque, (args, kwargs), bound)

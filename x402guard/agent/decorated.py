@@ -27,10 +27,13 @@ from x402guard.held_tools import (
     end_tool,
     hold_tool,
 )
+from x402guard.ledger.authorize import Refusal
 from x402guard.ledger.model import HoldKind
 from x402guard.ledger.tokens import MOST_TOKENS
 from x402guard.money import Dollars, dollars_to_nanos
 from x402guard.policy import Narrow
+from x402guard.policy.approvals import APPROVAL
+from x402guard.refusals import refused
 from x402guard.terms import Terms
 
 __all__ = ["QUICK_CHARACTERS", "RESULT_TOKENS", "CostOf", "Render", "ToolTerms", "decorate"]
@@ -180,12 +183,14 @@ def _begin(payer: Budgeted, terms: ToolTerms, tool: str, bound: Bound) -> Flow[_
         if terms.mode is not None:
             allotment = yield from tokens.reserve(terms.max_tokens, tool)
         priced = terms.call(tool) or tool_call(tool, 0, field="cost")
-        call = replace(priced, arguments=bound.arguments, needs=bound.needs)
+        call = replace(priced, arguments=bound.arguments, shown=bound.shown, needs=bound.needs, opaque=bound.opaque)
         limit_s = paying.policy.timeouts.tool_s if terms.timeout_s is None else terms.timeout_s or None
         if terms.cost is None:
             narrow = yield from check_free(paying, call, seat)
             return _Use(paying, None, tokens, allotment, Running(tool, limit_s, seat.place, None), narrow)
         held = yield from hold_tool(paying, call, seat)
+        if bound.changed(held.fingerprint, held.narrow):
+            yield from _refuse_changed(paying, held, call)
         return _Use(paying, held, tokens, allotment, Running(tool, limit_s, seat.place, held.hold.id), held.narrow)
     except GeneratorExit:
         raise
@@ -195,6 +200,13 @@ def _begin(payer: Budgeted, terms: ToolTerms, tool: str, bound: Bound) -> Flow[_
         if allotment is not None:
             yield from _finish_tokens(_Use(paying, None, tokens, allotment, running), _Outcome(ToolEnd()))
         raise
+
+
+def _refuse_changed(terms: Terms, held: HeldTool, call: ToolCall) -> Flow[None]:
+    """A yes was said to other arguments than there are by now."""
+    yield from end_tool(terms, held.hold, ToolEnd(void="its arguments were changed"), ceiling=held.ceiling)
+    reason = f"{call.tool}: its arguments were changed while a person was asked about them"
+    raise (yield from refused(terms, Refusal(APPROVAL, reason, call.amount)))
 
 
 def _finish(use: _Use, outcome: _Outcome) -> Flow[_Outcome]:

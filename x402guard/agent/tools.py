@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from x402guard.agent.context import TokenBudget
-from x402guard.arguments import plain_arguments
+from x402guard.arguments import plain_arguments, shown_arguments
 from x402guard.drivers import Shell, run, run_async
 from x402guard.effects import Flow
 from x402guard.errors import ConfigError
@@ -68,7 +68,15 @@ def tool_call(
     if type(lifetime_s) is not int or not 1 <= lifetime_s <= _LONGEST_S:
         raise ConfigError(f"lifetime_s: {lifetime_s!r} is not a whole number of seconds from 1 to {_LONGEST_S}")
     nanos = dollars_to_nanos(amount, field=field)
-    return ToolCall(name, nanos, secrets.token_bytes(32), plain_arguments(arguments), lifetime_s, fixed)
+    return ToolCall(
+        name,
+        nanos,
+        secrets.token_bytes(32),
+        plain_arguments(arguments),
+        lifetime_s,
+        fixed,
+        shown=shown_arguments(arguments),
+    )
 
 
 class ToolHold:

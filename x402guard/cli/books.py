@@ -14,6 +14,7 @@ from typing import Annotated, Any, Final
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from x402guard.accounts import nodes_of, prediction_of, report_of
 from x402guard.config import load_settings
@@ -68,7 +69,7 @@ def show(rows: list[dict[str, Any]], *, as_json: bool, empty: str, brief: Sequen
     for name in names:
         table.add_column(name, overflow="fold")
     for row in rows:
-        table.add_row(*("" if row[name] is None else _shown(row[name]) for name in names))
+        table.add_row(*(Text("" if row[name] is None else _shown(row[name])) for name in names))  # text, and no markup
     # A pipe has no width: nothing is cut or folded for it.
     Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH).print(table)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -14,7 +14,16 @@ from x402guard.metering.media import Media
 from x402guard.metering.routes import Flavour, Route
 from x402guard.metering.tools import Unbounded, find_unbounded, tools_of
 
-__all__ = ["UNREADABLE", "Call", "ask_for_usage", "limit_field", "lower_limits", "read_call", "write_limit"]
+__all__ = [
+    "UNREADABLE",
+    "Call",
+    "ask_for_usage",
+    "limit_field",
+    "lower_limits",
+    "read_call",
+    "removed_fields",
+    "write_limit",
+]
 
 UNREADABLE: Final = "unreadable_request"
 
@@ -234,6 +243,12 @@ def lower_limits(call: Call, body: Mapping[str, Any], limit: int | None) -> dict
         elif inner and isinstance(value, dict) and type(value.get(inner[0])) is int:
             lowered[outer] = {**value, inner[0]: min(value[inner[0]], limit)}
     return lowered
+
+
+def removed_fields(body: Mapping[str, Any], names: Collection[str]) -> set[str]:
+    """Return those of a body's own fields that are named, in either spelling: Gemini takes ``safetySettings`` and ``safety_settings``."""
+    wanted = {name.replace("_", "").lower() for name in names}
+    return {key for key in body if key.replace("_", "").lower() in wanted}
 
 
 def ask_for_usage(body: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import fnmatch
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -11,6 +9,7 @@ from typing import Any, Final, Literal, get_args
 
 from x402guard.errors import ConfigError
 from x402guard.ledger.model import HoldKind
+from x402guard.policy.patterns import check_pattern, is_disguised, matches_name, matches_place, matches_word
 from x402guard.policy.rule_list import NO_VERDICT, Subject, Verdict
 
 __all__ = ["DEFAULT_LEVELS", "Level", "Risk", "judge_risk"]
@@ -37,8 +36,6 @@ DEFAULT_LEVELS: Final[Mapping[str, Level]] = MappingProxyType(
 
 RISK: Final = "risk"
 _RANK: Final[Mapping[str, int]] = {level: rank for rank, level in enumerate(get_args(Level))}
-_NAMESPACE: Final = re.compile(r"__|[./:]")
-_HUMP: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 _MOST_APPROVERS: Final = 10
 
 
@@ -63,9 +60,8 @@ class Risk:
     def __post_init__(self) -> None:
         if not isinstance(self.levels, Mapping):
             raise ConfigError(f'policy.risk.levels: {self.levels!r} is no mapping; write {{"wipe_*": "CRITICAL"}}')
+        checked = {check_pattern("policy.risk.levels", pattern): level for pattern, level in self.levels.items()}
         for pattern, level in self.levels.items():
-            if not isinstance(pattern, str) or not pattern.strip():
-                raise ConfigError(f"policy.risk.levels: {pattern!r} is no pattern; write 'wipe_*'")
             if level not in _RANK:
                 raise ConfigError(f"policy.risk.levels: {level!r} of {pattern!r} is none of {', '.join(_RANK)}")
         if type(self.approvers) is not int or not 1 <= self.approvers <= _MOST_APPROVERS:
@@ -74,32 +70,33 @@ class Risk:
             )
         if self.classify is not None and not callable(self.classify):
             raise ConfigError(f"policy.risk.classify: {self.classify!r} is no function of a tool and its arguments")
-        object.__setattr__(self, "levels", MappingProxyType(dict(self.levels)))
+        object.__setattr__(self, "levels", MappingProxyType(checked))
 
     def level_of(self, subject: Subject) -> Level:
         """Return the level of a step, by its name alone. A payment or an LLM call that no pattern of the owner's names is LOW."""
-        own = [level for pattern, level in self.levels.items() if _named(pattern, subject)]
+        own = [level for pattern, level in self.levels.items() if _named(pattern, subject, within=_RANK[level] > 1)]
         if own or subject.kind is not HoldKind.TOOL:
             return _highest(own, "LOW")
-        return _highest([level for pattern, level in DEFAULT_LEVELS.items() if _named(pattern, subject)], "MEDIUM")
+        found = [level for pattern, level in DEFAULT_LEVELS.items() if _named(pattern, subject, within=False)]
+        if not found:
+            found = [level for pattern, level in DEFAULT_LEVELS.items() if _named(pattern, subject, within=True)]
+        if is_disguised(subject.names[0]):
+            found.append("HIGH")  # nobody can say which word that is
+        return _highest(found, "MEDIUM")
 
 
 def _highest(levels: list[Level], otherwise: Level) -> Level:
     return max(levels, key=lambda level: _RANK[level], default=otherwise)
 
 
-def _named(pattern: str, subject: Subject) -> bool:
-    if " " in pattern or subject.kind is not HoldKind.TOOL:
-        return any(fnmatch.fnmatchcase(name.lower(), pattern.lower()) for name in subject.names)
-    whole = subject.names[0]
-    # gmail__send_email and crm.deleteContact are what they are, whoever serves them.
-    spelled = {_plain(part) for part in (whole, _NAMESPACE.split(whole)[-1])}
-    wanted = pattern if "*" in pattern or "?" in pattern else _plain(pattern)
-    return any(fnmatch.fnmatchcase(name, wanted.lower()) or f"{name}_*" == wanted.lower() for name in spelled)
-
-
-def _plain(name: str) -> str:
-    return re.sub(r"[^a-z0-9]+", "_", _HUMP.sub("_", name).lower()).strip("_")
+def _named(pattern: str, subject: Subject, *, within: bool) -> bool:
+    return any(
+        matches_place(pattern, name)
+        or (
+            matches_name(pattern, name, within=within) if subject.kind is HoldKind.TOOL else matches_word(pattern, name)
+        )
+        for name in subject.names
+    )
 
 
 def judge_risk(risk: Risk | None, subject: Subject) -> Verdict:

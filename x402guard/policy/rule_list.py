@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fnmatch
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal, get_args
@@ -10,6 +9,7 @@ from typing import Any, Final, Literal, get_args
 from x402guard.errors import ConfigError
 from x402guard.ledger.model import HoldKind
 from x402guard.money import Dollars, Nanos, dollars_to_nanos, format_dollars
+from x402guard.policy.patterns import check_pattern, matches_name, matches_place, matches_word
 
 __all__ = ["NO_VERDICT", "Narrow", "Rule", "Subject", "Verdict", "check_rules", "judge_rules", "strictest"]
 
@@ -68,7 +68,7 @@ class Rule:
     Args:
         name: as it stands in refusals and reports.
         action: ``deny``, ``ask`` (a person, for this one call), ``narrow``, or ``allow`` (which loosens no other rule).
-        match: a tool's name, or ``METHOD host/path``; ``*`` stands for anything. Letters are compared without their case.
+        match: a tool, in any spelling; a model; or ``METHOD host/path`` without the query. ``*`` stands for anything.
         kinds: ``payment``, ``llm``, ``tool``; all of them when none is given.
         above: dollars; the rule holds for what costs more than that, or may.
         payees: addresses; for payments alone.
@@ -100,10 +100,7 @@ class Rule:
             raise ConfigError(
                 f"policy.rules.action: {self.action!r} of rule {self.name!r} is none of {', '.join(get_args(Action))}"
             )
-        if not isinstance(self.match, str) or not self.match.strip():
-            raise ConfigError(
-                f"policy.rules.match: {self.match!r} of rule {self.name!r} is no pattern; write 'delete_*'"
-            )
+        self._set("match", check_pattern(f"policy.rules.match of rule {self.name!r}", self.match))
         if isinstance(self.kinds, str) or not self.kinds or not set(self.kinds) <= _KINDS:
             raise ConfigError(
                 f"policy.rules.kinds: {self.kinds!r} of rule {self.name!r} is no list of payment, llm, tool"
@@ -134,14 +131,16 @@ class Rule:
         """Return whether the rule says anything of a step."""
         return (
             str(subject.kind) in self.kinds
-            and any(_matches(self.match, name) for name in subject.names)
+            and any(_matches(self.match, name, subject.kind) for name in subject.names)
             and (self.more_than is None or subject.amount > self.more_than)
             and (self.payees is None or subject.payee.lower() in self.payees)
         )
 
 
-def _matches(pattern: str, name: str) -> bool:
-    return fnmatch.fnmatchcase(name.lower(), pattern.lower())
+def _matches(pattern: str, name: str, kind: HoldKind) -> bool:
+    if pattern == "*" or matches_place(pattern, name):
+        return True
+    return matches_name(pattern, name, within=True) if kind is HoldKind.TOOL else matches_word(pattern, name)
 
 
 def _nanos(name: str, dollars: Dollars) -> Nanos:

@@ -17,7 +17,18 @@ from x402guard.ledger.view import MarkKey
 from x402guard.money import Nanos
 from x402guard.places import plain_host, plain_path
 
-__all__ = ["Step", "as_place", "masked", "place", "request_key", "reset_mark", "run_of", "step_of", "tool_key"]
+__all__ = [
+    "Step",
+    "as_place",
+    "masked",
+    "place",
+    "request_key",
+    "reset_mark",
+    "run_of",
+    "step_of",
+    "tool_key",
+    "whole_place",
+]
 
 
 _LONGEST_NAME: Final = 200
@@ -54,7 +65,12 @@ def run_of(node_id: str) -> str:
 
 def place(method: str, host: str, path: str) -> str:
     """Return a request's place as the owner names it in a policy: ``GET host/path``, however it was spelled."""
-    return f"{method.upper()} {plain_host(host.lower())}{plain_path(path)}"[:_LONGEST_NAME]
+    return whole_place(method, host, path)[:_LONGEST_NAME]
+
+
+def whole_place(method: str, host: str, path: str) -> str:
+    """Return the same, however long: a rule sees all of it."""
+    return f"{method.upper()} {plain_host(host.lower())}{plain_path(path)}"
 
 
 def reset_mark(run_id: str) -> MarkKey:
