@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import inspect
+import io
 import json
 import os
 import pwd
 import select
+import termios
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from contextvars import ContextVar
+from dataclasses import replace
 from typing import Any, Final, Protocol, TextIO
 
 from x402guard.aside import Aside
@@ -66,7 +72,8 @@ class _Several:
         """See ``Approver.ask``."""
         people: tuple[str, ...] = ()
         for approver in self._approvers:
-            answer = approver.ask(request)
+            missing = max(1, request.approvers - count_people(people))
+            answer = approver.ask(replace(request, approvers=missing))
             if not answer.allowed:
                 return answer
             people += answer.by
@@ -76,7 +83,7 @@ class _Several:
 
 
 class TerminalApprover:
-    """Asks whoever sits at the terminal; there is no terminal, there is no yes.
+    """Asks whoever sits at the terminal, one question at a time; where there is no terminal, there is no yes.
 
     Args:
         terminal: where to ask, opened for reading and writing; the process's own terminal when none is given.
@@ -87,25 +94,43 @@ class TerminalApprover:
 
     def ask(self, request: ApprovalRequest) -> Answer:
         """See ``Approver.ask``."""
-        if self._terminal is not None:
-            return self._asked(self._terminal, request)
+        until_s = time.monotonic() + request.timeout_s
+        if not _TERMINAL.acquire(timeout=request.timeout_s):
+            return Answer.no("nobody answered in time")
         try:
-            terminal = open("/dev/tty", "r+", encoding="utf-8")  # noqa: PTH123, SIM115 - no file; closed below
+            if self._terminal is not None:
+                return self._asked(self._terminal, request, until_s)
+            with _own_terminal() as terminal:
+                return self._asked(terminal, request, until_s)
         except OSError as error:
-            return Answer.no(f"there is no terminal to ask at: {error.strerror}")
-        with terminal:
-            return self._asked(terminal, request)
+            return Answer.no(f"there is no terminal to ask at: {error.strerror or error}")
+        finally:
+            _TERMINAL.release()
 
-    def _asked(self, terminal: TextIO, request: ApprovalRequest) -> Answer:
+    def _asked(self, terminal: TextIO, request: ApprovalRequest, until_s: float) -> Answer:
+        with suppress(termios.error, OSError, ValueError):  # what was typed before the question answers another
+            termios.tcflush(terminal.fileno(), termios.TCIFLUSH)
         terminal.write(f"\n{describe(request)}\nAllow it, once? [y/N] ")
         terminal.flush()
-        if not _is_answered(terminal, request.timeout_s):
+        if _ABANDONED.get()() or not _is_answered(terminal, max(0.0, until_s - time.monotonic())):
             terminal.write("\ntoo late\n")
             return Answer.no("nobody answered in time")
         return Answer(terminal.readline().strip().lower() in ("y", "yes"), (operating_user(),))
 
 
-def _is_answered(terminal: TextIO, timeout_s: int) -> bool:
+_TERMINAL: Final = threading.Lock()
+"""Two questions at once would leave open which of them an answer is to."""
+
+_ABANDONED: Final[ContextVar[Callable[[], bool]]] = ContextVar("x402guard_abandoned", default=lambda: False)
+"""Tells whoever asks whether anybody still waits for the answer."""
+
+
+def _own_terminal() -> TextIO:
+    descriptor = os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY)
+    return io.TextIOWrapper(io.FileIO(descriptor, "r+"), encoding="utf-8", write_through=True)  # as getpass does
+
+
+def _is_answered(terminal: TextIO, timeout_s: float) -> bool:
     """Wait for a line; what is no file of the system's is read as it is."""
     try:
         ready, _, _ = select.select([terminal.fileno()], [], [], timeout_s)
@@ -152,16 +177,18 @@ class QueueApprover:
             approvers=request.approvers,
             timeout_s=request.timeout_s,
         )
-        scope = Scope(marks=(approval_mark(request.id),))
+        scope = Scope(marks=(approval_mark(request.id),), durable=True)
         self._store.transact(scope, lambda view: put_question(view, question))
         give_up = time.monotonic() + request.timeout_s
         while time.monotonic() < give_up:
+            if _ABANDONED.get()():
+                return Answer.no("nobody waits for it any more")  # whoever asks the same again takes the answer
             row: Mapping[str, Any] = self._store.marks("approval", request.id).get(request.id, {})
             if answer_of(row, self._store.now_ms()) is not None:
-                allowed, people, why = self._store.transact(scope, lambda view: take_answer(view, request.id))
-                return Answer(allowed, people, why)
+                break
             self._pause(_POLL_S)
-        return Answer.no("nobody answered in time")
+        allowed, people, why = self._store.transact(scope, lambda view: take_answer(view, request.id))
+        return Answer(allowed, people, why)
 
 
 def as_approver(given: object, store: LedgerStore | None = None) -> Approver | None:
@@ -191,6 +218,7 @@ def ask_aside(approver: Approver | None, request: ApprovalRequest) -> Aside[Answ
     def call() -> Answer:
         if approver is None:
             return Answer.no("this guard has nobody to ask")
+        _ABANDONED.set(lambda: aside.was_left)
         try:
             answer: object = approver.ask(request)
         except Exception as error:  # noqa: BLE001 - an approver that fails has not allowed anything
@@ -201,4 +229,5 @@ def ask_aside(approver: Approver | None, request: ApprovalRequest) -> Aside[Answ
             return Answer.no(f"{request.approvers} different people have to allow it", answer.by)
         return answer
 
-    return Aside(call)
+    aside = Aside(call)
+    return aside

@@ -107,6 +107,11 @@ class Aside(Generic[R]):
         if left and self._late is not None:
             self._late(result)
 
+    @property
+    def was_left(self) -> bool:
+        """True once nobody waits for it any more."""
+        return self._left
+
     def _start(self) -> None:
         threading.Thread(target=self._run, name="x402guard-aside", daemon=True).start()
 

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from typing import Final
 
 from x402guard.aside import TooLate, Wakeable, within
 
 __all__ = ["Places", "TakenPlace"]
+
+_LOOK_S: Final = 1.0
+"""How often whoever waits looks for places that were forgotten, in seconds."""
 
 
 class TakenPlace:
@@ -29,7 +34,9 @@ class TakenPlace:
         self._places.give_back(self._where)
 
     def __del__(self) -> None:
-        self.leave()
+        if not self._left:
+            self._left = True
+            self._places.drop(self._where)
 
 
 class _Waiting:
@@ -42,11 +49,23 @@ class Places:
     """Who is where. Threads and tasks of any event loop wait in one line."""
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()  # the garbage collector may leave a place while we hold it
+        self._lock = threading.Lock()
+        self._dropped: deque[str] = deque()
         self._taken: dict[str, int] = {}
         self._lines: dict[str, deque[_Waiting]] = {}
 
+    def drop(self, where: str) -> None:
+        """Take note of a place whose call was forgotten. The garbage collector says so at any moment, and takes no lock."""
+        self._dropped.append(where)
+
+    def _collect(self) -> None:
+        """Give back what was dropped."""
+        with suppress(IndexError):
+            while True:
+                self.give_back(self._dropped.popleft())
+
     def _try(self, where: str, most: int, wake: Callable[[], None]) -> _Waiting:
+        self._collect()
         with self._lock:
             waiting = _Waiting(wake)
             taken = self._taken.get(where, 0)
@@ -93,8 +112,10 @@ class Places:
         waiting = self._try(where, most, event.set)
         keep = False
         try:
-            if not waiting.granted:
-                event.wait(wait_s)
+            until_s = time.monotonic() + wait_s
+            while not waiting.granted and time.monotonic() < until_s:
+                event.wait(min(_LOOK_S, max(0.0, until_s - time.monotonic())))
+                self._collect()
             keep = True
         finally:
             place = self._end(where, waiting, keep=keep)
@@ -106,9 +127,11 @@ class Places:
         waiting = self._try(where, most, event.set)
         keep = False
         try:
-            if not waiting.granted:
+            until_s = time.monotonic() + wait_s
+            while not waiting.granted and time.monotonic() < until_s:
                 with suppress(TooLate):
-                    await within(wait_s, event.wait)
+                    await within(min(_LOOK_S, max(0.0, until_s - time.monotonic())), event.wait)
+                self._collect()
             keep = True
         finally:
             place = self._end(where, waiting, keep=keep)

@@ -148,6 +148,7 @@ def run(flow: Flow[R], shell: Shell, exchange: Exchange | None = None) -> R:
             elif isinstance(effect, PeekBody):
                 answer = _needed(exchange).peek(effect)
             elif isinstance(effect, Enter):
+                _kept(exchange, None)  # nobody waits for a place while taking one
                 answer = _kept(exchange, shell.places.enter(effect.where, effect.most, effect.wait_s))
             elif isinstance(effect, Ask):
                 answer = _ask(effect, shell)
@@ -178,6 +179,7 @@ async def run_async(flow: Flow[R], shell: Shell, exchange: AsyncExchange | None 
             elif isinstance(effect, PeekBody):
                 answer = await _needed(exchange).peek(effect)
             elif isinstance(effect, Enter):
+                _kept(exchange, None)
                 answer = _kept(exchange, await shell.places.enter_async(effect.where, effect.most, effect.wait_s))
             elif isinstance(effect, Ask):
                 answer = await _ask_async(effect, shell)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from x402guard.effects import Flow, enter, killed, transact
-from x402guard.ledger.authorize import TRIPPED, Refusal, check_open
+from x402guard.ledger.authorize import TRIPPED, Refusal, check_open, lapse_due
 from x402guard.ledger.model import HoldKind
 from x402guard.ledger.owner import trip_node
 from x402guard.ledger.view import LedgerView, Scope
@@ -24,10 +24,13 @@ _MAX_BEHIND_MS: Final = 60_000
 
 
 def check_standing(view: LedgerView, terms: Terms) -> Refusal | None:
-    """Return why nothing may be held for now, or None: the session and all above it are open, and the clock has not jumped."""
-    closed = check_open(view, terms.node_id)
-    if closed is not None or view.ahead_ms <= terms.max_clock_jump_ms:
-        return closed
+    """Return why nothing may be held for now, or None: the session and all above it are open, and the clock has not jumped.
+
+    What is past its own deadline is ended on the way, where the clock is believed.
+    """
+    if view.ahead_ms <= terms.max_clock_jump_ms:
+        lapse_due(view)
+        return check_open(view, terms.node_id)
     reason = (
         f"this machine's clock has jumped {view.ahead_ms // 1000} s ahead since the ledger was opened (max_clock_jump_s is "
         f"{terms.max_clock_jump_ms // 1000}); set it right, or open the guard again where it is right now"

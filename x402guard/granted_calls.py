@@ -10,7 +10,7 @@ from typing import Any, Final
 from x402guard.gate import check_standing
 from x402guard.held_calls import ESTIMATED, HOLD_S, MEAN
 from x402guard.json_body import NotReadable, read_object
-from x402guard.ledger.authorize import BUDGET, Refusal, authorize, check_room, lapse_due
+from x402guard.ledger.authorize import BUDGET, Refusal, authorize, check_room
 from x402guard.ledger.budgets import room_on_path
 from x402guard.ledger.model import WALLET, Hold, HoldKind
 from x402guard.ledger.view import Change, LedgerView, MarkKey, Scope
@@ -125,7 +125,6 @@ def grant_call(
     meter: Meter,
 ) -> Granted | Unasked | Refusal:
     """Hold what *call* costs at most, on live rows, or refuse it, or ask about it first."""
-    lapse_due(view)
     refusal = check_standing(view, terms) or judge_step(view, terms.policy, terms.node_id, step)
     if refusal is not None:
         return refusal
@@ -183,7 +182,6 @@ def fix_price(
     price: FixedPrice,
 ) -> Granted | Unasked | Refusal:
     """Hold what the owner says one request costs, or refuse it, or ask about it first."""
-    lapse_due(view)
     refusal = check_standing(view, terms) or judge_step(view, terms.policy, terms.node_id, step)
     if refusal is not None:
         return refusal

@@ -15,7 +15,7 @@ from x402guard.effects import Flow, checkpoint, compute, transact_anyway, warn
 from x402guard.errors import ConfigError, LedgerUnavailable
 from x402guard.gate import Seat, check_standing
 from x402guard.held_calls import write_void
-from x402guard.ledger.authorize import Refusal, authorize, check_room, lapse_due
+from x402guard.ledger.authorize import Refusal, authorize, check_room
 from x402guard.ledger.model import Evidence, Hold, HoldKind, HoldState, Purpose
 from x402guard.ledger.transitions import Capture, apply
 from x402guard.ledger.view import LedgerView, Notice, Scope
@@ -299,7 +299,6 @@ def _step(terms: Terms, call: ToolCall) -> Step:
 def _hold(
     view: LedgerView, consented: Consented, *, terms: Terms, call: ToolCall, step: Step, verdict: Verdict
 ) -> Hold | Unasked | Refusal:
-    lapse_due(view)
     refusal = (
         check_standing(view, terms)
         or judge_step(view, terms.policy, terms.node_id, step)

@@ -227,7 +227,7 @@ def _send(terms: Terms, granted: Granted, body: bytes | None) -> Flow[Reply]:
     except SendFailed as failure:
         if failure.before_connection:
             reason = f"no connection: {error_name(failure)}"
-            yield from give_back(terms, hold, reason, failure, granted.marks, well=False)
+            yield from give_back(terms, hold, reason, failure, granted.marks)  # nobody was asked
         else:
             # Providers go on generating for a caller who has gone, and bill it.
             yield from _capture_anyway(terms, granted, f"no answer: {error_name(failure)}", failure, well=False)

@@ -12,7 +12,7 @@ from x402guard.ledger.sessions import NodeRequest, open_node
 from x402guard.ledger.view import Scope
 from x402guard.ledger.windows import check_window
 from x402guard.money import Dollars
-from x402guard.openings import Owner, check_name, parse_limit, session_request
+from x402guard.openings import BUDGET_PREFIX, Owner, check_name, parse_limit, session_request
 from x402guard.policy.soft_limits import SoftLimits
 from x402guard.session import Session
 
@@ -78,9 +78,13 @@ def open_budget(
         raise ConfigError(
             f"name: {name!r} cannot be a budget's name: a slash stands between a session and its children"
         )
-    node_id = f"budget:{name}"
-    if limit is None and per is None and any(node.id == node_id for node in guard.shell.store.nodes(node_id)):
-        return NamedBudget(guard, node_id, name)
+    node_id = f"{BUDGET_PREFIX}{name}"
+    if limit is None and per is None:
+        for node in guard.shell.store.nodes(node_id):
+            if node.id == node_id and node.parent_id != parent_id:
+                raise ConfigError(f"name: budget {name!r} is under {node.parent_id!r}, and not under {parent_id!r}")
+            if node.id == node_id:
+                return NamedBudget(guard, node_id, name)
     request = NodeRequest(
         id=node_id,
         parent_id=parent_id,

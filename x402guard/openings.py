@@ -27,6 +27,7 @@ from x402guard.ports import LedgerStore
 from x402guard.terms import Terms
 
 __all__ = [
+    "BUDGET_PREFIX",
     "FINALIZING",
     "Finalizing",
     "Owner",
@@ -41,6 +42,9 @@ __all__ = [
 
 FINALIZING: Final[ContextVar[frozenset[str]]] = ContextVar("x402guard_finalizing", default=frozenset())
 """The sessions whose last LLM calls are made in this context."""
+
+BUDGET_PREFIX: Final = "budget:"
+"""What the id of a named budget begins with, and no session's."""
 
 _ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,99}", re.ASCII)
 _PERCENT: Final = re.compile(r"([0-9]{1,2})\s*%", re.ASCII)
@@ -112,7 +116,10 @@ def session_request(
     """Return what a session asks of the ledger. Raises ``ConfigError`` naming the argument."""
     check_name(name)
     if session_id is not None and (
-        not isinstance(session_id, str) or not _ID.fullmatch(session_id) or session_id == WALLET
+        not isinstance(session_id, str)
+        or not _ID.fullmatch(session_id)
+        or session_id == WALLET
+        or session_id.startswith(BUDGET_PREFIX)
     ):
         raise ConfigError(
             f"id: {session_id!r} cannot be a session's id; use letters, digits, and . _ : - (at most 100)"

@@ -10,7 +10,7 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from x402guard.gate import check_clock, check_standing
-from x402guard.ledger.authorize import BUDGET, Refusal, authorize, check_room, lapse_due
+from x402guard.ledger.authorize import BUDGET, Refusal, authorize, check_room
 from x402guard.ledger.ceilings import ceiling_mark
 from x402guard.ledger.doubt import in_doubt, take_over
 from x402guard.ledger.intent import Intent
@@ -121,7 +121,6 @@ def authorize_purchase(
     ledger's memory of the origin has nothing against is taken. *step* is what the guards see; *consented* are the offers that a
     person has allowed.
     """
-    lapse_due(view)
     closed = check_standing(view, terms) or check_clock(view)
     if closed is not None:
         return closed

@@ -180,7 +180,7 @@ def note_late(terms: Terms, hold: Hold) -> Flow[None]:
     step = step_of(hold)
 
     def change(view: LedgerView) -> None:
-        note_delivery(view, terms.policy, terms.node_id, step, delivered=False)
+        note_delivery(view, terms.policy, terms.node_id, step, delivered=False, late=True)
 
     marks = delivery_marks(terms.policy, terms.node_id, step)
     yield from transact(dataclasses.replace(_scope_of(terms, hold.id), marks=marks, durable=True), change)

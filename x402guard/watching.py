@@ -25,18 +25,21 @@ __all__ = ["AsyncWatched", "Watch", "Watched"]
 class Watch:
     """How long one call may go on, and the place that it takes. It is over once: ended, cut or left.
 
+    What its caller takes to read a piece is not the server's time. Threads may use it at once.
+
     Args:
         call_s: seconds from now to the end of the answer; None for any time.
-        chunk_s: seconds from one piece of the answer to the next.
-        place: is left with its end.
+        chunk_s: seconds from one piece of the answer to the next, its head being the first.
+        place: is left with its end, or when its time is over.
     """
 
     def __init__(self, call_s: int | None, chunk_s: int | None, place: Place | None) -> None:
-        now_s = time.monotonic()
         self._call_s, self._chunk_s = call_s, chunk_s
-        self._ends_s = None if call_s is None else now_s + call_s
+        self._ends_s = None if call_s is None else time.monotonic() + call_s
         self._last_s: float | None = None
+        self._handed_s: float | None = None
         self._place = place
+        self._lock = threading.Lock()
         self.over = False
         self.cut = False
 
@@ -44,13 +47,26 @@ class Watch:
         """A piece has come, the head of the answer being the first."""
         self._last_s = time.monotonic()
 
+    def hand_over(self) -> None:
+        """A piece is given to the caller: time stands still."""
+        self._handed_s = time.monotonic()
+
+    def take_back(self) -> None:
+        """The caller wants the next piece."""
+        now_s = time.monotonic()
+        if self._ends_s is not None and self._handed_s is not None:
+            self._ends_s += now_s - self._handed_s
+        self._last_s, self._handed_s = now_s, None
+
     def lift(self) -> None:
         """It may take any time from now on."""
         self._ends_s = self._chunk_s = None
 
     @property
     def until_s(self) -> float | None:
-        """When it has to be cut, on the monotonic clock; None for never."""
+        """When it has to be cut, on the monotonic clock; None for never, or as long as its caller reads."""
+        if self._handed_s is not None:
+            return None
         chunk_ends_s = None if self._chunk_s is None or self._last_s is None else self._last_s + self._chunk_s
         return min((at for at in (self._ends_s, chunk_ends_s) if at is not None), default=None)
 
@@ -62,13 +78,23 @@ class Watch:
 
     def end(self) -> None:
         """It has ended, or nobody reads on."""
-        self.over = True
+        with self._lock:
+            self.over = True
         self.leave()
 
     def leave(self) -> None:
         """Leave its place, though it goes on."""
         if self._place is not None:
             self._place.leave()
+
+    def cut_off(self, cut: Callable[[], None]) -> None:
+        """Its time is over: *cut* what is read, unless it has ended just now, and let somebody else have its place."""
+        with self._lock:
+            if self.over:
+                return
+            self.cut = True
+            cut()
+        self.leave()
 
     def timeout(self) -> CallTimeout:
         """Return the error of a call whose time is over."""
@@ -79,7 +105,7 @@ class Watch:
 
 
 class _Cutter:
-    """One thread that looks after all blocking reads: it shuts down the socket of whatever is past its time."""
+    """One thread that looks after all bodies: whatever is past its time is cut, and leaves its place, read or not."""
 
     def __init__(self) -> None:
         self._condition = threading.Condition()
@@ -106,16 +132,17 @@ class _Cutter:
                     wait_s = None if not self._due else self._due[0][0] - time.monotonic()
                     self._condition.wait(wait_s)
                 _, number, watch, cut = heapq.heappop(self._due)
-                until_s = None if watch.over else watch.until_s
-                if until_s is not None and until_s > time.monotonic():
-                    heapq.heappush(self._due, (until_s, number, watch, cut))  # pieces have come meanwhile
+                if watch.over:
                     continue
-            if until_s is not None:
-                watch.cut = True
-                cut()
+                now_s, until_s = time.monotonic(), watch.until_s
+                if until_s is None or until_s > now_s:  # pieces have come meanwhile, or its caller reads one
+                    heapq.heappush(self._due, (until_s or now_s + _LOOK_AGAIN_S, number, watch, cut))
+                    continue
+            watch.cut_off(cut)
 
 
 _CUTTER: Final = _Cutter()
+_LOOK_AGAIN_S: Final = 1.0
 
 
 def _socket_of(extensions: Any) -> socket.socket | None:
@@ -137,18 +164,17 @@ class Watched:
         self.late: Callable[[], None] | None = None
         self.hold_id: str | None = None
         connection = _socket_of(response.extensions)
-        if connection is not None:
-            _CUTTER.look_after(watch, lambda: _shut(connection))
+        _CUTTER.look_after(watch, lambda: _shut(connection))
 
     def __iter__(self) -> Iterator[bytes]:
         watch = self._watch
         try:
             for chunk in self._stream:
-                if watch.left_s == 0.0:
+                if watch.cut or watch.left_s == 0.0:
                     raise self._timed_out()  # noqa: TRY301 - it is raised as it is
-                watch.moved()
+                watch.hand_over()
                 yield chunk
-                watch.moved()  # what the caller took to read it is not the server's time
+                watch.take_back()
         except CallTimeout:
             raise
         except Exception as error:
@@ -175,9 +201,10 @@ class Watched:
         self._stream.close()
 
 
-def _shut(connection: socket.socket) -> None:
-    with suppress(OSError):  # it was closed meanwhile
-        connection.shutdown(socket.SHUT_RDWR)
+def _shut(connection: socket.socket | None) -> None:
+    if connection is not None:
+        with suppress(OSError):  # it was closed meanwhile
+            connection.shutdown(socket.SHUT_RDWR)
 
 
 class AsyncWatched:
@@ -187,6 +214,7 @@ class AsyncWatched:
         self._stream: Any = response.stream
         self._watch = watch
         watch.moved()
+        _CUTTER.look_after(watch, lambda: None)  # a task cuts itself; a body that nobody reads leaves its place
         self.late: Callable[[], Any] | None = None
         self.hold_id: str | None = None
 
@@ -200,11 +228,11 @@ class AsyncWatched:
                     break
                 except TooLate:
                     raise await self._timed_out() from None
-                if watch.left_s == 0.0:
+                if watch.cut or watch.left_s == 0.0:
                     raise await self._timed_out()
-                watch.moved()
+                watch.hand_over()
                 yield chunk
-                watch.moved()
+                watch.take_back()
         finally:
             watch.end()
 

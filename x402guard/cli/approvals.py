@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from functools import partial
 from typing import Annotated, Any
 
 import typer
@@ -10,7 +11,7 @@ import typer
 from x402guard.approvers import operating_user
 from x402guard.cli.books import AsJson, LedgerUrl, opened, show
 from x402guard.errors import ConfigError
-from x402guard.ledger.approvals import answer_of, approval_mark, give_answer
+from x402guard.ledger.approvals import answer_of, approval_mark, give_answer, take_answer
 from x402guard.ledger.report_text import printable
 from x402guard.ledger.view import Scope
 from x402guard.ports import LedgerStore
@@ -47,7 +48,11 @@ def deny(question: QuestionId, by: Person = None, ledger: LedgerUrl = None) -> N
 
 
 def _waiting(store: LedgerStore) -> dict[str, Any]:
+    """Return the questions that wait; what was asked by a process that is gone, and never taken, is taken out of the books."""
     rows = store.marks("approval", "")
+    for key, row in rows.items():
+        if row["words"] and store.now_ms() >= row["until_ms"]:
+            store.transact(Scope(marks=(approval_mark(key),)), partial(take_answer, question_id=key))
     return {key: row for key, row in rows.items() if answer_of(row, store.now_ms()) is None}
 
 

@@ -57,7 +57,9 @@ def set_limit(view: LedgerView, node_id: str, limit: Nanos, by: str) -> Node:
         return node
     view.restrains = True
     view.record(node_id, "limit", facts={"from": node.limit, "to": limit, "by": by})
-    view.put_mark(owner_mark(node_id), {"was": node.limit, "is": limit})
+    before = view.mark(owner_mark(node_id))
+    opened_with = node.limit if before is None else before["was"]  # what its process goes on asking for
+    view.put_mark(owner_mark(node_id), {"was": opened_with, "is": limit})
     view.put_node(dataclasses.replace(view.node(node_id), limit=limit))
     trip_exceeded(view, node_id)
     return view.node(node_id)

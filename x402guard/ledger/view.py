@@ -97,7 +97,8 @@ class LedgerView:
     ) -> None:
         found = tuple(nodes)
         self.now_ms = max([now_ms, *(node.last_ms for node in found)])
-        self._nodes = {node.id: rolled(node, self.now_ms) for node in found}
+        # A window begins when its time has come, and not when a clock that has jumped says so.
+        self._nodes = {node.id: rolled(node, self.now_ms - ahead_ms) for node in found}
         self._holds = {hold.id: hold for hold in holds}
         self._marks = dict(marks or {})
         self.clock_ms = now_ms

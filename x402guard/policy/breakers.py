@@ -1,6 +1,6 @@
 """Circuit breakers and bulkheads: a payee, host or tool that keeps failing is given a rest, and may hold up so many calls at once.
 
-A breaker lies in the ledger, so that one process learns from another. It counts failures in a row; when there are too many it is
+A breaker lies in the ledger, so that it survives a restart and one process of a run learns from another. It counts failures in a row; when there are too many it is
 open, and whoever calls is told at once how long to wait. After its rest one call may try: if that goes well it is closed again.
 """
 
@@ -19,7 +19,7 @@ from x402guard.policy.steps import Step, run_of
 __all__ = ["BREAKER", "Breaker", "Bulkhead", "breaker_marks", "find_open", "note_end", "note_try", "slot_of"]
 
 BREAKER: Final = "breaker_open"
-_LOST_PROBE_MS: Final = {HoldKind.PAYMENT: 60_000, HoldKind.TOOL: 60_000, HoldKind.LLM: 600_000}
+_LOST_PROBE_MS: Final = 60_000
 _FORGOTTEN_MS: Final = 3_600_000
 
 
@@ -80,14 +80,15 @@ def slot_of(bulkhead: Bulkhead | None, kind: HoldKind, name: str) -> tuple[str, 
 
 def _watched(node_id: str, step: Step, payee: str) -> Iterator[tuple[str, str]]:
     """Yield (what it is called, where its state stands) of everything that a step may find broken."""
+    # Of its run alone: a server may name anybody's address and fail in that one's name, and an agent may make any call fail.
+    run_id = run_of(node_id)
     if step.kind is HoldKind.TOOL:
-        yield f"tool {step.name}", f"tool {run_of(node_id)} {step.name}"
+        yield f"tool {step.name}", f"{run_id} tool {step.name}"
     elif step.name:
         host = step.name.partition(" ")[2].partition("/")[0]
-        yield f"host {host}", f"host {host}"
+        yield f"host {host}", f"{run_id} host {host}"
     if payee:
-        # Of its run alone: a server may name anybody's address, and fail in that one's name.
-        yield f"payee {payee}", f"payee {run_of(node_id)} {payee}"
+        yield f"payee {payee}", f"{run_id} payee {payee}"
 
 
 def _key(place: str) -> MarkKey:
@@ -115,7 +116,7 @@ def find_open(view: LedgerView, breaker: Breaker | None, node_id: str, step: Ste
         ends_ms = int(row["opened_ms"]) + breaker.rest_s * 1000
         if view.now_ms < ends_ms:
             wait_s = -(-(ends_ms - view.now_ms) // 1000)
-        elif row["trying"] is not None and view.now_ms < int(row["tried_ms"]) + _LOST_PROBE_MS[step.kind]:
+        elif row["trying"] is not None and view.now_ms < int(row["tried_ms"]) + _LOST_PROBE_MS:
             wait_s = 1
         else:
             continue
@@ -135,23 +136,31 @@ def note_try(view: LedgerView, breaker: Breaker | None, node_id: str, step: Step
             view.put_mark(_key(place), {**row, "trying": hold_id, "tried_ms": view.now_ms})
 
 
-def note_end(view: LedgerView, breaker: Breaker | None, node_id: str, step: Step, *, well: bool | None) -> None:
-    """Count how a step ended: well, or not; None where it says nothing of whom it called."""
+def note_end(
+    view: LedgerView, breaker: Breaker | None, node_id: str, step: Step, *, well: bool | None, late: bool = False
+) -> None:
+    """Count how a step ended: well, or not; None where it says nothing of whom it called.
+
+    *late*: it had begun well, and was counted so, before it failed after all.
+    """
     if breaker is None:
         return
     for what, place in _watched(node_id, step, step.payee):
         row = _row(view, place)
         if well is False:
-            _note_failure(view, breaker, what, place, row)
+            before = int(row["before"]) if late else int(row["failures"])
+            _note_failure(view, breaker, what, place, row=row, before=before)
         elif well and row != _CLOSED:
-            view.put_mark(_key(place), _CLOSED)
+            view.put_mark(_key(place), {**_CLOSED, "before": row["failures"]})
         elif row["trying"] is not None:
             view.put_mark(_key(place), {**row, "trying": None})
 
 
-def _note_failure(view: LedgerView, breaker: Breaker, what: str, place: str, row: Mapping[str, Any]) -> None:
-    forgotten = row["opened_ms"] is None and row["failed_ms"] <= view.now_ms - _FORGOTTEN_MS
-    failures = 1 if forgotten else int(row["failures"]) + 1
+def _note_failure(
+    view: LedgerView, breaker: Breaker, what: str, place: str, *, row: Mapping[str, Any], before: int
+) -> None:
+    forgotten = row["opened_ms"] is None and row["failed_ms"] <= view.now_ms - _FORGOTTEN_MS and not row["before"]
+    failures = 1 if forgotten else before + 1
     opens = failures >= breaker.failures
     if opens and row["opened_ms"] is None:
         message = f"{what} has failed {failures} times in a row, and is given a rest of {breaker.rest_s} s"
@@ -160,7 +169,7 @@ def _note_failure(view: LedgerView, breaker: Breaker, what: str, place: str, row
     view.put_mark(_key(place), {**_CLOSED, "failures": failures, "failed_ms": view.now_ms, "opened_ms": opened_ms})
 
 
-_CLOSED: Final = {"failures": 0, "failed_ms": 0, "opened_ms": None, "trying": None, "tried_ms": 0}
+_CLOSED: Final = {"failures": 0, "before": 0, "failed_ms": 0, "opened_ms": None, "trying": None, "tried_ms": 0}
 
 
 def _row(view: LedgerView, place: str) -> Mapping[str, Any]:

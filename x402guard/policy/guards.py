@@ -152,18 +152,25 @@ def delivery_marks(policy: Policy, node_id: str, step: Step) -> tuple[MarkKey, .
 
 
 def note_delivery(
-    view: LedgerView, policy: Policy, node_id: str, step: Step, *, delivered: bool, again: bool = False
+    view: LedgerView,
+    policy: Policy,
+    node_id: str,
+    step: Step,
+    *,
+    delivered: bool,
+    again: bool = False,
+    late: bool = False,
 ) -> None:
     """Count whether a payee delivered what it was paid for; too many failures in a row latch the run.
 
-    One payment, shown *again*, fails once; but whoever does not answer it fails each time.
+    One payment, shown *again*, fails once; but whoever does not answer it fails each time. *late*: its answer had begun well.
     """
     run_id = run_of(node_id)
-    note_end(view, policy.breaker, node_id, step, well=delivered)
+    note_end(view, policy.breaker, node_id, step, well=delivered, late=late)
     if delivered:
         note_success(view, run_id, step.payee)
         return
-    streak = None if again else note_failure(view, policy.loop, run_id, step.payee)
+    streak = None if again else note_failure(view, policy.loop, run_id, step.payee, late=late)
     if streak is not None:
         trip(view, run_id, LOOP, streak)
 

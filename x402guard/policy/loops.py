@@ -170,14 +170,17 @@ def forget_before(view: LedgerView, run_id: str) -> None:
     view.put_mark(reset_mark(run_id), {"at": view.now_ms})
 
 
-def note_failure(view: LedgerView, loop: Loop | None, run_id: str, payee: str) -> str | None:
-    """Count a payment whose answer is a failure; return why that is one too many, or None."""
+def note_failure(view: LedgerView, loop: Loop | None, run_id: str, payee: str, *, late: bool = False) -> str | None:
+    """Count a payment whose answer is a failure; return why that is one too many, or None.
+
+    *late*: the answer had begun well, and was counted so.
+    """
     if loop is None or not loop.failures:
         return None
     key = streak_mark(run_id, payee)
     row = view.mark(key) or {"failures": 0, "at": 0}
     over = row["at"] <= max(_reset_ms(view, run_id), view.now_ms - _STREAK_MS)
-    before = 0 if over else int(row["failures"])
+    before = 0 if over else int(row.get("before", 0) if late else row["failures"])
     view.put_mark(key, {"failures": before + 1, "at": view.now_ms})
     if before + 1 < loop.failures:
         return None
@@ -186,5 +189,6 @@ def note_failure(view: LedgerView, loop: Loop | None, run_id: str, payee: str) -
 
 def note_success(view: LedgerView, run_id: str, payee: str) -> None:
     """Forget a payee's failures: it has delivered."""
-    if view.mark(streak_mark(run_id, payee)) is not None:
-        view.put_mark(streak_mark(run_id, payee), {"failures": 0, "at": view.now_ms})
+    row = view.mark(streak_mark(run_id, payee))
+    if row is not None:
+        view.put_mark(streak_mark(run_id, payee), {"failures": 0, "before": row["failures"], "at": view.now_ms})

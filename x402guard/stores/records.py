@@ -57,7 +57,7 @@ def _reading(kind: str, record: Sequence[Any]) -> Iterator[None]:
 NODE_COLUMNS: Final = (
     "id", "parent_id", "kind", "name", "max_nanos", "created_ms", "last_ms", "captured", "held", "granted_out",
     "granted_in", "state", "terminated_by", "starved", "openers", "closed_ms", "seq", "head",
-    "live", "window", "since_ms", "past", "reserve", "finalized", "soft", "warned",
+    "live", "window", "since_ms", "past", "reserve", "finalized", "soft", "warned", "wrote",
 )  # fmt: skip
 HOLD_COLUMNS: Final = tuple(field.name for field in dataclasses.fields(Hold))
 _PURPOSE: Final = tuple(field.name for field in dataclasses.fields(Purpose))
@@ -76,6 +76,7 @@ def node_record(node: Node) -> Record:
         json.dumps(node.openers), node.closed_ms, node.seq, node.head, node.live,
         None if node.window is None else f"{node.window.per} {node.window.tz}", node.since_ms, node.past, node.reserve,
         int(node.finalized), json.dumps(node.soft), node.warned,
+        node.seq,  # whoever changes the journal says so: an older library does not know all of these
     )  # fmt: skip
 
 
@@ -84,6 +85,7 @@ def to_node(record: Sequence[Any]) -> Node:
     with _reading("node", record):
         row = dict(zip(NODE_COLUMNS, record, strict=True))
         limit = row.pop("max_nanos")
+        row.pop("wrote")
         row.update(
             kind=NodeKind(row["kind"]),
             state=NodeState(row["state"]),

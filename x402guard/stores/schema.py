@@ -95,6 +95,10 @@ ALTER TABLE nodes ADD COLUMN finalized INTEGER NOT NULL DEFAULT 0;
 ALTER TABLE nodes ADD COLUMN soft TEXT NOT NULL DEFAULT '[]';
 ALTER TABLE nodes ADD COLUMN warned INTEGER NOT NULL DEFAULT 0;
 ALTER TABLE holds ADD COLUMN closed_ms INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE nodes ADD COLUMN wrote INTEGER NOT NULL DEFAULT 0;
+UPDATE nodes SET wrote = seq;
+CREATE TRIGGER nodes_are_written_by_those_who_know_them BEFORE UPDATE ON nodes WHEN NEW.seq <> OLD.seq AND NEW.wrote <> NEW.seq
+BEGIN SELECT RAISE (ABORT, 'a newer x402guard has opened this ledger; update this one, and start it again'); END;
 UPDATE nodes SET live = (
     WITH RECURSIVE inside (id) AS (
         SELECT nodes.id UNION ALL SELECT child.id FROM nodes AS child JOIN inside ON child.parent_id = inside.id

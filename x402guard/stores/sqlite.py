@@ -232,6 +232,7 @@ class SqliteStore:
             self._synchronous = level
         try:
             self._writer.execute("BEGIN IMMEDIATE")
+            self._check_version()
             view = load_view(self, scope, self._clock)
             result = change(view)
             check_change(view, scope)
@@ -241,6 +242,13 @@ class SqliteStore:
             self._roll_back()
             raise
         return result
+
+    def _check_version(self) -> None:
+        [version] = self._writer.execute("PRAGMA user_version").fetchone()
+        if version != len(MIGRATIONS):
+            raise LedgerUnavailable(
+                f"{self._path} was changed by a newer x402guard (ledger version {version}); update this one"
+            )
 
     def _roll_back(self) -> None:
         if self._writer.in_transaction:
