@@ -21,6 +21,7 @@ from x402guard.ledger.transitions import TABLE
 from x402guard.metering.routes import ENDPOINTS
 from x402guard.metering.settings import UnboundedOutput
 from x402guard.metering.tools import ALLOWANCES
+from x402guard.policy.risk import DEFAULT_LEVELS
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -106,7 +107,7 @@ def test_the_readme_gives_the_two_commands_and_nothing_before_them():
     assert "pip install" not in text[:first]
 
 
-@pytest.mark.parametrize(("page", "count"), [("README.md", 5), ("docs/tools.md", 4)])
+@pytest.mark.parametrize(("page", "count"), [("README.md", 6), ("docs/tools.md", 4)])
 def test_the_python_of_a_page_is_python(page, count):
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
     assert len(blocks) == count
@@ -141,6 +142,12 @@ def test_files_named_in_the_roadmap_exist():
     text = (DOCS / "roadmap.md").read_text()
     for target in re.findall(r"`(tests/[\w/.*]+)`", text):
         assert list(ROOT.glob(target.rstrip("/"))), target
+
+
+def test_the_levels_of_risk_are_those_of_the_page():
+    rows = [line.split("|")[1:3] for line in (DOCS / "guards.md").read_text().splitlines() if line.startswith("| ")]
+    shown = {pattern: level.strip() for level, names in rows for pattern in re.findall(r"`([\w*]+)`", names)}
+    assert {pattern: shown.get(pattern) for pattern in DEFAULT_LEVELS} == DEFAULT_LEVELS
 
 
 def test_every_dependency_has_its_reason():

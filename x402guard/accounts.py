@@ -111,7 +111,7 @@ def _as_outstanding(hold: Hold) -> Outstanding:
 def nodes_of(store: LedgerStore, node_id: str | None = None) -> dict[str, Node]:
     """Return a node, all below and all above it, or every node, by id; windows as they stand now."""
     now_ms = store.now_ms()
-    return {node.id: rolled(node, max(now_ms, node.last_ms)) for node in store.nodes(node_id)}
+    return {node.id: rolled(node, now_ms) for node in store.nodes(node_id)}
 
 
 def outstanding_of(store: LedgerStore, node_id: str) -> list[Hold]:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import replace
-from typing import Any, Final, Protocol, TextIO
+from typing import Any, Final, Protocol, TextIO, cast
 
 from x402guard.aside import Aside
 from x402guard.errors import ConfigError
@@ -74,8 +74,8 @@ class _Several:
         for approver in self._approvers:
             missing = max(1, request.approvers - count_people(people))
             answer = approver.ask(replace(request, approvers=missing))
-            if not answer.allowed:
-                return answer
+            if answer.allowed is not True:
+                return replace(answer, allowed=False)
             people += answer.by
             if count_people(people) >= request.approvers:
                 return Answer(allowed=True, by=people, reason=answer.reason)
@@ -200,16 +200,29 @@ def as_approver(given: object, store: LedgerStore | None = None) -> Approver | N
     if given == "queue":
         return None if store is None else QueueApprover(store)
     if isinstance(given, (list, tuple)) and given:
-        return _Several([approver for one in given if (approver := as_approver(one, store)) is not None])
-    if hasattr(given, "ask") and not isinstance(given, type):
-        return given
+        return _Several([_one(each, store) for each in given])
+    ask = getattr(given, "ask", None)
+    if callable(ask) and not isinstance(given, type):
+        _check_plain(ask)
+        return cast("Approver", given)
     if not callable(given) or isinstance(given, type):
         raise ConfigError(
             f"approver: {given!r} is neither 'terminal', 'queue', a function of a request, nor a list of these"
         )
-    if inspect.iscoroutinefunction(given) or inspect.iscoroutinefunction(getattr(given, "__call__", None)):  # noqa: B004
-        raise ConfigError("approver: it is called in a thread of its own; write a plain function, not an `async def`")
+    _check_plain(given)
     return _Asked(given)
+
+
+def _one(given: object, store: LedgerStore | None) -> Approver:
+    approver = as_approver(given, store)
+    if approver is None and given is None:
+        raise ConfigError("approver: None among several asks nobody; leave it out")
+    return approver or TerminalApprover()  # without a store nothing is asked: it is only checked
+
+
+def _check_plain(function: object) -> None:
+    if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None)):  # noqa: B004
+        raise ConfigError("approver: it is called in a thread of its own; write a plain function, not an `async def`")
 
 
 def ask_aside(approver: Approver | None, request: ApprovalRequest) -> Aside[Answer]:

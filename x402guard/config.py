@@ -5,8 +5,9 @@ from __future__ import annotations
 import difflib
 import os
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, SecretStr, ValidationError
 from pydantic_settings import (
@@ -199,11 +200,10 @@ def _read(path: Path | None) -> Settings:
 def _in_our_words(error: ValidationError, path: Path | None) -> str:
     """The first thing that is wrong, by the name its owner wrote and with how to write it."""
     first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-    loc = [str(part) for part in first["loc"]]
+    # Of a table that may be false as well, pydantic names the model; its owner wrote nothing like that.
+    loc = [str(part) for part in first["loc"] if not (isinstance(part, str) and part.endswith("Settings"))]
     if first["type"] == "extra_forbidden":
-        known = _TABLES[loc[0]].model_fields if loc[0] in _TABLES and len(loc) > 1 else Settings.model_fields
-        if loc[:2] == ["metering", "models"]:
-            known = ModelPriceSettings.model_fields
+        known = _fields_at(Settings, loc[:-1])
         near = difflib.get_close_matches(loc[-1], [name for name in known if name not in _SECRETS], n=1)
         hint = (
             f"; did you mean {near[0]}?" if near else f"; known are {', '.join(n for n in known if n != 'private_key')}"
@@ -219,6 +219,21 @@ def _in_our_words(error: ValidationError, path: Path | None) -> str:
         hint = '; write it as text, such as "$5.00"'
     variable = f"{ENV_PREFIX}{'__'.join(loc[: 2 if loc[0] in _TABLES else 1]).upper()}"
     return f"{'.'.join(loc)}: {first['msg']}{hint} (set by {variable}, or in {path or CONFIG_FILE})"
+
+
+def _fields_at(table: type[BaseModel], loc: list[str]) -> Mapping[str, object]:
+    """Return the settings of the table at *loc*; numbers and free names in it lead through lists and mappings."""
+    for part in loc:
+        field = table.model_fields.get(part)
+        inner = [] if field is None else _tables_in(field.annotation)
+        table = inner[0] if inner else table
+    return table.model_fields
+
+
+def _tables_in(annotation: object) -> list[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [table for inner in get_args(annotation) for table in _tables_in(inner)]
 
 
 _SECRETS: Final = frozenset({"private_key", "webhook_secret"})

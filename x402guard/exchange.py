@@ -56,19 +56,21 @@ class _Kept:
         if call_s is None and chunk_s is None and self._place is None:
             self._watch = None
         else:
-            self._watch = Watch(call_s, chunk_s, self._place)
+            self._watch = Watch(call_s, chunk_s)
         return self._watch
 
     def watch_body(self, response: httpx.Response, kind: type[Any]) -> None:
         """Let the time go on while the body of *response* is read."""
         self.watched = None
-        if self._watch is not None and response.is_closed:
+        if self._watch is None:
+            return
+        self._watch.take(self._place)  # it is the body's now
+        self._place = None
+        if response.is_closed:
             self._watch.end()  # it is in memory already
-            self._place = None
-        elif self._watch is not None:
+        else:
             self.watched = kind(response, self._watch)
             response.stream = self.watched
-            self._place = None  # it is the body's now
 
     def lift(self) -> None:
         """Nothing was paid or metered in the end: whoever reads the body has any time for it."""
@@ -130,7 +132,7 @@ class Exchanged(_Kept):
         if not isinstance(response.stream, self._library.sync_stream):
             raise TypeError("the inner transport answered with an asynchronous stream")
         if self.watched is None and effect.call_s is not None:
-            self._watch = Watch(effect.call_s, None, None)
+            self._watch = Watch(effect.call_s, None)
             self.watch_body(response, self._library.watched)
         replay = response.stream if isinstance(response.stream, Replay) else self._library.replay(response.stream)
         response.stream = replay  # type: ignore[assignment]  # it is of the library's family, too
@@ -177,7 +179,7 @@ class AsyncExchanged(_Kept):
             left_s = None if watch is None else watch.left_s
             return await within(left_s, lambda: self._inner.handle_async_request(request))
         except TooLate:
-            raise (watch or Watch(None, None, None)).timeout() from None
+            raise (watch or Watch(None, None)).timeout() from None
         finally:
             GUARDED_SEND.set(before)
 
@@ -187,7 +189,7 @@ class AsyncExchanged(_Kept):
         if not isinstance(response.stream, self._library.async_stream):
             raise TypeError("the inner transport answered with a synchronous stream")
         if self.watched is None and effect.call_s is not None:
-            self._watch = Watch(effect.call_s, None, None)
+            self._watch = Watch(effect.call_s, None)
             self.watch_body(response, self._library.async_watched)
         replay = (
             response.stream if isinstance(response.stream, AsyncReplay) else self._library.async_replay(response.stream)

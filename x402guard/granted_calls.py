@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from x402guard.gate import check_standing
 from x402guard.held_calls import ESTIMATED, HOLD_S, MEAN
-from x402guard.json_body import NotReadable, read_object
 from x402guard.ledger.authorize import BUDGET, Refusal, authorize, check_room
 from x402guard.ledger.budgets import room_on_path
 from x402guard.ledger.model import WALLET, Hold, HoldKind
 from x402guard.ledger.view import Change, LedgerView, MarkKey, Scope
-from x402guard.metering.call import Call, limit_field, removed_fields
+from x402guard.metering.call import Call, limit_field
 from x402guard.metering.ceiling import UNBOUNDED_OUTPUT, Ceiling
 from x402guard.metering.classify import FixedPrice, Meter, Unmetered
-from x402guard.money import Nanos, format_dollars
+from x402guard.money import Nanos
 from x402guard.policy import RequestFacts
 from x402guard.policy.guards import (
     guard_marks,
@@ -123,8 +122,9 @@ def grant_call(
     call: Call,
     ceiling: Ceiling,
     meter: Meter,
+    narrowed_by: str = "",
 ) -> Granted | Unasked | Refusal:
-    """Hold what *call* costs at most, on live rows, or refuse it, or ask about it first."""
+    """Hold what *call* costs at most, on live rows, or refuse it, or ask about it first; *narrowed_by* is the rule that did."""
     refusal = check_standing(view, terms) or judge_step(view, terms.policy, terms.node_id, step)
     if refusal is not None:
         return refusal
@@ -139,7 +139,7 @@ def grant_call(
     if not isinstance(decided, Verdict):
         return decided
     hold = _new_hold(view, terms, request, step.at(Nanos(max(1, choice.amount))), call.model)
-    facts = {**_facts(hold, call, ceiling, choice), **verdict_facts(decided)}
+    facts = {**_facts(hold, call, ceiling, choice), **verdict_facts(replace(decided, narrowed_by=narrowed_by))}
     written = authorize(view, hold, facts, terms.finalizing)
     if isinstance(written, Refusal):
         return written
@@ -186,9 +186,6 @@ def fix_price(
     if refusal is not None:
         return refusal
     subject = call_subject(request, price.place, price.amount)
-    narrowed = _unnarrowable(verdict_of(terms, subject), request, price)
-    if narrowed is not None:
-        return narrowed
     about = (request.method, request.url, request.body_sha256 or "")
     decided = _allow(view, terms, about, subject=subject, priced=step.at(price.amount), consented=consented)
     if not isinstance(decided, Verdict):
@@ -205,28 +202,6 @@ def fix_price(
         return written
     note_taken(view, terms.policy, terms.node_id, step.at(price.amount), hold.id)
     return Granted(written, price.place)
-
-
-def _unnarrowable(verdict: Verdict, request: RequestFacts, price: FixedPrice) -> Refusal | None:
-    """Why a call at a fixed price is not what a rule leaves of it: its price cannot be less, and its body goes out as it is."""
-    narrow, rule = verdict.narrow, verdict.narrowed_by
-    if narrow is None:
-        return None
-    if narrow.most is not None and narrow.most < price.amount:
-        cost = format_dollars(price.amount)
-        reason = f"rule {rule!r} narrows this to ${format_dollars(narrow.most)}, and its owner says it costs ${cost}"
-        return Refusal(rule, reason, price.amount, narrow.most)
-    if not narrow.remove:
-        return None
-    try:
-        lost = sorted(removed_fields(read_object(request.body or b""), narrow.remove))
-    except NotReadable:
-        return Refusal(rule, f"rule {rule!r} removes fields of this body, which cannot be read", price.amount)
-    if not lost:
-        return None
-    return Refusal(
-        rule, f"rule {rule!r} removes {lost[0]!r}, and a call at a fixed price goes out as it is", price.amount
-    )
 
 
 def _choose(

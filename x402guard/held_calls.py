@@ -61,7 +61,7 @@ def write_void(
             apply(view, hold_id, Void(reason[:300]))
             if step is not None:
                 give_step_back(view, terms.policy, terms.node_id, step, hold.created_ms)
-                note_answer(view, terms.policy, terms.node_id, step, well=well)
+                note_answer(view, terms.policy, terms.node_id, hold, well=well)
         _forget_estimate(view, marks, hold_id)
         return view.hold(hold_id)
 
@@ -96,7 +96,7 @@ def write_bill(
         before = view.known_hold(hold.id)
         after = _end(view, before, bill, marks)
         if before.state is HoldState.HELD:
-            note_answer(view, terms.policy, terms.node_id, step, well=well)
+            note_answer(view, terms.policy, terms.node_id, hold, well=well)
         if tokens is None or (before.state is not HoldState.HELD and not has_lapsed(before)):
             return Booked(after)
         in_time = before.state is HoldState.HELD

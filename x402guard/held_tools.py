@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from x402guard.arguments import fingerprint
 from x402guard.booking import book, error_name, give_back, hold_or_refuse
-from x402guard.effects import Flow, checkpoint, compute, transact_anyway, warn
+from x402guard.effects import Flow, checkpoint, compute, transact, transact_anyway, warn
 from x402guard.errors import ConfigError, LedgerUnavailable
 from x402guard.gate import Seat, check_standing
 from x402guard.held_calls import write_void
@@ -21,7 +21,14 @@ from x402guard.ledger.transitions import Capture, apply
 from x402guard.ledger.view import LedgerView, Notice, Scope
 from x402guard.metering.bill import Bill
 from x402guard.money import Nanos, format_dollars
-from x402guard.policy.guards import guard_marks, judge_amount, judge_step, note_taken
+from x402guard.policy.breakers import breaker_marks, note_end
+from x402guard.policy.guards import (
+    guard_marks,
+    judge_amount,
+    judge_step,
+    note_answer,
+    note_taken,
+)
 from x402guard.policy.rule_list import Narrow, Subject, Verdict
 from x402guard.policy.steps import Step, step_of, tool_key
 from x402guard.refusals import refused
@@ -37,6 +44,7 @@ __all__ = [
     "charge_tool",
     "check_free",
     "check_tool",
+    "end_free",
     "end_tool",
     "hold_tool",
 ]
@@ -58,7 +66,8 @@ class ToolCall:
         lifetime_s: seconds after which its hold counts in full, if nobody says how it ended.
         fixed: the amount is what it costs, and cannot be less.
         needs: names of the arguments that it cannot be called without.
-        opaque: some of its arguments have no name that is known, so that none can be left out.
+        known: names that can be left out; None for any.
+        groups: name of what gathers others (``**more``) → the names that it gathers.
         shown: its arguments for people and for the owner's own code; they stand in no book.
     """
 
@@ -69,7 +78,8 @@ class ToolCall:
     lifetime_s: int = TOOL_HOLD_S
     fixed: bool = False
     needs: frozenset[str] = frozenset()
-    opaque: bool = False
+    known: frozenset[str] | None = None
+    groups: Mapping[str, frozenset[str]] = field(default_factory=dict)
     shown: Mapping[str, Any] | None = field(default=None, repr=False)
     fingerprint: str = field(init=False, default="")
 
@@ -137,11 +147,10 @@ def hold_tool(terms: Terms, call: ToolCall, seat: Seat | None = None) -> Flow[He
     def undo(error: BaseException) -> Flow[None]:
         return give_back(terms, call.hold_id, f"the tool never ran: {error_name(error)}", error)
 
-    verdict = yield from judge_tool(terms, call)
-    narrowed = _narrowed(call, verdict)
-    if isinstance(narrowed, Refusal):
-        raise (yield from refused(terms, narrowed))
-    call = narrowed
+    judged = yield from judge_tool(terms, call)
+    if isinstance(judged, Refusal):
+        raise (yield from refused(terms, judged))
+    call, verdict = judged
     step = _step(terms, call)
     change = partial(_hold, terms=terms, call=call, step=step, verdict=verdict)
     held = yield from hold_or_refuse(terms, _scope(terms, call, step), change, undo, seat=seat)
@@ -155,11 +164,22 @@ def hold_tool(terms: Terms, call: ToolCall, seat: Seat | None = None) -> Flow[He
     return HeldTool(held, call.amount, verdict.narrow, call.fingerprint if verdict.action == "ask" else "")
 
 
-def judge_tool(terms: Terms, call: ToolCall) -> Flow[Verdict]:
-    """Return what the owner's rules say of a use of a tool, the owner's own ``classify`` among them."""
+def judge_tool(terms: Terms, call: ToolCall) -> Flow[tuple[ToolCall, Verdict] | Refusal]:
+    """Return a use of a tool as the owner's rules leave it, and what they say of that; or why nothing of it is left."""
     risk = terms.policy.risk
     quick = risk is None or risk.classify is None
-    return (yield from compute(lambda _now_ms: verdict_of(terms, _subject(call)), quick=quick))
+
+    def job(_now_ms: int) -> tuple[ToolCall, Verdict] | Refusal:
+        before = verdict_of(terms, _subject(call))
+        if before.narrow is None:
+            return call, before
+        narrowed = _narrowed(call, before)
+        if isinstance(narrowed, Refusal):
+            return narrowed
+        after = verdict_of(terms, _subject(narrowed))  # a rule above a sum is about what is left
+        return narrowed, replace(after, narrow=before.narrow, narrowed_by=before.narrowed_by)
+
+    return (yield from compute(job, quick=quick))
 
 
 def _subject(call: ToolCall) -> Subject:
@@ -176,14 +196,12 @@ def _narrowed(call: ToolCall, verdict: Verdict) -> ToolCall | Refusal:
         return Refusal(
             rule, f"rule {rule!r} removes {lost[0]!r}, without which {call.tool} cannot be called", call.amount
         )
-    if call.opaque and narrow.remove:
-        named = ", ".join(sorted(narrow.remove))
-        return Refusal(
-            rule,
-            f"rule {rule!r} removes {named}, and nobody can tell which of {call.tool}'s arguments that is",
-            call.amount,
-        )
-    kept, shown = (_without(narrow, arguments) for arguments in (call.arguments, call.shown))
+    unknown = [] if call.known is None else sorted(frozenset(narrow.remove) - call.known)
+    if unknown:
+        reason = f"rule {rule!r} removes {unknown[0]!r}, and nobody can tell which of {call.tool}'s arguments that is"
+        return Refusal(rule, reason, call.amount)
+    removed = frozenset(narrow.remove).union(*(call.groups.get(name, ()) for name in narrow.remove))
+    kept, shown = (_without(removed, arguments) for arguments in (call.arguments, call.shown))
     if narrow.most is None or narrow.most >= call.amount:
         return replace(call, arguments=kept, shown=shown)
     if call.fixed:
@@ -193,19 +211,18 @@ def _narrowed(call: ToolCall, verdict: Verdict) -> ToolCall | Refusal:
     return replace(call, arguments=kept, shown=shown, amount=narrow.most)
 
 
-def _without(narrow: Narrow, arguments: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+def _without(removed: frozenset[str], arguments: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
     if arguments is None:
         return None
-    return {name: value for name, value in arguments.items() if name not in narrow.remove}
+    return {name: value for name, value in arguments.items() if name not in removed}
 
 
 def charge_tool(terms: Terms, call: ToolCall) -> Flow[Receipt]:
     """Hold and capture what a tool costs, in one transaction. Raises as ``hold_tool`` does."""
-    verdict = yield from judge_tool(terms, call)
-    narrowed = _narrowed(call, verdict)
-    if isinstance(narrowed, Refusal):
-        raise (yield from refused(terms, narrowed))
-    call = narrowed
+    judged = yield from judge_tool(terms, call)
+    if isinstance(judged, Refusal):
+        raise (yield from refused(terms, judged))
+    call, verdict = judged
     step = _step(terms, call)
 
     def change(view: LedgerView, consented: Consented) -> Hold | Unasked | Refusal:
@@ -213,7 +230,12 @@ def charge_tool(terms: Terms, call: ToolCall) -> Flow[Receipt]:
         if standing is not None:
             return apply(view, standing.id, Capture(call.amount, Evidence.ESTIMATE))
         held = _hold(view, consented, terms=terms, call=call, step=step, verdict=verdict)
-        return apply(view, held.id, Capture(call.amount, Evidence.ESTIMATE)) if isinstance(held, Hold) else held
+        if not isinstance(held, Hold):
+            return held
+        note_answer(
+            view, terms.policy, terms.node_id, held, well=None
+        )  # it has not run yet, and nobody says how it ends
+        return apply(view, held.id, Capture(call.amount, Evidence.ESTIMATE))
 
     def undo(error: BaseException) -> Flow[None]:
         # What was captured stays so: it costs budget, and was the caller's own word.
@@ -256,25 +278,51 @@ def end_tool(terms: Terms, hold: Hold, end: ToolEnd, *, ceiling: Nanos) -> Flow[
     return replace(receipt_of(ended, represented=False), note=end.note)
 
 
-def check_free(terms: Terms, call: ToolCall, seat: Seat) -> Flow[Narrow | None]:
-    """Raise the refusal of a tool that costs no dollars: of a session that is tripped or closed, or by the owner's rules.
+def check_free(terms: Terms, call: ToolCall, seat: Seat | None) -> Flow[Narrow | None]:
+    """Raise the refusal of a tool that costs no dollars: of a session that is tripped or closed, late, at rest, or by a rule.
 
-    Returns what the rules leave of it.
+    Returns what the rules leave of it. What it does is told with ``end_free``.
     """
-    verdict = yield from judge_tool(terms, call)
-    narrowed = _narrowed(call, verdict)
-    if isinstance(narrowed, Refusal):
-        raise (yield from refused(terms, narrowed))
+    judged = yield from judge_tool(terms, call)
+    if isinstance(judged, Refusal):
+        raise (yield from refused(terms, judged))
+    call, verdict = judged
+    step = _step(terms, call)
 
     def change(view: LedgerView, consented: Consented) -> bool | Unasked | Refusal:
-        return check_standing(view, terms) or _unconsented(call, verdict, consented) or True
+        refusal = (
+            check_standing(view, terms)
+            or judge_step(view, terms.policy, terms.node_id, step)
+            or judge_amount(view, terms.policy, terms.node_id, step)
+            or _unconsented(call, verdict, consented)
+        )
+        if refusal is None:
+            note_taken(view, terms.policy, terms.node_id, step, call.hold_id)
+            _note_medium(view, call, verdict)
+        return refusal or True
 
     def undo(_error: BaseException) -> Flow[None]:
         yield from ()  # nothing was written
 
-    asks = verdict.action == "ask"
-    yield from hold_or_refuse(terms, Scope(nodes=(terms.node_id,), durable=asks), change, undo, seat=seat)
+    marks = guard_marks(terms.policy, terms.node_id, step)
+    scope = Scope(nodes=(terms.node_id,), marks=marks, durable=True)
+    yield from hold_or_refuse(terms, scope, change, undo, seat=seat)
     return verdict.narrow
+
+
+def end_free(terms: Terms, call: ToolCall, *, well: bool | None) -> Flow[None]:
+    """Count how a tool ended that costs no dollars; books that cannot be written take nothing from its caller."""
+    step, breaker = Step(HoldKind.TOOL, call.tool, ""), terms.policy.breaker
+    if breaker is None:
+        return
+
+    def change(view: LedgerView) -> None:
+        note_end(view, breaker, terms.node_id, step, call.hold_id, well=well)
+
+    try:
+        yield from transact(Scope(marks=breaker_marks(breaker, terms.node_id, step)), change)
+    except LedgerUnavailable as error:
+        yield from warn(f"tool {call.tool!r}: the books could not be written: {error}")
 
 
 def _unconsented(call: ToolCall, verdict: Verdict, consented: Consented) -> Unasked | Refusal | None:
@@ -283,6 +331,12 @@ def _unconsented(call: ToolCall, verdict: Verdict, consented: Consented) -> Unas
     if verdict.action == "ask":
         return None if unasked.key in consented else unasked
     return objection(verdict, unasked.subject)
+
+
+def _note_medium(view: LedgerView, call: ToolCall, verdict: Verdict) -> None:
+    if verdict.level == "MEDIUM":
+        message = f"tool {call.tool!r} is of medium risk, and runs"
+        view.notices.append(Notice("risk_medium", message, {"tool": call.tool}, pressing=False))
 
 
 def _scope(terms: Terms, call: ToolCall, step: Step) -> Scope:
@@ -327,7 +381,5 @@ def _hold(
     written = authorize(view, hold, facts)
     if not isinstance(written, Refusal):
         note_taken(view, terms.policy, terms.node_id, step, hold.id)
-        if verdict.level == "MEDIUM":
-            message = f"tool {call.tool!r} is of medium risk, and runs"
-            view.notices.append(Notice("risk_medium", message, {"tool": call.tool}, pressing=False))
+        _note_medium(view, call, verdict)
     return written

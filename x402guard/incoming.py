@@ -145,6 +145,7 @@ def problem_response(library: Library, error: PaymentRefused, request: httpx.Req
         "advice": error.advice,
         "session": error.session,
         **error.amounts(),
+        **({} if error.retry_after is None else {"retry_after": error.retry_after}),
         # Where SDKs look for words to show.
         "error": {
             "message": f"{error} [urn:x402guard:{error.code}:{error.rule}]",
@@ -153,6 +154,8 @@ def problem_response(library: Library, error: PaymentRefused, request: httpx.Req
         },
     }
     headers = {"content-type": "application/problem+json", "x-should-retry": "false"}
+    if error.retry_after is not None:
+        headers["retry-after"] = str(error.retry_after)
     return library.response(
         402, headers=headers, content=json.dumps(problem).encode(), request=request, extensions={REFUSAL: error}
     )

@@ -36,7 +36,7 @@ from x402guard.metering.ceiling import Ceiling, find_ceiling
 from x402guard.metering.classify import FixedPrice, Meter, Unmetered
 from x402guard.metering.reading import AnswerReader
 from x402guard.metering.routes import Route
-from x402guard.narrowed_calls import narrow_call
+from x402guard.narrowed_calls import narrow_call, narrow_fixed
 from x402guard.policy import RequestFacts
 from x402guard.policy.steps import Step
 from x402guard.refusals import refused
@@ -95,6 +95,7 @@ class _Ready:
     ceiling: Ceiling
     step: Step
     changed: bool = False
+    narrowed_by: str = ""
 
 
 def metered_request(
@@ -126,16 +127,20 @@ def _called(
     if isinstance(route, FixedPrice):
         quick = len(upload.body or b"") <= QUICK_BYTES
         step = yield from compute(lambda _now_ms: call_step(terms, request, upload.body or b""), quick=quick)
+        body = narrow_fixed(terms, request, route, upload.body)
+        if isinstance(body, Refusal):
+            raise (yield from refused(terms, body))
         fixed = partial(fix_price, terms=terms, request=request, step=step, price=route)
         granted = yield from _hold(terms, request, step, fixed, ())
-        reply = yield from _send(terms, granted, None)
+        reply = yield from _send(terms, granted, body)
         return (yield from _end_by_status(terms, granted, reply)), reply
     meter = _meter(terms)
     ready = yield from compute(partial(_prepare, route, upload, terms, request), quick=_is_quick(meter, upload.body))
     if isinstance(ready, Refusal):
         raise (yield from refused(terms, ready))
     call, ceiling, step = ready.call, ready.ceiling, ready.step
-    change = partial(grant_call, terms=terms, request=request, step=step, call=call, ceiling=ceiling, meter=meter)
+    grant = partial(grant_call, call=call, ceiling=ceiling, meter=meter, narrowed_by=ready.narrowed_by)
+    change = partial(grant, terms=terms, request=request, step=step)
     granted = yield from _hold(terms, request, step, change, call_marks(terms, call, ceiling, meter))
     asks = _asks_for_usage(call, meter)
     reply = yield from _send(terms, granted, _body_to_send(ready, granted, asks=asks))
@@ -170,7 +175,7 @@ def _prepare(route: Route, upload: Upload, terms: Terms, request: RequestFacts, 
     if isinstance(narrowed, Refusal):
         return narrowed
     step = call_step(terms, request, call.body)  # as its caller said it: a rule makes no two calls the same
-    return _Ready(narrowed.call, narrowed.ceiling, step, narrowed.changed)
+    return _Ready(narrowed.call, narrowed.ceiling, step, narrowed.changed, narrowed.by)
 
 
 def _hold(

@@ -79,6 +79,7 @@ def open_budget(
             f"name: {name!r} cannot be a budget's name: a slash stands between a session and its children"
         )
     node_id = f"{BUDGET_PREFIX}{name}"
+    window = check_window("day" if per is None else per, tz)
     if limit is None and per is None:
         for node in guard.shell.store.nodes(node_id):
             if node.id == node_id and node.parent_id != parent_id:
@@ -92,7 +93,7 @@ def open_budget(
         name=name,
         limit=parse_limit(limit, field="limit"),
         opener="",
-        window=None if per is None else check_window(per, tz),
+        window=window if per is not None else None,
         soft=guard.terms.policy.soft_parts,
     )
     scope = Scope(nodes=(node_id, parent_id), marks=(owner_mark(node_id),), durable=True)

@@ -28,20 +28,25 @@ from x402guard.terms import Terms
 
 __all__ = [
     "BUDGET_PREFIX",
-    "FINALIZING",
     "Finalizing",
     "Owner",
     "as_budget",
     "bind_tokens",
     "check_name",
     "check_tokens",
+    "finalizing_ids",
     "parse_limit",
     "parse_reserve",
     "session_request",
 ]
 
-FINALIZING: Final[ContextVar[frozenset[str]]] = ContextVar("x402guard_finalizing", default=frozenset())
-"""The sessions whose last LLM calls are made in this context."""
+_FINALIZING: Final[ContextVar[tuple[Finalizing, ...]]] = ContextVar("x402guard_finalizing", default=())
+
+
+def finalizing_ids() -> frozenset[str]:
+    """Return the sessions whose last LLM calls are made in this context; a task that outlives their block has none."""
+    return frozenset(block.node_id for block in _FINALIZING.get() if block.is_open)
+
 
 BUDGET_PREFIX: Final = "budget:"
 """What the id of a named budget begins with, and no session's."""
@@ -146,17 +151,22 @@ class Finalizing:
     """The block of a session's last LLM calls, which may use what it keeps in reserve; once in its life. For ``with`` or ``async with``."""
 
     def __init__(self, store: LedgerStore, node_id: str) -> None:
-        self._store, self._node_id = store, node_id
-        self._before: frozenset[str] = frozenset()
+        self._store, self.node_id = store, node_id
+        self._before: tuple[Finalizing, ...] = ()
+        self.is_open = False
 
     def _begin(self) -> None:
-        scope = Scope(nodes=(self._node_id,), durable=True)
-        self._store.transact(scope, lambda view: begin_finalizing(view, self._node_id))
+        scope = Scope(nodes=(self.node_id,), durable=True)
+        self._store.transact(scope, lambda view: begin_finalizing(view, self.node_id))
 
     def _enter(self) -> Self:
-        self._before = FINALIZING.get()
-        FINALIZING.set(self._before | {self._node_id})
+        self._before, self.is_open = _FINALIZING.get(), True
+        _FINALIZING.set((*self._before, self))
         return self
+
+    def _leave(self) -> None:
+        self.is_open = False
+        _FINALIZING.set(self._before)
 
     def __enter__(self) -> Self:
         self._begin()
@@ -165,7 +175,7 @@ class Finalizing:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        FINALIZING.set(self._before)
+        self._leave()
 
     async def __aenter__(self) -> Self:
         with anyio.CancelScope(shield=True):
@@ -175,7 +185,7 @@ class Finalizing:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        FINALIZING.set(self._before)
+        self._leave()
 
 
 def check_name(name: object) -> None:

@@ -20,11 +20,12 @@ from x402guard.money import Nanos
 from x402guard.offer import Offer
 from x402guard.policy import Case, RequestFacts, judge_live
 from x402guard.policy.breakers import find_open, note_try
-from x402guard.policy.decide import note_payee, origin_mark
+from x402guard.policy.decide import note_payee, origin_mark, payee_mark
 from x402guard.policy.guards import SPIKE, guard_marks, judge_amount, judge_step, note_taken
 from x402guard.policy.rule_list import Subject
 from x402guard.policy.rules import lifetime_s, resource_host
 from x402guard.policy.steps import Step, place, request_key, step_of, whole_place
+from x402guard.policy.timeouts import find_late
 from x402guard.schemes import scheme_for
 from x402guard.schemes.terms import Proposal
 from x402guard.terms import Terms
@@ -101,7 +102,12 @@ def purchase_scope(terms: Terms, request: RequestFacts, offers: tuple[Offer, ...
         nodes=(terms.node_id,),
         holds=(request.entropy.hex(),),
         purchase=None if request.pay_again else purchase_key(terms, request),
-        marks=(origin_mark(request.origin), *sorted(sellers), *guard_marks(terms.policy, terms.node_id, step, payees)),
+        marks=(
+            origin_mark(request.origin),
+            *(payee_mark(request.origin, payee) for payee in payees),
+            *sorted(sellers),
+            *guard_marks(terms.policy, terms.node_id, step, payees),
+        ),
         durable=True,
     )
 
@@ -121,7 +127,11 @@ def authorize_purchase(
     ledger's memory of the origin has nothing against is taken. *step* is what the guards see; *consented* are the offers that a
     person has allowed.
     """
-    closed = check_standing(view, terms) or check_clock(view)
+    closed = (
+        check_standing(view, terms)
+        or check_clock(view)
+        or find_late(view, terms.policy.timeouts, terms.node_id, step.kind)
+    )
     if closed is not None:
         return closed
     doubtful = [h for h in view.live(view.purchase) if in_doubt(view, h, flight_ms=terms.flight_ms)]
@@ -174,7 +184,7 @@ def _buy(
     if isinstance(decided, Refusal):
         return decided
     note_taken(view, terms.policy, terms.node_id, priced, decided.id)
-    note_payee(view, terms.policy, case)
+    note_payee(view, case)
     _note_resource(view, decided, case)
     return Authorized(decided, represented=False)
 

@@ -81,6 +81,7 @@ def _of_problem(told: object) -> PaymentRefused | None:
         available=_nanos(told.get("available")),
         session=told.get("session"),
         advice=str(told.get("advice", "")) or None,
+        retry_after=wait_s if type(wait_s := told.get("retry_after")) is int else None,
     )
 
 

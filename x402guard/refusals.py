@@ -110,6 +110,10 @@ def refusal_error(terms: Terms, refusal: Refusal) -> PaymentRefused:
         retry_after=refusal.retry_after_s,
     )
     error.money_may_have_moved = refusal.is_out
-    if refusal.rule in _ADVICE:
+    if refusal.is_out:
+        error.advice = (
+            "A payment for this is out until its deadline, and counts. Ask again when retry_after has passed."
+        )
+    elif refusal.rule in _ADVICE:
         error.advice = f"Nothing was paid. {_ADVICE[refusal.rule]}"
     return error

@@ -30,13 +30,13 @@ from x402guard.ledger.view import LedgerView, Scope
 from x402guard.metering.registered import ModelPrice, RegisteredBook
 from x402guard.money import Dollars
 from x402guard.openings import (
-    FINALIZING,
     Finalizing,
     Owner,
     as_budget,
     bind_tokens,
     check_name,
     check_tokens,
+    finalizing_ids,
     parse_limit,
 )
 from x402guard.policy.timeouts import begin_step, timeout_marks
@@ -198,8 +198,9 @@ class Session(Charges, Account):
             session = session._parent
         meter = self._terms.meter
         terms = self._terms
-        if FINALIZING.get():
-            terms = replace(terms, finalizing=FINALIZING.get())
+        finalizing = finalizing_ids()
+        if finalizing:
+            terms = replace(terms, finalizing=finalizing)
         if not models or meter is None or not isinstance(meter.book, RegisteredBook):
             return terms
         return replace(terms, meter=replace(meter, book=replace(meter.book, session=models)))

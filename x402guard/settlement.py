@@ -145,7 +145,7 @@ def write_claim(terms: Terms, hold: Hold, claim: Claim, *, delivered: bool) -> F
     step = step_of(hold)
 
     def change(view: LedgerView) -> Hold:
-        note_delivery(view, terms.policy, terms.node_id, step, delivered=delivered)
+        note_delivery(view, terms.policy, terms.node_id, hold, delivered=delivered)
         return claim_settlement(view, hold.id, claim, believe=believe)
 
     marks = (ceiling_mark(hold.payment().payee), *delivery_marks(terms.policy, terms.node_id, step))
@@ -165,9 +165,9 @@ def note_doubt(terms: Terms, hold: Hold, reason: str, transaction: str = "", *, 
         now = view.known_hold(hold.id)
         if sent:
             again = now.doubt is not None or now.presented > 0
-            note_delivery(view, terms.policy, terms.node_id, step, delivered=False, again=again)
+            note_delivery(view, terms.policy, terms.node_id, hold, delivered=False, again=again)
         else:
-            note_answer(view, terms.policy, terms.node_id, step, well=None)
+            note_answer(view, terms.policy, terms.node_id, hold, well=None)
         claim = Claim(now.amount, transaction) if transaction else None
         return apply(view, hold.id, Note(reason, claim)) if now.state is HoldState.HELD else now
 
@@ -180,7 +180,7 @@ def note_late(terms: Terms, hold: Hold) -> Flow[None]:
     step = step_of(hold)
 
     def change(view: LedgerView) -> None:
-        note_delivery(view, terms.policy, terms.node_id, step, delivered=False, late=True)
+        note_delivery(view, terms.policy, terms.node_id, hold, delivered=False, late=True)
 
     marks = delivery_marks(terms.policy, terms.node_id, step)
     yield from transact(dataclasses.replace(_scope_of(terms, hold.id), marks=marks, durable=True), change)
@@ -202,6 +202,7 @@ def void(terms: Terms, held: Hold | str, reason: str, *, presented: int = 0) -> 
             hold = apply(view, hold_id, Void(reason))
             if step is not None:
                 give_step_back(view, terms.policy, terms.node_id, step, hold.created_ms)
+                note_answer(view, terms.policy, terms.node_id, hold, well=None)
         return hold.state is HoldState.VOIDED
 
     marks = () if step is None else guard_marks(terms.policy, terms.node_id, step, (step.payee,))

@@ -16,7 +16,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 from typing import Final
-from urllib.parse import urlsplit
 
 import httpx
 
@@ -28,7 +27,7 @@ __all__ = ["OnNotice", "Teller", "Webhook", "sign_delivery"]
 
 _LOG: Final = logging.getLogger("x402guard")
 _MOST_WAITING: Final = 1_000
-_PAUSES_S: Final = (1.0, 2.0, 4.0, 8.0, 16.0)
+_PAUSES_S: Final = (1.0, 2.0, 4.0, 8.0)
 _WAIT_S: Final = 10.0
 _CLOSING_S: Final = 5.0
 _LEAST_SECRET: Final = 16
@@ -52,14 +51,24 @@ class Webhook:
     secret: str = field(repr=False)
 
     def __post_init__(self) -> None:
-        parts = urlsplit(self.url) if isinstance(self.url, str) else None
-        if parts is None or not parts.hostname or parts.scheme not in ("http", "https"):
+        try:
+            url = httpx.URL(self.url)
+            self.url.encode("utf-8")
+        except (httpx.InvalidURL, TypeError, ValueError, AttributeError) as error:
+            raise ConfigError("webhook.url: that is no URL; write https://…") from error
+        if not url.host or url.scheme not in ("http", "https") or any(c.isspace() for c in self.url):
             raise ConfigError("webhook.url: that is no URL; write https://…")
-        if parts.scheme == "http" and not _is_here(parts.hostname):
+        if not all(0 < len(label) < 64 for label in url.host.rstrip(".").split(".")) or (url.port or 1) > 65_535:
+            raise ConfigError(f"webhook.url: {url.host!r:.80} or its port cannot be reached; write https://…")
+        if url.scheme == "http" and not _is_here(url.host):
             raise ConfigError(
-                f"webhook.url: {parts.hostname} is another machine, and plain http is read on the way; write https://…"
+                f"webhook.url: {url.host} is another machine, and plain http is read on the way; write https://…"
             )
-        if not isinstance(self.secret, str) or len(self.secret) < _LEAST_SECRET:
+        try:
+            enough = isinstance(self.secret, str) and len(self.secret.encode("utf-8")) >= _LEAST_SECRET
+        except UnicodeEncodeError:
+            enough = False
+        if not enough:
             raise ConfigError(f"webhook.secret: a secret of at least {_LEAST_SECRET} characters signs what is sent")
 
     def __reduce__(self) -> str:
@@ -146,16 +155,22 @@ class Teller:
                 "x402guard-signature": sign_delivery(self._webhook.secret, at_unix, body),
             }
             try:
-                answer = http.post(self._webhook.url, content=body, headers=headers, extensions=marked_guarded())
-            except (httpx.HTTPError, OSError) as error:
+                status = self._post(http, body, headers)
+            except Exception as error:  # noqa: BLE001 - whatever it is, the next notice goes out
                 problem = type(error).__name__
                 continue
-            if answer.is_success:
+            if 200 <= status < 300:
                 return
-            problem = f"status {answer.status_code}"
-            if answer.status_code < 500 and answer.status_code not in (408, 425, 429):
+            problem = f"status {status}"
+            if status < 500 and status not in (408, 425, 429):
                 break
         _LOG.error("webhook: a notice could not be delivered: %s", problem)
+
+    def _post(self, http: httpx.Client, body: bytes, headers: dict[str, str]) -> int:
+        url = "" if self._webhook is None else self._webhook.url
+        # What it says is nobody's to read: it may go on for ever.
+        with http.stream("POST", url, content=body, headers=headers, extensions=marked_guarded()) as answer:
+            return answer.status_code
 
     def close(self) -> None:
         """Wait a few seconds at most for what is under way."""

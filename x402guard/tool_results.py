@@ -21,7 +21,7 @@ def as_tool_result(tool_use_id: str, told: Mapping[str, Any], dialect: Dialect |
         raise ValueError(f"tool_use_id: {tool_use_id!r} is not the id of a tool call; take it from the model's request")
     if dialect is None:
         dialect = "openai" if tool_use_id.startswith(("call_", "fc_")) else "anthropic"
-    text = json.dumps(dict(told), ensure_ascii=False)
+    text = json.dumps(dict(told), ensure_ascii=False).encode("utf-8", "replace").decode()  # no halves of characters
     match dialect:
         case "anthropic":
             return {"type": "tool_result", "tool_use_id": tool_use_id, "is_error": True, "content": text}

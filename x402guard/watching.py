@@ -11,9 +11,10 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
+from weakref import ReferenceType, ref
 
 from x402guard.aside import TooLate, within
-from x402guard.errors import CallTimeout
+from x402guard.errors import CallTimeout, LedgerUnavailable
 from x402guard.ports import Place
 
 if TYPE_CHECKING:
@@ -23,28 +24,31 @@ __all__ = ["AsyncWatched", "Watch", "Watched"]
 
 
 class Watch:
-    """How long one call may go on, and the place that it takes. It is over once: ended, cut or left.
+    """How long one call may go on, and the place that it takes. It is over once: ended, cut or left, and its place with it.
 
     What its caller takes to read a piece is not the server's time. Threads may use it at once.
 
     Args:
         call_s: seconds from now to the end of the answer; None for any time.
-        chunk_s: seconds from one piece of the answer to the next, its head being the first.
-        place: is left with its end, or when its time is over.
+        chunk_s: seconds from asking for a piece of the answer to its coming.
     """
 
-    def __init__(self, call_s: int | None, chunk_s: int | None, place: Place | None) -> None:
+    def __init__(self, call_s: int | None, chunk_s: int | None) -> None:
         self._call_s, self._chunk_s = call_s, chunk_s
         self._ends_s = None if call_s is None else time.monotonic() + call_s
         self._last_s: float | None = None
         self._handed_s: float | None = None
-        self._place = place
+        self._place: Place | None = None
         self._lock = threading.Lock()
         self.over = False
         self.cut = False
 
-    def moved(self) -> None:
-        """A piece has come, the head of the answer being the first."""
+    def take(self, place: Place | None) -> None:
+        """Take a place, from now on until it is over."""
+        self._place = place
+
+    def wanted(self) -> None:
+        """The caller begins to read."""
         self._last_s = time.monotonic()
 
     def hand_over(self) -> None:
@@ -98,8 +102,8 @@ class Watch:
 
     def timeout(self) -> CallTimeout:
         """Return the error of a call whose time is over."""
-        by_chunk = self._last_s is not None and (self._ends_s is None or time.monotonic() < self._ends_s)
-        if by_chunk and self._chunk_s is not None:
+        whole_s = self._ends_s is not None and time.monotonic() >= self._ends_s
+        if self._chunk_s is not None and self._last_s is not None and not whole_s:
             return CallTimeout(f"no piece of the answer came within {self._chunk_s} s")
         return CallTimeout(f"the call was not over within {self._call_s} s")
 
@@ -109,7 +113,8 @@ class _Cutter:
 
     def __init__(self) -> None:
         self._condition = threading.Condition()
-        self._due: list[tuple[float, int, Watch, Callable[[], None]]] = []
+        # A body that was forgotten is not kept: its place goes back with it.
+        self._due: list[tuple[float, int, ReferenceType[Watch], Callable[[], None]]] = []
         self._number = itertools.count()
         self._pid = 0
 
@@ -122,7 +127,7 @@ class _Cutter:
             if self._pid != os.getpid():  # threads do not survive a fork
                 self._pid, self._due = os.getpid(), []
                 threading.Thread(target=self._run, name="x402guard-cutter", daemon=True).start()
-            heapq.heappush(self._due, (until_s, next(self._number), watch, cut))
+            heapq.heappush(self._due, (until_s, next(self._number), ref(watch), cut))
             self._condition.notify()
 
     def _run(self) -> None:
@@ -131,12 +136,14 @@ class _Cutter:
                 while not self._due or self._due[0][0] > time.monotonic():
                     wait_s = None if not self._due else self._due[0][0] - time.monotonic()
                     self._condition.wait(wait_s)
-                _, number, watch, cut = heapq.heappop(self._due)
-                if watch.over:
+                _, number, known, cut = heapq.heappop(self._due)
+                watch = known()
+                if watch is None or watch.over:
                     continue
                 now_s, until_s = time.monotonic(), watch.until_s
                 if until_s is None or until_s > now_s:  # pieces have come meanwhile, or its caller reads one
-                    heapq.heappush(self._due, (until_s or now_s + _LOOK_AGAIN_S, number, watch, cut))
+                    heapq.heappush(self._due, (until_s or now_s + _LOOK_AGAIN_S, number, known, cut))
+                    watch = None  # not kept while we wait
                     continue
             watch.cut_off(cut)
 
@@ -160,7 +167,6 @@ class Watched:
     def __init__(self, response: httpx.Response, watch: Watch) -> None:
         self._stream: Any = response.stream
         self._watch = watch
-        watch.moved()
         self.late: Callable[[], None] | None = None
         self.hold_id: str | None = None
         connection = _socket_of(response.extensions)
@@ -168,6 +174,7 @@ class Watched:
 
     def __iter__(self) -> Iterator[bytes]:
         watch = self._watch
+        watch.wanted()
         try:
             for chunk in self._stream:
                 if watch.cut or watch.left_s == 0.0:
@@ -175,11 +182,14 @@ class Watched:
                 watch.hand_over()
                 yield chunk
                 watch.take_back()
+            if watch.cut:
+                raise self._timed_out()  # noqa: TRY301 - a body without a length ends where its socket is shut
         except CallTimeout:
             raise
         except Exception as error:
             if watch.cut:
                 raise self._timed_out() from error
+            self._say_late()  # it broke off
             raise
         finally:
             watch.end()
@@ -191,9 +201,14 @@ class Watched:
     def _timed_out(self) -> CallTimeout:
         error = self._watch.timeout()
         error.hold_id = self.hold_id
-        if self.late is not None:
-            self.late()
+        self._say_late()
         return error
+
+    def _say_late(self) -> None:
+        """Books that cannot be written take nothing from what the caller has to hear."""
+        if self.late is not None:
+            with suppress(LedgerUnavailable):
+                self.late()
 
     def close(self) -> None:
         """Leave the place, and close the stream underneath."""
@@ -213,13 +228,13 @@ class AsyncWatched:
     def __init__(self, response: httpx.Response, watch: Watch) -> None:
         self._stream: Any = response.stream
         self._watch = watch
-        watch.moved()
         _CUTTER.look_after(watch, lambda: None)  # a task cuts itself; a body that nobody reads leaves its place
         self.late: Callable[[], Any] | None = None
         self.hold_id: str | None = None
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         watch, source = self._watch, aiter(self._stream)
+        watch.wanted()
         try:
             while True:
                 try:
@@ -228,6 +243,9 @@ class AsyncWatched:
                     break
                 except TooLate:
                     raise await self._timed_out() from None
+                except Exception:
+                    await self._say_late()
+                    raise
                 if watch.cut or watch.left_s == 0.0:
                     raise await self._timed_out()
                 watch.hand_over()
@@ -243,9 +261,13 @@ class AsyncWatched:
     async def _timed_out(self) -> CallTimeout:
         error = self._watch.timeout()
         error.hold_id = self.hold_id
-        if self.late is not None:
-            await self.late()
+        await self._say_late()
         return error
+
+    async def _say_late(self) -> None:
+        if self.late is not None:
+            with suppress(LedgerUnavailable):
+                await self.late()
 
     async def aclose(self) -> None:
         """Leave the place, and close the stream underneath."""

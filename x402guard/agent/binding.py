@@ -28,7 +28,8 @@ class Bound:
         arguments: as plain values, or None where nobody can tell them apart.
         shown: the same for people to read.
         needs: names of those that the function cannot be called without.
-        opaque: some were given by their place alone, or nobody knows how the function takes them.
+        known: names of those that can be left out; None for any: nothing was given by its place alone.
+        groups: name of what gathers others (``**more``) → the names that it gathers.
         given: positional and named arguments as they were given.
         named: the same by the function's own names, where those are known.
     """
@@ -36,7 +37,8 @@ class Bound:
     arguments: Mapping[str, Any] | None
     shown: Mapping[str, Any] | None
     needs: frozenset[str]
-    opaque: bool
+    known: frozenset[str] | None
+    groups: Mapping[str, frozenset[str]]
     given: tuple[tuple[Any, ...], dict[str, Any]]
     named: inspect.BoundArguments | None
 
@@ -57,8 +59,11 @@ class Bound:
         names, parameters = self.named.arguments, self.named.signature.parameters
         rest = next((p.name for p in parameters.values() if p.kind is p.VAR_KEYWORD), None)
         for name in narrow.remove:
-            if name in parameters and parameters[name].kind in _NAMED:
+            kind = parameters[name].kind if name in parameters else None
+            if kind in _NAMED:
                 names[name] = parameters[name].default  # those after it may be given by their place
+            elif kind is not None:
+                names[name] = () if kind is inspect.Parameter.VAR_POSITIONAL else {}
             elif rest is not None and rest in names:
                 names[rest] = {key: value for key, value in names[rest].items() if key != name}
         narrowed = self.named
@@ -92,7 +97,13 @@ class Binding:
             self._signature = None
         parameters = () if self._signature is None else self._signature.parameters.values()
         self._many = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), None)
+        self._more = next((p.name for p in parameters if p.kind is p.VAR_KEYWORD), None)
         self._needs = frozenset(p.name for p in parameters if p.kind in _NAMED and p.default is p.empty)
+
+    def _spread(self, named: dict[str, Any]) -> dict[str, Any]:
+        """Return arguments by the names that rules know: those in ``**more`` by their own."""
+        more = named.get(self._more or "")
+        return named if not isinstance(more, dict) else {**{k: v for k, v in named.items() if k != self._more}, **more}
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Bound:
         """Return the arguments of one call. Raises ``TypeError`` for those that do not fit."""
@@ -103,5 +114,9 @@ class Binding:
         else:
             bound.apply_defaults()
             named, plain = _without_self(bound), plain_named(bound)
-        opaque = bound is None or bool(self._many is not None and bound.arguments.get(self._many))
-        return Bound(plain, shown_arguments(named), self._needs, opaque, (args, kwargs), bound)
+        by_place = args if bound is None else bound.arguments.get(self._many or "")
+        known = frozenset(() if self._signature is None else self._signature.parameters) if by_place else None
+        more = named.get(self._more or "")
+        groups = {self._more: frozenset(more)} if self._more is not None and isinstance(more, dict) else {}
+        named = self._spread(named)
+        return Bound(plain, shown_arguments(named), self._needs, known, groups, (args, kwargs), bound)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import wraps
 from typing import Any, Final
@@ -24,6 +25,7 @@ from x402guard.held_tools import (
     ToolEnd,
     check_free,
     check_tool,
+    end_free,
     end_tool,
     hold_tool,
 )
@@ -33,6 +35,7 @@ from x402guard.ledger.tokens import MOST_TOKENS
 from x402guard.money import Dollars, dollars_to_nanos
 from x402guard.policy import Narrow
 from x402guard.policy.approvals import APPROVAL
+from x402guard.ports import Place
 from x402guard.refusals import refused
 from x402guard.terms import Terms
 
@@ -120,6 +123,7 @@ class _Use:
     allotment: Allotment | None
     running: Running
     narrow: Narrow | None = None
+    free: ToolCall | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,29 +177,47 @@ def decorate(payer: Budgeted, terms: ToolTerms, name: str | None, function: Call
     return awaited if is_async else blocking
 
 
+_INSIDE: Final[ContextVar[frozenset[str]]] = ContextVar("x402guard_inside_tools", default=frozenset())
+"""The tools that run in this context."""
+
+
+def _place_of(seat: Seat | None) -> Place | None:
+    return None if seat is None else seat.place
+
+
 def _begin(payer: Budgeted, terms: ToolTerms, tool: str, bound: Bound) -> Flow[_Use]:
     """Reserve the tokens, wait for a place, then hold the dollars: what is refused first costs nothing."""
     budget = payer.innermost()
     paying, tokens = budget.conversation_terms(), budget.tokens
-    seat = Seat(HoldKind.TOOL, tool)
+    seat = None if tool in _INSIDE.get() else Seat(HoldKind.TOOL, tool)  # one that calls itself would wait for itself
     allotment = None
     try:
         if terms.mode is not None:
             allotment = yield from tokens.reserve(terms.max_tokens, tool)
         priced = terms.call(tool) or tool_call(tool, 0, field="cost")
-        call = replace(priced, arguments=bound.arguments, shown=bound.shown, needs=bound.needs, opaque=bound.opaque)
+        call = replace(
+            priced,
+            arguments=bound.arguments,
+            shown=bound.shown,
+            needs=bound.needs,
+            known=bound.known,
+            groups=bound.groups,
+        )
         limit_s = paying.policy.timeouts.tool_s if terms.timeout_s is None else terms.timeout_s or None
         if terms.cost is None:
             narrow = yield from check_free(paying, call, seat)
-            return _Use(paying, None, tokens, allotment, Running(tool, limit_s, seat.place, None), narrow)
+            return _Use(
+                paying, None, tokens, allotment, Running(tool, limit_s, _place_of(seat), None), narrow, free=call
+            )
         held = yield from hold_tool(paying, call, seat)
         if bound.changed(held.fingerprint, held.narrow):
             yield from _refuse_changed(paying, held, call)
-        return _Use(paying, held, tokens, allotment, Running(tool, limit_s, seat.place, held.hold.id), held.narrow)
+        return _Use(paying, held, tokens, allotment, Running(tool, limit_s, _place_of(seat), held.hold.id), held.narrow)
     except GeneratorExit:
         raise
     except BaseException:
-        seat.leave()
+        if seat is not None:
+            seat.leave()
         running = Running(tool, None, None, None)
         if allotment is not None:
             yield from _finish_tokens(_Use(paying, None, tokens, allotment, running), _Outcome(ToolEnd()))
@@ -226,6 +248,8 @@ def _finish(use: _Use, outcome: _Outcome) -> Flow[_Outcome]:
 def _finish_dollars(use: _Use, outcome: _Outcome) -> Flow[None]:
     if use.held is not None:
         yield from end_tool(use.terms, use.held.hold, outcome.end, ceiling=use.held.ceiling)
+    elif use.free is not None:
+        yield from end_free(use.terms, use.free, well=outcome.end.well)
 
 
 def _finish_tokens(use: _Use, outcome: _Outcome) -> Flow[None]:
@@ -258,10 +282,13 @@ def _fitted(use: _Use, outcome: _Outcome) -> Flow[_Outcome]:
 
 
 def _outcome_of(terms: ToolTerms, use: _Use, call: Callable[[], Any]) -> _Outcome:
+    inside = _INSIDE.set(_INSIDE.get() | {use.running.tool})
     try:
         result = use.running.run(call)
     except BaseException as error:  # noqa: BLE001 - Ctrl-C too: it is raised once the books are in order
         return _failed(error)
+    finally:
+        _INSIDE.reset(inside)
     if inspect.isgenerator(result):
         return _failed(TypeError("tool: the function returned a generator; hold for it with `with session.hold(…)`"))
     if inspect.isawaitable(result):
@@ -273,10 +300,13 @@ def _outcome_of(terms: ToolTerms, use: _Use, call: Callable[[], Any]) -> _Outcom
 
 
 async def _awaited_outcome_of(terms: ToolTerms, use: _Use, call: Callable[[], Awaitable[Any]]) -> _Outcome:
+    inside = _INSIDE.set(_INSIDE.get() | {use.running.tool})
     try:
         result = await use.running.awaited(call)
     except BaseException as error:  # noqa: BLE001 - cancellation too: it is raised once the books are in order
         return _failed(error)
+    finally:
+        _INSIDE.reset(inside)
     return _shown(terms, use, result)
 
 

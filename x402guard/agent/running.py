@@ -26,7 +26,8 @@ class Running:
     """
 
     def __init__(self, tool: str, limit_s: int | None, place: Place | None, hold_id: str | None) -> None:
-        self._tool, self._limit_s, self._place, self._hold_id = tool, limit_s, place, hold_id
+        self.tool = tool
+        self._limit_s, self._place, self._hold_id = limit_s, place, hold_id
 
     def run(self, call: Callable[[], R]) -> R:
         """Return what the function returns, or raise what it raises; ``CallTimeout`` where it takes too long."""
@@ -47,7 +48,7 @@ class Running:
             raise self._timed_out() from None
 
     def _timed_out(self) -> CallTimeout:
-        error = CallTimeout(f"tool {self._tool!r} was not over within {self._limit_s} s")
+        error = CallTimeout(f"tool {self.tool!r} was not over within {self._limit_s} s")
         error.hold_id = self._hold_id
         return error
 

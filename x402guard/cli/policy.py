@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -66,7 +67,11 @@ def explain(
     """Say what the rules make of a URL's offer, or of a tool. Nothing is signed, nothing paid, and no ledger opened."""
     settings = load_settings(config)
     rules = settings.policy.policy()
-    lines = _explain_url(what, settings, rules) if "://" in what else [_explain_tool(what, rules)]
+    lines = (
+        _explain_url(what, settings, rules)
+        if "://" in what
+        else [_explain_tool(what, rules, asks=settings.approver is not None)]
+    )
     if as_json:
         typer.echo(json.dumps(lines, indent=2, ensure_ascii=False))
         return
@@ -76,11 +81,13 @@ def explain(
             typer.echo(printable(f"  {line['reason']}"))
 
 
-def _explain_tool(tool: str, rules: Policy) -> dict[str, Any]:
-    return _line(tool, judge(rules, Subject(HoldKind.TOOL, (tool,), Nanos(0))))
+def _explain_tool(tool: str, rules: Policy, *, asks: bool) -> dict[str, Any]:
+    return _line(tool, judge(rules, Subject(HoldKind.TOOL, (tool,), Nanos(0))), asks=asks)
 
 
-def _line(what: str, verdict: Verdict) -> dict[str, Any]:
+def _line(what: str, verdict: Verdict, *, asks: bool) -> dict[str, Any]:
+    if verdict.action == "ask" and not asks:
+        verdict = replace(verdict, action="deny", reason=f"{verdict.reason}, and the settings name no approver")
     words = {"allow": "allowed", "narrow": "made smaller", "ask": "a person is asked", "deny": "denied"}
     level = f"{verdict.level}: " if verdict.level else ""
     return {"what": what, "verdict": f"{level}{words[verdict.action]}", "rule": verdict.rule, "reason": verdict.reason}
@@ -104,7 +111,8 @@ def _explain_url(url: str, settings: Settings, rules: Policy) -> list[dict[str, 
         required = _terms(answer, body)
     except X402GuardError as error:
         return [{"what": url, "verdict": "denied", "rule": error.code, "reason": str(error)}]
-    return [_explain_offer(offer, facts, rules) for offer in normalise(required, registry)]
+    asks = settings.approver is not None
+    return [_explain_offer(offer, facts, rules, asks=asks) for offer in normalise(required, registry)]
 
 
 def _read(answer: httpx.Response) -> bytes:
@@ -126,7 +134,7 @@ def _terms(answer: httpx.Response, body: bytes) -> Any:
     return parse_payment_required(value, field="body")
 
 
-def _explain_offer(offer: Offer | Rejection, facts: RequestFacts, rules: Policy) -> dict[str, Any]:
+def _explain_offer(offer: Offer | Rejection, facts: RequestFacts, rules: Policy, *, asks: bool) -> dict[str, Any]:
     if isinstance(offer, Rejection):
         return {"what": "an offer", "verdict": "denied", "rule": offer.rule, "reason": offer.reason}
     what = f"${format_dollars(offer.amount_nanos)} to {offer.payee} on {offer.network}, {offer.scheme}"
@@ -134,4 +142,9 @@ def _explain_offer(offer: Offer | Rejection, facts: RequestFacts, rules: Policy)
     objection = judge_offer(rules, case)
     if objection is not None:
         return {"what": what, "verdict": "denied", "rule": objection.rule, "reason": objection.reason}
-    return _line(what, judge(rules, offer_subject(case)))
+    verdict = judge(rules, offer_subject(case))
+    most = None if verdict.narrow is None else verdict.narrow.most
+    if most is not None and offer.amount_nanos > most:
+        reason = f"rule {verdict.narrowed_by!r} narrows this to ${format_dollars(most)}, and the price is the seller's"
+        return {"what": what, "verdict": "denied", "rule": verdict.narrowed_by, "reason": reason}
+    return _line(what, verdict, asks=asks)

@@ -8,6 +8,7 @@ frees goes straight back. So siblings cannot spend one dollar twice, and no budg
 from __future__ import annotations
 
 import dataclasses
+import json
 from dataclasses import dataclass
 from typing import Final
 
@@ -20,6 +21,7 @@ __all__ = [
     "Shortfall",
     "correct_past",
     "find_shortfall",
+    "forget_soft_limits",
     "note_soft_limits",
     "room_on_path",
     "settle_grants",
@@ -89,10 +91,16 @@ def settle_grants(view: LedgerView, node_id: str) -> None:
 
 
 def correct_past(view: LedgerView, hold: Hold, amount: int) -> None:
-    """Lower what was captured in windows that are over: what comes back of it is no room in the window that runs now."""
+    """Let a correction of what was captured in a window that is over count there.
+
+    What comes back is no room in the window that runs now; what is taken again, after it came back, is no new cost of that one
+    either, up to what was captured at first. More than that is owed now.
+    """
     less = hold.captured - amount
-    if less <= 0:
-        return
+    if less < 0:
+        end = json.loads(hold.ended_by or "{}")
+        first = hold.amount if end.get("event") == "lapse" else end.get("amount", hold.captured)
+        less = min(hold.captured, first) - min(amount, first)
     for node in view.path(hold.node_id):
         if node.window is not None and hold.closed_ms < node.since_ms:
             view.put_node(dataclasses.replace(node, past=max(0, node.past - less)))
@@ -101,14 +109,21 @@ def correct_past(view: LedgerView, hold: Hold, amount: int) -> None:
 def note_soft_limits(view: LedgerView, node_id: str) -> None:
     """Tell of every part of a limit that was reached on a path, each once; a window that begins anew tells anew."""
     for node in view.path(node_id):
-        limit, spent = node.limit, node.spent
-        if not node.soft or not limit or spent * PARTS < limit * node.soft[0]:
-            continue
-        reached = max((part for part in node.soft if spent * PARTS >= limit * part), default=0)
-        if reached <= node.warned:
-            continue
-        view.put_node(dataclasses.replace(node, warned=reached))
-        _tell_soft(view, view.node(node.id), reached)
+        for part in _reached(node):
+            if part > node.warned:
+                view.put_node(dataclasses.replace(view.node(node.id), warned=part))
+                _tell_soft(view, view.node(node.id), part)
+
+
+def _reached(node: Node) -> list[int]:
+    limit, spent = node.limit, node.spent
+    return [part for part in node.soft if limit and spent * PARTS >= limit * part]
+
+
+def forget_soft_limits(view: LedgerView, node_id: str) -> None:
+    """A limit has changed: what of the new one is not reached yet is told of when it is."""
+    node = view.node(node_id)
+    view.put_node(dataclasses.replace(node, warned=max(_reached(node), default=0)))
 
 
 def _tell_soft(view: LedgerView, node: Node, reached: int) -> None:

@@ -6,7 +6,7 @@ import dataclasses
 from typing import Final
 
 from x402guard.errors import ConfigError
-from x402guard.ledger.budgets import trip, trip_exceeded
+from x402guard.ledger.budgets import forget_soft_limits, trip, trip_exceeded
 from x402guard.ledger.model import Node, NodeKind, NodeState
 from x402guard.ledger.view import LedgerView, MarkKey
 from x402guard.money import Nanos, format_dollars
@@ -14,6 +14,7 @@ from x402guard.money import Nanos, format_dollars
 __all__ = ["KILL_SWITCH", "owner_mark", "reset_node", "set_limit", "trip_node"]
 
 KILL_SWITCH: Final = "kill_switch"
+_NEVER_OVER: Final = frozenset({NodeKind.WALLET, NodeKind.BUDGET})
 
 
 def owner_mark(node_id: str) -> MarkKey:
@@ -44,7 +45,7 @@ def reset_node(view: LedgerView, node_id: str, by: str) -> Node:
         )
     view.restrains = True  # whatever an owner does has to survive a power cut
     view.record(node_id, "reset", facts={"by": by, "word": node.terminated_by})
-    state = NodeState.OPEN if node.openers or node.kind is NodeKind.WALLET else NodeState.CLOSED
+    state = NodeState.OPEN if node.openers or node.kind in _NEVER_OVER else NodeState.CLOSED
     opened = dataclasses.replace(view.node(node_id), state=state, terminated_by=None)
     view.put_node(opened)
     return opened
@@ -61,6 +62,7 @@ def set_limit(view: LedgerView, node_id: str, limit: Nanos, by: str) -> Node:
     opened_with = node.limit if before is None else before["was"]  # what its process goes on asking for
     view.put_mark(owner_mark(node_id), {"was": opened_with, "is": limit})
     view.put_node(dataclasses.replace(view.node(node_id), limit=limit))
+    forget_soft_limits(view, node_id)
     trip_exceeded(view, node_id)
     return view.node(node_id)
 

@@ -58,6 +58,9 @@ def ensure_wallet(view: LedgerView, limit: Nanos | None, soft: tuple[int, ...] =
         view.record(WALLET, "open", facts={"kind": NodeKind.WALLET, "name": WALLET, "limit": limit})
         return view.node(WALLET)
     wallet = view.node(WALLET)
+    if soft != wallet.soft:
+        wallet = dataclasses.replace(wallet, soft=soft)
+        view.put_node(wallet)
     if limit is None or limit == wallet.limit:
         return wallet
     if wallet.limit is None:
@@ -137,6 +140,11 @@ def _tighten(view: LedgerView, node: Node, request: NodeRequest) -> Node:
         raise ConfigError(
             f"reserve: session {node.id!r} keeps ${format_dollars(node.reserve)} in reserve, which can be raised and never "
             f"lowered; ${format_dollars(request.reserve)} was asked for"
+        )
+    if request.reserve is not None and node.limit is not None and request.reserve >= node.limit:
+        raise ConfigError(
+            f"reserve: ${format_dollars(request.reserve)} of a budget of ${format_dollars(node.limit)} would leave nothing "
+            "for payments"
         )
     tightened = dataclasses.replace(
         node,

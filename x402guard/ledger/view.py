@@ -75,7 +75,7 @@ class LedgerView:
 
     Args:
         now_ms: unix milliseconds, by the store's clock.
-        ahead_ms: how far that clock has run ahead of time passing since the ledger was opened, in milliseconds.
+        ahead_ms: how far the machine's clock has run ahead of that, in milliseconds; 0 where it is believed.
         nodes, holds: the rows loaded, by id.
         marks: the small rows asked for, present ones only, decoded.
         purchase: ids of the live holds with the purchase key of the scope, oldest first.
@@ -97,8 +97,8 @@ class LedgerView:
     ) -> None:
         found = tuple(nodes)
         self.now_ms = max([now_ms, *(node.last_ms for node in found)])
-        # A window begins when its time has come, and not when a clock that has jumped says so.
-        self._nodes = {node.id: rolled(node, self.now_ms - ahead_ms) for node in found}
+        # By the clock, and not by the last stamp: that may be of a clock that ran ahead once.
+        self._nodes = {node.id: rolled(node, now_ms) for node in found}
         self._holds = {hold.id: hold for hold in holds}
         self._marks = dict(marks or {})
         self.clock_ms = now_ms

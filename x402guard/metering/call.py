@@ -233,16 +233,15 @@ def lower_limits(call: Call, body: Mapping[str, Any], limit: int | None) -> dict
     """Return *body* with every output limit in it lowered to *limit* tokens, and one set where there is none; None lowers none."""
     if limit is None or call.route.flavour not in _LIMITS:
         return dict(body)
-    if call.limit is None:
-        return write_limit(dataclasses.replace(call, body=body), limit)
-    lowered = dict(body)
+    lowered, found = dict(body), False
     for outer, *inner in _LIMITS[call.route.flavour]:
         value = lowered.get(outer)
         if not inner and type(value) is int:
-            lowered[outer] = min(value, limit)
+            lowered[outer], found = min(value, limit), True
         elif inner and isinstance(value, dict) and type(value.get(inner[0])) is int:
-            lowered[outer] = {**value, inner[0]: min(value[inner[0]], limit)}
-    return lowered
+            lowered[outer], found = {**value, inner[0]: min(value[inner[0]], limit)}, True
+    read_by_provider = found and not (call.route.provider in _READS_MAX_TOKENS and "max_tokens" not in lowered)
+    return lowered if read_by_provider else write_limit(dataclasses.replace(call, body=lowered), limit)
 
 
 def removed_fields(body: Mapping[str, Any], names: Collection[str]) -> set[str]:

@@ -102,6 +102,11 @@ class Answer:
     by: tuple[str, ...] = ()
     reason: str = ""
 
+    def __post_init__(self) -> None:
+        given: object = self.by
+        if isinstance(given, str):
+            object.__setattr__(self, "by", (given,))  # one person, and not one for each letter
+
     @classmethod
     def no(cls, reason: str, by: tuple[str, ...] = ()) -> Answer:
         """Return a no."""

@@ -137,9 +137,16 @@ def note_try(view: LedgerView, breaker: Breaker | None, node_id: str, step: Step
 
 
 def note_end(
-    view: LedgerView, breaker: Breaker | None, node_id: str, step: Step, *, well: bool | None, late: bool = False
+    view: LedgerView,
+    breaker: Breaker | None,
+    node_id: str,
+    step: Step,
+    hold_id: str,
+    *,
+    well: bool | None,
+    late: bool = False,
 ) -> None:
-    """Count how a step ended: well, or not; None where it says nothing of whom it called.
+    """Count how the step of a hold ended: well, or not; None where it says nothing of whom it called.
 
     *late*: it had begun well, and was counted so, before it failed after all.
     """
@@ -147,13 +154,14 @@ def note_end(
         return
     for what, place in _watched(node_id, step, step.payee):
         row = _row(view, place)
+        if row["trying"] == hold_id:
+            row = {**row, "trying": None}
+            view.put_mark(_key(place), row)
         if well is False:
             before = int(row["before"]) if late else int(row["failures"])
             _note_failure(view, breaker, what, place, row=row, before=before)
         elif well and row != _CLOSED:
             view.put_mark(_key(place), {**_CLOSED, "before": row["failures"]})
-        elif row["trying"] is not None:
-            view.put_mark(_key(place), {**row, "trying": None})
 
 
 def _note_failure(
@@ -166,7 +174,8 @@ def _note_failure(
         message = f"{what} has failed {failures} times in a row, and is given a rest of {breaker.rest_s} s"
         view.notices.append(Notice(BREAKER, message, {"what": what, "failures": failures, "rest_s": breaker.rest_s}))
     opened_ms = view.now_ms if opens else None
-    view.put_mark(_key(place), {**_CLOSED, "failures": failures, "failed_ms": view.now_ms, "opened_ms": opened_ms})
+    stamps = {"failed_ms": view.now_ms, "opened_ms": opened_ms, "before": 0}
+    view.put_mark(_key(place), {**row, "failures": failures, **stamps})  # another may be trying meanwhile
 
 
 _CLOSED: Final = {"failures": 0, "before": 0, "failed_ms": 0, "opened_ms": None, "trying": None, "tried_ms": 0}

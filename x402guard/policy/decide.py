@@ -12,12 +12,19 @@ from x402guard.policy.case import Case
 from x402guard.policy.rules import OFFER_RULES
 from x402guard.policy.settings import Policy
 
-__all__ = ["FACILITATORS_PER_ORIGIN", "judge_live", "judge_offer", "note_payee", "note_version", "origin_mark", "rank"]
+__all__ = [
+    "FACILITATORS_PER_ORIGIN",
+    "judge_live",
+    "judge_offer",
+    "note_payee",
+    "note_version",
+    "origin_mark",
+    "payee_mark",
+    "rank",
+]
 
 FACILITATORS_PER_ORIGIN: Final = 3
 """Official servers pick among several addresses of their facilitator; a fourth new one is no longer that."""
-
-_MOST_PAYEES: Final = 20
 
 
 def judge_offer(policy: Policy, case: Case) -> Rejection | None:
@@ -39,6 +46,11 @@ def origin_mark(origin: str) -> MarkKey:
     return "origin", origin
 
 
+def payee_mark(origin: str, payee: str) -> MarkKey:
+    """Return the key of the small row that says that an origin was paid by way of a payee."""
+    return "paid_at", f"{origin} {payee}"
+
+
 def judge_live(view: LedgerView, policy: Policy, case: Case) -> Rejection | None:
     """Return what the ledger's memory of the origin has against an offer, and remember what is new.
 
@@ -57,8 +69,8 @@ def judge_live(view: LedgerView, policy: Policy, case: Case) -> Rejection | None
             f"the last {LAST_SETTLEMENTS} settlements of {offer.payee} took the whole ceiling: that is no measured use"
         )
         return Rejection("upto_at_ceiling", f"{reason} (policy.upto_at_ceiling)")
-    payees = list(known.get("payees", ()))
-    if policy.payee_change == "refuse" and payees and offer.payee not in payees:
+    paid = bool(known.get("paid"))
+    if policy.payee_change == "refuse" and paid and view.mark(payee_mark(case.request.origin, offer.payee)) is None:
         reason = f"{case.request.origin} was paid before and never by way of {offer.payee}; setting policy.payee_change"
         return Rejection("payee_change", reason)
     seen = list(known["facilitators"])
@@ -73,15 +85,12 @@ def judge_live(view: LedgerView, policy: Policy, case: Case) -> Rejection | None
     return None
 
 
-def note_payee(view: LedgerView, policy: Policy, case: Case) -> None:
-    """Remember whom an origin is paid by way of, where its owner wants no other."""
-    if policy.payee_change != "refuse":
-        return
-    key = origin_mark(case.request.origin)
-    known: Mapping[str, Any] = view.mark(key) or {"v2": False, "facilitators": []}
-    payees = list(known.get("payees", ()))
-    if case.offer.payee not in payees:
-        view.put_mark(key, {**known, "payees": [*payees, case.offer.payee][-_MOST_PAYEES:]})
+def note_payee(view: LedgerView, case: Case) -> None:
+    """Remember whom an origin was paid by way of: a row each, so that no decision grows with their number."""
+    origin = case.request.origin
+    known: Mapping[str, Any] = view.mark(origin_mark(origin)) or {"v2": False, "facilitators": []}
+    view.put_mark(origin_mark(origin), {**known, "paid": True})
+    view.put_mark(payee_mark(origin, case.offer.payee), {"known": True})
 
 
 def note_version(view: LedgerView, origin: str) -> None:

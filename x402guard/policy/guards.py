@@ -6,7 +6,7 @@ from typing import Final
 
 from x402guard.ledger.authorize import Refusal
 from x402guard.ledger.budgets import find_shortfall, trip
-from x402guard.ledger.model import HoldKind
+from x402guard.ledger.model import Hold, HoldKind
 from x402guard.ledger.view import LedgerView, MarkKey
 from x402guard.policy.breakers import breaker_marks, find_open, note_end, note_try
 from x402guard.policy.loops import (
@@ -19,8 +19,8 @@ from x402guard.policy.loops import (
     streak_mark,
 )
 from x402guard.policy.settings import Policy
-from x402guard.policy.spikes import find_spike, note_cost, spike_marks
-from x402guard.policy.steps import Step, reset_mark, run_of
+from x402guard.policy.spikes import find_spike, forget_cost, note_cost, spike_marks
+from x402guard.policy.steps import Step, reset_mark, run_of, step_of
 from x402guard.policy.timeouts import begin_step, end_step, find_late, timeout_marks
 from x402guard.policy.velocity import find_excess, forget_spent, note_spent, velocity_marks
 
@@ -135,8 +135,8 @@ def note_taken(view: LedgerView, policy: Policy, node_id: str, step: Step, hold_
 def give_step_back(view: LedgerView, policy: Policy, node_id: str, step: Step, at_ms: int) -> None:
     """Forget a step that was never paid for, taken at *at_ms* (unix milliseconds). Its rows are those of ``guard_marks``."""
     run_id = run_of(node_id)
-    note_end(view, policy.breaker, node_id, step, well=None)
     forget_step(view, policy.loop, run_id, step, at_ms)
+    forget_cost(view, policy.spike, run_id, step)
     forget_spent(view, policy.velocity, run_id, step, at_ms)
     for most, key in ((policy.max_steps, _steps(run_id)), (policy.max_calls.get(step.name), _calls(run_id, step.name))):
         if most is not None and _count(view, key):
@@ -155,7 +155,7 @@ def note_delivery(
     view: LedgerView,
     policy: Policy,
     node_id: str,
-    step: Step,
+    hold: Hold,
     *,
     delivered: bool,
     again: bool = False,
@@ -165,8 +165,8 @@ def note_delivery(
 
     One payment, shown *again*, fails once; but whoever does not answer it fails each time. *late*: its answer had begun well.
     """
-    run_id = run_of(node_id)
-    note_end(view, policy.breaker, node_id, step, well=delivered, late=late)
+    run_id, step = run_of(node_id), step_of(hold)
+    note_end(view, policy.breaker, node_id, step, hold.id, well=delivered, late=late)
     if delivered:
         note_success(view, run_id, step.payee)
         return
@@ -175,9 +175,10 @@ def note_delivery(
         trip(view, run_id, LOOP, streak)
 
 
-def note_answer(view: LedgerView, policy: Policy, node_id: str, step: Step, *, well: bool | None) -> None:
+def note_answer(view: LedgerView, policy: Policy, node_id: str, hold: Hold, *, well: bool | None) -> None:
     """Count how an LLM call or the use of a tool ended; with a model's answer a step of the agent begins."""
-    note_end(view, policy.breaker, node_id, step, well=well)
+    step = step_of(hold)
+    note_end(view, policy.breaker, node_id, step, hold.id, well=well)
     if step.kind is HoldKind.LLM:
         begin_step(view, policy.timeouts, node_id)
 

@@ -30,7 +30,6 @@ __all__ = [
 _IGNORED: Final = frozenset({"request_id", "idempotency_key", "trace_id", "nonce", "timestamp", "created_at"})
 _MOST_CALLS: Final = 1_000
 _SHORT: Final = 16
-_CLOCK_SLACK_MS: Final = 5_000
 _STREAK_MS: Final = 3_600_000
 
 
@@ -108,11 +107,8 @@ def find_loop(view: LedgerView, loop: Loop | None, run_id: str, step: Step) -> s
     if loop is None or not loop_marks(loop, run_id, step):
         return None
     calls = loop.calls_of(step.name) or 0
-    if view.behind_ms > _CLOCK_SLACK_MS:
-        return None  # the clock was set back: stamps of now would all be one
-    since_ms = max(view.now_ms - loop.window_s * 1000, _reset_ms(view, run_id) + 1)
-    stamps = (view.mark(_ring(run_id, step)) or {"at": []})["at"]
-    if len([at for at in stamps if at >= since_ms]) >= calls:
+    since_ms = max(view.clock_ms - loop.window_s * 1000, _reset_ms(view, run_id) + 1)
+    if len([at for at in _stamps(view, run_id, step) if at >= since_ms]) >= calls:
         return f"{step.name} was called {calls} times within {loop.window_s} s, and is asked for once more in the same words"
     keys, runs = _cycle_of(view, loop, run_id)
     for period, matches in _matches(loop, keys, runs, step):
@@ -126,12 +122,17 @@ def note_step(view: LedgerView, loop: Loop | None, run_id: str, step: Step) -> N
     if loop is None or not loop_marks(loop, run_id, step):
         return
     calls = loop.calls_of(step.name) or 0
-    stamps = (view.mark(_ring(run_id, step)) or {"at": []})["at"]
-    view.put_mark(_ring(run_id, step), {"at": [*stamps, view.now_ms][-calls:]})
+    view.put_mark(_ring(run_id, step), {"at": [*_stamps(view, run_id, step), view.clock_ms][-calls:]})
     keys, runs = _cycle_of(view, loop, run_id)
     after = {str(period): matches for period, matches in _matches(loop, keys, runs, step)}
     kept = [*keys, step.key[:_SHORT]][-loop.longest_cycle :]
-    view.put_mark(_cycle(run_id), {"keys": kept, "runs": after, "at": view.now_ms})
+    before = {"keys": list(keys), "runs": dict(runs)}
+    view.put_mark(_cycle(run_id), {"keys": kept, "runs": after, "at": view.clock_ms, "before": before})
+
+
+def _stamps(view: LedgerView, run_id: str, step: Step) -> list[int]:
+    """Return when a step was taken, by the clock; what a clock wrote that was set back since is forgotten."""
+    return [at for at in (view.mark(_ring(run_id, step)) or {"at": []})["at"] if at <= view.clock_ms]
 
 
 def forget_step(view: LedgerView, loop: Loop | None, run_id: str, step: Step, at_ms: int) -> None:
@@ -139,19 +140,23 @@ def forget_step(view: LedgerView, loop: Loop | None, run_id: str, step: Step, at
     if loop is None or not loop_marks(loop, run_id, step):
         return
     stamps = list((view.mark(_ring(run_id, step)) or {"at": []})["at"])
-    if at_ms in stamps:
-        stamps.remove(at_ms)
+    taken = [at for at in stamps if at <= at_ms]
+    if taken:
+        stamps.remove(taken[-1])
         view.put_mark(_ring(run_id, step), {"at": stamps})
+    row = view.mark(_cycle(run_id))
+    if row is not None and row.get("before") is not None and row["keys"][-1:] == [step.key[:_SHORT]]:
+        view.put_mark(_cycle(run_id), {**row["before"], "at": row["at"], "before": None})
 
 
 def _reset_ms(view: LedgerView, run_id: str) -> int:
     row = view.mark(reset_mark(run_id))
-    return -1 if row is None else int(row["at"])
+    return -1 if row is None or row["at"] > view.clock_ms else int(row["at"])
 
 
 def _cycle_of(view: LedgerView, loop: Loop, run_id: str) -> tuple[list[str], Mapping[str, int]]:
     row: Mapping[str, Any] = view.mark(_cycle(run_id)) or {"keys": [], "runs": {}, "at": 0}
-    paused = row["at"] < view.now_ms - loop.window_s * 1000
+    paused = not view.clock_ms - loop.window_s * 1000 <= row["at"] <= view.clock_ms
     return ([], {}) if paused or row["at"] <= _reset_ms(view, run_id) else (row["keys"], row["runs"])
 
 
@@ -167,7 +172,7 @@ def _matches(loop: Loop, keys: list[str], runs: Mapping[str, int], step: Step) -
 
 def forget_before(view: LedgerView, run_id: str) -> None:
     """Count from now on: the owner has reset the run."""
-    view.put_mark(reset_mark(run_id), {"at": view.now_ms})
+    view.put_mark(reset_mark(run_id), {"at": view.clock_ms})
 
 
 def note_failure(view: LedgerView, loop: Loop | None, run_id: str, payee: str, *, late: bool = False) -> str | None:
@@ -179,9 +184,9 @@ def note_failure(view: LedgerView, loop: Loop | None, run_id: str, payee: str, *
         return None
     key = streak_mark(run_id, payee)
     row = view.mark(key) or {"failures": 0, "at": 0}
-    over = row["at"] <= max(_reset_ms(view, run_id), view.now_ms - _STREAK_MS)
+    over = row["at"] <= max(_reset_ms(view, run_id), view.clock_ms - _STREAK_MS)
     before = 0 if over else int(row.get("before", 0) if late else row["failures"])
-    view.put_mark(key, {"failures": before + 1, "at": view.now_ms})
+    view.put_mark(key, {"failures": before + 1, "at": view.clock_ms})
     if before + 1 < loop.failures:
         return None
     return f"{before + 1} payments in a row to {payee} were not answered with what was paid for"
@@ -191,4 +196,4 @@ def note_success(view: LedgerView, run_id: str, payee: str) -> None:
     """Forget a payee's failures: it has delivered."""
     row = view.mark(streak_mark(run_id, payee))
     if row is not None:
-        view.put_mark(streak_mark(run_id, payee), {"failures": 0, "before": row["failures"], "at": view.now_ms})
+        view.put_mark(streak_mark(run_id, payee), {"failures": 0, "before": row["failures"], "at": view.clock_ms})

@@ -15,6 +15,7 @@ __all__ = ["check_pattern", "is_disguised", "matches_name", "matches_place", "ma
 _HUMP: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 _NAMESPACE: Final = re.compile(r"__|[./:]")
 _LONGEST: Final = 500
+_PORT: Final = re.compile(r"(?<=[^/:\]]):[0-9]+(?=/)")
 _STAR: Final = "\0"  # stands in no path
 
 
@@ -29,10 +30,12 @@ def check_pattern(setting: str, pattern: object) -> str:
     method, space, where = pattern.strip().partition(" ")
     if not space and "." not in pattern.partition("/")[0] * ("/" in pattern):
         return pattern.strip()  # a tool, or a model such as openai/gpt-4o
-    if not space or "/" not in where or (not method.replace("*", "").isalpha() and method != "*"):
+    if not space or ("/" not in where and where != "*") or (not method.replace("*", "").isalpha() and method != "*"):
         raise ConfigError(
             f"{setting}: {pattern!r:.120} is no place; write the method, too: 'POST bank.example/*', or '* bank.example/*'"
         )
+    if where == "*":
+        return f"{method.upper()} *"
     host, _, path = where.partition("/")
     return f"{method.upper()} {plain_host(host.lower())}{_plain_place(path)}"
 
@@ -52,8 +55,11 @@ def _compiled(pattern: str) -> re.Pattern[str]:
 
 
 def matches_place(pattern: str, place: str) -> bool:
-    """Return whether a place (``METHOD host/path``, uncut) is one of a pattern's; the path's case counts."""
-    return is_place(pattern) and bool(_compiled(pattern).fullmatch(place))
+    """Return whether a place (``METHOD host/path``, uncut) is one of a pattern's, whatever its case, and its port where none is named."""
+    if not is_place(pattern):
+        return False
+    wanted = _compiled(pattern.lower())
+    return any(wanted.fullmatch(spelled) for spelled in (place.lower(), _PORT.sub("", place.lower(), count=1)))
 
 
 def matches_word(pattern: str, word: str) -> bool:
@@ -74,7 +80,8 @@ def matches_name(pattern: str, tool: str, *, within: bool) -> bool:
     spelled = _spellings(tool, within=within)
     if "*" not in pattern and wanted.replace("_", "") in {name.replace("_", "") for name in spelled}:
         return True
-    return any(_compiled(wanted).fullmatch(name) or f"{name}_*" == wanted for name in spelled)
+    bare = _spellings(tool, within=False)
+    return any(_compiled(wanted).fullmatch(name) for name in spelled) or any(f"{name}_*" == wanted for name in bare)
 
 
 def _spellings(tool: str, *, within: bool) -> set[str]:

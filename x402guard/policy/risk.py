@@ -62,7 +62,7 @@ class Risk:
             raise ConfigError(f'policy.risk.levels: {self.levels!r} is no mapping; write {{"wipe_*": "CRITICAL"}}')
         checked = {check_pattern("policy.risk.levels", pattern): level for pattern, level in self.levels.items()}
         for pattern, level in self.levels.items():
-            if level not in _RANK:
+            if not isinstance(level, str) or level not in _RANK:
                 raise ConfigError(f"policy.risk.levels: {level!r} of {pattern!r} is none of {', '.join(_RANK)}")
         if type(self.approvers) is not int or not 1 <= self.approvers <= _MOST_APPROVERS:
             raise ConfigError(
@@ -111,7 +111,7 @@ def judge_risk(risk: Risk | None, subject: Subject) -> Verdict:
             return Verdict(
                 "deny", RISK, f"{what}: policy.risk.classify failed: {type(error).__name__}", level="CRITICAL"
             )
-        if raised is not None and raised not in _RANK:
+        if raised is not None and not (isinstance(raised, str) and raised in _RANK):
             return Verdict(
                 "deny", RISK, f"{what}: policy.risk.classify said {raised!r:.60}, which is no level", level="CRITICAL"
             )

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal, get_args
 
 from x402guard.errors import ConfigError
+from x402guard.evm import parse_address
 from x402guard.ledger.model import HoldKind
 from x402guard.money import Dollars, Nanos, dollars_to_nanos, format_dollars
 from x402guard.policy.patterns import check_pattern, matches_name, matches_place, matches_word
@@ -44,9 +45,7 @@ class Narrow:
             raise ConfigError(
                 f"policy.rules.output_limit: {self.output_limit!r} is not a positive whole number of tokens"
             )
-        if isinstance(self.remove, str) or not all(isinstance(name, str) and name for name in self.remove):
-            raise ConfigError(f"policy.rules.remove: {self.remove!r} is no list of field names")
-        object.__setattr__(self, "remove", frozenset(self.remove))
+        object.__setattr__(self, "remove", _texts("remove", self.remove, "field names"))
         if self.ceiling is None and self.output_limit is None and not self.remove:
             raise ConfigError("policy.rules: a rule that narrows says what to: ceiling, output_limit or remove")
 
@@ -101,10 +100,12 @@ class Rule:
                 f"policy.rules.action: {self.action!r} of rule {self.name!r} is none of {', '.join(get_args(Action))}"
             )
         self._set("match", check_pattern(f"policy.rules.match of rule {self.name!r}", self.match))
-        if isinstance(self.kinds, str) or not self.kinds or not set(self.kinds) <= _KINDS:
+        kinds = _texts("kinds", self.kinds, "payment, llm, tool")
+        if not kinds or not kinds <= _KINDS:
             raise ConfigError(
                 f"policy.rules.kinds: {self.kinds!r} of rule {self.name!r} is no list of payment, llm, tool"
             )
+        self._set("remove", _texts("remove", self.remove, "field names"))
         if type(self.approvers) is not int or not 1 <= self.approvers <= _MOST_APPROVERS:
             raise ConfigError(
                 f"policy.rules.approvers: {self.approvers!r} is not a whole number from 1 to {_MOST_APPROVERS}"
@@ -114,15 +115,13 @@ class Rule:
             raise ConfigError(
                 f"policy.rules: rule {self.name!r}: ceiling, output_limit and remove go with action 'narrow', and it with them"
             )
-        self._set("kinds", frozenset(self.kinds))
+        self._set("kinds", kinds)
         if narrows:
             self._set("narrow", Narrow(ceiling=self.ceiling, output_limit=self.output_limit, remove=self.remove))
         if self.above is not None:
             self._set("more_than", _nanos("rules.above", self.above))
         if self.payees is not None:
-            if isinstance(self.payees, str) or not self.payees:
-                raise ConfigError(f"policy.rules.payees: {self.payees!r} of rule {self.name!r} is no list of addresses")
-            self._set("payees", frozenset(str(payee).lower() for payee in self.payees))
+            self._set("payees", _addresses(self.name, self.payees))
 
     def _set(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)
@@ -141,6 +140,25 @@ def _matches(pattern: str, name: str, kind: HoldKind) -> bool:
     if pattern == "*" or matches_place(pattern, name):
         return True
     return matches_name(pattern, name, within=True) if kind is HoldKind.TOOL else matches_word(pattern, name)
+
+
+def _texts(name: str, values: object, what: str) -> frozenset[str]:
+    if isinstance(values, (str, Mapping)) or not isinstance(values, Iterable):
+        raise ConfigError(f"policy.rules.{name}: {values!r:.80} is no list of {what}")
+    listed = tuple(values)
+    if not all(isinstance(value, str) and value for value in listed):
+        raise ConfigError(f"policy.rules.{name}: {listed!r:.80} is no list of {what}")
+    return frozenset(listed)
+
+
+def _addresses(rule: str, payees: object) -> frozenset[str]:
+    listed = _texts("payees", payees, "addresses")
+    if not listed:
+        raise ConfigError(f"policy.rules.payees: an empty list of rule {rule!r} is nobody's; leave it out")
+    try:
+        return frozenset(parse_address(payee).lower() for payee in listed)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"policy.rules.payees of rule {rule!r}: {error}") from error
 
 
 def _nanos(name: str, dollars: Dollars) -> Nanos:

@@ -15,6 +15,8 @@ SoftLimits = float | str | Decimal | Collection[float | str | Decimal]
 """0.9 or several of them: parts of a budget, no money, so a float says it well enough."""
 
 _MOST: Final = 20
+_LONGEST: Final = 100
+_DIGITS: Final = 6
 
 
 def parts_of(setting: str, limits: SoftLimits) -> tuple[int, ...]:
@@ -27,10 +29,16 @@ def parts_of(setting: str, limits: SoftLimits) -> tuple[int, ...]:
 
 def _part(setting: str, value: object) -> int:
     try:
-        part = Decimal(str(value)) if isinstance(value, (float, str, Decimal)) else None
+        part = Decimal(str(value)[:_LONGEST]) if isinstance(value, (float, str, Decimal)) else None
     except InvalidOperation:
         part = None
-    if part is None or not part.is_finite() or not 0 < part < 1 or part * PARTS != int(part * PARTS):
+    if (
+        part is None
+        or not part.is_finite()
+        or not 0 < part < 1
+        or part.adjusted() < -_DIGITS
+        or part != round(part, _DIGITS)
+    ):
         raise ConfigError(
             f"{setting}: {value!r:.60} is no part of a budget; write a number between 0 and 1, such as 0.9"
         )

@@ -10,7 +10,7 @@ from x402guard.ledger.view import LedgerView, MarkKey
 from x402guard.money import Dollars, Nanos, dollars_to_nanos, format_dollars
 from x402guard.policy.steps import Step, reset_mark
 
-__all__ = ["Spike", "find_spike", "note_cost", "spike_marks"]
+__all__ = ["Spike", "find_spike", "forget_cost", "note_cost", "spike_marks"]
 
 SpikeAction = Literal["warn", "trip"]
 _MOST: Final = 1_000
@@ -75,8 +75,22 @@ def find_spike(view: LedgerView, spike: Spike | None, run_id: str, step: Step) -
 def note_cost(view: LedgerView, spike: Spike | None, run_id: str, step: Step) -> None:
     """Remember what a step costs."""
     if spike is not None:
-        costs = [*_before(view, run_id, step), step.amount][-(spike.window - 1) :]
-        view.put_mark(_costs(run_id, step), {"costs": costs, "at": view.now_ms})
+        before = _before(view, run_id, step)
+        costs = [*before, step.amount][-(spike.window - 1) :]
+        view.put_mark(_costs(run_id, step), {"costs": costs, "before": before, "at": view.clock_ms})
+
+
+def forget_cost(view: LedgerView, spike: Spike | None, run_id: str, step: Step) -> None:
+    """Take back the cost of a step that was never paid for."""
+    row = view.mark(_costs(run_id, step))
+    if spike is None or row is None or step.amount not in row["costs"]:
+        return
+    costs = list(row["costs"])
+    if costs[-1] == step.amount and row.get("before") is not None:
+        costs = row["before"]  # as if it had never been
+    else:
+        del costs[len(costs) - 1 - costs[::-1].index(step.amount)]
+    view.put_mark(_costs(run_id, step), {**row, "costs": costs, "before": None})
 
 
 def _before(view: LedgerView, run_id: str, step: Step) -> list[int]:

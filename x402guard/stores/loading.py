@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from x402guard.errors import IllegalTransition
 from x402guard.ledger.doubt import instance_mark
@@ -54,27 +54,33 @@ class StoreClock:
         self._began = (self._wall(), self._steady())
 
     def __call__(self) -> int:
-        """Return the clock in unix milliseconds."""
-        return self._wall()
+        """Return the time in unix milliseconds; that which is believed, where the clock has jumped ahead."""
+        now_ms, _ = self.read()
+        return now_ms
 
-    def ahead_ms(self, now_ms: int) -> int:
-        """Return how far *now_ms* (unix milliseconds) is ahead of what should be now."""
-        wall_ms, steady_ms = self._began
-        return max(0, now_ms - wall_ms - (self._steady() - steady_ms))
+    def read(self) -> tuple[int, int]:
+        """Return (the time that is believed, in unix milliseconds; how far the clock is ahead of it)."""
+        clock_ms, (wall_ms, steady_ms) = self._wall(), self._began
+        ahead_ms = max(0, clock_ms - wall_ms - (self._steady() - steady_ms))
+        return (clock_ms, 0) if ahead_ms <= _SLACK_MS else (clock_ms - ahead_ms, ahead_ms)
 
 
 def _system_clock_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
+_SLACK_MS: Final = 1_000
+_STEADY: Final[int] = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+"""It goes on while the machine sleeps: Linux has one of its own for that, macOS's does."""
+
+
 def _steady_clock_ms() -> int:
-    boot = getattr(time, "CLOCK_BOOTTIME", None)  # Linux: it goes on while the machine sleeps
-    return (time.monotonic_ns() if boot is None else time.clock_gettime_ns(boot)) // 1_000_000
+    return time.clock_gettime_ns(_STEADY) // 1_000_000
 
 
 def load_view(rows: Rows, scope: Scope, clock: StoreClock) -> LedgerView:
     """Return the view of a scope: the rows it names, every ancestor, and what hangs on them."""
-    now_ms = clock()
+    now_ms, ahead_ms = clock.read()
     nodes = {node.id: node for node in rows.get_nodes(scope.nodes)}
     named = list(rows.get_holds(scope.holds)) if scope.holds else []
     purchase = list(rows.live_by_purchase(scope.purchase)) if scope.purchase else []
@@ -87,7 +93,7 @@ def load_view(rows: Rows, scope: Scope, clock: StoreClock) -> LedgerView:
     keys = {*scope.marks, *(instance_mark(hold.owner) for hold in holds.values())}
     return LedgerView(
         now_ms=now_ms,
-        ahead_ms=clock.ahead_ms(now_ms),
+        ahead_ms=ahead_ms,
         nodes=nodes.values(),
         holds=holds.values(),
         marks=rows.get_marks(keys) if keys else {},

@@ -305,7 +305,11 @@ class SqliteStore:
         """See ``Rows``."""
         wanted = list(keys)
         pairs = ", ".join("(?, ?)" for _ in wanted)
-        sql = f"SELECT kind, key, value FROM marks WHERE (kind, key) IN (VALUES {pairs})"
+        # A join: where several pairs are asked for, IN would read the whole table.
+        sql = (
+            f"WITH wanted (kind, key) AS (VALUES {pairs}) SELECT marks.kind, marks.key, marks.value FROM wanted "
+            "CROSS JOIN marks ON marks.kind = wanted.kind AND marks.key = wanted.key"
+        )
         rows = self._writer.execute(sql, [part for key in wanted for part in key])
         return dict(map(to_mark, rows))
 
