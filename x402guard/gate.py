@@ -52,7 +52,7 @@ def stopped(terms: Terms) -> Flow[Refusal | None]:
     """Return the refusal of a run that a kill file stops, having latched it; None where there is no such file."""
     if not terms.kill_file or not (yield from killed()):
         return None
-    run_id, reason = run_of(terms.node_id), "there is a kill file"
+    run_id, reason = run_of(terms.node_id), f"there is a kill file, {terms.kill_file}"
 
     def change(view: LedgerView) -> Refusal | None:
         trip_node(view, run_id, reason)

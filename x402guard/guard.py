@@ -126,7 +126,7 @@ class Guard:
             unsafe_trust_receipts=unsafe_trust_receipts,
             meter=meter_of(metering),
             asks=approver is not None,
-            kill_file=stop is not None,
+            kill_file="" if stop is None else str(stop),
             max_clock_jump_ms=positive("max_clock_jump_s", max_clock_jump_s) * 1000,
         )
         # What was given is its owner's to close; others may share it.

@@ -34,7 +34,7 @@ class Terms:
         tokens: where the tokens of LLM calls are counted; None counts none.
         finalizing: budgets whose reserve an LLM call may use now.
         asks: there is somebody to ask.
-        kill_file: there may be a file that stops everything.
+        kill_file: the file whose being there stops everything, or "".
         max_clock_jump_ms: how far the clock may run ahead of time passing, in milliseconds.
     """
 
@@ -51,5 +51,5 @@ class Terms:
     tokens: TokenLimit | None = None
     finalizing: frozenset[str] = frozenset()
     asks: bool = False
-    kill_file: bool = False
+    kill_file: str = ""
     max_clock_jump_ms: int = MAX_CLOCK_JUMP_S * 1000

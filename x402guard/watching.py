@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 __all__ = ["AsyncWatched", "Watch", "Watched"]
 
 
+_LOOK_AGAIN_S: Final = 0.5
+
+
 class Watch:
     """How long one call may go on, and the place that it takes. It is over once: ended, cut or left, and its place with it.
 
@@ -80,6 +83,15 @@ class Watch:
         until_s = self.until_s
         return None if until_s is None else max(0.0, until_s - time.monotonic())
 
+    def look_s(self) -> float | None:
+        """When to look at it next, on the monotonic clock: time may stand still, or not have begun; None for never."""
+        until_s = self.until_s
+        still = self._handed_s is not None or (self._chunk_s is not None and self._last_s is None)
+        if not still:
+            return until_s
+        again_s = time.monotonic() + _LOOK_AGAIN_S
+        return again_s if until_s is None else min(until_s, again_s)
+
     def end(self) -> None:
         """It has ended, or nobody reads on."""
         with self._lock:
@@ -120,14 +132,14 @@ class _Cutter:
 
     def look_after(self, watch: Watch, cut: Callable[[], None]) -> None:
         """Call *cut* when *watch* is past its time and not over."""
-        until_s = watch.until_s
-        if until_s is None:
+        look_s = watch.look_s()
+        if look_s is None:
             return
         with self._condition:
             if self._pid != os.getpid():  # threads do not survive a fork
                 self._pid, self._due = os.getpid(), []
                 threading.Thread(target=self._run, name="x402guard-cutter", daemon=True).start()
-            heapq.heappush(self._due, (until_s, next(self._number), ref(watch), cut))
+            heapq.heappush(self._due, (look_s, next(self._number), ref(watch), cut))
             self._condition.notify()
 
     def _run(self) -> None:
@@ -140,16 +152,16 @@ class _Cutter:
                 watch = known()
                 if watch is None or watch.over:
                     continue
-                now_s, until_s = time.monotonic(), watch.until_s
-                if until_s is None or until_s > now_s:  # pieces have come meanwhile, or its caller reads one
-                    heapq.heappush(self._due, (until_s or now_s + _LOOK_AGAIN_S, number, known, cut))
+                until_s, look_s = watch.until_s, watch.look_s()
+                if until_s is None or until_s > time.monotonic():  # pieces have come meanwhile, or its caller reads one
+                    if look_s is not None:
+                        heapq.heappush(self._due, (look_s, number, known, cut))
                     watch = None  # not kept while we wait
                     continue
             watch.cut_off(cut)
 
 
 _CUTTER: Final = _Cutter()
-_LOOK_AGAIN_S: Final = 1.0
 
 
 def _socket_of(extensions: Any) -> socket.socket | None:

@@ -121,7 +121,7 @@ def test_what_is_allowed_in_one_process_is_done_in_another(url, agent, approvals
     [key] = waiting(url)
     code, listed = approvals("list", "--json")
     [row] = json.loads(listed)
-    assert (code, row["id"], row["yes"]) == (0, key[:16], "0 of 1")
+    assert (code, row["id"], row["yes"]) == (0, f"{key[:16]}.1", "0 of 1")
     assert "rule 'ask'" in row["words"]
     code, said = approvals("allow", row["id"])
     assert (code, said) == (0, f"allowed by {operating_user()}: {row['what']}\n")

@@ -282,13 +282,14 @@ def _fitted(use: _Use, outcome: _Outcome) -> Flow[_Outcome]:
 
 
 def _outcome_of(terms: ToolTerms, use: _Use, call: Callable[[], Any]) -> _Outcome:
-    inside = _INSIDE.set(_INSIDE.get() | {use.running.tool})
+    before = _INSIDE.get()
+    _INSIDE.set(before | {use.running.tool})
     try:
         result = use.running.run(call)
     except BaseException as error:  # noqa: BLE001 - Ctrl-C too: it is raised once the books are in order
         return _failed(error)
     finally:
-        _INSIDE.reset(inside)
+        _INSIDE.set(before)  # a coroutine may be thrown away in another context
     if inspect.isgenerator(result):
         return _failed(TypeError("tool: the function returned a generator; hold for it with `with session.hold(…)`"))
     if inspect.isawaitable(result):
@@ -300,13 +301,14 @@ def _outcome_of(terms: ToolTerms, use: _Use, call: Callable[[], Any]) -> _Outcom
 
 
 async def _awaited_outcome_of(terms: ToolTerms, use: _Use, call: Callable[[], Awaitable[Any]]) -> _Outcome:
-    inside = _INSIDE.set(_INSIDE.get() | {use.running.tool})
+    before = _INSIDE.get()
+    _INSIDE.set(before | {use.running.tool})
     try:
         result = await use.running.awaited(call)
     except BaseException as error:  # noqa: BLE001 - cancellation too: it is raised once the books are in order
         return _failed(error)
     finally:
-        _INSIDE.reset(inside)
+        _INSIDE.set(before)  # a coroutine may be thrown away in another context
     return _shown(terms, use, result)
 
 

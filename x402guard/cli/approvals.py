@@ -56,9 +56,18 @@ def _waiting(store: LedgerStore) -> dict[str, Any]:
     return {key: row for key, row in rows.items() if answer_of(row, store.now_ms()) is None}
 
 
+def _shown_id(question: str, row: dict[str, Any]) -> str:
+    """Return a question's id with how often it was asked: an answer that is given twice must not be to the next."""
+    return f"{question[:16]}.{row['number']}"
+
+
+def _is_meant(question: str, key: str, row: dict[str, Any]) -> bool:
+    return _shown_id(key, row) == question if "." in question else key.startswith(question)
+
+
 def _row(question: str, row: dict[str, Any], now_ms: int) -> dict[str, Any]:
     return {
-        "id": question[:16],
+        "id": _shown_id(question, row),
         "session": row["session"],
         "what": row["what"],
         "ends": f"in {max(0, row['until_ms'] - now_ms) // 1000} s",
@@ -71,7 +80,8 @@ def _row(question: str, row: dict[str, Any], now_ms: int) -> dict[str, Any]:
 def _answer(question: str, by: str | None, ledger: str | None, *, yes: bool) -> None:
     person = by if by is not None else operating_user()
     with opened(ledger) as store:
-        found = [key for key in _waiting(store) if key.startswith(question)] if question else []
+        waiting = _waiting(store)
+        found = [key for key, row in waiting.items() if question and _is_meant(question, key, row)]
         if len(found) != 1:
             what = "nothing waits for an answer" if not found else f"{len(found)} questions begin"
             raise ConfigError(f"approval: {what} with the id {question!r}; see x402guard approvals list")

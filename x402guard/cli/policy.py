@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,15 +15,17 @@ from x402guard.assets import Asset, AssetRegistry
 from x402guard.cli.books import AsJson
 from x402guard.config import Settings, load_settings
 from x402guard.errors import ConfigError, ProtocolError, X402GuardError
+from x402guard.guard import Guard
 from x402guard.ledger.model import HoldKind
 from x402guard.ledger.report_text import printable
 from x402guard.money import Nanos, format_dollars
 from x402guard.offer import Offer, Rejection, normalise
 from x402guard.outgoing import marked_guarded, request_facts
-from x402guard.policy import Case, Policy, RequestFacts, judge_offer
+from x402guard.policy import Case, Policy, RequestFacts, Rule, judge_offer
 from x402guard.policy.judge import judge
-from x402guard.policy.rule_list import Subject, Verdict
+from x402guard.policy.rule_list import KINDS, Subject, Verdict
 from x402guard.purchase import offer_subject
+from x402guard.stores import MemoryStore, check_ledger_url
 from x402guard.wire import PAYMENT_REQUIRED, decode_json, decode_payment_required, parse_payment_required
 
 __all__ = ["policy"]
@@ -30,6 +33,7 @@ __all__ = ["policy"]
 policy = typer.Typer(help="What the owner's rules say.", no_args_is_help=True)
 
 _WAIT_S = 10.0
+_SAID = ("per_payment_cap", "hosts", "networks", "rules")
 _MOST_BYTES = 1_048_576
 Config = Annotated[Path | None, typer.Option("--config", help="A settings file; x402guard.toml by default.")]
 
@@ -37,25 +41,57 @@ Config = Annotated[Path | None, typer.Option("--config", help="A settings file; 
 @policy.command("check")
 def check(file: Annotated[Path, typer.Argument(help="A settings file, such as x402guard.toml.")]) -> None:
     """Read a settings file as a guard would, and say what its rules come to. A mistake is exit code 2."""
-    found = load_settings(file).policy.policy()
-    typer.echo(f"{file}: the policy is good")
+    settings = load_settings(file)
+    found = settings.policy.policy()
+    check_ledger_url(settings.ledger)
+    # A guard on books of its own: every check that the real one makes of its settings, and nothing written.
+    Guard(**{**settings.guard_arguments(), "ledger": MemoryStore()}).close()
+    typer.echo(f"{file}: the policy is good, and a guard can be made of the file")
     for line in _summary(found):
         typer.echo(printable(f"  {line}"))
 
 
 def _summary(found: Policy) -> list[str]:
+    """What is paid at all; then what differs from what holds without a word, setting by setting."""
+    usual = Policy()
     cap = "no cap" if found.cap_nanos is None else f"at most ${format_dollars(found.cap_nanos)} a payment"
-    where = "any host" if found.hosts is None else ", ".join(sorted(found.hosts))
-    lines = [f"payments: {cap}; {where}; {', '.join(sorted(found.networks or ('any network',)))}"]
-    lines += [f"rule {rule.name!r}: {rule.action} {rule.match}" for rule in found.rules or ()]
-    if found.approvals.more_than is not None:
-        lines.append(f"a person is asked above ${format_dollars(found.approvals.more_than)}")
-    if found.risk is not None:
-        lines += [f"tools {pattern}: {level}" for pattern, level in found.risk.levels.items()]
-    for name in ("loop", "spike", "velocity", "breaker", "bulkhead", "risk"):
-        if getattr(found, name) is None:
-            lines.append(f"{name}: off")
-    return lines
+    hosts = "any host" if found.hosts is None else _shown(found.hosts)
+    networks = "test networks" if found.networks == usual.networks else _shown(found.networks or ("any network",))
+    lines = [f"payments: {cap}; {hosts}; {networks}"]
+    for name in (field.name for field in fields(Policy) if field.init and field.name not in _SAID):
+        value = getattr(found, name)
+        if value != getattr(usual, name):
+            lines.append(f"{name}: {_shown(value)}")
+    return lines + [f"rule {rule.name!r}: {_shown_rule(rule)}" for rule in found.rules or ()]
+
+
+def _shown(value: object) -> str:
+    if value is None:
+        return "off"
+    if isinstance(value, (frozenset, tuple)):
+        return ", ".join(sorted(map(str, value))) or "none"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key}: {item}" for key, item in value.items()) or "none"
+    if is_dataclass(value) and not isinstance(value, type):
+        usual = type(value)()
+        parts = ((field.name, getattr(value, field.name)) for field in fields(value) if field.init)
+        changed = [f"{name} {_shown(part)}" for name, part in parts if part != getattr(usual, name)]
+        return ", ".join(changed)
+    return str(value)
+
+
+def _shown_rule(rule: Rule) -> str:
+    about = {
+        "kinds": None if len(rule.kinds) == len(KINDS) else _shown(rule.kinds),
+        "above": rule.above,
+        "payees": None if rule.payees is None else _shown(rule.payees),
+        "approvers": rule.approvers if rule.action == "ask" else None,
+        "ceiling": rule.ceiling,
+        "output_limit": rule.output_limit,
+        "remove": _shown(rule.remove) if rule.remove else None,
+    }
+    said = "; ".join(f"{name} {value}" for name, value in about.items() if value is not None)
+    return f"{rule.action} {rule.match}" + (f" ({said})" if said else "")
 
 
 @policy.command("explain")
@@ -88,7 +124,8 @@ def _explain_tool(tool: str, rules: Policy, *, asks: bool) -> dict[str, Any]:
 def _line(what: str, verdict: Verdict, *, asks: bool) -> dict[str, Any]:
     if verdict.action == "ask" and not asks:
         verdict = replace(verdict, action="deny", reason=f"{verdict.reason}, and the settings name no approver")
-    words = {"allow": "allowed", "narrow": "made smaller", "ask": "a person is asked", "deny": "denied"}
+    people = "a person is asked" if verdict.approvers <= 1 else f"{verdict.approvers} people are asked"
+    words = {"allow": "allowed", "narrow": "made smaller", "ask": people, "deny": "denied"}
     level = f"{verdict.level}: " if verdict.level else ""
     return {"what": what, "verdict": f"{level}{words[verdict.action]}", "rule": verdict.rule, "reason": verdict.reason}
 

@@ -56,6 +56,7 @@ def put_question(view: LedgerView, question: Question) -> None:
             "until_ms": until_ms,
             "said": said,
             "taken": False,
+            "number": int(row["number"]) + (0 if kept else 1) if row is not None else 1,
         },
     )
 

@@ -69,8 +69,11 @@ def check_open(view: LedgerView, node_id: str) -> Refusal | None:
     """Return why nothing may be authorized in a node, or None while it and all above it are open."""
     for node in view.path(node_id):
         if node.state is NodeState.TRIPPED:
-            reason = f"{node.kind} {node.name!r} is tripped ({node.terminated_by}); only its owner can reset it"
-            return Refusal(TRIPPED, reason)
+            why = f"{node.terminated_by}: {node.trip_reason}" if node.trip_reason else node.terminated_by
+            reset = f"x402guard reset {node.id}"
+            return Refusal(
+                TRIPPED, f"{node.kind} {node.name!r} is tripped ({why}); only its owner can reset it: {reset}"
+            )
         if node.state is NodeState.CLOSED:
             return Refusal("session_closed", f"{node.kind} {node.name!r} has ended")
     return None

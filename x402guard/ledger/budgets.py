@@ -156,5 +156,5 @@ def trip(view: LedgerView, node_id: str, word: str, reason: str) -> None:
         return
     view.restrains = True
     view.record(node_id, "trip", facts={"word": word, "reason": reason})
-    tripped = dataclasses.replace(view.node(node_id), state=NodeState.TRIPPED, terminated_by=word)
+    tripped = dataclasses.replace(view.node(node_id), state=NodeState.TRIPPED, terminated_by=word, trip_reason=reason)
     view.put_node(tripped)

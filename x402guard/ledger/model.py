@@ -125,6 +125,7 @@ class Node:
         window: when it begins anew; None for never.
         since_ms, past: when the window that it stands in began, and what had been captured before that.
         reserve: of the limit, what is kept for the session's last LLM calls; finalized: they have begun.
+        trip_reason: why it is tripped, in words; None where it is not.
         soft: the parts of the limit, in millionths, at which people are told; warned: the highest that was reached.
     """
 
@@ -154,6 +155,7 @@ class Node:
     finalized: bool = False
     soft: tuple[int, ...] = ()
     warned: int = 0
+    trip_reason: str | None = None
 
     @property
     def used(self) -> int:

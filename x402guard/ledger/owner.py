@@ -46,7 +46,7 @@ def reset_node(view: LedgerView, node_id: str, by: str) -> Node:
     view.restrains = True  # whatever an owner does has to survive a power cut
     view.record(node_id, "reset", facts={"by": by, "word": node.terminated_by})
     state = NodeState.OPEN if node.openers or node.kind in _NEVER_OVER else NodeState.CLOSED
-    opened = dataclasses.replace(view.node(node_id), state=state, terminated_by=None)
+    opened = dataclasses.replace(view.node(node_id), state=state, terminated_by=None, trip_reason=None)
     view.put_node(opened)
     return opened
 

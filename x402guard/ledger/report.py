@@ -144,6 +144,8 @@ def build_report(
         "spent": format_dollars(spent),
         "held": format_dollars(held),
         "remaining": None if left is None else format_dollars(left),
+        "reserve": format_dollars(session.reserve) if session.reserve else None,
+        "trip_reason": session.trip_reason,
         "evidence": _by_evidence(lines.values()),
         "llm": _group(lines.values(), HoldKind.LLM, {"by_model": "model"}),
         "tools": _group(lines.values(), HoldKind.TOOL, {"by_tool": "tool"}),

@@ -15,10 +15,14 @@ def render(report: Mapping[str, Any]) -> str:
     lines = [
         f"session {report['session']}  ({report['id']})",
         _row("state", report["state"] + (f", {report['terminated_by']}" if report["terminated_by"] else "")),
+        *([_row("", report["trip_reason"])] if report["trip_reason"] else []),
         _row("budget", _dollars(report["budget"])),
         _row("spent", _dollars(report["spent"])),
         _row("held", _dollars(report["held"])),
-        _row("remaining", _dollars(report["remaining"])),
+        _row(
+            "remaining",
+            _dollars(report["remaining"]) + (f", and ${report['reserve']} in reserve" if report["reserve"] else ""),
+        ),
         _row("evidence", _pairs(report["evidence"])),
     ]
     lines.extend(_table(report))

@@ -12,10 +12,10 @@ from x402guard.ledger.model import HoldKind
 from x402guard.money import Dollars, Nanos, dollars_to_nanos, format_dollars
 from x402guard.policy.patterns import check_pattern, matches_name, matches_place, matches_word
 
-__all__ = ["NO_VERDICT", "Narrow", "Rule", "Subject", "Verdict", "check_rules", "judge_rules", "strictest"]
+__all__ = ["KINDS", "NO_VERDICT", "Narrow", "Rule", "Subject", "Verdict", "check_rules", "judge_rules", "strictest"]
 
 Action = Literal["allow", "narrow", "ask", "deny"]
-_KINDS: Final = frozenset(str(kind) for kind in (HoldKind.PAYMENT, HoldKind.LLM, HoldKind.TOOL))
+KINDS: Final = frozenset(str(kind) for kind in (HoldKind.PAYMENT, HoldKind.LLM, HoldKind.TOOL))
 _STRICT: Final[Mapping[str, int]] = {action: rank for rank, action in enumerate(get_args(Action))}
 _MOST_APPROVERS: Final = 10
 
@@ -80,7 +80,7 @@ class Rule:
     name: str
     action: Action
     match: str = "*"
-    kinds: Collection[str] = _KINDS
+    kinds: Collection[str] = KINDS
     above: Dollars | None = None
     payees: Collection[str] | None = None
     approvers: int = 1
@@ -101,7 +101,7 @@ class Rule:
             )
         self._set("match", check_pattern(f"policy.rules.match of rule {self.name!r}", self.match))
         kinds = _texts("kinds", self.kinds, "payment, llm, tool")
-        if not kinds or not kinds <= _KINDS:
+        if not kinds or not kinds <= KINDS:
             raise ConfigError(
                 f"policy.rules.kinds: {self.kinds!r} of rule {self.name!r} is no list of payment, llm, tool"
             )

@@ -10,7 +10,7 @@ from x402guard.errors import ConfigError
 from x402guard.ports import LedgerStore
 from x402guard.stores.memory import MemoryStore
 
-__all__ = ["DEFAULT_LEDGER", "MemoryStore", "ledger_path", "open_store"]
+__all__ = ["DEFAULT_LEDGER", "MemoryStore", "check_ledger_url", "ledger_path", "open_store"]
 
 DEFAULT_LEDGER: Final = "sqlite:///x402guard.db"
 """In the working directory, so that an agent that is started again finds its books."""
@@ -25,15 +25,22 @@ def open_store(
     the working directory, ``sqlite:////var/lib/spend.db`` an absolute one. ``clock_ms`` gives unix milliseconds,
     ``steady_ms`` milliseconds that nobody sets. Raises ``ConfigError`` for any other URL, ``LedgerUnavailable`` where the file cannot be opened.
     """
+    check_ledger_url(url)
     if url == "memory://":
         return MemoryStore(clock_ms=clock_ms, steady_ms=steady_ms)
-    if url.startswith("sqlite:///") and len(url) > len("sqlite:///") and "\0" not in url:
-        from x402guard.stores.sqlite import SqliteStore
+    from x402guard.stores.sqlite import SqliteStore
 
-        return SqliteStore(_usable(ledger_path(url), url), clock_ms=clock_ms, steady_ms=steady_ms)
-    raise ConfigError(
-        f"ledger: {url!r} is not a ledger; write memory://, sqlite:///spend.db or sqlite:////absolute/path.db"
-    )
+    return SqliteStore(ledger_path(url), clock_ms=clock_ms, steady_ms=steady_ms)
+
+
+def check_ledger_url(url: str) -> None:
+    """Raise ``ConfigError`` for what is no ledger's URL, or could be no file of one; nothing is opened."""
+    if url != "memory://":
+        if not url.startswith("sqlite:///") or len(url) == len("sqlite:///") or "\0" in url:
+            raise ConfigError(
+                f"ledger: {url!r} is not a ledger; write memory://, sqlite:///spend.db or sqlite:////absolute/path.db"
+            )
+        _usable(ledger_path(url), url)
 
 
 def ledger_path(url: str) -> Path:
@@ -41,7 +48,7 @@ def ledger_path(url: str) -> Path:
     return Path(url.removeprefix("sqlite:///")).expanduser()
 
 
-def _usable(path: Path, url: str) -> Path:
+def _usable(path: Path, url: str) -> None:
     if path.name == ":memory:":
         raise ConfigError("ledger: books in memory are memory://, not sqlite:///:memory:")
     if any(char in str(path) for char in "?#%"):
@@ -50,4 +57,3 @@ def _usable(path: Path, url: str) -> Path:
         raise ConfigError(f"ledger: folder {path.absolute().parent} does not exist; make it first, or choose another")
     if path.is_dir():
         raise ConfigError(f"ledger: {path} is a folder; name a file in it, such as {path / 'spend.db'}")
-    return path

@@ -57,7 +57,7 @@ def _reading(kind: str, record: Sequence[Any]) -> Iterator[None]:
 NODE_COLUMNS: Final = (
     "id", "parent_id", "kind", "name", "max_nanos", "created_ms", "last_ms", "captured", "held", "granted_out",
     "granted_in", "state", "terminated_by", "starved", "openers", "closed_ms", "seq", "head",
-    "live", "window", "since_ms", "past", "reserve", "finalized", "soft", "warned", "wrote",
+    "live", "window", "since_ms", "past", "reserve", "finalized", "soft", "warned", "trip_reason", "wrote",
 )  # fmt: skip
 HOLD_COLUMNS: Final = tuple(field.name for field in dataclasses.fields(Hold))
 _PURPOSE: Final = tuple(field.name for field in dataclasses.fields(Purpose))
@@ -75,7 +75,7 @@ def node_record(node: Node) -> Record:
         node.held, node.granted_out, node.granted_in, str(node.state), node.terminated_by, int(node.starved),
         json.dumps(node.openers), node.closed_ms, node.seq, node.head, node.live,
         None if node.window is None else f"{node.window.per} {node.window.tz}", node.since_ms, node.past, node.reserve,
-        int(node.finalized), json.dumps(node.soft), node.warned,
+        int(node.finalized), json.dumps(node.soft), node.warned, node.trip_reason,
         node.seq,  # whoever changes the journal says so: an older library does not know all of these
     )  # fmt: skip
 

@@ -44,6 +44,7 @@ R = TypeVar("R")
 
 APPLICATION_ID: Final = 0x78343032  # "x402"
 
+_CREATING: Final = threading.Lock()
 _BUSY_S: Final = 30.0
 _FIRST_PAUSE_S: Final = 0.0002
 _LONGEST_PAUSE_S: Final = 0.002
@@ -116,10 +117,12 @@ class SqliteStore:
             self._open()
 
     def _open(self) -> None:
-        # Created by us, so that nobody else can read it for even a moment.
-        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
-        self._file = _identity(os.fstat(descriptor))
-        os.close(descriptor)
+        with _CREATING, suppress(FileExistsError):
+            # Created by us, so that nobody else can read it for even a moment. A file that is there is never opened but by SQLite:
+            # closing a descriptor of ours would take away every lock that this process has on it, and another process would
+            # believe itself alone with the books.
+            os.close(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
+        self._file = _identity(self._path.stat())
         with ExitStack() as undo:
             lock_was_there = Path(f"{self._path}-lock").exists()
             self._turn = os.open(f"{self._path}-lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
