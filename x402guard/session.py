@@ -185,8 +185,8 @@ class Session(Charges, Account):
         if inner._descends_from(self):
             return inner
         raise ConfigError(
-            f"this client pays from session {self._name!r} ({self.id}), but the block in context belongs to "
-            f"{inner._name!r} ({inner.id}), which is not inside it; use a client of that session, or GuardedTransport(guard)"
+            f"this pays from session {self._name!r} ({self.id}), but the block in context belongs to {inner._name!r} "
+            f"({inner.id}), which is not inside it; leave that block first, or pay from that session"
         )
 
     def _own_terms(self) -> Terms:

@@ -109,7 +109,8 @@ def find_loop(view: LedgerView, loop: Loop | None, run_id: str, step: Step) -> s
     calls = loop.calls_of(step.name) or 0
     since_ms = max(view.clock_ms - loop.window_s * 1000, _reset_ms(view, run_id) + 1)
     if len([at for at in _stamps(view, run_id, step) if at >= since_ms]) >= calls:
-        return f"{step.name} was called {calls} times within {loop.window_s} s, and is asked for once more in the same words"
+        words = f"{step.name} was called {calls} times within {loop.window_s} s, and is asked for once more in the same words"
+        return f"{words} (policy.loop; own= gives a tool or route its own number)"
     keys, runs = _cycle_of(view, loop, run_id)
     for period, matches in _matches(loop, keys, runs, step):
         if matches >= period * loop.calls:

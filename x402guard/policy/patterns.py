@@ -32,7 +32,7 @@ def check_pattern(setting: str, pattern: object) -> str:
         return pattern.strip()  # a tool, or a model such as openai/gpt-4o
     if not space or ("/" not in where and where != "*") or (not method.replace("*", "").isalpha() and method != "*"):
         raise ConfigError(
-            f"{setting}: {pattern!r:.120} is no place; write the method, too: 'POST bank.example/*', or '* bank.example/*'"
+            f"{setting}: {pattern!r:.120} is no place; write method, host and path: 'POST bank.example/*', or '* bank.example/*'"
         )
     if where == "*":
         return f"{method.upper()} *"

@@ -95,6 +95,13 @@ class Rule:
             raise ConfigError(
                 f"policy.rules.name: {self.name!r:.120} is no name for a rule; write text such as 'big-documents'"
             )
+        try:
+            self._check()
+        except ConfigError as error:
+            told = str(error)
+            raise ConfigError(told if repr(self.name) in told else f"{told} (rule {self.name!r})") from error
+
+    def _check(self) -> None:
         if self.action not in get_args(Action):
             raise ConfigError(
                 f"policy.rules.action: {self.action!r} of rule {self.name!r} is none of {', '.join(get_args(Action))}"
@@ -113,7 +120,7 @@ class Rule:
         narrows = self.ceiling is not None or self.output_limit is not None or bool(self.remove)
         if narrows is not (self.action == "narrow"):
             raise ConfigError(
-                f"policy.rules: rule {self.name!r}: ceiling, output_limit and remove go with action 'narrow', and it with them"
+                f"policy.rules: rule {self.name!r}: a rule that narrows says what to (ceiling, output_limit, remove), and no other does"
             )
         self._set("kinds", kinds)
         if narrows:
