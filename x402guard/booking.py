@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from x402guard.consent import consent
 from x402guard.effects import Flow, Interrupted, SendFailed, transact, transact_anyway, warn
@@ -15,6 +15,7 @@ from x402guard.ledger.authorize import BUDGET, Refusal
 from x402guard.ledger.model import Hold
 from x402guard.ledger.view import LedgerView, MarkKey, Scope
 from x402guard.metering.bill import Bill
+from x402guard.policy.approvals import APPROVAL
 from x402guard.policy.steps import step_of
 from x402guard.refusals import refused
 from x402guard.settlement import sweep
@@ -22,6 +23,8 @@ from x402guard.terms import Terms
 from x402guard.verdicts import Consented, Unasked
 
 T = TypeVar("T")
+
+_MOST_QUESTIONS: Final = 8
 
 __all__ = ["book", "cause", "error_name", "give_back", "hold_or_refuse"]
 
@@ -63,7 +66,7 @@ def hold_or_refuse(
             if seat is not None:
                 seat.leave()
                 seated = False
-            denied = yield from consent(terms, decided)
+            denied = _asked_too_often(decided, consented) or (yield from consent(terms, decided))
             if denied is not None:
                 raise (yield from no(denied))
             consented |= {decided.key}
@@ -73,6 +76,15 @@ def hold_or_refuse(
             swept = True
         else:
             raise (yield from no(decided))
+
+
+def _asked_too_often(unasked: Unasked, consented: Consented) -> Refusal | None:
+    if len(consented) < _MOST_QUESTIONS:
+        return None
+    what, times = unasked.subject.names[0], len(consented)
+    return Refusal(
+        APPROVAL, f"{what}: what it costs has changed {times} times while people were asked", unasked.subject.amount
+    )
 
 
 def _shown(change: Callable[[LedgerView, Consented], T], consented: Consented, view: LedgerView) -> T:
