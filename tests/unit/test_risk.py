@@ -193,3 +193,18 @@ def test_no_risk_is_no_question():
     assert judge_risk(None, tool("drop_table")).action == "allow"
     assert judge(Policy(risk=None), tool("drop_table")).action == "allow"
     assert judge(Policy(), tool("drop_table")).action == "deny"
+
+
+@pytest.mark.parametrize("tool", ["ｄｒｏｐ_table", "ＤＲＯＰ＿ＴＡＢＬＥ", "dröp_table"])
+def test_letters_in_another_width_or_with_marks_are_the_letters_that_they_are(tool):
+    assert Risk().level_of(Subject(HoldKind.TOOL, (tool,), Nanos(0))) == "CRITICAL"
+
+
+@pytest.mark.parametrize("tool", ["dеlete_user", "drоp_table", "sеarch_web"])  # each has one letter of another alphabet
+def test_a_name_that_mixes_alphabets_needs_a_person(tool):
+    assert Risk().level_of(Subject(HoldKind.TOOL, (tool,), Nanos(0))) == "HIGH"
+
+
+@pytest.mark.parametrize("tool", ["検索", "поиск", "suche_gerät"])
+def test_a_name_of_one_alphabet_is_what_it_is(tool):
+    assert Risk().level_of(Subject(HoldKind.TOOL, (tool,), Nanos(0))) == "MEDIUM"

@@ -15,7 +15,7 @@ __all__ = ["check_pattern", "is_disguised", "matches_name", "matches_place", "ma
 _HUMP: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 _NAMESPACE: Final = re.compile(r"__|[./:]")
 _LONGEST: Final = 500
-_PORT: Final = re.compile(r"(?<=[^/:\]]):[0-9]+(?=/)")
+_PORT: Final = re.compile(r"^(\S+ (?:\[[^\]]*\]|[^/:]*)):[0-9]+(?=/)")
 _STAR: Final = "\0"  # stands in no path
 
 
@@ -59,7 +59,7 @@ def matches_place(pattern: str, place: str) -> bool:
     if not is_place(pattern):
         return False
     wanted = _compiled(pattern.lower())
-    return any(wanted.fullmatch(spelled) for spelled in (place.lower(), _PORT.sub("", place.lower(), count=1)))
+    return any(wanted.fullmatch(spelled) for spelled in (place.lower(), _PORT.sub(r"\1", place.lower())))
 
 
 def matches_word(pattern: str, word: str) -> bool:

@@ -1,0 +1,38 @@
+"""Places that an owner writes, and those that a request goes to."""
+
+import pytest
+
+from x402guard import ConfigError
+from x402guard.policy.patterns import check_pattern, matches_place, matches_word
+
+
+@pytest.mark.parametrize(
+    ("pattern", "place", "holds"),
+    [
+        ("POST bank.example/*", "POST bank.example/pay", True),
+        ("POST bank.example/*", "POST bank.example:8443/pay", True),
+        ("POST bank.example:8443/*", "POST bank.example/pay", False),
+        ("POST bank.example:8443/*", "POST bank.example:8443/pay", True),
+        ("GET [::1]/*", "GET [::1]/pay", True),
+        ("GET [::1]/*", "GET [::1]:81/pay", True),
+        ("* bank.example/pay", "DELETE bank.example/pay", True),
+        ("POST *", "POST any.example/where", True),
+        ("GET a.example/Admin/*", "GET a.example/admin/x", True),
+        ("GET a.example/%7Euser", "GET a.example/~user", True),
+        ("GET a.example/x.y", "GET a.example/xzy", False),
+        ("GET a.example/a[1]", "GET a.example/a1", False),
+        ("delete_*", "GET a.example/delete_x", False),
+    ],
+)
+def test_places(pattern, place, holds):
+    assert matches_place(check_pattern("match", pattern), place) is holds
+
+
+def test_a_model_with_a_slash_is_no_place():
+    assert matches_word(check_pattern("match", "openai/gpt-*"), "openai/GPT-4o")
+
+
+@pytest.mark.parametrize("pattern", ["", " ", "https://a.example/x", "a.example/*", "POST a.example", 5, "x" * 501])
+def test_what_could_never_match_is_an_error(pattern):
+    with pytest.raises(ConfigError, match="match: "):
+        check_pattern("match", pattern)
