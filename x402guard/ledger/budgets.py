@@ -146,7 +146,12 @@ def trip_exceeded(view: LedgerView, node_id: str) -> None:
     """Trip every open node on the path that stands past its limit. A budget of tokens latches nothing."""
     for node in view.path(node_id):
         if node.room is not None and node.room < 0 and node.kind is not NodeKind.TOKENS:
-            trip(view, node.id, "overshoot", f"{node.counted} nano-dollars used of {node.limit}")
+            trip(
+                view,
+                node.id,
+                "overshoot",
+                f"${format_dollars(node.counted)} used of ${format_dollars(node.limit or 0)}",
+            )
 
 
 def trip(view: LedgerView, node_id: str, word: str, reason: str) -> None:
