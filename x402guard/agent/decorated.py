@@ -13,7 +13,7 @@ from x402guard.agent.binding import Binding, Bound
 from x402guard.agent.context import Allotment, TokenBudget
 from x402guard.agent.modes import Mode, check_mode, suggest_mode
 from x402guard.agent.running import Running
-from x402guard.agent.tools import Budgeted, tool_call
+from x402guard.agent.tools import LONGEST_S, Budgeted, tool_call
 from x402guard.drivers import run, run_async
 from x402guard.effects import Flow, Interrupted, compute, warn
 from x402guard.errors import ConfigError, LedgerUnavailable
@@ -44,7 +44,6 @@ __all__ = ["QUICK_CHARACTERS", "RESULT_TOKENS", "CostOf", "Render", "ToolTerms",
 RESULT_TOKENS: Final = 4_000
 """The most tokens of one result, unless told otherwise."""
 
-_LONGEST_S: Final = 31 * 86_400
 
 QUICK_CHARACTERS: Final = 16_384
 """A result up to this size is cut and counted on the event loop, once its counter has loaded."""
@@ -79,9 +78,9 @@ class ToolTerms:
     timeout_s: int | None = None
 
     def __post_init__(self) -> None:
-        if self.timeout_s is not None and (type(self.timeout_s) is not int or not 0 <= self.timeout_s <= _LONGEST_S):
+        if self.timeout_s is not None and (type(self.timeout_s) is not int or not 0 <= self.timeout_s <= LONGEST_S):
             raise ConfigError(
-                f"timeout_s: {self.timeout_s!r} is not a whole number of seconds from 0 to {_LONGEST_S}, or None"
+                f"timeout_s: {self.timeout_s!r} is not a whole number of seconds from 0 to {LONGEST_S}, or None"
             )
         if self.cost is None and self.mode is None:
             raise ConfigError(

@@ -6,7 +6,7 @@ import secrets
 import threading
 from decimal import Decimal
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Final, Protocol, Self
 
 from x402guard.agent.context import TokenBudget
 from x402guard.arguments import plain_arguments, shown_arguments
@@ -26,9 +26,10 @@ from x402guard.money import Dollars, Nanos, dollars_to_nanos, format_dollars, na
 from x402guard.settlement import Receipt
 from x402guard.terms import Terms
 
-__all__ = ["Budgeted", "ToolHold", "tool_call"]
+__all__ = ["LONGEST_S", "Budgeted", "ToolHold", "tool_call"]
 
-_LONGEST_S = 31 * 86_400
+LONGEST_S: Final = 31 * 86_400
+"""The longest that one use of a tool may be held for, or may take, in seconds."""
 
 
 class Budgeted(Protocol):
@@ -65,8 +66,8 @@ def tool_call(
     Raises ``TypeError`` for a float, ``ValueError`` for what is no dollar amount, ``ConfigError`` for everything else.
     """
     name = check_tool(tool)
-    if type(lifetime_s) is not int or not 1 <= lifetime_s <= _LONGEST_S:
-        raise ConfigError(f"lifetime_s: {lifetime_s!r} is not a whole number of seconds from 1 to {_LONGEST_S}")
+    if type(lifetime_s) is not int or not 1 <= lifetime_s <= LONGEST_S:
+        raise ConfigError(f"lifetime_s: {lifetime_s!r} is not a whole number of seconds from 1 to {LONGEST_S}")
     nanos = dollars_to_nanos(amount, field=field)
     return ToolCall(
         name,
