@@ -48,6 +48,7 @@ def main() -> None:
                 read_documents(reader, net.merchant.url)
             with session.child("asker", budget="$0.20") as asker:
                 print("answers:", asyncio.run(ask_three_at_once(asker, net.merchant.url)))
+            session.reconcile()
             print(session.report().to_text())
 
 

@@ -189,6 +189,7 @@ class Shop:
 def make_guard(ledger="memory://", **more) -> Guard:
     more.setdefault("policy", Policy(breaker=None))  # tests of breakers set their own
     more.setdefault("signer", LocalSigner.from_key(KEY))
+    more.setdefault("background_checks", False)  # tests say themselves when the chain is asked
     return Guard(ledger=ledger, **more)
 
 

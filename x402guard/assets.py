@@ -192,3 +192,7 @@ class AssetRegistry:
     def find(self, network: str, contract: Address) -> Asset | None:
         """Return the asset at *contract* (EIP-55) on *network* (CAIP-2), or None if it is not trusted."""
         return self._by_contract.get((network, contract))
+
+    def on(self, networks: Collection[str]) -> tuple[Asset, ...]:
+        """Return every asset on the *networks* (CAIP-2)."""
+        return tuple(asset for (network, _), asset in self._by_contract.items() if network in networks)

@@ -72,7 +72,10 @@ def hold_or_refuse(
             consented |= {decided.key}
         elif not isinstance(decided, Refusal):
             return decided
-        elif decided.rule == BUDGET and not swept and (yield from sweep(terms)) > 0:
+        elif decided.rule == BUDGET and not swept and terms.chains:
+            yield from sweep(
+                terms
+            )  # what is claimed may have cost less than is held; somebody else may have found out just now
             swept = True
         else:
             raise (yield from no(decided))

@@ -146,11 +146,13 @@ def _unaffordable(offer: Offer, terms: Terms) -> Flow[Rejection | None]:
     if terms.payer is None:
         return None
     funds = yield from read_funds(offer.network, offer.asset.contract, terms.payer)
-    if funds is None and (offer.network in TEST_NETWORKS or terms.unsafe_no_chain):
+    if funds is None and terms.unsafe_no_chain:
         return None
     if funds is None:
-        reason = f"the RPC of {offer.network} does not answer for it: claims about real money could not be checked"
-        return Rejection("no_chain", f"{reason}; see x402guard doctor, or say unsafe_no_chain")
+        reason = f"no RPC of {offer.network} answers, so nobody could say what became of a payment"
+        return Rejection(
+            "chain_unreadable", f"{reason}; see `x402guard doctor`, name several URLs, or say unsafe_no_chain"
+        )
     if funds.balance < offer.amount_atomic:
         have = Nanos(offer.asset.value_nanos(funds.balance))
         reason = f"{terms.payer} has {funds.balance} units of {offer.asset.symbol} on {offer.network}"

@@ -19,6 +19,7 @@ from pydantic_settings import (
 )
 
 from x402guard.assets import Asset
+from x402guard.chain import Chain
 from x402guard.errors import ConfigError
 from x402guard.ledger.doubt import DEFAULT_FLIGHT_S
 from x402guard.metering import Metering, ModelPrice
@@ -72,6 +73,20 @@ class MeteringSettings(BaseModel):
         return Metering(**given)
 
 
+class ChainSettings(BaseModel):
+    """One table ``[chains.NETWORK]``; each key is an argument of ``Chain``."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    urls: str | list[str]
+    finality: Literal["finalized", "safe"] | int = "finalized"
+    timeout_s: float = 5.0
+
+    def chain(self) -> Chain:
+        """Return the chain. Raises ``ConfigError``."""
+        return Chain(self.urls, finality=self.finality, timeout_s=self.timeout_s)
+
+
 class AssetSettings(BaseModel):
     """One table ``[[assets]]``; each key is an argument of ``Asset``."""
 
@@ -101,7 +116,7 @@ class Settings(BaseSettings):
     private_key: SecretStr | None = None
     ledger: str = DEFAULT_LEDGER
     budget: str | None = None
-    chains: dict[str, str] = {}
+    chains: dict[str, str | list[str] | ChainSettings] = {}
     assets: list[AssetSettings] = []
     policy: PolicySettings = PolicySettings()
     metering: MeteringSettings = MeteringSettings()
@@ -115,6 +130,7 @@ class Settings(BaseSettings):
     webhook_secret: SecretStr | None = None
     kill_file: str | None = None
     max_clock_jump_s: int = MAX_CLOCK_JUMP_S
+    background_checks: bool = True
 
     @classmethod
     def settings_customise_sources(
@@ -138,7 +154,7 @@ class Settings(BaseSettings):
             "policy": self.policy.policy(),
             "metering": self.metering.metering(),
             "assets": [Asset(**asset.model_dump()) for asset in self.assets],
-            "chains": self.chains or None,
+            "chains": self.read_chains() or None,
             "unsafe_no_chain": self.unsafe_no_chain,
             "unsafe_trust_receipts": self.unsafe_trust_receipts,
             "budget": self.budget,
@@ -149,7 +165,18 @@ class Settings(BaseSettings):
             "webhook": self._webhook(),
             "kill_file": self.kill_file,
             "max_clock_jump_s": self.max_clock_jump_s,
+            "background_checks": self.background_checks,
         }
+
+    def read_chains(self) -> dict[str, Chain]:
+        """Return how each network is read. Raises ``ConfigError`` naming it."""
+        chains = {}
+        for network, given in self.chains.items():
+            try:
+                chains[network] = given.chain() if isinstance(given, ChainSettings) else Chain(given)
+            except ConfigError as error:
+                raise ConfigError(f"chains[{network!r}]: {error}") from error
+        return chains
 
     def _webhook(self) -> Webhook | None:
         if self.webhook_url is None:

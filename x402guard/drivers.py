@@ -19,6 +19,7 @@ from anyio.lowlevel import RunVar
 
 from x402guard.approvers import Approver, ask_aside
 from x402guard.aside import TooLate, Wakeable
+from x402guard.asking import Asking
 from x402guard.bulkheads import Places
 from x402guard.effects import (
     Ask,
@@ -32,6 +33,9 @@ from x402guard.effects import (
     PeekBody,
     ReadChain,
     ReadFunds,
+    ReadNonce,
+    ReadTransfers,
+    Recheck,
     Reply,
     Send,
     SendFailed,
@@ -40,15 +44,12 @@ from x402guard.effects import (
     Warn,
 )
 from x402guard.errors import SignerError
-from x402guard.evm import Address
-from x402guard.ledger.evidence import Finding, Unreadable
-from x402guard.ledger.model import Hold
 from x402guard.ledger.view import LedgerView, Notice
 from x402guard.policy.approvals import Answer
-from x402guard.ports import ChainReader, Funds, LedgerStore, Place, Signer
+from x402guard.ports import ChainReader, LedgerStore, Place, Signer
 from x402guard.signers import normalise_signature
 
-__all__ = ["AsyncExchange", "Exchange", "NoticeTeller", "Shell", "run", "run_async"]
+__all__ = ["AsyncExchange", "Exchange", "NoticeTeller", "Shell", "do_nothing", "run", "run_async"]
 
 _LOG: Final = logging.getLogger("x402guard")
 
@@ -69,6 +70,10 @@ class _Log:
             _LOG.log(logging.WARNING if notice.pressing else logging.INFO, notice.message)
 
 
+def do_nothing() -> None:
+    """Nobody is there to ask the chain behind a caller's back."""
+
+
 @dataclass(frozen=True, slots=True)
 class Shell:
     """What every flow of a guard runs on.
@@ -81,6 +86,8 @@ class Shell:
         teller: who is told what happens.
         places: how many calls are under way, and where.
         kill_file: a file whose being there stops everything, if any.
+        recheck: has the chain asked soon about what is claimed; returns at once.
+        asking: what the chain is being asked at the moment.
     """
 
     store: LedgerStore
@@ -90,6 +97,8 @@ class Shell:
     teller: NoticeTeller = field(default_factory=_Log)
     places: Places = field(default_factory=Places)
     kill_file: Path | None = None
+    recheck: Callable[[], None] = do_nothing
+    asking: Asking = field(default_factory=Asking)
 
 
 class Exchange(Protocol):
@@ -326,32 +335,12 @@ def _call(effect: Effect, shell: Shell) -> tuple[bool, Callable[[], Any]]:
                 raise SignerError("there is no signer")
             # Signing reads the hold's row first, so it is as quick as the store is.
             return signer.inline and shell.store.inline, lambda: normalise_signature(signer.sign(hold))
-        case ReadChain(hold):
-            chain = shell.chain
-            if chain is None:
-                return True, lambda: Unreadable("no chain is configured")
-            return False, lambda: _read(chain, hold)
-        case ReadFunds(network, token, owner):
-            chain = shell.chain
-            if chain is None:
-                return True, lambda: None
-            return False, lambda: _funds(chain, network, token, owner)
+        case ReadChain() | ReadFunds() | ReadTransfers() | ReadNonce():
+            return shell.chain is None, lambda: shell.asking.ask(effect, shell.chain)
+        case Recheck():
+            return True, shell.recheck
         case _:
             raise TypeError(f"{effect!r} is not an effect that a driver can run")
-
-
-def _read(chain: ChainReader, hold: Hold) -> Finding:
-    try:
-        return chain.read(hold)
-    except Exception as error:  # noqa: BLE001 - "could not read" is an answer, also from a reader of the user's
-        return Unreadable(f"the chain reader failed: {type(error).__name__}")
-
-
-def _funds(chain: ChainReader, network: str, token: Address, owner: Address) -> Funds | None:
-    try:
-        return chain.funds(network, token, owner)
-    except Exception:  # noqa: BLE001 - see _read
-        return None
 
 
 def _needed(exchange: X | None) -> X:

@@ -16,7 +16,7 @@ from x402guard.ledger.evidence import Finding
 from x402guard.ledger.model import Hold
 from x402guard.ledger.view import Change, Scope
 from x402guard.policy.approvals import Answer, ApprovalRequest
-from x402guard.ports import Funds, Place
+from x402guard.ports import Funds, Outgoing, Place
 
 __all__ = [
     "Ask",
@@ -30,6 +30,9 @@ __all__ = [
     "PeekBody",
     "ReadChain",
     "ReadFunds",
+    "ReadNonce",
+    "ReadTransfers",
+    "Recheck",
     "Reply",
     "Send",
     "SendFailed",
@@ -44,6 +47,7 @@ __all__ = [
     "peek_body",
     "read_chain",
     "read_funds",
+    "recheck",
     "send",
     "sign",
     "transact",
@@ -165,6 +169,32 @@ class ReadFunds:
     owner: Address
 
 
+@dataclass(frozen=True, slots=True)
+class ReadTransfers:
+    """Ask what left the wallet; see ``WalletReader.transfers``. Answered by ``Transfers`` or ``Unreadable``; never fails."""
+
+    network: str
+    token: Address
+    payer: Address
+    after: int | None
+    since_unix: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReadNonce:
+    """Ask which nonce moved a Transfer; see ``WalletReader.nonce_behind``. Answered by it, None or ``Unreadable``; never fails."""
+
+    network: str
+    token: Address
+    payer: Address
+    transfer: Outgoing
+
+
+@dataclass(frozen=True, slots=True)
+class Recheck:
+    """Have the chain asked soon about what is claimed, without waiting for it. It never fails."""
+
+
 Effect = (
     Send
     | PeekBody
@@ -178,6 +208,9 @@ Effect = (
     | Sign
     | ReadChain
     | ReadFunds
+    | ReadTransfers
+    | ReadNonce
+    | Recheck
 )
 
 Flow = Generator[Effect, Any, R]
@@ -289,3 +322,8 @@ def read_funds(network: str, token: Address, owner: Address) -> Flow[Funds | Non
     """Return what *owner* could pay with, or None where it is not known."""
     funds: Funds | None = yield ReadFunds(network, token, owner)
     return funds
+
+
+def recheck() -> Flow[None]:
+    """Have the chain asked soon about what is claimed."""
+    yield Recheck()

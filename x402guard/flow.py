@@ -16,7 +16,7 @@ from typing import Final, TypeVar
 from x402guard.assets import AssetRegistry
 from x402guard.booking import cause, error_name, hold_or_refuse
 from x402guard.challenge import Payable, read_challenge, screen
-from x402guard.effects import Flow, Reply, SendFailed, checkpoint, compute, send, sign
+from x402guard.effects import Flow, Reply, SendFailed, checkpoint, compute, recheck, send, sign
 from x402guard.errors import (
     CallTimeout,
     LedgerUnavailable,
@@ -235,7 +235,7 @@ def _present(terms: Terms, authorized: Authorized, header: tuple[str, str]) -> F
 
 
 def _book(terms: Terms, authorized: Authorized, reply: Reply) -> Flow[Hold]:
-    """Step 9: a claim is written down, then checked once; anything else is a doubt.
+    """Step 9: a claim is written down, and checked later; anything else is a doubt.
 
     Books that cannot be written now do not take the answer from the caller: the hold stands in full, and is in doubt by age.
     """
@@ -246,18 +246,27 @@ def _book(terms: Terms, authorized: Authorized, reply: Reply) -> Flow[Hold]:
             hold = yield from write_claim(
                 terms, hold, claim, delivered=reply.status < 500 and reply.status != PAYMENT_REQUIRED_STATUS
             )
-            return (yield from ask_chain(hold)) if hold.chain_evidence else hold
+            return (yield from _check_soon(hold))
         if authorized.represented and hold.chain_evidence:
             # Facilitators answer a nonce that is used already like a new offer; the chain knows better.
             yield from _resolve_represented(hold)
         hold = yield from note_doubt(terms, hold, claim.reason, claim.transaction, sent=reply.status >= 400)
-        return (yield from ask_chain(hold)) if hold.chain_evidence and claim.transaction else hold
+        return (yield from _check_soon(hold)) if claim.transaction else hold
     except LedgerUnavailable as error:
         return (
             hold
             if hold.state is HoldState.CAPTURED
             else replace(hold, doubt=f"the books could not be written: {error}")
         )
+
+
+def _check_soon(hold: Hold) -> Flow[Hold]:
+    """The chain is asked about a claim behind the caller's back: nobody waits for it with an answer in hand."""
+    if proven_taken(hold) and hold.proof is None:
+        return (yield from ask_chain(hold))  # counted in full, until somebody named what took it
+    if hold.chain_evidence:
+        yield from recheck()
+    return hold
 
 
 def _resolve_represented(hold: Hold) -> Flow[None]:

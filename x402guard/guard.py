@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import socket
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -16,8 +16,9 @@ import anyio.to_thread
 from x402guard.agent.context import TokenBudget
 from x402guard.approvers import as_approver
 from x402guard.assets import Asset, AssetRegistry
-from x402guard.chain import RpcChainReader
-from x402guard.drivers import Shell, run
+from x402guard.cancelling import Cancellation, cancelled
+from x402guard.chain import Chain, RpcChainReader
+from x402guard.drivers import Shell, do_nothing, run
 from x402guard.errors import ConfigError
 from x402guard.guard_settings import (
     check_kinds,
@@ -42,6 +43,9 @@ from x402guard.policy import Policy
 from x402guard.policy.settings import check_flag
 from x402guard.policy.soft_limits import SoftLimits
 from x402guard.ports import ChainReader, LedgerStore, Signer
+from x402guard.rechecking import Rechecker
+from x402guard.reconcile import areconciled, reconcile_ledger
+from x402guard.reconciliation import Reconciliation
 from x402guard.session import Session, current_session
 from x402guard.settlement import sweep
 from x402guard.stores import DEFAULT_LEDGER, open_store
@@ -59,7 +63,8 @@ class Guard:
         ledger: URL of the books (``memory://``, ``sqlite:///spend.db``), or a store, which its owner closes.
         policy: the owner's rules.
         assets: tokens beside the built-in ones.
-        chains: network → JSON-RPC URL, for chain evidence; or a ``ChainReader``, which its owner closes.
+        chains: network → JSON-RPC URL, several of them, or a ``Chain``, for chain evidence; or a ``ChainReader``, which its owner
+            closes.
         unsafe_no_chain: pay on real networks whose chain cannot be read; claims about real money stay unchecked.
         unsafe_trust_receipts: capture what an ``upto`` receipt claims where no chain can tell.
         budget: the wallet's own limit in dollars, over all sessions of this ledger; None takes what the ledger says.
@@ -73,6 +78,8 @@ class Guard:
         webhook: where the same is posted to.
         kill_file: a path; while there is a file, every run that wants to spend is latched.
         max_clock_jump_s: how far this machine's clock may run ahead of time passing, in seconds, before everything is refused.
+        background_checks: ask the chain about claims in a thread of its own; without, ``reconcile`` and the refusals that a lack
+            of budget would bring ask it alone.
 
     Raises ``ConfigError`` naming the setting, ``LedgerUnavailable`` where the books cannot be opened.
     """
@@ -84,7 +91,7 @@ class Guard:
         ledger: str | LedgerStore = DEFAULT_LEDGER,
         policy: Policy | None = None,
         assets: Iterable[Asset] = (),
-        chains: Mapping[str, str] | ChainReader | None = None,
+        chains: Mapping[str, str | Sequence[str] | Chain] | ChainReader | None = None,
         unsafe_no_chain: bool = False,
         unsafe_trust_receipts: bool = False,
         budget: Dollars | None = None,
@@ -97,14 +104,15 @@ class Guard:
         webhook: Webhook | None = None,
         kill_file: Path | str | None = None,
         max_clock_jump_s: int = MAX_CLOCK_JUMP_S,
+        background_checks: bool = True,
     ) -> None:
         check_kinds(signer, ledger, policy, chains)
         self.policy = policy or Policy()
         self.registry = AssetRegistry(each_asset(assets))
         self.max_body_bytes = positive("max_body_bytes", max_body_bytes)
-        flight_ms = positive("flight_s", flight_s) * 1000
         check_flag("unsafe_no_chain", unsafe_no_chain)
         check_flag("unsafe_trust_receipts", unsafe_trust_receipts)
+        check_flag("background_checks", background_checks)
         limit = parse_limit(budget, field="budget")
         self.session_budget = parse_limit(session_budget, field="session_budget")
         self._teller = Teller(on_notice, webhook)
@@ -121,7 +129,7 @@ class Guard:
             policy=self.policy,
             payer=None if signer is None else signer.address,
             chains=networks,
-            flight_ms=flight_ms,
+            flight_ms=positive("flight_s", flight_s) * 1000,
             unsafe_no_chain=unsafe_no_chain,
             unsafe_trust_receipts=unsafe_trust_receipts,
             meter=meter_of(metering),
@@ -133,9 +141,10 @@ class Guard:
         self._closed = False
         self._owns = (isinstance(ledger, str), isinstance(chains, Mapping))
         store = open_store(ledger) if isinstance(ledger, str) else ledger
-        self.shell = Shell(
-            store, signer, chain, approver=as_approver(approver, store), teller=self._teller, kill_file=stop
-        )
+        self._rechecker = Rechecker(lambda: run(sweep(self.terms), self.shell))
+        recheck = self._rechecker.nudge if background_checks and chain is not None else do_nothing
+        asked = as_approver(approver, store)
+        self.shell = Shell(store, signer, chain, asked, self._teller, kill_file=stop, recheck=recheck)
         self._open(limit)
 
     def _open(self, limit: Nanos | None) -> None:
@@ -228,9 +237,29 @@ class Guard:
             )
         return inner.conversation_terms()
 
+    def reconcile(self) -> Reconciliation:
+        """Ask the chains about every payment that is not proven, and compare what left the wallet with what the books explain.
+
+        What is found is written down: proven, expired, or corrected. Raises ``LedgerUnavailable``; a chain that cannot be read is
+        named in the result.
+        """
+        return reconcile_ledger(self.shell, self.terms, self.registry)
+
+    async def areconcile(self) -> Reconciliation:
+        """The same, awaited."""
+        return await areconciled(self.reconcile)
+
     def sweep(self) -> None:
         """Ask the chains once about the live payments longest unasked, at most sixteen, and write down what they say."""
         run(sweep(self.terms), self.shell)
+
+    def cancel(self, hold_id: str) -> Cancellation:
+        """Sign the cancellation of a live EIP-3009 payment, for whoever pays the gas to send; see ``Cancellation``.
+
+        The hold counts in full until the chain proves the cancellation. Raises ``ConfigError`` for a hold that cannot be cancelled,
+        ``SignerError`` where there is no key.
+        """
+        return cancelled(self.shell, hold_id)
 
     def opener(self) -> str:
         """Return a token for one opening of a session by this guard."""
@@ -242,6 +271,7 @@ class Guard:
         if self._closed:
             return
         self._closed = True
+        self._rechecker.close()
         try:
             scope = Scope(nodes=(WALLET,))
             self.shell.store.transact(scope, lambda view: view.put_mark(instance_mark(self.instance), mark))

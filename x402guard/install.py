@@ -17,13 +17,13 @@ import httpx
 
 import x402guard.transport as on_httpx
 from x402guard.assets import AssetRegistry
-from x402guard.chain import RpcClient
 from x402guard.drivers import Shell
 from x402guard.errors import ConfigError
 from x402guard.guard import Guard
 from x402guard.guarded import Guarded, OnRefusal
 from x402guard.ledger.report import Report
 from x402guard.money import Dollars
+from x402guard.rpc import RpcClient
 from x402guard.session import Session, current_session
 from x402guard.terms import Terms
 from x402guard.tripwire import lay_tripwire

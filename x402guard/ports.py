@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from x402guard.evm import Address
-from x402guard.ledger.evidence import Finding
+from x402guard.ledger.evidence import Finding, Unreadable
 from x402guard.ledger.model import Entry, Hold, Node
 from x402guard.ledger.view import Change, Scope
 
@@ -17,12 +17,15 @@ __all__ = [
     "Funds",
     "HoldLookup",
     "LedgerStore",
+    "Outgoing",
     "Place",
     "PriceBook",
     "PricedModel",
     "Signer",
     "TokenCounter",
+    "Transfers",
     "Usage",
+    "WalletReader",
 ]
 
 R = TypeVar("R")
@@ -61,6 +64,13 @@ class LedgerStore(Protocol):
     def outstanding(self) -> Sequence[Hold]:
         """Return every hold that is HELD, oldest first."""
 
+    def unsettled(self, now_unix: int) -> Sequence[str]:
+        """Return the ids of all payments that a chain may still say something new about, oldest first.
+
+        Those are held ones, captured ones that no final block proves, and proven ones whose signature is good beyond *now_unix*
+        (unix seconds): a block may be undone.
+        """
+
     def marks(self, kind: str, prefix: str) -> Mapping[str, Mapping[str, Any]]:
         """Return the small rows of a kind whose key starts with *prefix*, by key."""
 
@@ -92,6 +102,12 @@ class Signer(Protocol):
     def bind(self, lookup: HoldLookup) -> None:
         """Tie the signer to the ledger whose holds it may sign. Raises ``SignerError`` where it is tied to another."""
 
+    def sign_cancellation(self, hold: Hold) -> bytes:
+        """Return the 65-byte signature of the ``CancelAuthorization`` of a live EIP-3009 hold, read and checked as in ``sign``.
+
+        Raises ``SignerError`` for any other hold.
+        """
+
     def sign(self, hold: Hold) -> bytes:
         """Return the 65-byte signature of a hold's payment.
 
@@ -119,10 +135,57 @@ class ChainReader(Protocol):
         """Return what the chain shows of a payment hold; ``Unreadable`` where it cannot be read."""
 
     def funds(self, network: str, token: Address, owner: Address) -> Funds | None:
-        """Return what *owner* could pay with, possibly some seconds old, or None where it cannot be read."""
+        """Return what *owner* could pay with, possibly some seconds old, or None where it cannot be read.
+
+        Raises ``ConfigError`` where what is configured for the network serves another one.
+        """
 
     def close(self) -> None:
         """Release connections. Closing twice is fine."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outgoing:
+    """A Transfer that left the wallet, in a block that cannot be undone.
+
+    Attributes:
+        transaction, log_index: where.
+        payee: whom it went to.
+        amount_atomic: in the token's atomic units.
+    """
+
+    transaction: str
+    log_index: int
+    payee: Address
+    amount_atomic: int
+
+
+@dataclass(frozen=True, slots=True)
+class Transfers:
+    """The Transfers of one token that left the wallet, up to a block.
+
+    Attributes:
+        upto: the number of the last block that was looked at.
+        outgoing: in order.
+        complete: True where that is the last final block; False where there was too much to look at.
+    """
+
+    upto: int
+    outgoing: tuple[Outgoing, ...]
+    complete: bool
+
+
+@runtime_checkable
+class WalletReader(Protocol):
+    """A ``ChainReader`` that can also say what left the wallet, so that the books can be compared with it."""
+
+    def transfers(
+        self, network: str, token: Address, payer: Address, *, after: int | None, since_unix: int
+    ) -> Transfers | Unreadable:
+        """Return what left *payer* after the block *after*, or since *since_unix* (unix seconds) where that is None."""
+
+    def nonce_behind(self, network: str, token: Address, payer: Address, transfer: Outgoing) -> int | Unreadable | None:
+        """Return the nonce of the authorization that moved *transfer*, or None where the chain does not show one."""
 
 
 Usage = Mapping[str, int]

@@ -40,6 +40,8 @@ from x402guard.openings import (
     parse_limit,
 )
 from x402guard.policy.timeouts import begin_step, timeout_marks
+from x402guard.reconcile import areconciled, reconcile_node
+from x402guard.reconciliation import Reconciliation
 from x402guard.terms import Terms
 
 __all__ = ["Session", "current_session"]
@@ -243,6 +245,18 @@ class Session(Charges, Account):
         return prediction_of(self.shell.store, self._name, but=self._node_id)
 
     # -- how it goes on -----------------------------------------------------------------------------------------------
+
+    def reconcile(self) -> Reconciliation:
+        """Ask the chains about every payment of this session and below that is not proven, and write down what they show.
+
+        ``Guard.reconcile`` does so for all sessions, and compares the wallet with the books. Raises ``LedgerUnavailable``; a chain
+        that cannot be read is named in the result.
+        """
+        return reconcile_node(self.shell, self._terms, self._node_id)
+
+    async def areconcile(self) -> Reconciliation:
+        """The same, awaited."""
+        return await areconciled(self.reconcile)
 
     def step(self) -> None:
         """Say that a step of the agent begins now, for ``policy.timeouts.step_s``; every answer of its model says so, too."""

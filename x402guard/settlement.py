@@ -13,7 +13,7 @@ from x402guard.effects import Flow, Reply, read_chain, transact
 from x402guard.errors import ProtocolError
 from x402guard.ledger.ceilings import ceiling_mark
 from x402guard.ledger.doubt import in_doubt
-from x402guard.ledger.evidence import Finding, Settled, Unreadable, claim_settlement, proof_mark, weigh
+from x402guard.ledger.evidence import CONTRADICTED, Finding, Settled, Unreadable, claim_settlement, proof_mark, weigh
 from x402guard.ledger.model import Claim, Evidence, Hold, HoldState
 from x402guard.ledger.transitions import Note, Void, apply
 from x402guard.ledger.view import LedgerView, Scope
@@ -27,13 +27,17 @@ __all__ = [
     "Doubt",
     "Receipt",
     "ask_chain",
+    "is_open",
+    "is_worth_asking",
     "judge_reply",
     "note_doubt",
     "note_late",
     "proven_taken",
     "receipt_of",
     "sweep",
+    "take_effect",
     "void",
+    "weighed",
     "write_claim",
 ]
 
@@ -216,57 +220,83 @@ def _scope_of(terms: Terms, hold_id: str) -> Scope:
 def ask_chain(hold: Hold) -> Flow[Hold]:
     """Read the chain about one payment and let the answer take effect; return the hold after it."""
     finding = yield from read_chain(hold)
-    return hold if isinstance(finding, Unreadable) else (yield from _weigh(hold, finding))
+    return hold if isinstance(finding, Unreadable) else (yield from take_effect(hold, finding))
 
 
-def _weigh(hold: Hold, finding: Finding) -> Flow[Hold]:
+def take_effect(hold: Hold, finding: Finding) -> Flow[Hold]:
+    """Let what the chain shows of a payment take effect; return the hold after it."""
+    after, _ = yield from weighed(hold, finding)
+    return after
+
+
+def weighed(hold: Hold, finding: Finding) -> Flow[tuple[Hold, bool]]:
+    """The same; return the hold after it, and whether the chain contradicts the receipt that was shown for it."""
     payment = hold.payment()
     marks = [ceiling_mark(payment.payee)]
     if isinstance(finding, Settled):
         marks.append(proof_mark(payment.network, finding))
+
+    def change(view: LedgerView) -> tuple[Hold, bool]:
+        after = weigh(view, hold.id, finding)
+        return after, any(notice.name == CONTRADICTED for notice in view.notices)
+
     # An upward correction restrains, so this transaction has to survive a power cut.
     scope = Scope(nodes=(hold.node_id,), holds=(hold.id,), marks=tuple(marks), durable=True)
-    return (yield from transact(scope, lambda view: weigh(view, hold.id, finding)))
+    return (yield from transact(scope, change))
 
 
 def sweep(terms: Terms) -> Flow[int]:
-    """Ask the chain about payments whose end is not proven; return how many nano-dollars that freed.
+    """Ask the chain about payments whose end is not proven; return how many of those it saw are still open after it.
 
-    At most sixteen, longest unasked first. Each is marked as asked in the transaction that picks it, so that sweeps at the
-    same time share the work; a network that cannot be read is not asked a second time.
+    At most sixteen, longest unasked first; those that it was asked about a moment ago are not asked about again. A network that
+    cannot be read is not asked a second time.
     """
+    waiting = 0
 
     def pick(view: LedgerView) -> tuple[Hold, ...]:
-        picked = []
-        for hold in filter(None, map(view.hold, view.sweep)):
-            if _worth_asking(view, hold, terms) and view.now_ms - hold.checked_ms > SWEEP_PAUSE_MS:
-                picked.append(dataclasses.replace(hold, checked_ms=view.now_ms))
-                view.put_hold(picked[-1])
-        return tuple(picked)
+        nonlocal waiting
+        worth = [h for h in map(view.known_hold, view.sweep) if is_worth_asking(view, h, terms.flight_ms)]
+        chosen = tuple(hold for hold in worth if view.now_ms - hold.checked_ms > SWEEP_PAUSE_MS)
+        waiting = len(worth) - len(chosen)
+        return chosen
 
     scope = Scope(nodes=(terms.node_id,), sweep=SWEEP_SIZE, flight_ms=terms.flight_ms)
-    freed, unreadable = 0, set()
+    still_open, in_vain = 0, dict[str, list[Hold]]()
     for hold in (yield from transact(scope, pick)):
         network = hold.payment().network
-        if network in unreadable:
-            continue
-        finding = yield from read_chain(hold)
+        finding = Unreadable("") if network in in_vain else (yield from read_chain(hold))
         if isinstance(finding, Unreadable):
-            unreadable.add(network)
-            continue
-        freed += _counted(hold) - _counted((yield from _weigh(hold, finding)))
-    return freed
+            in_vain.setdefault(network, []).append(hold)
+        else:
+            still_open += is_open((yield from take_effect(hold, finding)))
+    asked = [hold for holds in in_vain.values() for hold in holds]
+    if asked:
+        yield from _note_asked(asked)
+    return still_open + len(asked) + waiting
 
 
-def _worth_asking(view: LedgerView, hold: Hold, terms: Terms) -> bool:
+def _note_asked(holds: list[Hold]) -> Flow[None]:
+    """Remember that the chain was asked, so that not every refusal asks one that is out of reach."""
+
+    def change(view: LedgerView) -> None:
+        for hold in holds:
+            view.put_hold(dataclasses.replace(view.known_hold(hold.id), checked_ms=view.now_ms))
+
+    scope = Scope(nodes=tuple({hold.node_id for hold in holds}), holds=tuple(hold.id for hold in holds))
+    yield from transact(scope, change)
+
+
+def is_worth_asking(view: LedgerView, hold: Hold, flight_ms: int) -> bool:
     """Nobody waits for its answer any more, or what stands is somebody's word, or a block that is not final."""
     if hold.state is HoldState.HELD:
-        return hold.claim is not None or in_doubt(view, hold, flight_ms=terms.flight_ms)
-    return hold.state is HoldState.CAPTURED and hold.evidence in (Evidence.CLAIMED, Evidence.CHAIN_HEAD)
+        return hold.claim is not None or in_doubt(view, hold, flight_ms=flight_ms)
+    return is_open(hold)
 
 
-def _counted(hold: Hold) -> int:
-    return hold.amount if hold.state is HoldState.HELD else hold.captured
+def is_open(hold: Hold) -> bool:
+    """True for a payment whose end no final block has shown."""
+    on_word = hold.evidence in (Evidence.CLAIMED, Evidence.CHAIN_HEAD, Evidence.ASSUMED)
+    return hold.state is HoldState.HELD or (hold.state is HoldState.CAPTURED and on_word)
 
 
 def proven_taken(hold: Hold) -> bool:

@@ -15,6 +15,7 @@ from x402guard.evm import Address, checksum_address, keccak
 from x402guard.ledger.model import Hold, HoldState
 from x402guard.ports import HoldLookup
 from x402guard.schemes import typed_data
+from x402guard.schemes.cancellation import cancellation_data
 
 __all__ = ["LocalSigner", "normalise_signature"]
 
@@ -84,6 +85,21 @@ class LocalSigner:
 
     def sign(self, hold: Hold) -> bytes:
         """Return the signature of a committed, live hold. Raises ``SignerError`` for anything else, having signed nothing."""
+        return self._signed(_checked_digest(self._live(hold), self._address))
+
+    def sign_cancellation(self, hold: Hold) -> bytes:
+        """Return the signature of the ``CancelAuthorization`` of a committed, live EIP-3009 hold (EIP-3009, cancelAuthorization).
+
+        Raises ``SignerError`` for anything else, having signed nothing.
+        """
+        row = self._live(hold)
+        _checked_digest(row, self._address)  # nothing is cancelled but what could be signed
+        if row.payment().method != "eip3009":
+            raise SignerError(f"hold {row.id} is paid by {row.payment().method}, which no signature cancels")
+        return self._signed(cancellation_data(row.payment()).digest())
+
+    def _live(self, hold: Hold) -> Hold:
+        """Return the hold's row as committed, which has to be what was shown, and live."""
         if self._lookup is None:
             raise SignerError("this signer is bound to no ledger; it signs nothing that is not first in one")
         try:
@@ -94,7 +110,9 @@ class LocalSigner:
             raise SignerError("there is no such payment in the ledger; nothing is signed that is not first in it")
         if _as_authorized(row) != _as_authorized(hold) or row.state is not HoldState.HELD:
             raise SignerError(f"hold {row.id} is {row.state} in the ledger and not what was shown to the signer")
-        digest = _checked_digest(row, self._address)
+        return row
+
+    def _signed(self, digest: bytes) -> bytes:
         return normalise_signature(self._key.sign_recoverable(digest, hasher=None))
 
     def __repr__(self) -> str:
@@ -115,8 +133,8 @@ def _parse_key(key: str | bytes) -> coincurve.PrivateKey | None:
 
 
 def _as_authorized(hold: Hold) -> Hold:
-    """The hold without what may change while its request is out: a doubt, a claim, and when the chain was asked."""
-    return replace(hold, checked_ms=0, doubt=None, claim=None)
+    """The hold without what may change while its request is out: a doubt, a claim, when the chain was asked, and whether it can be."""
+    return replace(hold, checked_ms=0, doubt=None, claim=None, chain_evidence=False)
 
 
 def _checked_digest(hold: Hold, address: Address) -> bytes:

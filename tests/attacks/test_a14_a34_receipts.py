@@ -40,7 +40,9 @@ def test_a14_one_payment_proves_one_hold_and_the_second_is_flagged(mode, watched
     with watched.session("s", budget="$1.00") as session:
         first = fetch(mode, session, shop, url=f"{URL}/1").extensions["x402guard"]
         second = fetch(mode, session, shop, url=f"{URL}/2").extensions["x402guard"]
-        assert (first.evidence, second.evidence) == ("chain", "claimed")
+        watched.sweep()
+        evidence = [str(watched.shell.store.hold(paid.hold_id).evidence) for paid in (first, second)]
+        assert evidence == ["chain", "claimed"]
         assert session.spent == Decimal("0.02")
         [flag] = events(session, "receipt_reused")
     assert (flag["hold_id"], flag["proves"], flag["transaction"]) == (second.hold_id, first.hold_id, TX)
@@ -52,6 +54,7 @@ def test_a14_a_hash_in_other_letters_is_the_same_transaction(mode, watched, chai
     with watched.session("s", budget="$1.00") as session:
         for number in range(2):
             fetch(mode, session, Shop(), url=f"{URL}/{number}")
+        watched.sweep()
         assert len(events(session, "receipt_reused")) == 1
 
 
@@ -62,6 +65,7 @@ def test_a14_a_small_settlement_frees_one_upto_and_not_two(watched, chain):
     with watched.session("s", budget="$1.00") as session:
         for number in range(2):
             fetch("sync", session, shop, url=f"{URL}/{number}")
+        watched.sweep()
         assert session.spent == Decimal("0.001")
         assert session.held == Decimal("0.05")
 
@@ -72,6 +76,7 @@ def test_a34_a_transaction_shared_by_four_requests_proves_each_by_its_own_log(wa
     with watched.session("s", budget="$1.00") as session:
         for number in range(4):
             fetch("sync", session, Shop(), url=f"{URL}/{number}")
+        watched.sweep()
         report = session.report().to_dict()
     assert (report["spent"], report["evidence"]["chain"]) == ("0.04", "0.04")
     assert not [e for e in report["events"] if e["event"] == "receipt_reused"]

@@ -111,6 +111,7 @@ def test_a_block_that_can_be_undone_frees_nothing():
     with make_guard(open_store("memory://", clock_ms=clock), chains=chain) as guard:
         session = guard.session("s", budget="$0.05")
         client(session, shop).get(URL)
+        guard.sweep()
         assert (session.held, session.spent) == (Decimal("0.05"), 0)
         chain.finding = Settled(50_000, "0x" + "cd" * 32, 0, final=True)  # the reorg took it all
         clock.tick(3)
@@ -124,6 +125,7 @@ def test_what_is_captured_on_a_word_is_asked_about_until_it_is_proven():
     with make_guard(open_store("memory://", clock_ms=clock), chains=chain) as guard:
         session = guard.session("s", budget="$1")
         hold_id = client(session, Shop()).get(URL).extensions["x402guard"].hold_id
+        guard.sweep()
         assert str(guard.shell.store.hold(hold_id).evidence) == "chain_head"
         chain.finding = Used(final=True)
         for _ in range(3):
@@ -220,7 +222,9 @@ def test_a_failure_that_names_a_transaction_is_settled_by_that_transaction(statu
     with make_guard(chains=Chain(finding)) as guard:
         session = guard.session("s", budget="$1")
         paid = client(session, shop).get(URL).extensions["x402guard"]
-        assert (paid.state, paid.evidence, paid.amount) == ("captured", "chain", Decimal("0.012345"))
+        assert (paid.state, paid.in_doubt) == ("held", True)
+        guard.sweep()
+        assert (session.spent, session.held) == (Decimal("0.012345"), 0)
         assert seen == ["0x" + "ab" * 32]
 
 
@@ -232,6 +236,7 @@ def test_a_failure_that_names_a_transaction_stays_a_doubt_until_the_chain_has_it
     with make_guard(chains=Chain(Unreadable("not to be seen yet"))) as guard:
         session = guard.session("s", budget="$1")
         paid = client(session, shop).get(URL).extensions["x402guard"]
+        guard.sweep()
         assert (paid.state, paid.in_doubt, session.held) == ("held", True, CENT)
         assert client(session, shop).get(URL).extensions["x402guard"].represented
         assert len(shop.nonces) == 1

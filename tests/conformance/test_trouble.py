@@ -32,6 +32,7 @@ from x402guard import (
     SignerError,
 )
 from x402guard.ledger.evidence import Settled, Unused, Used
+from x402guard.ports import Funds
 from x402guard.stores import open_store
 
 CENT = Decimal("0.01")
@@ -257,7 +258,7 @@ class Chain:
         return self.finding(hold) if callable(self.finding) else self.finding
 
     def funds(self, network, token, owner):
-        return None
+        return Funds(10**12, 10**12)
 
     def close(self):
         pass
@@ -275,7 +276,9 @@ def test_a_sweep_leaves_alone_what_is_still_under_way():
     with make_guard(chains=chain) as guard:
         session = guard.session("s", budget="$1")
         receipt_ = client(session, shop).get(URL).extensions["x402guard"]
-        assert (receipt_.amount, receipt_.evidence) == (Decimal("0.012345"), "chain")
+        assert (receipt_.amount, receipt_.state) == (Decimal("0.05"), "held")
+        guard.sweep()
+        assert (session.spent, session.held) == (Decimal("0.012345"), 0)
 
 
 def test_a_claim_that_comes_late_still_brings_the_ceiling_down():

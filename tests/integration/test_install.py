@@ -255,10 +255,11 @@ def test_our_own_way_to_a_chain_is_not_guarded(server, install):
     url, session = server.base("openai") + "/rpc", install()
     with Guard(ledger="memory://", chains={"base-sepolia": url}, metering=metering(server)) as guard:
         assert guard.shell.chain.funds("eip155:84532", "0x" + "11" * 20, "0x" + "22" * 20) is None
-    assert [call.path for call in server.calls] == ["/rpc"]
+    assert {call.path for call in server.calls} == {"/rpc"}
+    asked = len(server.calls)
     with httpx.Client() as http, pytest.raises(x402guard.Unpriced):
         http.post(url)
-    assert len(server.calls) == 1
+    assert len(server.calls) == asked
     assert session.report().to_dict()["refusals"][0]["count"] == 1
 
 

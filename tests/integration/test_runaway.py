@@ -66,7 +66,9 @@ class Runaway:
         self.stop = folder / "stop"
         self.store = open_store(f"sqlite:///{folder / 'spend.db'}", clock_ms=self.clock)
         signer, chains = LocalSigner.from_key(net.payer_key), {net.network: net.rpc}
-        self.guard = Guard(signer=signer, ledger=self.store, chains=chains, policy=policy, kill_file=self.stop)
+        self.guard = Guard(
+            signer=signer, ledger=self.store, chains=chains, policy=policy, kill_file=self.stop, background_checks=False
+        )
         self.session = self.guard.session("runaway", budget=budget)
         self.others = others
         self.moved_before = len(net.transfers())
@@ -87,6 +89,8 @@ class Runaway:
                     rules.append(refused.rule)
                     if len(rules) == 5:
                         break
+                else:
+                    self.session.reconcile()
         return through, rules
 
     @property

@@ -6,9 +6,10 @@ import pytest
 from eth_abi.abi import encode
 
 from tests.books import PAYEE, PAYER, START_MS, an_intent
-from x402guard.chain import ChainUnreadable, _read, _selector
+from x402guard.chain import _read
 from x402guard.evm import keccak
 from x402guard.ledger.evidence import Settled, Unused, Used
+from x402guard.rpc import ChainUnreadable, selector
 from x402guard.schemes.exact import EXACT_PROXY
 from x402guard.schemes.upto import UPTO_PROXY
 
@@ -62,7 +63,7 @@ def call_for(intent, amount, *, with_permit=False, **changes):
             terms["nonce"].to_bytes(32, "big"),
             b"s",
         ]
-        return intent.token, _selector("transferWithAuthorization", types) + encode(types, values)
+        return intent.token, selector("transferWithAuthorization", types) + encode(types, values)
     permit = ((terms.get("token", intent.token), terms["ceiling"]), terms["nonce"], intent.valid_until)
     if intent.scheme == "exact":
         to, types = EXACT_PROXY, [PERMIT, "address", "(address,uint256)", "bytes"]
@@ -73,7 +74,7 @@ def call_for(intent, amount, *, with_permit=False, **changes):
     name = "settle"
     if with_permit:
         name, types, values = "settleWithPermit", [PERMIT_2612, *types], [(1, 2, b"r" * 32, b"s" * 32, 27), *values]
-    return to, _selector(name, types) + encode(types, values)
+    return to, selector(name, types) + encode(types, values)
 
 
 class Rpc:
@@ -95,7 +96,13 @@ class Rpc:
     def call(self, method, *params):
         if method == "eth_getBlockByNumber":
             return {"hash": "0x" + "11" * 32, "number": "0x20", "timestamp": hex(self.final_time)}
-        return {"eth_getTransactionByHash": self.sent, "eth_getTransactionReceipt": self.receipt}[method]
+        if method == "eth_getLogs":
+            return []
+        return {
+            "eth_blockNumber": "0x20",
+            "eth_getTransactionByHash": self.sent,
+            "eth_getTransactionReceipt": self.receipt,
+        }[method]
 
 
 @pytest.mark.parametrize("kind", INTENTS)
@@ -128,7 +135,7 @@ def test_an_eip3009_signature_may_be_split(kind):
     intent = INTENTS["eip3009"]
     types = ["address", "address", "uint256", "uint256", "uint256", "bytes32", "uint8", "bytes32", "bytes32"]
     values = [PAYER, PAYEE, 100_000, 0, intent.valid_until, intent.nonce.to_bytes(32, "big"), 27, b"r" * 32, b"s" * 32]
-    data = _selector("transferWithAuthorization", types) + encode(types, values)
+    data = selector("transferWithAuthorization", types) + encode(types, values)
     rpc = Rpc(intent, sent={"to": intent.token, "input": "0x" + data.hex()})
     assert isinstance(_read(rpc, intent, TX), Settled)
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from x402guard.cli import approvals, books, demo, doctor, owner, policy, prices, testnet
+from x402guard.cli import approvals, books, demo, doctor, owner, policy, prices, reconcile, testnet
 from x402guard.errors import X402GuardError
 from x402guard.ledger.report_text import printable
 
@@ -42,7 +42,8 @@ app.command("demo")(demo.demo)
 app.command("testnet")(testnet.testnet)
 app.command("sessions")(books.sessions)
 app.command("report")(books.report)
-app.command("holds")(books.holds)
+app.add_typer(books.holds, name="holds")
+app.command("reconcile")(reconcile.reconcile)
 app.command("predict")(books.predict)
 app.command("trip")(owner.trip)
 app.command("reset")(owner.reset)

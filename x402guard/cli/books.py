@@ -29,7 +29,9 @@ from x402guard.money import format_dollars
 from x402guard.ports import LedgerStore
 from x402guard.stores import ledger_path, open_store
 
-__all__ = ["AsJson", "LedgerUrl", "find_budget", "holds", "opened", "predict", "report", "sessions"]
+__all__ = ["AsJson", "LedgerUrl", "find_budget", "holds", "list_holds", "opened", "predict", "report", "sessions"]
+
+holds = typer.Typer(help="What may still be taken, by whom, and until when.", invoke_without_command=True)
 
 LedgerUrl = Annotated[
     str | None, typer.Option("--ledger", help="Ledger URL; X402GUARD_LEDGER or x402guard.toml by default.")
@@ -157,8 +159,11 @@ def _dollars(amount: Decimal | None) -> str | None:
     return None if amount is None else format(amount, "f")
 
 
-def holds(ledger: LedgerUrl = None, as_json: AsJson = False) -> None:
+@holds.callback()
+def list_holds(context: typer.Context, ledger: LedgerUrl = None, as_json: AsJson = False) -> None:
     """List every live hold: what may still be taken, by whom, until when, and whether it is in doubt."""
+    if context.invoked_subcommand is not None:
+        return
     with opened(ledger) as store:
         marks = {instance_mark(key): row for key, row in store.marks("instance", "").items()}
         view = LedgerView(now_ms=store.now_ms(), marks=marks)

@@ -18,6 +18,7 @@ from x402guard.agent import TokenBudget
 from x402guard.errors import BudgetExhausted
 from x402guard.guard import Guard
 from x402guard.metering import Metering
+from x402guard.money import format_dollars
 from x402guard.session import Session
 from x402guard.settlement import Receipt
 from x402guard.signers import LocalSigner
@@ -32,6 +33,7 @@ BUDGET: Final = "$1.00"
 CONTEXT: Final = 2_800
 LAST: Final = "document 10"
 _UNITS: Final = 10**6  # the dollar token has six decimals
+_BELIEVED: Final = {"captured": "as its receipt claims", "held": "held in full, whatever its receipt claims"}
 
 
 def demo() -> None:
@@ -51,6 +53,7 @@ def demo() -> None:
             chains={net.network: net.rpc},
             metering=Metering(endpoints={llm.base("openai"): "openai"}),
             on_notice=lambda notice: typer.echo(f"  ! {notice.message}"),
+            background_checks=False,  # so that every line below is the same each time
         )
         logging.getLogger("x402guard").addHandler(logging.NullHandler())  # what is told stands among the lines
         with guard, guard.session("court-research", budget=BUDGET, tokens=TokenBudget(CONTEXT)) as session:
@@ -60,6 +63,7 @@ def demo() -> None:
             )
             refused = _research(net, llm, session)
             session.close()
+            _ask_chain(guard)
             agree = _compare(net, session, before)
     typer.echo(f"\n{time.monotonic() - started:.1f} s")
     if not (refused and agree):
@@ -132,7 +136,7 @@ def _research(net: Testnet, llm: LlmServer, session: Session) -> bool:
                 return True
             receipt = response.extensions[EXTENSION]
             proof = f"tx {receipt.transaction[:10]}…" if receipt.transaction else _tokens(receipt)
-            believed = "stated as used" if receipt.model else f"proven by the {receipt.evidence}"
+            believed = "stated as used" if receipt.model else _BELIEVED[receipt.state]
             typer.echo(f"  ✓ {label:<34} ${receipt.amount:<9} {believed}, {proof}  ${session.remaining} left")
     typer.echo("  the budget was never exhausted: this is a bug")
     return False
@@ -141,6 +145,17 @@ def _research(net: Testnet, llm: LlmServer, session: Session) -> bool:
 def _tokens(receipt: Receipt) -> str:
     usage = receipt.usage or {}
     return f"{usage.get('input_tokens', 0)} + {usage.get('output_tokens', 0)} tokens"
+
+
+def _ask_chain(guard: Guard) -> None:
+    found = guard.reconcile()
+    typer.echo("\nWhat sellers claim is asked of the chain:")
+    typer.echo(f"  {found.captured} captured, ${format_dollars(found.freed)} freed, {found.still_open} still open")
+    typer.echo(f"  transfers out of the wallet that no payment explains: {len(found.unexplained)}")
+    for row in found.allowances:
+        typer.echo(
+            f"  still standing: Permit2 may move ${format_dollars(row['exposed'])} of {row['symbol']}, by signature"
+        )
 
 
 def _compare(net: Testnet, session: Session, before: dict[str, int]) -> bool:

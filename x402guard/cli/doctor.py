@@ -17,7 +17,7 @@ from typing import Annotated, Literal
 import typer
 
 from x402guard.assets import resolve_network
-from x402guard.chain import ChainUnreadable, JsonRpc
+from x402guard.chain import RpcChainReader
 from x402guard.cli.books import AsJson, LedgerUrl
 from x402guard.config import Settings, load_settings
 from x402guard.errors import ConfigError, LedgerUnavailable
@@ -26,6 +26,7 @@ from x402guard.ledger.model import WALLET, HoldKind
 from x402guard.ledger.sessions import PAYER_MARK
 from x402guard.money import dollars_to_nanos, format_dollars
 from x402guard.policy import Policy
+from x402guard.rpc import ChainUnreadable, JsonRpc
 from x402guard.stores import MemoryStore, ledger_path, open_store
 from x402guard.unseen import unseen_libraries
 
@@ -176,11 +177,16 @@ def _ledger(url: str, budget: str | None, payer: str | None) -> Iterator[Finding
 
 
 def _chains(settings: Settings, policy: Policy) -> Iterator[Finding]:
-    for network, url in settings.chains.items():
-        rpc = JsonRpc(resolve_network(network) or network, url)
+    try:
+        RpcChainReader(settings.read_chains()).close()
+    except ConfigError as error:
+        yield Finding("chain", "problem", str(error))
+        return
+    for network, chain in settings.read_chains().items():
+        rpc = JsonRpc(resolve_network(network) or network, chain.urls, timeout_s=chain.timeout_s)
         try:
             number = int(str(rpc.call("eth_blockNumber")), 16)
-        except (ChainUnreadable, ValueError) as error:
+        except (ChainUnreadable, ConfigError, ValueError) as error:
             yield Finding("chain", "problem", f"{network}: {error}")
         else:
             yield Finding("chain", "ok", f"{network}: block {number}")

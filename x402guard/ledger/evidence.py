@@ -8,23 +8,31 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from typing import Final
 
 from x402guard.ledger.ceilings import note_settlement
 from x402guard.ledger.model import Claim, Evidence, Hold, HoldState
-from x402guard.ledger.transitions import Capture, Correct, Expire, Note, apply
-from x402guard.ledger.view import LedgerView, MarkKey
-from x402guard.money import Nanos
+from x402guard.ledger.transitions import Capture, Correct, Expire, Note, Reopen, Void, apply
+from x402guard.ledger.view import LedgerView, MarkKey, Notice
+from x402guard.money import Nanos, format_dollars
 
 __all__ = [
+    "CONTRADICTED",
+    "Cancelled",
     "Finding",
     "Settled",
     "Unreadable",
     "Unused",
     "Used",
     "claim_settlement",
+    "is_unsettled",
+    "proof_key",
     "proof_mark",
     "weigh",
 ]
+
+CONTRADICTED: Final = "claim_contradicted"
+"""The name of what happened where a receipt and the chain do not agree."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +59,14 @@ class Used:
 
 
 @dataclass(frozen=True, slots=True)
+class Cancelled:
+    """The nonce was used up by a cancellation, in *transaction*; nothing moved and nothing ever will."""
+
+    transaction: str
+    final: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Unused:
     """The nonce is unused as of a final block of ``block_time`` (unix seconds)."""
 
@@ -64,12 +80,29 @@ class Unreadable:
     reason: str
 
 
-Finding = Settled | Used | Unused | Unreadable
+Finding = Settled | Used | Cancelled | Unused | Unreadable
 
 
 def proof_mark(network: str, finding: Settled) -> MarkKey:
     """Return the key under which a settlement is remembered as the proof of one hold."""
-    return "proof", f"{network}/{finding.transaction.lower()}/{finding.log_index}"
+    return proof_key(network, finding.transaction, finding.log_index)
+
+
+def proof_key(network: str, transaction: str, log_index: int) -> MarkKey:
+    """Return the same key, for one Transfer log."""
+    return "proof", f"{network}/{transaction.lower()}/{log_index}"
+
+
+def is_unsettled(hold: Hold, now_unix: int) -> bool:
+    """True for a payment that a chain may still say something new about, as of *now_unix* (unix seconds).
+
+    What a final block shows is asked about again while the signature is good: should even that block be undone, it can be used
+    once more.
+    """
+    if hold.intent is None:
+        return False
+    proven = hold.evidence is Evidence.CHAIN and hold.deadline_unix < now_unix
+    return hold.state is HoldState.HELD or (hold.state is HoldState.CAPTURED and not proven)
 
 
 def claim_settlement(view: LedgerView, hold_id: str, claim: Claim, *, believe: bool) -> Hold:
@@ -97,8 +130,9 @@ def claim_settlement(view: LedgerView, hold_id: str, claim: Claim, *, believe: b
 def weigh(view: LedgerView, hold_id: str, finding: Finding) -> Hold:
     """Let a finding take effect on a payment hold, and return the hold after it.
 
-    Used with a known settlement: what it moved. Used by nobody knows what: the maximum. Unused at a final block that can no
-    longer take it: expired. Anything else leaves it as it is, and remembers that the chain was asked.
+    Used with a known settlement: what it moved. Used by nobody knows what: the maximum. Cancelled at a final block: nothing. Unused
+    at a final block that can no longer take it: expired. Unused and still good, although the chain once showed it taken: a block
+    was undone, and it counts in full again. Anything else leaves it as it is, and remembers that the chain was asked.
     """
     hold = dataclasses.replace(view.known_hold(hold_id), checked_ms=view.now_ms)
     view.put_hold(hold)
@@ -107,13 +141,32 @@ def weigh(view: LedgerView, hold_id: str, finding: Finding) -> Hold:
             return _settle(view, hold, finding)
         case Used(final):
             return _take(view, hold, hold.amount, _chain(final=final), None)
-        case Unused(block_time) if hold.state is HoldState.HELD and hold.payment().dead_at(block_time):
-            return apply(view, hold_id, Expire(block_time))
-        case Unused(block_time) if hold.state is HoldState.CAPTURED and hold.payment().dead_at(block_time):
-            # Captured on somebody's word, and the chain shows it never happened and never can.
-            return _take(view, hold, Nanos(0), Evidence.CHAIN, None)
+        case Cancelled(transaction, final=True):
+            return _cancel(view, hold, transaction)
+        case Unused(block_time):
+            return _unused(view, hold, block_time)
         case _:
             return hold
+
+
+def _cancel(view: LedgerView, hold: Hold, transaction: str) -> Hold:
+    if hold.state is HoldState.HELD:
+        _note_contradiction(view, hold, Nanos(0))
+        return apply(view, hold.id, Void(f"cancelled on chain by {transaction}"))
+    return _take(view, hold, Nanos(0), Evidence.CHAIN, None) if hold.state is HoldState.CAPTURED else hold
+
+
+def _unused(view: LedgerView, hold: Hold, block_time: int) -> Hold:
+    dead = hold.payment().dead_at(block_time)
+    if hold.state is HoldState.HELD and dead:
+        _note_contradiction(view, hold, Nanos(0))
+        return apply(view, hold.id, Expire(block_time))
+    if hold.state is HoldState.CAPTURED and dead:
+        # Captured on somebody's word, or in a block that was undone: it never happened and never can.
+        return _take(view, dataclasses.replace(hold, proof=None), Nanos(0), Evidence.CHAIN, None)
+    if hold.state is HoldState.CAPTURED and hold.evidence in (Evidence.CHAIN, Evidence.CHAIN_HEAD):
+        return apply(view, hold.id, Reopen(block_time))
+    return hold
 
 
 def _settle(view: LedgerView, hold: Hold, finding: Settled) -> Hold:
@@ -144,24 +197,34 @@ def _chain(*, final: bool) -> Evidence:
 def _take(view: LedgerView, hold: Hold, amount: Nanos, evidence: Evidence, proof: str | None) -> Hold:
     if hold.state is HoldState.HELD:
         note_settlement(view, hold, amount)
+        _note_contradiction(view, hold, amount)
         return apply(view, hold.id, Capture(amount, evidence, proof))
-    if hold.state is HoldState.CAPTURED and hold.proof is not None and hold.evidence is Evidence.CHAIN:
-        return hold  # proven already, and finally
-    if hold.state is HoldState.CAPTURED and evidence.rank > (hold.evidence or evidence).rank:
+    if hold.state is HoldState.CAPTURED and not _is_better(hold, amount, evidence, proof):
         return hold
-    if hold.state is HoldState.CAPTURED and amount < hold.captured and evidence is not Evidence.CHAIN:
-        return hold
-    if hold.state is HoldState.CAPTURED and hold.claim is not None and hold.captured != amount:
-        view.record(
-            hold.node_id,
-            "event",
-            hold_id=hold.id,
-            facts={
-                "name": "claim_contradicted",
-                "claimed": hold.claim.amount,
-                "chain": amount,
-                "payee": hold.payment().payee,
-                "facilitator": hold.payment().facilitator,
-            },
-        )
+    if hold.captured != amount:
+        _note_contradiction(view, hold, amount)
     return apply(view, hold.id, Correct(amount, evidence, proof))
+
+
+def _is_better(hold: Hold, amount: Nanos, evidence: Evidence, proof: str | None) -> bool:
+    """Is there anything in this for a hold that was captured already?"""
+    if hold.evidence is Evidence.CHAIN and hold.proof is not None:
+        # Proven already, and finally. Only a block undone after all can bring another final proof.
+        return evidence is Evidence.CHAIN and proof not in (None, hold.proof)
+    if evidence.rank > (hold.evidence or evidence).rank:
+        return False
+    return amount >= hold.captured or evidence is Evidence.CHAIN
+
+
+def _note_contradiction(view: LedgerView, hold: Hold, amount: Nanos) -> None:
+    """Say in the books, and to people, that a server's receipt and the chain do not agree, and whose that was."""
+    if hold.claim is None or hold.doubt is not None or hold.claim.amount == amount:
+        return  # a transaction that was named beside a failure claims no amount
+    payment = hold.payment()
+    who = {"payee": payment.payee, "facilitator": payment.facilitator}
+    facts = {"name": CONTRADICTED, "claimed": hold.claim.amount, "chain": amount, **who}
+    view.record(hold.node_id, "event", hold_id=hold.id, facts=facts)
+    claimed, took = format_dollars(hold.claim.amount), format_dollars(amount)
+    message = f"{payment.payee} claimed ${claimed} of hold {hold.id[:16]}…, and the chain shows ${took}"
+    told = {"hold_id": hold.id, "host": hold.purpose.host, "claimed": claimed, "chain": took, **who}
+    view.notices.append(Notice(CONTRADICTED, message, told))

@@ -77,6 +77,8 @@ def fold_holds(entries: Iterable[Entry]) -> dict[str, HoldLine]:
         line.captured += entry.captured
         line.ended = line.ended or entry.event in ("capture", "lapse", "correct", "void", "expire")
         line.doubt = facts.get("doubt", line.doubt)
+        if entry.event == "reopen":
+            line.ended, line.event, line.evidence, line.proof = False, "authorize", None, None
         if entry.event in ("capture", "lapse", "correct", "void", "expire"):
             line.event = entry.event
             line.evidence = facts.get("evidence", line.evidence)
@@ -191,7 +193,7 @@ def _tokens(account: TokenAccount) -> dict[str, Any]:
 
 
 _SHOWN: Final = frozenset(
-    {"authorize", "represent", "note", "capture", "void", "expire", "lapse", "correct", "trip", "reset", "limit", "resume",
+    {"authorize", "represent", "note", "capture", "void", "expire", "lapse", "correct", "reopen", "trip", "reset", "limit", "resume",
      "close", "event"}
 )  # fmt: skip
 _AMOUNTS: Final = ("amount", "claimed", "chain", "from", "to", "limit")

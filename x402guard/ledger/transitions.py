@@ -16,11 +16,24 @@ from typing import Any, Final
 
 from x402guard.errors import IllegalTransition
 from x402guard.ledger.budgets import correct_past, note_soft_limits, settle_grants, trip_exceeded
-from x402guard.ledger.model import Claim, Evidence, Hold, HoldKind, HoldState
+from x402guard.ledger.model import NOTHING, Claim, Evidence, Hold, HoldKind, HoldState
 from x402guard.ledger.view import LedgerView
 from x402guard.money import MAX_NANOS, Nanos
 
-__all__ = ["TABLE", "Capture", "Correct", "Event", "Expire", "Lapse", "Note", "Void", "apply", "begin", "has_lapsed"]
+__all__ = [
+    "TABLE",
+    "Capture",
+    "Correct",
+    "Event",
+    "Expire",
+    "Lapse",
+    "Note",
+    "Reopen",
+    "Void",
+    "apply",
+    "begin",
+    "has_lapsed",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +86,14 @@ class Correct:
     proof: str | None = None
 
 
-Event = Note | Capture | Void | Expire | Lapse | Correct
+@dataclass(frozen=True, slots=True)
+class Reopen:
+    """The block that took it was undone: as of a final block of ``block_time`` (unix seconds) the nonce is unused and good."""
+
+    block_time: int
+
+
+Event = Note | Capture | Void | Expire | Lapse | Correct | Reopen
 
 _HELD, _CAPTURED, _VOIDED, _EXPIRED = HoldState.HELD, HoldState.CAPTURED, HoldState.VOIDED, HoldState.EXPIRED
 
@@ -85,6 +105,7 @@ TABLE: Final[Mapping[tuple[HoldState, type[Event]], HoldState]] = MappingProxyTy
         (_HELD, Expire): _EXPIRED,
         (_HELD, Lapse): _CAPTURED,
         (_CAPTURED, Correct): _CAPTURED,
+        (_CAPTURED, Reopen): _HELD,
         (_EXPIRED, Correct): _CAPTURED,
         (_VOIDED, Correct): _CAPTURED,
     }
@@ -132,6 +153,7 @@ def apply(view: LedgerView, hold_id: str, event: Event) -> Hold:
     after = _after(hold, event, target)
     if after.state is _CAPTURED and not hold.closed_ms:
         after = dataclasses.replace(after, closed_ms=view.now_ms)
+    held = (hold.amount if after.state is _HELD else 0) - (hold.amount if hold.state is _HELD else 0)
     counted_before = hold.amount if hold.state is _HELD else hold.captured
     counted_after = after.amount if after.state is _HELD else after.captured
     view.restrains = view.restrains or (counted_after > counted_before and hold.kind is not HoldKind.TOKENS)
@@ -139,7 +161,7 @@ def apply(view: LedgerView, hold_id: str, event: Event) -> Hold:
         hold.node_id,
         name,
         hold_id=hold_id,
-        held=-hold.amount if hold.state is _HELD and after.state is not _HELD else 0,
+        held=held,
         captured=after.captured - hold.captured,
         facts=_facts(after, event),
     )
@@ -188,6 +210,10 @@ def _objection(view: LedgerView, hold: Hold, event: Event) -> str | None:
             return f"its deadline {hold.deadline_unix} is not past"
         case Correct():
             return _correction_objection(hold, event)
+        case Reopen() if hold.intent is None or hold.evidence not in (Evidence.CHAIN, Evidence.CHAIN_HEAD):
+            return "only what a chain has shown can be undone"
+        case Reopen(block_time) if hold.intent is not None and hold.intent.dead_at(block_time):
+            return f"a block of {block_time} can't take it any more"
         case _:
             return None
 
@@ -224,8 +250,22 @@ def _after(hold: Hold, event: Event, target: HoldState) -> Hold:
             return dataclasses.replace(
                 hold, state=target, captured=hold.amount, evidence=Evidence.ASSUMED, ended_by=_as_json(event)
             )
+        case Reopen():
+            return dataclasses.replace(
+                hold,
+                state=target,
+                captured=NOTHING,
+                evidence=None,
+                proof=None,
+                ended_by=None,
+                closed_ms=0,
+                doubt=_UNDONE,
+            )
         case Void() | Expire():
             return dataclasses.replace(hold, state=target, ended_by=_as_json(event))
+
+
+_UNDONE: Final = "the block that settled it was undone"
 
 
 def _as_json(event: Event) -> str:

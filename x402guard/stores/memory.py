@@ -9,6 +9,7 @@ from heapq import nsmallest
 from typing import Any, Final, TypeVar
 
 from x402guard.errors import LedgerUnavailable
+from x402guard.ledger.evidence import is_unsettled
 from x402guard.ledger.model import Entry, Evidence, Hold, HoldState, Node
 from x402guard.ledger.view import Change, LedgerView, MarkKey, Scope
 from x402guard.stores.loading import StoreClock, check_change, load_view
@@ -154,6 +155,13 @@ class MemoryStore:
         self._check_usable()
         with self._lock:
             return sorted(self._live.values(), key=lambda h: h.created_ms)
+
+    def unsettled(self, now_unix: int) -> Sequence[str]:
+        """See ``LedgerStore.unsettled``."""
+        self._check_usable()
+        with self._lock:
+            found = [hold for hold in self._holds.values() if is_unsettled(hold, now_unix)]
+        return [hold.id for hold in sorted(found, key=lambda h: h.created_ms)]
 
     def marks(self, kind: str, prefix: str) -> Mapping[str, Mapping[str, Any]]:
         """See ``LedgerStore.marks``."""

@@ -316,7 +316,7 @@ class SqliteStore:
         rows = self._writer.execute(sql, [part for key in wanted for part in key])
         return dict(map(to_mark, rows))
 
-    def _read(self, convert: Callable[[Sequence[Any]], R], sql: str, values: Sequence[str] = ()) -> list[R]:
+    def _read(self, convert: Callable[[Sequence[Any]], R], sql: str, values: Sequence[str | int] = ()) -> list[R]:
         self._check_usable()
         with _unavailable("cannot read the ledger"), self._read_lock:
             self._check_usable()
@@ -344,6 +344,14 @@ class SqliteStore:
         """See ``LedgerStore.outstanding``."""
         return self._read(to_hold, f"{_HOLDS} WHERE state = 'held' ORDER BY created_ms")
 
+    def unsettled(self, now_unix: int) -> Sequence[str]:
+        """See ``LedgerStore.unsettled``."""
+        where = (
+            "WHERE intent IS NOT NULL AND (state = 'held' OR (state = 'captured' AND (evidence <> 'chain' OR deadline_unix >= ?))) "
+            "ORDER BY created_ms, rowid"
+        )
+        return self._read(_only, f"SELECT id FROM holds {where}", (now_unix,))
+
     def marks(self, kind: str, prefix: str) -> Mapping[str, Mapping[str, Any]]:
         """See ``LedgerStore.marks``."""
         sql = "SELECT kind, key, value FROM marks WHERE kind = ? AND substr(key, 1, length(?)) = ?"
@@ -364,6 +372,10 @@ class SqliteStore:
             self._writer.close()
             self._reader.close()
             os.close(self._turn)
+
+
+def _only(row: Sequence[Any]) -> str:
+    return str(row[0])
 
 
 def _identity(stat: os.stat_result) -> tuple[int, int]:

@@ -1,0 +1,134 @@
+"""``reconcile``, ``holds cancel``: the books beside the chain, and a payment that is out taken back."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from typing import Annotated, Any, Final
+
+import typer
+
+from x402guard.cli.books import AsJson, LedgerUrl, holds, list_holds, opened
+from x402guard.config import load_settings
+from x402guard.errors import ConfigError, LedgerUnavailable
+from x402guard.guard import Guard
+from x402guard.ledger.report_text import printable
+from x402guard.money import format_dollars
+from x402guard.ports import LedgerStore
+from x402guard.reconciliation import Reconciliation
+
+__all__ = ["cancel", "holds", "list_holds", "reconcile"]
+
+_EVERY: Final = re.compile(r"([0-9]{1,6})(s|m|h)?", re.ASCII)
+_SECONDS: Final = {"s": 1, "m": 60, "h": 3600}
+_LONGEST_PAUSE_S: Final = 86_400
+
+Every = Annotated[
+    str | None, typer.Option("--every", help="Go on, with a pause such as 30s, 5m or 1h between two looks.")
+]
+
+
+def reconcile(every: Every = None, ledger: LedgerUrl = None, as_json: AsJson = False) -> None:
+    """Ask the chains about every payment that is not proven, and compare what left the wallet with the books.
+
+    What is found is written down. Exit code 1 where a chain could not be read, or money moved otherwise than the books say.
+    """
+    pause_s = None if every is None else _seconds(every)
+    with _guard(ledger, key=False) as guard:
+        while True:
+            try:
+                found = guard.reconcile()
+            except LedgerUnavailable:
+                if pause_s is None:
+                    raise
+                typer.echo("the ledger cannot be used at the moment; trying again", err=True)
+            else:
+                typer.echo(json.dumps(found.to_dict()) if as_json else "\n".join(map(printable, _lines(found))))
+                if pause_s is None:
+                    raise typer.Exit(1 if found.is_alarming or found.unreadable else 0)
+            time.sleep(pause_s)
+
+
+@holds.command("cancel")
+def cancel(
+    hold: Annotated[
+        str, typer.Argument(help="The hold's id, or as much of its beginning as tells it from the others.")
+    ],
+    ledger: LedgerUrl = None,
+    as_json: AsJson = False,
+) -> None:
+    """Sign the cancellation of a payment that is out, for whoever pays the gas to send. EIP-3009 only.
+
+    It counts in full until the chain shows the cancellation and `x402guard reconcile` has seen that.
+    """
+    with _guard(ledger, key=True) as guard:
+        made = guard.cancel(_whole_id(guard.shell.store, hold))
+    call = {
+        "hold_id": made.hold_id,
+        "network": made.network,
+        "to": made.to,
+        "data": made.data,
+        "deadline": made.deadline,
+    }
+    if as_json:
+        typer.echo(json.dumps(call, indent=2))
+        return
+    typer.echo(f"Send this on {made.network}, from any account that has gas, before the payment is taken:")
+    typer.echo(f"  to    {made.to}\n  data  {made.data}")
+    typer.echo(f"Then run `x402guard reconcile`: until the chain shows it, hold {made.hold_id[:16]}… counts in full.")
+
+
+def _guard(ledger: str | None, *, key: bool) -> Guard:
+    """Open the ledger as its owner. A file that is not there is an error, and is not created by looking at it."""
+    with opened(ledger):
+        pass
+    arguments: dict[str, Any] = load_settings().guard_arguments()
+    arguments |= {"background_checks": False, "approver": None}
+    if not key:
+        arguments["signer"] = None
+    if ledger is not None:
+        arguments["ledger"] = ledger
+    return Guard(**arguments)
+
+
+def _seconds(every: str) -> int:
+    match = _EVERY.fullmatch(every.strip())
+    seconds = 0 if match is None else int(match[1]) * _SECONDS[match[2] or "s"]
+    if not 0 < seconds <= _LONGEST_PAUSE_S:
+        raise ConfigError(f"--every: {every!r} is no pause; write 30s, 5m or 1h, a day at most")
+    return seconds
+
+
+def _whole_id(store: LedgerStore, hold: str) -> str:
+    given = hold.rstrip("…").lower().removeprefix("0x")
+    found = [live.id for live in store.outstanding() if given and live.id.startswith(given)]
+    if len(found) > 1:
+        raise ConfigError(f"hold: {len(found)} holds begin with {hold!r}; write more of the id")
+    return found[0] if found else hold
+
+
+def _lines(found: Reconciliation) -> list[str]:
+    ended = [
+        f"{count} {what}"
+        for count, what in (
+            (found.captured, "captured"), (found.expired, "expired"), (found.voided, "voided"), (found.reopened, "reopened"),
+        )
+        if count
+    ]  # fmt: skip
+    lines = [f"asked about {found.asked}: {', '.join(ended) or 'nothing new'}; {found.still_open} still open"]
+    if found.freed or found.added:
+        lines.append(f"freed ${format_dollars(found.freed)}, counted ${format_dollars(found.added)} on top")
+    lines += [f"receipt contradicted by the chain: hold {hold_id[:16]}…" for hold_id in found.contradicted]
+    lines += [
+        f"left the wallet, in no book: ${format_dollars(row['amount'])} to {row['payee']}, {row['network']} {row['transaction']}"
+        for row in found.unexplained
+    ]
+    lines += [
+        f"Permit2 may move ${format_dollars(row['exposed'])} of {row['symbol']} on {row['network']}, by signature"
+        for row in found.allowances
+    ]
+    lines += [f"could not read {network}: {reason}" for network, reason in found.unreadable.items()]
+    if not found.complete:
+        lines.append("there was more to look through than one look takes; run it again")
+    return lines
