@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from tests.support import KEY
-from x402guard import AsyncGuardedTransport, BudgetExhausted, Guard, GuardedTransport, LocalSigner
+from x402guard import AsyncGuardedTransport, BudgetExhausted, Guard, GuardedTransport, LocalSigner, Policy, Timeouts
 from x402guard.testing import Merchant, SignatureSettler, Testnet
 
 pytestmark = pytest.mark.xdist_group("oversell")
@@ -28,7 +28,8 @@ def merchant():
 @pytest.fixture(params=["memory", "sqlite"])
 def guard(request, tmp_path):
     ledger = "memory://" if request.param == "memory" else f"sqlite:///{tmp_path / 'spend.db'}"
-    with Guard(signer=LocalSigner.from_key(KEY), ledger=ledger, budget="$5.00") as guard:
+    policy = Policy(timeouts=Timeouts(payment_s=100))  # a machine with other work may be slow to answer 1,600 at once
+    with Guard(signer=LocalSigner.from_key(KEY), ledger=ledger, policy=policy, budget="$5.00") as guard:
         yield guard
 
 

@@ -1,18 +1,16 @@
 """The books in an SQLite file that several processes may share.
 
 WAL, ``BEGIN IMMEDIATE``, and ``synchronous=FULL`` for whatever restrains: a hold lost in a power cut would be a signature that
-nobody counts. Processes wait for the right to write at a lock file, in short bounded pauses, because SQLite's own busy handler
-sleeps up to 100 ms and lets one process starve the others.
+nobody counts. Threads and processes take turns to write, first come first served, because SQLite's own busy handler sleeps up to
+100 ms and lets one process starve the others.
 """
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import sqlite3
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -21,6 +19,8 @@ from typing import Any, Final, TypeVar
 from x402guard.errors import LedgerUnavailable
 from x402guard.ledger.model import Entry, Hold, Node
 from x402guard.ledger.view import Change, LedgerView, MarkKey, Scope
+from x402guard.stores.file_turn import FileTurn
+from x402guard.stores.line import Line
 from x402guard.stores.loading import StoreClock, check_change, load_view
 from x402guard.stores.records import (
     ENTRY_COLUMNS,
@@ -46,8 +46,6 @@ APPLICATION_ID: Final = 0x78343032  # "x402"
 
 _CREATING: Final = threading.Lock()
 _BUSY_S: Final = 30.0
-_FIRST_PAUSE_S: Final = 0.0002
-_LONGEST_PAUSE_S: Final = 0.002
 _NODES: Final = f"SELECT {', '.join(NODE_COLUMNS)} FROM nodes"
 _HOLDS: Final = f"SELECT {', '.join(HOLD_COLUMNS)} FROM holds"
 _ENTRIES: Final = f"SELECT {', '.join(f'entries.{name}' for name in ENTRY_COLUMNS)} FROM entries"
@@ -90,7 +88,7 @@ class SqliteStore:
     """A ``LedgerStore`` in a file, created with mode 0600 where it does not exist.
 
     Args:
-        path: the database file; ``-wal``, ``-shm`` and ``-lock`` files stand beside it.
+        path: the database file; ``-wal``, ``-shm``, ``-lock`` and ``-queue`` files stand beside it.
         clock_ms: unix milliseconds; the system's clock by default.
         steady_ms: milliseconds that nobody sets; see ``StoreClock``.
 
@@ -108,9 +106,10 @@ class SqliteStore:
     ) -> None:
         self._path = path.absolute()  # a later chdir must not make it another file
         self._clock = StoreClock(clock_ms, steady_ms)
-        self._lock = threading.RLock()
+        self._line = Line()
         self._read_lock = threading.Lock()
         self._closed = False
+        self._owes_turn = False
         self._synchronous = ""
         self._pid = os.getpid()
         with _unavailable(f"cannot open the ledger {path}"):
@@ -124,18 +123,17 @@ class SqliteStore:
             os.close(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
         self._file = _identity(self._path.stat())
         with ExitStack() as undo:
-            lock_was_there = Path(f"{self._path}-lock").exists()
-            self._turn = os.open(f"{self._path}-lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            undo.callback(os.close, self._turn)
+            self._turn = FileTurn(self._path)
+            undo.callback(self._turn.close)
             self._writer = self._connect()
             undo.callback(self._writer.close)
             # Several processes may be opening a new ledger at once.
-            self._in_turn(lambda: self._prepare(lock_was_there=lock_was_there))
+            self._in_turn(self._prepare)
             self._reader = self._connect()
             undo.pop_all()
 
-    def _prepare(self, *, lock_was_there: bool) -> None:
-        self._check_owner(lock_was_there=lock_was_there)  # before anything is changed: it may be another's
+    def _prepare(self) -> None:
+        self._check_owner()  # before anything is changed: it may be another's
         self._writer.execute("PRAGMA journal_mode = WAL")
         self._migrate()
 
@@ -144,12 +142,11 @@ class SqliteStore:
         connection.execute("PRAGMA foreign_keys = ON")
         return connection
 
-    def _check_owner(self, *, lock_was_there: bool) -> None:
+    def _check_owner(self) -> None:
         [owner] = self._writer.execute("PRAGMA application_id").fetchone()
         [tables] = self._writer.execute("SELECT count(*) FROM sqlite_master").fetchone()
         if owner != APPLICATION_ID and tables:
-            if not lock_was_there:
-                Path(f"{self._path}-lock").unlink()
+            self._turn.remove_fresh()
             raise LedgerUnavailable(f"{self._path} is a database of something else; choose another file")
 
     def _migrate(self) -> None:
@@ -180,23 +177,6 @@ class SqliteStore:
                 f"{self._path} was removed or replaced while it was open; put it back, or open it anew"
             )
 
-    def _lock_file(self) -> None:
-        """Take the turn among processes, within bounds: one that was stopped in its transaction must not stop us all."""
-        give_up = time.monotonic() + _BUSY_S
-        pause_s = _FIRST_PAUSE_S
-        while True:
-            try:
-                fcntl.flock(self._turn, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                if time.monotonic() > give_up:
-                    raise LedgerUnavailable(
-                        f"another process has been writing the ledger for {_BUSY_S:.0f} s"
-                    ) from None
-                time.sleep(pause_s)
-                pause_s = min(pause_s * 1.5, _LONGEST_PAUSE_S)
-            else:
-                return
-
     def transact(self, scope: Scope, change: Change[R]) -> R:
         """See ``LedgerStore.transact``."""
         return self._in_turn(lambda: self._transacted(scope, change))
@@ -205,25 +185,26 @@ class SqliteStore:
         """Do *work* when it is our turn to write: first among our threads, then among processes."""
         self._check_usable()
         self._check_file()
+        if self._line.is_mine:
+            raise LedgerUnavailable("this thread is writing the ledger already; a signal handler can't")
         try:
-            if not self._lock.acquire(timeout=_BUSY_S):
+            if not self._line.join(_BUSY_S):
                 raise LedgerUnavailable(f"another thread has been writing the ledger for {_BUSY_S:.0f} s")
             self._check_usable()
             with _unavailable("cannot write the ledger"):
-                self._lock_file()
+                if not self._turn.take(_BUSY_S):
+                    raise LedgerUnavailable(f"another process has been writing the ledger for {_BUSY_S:.0f} s")
                 return work()
         finally:
             self._end_turn()
 
     def _end_turn(self) -> None:
         """Give the turn back where it is ours. No flag and no context manager says so: Ctrl-C may come before either is set."""
-        if self._lock.acquire(blocking=False):  # it is ours already, or nobody's
-            try:
-                fcntl.flock(self._turn, fcntl.LOCK_UN)
-            finally:
-                self._lock.release()
-        with suppress(RuntimeError):  # it was never ours
-            self._lock.release()
+        try:
+            if self._line.is_mine:
+                self._turn.give()
+        finally:
+            self._line.leave()
 
     def _transacted(self, scope: Scope, change: Change[R]) -> R:
         self._roll_back()  # Ctrl-C may have left one open, and an open one would lock out every process
@@ -365,13 +346,16 @@ class SqliteStore:
         """See ``LedgerStore.close``."""
         if self._closed or self._pid != os.getpid():
             return
-        with self._lock, self._read_lock:
+        self._line.join(_BUSY_S)
+        with ExitStack() as undo:
+            undo.callback(self._line.leave)
+            undo.enter_context(self._read_lock)
             self._closed = True
             with suppress(sqlite3.Error):  # the books are committed already; a failed checkpoint loses nothing
                 self._writer.execute("PRAGMA wal_checkpoint(TRUNCATE)")
             self._writer.close()
             self._reader.close()
-            os.close(self._turn)
+            self._turn.close()
 
 
 def _only(row: Sequence[Any]) -> str:
