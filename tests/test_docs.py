@@ -50,6 +50,8 @@ def test_every_command_is_documented_and_has_help():
     commands = {(command.name,) for command in app.registered_commands}
     for group in app.registered_groups:
         commands |= {(group.name, command.name) for command in group.typer_instance.registered_commands}
+        if group.typer_instance.info.invoke_without_command:
+            commands.add((group.name,))
     documented = re.findall(r"^\| `x402guard ([a-z ]+)", text, re.MULTILINE)
     assert {tuple(words.split()) for words in documented} == commands
     for command in commands:

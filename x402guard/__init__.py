@@ -12,6 +12,8 @@
 from x402guard.accounts import Outstanding
 from x402guard.agent import CharsPerToken, TokenBudget
 from x402guard.assets import Asset
+from x402guard.cancelling import Cancellation
+from x402guard.chain import Chain
 from x402guard.errors import (
     ApprovalDenied,
     BudgetExhausted,
@@ -58,6 +60,7 @@ from x402guard.policy import (
     Timeouts,
     Velocity,
 )
+from x402guard.reconciliation import Reconciliation
 from x402guard.refusal_from import refusal_from
 from x402guard.session import Session
 from x402guard.settlement import Receipt
@@ -79,6 +82,8 @@ __all__ = [
     "BudgetExhausted",
     "Bulkhead",
     "CallTimeout",
+    "Cancellation",
+    "Chain",
     "CharsPerToken",
     "CircuitOpen",
     "ConfigError",
@@ -104,6 +109,7 @@ __all__ = [
     "Prediction",
     "ProtocolError",
     "Receipt",
+    "Reconciliation",
     "Report",
     "Risk",
     "Rule",

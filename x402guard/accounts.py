@@ -18,6 +18,7 @@ from x402guard.ledger.windows import rolled
 from x402guard.money import Dollars, dollars_to_nanos, nanos_to_decimal
 from x402guard.policy.steps import run_of
 from x402guard.ports import LedgerStore
+from x402guard.reconciliation import ALLOWANCE
 
 __all__ = ["Account", "Outstanding", "nodes_of", "outstanding_of", "prediction_of", "report_of"]
 
@@ -130,7 +131,9 @@ def report_of(shell: Shell, node_id: str) -> Report:
         counter for node in below(nodes, node_id) for counter in store.marks("refusals", f"{node.id} ").values()
     ]
     tokens = _tokens_of(store, [node.id for node in path(nodes, node_id)])
-    return build_report(nodes, node_id, store.entries(node_id), counters, now_ms=store.now_ms(), tokens=tokens)
+    allowances = [row for row in store.marks(ALLOWANCE, "").values() if row["allowance"]]
+    entries = store.entries(node_id)
+    return build_report(nodes, node_id, entries, counters, now_ms=store.now_ms(), tokens=tokens, allowances=allowances)
 
 
 def _tokens_of(store: LedgerStore, path_ids: list[str]) -> TokenAccount | None:

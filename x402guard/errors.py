@@ -287,9 +287,16 @@ class CallTimeout(X402GuardError):
 class SettlementUncertain(X402GuardError):
     """A signed payment is out and nobody has said whether it was taken; it counts in full until that is known.
 
+    Asking again means: the same request (``.request`` is it, without the payment), in the same session, before the deadline. That
+    presents the same payment.
+
     Attributes:
         hold_id: the hold in the ledger.
         deadline: unix time in seconds after which the signature is worthless.
+        amount: dollars that may be taken at most; None where it is not known here.
+        payee, network: whom it pays, and where (CAIP-2); "" where it is not known here.
+        place: method and URL that it was for, without the query; "" where it is not known here.
+        payment_id: the ``payment-identifier`` that went with it, and goes with it again; None where the server takes none.
     """
 
     code = "settlement_uncertain"
@@ -298,10 +305,26 @@ class SettlementUncertain(X402GuardError):
     retry: Retry = "same_request"
     advice = "Ask again with the same request: it re-presents the same payment and never signs a second one."
 
-    def __init__(self, message: str, *, hold_id: str, deadline: int, advice: str | None = None) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        hold_id: str,
+        deadline: int,
+        advice: str | None = None,
+        amount: Nanos | None = None,
+        payee: str = "",
+        network: str = "",
+        place: str = "",
+        payment_id: str | None = None,
+    ) -> None:
         super().__init__(message, advice=advice)
         self.hold_id = hold_id
         self.deadline = deadline
+        self.amount = None if amount is None else nanos_to_decimal(amount)
+        self.payee, self.network = payee, network
+        self.place = place
+        self.payment_id = payment_id
 
 
 class PaidNotDelivered(SettlementUncertain):

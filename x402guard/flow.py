@@ -33,7 +33,7 @@ from x402guard.ledger.view import LedgerView
 from x402guard.offer import Offer
 from x402guard.policy import RequestFacts, rank
 from x402guard.purchase import Authorized, Stuck, authorize_purchase, payment_step, purchase_scope
-from x402guard.refusals import refused
+from x402guard.refusals import refused, uncertain_of
 from x402guard.schemes import payment_header
 from x402guard.settlement import (
     Doubt,
@@ -160,16 +160,16 @@ def _resolve(hold: Hold) -> Flow[None]:
     """A purchase in doubt that cannot be presented again: only the chain can say whether it may be bought anew."""
     after = (yield from ask_chain(hold)) if hold.chain_evidence else hold
     if proven_taken(after):
-        raise PaidNotDelivered(
+        raise uncertain_of(
+            PaidNotDelivered,
+            hold,
             f"the chain shows that {hold.payment().payee} took this payment, and no answer ever came",
-            hold_id=hold.id,
-            deadline=hold.deadline_unix,
         )
     if after.state is HoldState.HELD:
-        uncertain = SettlementUncertain(
+        uncertain = uncertain_of(
+            SettlementUncertain,
+            hold,
             f"a payment for this very request is in doubt ({after.doubt or 'no answer came'}) and can't be presented again",
-            hold_id=hold.id,
-            deadline=hold.deadline_unix,
             advice="Wait until the deadline has passed, or ask with extensions={'pay_again': True} to pay a second time.",
         )
         uncertain.retry = "later"
@@ -272,11 +272,8 @@ def _check_soon(hold: Hold) -> Flow[Hold]:
 def _resolve_represented(hold: Hold) -> Flow[None]:
     after = yield from ask_chain(hold)
     if proven_taken(after):
-        raise PaidNotDelivered(
-            "the payment was presented again, and the chain shows that it had been taken already",
-            hold_id=hold.id,
-            deadline=hold.deadline_unix,
-        )
+        words = "the payment was presented again, and the chain shows that it had been taken already"
+        raise uncertain_of(PaidNotDelivered, hold, words)
 
 
 def _give_back(terms: Terms, held: Hold | str, reason: str, error: BaseException, presented: int = 0) -> Flow[bool]:
@@ -304,10 +301,8 @@ def _uncertain(
         yield from note_doubt(terms, hold, reason, sent=sent)
     except Exception as again:  # noqa: BLE001 - no bookkeeping failure may hide that money is at risk
         cause(error).add_note(f"the doubt about hold {hold.id} could not be written: {again}")
-    return SettlementUncertain(
-        f"{reason}; the payment of hold {hold.id[:16]}… may be taken until its deadline",
-        hold_id=hold.id,
-        deadline=hold.deadline_unix,
+    return uncertain_of(
+        SettlementUncertain, hold, f"{reason}; the payment of hold {hold.id[:16]}… may be taken until its deadline"
     )
 
 

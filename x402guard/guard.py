@@ -22,13 +22,13 @@ from x402guard.drivers import Shell, do_nothing, run
 from x402guard.errors import ConfigError
 from x402guard.guard_settings import (
     check_kinds,
-    check_real_networks,
     each_asset,
     is_gone,
     kill_path,
     machine,
     meter_of,
     positive,
+    read_networks,
 )
 from x402guard.ledger.doubt import DEFAULT_FLIGHT_S, instance_mark
 from x402guard.ledger.model import WALLET
@@ -119,8 +119,7 @@ class Guard:
         as_approver(approver)  # wrong ones are said before anything is opened
         stop = kill_path(kill_file)
         chain = RpcChainReader(chains) if isinstance(chains, Mapping) else chains
-        networks = frozenset() if chain is None else chain.networks
-        check_real_networks(self.policy, networks, unsafe_no_chain=unsafe_no_chain)
+        networks = read_networks(chain, self.policy, unsafe_no_chain=unsafe_no_chain)
         self.instance = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
         self.terms = Terms(
             session_id=WALLET,

@@ -13,18 +13,19 @@ from x402guard.metering import Metering
 from x402guard.metering.classify import Meter
 from x402guard.metering.registered import RegisteredBook
 from x402guard.policy import Policy
+from x402guard.ports import ChainReader
 from x402guard.price_file import open_book
 from x402guard.tokens import TiktokenCounter
 
 __all__ = [
     "check_kinds",
-    "check_real_networks",
     "each_asset",
     "is_gone",
     "kill_path",
     "machine",
     "meter_of",
     "positive",
+    "read_networks",
 ]
 
 
@@ -97,16 +98,21 @@ def positive(name: str, value: int) -> int:
     return value
 
 
-def check_real_networks(policy: Policy, readable: frozenset[str], *, unsafe_no_chain: bool) -> None:
-    """Real money needs a chain to check claims against, or the owner's word that it does not."""
+def read_networks(chain: ChainReader | None, policy: Policy, *, unsafe_no_chain: bool) -> frozenset[str]:
+    """Return the networks whose chain can be read.
+
+    Real money needs a chain to check claims against, or the owner's word that it does not: else ``ConfigError``.
+    """
+    readable: frozenset[str] = frozenset() if chain is None else chain.networks
     if policy.networks is None or unsafe_no_chain:
-        return
+        return readable
     blind = sorted(set(policy.networks) - TEST_NETWORKS - readable)
     if blind:
         raise ConfigError(
             f"chains: policy.networks allows {', '.join(blind[:3])}, where real money moves, and no RPC is configured; "
             f'add chains={{"{blind[0]}": "https://…"}}, or say unsafe_no_chain=True'
         )
+    return readable
 
 
 def kill_path(kill_file: Path | str | None) -> Path | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Final
+from typing import Final, TypeVar
 
 from x402guard.effects import Flow, transact
 from x402guard.errors import (
@@ -17,12 +17,14 @@ from x402guard.errors import (
     PolicyDenied,
     SessionClosed,
     SessionTripped,
+    SettlementUncertain,
     SpendSpike,
     Unpriced,
     VelocityExceeded,
 )
 from x402guard.gate import BUSY
 from x402guard.ledger.authorize import BUDGET, TOKENS, Refusal, note_refusal, refusal_marks
+from x402guard.ledger.model import Hold
 from x402guard.ledger.view import LedgerView, Scope
 from x402guard.metering.call import UNREADABLE
 from x402guard.metering.ceiling import UNBOUNDED_INPUT, UNBOUNDED_OUTPUT, UNPRICED
@@ -33,7 +35,7 @@ from x402guard.policy.guards import LOOP, SPIKE
 from x402guard.policy.timeouts import SESSION_TIMEOUT
 from x402guard.terms import Terms
 
-__all__ = ["refusal_error", "refused"]
+__all__ = ["refusal_error", "refused", "uncertain_of"]
 
 
 def refused(terms: Terms, refusal: Refusal, speaks_v2: str | None = None) -> Flow[PaymentRefused]:
@@ -117,3 +119,22 @@ def refusal_error(terms: Terms, refusal: Refusal) -> PaymentRefused:
     elif refusal.rule in _ADVICE:
         error.advice = f"Nothing was paid. {_ADVICE[refusal.rule]}"
     return error
+
+
+E = TypeVar("E", bound=SettlementUncertain)
+
+
+def uncertain_of(kind: type[E], hold: Hold, message: str, *, advice: str | None = None) -> E:
+    """Return the error that says what a caller has to know of a payment that may be taken, or was, to ask again."""
+    payment, purpose = hold.payment(), hold.purpose
+    return kind(
+        message,
+        hold_id=hold.id,
+        deadline=hold.deadline_unix,
+        advice=advice,
+        amount=hold.amount,
+        payee=payment.payee,
+        network=payment.network,
+        place=f"{purpose.method} {purpose.url}",
+        payment_id=payment.payment_id,
+    )

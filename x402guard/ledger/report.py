@@ -117,6 +117,7 @@ def build_report(
     *,
     now_ms: int,
     tokens: TokenAccount | None = None,
+    allowances: Iterable[Mapping[str, Any]] = (),
 ) -> Report:
     """Return the report of a session and everything nested in it.
 
@@ -127,6 +128,7 @@ def build_report(
         refusals: refusal counters of the same nodes, as ``note_refusal`` writes them.
         now_ms: unix milliseconds.
         tokens: the account of the tokens that the session counts in, or None.
+        allowances: what Permit2 may still move of the wallet's tokens, as ``reconcile`` has seen it.
     """
     session = nodes[session_id]
     journal = list(entries)
@@ -149,6 +151,8 @@ def build_report(
         "reserve": format_dollars(session.reserve) if session.reserve else None,
         "trip_reason": session.trip_reason,
         "evidence": _by_evidence(lines.values()),
+        "settlement": _settlement(lines.values()),
+        "allowances": [_allowance(row) for row in allowances],
         "llm": _group(lines.values(), HoldKind.LLM, {"by_model": "model"}),
         "tools": _group(lines.values(), HoldKind.TOOL, {"by_tool": "tool"}),
         "payments": _group(
@@ -228,6 +232,30 @@ def _by_evidence(lines: Iterable[HoldLine]) -> dict[str, str]:
     return {str(key): format_dollars(total) for key, total in totals.items()}
 
 
+def _settlement(lines: Iterable[HoldLine]) -> dict[str, str]:
+    """What is known of payments: proven by the chain, claimed by sellers, assumed at the maximum, or still to be taken."""
+    totals = dict.fromkeys(("proven", "claimed", "assumed", "exposed"), 0)
+    for line in lines:
+        if line.kind == HoldKind.PAYMENT:
+            totals["exposed"] += line.held
+            if line.evidence is not None:
+                totals[_SETTLED.get(line.evidence, line.evidence)] += line.captured
+    return {name: format_dollars(total) for name, total in totals.items()}
+
+
+_SETTLED: Final[Mapping[str, str]] = {Evidence.CHAIN: "proven", Evidence.CHAIN_HEAD: "proven"}
+
+
+def _allowance(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "network": row["network"],
+        "token": row["token"],
+        "symbol": row["symbol"],
+        "exposed": format_dollars(row["exposed"]),
+        "at": row["at_ms"] / 1000,
+    }
+
+
 def _group(lines: Iterable[HoldLine], kind: HoldKind, keys: Mapping[str, str]) -> dict[str, Any]:
     chosen = [line for line in lines if line.kind == kind and line.was_captured]
     group: dict[str, Any] = {"total": format_dollars(sum(line.captured for line in chosen)), "calls": len(chosen)}
@@ -258,7 +286,16 @@ def _outstanding(line: HoldLine) -> dict[str, Any]:
         "amount": format_dollars(line.held),
         "payee": line.facts.get("payee"),
         "deadline": line.facts.get("deadline"),
+        "exposed_until": _exposed_until(line.facts),
     }
+
+
+def _exposed_until(facts: Mapping[str, Any]) -> int | None:
+    """The first second at which nothing can be taken any more: EIP-3009 is good while t < deadline, Permit2 while t ≤ deadline."""
+    deadline = facts.get("deadline")
+    if deadline is None:
+        return None
+    return int(deadline) + (facts.get("method") == "permit2")
 
 
 def _event(entry: Entry) -> dict[str, Any]:

@@ -28,6 +28,12 @@ def render(report: Mapping[str, Any]) -> str:
     lines.extend(_table(report))
     if report["payments"]["calls"]:
         lines.append(_row("schemes", _pairs(report["payments"]["by_scheme"])))
+    if any(amount != "0.00" for amount in report["settlement"].values()):
+        lines.append(_row("settlement", _pairs(report["settlement"])))
+    lines.extend(
+        _row("allowance", f"Permit2 may move ${row['exposed']} of {row['symbol']} on {row['network']}, by signature")
+        for row in report["allowances"]
+    )
     soft = [event for event in report["events"] if event["event"] == "tokens_soft_limit"]
     lines.extend(_tokens(report["tokens"], soft))
     lines.extend(_row("unmetered", _unmetered(event)) for event in report["events"] if event["event"] == "unmetered")
@@ -130,7 +136,7 @@ def _outstanding(
 ) -> list[str]:
     lines = []
     for row in rows:
-        until = datetime.fromtimestamp(row["deadline"], UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+        until = datetime.fromtimestamp(row["exposed_until"], UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
         whom = row["payee"] or names.get(row["hold_id"]) or "a call that is out"
         lines.append(_row("outstanding", f"${row['amount']} to {whom} until {until}  ({row['hold_id'][:16]}…)"))
         if row["hold_id"] in doubts:
