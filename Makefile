@@ -5,6 +5,8 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+# A second chain to test on. Its lock holds the hashes; --ignore-scripts runs none of the package's own code.
+ANVIL := tests/anvil/node_modules/.ready
 WORKERS ?= 2
 
 .PHONY: demo test lint types docs check clean
@@ -12,7 +14,7 @@ WORKERS ?= 2
 demo: $(READY)
 	$(BIN)/x402guard demo
 
-test: $(READY)
+test: $(READY) $(ANVIL)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
 
 lint: $(READY)
@@ -35,5 +37,10 @@ $(READY): pyproject.toml
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[testnet,test,lint]'
 	@touch $(READY)
 
+$(ANVIL): tests/anvil/package.json tests/anvil/package-lock.json
+	@if ! command -v npm >/dev/null; then echo "npm is not installed: tests on anvil are skipped, unless there is an anvil on the PATH."; \
+	elif (cd tests/anvil && npm ci --ignore-scripts --no-audit --no-fund --loglevel=error); then touch $(ANVIL); \
+	else echo "npm could not install anvil (see above): tests on anvil are skipped, unless there is one on the PATH."; fi
+
 clean:
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) tests/anvil/node_modules build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

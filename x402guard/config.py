@@ -268,6 +268,9 @@ _SECRETS: Final = frozenset({"private_key", "webhook_secret"})
 _TABLES: Final[dict[str, type[BaseModel]]] = {"policy": PolicySettings, "metering": MeteringSettings}
 """The tables of the file whose keys can be set one by one in the environment."""
 
+_NO_SETTINGS: Final = frozenset({"X402GUARD_ANVIL"})
+"""What `x402guard.testing` reads: it may stand in the environment of a guard, and means nothing to it."""
+
 _JSON_HINTS: Final = {
     "chains": '{"base-sepolia": "https://…"}',
     "assets": '[{"network": "…", "address": "…"}]',
@@ -294,7 +297,7 @@ def _check_names() -> None:
         f"{ENV_PREFIX}{table.upper()}__{name.upper()}" for table, kind in _TABLES.items() for name in kind.model_fields
     }
     for name in os.environ:
-        if name.upper().startswith(ENV_PREFIX) and name not in known | nested:
+        if name.upper().startswith(ENV_PREFIX) and name not in known | nested | _NO_SETTINGS:
             near = difflib.get_close_matches(name.upper(), known | nested, n=1)
             tables = " and ".join(f"{ENV_PREFIX}{table.upper()}__…" for table in _TABLES)
             hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(sorted(known))}, {tables}"

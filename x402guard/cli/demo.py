@@ -15,6 +15,7 @@ import httpx
 import typer
 
 from x402guard.agent import TokenBudget
+from x402guard.cli.engines import EngineName, EngineOption, engine_maker
 from x402guard.errors import BudgetExhausted
 from x402guard.guard import Guard
 from x402guard.metering import Metering
@@ -36,13 +37,15 @@ _UNITS: Final = 10**6  # the dollar token has six decimals
 _BELIEVED: Final = {"captured": "as its receipt claims", "held": "held in full, whatever its receipt claims"}
 
 
-def demo() -> None:
+def demo(engine: EngineOption = EngineName.ETH_TESTER) -> None:
     """Let a court-records agent spend a dollar on a local chain; exit 0 only if books and chain agree to the atomic unit."""
     from x402guard.testing import LlmServer, Testnet
 
     started = time.monotonic()
+    # The demo shows what a guard knows when a payment is final, and does not wait for 64 blocks.
+    make_engine = engine_maker(engine, final_at_once=True)
     typer.echo("A local chain posing as Base Sepolia, a facilitator, a merchant and a model, all on this machine …")
-    with Testnet() as net, LlmServer(_think) as llm, tempfile.TemporaryDirectory() as folder:
+    with Testnet(make_engine=make_engine) as net, LlmServer(_think) as llm, tempfile.TemporaryDirectory() as folder:
         typer.echo(
             f"  chain {net.chain_id} at {net.rpc}, merchant at {net.merchant.url}, model at {llm.base('openai')}"
         )

@@ -9,10 +9,12 @@ from types import FrameType
 
 import typer
 
+from x402guard.cli.engines import EngineName, EngineOption, engine_maker
+
 __all__ = ["testnet"]
 
 
-def testnet() -> None:
+def testnet(engine: EngineOption = EngineName.ETH_TESTER) -> None:  # noqa: PT028 - a command, no test
     """Run a local chain posing as Base Sepolia, a facilitator and a merchant; print where they are, as JSON.
 
     The printed key is a test key, worth nothing anywhere else. Stops at Ctrl-C or SIGTERM.
@@ -26,7 +28,7 @@ def testnet() -> None:
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, ask)
-    with Testnet() as net:
+    with Testnet(make_engine=engine_maker(engine)) as net:
         typer.echo(json.dumps(net.describe(), indent=2))
         while not stop.wait(timeout=3600):
             pass

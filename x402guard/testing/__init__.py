@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from x402guard.testing.anvil_engine import AnvilEngine, AnvilError, find_anvil
     from x402guard.testing.engine import Engine, RpcError
     from x402guard.testing.eth_tester_engine import EthTesterEngine
     from x402guard.testing.facilitator import Facilitator
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from x402guard.testing.testnet import Testnet, Transfer
 
 __all__ = [
+    "AnvilEngine",
+    "AnvilError",
     "Completion",
     "Engine",
     "EthTesterEngine",
@@ -41,10 +44,13 @@ __all__ = [
     "ToolCall",
     "Transfer",
     "default_routes",
+    "find_anvil",
     "rpc_app",
 ]
 
 _HOME = {
+    "AnvilEngine": "anvil_engine",
+    "AnvilError": "anvil_engine",
     "Completion": "llm_calls",
     "Engine": "engine",
     "EthTesterEngine": "eth_tester_engine",
@@ -65,6 +71,7 @@ _HOME = {
     "ToolCall": "llm_calls",
     "Transfer": "testnet",
     "default_routes": "routes",
+    "find_anvil": "anvil_engine",
     "rpc_app": "rpc",
 }
 _EXTRA = {"eth", "eth_tester", "starlette", "uvicorn"}

@@ -46,7 +46,7 @@ class Testnet:
     The payer gets `funds` atomic units (by default $1,000) and has approved Permit2 for all of it. Its key is made up
     afresh for each network unless one is given: never give one that holds real money. `routes`, `settler` and `payee`
     go to the merchant; without a settler, the merchant uses the network's own facilitator. `make_engine` is called with
-    `chain_id` and `balances`, and makes the chain.
+    `chain_id` and `balances`, and makes the chain: `EthTesterEngine`, `AnvilEngine`, or one of those with more arguments bound.
     """
 
     __test__ = False  # pytest must not take the name for a test's
@@ -72,9 +72,10 @@ class Testnet:
         self.permit2 = PERMIT2
         with ExitStack() as opened:
             gas_money = {str(account.address): _GAS_MONEY_WEI for account in (payer, collector)}
-            self._engine = make_engine(chain_id=chain_id, balances=gas_money)
-            opened.callback(self._engine.close)
-            self.rpc = opened.enter_context(Server(rpc_app(self._engine))).url
+            self.engine = make_engine(chain_id=chain_id, balances=gas_money)
+            """The chain itself, for what only one kind of engine can do."""
+            opened.callback(self.engine.close)
+            self.rpc = opened.enter_context(Server(rpc_app(self.engine))).url
             """The URL of the chain's JSON-RPC."""
             self._chain = ChainClient(self.rpc, chain_id)
             opened.callback(self._chain.close)
@@ -143,7 +144,7 @@ class Testnet:
 
     def advance(self, seconds: int) -> None:
         """Move the chain's clock on by whole `seconds`, and mine a block."""
-        self._engine.advance(seconds)
+        self.engine.advance(seconds)
 
     def describe(self) -> dict[str, Any]:
         """Everything a client needs to use this network, as a dict that can be written as JSON."""
