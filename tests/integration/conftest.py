@@ -1,10 +1,11 @@
-"""One fresh test network a module."""
+"""One fresh test network a module and engine."""
 
 import pytest
 from eth_account import Account
 from web3 import HTTPProvider, Web3
 
 from tests.integration import official
+from tests.integration.engines import ENGINES, engine_maker
 from tests.integration.rig import EXTRA_ROUTES
 from x402guard.testing import (
     Server,
@@ -14,9 +15,20 @@ from x402guard.testing import (
 from x402guard.testing.chain_client import ChainClient
 
 
+@pytest.fixture(scope="module", params=ENGINES)
+def engine(request):
+    """The name of the chain that the module's test network runs on."""
+    return request.param
+
+
 @pytest.fixture(scope="module")
-def net():
-    with Testnet(routes=default_routes() + EXTRA_ROUTES) as running:
+def make_engine(engine):
+    return engine_maker(engine)
+
+
+@pytest.fixture(scope="module")
+def net(make_engine):
+    with Testnet(routes=default_routes() + EXTRA_ROUTES, make_engine=make_engine) as running:
         yield running
 
 

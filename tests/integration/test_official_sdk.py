@@ -19,8 +19,8 @@ SALES = {"GET /documents/3": 100_000, "GET /permit2/3": 100_000, "POST /llm": 12
 
 
 @pytest.fixture(scope="module")
-def net():
-    with Testnet() as net:
+def net(make_engine):
+    with Testnet(make_engine=make_engine) as net:
         net.fund(Account.from_key(FACILITATOR_KEY).address, wei=10**19)
         yield net
 

@@ -25,8 +25,8 @@ ROUTES = {
 
 
 @pytest.fixture(scope="module")
-def net():
-    with Testnet() as net:
+def net(make_engine):
+    with Testnet(make_engine=make_engine) as net:
         yield net
 
 

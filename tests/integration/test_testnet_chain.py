@@ -73,8 +73,8 @@ def test_a_transaction_for_another_chain_is_refused(net, chain):
     for raw, complaint in [
         (signed(Account.from_key(net.payer_key), nonce=0, chain_id=1), "chain id"),
         (signed(Account.from_key(net.payer_key), nonce=0), "nonce too low"),
-        ("0x02c0", "not a transaction"),
-        ("0x", "not a transaction"),
+        ("0x02c0", "not a transaction|Failed to decode transaction"),
+        ("0x", "not a transaction|Empty transaction data"),
     ]:
         with pytest.raises(RpcError, match=complaint):
             chain.rpc("eth_sendRawTransaction", raw)
@@ -87,7 +87,7 @@ def test_a_transaction_that_comes_too_early_waits_for_its_turn(net, chain):
     third, second, first = (
         chain.rpc("eth_sendRawTransaction", signed(sender, nonce=nonce, data=approvals[nonce])) for nonce in (2, 1, 0)
     )
-    assert [chain.rpc("eth_getTransactionReceipt", each)["status"] for each in (first, second, third)] == ["0x1"] * 3
+    assert [chain.receipt(each)["status"] for each in (first, second, third)] == ["0x1"] * 3
     blocks = [int(chain.rpc("eth_getTransactionByHash", each)["blockNumber"], 16) for each in (first, second, third)]
     assert blocks == sorted(blocks)
     assert chain.read_uint(TOKEN, "allowance(address,address)", sender.address, PERMIT2) == 3
@@ -192,7 +192,7 @@ def test_web3_understands_blocks_transactions_and_receipts(net, w3):
     assert len(w3.eth.get_code(TOKEN)) > 1000
 
 
-def test_rpc_answers_batches_and_survives_nonsense(net):
+def test_rpc_answers_batches_and_survives_nonsense(net, engine):
     def post(content):
         return httpx.post(net.rpc, content=content, trust_env=False)
 
@@ -219,7 +219,10 @@ def test_rpc_answers_batches_and_survives_nonsense(net):
         b'{"jsonrpc": "2.0", "id": 1, "method": "eth_getBalance", "params": ["nobody", "latest"]}': -32602,
         b'{"jsonrpc": "2.0", "id": 1, "method": "eth_call", "params": [7, "latest"]}': -32602,
         b'{"jsonrpc": "2.0", "id": 1, "method": "eth_getLogs", "params": ["all"]}': -32602,
-        b'{"jsonrpc": "2.0", "id": 1, "method": "eth_call", "params": [{"to": null, "data": "0xfe"}]}': -32000,
+        b'{"jsonrpc": "2.0", "id": 1, "method": "eth_call", "params": [{"to": null, "data": "0xfe"}]}': {
+            "eth-tester": -32000,
+            "anvil": -32603,
+        }[engine],
     }
     assert {content: post(content).json()["error"]["code"] for content in codes} == codes
     assert post(b'{"jsonrpc": "2.0", "method": "eth_chainId"}').status_code == 204
@@ -262,12 +265,12 @@ def test_idle_blocks_keep_coming_and_the_clock_is_real():
     assert engine.rpc("eth_blockNumber", []) == stopped
 
 
-def test_time_can_be_moved_on_until_a_payment_has_lapsed():
+def test_time_can_be_moved_on_until_a_payment_has_lapsed(make_engine):
     routes = [
         *EXTRA_ROUTES,
         Route(name="held", path="/held", answer=broken, offers=(Offer(price=1),), max_timeout_s=60),
     ]
-    with Testnet(routes=routes) as net:
+    with Testnet(routes=routes, make_engine=make_engine) as net:
         chain = ChainClient(net.rpc, net.chain_id)
         _, requests = official.pay(net.payer_key, "GET", f"{net.merchant.url}/held")
         before = int(chain.rpc("eth_getBlockByNumber", "latest", False)["timestamp"], 16)
