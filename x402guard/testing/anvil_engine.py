@@ -173,7 +173,7 @@ class AnvilEngine:
     unless it is given. There are no accounts whose keys anvil knows.
 
     Raises ConfigError if anvil cannot be found or does not start, and ValueError for a time or an epoch that is none.
-    The process ends with `close` and with the interpreter; one that is killed by SIGKILL leaves it behind.
+    The process ends with `close` and with the interpreter; one that a signal kills outright leaves it behind.
     """
 
     def __init__(
@@ -207,7 +207,7 @@ class AnvilEngine:
         ]
         with ExitStack() as opened:
             folder = opened.enter_context(tempfile.TemporaryDirectory(prefix="x402guard-anvil-"))
-            self._anvil = _Anvil([*command, "--cache-path", folder], folder)
+            self._anvil = _Anvil(command, folder)
             opened.callback(self._anvil.close)
             url = f"http://127.0.0.1:{self._anvil.port()}"
             self._http = opened.enter_context(httpx.Client(base_url=url, timeout=_CALL_TIMEOUT_S, trust_env=False))
