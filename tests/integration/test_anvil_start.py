@@ -107,11 +107,14 @@ def test_without_any_it_is_said_how_to_install_it(monkeypatch, tmp_path):
 def test_a_missing_anvil_skips_with_its_reason_and_fails_where_it_is_required(monkeypatch, tmp_path):
     monkeypatch.setenv("X402GUARD_ANVIL", str(tmp_path / "none"))
     monkeypatch.delenv(SWITCH, raising=False)
-    with pytest.raises(pytest.skip.Exception, match=r"is no file that can be run\. Install it with"):
+    outcomes = (pytest.skip.Exception, pytest.fail.Exception)  # a skip that is not caught here would skip this test
+    with pytest.raises(outcomes, match=r"is no file that can be run\. Install it with") as skipped:
         needs_anvil()
+    assert skipped.type is pytest.skip.Exception
     monkeypatch.setenv(SWITCH, "1")
-    with pytest.raises(pytest.fail.Exception, match=f"{SWITCH}=1, but X402GUARD_ANVIL: .* Install it with"):
+    with pytest.raises(outcomes, match=f"{SWITCH}=1, but X402GUARD_ANVIL: .* Install it with") as failed:
         needs_anvil()
+    assert failed.type is pytest.fail.Exception
 
 
 def test_the_variable_is_nothing_to_a_guard(monkeypatch, tmp_path):
@@ -150,7 +153,7 @@ def test_a_program_that_ends_at_once_is_quoted_and_sees_no_secret(script, monkey
     monkeypatch.setenv("X402GUARD_PRIVATE_KEY", "0x" + "5e" * 32)
     monkeypatch.setenv("ANVIL_IP_ADDR", "0.0.0.0")  # noqa: S104 - what it must not listen on
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    script("print(sorted(os.environ)); print('in', os.getcwd(), sys.argv); print(sys.stdin.read()); sys.exit(3)")
+    script("print(sorted(os.environ)); print('in', os.getcwd(), sys.argv); sys.exit(3)")
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match="did not start: it ended with code 3 and these words: ") as wrong:
         AnvilEngine(binary="anvil", chain_id=5)
@@ -161,6 +164,19 @@ def test_a_program_that_ends_at_once_is_quoted_and_sees_no_secret(script, monkey
     assert f"in {tmp_path.resolve()}/x402guard-anvil-" in said
     assert "'--host', '127.0.0.1'" in said
     assert sorted(each.name for each in tmp_path.iterdir()) == ["anvil", "pid"]
+
+
+def test_a_program_reads_nothing_of_what_is_typed(script, tmp_path):
+    (tmp_path / "typed").write_text("correct horse battery staple")
+    kept = os.dup(0)
+    try:
+        with (tmp_path / "typed").open() as typed:
+            os.dup2(typed.fileno(), 0)
+        with pytest.raises(ConfigError, match=r"these words: read \[\]"):
+            AnvilEngine(binary=script("print('read', sys.stdin.readlines())"))
+    finally:
+        os.dup2(kept, 0)
+        os.close(kept)
 
 
 def test_a_program_that_says_nothing_is_ended(script, monkeypatch, tmp_path):
@@ -279,8 +295,16 @@ def test_the_testnet_runs_on_anvil_and_takes_it_along(script, tmp_path, number):
             lines.append(command.stdout.readline())
             assert lines[-1], command.stderr.read()
         net = json.loads("".join(lines))
-        call = {"jsonrpc": "2.0", "id": 1, "method": "web3_clientVersion", "params": []}
-        assert httpx.post(net["rpc"], json=call, trust_env=False).json()["result"].startswith("anvil/")
+        with httpx.Client(base_url=net["rpc"], trust_env=False) as http:
+
+            def ask(method, *params):
+                return http.post("/", json={"jsonrpc": "2.0", "id": 1, "method": method, "params": params}).json()[
+                    "result"
+                ]
+
+            assert ask("web3_clientVersion").startswith("anvil/")
+            heights = [int(ask("eth_getBlockByNumber", tag, False)["number"], 16) for tag in ("finalized", "latest")]
+        assert heights[0] == 0 < heights[1], "sixty-four blocks have not passed yet"
         assert not gone(pid_in(tmp_path))
     finally:
         command.send_signal(number)
