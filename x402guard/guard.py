@@ -142,8 +142,9 @@ class Guard:
         store = open_store(ledger) if isinstance(ledger, str) else ledger
         self._rechecker = Rechecker(lambda: run(sweep(self.terms), self.shell))
         recheck = self._rechecker.nudge if background_checks and chain is not None else do_nothing
-        asked = as_approver(approver, store)
-        self.shell = Shell(store, signer, chain, asked, self._teller, kill_file=stop, recheck=recheck)
+        self.shell = Shell(
+            store, signer, chain, as_approver(approver, store), self._teller, kill_file=stop, recheck=recheck
+        )
         self._open(limit)
 
     def _open(self, limit: Nanos | None) -> None:
