@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, SecretStr, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
 from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
@@ -116,7 +116,8 @@ class Settings(BaseSettings):
     private_key: SecretStr | None = None
     ledger: str = DEFAULT_LEDGER
     budget: str | None = None
-    chains: dict[str, str | list[str] | ChainSettings] = {}
+    # Both kinds of URL often hold an access key.
+    chains: dict[str, str | list[str] | ChainSettings] = Field({}, repr=False)
     assets: list[AssetSettings] = []
     policy: PolicySettings = PolicySettings()
     metering: MeteringSettings = MeteringSettings()
@@ -126,7 +127,7 @@ class Settings(BaseSettings):
     flight_s: int = DEFAULT_FLIGHT_S
     session_budget: str | None = None
     approver: Literal["terminal", "queue"] | None = None
-    webhook_url: str | None = None
+    webhook_url: str | None = Field(None, repr=False)
     webhook_secret: SecretStr | None = None
     kill_file: str | None = None
     max_clock_jump_s: int = MAX_CLOCK_JUMP_S

@@ -44,9 +44,11 @@ from x402guard.effects import (
     Warn,
 )
 from x402guard.errors import SignerError
+from x402guard.ledger.model import Hold
 from x402guard.ledger.view import LedgerView, Notice
 from x402guard.policy.approvals import Answer
 from x402guard.ports import ChainReader, LedgerStore, Place, Signer
+from x402guard.sealed import Sealed, forgetting
 from x402guard.signers import normalise_signature
 
 __all__ = ["AsyncExchange", "Exchange", "NoticeTeller", "Shell", "do_nothing", "run", "run_async"]
@@ -334,13 +336,18 @@ def _call(effect: Effect, shell: Shell) -> tuple[bool, Callable[[], Any]]:
             if signer is None:
                 raise SignerError("there is no signer")
             # Signing reads the hold's row first, so it is as quick as the store is.
-            return signer.inline and shell.store.inline, lambda: normalise_signature(signer.sign(hold))
+            return signer.inline and shell.store.inline, lambda: _signed(signer, hold)
         case ReadChain() | ReadFunds() | ReadTransfers() | ReadNonce():
             return shell.chain is None, lambda: shell.asking.ask(effect, shell.chain)
         case Recheck():
             return True, shell.recheck
         case _:
             raise TypeError(f"{effect!r} is not an effect that a driver can run")
+
+
+def _signed(signer: Signer, hold: Hold) -> Sealed[bytes]:
+    with forgetting():
+        return Sealed(normalise_signature(signer.sign(hold)))
 
 
 def _needed(exchange: X | None) -> X:

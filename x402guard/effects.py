@@ -7,7 +7,7 @@ and never an HTTP library's object. ``drivers`` runs it, blocking or async.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from x402guard.errors import LedgerUnavailable
@@ -17,6 +17,7 @@ from x402guard.ledger.model import Hold
 from x402guard.ledger.view import Change, Scope
 from x402guard.policy.approvals import Answer, ApprovalRequest
 from x402guard.ports import Funds, Outgoing, Place
+from x402guard.sealed import Sealed
 
 __all__ = [
     "Ask",
@@ -25,6 +26,7 @@ __all__ = [
     "Effect",
     "Enter",
     "Flow",
+    "HeaderLine",
     "Interrupted",
     "Killed",
     "PeekBody",
@@ -57,25 +59,28 @@ __all__ = [
 
 R = TypeVar("R")
 
+HeaderLine = tuple[str, str | Sealed[str]]
+"""The name and value of a header to be added to a request; sealed where it is a payment."""
+
 
 @dataclass(frozen=True, slots=True)
 class Reply:
     """The head of a response: status, and header lines as they came."""
 
     status: int
-    headers: tuple[tuple[str, str], ...]
+    headers: tuple[tuple[str, str], ...] = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Send:
     """Send the request, with these header lines added to a copy of it. Answered by a ``Reply``.
 
-    ``pays`` is the hold whose payment is among them, or None; ``body`` is sent in place of the request's own, where it is
+    A payment is sealed among them, and ``pays`` its hold, or None; ``body`` is sent in place of the request's own, where it is
     not None. ``call_s`` is how many seconds it may all take to the end of the answer's body, ``chunk_s`` from one piece of that
     to the next; None for any time. Fails with ``SendFailed``.
     """
 
-    headers: tuple[tuple[str, str], ...] = ()
+    headers: tuple[HeaderLine, ...] = ()
     pays: str | None = None
     body: bytes | None = None
     call_s: int | None = None
@@ -148,7 +153,7 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class Sign:
-    """Sign a committed hold. Answered by 65 bytes."""
+    """Sign a committed hold. Answered by 65 bytes, sealed."""
 
     hold: Hold
 
@@ -237,7 +242,7 @@ class Interrupted(BaseException):  # a signal between driver and flow, never see
 
 
 def send(
-    *headers: tuple[str, str],
+    *headers: HeaderLine,
     pays: str | None = None,
     body: bytes | None = None,
     call_s: int | None = None,
@@ -306,9 +311,9 @@ def checkpoint() -> Flow[None]:
     yield Checkpoint()
 
 
-def sign(hold: Hold) -> Flow[bytes]:
+def sign(hold: Hold) -> Flow[Sealed[bytes]]:
     """Return the signature of a committed hold."""
-    signature: bytes = yield Sign(hold)
+    signature: Sealed[bytes] = yield Sign(hold)
     return signature
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Final
 
@@ -14,6 +14,7 @@ from x402guard.incoming import AsyncReplay, Replay, decoded_body
 from x402guard.library import Library
 from x402guard.outgoing import Outgoing
 from x402guard.ports import Place
+from x402guard.sealed import forgetting
 from x402guard.watching import Watch
 
 if TYPE_CHECKING:
@@ -23,6 +24,11 @@ __all__ = ["GUARDED_SEND", "AsyncExchanged", "Exchanged"]
 
 GUARDED_SEND: Final[ContextVar[bool]] = ContextVar("x402guard_guarded_send", default=False)
 """True while a transport of the caller's sends for us, by whatever library it may stand on."""
+
+
+def _showing_no_payment(effect: Send) -> AbstractContextManager[None]:
+    """The frames in which a payment could not be sent hold it in bytes and headers; what is not paid keeps its own."""
+    return nullcontext() if effect.pays is None else forgetting()
 
 
 class _Kept:
@@ -89,15 +95,16 @@ class Exchanged(_Kept):
         """See ``drivers.Exchange.send``."""
         try:
             self.close()
-            request = self.outgoing.copy(effect.headers, effect.pays, effect.body)
-            watch = self.begin(effect.call_s, effect.chunk_s)
-            if watch is not None and watch.left_s is not None and self.outgoing.stock:
-                response = self._sent_aside(request, watch)
-            else:
-                response = self._inner.handle_request(request)
+            with _showing_no_payment(effect):
+                request = self.outgoing.copy(effect.headers, effect.pays, effect.body)
+                watch = self.begin(effect.call_s, effect.chunk_s)
+                if watch is not None and watch.left_s is not None and self.outgoing.stock:
+                    response = self._sent_aside(request, watch)
+                else:
+                    response = self._inner.handle_request(request)
         except Exception as error:
             raise self.outgoing.failed(error) from error
-        self._response = response
+        self._response = self.outgoing.answered(response)
         if watch is not None:
             self.watch_body(response, self._library.watched)
         return Reply(response.status_code, tuple(response.headers.multi_items()))
@@ -162,12 +169,13 @@ class AsyncExchanged(_Kept):
         """See ``drivers.Exchange.send``."""
         try:
             await self.aclose()
-            request = self.outgoing.copy(effect.headers, effect.pays, effect.body)
-            watch = self.begin(effect.call_s, effect.chunk_s)
-            response = await self._sent(request, watch)
+            with _showing_no_payment(effect):
+                request = self.outgoing.copy(effect.headers, effect.pays, effect.body)
+                watch = self.begin(effect.call_s, effect.chunk_s)
+                response = await self._sent(request, watch)
         except Exception as error:
             raise self.outgoing.failed(error) from error
-        self._response = response
+        self._response = self.outgoing.answered(response)
         if watch is not None:
             self.watch_body(response, self._library.async_watched)
         return Reply(response.status_code, tuple(response.headers.multi_items()))

@@ -16,7 +16,7 @@ from typing import Final, TypeVar
 from x402guard.assets import AssetRegistry
 from x402guard.booking import cause, error_name, hold_or_refuse
 from x402guard.challenge import Payable, read_challenge, screen
-from x402guard.effects import Flow, Reply, SendFailed, checkpoint, compute, recheck, send, sign
+from x402guard.effects import Flow, HeaderLine, Reply, SendFailed, checkpoint, compute, recheck, send, sign
 from x402guard.errors import (
     CallTimeout,
     LedgerUnavailable,
@@ -35,6 +35,7 @@ from x402guard.policy import RequestFacts, rank
 from x402guard.purchase import Authorized, Stuck, authorize_purchase, payment_step, purchase_scope
 from x402guard.refusals import refused, uncertain_of
 from x402guard.schemes import payment_header
+from x402guard.sealed import Sealed, forgetting
 from x402guard.settlement import (
     Doubt,
     Receipt,
@@ -176,14 +177,14 @@ def _resolve(hold: Hold) -> Flow[None]:
         raise uncertain
 
 
-def _sign(terms: Terms, authorized: Authorized) -> Flow[tuple[str, str]]:
+def _sign(terms: Terms, authorized: Authorized) -> Flow[HeaderLine]:
     """Step 7: the header, made from the committed hold alone. Before the signature a cancellation costs nothing."""
     hold = authorized.hold
     signing = False
     try:
         yield from checkpoint()
         signing = True
-        return payment_header(hold.payment(), (yield from sign(hold)))
+        return _sealed_header(hold, (yield from sign(hold)))
     except GeneratorExit:
         raise
     except SignerError as error:
@@ -208,7 +209,13 @@ def _sign(terms: Terms, authorized: Authorized) -> Flow[tuple[str, str]]:
         raise
 
 
-def _present(terms: Terms, authorized: Authorized, header: tuple[str, str]) -> Flow[Hold]:
+def _sealed_header(hold: Hold, signature: Sealed[bytes]) -> HeaderLine:
+    with forgetting():
+        name, value = map(Sealed, payment_header(hold.payment(), signature.reveal()))
+    return name.reveal(), value
+
+
+def _present(terms: Terms, authorized: Authorized, header: HeaderLine) -> Flow[Hold]:
     """Steps 8 and 9: the cheque leaves. From here on only proof frees the hold, and no error says that nothing was paid."""
     hold = authorized.hold
     try:

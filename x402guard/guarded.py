@@ -19,6 +19,7 @@ from x402guard.library import Library
 from x402guard.metering.classify import Unmetered, classify
 from x402guard.outgoing import LogicalRequest, Outgoing, buffer_body, buffer_body_async, describe_request, is_guarded
 from x402guard.reading_along import AsyncMetered, Metered
+from x402guard.redaction import redact_logs
 from x402guard.refusals import refused
 from x402guard.settlement import Receipt, note_late
 from x402guard.terms import Terms
@@ -63,6 +64,7 @@ class Guarded:
             raise ConfigError(f"GuardedTransport(…): {payer!r} is neither a Session nor a Guard")
         if on_refusal not in get_args(OnRefusal):
             raise ConfigError(f"on_refusal: {on_refusal!r} is neither 'raise' nor 'respond'")
+        redact_logs()
         self._payer = payer
         self._on_refusal = on_refusal
 

@@ -9,10 +9,11 @@ import weakref
 from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from x402guard.effects import SendFailed
+from x402guard.effects import HeaderLine, SendFailed
 from x402guard.errors import ConfigError
 from x402guard.incoming import Kept
 from x402guard.policy import RequestFacts
+from x402guard.sealed import Sealed
 from x402guard.settlement import Receipt
 from x402guard.wire import PAYMENT_HEADERS
 
@@ -264,7 +265,7 @@ class Outgoing:
         self._logical = logical
         self.stock = stock
 
-    def copy(self, headers: tuple[tuple[str, str], ...], pays: str | None, body: bytes | None) -> httpx.Request:
+    def copy(self, headers: tuple[HeaderLine, ...], pays: str | None, body: bytes | None) -> httpx.Request:
         """Return the request to send, with *headers* in place of any of the same name; they pay the hold *pays*.
 
         *body* goes in place of the request's own, where it is not None.
@@ -276,7 +277,7 @@ class Outgoing:
             for name in PAYMENT_HEADERS:
                 lines.pop(name, None)
         for name, value in headers:
-            lines[name] = value
+            lines[name] = value.reveal() if isinstance(value, Sealed) else value
         self._logical.paid_by = pays or self._logical.paid_by
         if body is not None:
             lines.pop("transfer-encoding", None)
@@ -291,6 +292,14 @@ class Outgoing:
             extensions={**original.extensions, GUARDED: _MARK},
         )
 
+    def answered(self, response: httpx.Response) -> httpx.Response:
+        """Return *response* as the answer to the caller's request, where the transport says what it answers: ours has a payment."""
+        if isinstance(getattr(response, "_request", None), self._library.request):
+            response.request = self._request
+        return response
+
     def failed(self, error: Exception) -> SendFailed:
         """Return the signal for the flow; only the stock transports tell reliably that nothing left the machine."""
+        if isinstance(getattr(error, "_request", None), self._library.request):
+            error.request = self._request  # type: ignore[attr-defined]  # theirs has the payment in its headers
         return SendFailed(error, before_connection=self.stock and isinstance(error, self._library.unsent))

@@ -22,6 +22,7 @@ import httpx
 from x402guard.errors import ConfigError
 from x402guard.ledger.view import Notice
 from x402guard.outgoing import marked_guarded
+from x402guard.redaction import bare_url, hide_url
 
 __all__ = ["OnNotice", "Teller", "Webhook", "sign_delivery"]
 
@@ -47,7 +48,7 @@ class Webhook:
     ``t=<unix seconds>,v1=<hex>``, HMAC-SHA256 of ``<unix seconds>.<body>``. Raises ``ConfigError`` naming the setting.
     """
 
-    url: str
+    url: str = field(repr=False)
     secret: str = field(repr=False)
 
     def __post_init__(self) -> None:
@@ -70,6 +71,11 @@ class Webhook:
             enough = False
         if not enough:
             raise ConfigError(f"webhook.secret: a secret of at least {_LEAST_SECRET} characters signs what is sent")
+
+        hide_url(self.url)  # those of chat services hold their key in the path
+
+    def __repr__(self) -> str:
+        return f"Webhook(url={bare_url(self.url)!r})"
 
     def __reduce__(self) -> str:
         raise TypeError("a Webhook holds a secret and is not pickled")

@@ -28,6 +28,7 @@ from x402guard.flow import paid_request
 from x402guard.ledger.evidence import Settled, Unused, Used
 from x402guard.ledger.model import HoldState
 from x402guard.policy import RequestFacts
+from x402guard.sealed import Sealed
 from x402guard.settlement import sweep
 from x402guard.stores import open_store
 
@@ -49,7 +50,7 @@ class Seller:
         payment = dict(headers).get("PAYMENT-SIGNATURE")
         if payment is None:
             return Reply(402, (("PAYMENT-REQUIRED", b64(required(self.offer))),))
-        message = unb64(payment)["payload"]
+        message = unb64(payment.reveal())["payload"]
         body = message.get("authorization") or message["permit2Authorization"]
         nonce = int(str(body["nonce"]), 0)
         until = int(body.get("validBefore") or body["deadline"])
@@ -136,7 +137,7 @@ def drive(flow, guard, seller, stop_after, mood):
                 case Compute(job, _):
                     answer = job(guard.shell.store.now_ms())
                 case Sign(hold):
-                    answer = guard.shell.signer.sign(hold)
+                    answer = Sealed(guard.shell.signer.sign(hold))
                 case ReadChain(hold):
                     answer = seller.read(hold)
         except (X402GuardError, SendFailed) as error:
