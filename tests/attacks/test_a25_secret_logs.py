@@ -10,7 +10,7 @@ import pytest
 
 import x402guard.httpx2
 from tests.attacks.secrets_in import everything_logged, forms_of, found, payment_header
-from tests.attacks.wire import WIRES, HangUp, needs_http2, serving
+from tests.attacks.wire import WIRES, HangUpError, needs_http2, serving
 from tests.support import KEY, Shop, accept, b64, make_guard, permit2, receipt, required, required_v1, upto
 from x402guard import AsyncGuardedTransport, GuardedTransport, SettlementUncertain
 from x402guard.redaction import RedactingFilter, redact_logs
@@ -38,7 +38,7 @@ class Moody(Shop):
         again = header is not None and any(payment_header(seen) for seen in self.seen if seen.url == request.url)
         response = super().__call__(request)
         if header is not None and request.url.path == "/lost" and not again:
-            raise HangUp
+            raise HangUpError
         return response
 
 

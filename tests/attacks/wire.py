@@ -15,7 +15,7 @@ WIRES = ["HTTP/1.1", pytest.param("HTTP/2", marks=needs_http2)]
 _CHUNK = 65_536
 
 
-class HangUp(Exception):
+class HangUpError(Exception):
     """Raised by a shop to end the connection without an answer."""
 
 
