@@ -35,7 +35,8 @@ from x402guard import (
     SettlementUncertain,
     X402GuardError,
 )
-from x402guard.sealed import forget_locals
+from x402guard.effects import Reply
+from x402guard.sealed import forgetting
 
 OFFERS = {
     "exact": required(),
@@ -279,28 +280,35 @@ def test_a25_forgetting_leaves_the_callers_own_frames_and_generators_alone():
             finally:
                 ended.append(True)
 
-    ended = []
+    ended, theirs = [], KeyError("theirs")
     manager = careful()
     manager.__enter__()
-    generator = manager.gen
-    held = generator.throw(KeyError("theirs"))
+    held = manager.gen.throw(theirs)
     try:
         try:
-            raise KeyError("theirs too")
+            raise theirs
         except KeyError:
-            _fail_below()
+            _fail_below_us()
     except ValueError as error:
-        forget_locals(error)
-        [below] = [
-            frame for frame, _ in traceback.walk_tb(error.__traceback__) if frame.f_code.co_name == "_fail_below"
-        ]
-        assert below.f_locals == {}
+        frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+        assert error.__context__ is theirs
+        assert manager.gen.gi_frame in [frame for frame, _ in traceback.walk_tb(theirs.__traceback__)]
+        assert [frame.f_locals for frame in frames if frame.f_code.co_name == "_fail_below"] == [{}]
         assert "_fail_below" in "".join(traceback.format_exception(error))
     assert held == "the caller's"
     assert ended == []
-    assert list(generator) == []
+    assert list(manager.gen) == []
+
+
+def _fail_below_us():
+    with forgetting():
+        _fail_below()
 
 
 def _fail_below():
     secret = "held below"
     raise ValueError(len(secret))
+
+
+def test_a25_the_head_of_an_answer_shows_no_receipt():
+    assert repr(Reply(200, (("PAYMENT-RESPONSE", "eyJzdWNjZXNz"),))) == "Reply(status=200)"
