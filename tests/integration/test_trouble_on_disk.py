@@ -20,7 +20,7 @@ from tests.attacks.hostile import ROOT, SpySigner
 from tests.integration.poor import NOBODY, told
 from tests.support import KEY, NETWORK, URL, Shop, client, make_guard
 from x402guard import ConfigError, LedgerUnavailable, LocalSigner, Policy, PolicyDenied, X402GuardError
-from x402guard.chain import RpcChainReader
+from x402guard.chain import Chain, RpcChainReader
 
 CENT = Decimal("0.01")
 UNAVAILABLE = {
@@ -322,14 +322,13 @@ NODES = {
     "no JSON": _http(b"<html>welcome</html>"),
     "JSON of another kind": _http(b"[1, 2, 3]"),
     "an RPC error": _http(b'{"jsonrpc": "2.0", "id": 0, "error": {"code": -32000, "message": "rate limit"}}'),
-    "another chain": _http(b'{"jsonrpc": "2.0", "id": 0, "result": "0x1"}'),
     "no number": _http(b'{"jsonrpc": "2.0", "id": 0, "result": "many"}'),
 }
 
 
 def assert_unreadable(ledger, url) -> None:
     """Refused before the signature, naming neither path nor key of the URL; a guard that needs no chain pays afterwards."""
-    chain = RpcChainReader({NETWORK: url}, timeout_s=0.3)
+    chain = RpcChainReader({NETWORK: Chain((url,), timeout_s=0.3)}, pause=lambda _seconds: None)
     with spending(ledger, chains=chain) as (session, http, shop, signer):
         with pytest.raises(PolicyDenied) as caught:
             http.get(URL)
@@ -361,3 +360,16 @@ def test_a_dead_node_refuses_before_the_signature(ledger):
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     assert_unreadable(ledger, f"http://127.0.0.1:{port}/v3/0123456789abcdef")
+
+
+def test_a_node_of_another_chain_is_a_wrong_setting_and_nothing_is_signed(ledger):
+    with node(_http(b'{"jsonrpc": "2.0", "id": 0, "result": "0x1"}')) as url:
+        chain = RpcChainReader({NETWORK: Chain((url,), timeout_s=0.3)}, pause=lambda _seconds: None)
+        with spending(ledger, chains=chain) as (session, http, shop, signer):
+            outcome = refused(lambda: http.get(URL), ConfigError)
+            facts = ("config_error", "configuration", False, "after_change")
+            assert tuple(outcome[name] for name in ("code", "phase", "money_may_have_moved", "retry")) == facts
+            assert "serves chain 1" in outcome["message"]
+            assert "0123456789abcdef" not in outcome["message"] + outcome["advice"]
+            assert (signer.signed, shop.payments, session.held, session.spent) == ([], [], 0, 0)
+        chain.close()
