@@ -1,4 +1,4 @@
-"""17: the seller of an ``upto`` decides the amount alone, and takes the ceiling every time."""
+"""Row 17: the seller of an ``upto`` decides the amount alone, and takes the ceiling every time."""
 
 import pytest
 
@@ -28,14 +28,14 @@ def trusting(**policy):
     return make_guard(unsafe_trust_receipts=True, policy=Policy(**policy))
 
 
-def test_the_ceiling_is_what_is_held_whatever_the_server_takes():
+def test_a17_the_ceiling_is_what_is_held_whatever_the_server_takes():
     with make_guard() as guard, guard.session("s", budget="$0.10") as session:
         buy(client(session, selling_at(1)), 1)
         assert str(session.held) == "0.05"
 
 
 @pytest.mark.parametrize("amount", [50_000, 49_500])
-def test_twenty_settlements_at_the_ceiling_are_an_event_and_then_a_refusal(amount):
+def test_a17_twenty_settlements_at_the_ceiling_are_an_event_and_then_a_refusal(amount):
     with trusting(upto_at_ceiling="refuse") as guard, guard.session("s", budget="$5.00") as session:
         http = client(session, selling_at(amount))
         buy(http, 19)
@@ -47,13 +47,13 @@ def test_twenty_settlements_at_the_ceiling_are_an_event_and_then_a_refusal(amoun
         assert session.held == 0
 
 
-def test_by_default_it_is_an_event_once():
+def test_a17_by_default_it_is_an_event_once():
     with trusting() as guard, guard.session("s", budget="$5.00") as session:
         buy(client(session, selling_at(50_000)), 25)
         assert len(warnings(session)) == 1
 
 
-def test_a_single_measured_settlement_ends_the_habit():
+def test_a17_a_single_measured_settlement_ends_the_habit():
     with trusting(upto_at_ceiling="refuse") as guard, guard.session("s", budget="$5.00") as session:
         buy(client(session, selling_at(50_000)), 19)
         buy(client(session, selling_at(49_499)), 1)
