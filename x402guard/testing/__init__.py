@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from x402guard.testing.engine import Engine, RpcError
     from x402guard.testing.eth_tester_engine import EthTesterEngine
     from x402guard.testing.facilitator import Facilitator
+    from x402guard.testing.hostile_behaviours import BEHAVIOURS, Behaviour
+    from x402guard.testing.hostile_records import Cheque, Received
+    from x402guard.testing.hostile_server import HostileServer
     from x402guard.testing.llm import LlmServer
     from x402guard.testing.llm_calls import Completion, Failure, LlmCall, ToolCall
     from x402guard.testing.merchant import Merchant
@@ -24,17 +27,22 @@ if TYPE_CHECKING:
 __all__ = [
     "AnvilEngine",
     "AnvilError",
+    "BEHAVIOURS",
+    "Behaviour",
+    "Cheque",
     "Completion",
     "Engine",
     "EthTesterEngine",
     "Facilitator",
     "FacilitatorClient",
     "Failure",
+    "HostileServer",
     "LlmCall",
     "LlmServer",
     "Merchant",
     "Offer",
     "Payment",
+    "Received",
     "Route",
     "RpcError",
     "Server",
@@ -51,17 +59,22 @@ __all__ = [
 _HOME = {
     "AnvilEngine": "anvil_engine",
     "AnvilError": "anvil_engine",
+    "BEHAVIOURS": "hostile_behaviours",
+    "Behaviour": "hostile_behaviours",
+    "Cheque": "hostile_records",
     "Completion": "llm_calls",
     "Engine": "engine",
     "EthTesterEngine": "eth_tester_engine",
     "Facilitator": "facilitator",
     "FacilitatorClient": "settlers",
     "Failure": "llm_calls",
+    "HostileServer": "hostile_server",
     "LlmCall": "llm_calls",
     "LlmServer": "llm",
     "Merchant": "merchant",
     "Offer": "routes",
     "Payment": "settlers",
+    "Received": "hostile_records",
     "Route": "routes",
     "RpcError": "engine",
     "Server": "server",
