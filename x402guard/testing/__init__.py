@@ -1,4 +1,4 @@
-"""A whole x402 world on one machine, to try and to test: a chain, a facilitator, a merchant, LLM providers.
+"""A whole x402 world on one machine, to try and to test: a chain, a facilitator, a merchant, LLM providers; and hostile ones.
 
 Its names load on first use, because what they stand on (an EVM, web3, an HTTP server) takes most of a second to import
 and is not installed with x402guard alone.
@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from x402guard.testing.eth_tester_engine import EthTesterEngine
     from x402guard.testing.facilitator import Facilitator
     from x402guard.testing.hostile_behaviours import BEHAVIOURS, Behaviour
+    from x402guard.testing.hostile_chain import CHAIN_LIES, HostileChain
+    from x402guard.testing.hostile_clock import HostileClock
+    from x402guard.testing.hostile_facilitator import FACILITATOR_LIES, HostileFacilitator
     from x402guard.testing.hostile_records import Cheque, Received
     from x402guard.testing.hostile_server import HostileServer
     from x402guard.testing.llm import LlmServer
@@ -28,6 +31,8 @@ __all__ = [
     "AnvilEngine",
     "AnvilError",
     "BEHAVIOURS",
+    "CHAIN_LIES",
+    "FACILITATOR_LIES",
     "Behaviour",
     "Cheque",
     "Completion",
@@ -36,6 +41,9 @@ __all__ = [
     "Facilitator",
     "FacilitatorClient",
     "Failure",
+    "HostileChain",
+    "HostileClock",
+    "HostileFacilitator",
     "HostileServer",
     "LlmCall",
     "LlmServer",
@@ -60,6 +68,8 @@ _HOME = {
     "AnvilEngine": "anvil_engine",
     "AnvilError": "anvil_engine",
     "BEHAVIOURS": "hostile_behaviours",
+    "CHAIN_LIES": "hostile_chain",
+    "FACILITATOR_LIES": "hostile_facilitator",
     "Behaviour": "hostile_behaviours",
     "Cheque": "hostile_records",
     "Completion": "llm_calls",
@@ -68,6 +78,9 @@ _HOME = {
     "Facilitator": "facilitator",
     "FacilitatorClient": "settlers",
     "Failure": "llm_calls",
+    "HostileChain": "hostile_chain",
+    "HostileClock": "hostile_clock",
+    "HostileFacilitator": "hostile_facilitator",
     "HostileServer": "hostile_server",
     "LlmCall": "llm_calls",
     "LlmServer": "llm",

@@ -1,0 +1,53 @@
+"""pytest fixtures: a hostile world for a user's own tests.
+
+    pytest_plugins = ["x402guard.testing.fixtures"]
+
+Each test gets a fresh one of what it names: `hostile_server`, `hostile_clock`, `testnet`, and in front of the testnet
+`hostile_chain` and `hostile_facilitator`. They need pytest and `pip install "x402guard[testnet]"`, and nothing outside the machine.
+"""
+
+from collections.abc import Iterator
+
+import pytest
+
+from x402guard.testing.hostile_chain import HostileChain
+from x402guard.testing.hostile_clock import HostileClock
+from x402guard.testing.hostile_facilitator import HostileFacilitator
+from x402guard.testing.hostile_server import HostileServer
+from x402guard.testing.testnet import Testnet
+
+__all__ = ["hostile_chain", "hostile_clock", "hostile_facilitator", "hostile_server", "testnet"]
+
+
+@pytest.fixture
+def hostile_server() -> Iterator[HostileServer]:
+    """A seller that misbehaves in one way a path, and checks signatures without a chain."""
+    with HostileServer() as server:
+        yield server
+
+
+@pytest.fixture
+def hostile_clock() -> HostileClock:
+    """A clock that stands still until it is told otherwise, for `open_store(url, clock_ms=hostile_clock)`."""
+    return HostileClock()
+
+
+@pytest.fixture
+def testnet() -> Iterator[Testnet]:
+    """A chain, a facilitator and an honest merchant, with a payer that has $1,000."""
+    with Testnet() as net:
+        yield net
+
+
+@pytest.fixture
+def hostile_chain(testnet: Testnet) -> Iterator[HostileChain]:
+    """JSON-RPC that lies about the testnet's chain when told to: `chains={testnet.network: hostile_chain.url}`."""
+    with HostileChain(testnet.engine) as chain:
+        yield chain
+
+
+@pytest.fixture
+def hostile_facilitator(testnet: Testnet) -> Iterator[HostileFacilitator]:
+    """A facilitator that lies about what the testnet's settled when told to."""
+    with HostileFacilitator(testnet.facilitator) as facilitator:
+        yield facilitator
