@@ -14,12 +14,12 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from tests.books import a_hold, an_intent
-from x402guard import ProtocolError
+from x402guard import ConfigError, ProtocolError
 from x402guard.assets import AssetRegistry
-from x402guard.chain import RpcChainReader
+from x402guard.chain import Chain, RpcChainReader
 from x402guard.challenge import read_challenge
 from x402guard.effects import PeekBody, Reply
-from x402guard.ledger.evidence import Settled, Unreadable, Unused, Used
+from x402guard.ledger.evidence import Cancelled, Settled, Unreadable, Unused, Used
 from x402guard.ledger.model import Claim
 from x402guard.metering.reading import AnswerReader
 from x402guard.money import Nanos
@@ -138,6 +138,8 @@ TRUE = {
     "eth_getBlockByNumber": {"hash": "0x" + "11" * 32, "number": "0x20", "timestamp": "0x65000000"},
     "eth_getTransactionByHash": {"to": an_intent().token, "input": "0x"},
     "eth_getTransactionReceipt": {"status": "0x1", "blockNumber": "0x10", "logs": []},
+    "eth_blockNumber": "0x20",
+    "eth_getLogs": [],
 }
 METHODS = tuple(TRUE)
 
@@ -158,14 +160,18 @@ def holds():
 
 def read_chain(world):
     """What a reader makes of the node's answers: a finding each, and never an error."""
-    reader = RpcChainReader({"eip155:84532": world.url}, timeout_s=2.0)
+    reader = RpcChainReader({"eip155:84532": Chain(world.url, timeout_s=2.0)}, pause=lambda seconds: None)
     try:
         found = [reader.read(hold) for hold in holds()]
-        funds = reader.funds("eip155:84532", an_intent().token, an_intent().payer)
+        try:
+            funds = reader.funds("eip155:84532", an_intent().token, an_intent().payer)
+        except ConfigError as error:
+            assert "serves chain" in str(error)
+            funds = None
     finally:
         reader.close()
     for finding in found:
-        assert isinstance(finding, (Settled, Used, Unused, Unreadable))
+        assert isinstance(finding, (Settled, Used, Cancelled, Unused, Unreadable))
     assert funds is None or isinstance(funds, Funds)
     return found
 

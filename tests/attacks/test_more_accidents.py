@@ -41,6 +41,7 @@ def test_accident_two_cheques_and_the_small_ones_transaction_for_both():
         chain.finding = Settled(1_000, TX, 4, final=True)
         for name in ("small", "dear"):
             fetch("sync", session, shop, url=f"{URL}/{name}")
+        guard.sweep()
         assert (session.spent, session.held) == (Decimal("0.001"), CEILING)
         [flag] = events(session, "receipt_reused")
         assert flag["transaction"] == TX
