@@ -26,7 +26,7 @@ from x402guard.chain import RpcChainReader
 from x402guard.ledger.evidence import Unreadable
 
 MOST_S = 2.0
-MOST_BYTES = 96_000_000
+MOST_BYTES = 192_000_000
 MEGABYTE = 2**20
 
 values = st.recursive(
