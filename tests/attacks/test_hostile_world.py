@@ -224,6 +224,28 @@ def test_a_stale_chain_does_not_expire_what_it_has_not_seen(testnet, tmp_path):
         assert (int(world.session.spent * DOLLAR), world.session.held) == (CENT, 0)
 
 
+def test_a_stale_chain_stands_at_the_block_at_which_it_was_told_to(testnet, hostile_chain, tmp_path):
+    def asked(method, *params):
+        call = {"jsonrpc": "2.0", "id": 1, "method": method, "params": list(params)}
+        return httpx.post(hostile_chain.url, json=call, trust_env=False).json()["result"]
+
+    def head():
+        blocks = [asked("eth_getBlockByNumber", tag, False) for tag in ("latest", "finalized")]
+        return {(block["number"], block["timestamp"]) for block in blocks} | {asked("eth_blockNumber")}
+
+    before = head()
+    hostile_chain.misbehave("stale")
+    with World(testnet, tmp_path) as world:
+        world.buy(1)
+        testnet.advance(60)
+        [moved] = testnet.transfers()
+        assert head() == before
+        assert asked("eth_getTransactionReceipt", moved.transaction) is None
+        hostile_chain.misbehave("honest")
+        assert head() != before
+        assert asked("eth_getTransactionReceipt", moved.transaction)["status"] == "0x1"
+
+
 def test_the_fixtures_are_one_world(hostile_chain, hostile_facilitator, hostile_server, hostile_clock, testnet):
     assert isinstance(hostile_server, HostileServer)
     assert httpx.get(hostile_server.url_of("honest"), trust_env=False).status_code == 402

@@ -105,6 +105,8 @@ class HostileChain(Hosted):
         return hex(self._engine.chain_id + 1) if method == "eth_chainId" else self._engine.rpc(method, params)
 
     def _as_of_then(self, method: str, params: list[JSON]) -> JSON:
+        if method == "eth_blockNumber":
+            return self._stale_at
         if method in ("eth_getTransactionReceipt", "eth_getTransactionByHash"):
             found = self._engine.rpc(method, params)
             late = found is not None and int(found["blockNumber"] or "0x0", 16) > int(self._stale_at, 16)
