@@ -40,7 +40,7 @@ from x402guard.named_budgets import NamedBudget, open_budget
 from x402guard.openings import parse_limit, session_request
 from x402guard.outgoing import DEFAULT_BODY_BYTES
 from x402guard.policy import Policy
-from x402guard.policy.settings import check_flag
+from x402guard.policy.settings import check_flags
 from x402guard.policy.soft_limits import SoftLimits
 from x402guard.ports import ChainReader, LedgerStore, Signer
 from x402guard.rechecking import Rechecker
@@ -110,9 +110,8 @@ class Guard:
         self.policy = policy or Policy()
         self.registry = AssetRegistry(each_asset(assets))
         self.max_body_bytes = positive("max_body_bytes", max_body_bytes)
-        check_flag("unsafe_no_chain", unsafe_no_chain)
-        check_flag("unsafe_trust_receipts", unsafe_trust_receipts)
-        check_flag("background_checks", background_checks)
+        flags = {"unsafe_no_chain": unsafe_no_chain, "unsafe_trust_receipts": unsafe_trust_receipts}
+        check_flags(flags | {"background_checks": background_checks})
         limit = parse_limit(budget, field="budget")
         self.session_budget = parse_limit(session_budget, field="session_budget")
         self._teller = Teller(on_notice, webhook)

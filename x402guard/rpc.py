@@ -12,6 +12,8 @@ import httpx
 from x402guard.assets import chain_id_of
 from x402guard.errors import ConfigError
 from x402guard.evm import MAX_UINT256, Address, keccak
+from x402guard.json_body import check_depth
+from x402guard.redaction import hide_url
 
 if TYPE_CHECKING:
     from web3.providers.base import JSONBaseProvider
@@ -64,10 +66,14 @@ class JsonRpc:
     ) -> None:
         self.network = network
         self._urls = (urls,) if isinstance(urls, str) else tuple(urls)
+        for url in self._urls:
+            hide_url(url)  # most hold an access key, and httpx logs every URL whole
         self._timeout_s = timeout_s
         self._first = 0
         self._right: set[str] = set()
-        self._http = RpcClient(timeout=timeout_s, headers={"content-type": "application/json"})
+        # Nothing packed: a small answer could unpack to any size.
+        headers = {"content-type": "application/json", "accept-encoding": "identity"}
+        self._http = RpcClient(timeout=timeout_s, headers=headers)
         self._pause = pause
         self._lock = threading.Lock()
         self._codec: JSONBaseProvider | None = None
@@ -116,7 +122,9 @@ class JsonRpc:
         codec = self._web3_codec()
         try:
             body = codec.encode_rpc_request(cast("RPCEndpoint", method), list(params))
-            answer: Any = codec.decode_rpc_response(self._posted(url, body))
+            raw = self._posted(url, body)
+            check_depth(raw)
+            answer: Any = codec.decode_rpc_response(raw)
         except ChainUnreadable:
             raise
         except Exception as error:
@@ -132,7 +140,9 @@ class JsonRpc:
         give_up = time.monotonic() + self._timeout_s * _SLOWEST
         with self._http.stream("POST", url, content=body) as response:
             response.raise_for_status()
-            for piece in response.iter_bytes():
+            if response.headers.get("content-encoding", "identity") != "identity":
+                raise ChainUnreadable("an answer that is packed, which nobody asked for")
+            for piece in response.iter_raw():
                 size += len(piece)
                 if size > MAX_ANSWER_BYTES:
                     raise ChainUnreadable(f"an answer of more than {MAX_ANSWER_BYTES} bytes")

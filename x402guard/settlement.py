@@ -13,7 +13,16 @@ from x402guard.effects import Flow, Reply, read_chain, transact
 from x402guard.errors import ProtocolError
 from x402guard.ledger.ceilings import ceiling_mark
 from x402guard.ledger.doubt import in_doubt
-from x402guard.ledger.evidence import CONTRADICTED, Finding, Settled, Unreadable, claim_settlement, proof_mark, weigh
+from x402guard.ledger.evidence import (
+    CONTRADICTED,
+    Finding,
+    Settled,
+    Unreadable,
+    claim_settlement,
+    proof_mark,
+    receipt_mark,
+    weigh,
+)
 from x402guard.ledger.model import Claim, Evidence, Hold, HoldState
 from x402guard.ledger.transitions import Note, Void, apply
 from x402guard.ledger.view import LedgerView, Scope
@@ -152,7 +161,8 @@ def write_claim(terms: Terms, hold: Hold, claim: Claim, *, delivered: bool) -> F
         note_delivery(view, terms.policy, terms.node_id, hold, delivered=delivered)
         return claim_settlement(view, hold.id, claim, believe=believe)
 
-    marks = (ceiling_mark(hold.payment().payee), *delivery_marks(terms.policy, terms.node_id, step))
+    receipt = [receipt_mark(hold.payment().network, claim.transaction)] if claim.transaction else []
+    marks = (ceiling_mark(hold.payment().payee), *receipt, *delivery_marks(terms.policy, terms.node_id, step))
     scope = dataclasses.replace(_scope_of(terms, hold.id), marks=marks, durable=not delivered)
     return (yield from transact(scope, change))
 

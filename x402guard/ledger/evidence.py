@@ -10,6 +10,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Final
 
+from x402guard.assets import TEST_NETWORKS
 from x402guard.ledger.ceilings import note_settlement
 from x402guard.ledger.model import Claim, Evidence, Hold, HoldState
 from x402guard.ledger.transitions import Capture, Correct, Expire, Note, Reopen, Void, apply
@@ -28,8 +29,15 @@ __all__ = [
     "is_unsettled",
     "proof_key",
     "proof_mark",
+    "receipt_mark",
     "weigh",
 ]
+
+MAX_AHEAD_S: Final = 900
+"""How far a block may be dated ahead of our clock, in seconds, to be believed."""
+
+TEST_AHEAD_S: Final = 400 * 86_400
+"""The same where no real money moves: a chain of one's own may be moved on by hand."""
 
 CONTRADICTED: Final = "claim_contradicted"
 """The name of what happened where a receipt and the chain do not agree."""
@@ -113,6 +121,7 @@ def claim_settlement(view: LedgerView, hold_id: str, claim: Claim, *, believe: b
     chain can be asked about its transaction; any other that has ended knows better and is left alone.
     """
     hold = view.known_hold(hold_id)
+    _note_receipt(view, hold, claim)
     if hold.state is HoldState.CAPTURED and hold.proof is None and hold.claim is None:
         facts = {"name": "late_claim", "claim": dataclasses.asdict(claim)}
         view.record(hold.node_id, "event", hold_id=hold_id, facts=facts)
@@ -125,6 +134,24 @@ def claim_settlement(view: LedgerView, hold_id: str, claim: Claim, *, believe: b
         return hold
     note_settlement(view, hold, claim.amount)
     return apply(view, hold_id, Capture(claim.amount, Evidence.CLAIMED))
+
+
+def receipt_mark(network: str, transaction: str) -> MarkKey:
+    """Return the key under which the first payment is remembered that a transaction was shown for."""
+    return "receipt", f"{network}/{transaction.lower()}"
+
+
+def _note_receipt(view: LedgerView, hold: Hold, claim: Claim) -> None:
+    """One transaction shown for two payments stands in the books. It may be a batch: the chain's logs say which it paid for."""
+    if not claim.transaction:
+        return
+    key = receipt_mark(hold.payment().network, claim.transaction)
+    first = view.mark(key)
+    if first is None:
+        view.put_mark(key, {"hold": hold.id})
+    elif first["hold"] != hold.id:
+        facts = {"name": "receipt_shared", "transaction": claim.transaction, "shown_for": first["hold"]}
+        view.record(hold.node_id, "event", hold_id=hold.id, facts=facts)
 
 
 def weigh(view: LedgerView, hold_id: str, finding: Finding) -> Hold:
@@ -157,6 +184,9 @@ def _cancel(view: LedgerView, hold: Hold, transaction: str) -> Hold:
 
 
 def _unused(view: LedgerView, hold: Hold, block_time: int) -> Hold:
+    ahead_s = TEST_AHEAD_S if hold.payment().network in TEST_NETWORKS else MAX_AHEAD_S
+    if block_time > view.now_unix + ahead_s:
+        return hold  # a node that dates its blocks so is none to free a budget
     dead = hold.payment().dead_at(block_time)
     if hold.state is HoldState.HELD and dead:
         _note_contradiction(view, hold, Nanos(0))
@@ -175,12 +205,8 @@ def _settle(view: LedgerView, hold: Hold, finding: Settled) -> Hold:
     owner = view.mark(key)
     if owner is not None and owner["hold"] != hold.id:
         # A seller with two cheques could show the small one's transaction for both.
-        view.record(
-            hold.node_id,
-            "event",
-            hold_id=hold.id,
-            facts={"name": "receipt_reused", "transaction": finding.transaction, "proves": owner["hold"]},
-        )
+        facts = {"name": "receipt_reused", "transaction": finding.transaction, "proves": owner["hold"]}
+        view.record(hold.node_id, "event", hold_id=hold.id, facts=facts)
         return view.known_hold(hold.id)
     # What one atomic unit is worth was fixed when the hold was written: the ceiling scales down, rounded up.
     amount = Nanos(-(-hold.amount * finding.amount_atomic // intent.amount_atomic))

@@ -23,7 +23,7 @@ from x402guard.policy.steps import as_place
 from x402guard.policy.timeouts import Timeouts
 from x402guard.policy.velocity import Velocity
 
-__all__ = ["MIN_LIFETIME_S", "Policy", "ResourceMismatch", "check_flag"]
+__all__ = ["MIN_LIFETIME_S", "Policy", "ResourceMismatch", "check_flag", "check_flags"]
 
 MIN_LIFETIME_S: Final = 10
 """A signature that is good for less than this many seconds would be dead before it could be settled."""
@@ -169,6 +169,12 @@ def check_flag(name: str, value: object) -> None:
     """Raise ``ConfigError`` for what is neither True nor False: ``"false"`` would count as true."""
     if type(value) is not bool:
         raise ConfigError(f"{name}: {value!r} is neither True nor False")
+
+
+def check_flags(flags: Mapping[str, object]) -> None:
+    """Raise ``ConfigError`` naming the first of the settings that is neither True nor False."""
+    for name, value in flags.items():
+        check_flag(name, value)
 
 
 def _cap(cap: Dollars | None) -> Nanos | None:

@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     from x402guard.testing.testnet import Testnet, Transfer
 
 __all__ = [
-    "AnvilEngine",
-    "AnvilError",
     "BEHAVIOURS",
     "CHAIN_LIES",
     "FACILITATOR_LIES",
+    "AnvilEngine",
+    "AnvilError",
     "Behaviour",
     "Cheque",
     "Completion",

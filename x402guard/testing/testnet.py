@@ -110,11 +110,6 @@ class Testnet:
             raise RuntimeError(f"the test network could not move its own funds: {sent} reverted")
 
     @property
-    def engine(self) -> Engine:
-        """The chain itself, for a front of one's own."""
-        return self._engine
-
-    @property
     def network(self) -> str:
         """The chain in CAIP-2 form."""
         return f"eip155:{self.chain_id}"
