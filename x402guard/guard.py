@@ -6,6 +6,7 @@ import os
 import secrets
 import socket
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -18,7 +19,7 @@ from x402guard.approvers import as_approver
 from x402guard.assets import Asset, AssetRegistry
 from x402guard.cancelling import Cancellation, cancelled
 from x402guard.chain import Chain, RpcChainReader
-from x402guard.drivers import Shell, do_nothing, run
+from x402guard.drivers import Shell, run
 from x402guard.errors import ConfigError
 from x402guard.guard_settings import (
     check_kinds,
@@ -110,8 +111,8 @@ class Guard:
         self.policy = policy or Policy()
         self.registry = AssetRegistry(each_asset(assets))
         self.max_body_bytes = positive("max_body_bytes", max_body_bytes)
-        flags = {"unsafe_no_chain": unsafe_no_chain, "unsafe_trust_receipts": unsafe_trust_receipts}
-        check_flags(flags | {"background_checks": background_checks})
+        check_flags(background_checks=background_checks)
+        check_flags(unsafe_no_chain=unsafe_no_chain, unsafe_trust_receipts=unsafe_trust_receipts)
         limit = parse_limit(budget, field="budget")
         self.session_budget = parse_limit(session_budget, field="session_budget")
         self._teller = Teller(on_notice, webhook)
@@ -139,11 +140,10 @@ class Guard:
         self._closed = False
         self._owns = (isinstance(ledger, str), isinstance(chains, Mapping))
         store = open_store(ledger) if isinstance(ledger, str) else ledger
-        self._rechecker = Rechecker(lambda: run(sweep(self.terms), self.shell))
-        recheck = self._rechecker.nudge if background_checks and chain is not None else do_nothing
-        self.shell = Shell(
-            store, signer, chain, as_approver(approver, store), self._teller, kill_file=stop, recheck=recheck
-        )
+        shell = Shell(store, signer, chain, as_approver(approver, store), self._teller, kill_file=stop)
+        self._rechecker = Rechecker(lambda: run(sweep(self.terms), shell))
+        checked = background_checks and chain is not None
+        self.shell = replace(shell, recheck=self._rechecker.nudge) if checked else shell
         self._open(limit)
 
     def _open(self, limit: Nanos | None) -> None:

@@ -171,7 +171,7 @@ def check_flag(name: str, value: object) -> None:
         raise ConfigError(f"{name}: {value!r} is neither True nor False")
 
 
-def check_flags(flags: Mapping[str, object]) -> None:
+def check_flags(**flags: object) -> None:
     """Raise ``ConfigError`` naming the first of the settings that is neither True nor False."""
     for name, value in flags.items():
         check_flag(name, value)
