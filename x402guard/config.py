@@ -132,6 +132,7 @@ class Settings(BaseSettings):
     kill_file: str | None = None
     max_clock_jump_s: int = MAX_CLOCK_JUMP_S
     background_checks: bool = True
+    ledger_must_exist: bool = False
 
     @classmethod
     def settings_customise_sources(
@@ -167,6 +168,7 @@ class Settings(BaseSettings):
             "kill_file": self.kill_file,
             "max_clock_jump_s": self.max_clock_jump_s,
             "background_checks": self.background_checks,
+            "ledger_must_exist": self.ledger_must_exist,
         }
 
     def read_chains(self) -> dict[str, Chain]:

@@ -81,6 +81,7 @@ class Guard:
         max_clock_jump_s: how far this machine's clock may run ahead of time passing, in seconds, before everything is refused.
         background_checks: ask the chain about claims in a thread of its own; without, ``reconcile`` and the refusals that a lack
             of budget would bring ask it alone.
+        ledger_must_exist: refuse a ledger that is not there instead of making a new one, with a new budget.
 
     Raises ``ConfigError`` naming the setting, ``LedgerUnavailable`` where the books cannot be opened.
     """
@@ -106,12 +107,13 @@ class Guard:
         kill_file: Path | str | None = None,
         max_clock_jump_s: int = MAX_CLOCK_JUMP_S,
         background_checks: bool = True,
+        ledger_must_exist: bool = False,
     ) -> None:
         check_kinds(signer, ledger, policy, chains)
         self.policy = policy or Policy()
         self.registry = AssetRegistry(each_asset(assets))
         self.max_body_bytes = positive("max_body_bytes", max_body_bytes)
-        check_flags(background_checks=background_checks)
+        check_flags(background_checks=background_checks, ledger_must_exist=ledger_must_exist)
         check_flags(unsafe_no_chain=unsafe_no_chain, unsafe_trust_receipts=unsafe_trust_receipts)
         limit = parse_limit(budget, field="budget")
         self.session_budget = parse_limit(session_budget, field="session_budget")
@@ -137,9 +139,8 @@ class Guard:
             max_clock_jump_ms=positive("max_clock_jump_s", max_clock_jump_s) * 1000,
         )
         # What was given is its owner's to close; others may share it.
-        self._closed = False
-        self._owns = (isinstance(ledger, str), isinstance(chains, Mapping))
-        store = open_store(ledger) if isinstance(ledger, str) else ledger
+        self._closed, self._owns = False, (isinstance(ledger, str), isinstance(chains, Mapping))
+        store = open_store(ledger, must_exist=ledger_must_exist) if isinstance(ledger, str) else ledger
         shell = Shell(store, signer, chain, as_approver(approver, store), self._teller, kill_file=stop)
         self._rechecker = Rechecker(lambda: run(sweep(self.terms), shell))
         checked = background_checks and chain is not None

@@ -101,6 +101,9 @@ def test_a_ledger_that_is_deleted_while_open_is_noticed(path):
     path.unlink()
     with pytest.raises(LedgerUnavailable, match="removed or replaced"):
         books.hold("h", "$0.10")
+    with pytest.raises(LedgerUnavailable, match="was here and is gone"):
+        Books(f"sqlite:///{path}")
+    path.with_name(f"{path.name}-lock").unlink()
     Books(f"sqlite:///{path}").close()
     with pytest.raises(LedgerUnavailable, match="removed or replaced"):
         books.hold("h", "$0.10")

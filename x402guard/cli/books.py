@@ -46,12 +46,15 @@ _BRIEF_HOLD: Final = ("id", "session", "amount", "payee", "deadline", "in_doubt"
 
 
 @contextmanager
-def opened(ledger: str | None) -> Iterator[LedgerStore]:
-    """Open the ledger to read it. A file that is not there is an error, and is not created by looking at it."""
+def opened(ledger: str | None, *, verified: bool = True) -> Iterator[LedgerStore]:
+    """Open the ledger to read it. A file that is not there is an error, and is not created by looking at it.
+
+    Books that do not add up are refused, unless they are not *verified*.
+    """
     url = ledger or load_settings().ledger
     if url.startswith("sqlite:///") and not ledger_path(url).exists():
         raise ConfigError(f"ledger: {url} does not exist; name another with --ledger or X402GUARD_LEDGER")
-    store = open_store(url)
+    store = open_store(url, verified=verified)
     try:
         yield store
     finally:

@@ -11,15 +11,18 @@ import typer
 from x402guard.accounts import outstanding_of
 from x402guard.approvers import operating_user
 from x402guard.cli.books import LedgerUrl, find_budget, opened
+from x402guard.config import load_settings
 from x402guard.errors import ConfigError
-from x402guard.ledger.model import Node
+from x402guard.guard import Guard
+from x402guard.ledger.model import WALLET, Node
 from x402guard.ledger.owner import owner_mark, reset_node, set_limit, trip_node
 from x402guard.ledger.report_text import printable
 from x402guard.ledger.view import LedgerView, Scope
-from x402guard.money import dollars_to_nanos, format_dollars
+from x402guard.money import Nanos, dollars_to_nanos, format_dollars
 from x402guard.policy.loops import forget_before
 from x402guard.policy.steps import reset_mark, run_of
 from x402guard.ports import LedgerStore
+from x402guard.stores import ledger_path
 
 __all__ = ["budget", "reset", "set_budget", "trip"]
 
@@ -59,16 +62,29 @@ def set_budget(
     session: SessionName,
     amount: Annotated[str, typer.Argument(help="The new limit in dollars, such as $20.00.")],
     ledger: LedgerUrl = None,
+    new: Annotated[bool, typer.Option("--new", help="Make the ledger, which is not there yet.")] = False,
 ) -> None:
     """Set the limit of a session or of the wallet, upwards too. Set below what is used, it trips."""
     try:
         limit = dollars_to_nanos(amount, field="amount")
     except (TypeError, ValueError) as error:
         raise ConfigError(str(error)) from error
+    if new:
+        _make(session, limit, ledger)
     with opened(ledger) as store:
         node = _change(store, session, lambda view, node_id: set_limit(view, node_id, limit, operating_user()))
     left = format_dollars(max(0, node.room or 0))
     typer.echo(printable(f"{node.kind} {node.id} ({node.name}): ${format_dollars(limit)}, ${left} left, {node.state}"))
+
+
+def _make(session: str, limit: Nanos, ledger: str | None) -> None:
+    """Make a ledger whose wallet has a limit. Raises ``ConfigError`` for one that is there."""
+    url = ledger or load_settings().ledger
+    if session != WALLET or url == "memory://":
+        raise ConfigError("--new makes a ledger in a file, and its wallet: x402guard budget set wallet AMOUNT --new")
+    if ledger_path(url).exists():
+        raise ConfigError(f"ledger: {url} is there already; leave out --new")
+    Guard(ledger=url, budget=f"${format_dollars(limit)}").close()
 
 
 def _change(store: LedgerStore, session: str, change: Callable[[LedgerView, str], Node]) -> Node:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from x402guard.errors import ConfigError
+from x402guard.errors import ConfigError, LedgerUnavailable
 from x402guard.ports import LedgerStore
 from x402guard.stores.memory import MemoryStore
 
@@ -17,20 +17,30 @@ DEFAULT_LEDGER: Final = "sqlite:///x402guard.db"
 
 
 def open_store(
-    url: str, *, clock_ms: Callable[[], int] | None = None, steady_ms: Callable[[], int] | None = None
+    url: str,
+    *,
+    clock_ms: Callable[[], int] | None = None,
+    steady_ms: Callable[[], int] | None = None,
+    must_exist: bool = False,
+    verified: bool = True,
 ) -> LedgerStore:
     """Return the store at a ledger URL.
 
     ``memory://`` keeps the books in this process and promises nothing past it; ``sqlite:///spend.db`` is a file relative to
     the working directory, ``sqlite:////var/lib/spend.db`` an absolute one. ``clock_ms`` gives unix milliseconds,
-    ``steady_ms`` milliseconds that nobody sets. Raises ``ConfigError`` for any other URL, ``LedgerUnavailable`` where the file cannot be opened.
+    ``steady_ms`` milliseconds that nobody sets. With ``must_exist`` a file that is not there is not made; not ``verified``, books that do not add up are opened all the same. Raises ``ConfigError`` for any other URL, ``LedgerUnavailable`` where the file cannot be opened.
     """
     check_ledger_url(url)
+    if must_exist and (url == "memory://" or not ledger_path(url).exists()):
+        raise LedgerUnavailable(
+            f"ledger: {url} does not exist, and ledger_must_exist does not let it be made",
+            advice="Nothing was paid. Its owner makes it once: x402guard budget set wallet AMOUNT --new",
+        )
     if url == "memory://":
         return MemoryStore(clock_ms=clock_ms, steady_ms=steady_ms)
     from x402guard.stores.sqlite import SqliteStore
 
-    return SqliteStore(ledger_path(url), clock_ms=clock_ms, steady_ms=steady_ms)
+    return SqliteStore(ledger_path(url), clock_ms=clock_ms, steady_ms=steady_ms, verified=verified)
 
 
 def check_ledger_url(url: str) -> None:

@@ -69,6 +69,16 @@ class FileTurn:
         else:
             self._owes = True  # somebody waits in another process
 
+    @property
+    def was_used(self) -> bool:
+        """True where a ledger was finished beside these files once."""
+        return os.fstat(self._turn).st_size > 0
+
+    def note_used(self) -> None:
+        """Remember that a ledger was finished beside these files."""
+        if not self.was_used:
+            os.write(self._turn, b"x402guard\n")
+
     def remove_fresh(self) -> None:
         """Take away the files that were not there before: the database is another's."""
         for path in self._fresh:

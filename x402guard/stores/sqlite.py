@@ -11,14 +11,15 @@ import json
 import os
 import sqlite3
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from x402guard.errors import LedgerUnavailable
 from x402guard.ledger.model import Entry, Hold, Node
 from x402guard.ledger.view import Change, LedgerView, MarkKey, Scope
+from x402guard.stores.auditing import MOST_AT_OPENING, audit
 from x402guard.stores.file_turn import FileTurn
 from x402guard.stores.line import Line
 from x402guard.stores.loading import StoreClock, check_change, load_view
@@ -27,7 +28,6 @@ from x402guard.stores.records import (
     HOLD_COLUMNS,
     NODE_COLUMNS,
     Record,
-    UnreadableRecord,
     entry_record,
     hold_record,
     node_record,
@@ -37,6 +37,7 @@ from x402guard.stores.records import (
     to_node,
 )
 from x402guard.stores.schema import MIGRATIONS
+from x402guard.stores.trouble import foreign, gone, refuse_unless_kept, refuse_unless_writable, unavailable
 
 __all__ = ["SqliteStore"]
 
@@ -91,6 +92,7 @@ class SqliteStore:
         path: the database file; ``-wal``, ``-shm``, ``-lock`` and ``-queue`` files stand beside it.
         clock_ms: unix milliseconds; the system's clock by default.
         steady_ms: milliseconds that nobody sets; see ``StoreClock``.
+        verified: refuse books that do not add up; see ``audit``.
 
     Raises ``LedgerUnavailable`` where the file cannot be opened, or is none of ours.
     """
@@ -103,24 +105,28 @@ class SqliteStore:
         *,
         clock_ms: Callable[[], int] | None = None,
         steady_ms: Callable[[], int] | None = None,
+        verified: bool = True,
     ) -> None:
         self._path = path.absolute()  # a later chdir must not make it another file
         self._clock = StoreClock(clock_ms, steady_ms)
         self._line = Line()
         self._read_lock = threading.Lock()
         self._closed = False
-        self._owes_turn = False
         self._synchronous = ""
         self._pid = os.getpid()
-        with _unavailable(f"cannot open the ledger {path}"):
+        with unavailable("cannot open the ledger", self._path):
             self._open()
+        if verified:
+            self._refuse_unless_sound()
 
     def _open(self) -> None:
         with _CREATING, suppress(FileExistsError):
+            refuse_unless_kept(self._path)
             # Created by us, so that nobody else can read it for even a moment. A file that is there is never opened but by SQLite:
             # closing a descriptor of ours would take away every lock that this process has on it, and another process would
             # believe itself alone with the books.
             os.close(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
+        refuse_unless_writable(self._path)
         self._file = _identity(self._path.stat())
         with ExitStack() as undo:
             self._turn = FileTurn(self._path)
@@ -131,6 +137,27 @@ class SqliteStore:
             self._in_turn(self._prepare)
             self._reader = self._connect()
             undo.pop_all()
+
+    def _refuse_unless_sound(self) -> None:
+        problems = self.audit()
+        if problems:
+            self.close()
+            raise LedgerUnavailable(
+                f"the ledger {self._path} does not add up: {problems[0]}",
+                advice="Nothing was paid. `x402guard verify` shows what is wrong; put back a copy of the ledger that you trust.",
+            )
+
+    def audit(self, *, most: int | None = MOST_AT_OPENING) -> Sequence[str]:
+        """Return what does not add up in these books; see ``stores.auditing``."""
+        self._check_usable()
+        with unavailable("cannot read the ledger", self._path), self._read_lock:
+            self._check_usable()
+            return audit(self._reader, most=most)
+
+    def size(self) -> tuple[int, int]:
+        """Return how many entries and how many budgets there are."""
+        [found] = self._read(tuple, "SELECT (SELECT count(*) FROM entries), (SELECT count(*) FROM nodes)")
+        return int(found[0]), int(found[1])
 
     def _prepare(self) -> None:
         self._check_owner()  # before anything is changed: it may be another's
@@ -147,15 +174,18 @@ class SqliteStore:
         [tables] = self._writer.execute("SELECT count(*) FROM sqlite_master").fetchone()
         if owner != APPLICATION_ID and tables:
             self._turn.remove_fresh()
-            raise LedgerUnavailable(f"{self._path} is a database of something else; choose another file")
+            raise foreign(self._path)
 
     def _migrate(self) -> None:
         [version] = self._writer.execute("PRAGMA user_version").fetchone()
+        if version == 0 and self._turn.was_used:
+            raise gone(self._path)
         if version > len(MIGRATIONS):
             raise LedgerUnavailable(f"{self._path} was written by a newer x402guard (ledger version {version})")
         for number in range(version, len(MIGRATIONS)):
             settings = f"PRAGMA user_version = {number + 1}; PRAGMA application_id = {APPLICATION_ID};"
             self._writer.executescript(f"BEGIN IMMEDIATE; {MIGRATIONS[number]} {settings} COMMIT;")
+        self._turn.note_used()
 
     def _check_usable(self) -> None:
         # The process first: after a fork even our own lock may be held by a thread that does not exist here.
@@ -191,7 +221,7 @@ class SqliteStore:
             if not self._line.join(_BUSY_S):
                 raise LedgerUnavailable(f"another thread has been writing the ledger for {_BUSY_S:.0f} s")
             self._check_usable()
-            with _unavailable("cannot write the ledger"):
+            with unavailable("cannot write the ledger", self._path):
                 if not self._turn.take(_BUSY_S):
                     raise LedgerUnavailable(f"another process has been writing the ledger for {_BUSY_S:.0f} s")
                 return work()
@@ -299,7 +329,7 @@ class SqliteStore:
 
     def _read(self, convert: Callable[[Sequence[Any]], R], sql: str, values: Sequence[str | int] = ()) -> list[R]:
         self._check_usable()
-        with _unavailable("cannot read the ledger"), self._read_lock:
+        with unavailable("cannot read the ledger", self._path), self._read_lock:
             self._check_usable()
             return [convert(row) for row in self._reader.execute(sql, values).fetchall()]
 
@@ -364,11 +394,3 @@ def _only(row: Sequence[Any]) -> str:
 
 def _identity(stat: os.stat_result) -> tuple[int, int]:
     return stat.st_dev, stat.st_ino
-
-
-@contextmanager
-def _unavailable(what: str) -> Iterator[None]:
-    try:
-        yield
-    except (sqlite3.Error, OSError, OverflowError, UnreadableRecord) as error:
-        raise LedgerUnavailable(f"{what}: {error}") from error

@@ -1,0 +1,148 @@
+"""Row 31: whoever edits, cuts or deletes the ledger gets no budget by it, only a ledger that refuses."""
+
+import json
+import sqlite3
+from contextlib import closing
+
+import pytest
+from typer.testing import CliRunner
+
+from tests.attacks.hostile import fetch
+from tests.support import URL, Shop, make_guard
+from x402guard import ConfigError, LedgerUnavailable
+from x402guard.cli import app
+from x402guard.stores import open_store
+
+
+@pytest.fixture
+def path(tmp_path):
+    """A ledger with a payment that was captured, one that is held, a child, a tripped session and a lowered limit."""
+    path = tmp_path / "spend.db"
+    with make_guard(f"sqlite:///{path}", budget="$1.00") as guard:
+        with guard.session("run", budget="$0.50", id="run") as session:
+            fetch("sync", session, Shop())
+            fetch("sync", session, Shop(paid=lambda *_: __import__("httpx").Response(500)), url=f"{URL}/2")
+            session.child("inner", budget="$0.10").charge("search", "$0.02")
+        guard.session("stopped", budget="$0.10", id="stopped").trip("for the test")
+        guard.session("run", budget="$0.40", id="run")
+    return path
+
+
+EDITS = {
+    "less was captured": "UPDATE nodes SET captured = 0 WHERE id = 'run'",
+    "nothing is held": "UPDATE nodes SET held = 0 WHERE id = 'run'",
+    "nothing is live": "UPDATE nodes SET live = 0 WHERE id = 'wallet'",
+    "nothing was drawn": "UPDATE nodes SET granted_out = 0 WHERE id = 'wallet'",
+    "a higher limit": "UPDATE nodes SET max_nanos = 900000000000 WHERE id = 'run'",
+    "no limit": "UPDATE nodes SET max_nanos = NULL WHERE id = 'wallet'",
+    "open again": "UPDATE nodes SET state = 'open', terminated_by = NULL WHERE id = 'stopped'",
+    "another head": "UPDATE nodes SET head = 'ff' WHERE id = 'run'",
+    "fewer entries": "UPDATE nodes SET seq = seq - 1 WHERE id = 'run'",
+    "a hold that is gone": "DELETE FROM holds WHERE state = 'held'",
+    "a capture that is gone": "DELETE FROM holds WHERE state = 'captured'",
+    "a smaller hold": "UPDATE holds SET amount = 1 WHERE state = 'held'",
+    "a smaller capture": "UPDATE holds SET captured = 1 WHERE state = 'captured'",
+    "voided by hand": "UPDATE holds SET state = 'voided' WHERE state = 'held'",
+    "a hold moved elsewhere": "UPDATE holds SET node_id = 'stopped' WHERE state = 'captured'",
+    "a hold out of nowhere": "UPDATE holds SET id = 'other' WHERE rowid = (SELECT min(rowid) FROM holds WHERE state = 'captured')",
+    "an entry that is gone": "DELETE FROM entries WHERE event = 'capture'",
+    "the last entry that is gone": "DELETE FROM entries WHERE seq = (SELECT max(seq) FROM entries WHERE node_id = 'wallet')",
+    "all entries gone": "DELETE FROM entries",
+    "an entry of another amount": "UPDATE entries SET captured = 1 WHERE event = 'capture'",
+    "an entry of another day": "UPDATE entries SET at_ms = at_ms - 86400000 WHERE event = 'capture'",
+    "an entry with other words": "UPDATE entries SET data = replace(data, 'claimed', 'chain') WHERE event = 'capture'",
+    "an entry rehashed alone": "UPDATE entries SET hash = 'ff' WHERE seq = 2",
+    "entry and balance together": (
+        "UPDATE entries SET captured = 1 WHERE event = 'capture' AND node_id = 'run';"
+        "UPDATE nodes SET captured = 1 WHERE id = 'run'"
+    ),
+    "two entries exchanged": (
+        "UPDATE entries SET seq = -1 WHERE node_id = 'run' AND seq = 2; UPDATE entries SET seq = 2 WHERE node_id = 'run' "
+        "AND seq = 3; UPDATE entries SET seq = 3 WHERE node_id = 'run' AND seq = -1"
+    ),
+    "a session that is gone": "PRAGMA foreign_keys = OFF; DELETE FROM nodes WHERE id = 'run'",
+}
+
+
+def edit(path, sql):
+    """Edit the file as somebody who has it would: the triggers that forbid it are dropped first."""
+    with closing(sqlite3.connect(path)) as raw:
+        for (name,) in raw.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'").fetchall():
+            raw.execute(f"DROP TRIGGER {name}")
+        before = raw.total_changes
+        raw.executescript(sql)
+        raw.commit()
+        assert raw.total_changes > before, "the edit changed nothing"
+
+
+@pytest.mark.parametrize("what", EDITS)
+def test_a31_an_edited_ledger_is_refused(path, what):
+    edit(path, EDITS[what])
+    with pytest.raises(LedgerUnavailable, match="does not add up") as caught:
+        make_guard(f"sqlite:///{path}")
+    assert "x402guard verify" in caught.value.advice
+    assert not caught.value.money_may_have_moved
+    found = CliRunner().invoke(app, ["verify", "--ledger", f"sqlite:///{path}", "--json"])
+    assert found.exit_code == 1
+    assert json.loads(found.output)["problems"]
+
+
+@pytest.mark.parametrize("most", [None, 0])
+def test_a31_a_ledger_that_nobody_touched_adds_up(path, most):
+    store = open_store(f"sqlite:///{path}")
+    assert list(store.audit(most=most)) == []
+    store.close()
+    found = CliRunner().invoke(app, ["verify", "--ledger", f"sqlite:///{path}"])
+    assert (found.exit_code, "the books add up" in found.output) == (0, True)
+
+
+def test_a31_the_sums_of_a_long_ledger_are_looked_at_when_it_is_opened(path):
+    edit(path, EDITS["less was captured"])
+    store = open_store(f"sqlite:///{path}", verified=False)
+    assert any("captured" in problem for problem in store.audit(most=0))
+    store.close()
+
+
+@pytest.mark.parametrize("part", [0.05, 0.5, 0.9])
+def test_a31_a_ledger_cut_short_is_refused(path, part):
+    raw = path.read_bytes()
+    path.write_bytes(raw[: int(len(raw) * part)])
+    with pytest.raises(LedgerUnavailable):
+        make_guard(f"sqlite:///{path}")
+
+
+def test_a31_an_emptied_ledger_is_refused(path):
+    path.write_bytes(b"")
+    with pytest.raises(LedgerUnavailable, match="was here"):
+        make_guard(f"sqlite:///{path}")
+
+
+def test_a31_a_deleted_ledger_is_no_new_budget(path):
+    path.unlink()
+    with pytest.raises(LedgerUnavailable, match="was here and is gone") as caught:
+        make_guard(f"sqlite:///{path}")
+    assert "-lock" in caught.value.advice
+    assert not path.exists()
+
+
+def test_a31_a_ledger_deleted_with_all_beside_it_is_refused_where_it_must_exist(path):
+    for each in path.parent.glob("spend.db*"):
+        each.unlink()
+    with pytest.raises(LedgerUnavailable, match="does not exist") as caught:
+        make_guard(f"sqlite:///{path}", ledger_must_exist=True)
+    assert "--new" in caught.value.advice
+    assert not path.exists()
+    made = CliRunner().invoke(app, ["budget", "set", "wallet", "$2.00", "--new", "--ledger", f"sqlite:///{path}"])
+    assert (made.exit_code, "$2.00" in made.output) == (0, True), made.output
+    with make_guard(f"sqlite:///{path}", ledger_must_exist=True) as guard:
+        assert guard.shell.store.nodes()[0].limit == 2_000_000_000
+
+
+def test_a31_the_owners_limit_stands_outside_the_ledger_as_well(path):
+    with pytest.raises(ConfigError, match="budget"):
+        make_guard(f"sqlite:///{path}", budget="$5.00")
+
+
+def test_a31_a_ledger_in_memory_cannot_have_been_there(path):
+    with pytest.raises(LedgerUnavailable, match="does not exist"):
+        make_guard("memory://", ledger_must_exist=True)
