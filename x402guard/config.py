@@ -7,9 +7,9 @@ import os
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, Literal, get_args
+from typing import Annotated, Any, Final, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, ValidationError
 from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
@@ -73,12 +73,21 @@ class MeteringSettings(BaseModel):
         return Metering(**given)
 
 
+def _as_table(given: object) -> object:
+    """A URL, or a list of them, is a chain with nothing else said."""
+    return {"urls": given} if isinstance(given, (str, list)) else given
+
+
+def _as_list(urls: object) -> object:
+    return [urls] if isinstance(urls, str) else urls
+
+
 class ChainSettings(BaseModel):
     """One table ``[chains.NETWORK]``; each key is an argument of ``Chain``."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    urls: str | list[str]
+    urls: Annotated[list[str], BeforeValidator(_as_list)] = Field(repr=False)
     finality: Literal["finalized", "safe"] | int = "finalized"
     timeout_s: float = 5.0
 
@@ -117,7 +126,7 @@ class Settings(BaseSettings):
     ledger: str = DEFAULT_LEDGER
     budget: str | None = None
     # Both kinds of URL often hold an access key.
-    chains: dict[str, str | list[str] | ChainSettings] = Field({}, repr=False)
+    chains: dict[str, Annotated[ChainSettings, BeforeValidator(_as_table)]] = Field({}, repr=False)
     assets: list[AssetSettings] = []
     policy: PolicySettings = PolicySettings()
     metering: MeteringSettings = MeteringSettings()
@@ -176,7 +185,7 @@ class Settings(BaseSettings):
         chains = {}
         for network, given in self.chains.items():
             try:
-                chains[network] = given.chain() if isinstance(given, ChainSettings) else Chain(given)
+                chains[network] = given.chain()
             except ConfigError as error:
                 raise ConfigError(f"chains[{network!r}]: {error}") from error
         return chains

@@ -15,7 +15,7 @@ from x402guard.assets import Asset
 from x402guard.effects import Flow, ReadNonce, ReadTransfers, read_chain, read_funds, transact
 from x402guard.evm import Address
 from x402guard.ledger.evidence import Finding, Unreadable, proof_key
-from x402guard.ledger.model import WALLET, Claim, Hold, HoldState
+from x402guard.ledger.model import WALLET, Claim, Evidence, Hold, HoldState
 from x402guard.ledger.transitions import Lapse, apply
 from x402guard.ledger.view import LedgerView, MarkKey, Notice, Scope
 from x402guard.money import format_dollars
@@ -35,6 +35,7 @@ class Reconciliation:
 
     Attributes:
         asked: how many payments the chain was asked about.
+        proven: how many are proven now by a final block, and were not before.
         captured, expired, voided, reopened: how many it has ended, or brought back to life.
         still_open: how many are not proven yet.
         freed, added: what the budgets got back, and what was counted on top.
@@ -47,6 +48,7 @@ class Reconciliation:
     """
 
     asked: int = 0
+    proven: int = 0
     captured: int = 0
     expired: int = 0
     voided: int = 0
@@ -80,6 +82,7 @@ class Reconciliation:
         counted, counts = _counted(before), _counted(after)
         self.freed += max(0, counted - counts)
         self.added += max(0, counts - counted)
+        self.proven += after.evidence is Evidence.CHAIN and before.evidence is not Evidence.CHAIN
         if after.state is not before.state:
             self.captured += after.state is HoldState.CAPTURED
             self.expired += after.state is HoldState.EXPIRED

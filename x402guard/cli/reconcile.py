@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from x402guard.cli.books import AsJson, LedgerUrl, holds, list_holds, opened
-from x402guard.config import load_settings
+from x402guard.config import PRIVATE_KEY, load_settings
 from x402guard.errors import ConfigError, LedgerUnavailable
 from x402guard.guard import Guard
 from x402guard.ledger.report_text import printable
@@ -81,15 +81,15 @@ def cancel(
 
 def _guard(ledger: str | None, *, key: bool) -> Guard:
     """Open the ledger as its owner. A file that is not there is an error, and is not created by looking at it."""
-    with opened(ledger):
-        pass
-    arguments: dict[str, Any] = load_settings().guard_arguments()
-    arguments |= {"background_checks": False, "approver": None}
+    settings = load_settings()
+    if key and settings.private_key is None:
+        raise ConfigError(f"private_key: a cancellation is signed; set {PRIVATE_KEY}")
+    arguments: dict[str, Any] = settings.guard_arguments()
+    arguments |= {"ledger": ledger or settings.ledger, "background_checks": False, "approver": None}
     if not key:
         arguments["signer"] = None
-    if ledger is not None:
-        arguments["ledger"] = ledger
-    return Guard(**arguments)
+    with opened(arguments["ledger"]):
+        return Guard(**arguments)
 
 
 def _seconds(every: str) -> int:
@@ -112,13 +112,16 @@ def _lines(found: Reconciliation) -> list[str]:
     ended = [
         f"{count} {what}"
         for count, what in (
+            (found.proven, "proven"),
             (found.captured, "captured"), (found.expired, "expired"), (found.voided, "voided"), (found.reopened, "reopened"),
         )
         if count
     ]  # fmt: skip
     lines = [f"asked about {found.asked}: {', '.join(ended) or 'nothing new'}; {found.still_open} still open"]
-    if found.freed or found.added:
-        lines.append(f"freed ${format_dollars(found.freed)}, counted ${format_dollars(found.added)} on top")
+    if found.freed:
+        lines.append(f"freed ${format_dollars(found.freed)}")
+    if found.added:
+        lines.append(f"counted ${format_dollars(found.added)} more than before")
     lines += [f"receipt contradicted by the chain: hold {hold_id[:16]}…" for hold_id in found.contradicted]
     lines += [
         f"left the wallet, in no book: ${format_dollars(row['amount'])} to {row['payee']}, {row['network']} {row['transaction']}"
