@@ -28,7 +28,7 @@ from x402guard.ledger.evidence import Cancelled, Finding, Settled, Unreadable, U
 from x402guard.ledger.intent import Intent
 from x402guard.ledger.model import Hold
 from x402guard.ports import Funds, Outgoing, Transfers
-from x402guard.rpc import ChainUnreadable, JsonRpc, quantity
+from x402guard.rpc import ChainUnreadable, JsonRpc, NoAnswer, quantity
 from x402guard.schemes.terms import PERMIT2
 
 __all__ = ["Chain", "RpcChainReader"]
@@ -175,9 +175,9 @@ class RpcChainReader:
         try:
             return look(rpc)
         except (ChainUnreadable, ConfigError) as error:
-            return Unreadable(str(error))
+            return Unreadable(str(error), everywhere=not isinstance(error, NoAnswer))
         except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
-            return Unreadable(f"an answer of the RPC makes no sense: {type(error).__name__}")
+            return Unreadable(f"an answer of the RPC makes no sense: {type(error).__name__}", everywhere=False)
 
     def close(self) -> None:
         """See ``ChainReader.close``."""
@@ -221,5 +221,5 @@ def _read(
             raise  # a node that keeps no old logs: nobody will know more than that the nonce is gone
     if cause is None and seen is None and _HASH.fullmatch(transaction) and not intent.dead_at(final.time):
         # Whoever wants to show it has until the deadline.
-        raise ChainUnreadable(f"transaction {transaction} is not to be seen yet")
+        raise NoAnswer(f"transaction {transaction} is not to be seen yet")
     return cause or Used(final=used)

@@ -109,8 +109,11 @@ def reconcile_holds(terms: Terms, hold_ids: Iterable[str], result: Reconciliatio
             continue
         finding = yield from read_chain(hold)
         if isinstance(finding, Unreadable):
-            result.unreadable[network] = finding.reason
             result.still_open += 1
+            if (
+                finding.everywhere
+            ):  # else a seller who names what nobody can find would keep all others from being asked about
+                result.unreadable[network] = finding.reason
             continue
         result.asked += 1
         yield from _book(hold, finding, result)

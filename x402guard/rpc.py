@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from web3.providers.base import JSONBaseProvider
     from web3.types import RPCEndpoint
 
-__all__ = ["ChainUnreadable", "JsonRpc", "RpcClient", "octets", "quantity", "selector"]
+__all__ = ["ChainUnreadable", "JsonRpc", "NoAnswer", "RpcClient", "octets", "quantity", "selector"]
 
 ROUNDS: Final = 2
 """How often the endpoints of a network are tried in turn, before it counts as out of reach."""
@@ -115,7 +115,7 @@ class JsonRpc:
             self._right.add(url)
         try:
             return True, self._request(url, method, params)
-        except _Said as error:
+        except NoAnswer as error:
             return True, error
 
     def _request(self, url: str, method: str, params: Sequence[Any]) -> Any:
@@ -132,7 +132,7 @@ class JsonRpc:
             raise ChainUnreadable(f"{method}: {type(error).__name__}") from error
         if not isinstance(answer, Mapping) or "result" not in answer:
             problem = answer.get("error") if isinstance(answer, Mapping) else answer
-            raise _Said(f"{method}: {str(problem)[:200]}")
+            raise NoAnswer(f"{method}: {str(problem)[:200]}")
         return answer["result"]
 
     def _posted(self, url: str, body: bytes) -> bytes:
@@ -174,8 +174,8 @@ class JsonRpc:
         return int.from_bytes(raw, "big")
 
 
-class _Said(ChainUnreadable):
-    """A node that is there and answers with an error."""
+class NoAnswer(ChainUnreadable):
+    """A node is there, and has no answer to this one question."""
 
 
 def selector(name: str, types: Sequence[str]) -> bytes:

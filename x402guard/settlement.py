@@ -271,15 +271,16 @@ def sweep(terms: Terms) -> Flow[int]:
         return chosen
 
     scope = Scope(nodes=(terms.node_id,), sweep=SWEEP_SIZE, flight_ms=terms.flight_ms)
-    still_open, in_vain = 0, dict[str, list[Hold]]()
+    still_open, unreadable, asked = 0, set[str](), list[Hold]()
     for hold in (yield from transact(scope, pick)):
         network = hold.payment().network
-        finding = Unreadable("") if network in in_vain else (yield from read_chain(hold))
-        if isinstance(finding, Unreadable):
-            in_vain.setdefault(network, []).append(hold)
-        else:
+        finding = Unreadable("") if network in unreadable else (yield from read_chain(hold))
+        if not isinstance(finding, Unreadable):
             still_open += is_open((yield from take_effect(hold, finding)))
-    asked = [hold for holds in in_vain.values() for hold in holds]
+            continue
+        asked.append(hold)
+        if finding.everywhere:
+            unreadable.add(network)
     if asked:
         yield from _note_asked(asked)
     return still_open + len(asked) + waiting

@@ -83,9 +83,15 @@ class Unused:
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """The chain could not be read; ``reason`` says why."""
+    """The chain could not be read.
+
+    Attributes:
+        reason: why.
+        everywhere: True where nothing of this network can be read; False where it is this one question that has no answer.
+    """
 
     reason: str
+    everywhere: bool = True
 
 
 Finding = Settled | Used | Cancelled | Unused | Unreadable
