@@ -153,7 +153,8 @@ class RpcChainReader:
 
         def look(rpc: JsonRpc) -> Transfers:
             final = _final_block(rpc, self._finality[network])
-            first = block_at(rpc, since_unix - CLOCKS_APART_S) if after is None else after + 1
+            # From the ledger's own first second on: what the wallet did before is no business of this ledger's.
+            first = block_at(rpc, since_unix - 1) + 1 if after is None else after + 1
             upto, found = first - 1, []
             for end, logs in outgoing_logs(rpc, token, payer, first, final.number):
                 found += [Outgoing(log.transaction, log.index, log.payee, log.amount) for log in logs]

@@ -8,12 +8,16 @@ from collections.abc import Callable
 from typing import Final
 
 from x402guard.errors import X402GuardError
+from x402guard.settlement import Swept
 
 __all__ = ["Rechecker"]
 
 _LOG: Final = logging.getLogger("x402guard")
-FIRST_PAUSE_S: Final = 0.05
-"""Seconds between a claim and the first question, so that many claims at once are asked about together."""
+FIRST_PAUSE_S: Final = 1.0
+"""Seconds between a claim and the first question, so that many claims are asked about together, and none while it is still paid for."""
+
+MOST_AT_ONCE: Final = 64
+"""How many sweeps one look takes, at most."""
 
 LONGEST_PAUSE_S: Final = 30.0
 _CLOSING_S: Final = 5.0
@@ -23,10 +27,10 @@ class Rechecker:
     """Looks once after it was nudged, then in growing pauses until nothing is open any more.
 
     Args:
-        look: asks the chain; returns how many payments are still open.
+        look: asks the chain about some payments.
     """
 
-    def __init__(self, look: Callable[[], int]) -> None:
+    def __init__(self, look: Callable[[], Swept]) -> None:
         self._look = look
         self._lock = threading.Lock()
         self._wake = threading.Event()
@@ -50,18 +54,22 @@ class Rechecker:
             if self._wake.wait(pause_s):
                 self._wake.clear()
                 pause_s = FIRST_PAUSE_S
-                # Not the event: a nudge a moment later is one more claim for the same look.
+                # Not the same event: a nudge a moment later is one more claim for the same look.
                 self._pause.wait(FIRST_PAUSE_S)
             still_open = self._looked()
             with self._lock:
                 if self._closed or (still_open == 0 and not self._wake.is_set()):
                     self._thread = None
                     return
-            pause_s = min(LONGEST_PAUSE_S, max(1.0, pause_s * 2))
+            pause_s = min(LONGEST_PAUSE_S, pause_s * 2)
 
     def _looked(self) -> int:
         try:
-            return 0 if self._closed else self._look()
+            for _ in range(MOST_AT_ONCE):
+                swept = Swept(0, more=False) if self._closed else self._look()
+                if not swept.more:
+                    break
+            return swept.still_open
         except X402GuardError as error:
             if not self._closed:
                 _LOG.warning("claims could not be checked in the background, `x402guard reconcile` can: %s", error)

@@ -35,6 +35,7 @@ from x402guard.wire import SettleResponse, decode_receipt
 __all__ = [
     "Doubt",
     "Receipt",
+    "Swept",
     "ask_chain",
     "is_open",
     "is_worth_asking",
@@ -255,19 +256,27 @@ def weighed(hold: Hold, finding: Finding) -> Flow[tuple[Hold, bool]]:
     return (yield from transact(scope, change))
 
 
-def sweep(terms: Terms) -> Flow[int]:
-    """Ask the chain about payments whose end is not proven; return how many of those it saw are still open after it.
+@dataclass(frozen=True, slots=True)
+class Swept:
+    """What a sweep saw: how many payments are still open after it, and whether there may be more that it did not see."""
+
+    still_open: int
+    more: bool
+
+
+def sweep(terms: Terms) -> Flow[Swept]:
+    """Ask the chain about payments whose end is not proven.
 
     At most sixteen, longest unasked first; those that it was asked about a moment ago are not asked about again. A network that
     cannot be read is not asked a second time.
     """
-    waiting = 0
+    waiting = seen = 0
 
     def pick(view: LedgerView) -> tuple[Hold, ...]:
-        nonlocal waiting
+        nonlocal waiting, seen
         worth = [h for h in map(view.known_hold, view.sweep) if is_worth_asking(view, h, terms.flight_ms)]
         chosen = tuple(hold for hold in worth if view.now_ms - hold.checked_ms > SWEEP_PAUSE_MS)
-        waiting = len(worth) - len(chosen)
+        waiting, seen = len(worth) - len(chosen), len(chosen)
         return chosen
 
     scope = Scope(nodes=(terms.node_id,), sweep=SWEEP_SIZE, flight_ms=terms.flight_ms)
@@ -283,7 +292,7 @@ def sweep(terms: Terms) -> Flow[int]:
             unreadable.add(network)
     if asked:
         yield from _note_asked(asked)
-    return still_open + len(asked) + waiting
+    return Swept(still_open + len(asked) + waiting, more=seen == SWEEP_SIZE and not asked)
 
 
 def _note_asked(holds: list[Hold]) -> Flow[None]:
