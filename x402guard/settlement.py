@@ -21,6 +21,7 @@ from x402guard.ledger.evidence import (
     claim_settlement,
     proof_mark,
     receipt_mark,
+    reuse_mark,
     weigh,
 )
 from x402guard.ledger.model import Claim, Evidence, Hold, HoldState
@@ -245,7 +246,7 @@ def weighed(hold: Hold, finding: Finding) -> Flow[tuple[Hold, bool]]:
     payment = hold.payment()
     marks = [ceiling_mark(payment.payee)]
     if isinstance(finding, Settled):
-        marks.append(proof_mark(payment.network, finding))
+        marks += [proof_mark(payment.network, finding), reuse_mark(hold.id)]
 
     def change(view: LedgerView) -> tuple[Hold, bool]:
         after = weigh(view, hold.id, finding)

@@ -30,6 +30,7 @@ __all__ = [
     "proof_key",
     "proof_mark",
     "receipt_mark",
+    "reuse_mark",
     "weigh",
 ]
 
@@ -211,15 +212,30 @@ def _settle(view: LedgerView, hold: Hold, finding: Settled) -> Hold:
     owner = view.mark(key)
     if owner is not None and owner["hold"] != hold.id:
         # A seller with two cheques could show the small one's transaction for both.
-        facts = {"name": "receipt_reused", "transaction": finding.transaction, "proves": owner["hold"]}
-        view.record(hold.node_id, "event", hold_id=hold.id, facts=facts)
-        return view.known_hold(hold.id)
+        _note_reuse(view, hold, finding.transaction, owner["hold"])
+        used_up = finding.final and hold.state is HoldState.HELD and view.now_unix > hold.deadline_unix
+        return _take(view, hold, hold.amount, Evidence.CHAIN, None) if used_up else hold
     # What one atomic unit is worth was fixed when the hold was written: the ceiling scales down, rounded up.
     amount = Nanos(-(-hold.amount * finding.amount_atomic // intent.amount_atomic))
+    on_chain = hold.evidence in (Evidence.CHAIN, Evidence.CHAIN_HEAD)
+    if not finding.final and hold.state is HoldState.CAPTURED and on_chain and hold.proof not in (None, key[1]):
+        hold = apply(view, hold.id, Reopen(0))  # the block that proved it was undone, and it is in another one now
     if not finding.final and amount < hold.amount:
         return hold  # a block that can still be undone frees nothing; it is asked about again
     view.put_mark(key, {"hold": hold.id})
     return _take(view, hold, amount, _chain(final=finding.final), key[1])
+
+
+def reuse_mark(hold_id: str) -> MarkKey:
+    """Return the key under which it is remembered that a payment was shown another's proof: it is told once."""
+    return "reuse", hold_id
+
+
+def _note_reuse(view: LedgerView, hold: Hold, transaction: str, first: str) -> None:
+    if view.mark(reuse_mark(hold.id)) is None:
+        view.put_mark(reuse_mark(hold.id), {"transaction": transaction})
+        facts = {"name": "receipt_reused", "transaction": transaction, "proves": first}
+        view.record(hold.node_id, "event", hold_id=hold.id, facts=facts)
 
 
 def _chain(*, final: bool) -> Evidence:

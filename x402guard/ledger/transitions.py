@@ -88,7 +88,10 @@ class Correct:
 
 @dataclass(frozen=True, slots=True)
 class Reopen:
-    """The block that took it was undone: as of a final block of ``block_time`` (unix seconds) the nonce is unused and good."""
+    """The block that took it was undone: as of a final block of ``block_time`` (unix seconds) the nonce is unused and good.
+
+    0 where it has been taken again meanwhile, in a block that is not final yet.
+    """
 
     block_time: int
 
