@@ -8,8 +8,8 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Final, Literal, TypeVar
+from dataclasses import dataclass, replace
+from typing import Any, Final, Literal, TypeVar
 
 from x402guard.assets import resolve_network
 from x402guard.chain_logs import (
@@ -28,7 +28,7 @@ from x402guard.ledger.evidence import Cancelled, Finding, Settled, Unreadable, U
 from x402guard.ledger.intent import Intent
 from x402guard.ledger.model import Hold
 from x402guard.ports import Funds, Outgoing, Transfers
-from x402guard.rpc import ChainUnreadable, JsonRpc, NoAnswer, quantity
+from x402guard.rpc import ChainUnreadable, JsonRpc, NodeRefuses, PaymentUnreadable, quantity
 from x402guard.schemes.terms import PERMIT2
 
 __all__ = ["Chain", "RpcChainReader"]
@@ -154,7 +154,7 @@ class RpcChainReader:
         def look(rpc: JsonRpc) -> Transfers:
             final = _final_block(rpc, self._finality[network])
             # From the ledger's own first second on: what the wallet did before is no business of this ledger's.
-            first = block_at(rpc, since_unix - 1) + 1 if after is None else after + 1
+            first = (block_at(rpc, since_unix - 1) if after is None else after) + 1
             upto, found = first - 1, []
             for end, logs in outgoing_logs(rpc, token, payer, first, final.number):
                 found += [Outgoing(log.transaction, log.index, log.payee, log.amount) for log in logs]
@@ -176,9 +176,9 @@ class RpcChainReader:
         try:
             return look(rpc)
         except (ChainUnreadable, ConfigError) as error:
-            return Unreadable(str(error), everywhere=not isinstance(error, NoAnswer))
+            return Unreadable(str(error), alone=isinstance(error, PaymentUnreadable))
         except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
-            return Unreadable(f"an answer of the RPC makes no sense: {type(error).__name__}", everywhere=False)
+            return Unreadable(f"an answer of the RPC makes no sense: {type(error).__name__}", alone=True)
 
     def close(self) -> None:
         """See ``ChainReader.close``."""
@@ -202,7 +202,12 @@ def _final_block(rpc: JsonRpc, finality: Finality) -> Block:
     if isinstance(finality, int):
         head = quantity(rpc.call("eth_blockNumber"))
         return Block.of(rpc.call("eth_getBlockByNumber", hex(max(0, head - finality)), False))  # noqa: FBT003 - the RPC's own
-    return Block.of(rpc.call("eth_getBlockByNumber", finality, False))  # noqa: FBT003
+    try:
+        return Block.of(rpc.call("eth_getBlockByNumber", finality, False))  # noqa: FBT003
+    except NodeRefuses as error:
+        raise NodeRefuses(
+            f"no {finality} block ({error}); Chain(urls, finality=…) takes a number of blocks as well"
+        ) from error
 
 
 def _read(
@@ -213,14 +218,29 @@ def _read(
     used = nonce_used(rpc, intent, {"blockHash": final.hash, "requireCanonical": True})
     if not used and not used_at_head:
         return Unused(final.time)
-    seen = transaction_in(rpc, transaction) if _HASH.fullmatch(transaction) else None
-    cause: Settled | Cancelled | None = None if seen is None else settlement_in(intent, transaction, *seen, final)
+    named = transaction if _HASH.fullmatch(transaction) else ""
+    too_late = used and intent.dead_at(final.time)
     try:
+        seen = _seen(rpc, named) if named else None
+        cause: Settled | Cancelled | None = None if seen is None else settlement_in(intent, named, *seen, final)
         cause = cause or find_cause(rpc, intent, since_unix, final)
-    except ChainUnreadable:
-        if not (used and intent.dead_at(final.time)):
-            raise  # a node that keeps no old logs: nobody will know more than that the nonce is gone
-    if cause is None and seen is None and _HASH.fullmatch(transaction) and not intent.dead_at(final.time):
+    except NodeRefuses as error:
+        if not too_late:
+            raise PaymentUnreadable(str(error)) from error
+        # It keeps no old logs, or shows no such receipt: nobody will know more than that the nonce is gone.
+        return Used(final=True)
+    if cause is None and named and seen is None and not intent.dead_at(final.time):
         # Whoever wants to show it has until the deadline.
-        raise NoAnswer(f"transaction {transaction} is not to be seen yet")
-    return cause or Used(final=used)
+        raise PaymentUnreadable(f"transaction {transaction} is not to be seen yet")
+    if cause is None:
+        return Used(final=used)
+    # Two nodes may have answered: nothing is final that the state of the final block does not bear out.
+    return cause if used else replace(cause, final=False)
+
+
+def _seen(rpc: JsonRpc, named: str) -> tuple[Mapping[str, Any], Mapping[str, Any]] | None:
+    """Return the transaction that a seller names, and its receipt. One that no node shows is as good as none: the logs may say more."""
+    try:
+        return transaction_in(rpc, named)
+    except NodeRefuses:
+        return None

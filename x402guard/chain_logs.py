@@ -14,7 +14,7 @@ from x402guard.calldata import amount_settled, nonce_settled
 from x402guard.evm import Address, checksum_address, keccak
 from x402guard.ledger.evidence import Cancelled, Settled
 from x402guard.ledger.intent import Intent
-from x402guard.rpc import ChainUnreadable, JsonRpc, octets, quantity
+from x402guard.rpc import ChainUnreadable, JsonRpc, NodeRefuses, octets, quantity
 from x402guard.schemes.terms import PERMIT2
 
 __all__ = [
@@ -50,7 +50,7 @@ class Block:
     def of(cls, answer: Any) -> Block:
         """Return the block of a node's answer. Raises ``ChainUnreadable`` where there is none."""
         if not isinstance(answer, Mapping):
-            raise ChainUnreadable("there is no such block")
+            raise NodeRefuses("there is no such block")
         return cls("0x" + octets(answer["hash"]).hex(), quantity(answer["number"]), quantity(answer["timestamp"]))
 
 
@@ -131,7 +131,8 @@ def nonce_used(rpc: JsonRpc, intent: Intent, block: Any) -> bool:
     if intent.method == "eip3009":
         nonce = intent.nonce.to_bytes(32, "big")
         types = ["address", "bytes32"]
-        return rpc.view(intent.token, "authorizationState", types, [intent.payer, nonce], block) == 1
+        # Some tokens answer more than yes and no: an authorization that is cancelled is not unused.
+        return rpc.view(intent.token, "authorizationState", types, [intent.payer, nonce], block) != 0
     # Permit2 keeps one bit per nonce: the high 248 bits name the word, the low 8 the bit in it.
     word = rpc.view(PERMIT2, "nonceBitmap", ["address", "uint256"], [intent.payer, intent.nonce >> 8], block)
     return bool(word >> (intent.nonce & 0xFF) & 1)
@@ -148,7 +149,9 @@ def settlement_in(
     intent: Intent, transaction: str, sent: Mapping[str, Any], receipt: Mapping[str, Any], final: Block
 ) -> Settled | None:
     """Does this very transaction settle this very payment? By its own calldata, its status and one Transfer log."""
-    if quantity(receipt["status"]) != 1:
+    if (
+        quantity(receipt.get("status", 0)) != 1
+    ):  # there was none before Byzantium, and a seller may name any transaction
         return None
     amount = amount_settled(intent, str(sent.get("to")), octets(sent.get("input", "0x")))
     if amount is None:
@@ -192,33 +195,39 @@ def _cause_of_authorization(
 
 def _settled_by_event(rpc: JsonRpc, intent: Intent, used: Log, final: Block) -> Settled | None:
     """The token itself says that the authorization was used, in whatever call: all of it moved, in the next Transfer."""
-    seen = transaction_in(rpc, used.transaction)
-    if seen is None or quantity(seen[1]["status"]) != 1:
-        return None
-    for log in _transfers(seen[1], intent):
-        if log.index > used.index and log.amount == intent.amount_atomic:
-            return Settled(intent.amount_atomic, used.transaction, log.index, used.block <= final.number)
+    # The token's own logs of that block, and no receipt: a seller may fill its transaction with more than anybody reads.
+    asked = [_TRANSFER, _padded(intent.payer), _padded(intent.payee)]
+    for _, logs in _logs(rpc, intent.token, asked, used.block, used.block):
+        for log in logs:
+            right = log.transaction == used.transaction and log.amount == intent.amount_atomic
+            if right and log.index > used.index and log.is_transfer(intent.token, intent.payer, intent.payee):
+                return Settled(intent.amount_atomic, used.transaction, log.index, used.block <= final.number)
     return None
 
 
 def _cause_of_permit(rpc: JsonRpc, intent: Intent, first: int, head: int, final: Block) -> Settled | Cancelled | None:
     wallet, seller = _padded(intent.payer), _padded(intent.payee)
-    blocks_paid = set()
     for _, logs in _logs(rpc, intent.token, [_TRANSFER, wallet, seller], first, head):
         for log in logs:
             seen = transaction_in(rpc, log.transaction)
             settled = None if seen is None else settlement_in(intent, log.transaction, *seen, final)
             if settled is not None:
                 return settled
-            blocks_paid.add(log.block)
     for _, logs in _logs(rpc, PERMIT2, [_INVALIDATED, wallet], first, head):
         for log in filter(lambda log: _invalidates(log, intent), logs):
             # The event comes also for a nonce that a payment has used before: only an unused one can be cancelled.
             before_unused = log.block > 0 and not nonce_used(rpc, intent, hex(log.block - 1))
-            if before_unused and log.block not in blocks_paid:
+            if before_unused and not _paid_in(rpc, intent, log.block):
                 return Cancelled(log.transaction, final=log.block <= final.number)
             return None
     return None
+
+
+def _paid_in(rpc: JsonRpc, intent: Intent, block: int) -> bool:
+    """Did anything go from the wallet to the seller in this block? Asked about it alone: a longer look may not have come so far."""
+    asked = [_TRANSFER, _padded(intent.payer), _padded(intent.payee)]
+    # Anybody may move nothing out of any wallet.
+    return any(log.amount for _, logs in _logs(rpc, intent.token, asked, block, block) for log in logs)
 
 
 def _invalidates(log: Log, intent: Intent) -> bool:
@@ -233,20 +242,21 @@ def outgoing_logs(
 ) -> Iterator[tuple[int, list[Log]]]:
     """Yield (last block looked at, the Transfers of *token* that left *payer* up to it), a stretch at a time."""
     for end, logs in _logs(rpc, token, [_TRANSFER, _padded(payer)], first, last):
-        yield end, [log for log in logs if log.is_transfer(token, payer)]
+        # Anybody may move nothing out of any wallet, and some do so to every wallet that they see.
+        yield end, [log for log in logs if log.is_transfer(token, payer) and log.amount]
 
 
 def nonce_behind(rpc: JsonRpc, token: Address, payer: Address, transaction: str, log_index: int) -> int | None:
     """Return the nonce whose authorization moved a Transfer: by the calldata, or by the token's event before it; else None."""
-    seen = transaction_in(rpc, transaction)
-    if seen is None:
+    sent = rpc.call("eth_getTransactionByHash", transaction)
+    if not isinstance(sent, Mapping):
         raise ChainUnreadable(f"transaction {transaction} is in the logs and not to be seen")
-    sent, receipt = seen
     nonce = nonce_settled(token, str(sent.get("to")), octets(sent.get("input", "0x")))
     if nonce is not None:
         return nonce
+    block = quantity(sent["blockNumber"])
     used = [
-        log for log in _all_logs(receipt)
-        if log.address == token.lower() and log.topics[:2] == (_USED, _padded(payer)) and log.index < log_index
+        log for _, logs in _logs(rpc, token, [_USED, _padded(payer)], block, block) for log in logs
+        if log.transaction == transaction and log.topics[:2] == (_USED, _padded(payer)) and log.index < log_index
     ]  # fmt: skip
     return int(used[-1].topics[2], 16) if used and len(used[-1].topics) == 3 else None

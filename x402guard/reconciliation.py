@@ -14,7 +14,7 @@ from typing import Any, Final
 from x402guard.assets import Asset
 from x402guard.effects import Flow, ReadNonce, ReadTransfers, read_chain, read_funds, transact
 from x402guard.evm import Address
-from x402guard.ledger.evidence import Finding, Unreadable, proof_key
+from x402guard.ledger.evidence import Finding, Unreadable, explain, proof_key
 from x402guard.ledger.model import WALLET, Claim, Evidence, Hold, HoldState
 from x402guard.ledger.transitions import Lapse, apply
 from x402guard.ledger.view import LedgerView, MarkKey, Notice, Scope
@@ -110,9 +110,7 @@ def reconcile_holds(terms: Terms, hold_ids: Iterable[str], result: Reconciliatio
         finding = yield from read_chain(hold)
         if isinstance(finding, Unreadable):
             result.still_open += 1
-            if (
-                finding.everywhere
-            ):  # else a seller who names what nobody can find would keep all others from being asked about
+            if not finding.alone:  # else who names what nobody can find would keep all others from being asked about
                 result.unreadable[network] = finding.reason
             continue
         result.asked += 1
@@ -184,8 +182,10 @@ def _explained(token: Asset, payer: Address, transfer: Outgoing, result: Reconci
     if (yield from _read_mark(proof)) is not None:
         return True
     nonce: int | Unreadable | None = yield ReadNonce(token.network, token.contract, payer, transfer)
-    if nonce is None or isinstance(nonce, Unreadable):
-        return False if nonce is None else nonce
+    if isinstance(nonce, Unreadable):
+        return nonce
+    if nonce is None:
+        return (yield from _stands_for_one(token, transfer, proof))
     hold_id = f"{nonce:064x}"
     hold = yield from transact(Scope(holds=(hold_id,)), lambda view: view.hold(hold_id))
     if hold is None or hold.intent is None:
@@ -196,6 +196,13 @@ def _explained(token: Asset, payer: Address, transfer: Outgoing, result: Reconci
         return finding
     yield from _book(hold, finding, result)
     return (yield from _read_mark(proof)) is not None
+
+
+def _stands_for_one(token: Asset, transfer: Outgoing, proof: MarkKey) -> Flow[bool]:
+    """A settlement wrapped in a contract of the payee's shows no nonce: it is of one of the payments whose cause nobody knows."""
+    key = "unshown", f"{token.network}/{token.contract}/{transfer.payee}"
+    scope = Scope(marks=(key, proof))
+    return (yield from transact(scope, lambda view: explain(view, key, proof, transfer.amount_atomic)))
 
 
 def _read_mark(key: MarkKey) -> Flow[Mapping[str, Any] | None]:

@@ -13,13 +13,22 @@ from x402guard.assets import chain_id_of
 from x402guard.errors import ConfigError
 from x402guard.evm import MAX_UINT256, Address, keccak
 from x402guard.json_body import check_depth
-from x402guard.redaction import hide_url
+from x402guard.redaction import hide_url, redacted
 
 if TYPE_CHECKING:
     from web3.providers.base import JSONBaseProvider
     from web3.types import RPCEndpoint
 
-__all__ = ["ChainUnreadable", "JsonRpc", "NoAnswer", "RpcClient", "octets", "quantity", "selector"]
+__all__ = [
+    "ChainUnreadable",
+    "JsonRpc",
+    "NodeRefuses",
+    "PaymentUnreadable",
+    "RpcClient",
+    "octets",
+    "quantity",
+    "selector",
+]
 
 ROUNDS: Final = 2
 """How often the endpoints of a network are tried in turn, before it counts as out of reach."""
@@ -38,6 +47,10 @@ _NUMBER_DIGITS: Final = 78
 
 class ChainUnreadable(Exception):  # noqa: N818 - becomes the finding of that name
     """The chain could not be read: out of reach, or an answer that makes no sense."""
+
+
+class PaymentUnreadable(ChainUnreadable):
+    """One payment could not be read, on a chain that could."""
 
 
 class RpcClient(httpx.Client):
@@ -115,7 +128,7 @@ class JsonRpc:
             self._right.add(url)
         try:
             return True, self._request(url, method, params)
-        except NoAnswer as error:
+        except NodeRefuses as error:
             return True, error
 
     def _request(self, url: str, method: str, params: Sequence[Any]) -> Any:
@@ -132,7 +145,8 @@ class JsonRpc:
             raise ChainUnreadable(f"{method}: {type(error).__name__}") from error
         if not isinstance(answer, Mapping) or "result" not in answer:
             problem = answer.get("error") if isinstance(answer, Mapping) else answer
-            raise NoAnswer(f"{method}: {str(problem)[:200]}")
+            # Some nodes repeat the path that they were asked at, which is an access key.
+            raise NodeRefuses(f"{method}: {redacted(str(problem))[:200]}")
         return answer["result"]
 
     def _posted(self, url: str, body: bytes) -> bytes:
@@ -145,7 +159,7 @@ class JsonRpc:
             for piece in response.iter_raw():
                 size += len(piece)
                 if size > MAX_ANSWER_BYTES:
-                    raise ChainUnreadable(f"an answer of more than {MAX_ANSWER_BYTES} bytes")
+                    raise NodeRefuses(f"an answer of more than {MAX_ANSWER_BYTES} bytes")
                 if time.monotonic() > give_up:
                     raise ChainUnreadable(f"an answer that was not whole after {self._timeout_s * _SLOWEST:g} s")
                 pieces.append(piece)
@@ -174,8 +188,8 @@ class JsonRpc:
         return int.from_bytes(raw, "big")
 
 
-class NoAnswer(ChainUnreadable):
-    """A node is there, and has no answer to this one question."""
+class NodeRefuses(ChainUnreadable):
+    """A node that is there, and answers with an error, with nothing, or with more than we read: it would do so again."""
 
 
 def selector(name: str, types: Sequence[str]) -> bytes:

@@ -22,6 +22,7 @@ from x402guard.ledger.evidence import (
     proof_mark,
     receipt_mark,
     reuse_mark,
+    unshown_mark,
     weigh,
 )
 from x402guard.ledger.model import Claim, Evidence, Hold, HoldState
@@ -244,7 +245,7 @@ def take_effect(hold: Hold, finding: Finding) -> Flow[Hold]:
 def weighed(hold: Hold, finding: Finding) -> Flow[tuple[Hold, bool]]:
     """The same; return the hold after it, and whether the chain contradicts the receipt that was shown for it."""
     payment = hold.payment()
-    marks = [ceiling_mark(payment.payee)]
+    marks = [ceiling_mark(payment.payee), unshown_mark(payment)]
     if isinstance(finding, Settled):
         marks += [proof_mark(payment.network, finding), reuse_mark(hold.id)]
 
@@ -289,7 +290,7 @@ def sweep(terms: Terms) -> Flow[Swept]:
             still_open += is_open((yield from take_effect(hold, finding)))
             continue
         asked.append(hold)
-        if finding.everywhere:
+        if not finding.alone:
             unreadable.add(network)
     if asked:
         yield from _note_asked(asked)

@@ -10,6 +10,7 @@ from x402guard.ledger.transitions import Note
 
 NOW = START_MS // 1000
 ONE, TWO = "0x" + "11" * 32, "0x" + "22" * 32
+LATER = Unused(NOW + 40)
 LITTLE, MORE, ALL = 12_000, 40_000, 100_000
 
 
@@ -41,12 +42,12 @@ def show(books, finding):
 
 CENTS = {LITTLE: usd("$0.012"), MORE: usd("$0.04"), ALL: usd("$0.10")}
 STORIES = {  # what the chain shows, one after the other, and what the books say at the end
-    "freed, undone": ([settled(LITTLE), Unused(NOW)], ("held", ALL, None)),
+    "freed, undone": ([settled(LITTLE), LATER], ("held", ALL, None)),
     "freed, undone, settled anew for more": (
-        [settled(LITTLE), Unused(NOW), settled(MORE, TWO)],
+        [settled(LITTLE), LATER, settled(MORE, TWO)],
         ("captured", MORE, "chain"),
     ),
-    "freed, undone, and never again": ([settled(LITTLE), Unused(NOW), Unused(NOW + 61)], ("expired", 0, None)),
+    "freed, undone, and never again": ([settled(LITTLE), LATER, Unused(NOW + 61)], ("expired", 0, None)),
     "freed, in another block that is not final": (
         [settled(LITTLE), settled(MORE, TWO, final=False)],
         ("held", ALL, None),
@@ -59,11 +60,15 @@ STORIES = {  # what the chain shows, one after the other, and what the books say
         [settled(LITTLE), settled(LITTLE, final=False)],
         ("captured", LITTLE, "chain"),
     ),
-    "in full, not final, undone": ([settled(ALL, final=False), Unused(NOW)], ("held", ALL, None)),
+    "freed, then a node that stands at an earlier block": (
+        [settled(LITTLE), Unused(NOW + 20)],
+        ("captured", LITTLE, "chain"),
+    ),
+    "in full, not final, undone": ([settled(ALL, final=False), LATER], ("held", ALL, None)),
     "in full, not final, undone and dead": ([settled(ALL, final=False), Unused(NOW + 61)], ("captured", 0, "chain")),
     "in full, not final, then final": ([settled(ALL, final=False), settled(ALL)], ("captured", ALL, "chain")),
     "little, not final": ([settled(LITTLE, final=False)], ("held", ALL, None)),
-    "by nobody knows what, undone": ([Used(final=False), Unused(NOW)], ("held", ALL, None)),
+    "by nobody knows what, undone": ([Used(final=False), LATER], ("held", ALL, None)),
     "by nobody knows what, then shown": ([Used(final=True), settled(LITTLE)], ("captured", LITTLE, "chain")),
     "cancelled, not final": ([Cancelled(ONE, final=False)], ("held", ALL, None)),
     "cancelled": ([Cancelled(ONE, final=True)], ("voided", 0, None)),
@@ -84,7 +89,7 @@ def test_what_comes_back_past_the_limit_counts_and_trips(books):
     show(books, settled(LITTLE))
     books.hold("h2", "$0.48")
     assert books.node("s").state == "open"
-    assert show(books, Unused(NOW)) == ("held", usd("$0.10"), None)
+    assert show(books, LATER) == ("held", usd("$0.10"), None)
     assert books.node("s").state == "tripped"
 
 

@@ -12,6 +12,7 @@ from typing import Final
 
 from x402guard.assets import TEST_NETWORKS
 from x402guard.ledger.ceilings import note_settlement
+from x402guard.ledger.intent import Intent
 from x402guard.ledger.model import Claim, Evidence, Hold, HoldState
 from x402guard.ledger.transitions import Capture, Correct, Expire, Note, Reopen, Void, apply
 from x402guard.ledger.view import LedgerView, MarkKey, Notice
@@ -26,11 +27,13 @@ __all__ = [
     "Unused",
     "Used",
     "claim_settlement",
+    "explain",
     "is_unsettled",
     "proof_key",
     "proof_mark",
     "receipt_mark",
     "reuse_mark",
+    "unshown_mark",
     "weigh",
 ]
 
@@ -39,6 +42,12 @@ MAX_AHEAD_S: Final = 900
 
 TEST_AHEAD_S: Final = 400 * 86_400
 """The same where no real money moves: a chain of one's own may be moved on by hand."""
+
+CLOCKS_APART_S: Final = 30
+"""How many seconds a block has to be dated after the chain last showed a payment taken, to show that this was undone."""
+
+MOST_UNSHOWN: Final = 100
+"""How many payments to one payee are remembered that were taken by nobody knows what, at most."""
 
 CONTRADICTED: Final = "claim_contradicted"
 """The name of what happened where a receipt and the chain do not agree."""
@@ -84,15 +93,13 @@ class Unused:
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """The chain could not be read.
+    """The chain could not be read; ``reason`` says why.
 
-    Attributes:
-        reason: why.
-        everywhere: True where nothing of this network can be read; False where it is this one question that has no answer.
+    ``alone`` is True where only this one payment could not: what was asked about the chain itself was answered.
     """
 
     reason: str
-    everywhere: bool = True
+    alone: bool = False
 
 
 Finding = Settled | Used | Cancelled | Unused | Unreadable
@@ -164,23 +171,35 @@ def _note_receipt(view: LedgerView, hold: Hold, claim: Claim) -> None:
 def weigh(view: LedgerView, hold_id: str, finding: Finding) -> Hold:
     """Let a finding take effect on a payment hold, and return the hold after it.
 
+    A final block from before the chain last showed it taken undoes nothing: that node is behind, or was asked earlier.
+
     Used with a known settlement: what it moved. Used by nobody knows what: the maximum. Cancelled at a final block: nothing. Unused
     at a final block that can no longer take it: expired. Unused and still good, although the chain once showed it taken: a block
     was undone, and it counts in full again. Anything else leaves it as it is, and remembers that the chain was asked.
     """
-    hold = dataclasses.replace(view.known_hold(hold_id), checked_ms=view.now_ms)
+    before = view.known_hold(hold_id)
+    if isinstance(finding, Unused) and _is_older(before, finding.block_time):
+        return before
+    hold = dataclasses.replace(before, checked_ms=view.now_ms)
     view.put_hold(hold)
     match finding:
         case Settled():
             return _settle(view, hold, finding)
         case Used(final):
-            return _take(view, hold, hold.amount, _chain(final=final), None)
+            after = _take(view, hold, hold.amount, _chain(final=final), None)
+            _note_unshown(view, after)
+            return after
         case Cancelled(transaction, final=True):
             return _cancel(view, hold, transaction)
         case Unused(block_time):
             return _unused(view, hold, block_time)
         case _:
             return hold
+
+
+def _is_older(hold: Hold, block_time: int) -> bool:
+    taken = hold.state is HoldState.CAPTURED and hold.evidence in (Evidence.CHAIN, Evidence.CHAIN_HEAD)
+    return taken and block_time <= hold.checked_ms // 1000 + CLOCKS_APART_S and not hold.payment().dead_at(block_time)
 
 
 def _cancel(view: LedgerView, hold: Hold, transaction: str) -> Hold:
@@ -224,6 +243,34 @@ def _settle(view: LedgerView, hold: Hold, finding: Settled) -> Hold:
         return hold  # a block that can still be undone frees nothing; it is asked about again
     view.put_mark(key, {"hold": hold.id})
     return _take(view, hold, amount, _chain(final=finding.final), key[1])
+
+
+def unshown_mark(payment: Intent) -> MarkKey:
+    """Return the key under which the payments to one payee are remembered that were taken by nobody knows what."""
+    return "unshown", f"{payment.network}/{payment.token}/{payment.payee}"
+
+
+def _note_unshown(view: LedgerView, hold: Hold) -> None:
+    payment = hold.payment()
+    waiting = dict((view.mark(unshown_mark(payment)) or {}).get("holds", {}))
+    if hold.proof is None and hold.id not in waiting and len(waiting) < MOST_UNSHOWN:
+        waiting[hold.id] = str(payment.amount_atomic)
+        view.put_mark(unshown_mark(payment), {"holds": waiting})
+
+
+def explain(view: LedgerView, key: MarkKey, proof: MarkKey, amount_atomic: int) -> bool:
+    """Let a Transfer to a payee stand for one payment that was taken by nobody knows what; False where none may be meant.
+
+    It frees nothing: the payment stays counted at its maximum. It is only that the Transfer is no stranger's.
+    """
+    waiting = dict((view.mark(key) or {}).get("holds", {}))
+    fitting = [hold_id for hold_id, most in waiting.items() if amount_atomic <= int(most)]
+    if not fitting or view.mark(proof) is not None:
+        return False
+    del waiting[fitting[0]]
+    view.put_mark(key, {"holds": waiting})
+    view.put_mark(proof, {"hold": fitting[0]})
+    return True
 
 
 def reuse_mark(hold_id: str) -> MarkKey:

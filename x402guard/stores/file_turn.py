@@ -64,10 +64,12 @@ class FileTurn:
     def give(self) -> None:
         """Give it back. Giving back what is not ours is fine."""
         fcntl.flock(self._turn, fcntl.LOCK_UN)
-        if _locks(self._queue):
-            fcntl.flock(self._queue, fcntl.LOCK_UN)
-        else:
-            self._owes = True  # somebody waits in another process
+        self._owes = True  # somebody waits in another process, for all that we know
+        try:
+            if _locks(self._queue):
+                self._owes = False
+        finally:
+            fcntl.flock(self._queue, fcntl.LOCK_UN)  # Ctrl-C may have come once it was ours
 
     @property
     def was_used(self) -> bool:

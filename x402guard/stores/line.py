@@ -7,6 +7,8 @@ import time
 from collections import deque
 from typing import Final
 
+from x402guard.errors import LedgerUnavailable
+
 __all__ = ["Line"]
 
 _LOOK_S: Final = 0.05
@@ -38,6 +40,11 @@ class Line:
             wake.wait(min(_LOOK_S, left_s))
             wake.clear()
         return True
+
+    def refuse_twice(self) -> None:
+        """Raise ``LedgerUnavailable`` where this thread stands in the line, be it first or not: a signal came in between."""
+        if threading.get_ident() in self._line:
+            raise LedgerUnavailable("this thread is writing the ledger already; a signal handler can't")
 
     @property
     def is_mine(self) -> bool:

@@ -37,7 +37,7 @@ from x402guard.stores.records import (
     to_node,
 )
 from x402guard.stores.schema import MIGRATIONS
-from x402guard.stores.trouble import foreign, gone, refuse_unless_kept, refuse_unless_writable, unavailable
+from x402guard.stores.trouble import foreign, gone, refuse_unless_kept, refuse_unless_writable, unavailable, unsound
 
 __all__ = ["SqliteStore"]
 
@@ -142,10 +142,7 @@ class SqliteStore:
         problems = self.audit()
         if problems:
             self.close()
-            raise LedgerUnavailable(
-                f"the ledger {self._path} does not add up: {problems[0]}",
-                advice="Nothing was paid. `x402guard verify` shows what is wrong; put back a copy of the ledger that you trust.",
-            )
+            raise unsound(self._path, problems[0])
 
     def audit(self, *, most: int | None = MOST_AT_OPENING) -> Sequence[str]:
         """Return what does not add up in these books; see ``stores.auditing``."""
@@ -215,26 +212,33 @@ class SqliteStore:
         """Do *work* when it is our turn to write: first among our threads, then among processes."""
         self._check_usable()
         self._check_file()
-        if self._line.is_mine:
-            raise LedgerUnavailable("this thread is writing the ledger already; a signal handler can't")
+        self._line.refuse_twice()
         try:
-            if not self._line.join(_BUSY_S):
-                raise LedgerUnavailable(f"another thread has been writing the ledger for {_BUSY_S:.0f} s")
-            self._check_usable()
-            with unavailable("cannot write the ledger", self._path):
-                if not self._turn.take(_BUSY_S):
-                    raise LedgerUnavailable(f"another process has been writing the ledger for {_BUSY_S:.0f} s")
-                return work()
+            try:
+                return self._worked(work)
+            finally:
+                self._end_turn()
         finally:
-            self._end_turn()
+            # Ctrl-C may have come in the midst of that, and would leave everybody waiting. Twice is once.
+            try:
+                self._end_turn()
+            finally:
+                self._line.leave()
+
+    def _worked(self, work: Callable[[], R]) -> R:
+        if not self._line.join(_BUSY_S):
+            raise LedgerUnavailable(f"another thread has been writing the ledger for {_BUSY_S:.0f} s")
+        self._check_usable()
+        with unavailable("cannot write the ledger", self._path):
+            if not self._turn.take(_BUSY_S):
+                raise LedgerUnavailable(f"another process has been writing the ledger for {_BUSY_S:.0f} s")
+            return work()
 
     def _end_turn(self) -> None:
         """Give the turn back where it is ours. No flag and no context manager says so: Ctrl-C may come before either is set."""
-        try:
-            if self._line.is_mine:
-                self._turn.give()
-        finally:
-            self._line.leave()
+        if self._line.is_mine:
+            self._turn.give()
+        self._line.leave()
 
     def _transacted(self, scope: Scope, change: Change[R]) -> R:
         self._roll_back()  # Ctrl-C may have left one open, and an open one would lock out every process
@@ -361,7 +365,7 @@ class SqliteStore:
             "WHERE intent IS NOT NULL AND (state = 'held' OR (state = 'captured' AND (evidence <> 'chain' OR deadline_unix >= ?))) "
             "ORDER BY created_ms, rowid"
         )
-        return self._read(_only, f"SELECT id FROM holds {where}", (now_unix,))
+        return self._read(lambda row: str(row[0]), f"SELECT id FROM holds {where}", (now_unix,))
 
     def marks(self, kind: str, prefix: str) -> Mapping[str, Mapping[str, Any]]:
         """See ``LedgerStore.marks``."""
@@ -376,9 +380,10 @@ class SqliteStore:
         """See ``LedgerStore.close``."""
         if self._closed or self._pid != os.getpid():
             return
-        self._line.join(_BUSY_S)
+        self._line.refuse_twice()
         with ExitStack() as undo:
             undo.callback(self._line.leave)
+            self._line.join(_BUSY_S)
             undo.enter_context(self._read_lock)
             self._closed = True
             with suppress(sqlite3.Error):  # the books are committed already; a failed checkpoint loses nothing
@@ -386,10 +391,6 @@ class SqliteStore:
             self._writer.close()
             self._reader.close()
             self._turn.close()
-
-
-def _only(row: Sequence[Any]) -> str:
-    return str(row[0])
 
 
 def _identity(stat: os.stat_result) -> tuple[int, int]:

@@ -12,7 +12,7 @@ from typing import Final
 from x402guard.errors import LedgerUnavailable, Retry
 from x402guard.stores.records import UnreadableRecord
 
-__all__ = ["foreign", "gone", "refuse_unless_kept", "refuse_unless_writable", "unavailable"]
+__all__ = ["foreign", "gone", "refuse_unless_kept", "refuse_unless_writable", "unavailable", "unsound"]
 
 _BESIDE: Final = ("", "-wal", "-shm", "-lock", "-queue")
 _ANOTHER: Final = "Nothing was paid. Choose another file, or put back a copy of the ledger that you trust."
@@ -47,6 +47,14 @@ def foreign(path: Path) -> LedgerUnavailable:
     error = LedgerUnavailable(f"{path} is a database of something else; choose another file", advice=_ANOTHER)
     error.retry = "after_change"
     return error
+
+
+def unsound(path: Path, problem: str) -> LedgerUnavailable:
+    """Return the error for books that do not add up."""
+    return LedgerUnavailable(
+        f"the ledger {path} does not add up: {problem}",
+        advice="Nothing was paid. `x402guard verify` shows what is wrong; put back a copy of the ledger that you trust.",
+    )
 
 
 def refuse_unless_kept(path: Path) -> None:
