@@ -9,13 +9,17 @@ READY := $(VENV)/.ready
 ANVIL := tests/anvil/node_modules/.ready
 WORKERS ?= 2
 
-.PHONY: demo test lint types docs check clean
+.PHONY: demo test soak lint types docs check clean
 
 demo: $(READY)
 	$(BIN)/x402guard demo
 
 test: $(READY) $(ANVIL)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
+
+# Ten minutes; the last line is the sum. SOAK="--seconds 60 --seed 7" for another one.
+soak: $(READY) $(ANVIL)
+	$(BIN)/python -m tests.soak $(or $(SOAK),--seconds 600)
 
 lint: $(READY)
 	$(BIN)/ruff check .

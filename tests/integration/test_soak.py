@@ -1,0 +1,111 @@
+"""The soak in short: it holds for the guard as it is, fails for one that is broken on purpose, and leaves nothing behind."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from decimal import Decimal
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+LAST_LINE = re.compile(
+    r"budget \$(?P<budget>[\d.]+), signed \$(?P<signed>[\d.]+), settled on chain \$(?P<settled>[\d.]+), counted \$(?P<counted>[\d.]+), "
+    r"overshoot \$(?P<overshoot>[\d.]+), holds lost (?P<lost>\d+), duplicates (?P<duplicates>\d+)"
+)
+
+pytestmark = [
+    pytest.mark.chain,
+    pytest.mark.slow,
+    pytest.mark.timeout(240),
+    pytest.mark.xdist_group("soak"),
+]
+
+
+def start(tmp_path, *arguments, seconds, seed=7) -> subprocess.Popen:
+    """A soak in a session of its own, so that whoever it leaves behind can be found."""
+    command = [sys.executable, "-m", "tests.soak", "--seconds", str(seconds), "--seed", str(seed)]
+    return subprocess.Popen(
+        [*command, "--engine", "eth-tester", *arguments],
+        cwd=ROOT,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def soak(tmp_path, *arguments, seconds):
+    """Run one; return its exit code, what it printed, and the numbers of its last line."""
+    running = start(tmp_path, *arguments, seconds=seconds)
+    printed, _ = running.communicate(timeout=230)
+    assert_nobody_is_left(running.pid)
+    sums = LAST_LINE.fullmatch(printed.splitlines()[-1])
+    assert sums, printed
+    return running.returncode, printed, {name: Decimal(value) for name, value in sums.groupdict().items()}
+
+
+def assert_nobody_is_left(session, within_s=20.0):
+    deadline = time.monotonic() + within_s
+    while time.monotonic() < deadline:
+        try:
+            os.killpg(session, 0)
+        except ProcessLookupError:
+            return
+        time.sleep(0.05)
+    left = subprocess.run(["ps", "-o", "pid,args", "-g", str(session)], capture_output=True, text=True, check=False)
+    os.killpg(session, signal.SIGKILL)
+    pytest.fail(f"somebody is left of session {session}:\n{left.stdout}")
+
+
+def number(printed, what) -> int:
+    found = re.search(rf"\b{what} (\d+)", printed)
+    assert found, f"{what} is not said:\n{printed}"
+    return int(found[1])
+
+
+def test_what_leaves_the_wallet_is_what_was_counted(tmp_path):
+    code, printed, sums = soak(tmp_path, "--least", "60", seconds=22)
+    assert code == 0, printed
+    assert (sums["overshoot"], sums["lost"], sums["duplicates"]) == (0, 0, 0)
+    assert 0 < sums["settled"] == sums["counted"] <= sums["budget"]
+    assert sums["settled"] < sums["signed"]  # what was never taken is not counted in the end
+    for what, least in {
+        "kills": 5, "checks": 10, "chain in trouble": 1, "clock moved on": 1, "signatures": 40, "refusals": 5, "budget": 1,
+        "captured": 10, "expired": 1,
+    }.items():  # fmt: skip
+        assert number(printed, what) >= least, printed
+
+
+@pytest.mark.parametrize(
+    ("fault", "shown"),
+    [
+        ("forget", "overshoot"),  # a start gives back what the dead one held
+        ("overdraw", "overshoot"),  # no budget is ever short
+        ("twice", "duplicates"),  # a retry signs anew
+        ("aside", "lost"),  # the key is used past the guard
+    ],
+)
+def test_a_guard_that_is_broken_does_not_pass(tmp_path, fault, shown):
+    code, printed, sums = soak(tmp_path, "--fault", fault, seconds=60)
+    assert code == 1, printed
+    assert sums[shown] > 0, printed
+    assert "again with: python -m tests.soak --seed 7 --engine eth-tester" in printed
+
+
+def test_a_soak_that_is_killed_takes_its_agents_along(tmp_path):
+    running = start(tmp_path, seconds=60)
+    try:
+        assert running.stdout.readline().startswith("seed 7, 60 s on eth-tester")
+        deadline = time.monotonic() + 30
+        while not (signed := list(tmp_path.glob("*/signed.jsonl"))) or not signed[0].stat().st_size:
+            assert time.monotonic() < deadline, "nobody has signed anything"
+            time.sleep(0.05)
+    finally:
+        running.kill()
+        running.communicate(timeout=20)
+    assert_nobody_is_left(running.pid)
