@@ -40,9 +40,6 @@ Finality = Literal["finalized", "safe"] | int
 FUNDS_FRESH_S: Final = 5.0
 """How long a balance is believed, in seconds."""
 
-CLOCKS_APART_S: Final = 600
-"""How far our clock and a chain's may be apart, in seconds, when logs are looked through."""
-
 _HASH: Final = re.compile(r"0x[0-9a-fA-F]{64}", re.ASCII)
 
 
@@ -123,9 +120,9 @@ class RpcChainReader:
         """See ``ChainReader.read``."""
         intent = hold.payment()
         transaction = "" if hold.claim is None else hold.claim.transaction
-        since_unix = hold.created_ms // 1000 - CLOCKS_APART_S
+        held_unix = hold.created_ms // 1000
         return self._readable(
-            intent.network, lambda rpc: _read(rpc, intent, transaction, since_unix, self._finality[intent.network])
+            intent.network, lambda rpc: _read(rpc, intent, transaction, held_unix, self._finality[intent.network])
         )
 
     def funds(self, network: str, token: Address, owner: Address) -> Funds | None:
@@ -211,7 +208,7 @@ def _final_block(rpc: JsonRpc, finality: Finality) -> Block:
 
 
 def _read(
-    rpc: JsonRpc, intent: Intent, transaction: str, since_unix: int = 0, finality: Finality = "finalized"
+    rpc: JsonRpc, intent: Intent, transaction: str, held_unix: int = 0, finality: Finality = "finalized"
 ) -> Finding:
     used_at_head = nonce_used(rpc, intent, "latest")
     final = _final_block(rpc, finality)
@@ -223,7 +220,7 @@ def _read(
     try:
         seen = _seen(rpc, named) if named else None
         cause: Settled | Cancelled | None = None if seen is None else settlement_in(intent, named, *seen, final)
-        cause = cause or find_cause(rpc, intent, since_unix, final)
+        cause = cause or find_cause(rpc, intent, held_unix, final)
     except NodeRefuses as error:
         if not too_late:
             raise PaymentUnreadable(str(error)) from error

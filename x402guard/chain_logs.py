@@ -28,6 +28,13 @@ MAX_ASKED: Final = 200
 """How many such questions one look through the logs asks, at most."""
 
 
+MOST_READ: Final = 100
+"""How many transactions are read to find one payment, at most."""
+
+CLOCKS_APART_S: Final = 600
+"""How far our clock and a chain's may be apart, in seconds, when logs are looked through."""
+
+
 def _topic(event: str) -> str:
     return "0x" + keccak(event.encode()).hex()
 
@@ -97,9 +104,9 @@ def _padded(address: Address) -> str:
     return "0x" + address[2:].lower().rjust(64, "0")
 
 
-def block_at(rpc: JsonRpc, time_unix: int) -> int:
-    """Return the number of the last block that is not later than *time_unix* (unix seconds); 0 where all are."""
-    low, high = 0, Block.of(rpc.call("eth_getBlockByNumber", "latest", False)).number  # noqa: FBT003 - the RPC's own signature
+def block_at(rpc: JsonRpc, time_unix: int, low: int = 0) -> int:
+    """Return the number of the last block from *low* on that is not later than *time_unix* (unix seconds); *low* where all are."""
+    high = Block.of(rpc.call("eth_getBlockByNumber", "latest", False)).number  # noqa: FBT003 - the RPC's own signature
     while low < high:
         middle = (low + high + 1) // 2
         block = Block.of(rpc.call("eth_getBlockByNumber", hex(middle), False))  # noqa: FBT003
@@ -171,13 +178,19 @@ def _transfers(receipt: Mapping[str, Any], intent: Intent) -> list[Log]:
     return [log for log in _all_logs(receipt) if log.is_transfer(intent.token, intent.payer, intent.payee)]
 
 
-def find_cause(rpc: JsonRpc, intent: Intent, since_unix: int, final: Block) -> Settled | Cancelled | None:
-    """Look through the logs from *since_unix* (unix seconds) on for what used a nonce up; None where they do not say."""
-    first = block_at(rpc, since_unix)
+def find_cause(rpc: JsonRpc, intent: Intent, held_unix: int, final: Block) -> Settled | Cancelled | None:
+    """Look through the logs for what used a nonce up; None where they do not say.
+
+    *held_unix* is when the payment was held, in unix seconds; the look begins a little earlier, as clocks differ.
+    """
+    first = block_at(rpc, held_unix - CLOCKS_APART_S)
     head = quantity(rpc.call("eth_blockNumber"))
     if intent.method == "eip3009":
         return _cause_of_authorization(rpc, intent, first, head, final)
-    return _cause_of_permit(rpc, intent, first, head, final)
+    near = block_at(rpc, held_unix, first)
+    return _payment_by_permit(rpc, intent, (first, near, head), final) or _cancelled_permit(
+        rpc, intent, first, head, final
+    )
 
 
 def _cause_of_authorization(
@@ -205,15 +218,29 @@ def _settled_by_event(rpc: JsonRpc, intent: Intent, used: Log, final: Block) -> 
     return None
 
 
-def _cause_of_permit(rpc: JsonRpc, intent: Intent, first: int, head: int, final: Block) -> Settled | Cancelled | None:
-    wallet, seller = _padded(intent.payer), _padded(intent.payee)
-    for _, logs in _logs(rpc, intent.token, [_TRANSFER, wallet, seller], first, head):
-        for log in logs:
-            seen = transaction_in(rpc, log.transaction)
-            settled = None if seen is None else settlement_in(intent, log.transaction, *seen, final)
-            if settled is not None:
-                return settled
-    for _, logs in _logs(rpc, PERMIT2, [_INVALIDATED, wallet], first, head):
+def _payment_by_permit(rpc: JsonRpc, intent: Intent, blocks: tuple[int, int, int], final: Block) -> Settled | None:
+    """Look for the payment among the wallet's Transfers to the payee, from the block on in which it was held, nearest first.
+
+    A payee may have been paid thousands of times meanwhile: what is not among the nearest counts at its maximum, and the comparison
+    of the whole wallet finds it.
+    """
+    first, near, head = blocks
+    asked = [_TRANSFER, _padded(intent.payer), _padded(intent.payee)]
+    found = [log for _, logs in _logs(rpc, intent.token, asked, first, head) for log in logs]
+    fitting = [log for log in found if 0 < log.amount <= intent.amount_atomic]
+    if intent.scheme == "exact":
+        fitting = [log for log in fitting if log.amount == intent.amount_atomic]
+    fitting.sort(key=lambda log: (log.block < near, abs(log.block - near)))
+    for log in fitting[:MOST_READ]:
+        seen = transaction_in(rpc, log.transaction)
+        settled = None if seen is None else settlement_in(intent, log.transaction, *seen, final)
+        if settled is not None:
+            return settled
+    return None
+
+
+def _cancelled_permit(rpc: JsonRpc, intent: Intent, first: int, head: int, final: Block) -> Cancelled | None:
+    for _, logs in _logs(rpc, PERMIT2, [_INVALIDATED, _padded(intent.payer)], first, head):
         for log in filter(lambda log: _invalidates(log, intent), logs):
             # The event comes also for a nonce that a payment has used before: only an unused one can be cancelled.
             before_unused = log.block > 0 and not nonce_used(rpc, intent, hex(log.block - 1))
