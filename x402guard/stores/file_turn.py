@@ -12,6 +12,7 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
+from weakref import WeakSet
 
 __all__ = ["FileTurn"]
 
@@ -24,7 +25,7 @@ _NAMES: Final = ("lock", "queue")
 
 
 class FileTurn:
-    """The turn of one process, for one thread at a time.
+    """The turn of one process, for one thread at a time. It is none of a fork's: a lock belongs to the open file, which a fork shares.
 
     Args:
         path: the database's; ``-lock`` and ``-queue`` are added to its name, and both files stay.
@@ -41,6 +42,7 @@ class FileTurn:
                 undo.callback(os.close, opened[-1])
             self._turn, self._queue = opened
             undo.pop_all()
+        _OPEN.add(self)
 
     def take(self, most_s: float) -> bool:
         """Wait for the turn, at most so many seconds; True once it is ours. One stopped with the turn must not stop us all."""
@@ -50,9 +52,11 @@ class FileTurn:
         if _locks(self._turn):
             return True
         began = time.monotonic()
-        fcntl.flock(self._queue, fcntl.LOCK_SH)
+        is_queued = False
         try:
             while not _locks(self._turn):
+                # Who gives the turn back holds the queue for a moment, and might be stopped in it: nobody may wait for him.
+                is_queued = is_queued or _locks(self._queue, fcntl.LOCK_SH)
                 waited_s = time.monotonic() - began
                 if waited_s > most_s:
                     return False
@@ -63,6 +67,8 @@ class FileTurn:
 
     def give(self) -> None:
         """Give it back. Giving back what is not ours is fine."""
+        if self._turn == _NONE:
+            return
         fcntl.flock(self._turn, fcntl.LOCK_UN)
         self._owes = True  # somebody waits in another process, for all that we know
         try:
@@ -87,14 +93,29 @@ class FileTurn:
             path.unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Release the files."""
-        os.close(self._turn)
-        os.close(self._queue)
+        """Release the files. Closing twice is fine."""
+        turn, queue, self._turn, self._queue = self._turn, self._queue, _NONE, _NONE
+        if turn != _NONE:
+            os.close(turn)
+            os.close(queue)
 
 
-def _locks(descriptor: int) -> bool:
+def _locks(descriptor: int, kind: int = fcntl.LOCK_EX) -> bool:
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     return True
+
+
+_NONE: Final = -1
+_OPEN: Final[WeakSet[FileTurn]] = WeakSet()
+
+
+def _leave_to_the_parent() -> None:
+    """In a fork: it would keep the turn of a parent that was killed with it, and give away that of one that lives."""
+    for turn in list(_OPEN):
+        turn.close()
+
+
+os.register_at_fork(after_in_child=_leave_to_the_parent)

@@ -1,0 +1,227 @@
+"""Threads, tasks and processes at one ledger: what is allowed is exact, and nobody starves."""
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+import time
+from contextlib import contextmanager
+from decimal import Decimal
+from pathlib import Path
+
+import anyio
+import pytest
+
+from tests.support import Shop, async_client, make_guard
+from x402guard import BudgetExhausted, LedgerUnavailable, Policy
+from x402guard.ledger.view import Scope
+from x402guard.stores import open_store, sqlite
+
+ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.xdist_group("contention")
+QUIET = Policy(loop=None, breaker=None)
+
+WORST_WAIT_S, LEAST_SHARE = 0.25, 0.5
+ROUNDS = 3
+
+
+@pytest.fixture
+def sqlite_url(tmp_path):
+    return f"sqlite:///{tmp_path / 'spend.db'}"
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def url(request, sqlite_url):
+    return "memory://" if request.param == "memory" else sqlite_url
+
+
+def is_fair(served, waits):
+    """No waiter starves: the least served has half of what the most served has, and none waits for long."""
+    return min(served) >= LEAST_SHARE * max(served) and max(waits) <= WORST_WAIT_S
+
+
+def fair_round(measure):
+    """Return the first fair one of up to three rounds, or the last.
+
+    A machine that others keep busy stops a process for a quarter of a second all by itself, also one that holds the turn; a lock
+    that starves somebody does it every time.
+    """
+    for _ in range(ROUNDS):
+        served, waits = measure()
+        if is_fair(served, waits):
+            break
+    return served, waits
+
+
+@contextmanager
+def contender(*args):
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.integration.contender", *map(str, args)],
+        cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def fleet(url, processes, *, seconds, calls=10**9):
+    with contender("fleet", url, processes, seconds, calls) as process:
+        return json.loads(process.communicate(timeout=90)[0])
+
+
+def rush(count, work):
+    """Let so many threads go at once; whatever any of them raises is raised here."""
+    barrier, failed = threading.Barrier(count), []
+
+    def run(number):
+        try:
+            barrier.wait(30)
+            work(number)
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=run, args=(number,), daemon=True) for number in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(90)
+    assert not any(thread.is_alive() for thread in threads)
+    assert failed == []
+
+
+def test_64_threads_are_allowed_exactly_what_fits(url):
+    allowed, refused = [], []
+    with make_guard(url, policy=QUIET) as guard, guard.session("fleet", budget="$3.00") as session:
+
+        def work(number):
+            for _ in range(10):
+                try:
+                    session.charge("serp", "$0.01")
+                    allowed.append(number)
+                except BudgetExhausted:
+                    refused.append(number)
+
+        rush(64, work)
+        assert (len(allowed), len(refused)) == (300, 340)
+        assert (session.spent, session.held, session.remaining) == (Decimal(3), 0, 0)
+
+
+def test_64_threads_are_served_alike(url):
+    def measure():
+        served = [0] * 64
+        with make_guard(url, policy=QUIET) as guard, guard.session("fleet", budget="$1000") as session:
+            until = time.monotonic() + 3
+
+            def work(number):
+                while time.monotonic() < until:
+                    session.charge("serp", "$0.0001")
+                    served[number] += 1
+
+            rush(64, work)
+        return served, [0.0]
+
+    served, _ = fair_round(measure)
+    assert min(served) >= LEAST_SHARE * max(served), sorted(served)
+
+
+@pytest.mark.parametrize(("where", "backend"), [("memory", "asyncio"), ("sqlite", "asyncio"), ("sqlite", "trio")])
+def test_2000_tasks_are_allowed_exactly_what_fits(where, backend, sqlite_url):
+    shop, refused = Shop(), []
+
+    async def main(session):
+        async with async_client(session, shop) as http, anyio.create_task_group() as tasks:
+
+            async def buy(number):
+                try:
+                    await http.get(f"https://courts.example/{number}")
+                except BudgetExhausted:
+                    refused.append(number)
+
+            for number in range(2_000):
+                tasks.start_soon(buy, number)
+
+    ledger = "memory://" if where == "memory" else sqlite_url
+    with make_guard(ledger, policy=QUIET) as guard, guard.session("fleet", budget="$1.00") as session:
+        anyio.run(main, session, backend=backend)
+        assert (session.spent, session.held, session.remaining) == (Decimal(1), 0, 0)
+    assert (len(shop.nonces), len(shop.payments), len(refused)) == (100, 100, 1_900)
+    assert shop.signed == 10**6  # overshoot $0.00
+
+
+def test_8_processes_are_allowed_exactly_what_fits(sqlite_url):
+    with make_guard(sqlite_url) as guard, guard.session("fleet", budget="$0.0250", id="fleet") as session:
+        done = fleet(sqlite_url, 8, seconds=60, calls=60)
+        assert sum(each["served"] for each in done) == 250
+        assert sum(each["refused"] for each in done) == 8 * 60 - 250
+        assert (session.spent, session.held, session.remaining) == (Decimal("0.025"), 0, 0)
+
+
+def test_8_processes_are_served_alike_and_none_waits_for_long(sqlite_url):
+    with make_guard(sqlite_url) as guard, guard.session("fleet", budget="$1000", id="fleet") as session:
+
+        def measure():
+            done = fleet(sqlite_url, 8, seconds=10)
+            assert sum(each["refused"] for each in done) == 0
+            rounds.append(sum(each["served"] for each in done))
+            return [each["served"] for each in done], [each["worst_s"] for each in done]
+
+        rounds = []
+        served, waits = fair_round(measure)
+        assert session.spent == Decimal("0.0001") * sum(rounds)
+    assert min(served) >= LEAST_SHARE * max(served), served
+    assert max(waits) <= WORST_WAIT_S, waits
+
+
+@pytest.fixture
+def stopped(sqlite_url, monkeypatch):
+    """A store, and a process that has stopped with the turn to write in its hands."""
+    monkeypatch.setattr(sqlite, "_BUSY_S", 0.4)
+    store = open_store(sqlite_url)
+    with contender("stop", sqlite_url) as process:
+        assert process.stdout.readline() == "in\n"
+        yield store, process
+    store.close()
+
+
+def note(store, name="mine"):
+    return store.transact(Scope(marks=(("test", name),)), lambda view: view.put_mark(("test", name), {"was": True}))
+
+
+def marks(store):
+    return set(store.marks("test", ""))
+
+
+def test_a_process_that_is_stopped_with_the_turn_hangs_nobody_beyond_the_bound(stopped):
+    store, process = stopped
+    took = []
+
+    def wait(_):
+        began = time.monotonic()
+        with pytest.raises(LedgerUnavailable, match="has been writing the ledger"):
+            note(store)
+        took.append(time.monotonic() - began)
+
+    wait(0)
+    rush(8, wait)
+    assert len(took) == 9
+    assert min(took) > 0.3
+    assert max(took) < 0.4 * 2 + 2  # in line, then among the processes; and some for a busy machine
+    assert marks(store) == set(), "reading goes on"
+    process.send_signal(signal.SIGCONT)
+    assert process.stdout.readline() == "out\n"
+    note(store)
+    assert marks(store) == {"mine", "stopped"}
+
+
+def test_the_turn_of_a_process_that_is_killed_is_free_at_once(stopped):
+    store, process = stopped
+
+    killer = threading.Timer(0.1, process.kill)  # while somebody waits for it
+    killer.start()
+    note(store)  # within the bound, or it raises
+    killer.join()
+    assert marks(store) == {"mine"}, "what was not committed is not there"
