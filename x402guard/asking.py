@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import threading
 from concurrent.futures import Future
 
 from x402guard.effects import ReadChain, ReadFunds, ReadNonce, ReadTransfers
 from x402guard.errors import ConfigError
 from x402guard.ledger.evidence import Finding, Unreadable
-from x402guard.ledger.model import Claim
 from x402guard.ports import ChainReader, Funds, Transfers, WalletReader
 
 __all__ = ["Asking", "ChainQuestion"]
 
 ChainQuestion = ReadChain | ReadFunds | ReadTransfers | ReadNonce
+
+_Key = tuple[str, int, str]
 
 _NO_CHAIN = Unreadable("no chain is configured")
 
@@ -25,8 +25,8 @@ class Asking:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._under_way: dict[tuple[str, Claim | None], Future[Finding]] = {}
+        # No lock: every step is one operation on a dict with plain keys, which Ctrl-C cannot leave half done.
+        self._under_way: dict[_Key, Future[Finding]] = {}
 
     def ask(self, effect: ChainQuestion, chain: ChainReader | None) -> Finding | Funds | Transfers | int | None:
         """Return the answer to one question. Raises ``ConfigError`` alone: where an endpoint serves another chain."""
@@ -47,24 +47,33 @@ class Asking:
             return Unreadable(f"the chain reader failed: {type(error).__name__}")
 
     def _read(self, effect: ReadChain, chain: ChainReader) -> Finding:
-        key = (effect.hold.id, effect.hold.claim)
-        with self._lock:
-            answer = self._under_way.get(key)
-            mine = answer is None
-            if answer is None:
-                answer = self._under_way[key] = Future()
-        if not mine:
-            return answer.result()
-        finding: Finding = Unreadable("the read was broken off")
+        claim = effect.hold.claim
+        key = (effect.hold.id, 0, "") if claim is None else (effect.hold.id, claim.amount, claim.transaction)
+        mine: Future[Finding] = Future()
         try:
-            finding = chain.read(effect.hold)
-        except Exception as error:  # noqa: BLE001 - see ask
-            finding = Unreadable(f"the chain reader failed: {type(error).__name__}")
+            try:
+                answer = self._under_way.setdefault(key, mine)
+                if answer is mine:
+                    mine.set_result(_finding(effect, chain))
+                return answer.result()
+            finally:
+                self._end(key, mine)
         finally:
-            with self._lock:
-                del self._under_way[key]
-            answer.set_result(finding)
-        return finding
+            # Ctrl-C may have come in the midst of that, and would keep everybody waiting who asks the same. Twice is once.
+            self._end(key, mine)
+
+    def _end(self, key: _Key, mine: Future[Finding]) -> None:
+        if self._under_way.get(key) is mine:
+            del self._under_way[key]
+        if not mine.done():
+            mine.set_result(Unreadable("the read was broken off"))
+
+
+def _finding(effect: ReadChain, chain: ChainReader) -> Finding:
+    try:
+        return chain.read(effect.hold)
+    except Exception as error:  # noqa: BLE001 - see ask
+        return Unreadable(f"the chain reader failed: {type(error).__name__}")
 
 
 def _funds(effect: ReadFunds, chain: ChainReader) -> Funds | None:

@@ -72,8 +72,8 @@ class Rechecker:
             return swept.still_open
         except X402GuardError as error:
             if not self._closed:
-                _LOG.warning("claims could not be checked in the background, `x402guard reconcile` can: %s", error)
-            return 0
+                _LOG.warning("claims could not be checked in the background, they will be later: %s", error)
+            return 1
 
     def close(self) -> None:
         """Stop; a question that is on its way is waited for, for five seconds at most. Closing twice is fine."""

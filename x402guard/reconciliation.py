@@ -157,15 +157,15 @@ def reconcile_wallet(token: Asset, payer: Address, since_unix: int, result: Reco
     *since_unix* (unix seconds) is where the first comparison begins; the next ones go on where the last one ended.
     """
     yield from _note_allowance(token, payer, result)
-    after = yield from _read_mark(scan_mark(token, payer))
-    found: Transfers | Unreadable = yield ReadTransfers(
-        token.network, token.contract, payer, None if after is None else int(after["block"]), since_unix
-    )
+    after = _block_of((yield from _read_mark(scan_mark(token, payer))))
+    found: Transfers | Unreadable = yield ReadTransfers(token.network, token.contract, payer, after, since_unix)
     if isinstance(found, Unreadable):
         result.unreadable.setdefault(token.network, found.reason)
         return
     strangers: list[Outgoing] = []
     for transfer in found.outgoing:
+        if transfer.amount_atomic == 0:
+            continue  # anybody can have a token say that nothing left a wallet
         known = yield from _explained(token, payer, transfer, result)
         if isinstance(known, Unreadable):
             result.unreadable.setdefault(token.network, known.reason)
@@ -173,7 +173,9 @@ def reconcile_wallet(token: Asset, payer: Address, since_unix: int, result: Reco
         if not known:
             strangers.append(transfer)
     result.complete = result.complete and found.complete
-    yield from _note_scan(token, payer, found.upto, strangers, result)
+    told = yield from _note_scan(token, payer, after, found.upto, strangers)
+    result.unexplained += told
+    result.unexplained_total += sum(row["amount"] for row in told)
 
 
 def _explained(token: Asset, payer: Address, transfer: Outgoing, result: Reconciliation) -> Flow[bool | Unreadable]:
@@ -209,17 +211,22 @@ def _read_mark(key: MarkKey) -> Flow[Mapping[str, Any] | None]:
     return (yield from transact(Scope(marks=(key,)), lambda view: view.mark(key)))
 
 
+def _block_of(mark: Mapping[str, Any] | None) -> int | None:
+    return None if mark is None else int(mark["block"])
+
+
 def _note_scan(
-    token: Asset, payer: Address, upto: int, strangers: list[Outgoing], result: Reconciliation
-) -> Flow[None]:
+    token: Asset, payer: Address, after: int | None, upto: int, strangers: list[Outgoing]
+) -> Flow[list[dict[str, Any]]]:
+    """Remember how far the wallet was compared, and tell of what stands in no book; return what was told."""
     key = scan_mark(token, payer)
     rows = [_stranger(token, transfer) for transfer in strangers]
-    total = sum(token.value_nanos(transfer.amount_atomic) for transfer in strangers)
+    total = sum(row["amount"] for row in rows)
 
-    def change(view: LedgerView) -> bool:
-        before = view.mark(key)
-        if before is not None and int(before["block"]) >= upto:
-            return False  # somebody else has compared as far, and told of it
+    def change(view: LedgerView) -> list[dict[str, Any]]:
+        compared = _block_of(view.mark(key))
+        if compared != after or compared == upto:
+            return []  # somebody else has gone on from there, and told of it; what is beyond is for the next look
         view.put_mark(key, {"block": upto, "at_ms": view.now_ms})
         for row in rows:
             view.record(WALLET, "event", facts={"name": "unexplained_transfer", **row})
@@ -229,11 +236,9 @@ def _note_scan(
             view.notices.append(
                 Notice("unexplained_transfer", message, {"total": format_dollars(total), "transfers": rows[:20]})
             )
-        return True
+        return rows
 
-    if (yield from transact(Scope(nodes=(WALLET,), marks=(key,)), change)):
-        result.unexplained += rows
-        result.unexplained_total += total
+    return (yield from transact(Scope(nodes=(WALLET,), marks=(key,)), change))
 
 
 def _stranger(token: Asset, transfer: Outgoing) -> dict[str, Any]:

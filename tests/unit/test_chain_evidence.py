@@ -6,11 +6,13 @@ import pytest
 from eth_abi.abi import encode
 
 from tests.books import PAYEE, PAYER, START_MS, an_intent
+from x402guard.calldata import nonce_settled
 from x402guard.chain import _read
 from x402guard.evm import keccak
-from x402guard.ledger.evidence import Settled, Unused, Used
+from x402guard.ledger.evidence import Cancelled, Settled, Unused, Used
 from x402guard.rpc import ChainUnreadable, selector
 from x402guard.schemes.exact import EXACT_PROXY
+from x402guard.schemes.terms import PERMIT2
 from x402guard.schemes.upto import UPTO_PROXY
 
 TX = "0x" + "ab" * 32
@@ -209,3 +211,135 @@ def test_what_is_not_final_says_so():
 def test_an_unused_nonce_is_unused_as_of_the_final_block():
     intent = INTENTS["eip3009"]
     assert _read(Rpc(intent, used_final=False, used_head=False, final_time=1234), intent, TX) == Unused(1234)
+
+
+# ---- the logs, where no transaction speaks for itself ----
+
+USED, CANCELED, INVALIDATED = (
+    "0x" + keccak(event).hex()
+    for event in (
+        b"AuthorizationUsed(address,bytes32)",
+        b"AuthorizationCanceled(address,bytes32)",
+        b"UnorderedNonceInvalidation(address,uint256,uint256)",
+    )
+)
+
+
+def event(name, *topics, data="0x", index=0, block=0x10, address=TOKEN, transaction=TX):
+    return {
+        "address": address, "topics": [name, *topics], "data": data, "logIndex": hex(index), "blockNumber": hex(block),
+        "transactionHash": transaction,
+    }  # fmt: skip
+
+
+class LogsRpc(Rpc):
+    """The same node, with logs to look through; a settlement in a call that nobody can decode."""
+
+    def __init__(self, intent, logs, *, used_before=False, **changes):
+        super().__init__(intent, **changes)
+        self.logs, self.used_before = logs, used_before
+        self.sent = {"to": OTHER, "input": "0xdeadbeef"}
+        self.receipt = {
+            **self.receipt,
+            "transactionHash": TX,
+            "logs": [log for log in logs if log["transactionHash"] == TX],
+        }
+
+    def view(self, contract, name, types, values, block):
+        before = isinstance(block, str) and block.startswith("0x")
+        return super().view(contract, name, types, values, block) if not before else int(self.used_before) << 7
+
+    def call(self, method, *params):
+        if method != "eth_getLogs":
+            return super().call(method, *params)
+        asked = params[0]
+        wanted = [[t] if isinstance(t, str) else t for t in asked["topics"]]
+        return [
+            log for log in self.logs
+            if log["address"].lower() == asked["address"].lower()
+            and all(t in w for t, w in zip(log["topics"], wanted, strict=False))
+        ]  # fmt: skip
+
+
+def used(intent, index, nonce=None):
+    return event(USED, topic(PAYER), f"0x{intent.nonce if nonce is None else nonce:064x}", index=index)
+
+
+def moved(amount, index, **more):
+    return event(TRANSFER, topic(PAYER), topic(PAYEE), data=f"0x{amount:064x}", index=index, **more)
+
+
+def test_of_two_authorizations_in_one_call_each_is_proven_by_the_transfer_behind_its_event():
+    one = INTENTS["eip3009"]
+    two = dataclasses.replace(one, nonce=8)
+    rpc = LogsRpc(one, [used(one, 0), moved(100_000, 1), used(two, 2), moved(100_000, 3)])
+    assert _read(rpc, one, "") == Settled(100_000, TX, 1, final=True)
+    assert _read(rpc, two, TX) == Settled(100_000, TX, 3, final=True)
+
+
+@pytest.mark.parametrize("logs", [[], [moved(99_999, 1)], [moved(100_000, 1, address=OTHER)]])
+def test_an_event_without_its_transfer_counts_in_full(logs):
+    intent = INTENTS["eip3009"]
+    assert _read(LogsRpc(intent, [used(intent, 0), *logs]), intent, "") == Used(final=True)
+
+
+def test_a_transfer_before_the_event_is_another_payments():
+    intent = INTENTS["eip3009"]
+    assert _read(LogsRpc(intent, [moved(100_000, 0), used(intent, 1)]), intent, "") == Used(final=True)
+
+
+def test_a_cancellation_is_the_tokens_event_of_this_payer_and_nonce():
+    intent = INTENTS["eip3009"]
+    cancelled = event(CANCELED, topic(PAYER), f"0x{intent.nonce:064x}")
+    assert _read(LogsRpc(intent, [cancelled]), intent, "") == Cancelled(TX, final=True)
+    for other in (event(CANCELED, topic(OTHER), cancelled["topics"][2]), event(CANCELED, topic(PAYER), f"0x{8:064x}")):
+        assert _read(LogsRpc(intent, [other]), intent, "") == Used(final=True)
+    assert _read(LogsRpc(intent, [{**cancelled, "address": OTHER}]), intent, "") == Used(final=True)
+
+
+def given_up(nonce=7, block=0x10, mask=None, payer=PAYER):
+    data = f"0x{nonce >> 8:064x}{1 << (nonce & 255) if mask is None else mask:064x}"
+    return event(INVALIDATED, topic(payer), data=data, address=PERMIT2, block=block, transaction="0x" + "ef" * 32)
+
+
+PERMITS = ["exact permit2", "upto"]
+
+
+@pytest.mark.parametrize("kind", PERMITS)
+def test_a_permit_is_cancelled_by_the_event_of_a_nonce_that_was_unused(kind):
+    intent = INTENTS[kind]
+    found = _read(LogsRpc(intent, [given_up()]), intent, "")
+    assert found == Cancelled("0x" + "ef" * 32, final=True)
+    assert _read(LogsRpc(intent, [given_up(block=0x21)], used_final=False), intent, "").final is False
+
+
+@pytest.mark.parametrize("kind", PERMITS)
+@pytest.mark.parametrize(
+    "logs",
+    [[given_up(8)], [given_up(7 + 256)], [given_up(mask=0)], [given_up(payer=OTHER)]],
+    ids=["bit", "word", "none", "payer"],
+)
+def test_the_event_of_another_nonce_cancels_nothing(kind, logs):
+    assert _read(LogsRpc(INTENTS[kind], logs), INTENTS[kind], "") == Used(final=True)
+
+
+@pytest.mark.parametrize("kind", PERMITS)
+def test_a_nonce_that_was_used_before_its_event_was_taken(kind):
+    assert _read(LogsRpc(INTENTS[kind], [given_up()], used_before=True), INTENTS[kind], "") == Used(final=True)
+
+
+@pytest.mark.parametrize("kind", PERMITS)
+def test_a_payment_to_the_seller_in_the_block_of_the_event_may_have_taken_it(kind):
+    assert _read(LogsRpc(INTENTS[kind], [moved(5, 1), given_up()]), INTENTS[kind], "") == Used(final=True)
+    assert _read(LogsRpc(INTENTS[kind], [moved(5, 1, block=0xF), given_up()]), INTENTS[kind], "").final
+
+
+@pytest.mark.parametrize("kind", INTENTS)
+@pytest.mark.parametrize("with_permit", [False, True])
+def test_the_nonce_behind_a_settling_call_is_read_from_it(kind, with_permit):
+    intent = INTENTS[kind]
+    to, data = call_for(intent, 100_000, with_permit=with_permit and kind != "eip3009", nonce=2**255 + 9)
+    assert nonce_settled(TOKEN, to, data + b"behind") == 2**255 + 9
+    assert nonce_settled(TOKEN, OTHER, data) is None
+    assert nonce_settled(TOKEN, to, data[:100]) is None
+    assert nonce_settled(TOKEN, to, b"\0\0\0\0" + data[4:]) is None

@@ -9,7 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.books import a_hold
 from x402guard import LedgerUnavailable
+from x402guard import asking as asking_module
+from x402guard.asking import Asking
+from x402guard.effects import ReadChain
+from x402guard.ledger.evidence import Unused
 from x402guard.ledger.sessions import ensure_wallet
 from x402guard.ledger.view import Scope
 from x402guard.stores import file_turn, line, sqlite
@@ -56,7 +61,7 @@ def in_a_thread(work):
         except LedgerUnavailable as error:
             said.append(error)
 
-    thread = threading.Thread(target=told)
+    thread = threading.Thread(target=told, daemon=True)
     thread.start()
     thread.join(10)
     return said
@@ -157,3 +162,27 @@ def _interrupted(join):
         raise KeyboardInterrupt
 
     return joined
+
+
+class Answers:
+    """A chain that answers at once."""
+
+    networks = frozenset()
+
+    def read(self, hold):
+        return Unused(hold.deadline_unix)
+
+
+def test_ctrl_c_anywhere_in_a_question_leaves_nobody_waiting_for_its_answer():
+    asking, question, places = Asking(), ReadChain(a_hold()), []
+    for number in range(1, MOST_PLACES):
+        place = interrupted_at({asking_module.__file__}, number, lambda: asking.ask(question, Answers()))
+        if place is None:
+            break
+        places.append(place)
+        assert not asking._under_way, f"Ctrl-C at {place}: what was answered then is the answer for ever"
+        answers = in_a_thread(lambda: asking.ask(question, Answers()))
+        assert answers == [Unused(question.hold.deadline_unix)], (
+            f"Ctrl-C at {place} keeps everybody waiting who asks the same"
+        )
+    assert len(places) > 10

@@ -7,9 +7,10 @@ from tests.unit.test_chain_evidence import INTENTS, NOW, OTHER, TOKEN, TX, Rpc, 
 from x402guard.chain import _read
 from x402guard.evm import keccak
 from x402guard.ledger.evidence import Cancelled, Settled, Unused, Used
-from x402guard.rpc import ChainUnreadable, JsonRpc, NodeRefuses
+from x402guard.rpc import ChainUnreadable, JsonRpc, NodeRefuses, PaymentUnreadable
 from x402guard.schemes.terms import PERMIT2
 
+USED = "0x" + keccak(b"AuthorizationUsed(address,bytes32)").hex()
 CANCELED = "0x" + keccak(b"AuthorizationCanceled(address,bytes32)").hex()
 INVALIDATED = "0x" + keccak(b"UnorderedNonceInvalidation(address,uint256,uint256)").hex()
 DEAD = START_MS // 1000 + 61
@@ -181,3 +182,23 @@ def test_a_node_out_of_reach_for_a_moment_takes_no_ceiling_for_good(method):
     named = TX if method == "eth_getTransactionReceipt" else ""
     with pytest.raises(ChainUnreadable):
         _read(Broken(intent, 1, final_time=DEAD), intent, named)
+
+
+def test_what_a_node_refuses_to_show_of_one_payment_says_nothing_of_the_network():
+    class Pruned(Rpc):
+        def call(self, method, *params):
+            if method == "eth_getLogs":
+                raise NodeRefuses("history is pruned")
+            return super().call(method, *params)
+
+    with pytest.raises(PaymentUnreadable, match="pruned"):
+        _read(Pruned(INTENTS["upto"]), INTENTS["upto"], "")
+
+
+def test_an_event_is_proven_by_a_transfer_of_its_own_transaction():
+    """The seller takes two payments of one price in one block: each proves itself."""
+    intent = INTENTS["eip3009"]
+    used = {"address": TOKEN, "topics": [USED, topic(PAYER), f"0x{intent.nonce:064x}"], "data": "0x", "logIndex": "0x4"}
+    other = {**in_block(log(100_000, index=5), 0x10), "transactionHash": "0x" + "cd" * 32}
+    node = Logs(intent, [in_block(used, 0x10), other, in_block(log(100_000, index=6), 0x10)])
+    assert _read(node, intent, "") == Settled(100_000, TX, 6, final=True)

@@ -1,8 +1,13 @@
 """What a reading by fresh eyes has found where several look at once, or are broken off."""
 
+import threading
+
 from tests.books import START_MS, Books, a_hold, an_intent
+from x402guard import LedgerUnavailable
 from x402guard.ledger.evidence import Settled, Unused, weigh
 from x402guard.ledger.model import Evidence, HoldState
+from x402guard.rechecking import Rechecker
+from x402guard.settlement import Swept
 
 NOW = START_MS // 1000
 TX = "0x" + "ab" * 32
@@ -53,3 +58,22 @@ def test_a_node_that_is_behind_is_not_taken_for_the_last_to_have_seen_it():
     books.clock.tick(3)
     assert looked(books, Unused(NOW + 33)).state is HoldState.HELD
     books.close()
+
+
+def test_a_look_that_the_books_were_too_busy_for_is_not_the_last():
+    """Another process writes for thirty seconds once; the claims are open all the same."""
+    looks, again = [], threading.Event()
+
+    def look():
+        looks.append(1)
+        if len(looks) == 1:
+            raise LedgerUnavailable("another process has been writing the ledger for 30 s")
+        again.set()
+        return Swept(0, more=False)
+
+    rechecker = Rechecker(look)
+    rechecker.nudge()
+    try:
+        assert again.wait(5), "the thread has ended, and claims are open"
+    finally:
+        rechecker.close()

@@ -14,7 +14,7 @@ from x402guard.assets import TEST_NETWORKS
 from x402guard.ledger.ceilings import note_settlement
 from x402guard.ledger.intent import Intent
 from x402guard.ledger.model import Claim, Evidence, Hold, HoldState
-from x402guard.ledger.transitions import Capture, Correct, Expire, Note, Reopen, Void, apply
+from x402guard.ledger.transitions import CANCELLED, Capture, Correct, Expire, Note, Reopen, Void, apply, was_cancelled
 from x402guard.ledger.view import LedgerView, MarkKey, Notice
 from x402guard.money import Nanos, format_dollars
 
@@ -123,7 +123,10 @@ def is_unsettled(hold: Hold, now_unix: int) -> bool:
     """
     if hold.intent is None:
         return False
-    proven = hold.evidence is Evidence.CHAIN and hold.deadline_unix < now_unix
+    alive = hold.deadline_unix >= now_unix
+    if hold.state is HoldState.VOIDED:
+        return alive and was_cancelled(hold)
+    proven = hold.evidence is Evidence.CHAIN and not alive
     return hold.state is HoldState.HELD or (hold.state is HoldState.CAPTURED and not proven)
 
 
@@ -185,6 +188,8 @@ def weigh(view: LedgerView, hold_id: str, finding: Finding) -> Hold:
     match finding:
         case Settled():
             return _settle(view, hold, finding)
+        case Used(final=False) if hold.captured < hold.amount and _was_undone(hold, None):
+            return _take(view, apply(view, hold.id, Reopen(0)), hold.amount, Evidence.CHAIN_HEAD, None)
         case Used(final):
             after = _take(view, hold, hold.amount, _chain(final=final), None)
             _note_unshown(view, after)
@@ -199,13 +204,17 @@ def weigh(view: LedgerView, hold_id: str, finding: Finding) -> Hold:
 
 def _is_older(hold: Hold, block_time: int) -> bool:
     taken = hold.state is HoldState.CAPTURED and hold.evidence in (Evidence.CHAIN, Evidence.CHAIN_HEAD)
-    return taken and block_time <= hold.checked_ms // 1000 + CLOCKS_APART_S and not hold.payment().dead_at(block_time)
+    return (
+        (taken or was_cancelled(hold))
+        and block_time <= hold.checked_ms // 1000 + CLOCKS_APART_S
+        and not hold.payment().dead_at(block_time)
+    )
 
 
 def _cancel(view: LedgerView, hold: Hold, transaction: str) -> Hold:
     if hold.state is HoldState.HELD:
         _note_contradiction(view, hold, Nanos(0))
-        return apply(view, hold.id, Void(f"cancelled on chain by {transaction}"))
+        return apply(view, hold.id, Void(f"{CANCELLED} by {transaction}"))
     return _take(view, hold, Nanos(0), Evidence.CHAIN, None) if hold.state is HoldState.CAPTURED else hold
 
 
@@ -220,7 +229,8 @@ def _unused(view: LedgerView, hold: Hold, block_time: int) -> Hold:
     if hold.state is HoldState.CAPTURED and dead:
         # Captured on somebody's word, or in a block that was undone: it never happened and never can.
         return _take(view, dataclasses.replace(hold, proof=None), Nanos(0), Evidence.CHAIN, None)
-    if hold.state is HoldState.CAPTURED and hold.evidence in (Evidence.CHAIN, Evidence.CHAIN_HEAD):
+    on_chain = hold.state is HoldState.CAPTURED and hold.evidence in (Evidence.CHAIN, Evidence.CHAIN_HEAD)
+    if not dead and (on_chain or was_cancelled(hold)):
         return apply(view, hold.id, Reopen(block_time))
     return hold
 
@@ -236,10 +246,11 @@ def _settle(view: LedgerView, hold: Hold, finding: Settled) -> Hold:
         return _take(view, hold, hold.amount, Evidence.CHAIN, None) if used_up else hold
     # What one atomic unit is worth was fixed when the hold was written: the ceiling scales down, rounded up.
     amount = Nanos(-(-hold.amount * finding.amount_atomic // intent.amount_atomic))
-    on_chain = hold.evidence in (Evidence.CHAIN, Evidence.CHAIN_HEAD)
-    if not finding.final and hold.state is HoldState.CAPTURED and on_chain and hold.proof not in (None, key[1]):
-        hold = apply(view, hold.id, Reopen(0))  # the block that proved it was undone, and it is in another one now
-    if not finding.final and amount < hold.amount:
+    if not finding.final and _was_undone(hold, key[1]):
+        hold = apply(view, hold.id, Reopen(0))  # and it is in another one now
+    if not finding.final and amount < hold.amount and hold.state in (HoldState.VOIDED, HoldState.EXPIRED):
+        return apply(view, hold.id, Correct(hold.amount, Evidence.CHAIN_HEAD))
+    if not finding.final and amount < hold.amount and not (hold.state is HoldState.CAPTURED and amount > hold.captured):
         return hold  # a block that can still be undone frees nothing; it is asked about again
     view.put_mark(key, {"hold": hold.id})
     return _take(view, hold, amount, _chain(final=finding.final), key[1])
@@ -273,6 +284,13 @@ def explain(view: LedgerView, key: MarkKey, proof: MarkKey, amount_atomic: int) 
     return True
 
 
+def _was_undone(hold: Hold, proof: str | None) -> bool:
+    """True where a chain's block showed how a payment ended, and one that is not final shows another end: that block is gone."""
+    on_chain = hold.evidence in (Evidence.CHAIN, Evidence.CHAIN_HEAD)
+    less = hold.proof is not None or hold.captured < hold.amount
+    return hold.state is HoldState.CAPTURED and on_chain and less and proof != (hold.proof or "")
+
+
 def reuse_mark(hold_id: str) -> MarkKey:
     """Return the key under which it is remembered that a payment was shown another's proof: it is told once."""
     return "reuse", hold_id
@@ -292,12 +310,12 @@ def _chain(*, final: bool) -> Evidence:
 def _take(view: LedgerView, hold: Hold, amount: Nanos, evidence: Evidence, proof: str | None) -> Hold:
     if hold.state is HoldState.HELD:
         note_settlement(view, hold, amount)
-        _note_contradiction(view, hold, amount)
+        _note_contradiction(view, hold, amount, shown=proof is not None)
         return apply(view, hold.id, Capture(amount, evidence, proof))
     if hold.state is HoldState.CAPTURED and not _is_better(hold, amount, evidence, proof):
         return hold
     if hold.captured != amount:
-        _note_contradiction(view, hold, amount)
+        _note_contradiction(view, hold, amount, shown=proof is not None or amount == 0)
     return apply(view, hold.id, Correct(amount, evidence, proof))
 
 
@@ -311,10 +329,17 @@ def _is_better(hold: Hold, amount: Nanos, evidence: Evidence, proof: str | None)
     return amount >= hold.captured or evidence is Evidence.CHAIN
 
 
-def _note_contradiction(view: LedgerView, hold: Hold, amount: Nanos) -> None:
-    """Say in the books, and to people, that a server's receipt and the chain do not agree, and whose that was."""
+def _note_contradiction(view: LedgerView, hold: Hold, amount: Nanos, *, shown: bool = True) -> None:
+    """Say in the books, and to people, that a server's receipt and the chain do not agree, and whose that was.
+
+    Where the chain has *shown* no amount, it is only that the receipt is not borne out, and nobody is accused.
+    """
     if hold.claim is None or hold.doubt is not None or hold.claim.amount == amount:
         return  # a transaction that was named beside a failure claims no amount
+    if not shown:
+        facts = {"name": "claim_unproven", "claimed": hold.claim.amount, "amount": amount}
+        view.record(hold.node_id, "event", hold_id=hold.id, facts=facts)
+        return
     payment = hold.payment()
     who = {"payee": payment.payee, "facilitator": payment.facilitator}
     facts = {"name": CONTRADICTED, "claimed": hold.claim.amount, "chain": amount, **who}

@@ -21,6 +21,7 @@ from x402guard.ledger.view import LedgerView
 from x402guard.money import MAX_NANOS, Nanos
 
 __all__ = [
+    "CANCELLED",
     "TABLE",
     "Capture",
     "Correct",
@@ -33,6 +34,7 @@ __all__ = [
     "apply",
     "begin",
     "has_lapsed",
+    "was_cancelled",
 ]
 
 
@@ -111,6 +113,7 @@ TABLE: Final[Mapping[tuple[HoldState, type[Event]], HoldState]] = MappingProxyTy
         (_CAPTURED, Reopen): _HELD,
         (_EXPIRED, Correct): _CAPTURED,
         (_VOIDED, Correct): _CAPTURED,
+        (_VOIDED, Reopen): _HELD,
     }
 )
 """(state, event) → next state. ``begin`` is the one row without a state before it: authorize → HELD."""
@@ -178,6 +181,22 @@ def apply(view: LedgerView, hold_id: str, event: Event) -> Hold:
     return after
 
 
+CANCELLED: Final = "cancelled on chain"
+"""How the reason of a void begins that a chain has shown."""
+
+
+def was_cancelled(hold: Hold) -> bool:
+    """True where a hold was voided because a chain showed its cancellation."""
+    reason = json.loads(hold.ended_by or "{}").get("reason", "") if hold.state is _VOIDED else ""
+    return str(reason).startswith(CANCELLED)
+
+
+def _was_shown(hold: Hold) -> bool:
+    """True where it is a chain's word that ended a payment."""
+    taken = hold.state is _CAPTURED and hold.evidence in (Evidence.CHAIN, Evidence.CHAIN_HEAD)
+    return hold.intent is not None and (taken or was_cancelled(hold))
+
+
 def has_lapsed(hold: Hold) -> bool:
     """True where a hold ended because its own deadline was past."""
     return hold.ended_by == _as_json(Lapse())
@@ -213,7 +232,7 @@ def _objection(view: LedgerView, hold: Hold, event: Event) -> str | None:
             return f"its deadline {hold.deadline_unix} is not past"
         case Correct():
             return _correction_objection(hold, event)
-        case Reopen() if hold.intent is None or hold.evidence not in (Evidence.CHAIN, Evidence.CHAIN_HEAD):
+        case Reopen() if not _was_shown(hold):
             return "only what a chain has shown can be undone"
         case Reopen(block_time) if hold.intent is not None and hold.intent.dead_at(block_time):
             return f"a block of {block_time} can't take it any more"

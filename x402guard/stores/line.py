@@ -41,7 +41,7 @@ class Line:
             wake.clear()
         return True
 
-    def refuse_twice(self) -> None:
+    def check_without_me(self) -> None:
         """Raise ``LedgerUnavailable`` where this thread stands in the line, be it first or not: a signal came in between."""
         if threading.get_ident() in self._line:
             raise LedgerUnavailable("this thread is writing the ledger already; a signal handler can't")

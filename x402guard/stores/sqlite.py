@@ -18,6 +18,7 @@ from typing import Any, Final, TypeVar
 
 from x402guard.errors import LedgerUnavailable
 from x402guard.ledger.model import Entry, Hold, Node
+from x402guard.ledger.transitions import CANCELLED
 from x402guard.ledger.view import Change, LedgerView, MarkKey, Scope
 from x402guard.stores.auditing import MOST_AT_OPENING, audit
 from x402guard.stores.file_turn import FileTurn
@@ -212,7 +213,7 @@ class SqliteStore:
         """Do *work* when it is our turn to write: first among our threads, then among processes."""
         self._check_usable()
         self._check_file()
-        self._line.refuse_twice()
+        self._line.check_without_me()
         try:
             try:
                 return self._worked(work)
@@ -362,7 +363,8 @@ class SqliteStore:
     def unsettled(self, now_unix: int) -> Sequence[str]:
         """See ``LedgerStore.unsettled``."""
         where = (
-            "WHERE intent IS NOT NULL AND (state = 'held' OR (state = 'captured' AND (evidence <> 'chain' OR deadline_unix >= ?))) "
+            "WHERE intent IS NOT NULL AND (state = 'held' OR (state = 'captured' AND evidence <> 'chain') "
+            f"OR (deadline_unix >= ? AND (state = 'captured' OR ended_by LIKE '%{CANCELLED}%'))) "
             "ORDER BY created_ms, rowid"
         )
         return self._read(lambda row: str(row[0]), f"SELECT id FROM holds {where}", (now_unix,))
@@ -380,7 +382,7 @@ class SqliteStore:
         """See ``LedgerStore.close``."""
         if self._closed or self._pid != os.getpid():
             return
-        self._line.refuse_twice()
+        self._line.check_without_me()
         with ExitStack() as undo:
             undo.callback(self._line.leave)
             self._line.join(_BUSY_S)

@@ -1,0 +1,210 @@
+"""What a chain shows, in any order, against a ten-line model of one whose blocks may be undone."""
+
+import dataclasses
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, precondition, rule
+
+from tests.books import START_MS, Books, an_intent
+from x402guard.ledger.ceilings import ceiling_mark
+from x402guard.ledger.evidence import (
+    Cancelled,
+    Settled,
+    Unreadable,
+    Unused,
+    Used,
+    claim_settlement,
+    proof_mark,
+    receipt_mark,
+    weigh,
+)
+from x402guard.ledger.model import Claim, HoldState, NodeState
+from x402guard.ledger.transitions import Void
+from x402guard.money import format_dollars
+
+NOW, DEADLINE = START_MS // 1000, START_MS // 1000 + 60
+LIMIT_NANOS, UNIT = 10**9, 1000
+
+
+class OneChain:
+    """All that a chain is to one payment: what its head says of the nonce, what its final block says, and the final block's time."""
+
+    def __init__(self, ceiling):
+        self.ceiling, self.head, self.final, self.dead = ceiling, None, None, False
+
+    def could_cost(self):
+        """What may be gone at the worst, now and later, in atomic units: only what is final is sure."""
+        if self.final is not None and self.final == self.head:
+            return self.final[0]
+        return 0 if self.dead and (self.head is None or self.head[0] == 0) else self.ceiling
+
+    def finding(self, *, tells):
+        if self.head is None:
+            return Unused(DEADLINE + 1 if self.dead else NOW + 40)  # surely later than the last look
+        (amount, transaction), final = self.head, self.final == self.head
+        if not tells:
+            return Used(final=final)
+        return Settled(amount, transaction, 0, final=final) if amount else Cancelled(transaction, final=final)
+
+
+class ChainMachine(RuleBasedStateMachine):
+    holds = Bundle("holds")
+
+    def __init__(self):
+        super().__init__()
+        self.books = Books(wallet=None, session=format_dollars(LIMIT_NANOS))
+        self.chains, self.count = {}, 0
+
+    def counted(self, hold_id):
+        row = self.books.store.hold(hold_id)
+        return row.amount if row.state is HoldState.HELD else row.captured
+
+    def weighed(self, hold_id, finding):
+        hold = self.books.store.hold(hold_id)
+        marks = [ceiling_mark(hold.payment().payee)]
+        marks += [proof_mark(hold.payment().network, finding)] if isinstance(finding, Settled) else []
+        nodes, holds = (hold.node_id,), (hold_id,)
+        return self.books.change(
+            lambda view: weigh(view, hold_id, finding), nodes=nodes, holds=holds, marks=tuple(marks)
+        )
+
+    def new_transaction(self):
+        self.count += 1
+        return f"0x{self.count:064x}"
+
+    @precondition(lambda self: len(self.chains) < 2)
+    @rule(target=holds, units=st.integers(2, 90_000), claimed=st.sampled_from([None, "exact", "upto"]))
+    def authorize(self, units, claimed):
+        self.count += 1
+        hold_id = f"{self.count:064x}"
+        intent = an_intent(self.count, units, DEADLINE, scheme=claimed or "exact")
+        made = self.books.hold(hold_id, format_dollars(units * UNIT), chain_evidence=True, intent=intent)
+        if self.books.store.hold(hold_id) is None:
+            return None
+        self.chains[hold_id] = OneChain(units)
+        if claimed:
+            self.claim(made, units if claimed == "exact" else 1, believe=claimed == "exact")
+        return hold_id
+
+    def claim(self, hold, units, *, believe):
+        claim = Claim(units * UNIT, self.new_transaction())
+        payment = hold.payment()
+        marks = (ceiling_mark(payment.payee), receipt_mark(payment.network, claim.transaction))
+        self.books.change(
+            lambda view: claim_settlement(view, hold.id, claim, believe=believe),
+            nodes=(hold.node_id,), holds=(hold.id,), marks=marks,
+        )  # fmt: skip
+
+    # ---- the chain ----
+
+    @rule(hold=holds, share=st.integers(1, 100), for_good=st.booleans())
+    def is_settled(self, hold, share, for_good):
+        chain = self.chains.get(hold)
+        if chain and chain.head is None and not chain.dead:
+            chain.head = (max(1, chain.ceiling * share // 100), self.new_transaction())
+            if for_good:
+                chain.final = chain.head
+                self.weighed(hold, chain.finding(tells=True))
+
+    @rule(hold=holds)
+    def is_cancelled(self, hold):
+        chain = self.chains.get(hold)
+        if chain and chain.head is None:
+            chain.head = (0, self.new_transaction())
+
+    @rule(hold=holds)
+    def its_block_becomes_final(self, hold):
+        chain = self.chains.get(hold)
+        if chain:
+            chain.final = chain.head
+
+    @rule(hold=holds)
+    def its_block_is_undone(self, hold):
+        """However deep."""
+        chain = self.chains.get(hold)
+        if chain and not chain.dead:
+            chain.head = chain.final = None
+
+    @rule(hold=holds)
+    def the_deadline_passes(self, hold):
+        if self.chains.get(hold):
+            self.chains[hold].dead = True
+
+    # ---- the books ----
+
+    @rule(hold=holds, tells=st.booleans())
+    def is_looked_at(self, hold, tells):
+        chain = self.chains.get(hold)
+        if chain is None:
+            return
+        self.weighed(hold, chain.finding(tells=tells))
+        assert self.counted(hold) >= chain.could_cost() * UNIT
+        if tells and chain.final == chain.head and (chain.head or chain.dead):
+            assert self.counted(hold) == chain.could_cost() * UNIT, "what is final and known is counted to the unit"
+
+    @rule(hold=holds)
+    def cannot_be_read(self, hold):
+        if self.chains.get(hold):
+            before = self.books.store.hold(hold)
+            after = self.weighed(hold, Unreadable("down"))
+            assert dataclasses.replace(after, checked_ms=0) == dataclasses.replace(before, checked_ms=0)
+
+    @invariant()
+    def the_session_counts_what_its_payments_do(self):
+        row = self.books.node("s")
+        assert row.used == sum(self.counted(hold) for hold in self.chains)
+        assert row.used <= LIMIT_NANOS or row.state is NodeState.TRIPPED
+
+    def teardown(self):
+        self.books.close()
+
+
+TestChainMachine = ChainMachine.TestCase
+TestChainMachine.settings = settings(max_examples=150, stateful_step_count=30, deadline=None)
+
+
+findings = st.one_of(
+    st.builds(
+        Settled,
+        st.integers(1, 100),
+        st.sampled_from(["0x" + "01" * 32, "0x" + "02" * 32]),
+        st.integers(0, 1),
+        final=st.booleans(),
+    ),
+    st.builds(Used, final=st.booleans()),
+    st.builds(Cancelled, st.just("0x" + "03" * 32), final=st.booleans()),
+    st.builds(Unused, st.sampled_from([NOW, DEADLINE, DEADLINE + 1])),
+    st.just(Unreadable("down")),
+)
+
+
+def is_final(finding):
+    return isinstance(finding, Unused) or getattr(finding, "final", False)
+
+
+@given(
+    st.sampled_from(["held", "claimed", "captured", "voided"]),
+    st.lists(findings, min_size=1, max_size=12),
+    st.sampled_from(["eip3009", "permit2"]),
+)
+@settings(max_examples=400)
+def test_whatever_is_shown_in_whatever_order_the_books_hold(start, shown, method):
+    """Told anything by anybody they never break; what is not final never lowers what counts; the same again changes nothing."""
+    machine = ChainMachine()
+    intent = an_intent(1, 100, DEADLINE, scheme="upto", method=method)
+    made = machine.books.hold("01", "$0.0001", chain_evidence=True, intent=intent)
+    machine.chains["01"] = OneChain(100)
+    if start in ("claimed", "captured"):
+        machine.claim(made, 40, believe=start == "captured")
+    if start == "voided":
+        machine.books.step("01", Void("it never left"))
+    for finding in shown:
+        before = machine.counted("01")
+        after = machine.weighed("01", finding)
+        assert machine.counted("01") <= after.amount
+        assert is_final(finding) or machine.counted("01") >= before
+        assert machine.weighed("01", finding) == after
+        assert after.state is not HoldState.CAPTURED or after.evidence is not None
+    machine.the_session_counts_what_its_payments_do()
+    machine.books.close()
