@@ -152,10 +152,12 @@ class RpcChainReader:
             final = _final_block(rpc, self._finality[network])
             # From the ledger's own first second on: what the wallet did before is no business of this ledger's.
             first = (block_at(rpc, since_unix - 1) if after is None else after) + 1
-            upto, found = first - 1, []
+            upto, found, endpoint = first - 1, [], rpc.endpoint
             for end, logs in outgoing_logs(rpc, token, payer, first, final.number):
                 found += [Outgoing(log.transaction, log.index, log.payee, log.amount) for log in logs]
                 upto = end
+            if rpc.endpoint != endpoint:
+                raise ChainUnreadable("another endpoint had to be asked in the midst of it, which may stand elsewhere")
             return Transfers(max(upto, 0), tuple(found), complete=upto >= final.number)
 
         return self._readable(network, look)

@@ -115,7 +115,10 @@ def block_at(rpc: JsonRpc, time_unix: int, low: int = 0) -> int:
 
 
 def _logs(rpc: JsonRpc, address: str, topics: Sequence[Any], first: int, last: int) -> Iterator[tuple[int, list[Log]]]:
-    """Yield (last block looked at, logs up to it), a stretch at a time; a node that refuses a stretch is asked for less."""
+    """Yield (last block looked at, logs up to it), a stretch at a time; a node that refuses a stretch is asked for less.
+
+    Whoever needs all of them looks at the last block: it ends after so many questions.
+    """
     size, asked = BLOCKS_AT_ONCE, 0
     while first <= last and asked < MAX_ASKED:
         asked += 1
@@ -123,14 +126,24 @@ def _logs(rpc: JsonRpc, address: str, topics: Sequence[Any], first: int, last: i
         query = {"address": address, "topics": list(topics), "fromBlock": hex(first), "toBlock": hex(end)}
         try:
             found = rpc.call("eth_getLogs", query)
-        except ChainUnreadable:
+        except NodeRefuses:
             if size == 1:
                 raise
-            size = max(1, size // 8)
+            size //= 2
             continue
         # A node that has not heard of topics must not make its logs ours.
         yield end, [log for log in map(Log.of, found) if log.address == address.lower() and first <= log.block <= end]
         first = end + 1
+
+
+def _all_logs_of(rpc: JsonRpc, address: str, topics: Sequence[Any], first: int, last: int) -> Iterator[Log]:
+    """Yield every log. Raises ``NodeRefuses`` where there is more to look through than one look takes."""
+    upto = first - 1
+    for end, logs in _logs(rpc, address, topics, first, last):
+        yield from logs
+        upto = end
+    if upto < last:
+        raise NodeRefuses(f"{last - upto} blocks more to look through than one look takes")
 
 
 def nonce_used(rpc: JsonRpc, intent: Intent, block: Any) -> bool:
@@ -197,12 +210,11 @@ def _cause_of_authorization(
     rpc: JsonRpc, intent: Intent, first: int, head: int, final: Block
 ) -> Settled | Cancelled | None:
     nonce = f"0x{intent.nonce:064x}"
-    for _, logs in _logs(rpc, intent.token, [[_USED, _CANCELED], _padded(intent.payer), nonce], first, head):
-        for log in logs:
-            if log.topics == (_CANCELED, _padded(intent.payer), nonce):
-                return Cancelled(log.transaction, final=log.block <= final.number)
-            if log.topics == (_USED, _padded(intent.payer), nonce):
-                return _settled_by_event(rpc, intent, log, final)
+    for log in _all_logs_of(rpc, intent.token, [[_USED, _CANCELED], _padded(intent.payer), nonce], first, head):
+        if log.topics == (_CANCELED, _padded(intent.payer), nonce):
+            return Cancelled(log.transaction, final=log.block <= final.number)
+        if log.topics == (_USED, _padded(intent.payer), nonce):
+            return _settled_by_event(rpc, intent, log, final)
     return None
 
 
@@ -226,7 +238,7 @@ def _payment_by_permit(rpc: JsonRpc, intent: Intent, blocks: tuple[int, int, int
     """
     first, near, head = blocks
     asked = [_TRANSFER, _padded(intent.payer), _padded(intent.payee)]
-    found = [log for _, logs in _logs(rpc, intent.token, asked, first, head) for log in logs]
+    found = _all_logs_of(rpc, intent.token, asked, first, head)
     fitting = [log for log in found if 0 < log.amount <= intent.amount_atomic]
     if intent.scheme == "exact":
         fitting = [log for log in fitting if log.amount == intent.amount_atomic]

@@ -171,7 +171,7 @@ def _resolve(hold: Hold) -> Flow[None]:
             SettlementUncertain,
             hold,
             f"a payment for this very request is in doubt ({after.doubt or 'no answer came'}) and can't be presented again",
-            advice="Wait until the deadline has passed, or ask with extensions={'pay_again': True} to pay a second time.",
+            advice="Wait until the chain is past its deadline, or ask with extensions={'pay_again': True} to pay a second time.",
         )
         uncertain.retry = "later"
         raise uncertain

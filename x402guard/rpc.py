@@ -91,6 +91,11 @@ class JsonRpc:
         self._lock = threading.Lock()
         self._codec: JSONBaseProvider | None = None
 
+    @property
+    def endpoint(self) -> int:
+        """Which of the endpoints answered last."""
+        return self._first
+
     def call(self, method: str, *params: Any) -> Any:
         """Return the result of one call.
 

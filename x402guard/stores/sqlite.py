@@ -134,8 +134,7 @@ class SqliteStore:
             undo.callback(self._turn.close)
             self._writer = self._connect()
             undo.callback(self._writer.close)
-            # Several processes may be opening a new ledger at once.
-            self._in_turn(self._prepare)
+            self._in_turn(self._prepare)  # several processes may be opening a new ledger at once
             self._reader = self._connect()
             undo.pop_all()
 
@@ -385,9 +384,11 @@ class SqliteStore:
         self._line.check_without_me()
         with ExitStack() as undo:
             undo.callback(self._line.leave)
-            self._line.join(_BUSY_S)
+            joined = self._line.join(_BUSY_S)
             undo.enter_context(self._read_lock)
             self._closed = True
+            if not joined:
+                return  # a thread writes still, and has its connection until it is done
             with suppress(sqlite3.Error):  # the books are committed already; a failed checkpoint loses nothing
                 self._writer.execute("PRAGMA wal_checkpoint(TRUNCATE)")
             self._writer.close()
