@@ -98,7 +98,7 @@ def _counted(hold: Hold) -> int:
 def reconcile_holds(terms: Terms, hold_ids: Iterable[str], result: Reconciliation) -> Flow[None]:
     """Ask the chain about payments, oldest first, and let what it shows take effect. A network out of reach is asked once."""
     for hold_id in hold_ids:
-        hold = yield from _pick(terms, hold_id)
+        hold = yield from _pick(terms, hold_id, result)
         if hold is None:
             continue
         network = hold.payment().network
@@ -124,14 +124,17 @@ def _book(hold: Hold, finding: Finding, result: Reconciliation) -> Flow[None]:
         result.contradicted.append(hold.id)
 
 
-def _pick(terms: Terms, hold_id: str) -> Flow[Hold | None]:
+def _pick(terms: Terms, hold_id: str, result: Reconciliation) -> Flow[Hold | None]:
     """Return a payment that the chain is to be asked about; None for one whose answer is still on its way.
 
     What lapses at its deadline does so first. A payment from a time when no chain was configured can be proven from now on.
     """
+    lapsed = False
 
     def change(view: LedgerView) -> Hold | None:
+        nonlocal lapsed
         hold = view.hold(hold_id)
+        lapsed = False
         if hold is None or hold.intent is None:
             return None
         if hold.intent.network in terms.chains and not hold.chain_evidence:
@@ -139,11 +142,13 @@ def _pick(terms: Terms, hold_id: str) -> Flow[Hold | None]:
             view.put_hold(hold)
         past = hold.state is HoldState.HELD and hold.deadline_unix < view.now_unix
         if past and not hold.chain_evidence and view.ahead_ms <= terms.max_clock_jump_ms:
-            hold = apply(view, hold_id, Lapse())
+            hold, lapsed = apply(view, hold_id, Lapse()), True
         flying = hold.state is HoldState.HELD and not is_worth_asking(view, hold, terms.flight_ms)
         return None if flying and not past else hold
 
-    return (yield from transact(Scope(holds=(hold_id,), durable=True), change))
+    picked = yield from transact(Scope(holds=(hold_id,), durable=True), change)
+    result.captured += lapsed
+    return picked
 
 
 def scan_mark(token: Asset, payer: Address) -> MarkKey:
