@@ -9,13 +9,17 @@ READY := $(VENV)/.ready
 ANVIL := tests/anvil/node_modules/.ready
 WORKERS ?= 2
 
-.PHONY: demo test soak lint types docs check clean
+.PHONY: demo test test-long soak lint types docs check clean
 
 demo: $(READY)
 	$(BIN)/x402guard demo
 
 test: $(READY) $(ANVIL)
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -m "not long"
+
+# The same promises on a second chain or store, longer searches, and soaks of guards that are broken on purpose.
+test-long: $(READY) $(ANVIL)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -m long
 
 # Ten minutes; the last line is the sum. SOAK="--seconds 60 --seed 7" for another one.
 soak: $(READY) $(ANVIL)
@@ -32,7 +36,7 @@ types: $(READY)
 docs: $(READY)
 	$(BIN)/python -m pytest -q tests/test_tidy.py tests/test_docs.py
 
-check: test lint types docs
+check: test test-long lint types docs
 
 $(READY): pyproject.toml
 	@test -n "$(PYTHON)" || { echo "x402guard needs Python 3.11, 3.12 or 3.13; say where with: make PYTHON=/path/to/python3.12 $(MAKECMDGOALS)"; exit 1; }

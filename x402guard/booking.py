@@ -72,13 +72,16 @@ def hold_or_refuse(
             consented |= {decided.key}
         elif not isinstance(decided, Refusal):
             return decided
-        elif decided.rule == BUDGET and not swept and terms.chains:
-            yield from sweep(
-                terms
-            )  # what is claimed may have cost less than is held; somebody else may have found out just now
+        elif decided.rule == BUDGET and not swept and terms.chains and (yield from _may_fit_now(terms, decided)):
             swept = True
         else:
             raise (yield from no(decided))
+
+
+def _may_fit_now(terms: Terms, refusal: Refusal) -> Flow[bool]:
+    """Ask the chain about what is claimed: it may have cost less than is held. Somebody else may have found that out just now."""
+    swept = yield from sweep(terms)
+    return swept.asked > 0 or swept.room is None or swept.room > (refusal.available or 0)
 
 
 def _asked_too_often(unasked: Unasked, consented: Consented) -> Refusal | None:

@@ -11,6 +11,7 @@ from typing import Final
 from x402guard.assets import resolve_network
 from x402guard.effects import Flow, Reply, read_chain, transact
 from x402guard.errors import ProtocolError
+from x402guard.ledger.budgets import room_on_path
 from x402guard.ledger.ceilings import ceiling_mark
 from x402guard.ledger.doubt import in_doubt
 from x402guard.ledger.evidence import (
@@ -260,10 +261,19 @@ def weighed(hold: Hold, finding: Finding) -> Flow[tuple[Hold, bool]]:
 
 @dataclass(frozen=True, slots=True)
 class Swept:
-    """What a sweep saw: how many payments are still open after it, and whether there may be more that it did not see."""
+    """What a sweep saw.
+
+    Attributes:
+        still_open: how many payments are open after it.
+        more: there may be more that it did not see.
+        asked: how many it asked about.
+        room: nano-dollars that fitted where it was asked for, when it began; None without a limit.
+    """
 
     still_open: int
     more: bool
+    asked: int = 0
+    room: Nanos | None = None
 
 
 def sweep(terms: Terms) -> Flow[Swept]:
@@ -273,9 +283,11 @@ def sweep(terms: Terms) -> Flow[Swept]:
     cannot be read is not asked a second time.
     """
     waiting = seen = 0
+    room: Nanos | None = None
 
     def pick(view: LedgerView) -> tuple[Hold, ...]:
-        nonlocal waiting, seen
+        nonlocal waiting, seen, room
+        room = room_on_path(view, terms.node_id, terms.finalizing)
         worth = [h for h in map(view.known_hold, view.sweep) if is_worth_asking(view, h, terms.flight_ms)]
         chosen = tuple(hold for hold in worth if view.now_ms - hold.checked_ms > SWEEP_PAUSE_MS)
         waiting, seen = len(worth) - len(chosen), len(chosen)
@@ -294,7 +306,7 @@ def sweep(terms: Terms) -> Flow[Swept]:
             unreadable.add(network)
     if asked:
         yield from _note_asked(asked)
-    return Swept(still_open + len(asked) + waiting, more=seen == SWEEP_SIZE and not asked)
+    return Swept(still_open + len(asked) + waiting, seen == SWEEP_SIZE and not asked, seen, room)
 
 
 def _note_asked(holds: list[Hold]) -> Flow[None]:

@@ -27,6 +27,7 @@ from x402guard.ledger.evidence import Unreadable
 
 MOST_S = 2.0
 MOST_BYTES = 192_000_000
+pytestmark = pytest.mark.long
 MEGABYTE = 2**20
 
 values = st.recursive(

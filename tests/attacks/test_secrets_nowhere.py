@@ -189,7 +189,7 @@ def test_a25_settings_show_no_url_that_holds_a_key(monkeypatch, tmp_path):
     monkeypatch.setenv("X402GUARD_WEBHOOK_URL", "https://hooks.example/services/abcdefghijklmnop")
     monkeypatch.setenv("X402GUARD_WEBHOOK_SECRET", "webhook-secret-0123456789")
     settings = load_settings()
-    assert settings.chains["base-sepolia"].endswith("0123456789abcdef")
+    assert settings.chains["base-sepolia"].urls[0].endswith("0123456789abcdef")
     told = repr(settings) + str(settings) + repr(settings.guard_arguments()["webhook"])
     assert "base-sepolia" not in told
     assert not found(["0123456789abcdef", "abcdefghijklmnop", "webhook-secret"], told)

@@ -12,7 +12,7 @@ SWITCH = "REQUIRE_ANVIL"
 """Set to 1, a missing anvil is a failure and no reason to skip. No setting of a guard's, so without its prefix."""
 
 # All of anvil's tests go to one worker, and those of the other chain stay with their module.
-ENGINES = ["eth-tester", pytest.param("anvil", marks=pytest.mark.xdist_group("anvil"))]
+ENGINES = ["eth-tester", pytest.param("anvil", marks=[pytest.mark.xdist_group("anvil"), pytest.mark.long])]
 
 
 def needs_anvil():

@@ -19,7 +19,7 @@ from x402guard import ConfigError
 from x402guard.config import load_settings
 from x402guard.testing import AnvilEngine, AnvilError, RpcError, anvil_engine, find_anvil
 
-pytestmark = pytest.mark.xdist_group("anvil")
+pytestmark = [pytest.mark.xdist_group("anvil"), pytest.mark.long]
 
 ROOT = Path(__file__).parents[2]
 

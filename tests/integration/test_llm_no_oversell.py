@@ -34,7 +34,7 @@ def server():
         yield running
 
 
-@pytest.fixture(params=["memory", "sqlite"])
+@pytest.fixture(params=[pytest.param("memory", marks=pytest.mark.long), "sqlite"])
 def guard(request, tmp_path, server):
     server.forget()
     ledger = "memory://" if request.param == "memory" else f"sqlite:///{tmp_path / 'spend.db'}"

@@ -25,7 +25,7 @@ def merchant():
     shop.close()
 
 
-@pytest.fixture(params=["memory", "sqlite"])
+@pytest.fixture(params=[pytest.param("memory", marks=pytest.mark.long), "sqlite"])
 def guard(request, tmp_path):
     ledger = "memory://" if request.param == "memory" else f"sqlite:///{tmp_path / 'spend.db'}"
     policy = Policy(timeouts=Timeouts(payment_s=100))  # a machine with other work may be slow to answer 1,600 at once

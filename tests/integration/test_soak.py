@@ -81,6 +81,7 @@ def test_what_leaves_the_wallet_is_what_was_counted(tmp_path):
         assert number(printed, what) >= least, printed
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("fault", "shown"),
     [
