@@ -177,7 +177,7 @@ class _HiddenUrls:
 
 def _wherever(text: str) -> str:
     """A pattern of a hidden path on its own, and not at the front of another; of any other text anywhere."""
-    return rf"(?<!\w){re.escape(text)}(?![\w/])" if text.startswith("/") else re.escape(text)
+    return rf"(?<![\w/]){re.escape(text)}(?![\w/])" if text.startswith("/") else re.escape(text)
 
 
 _HIDDEN = _HiddenUrls()

@@ -10,7 +10,7 @@ import pytest
 from tests.books import START_MS
 from tests.conformance.guard_rows import BY_NAME, CASES, ROWS, Opened
 
-pytestmark = pytest.mark.xdist_group("guards_matrix_processes")
+pytestmark = [pytest.mark.xdist_group("guards_matrix_processes"), pytest.mark.long]
 OPEN = {}
 
 

@@ -15,7 +15,7 @@ from x402guard.testing import AnvilEngine, AnvilError, RpcError, Testnet
 from x402guard.testing.chain_client import ChainClient, calldata
 from x402guard.testing.contracts import EXACT_PROXY, PERMIT2, TOKEN, UPTO_PROXY, genesis_contracts
 
-pytestmark = [pytest.mark.chain, pytest.mark.xdist_group("anvil")]
+pytestmark = [pytest.mark.chain, pytest.mark.xdist_group("anvil"), pytest.mark.long]
 
 NEVER_S = 3600.0
 """So long a tick that no block comes but those that a test asks for."""

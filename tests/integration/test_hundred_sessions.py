@@ -13,6 +13,7 @@ from x402guard.testing import Completion, LlmServer, Testnet
 pytestmark = [
     pytest.mark.chain,
     pytest.mark.slow,
+    pytest.mark.long,
     pytest.mark.timeout(300),
     pytest.mark.xdist_group("hundred_sessions"),
 ]
@@ -75,7 +76,7 @@ class Agent:
         return httpx.AsyncClient(transport=AsyncGuardedTransport(self.session), trust_env=False, timeout=60)
 
 
-@pytest.mark.parametrize("ledger", [pytest.param("memory", marks=pytest.mark.long), "sqlite"])
+@pytest.mark.parametrize("ledger", ["memory", "sqlite"])
 def test_five_of_a_hundred_are_stopped_and_the_others_finish(net, server, tmp_path, ledger):
     url = "memory://" if ledger == "memory" else f"sqlite:///{tmp_path / 'spend.db'}"
     policy = Policy(loop=Loop(calls=LIMIT, window_s=600), velocity=Velocity(new_payees_per_day=1), breaker=None)

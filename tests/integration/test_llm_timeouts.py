@@ -229,3 +229,6 @@ def test_a_call_that_never_fit_leaves_no_place(server):
             call(WAYS[0], session, server)
         assert session.shell.places._taken == {}
     assert server.asked == []
+
+
+pytestmark = pytest.mark.long

@@ -81,7 +81,7 @@ def url(tmp_path):
 
 @pytest.fixture
 def store(url):
-    opened = open_store(url, clock_ms=Clock(START_MS + 1_000))
+    opened = open_store(url, clock_ms=Clock(START_MS + 1_000), verified=False)  # its rows stand in no journal
     yield opened
     opened.close()
 
@@ -134,7 +134,7 @@ def test_what_was_held_then_ends_now_at_every_level(store):
 
 
 def test_it_is_migrated_once_and_by_several_at_once(url):
-    stores = [open_store(url) for _ in range(3)]
+    stores = [open_store(url, verified=False) for _ in range(3)]
     assert all(live(store) == live(stores[0]) for store in stores)
     for store in stores:
         store.close()

@@ -182,6 +182,11 @@ def test_a_hidden_urls_parts_are_hidden_on_their_own(hidden):
         assert len(shown) > 20
 
 
+def test_a_hidden_short_path_is_no_host(hidden):
+    hidden("http://127.0.0.1:9/x")
+    assert redacted("GET https://x.example/a now") == "GET https://x.example/a now"
+
+
 def test_a_hidden_short_path_is_no_part_of_others(hidden):
     hidden("http://127.0.0.1:8545/v1")
     assert redacted("POST /v1 HTTP/1.1") == f"POST {REDACTED} HTTP/1.1"
