@@ -43,7 +43,7 @@ MAX_AHEAD_S: Final = 900
 TEST_AHEAD_S: Final = 400 * 86_400
 """The same where no real money moves: a chain of one's own may be moved on by hand."""
 
-CLOCKS_APART_S: Final = 30
+SURELY_LATER_S: Final = 30
 """How many seconds a block has to be dated after the chain last showed a payment taken, to show that this was undone."""
 
 MOST_UNSHOWN: Final = 100
@@ -206,7 +206,7 @@ def _is_older(hold: Hold, block_time: int) -> bool:
     taken = hold.state is HoldState.CAPTURED and hold.evidence in (Evidence.CHAIN, Evidence.CHAIN_HEAD)
     return (
         (taken or was_cancelled(hold))
-        and block_time <= hold.checked_ms // 1000 + CLOCKS_APART_S
+        and block_time <= hold.checked_ms // 1000 + SURELY_LATER_S
         and not hold.payment().dead_at(block_time)
     )
 
