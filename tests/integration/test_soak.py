@@ -25,6 +25,9 @@ pytestmark = [
 ]
 
 
+SEEDS = (7, 8, 9)
+
+
 def start(tmp_path, *arguments, seconds, seed=7) -> subprocess.Popen:
     """A soak in a session of its own, so that whoever it leaves behind can be found."""
     command = [sys.executable, "-m", "tests.soak", "--seconds", str(seconds), "--seed", str(seed)]
@@ -39,9 +42,9 @@ def start(tmp_path, *arguments, seconds, seed=7) -> subprocess.Popen:
     )
 
 
-def soak(tmp_path, *arguments, seconds):
+def soak(tmp_path, *arguments, seconds, seed=7):
     """Run one; return its exit code, what it printed, and the numbers of its last line."""
-    running = start(tmp_path, *arguments, seconds=seconds)
+    running = start(tmp_path, *arguments, seconds=seconds, seed=seed)
     printed, _ = running.communicate(timeout=230)
     assert_nobody_is_left(running.pid)
     sums = LAST_LINE.fullmatch(printed.splitlines()[-1])
@@ -82,6 +85,7 @@ def test_what_leaves_the_wallet_is_what_was_counted(tmp_path):
 
 
 @pytest.mark.long
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize(
     ("fault", "shown"),
     [
@@ -92,10 +96,14 @@ def test_what_leaves_the_wallet_is_what_was_counted(tmp_path):
     ],
 )
 def test_a_guard_that_is_broken_does_not_pass(tmp_path, fault, shown):
-    code, printed, sums = soak(tmp_path, "--fault", fault, seconds=60)
+    for seed in SEEDS:  # the dice decide what happens; on a machine with other work, little may
+        (tmp_path / str(seed)).mkdir()
+        code, printed, sums = soak(tmp_path / str(seed), "--fault", fault, seconds=60, seed=seed)
+        if sums[shown] > 0:
+            break
     assert code == 1, printed
     assert sums[shown] > 0, printed
-    assert "again with: python -m tests.soak --seed 7 --engine eth-tester" in printed
+    assert f"again with: python -m tests.soak --seed {seed} --engine eth-tester" in printed
 
 
 def test_a_soak_that_is_killed_takes_its_agents_along(tmp_path):
