@@ -153,7 +153,7 @@ def _tokens(receipt: Receipt) -> str:
 def _ask_chain(guard: Guard) -> None:
     found = guard.reconcile()
     typer.echo("\nWhat sellers claim is asked of the chain:")
-    typer.echo(f"  {found.captured} captured, ${format_dollars(found.freed)} freed, {found.still_open} still open")
+    typer.echo(f"  {found.asked} payments asked about, {found.still_open} of them not proven")
     typer.echo(f"  transfers out of the wallet that no payment explains: {len(found.unexplained)}")
     for row in found.allowances:
         typer.echo(
