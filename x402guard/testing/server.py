@@ -11,6 +11,7 @@ from starlette.types import ASGIApp
 __all__ = ["Hosted", "Server"]
 
 _LONGEST_SHUTDOWN_S = 2
+_KEEP_ALIVE_S = 60
 
 
 class _ReportingServer(uvicorn.Server):
@@ -45,6 +46,8 @@ class Server:
             log_level="critical",
             access_log=False,
             timeout_graceful_shutdown=_LONGEST_SHUTDOWN_S,
+            # Longer than clients keep theirs: a connection closed at the moment that a payment is sent on it is a lost answer.
+            timeout_keep_alive=_KEEP_ALIVE_S,
         )
         self._server = _ReportingServer(config)
         self._thread = threading.Thread(target=self._run, name=f"x402guard-server {self.url}", daemon=True)
