@@ -169,9 +169,8 @@ def settlement_in(
     intent: Intent, transaction: str, sent: Mapping[str, Any], receipt: Mapping[str, Any], final: Block
 ) -> Settled | None:
     """Does this very transaction settle this very payment? By its own calldata, its status and one Transfer log."""
-    if (
-        quantity(receipt.get("status", 0)) != 1
-    ):  # there was none before Byzantium, and a seller may name any transaction
+    # There was no status before Byzantium, and a seller may name any transaction.
+    if quantity(receipt.get("status", 0)) != 1:
         return None
     amount = amount_settled(intent, str(sent.get("to")), octets(sent.get("input", "0x")))
     if amount is None:
@@ -222,11 +221,10 @@ def _settled_by_event(rpc: JsonRpc, intent: Intent, used: Log, final: Block) -> 
     """The token itself says that the authorization was used, in whatever call: all of it moved, in the next Transfer."""
     # The token's own logs of that block, and no receipt: a seller may fill its transaction with more than anybody reads.
     asked = [_TRANSFER, _padded(intent.payer), _padded(intent.payee)]
-    for _, logs in _logs(rpc, intent.token, asked, used.block, used.block):
-        for log in logs:
-            right = log.transaction == used.transaction and log.amount == intent.amount_atomic
-            if right and log.index > used.index and log.is_transfer(intent.token, intent.payer, intent.payee):
-                return Settled(intent.amount_atomic, used.transaction, log.index, used.block <= final.number)
+    for log in _all_logs_of(rpc, intent.token, asked, used.block, used.block):
+        right = log.transaction == used.transaction and log.amount == intent.amount_atomic
+        if right and log.index > used.index and log.is_transfer(intent.token, intent.payer, intent.payee):
+            return Settled(intent.amount_atomic, used.transaction, log.index, used.block <= final.number)
     return None
 
 
@@ -252,13 +250,14 @@ def _payment_by_permit(rpc: JsonRpc, intent: Intent, blocks: tuple[int, int, int
 
 
 def _cancelled_permit(rpc: JsonRpc, intent: Intent, first: int, head: int, final: Block) -> Cancelled | None:
-    for _, logs in _logs(rpc, PERMIT2, [_INVALIDATED, _padded(intent.payer)], first, head):
-        for log in filter(lambda log: _invalidates(log, intent), logs):
-            # The event comes also for a nonce that a payment has used before: only an unused one can be cancelled.
-            before_unused = log.block > 0 and not nonce_used(rpc, intent, hex(log.block - 1))
-            if before_unused and not _paid_in(rpc, intent, log.block):
-                return Cancelled(log.transaction, final=log.block <= final.number)
-            return None
+    events = _all_logs_of(rpc, PERMIT2, [_INVALIDATED, _padded(intent.payer)], first, head)
+    log = next((log for log in events if _invalidates(log, intent)), None)
+    if log is None:
+        return None
+    # The event comes also for a nonce that a payment has used before: only an unused one can be cancelled.
+    before_unused = log.block > 0 and not nonce_used(rpc, intent, hex(log.block - 1))
+    if before_unused and not _paid_in(rpc, intent, log.block):
+        return Cancelled(log.transaction, final=log.block <= final.number)
     return None
 
 
@@ -266,7 +265,7 @@ def _paid_in(rpc: JsonRpc, intent: Intent, block: int) -> bool:
     """Did anything go from the wallet to the seller in this block? Asked about it alone: a longer look may not have come so far."""
     asked = [_TRANSFER, _padded(intent.payer), _padded(intent.payee)]
     # Anybody may move nothing out of any wallet.
-    return any(log.amount for _, logs in _logs(rpc, intent.token, asked, block, block) for log in logs)
+    return any(log.amount for log in _all_logs_of(rpc, intent.token, asked, block, block))
 
 
 def _invalidates(log: Log, intent: Intent) -> bool:
@@ -295,7 +294,7 @@ def nonce_behind(rpc: JsonRpc, token: Address, payer: Address, transaction: str,
         return nonce
     block = quantity(sent["blockNumber"])
     used = [
-        log for _, logs in _logs(rpc, token, [_USED, _padded(payer)], block, block) for log in logs
+        log for log in _all_logs_of(rpc, token, [_USED, _padded(payer)], block, block)
         if log.transaction == transaction and log.topics[:2] == (_USED, _padded(payer)) and log.index < log_index
     ]  # fmt: skip
     return int(used[-1].topics[2], 16) if used and len(used[-1].topics) == 3 else None

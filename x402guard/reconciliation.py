@@ -14,7 +14,7 @@ from typing import Any, Final
 from x402guard.assets import Asset
 from x402guard.effects import Flow, ReadNonce, ReadTransfers, read_chain, read_funds, transact
 from x402guard.evm import Address
-from x402guard.ledger.evidence import Finding, Unreadable, explain, proof_key
+from x402guard.ledger.evidence import Finding, Unreadable, explain, proof_key, unshown_mark
 from x402guard.ledger.model import WALLET, Claim, Evidence, Hold, HoldState
 from x402guard.ledger.transitions import Lapse, apply
 from x402guard.ledger.view import LedgerView, MarkKey, Notice, Scope
@@ -207,7 +207,7 @@ def _explained(token: Asset, payer: Address, transfer: Outgoing, result: Reconci
 
 def _stands_for_one(token: Asset, transfer: Outgoing, proof: MarkKey) -> Flow[bool]:
     """A settlement wrapped in a contract of the payee's shows no nonce: it is of one of the payments whose cause nobody knows."""
-    key = "unshown", f"{token.network}/{token.contract}/{transfer.payee}"
+    key = unshown_mark(token.network, token.contract, transfer.payee)
     scope = Scope(marks=(key, proof))
     return (yield from transact(scope, lambda view: explain(view, key, proof, transfer.amount_atomic)))
 

@@ -246,7 +246,7 @@ def take_effect(hold: Hold, finding: Finding) -> Flow[Hold]:
 def weighed(hold: Hold, finding: Finding) -> Flow[tuple[Hold, bool]]:
     """The same; return the hold after it, and whether the chain contradicts the receipt that was shown for it."""
     payment = hold.payment()
-    marks = [ceiling_mark(payment.payee), unshown_mark(payment)]
+    marks = [ceiling_mark(payment.payee), unshown_mark(payment.network, payment.token, payment.payee)]
     if isinstance(finding, Settled):
         marks += [proof_mark(payment.network, finding), reuse_mark(hold.id)]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import time
@@ -9,7 +10,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from x402guard.cli.books import AsJson, LedgerUrl, holds, list_holds, opened
+from x402guard.cli.books import AsJson, LedgerUrl, holds, opened
 from x402guard.config import PRIVATE_KEY, load_settings
 from x402guard.errors import ConfigError, LedgerUnavailable
 from x402guard.guard import Guard
@@ -18,7 +19,7 @@ from x402guard.money import format_dollars
 from x402guard.ports import LedgerStore
 from x402guard.reconciliation import Reconciliation
 
-__all__ = ["cancel", "holds", "list_holds", "reconcile"]
+__all__ = ["cancel", "reconcile"]
 
 _EVERY: Final = re.compile(r"([0-9]{1,6})(s|m|h)?", re.ASCII)
 _SECONDS: Final = {"s": 1, "m": 60, "h": 3600}
@@ -64,15 +65,8 @@ def cancel(
     """
     with _guard(ledger, key=True) as guard:
         made = guard.cancel(_whole_id(guard.shell.store, hold))
-    call = {
-        "hold_id": made.hold_id,
-        "network": made.network,
-        "to": made.to,
-        "data": made.data,
-        "deadline": made.deadline,
-    }
     if as_json:
-        typer.echo(json.dumps(call, indent=2))
+        typer.echo(json.dumps(dataclasses.asdict(made), indent=2))
         return
     typer.echo(f"Send this on {made.network}, from any account that has gas, before the payment is taken:")
     typer.echo(f"  to    {made.to}\n  data  {made.data}")

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from x402guard.assets import TEST_NETWORKS
+from x402guard.evm import Address
 from x402guard.ledger.ceilings import note_settlement
-from x402guard.ledger.intent import Intent
 from x402guard.ledger.model import Claim, Evidence, Hold, HoldState
 from x402guard.ledger.transitions import CANCELLED, Capture, Correct, Expire, Note, Reopen, Void, apply, was_cancelled
 from x402guard.ledger.view import LedgerView, MarkKey, Notice
@@ -256,17 +256,18 @@ def _settle(view: LedgerView, hold: Hold, finding: Settled) -> Hold:
     return _take(view, hold, amount, _chain(final=finding.final), key[1])
 
 
-def unshown_mark(payment: Intent) -> MarkKey:
+def unshown_mark(network: str, token: Address, payee: Address) -> MarkKey:
     """Return the key under which the payments to one payee are remembered that were taken by nobody knows what."""
-    return "unshown", f"{payment.network}/{payment.token}/{payment.payee}"
+    return "unshown", f"{network}/{token}/{payee}"
 
 
 def _note_unshown(view: LedgerView, hold: Hold) -> None:
     payment = hold.payment()
-    waiting = dict((view.mark(unshown_mark(payment)) or {}).get("holds", {}))
+    key = unshown_mark(payment.network, payment.token, payment.payee)
+    waiting = dict((view.mark(key) or {}).get("holds", {}))
     if hold.proof is None and hold.id not in waiting and len(waiting) < MOST_UNSHOWN:
         waiting[hold.id] = str(payment.amount_atomic)
-        view.put_mark(unshown_mark(payment), {"holds": waiting})
+        view.put_mark(key, {"holds": waiting})
 
 
 def explain(view: LedgerView, key: MarkKey, proof: MarkKey, amount_atomic: int) -> bool:
