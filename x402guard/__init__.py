@@ -9,11 +9,8 @@
         print(session.report().to_text())
 """
 
-from x402guard.accounts import Outstanding
-from x402guard.agent import CharsPerToken, TokenBudget
 from x402guard.assets import Asset
-from x402guard.cancelling import Cancellation
-from x402guard.chain import Chain
+from x402guard.chain.reader import Chain
 from x402guard.errors import (
     ApprovalDenied,
     BudgetExhausted,
@@ -38,13 +35,19 @@ from x402guard.errors import (
     VelocityExceeded,
     X402GuardError,
 )
-from x402guard.guard import Guard
-from x402guard.install import install, uninstall
+from x402guard.guard.account import Outstanding
+from x402guard.guard.guard import Guard
+from x402guard.guard.install import install, uninstall
+from x402guard.guard.named_budget import NamedBudget
+from x402guard.guard.notices import Webhook
+from x402guard.guard.session import Session
+from x402guard.http.refusal_from import refusal_from
+from x402guard.http.transport import AsyncGuardedTransport, GuardedTransport
 from x402guard.ledger.prediction import Prediction
 from x402guard.ledger.report import Report
 from x402guard.ledger.view import Notice
-from x402guard.metering import Metering, ModelPrice
-from x402guard.named_budgets import NamedBudget
+from x402guard.llm import Metering, ModelPrice
+from x402guard.llm.tiktoken_counter import TiktokenCounter
 from x402guard.policy import (
     Answer,
     ApprovalRequest,
@@ -60,14 +63,11 @@ from x402guard.policy import (
     Timeouts,
     Velocity,
 )
-from x402guard.reconciliation import Reconciliation
-from x402guard.refusal_from import refusal_from
-from x402guard.session import Session
-from x402guard.settlement import Receipt
-from x402guard.signers import LocalSigner
-from x402guard.telling import Webhook
-from x402guard.tokens import TiktokenCounter
-from x402guard.transport import AsyncGuardedTransport, GuardedTransport
+from x402guard.tools import CharsPerToken, TokenBudget
+from x402guard.x402.cancel import Cancellation
+from x402guard.x402.reconciliation import Reconciliation
+from x402guard.x402.settlement import Receipt
+from x402guard.x402.signer import LocalSigner
 
 __version__ = "0.1.0"
 

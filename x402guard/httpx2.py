@@ -8,7 +8,7 @@
     client = anthropic.Anthropic(http_client=httpx2.Client(transport=GuardedTransport(session)))
 
 They answer a refusal with a local 402 unless told to raise: SDKs retry what a transport raises, and hide it. What was refused is
-given back, typed, by ``x402guard.refusal_from(error)`` from whatever exception the SDK makes of it.
+given back, typed, by ``x402guard.http.refusal_from(error)`` from whatever exception the SDK makes of it.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from typing import Any, Final, Self, cast
 import httpx2
 
 from x402guard.errors import ConfigError
-from x402guard.guarded import EXTENSION, Guarded, OnRefusal, Payer
-from x402guard.library import Library
+from x402guard.http.families import Library
+from x402guard.http.guarded import EXTENSION, Guarded, OnRefusal, Payer
 
 __all__ = ["EXTENSION", "HTTPX2", "AsyncGuardedTransport", "GuardedTransport"]
 

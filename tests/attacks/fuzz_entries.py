@@ -16,17 +16,17 @@ from starlette.routing import Route
 from tests.books import a_hold, an_intent
 from x402guard import ConfigError, ProtocolError
 from x402guard.assets import AssetRegistry
-from x402guard.chain import Chain, RpcChainReader
-from x402guard.challenge import read_challenge
-from x402guard.effects import PeekBody, Reply
+from x402guard.chain.reader import Chain, RpcChainReader
+from x402guard.flow.effects import PeekBody, Reply
+from x402guard.flow.ports import Funds
 from x402guard.ledger.evidence import Cancelled, Settled, Unreadable, Unused, Used
 from x402guard.ledger.model import Claim
-from x402guard.metering.reading import AnswerReader
+from x402guard.llm.answer import AnswerReader
 from x402guard.money import Nanos
-from x402guard.offer import Offer, Rejection, normalise
-from x402guard.ports import Funds
 from x402guard.testing import Server
-from x402guard.wire import decode_payment_required, decode_receipt
+from x402guard.x402.challenge import read_challenge
+from x402guard.x402.offer import Offer, Rejection, normalise
+from x402guard.x402.wire import decode_payment_required, decode_receipt
 
 REGISTRY = AssetRegistry()
 RECEIPT_NAMES = ("payment-response", "x-payment-response")

@@ -14,8 +14,8 @@ from eth_account import Account
 
 from tests.support import KEY, NETWORK, URL, async_client, client
 from x402guard import LocalSigner, PolicyDenied, ProtocolError
+from x402guard.flow.ports import Funds
 from x402guard.ledger.evidence import Unreadable
-from x402guard.ports import Funds
 
 ROOT = Path(__file__).parents[2]
 BASE_USDC = "0x833589fCD6eDb6E08f4c7C32D4f71b54bdA02913"

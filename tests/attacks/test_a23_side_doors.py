@@ -14,8 +14,8 @@ from x402guard import LocalSigner, SettlementUncertain, SignerError
 from x402guard.ledger.authorize import authorize
 from x402guard.ledger.model import Hold, HoldKind, Purpose
 from x402guard.ledger.view import Scope
-from x402guard.schemes import typed_data
 from x402guard.stores import MemoryStore
+from x402guard.x402.schemes import typed_data
 
 PACKAGE = Path(x402guard.__file__).parent
 KEY_WORDS = {

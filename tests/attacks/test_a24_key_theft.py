@@ -15,7 +15,7 @@ import pytest
 from tests.attacks.hostile import fetch
 from tests.support import Shop, client
 from x402guard import ConfigError, Guard, GuardedTransport, LocalSigner, SettlementUncertain, SignerError
-from x402guard.config import PRIVATE_KEY, load_settings
+from x402guard.guard.settings import PRIVATE_KEY, load_settings
 
 SECRET = "0x" + "c0ffee15" * 8
 RAW = bytes.fromhex(SECRET[2:])
@@ -156,7 +156,7 @@ def test_a24_traceback_from_inside_the_signer_never_shows_the_key(made, monkeypa
     def broken(*_):
         raise RuntimeError("out of memory")
 
-    monkeypatch.setattr("x402guard.signers.normalise_signature", broken)
+    monkeypatch.setattr("x402guard.x402.signer.normalise_signature", broken)
     with made.session("s", budget="$1.00") as session, pytest.raises(SettlementUncertain) as caught:
         fetch("sync", session, Shop())
     assert not shows_key(_library_locals(caught.value))

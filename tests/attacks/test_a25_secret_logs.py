@@ -13,7 +13,7 @@ from tests.attacks.secrets_in import everything_logged, forms_of, found, payment
 from tests.attacks.wire import WIRES, HangUpError, needs_http2, serving
 from tests.support import KEY, Shop, accept, b64, make_guard, permit2, receipt, required, required_v1, upto
 from x402guard import AsyncGuardedTransport, GuardedTransport, SettlementUncertain
-from x402guard.redaction import RedactingFilter, redact_logs
+from x402guard.http.redaction import RedactingFilter, redact_logs
 
 TOKEN = "token-of-the-callers-own-0123456789"
 OFFERS = {

@@ -8,8 +8,8 @@ from tests.integration.engines import ENGINES, engine_maker
 from tests.sellers import AMOUNTS, DIME, FAILS, TAKEN, market
 from x402guard import ConfigError
 from x402guard.ledger.model import HoldState
-from x402guard.schemes.cancellation import cancellation_data
 from x402guard.testing import RpcError
+from x402guard.x402.schemes.cancellation import cancellation_data
 
 pytestmark = [pytest.mark.chain, pytest.mark.xdist_group("anvil")]
 

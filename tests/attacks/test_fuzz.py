@@ -22,7 +22,7 @@ from tests.attacks.fuzz_entries import METHODS, PURE, SEEDS, TRUE, node, read_ch
 from tests.attacks.hostile import ROOT
 from tests.llm import SYNC, Answer, Provider, ask, metered, sse
 from tests.support import Shop, accept, client, make_guard, required
-from x402guard.chain import RpcChainReader
+from x402guard.chain.reader import RpcChainReader
 from x402guard.ledger.evidence import Unreadable
 
 MOST_S = 2.0

@@ -11,7 +11,7 @@ from tests.attacks.hostile import events
 from tests.books import a_hold, an_intent
 from tests.support import KEY
 from x402guard import BudgetExhausted, Guard, GuardedTransport, LocalSigner, Policy, X402GuardError
-from x402guard.chain import Chain, RpcChainReader
+from x402guard.chain.reader import Chain, RpcChainReader
 from x402guard.ledger.evidence import Unreadable, Unused, Used
 from x402guard.stores import open_store
 from x402guard.testing import (

@@ -35,8 +35,8 @@ from x402guard import (
     SettlementUncertain,
     X402GuardError,
 )
-from x402guard.effects import Reply
-from x402guard.sealed import forgetting
+from x402guard.flow.effects import Reply
+from x402guard.flow.sealed import forgetting
 
 OFFERS = {
     "exact": required(),
@@ -229,7 +229,7 @@ def test_a25_no_crash_report_of_an_envelope_that_fails_shows_the_signature(mode,
         made.append(json.dumps(given, default=str))
         raise MemoryError("no room")
 
-    monkeypatch.setattr(sys.modules["x402guard.schemes.envelope"], where, broken)
+    monkeypatch.setattr(sys.modules["x402guard.x402.schemes.envelope"], where, broken)
     with guard.session("s", budget="$1.00") as session:
         shop = Telltale()
         told = crash_reports(failing(mode, session, shop))

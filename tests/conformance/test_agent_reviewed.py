@@ -15,8 +15,8 @@ import pytest
 from tests.books import Clock
 from tests.support import make_guard
 from x402guard import ConfigError, Guard, LedgerUnavailable, Metering, SessionTripped, TokenBudget, Unpriced
-from x402guard.arguments import fingerprint_of
 from x402guard.stores import open_store
+from x402guard.tools.arguments import fingerprint_of
 
 MINI = ("openai", "gpt-4o-mini")
 FLASH = ("google", "gemini-2.5-flash")

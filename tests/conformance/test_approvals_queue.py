@@ -12,8 +12,8 @@ import pytest
 from tests.books import Clock
 from tests.support import make_guard
 from x402guard import Approvals, ConfigError, PaymentRefused, Policy, Rule
-from x402guard.approvers import QueueApprover
-from x402guard.ledger.approvals import approval_mark, give_answer
+from x402guard.guard.approvers import QueueApprover
+from x402guard.ledger.questions import approval_mark, give_answer
 from x402guard.ledger.view import Scope
 from x402guard.stores import open_store
 

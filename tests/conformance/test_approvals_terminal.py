@@ -12,7 +12,7 @@ from decimal import Decimal
 
 import pytest
 
-from x402guard.approvers import TerminalApprover, operating_user
+from x402guard.guard.approvers import TerminalApprover, operating_user
 from x402guard.policy import ApprovalRequest
 
 

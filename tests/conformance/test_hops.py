@@ -138,7 +138,7 @@ def test_what_is_captured_on_a_word_is_asked_about_until_it_is_proven():
 def test_a_session_that_two_tasks_enter_leaves_each_its_own_context():
     import anyio
 
-    from x402guard.session import current_session
+    from x402guard.guard.session import current_session
 
     async def main():
         with make_guard() as guard:

@@ -55,7 +55,7 @@ class Slow(httpx.SyncByteStream, httpx.AsyncByteStream):
 @pytest.fixture
 def watch(monkeypatch):
     clock = Clock()
-    monkeypatch.setattr("x402guard.watching.time", SimpleNamespace(monotonic=lambda: clock.now_ms / 1000))
+    monkeypatch.setattr("x402guard.http.deadline.time", SimpleNamespace(monotonic=lambda: clock.now_ms / 1000))
     return clock
 
 

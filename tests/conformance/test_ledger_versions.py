@@ -6,7 +6,7 @@ import pytest
 
 from tests.support import make_guard
 from x402guard import LedgerUnavailable
-from x402guard.stores.schema import MIGRATIONS
+from x402guard.stores.migrations import MIGRATIONS
 
 
 @pytest.fixture

@@ -9,7 +9,8 @@ import pytest
 
 from tests.llm import CHAT, ask, chunk, completion, metered, sse
 from tests.support import async_client, client
-from x402guard import ConfigError, Guard, Metering, ModelPrice, Policy, refusal_from
+from x402guard import ConfigError, Guard, Metering, ModelPrice, Policy
+from x402guard.http import refusal_from
 
 ANTHROPIC = "https://api.anthropic.com/v1/messages"
 CLAUDE = {"model": "claude-sonnet-4-5", "max_tokens": 4_000, "messages": [{"role": "user", "content": "hi " * 20}]}
@@ -104,7 +105,7 @@ def test_a_search_that_was_never_offered_is_disputed_and_drains_nobody(count):
 
 
 def test_sixteen_megabytes_without_an_event_are_read_in_no_time():
-    from x402guard.metering.reading import AnswerReader
+    from x402guard.llm.answer import AnswerReader
 
     reader = AnswerReader("chat", "text/event-stream", "", hides_usage=True, keeps_text=False)
     began = time.process_time()

@@ -13,7 +13,7 @@ import pytest
 from tests.llm import CHAT, Answer, Provider, ask, both_modes, chunk, metered, sse
 from tests.support import URL, Shop, async_client, b64, client, make_guard, offer_response, receipt, required
 from x402guard import Breaker, Bulkhead, CircuitOpen, Policy
-from x402guard.aside import Aside, TooLate
+from x402guard.flow.detached import Aside, TooLate
 
 ONE = Policy(breaker=None, loop=None, bulkhead=Bulkhead(per_host=1, per_tool=1))
 PAID = {"PAYMENT-RESPONSE": b64(receipt())}

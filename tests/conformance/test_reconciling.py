@@ -10,10 +10,10 @@ import pytest
 from tests.books import Clock
 from tests.support import FACILITATOR, NETWORK, PAYEE, URL, Shop, b64, client, make_guard, receipt, required, upto
 from x402guard import Asset
+from x402guard.flow.ports import Funds, Outgoing, Transfers
 from x402guard.ledger.evidence import Settled, Unreadable
 from x402guard.ledger.transitions import Void, apply
 from x402guard.ledger.view import Scope
-from x402guard.ports import Funds, Outgoing, Transfers
 from x402guard.stores import open_store
 
 CENT = Decimal("0.01")

@@ -31,8 +31,8 @@ from x402guard import (
     SettlementUncertain,
     SignerError,
 )
+from x402guard.flow.ports import Funds
 from x402guard.ledger.evidence import Settled, Unused, Used
-from x402guard.ports import Funds
 from x402guard.stores import open_store
 
 CENT = Decimal("0.01")
@@ -111,7 +111,7 @@ def test_a_connection_that_fails_late_does_not_void_what_another_has_presented_m
                 raise httpx.ConnectTimeout("too slow")
             return shop(request)
 
-    import x402guard.transport as module
+    import x402guard.http.transport as module
 
     with make_guard(open_store("memory://", clock_ms=clock)) as guard:
         session = guard.session("s", budget="$0.01")
@@ -353,8 +353,8 @@ def test_a_claim_that_the_chain_never_settled_is_taken_back_when_it_no_longer_ca
         paid = client(session, Shop()).get(URL).extensions["x402guard"]
         assert (session.spent, paid.evidence) == (CENT, "claimed")
         clock.tick(61)
-        from x402guard.drivers import run
-        from x402guard.settlement import ask_chain
+        from x402guard.flow.drivers import run
+        from x402guard.x402.settlement import ask_chain
 
         hold = run(ask_chain(guard.shell.store.hold(paid.hold_id)), guard.shell)
         assert (hold.captured, str(hold.evidence), session.spent) == (0, "chain", 0)

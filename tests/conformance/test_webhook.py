@@ -13,8 +13,9 @@ import httpx
 import pytest
 
 from tests.support import URL, Shop, client, make_guard
-from x402guard import Notice, Policy, Webhook, telling
-from x402guard.telling import Teller
+from x402guard import Notice, Policy, Webhook
+from x402guard.guard import notices as telling
+from x402guard.guard.notices import Teller
 
 SECRET = "a secret of the test only"
 

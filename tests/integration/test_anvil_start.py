@@ -16,7 +16,7 @@ import pytest
 
 from tests.integration.engines import SWITCH, needs_anvil
 from x402guard import ConfigError
-from x402guard.config import load_settings
+from x402guard.guard.settings import load_settings
 from x402guard.testing import AnvilEngine, AnvilError, RpcError, anvil_engine, find_anvil
 
 pytestmark = [pytest.mark.xdist_group("anvil"), pytest.mark.long]

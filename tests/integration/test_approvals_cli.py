@@ -12,8 +12,8 @@ import pytest
 
 from tests.books import START_MS, Clock
 from tests.support import make_guard
-from x402guard.approvers import QueueApprover, operating_user
-from x402guard.ledger.approvals import Question, approval_mark, put_question
+from x402guard.guard.approvers import QueueApprover, operating_user
+from x402guard.ledger.questions import Question, approval_mark, put_question
 from x402guard.ledger.view import Scope
 from x402guard.policy import ApprovalRequest
 from x402guard.stores import open_store

@@ -31,9 +31,9 @@ DIES = textwrap.dedent("""
     guard = make_guard("sqlite:///" + ledger, budget="$1.00")
     if stage == "signed":
         sign = guard.shell.signer.sign
-        import x402guard.flow
-        real = x402guard.flow.payment_header
-        x402guard.flow.payment_header = lambda intent, signature: (real(intent, signature), die())
+        import x402guard.x402.flow
+        real = x402guard.x402.flow.payment_header
+        x402guard.x402.flow.payment_header = lambda intent, signature: (real(intent, signature), die())
     session = guard.session("agent", budget="$1.00", id="run-1")
     httpx.Client(transport=GuardedTransport(session, httpx.MockTransport(shop))).get("https://courts.example/opinion/42")
 """)

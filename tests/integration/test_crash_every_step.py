@@ -20,7 +20,7 @@ from typing import get_args
 import pytest
 
 from x402guard import Guard, LocalSigner, Policy
-from x402guard.effects import Effect
+from x402guard.flow.effects import Effect
 from x402guard.ledger.model import HoldState
 from x402guard.stores import open_store
 from x402guard.testing import FacilitatorClient, Merchant, Offer, Route, Testnet

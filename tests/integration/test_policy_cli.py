@@ -10,7 +10,7 @@ import pytest
 
 from tests.support import KEY
 from x402guard import Guard, GuardedTransport, LocalSigner, PaymentRefused
-from x402guard.config import load_settings
+from x402guard.guard.settings import load_settings
 from x402guard.testing import Merchant, Offer, Route, Server
 
 pytestmark = pytest.mark.xdist_group("cli")

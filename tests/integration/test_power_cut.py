@@ -12,8 +12,8 @@ from tests.books import Clock
 from tests.integration.sudden import FULL, Disk, revived, watching
 from tests.support import KEY, URL, Shop, accept, b64, make_guard, permit2, receipt, required, upto
 from x402guard import GuardedTransport, LocalSigner, Policy, Rule, X402GuardError
-from x402guard.approvers import QueueApprover
 from x402guard.cli import approvals, owner
+from x402guard.guard.approvers import QueueApprover
 from x402guard.ledger.evidence import Settled, Unused
 from x402guard.ledger.model import HoldState, NodeState
 from x402guard.stores import open_store

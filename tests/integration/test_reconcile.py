@@ -8,10 +8,10 @@ from tests.books import Clock
 from tests.integration.rig import decoded
 from tests.sellers import AMOUNTS, CEILING, DIME, FAILS, TAKEN, market
 from x402guard import BudgetExhausted, ConfigError, PaidNotDelivered, SessionTripped
+from x402guard.chain.rpc import JsonRpc
 from x402guard.ledger.model import HoldState
 from x402guard.ledger.transitions import Expire, Void, apply
 from x402guard.ledger.view import Scope
-from x402guard.rpc import JsonRpc
 from x402guard.stores import open_store
 from x402guard.testing.chain_client import calldata
 from x402guard.testing.contracts import PERMIT2, TOKEN

@@ -6,8 +6,8 @@ import pytest
 from eth_account import Account
 
 from tests.integration.wild import PRICE, Wild, any_hash
-from x402guard.chain import Chain, RpcChainReader
-from x402guard.rpc import NodeRefuses
+from x402guard.chain.reader import Chain, RpcChainReader
+from x402guard.chain.rpc import NodeRefuses
 from x402guard.stores import open_store
 from x402guard.testing import HostileChain, Testnet
 from x402guard.testing.chain_client import ChainClient, calldata

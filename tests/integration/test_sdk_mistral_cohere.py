@@ -12,7 +12,8 @@ from mistralai.client.utils import BackoffStrategy, RetryConfig
 
 from tests.integration import llm
 from tests.integration.llm import DOCKET, HI, TEXT, TROUBLES, dollars, then, trouble
-from x402guard import Unpriced, refusal_from
+from x402guard import Unpriced
+from x402guard.http import refusal_from
 from x402guard.testing import Completion, ToolCall
 
 running, server, till, poor = llm.running, llm.server, llm.till, llm.poor

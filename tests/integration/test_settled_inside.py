@@ -7,7 +7,7 @@ import pytest
 
 from tests.integration.engines import needs_anvil
 from tests.sellers import DIME, FAILS, market
-from x402guard.calldata import amount_settled, nonce_settled
+from x402guard.chain.calldata import amount_settled, nonce_settled
 from x402guard.evm import checksum_address
 from x402guard.testing import AnvilEngine, EthTesterEngine
 from x402guard.testing.chain_client import calldata

@@ -20,7 +20,7 @@ from tests.attacks.hostile import ROOT, SpySigner
 from tests.integration.poor import NOBODY, told
 from tests.support import KEY, NETWORK, URL, Shop, client, make_guard
 from x402guard import ConfigError, LedgerUnavailable, LocalSigner, Policy, PolicyDenied, X402GuardError
-from x402guard.chain import Chain, RpcChainReader
+from x402guard.chain.reader import Chain, RpcChainReader
 
 CENT = Decimal("0.01")
 UNAVAILABLE = {

@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, precondition, rule
 
 from tests.books import START_MS, Books, an_intent
-from x402guard.ledger.ceilings import ceiling_mark
 from x402guard.ledger.evidence import (
     Cancelled,
     Settled,
@@ -21,6 +20,7 @@ from x402guard.ledger.evidence import (
 )
 from x402guard.ledger.model import Claim, HoldState, NodeState
 from x402guard.ledger.transitions import Void
+from x402guard.ledger.upto_sellers import ceiling_mark
 from x402guard.money import format_dollars
 
 NOW, DEADLINE = START_MS // 1000, START_MS // 1000 + 60

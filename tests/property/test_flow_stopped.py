@@ -10,8 +10,8 @@ from tests.books import Clock
 from tests.support import KEY, NETWORK, accept, b64, permit2, receipt, required, unb64, upto
 from x402guard import Guard, LocalSigner, Policy, X402GuardError
 from x402guard.assets import AssetRegistry
-from x402guard.drivers import run
-from x402guard.effects import (
+from x402guard.flow.drivers import run
+from x402guard.flow.effects import (
     Checkpoint,
     Compute,
     Interrupted,
@@ -24,13 +24,13 @@ from x402guard.effects import (
     Sign,
     Transact,
 )
-from x402guard.flow import paid_request
+from x402guard.flow.sealed import Sealed
 from x402guard.ledger.evidence import Settled, Unused, Used
 from x402guard.ledger.model import HoldState
 from x402guard.policy import RequestFacts
-from x402guard.sealed import Sealed
-from x402guard.settlement import sweep
 from x402guard.stores import open_store
+from x402guard.x402.flow import paid_request
+from x402guard.x402.settlement import sweep
 
 OFFERS = {"eip3009": accept(100_000), "permit2": permit2(100_000), "upto": upto(100_000)}
 URL = "https://courts.example/x"

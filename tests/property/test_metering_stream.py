@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from x402guard.metering.reading import AnswerReader
+from x402guard.llm.answer import AnswerReader
 
 USAGE = {"prompt_tokens": 20, "completion_tokens": 18}
 USAGE_ONLY = json.dumps({"choices": [], "usage": USAGE})

@@ -10,9 +10,9 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initial
 
 from tests.books import Clock
 from x402guard import BudgetExhausted, ConfigError, TokenBudget
-from x402guard.agent import context
 from x402guard.ledger.model import NodeState
 from x402guard.stores import open_store
+from x402guard.tools import token_budget as context
 
 MODES = ["raw", "table", "summary", "handle_only"]
 FLOORS = [(Fraction(1, 2), "raw"), (Fraction(1, 5), "table")]

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from tests.support import accept, b64, required, upto
 from x402guard import ProtocolError
 from x402guard.assets import AssetRegistry
-from x402guard.challenge import read_challenge
-from x402guard.effects import PeekBody, Reply
-from x402guard.offer import Offer, Rejection, normalise
-from x402guard.wire import _depth, decode_json, decode_payment_required, decode_receipt
+from x402guard.flow.effects import PeekBody, Reply
+from x402guard.x402.challenge import read_challenge
+from x402guard.x402.offer import Offer, Rejection, normalise
+from x402guard.x402.wire import _depth, decode_json, decode_payment_required, decode_receipt
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=20),

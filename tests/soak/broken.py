@@ -2,9 +2,9 @@
 
 from collections.abc import Callable
 
+from x402guard.flow.ports import LedgerStore
 from x402guard.ledger.transitions import Void, apply
 from x402guard.ledger.view import Scope
-from x402guard.ports import LedgerStore
 
 
 def _forget(store: LedgerStore) -> None:
@@ -22,9 +22,9 @@ def _held(view, hold) -> bool:
 
 def _twice(_store: LedgerStore) -> None:
     """A retry signs anew, whatever is out for the same purchase."""
-    import x402guard.purchase
+    import x402guard.x402.purchase
 
-    x402guard.purchase.in_doubt = lambda *_, **__: False
+    x402guard.x402.purchase.in_doubt = lambda *_, **__: False
 
 
 def _overdraw(_store: LedgerStore) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from tests.support import make_guard
 from x402guard import ConfigError, Guard, Policy, Webhook
-from x402guard.config import load_settings
+from x402guard.guard.settings import load_settings
 
 SECRET = "sixteen characters or more"
 URL = "https://example.com/hook"

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from x402guard.bulkheads import Places
+from x402guard.flow.bulkheads import Places
 
 LONG_S = 20
 LOOPS = ["asyncio", "trio"]

@@ -6,14 +6,14 @@ import pytest
 from eth_abi.abi import encode
 
 from tests.books import PAYEE, PAYER, START_MS, an_intent
-from x402guard.calldata import nonce_settled
-from x402guard.chain import _read
+from x402guard.chain.calldata import nonce_settled
+from x402guard.chain.reader import _read
+from x402guard.chain.rpc import ChainUnreadable, selector
 from x402guard.evm import keccak
 from x402guard.ledger.evidence import Cancelled, Settled, Unused, Used
-from x402guard.rpc import ChainUnreadable, selector
-from x402guard.schemes.exact import EXACT_PROXY
-from x402guard.schemes.terms import PERMIT2
-from x402guard.schemes.upto import UPTO_PROXY
+from x402guard.x402.schemes.exact import EXACT_PROXY
+from x402guard.x402.schemes.scheme import PERMIT2
+from x402guard.x402.schemes.upto import UPTO_PROXY
 
 TX = "0x" + "ab" * 32
 OTHER = "0x857b06519E91e3A54538791bDbb0E22373e36b66"

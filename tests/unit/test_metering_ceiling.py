@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 from x402guard import Metering, ModelPrice
 from x402guard.ledger.authorize import Refusal
 from x402guard.ledger.model import Evidence
-from x402guard.metering.bill import bill_answer
-from x402guard.metering.call import read_call
-from x402guard.metering.ceiling import find_ceiling
-from x402guard.metering.reading import Answer
-from x402guard.metering.registered import RegisteredBook
-from x402guard.metering.routes import find_endpoint, find_route
-from x402guard.prices import GenaiPriceBook
-from x402guard.tokens import TiktokenCounter, _ranks
+from x402guard.llm.answer import Answer
+from x402guard.llm.bill import bill_answer
+from x402guard.llm.ceiling import find_ceiling
+from x402guard.llm.genai_prices import GenaiPriceBook
+from x402guard.llm.prices import RegisteredBook
+from x402guard.llm.request import read_call
+from x402guard.llm.routes import find_endpoint, find_route
+from x402guard.llm.tiktoken_counter import TiktokenCounter, _ranks
 
 AT = 1_795_348_800  # 2026-11-22
 BOOK = GenaiPriceBook()
@@ -177,7 +177,7 @@ KNOWN = {
 )
 def test_tokens_are_counted_offline_as_openai_counts_them(model, column, monkeypatch, tmp_path):
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr("x402guard.tokens._ENCODINGS", {})  # as in a fresh process
+    monkeypatch.setattr("x402guard.llm.tiktoken_counter._ENCODINGS", {})  # as in a fresh process
     assert not (counter := TiktokenCounter()).ready
     for text, tokens in KNOWN.items():
         assert counter.count(text, provider="openai", model=model) == tokens[column]

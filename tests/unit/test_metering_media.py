@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from x402guard import Metering
+from x402guard.flow.ports import PricedModel
 from x402guard.ledger.authorize import Refusal
-from x402guard.metering.call import read_call
-from x402guard.metering.ceiling import find_ceiling
-from x402guard.metering.media import Media, audio_tokens, image_size, image_tokens, media_kind
-from x402guard.metering.routes import find_endpoint, find_route
-from x402guard.ports import PricedModel
+from x402guard.llm.ceiling import find_ceiling
+from x402guard.llm.media import Media, audio_tokens, image_size, image_tokens, media_kind
+from x402guard.llm.request import read_call
+from x402guard.llm.routes import find_endpoint, find_route
 
 # Files of each format, small and whole.
 

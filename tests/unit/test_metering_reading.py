@@ -7,8 +7,8 @@ import zlib
 
 import pytest
 
-from x402guard.metering import reading
-from x402guard.metering.reading import AnswerReader
+from x402guard.llm import answer as reading
+from x402guard.llm.answer import AnswerReader
 
 SSE, JSON = "text/event-stream; charset=utf-8", "application/json"
 USAGE = {"prompt_tokens": 20, "completion_tokens": 18, "total_tokens": 38}

@@ -4,11 +4,11 @@ import httpx
 import pytest
 
 from x402guard import Metering
+from x402guard.http.request import LogicalRequest, describe_request
 from x402guard.ledger.authorize import Refusal
-from x402guard.metering.classify import FixedPrice, Meter, Unmetered, classify
-from x402guard.metering.routes import Route
-from x402guard.metering.settings import place_of
-from x402guard.outgoing import LogicalRequest, describe_request
+from x402guard.llm.meter import FixedPrice, Meter, Unmetered, classify
+from x402guard.llm.routes import Route
+from x402guard.llm.settings import place_of
 
 OPENAI = "https://api.openai.com"
 GEMINI = "https://generativelanguage.googleapis.com/v1beta/models/gemini-2.5-pro"

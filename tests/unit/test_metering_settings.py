@@ -8,13 +8,13 @@ import pytest
 
 from tests.books import START_MS, Clock
 from x402guard import CharsPerToken, ConfigError, Guard, GuardedTransport, Metering, ModelPrice, PaymentRefused
-from x402guard.metering.call import read_call
-from x402guard.metering.ceiling import find_ceiling
-from x402guard.metering.registered import RegisteredBook
-from x402guard.metering.routes import ENDPOINTS, find_endpoint, find_route
-from x402guard.prices import GenaiPriceBook
+from x402guard.llm.ceiling import find_ceiling
+from x402guard.llm.genai_prices import GenaiPriceBook
+from x402guard.llm.prices import RegisteredBook
+from x402guard.llm.request import read_call
+from x402guard.llm.routes import ENDPOINTS, find_endpoint, find_route
+from x402guard.llm.tiktoken_counter import TiktokenCounter
 from x402guard.stores import MemoryStore
-from x402guard.tokens import TiktokenCounter
 
 URL = "https://llm.example/v1"
 NOW = START_MS // 1000

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-import x402guard.redaction as module
+import x402guard.http.redaction as module
 from tests.attacks.secrets_in import everything_logged
 from tests.support import make_guard
 from x402guard import ConfigError, GuardedTransport, Webhook
-from x402guard.redaction import LOGGERS, REDACTED, RedactingFilter, bare_url, hide_url, redact_logs, redacted
+from x402guard.http.redaction import LOGGERS, REDACTED, RedactingFilter, bare_url, hide_url, redact_logs, redacted
 
 HEADERS = [
     "PAYMENT-SIGNATURE",

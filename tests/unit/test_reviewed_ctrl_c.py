@@ -11,13 +11,15 @@ import pytest
 
 from tests.books import a_hold
 from x402guard import LedgerUnavailable
-from x402guard import asking as asking_module
-from x402guard.asking import Asking
-from x402guard.effects import ReadChain
+from x402guard.flow import singleflight as asking_module
+from x402guard.flow.effects import ReadChain
+from x402guard.flow.singleflight import Asking
 from x402guard.ledger.evidence import Unused
 from x402guard.ledger.sessions import ensure_wallet
 from x402guard.ledger.view import Scope
-from x402guard.stores import file_turn, line, sqlite
+from x402guard.stores import fair_lock as line
+from x402guard.stores import file_lock as file_turn
+from x402guard.stores import sqlite
 from x402guard.stores.sqlite import SqliteStore
 
 WALLET = Scope(nodes=("wallet",), durable=True)

@@ -4,11 +4,11 @@ import pytest
 
 from tests.books import PAYER, START_MS
 from tests.unit.test_chain_evidence import INTENTS, NOW, OTHER, TOKEN, TX, Rpc, log, topic
-from x402guard.chain import _read
+from x402guard.chain.reader import _read
+from x402guard.chain.rpc import ChainUnreadable, JsonRpc, NodeRefuses, PaymentUnreadable
 from x402guard.evm import keccak
 from x402guard.ledger.evidence import Cancelled, Settled, Unused, Used
-from x402guard.rpc import ChainUnreadable, JsonRpc, NodeRefuses, PaymentUnreadable
-from x402guard.schemes.terms import PERMIT2
+from x402guard.x402.schemes.scheme import PERMIT2
 
 USED = "0x" + keccak(b"AuthorizationUsed(address,bytes32)").hex()
 CANCELED = "0x" + keccak(b"AuthorizationCanceled(address,bytes32)").hex()

@@ -4,10 +4,10 @@ import threading
 
 from tests.books import START_MS, Books, a_hold, an_intent
 from x402guard import LedgerUnavailable
+from x402guard.guard.rechecker import Rechecker
 from x402guard.ledger.evidence import Settled, Unused, weigh
 from x402guard.ledger.model import Evidence, HoldState
-from x402guard.rechecking import Rechecker
-from x402guard.settlement import Swept
+from x402guard.x402.settlement import Swept
 
 NOW = START_MS // 1000
 TX = "0x" + "ab" * 32

@@ -6,8 +6,8 @@ import pytest
 
 from tests.support import PAYEE
 from x402guard import Answer, Approvals, ConfigError, Guard, Narrow, Policy, Risk, Rule
-from x402guard.approvers import as_approver
-from x402guard.config import load_settings
+from x402guard.guard.approvers import as_approver
+from x402guard.guard.settings import load_settings
 
 GOOD = {"name": "r", "action": "deny"}
 NARROW = {"name": "r", "action": "narrow"}

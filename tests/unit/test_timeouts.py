@@ -5,11 +5,11 @@ import pytest
 from tests.books import START_MS, Clock
 from tests.support import make_guard
 from x402guard import CallTimeout, ConfigError, Policy, PolicyDenied, SessionTripped, Timeouts
+from x402guard.http.deadline import Watch
 from x402guard.ledger.model import HoldKind
 from x402guard.ledger.view import LedgerView
 from x402guard.policy.timeouts import begin_step, end_step, find_late, timeout_marks
 from x402guard.stores import open_store
-from x402guard.watching import Watch
 
 NAMES = ["payment_s", "tool_s", "llm_s", "chunk_s", "step_s", "session_s"]
 
@@ -135,7 +135,7 @@ class Turned:
 
     def __init__(self, monkeypatch):
         self.now_s = 1_000.0
-        monkeypatch.setattr("x402guard.watching.time.monotonic", lambda: self.now_s)
+        monkeypatch.setattr("x402guard.http.deadline.time.monotonic", lambda: self.now_s)
 
 
 @pytest.fixture

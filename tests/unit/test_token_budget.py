@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from tests.books import Clock
 from x402guard import BudgetExhausted, CharsPerToken, ConfigError, TiktokenCounter, TokenBudget
-from x402guard.agent import Allocation, context
 from x402guard.stores import open_store
+from x402guard.tools import Allocation
+from x402guard.tools import token_budget as context
 
 MODES = ["raw", "table", "summary", "handle_only"]
 

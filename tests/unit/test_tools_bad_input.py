@@ -24,8 +24,8 @@ from tests.conformance.test_tools import (
     uses,
 )
 from x402guard import ConfigError, Guard
-from x402guard.arguments import fingerprint_of
 from x402guard.stores import open_store
+from x402guard.tools.arguments import fingerprint_of
 
 
 @pytest.fixture(params=["memory", "sqlite"])

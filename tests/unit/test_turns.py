@@ -11,9 +11,11 @@ import pytest
 
 from x402guard import LedgerUnavailable
 from x402guard.ledger.view import Scope
-from x402guard.stores import file_turn, line, open_store, sqlite
-from x402guard.stores.file_turn import FileTurn
-from x402guard.stores.line import Line
+from x402guard.stores import fair_lock as line
+from x402guard.stores import file_lock as file_turn
+from x402guard.stores import open_store, sqlite
+from x402guard.stores.fair_lock import Line
+from x402guard.stores.file_lock import FileTurn
 
 WAIT_S = 10
 

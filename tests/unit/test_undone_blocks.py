@@ -3,10 +3,10 @@
 import pytest
 
 from tests.books import START_MS, Books, usd
-from x402guard.ledger.ceilings import ceiling_mark
 from x402guard.ledger.evidence import Cancelled, Settled, Unused, Used, proof_mark, reuse_mark, weigh
 from x402guard.ledger.model import Claim
 from x402guard.ledger.transitions import Note
+from x402guard.ledger.upto_sellers import ceiling_mark
 
 NOW = START_MS // 1000
 ONE, TWO = "0x" + "11" * 32, "0x" + "22" * 32

@@ -9,11 +9,11 @@ import pytest
 
 from x402guard.assets import Asset, AssetRegistry
 from x402guard.evm import parse_address
-from x402guard.offer import Offer, normalise
-from x402guard.schemes import payment_header, scheme_for, typed_data
-from x402guard.schemes.terms import Proposal
-from x402guard.signers import normalise_signature
-from x402guard.wire import decode_payment_required, decode_receipt, parse_payment_required
+from x402guard.x402.offer import Offer, normalise
+from x402guard.x402.schemes import payment_header, scheme_for, typed_data
+from x402guard.x402.schemes.scheme import Proposal
+from x402guard.x402.signer import normalise_signature
+from x402guard.x402.wire import decode_payment_required, decode_receipt, parse_payment_required
 
 VECTORS = json.loads((Path(__file__).parent.parent / "data" / "signing.json").read_text())["vectors"]
 PAYMENTS = [(i, v) for i, v in enumerate(VECTORS) if v["kind"] != "eip2612-permit"]

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.books import START_MS, Books, Clock, usd
-from x402guard.accounts import nodes_of
 from x402guard.errors import ConfigError
+from x402guard.guard.account import nodes_of
 from x402guard.ledger.authorize import Refusal
 from x402guard.ledger.budgets import room_on_path
 from x402guard.ledger.model import WALLET, Evidence, HoldKind, NodeKind, NodeState, Window

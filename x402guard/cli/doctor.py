@@ -17,18 +17,18 @@ from typing import Annotated, Literal
 import typer
 
 from x402guard.assets import resolve_network
-from x402guard.chain import RpcChainReader
+from x402guard.chain.reader import RpcChainReader
+from x402guard.chain.rpc import ChainUnreadable, JsonRpc
 from x402guard.cli.books import AsJson, LedgerUrl
-from x402guard.config import Settings, load_settings
 from x402guard.errors import ConfigError, LedgerUnavailable
-from x402guard.guard import Guard
+from x402guard.guard.guard import Guard
+from x402guard.guard.settings import Settings, load_settings
+from x402guard.guard.unseen import unseen_libraries
 from x402guard.ledger.model import WALLET, HoldKind
 from x402guard.ledger.sessions import PAYER_MARK
 from x402guard.money import dollars_to_nanos, format_dollars
 from x402guard.policy import Policy
-from x402guard.rpc import ChainUnreadable, JsonRpc
 from x402guard.stores import MemoryStore, ledger_path, open_store
-from x402guard.unseen import unseen_libraries
 
 __all__ = ["doctor"]
 

@@ -13,20 +13,20 @@ import typer
 
 from x402guard.assets import Asset, AssetRegistry
 from x402guard.cli.books import AsJson
-from x402guard.config import Settings, load_settings
 from x402guard.errors import ConfigError, ProtocolError, X402GuardError
-from x402guard.guard import Guard
+from x402guard.guard.guard import Guard
+from x402guard.guard.settings import Settings, load_settings
+from x402guard.http.request import marked_guarded, request_facts
 from x402guard.ledger.model import HoldKind
 from x402guard.ledger.report_text import printable
 from x402guard.money import Nanos, format_dollars
-from x402guard.offer import Offer, Rejection, normalise
-from x402guard.outgoing import marked_guarded, request_facts
 from x402guard.policy import Case, Policy, RequestFacts, Rule, judge_offer
 from x402guard.policy.judge import judge
-from x402guard.policy.rule_list import KINDS, Subject, Verdict
-from x402guard.purchase import offer_subject
+from x402guard.policy.rules import KINDS, Subject, Verdict
 from x402guard.stores import MemoryStore, check_ledger_url
-from x402guard.wire import PAYMENT_REQUIRED, decode_json, decode_payment_required, parse_payment_required
+from x402guard.x402.offer import Offer, Rejection, normalise
+from x402guard.x402.purchase import offer_subject
+from x402guard.x402.wire import PAYMENT_REQUIRED, decode_json, decode_payment_required, parse_payment_required
 
 __all__ = ["policy"]
 

@@ -10,9 +10,9 @@ from typing import Annotated, Any
 import typer
 
 from x402guard.cli.books import AsJson, show
-from x402guard.config import load_settings
-from x402guard.price_file import PRICES_FILE, PriceChange, compare, open_book, read_prices, write_prices
-from x402guard.prices import GenaiPriceBook
+from x402guard.guard.settings import load_settings
+from x402guard.llm.genai_prices import GenaiPriceBook
+from x402guard.llm.price_file import PRICES_FILE, PriceChange, compare, open_book, read_prices, write_prices
 
 __all__ = ["diff", "listing", "prices", "update"]
 

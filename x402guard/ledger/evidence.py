@@ -12,9 +12,9 @@ from typing import Final
 
 from x402guard.assets import TEST_NETWORKS
 from x402guard.evm import Address
-from x402guard.ledger.ceilings import note_settlement
 from x402guard.ledger.model import Claim, Evidence, Hold, HoldState
 from x402guard.ledger.transitions import CANCELLED, Capture, Correct, Expire, Note, Reopen, Void, apply, was_cancelled
+from x402guard.ledger.upto_sellers import note_settlement
 from x402guard.ledger.view import LedgerView, MarkKey, Notice
 from x402guard.money import Nanos, format_dollars
 

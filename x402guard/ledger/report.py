@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from x402guard.ledger.model import Entry, Evidence, HoldKind, Node
 from x402guard.ledger.report_text import render
-from x402guard.ledger.tokens import tokens_left
+from x402guard.ledger.token_budget import tokens_left
 from x402guard.money import Nanos, format_dollars
 
 __all__ = [

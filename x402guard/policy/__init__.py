@@ -2,15 +2,15 @@
 
 from x402guard.policy.approvals import Answer, ApprovalRequest, Approvals
 from x402guard.policy.breakers import Breaker, Bulkhead
-from x402guard.policy.case import Case, RequestFacts
-from x402guard.policy.decide import judge_live, judge_offer, rank
 from x402guard.policy.loops import Loop
 from x402guard.policy.risk import Risk
-from x402guard.policy.rule_list import Narrow, Rule
+from x402guard.policy.rules import Narrow, Rule
 from x402guard.policy.settings import Policy
 from x402guard.policy.spikes import Spike
 from x402guard.policy.timeouts import Timeouts
 from x402guard.policy.velocity import Velocity
+from x402guard.x402.case import Case, RequestFacts
+from x402guard.x402.origins import judge_live, judge_offer, rank
 
 __all__ = [
     "Answer",

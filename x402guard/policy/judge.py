@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from x402guard.policy.approvals import judge_sum
 from x402guard.policy.risk import judge_risk
-from x402guard.policy.rule_list import Subject, Verdict, judge_rules, strictest
+from x402guard.policy.rules import Subject, Verdict, judge_rules, strictest
 from x402guard.policy.settings import Policy
 
 __all__ = ["judge"]

@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import Final
 
 from x402guard.errors import ConfigError
-from x402guard.places import plain_host, plain_path
+from x402guard.policy.places import plain_host, plain_path
 
 __all__ = ["check_pattern", "is_disguised", "matches_name", "matches_place", "matches_word"]
 

@@ -1,149 +1,274 @@
-"""One rule, one function: ``(Policy, Case) → Rejection or None``. Each names the rule, the value and the setting."""
+"""The owner's own rules, as data: what to deny, what to ask a person about, and what to make smaller. The strictest decides."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from typing import Final
-from urllib.parse import urlsplit
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, Literal, get_args
 
-from x402guard.assets import TEST_NETWORKS
-from x402guard.money import format_dollars
-from x402guard.offer import Rejection
-from x402guard.policy.case import Case
-from x402guard.policy.settings import MIN_LIFETIME_S, Policy
+from x402guard.errors import ConfigError
+from x402guard.evm import parse_address
+from x402guard.ledger.model import HoldKind
+from x402guard.money import Dollars, Nanos, dollars_to_nanos, format_dollars
+from x402guard.policy.patterns import check_pattern, matches_name, matches_place, matches_word
 
-__all__ = ["OFFER_RULES", "OfferRule", "lifetime_s", "resource_host"]
+__all__ = ["KINDS", "NO_VERDICT", "Narrow", "Rule", "Subject", "Verdict", "check_rules", "judge_rules", "strictest"]
 
-OfferRule = Callable[[Policy, Case], Rejection | None]
-
-
-def https(_policy: Policy, case: Case) -> Rejection | None:
-    """Plain http is read and changed by anybody on the way; only loopback on a test network may use it."""
-    if case.request.secure or (case.request.loopback and case.offer.network in TEST_NETWORKS):
-        return None
-    where = "a real network" if case.request.loopback else "another machine"
-    return Rejection("https", f"{case.request.origin} is plain http to {where}; payments go over https")
+Action = Literal["allow", "narrow", "ask", "deny"]
+KINDS: Final = frozenset(str(kind) for kind in (HoldKind.PAYMENT, HoldKind.LLM, HoldKind.TOOL))
+_STRICT: Final[Mapping[str, int]] = {action: rank for rank, action in enumerate(get_args(Action))}
+_MOST_APPROVERS: Final = 10
 
 
-def redirect(policy: Policy, case: Case) -> Rejection | None:
-    """A redirect to another origin is that origin's offer, not the one that was asked for."""
-    start = case.request.redirected_from
-    if start is None or policy.unsafe_pay_after_redirect:
-        return None
-    reason = (
-        f"{start} redirected to {case.request.origin}, which asks for money; setting policy.unsafe_pay_after_redirect"
-    )
-    return Rejection("redirect", reason)
+@dataclass(frozen=True, kw_only=True)
+class Narrow:
+    """What a rule leaves of a call. What is narrowed is what is checked, held and sent.
+
+    Args:
+        ceiling: dollars that it may cost at most: an LLM call's output is limited to that, a tool's hold lowered; a payment that
+            asks for more is refused, since its price is the seller's.
+        output_limit: tokens of an LLM's answer, or of a decorated tool's result.
+        remove: fields of an LLM request's body, or arguments of a decorated tool, that are left out.
+
+    Raises ``ConfigError`` naming the field.
+    """
+
+    ceiling: Dollars | None = None
+    output_limit: int | None = None
+    remove: Collection[str] = ()
+    most: Nanos | None = field(init=False, repr=False, compare=False, default=None)
+
+    def __post_init__(self) -> None:
+        if self.ceiling is not None:
+            object.__setattr__(self, "most", _nanos("rules.ceiling", self.ceiling))
+        if self.output_limit is not None and (type(self.output_limit) is not int or self.output_limit <= 0):
+            raise ConfigError(
+                f"policy.rules.output_limit: {self.output_limit!r} is not a positive whole number of tokens"
+            )
+        object.__setattr__(self, "remove", _texts("remove", self.remove, "field names"))
+        if self.ceiling is None and self.output_limit is None and not self.remove:
+            raise ConfigError("policy.rules: a rule that narrows says what to: ceiling, output_limit or remove")
+
+    def and_also(self, other: Narrow) -> Narrow:
+        """Return what is left where both narrow: the lower of each limit, and no field that either removes."""
+        least = min((n.most for n in (self, other) if n.most is not None), default=None)
+        limits = [n.output_limit for n in (self, other) if n.output_limit is not None]
+        return Narrow(
+            ceiling=None if least is None else f"${format_dollars(least)}",
+            output_limit=min(limits, default=None),
+            remove=frozenset(self.remove) | frozenset(other.remove),
+        )
 
 
-def hosts(policy: Policy, case: Case) -> Rejection | None:
-    """Only hosts on the list, where there is one."""
-    if policy.hosts is None or _host_listed(case.request.host, policy.hosts):
-        return None
-    return Rejection("hosts", f"host {case.request.host} is not in policy.hosts ({_some(policy.hosts)})")
+@dataclass(frozen=True, kw_only=True)
+class Rule:
+    """One rule of the owner's. It holds for what matches all that it says; the strictest of those that hold decides.
+
+    Args:
+        name: as it stands in refusals and reports.
+        action: ``deny``, ``ask`` (a person, for this one call), ``narrow``, or ``allow`` (which loosens no other rule).
+        match: a tool, in any spelling; a model; or ``METHOD host/path`` without the query. ``*`` stands for anything.
+        kinds: ``payment``, ``llm``, ``tool``; all of them when none is given.
+        above: dollars; the rule holds for what costs more than that, or may.
+        payees: addresses; for payments alone.
+        approvers: how many different people have to allow it, with ``ask``.
+        ceiling, output_limit, remove: what is left, with ``narrow``; see ``Narrow``.
+
+    Raises ``ConfigError`` naming the field.
+    """
+
+    name: str
+    action: Action
+    match: str = "*"
+    kinds: Collection[str] = KINDS
+    above: Dollars | None = None
+    payees: Collection[str] | None = None
+    approvers: int = 1
+    ceiling: Dollars | None = None
+    output_limit: int | None = None
+    remove: Collection[str] = ()
+    narrow: Narrow | None = field(init=False, repr=False, compare=False, default=None)
+    more_than: Nanos | None = field(init=False, repr=False, compare=False, default=None)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not self.name.isprintable() or not 0 < len(self.name) <= 100:
+            raise ConfigError(
+                f"policy.rules.name: {self.name!r:.120} is no name for a rule; write text such as 'big-documents'"
+            )
+        try:
+            self._check()
+        except ConfigError as error:
+            told = str(error)
+            raise ConfigError(told if repr(self.name) in told else f"{told} (rule {self.name!r})") from error
+
+    def _check(self) -> None:
+        if self.action not in get_args(Action):
+            raise ConfigError(
+                f"policy.rules.action: {self.action!r} of rule {self.name!r} is none of {', '.join(get_args(Action))}"
+            )
+        self._set("match", check_pattern(f"policy.rules.match of rule {self.name!r}", self.match))
+        kinds = _texts("kinds", self.kinds, "payment, llm, tool")
+        if not kinds or not kinds <= KINDS:
+            raise ConfigError(
+                f"policy.rules.kinds: {self.kinds!r} of rule {self.name!r} is no list of payment, llm, tool"
+            )
+        self._set("remove", _texts("remove", self.remove, "field names"))
+        if type(self.approvers) is not int or not 1 <= self.approvers <= _MOST_APPROVERS:
+            raise ConfigError(
+                f"policy.rules.approvers: {self.approvers!r} is not a whole number from 1 to {_MOST_APPROVERS}"
+            )
+        narrows = self.ceiling is not None or self.output_limit is not None or bool(self.remove)
+        if narrows is not (self.action == "narrow"):
+            raise ConfigError(
+                f"policy.rules: rule {self.name!r}: a rule that narrows says what to (ceiling, output_limit, remove), and no other does"
+            )
+        self._set("kinds", kinds)
+        if narrows:
+            self._set("narrow", Narrow(ceiling=self.ceiling, output_limit=self.output_limit, remove=self.remove))
+        if self.above is not None:
+            self._set("more_than", _nanos("rules.above", self.above))
+        if self.payees is not None:
+            self._set("payees", _addresses(self.name, self.payees))
+
+    def _set(self, name: str, value: object) -> None:
+        object.__setattr__(self, name, value)
+
+    def holds_for(self, subject: Subject) -> bool:
+        """Return whether the rule says anything of a step."""
+        return (
+            str(subject.kind) in self.kinds
+            and any(_matches(self.match, name, subject.kind) for name in subject.names)
+            and (self.more_than is None or subject.amount > self.more_than)
+            and (self.payees is None or subject.payee.lower() in self.payees)
+        )
 
 
-def _host_listed(host: str, listed: Collection[str]) -> bool:
-    name = host.rpartition(":")[0] or host if not host.endswith("]") else host
-    return any(
-        pattern in (host, name) or (pattern.startswith("*.") and name.endswith(pattern[1:])) for pattern in listed
-    )
+def _matches(pattern: str, name: str, kind: HoldKind) -> bool:
+    if pattern == "*" or matches_place(pattern, name):
+        return True
+    return matches_name(pattern, name, within=True) if kind is HoldKind.TOOL else matches_word(pattern, name)
 
 
-def networks(policy: Policy, case: Case) -> Rejection | None:
-    """Only networks on the list; test networks unless the owner says otherwise."""
-    network = case.offer.network
-    if policy.networks is None or network in policy.networks:
-        return None
-    kind = "a test network" if network in TEST_NETWORKS else "real money"
-    return Rejection("networks", f"{network} ({kind}) is not in policy.networks ({_some(policy.networks)})")
+def _texts(name: str, values: object, what: str) -> frozenset[str]:
+    if isinstance(values, (str, Mapping)) or not isinstance(values, Iterable):
+        raise ConfigError(f"policy.rules.{name}: {values!r:.80} is no list of {what}")
+    listed = tuple(values)
+    if not all(isinstance(value, str) and value for value in listed):
+        raise ConfigError(f"policy.rules.{name}: {listed!r:.80} is no list of {what}")
+    return frozenset(listed)
 
 
-def assets(policy: Policy, case: Case) -> Rejection | None:
-    """Only tokens on the list, where there is one; symbols are our registry's, never the offer's."""
-    asset = case.offer.asset
-    if policy.assets is None or asset.symbol.upper() in policy.assets or asset.contract in policy.assets:
-        return None
-    return Rejection("assets", f"{asset.symbol} at {asset.contract} is not in policy.assets ({_some(policy.assets)})")
-
-
-def schemes(policy: Policy, case: Case) -> Rejection | None:
-    """Only schemes on the list."""
-    if case.offer.scheme in policy.schemes:
-        return None
-    return Rejection("schemes", f"scheme {case.offer.scheme} is not in policy.schemes ({_some(policy.schemes)})")
-
-
-def flows(policy: Policy, case: Case) -> Rejection | None:
-    """Paying upfront or into an escrow gives money away before anything is delivered."""
-    if case.offer.flow in policy.flows:
-        return None
-    return Rejection(
-        "flows", f"extra.paymentFlow {case.offer.flow[:40]!r} is not in policy.flows ({_some(policy.flows)})"
-    )
-
-
-def payees(policy: Policy, case: Case) -> Rejection | None:
-    """Only payees on the list, where there is one."""
-    if policy.payees is None or case.offer.payee in policy.payees:
-        return None
-    return Rejection("payees", f"payee {case.offer.payee} is not in policy.payees ({_some(policy.payees)})")
-
-
-def lifetime(policy: Policy, case: Case) -> Rejection | None:
-    """A signature that is over at once is worthless; a long one is cut to our own maximum, not refused."""
-    seconds = lifetime_s(policy, case)
-    if seconds >= MIN_LIFETIME_S:
-        return None
-    return Rejection(
-        "lifetime", f"maxTimeoutSeconds {case.offer.max_timeout_s} leaves less than the {MIN_LIFETIME_S} s that we need"
-    )
-
-
-def cap(policy: Policy, case: Case) -> Rejection | None:
-    """No single payment above the cap."""
-    limit, amount = policy.cap_nanos, case.offer.amount_nanos
-    if limit is None or amount <= limit:
-        return None
-    reason = f"${format_dollars(amount)} is above policy.per_payment_cap (${format_dollars(limit)})"
-    return Rejection("per_payment_cap", reason, amount, limit)
-
-
-def resource(policy: Policy, case: Case) -> Rejection | None:
-    """The signature does not cover the URL, so an offer made for another host could be one made for another buyer."""
-    named = resource_host(case)
-    if policy.resource_mismatch == "warn" or named is None:
-        return None
-    return Rejection(
-        "resource_mismatch",
-        f"the offer is for host {named[:80]}, {case.request.host} was asked; setting policy.resource_mismatch",
-    )
-
-
-def resource_host(case: Case) -> str | None:
-    """Return the host that the offer's ``resource`` names where it is not the one that was asked; else None."""
-    if case.offer.resource_url is None:
-        return None
+def _addresses(rule: str, payees: object) -> frozenset[str]:
+    listed = _texts("payees", payees, "addresses")
+    if not listed:
+        raise ConfigError(f"policy.rules.payees: an empty list of rule {rule!r} is nobody's; leave it out")
     try:
-        named = urlsplit(case.offer.resource_url).hostname
-        asked = urlsplit(case.request.origin).hostname
-    except ValueError:
-        return "(unreadable)"
-    return None if named in (None, asked) else named
+        return frozenset(parse_address(payee).lower() for payee in listed)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"policy.rules.payees of rule {rule!r}: {error}") from error
 
 
-def lifetime_s(policy: Policy, case: Case) -> int:
-    """Return how long the signature will be good for, in seconds: what the server asks, cut to our own maximum."""
-    return min(case.offer.max_timeout_s, policy.max_lifetime_s)
+def _nanos(name: str, dollars: Dollars) -> Nanos:
+    try:
+        return dollars_to_nanos(dollars, field=f"policy.{name}")
+    except (TypeError, ValueError) as error:
+        raise ConfigError(str(error)) from error
 
 
-def _some(values: Collection[str], most: int = 4) -> str:
-    shown = sorted(values)
-    rest = f" and {len(shown) - most} more" if len(shown) > most else ""
-    return ", ".join(shown[:most]) + rest
+def check_rules(rules: object) -> tuple[Rule, ...] | None:
+    """Return the rules as a tuple. Raises ``ConfigError`` for what is no list of them, for an empty one, and for a name used twice."""
+    if rules is None:
+        return None
+    if isinstance(rules, (str, Mapping)) or not isinstance(rules, Iterable):
+        raise ConfigError(f"policy.rules: {rules!r} is no list of Rule")
+    listed = tuple(rules)
+    if not listed:
+        raise ConfigError("policy.rules: an empty list reads like 'nothing is allowed'; leave it out, or write a rule")
+    for rule in listed:
+        if not isinstance(rule, Rule):
+            raise ConfigError(f"policy.rules: {rule!r} is no Rule; write Rule(name=…, action=…)")
+    names = [rule.name for rule in listed]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ConfigError(f"policy.rules: two rules are called {twice[0]!r}; a report has to tell them apart")
+    return listed
 
 
-OFFER_RULES: Final[tuple[OfferRule, ...]] = (
-    https, redirect, hosts, networks, assets, schemes, flows, payees, lifetime, resource, cap,
-)  # fmt: skip
-"""In this order; the first that objects decides, so that a refusal is the same every time."""
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """What a rule is shown of a step.
+
+    Attributes:
+        kind: payment, LLM call or tool.
+        names: what it goes by: the tool; or ``METHOD host/path``, and the model.
+        amount: nano-dollars that it costs, or costs at most.
+        payee: who is paid, or "".
+        arguments: a tool's, where they were told.
+    """
+
+    kind: HoldKind
+    names: tuple[str, ...]
+    amount: Nanos
+    payee: str = ""
+    arguments: Mapping[str, Any] | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What the owner's rules say of one step, all together.
+
+    Attributes:
+        action: the strictest that any says.
+        rule: whose it is, "" for nobody's.
+        reason: a sentence for people.
+        approvers: how many people have to allow it, where it is to ask.
+        narrow: what is left of it; None for all.
+        narrowed_by: the first rule that narrows it, or "".
+        level: its level of risk, or "".
+    """
+
+    action: Action = "allow"
+    rule: str = ""
+    reason: str = ""
+    approvers: int = 0
+    narrow: Narrow | None = None
+    narrowed_by: str = ""
+    level: str = ""
+
+
+NO_VERDICT: Final = Verdict()
+
+
+def judge_rules(rules: Iterable[Rule], subject: Subject) -> Verdict:
+    """Return what the rules say of a step."""
+    verdict = NO_VERDICT
+    for rule in rules:
+        if rule.holds_for(subject):
+            reason = f"rule {rule.name!r} {_SAYS[rule.action]} {subject.names[0]}{_over(rule)}"
+            approvers = rule.approvers if rule.action == "ask" else 0
+            by = rule.name if rule.narrow is not None else ""
+            verdict = strictest(verdict, Verdict(rule.action, rule.name, reason, approvers, rule.narrow, by))
+    return verdict
+
+
+_SAYS: Final = {"allow": "allows", "narrow": "narrows", "ask": "asks before", "deny": "denies"}
+
+
+def _over(rule: Rule) -> str:
+    return "" if rule.more_than is None else f" above ${format_dollars(rule.more_than)}"
+
+
+def strictest(one: Verdict, other: Verdict) -> Verdict:
+    """Return what two verdicts come to: the stricter action, the more people, the narrower call."""
+    ranks = [(_STRICT[verdict.action], verdict.approvers) for verdict in (one, other)]
+    first = one if ranks[0] >= ranks[1] else other
+    narrow = one.narrow or other.narrow
+    if one.narrow is not None and other.narrow is not None:
+        narrow = one.narrow.and_also(other.narrow)
+    return replace(
+        first,
+        approvers=max(one.approvers, other.approvers),
+        narrow=narrow,
+        narrowed_by=one.narrowed_by or other.narrowed_by,
+        level=one.level or other.level,
+    )

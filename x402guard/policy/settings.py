@@ -16,7 +16,7 @@ from x402guard.policy.approvals import Approvals
 from x402guard.policy.breakers import Breaker, Bulkhead
 from x402guard.policy.loops import Loop
 from x402guard.policy.risk import Risk
-from x402guard.policy.rule_list import Rule, check_rules
+from x402guard.policy.rules import Rule, check_rules
 from x402guard.policy.soft_limits import SoftLimits, parts_of
 from x402guard.policy.spikes import Spike
 from x402guard.policy.steps import as_place

@@ -11,11 +11,11 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from x402guard.errors import ConfigError
-from x402guard.json_body import NotReadable, read_object
 from x402guard.ledger.model import NOTHING, Hold, HoldKind
 from x402guard.ledger.view import MarkKey
 from x402guard.money import Nanos
-from x402guard.places import plain_host, plain_path
+from x402guard.policy.places import plain_host, plain_path
+from x402guard.strict_json import NotReadable, read_object
 
 __all__ = [
     "Step",

@@ -12,7 +12,7 @@ from x402guard.errors import LedgerUnavailable
 from x402guard.ledger.evidence import is_unsettled
 from x402guard.ledger.model import Entry, Evidence, Hold, HoldState, Node
 from x402guard.ledger.view import Change, LedgerView, MarkKey, Scope
-from x402guard.stores.loading import StoreClock, check_change, load_view
+from x402guard.stores.views import StoreClock, check_change, load_view
 
 __all__ = ["MemoryStore"]
 

@@ -20,11 +20,12 @@ from x402guard.errors import LedgerUnavailable
 from x402guard.ledger.model import Entry, Hold, Node
 from x402guard.ledger.transitions import CANCELLED
 from x402guard.ledger.view import Change, LedgerView, MarkKey, Scope
-from x402guard.stores.auditing import MOST_AT_OPENING, audit
-from x402guard.stores.file_turn import FileTurn
-from x402guard.stores.line import Line
-from x402guard.stores.loading import StoreClock, check_change, load_view
-from x402guard.stores.records import (
+from x402guard.stores.audit import MOST_AT_OPENING, audit
+from x402guard.stores.fair_lock import Line
+from x402guard.stores.file_errors import foreign, gone, refuse_unless_kept, refuse_unless_writable, unavailable, unsound
+from x402guard.stores.file_lock import FileTurn
+from x402guard.stores.migrations import MIGRATIONS
+from x402guard.stores.rows import (
     ENTRY_COLUMNS,
     HOLD_COLUMNS,
     NODE_COLUMNS,
@@ -37,8 +38,7 @@ from x402guard.stores.records import (
     to_mark,
     to_node,
 )
-from x402guard.stores.schema import MIGRATIONS
-from x402guard.stores.trouble import foreign, gone, refuse_unless_kept, refuse_unless_writable, unavailable, unsound
+from x402guard.stores.views import StoreClock, check_change, load_view
 
 __all__ = ["SqliteStore"]
 

@@ -1,4 +1,4 @@
-"""Two AutoGen agents under ``x402guard.install``, and nothing of ours between them and their models.
+"""Two AutoGen agents under ``x402guard.guard.install``, and nothing of ours between them and their models.
 
 ``test_frameworks.py`` runs this in an environment of AutoGen's own and reads the last line that it prints.
 """
@@ -24,7 +24,7 @@ def client(model):
 
 
 large, small = client("gpt-4o"), client("gpt-4o-mini")  # made before it is installed, and guarded all the same
-session = x402guard.install(budget=os.environ["BUDGET"])
+session = x402guard.guard.install(budget=os.environ["BUDGET"])
 
 
 async def main():
@@ -43,7 +43,7 @@ answer = error = refusal = None
 try:
     answer = asyncio.run(main())
 except Exception as raised:
-    error, refusal = repr(raised), x402guard.refusal_from(raised)
+    error, refusal = repr(raised), x402guard.http.refusal_from(raised)
 report = session.report().to_dict()
 x402guard.uninstall()
 kind = None if refusal is None else type(refusal).__name__

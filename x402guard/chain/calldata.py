@@ -1,0 +1,101 @@
+"""What a transaction's own calldata settles: which authorization, of whom, to whom, and how much.
+
+Sources: EIP-3009 (transferWithAuthorization), Permit2's SignatureTransfer, the x402 proxies of ``exact`` and ``upto``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from x402guard.chain.rpc import selector
+from x402guard.evm import Address
+from x402guard.ledger.intent import Intent
+from x402guard.x402.schemes.exact import EXACT_PROXY
+from x402guard.x402.schemes.upto import UPTO_PROXY
+
+__all__ = ["amount_settled", "nonce_settled"]
+
+_PERMIT: Final = "((address,uint256),uint256,uint256)"
+_PERMIT_2612: Final = "(uint256,uint256,bytes32,bytes32,uint8)"
+_EXACT_WITNESS: Final = "(address,uint256)"
+_UPTO_WITNESS: Final = "(address,address,uint256)"
+_AUTHORIZATION: Final = ("address", "address", "uint256", "uint256", "uint256", "bytes32")
+_TRANSFERS: Final = tuple((*_AUTHORIZATION, *signature) for signature in (("uint8", "bytes32", "bytes32"), ("bytes",)))
+_EXACT: Final = (_PERMIT, "address", _EXACT_WITNESS, "bytes")
+_UPTO: Final = (_PERMIT, "uint256", "address", _UPTO_WITNESS, "bytes")
+
+Arguments = tuple[Any, ...]
+
+
+def amount_settled(intent: Intent, to: str, data: bytes) -> int | None:
+    """Return what a call of *to* settles of *intent*, in atomic units, or None where it is another call, or about another payment."""
+    for contract, name, types, amount_of in _settling_calls(intent):
+        if to.lower() == contract.lower():
+            arguments = _decoded(name, types, data)
+            if arguments is not None:
+                return amount_of(arguments)
+    return None
+
+
+def nonce_settled(token: Address, to: str, data: bytes) -> int | None:
+    """Return the nonce that a call of *to* uses up, if it is a settlement in *token* that we know; it may be anybody's."""
+    if to.lower() == token.lower():
+        for types in _TRANSFERS:
+            arguments = _decoded("transferWithAuthorization", types, data)
+            if arguments is not None:
+                return int.from_bytes(arguments[5], "big")
+    for proxy, plain in ((EXACT_PROXY, _EXACT), (UPTO_PROXY, _UPTO)):
+        if to.lower() == proxy.lower():
+            for name, types, at in (("settle", plain, 0), ("settleWithPermit", (_PERMIT_2612, *plain), 1)):
+                arguments = _decoded(name, types, data)
+                if arguments is not None:
+                    return int(arguments[at][1])
+    return None
+
+
+def _decoded(name: str, types: tuple[str, ...], data: bytes) -> Arguments | None:
+    """Decoding takes what the signature says and ignores bytes behind it: facilitators append a suffix."""
+    from eth_abi.abi import decode
+    from eth_abi.exceptions import DecodingError
+
+    if data[:4] != selector(name, types):
+        return None
+    try:
+        return decode(types, data[4:], strict=False)
+    except (DecodingError, OverflowError):
+        return None
+
+
+Call = tuple[Address, str, tuple[str, ...], Callable[[Arguments], int | None]]
+
+
+def _settling_calls(intent: Intent) -> list[Call]:
+    if intent.method == "eip3009":
+        return [(intent.token, "transferWithAuthorization", types, _by_authorization(intent)) for types in _TRANSFERS]
+    proxy, plain = (EXACT_PROXY, _EXACT) if intent.scheme == "exact" else (UPTO_PROXY, _UPTO)
+    return [
+        (proxy, "settle", plain, _by_permit(intent)),
+        (proxy, "settleWithPermit", (_PERMIT_2612, *plain), lambda args: _by_permit(intent)(args[1:])),
+    ]
+
+
+def _by_authorization(intent: Intent) -> Callable[[Arguments], int | None]:
+    def amount(args: Arguments) -> int | None:
+        payer, payee, value, _, _, nonce = args[:6]
+        ours = (intent.payer.lower(), intent.payee.lower(), intent.amount_atomic, intent.nonce)
+        return value if (payer, payee, value, int.from_bytes(nonce, "big")) == ours else None
+
+    return amount
+
+
+def _by_permit(intent: Intent) -> Callable[[Arguments], int | None]:
+    def amount(args: Arguments) -> int | None:
+        ((token, ceiling), nonce, _), *rest = args
+        settled = rest.pop(0) if intent.scheme == "upto" else ceiling
+        payer, witness = rest[0], rest[1]
+        ours = (intent.token.lower(), intent.amount_atomic, intent.nonce, intent.payer.lower(), intent.payee.lower())
+        right = (token, ceiling, nonce, payer, witness[0]) == ours and settled <= ceiling
+        return settled if right else None
+
+    return amount

@@ -1,0 +1,300 @@
+"""What a chain's event logs say: what used a nonce up, and what left the wallet.
+
+Sources: EIP-20 (Transfer), EIP-3009 (AuthorizationUsed, AuthorizationCanceled), Permit2's SignatureTransfer
+(UnorderedNonceInvalidation; it emits nothing when a payment uses a nonce).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from x402guard.chain.calldata import amount_settled, nonce_settled
+from x402guard.chain.rpc import ChainUnreadable, JsonRpc, NodeRefuses, octets, quantity
+from x402guard.evm import Address, checksum_address, keccak
+from x402guard.ledger.evidence import Cancelled, Settled
+from x402guard.ledger.intent import Intent
+from x402guard.x402.schemes.scheme import PERMIT2
+
+__all__ = [
+    "Block", "Log", "block_at", "find_cause", "nonce_behind", "nonce_used", "outgoing_logs", "settlement_in", "transaction_in",
+]  # fmt: skip
+
+BLOCKS_AT_ONCE: Final = 2_000
+"""How many blocks are asked for logs at once, at most: public nodes take no more."""
+
+MAX_ASKED: Final = 200
+"""How many such questions one look through the logs asks, at most."""
+
+
+MOST_READ: Final = 100
+"""How many transactions are read to find one payment, at most."""
+
+CLOCKS_APART_S: Final = 600
+"""How far our clock and a chain's may be apart, in seconds, when logs are looked through."""
+
+
+def _topic(event: str) -> str:
+    return "0x" + keccak(event.encode()).hex()
+
+
+_TRANSFER: Final = _topic("Transfer(address,address,uint256)")
+_USED: Final = _topic("AuthorizationUsed(address,bytes32)")
+_CANCELED: Final = _topic("AuthorizationCanceled(address,bytes32)")
+_INVALIDATED: Final = _topic("UnorderedNonceInvalidation(address,uint256,uint256)")
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A block: its hash, number, and time in unix seconds."""
+
+    hash: str
+    number: int
+    time: int
+
+    @classmethod
+    def of(cls, answer: Any) -> Block:
+        """Return the block of a node's answer. Raises ``ChainUnreadable`` where there is none."""
+        if not isinstance(answer, Mapping):
+            raise NodeRefuses("there is no such block")
+        return cls("0x" + octets(answer["hash"]).hex(), quantity(answer["number"]), quantity(answer["timestamp"]))
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    """One event log."""
+
+    address: str
+    topics: tuple[str, ...]
+    data: bytes
+    transaction: str
+    index: int
+    block: int
+
+    @classmethod
+    def of(cls, answer: Mapping[str, Any]) -> Log:
+        """Return the log of a node's answer; a node that leaves a field out makes no sense (``KeyError``)."""
+        return cls(
+            address=str(answer["address"]).lower(),
+            topics=tuple("0x" + octets(topic).hex() for topic in answer["topics"]),
+            data=octets(answer["data"]),
+            transaction="0x" + octets(answer["transactionHash"]).hex(),
+            index=quantity(answer["logIndex"]),
+            block=quantity(answer["blockNumber"]),
+        )
+
+    def is_transfer(self, token: Address, payer: Address, payee: Address | None = None) -> bool:
+        """True for a Transfer of *token* from *payer*, to *payee* where one is named."""
+        wanted = (_TRANSFER, _padded(payer)) if payee is None else (_TRANSFER, _padded(payer), _padded(payee))
+        return self.address == token.lower() and len(self.topics) == 3 and self.topics[: len(wanted)] == wanted
+
+    @property
+    def amount(self) -> int:
+        """What a Transfer moved, in atomic units."""
+        return int.from_bytes(self.data, "big")
+
+    @property
+    def payee(self) -> Address:
+        """Whom a Transfer went to."""
+        return checksum_address(bytes.fromhex(self.topics[2][-40:]))
+
+
+def _padded(address: Address) -> str:
+    return "0x" + address[2:].lower().rjust(64, "0")
+
+
+def block_at(rpc: JsonRpc, time_unix: int, low: int = 0) -> int:
+    """Return the number of the last block from *low* on that is not later than *time_unix* (unix seconds); *low* where all are."""
+    high = Block.of(rpc.call("eth_getBlockByNumber", "latest", False)).number  # noqa: FBT003 - the RPC's own signature
+    while low < high:
+        middle = (low + high + 1) // 2
+        block = Block.of(rpc.call("eth_getBlockByNumber", hex(middle), False))  # noqa: FBT003
+        low, high = (middle, high) if block.time <= time_unix else (low, middle - 1)
+    return low
+
+
+def _logs(rpc: JsonRpc, address: str, topics: Sequence[Any], first: int, last: int) -> Iterator[tuple[int, list[Log]]]:
+    """Yield (last block looked at, logs up to it), a stretch at a time; a node that refuses a stretch is asked for less.
+
+    Whoever needs all of them looks at the last block: it ends after so many questions.
+    """
+    size, asked = BLOCKS_AT_ONCE, 0
+    while first <= last and asked < MAX_ASKED:
+        asked += 1
+        end = min(last, first + size - 1)
+        query = {"address": address, "topics": list(topics), "fromBlock": hex(first), "toBlock": hex(end)}
+        try:
+            found = rpc.call("eth_getLogs", query)
+        except NodeRefuses:
+            if size == 1:
+                raise
+            size //= 2
+            continue
+        # A node that has not heard of topics must not make its logs ours.
+        yield end, [log for log in map(Log.of, found) if log.address == address.lower() and first <= log.block <= end]
+        first = end + 1
+
+
+def _all_logs_of(rpc: JsonRpc, address: str, topics: Sequence[Any], first: int, last: int) -> Iterator[Log]:
+    """Yield every log. Raises ``NodeRefuses`` where there is more to look through than one look takes."""
+    upto = first - 1
+    for end, logs in _logs(rpc, address, topics, first, last):
+        yield from logs
+        upto = end
+    if upto < last:
+        raise NodeRefuses(f"{last - upto} blocks more to look through than one look takes")
+
+
+def nonce_used(rpc: JsonRpc, intent: Intent, block: Any) -> bool:
+    """True where the payment's nonce is used up as of *block* (a tag, a number, or EIP-1898)."""
+    if intent.method == "eip3009":
+        nonce = intent.nonce.to_bytes(32, "big")
+        types = ["address", "bytes32"]
+        # Some tokens answer more than yes and no: an authorization that is cancelled is not unused.
+        return rpc.view(intent.token, "authorizationState", types, [intent.payer, nonce], block) != 0
+    # Permit2 keeps one bit per nonce: the high 248 bits name the word, the low 8 the bit in it.
+    word = rpc.view(PERMIT2, "nonceBitmap", ["address", "uint256"], [intent.payer, intent.nonce >> 8], block)
+    return bool(word >> (intent.nonce & 0xFF) & 1)
+
+
+def transaction_in(rpc: JsonRpc, transaction: str) -> tuple[Mapping[str, Any], Mapping[str, Any]] | None:
+    """Return (transaction, receipt), or None where the node does not see both."""
+    sent = rpc.call("eth_getTransactionByHash", transaction)
+    receipt = rpc.call("eth_getTransactionReceipt", transaction)
+    return (sent, receipt) if isinstance(sent, Mapping) and isinstance(receipt, Mapping) else None
+
+
+def settlement_in(
+    intent: Intent, transaction: str, sent: Mapping[str, Any], receipt: Mapping[str, Any], final: Block
+) -> Settled | None:
+    """Does this very transaction settle this very payment? By its own calldata, its status and one Transfer log."""
+    # There was no status before Byzantium, and a seller may name any transaction.
+    if quantity(receipt.get("status", 0)) != 1:
+        return None
+    amount = amount_settled(intent, str(sent.get("to")), octets(sent.get("input", "0x")))
+    if amount is None:
+        return None
+    logs = [log for log in _transfers(receipt, intent) if log.amount == amount]
+    if len(logs) != 1:
+        return None
+    return Settled(amount, transaction.lower(), logs[0].index, quantity(receipt["blockNumber"]) <= final.number)
+
+
+def _all_logs(receipt: Mapping[str, Any]) -> list[Log]:
+    around = {"transactionHash": receipt.get("transactionHash", "0x"), "blockNumber": receipt["blockNumber"]}
+    return [Log.of({**around, **log}) for log in receipt["logs"]]
+
+
+def _transfers(receipt: Mapping[str, Any], intent: Intent) -> list[Log]:
+    return [log for log in _all_logs(receipt) if log.is_transfer(intent.token, intent.payer, intent.payee)]
+
+
+def find_cause(rpc: JsonRpc, intent: Intent, held_unix: int, final: Block) -> Settled | Cancelled | None:
+    """Look through the logs for what used a nonce up; None where they do not say.
+
+    *held_unix* is when the payment was held, in unix seconds; the look begins a little earlier, as clocks differ.
+    """
+    first = block_at(rpc, held_unix - CLOCKS_APART_S)
+    head = quantity(rpc.call("eth_blockNumber"))
+    if intent.method == "eip3009":
+        return _cause_of_authorization(rpc, intent, first, head, final)
+    near = block_at(rpc, held_unix, first)
+    return _payment_by_permit(rpc, intent, (first, near, head), final) or _cancelled_permit(
+        rpc, intent, first, head, final
+    )
+
+
+def _cause_of_authorization(
+    rpc: JsonRpc, intent: Intent, first: int, head: int, final: Block
+) -> Settled | Cancelled | None:
+    nonce = f"0x{intent.nonce:064x}"
+    for log in _all_logs_of(rpc, intent.token, [[_USED, _CANCELED], _padded(intent.payer), nonce], first, head):
+        if log.topics == (_CANCELED, _padded(intent.payer), nonce):
+            return Cancelled(log.transaction, final=log.block <= final.number)
+        if log.topics == (_USED, _padded(intent.payer), nonce):
+            return _settled_by_event(rpc, intent, log, final)
+    return None
+
+
+def _settled_by_event(rpc: JsonRpc, intent: Intent, used: Log, final: Block) -> Settled | None:
+    """The token itself says that the authorization was used, in whatever call: all of it moved, in the next Transfer."""
+    # The token's own logs of that block, and no receipt: a seller may fill its transaction with more than anybody reads.
+    asked = [_TRANSFER, _padded(intent.payer), _padded(intent.payee)]
+    for log in _all_logs_of(rpc, intent.token, asked, used.block, used.block):
+        right = log.transaction == used.transaction and log.amount == intent.amount_atomic
+        if right and log.index > used.index and log.is_transfer(intent.token, intent.payer, intent.payee):
+            return Settled(intent.amount_atomic, used.transaction, log.index, used.block <= final.number)
+    return None
+
+
+def _payment_by_permit(rpc: JsonRpc, intent: Intent, blocks: tuple[int, int, int], final: Block) -> Settled | None:
+    """Look for the payment among the wallet's Transfers to the payee, from the block on in which it was held, nearest first.
+
+    A payee may have been paid thousands of times meanwhile: what is not among the nearest counts at its maximum, and the comparison
+    of the whole wallet finds it.
+    """
+    first, near, head = blocks
+    asked = [_TRANSFER, _padded(intent.payer), _padded(intent.payee)]
+    found = _all_logs_of(rpc, intent.token, asked, first, head)
+    fitting = [log for log in found if 0 < log.amount <= intent.amount_atomic]
+    if intent.scheme == "exact":
+        fitting = [log for log in fitting if log.amount == intent.amount_atomic]
+    fitting.sort(key=lambda log: (log.block < near, abs(log.block - near)))
+    for log in fitting[:MOST_READ]:
+        seen = transaction_in(rpc, log.transaction)
+        settled = None if seen is None else settlement_in(intent, log.transaction, *seen, final)
+        if settled is not None:
+            return settled
+    return None
+
+
+def _cancelled_permit(rpc: JsonRpc, intent: Intent, first: int, head: int, final: Block) -> Cancelled | None:
+    events = _all_logs_of(rpc, PERMIT2, [_INVALIDATED, _padded(intent.payer)], first, head)
+    log = next((log for log in events if _invalidates(log, intent)), None)
+    if log is None:
+        return None
+    # The event comes also for a nonce that a payment has used before: only an unused one can be cancelled.
+    before_unused = log.block > 0 and not nonce_used(rpc, intent, hex(log.block - 1))
+    if before_unused and not _paid_in(rpc, intent, log.block):
+        return Cancelled(log.transaction, final=log.block <= final.number)
+    return None
+
+
+def _paid_in(rpc: JsonRpc, intent: Intent, block: int) -> bool:
+    """Did anything go from the wallet to the seller in this block? Asked about it alone: a longer look may not have come so far."""
+    asked = [_TRANSFER, _padded(intent.payer), _padded(intent.payee)]
+    # Anybody may move nothing out of any wallet.
+    return any(log.amount for log in _all_logs_of(rpc, intent.token, asked, block, block))
+
+
+def _invalidates(log: Log, intent: Intent) -> bool:
+    if log.topics != (_INVALIDATED, _padded(intent.payer)) or len(log.data) != 64:
+        return False
+    word, mask = int.from_bytes(log.data[:32], "big"), int.from_bytes(log.data[32:], "big")
+    return word == intent.nonce >> 8 and bool(mask >> (intent.nonce & 0xFF) & 1)
+
+
+def outgoing_logs(
+    rpc: JsonRpc, token: Address, payer: Address, first: int, last: int
+) -> Iterator[tuple[int, list[Log]]]:
+    """Yield (last block looked at, the Transfers of *token* that left *payer* up to it), a stretch at a time."""
+    for end, logs in _logs(rpc, token, [_TRANSFER, _padded(payer)], first, last):
+        # Anybody may move nothing out of any wallet, and some do so to every wallet that they see.
+        yield end, [log for log in logs if log.is_transfer(token, payer) and log.amount]
+
+
+def nonce_behind(rpc: JsonRpc, token: Address, payer: Address, transaction: str, log_index: int) -> int | None:
+    """Return the nonce whose authorization moved a Transfer: by the calldata, or by the token's event before it; else None."""
+    sent = rpc.call("eth_getTransactionByHash", transaction)
+    if not isinstance(sent, Mapping):
+        raise ChainUnreadable(f"transaction {transaction} is in the logs and not to be seen")
+    nonce = nonce_settled(token, str(sent.get("to")), octets(sent.get("input", "0x")))
+    if nonce is not None:
+        return nonce
+    block = quantity(sent["blockNumber"])
+    used = [
+        log for log in _all_logs_of(rpc, token, [_USED, _padded(payer)], block, block)
+        if log.transaction == transaction and log.topics[:2] == (_USED, _padded(payer)) and log.index < log_index
+    ]  # fmt: skip
+    return int(used[-1].topics[2], 16) if used and len(used[-1].topics) == 3 else None

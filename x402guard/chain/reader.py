@@ -1,0 +1,245 @@
+"""Reads over JSON-RPC what became of a payment: nonce, settling transaction, event logs, block time.
+
+Sources: EIP-3009 (authorizationState), Permit2's SignatureTransfer (nonceBitmap), EIP-1898 (state at a block's hash).
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, Literal, TypeVar
+
+from x402guard.assets import resolve_network
+from x402guard.chain.logs import (
+    Block,
+    block_at,
+    find_cause,
+    nonce_behind,
+    nonce_used,
+    outgoing_logs,
+    settlement_in,
+    transaction_in,
+)
+from x402guard.chain.rpc import ChainUnreadable, JsonRpc, NodeRefuses, PaymentUnreadable, quantity
+from x402guard.errors import ConfigError
+from x402guard.evm import Address
+from x402guard.flow.ports import Funds, Outgoing, Transfers
+from x402guard.ledger.evidence import Cancelled, Finding, Settled, Unreadable, Unused, Used
+from x402guard.ledger.intent import Intent
+from x402guard.ledger.model import Hold
+from x402guard.x402.schemes.scheme import PERMIT2
+
+__all__ = ["Chain", "RpcChainReader"]
+
+R = TypeVar("R")
+
+Finality = Literal["finalized", "safe"] | int
+
+FUNDS_FRESH_S: Final = 5.0
+"""How long a balance is believed, in seconds."""
+
+_HASH: Final = re.compile(r"0x[0-9a-fA-F]{64}", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """How one network is read.
+
+    Attributes:
+        urls: its JSON-RPC endpoints, asked in turn; one URL or several.
+        finality: which block cannot be undone: ``finalized`` or ``safe`` as the node says, or so many blocks behind the latest.
+            What frees budget is read there.
+        timeout_s: seconds for one call to one endpoint.
+
+    Raises ``ConfigError`` naming the field. The URLs are not in its repr: most hold an access key.
+    """
+
+    urls: str | Sequence[str]
+    finality: Finality = "finalized"
+    timeout_s: float = 5.0
+
+    def __post_init__(self) -> None:
+        urls = (self.urls,) if isinstance(self.urls, str) else tuple(self.urls)
+        if not urls or not all(isinstance(url, str) and url.startswith(("http://", "https://")) for url in urls):
+            raise ConfigError("urls: not an http:// or https:// URL of a JSON-RPC endpoint, or a list of them")
+        object.__setattr__(self, "urls", urls)
+        depth = type(self.finality) is int and self.finality >= 0
+        if self.finality not in ("finalized", "safe") and not depth:
+            raise ConfigError(f"finality: {self.finality!r} is none of 'finalized', 'safe' and a number of blocks")
+        if (
+            isinstance(self.timeout_s, bool)
+            or not isinstance(self.timeout_s, (int, float))
+            or not 0 < self.timeout_s <= 60
+        ):
+            raise ConfigError(f"timeout_s: {self.timeout_s!r} is no number of seconds up to 60")
+
+    def __repr__(self) -> str:
+        return f"Chain({len(self.urls)} endpoints, finality={self.finality!r})"
+
+
+class RpcChainReader:
+    """A ``ChainReader`` on JSON-RPC endpoints.
+
+    Args:
+        chains: network (CAIP-2 or v1 name) → URL, several URLs, or a ``Chain``.
+        monotonic_s: a clock in seconds, for how old a cached balance is.
+        pause: waits so many seconds, between two rounds of asking.
+
+    Raises ``ConfigError`` for a network or URL that is none.
+    """
+
+    def __init__(
+        self,
+        chains: Mapping[str, str | Sequence[str] | Chain],
+        *,
+        monotonic_s: Callable[[], float] = time.monotonic,
+        pause: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._rpcs: dict[str, JsonRpc] = {}
+        self._finality: dict[str, Finality] = {}
+        for name, given in chains.items():
+            network = resolve_network(name) if isinstance(name, str) else None
+            if network is None:
+                raise ConfigError(f"chains: {name!r} is not an EVM network; write eip155:<chain id>")
+            if network in self._rpcs:
+                raise ConfigError(f"chains: {network} is named twice, once as {name!r}")
+            chain = _as_chain(name, given)
+            self._rpcs[network] = JsonRpc(network, chain.urls, timeout_s=chain.timeout_s, pause=pause)
+            self._finality[network] = chain.finality
+        self._monotonic = monotonic_s
+        self._funds: dict[tuple[str, Address, Address], tuple[float, Funds]] = {}
+
+    @property
+    def networks(self) -> frozenset[str]:
+        """The networks (CAIP-2) that can be read."""
+        return frozenset(self._rpcs)
+
+    def read(self, hold: Hold) -> Finding:
+        """See ``ChainReader.read``."""
+        intent = hold.payment()
+        transaction = "" if hold.claim is None else hold.claim.transaction
+        held_unix = hold.created_ms // 1000
+        return self._readable(
+            intent.network, lambda rpc: _read(rpc, intent, transaction, held_unix, self._finality[intent.network])
+        )
+
+    def funds(self, network: str, token: Address, owner: Address) -> Funds | None:
+        """See ``ChainReader.funds``. Believed for five seconds. Raises ``ConfigError`` where an endpoint serves another chain."""
+        key = (network, token, owner)
+        cached = self._funds.get(key)
+        if cached is not None and self._monotonic() - cached[0] < FUNDS_FRESH_S:
+            return cached[1]
+        rpc = self._rpcs.get(network)
+        if rpc is None:
+            return None
+        try:
+            balance = rpc.view(token, "balanceOf", ["address"], [owner], "latest")
+            allowance = rpc.view(token, "allowance", ["address", "address"], [owner, PERMIT2], "latest")
+        except ChainUnreadable:
+            return None
+        funds = Funds(balance, allowance)
+        self._funds[key] = (self._monotonic(), funds)
+        return funds
+
+    def transfers(
+        self, network: str, token: Address, payer: Address, *, after: int | None, since_unix: int
+    ) -> Transfers | Unreadable:
+        """See ``WalletReader.transfers``."""
+
+        def look(rpc: JsonRpc) -> Transfers:
+            final = _final_block(rpc, self._finality[network])
+            # From the ledger's own first second on: what the wallet did before is no business of this ledger's.
+            first = (block_at(rpc, since_unix - 1) if after is None else after) + 1
+            upto, found, endpoint = first - 1, [], rpc.endpoint
+            for end, logs in outgoing_logs(rpc, token, payer, first, final.number):
+                found += [Outgoing(log.transaction, log.index, log.payee, log.amount) for log in logs]
+                upto = end
+            if rpc.endpoint != endpoint:
+                raise ChainUnreadable("another endpoint had to be asked in the midst of it, which may stand elsewhere")
+            return Transfers(max(upto, 0), tuple(found), complete=upto >= final.number)
+
+        return self._readable(network, look)
+
+    def nonce_behind(self, network: str, token: Address, payer: Address, transfer: Outgoing) -> int | Unreadable | None:
+        """See ``WalletReader.nonce_behind``."""
+        return self._readable(
+            network, lambda rpc: nonce_behind(rpc, token, payer, transfer.transaction, transfer.log_index)
+        )
+
+    def _readable(self, network: str, look: Callable[[JsonRpc], R]) -> R | Unreadable:
+        rpc = self._rpcs.get(network)
+        if rpc is None:
+            return Unreadable(f"no RPC for {network}")
+        try:
+            return look(rpc)
+        except (ChainUnreadable, ConfigError) as error:
+            return Unreadable(str(error), alone=isinstance(error, PaymentUnreadable))
+        except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
+            return Unreadable(f"an answer of the RPC makes no sense: {type(error).__name__}", alone=True)
+
+    def close(self) -> None:
+        """See ``ChainReader.close``."""
+        for rpc in self._rpcs.values():
+            rpc.close()
+
+
+def _as_chain(name: str, given: str | Sequence[str] | Chain) -> Chain:
+    if isinstance(given, Chain):
+        return given
+    if not isinstance(given, (str, list, tuple)):
+        raise ConfigError(f"chains[{name!r}]: write a URL, a list of URLs, or a Chain(…)")
+    try:
+        return Chain(given)
+    except ConfigError:
+        # The URL itself is not repeated: most hold an access key.
+        raise ConfigError(f"chains[{name!r}]: not an http:// or https:// URL of a JSON-RPC endpoint") from None
+
+
+def _final_block(rpc: JsonRpc, finality: Finality) -> Block:
+    if isinstance(finality, int):
+        head = quantity(rpc.call("eth_blockNumber"))
+        return Block.of(rpc.call("eth_getBlockByNumber", hex(max(0, head - finality)), False))  # noqa: FBT003 - the RPC's own
+    try:
+        return Block.of(rpc.call("eth_getBlockByNumber", finality, False))  # noqa: FBT003
+    except NodeRefuses as error:
+        raise NodeRefuses(
+            f"no {finality} block ({error}); Chain(urls, finality=…) takes a number of blocks as well"
+        ) from error
+
+
+def _read(
+    rpc: JsonRpc, intent: Intent, transaction: str, held_unix: int = 0, finality: Finality = "finalized"
+) -> Finding:
+    used_at_head = nonce_used(rpc, intent, "latest")
+    final = _final_block(rpc, finality)
+    used = nonce_used(rpc, intent, {"blockHash": final.hash, "requireCanonical": True})
+    if not used and not used_at_head:
+        return Unused(final.time)
+    named = transaction if _HASH.fullmatch(transaction) else ""
+    too_late = used and intent.dead_at(final.time)
+    try:
+        seen = _seen(rpc, named) if named else None
+        cause: Settled | Cancelled | None = None if seen is None else settlement_in(intent, named, *seen, final)
+        cause = cause or find_cause(rpc, intent, held_unix, final)
+    except NodeRefuses as error:
+        if not too_late:
+            raise PaymentUnreadable(str(error)) from error
+        # It keeps no old logs, or shows no such receipt: nobody will know more than that the nonce is gone.
+        return Used(final=True)
+    if cause is None and named and seen is None and not intent.dead_at(final.time):
+        # Whoever wants to show it has until the deadline.
+        raise PaymentUnreadable(f"transaction {transaction} is not to be seen yet")
+    if cause is None:
+        return Used(final=used)
+    # Two nodes may have answered: nothing is final that the state of the final block does not bear out.
+    return cause if used else replace(cause, final=False)
+
+
+def _seen(rpc: JsonRpc, named: str) -> tuple[Mapping[str, Any], Mapping[str, Any]] | None:
+    """Return the transaction that a seller names, and its receipt. One that no node shows is as good as none: the logs may say more."""
+    try:
+        return transaction_in(rpc, named)
+    except NodeRefuses:
+        return None

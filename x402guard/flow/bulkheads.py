@@ -1,0 +1,138 @@
+"""Places at hosts and tools: so many calls to one may be under way in this process, and the next waits, first come, first served."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final
+
+from x402guard.flow.detached import TooLate, Wakeable, within
+
+__all__ = ["Places", "TakenPlace"]
+
+_LOOK_S: Final = 1.0
+"""How often whoever waits looks for places that were forgotten, in seconds."""
+
+
+class TakenPlace:
+    """See ``ports.Place``."""
+
+    def __init__(self, places: Places, where: str) -> None:
+        self._places, self._where = places, where
+        self._lock = threading.Lock()
+        self._left = False
+
+    def leave(self) -> None:
+        """Give it to whoever has waited longest. Leaving twice is fine, and so is leaving it to the garbage collector."""
+        with self._lock:
+            if self._left:
+                return
+            self._left = True
+        self._places.give_back(self._where)
+
+    def __del__(self) -> None:
+        if not self._left:
+            self._left = True
+            self._places.drop(self._where)
+
+
+class _Waiting:
+    def __init__(self, wake: Callable[[], None]) -> None:
+        self.wake = wake
+        self.granted = False
+
+
+class Places:
+    """Who is where. Threads and tasks of any event loop wait in one line."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._dropped: deque[str] = deque()
+        self._taken: dict[str, int] = {}
+        self._lines: dict[str, deque[_Waiting]] = {}
+
+    def drop(self, where: str) -> None:
+        """Take note of a place whose call was forgotten. The garbage collector says so at any moment, and takes no lock."""
+        self._dropped.append(where)
+
+    def _collect(self) -> None:
+        """Give back what was dropped."""
+        with suppress(IndexError):
+            while True:
+                self.give_back(self._dropped.popleft())
+
+    def _try(self, where: str, most: int, wake: Callable[[], None]) -> _Waiting:
+        self._collect()
+        with self._lock:
+            waiting = _Waiting(wake)
+            taken = self._taken.get(where, 0)
+            if taken < most:
+                self._taken[where] = taken + 1
+                waiting.granted = True
+            else:
+                self._lines.setdefault(where, deque()).append(waiting)
+            return waiting
+
+    def give_back(self, where: str) -> None:
+        """Hand a place to the next in line, or leave it free."""
+        with self._lock:
+            line = self._lines.get(where)
+            if line:
+                waiting = line.popleft()
+                waiting.granted = True
+                if not line:
+                    del self._lines[where]
+                waiting.wake()
+                return
+            left = self._taken[where] - 1
+            if left:
+                self._taken[where] = left
+            else:
+                del self._taken[where]
+
+    def _end(self, where: str, waiting: _Waiting, *, keep: bool) -> TakenPlace | None:
+        """Return the place where it was granted; else stand in line no more. Not kept, it goes to the next."""
+        with self._lock:
+            if not waiting.granted:
+                self._lines[where].remove(waiting)
+                if not self._lines[where]:
+                    del self._lines[where]
+                return None
+        place = TakenPlace(self, where)
+        if not keep:
+            place.leave()
+        return place
+
+    def enter(self, where: str, most: int, wait_s: float) -> TakenPlace | None:
+        """Return one of *most* places, or None where none was left within *wait_s* seconds."""
+        event = threading.Event()
+        waiting = self._try(where, most, event.set)
+        keep = False
+        try:
+            until_s = time.monotonic() + wait_s
+            while not waiting.granted and time.monotonic() < until_s:
+                event.wait(min(_LOOK_S, max(0.0, until_s - time.monotonic())))
+                self._collect()
+            keep = True
+        finally:
+            place = self._end(where, waiting, keep=keep)
+        return place
+
+    async def enter_async(self, where: str, most: int, wait_s: float) -> TakenPlace | None:
+        """The same, awaited."""
+        event = Wakeable()
+        waiting = self._try(where, most, event.set)
+        keep = False
+        try:
+            until_s = time.monotonic() + wait_s
+            while not waiting.granted and time.monotonic() < until_s:
+                with suppress(TooLate):
+                    await within(min(_LOOK_S, max(0.0, until_s - time.monotonic())), event.wait)
+                self._collect()
+            keep = True
+        finally:
+            place = self._end(where, waiting, keep=keep)
+        return place

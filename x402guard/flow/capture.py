@@ -1,0 +1,158 @@
+"""The decisions about an LLM call that are taken inside one ledger transaction: what is captured, and what is given back. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from x402guard.flow.ports import Usage
+from x402guard.flow.terms import Terms
+from x402guard.ledger.budgets import trip
+from x402guard.ledger.model import Claim, Evidence, Hold, HoldState, NodeKind
+from x402guard.ledger.token_budget import Reservation, count_tokens, record_tokens, soft_mark, soft_warning
+from x402guard.ledger.transitions import Capture, Correct, Note, Void, apply, has_lapsed
+from x402guard.ledger.view import Change, LedgerView, MarkKey, Scope
+from x402guard.llm.bill import Bill
+from x402guard.money import Nanos
+from x402guard.policy.guards import (
+    delivery_marks,
+    give_step_back,
+    guard_marks,
+    note_answer,
+)
+from x402guard.policy.steps import Step, step_of
+
+__all__ = ["ESTIMATED", "HOLD_S", "MEAN", "Booked", "tokens_in", "write_bill", "write_void"]
+
+HOLD_S: Final = 900
+"""A call whose end nobody reports is captured at its ceiling after this many seconds."""
+
+DISPUTED: Final = "disputed_usage"
+MEAN: Final = "llm_mean"
+ESTIMATED: Final = "llm_estimated"
+
+
+@dataclass(frozen=True, slots=True)
+class Booked:
+    """A hold as its end left it, and what people ought to be told, or ""."""
+
+    hold: Hold
+    warning: str = ""
+
+
+def write_void(
+    terms: Terms,
+    hold_id: str,
+    reason: str,
+    marks: tuple[MarkKey, ...] = (),
+    *,
+    step: Step | None = None,
+    well: bool | None = None,
+) -> tuple[Scope, Change[Hold | None]]:
+    """Return the transaction that gives back what was never billed, and its *step*: the guards do not count it.
+
+    But they count whether whoever was called has answered *well*; None says nothing of that. A hold that was never written is no error.
+    """
+    seen = () if step is None else guard_marks(terms.policy, terms.node_id, step)
+
+    def change(view: LedgerView) -> Hold | None:
+        hold = view.hold(hold_id)
+        if hold is not None and hold.state is HoldState.HELD:
+            apply(view, hold_id, Void(reason[:300]))
+            if step is not None:
+                give_step_back(view, terms.policy, terms.node_id, step, hold.created_ms)
+                note_answer(view, terms.policy, terms.node_id, hold, well=well)
+        _forget_estimate(view, marks, hold_id)
+        return view.hold(hold_id)
+
+    return Scope(nodes=(terms.node_id,), holds=(hold_id,), marks=(*marks, *seen)), change
+
+
+def write_bill(
+    terms: Terms,
+    hold: Hold,
+    bill: Bill,
+    marks: tuple[MarkKey, ...],
+    *,
+    most_tokens: int = 0,
+    well: bool | None = True,
+) -> tuple[Scope, Change[Booked]]:
+    """Return the transaction that captures a cost: its scope, and the change. It is done once; again does nothing.
+
+    What was used is counted among the session's tokens: what is stated, else *most_tokens*. *well* is whether whoever was called
+    has answered well; None says nothing of that.
+    """
+    step = step_of(hold)
+    restrains = bill.amount > hold.amount or bill.claimed is not None
+    tokens = terms.tokens if bill.usage is not None or most_tokens else None
+    used = most_tokens if bill.usage is None else tokens_in(bill.usage)
+    late = Reservation(f"{hold.id}/tokens", used, terms.instance, llm=True)
+    nodes = (terms.node_id,) if tokens is None else (terms.node_id, tokens.node_id)
+    seen = (*marks, *delivery_marks(terms.policy, terms.node_id, step))
+    if tokens is not None:
+        seen = (*seen, soft_mark(tokens.node_id))
+
+    def change(view: LedgerView) -> Booked:
+        before = view.known_hold(hold.id)
+        after = _end(view, before, bill, marks)
+        if before.state is HoldState.HELD:
+            note_answer(view, terms.policy, terms.node_id, hold, well=well)
+        if tokens is None or (before.state is not HoldState.HELD and not has_lapsed(before)):
+            return Booked(after)
+        in_time = before.state is HoldState.HELD
+        reached = count_tokens(view, tokens, used) if in_time else record_tokens(view, tokens, late)
+        return Booked(after, soft_warning(view, tokens) if reached else "")
+
+    return Scope(nodes=nodes, holds=(hold.id, late.id), marks=seen, durable=restrains), change
+
+
+def tokens_in(usage: Usage) -> int:
+    """Return the tokens in a usage: what a model was shown, and what it wrote."""
+    return usage.get("input_tokens", 0) + usage.get("output_tokens", 0)
+
+
+def _end(view: LedgerView, now: Hold, bill: Bill, marks: tuple[MarkKey, ...]) -> Hold:
+    _forget_estimate(view, marks, now.id)
+    if now.state is not HoldState.HELD:
+        return _late(view, now, bill)
+    if bill.claimed is not None:
+        apply(view, now.id, Note(claim=Claim(bill.claimed, "")))
+    usage = None if bill.usage is None else dict(bill.usage)
+    after = apply(view, now.id, Capture(bill.amount, bill.evidence, usage=usage, note=bill.note or None))
+    if bill.claimed is not None:
+        _trip_session(view, now.node_id, bill.note)
+    elif marks and bill.usage is not None:
+        _add_to_mean(view, marks[0], bill.amount)
+    return after
+
+
+def _late(view: LedgerView, hold: Hold, bill: Bill) -> Hold:
+    """Take what a call's end says after it had lapsed to its ceiling: more than that is owed, less frees nothing."""
+    if hold.state is not HoldState.CAPTURED or hold.evidence is not Evidence.ASSUMED:
+        return hold
+    if bill.claimed is not None:
+        facts = {"name": "usage_disputed", "claimed": bill.claimed, "reason": bill.note}
+        view.record(hold.node_id, "event", hold_id=hold.id, facts=facts)
+        _trip_session(view, hold.node_id, bill.note)
+    elif bill.amount > hold.captured:
+        return apply(view, hold.id, Correct(bill.amount, bill.evidence))
+    return hold
+
+
+def _trip_session(view: LedgerView, node_id: str, reason: str) -> None:
+    for node in view.path(node_id):
+        if node.kind is not NodeKind.SCOPE:
+            trip(view, node.id, DISPUTED, reason)
+            return
+
+
+def _add_to_mean(view: LedgerView, key: MarkKey, amount: Nanos) -> None:
+    before = view.mark(key) or {"calls": 0, "nanos": 0}
+    view.put_mark(key, {"calls": int(before["calls"]) + 1, "nanos": int(before["nanos"]) + amount})
+
+
+def _forget_estimate(view: LedgerView, marks: tuple[MarkKey, ...], hold_id: str) -> None:
+    for kind, node_id in marks:
+        row = view.mark((kind, node_id))
+        if kind == ESTIMATED and row is not None and row["hold"] == hold_id:
+            view.put_mark((kind, node_id), {"hold": None, "until": 0})

@@ -1,0 +1,356 @@
+"""Run a flow: one short loop that blocks, one that awaits. The only place that waits."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Final, Generic, Protocol, TypeVar
+
+import anyio
+import anyio.lowlevel
+import anyio.to_thread
+from anyio.lowlevel import RunVar
+
+from x402guard.errors import SignerError
+from x402guard.flow.bulkheads import Places
+from x402guard.flow.detached import TooLate, Wakeable
+from x402guard.flow.effects import (
+    Ask,
+    Checkpoint,
+    Compute,
+    Effect,
+    Enter,
+    Flow,
+    Interrupted,
+    Killed,
+    PeekBody,
+    ReadChain,
+    ReadFunds,
+    ReadNonce,
+    ReadTransfers,
+    Recheck,
+    Reply,
+    Send,
+    SendFailed,
+    Sign,
+    Transact,
+    Warn,
+)
+from x402guard.flow.ports import ChainReader, LedgerStore, Place, Signer
+from x402guard.flow.sealed import Sealed, forgetting
+from x402guard.flow.singleflight import Asking
+from x402guard.guard.approvers import Approver, ask_aside
+from x402guard.ledger.model import Hold
+from x402guard.ledger.view import LedgerView, Notice
+from x402guard.policy.approvals import Answer
+from x402guard.x402.signer import normalise_signature
+
+__all__ = ["AsyncExchange", "Exchange", "NoticeTeller", "Shell", "do_nothing", "run", "run_async"]
+
+_LOG: Final = logging.getLogger("x402guard")
+
+R = TypeVar("R")
+X = TypeVar("X")
+
+
+class NoticeTeller(Protocol):
+    """Tells people what they ought to know."""
+
+    def tell(self, notices: Iterable[Notice]) -> None:
+        """Tell of what has happened; never raises."""
+
+
+class _Log:
+    def tell(self, notices: Iterable[Notice]) -> None:
+        for notice in notices:
+            _LOG.log(logging.WARNING if notice.pressing else logging.INFO, notice.message)
+
+
+def do_nothing() -> None:
+    """Nobody is there to ask the chain behind a caller's back."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shell:
+    """What every flow of a guard runs on.
+
+    Attributes:
+        store: the books.
+        signer: the key, if any.
+        chain: the chains, if any.
+        approver: who is asked, if anybody.
+        teller: who is told what happens.
+        places: how many calls are under way, and where.
+        kill_file: a file whose being there stops everything, if any.
+        recheck: has the chain asked soon about what is claimed; returns at once.
+        asking: what the chain is being asked at the moment.
+    """
+
+    store: LedgerStore
+    signer: Signer | None
+    chain: ChainReader | None
+    approver: Approver | None = None
+    teller: NoticeTeller = field(default_factory=_Log)
+    places: Places = field(default_factory=Places)
+    kill_file: Path | None = None
+    recheck: Callable[[], None] = do_nothing
+    asking: Asking = field(default_factory=Asking)
+
+
+class Exchange(Protocol):
+    """One request's HTTP side. Raises ``SendFailed`` where a request or its answer is lost."""
+
+    def send(self, effect: Send) -> Reply:
+        """Send the request as *effect* says; keep the response in place of the one before."""
+
+    def peek(self, effect: PeekBody) -> bytes | None:
+        """Return the kept response's decoded body, or None beyond the limit; it stays readable for the caller."""
+
+    def keep(self, place: Place | None) -> None:
+        """Keep a place until the last response has ended; the one kept before is left."""
+
+
+class AsyncExchange(Protocol):
+    """The same as ``Exchange``, awaited."""
+
+    async def send(self, effect: Send) -> Reply:
+        """See ``Exchange.send``."""
+
+    async def peek(self, effect: PeekBody) -> bytes | None:
+        """See ``Exchange.peek``."""
+
+    def keep(self, place: Place | None) -> None:
+        """See ``Exchange.keep``."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Result(Generic[R]):
+    value: R
+
+
+def _advance(flow: Flow[R], answer: Any, failure: BaseException | None) -> Effect | _Result[R]:
+    """Give a flow its answer or its failure; return what it asks for next, or its result."""
+    try:
+        return flow.send(answer) if failure is None else flow.throw(failure)
+    except StopIteration as done:
+        return _Result(done.value)
+    except (Interrupted, SendFailed) as signal:
+        raise signal.cause  # noqa: B904 - the signal is ours; the caller knows its cause
+
+
+def run(flow: Flow[R], shell: Shell, exchange: Exchange | None = None) -> R:
+    """Run *flow* to its end on this thread, and return its result. A flow without HTTP effects needs no *exchange*."""
+    answer: Any = None
+    failure: BaseException | None = None
+    while True:
+        effect = _advance(flow, answer, failure)
+        if isinstance(effect, _Result):
+            return effect.value
+        answer, failure = None, None
+        try:
+            if isinstance(effect, Send):
+                answer = _needed(exchange).send(effect)
+            elif isinstance(effect, PeekBody):
+                answer = _needed(exchange).peek(effect)
+            elif isinstance(effect, Enter):
+                _kept(exchange, None)  # nobody waits for a place while taking one
+                answer = _kept(exchange, shell.places.enter(effect.where, effect.most, effect.wait_s))
+            elif isinstance(effect, Ask):
+                answer = _ask(effect, shell)
+            elif not isinstance(effect, Checkpoint):
+                answer = _told(_call(effect, shell)[1](), shell)
+        except Exception as error:  # noqa: BLE001 - the flow decides what every failure means
+            failure = error
+        except BaseException as error:  # noqa: BLE001 - Ctrl-C too: the flow brings the books in order first
+            failure = Interrupted(error)
+
+
+async def run_async(flow: Flow[R], shell: Shell, exchange: AsyncExchange | None = None) -> R:
+    """Run *flow* to its end in this task, and return its result.
+
+    What blocks runs in a thread; a transaction is waited for to its end, so a cancelled task never leaves a row half done. The
+    cancellation is thrown into the flow, which puts the books in order and lets it go on.
+    """
+    answer: Any = None
+    failure: BaseException | None = None
+    while True:
+        effect = _advance(flow, answer, failure)
+        if isinstance(effect, _Result):
+            return effect.value
+        answer, failure = None, None
+        try:
+            if isinstance(effect, Send):
+                answer = await _needed(exchange).send(effect)
+            elif isinstance(effect, PeekBody):
+                answer = await _needed(exchange).peek(effect)
+            elif isinstance(effect, Enter):
+                _kept(exchange, None)
+                answer = _kept(exchange, await shell.places.enter_async(effect.where, effect.most, effect.wait_s))
+            elif isinstance(effect, Ask):
+                answer = await _ask_async(effect, shell)
+            elif isinstance(effect, Checkpoint):
+                await anyio.lowlevel.checkpoint()
+            else:
+                inline, call = _call(effect, shell)
+                answer = _told(call() if inline else await _in_thread(effect, call, shell), shell)
+        except Exception as error:  # noqa: BLE001 - the flow decides what every failure means
+            failure = error
+        except BaseException as error:  # noqa: BLE001 - cancellation: the flow brings the books in order first
+            failure = Interrupted(error)
+
+
+@dataclass(frozen=True, slots=True)
+class _Transacted:
+    result: Any
+    notices: tuple[Notice, ...]
+
+
+def _told(answer: Any, shell: Shell) -> Any:
+    """Return the result of what was run, having told people what a transaction wants them to know."""
+    if not isinstance(answer, _Transacted):
+        return answer
+    if answer.notices:
+        shell.teller.tell(answer.notices)
+    return answer.result
+
+
+def _transact(effect: Transact[Any], store: LedgerStore) -> _Transacted:
+    views: list[LedgerView] = []
+
+    def change(view: LedgerView) -> Any:
+        views[:] = [view]  # of the run that was committed
+        return effect.change(view)
+
+    result = store.transact(effect.scope, change)
+    return _Transacted(result, tuple(views[0].notices))
+
+
+_SILENCE: Final = Answer.no("nobody answered in time")
+
+
+def _ask(effect: Ask, shell: Shell) -> Answer:
+    try:
+        return ask_aside(shell.approver, effect.request).within(effect.request.timeout_s)
+    except TooLate:
+        return _SILENCE
+
+
+async def _ask_async(effect: Ask, shell: Shell) -> Answer:
+    try:
+        return await ask_aside(shell.approver, effect.request).awaited_within(effect.request.timeout_s)
+    except TooLate:
+        return _SILENCE
+
+
+def _kept(exchange: Exchange | AsyncExchange | None, place: Place | None) -> Place | None:
+    if exchange is not None:
+        exchange.keep(place)
+    return place
+
+
+def _is_killed(kill_file: Path | None) -> bool:
+    try:
+        return kill_file is not None and bool(kill_file.lstat())
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True  # nobody can tell
+
+
+_OTHER_TURN: RunVar[anyio.CapacityLimiter] = RunVar("x402guard_other_turn")
+_LEDGER_THREADS: Final = 2
+_OTHER_THREADS: Final = 16
+
+
+async def _in_thread(effect: Effect, call: Callable[[], Any], shell: Shell) -> Any:
+    """Run a blocking call in a thread of our own, so that a caller who has used up the common ones cannot lock us out.
+
+    A transaction is waited for to its end, whatever becomes of the task. Signers and chains are abandoned when the task is
+    cancelled: they may take for ever, and the flow knows that a signature may exist.
+    """
+    if isinstance(effect, Transact):
+        return await _to_the_end(call, shell)
+    try:
+        limiter = _OTHER_TURN.get()
+    except LookupError:
+        limiter = anyio.CapacityLimiter(_OTHER_THREADS)
+        _OTHER_TURN.set(limiter)
+    return await anyio.to_thread.run_sync(call, limiter=limiter, abandon_on_cancel=True)
+
+
+async def _to_the_end(call: Callable[[], Any], shell: Shell) -> Any:
+    """Run a transaction and wait for it although the task is cancelled meanwhile; then let the cancellation go on.
+
+    asyncio's own ``task.cancel()`` (``wait_for``, ``timeout``, ``TaskGroup``, the end of the loop) pierces anyio's shield, and a
+    transaction that ran on behind our back would be followed by one that came too early. Waiting happens in the event loop,
+    two transactions a ledger at a time, and not in forty threads: the books are written one at a time anyway, and every
+    waiting thread would fight the loop for the interpreter.
+    """
+    try:
+        work = _ledger_threads(os.getpid(), id(shell.store)).submit(call)
+    except RuntimeError:
+        return call()  # the interpreter is ending and takes no more work; the books still have to be put in order
+    done = Wakeable()
+    work.add_done_callback(lambda _: done.set())
+    cancelled: asyncio.CancelledError | None = None
+    while not work.done():
+        try:
+            with anyio.CancelScope(shield=True):
+                await done.wait()
+        except asyncio.CancelledError as error:
+            if work.cancel():
+                raise  # it had not begun
+            cancelled = error
+    if cancelled is not None:
+        if work.exception() is None:
+            _told(work.result(), shell)
+        raise cancelled  # the flow learns of the cancellation, and looks into the books for the rest
+    return work.result()
+
+
+@lru_cache(maxsize=64)
+def _ledger_threads(_pid: int, _store: int) -> ThreadPoolExecutor:
+    # One pool a ledger, so that none waits for another; and a process: a parent's threads do not exist after a fork.
+    return ThreadPoolExecutor(_LEDGER_THREADS, thread_name_prefix="x402guard-ledger")
+
+
+def _call(effect: Effect, shell: Shell) -> tuple[bool, Callable[[], Any]]:
+    """Return what an effect runs, and whether that is over in microseconds."""
+    match effect:
+        case Transact():
+            return shell.store.inline, lambda: _transact(effect, shell.store)
+        case Compute(job, quick):
+            return quick and shell.store.inline, lambda: job(shell.store.now_ms())
+        case Warn(message):
+            return True, lambda: _LOG.warning(message)
+        case Killed():
+            return True, lambda: _is_killed(shell.kill_file)
+        case Sign(hold):
+            signer = shell.signer
+            if signer is None:
+                raise SignerError("there is no signer")
+            # Signing reads the hold's row first, so it is as quick as the store is.
+            return signer.inline and shell.store.inline, lambda: _signed(signer, hold)
+        case ReadChain() | ReadFunds() | ReadTransfers() | ReadNonce():
+            return shell.chain is None, lambda: shell.asking.ask(effect, shell.chain)
+        case Recheck():
+            return True, shell.recheck
+        case _:
+            raise TypeError(f"{effect!r} is not an effect that a driver can run")
+
+
+def _signed(signer: Signer, hold: Hold) -> Sealed[bytes]:
+    with forgetting():
+        return Sealed(normalise_signature(signer.sign(hold)))
+
+
+def _needed(exchange: X | None) -> X:
+    if exchange is None:
+        raise TypeError("this flow sends a request, and was started without one")
+    return exchange

@@ -1,0 +1,246 @@
+"""Who is asked: a function, a person at the terminal, or people who answer from another process through the ledger."""
+
+from __future__ import annotations
+
+import inspect
+import io
+import json
+import os
+import pwd
+import select
+import termios
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from contextvars import ContextVar
+from dataclasses import replace
+from typing import Any, Final, Protocol, TextIO, cast
+
+from x402guard.errors import ConfigError
+from x402guard.flow.detached import Aside
+from x402guard.flow.ports import LedgerStore
+from x402guard.ledger.questions import Question, answer_of, approval_mark, put_question, take_answer
+from x402guard.ledger.report_text import printable
+from x402guard.ledger.view import Scope
+from x402guard.policy.approvals import Answer, ApprovalRequest, count_people
+
+__all__ = ["Approver", "QueueApprover", "TerminalApprover", "as_approver", "ask_aside", "operating_user"]
+
+_POLL_S: Final = 0.1
+_SHOWN: Final = 4_000
+_LEAST_SHOWN: Final = 100
+
+Callback = Callable[[ApprovalRequest], object]
+
+
+class Approver(Protocol):
+    """Asks a person, in a thread of its own. What it raises, and what comes too late, is a no."""
+
+    def ask(self, request: ApprovalRequest) -> Answer:
+        """Return the answer."""
+
+
+def operating_user() -> str:
+    """Return the name of the operating system's user: what the environment says of it counts for nothing."""
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        return f"uid {os.getuid()}"
+
+
+class _Asked:
+    """A function: True is a yes, an ``Answer`` says who gave it, and anything else is a no."""
+
+    def __init__(self, function: Callback) -> None:
+        self._function = function
+        self._name = getattr(function, "__qualname__", type(function).__name__)
+
+    def ask(self, request: ApprovalRequest) -> Answer:
+        """See ``Approver.ask``."""
+        said = self._function(request)
+        return said if isinstance(said, Answer) else Answer(said is True, (self._name,))
+
+
+class _Several:
+    """Several, asked one after the other until one says no, or enough people have said yes."""
+
+    def __init__(self, approvers: Sequence[Approver]) -> None:
+        self._approvers = approvers
+
+    def ask(self, request: ApprovalRequest) -> Answer:
+        """See ``Approver.ask``."""
+        people: tuple[str, ...] = ()
+        for approver in self._approvers:
+            missing = max(1, request.approvers - count_people(people))
+            answer = approver.ask(replace(request, approvers=missing))
+            if answer.allowed is not True:
+                return replace(answer, allowed=False)
+            people += answer.by
+            if count_people(people) >= request.approvers:
+                return Answer(allowed=True, by=people, reason=answer.reason)
+        return Answer.no(f"{request.approvers} different people have to allow it", people)
+
+
+class TerminalApprover:
+    """Asks whoever sits at the terminal, one question at a time; where there is no terminal, there is no yes.
+
+    Args:
+        terminal: where to ask, opened for reading and writing; the process's own terminal when none is given.
+    """
+
+    def __init__(self, terminal: TextIO | None = None) -> None:
+        self._terminal = terminal
+
+    def ask(self, request: ApprovalRequest) -> Answer:
+        """See ``Approver.ask``."""
+        until_s = time.monotonic() + request.timeout_s
+        if not _TERMINAL.acquire(timeout=request.timeout_s):
+            return Answer.no("nobody answered in time")
+        try:
+            if self._terminal is not None:
+                return self._asked(self._terminal, request, until_s)
+            with _own_terminal() as terminal:
+                return self._asked(terminal, request, until_s)
+        except OSError as error:
+            return Answer.no(f"there is no terminal to ask at: {error.strerror or error}")
+        finally:
+            _TERMINAL.release()
+
+    def _asked(self, terminal: TextIO, request: ApprovalRequest, until_s: float) -> Answer:
+        with suppress(termios.error, OSError, ValueError):  # what was typed before the question answers another
+            termios.tcflush(terminal.fileno(), termios.TCIFLUSH)
+        terminal.write(f"\n{describe(request)}\nAllow it, once? [y/N] ")
+        terminal.flush()
+        if _ABANDONED.get()() or not _is_answered(terminal, max(0.0, until_s - time.monotonic())):
+            terminal.write("\ntoo late\n")
+            return Answer.no("nobody answered in time")
+        return Answer(terminal.readline().strip().lower() in ("y", "yes"), (operating_user(),))
+
+
+_TERMINAL: Final = threading.Lock()
+"""Two questions at once would leave open which of them an answer is to."""
+
+_ABANDONED: Final[ContextVar[Callable[[], bool]]] = ContextVar("x402guard_abandoned", default=lambda: False)
+"""Tells whoever asks whether anybody still waits for the answer."""
+
+
+def _own_terminal() -> TextIO:
+    descriptor = os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY)
+    return io.TextIOWrapper(io.FileIO(descriptor, "r+"), encoding="utf-8", write_through=True)  # as getpass does
+
+
+def _is_answered(terminal: TextIO, timeout_s: float) -> bool:
+    """Wait for a line; what is no file of the system's is read as it is."""
+    try:
+        ready, _, _ = select.select([terminal.fileno()], [], [], timeout_s)
+    except (OSError, ValueError):
+        return True
+    return bool(ready)
+
+
+def _written(arguments: Mapping[str, Any]) -> str:
+    """Return arguments in words: every name, and as much of each value as fits."""
+    each = max(_LEAST_SHOWN, _SHOWN // max(1, len(arguments)))
+    written = []
+    for name, value in arguments.items():
+        text = json.dumps(value, ensure_ascii=False)
+        written.append(f"{name}={text}" if len(text) <= each else f"{name}={text[:each]}… ({len(text):,} characters)")
+    return ", ".join(written) or "nothing"
+
+
+def describe(request: ApprovalRequest) -> str:
+    """Return a question in words, safe to print: what an agent says of itself may hold control characters."""
+    whom = f" to {request.payee} on {request.network}" if request.payee else ""
+    shown = "" if request.arguments is None else f" with {_written(request.arguments)}"
+    return printable(
+        f"x402guard: session {request.session} wants {request.what}{shown} for ${request.amount}{whom}. {request.reason}"
+    )
+
+
+class QueueApprover:
+    """Writes the question into the ledger, where ``x402guard approvals`` answers it from another process.
+
+    A tool's arguments stand beside the question while it waits, and are taken out of the ledger with its end.
+    """
+
+    def __init__(self, store: LedgerStore, pause: Callable[[float], None] = time.sleep) -> None:
+        self._store, self._pause = store, pause
+
+    def ask(self, request: ApprovalRequest) -> Answer:
+        """See ``Approver.ask``."""
+        question = Question(
+            id=request.id,
+            session=request.session,
+            what=request.what,
+            words=describe(request),
+            approvers=request.approvers,
+            timeout_s=request.timeout_s,
+        )
+        scope = Scope(marks=(approval_mark(request.id),), durable=True)
+        self._store.transact(scope, lambda view: put_question(view, question))
+        give_up = time.monotonic() + request.timeout_s
+        while time.monotonic() < give_up:
+            if _ABANDONED.get()():
+                return Answer.no("nobody waits for it any more")  # whoever asks the same again takes the answer
+            row: Mapping[str, Any] = self._store.marks("approval", request.id).get(request.id, {})
+            if answer_of(row, self._store.now_ms()) is not None:
+                break
+            self._pause(_POLL_S)
+        allowed, people, why = self._store.transact(scope, lambda view: take_answer(view, request.id))
+        return Answer(allowed, people, why)
+
+
+def as_approver(given: object, store: LedgerStore | None = None) -> Approver | None:
+    """Return who is asked. Raises ``ConfigError`` naming ``approver`` for what can ask nobody."""
+    if given is None:
+        return None
+    if given == "terminal":
+        return TerminalApprover()
+    if given == "queue":
+        return None if store is None else QueueApprover(store)
+    if isinstance(given, (list, tuple)) and given:
+        return _Several([_one(each, store) for each in given])
+    ask = getattr(given, "ask", None)
+    if callable(ask) and not isinstance(given, type):
+        _check_plain(ask)
+        return cast("Approver", given)
+    if not callable(given) or isinstance(given, type):
+        raise ConfigError(
+            f"approver: {given!r} is neither 'terminal', 'queue', a function of a request, nor a list of these"
+        )
+    _check_plain(given)
+    return _Asked(given)
+
+
+def _one(given: object, store: LedgerStore | None) -> Approver:
+    approver = as_approver(given, store)
+    if approver is None and given is None:
+        raise ConfigError("approver: None among several asks nobody; leave it out")
+    return approver or TerminalApprover()  # without a store nothing is asked: it is only checked
+
+
+def _check_plain(function: object) -> None:
+    if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None)):  # noqa: B004
+        raise ConfigError("approver: it is called in a thread of its own; write a plain function, not an `async def`")
+
+
+def ask_aside(approver: Approver | None, request: ApprovalRequest) -> Aside[Answer]:
+    """Return the call that asks; whatever goes wrong with it is a no."""
+
+    def call() -> Answer:
+        if approver is None:
+            return Answer.no("this guard has nobody to ask")
+        _ABANDONED.set(lambda: aside.was_left)
+        try:
+            answer: object = approver.ask(request)
+        except Exception as error:  # noqa: BLE001 - an approver that fails has not allowed anything
+            return Answer.no(f"asking failed: {type(error).__name__}")
+        if not isinstance(answer, Answer):
+            return Answer.no(f"the approver answered with a {type(answer).__name__}")
+        if answer.allowed is True and count_people(answer.by) < request.approvers:
+            return Answer.no(f"{request.approvers} different people have to allow it", answer.by)
+        return answer
+
+    aside = Aside(call)
+    return aside

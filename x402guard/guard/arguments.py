@@ -1,0 +1,124 @@
+"""The arguments of a ``Guard``, checked when they are written down and before anything is opened."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from x402guard.assets import TEST_NETWORKS, Asset
+from x402guard.errors import ConfigError
+from x402guard.flow.ports import ChainReader
+from x402guard.llm import Metering
+from x402guard.llm.meter import Meter
+from x402guard.llm.price_file import open_book
+from x402guard.llm.prices import RegisteredBook
+from x402guard.llm.tiktoken_counter import TiktokenCounter
+from x402guard.policy import Policy
+
+__all__ = [
+    "check_kinds",
+    "each_asset",
+    "is_gone",
+    "kill_path",
+    "machine",
+    "meter_of",
+    "positive",
+    "read_networks",
+]
+
+
+def meter_of(metering: Metering | None) -> Meter:
+    """Return what LLM calls are held and priced by. Raises ``ConfigError`` for what is no ``Metering``."""
+    if metering is not None and not isinstance(metering, Metering):
+        raise ConfigError(
+            f"metering: a {type(metering).__name__} is not a Metering; write Metering(unbounded_output=…)"
+        )
+    settings = metering or Metering()
+    given = settings.prices
+    book = (
+        open_book(None if given is None else str(given)) if given is None or isinstance(given, (str, Path)) else given
+    )
+    return Meter(settings, RegisteredBook(book, owner=settings.models), settings.counter or TiktokenCounter())
+
+
+def check_kinds(signer: object, ledger: object, policy: object, chains: object) -> None:
+    """Say which argument is of the wrong kind, before anything is opened; and never what it holds: it may be a key."""
+    if signer is not None and (
+        isinstance(signer, type) or not (hasattr(signer, "sign") and hasattr(signer, "address"))
+    ):
+        raise ConfigError("signer: not a signer; write LocalSigner.from_key(…), or None to meter without ever signing")
+    if not isinstance(ledger, str) and not hasattr(ledger, "transact"):
+        raise ConfigError(f"ledger: {ledger!r} is neither a ledger URL (sqlite:///spend.db) nor a store")
+    if policy is not None and not isinstance(policy, Policy):
+        raise ConfigError(f"policy: a {type(policy).__name__} is not a Policy; write Policy(per_payment_cap=…)")
+    if chains is not None and not isinstance(chains, Mapping) and not hasattr(chains, "networks"):
+        raise ConfigError("chains: neither a mapping from network to URL nor a ChainReader")
+
+
+def each_asset(assets: Iterable[Asset]) -> tuple[Asset, ...]:
+    """Return tokens as a tuple. Raises ``ConfigError`` for what is no list of ``Asset``."""
+    if not isinstance(assets, Iterable):
+        raise ConfigError(f"assets: {assets!r} is not a list of Asset")
+    listed = tuple(assets)
+    for asset in listed:
+        if not isinstance(asset, Asset):
+            raise ConfigError(f"assets: {asset!r} is not an Asset; write Asset(network=…, address=…, …)")
+    return listed
+
+
+def machine() -> str:
+    """Return what tells this machine, and this container's process ids, from any other that shares the ledger's file."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        return f"{socket.gethostname()}/{boot}/{Path('/proc/self/ns/pid').readlink()}"
+    except OSError:
+        return socket.gethostname()  # not Linux: the host name has to do
+
+
+def is_gone(row: Mapping[str, object]) -> bool:
+    """Return whether an instance's process exists no more on this machine."""
+    pid = row.get("pid")
+    if not isinstance(pid, int) or pid == os.getpid():
+        return False
+    try:
+        os.kill(pid, 0)  # signal 0 sends nothing: it asks whether the process exists
+    except ProcessLookupError:
+        return True
+    except (PermissionError, OverflowError):
+        return False
+    return False
+
+
+def positive(name: str, value: int) -> int:
+    """Return a positive whole number. Raises ``ConfigError`` naming it for anything else."""
+    if type(value) is not int or value <= 0:
+        raise ConfigError(f"{name}: {value!r} is not a positive whole number")
+    return value
+
+
+def read_networks(chain: ChainReader | None, policy: Policy, *, unsafe_no_chain: bool) -> frozenset[str]:
+    """Return the networks whose chain can be read.
+
+    Real money needs a chain to check claims against, or the owner's word that it does not: else ``ConfigError``.
+    """
+    readable: frozenset[str] = frozenset() if chain is None else chain.networks
+    if policy.networks is None or unsafe_no_chain:
+        return readable
+    blind = sorted(set(policy.networks) - TEST_NETWORKS - readable)
+    if blind:
+        raise ConfigError(
+            f"chains: policy.networks allows {', '.join(blind[:3])}, where real money moves, and no RPC is configured; "
+            f'add chains={{"{blind[0]}": "https://…"}}, or say unsafe_no_chain=True'
+        )
+    return readable
+
+
+def kill_path(kill_file: Path | str | None) -> Path | None:
+    """Return where a kill file would be, absolute: a process may change its directory. Raises ``ConfigError`` for what is no path."""
+    if kill_file is None:
+        return None
+    if not isinstance(kill_file, (str, Path)) or not str(kill_file).strip() or str(kill_file) == ".":
+        raise ConfigError(f"kill_file: {kill_file!r} is no path; write '/run/x402guard.stop'")
+    return Path(kill_file).absolute()

@@ -1,0 +1,202 @@
+"""The two-line drop-in: ``install(budget=…)`` guards every httpx and httpx2 client of the process, ``uninstall()`` undoes it.
+
+Clients made before and after, with transports of their own and with mounts: what is guarded is the moment a client chooses the
+transport for a request. Each request belongs to the session in its context, and to the installed one where there is none; tasks
+and ``to_thread`` inherit that, plain threads take it by ``session.bind(fn)``.
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final, get_args
+
+import httpx
+
+import x402guard.http.transport as on_httpx
+from x402guard.assets import AssetRegistry
+from x402guard.chain.rpc import RpcClient
+from x402guard.errors import ConfigError
+from x402guard.flow.drivers import Shell
+from x402guard.flow.terms import Terms
+from x402guard.guard.guard import Guard
+from x402guard.guard.session import Session, current_session
+from x402guard.guard.tripwire import lay_tripwire
+from x402guard.guard.unseen import unseen_libraries
+from x402guard.http.guarded import Guarded, OnRefusal
+from x402guard.ledger.report import Report
+from x402guard.money import Dollars
+
+__all__ = ["install", "uninstall"]
+
+_SEAM: Final = "_transport_for_url"
+"""The method of every client, in both libraries, that chooses a request's transport. A test holds it in its place."""
+
+_WATCHED: Final = frozenset({"aiohttp", "google.genai"})
+"""What sends past the guard and is refused by the tripwire, so that nobody has to be warned of it."""
+
+_LOCK: Final = threading.Lock()
+
+
+@dataclass(frozen=True, slots=True)
+class _InContext:
+    """Finds whose request it is: the session in context, else the installed one."""
+
+    installed: Session
+
+    def _session(self) -> Session:
+        return current_session() or self.installed
+
+    def conversation_terms(self) -> Terms:
+        """See ``Payer``."""
+        return self._session().conversation_terms()
+
+    @property
+    def shell(self) -> Shell:
+        """See ``Payer``."""
+        return self._session().shell
+
+    @property
+    def registry(self) -> AssetRegistry:
+        """See ``Payer``."""
+        return self._session().registry
+
+    @property
+    def max_body_bytes(self) -> int:
+        """See ``Payer``."""
+        return self._session().max_body_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class _Installation:
+    guard: Guard
+    owned: bool
+    session: Session
+    originals: tuple[tuple[type[Any], Any], ...]
+    take_up_tripwire: Callable[[], None]
+
+
+_installed: _Installation | None = None
+
+
+def install(
+    budget: Dollars, *, guard: Guard | None = None, name: str = "installed", on_refusal: OnRefusal | None = None
+) -> Session:
+    """Guard every httpx and httpx2 client of this process, and return the session that pays where no other is in context.
+
+    Args:
+        budget: of that session, in dollars.
+        guard: whose; ``Guard.from_env()`` when none is given, which ``uninstall`` closes.
+        name: of that session, in reports.
+        on_refusal: as for the transports. Unless told, httpx2 responds, and httpx raises but to vendors' SDKs, which retry
+            what a transport raises and hide it.
+
+    A client that has a guarded transport already keeps it. Warns of loaded libraries whose requests are not seen. Raises
+    ``ConfigError`` where it is installed already.
+    """
+    global _installed  # noqa: PLW0603 - a process is what is guarded
+    with _LOCK:
+        if _installed is not None:
+            raise ConfigError("install: x402guard is installed already; call uninstall() first")
+        if on_refusal not in (None, *get_args(OnRefusal)):
+            raise ConfigError(f"on_refusal: {on_refusal!r} is neither 'raise' nor 'respond'")
+        unseen = [library for library in unseen_libraries(loaded=True) if library.name not in _WATCHED]
+        if unseen:  # before anything is changed: a warning may be an error
+            listed = "; ".join(f"{library.name} ({library.hint})" for library in unseen)
+            warnings.warn(f"loaded, and not seen by x402guard: {listed}", stacklevel=2)
+        owned, guard = guard is None, guard or Guard.from_env()
+        try:
+            session = guard.session(name, budget=budget)
+            payer, meter = _InContext(session), guard.terms.meter
+            tripwire = (lambda: None) if meter is None else lay_tripwire(payer, meter)
+            _installed = _Installation(guard, owned, session, _patch(payer, on_refusal), tripwire)
+        except BaseException:
+            if owned:
+                guard.close()
+            raise
+    return session
+
+
+def uninstall() -> Report | None:
+    """Undo ``install``: every client sends as it did before. Returns the session's last report; None where nothing was installed."""
+    global _installed
+    with _LOCK:
+        installation, _installed = _installed, None
+        if installation is None:
+            return None
+        for kind, original in installation.originals:
+            setattr(kind, _SEAM, original)
+        installation.take_up_tripwire()
+    installation.session.close()
+    report = installation.session.report()
+    if installation.owned:
+        installation.guard.close()
+    return report
+
+
+def _patch(payer: _InContext, on_refusal: OnRefusal | None) -> tuple[tuple[type[Any], Any], ...]:
+    import httpx2  # it takes a tenth of a second, and most programs never install
+
+    import x402guard.httpx2 as on_httpx2
+
+    sync, asynchronous = (
+        (on_httpx.GuardedTransport, on_httpx.AsyncGuardedTransport)
+        if on_refusal
+        else (_MindfulOfSdks, _AsyncMindfulOfSdks)
+    )
+    wraps: tuple[tuple[type[Any], type[Any], OnRefusal], ...] = (
+        (httpx.Client, sync, "raise"),
+        (httpx.AsyncClient, asynchronous, "raise"),
+        (httpx2.Client, on_httpx2.GuardedTransport, "respond"),
+        (httpx2.AsyncClient, on_httpx2.AsyncGuardedTransport, "respond"),
+    )
+    missing = [kind for kind, _, _ in wraps if not callable(getattr(kind, _SEAM, None))]
+    if missing:
+        raise ConfigError(
+            f"install: {missing[0].__module__} has changed; guard its clients one by one with a transport"
+        )
+    originals = tuple((kind, getattr(kind, _SEAM)) for kind, _, _ in wraps)
+    for kind, wrapper, default in wraps:
+        setattr(kind, _SEAM, _choosing(getattr(kind, _SEAM), wrapper, payer, on_refusal or default))
+    return originals
+
+
+def _is_of_sdk(request: httpx.Request) -> bool:
+    """True for requests of the SDKs that retry what a transport raises: they say who they are."""
+    return any(name.startswith("x-stainless-") for name in request.headers)
+
+
+class _MindfulOfSdks(on_httpx.GuardedTransport):
+    def answers(self, request: httpx.Request) -> bool:
+        return _is_of_sdk(request)
+
+
+class _AsyncMindfulOfSdks(on_httpx.AsyncGuardedTransport):
+    def answers(self, request: httpx.Request) -> bool:
+        return _is_of_sdk(request)
+
+
+def _has_guard(transport: object, depth: int = 4) -> bool:
+    """True where a transport is guarded, or sends by one that is: a retry or a cache around it, say."""
+    if isinstance(transport, Guarded):
+        return True
+    parts = getattr(transport, "__dict__", {}).values() if depth else ()
+    return any(
+        _has_guard(part, depth - 1)
+        for part in parts
+        if hasattr(part, "handle_request") or hasattr(part, "handle_async_request")
+    )
+
+
+def _choosing(
+    original: Callable[[Any, Any], Any], wrapper: type[Any], payer: _InContext, on_refusal: OnRefusal
+) -> Callable[[Any, Any], Any]:
+    def transport_for_url(client: Any, url: Any) -> Any:
+        chosen = original(client, url)
+        if _has_guard(chosen) or isinstance(client, RpcClient):
+            return chosen  # guarded already; or our own way to a chain, which pays for nothing
+        return wrapper.around(payer, chosen, on_refusal)
+
+    return transport_for_url

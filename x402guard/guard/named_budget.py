@@ -1,0 +1,101 @@
+"""Budgets with a name, for a customer, a key or a team: parents of many sessions, and of each other; by the day if need be."""
+
+from __future__ import annotations
+
+from x402guard.errors import ConfigError
+from x402guard.flow.drivers import Shell
+from x402guard.guard.account import Account
+from x402guard.guard.opening import BUDGET_PREFIX, Owner, check_name, parse_limit, session_request
+from x402guard.guard.session import Session
+from x402guard.ledger.model import NodeKind
+from x402guard.ledger.owner import owner_mark
+from x402guard.ledger.sessions import NodeRequest, open_node
+from x402guard.ledger.view import Scope
+from x402guard.ledger.windows import check_window
+from x402guard.money import Dollars
+from x402guard.policy.soft_limits import SoftLimits
+from x402guard.tools.token_budget import TokenBudget
+
+__all__ = ["NamedBudget", "open_budget"]
+
+
+class NamedBudget(Account):
+    """A budget with a name. Every process that names it has the same one; it has no block, and never ends.
+
+    Its numbers are those of its window, where it has one.
+    """
+
+    def __init__(self, guard: Owner, node_id: str, name: str) -> None:
+        self._guard, self._node_id, self._name = guard, node_id, name
+
+    @property
+    def shell(self) -> Shell:
+        """The ports it runs on."""
+        return self._guard.shell
+
+    @property
+    def id(self) -> str:
+        """Its id in the ledger."""
+        return self._node_id
+
+    @property
+    def name(self) -> str:
+        """The name it was given."""
+        return self._name
+
+    def session(
+        self,
+        name: str,
+        *,
+        budget: Dollars | None = None,
+        tokens: TokenBudget | int | None = None,
+        id: str | None = None,  # noqa: A002 - the user's word
+        reserve: Dollars | None = None,
+        soft_limit: SoftLimits | None = None,
+    ) -> Session:
+        """Open a session that is paid for out of this budget; otherwise as ``Guard.session``."""
+        request = session_request(
+            self._guard, self._node_id, name, budget=budget, session_id=id, reserve=reserve, soft_limit=soft_limit
+        )
+        return Session.open(self._guard, request, None, tokens)
+
+    def budget(
+        self, name: str, limit: Dollars | None = None, *, per: str | None = None, tz: str = "UTC"
+    ) -> NamedBudget:
+        """Open a budget inside this one; otherwise as ``Guard.budget``."""
+        return open_budget(self._guard, self._node_id, name, limit, per=per, tz=tz)
+
+    def __repr__(self) -> str:
+        return f"NamedBudget({self._name!r})"
+
+
+def open_budget(
+    guard: Owner, parent_id: str, name: str, limit: Dollars | None, *, per: str | None, tz: str
+) -> NamedBudget:
+    """Open a budget, or take the one of that name. Raises ``ConfigError`` naming the argument."""
+    check_name(name)
+    if "/" in name:
+        raise ConfigError(
+            f"name: {name!r} cannot be a budget's name: a slash stands between a session and its children"
+        )
+    node_id = f"{BUDGET_PREFIX}{name}"
+    window = check_window("day" if per is None else per, tz)
+    if limit is None and per is None:
+        for node in guard.shell.store.nodes(node_id):
+            if node.id == node_id and node.parent_id != parent_id:
+                raise ConfigError(f"name: budget {name!r} is under {node.parent_id!r}, and not under {parent_id!r}")
+            if node.id == node_id:
+                return NamedBudget(guard, node_id, name)
+    request = NodeRequest(
+        id=node_id,
+        parent_id=parent_id,
+        kind=NodeKind.BUDGET,
+        name=name,
+        limit=parse_limit(limit, field="limit"),
+        opener="",
+        window=window if per is not None else None,
+        soft=guard.terms.policy.soft_parts,
+    )
+    scope = Scope(nodes=(node_id, parent_id), marks=(owner_mark(node_id),), durable=True)
+    guard.shell.store.transact(scope, lambda view: open_node(view, request))
+    return NamedBudget(guard, node_id, name)

@@ -1,0 +1,230 @@
+"""What opening a session takes: its arguments checked, the guard that it belongs to, and the tokens that it counts."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Collection
+from contextvars import ContextVar
+from dataclasses import replace
+from types import TracebackType
+from typing import Final, Protocol, Self
+
+import anyio
+import anyio.to_thread
+
+from x402guard.errors import ConfigError
+from x402guard.flow.drivers import Shell
+from x402guard.flow.ports import LedgerStore
+from x402guard.flow.terms import Terms
+from x402guard.http.guarded import Payer
+from x402guard.ledger.model import WALLET, Node, NodeKind
+from x402guard.ledger.sessions import NodeRequest, begin_finalizing
+from x402guard.ledger.token_budget import MOST_TOKENS, TokenLimit, tokens_node
+from x402guard.ledger.view import Scope
+from x402guard.money import Dollars, Nanos, dollars_to_nanos, format_dollars
+from x402guard.policy.soft_limits import SoftLimits, parts_of
+from x402guard.tools.token_budget import TokenBudget
+
+__all__ = [
+    "BUDGET_PREFIX",
+    "Finalizing",
+    "Owner",
+    "as_budget",
+    "bind_tokens",
+    "check_name",
+    "check_tokens",
+    "finalizing_ids",
+    "parse_limit",
+    "parse_reserve",
+    "session_request",
+]
+
+_FINALIZING: Final[ContextVar[tuple[Finalizing, ...]]] = ContextVar("x402guard_finalizing", default=())
+
+
+def finalizing_ids() -> frozenset[str]:
+    """Return the sessions whose last LLM calls are made in this context; a task that outlives their block has none."""
+    return frozenset(block.node_id for block in _FINALIZING.get() if block.is_open)
+
+
+BUDGET_PREFIX: Final = "budget:"
+"""What the id of a named budget begins with, and no session's."""
+
+_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,99}", re.ASCII)
+_PERCENT: Final = re.compile(r"([0-9]{1,2})\s*%", re.ASCII)
+
+
+class Owner(Payer, Protocol):
+    """What a session needs of the guard that it belongs to."""
+
+    @property
+    def terms(self) -> Terms:
+        """What every request of the guard works under."""
+
+    @property
+    def gone(self) -> frozenset[str]:
+        """Instances that are known to have ended."""
+
+    @property
+    def session_budget(self) -> Nanos | None:
+        """The budget of a session that names none, in nano-dollars; None where it has to name one."""
+
+    def opener(self) -> str:
+        """Return a token for one opening of a session."""
+
+
+def parse_limit(budget: Dollars | None, *, field: str) -> Nanos | None:
+    """Return a budget in nano-dollars. Raises ``ConfigError`` naming *field*; zero is a budget that nothing fits into."""
+    if budget is None:
+        return None
+    try:
+        return dollars_to_nanos(budget, field=field)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(str(error)) from error
+
+
+def parse_reserve(reserve: Dollars | None, limit: Nanos | None) -> Nanos | None:
+    """Return what is kept for last LLM calls, in nano-dollars: dollars, or a part of the budget such as ``10%``.
+
+    Raises ``ConfigError`` for anything else, and for as much as the whole budget.
+    """
+    if reserve is None:
+        return None
+    percent = _PERCENT.fullmatch(reserve.strip()) if isinstance(reserve, str) else None
+    if percent is not None:
+        if limit is None:
+            raise ConfigError(f"reserve: {reserve!r} is a part of a budget, and no budget is given; write dollars")
+        kept = Nanos(-(-limit * int(percent[1]) // 100))
+    else:
+        try:
+            kept = dollars_to_nanos(reserve, field="reserve")
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"{error}; or a part of the budget, such as '10%'") from error
+    if limit is not None and kept >= limit:
+        raise ConfigError(
+            f"reserve: ${format_dollars(kept)} of a budget of ${format_dollars(limit)} would leave nothing for payments"
+        )
+    return kept
+
+
+def session_request(
+    guard: Owner,
+    parent_id: str,
+    name: str,
+    *,
+    budget: Dollars | None,
+    session_id: str | None,
+    reserve: Dollars | None,
+    soft_limit: SoftLimits | None,
+) -> NodeRequest:
+    """Return what a session asks of the ledger. Raises ``ConfigError`` naming the argument."""
+    check_name(name)
+    if session_id is not None and (
+        not isinstance(session_id, str)
+        or not _ID.fullmatch(session_id)
+        or session_id == WALLET
+        or session_id.startswith(BUDGET_PREFIX)
+    ):
+        raise ConfigError(
+            f"id: {session_id!r} cannot be a session's id; use letters, digits, and . _ : - (at most 100)"
+        )
+    limit = parse_limit(budget, field="budget")
+    resumes = session_id is not None and any(node.id == session_id for node in guard.shell.store.nodes(session_id))
+    if limit is None and not resumes:
+        limit = guard.session_budget
+    parts = guard.terms.policy.soft_parts if soft_limit is None else parts_of("soft_limit", soft_limit)
+    return NodeRequest(
+        id=session_id or f"s_{secrets.token_hex(8)}",
+        parent_id=parent_id,
+        kind=NodeKind.SESSION,
+        name=name,
+        limit=limit,
+        opener=guard.opener(),
+        gone=guard.gone,
+        reserve=parse_reserve(reserve, limit),
+        soft=None if resumes and soft_limit is None else parts,
+    )
+
+
+class Finalizing:
+    """The block of a session's last LLM calls, which may use what it keeps in reserve; once in its life. For ``with`` or ``async with``."""
+
+    def __init__(self, store: LedgerStore, node_id: str) -> None:
+        self._store, self.node_id = store, node_id
+        self._before: tuple[Finalizing, ...] = ()
+        self.is_open = False
+
+    def _begin(self) -> None:
+        scope = Scope(nodes=(self.node_id,), durable=True)
+        self._store.transact(scope, lambda view: begin_finalizing(view, self.node_id))
+
+    def _enter(self) -> Self:
+        self._before, self.is_open = _FINALIZING.get(), True
+        _FINALIZING.set((*self._before, self))
+        return self
+
+    def _leave(self) -> None:
+        self.is_open = False
+        _FINALIZING.set(self._before)
+
+    def __enter__(self) -> Self:
+        self._begin()
+        return self._enter()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._leave()
+
+    async def __aenter__(self) -> Self:
+        with anyio.CancelScope(shield=True):
+            await anyio.to_thread.run_sync(self._begin)
+        return self._enter()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._leave()
+
+
+def check_name(name: object) -> None:
+    """Raise ``ConfigError`` for what cannot be the name of a session: a report has to print it."""
+    if not isinstance(name, str) or not name or not name.isprintable() or len(name) > 200 or name == WALLET:
+        raise ConfigError(f"name: {name!r} is not a name for a session; write text such as 'court-research'")
+
+
+def as_budget(tokens: TokenBudget | int | None) -> TokenBudget | None:
+    """Return what is to count a session's tokens, a number of them being a budget. Raises ``ConfigError`` for what is none."""
+    if isinstance(tokens, int):
+        try:
+            return TokenBudget(tokens)
+        except ConfigError:
+            shown = tokens if -MOST_TOKENS < tokens < MOST_TOKENS else "that"
+            raise ConfigError(f"tokens: {shown} is not a positive whole number of tokens, such as 100_000") from None
+    return tokens
+
+
+def check_tokens(shell: Shell, path_ids: Collection[str], tokens: object) -> None:
+    """Raise ``ConfigError`` for what cannot count a session's tokens: no budget of tokens, or one of other books or sessions.
+
+    *path_ids* are the session and those around it, whose budgets it may share.
+    """
+    if tokens is None:
+        return
+    if not isinstance(tokens, TokenBudget):
+        raise ConfigError(
+            f"tokens: {tokens!r} is no TokenBudget; write TokenBudget(total=100_000), or a number of tokens"
+        )
+    kept = tokens.kept_in(shell)
+    if kept is False or (kept and tokens.limit.session_id not in path_ids):
+        raise ConfigError("tokens: this TokenBudget is in use elsewhere; give the session one of its own")
+
+
+def bind_tokens(guard: Owner, terms: Terms, node: Node, given: TokenBudget | None) -> TokenBudget:
+    """Return what counts a session's tokens: the budget given, or one as the ledger has it."""
+    budget = given or TokenBudget()
+    if budget.kept_in(guard.shell) is None:
+        limit = TokenLimit(tokens_node(node.id), budget.asked[1], node.id)
+        budget.bind(guard.shell, replace(terms, tokens=limit), limit)
+    return budget

@@ -1,0 +1,386 @@
+"""A session: one run's budget, its report, and the budgets nested in it."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+from functools import wraps
+from types import TracebackType
+from typing import ParamSpec, Self, TypeVar
+
+import anyio.to_thread
+
+from x402guard.assets import AssetRegistry
+from x402guard.errors import BudgetExhausted, ConfigError, SessionClosed
+from x402guard.flow.drivers import Shell
+from x402guard.flow.terms import Terms
+from x402guard.guard.account import Account, prediction_of
+from x402guard.guard.charges import Charges
+from x402guard.guard.opening import (
+    Finalizing,
+    Owner,
+    as_budget,
+    bind_tokens,
+    check_name,
+    check_tokens,
+    finalizing_ids,
+    parse_limit,
+)
+from x402guard.ledger.authorize import BUDGET
+from x402guard.ledger.model import Node, NodeKind
+from x402guard.ledger.owner import owner_mark
+from x402guard.ledger.prediction import Prediction
+from x402guard.ledger.sessions import NodeRequest, close_node, open_node
+from x402guard.ledger.token_budget import DEFAULT_TOKENS, open_tokens, tokens_node
+from x402guard.ledger.view import LedgerView, Scope
+from x402guard.llm.prices import ModelPrice, RegisteredBook
+from x402guard.money import Dollars
+from x402guard.policy.timeouts import begin_step, timeout_marks
+from x402guard.tools.token_budget import TokenBudget
+from x402guard.x402.reconcile import areconciled, reconcile_node
+from x402guard.x402.reconciliation import Reconciliation
+
+__all__ = ["Session", "current_session"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """A session's block, and the one around it. Kept in the context and not in the session, which tasks may share."""
+
+    session: Session
+    outer: _Block | None
+
+
+_CURRENT: ContextVar[_Block | None] = ContextVar("x402guard_session", default=None)
+
+
+def current_session() -> Session | None:
+    """Return the innermost session or scope whose block is open in this context, or None."""
+    block = _CURRENT.get()
+    # A session that was left in another context is over here too; a scope is not skipped, its limit would be lost with it.
+    while block is not None and block.session.is_over:
+        block = block.outer
+    return None if block is None else block.session
+
+
+class Session(Charges, Account):
+    """One run's budget. Made by ``Guard.session`` and ``Session.child``; used as a block, sync or async.
+
+    Inside its block it is the session in context: tasks and ``to_thread`` inherit it, plain threads take it by ``bind``.
+    """
+
+    def __init__(
+        self, guard: Owner, node: Node, opener: str, parent: Session | None, tokens: TokenBudget | None = None
+    ) -> None:
+        self._guard = guard
+        self._node_id = node.id
+        self._name = node.name
+        self._kind = node.kind
+        self._opener = opener
+        self._parent = parent
+        self._blocks = 0
+        self._lock = threading.Lock()
+        self._ended = False
+        self._models: dict[str, ModelPrice] = {}
+        terms = replace(guard.terms, node_id=node.id, session_id=self._report_id())
+        self._tokens = (
+            bind_tokens(guard, terms, node, tokens) if parent is None or tokens is not None else parent.tokens
+        )
+        self._terms = replace(terms, tokens=self._tokens.limit)
+
+    @classmethod
+    def open(
+        cls, guard: Owner, request: NodeRequest, parent: Session | None, tokens: TokenBudget | int | None = None
+    ) -> Session:
+        """Open or resume a node of the ledger, and its budget of tokens. Raises ``ConfigError``, ``LedgerUnavailable``."""
+        given = as_budget(tokens)
+        around = parent._path_ids() if parent is not None else ()
+        check_tokens(guard.shell, (request.id, *around), given)
+        most = None if parent is None or given is None else parent.tokens.total
+        total = None if given is None else given.asked[0]
+        # Nobody is told of tokens that nobody set a limit to; a limit of its own says where to tell.
+        parts = () if given is None or given.asked[1] is not None else request.soft or guard.terms.policy.soft_parts
+        if most is not None and (total or DEFAULT_TOKENS) > most:
+            raise ConfigError(
+                f"tokens: {total or DEFAULT_TOKENS:,} are more than the {most:,} of the session around it"
+            )
+        store, own = guard.shell.store, tokens_node(request.id)
+        opens = (parent is None or given is not None) and (given is None or given.kept_in(guard.shell) is None)
+        scope = Scope(
+            nodes=(request.id, request.parent_id, *((own,) if opens else ())),
+            marks=(owner_mark(request.id),),
+            durable=True,
+        )
+
+        def change(view: LedgerView) -> Node:
+            node = open_node(view, request)
+            if opens:
+                open_tokens(view, own, total, node.name, parts)
+            return node
+
+        return cls(guard, store.transact(scope, change), request.opener, parent, given)
+
+    def _report_id(self) -> str:
+        return self._parent.id if self._kind is NodeKind.SCOPE and self._parent is not None else self._node_id
+
+    @property
+    def id(self) -> str:
+        """The session's id in the ledger."""
+        return self._node_id
+
+    @property
+    def name(self) -> str:
+        """The name it was given."""
+        return self._name
+
+    @property
+    def is_over(self) -> bool:
+        """True where this is a session, and no scope, that has ended."""
+        return self._ended and self._kind is NodeKind.SESSION
+
+    @property
+    def shell(self) -> Shell:
+        """The ports it runs on."""
+        return self._guard.shell
+
+    @property
+    def registry(self) -> AssetRegistry:
+        """The tokens it trusts."""
+        return self._guard.registry
+
+    @property
+    def max_body_bytes(self) -> int:
+        """How much of a streaming request body is kept for a repetition, in bytes."""
+        return self._guard.max_body_bytes
+
+    @property
+    def tokens(self) -> TokenBudget:
+        """The tokens of this session: its own budget, or that of the session around it. Its metered calls count in it."""
+        return self._tokens
+
+    def conversation_terms(self) -> Terms:
+        """Return the terms of the innermost budget in context: this session, or one inside it. Raises as ``innermost``."""
+        return self.innermost()._own_terms()
+
+    def recording_terms(self) -> Terms:
+        """Return the same terms for what is owed already: booked after the session's end, and inside another's block, too."""
+        inner = current_session()
+        return inner._own_terms() if inner is not None and inner._descends_from(self) else self._own_terms()
+
+    def innermost(self) -> Session:
+        """Return the innermost budget in context: this session, or one inside it.
+
+        Raises ``ConfigError`` where the block in context belongs to another session: a client that pays from one budget
+        inside the block of another is a mistake that must not pick one silently.
+        """
+        self._check_open()
+        inner = current_session()
+        if inner is None or self._descends_from(inner):
+            return self
+        if inner._descends_from(self):
+            return inner
+        raise ConfigError(
+            f"this pays from session {self._name!r} ({self.id}), but the block in context belongs to {inner._name!r} "
+            f"({inner.id}), which is not inside it; leave that block first, or pay from that session"
+        )
+
+    def _own_terms(self) -> Terms:
+        """The terms, with the prices registered here and above."""
+        models: dict[str, ModelPrice] = {}
+        session: Session | None = self
+        while session is not None:
+            models = {**session._models, **models}
+            session = session._parent
+        meter = self._terms.meter
+        terms = self._terms
+        finalizing = finalizing_ids()
+        if finalizing:
+            terms = replace(terms, finalizing=finalizing)
+        if not models or meter is None or not isinstance(meter.book, RegisteredBook):
+            return terms
+        return replace(terms, meter=replace(meter, book=replace(meter.book, session=models)))
+
+    def register_model(
+        self,
+        name: str,
+        *,
+        input: Dollars,  # noqa: A002 - the field's word
+        output: Dollars,
+        cached_input: Dollars | None = None,
+        max_output: int | None = None,
+    ) -> None:
+        """Give a model that the price book lacks a price, in dollars per million tokens, for this session and all below it.
+
+        *max_output* is the most tokens that it answers with: calls without an output limit are held at that. What has a price
+        already can be made dearer, never cheaper. Raises ``ConfigError`` naming the argument.
+        """
+        price = ModelPrice(input=input, output=output, cached_input=cached_input, max_output=max_output)
+        meter = self._own_terms().meter
+        if meter is None or not isinstance(meter.book, RegisteredBook):
+            raise ConfigError("register_model: this guard meters nothing")
+        meter.book.register(name, price, self.shell.store.now_ms() // 1000)
+        with self._lock:
+            self._models = {**self._models, name: price}
+
+    def _path_ids(self) -> tuple[str, ...]:
+        return (self._node_id, *(() if self._parent is None else self._parent._path_ids()))
+
+    def _descends_from(self, other: Session) -> bool:
+        session: Session | None = self
+        while session is not None:
+            if session._node_id == other._node_id and session._guard is other._guard:
+                return True
+            session = session._parent
+        return False
+
+    def predict(self) -> Prediction:
+        """Return what past sessions of this name have cost: p50 and p95 in dollars, or no data under five. It loosens nothing."""
+        return prediction_of(self.shell.store, self._name, but=self._node_id)
+
+    # -- how it goes on -----------------------------------------------------------------------------------------------
+
+    def reconcile(self) -> Reconciliation:
+        """Ask the chains about every payment of this session and below that is not proven, and write down what they show.
+
+        ``Guard.reconcile`` does so for all sessions, and compares the wallet with the books. Raises ``LedgerUnavailable``; a chain
+        that cannot be read is named in the result.
+        """
+        return reconcile_node(self.shell, self._terms, self._node_id)
+
+    async def areconcile(self) -> Reconciliation:
+        """The same, awaited."""
+        return await areconciled(self.reconcile)
+
+    def step(self) -> None:
+        """Say that a step of the agent begins now, for ``policy.timeouts.step_s``; every answer of its model says so, too."""
+        timeouts = self._terms.policy.timeouts
+        scope = Scope(nodes=(self._node_id,), marks=timeout_marks(timeouts, self._node_id))
+        self.shell.store.transact(scope, lambda view: begin_step(view, timeouts, self._node_id))
+
+    def finalizing(self) -> Finalizing:
+        """Return a block, for ``with`` or ``async with``, in which LLM calls may use the session's reserve; once in its life.
+
+        Raises ``ConfigError`` on entering where the session has none, or has used it before.
+        """
+        return Finalizing(self.shell.store, self._node_id)
+
+    # -- nesting ----------------------------------------------------------------------------------------------------
+
+    def child(self, name: str, *, budget: Dollars, tokens: TokenBudget | int | None = None) -> Session:
+        """Open a session inside this one, with a budget of its own out of this one's.
+
+        *tokens* gives it a context of its own; without, it shares this one's. Raises ``ConfigError`` for a budget that is no
+        dollar amount.
+        """
+        check_name(name)
+        return self._nest(NodeKind.SESSION, name, budget, tokens)
+
+    @contextmanager
+    def scope(self, budget: Dollars) -> Iterator[Session]:
+        """Narrow a block: inside it no more than *budget* of this session is spent. The report stays this session's."""
+        with self._nest(NodeKind.SCOPE, "scope", budget) as scope:
+            yield scope
+
+    def _check_open(self) -> None:
+        if self._ended:
+            advice = f"Nothing was paid. Open it again with guard.session(…, id={self.id!r})."
+            raise SessionClosed(
+                f"session {self._name!r} has ended", rule="session_closed", session=self._report_id(), advice=advice
+            )
+
+    def _nest(self, kind: NodeKind, name: str, budget: Dollars, tokens: TokenBudget | int | None = None) -> Session:
+        self._check_open()
+        return Session.open(
+            self._guard,
+            NodeRequest(
+                id=f"{self._node_id}/{kind}-{secrets.token_hex(4)}",
+                parent_id=self._node_id,
+                kind=kind,
+                name=name,
+                limit=parse_limit(budget, field="budget"),
+                opener=self._guard.opener(),
+                soft=self._terms.policy.soft_parts if kind is NodeKind.SESSION else None,
+            ),
+            self,
+            tokens,
+        )
+
+    def bind(self, function: Callable[P, R]) -> Callable[P, R]:
+        """Return *function* such that it runs inside this session, also in a plain thread, which inherits no context."""
+
+        @wraps(function)
+        def bound(*args: P.args, **kwargs: P.kwargs) -> R:
+            before = _CURRENT.get()
+            _CURRENT.set(_Block(self, before))
+            try:
+                return function(*args, **kwargs)
+            finally:
+                _CURRENT.set(before)
+
+        return bound
+
+    # -- block ------------------------------------------------------------------------------------------------------
+
+    def __enter__(self) -> Self:
+        with self._lock:
+            if self._ended:
+                raise ConfigError(
+                    f"session {self._name!r} has ended; open it again with guard.session(…, id={self.id!r})"
+                )
+            self._blocks += 1
+        _CURRENT.set(_Block(self, _CURRENT.get()))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._leave():
+            self.close(error)
+
+    async def __aenter__(self) -> Self:
+        return self.__enter__()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._leave():
+            with anyio.CancelScope(shield=True):
+                await anyio.to_thread.run_sync(self.close, error)
+
+    def _leave(self) -> bool:
+        """Put back what was around the block; True where it was the last.
+
+        ``Token.reset`` fails where a framework enters and leaves in different contexts; setting what was there does not.
+        """
+        above: list[Session] = []
+        block = _CURRENT.get()
+        while block is not None and block.session is not self:
+            above.append(block.session)
+            block = block.outer
+        if block is not None:
+            outer = block.outer
+            for session in reversed(above):  # blocks opened inside this one and not left yet go on narrowing
+                outer = _Block(session, outer)
+            _CURRENT.set(outer)
+        with self._lock:
+            self._blocks -= 1
+            return self._blocks == 0
+
+    def close(self, error: BaseException | None = None) -> None:
+        """End this opening of the session; *error* is what its block was left by. Live holds go on counting."""
+        self._ended = True
+        refused = isinstance(error, BudgetExhausted) and error.rule == BUDGET and error.session == self._report_id()
+        scope = Scope(nodes=(self._node_id,))
+        self.shell.store.transact(
+            scope, lambda view: close_node(view, self._node_id, opener=self._opener, left_by_refusal=refused)
+        )
+
+    def __repr__(self) -> str:
+        return f"Session({self._name!r}, id={self._node_id!r})"

@@ -1,0 +1,316 @@
+"""Every setting, from the environment and ``x402guard.toml``, listed once. ``docs/settings.md`` is checked against this."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal, get_args
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, ValidationError
+from pydantic_settings import (
+    BaseSettings,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    SettingsError,
+    TomlConfigSettingsSource,
+)
+
+from x402guard.assets import Asset
+from x402guard.chain.reader import Chain
+from x402guard.errors import ConfigError
+from x402guard.flow.terms import MAX_CLOCK_JUMP_S
+from x402guard.guard.notices import Webhook
+from x402guard.guard.policy_settings import PolicySettings
+from x402guard.http.request import DEFAULT_BODY_BYTES
+from x402guard.ledger.in_doubt import DEFAULT_FLIGHT_S
+from x402guard.llm import Metering, ModelPrice
+from x402guard.stores import DEFAULT_LEDGER
+from x402guard.x402.signer import LocalSigner
+
+__all__ = ["CONFIG_FILE", "ENV_PREFIX", "PRIVATE_KEY", "Settings", "load_settings"]
+
+ENV_PREFIX: Final = "X402GUARD_"
+PRIVATE_KEY: Final = "X402GUARD_PRIVATE_KEY"
+WEBHOOK_SECRET: Final = "X402GUARD_WEBHOOK_SECRET"  # noqa: S105 - a name
+CONFIG_FILE: Final = "x402guard.toml"
+
+
+class ModelPriceSettings(BaseModel):
+    """One table ``[metering.models.NAME]``; each key is an argument of ``ModelPrice``."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    input: str
+    output: str
+    cached_input: str | None = None
+    max_output: int | None = None
+
+
+class MeteringSettings(BaseModel):
+    """The table ``[metering]``; each key is an argument of ``Metering``, and what is left out keeps its default."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    unbounded_output: str | None = None
+    include_usage: bool | None = None
+    endpoints: dict[str, str] | None = None
+    aliases: dict[str, str] | None = None
+    models: dict[str, ModelPriceSettings] | None = None
+    free: list[str] | None = None
+    fixed_prices: dict[str, str] | None = None
+    allowances: dict[str, str] | None = None
+    price_context: dict[str, str] | None = None
+    prices: str | None = None
+
+    def metering(self) -> Metering:
+        """Return the metering. Raises ``ConfigError``."""
+        given = self.model_dump(exclude_none=True)
+        if self.models is not None:
+            given["models"] = {name: ModelPrice(**price.model_dump()) for name, price in self.models.items()}
+        return Metering(**given)
+
+
+def _as_table(given: object) -> object:
+    """A URL, or a list of them, is a chain with nothing else said."""
+    return {"urls": given} if isinstance(given, (str, list)) else given
+
+
+def _as_list(urls: object) -> object:
+    return [urls] if isinstance(urls, str) else urls
+
+
+class ChainSettings(BaseModel):
+    """One table ``[chains.NETWORK]``; each key is an argument of ``Chain``."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    urls: Annotated[list[str], BeforeValidator(_as_list)] = Field(repr=False)
+    finality: Literal["finalized", "safe"] | int = "finalized"
+    timeout_s: float = 5.0
+
+    def chain(self) -> Chain:
+        """Return the chain. Raises ``ConfigError``."""
+        return Chain(self.urls, finality=self.finality, timeout_s=self.timeout_s)
+
+
+class AssetSettings(BaseModel):
+    """One table ``[[assets]]``; each key is an argument of ``Asset``."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    network: str
+    address: str
+    symbol: str
+    decimals: int
+    name: str
+    version: str
+    usd: str = "1.00"
+    methods: frozenset[Literal["eip3009", "permit2"]] = frozenset({"eip3009", "permit2"})
+
+
+class Settings(BaseSettings):
+    """What ``Guard.from_env`` reads: ``X402GUARD_*`` first, then ``x402guard.toml``.
+
+    Lists and tables in the environment are JSON; a key of ``[policy]`` is ``X402GUARD_POLICY__…``, one of ``[metering]``
+    ``X402GUARD_METERING__…``.
+    """
+
+    model_config = SettingsConfigDict(
+        env_prefix=ENV_PREFIX, env_nested_delimiter="__", toml_file=CONFIG_FILE, extra="forbid", frozen=True
+    )
+
+    private_key: SecretStr | None = None
+    ledger: str = DEFAULT_LEDGER
+    budget: str | None = None
+    # Both kinds of URL often hold an access key.
+    chains: dict[str, Annotated[ChainSettings, BeforeValidator(_as_table)]] = Field({}, repr=False)
+    assets: list[AssetSettings] = []
+    policy: PolicySettings = PolicySettings()
+    metering: MeteringSettings = MeteringSettings()
+    unsafe_no_chain: bool = False
+    unsafe_trust_receipts: bool = False
+    max_body_bytes: int = DEFAULT_BODY_BYTES
+    flight_s: int = DEFAULT_FLIGHT_S
+    session_budget: str | None = None
+    approver: Literal["terminal", "queue"] | None = None
+    webhook_url: str | None = Field(None, repr=False)
+    webhook_secret: SecretStr | None = None
+    kill_file: str | None = None
+    max_clock_jump_s: int = MAX_CLOCK_JUMP_S
+    background_checks: bool = True
+    ledger_must_exist: bool = False
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - pydantic's signature
+        file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - pydantic's signature
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Environment before file; a ``.env`` file is not read: it is where keys leak from."""
+        return init_settings, env_settings, _TomlWithoutKey(settings_cls)
+
+    def guard_arguments(self) -> dict[str, Any]:
+        """Return the arguments for ``Guard``."""
+        secret = self.private_key
+        return {
+            # Unwrapped in place: a local variable would stand in a crash report that shows them.
+            "signer": None if secret is None else LocalSigner.from_key(secret.get_secret_value()),
+            "ledger": self.ledger,
+            "policy": self.policy.policy(),
+            "metering": self.metering.metering(),
+            "assets": [Asset(**asset.model_dump()) for asset in self.assets],
+            "chains": self.read_chains() or None,
+            "unsafe_no_chain": self.unsafe_no_chain,
+            "unsafe_trust_receipts": self.unsafe_trust_receipts,
+            "budget": self.budget,
+            "max_body_bytes": self.max_body_bytes,
+            "flight_s": self.flight_s,
+            "session_budget": self.session_budget,
+            "approver": self.approver,
+            "webhook": self._webhook(),
+            "kill_file": self.kill_file,
+            "max_clock_jump_s": self.max_clock_jump_s,
+            "background_checks": self.background_checks,
+            "ledger_must_exist": self.ledger_must_exist,
+        }
+
+    def read_chains(self) -> dict[str, Chain]:
+        """Return how each network is read. Raises ``ConfigError`` naming it."""
+        chains = {}
+        for network, given in self.chains.items():
+            try:
+                chains[network] = given.chain()
+            except ConfigError as error:
+                raise ConfigError(f"chains[{network!r}]: {error}") from error
+        return chains
+
+    def _webhook(self) -> Webhook | None:
+        if self.webhook_url is None:
+            return None
+        secret = self.webhook_secret
+        return Webhook(url=self.webhook_url, secret="" if secret is None else secret.get_secret_value())
+
+
+def load_settings(path: Path | None = None) -> Settings:
+    """Read the settings, and take the private key out of the environment.
+
+    ``path`` is a TOML file; by default ``x402guard.toml`` in the working directory, where there is one. Raises
+    ``ConfigError`` naming the setting, never with the key in it.
+    """
+    try:
+        if path is not None and not path.is_file():
+            raise ConfigError(f"config: there is no file {path}")
+        _check_names()
+        return _read(path)
+    finally:
+        for name in [name for name in os.environ if name.upper() in (PRIVATE_KEY, WEBHOOK_SECRET)]:
+            del os.environ[name]
+
+
+def _read(path: Path | None) -> Settings:
+    kind = Settings
+    if path is not None:
+
+        class FromFile(Settings):
+            model_config = SettingsConfigDict(toml_file=path)
+
+        kind = FromFile
+    try:
+        return kind()
+    except ValidationError as error:
+        raise ConfigError(_in_our_words(error, path)) from None
+    except ConfigError:
+        raise
+    except SettingsError as error:
+        # pydantic names the field and keeps its value to itself.
+        field = str(error).partition('field "')[2].partition('"')[0]
+        hint = "lists and tables in the environment are JSON, such as " + _JSON_HINTS.get(field, '["a", "b"]')
+        raise ConfigError(f"{ENV_PREFIX}{field.upper()}: not JSON; {hint}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
+        raise ConfigError(f"{path or CONFIG_FILE}: cannot be read: {error}") from None
+
+
+def _in_our_words(error: ValidationError, path: Path | None) -> str:
+    """The first thing that is wrong, by the name its owner wrote and with how to write it."""
+    first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+    # Of a table that may be false as well, pydantic names the model; its owner wrote nothing like that.
+    loc = [str(part) for part in first["loc"] if not (isinstance(part, str) and part.endswith("Settings"))]
+    if first["type"] == "extra_forbidden":
+        known = _fields_at(Settings, loc[:-1])
+        near = difflib.get_close_matches(loc[-1], [name for name in known if name not in _SECRETS], n=1)
+        hint = (
+            f"; did you mean {near[0]}?" if near else f"; known are {', '.join(n for n in known if n != 'private_key')}"
+        )
+        return f"{'.'.join(loc)}: there is no such setting (in {path or CONFIG_FILE} or {ENV_PREFIX}*){hint}"
+    hint = '; write a list, such as ["a", "b"]' if first["type"] == "list_type" else ""
+    money = loc[-1] in ("session_budget", "above", "ceiling", "budget", "per_payment_cap", "usd") or loc[:2] in (
+        ["metering", "models"],
+        ["metering", "fixed_prices"],
+        ["metering", "allowances"],
+    )
+    if first["type"] == "string_type" and money:
+        hint = '; write it as text, such as "$5.00"'
+    variable = f"{ENV_PREFIX}{'__'.join(loc[: 2 if loc[0] in _TABLES else 1]).upper()}"
+    return f"{'.'.join(loc)}: {first['msg']}{hint} (set by {variable}, or in {path or CONFIG_FILE})"
+
+
+def _fields_at(table: type[BaseModel], loc: list[str]) -> Mapping[str, object]:
+    """Return the settings of the table at *loc*; numbers and free names in it lead through lists and mappings."""
+    for part in loc:
+        field = table.model_fields.get(part)
+        inner = [] if field is None else _tables_in(field.annotation)
+        table = inner[0] if inner else table
+    return table.model_fields
+
+
+def _tables_in(annotation: object) -> list[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [table for inner in get_args(annotation) for table in _tables_in(inner)]
+
+
+_SECRETS: Final = frozenset({"private_key", "webhook_secret"})
+
+_TABLES: Final[dict[str, type[BaseModel]]] = {"policy": PolicySettings, "metering": MeteringSettings}
+"""The tables of the file whose keys can be set one by one in the environment."""
+
+_NO_SETTINGS: Final = frozenset({"X402GUARD_ANVIL"})
+"""What `x402guard.testing` reads: it may stand in the environment of a guard, and means nothing to it."""
+
+_JSON_HINTS: Final = {
+    "chains": '{"base-sepolia": "https://…"}',
+    "assets": '[{"network": "…", "address": "…"}]',
+    "policy": '{"per_payment_cap": "$0.50"}',
+    "metering": '{"unbounded_output": "refuse"}',
+}
+
+
+class _TomlWithoutKey(TomlConfigSettingsSource):
+    """The TOML file, in which a private key has no place: files are copied, committed and backed up."""
+
+    def __call__(self) -> dict[str, Any]:
+        values = super().__call__()
+        for name, what, variable in (("private_key", "key", PRIVATE_KEY), ("webhook_secret", "secret", WEBHOOK_SECRET)):
+            if name in values:
+                raise ConfigError(f"{name}: a {what} does not belong into a settings file; set {variable} instead")
+        return values
+
+
+def _check_names() -> None:
+    """A mistyped name would be ignored, and a guard without the limit its owner wrote is no guard."""
+    known = {f"{ENV_PREFIX}{name.upper()}" for name in Settings.model_fields}  # the whole policy as JSON, too
+    nested = {
+        f"{ENV_PREFIX}{table.upper()}__{name.upper()}" for table, kind in _TABLES.items() for name in kind.model_fields
+    }
+    for name in os.environ:
+        if name.upper().startswith(ENV_PREFIX) and name not in known | nested | _NO_SETTINGS:
+            near = difflib.get_close_matches(name.upper(), known | nested, n=1)
+            tables = " and ".join(f"{ENV_PREFIX}{table.upper()}__…" for table in _TABLES)
+            hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(sorted(known))}, {tables}"
+            raise ConfigError(f"{name}: there is no such setting; {hint}")

@@ -1,0 +1,225 @@
+"""Keeps payments and keys out of the logs of the libraries that we stand on, without touching their levels or handlers.
+
+At DEBUG, httpcore prints the headers of answers, and hpack those of requests, also as compressed blocks; httpx prints query strings
+at INFO. What carries a payment is in the x402 HTTP transport specification, section 2 (v2: ``PAYMENT-SIGNATURE``,
+``PAYMENT-RESPONSE``; v1: ``X-PAYMENT``, ``X-PAYMENT-RESPONSE``); the compressed blocks are RFC 7541's.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+import traceback
+from typing import Final
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from x402guard.x402.wire import PAYMENT_RESPONSE, PAYMENT_SIGNATURE, X_PAYMENT, X_PAYMENT_RESPONSE
+
+__all__ = ["LOGGERS", "REDACTED", "RedactingFilter", "bare_url", "hide_url", "redact_logs", "redacted"]
+
+REDACTED: Final = "[redacted]"
+
+_HTTPCORE: Final = ("", ".connection", ".http11", ".http2", ".proxy", ".socks")
+_WEB3: Final = (
+    "_utils.http_session_manager.HTTPSessionManager",
+    "manager.RequestManager",
+    "providers.AsyncHTTPProvider",
+    "providers.AsyncIPCProvider",
+    "providers.HTTPProvider",
+    "providers.IPCProvider",
+    "providers.PersistentConnectionProvider",
+    "providers.WebSocketProvider",
+    "providers.async_base.AsyncBaseProvider",
+    "providers.async_base.AsyncJSONBaseProvider",
+    "providers.base.BaseProvider",
+    "providers.base.JSONBaseProvider",
+    "providers.persistent.subscription_manager",
+)
+_URLLIB3: Final = ("connection", "connectionpool", "http2.connection", "poolmanager", "response", "util.retry")
+
+_ROOTS: Final = (
+    "h2",
+    "hpack",
+    "httpcore",
+    "httpcore2",
+    "httpx",
+    "httpx2",
+    "hyperframe",
+    "urllib3",
+    "web3",
+    "websockets",
+)
+
+LOGGERS: Final = (
+    "x402guard",
+    "httpx",
+    "httpx2",
+    *(f"httpcore{part}" for part in _HTTPCORE),
+    *(f"httpcore2{part}" for part in _HTTPCORE),
+    "h2",
+    "hpack",
+    "hpack.hpack",
+    "hpack.table",
+    "hyperframe",
+    "urllib3",
+    *(f"urllib3.{part}" for part in _URLLIB3),
+    "urllib3.contrib.emscripten.response",
+    "urllib3.contrib.pyopenssl",
+    "web3",
+    *(f"web3.{part}" for part in _WEB3),
+    "websockets",
+    "websockets.client",
+    "websockets.protocol",
+    "websockets.server",
+)
+"""The loggers that emit records: a filter on a logger does not see what its children log."""
+
+_HEADERS: Final = (
+    PAYMENT_SIGNATURE,
+    PAYMENT_RESPONSE,
+    X_PAYMENT_RESPONSE,
+    X_PAYMENT,
+    "x402guard-signature",  # a webhook's
+    "authorization",  # and proxy-authorization: what stands in front of a name does not matter
+    "cookie",
+    "api[-_]?key",  # x-api-key, api-key, x-goog-api-key
+)
+_NAMES: Final = "|".join(_HEADERS)
+# Quoted as Python or JSON quote, once or twice, a whole value; else all to the end of the line, real or written as \r\n.
+_QUOTED: Final = r"""b?(?P<quote>\\*["'])(?:(?!(?P=quote))(?:\\.|[^\\]))*(?P=quote)"""
+_TO_LINE_END: Final = r"""(?:(?!\\+[rn])[^\r\n])*"""
+_HEADER: Final = re.compile(
+    rf"""(?P<name>(?:{_NAMES})\\*["']?\s*[,:=]\s*(?:value\s*[:=]\s*)?)(?:{_QUOTED}|{_TO_LINE_END})""", re.IGNORECASE
+)
+_BASE64_JSON: Final = re.compile(
+    r"""(?P<offer>payment-required[^\w]{1,8}b?["']?)?eyJ[A-Za-z0-9+/_=-]{60,}""", re.IGNORECASE
+)
+_LONG_HEX: Final = re.compile(r"(?:0x)?[0-9a-fA-F]{128,}")
+# A quote within a URL belongs to it where the text goes on behind it.
+_URL_TEXT: Final = r"""(?:[^\s'"<>\\]|'(?![\s,)\]}>:;]|$)|\\(?![rn'"]))"""
+_URL: Final = re.compile(rf"(?:https?|wss?)://{_URL_TEXT}+", re.IGNORECASE)
+_TARGET: Final = re.compile(rf"""(/[^\s'"?]*)\?{_URL_TEXT}+""")
+_BLOCK: Final = re.compile(r"(Encoded header block to|Decoding) .*", re.DOTALL)
+_RAW_BYTES: Final = re.compile(
+    r"""b(?P<quote>["'])(?:(?!(?P=quote))(?:\\.|[^\\]))*\\x(?:\\.|(?!(?P=quote)).)*(?P=quote)"""
+)
+_LEAST_TOKEN: Final = 12
+"""A part of a hidden URL of so many characters is hidden wherever it stands; shorter ones are words."""
+
+
+def redacted(text: str, logger: str = "") -> str:
+    """Return *text*, a record of the *logger* of that name, without payments, credentials, query strings and hidden URLs."""
+    if logger.partition(".")[0] in ("hpack", "h2", "hyperframe"):
+        text = _RAW_BYTES.sub(REDACTED, _BLOCK.sub(rf"\1 {REDACTED}", text))
+    text = _HEADER.sub(rf"\g<name>{REDACTED}", text)
+    text = _BASE64_JSON.sub(lambda found: found[0] if found["offer"] else REDACTED, text)
+    text = _LONG_HEX.sub(REDACTED, text)
+    every_url = logger.partition(".")[0] == "web3"  # all that it speaks of are nodes, whose paths are access keys
+    hidden = _HIDDEN
+    text = _URL.sub(lambda found: hidden.shown(found[0], always=every_url), text)
+    return hidden.parts.sub(REDACTED, _TARGET.sub(rf"\1?{REDACTED}", text))
+
+
+def bare_url(url: str) -> str:
+    """Return the scheme, host and port of *url*, and nothing else of it; ``[redacted]`` for what is no URL."""
+    try:
+        parts = urlsplit(url)
+        port = "" if parts.port is None else f":{parts.port}"
+    except ValueError:
+        return REDACTED
+    host = parts.hostname or ""
+    return f"{parts.scheme.lower()}://{f'[{host}]' if ':' in host else host}{port}" if host else REDACTED
+
+
+def hide_url(url: str) -> str:
+    """Show *url* in logs as scheme and host from now on, here or in parts: its path or query is an access key. Return that.
+
+    Also installs what keeps the logs clean; see ``redact_logs``. Never fails.
+    """
+    global _HIDDEN  # noqa: PLW0603 - replaced whole, so that a reader needs no lock
+    redact_logs()
+    bare = bare_url(url)
+    with _LOCK:
+        _HIDDEN = _HIDDEN.also(url, bare)
+    return bare
+
+
+class _HiddenUrls:
+    """The URLs that are secrets, and a pattern of what they are made of. Never changed, only replaced."""
+
+    def __init__(self, origins: frozenset[str] = frozenset(), texts: frozenset[str] = frozenset()) -> None:
+        self._origins, self._texts = origins, texts
+        longest_first = sorted(texts, key=len, reverse=True)
+        self.parts = re.compile("|".join(map(_wherever, longest_first)) or r"(?!)")
+
+    def also(self, url: str, bare: str) -> _HiddenUrls:
+        """Return these and *url*."""
+        if bare == REDACTED:
+            return _HiddenUrls(self._origins, self._texts | ({url} - {""}))
+        parts = urlsplit(url)
+        path = parts.path.rstrip("/")
+        words = [*path.split("/"), parts.username or "", parts.password or "", parts.query]
+        words += [value for _, value in parse_qsl(parts.query)]
+        tokens = {form for word in words for form in (word, unquote(word)) if len(form) >= _LEAST_TOKEN}
+        return _HiddenUrls(self._origins | {bare}, self._texts | tokens | ({path} - {""}))
+
+    def shown(self, url: str, *, always: bool) -> str:
+        """Return how *url* is shown: without credentials and query, and without a path where it is hidden, or *always*."""
+        bare = bare_url(url)
+        if always or bare in self._origins or bare == REDACTED:
+            return bare
+        rest = url.partition("://")[2]
+        path = re.sub(r"^[^/?#]*", "", rest)
+        before, query, _ = path.partition("?")
+        return f"{bare}{before.partition('#')[0]}{query and '?' + REDACTED}"
+
+
+def _wherever(text: str) -> str:
+    """A pattern of a hidden path on its own, and not at the front of another; of any other text anywhere."""
+    return rf"(?<![\w/]){re.escape(text)}(?![\w/])" if text.startswith("/") else re.escape(text)
+
+
+_HIDDEN = _HiddenUrls()
+_LOCK: Final = threading.Lock()
+
+
+class RedactingFilter(logging.Filter):
+    """Lets every record pass, cleaned: see ``redacted``. One that has nothing to hide stays as it is, arguments and all."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Clean *record*; always True. What cannot be read is not shown: logging itself would print its arguments."""
+        try:
+            self._clean(record)
+        except Exception as error:  # noqa: BLE001 - no log record is worth a payment that fails
+            record.msg, record.args = f"{REDACTED}: a record that could not be read ({type(error).__name__})", ()
+            record.exc_info = record.exc_text = record.stack_info = None
+        return True
+
+    def _clean(self, record: logging.LogRecord) -> None:
+        told = record.getMessage()
+        shown = redacted(told, record.name)
+        if shown != told:
+            record.msg, record.args = shown, ()
+        if record.exc_info and record.exc_info[0] is not None:
+            told = "".join(traceback.format_exception(*record.exc_info)).rstrip("\n")
+            shown = redacted(told, record.name)
+            if shown != told:
+                record.exc_text, record.exc_info = shown, None
+        elif record.exc_text:
+            record.exc_text = redacted(record.exc_text, record.name)
+
+
+_FILTER: Final = RedactingFilter()
+
+
+def redact_logs() -> None:
+    """Clean the records of every logger in ``LOGGERS``, and of those of the same libraries that exist besides. Twice is once.
+
+    A logger belongs to its name for good, so it holds for those that a library takes up later, too. Levels, handlers and
+    propagation stay as they are; a logger that is off costs nothing.
+    """
+    with _LOCK:
+        others = [name for name in list(logging.root.manager.loggerDict) if name.partition(".")[0] in _ROOTS]
+        for name in {*LOGGERS, *others}:
+            logging.getLogger(name).addFilter(_FILTER)

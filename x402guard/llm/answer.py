@@ -1,0 +1,232 @@
+"""Reading along: every chunk goes on to the caller as it came, and the meter keeps what says what was used."""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from x402guard.llm.events import event_reader, is_usage_only
+from x402guard.llm.routes import Flavour
+from x402guard.strict_json import NotReadable, read_object
+
+__all__ = ["MAX_ANSWER_BYTES", "MAX_EVENT_BYTES", "Answer", "AnswerReader"]
+
+MAX_ANSWER_BYTES: Final = 67_108_864
+"""A whole answer of more bytes than this is not read; it costs its ceiling."""
+
+MAX_EVENT_BYTES: Final = 16_777_216
+"""One event of a stream of more bytes than this is not read."""
+
+_SMALL_BYTES: Final = 65_536
+_WINDOWS: Final = {"gzip": 31, "x-gzip": 31, "deflate": 15}
+_EVENT_ENDS: Final = re.compile(rb"(?>\r\n|\n|\r)(?>\r\n|\n|\r)")
+_LINE_ENDS: Final = re.compile(rb"\r\n|\n|\r")
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What became of an answer's body.
+
+    Attributes:
+        body: what states the usage, decoded, or None where nothing could be read.
+        final: the provider has said all that it bills.
+        why: why not, in words for the books.
+        text: what was answered, where it was kept to be counted here.
+    """
+
+    body: Mapping[str, Any] | None
+    final: bool
+    why: str = ""
+    text: str = ""
+
+
+class AnswerReader:
+    """Reads one answer along. Pure: bytes in, bytes out, and an ``Answer`` at the end.
+
+    Args:
+        flavour: the shape of the answer.
+        content_type, encoding: the answer's headers.
+        hides_usage: the usage chunk at a stream's end was asked for by us, and is not handed on.
+        keeps_text: keep the text of a stream, to count it here where the provider states no usage.
+    """
+
+    def __init__(
+        self, flavour: Flavour, content_type: str, encoding: str, *, hides_usage: bool, keeps_text: bool
+    ) -> None:
+        self._events = content_type.partition(";")[0].strip().lower() == "text/event-stream"
+        self._reader = event_reader(flavour)
+        window = _WINDOWS.get(encoding.strip().lower())
+        self._unpacker = None if window is None else zlib.decompressobj(window)
+        self._plain = encoding.strip().lower() in ("", "identity")
+        self._problem = "" if self._plain or self._unpacker else f"a {encoding[:40]} answer is not read"
+        self._hides = hides_usage and self._events and self._plain
+        self._keeps_text = keeps_text
+        self._pending = bytearray()
+        self._scanned = 0
+        self._data = False
+        self._size = 0
+        self._texts: list[str] = []
+        self._done = False
+
+    def feed(self, chunk: bytes) -> bytes:
+        """Read a chunk; return what is handed on for it: the same bytes but for a usage chunk that the caller never asked for."""
+        if self._problem:
+            return chunk if not self._hides else self._flush(chunk)
+        plain = chunk if self._unpacker is None else self._unpack(chunk)
+        if plain is None:
+            return chunk
+        self._pending += plain
+        if not self._events:
+            self._size += len(plain)
+            if self._size > MAX_ANSWER_BYTES:
+                self._give_up(f"an answer of more than {MAX_ANSWER_BYTES} bytes is not read")
+            return chunk
+        kept = b"".join([raw for raw in self._complete_events() if not self._read_event(raw) or not self._hides])
+        if len(self._pending) > MAX_EVENT_BYTES:
+            held, why = bytes(self._pending), f"an event of more than {MAX_EVENT_BYTES} bytes is not read"
+            self._give_up(why)
+            kept += held
+        return kept if self._hides else chunk
+
+    @property
+    def over(self) -> bool:
+        """True once the provider has said that a stream has ended. Whoever reads it may stop here, and never close it."""
+        return self._done or self._reader.over
+
+    @property
+    def is_small(self) -> bool:
+        """True where what is left to read at the end is read in no time."""
+        return len(self._pending) + self._size <= _SMALL_BYTES
+
+    def rest(self) -> bytes:
+        """Return, at the end of the body, what was held back of an event that never ended."""
+        if not self._events or not self._pending:
+            return b""
+        rest = bytes(self._pending)
+        self._pending.clear()
+        hidden = self._read_event(rest)
+        return rest if self._hides and not hidden else b""
+
+    def answer(self, *, ended: bool) -> Answer:
+        """Return what was read. *ended*: the body came to its end, and was not cut or abandoned."""
+        if self._problem:
+            return Answer(None, final=False, why=self._problem)
+        text = "".join(self._texts)
+        if self._events:
+            if ended or self._done:
+                self._reader.end(done=self._done)
+            final = self._reader.final
+            why = "" if final else "the stream ended without its usage" if ended else "the stream was cut or abandoned"
+            return Answer(self._reader.body(), final=final, why=why, text=text if ended or self._done else "")
+        if not ended:
+            return Answer(None, final=False, why="the answer was cut or abandoned")
+        try:
+            return Answer(self._whole(), final=True)
+        except NotReadable as error:
+            return Answer(None, final=False, why=f"the answer cannot be read: {error}")
+
+    def _whole(self) -> dict[str, Any]:
+        body = bytes(self._pending)
+        if body.lstrip()[:1] != b"[":
+            return read_object(body)
+        # Gemini streams one JSON array where no events were asked for.
+        events = read_object(b'{"events":' + body + b"}")["events"]
+        for event in events:
+            if isinstance(event, dict):
+                self._reader.take(event)
+        self._reader.end(done=False)
+        if not self._reader.final:
+            raise NotReadable("the array ended without its usage")
+        return self._reader.body()
+
+    def _flush(self, chunk: bytes) -> bytes:
+        held = bytes(self._pending) + chunk
+        self._pending.clear()
+        return held
+
+    def _give_up(self, why: str) -> None:
+        self._problem = why
+        self._pending.clear()
+
+    def _unpack(self, chunk: bytes) -> bytes | None:
+        if self._unpacker is None:
+            return chunk
+        if self._unpacker.eof:
+            return b""  # zlib would keep whatever follows, and copy it for every chunk more
+        try:
+            plain = self._unpacker.decompress(chunk, MAX_ANSWER_BYTES)
+        except zlib.error:
+            self._give_up("the answer does not unpack")
+            return None
+        if self._unpacker.unconsumed_tail:
+            self._give_up(f"an answer that unpacks to more than {MAX_ANSWER_BYTES} bytes is not read")
+            return None
+        return plain
+
+    def _complete_events(self) -> Iterator[bytes]:
+        start, at = 0, self._scanned
+        self._data = self._data or self._pending.find(b"data:", max(0, at - 2)) >= 0
+        if not self._data:
+            # Nothing that counts, however many events it is: a kilobyte unpacks to a million of them.
+            end = self._pending.rfind(b"\n\n", at) + 2
+            if end > 1:
+                yield bytes(self._pending[:end])
+                start = at = end
+        while (match := _EVENT_ENDS.search(self._pending, at)) is not None:
+            if match.end() == len(self._pending) and match[0].endswith(b"\r") and match[0] != b"\r\r":
+                break  # a line feed may belong to it
+            yield bytes(self._pending[start : match.end()])
+            start = at = match.end()
+        if start:
+            del self._pending[:start]
+            self._data = self._data and b"data:" in self._pending
+        self._scanned = max(0, len(self._pending) - 3)  # an end may lie across two chunks
+
+    def _read_event(self, raw: bytes) -> bool:
+        """Take one event; True where it is the usage chunk that was asked for by us."""
+        data = b"\n".join(line[5:].removeprefix(b" ") for line in _LINE_ENDS.split(raw) if line.startswith(b"data:"))
+        if not data:
+            return False
+        if data.strip() == b"[DONE]":
+            self._done = True
+            return False
+        try:
+            event = read_object(data)
+        except NotReadable:
+            return False  # not one of the events that count; a stream without those costs its ceiling
+        try:
+            self._reader.take(event)
+        except (TypeError, ValueError, LookupError, AttributeError) as error:
+            self._give_up(f"the stream makes no sense: {error}")
+            return False
+        if self._keeps_text:
+            self._keep_text(event)
+        return is_usage_only(event)
+
+    def _keep_text(self, event: Mapping[str, Any]) -> None:
+        choices = event.get("choices")
+        for choice in choices if isinstance(choices, list) else ():
+            parts = choice.get("delta") or choice.get("text") if isinstance(choice, dict) else None
+            texts = [parts] if isinstance(parts, str) else _texts_of(parts) if isinstance(parts, dict) else ()
+            for text in texts:
+                self._size += len(text)
+                self._texts.append(text)
+        if self._size > MAX_ANSWER_BYTES:
+            self._give_up(f"more than {MAX_ANSWER_BYTES} characters are not counted here")
+            self._texts.clear()
+
+
+def _texts_of(delta: Mapping[str, Any]) -> Iterator[str]:
+    """Yield every text in a chunk's delta: content, refusal, the arguments of tool calls."""
+    pending: list[Any] = list(delta.values())
+    while pending:
+        value = pending.pop()
+        if isinstance(value, str):
+            yield value
+        elif isinstance(value, dict):
+            pending.extend(value.values())
+        elif isinstance(value, list):
+            pending.extend(value)

@@ -1,0 +1,306 @@
+"""What a call costs at most, before it is made."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from decimal import ROUND_CEILING, Context, Decimal, localcontext
+from typing import Final
+
+from x402guard.flow.ports import PriceBook, PricedModel, TokenCounter, Usage
+from x402guard.ledger.authorize import Refusal
+from x402guard.llm.media import Media, audio_tokens, image_tokens
+from x402guard.llm.models import READ_ON, model_maximum
+from x402guard.llm.names import base_name
+from x402guard.llm.request import Call
+from x402guard.llm.settings import Metering
+from x402guard.money import NANOS_PER_DOLLAR, Nanos
+
+__all__ = [
+    "DEARER",
+    "UNBOUNDED_INPUT",
+    "UNBOUNDED_OUTPUT",
+    "UNPRICED",
+    "Ceiling",
+    "Rates",
+    "find_ceiling",
+    "find_rates",
+    "whole_nanos",
+]
+
+UNPRICED: Final = "unpriced"
+UNBOUNDED_INPUT: Final = "unbounded_input"
+UNBOUNDED_OUTPUT: Final = "unbounded_output"
+
+US_ONLY: Final = Decimal("1.1")
+"""Anthropic's factor on every token price for inference that stays in the United States."""
+
+_EXACT: Final = Context(prec=1000)
+_PER: Final = 1_000_000
+_COUNTED_BY_BYTES: Final = "bytes"
+_MOST_COUNTED: Final = 4_000_000
+"""Texts of more characters than this, all together, are not given to a counter: their bytes are the ceiling."""
+
+
+def whole_nanos(dollars: Decimal) -> Nanos:
+    """Return dollars in nano-dollars, rounded up: the one rounding of a call's cost."""
+    exact = _EXACT.multiply(dollars, Decimal(NANOS_PER_DOLLAR))
+    return Nanos(int(exact.to_integral_value(rounding=ROUND_CEILING, context=_EXACT)))
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """A model's prices for one call.
+
+    Attributes:
+        book: where the prices are from.
+        priced: the model in it.
+        based_on: the model whose price a dated name took, or None where the book has the name itself.
+        context: which of the model's other prices hold, the dearest that may apply.
+    """
+
+    book: PriceBook
+    priced: PricedModel
+    based_on: str | None
+    context: Mapping[str, str]
+
+    def facts(self) -> dict[str, str]:
+        """Return what the journal keeps of the prices: where they are from, of which day and which model."""
+        day = dt.datetime.fromtimestamp(self.priced.at_unix, dt.UTC).date().isoformat()
+        priced = self.priced
+        facts = {"source": priced.source, "version": priced.version, "date": day, "model": priced.model}
+        return facts if self.based_on is None else {**facts, "based_on": self.based_on}
+
+    def dollars(self, usage: Usage, *, us_only: bool = False) -> Decimal:
+        """Return what *usage* costs in dollars, not rounded. Raises ``ValueError`` for counts that contradict each other."""
+        with localcontext(_EXACT):
+            cost = self.book.cost(self.priced, usage, self.context)
+            if not us_only:
+                return cost
+            fees = {unit: count for unit, count in usage.items() if not unit.endswith("_tokens")}
+            searches = self.book.cost(self.priced, fees, self.context) if fees else Decimal(0)
+            return (cost - searches) * US_ONLY + searches
+
+
+@dataclass(frozen=True, slots=True)
+class Ceiling:
+    """The most that a call can cost, as a line: a fixed part and a price for each output token.
+
+    Attributes:
+        rates: the prices.
+        input_tokens: held for, an upper bound.
+        counted_by: who counted them: ``tiktoken``, ``bytes`` or the class of a user's own counter.
+        input_bound: more input than this is impossible for this body; None where something in it has no bound.
+        fixed: dollars for everything but output.
+        per_output: dollars for one output token of each choice.
+        choices: how many answers.
+        limit: the output limit that was asked for, in tokens, or None.
+        extra_output: output tokens that may be billed beyond the limit: a prediction that was wrong.
+        maximum: the most that the model can answer with, in tokens, or None where nobody says.
+        maximum_from: who says so.
+    """
+
+    rates: Rates
+    input_tokens: int
+    counted_by: str
+    input_bound: int | None
+    fixed: Decimal
+    per_output: Decimal
+    choices: int
+    limit: int | None
+    extra_output: int
+    maximum: int | None
+    maximum_from: str
+
+    def amount(self, limit: int) -> Nanos:
+        """Return the ceiling in nano-dollars for an output limit in tokens."""
+        with localcontext(_EXACT):
+            return whole_nanos(self.fixed + self.per_output * (limit + self.extra_output))
+
+    def affordable(self, nanos: int) -> int:
+        """Return the largest output limit whose ceiling is at most *nanos* nano-dollars; 0 or less where none is."""
+        with localcontext(_EXACT):
+            left = Decimal(nanos) / NANOS_PER_DOLLAR - self.fixed - self.per_output * self.extra_output
+            if self.per_output == 0:
+                return self.maximum or 0
+            return int(left // self.per_output) if left > 0 else 0
+
+
+def find_ceiling(
+    call: Call, settings: Metering, book: PriceBook, counter: TokenCounter, at_unix: int
+) -> Ceiling | Refusal:
+    """Return what *call* costs at most by the prices of *at_unix* (unix seconds), or why nobody can say."""
+    rates = find_rates(call, settings, book, at_unix)
+    if isinstance(rates, Refusal):
+        return rates
+    allowed = _allowances(call, settings)
+    if isinstance(allowed, Refusal):
+        return allowed
+    media = _media(call, rates, settings)
+    if isinstance(media, Refusal):
+        return media
+    tokens, counted_by, by_bytes = _count(call, rates.priced.model, counter)
+    held, bound = tokens + call.slack + media.tokens, by_bytes + call.slack + media.tokens
+    usage = {"input_tokens": held, **({"input_audio_tokens": media.audio} if media.audio else {})}
+    fixed = max(rates.dollars(worst, us_only=call.us_only) for worst in _worst_inputs(usage, call, rates.priced))
+    maximum, maximum_from = _maximum(call, rates)
+    return Ceiling(
+        rates=rates,
+        input_tokens=held,
+        counted_by=counted_by,
+        input_bound=None if call.unbounded or media.unsized else bound,
+        fixed=fixed + allowed + media.dollars,
+        per_output=_per_output(usage, call, rates),
+        choices=call.choices,
+        limit=call.limit,
+        extra_output=call.predicted,
+        maximum=maximum,
+        maximum_from=maximum_from,
+    )
+
+
+def find_rates(call: Call, settings: Metering, book: PriceBook, at_unix: int) -> Rates | Refusal:
+    """Return the prices of a call's model at a moment (unix seconds), or why there are none."""
+    provider, asked = call.route.provider, settings.aliases.get(call.model, call.model)
+    priced, based_on = book.find(provider, asked, at_unix), None
+    if priced is None and (base := base_name(asked)) is not None:
+        priced, based_on = book.find(provider, base, at_unix), base
+    if priced is None:
+        hint = f'session.register_model({call.model!r}, input="$3.00", output="$15.00")'
+        if call.route.endpoint.dialect == "azure":
+            hint = f'Metering(aliases={{{call.model!r}: "gpt-4o"}}) for the model behind the deployment, or {hint}'
+        meant = "" if asked == call.model else f" (that is {asked!r} by its alias)"
+        return Refusal(
+            UNPRICED,
+            f"model: {provider} has no price for {call.model!r}{meant}; {_suggest(book, provider, asked)}{hint}",
+        )
+    produces = call.limit != 0
+    if "input_tokens" not in priced.units or (produces and "output_tokens" not in priced.units):
+        return Refusal(
+            UNPRICED, f"model: {call.model!r} is not priced by tokens of text, so {call.route.flavour} is not"
+        )
+    if call.speaks and "output_audio_tokens" not in priced.units:
+        return Refusal(UNPRICED, f"modalities: the book has no price for the sound that {call.model!r} makes")
+    context = dict(settings.price_context)
+    for key, asked_for in call.context.items():
+        # Whoever says "auto" takes whatever it becomes.
+        value = "priority" if asked_for == "auto" and (key, "priority") in priced.contexts else asked_for
+        if value in DEARER and (key, value) in priced.contexts:
+            context[key] = value
+        elif value in DEARER:
+            return Refusal(UNPRICED, f"{key}: nothing says what {value!r} costs for {call.model!r}; leave it out")
+    return Rates(book, priced, based_on, context)
+
+
+def _suggest(book: PriceBook, provider: str, model: str) -> str:
+    suggested = book.suggest(provider, model)
+    return "" if suggested is None else f"{suggested} Or "
+
+
+DEARER: Final = frozenset({"priority", "fast", "scale"})
+"""Tiers that cost more than the standard one. A cheaper one is not held for: the provider may not grant it."""
+
+
+def _allowances(call: Call, settings: Metering) -> Decimal | Refusal:
+    total = Decimal(0)
+    for part in call.unbounded:
+        allowance = settings.allowance(part.kind)
+        if allowance is None:
+            reason = f"{part.field}: the size of the request does not bound what this costs ({part.kind})"
+            return Refusal(
+                UNBOUNDED_INPUT, f'{reason}; leave it out, or set Metering(allowances={{"{part.kind}": "$0.10"}})'
+            )
+        total += allowance
+    return total
+
+
+@dataclass(frozen=True, slots=True)
+class _MediaCost:
+    tokens: int
+    audio: int
+    dollars: Decimal
+    unsized: bool
+
+
+def _media(call: Call, rates: Rates, settings: Metering) -> _MediaCost | Refusal:
+    tokens = audio = 0
+    dollars, unsized = Decimal(0), False
+    for part in call.media:
+        counted = _media_tokens(part, call, rates)
+        kind = "image_url" if part.kind == "image" else part.kind
+        allowance = settings.allowance(kind)
+        if counted is not None:
+            tokens += counted
+            audio += counted if part.kind == "audio" and "input_audio_tokens" in rates.priced.units else 0
+        elif allowance is not None:
+            dollars += allowance
+            unsized = True
+        else:
+            reason = f"{part.field}: what this {part.kind} costs cannot be told from its bytes"
+            return Refusal(UNBOUNDED_INPUT, f'{reason}; set Metering(allowances={{"{kind}": "$0.05"}})')
+    return _MediaCost(tokens, audio, dollars, unsized)
+
+
+def _media_tokens(part: Media, call: Call, rates: Rates) -> int | None:
+    if part.kind == "image":
+        return image_tokens(call.route.provider, rates.priced.model, part)
+    if part.kind == "audio":
+        # Where sound has no price of its own, it may only be that the book lacks it; Google then bills it as text.
+        known = "input_audio_tokens" in rates.priced.units or call.route.provider == "google"
+        return audio_tokens(part) if known else None
+    return None
+
+
+def _count(call: Call, model: str, counter: TokenCounter) -> tuple[int, str, int]:
+    """Return (tokens, who counted, bytes): a count that may be too low is no ceiling, so any error means bytes."""
+    by_bytes = sum(len(text.encode("utf-8", "surrogatepass")) + 1 for text in call.texts)
+    if sum(map(len, call.texts)) > _MOST_COUNTED:
+        return by_bytes, _COUNTED_BY_BYTES, by_bytes
+    try:
+        counts = [counter.count(text, provider=call.route.provider, model=model) for text in call.texts]
+    except Exception:  # noqa: BLE001 - whatever ails a counter, the bytes are there
+        return by_bytes, _COUNTED_BY_BYTES, by_bytes
+    if any(type(count) is not int or count < 0 for count in counts):
+        return by_bytes, _COUNTED_BY_BYTES, by_bytes
+    name = str(getattr(counter, "name", type(counter).__name__))
+    return min(sum(counts) + len(counts), by_bytes), name, by_bytes
+
+
+def _worst_inputs(usage: Usage, call: Call, priced: PricedModel) -> Iterator[Usage]:
+    """Yield every way in which the input may be billed: plain, or written into a cache at a dearer price."""
+    held = usage["input_tokens"]
+    yield usage
+    if call.caches and "input_audio_tokens" not in usage:
+        for unit in ("cache_write_tokens", "cache_write_1h_tokens"):
+            if unit in priced.units:
+                yield {**usage, "cache_write_tokens": held, unit: held}
+
+
+def _per_output(usage: Usage, call: Call, rates: Rates) -> Decimal:
+    """Return the dollars for one output token, of all choices together, at the tier of this request's size."""
+    if call.limit == 0:
+        return Decimal(0)
+    # Sound is said to be wanted; everything else that has a price of its own may come unasked.
+    silent = not call.speaks and call.route.provider != "google"
+    own = {unit for unit in rates.priced.units if unit.startswith("output_") and unit.endswith("_tokens")}
+    kinds = {"output_tokens", *own} - ({"output_audio_tokens"} if silent else set())
+    without = rates.dollars(usage, us_only=call.us_only)
+    with localcontext(_EXACT):
+        dearest = max(
+            rates.dollars({**usage, "output_tokens": _PER, kind: _PER}, us_only=call.us_only) - without
+            for kind in kinds
+        )
+        return dearest / _PER * call.choices
+
+
+def _maximum(call: Call, rates: Rates) -> tuple[int | None, str]:
+    if call.limit == 0:
+        return 0, "no output"
+    provider, names = call.route.provider, (call.model, rates.priced.model)
+    known = [row for name in names if (row := model_maximum("openai" if provider == "azure" else provider, name))]
+    if known:
+        largest = max(known, key=lambda row: row.output_tokens)
+        return largest.output_tokens, f"{largest.page}, read on {READ_ON}"
+    window = rates.priced.context_window
+    return window, "the context window" if window is not None else "nobody"

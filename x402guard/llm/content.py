@@ -1,0 +1,168 @@
+"""What a request's body holds: the text that is counted, the media that are not text, and what its size does not bound."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from x402guard.llm.media import Media
+from x402guard.llm.tools import Unbounded
+
+__all__ = ["Content", "read_content"]
+
+_DATA_URL: Final = re.compile(r"data:(?P<mime>[\w.+/-]*)(?:;[\w=.+-]+)*;base64,", re.ASCII | re.IGNORECASE)
+
+_LINK_KEYS: Final = {
+    "image_url": "image_url",
+    "video_url": "video",
+    "document_url": "document",
+    "file_url": "document",
+    "fileUri": "document",
+    "file_uri": "document",
+}
+_OPAQUE: Final = frozenset(
+    {"tools", "arguments", "args", "parameters", "metadata", "logit_bias", "documents", "document"}
+)
+"""Keys below which everything is text to a model, whatever it looks like: schemas, and what tools were called with."""
+
+_SCHEMAS: Final = re.compile(r"(.*_)?schema|.*Schema")
+
+_Where = tuple[Any, ...]
+"""Where a value stands, as (where its parent stands, key)."""
+
+
+@dataclass(slots=True)
+class Content:
+    """What ``read_content`` found.
+
+    Attributes:
+        texts: every text, as the model would read it.
+        numbers: how many numbers there are: the token ids of an embedding request are numbers.
+        media: the parts that are neither.
+        unbounded: the parts whose cost the body's size does not bound.
+    """
+
+    texts: list[str] = field(default_factory=list)
+    numbers: int = 0
+    media: list[Media] = field(default_factory=list)
+    unbounded: list[Unbounded] = field(default_factory=list)
+
+
+def read_content(body: Mapping[str, Any], skip: frozenset[str]) -> Content:
+    """Return what *body* holds, the top-level keys in *skip* left out. No recursion: a body may be nested deeply."""
+    content = Content()
+    pending = list(_read_object({key: value for key, value in body.items() if key not in skip}, (), content))
+    while pending:
+        value, where = pending.pop()
+        if isinstance(value, str):
+            content.texts.append(value)
+        elif isinstance(value, list):
+            pictures = where[1:] == ("images",)
+            for index, item in enumerate(value):
+                if pictures and isinstance(item, str):
+                    _read_link(item, (where, index), content, "", "image_url")
+                else:
+                    pending.append((item, (where, index)))
+        elif isinstance(value, dict):
+            pending.extend(_read_object(value, where, content))
+        elif value is not None and not isinstance(value, bool):
+            content.numbers += 1
+    return content
+
+
+def _read_object(value: dict[str, Any], where: _Where, content: Content) -> Iterator[tuple[Any, _Where]]:
+    """Take what is recognised out of an object, and return the rest of its values."""
+    taken = _media(value, where, content) | _stored(value, where, content)
+    detail = str(value.get("detail") or "")
+    parent = where[1] if where else None
+    for key, item in value.items():
+        at = (where, key)
+        if key in taken:
+            continue
+        if _is_opaque(key, item, value):
+            content.texts.append(item if isinstance(item, str) else _dumped(item))
+        elif key in _LINK_KEYS and isinstance(item, str):
+            _read_link(item, at, content, detail, _LINK_KEYS[key])
+        elif key == "url" and isinstance(item, str) and parent in _LINK_KEYS:
+            _read_link(item, at, content, detail, _LINK_KEYS[parent])
+        elif key == "source" and isinstance(item, dict) and isinstance(item.get("url"), str):
+            _read_link(
+                item["url"], (at, "url"), content, "", "image_url" if value.get("type") == "image" else "document"
+            )
+        else:
+            yield item, at
+
+
+def _is_opaque(key: str, item: Any, parent: Mapping[str, Any]) -> bool:
+    called = parent.get("type") in ("tool_use", "server_tool_use", "mcp_tool_use")
+    return (
+        (key in _OPAQUE and (key != "document" or isinstance(item, dict)))
+        or _SCHEMAS.fullmatch(key) is not None
+        or (key == "input" and called)
+        or (key == "response" and isinstance(item, dict))
+    )
+
+
+def _stored(value: Mapping[str, Any], where: _Where, content: Content) -> frozenset[str]:
+    """Take references to what the provider keeps out of an object; return the keys that were them."""
+    if value.get("type") == "item_reference" or _is_bare_reference(value, where):
+        content.unbounded.append(Unbounded(_field(where), "stored_conversation"))
+        return frozenset(value)
+    if where[1:] == ("audio",) and isinstance(value.get("id"), str):
+        content.unbounded.append(Unbounded(_field(where), "audio"))
+        return frozenset({"id"})
+    files = [key for key in ("file_id", "fileId") if isinstance(value.get(key), str)]
+    content.unbounded.extend(Unbounded(_field((where, key)), "document") for key in files)
+    return frozenset(files)
+
+
+def _is_bare_reference(value: Mapping[str, Any], where: _Where) -> bool:
+    """True for an item of a Responses input that has an id and nothing to say: it stands for one that is stored."""
+    of_input = len(where) == 2 and isinstance(where[1], int) and where[0] == ((), "input")
+    speaks = any(value.get(key) is not None for key in ("role", "content", "type"))
+    return of_input and isinstance(value.get("id"), str) and not speaks
+
+
+def _media(value: dict[str, Any], where: _Where, content: Content) -> frozenset[str]:
+    """Take a base64 part with a type of its own out of an object; return the keys that were it."""
+    data = value.get("data")
+    mime = value.get("media_type") or value.get("mimeType") or value.get("mime_type")
+    if isinstance(data, str) and isinstance(mime, str):
+        if mime.startswith("text/") and value.get("type") == "text":
+            return frozenset()
+        content.media.append(Media.of(_field((where, "data")), mime, data))
+        return frozenset({"data"})
+    if isinstance(data, str) and where[1:] == ("input_audio",):
+        content.media.append(Media.of(_field((where, "data")), "audio/any", data))
+        return frozenset({"data"})
+    filed = value.get("file_data")
+    if isinstance(filed, str):
+        match = _DATA_URL.match(filed)
+        mime = match["mime"] if match else "application/octet-stream"
+        content.media.append(Media.of(_field((where, "file_data")), mime, filed[match.end() if match else 0 :]))
+        return frozenset({"file_data"})
+    return frozenset()
+
+
+def _read_link(text: str, where: _Where, content: Content, detail: str, kind: str) -> None:
+    """Take what stands where a link belongs: media that came along, or a place that only the provider looks at."""
+    match = _DATA_URL.match(text)
+    if match is None:
+        content.unbounded.append(Unbounded(_field(where), kind))
+    else:
+        content.media.append(Media.of(_field(where), match["mime"] or "text/plain", text[match.end() :], detail))
+
+
+def _dumped(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=str)
+
+
+def _field(where: _Where) -> str:
+    parts: list[str] = []
+    while where:
+        where, key = where
+        parts.append(f"[{key}]" if isinstance(key, int) else f".{key}")
+    return "".join(reversed(parts)).lstrip(".")[:200]

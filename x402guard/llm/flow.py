@@ -1,0 +1,373 @@
+"""The conversation for one LLM call: a ceiling before, the truth after.
+
+A ceiling is worked out · held, durably · the request is sent · the caller reads the answer while the meter reads along · the end
+of the body captures what was used. What nobody states costs its ceiling; nothing is dropped, nothing clamped.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Final
+
+from x402guard.assets import AssetRegistry
+from x402guard.errors import CallTimeout, LedgerUnavailable, ProtocolError
+from x402guard.flow.admission import Seat
+from x402guard.flow.booking import book, cause, error_name, give_back, hold_or_refuse
+from x402guard.flow.effects import Flow, Interrupted, Reply, SendFailed, checkpoint, compute, peek_body, send, transact
+from x402guard.flow.refusals import refused
+from x402guard.flow.terms import Terms
+from x402guard.ledger.authorize import Refusal
+from x402guard.ledger.model import Evidence, Hold, HoldKind
+from x402guard.ledger.view import MarkKey
+from x402guard.llm.answer import AnswerReader
+from x402guard.llm.authorize import (
+    Granted,
+    call_id,
+    call_marks,
+    call_scope,
+    call_step,
+    fix_price,
+    grant_call,
+    note_unmetered,
+)
+from x402guard.llm.bill import Bill, bill_answer, ceiling_bill
+from x402guard.llm.ceiling import Ceiling, find_ceiling
+from x402guard.llm.meter import FixedPrice, Meter, Unmetered
+from x402guard.llm.narrow import narrow_call, narrow_fixed
+from x402guard.llm.request import Call, ask_for_usage, read_call, write_limit
+from x402guard.llm.routes import Route
+from x402guard.policy import RequestFacts
+from x402guard.policy.steps import Step
+from x402guard.policy.verdicts import Unasked
+from x402guard.strict_json import NotReadable, read_object, write_object
+from x402guard.x402.flow import PAYMENT_REQUIRED_STATUS, mindful_of_earlier_hops, paid_request
+from x402guard.x402.settlement import Receipt, receipt_of
+
+__all__ = ["InFlight", "Upload", "end_call", "metered_request", "unmetered_request"]
+
+QUICK_BYTES: Final = 16_384
+"""A body up to this size is read, counted and priced on the event loop, once book and counter have loaded."""
+
+ERROR_BYTES: Final = 262_144
+"""How much of an error's body is looked at."""
+
+_TIMED_OUT: Final = frozenset({408, 499})
+
+
+@dataclass(frozen=True, slots=True)
+class Upload:
+    """A request's body, None where it streamed past the limit, and its content encoding."""
+
+    body: bytes | None
+    encoding: str
+
+
+@dataclass(frozen=True, slots=True)
+class InFlight:
+    """A call whose answer the caller is reading.
+
+    Attributes:
+        terms: what it works under.
+        hold: its line in the ledger.
+        marks: the small rows that its end has to see.
+        call, ceiling: what was asked, and what it costs at most.
+        limit: the output limit that holds, in tokens for each choice.
+        most_tokens: what it takes of a budget of tokens where nobody states what it used.
+        reader: reads along; the transport feeds it.
+        receipt: as long as the answer has not ended.
+    """
+
+    terms: Terms
+    hold: Hold
+    marks: tuple[MarkKey, ...]
+    call: Call
+    ceiling: Ceiling
+    limit: int
+    most_tokens: int
+    reader: AnswerReader
+    receipt: Receipt
+
+
+@dataclass(frozen=True, slots=True)
+class _Ready:
+    call: Call
+    ceiling: Ceiling
+    step: Step
+    changed: bool = False
+    narrowed_by: str = ""
+
+
+def metered_request(
+    request: RequestFacts, route: Route | FixedPrice, upload: Upload, terms: Terms, registry: AssetRegistry
+) -> Flow[InFlight | Receipt | None]:
+    """Hold one call's conversation up to its answer's body.
+
+    Returns an ``InFlight`` whose body is still to be read along, the receipt of a call that has ended, or None where it cost
+    nothing. A 402 from a metered host is answered like any other. Raises ``PaymentRefused`` and its kin, ``LedgerUnavailable``,
+    ``SendFailed``; with nothing sent and nothing held where it refuses.
+    """
+    handed, reply = yield from mindful_of_earlier_hops(request, _called(request, route, upload, terms))
+    if reply.status == PAYMENT_REQUIRED_STATUS:
+        return (yield from paid_request(request, terms, registry, reply))
+    return handed
+
+
+def unmetered_request(
+    request: RequestFacts, route: Unmetered, terms: Terms, registry: AssetRegistry
+) -> Flow[Receipt | None]:
+    """Say in the books, once for each host, that what looks like an LLM call is not metered; then treat it as any request."""
+    yield from transact(*note_unmetered(terms, request, route))
+    return (yield from paid_request(request, terms, registry))
+
+
+def _called(
+    request: RequestFacts, route: Route | FixedPrice, upload: Upload, terms: Terms
+) -> Flow[tuple[InFlight | Receipt | None, Reply]]:
+    if isinstance(route, FixedPrice):
+        quick = len(upload.body or b"") <= QUICK_BYTES
+        step = yield from compute(lambda _now_ms: call_step(terms, request, upload.body or b""), quick=quick)
+        body = narrow_fixed(terms, request, route, upload.body)
+        if isinstance(body, Refusal):
+            raise (yield from refused(terms, body))
+        fixed = partial(fix_price, terms=terms, request=request, step=step, price=route)
+        granted = yield from _hold(terms, request, step, fixed, ())
+        reply = yield from _send(terms, granted, body)
+        return (yield from _end_by_status(terms, granted, reply)), reply
+    meter = _meter(terms)
+    ready = yield from compute(partial(_prepare, route, upload, terms, request), quick=_is_quick(meter, upload.body))
+    if isinstance(ready, Refusal):
+        raise (yield from refused(terms, ready))
+    call, ceiling, step = ready.call, ready.ceiling, ready.step
+    grant = partial(grant_call, call=call, ceiling=ceiling, meter=meter, narrowed_by=ready.narrowed_by)
+    change = partial(grant, terms=terms, request=request, step=step)
+    granted = yield from _hold(terms, request, step, change, call_marks(terms, call, ceiling, meter))
+    asks = _asks_for_usage(call, meter)
+    reply = yield from _send(terms, granted, _body_to_send(ready, granted, asks=asks))
+    if 200 <= reply.status < 300:
+        return _in_flight(terms, granted, ready, reply, hides=asks), reply
+    return (yield from _end_by_status(terms, granted, reply)), reply
+
+
+def _meter(terms: Terms) -> Meter:
+    if terms.meter is None:
+        raise ValueError("a metered call needs a meter")
+    return terms.meter
+
+
+def _is_quick(meter: Meter, body: bytes | None) -> bool:
+    return meter.ready and len(body or b"") <= QUICK_BYTES
+
+
+def _prepare(route: Route, upload: Upload, terms: Terms, request: RequestFacts, now_ms: int) -> _Ready | Refusal:
+    meter = _meter(terms)
+    call = read_call(route, upload.body, upload.encoding)
+    if isinstance(call, Refusal):
+        return call
+
+    def price(asked: Call) -> Ceiling | Refusal:
+        return find_ceiling(asked, meter.settings, meter.book, meter.counter, now_ms // 1000)
+
+    ceiling = price(call)
+    if isinstance(ceiling, Refusal):
+        return ceiling
+    narrowed = narrow_call(terms, request, call, ceiling, price)
+    if isinstance(narrowed, Refusal):
+        return narrowed
+    step = call_step(terms, request, call.body)  # as its caller said it: a rule makes no two calls the same
+    return _Ready(narrowed.call, narrowed.ceiling, step, narrowed.changed, narrowed.by)
+
+
+def _hold(
+    terms: Terms,
+    request: RequestFacts,
+    step: Step,
+    change: partial[Granted | Unasked | Refusal],
+    marks: tuple[MarkKey, ...],
+) -> Flow[Granted]:
+    """Write the hold; durable before anything is sent. Raises the refusal where it does not fit."""
+
+    def undo(error: BaseException) -> Flow[None]:
+        return give_back(terms, call_id(request), f"nothing was sent: {error_name(error)}", error, marks)
+
+    seat = Seat(HoldKind.LLM, request.host)
+    return (yield from hold_or_refuse(terms, call_scope(terms, request, step, marks), change, undo, seat=seat))
+
+
+def _asks_for_usage(call: Call, meter: Meter) -> bool:
+    """True where a stream would end without its usage unless we asked for it."""
+    return (
+        call.streams
+        and meter.settings.include_usage
+        and not call.asked_for_usage
+        and call.route.flavour in ("chat", "completions")
+        and call.route.endpoint.dialect in ("openai", "azure", "google")
+    )
+
+
+def _body_to_send(ready: _Ready, granted: Granted, *, asks: bool) -> bytes | None:
+    """Return the body that goes out in place of the caller's, or None where that goes out as it is."""
+    call = ready.call
+    if not asks and not granted.written and not ready.changed:
+        return None
+    body = write_limit(call, granted.limit) if granted.written else dict(call.body)
+    return write_object(ask_for_usage(body) if asks else body)
+
+
+def _send(terms: Terms, granted: Granted, body: bytes | None) -> Flow[Reply]:
+    hold = granted.hold
+    try:
+        yield from checkpoint()
+    except GeneratorExit:
+        raise
+    except BaseException as error:
+        yield from give_back(terms, hold, f"nothing was sent: {error_name(error)}", error, granted.marks)
+        raise
+    try:
+        timeouts = terms.policy.timeouts
+        plain = ("accept-encoding", "identity")
+        return (yield from send(plain, body=body, call_s=timeouts.llm_s, chunk_s=timeouts.chunk_s))
+    except GeneratorExit:
+        raise
+    except SendFailed as failure:
+        if failure.before_connection:
+            reason = f"no connection: {error_name(failure)}"
+            yield from give_back(terms, hold, reason, failure, granted.marks)  # nobody was asked
+        else:
+            # Providers go on generating for a caller who has gone, and bill it.
+            yield from _capture_anyway(terms, granted, f"no answer: {error_name(failure)}", failure, well=False)
+        if isinstance(failure.cause, CallTimeout):
+            failure.cause.hold_id = hold.id
+        raise
+    except BaseException as error:
+        yield from _capture_anyway(terms, granted, "cancelled while the call was out", error)
+        raise
+
+
+def _end_by_status(terms: Terms, granted: Granted, reply: Reply) -> Flow[Receipt | None]:
+    """End a call whose body is not read along; None where it cost nothing."""
+    hold, status = granted.hold, reply.status
+    well = True
+    if 200 <= status < 300:
+        bill = Bill(hold.amount, Evidence.ESTIMATE, note="the price its owner set")
+    elif status in _TIMED_OUT:
+        bill, well = ceiling_bill(hold.amount, f"status {status}: it may have been answered and billed"), False
+    elif status < 500:
+        yield from give_back(terms, hold, f"status {status}", None, granted.marks, well=True)
+        return None
+    else:
+        well = False
+        try:
+            error = yield from _peek_error()
+        except Interrupted as cut:
+            yield from _capture_anyway(terms, granted, "cancelled while its error was read", cut)
+            raise
+        if error:
+            yield from give_back(terms, hold, f"status {status}, {error}", None, granted.marks, well=False)
+            return None
+        bill = ceiling_bill(hold.amount, f"status {status} without an error that says that nothing was made")
+    return (yield from _write(terms, hold, bill, granted, well=well))
+
+
+def _peek_error() -> Flow[str]:
+    """Return "" unless the body of a 5xx is a provider's error and holds no content."""
+    try:
+        body = (yield from peek_body(ERROR_BYTES)) or b""
+        # Gemini streams an error as an array of one.
+        listed = read_object(b'{"errors":' + body + b"}")["errors"] if body.lstrip()[:1] == b"[" else None
+        told = read_object(body) if listed is None else listed[0] if listed else {}
+    except (NotReadable, ProtocolError, SendFailed):
+        return ""
+    if not isinstance(told, dict):
+        return ""
+    content = any(told.get(key) for key in ("choices", "candidates", "output", "content", "usage", "usageMetadata"))
+    says = any(told.get(key) for key in ("error", "message", "detail"))
+    return "an error of the provider's" if says and not content else ""
+
+
+def _in_flight(terms: Terms, granted: Granted, ready: _Ready, reply: Reply, *, hides: bool) -> InFlight:
+    call = ready.call
+    headers = {name.lower(): value for name, value in reply.headers}
+    reader = AnswerReader(
+        call.route.flavour,
+        headers.get("content-type", ""),
+        headers.get("content-encoding", ""),
+        hides_usage=hides,
+        keeps_text=call.streams and not _meter(terms).settings.include_usage,
+    )
+    receipt = _receipt(granted.hold, granted, call.model)
+    return InFlight(
+        terms=terms,
+        hold=granted.hold,
+        marks=granted.marks,
+        call=call,
+        ceiling=ready.ceiling,
+        limit=granted.bound,
+        most_tokens=granted.most_tokens,
+        reader=reader,
+        receipt=receipt,
+    )
+
+
+def _receipt(hold: Hold, granted: Granted, model: str) -> Receipt:
+    return replace(
+        receipt_of(hold, represented=False), model=model, output_limit=granted.limit if granted.written else None
+    )
+
+
+def end_call(flight: InFlight, *, ended: bool, failed: bool = False) -> Flow[Receipt]:
+    """Capture what a call cost, its answer having *ended*, or been left, or *failed*. Returns its last receipt.
+
+    Books that cannot be written take nothing from the caller: the hold stands in full, and lapses to its ceiling.
+    """
+    meter = _meter(flight.terms)
+
+    def job(_now_ms: int) -> Bill:
+        return bill_answer(
+            flight.call,
+            flight.ceiling,
+            meter.settings,
+            meter.counter,
+            flight.reader.answer(ended=ended),
+            held=flight.hold.amount,
+            limit=flight.limit,
+        )
+
+    try:
+        bill = yield from compute(job, quick=meter.ready and flight.reader.is_small)
+    except Interrupted:
+        yield from _booked(flight, job(0), well=None)
+        raise
+    try:
+        hold = yield from _booked(flight, bill, well=False if failed else ended or None)
+    except LedgerUnavailable as error:
+        return replace(flight.receipt, in_doubt=True, note=f"the books could not be written: {error}")
+    after = receipt_of(hold, represented=False)
+    return replace(
+        after, model=flight.call.model, output_limit=flight.receipt.output_limit, usage=bill.usage, note=bill.note
+    )
+
+
+def _booked(flight: InFlight, bill: Bill, *, well: bool | None) -> Flow[Hold]:
+    return book(flight.terms, flight.hold, bill, flight.marks, most_tokens=flight.most_tokens, well=well)
+
+
+def _write(terms: Terms, hold: Hold, bill: Bill, granted: Granted, *, well: bool) -> Flow[Receipt]:
+    try:
+        written = yield from book(terms, hold, bill, granted.marks, most_tokens=granted.most_tokens, well=well)
+    except LedgerUnavailable as error:
+        note = f"the books could not be written: {error}"
+        return replace(_receipt(hold, granted, granted.model), in_doubt=True, note=note)
+    return replace(_receipt(written, granted, granted.model), note=bill.note)
+
+
+def _capture_anyway(
+    terms: Terms, granted: Granted, reason: str, error: BaseException, *, well: bool | None = None
+) -> Flow[None]:
+    """Capture the ceiling on the way out of an error that matters more."""
+    hold = granted.hold
+    try:
+        bill = ceiling_bill(hold.amount, reason)
+        yield from book(terms, hold, bill, granted.marks, most_tokens=granted.most_tokens, well=well)
+    except LedgerUnavailable as again:
+        cause(error).add_note(f"hold {hold.id} could not be captured: {again}")

@@ -1,0 +1,274 @@
+"""``GenaiPriceBook``: the price book on genai-prices. Its bundled prices, or a file that the owner took in; never the network."""
+
+from __future__ import annotations
+
+import difflib
+import threading
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from decimal import Decimal
+from functools import cache
+from typing import TYPE_CHECKING, Any, Final
+
+from x402guard.flow.ports import PricedModel, Usage
+
+if TYPE_CHECKING:
+    from genai_prices.data_snapshot import DataSnapshot
+    from genai_prices.types import (
+        ModelInfo,
+        ModelPrice,
+        Provider,
+        StartDateConstraint,
+        TimeOfDateConstraint,
+        UsageExtractor,
+    )
+
+__all__ = ["GenaiPriceBook"]
+
+_FLAVOURS: Final[Mapping[str, tuple[str, ...]]] = {
+    "chat": ("chat", "default"),
+    "completions": ("chat", "default"),
+    "responses": ("responses",),
+    "embeddings": ("embeddings",),
+    "messages": ("anthropic", "default"),
+    "gemini": ("default",),
+    "gemini_embed": ("default",),
+    "cohere": ("default",),
+    "cohere_embed": ("embeddings",),
+    "converse": ("default",),
+}
+"""Our flavours → the extractors that read them, the first that a provider has."""
+
+_DIALECTS: Final[Mapping[str, str]] = {
+    "messages": "anthropic",
+    "gemini": "google",
+    "gemini_embed": "google",
+    "cohere": "cohere",
+    "cohere_embed": "cohere",
+    "converse": "aws",
+}
+"""Whose extractor reads a flavour where the provider has none: whose dialect it is."""
+
+_MAKERS: Final = ("openai", "anthropic", "google", "mistral", "cohere", "deepseek")
+
+_MOST_NAMES: Final = 10_000
+
+_ROOTS: Final[Mapping[str, str]] = {
+    "chat": "prompt_tokens", "completions": "prompt_tokens", "embeddings": "prompt_tokens", "responses": "input_tokens",
+    "messages": "cache_read_input_tokens", "converse": "inputTokens",
+}  # fmt: skip
+"""A field that an extractor has to read, so that a provider's default one is not taken for another dialect's."""
+
+
+class GenaiPriceBook:
+    """Prices and usage of the providers that genai-prices knows.
+
+    Args:
+        snapshot: its data, in place of the bundled one.
+        source, version: what the ledger says of where the prices are from.
+    """
+
+    def __init__(
+        self, snapshot: DataSnapshot | None = None, *, source: str = "genai-prices", version: str | None = None
+    ) -> None:
+        self._snapshot = snapshot
+        self._source = source
+        self._version = version
+        self._names: dict[tuple[str, str], tuple[Provider, ModelInfo] | None] = {}
+        self._priced: dict[tuple[str, str], ModelInfo] = {}
+        self._lock = threading.Lock()
+
+    @classmethod
+    def of_raw(cls, providers: list[Any], *, source: str, version: str) -> GenaiPriceBook:
+        """Return the book of *providers*, decoded JSON in genai-prices' format. Raises ``ValueError`` for anything else."""
+        from genai_prices.data_snapshot import DataSnapshot
+        from genai_prices.types import _providers_from_raw
+
+        snapshot = DataSnapshot(providers=_providers_from_raw(providers), from_auto_update=False)
+        book = cls(snapshot, source=source, version=version)
+        for provider, model in book.names():
+            for label, price in book.every_price(provider, model, 0).items():
+                if not price.is_finite() or price < 0:
+                    raise ValueError(f"{provider}'s {model} has a price of {price} for {label}")
+        return book
+
+    @property
+    def ready(self) -> bool:
+        """True once the prices have loaded."""
+        return self._snapshot is not None
+
+    @property
+    def snapshot(self) -> DataSnapshot:
+        """The data, loaded at first use."""
+        with self._lock:
+            if self._snapshot is None:
+                import genai_prices
+                from genai_prices.data_snapshot import DataSnapshot
+
+                self._version = self._version or genai_prices.__version__
+                # Not the library's current snapshot: another part of the program may let that be fetched anew.
+                self._snapshot = DataSnapshot(providers=_bundled(), from_auto_update=False)
+            return self._snapshot
+
+    def find(self, provider: str, model: str, at_unix: int) -> PricedModel | None:
+        """See ``PriceBook.find``."""
+        found = self._look_up(provider, model)
+        if found is None:
+            return None
+        home, info = found
+        self._priced[home.id, info.id] = info
+        prices = info.get_prices(_moment(at_unix))
+        variants = info.price_variants or () if any(info is own for own in home.models) else ()
+        return PricedModel(
+            provider=home.id,
+            model=info.id,
+            at_unix=at_unix,
+            source=self._source,
+            version=self._version or "",
+            context_window=info.context_window,
+            units=frozenset(unit for unit, key in _price_keys().items() if getattr(prices, key) is not None),
+            contexts=frozenset(
+                pair
+                for variant in variants
+                if variant.constraint is None or variant.constraint.active(_moment(at_unix))
+                for pair in variant.when.items()
+            ),
+        )
+
+    def cost(self, priced: PricedModel, usage: Usage, context: Mapping[str, str]) -> Decimal:
+        """See ``PriceBook.cost``. Two prices for one call (a tier and a batch, say) are the library's first match each."""
+        from genai_prices import Usage as Counts
+
+        info = self._priced.get((priced.provider, priced.model))
+        if info is None:
+            raise ValueError(f"{priced.provider}'s {priced.model!r} was not found in this book")
+        unknown = sorted(set(usage) - set(_price_keys()))
+        if unknown:
+            raise ValueError(f"{unknown[0]} is no unit that anything has a price for")
+        chosen = {key: value for key, value in context.items() if (key, value) in priced.contexts}
+        prices: ModelPrice = info.get_prices(_moment(priced.at_unix), chosen or None)
+        return Decimal(prices.calc_price(Counts(**usage))["total_price"])
+
+    def extract(self, provider: str, flavour: str, answer: Mapping[str, Any]) -> Usage:
+        """See ``PriceBook.extract``."""
+        _, counts = self._extractor(provider, flavour).extract(answer)
+        return {key: int(value) for key, value in vars(counts).items()}
+
+    def suggest(self, provider: str, model: str) -> str | None:
+        """See ``PriceBook.suggest``."""
+        near = difflib.get_close_matches(
+            model, [name for home, name in self.names() if home == provider], n=1, cutoff=0.85
+        )
+        if near:
+            return f"did you mean {near[0]!r}?"
+        others = [home for home in _MAKERS if home != provider and self._look_up(home, model) is not None]
+        return f"it is {others[0]}'s." if others else None
+
+    def listing(self, at_unix: int) -> Iterator[tuple[str, str, Mapping[str, Decimal]]]:
+        """Yield (provider, model, unit → price) at a moment (unix seconds); of a tiered price the first tier.
+
+        Prices are in dollars by the measure of their unit: a million tokens, a thousand searches.
+        """
+        for provider in self.snapshot.providers:
+            for info in provider.models:
+                prices = info.get_prices(_moment(at_unix))
+                found = {unit: getattr(prices, key) for unit, key in _price_keys().items()}
+                yield (
+                    provider.id,
+                    info.id,
+                    {unit: getattr(price, "base", price) for unit, price in found.items() if price is not None},
+                )
+
+    def names(self) -> Iterator[tuple[str, str]]:
+        """Yield (provider, name) for every model, by its id and by every other name that the book writes out for it."""
+        for provider in self.snapshot.providers:
+            for name in dict.fromkeys(name for info in provider.models for name in (info.id, *_names_of(info.match))):
+                yield provider.id, name
+
+    def every_price(self, provider: str, name: str, at_unix: int) -> Mapping[str, Decimal]:
+        """Return every price that a model has at any time and size and in any context, by a label; none for an unknown name.
+
+        The label is the unit for what holds at the moment (unix seconds), and says more for everything else:
+        ``input_tokens above 200000``, ``input_tokens (processing=batch)``, ``input_tokens from 2027-02-01``.
+        """
+        found = self._look_up(provider, name)
+        if found is None:
+            return {}
+        info = found[1]
+        prices = dict(_leaves(info.get_prices(_moment(at_unix)), ""))
+        for conditional in info.prices if isinstance(info.prices, list) else ():
+            if conditional.constraint is not None:
+                prices |= dict(_leaves(conditional.prices, _when(conditional.constraint)))
+        for variant in info.price_variants or ():
+            chosen = ", ".join(f"{key}={value}" for key, value in sorted(variant.when.items()))
+            prices |= dict(_leaves(variant.prices, f" ({chosen})"))
+        return prices
+
+    def _look_up(self, provider: str, model: str) -> tuple[Provider, ModelInfo] | None:
+        key = (provider, model)
+        if key not in self._names:
+            snapshot = self.snapshot
+            home = next((p for p in snapshot.providers if p.id == provider), None)
+            info = None if home is None else home.find_model(model, all_providers=snapshot.providers)
+            if len(self._names) > _MOST_NAMES:
+                self._names.clear()
+            self._names[key] = None if home is None or info is None else (home, info)
+        return self._names[key]
+
+    def _extractor(self, provider: str, flavour: str) -> UsageExtractor:
+        for home_id in (provider, _DIALECTS.get(flavour, "openai")):
+            # A price file says what things cost, and not how answers are read: it could leave half of a bill out.
+            home = next((p for p in _bundled() if p.id == home_id), None)
+            extractors = {e.api_flavor: e for e in (home.extractors if home is not None else None) or ()}
+            for name in _FLAVOURS[flavour]:
+                extractor = extractors.get(name)
+                if extractor is not None and _reads(extractor, _ROOTS.get(flavour)):
+                    return extractor
+        raise ValueError(f"nothing reads the usage of {provider}'s {flavour}")
+
+
+def _reads(extractor: UsageExtractor, field: str | None) -> bool:
+    return field is None or any(mapping.path == field for mapping in extractor.mappings)
+
+
+def _bundled() -> list[Provider]:
+    from genai_prices.data import providers
+
+    return providers
+
+
+@cache
+def _price_keys() -> Mapping[str, str]:
+    """Return unit → the name of its price."""
+    from genai_prices.data_units import unit_data
+
+    return {unit: str(facts["price_key"]) for unit, facts in unit_data.items()}
+
+
+def _leaves(prices: ModelPrice, suffix: str) -> Iterator[tuple[str, Decimal]]:
+    for unit, key in _price_keys().items():
+        price = getattr(prices, key)
+        if price is None:
+            continue
+        yield f"{unit}{suffix}", getattr(price, "base", price)
+        for tier in getattr(price, "tiers", ()):
+            yield f"{unit} above {tier.start}{suffix}", tier.price
+
+
+def _when(constraint: StartDateConstraint | TimeOfDateConstraint) -> str:
+    start = getattr(constraint, "start_date", None)
+    if start is not None:
+        return f" from {start}"
+    return f" at {getattr(constraint, 'start_time', '')}-{getattr(constraint, 'end_time', '')}"
+
+
+def _names_of(match: Any) -> Iterator[str]:
+    """Yield the names that a rule of the book spells out."""
+    if isinstance(name := getattr(match, "equals", None), str):
+        yield name
+    for inner in getattr(match, "or_", ()):
+        yield from _names_of(inner)
+
+
+def _moment(at_unix: int) -> datetime:
+    return datetime.fromtimestamp(at_unix, UTC)

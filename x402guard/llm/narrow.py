@@ -1,0 +1,119 @@
+"""LLM calls that a rule of the owner's makes smaller: what is narrowed is what is priced, held and sent. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from x402guard.flow.terms import Terms
+from x402guard.ledger.authorize import Refusal
+from x402guard.llm.authorize import call_subject
+from x402guard.llm.ceiling import Ceiling
+from x402guard.llm.meter import FixedPrice
+from x402guard.llm.request import Call, lower_limits, read_call, removed_fields
+from x402guard.money import Nanos, format_dollars
+from x402guard.policy import Narrow, RequestFacts
+from x402guard.policy.rules import Verdict
+from x402guard.policy.verdicts import verdict_of
+from x402guard.strict_json import NotReadable, read_object, write_object
+
+__all__ = ["Narrowed", "narrow_call", "narrow_fixed"]
+
+_LEAST_NARROWED: Final = 16
+_TRIES: Final = 4
+
+Price = Callable[[Call], Ceiling | Refusal]
+
+
+@dataclass(frozen=True, slots=True)
+class Narrowed:
+    """A call as it will be priced and sent; *changed* where its body is not the caller's own any more; *by* which rule."""
+
+    call: Call
+    ceiling: Ceiling
+    changed: bool = False
+    by: str = ""
+
+
+def narrow_call(terms: Terms, request: RequestFacts, call: Call, ceiling: Ceiling, price: Price) -> Narrowed | Refusal:
+    """Return a call as the owner's rules leave it, or why nothing of it is left. *price* works out a ceiling."""
+    verdict = verdict_of(terms, call_subject(request, call.model, _most(ceiling)))
+    narrow = verdict.narrow
+    if narrow is None:
+        return Narrowed(call, ceiling)
+    before = call
+    removed = removed_fields(call.body, narrow.remove)
+    kept = {name: value for name, value in call.body.items() if name not in removed}
+    body = lower_limits(call, kept, narrow.output_limit)
+    if body != call.body:
+        again = _again(call, body, price)
+        if isinstance(again, Refusal):
+            return again
+        call, ceiling = again
+    if narrow.most is not None and _most(ceiling) > narrow.most:
+        fitted = _fit(call, ceiling, narrow, verdict, price)
+        if isinstance(fitted, Refusal):
+            return fitted
+        call, ceiling = fitted
+    return Narrowed(call, ceiling, call is not before, verdict.narrowed_by)
+
+
+def _most(ceiling: Ceiling) -> Nanos:
+    return ceiling.amount(ceiling.limit if ceiling.limit is not None else ceiling.maximum or 0)
+
+
+def _again(call: Call, body: dict[str, object], price: Price) -> tuple[Call, Ceiling] | Refusal:
+    read = read_call(call.route, write_object(body))
+    if isinstance(read, Refusal):
+        return read
+    ceiling = price(read)
+    return ceiling if isinstance(ceiling, Refusal) else (read, ceiling)
+
+
+def _fit(
+    call: Call, ceiling: Ceiling, narrow: Narrow, verdict: Verdict, price: Price
+) -> tuple[Call, Ceiling] | Refusal:
+    """Lower the output limit until the call costs at most what the rule leaves: the limit itself is input, so it is priced again."""
+    most = narrow.most or Nanos(0)
+    before = ceiling
+    for _ in range(_TRIES):
+        limit = min(ceiling.affordable(most), ceiling.maximum or ceiling.affordable(most))
+        if ceiling.limit is not None:
+            limit = min(limit, ceiling.limit)
+        if limit < min(_LEAST_NARROWED, before.limit or _LEAST_NARROWED):
+            break
+        again = _again(call, lower_limits(call, dict(call.body), limit), price)
+        if isinstance(again, Refusal):
+            return again
+        call, ceiling = again
+        if _most(ceiling) <= most:
+            return call, ceiling
+    reason = (
+        f"rule {verdict.narrowed_by!r} narrows this to ${format_dollars(most)}, which pays for no answer of {call.model!r} "
+        f"worth having (the least is {_LEAST_NARROWED} tokens)"
+    )
+    return Refusal(verdict.narrowed_by, reason, _most(before), most)
+
+
+def narrow_fixed(terms: Terms, request: RequestFacts, price: FixedPrice, body: bytes | None) -> bytes | Refusal | None:
+    """Return the body of a call at a fixed price as the owner's rules leave it; None where it goes out as it is.
+
+    Its price cannot be less: a rule that leaves less than that refuses it.
+    """
+    verdict = verdict_of(terms, call_subject(request, price.place, price.amount))
+    narrow, rule = verdict.narrow, verdict.narrowed_by
+    if narrow is None:
+        return None
+    if narrow.most is not None and narrow.most < price.amount:
+        cost = format_dollars(price.amount)
+        reason = f"rule {rule!r} narrows this to ${format_dollars(narrow.most)}, and its owner says it costs ${cost}"
+        return Refusal(rule, reason, price.amount, narrow.most)
+    if not narrow.remove:
+        return None
+    try:
+        sent = read_object(body or b"")
+    except NotReadable:
+        return Refusal(rule, f"rule {rule!r} removes fields of this body, which cannot be read", price.amount)
+    removed = removed_fields(sent, narrow.remove)
+    return write_object({name: value for name, value in sent.items() if name not in removed}) if removed else None

@@ -1,0 +1,264 @@
+"""A usage that somebody reports of a call that no transport saw: read, priced, and refused where nobody can say what it cost."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any, Final
+
+from x402guard.flow.ports import PriceBook, Usage
+from x402guard.ledger.authorize import Refusal
+from x402guard.ledger.model import Evidence
+from x402guard.ledger.token_budget import MOST_TOKENS
+from x402guard.llm.bill import Bill, stated_cost
+from x402guard.llm.ceiling import UNPRICED, Rates, find_rates, whole_nanos
+from x402guard.llm.meter import Meter
+from x402guard.llm.request import Call
+from x402guard.llm.routes import Dialect, Endpoint, Flavour, Route
+from x402guard.llm.said import check_said, check_total, tools_run
+from x402guard.llm.tools import Unbounded, kind_of
+from x402guard.llm.usage import Stated, check_parts, read_usage
+from x402guard.money import MAX_NANOS, Nanos
+
+__all__ = ["Statement", "price_statement", "read_answer", "read_statement"]
+
+_UNIT: Final = re.compile(
+    r"(input|output)(_[a-z]+)*_tokens|cache_([a-z]+_)?(read|write)(_5m|_1h)?_tokens|(web|social|storage|rerank)_searches|code_executions",
+    re.ASCII,
+)
+_SHAPES: Final[tuple[tuple[str, Flavour], ...]] = (
+    ("completion_tokens", "chat"),
+    ("prompt_tokens", "embeddings"),
+    ("promptTokenCount", "gemini"),
+    ("inputTokens", "converse"),
+    ("billed_units", "cohere"),
+    ("cache_read_input_tokens", "messages"),
+    ("cache_creation_input_tokens", "messages"),
+    ("server_tool_use", "messages"),
+    ("input_tokens", "responses"),
+)
+"""A field of a usage → whose dialect it is; the first that is there."""
+
+_MAKERS: Final[Mapping[Flavour, str]] = {
+    "chat": "openai",
+    "embeddings": "openai",
+    "responses": "openai",
+    "messages": "anthropic",
+    "gemini": "google",
+    "converse": "aws",
+    "cohere": "cohere",
+    "cohere_embed": "cohere",
+}
+_DIALECTS: Final[Mapping[Flavour, Dialect]] = {"messages": "anthropic", "gemini": "google", "cohere": "cohere"}
+_ALSO_CALLED: Final = {"bedrock": "aws", "amazon": "aws", "gemini": "google", "vertex": "google", "vertexai": "google"}
+_COUNTS_SEARCHES: Final = frozenset({"responses", "messages", "gemini"})
+_SEPARATES: Final = re.compile(r"_([a-z])")
+_FIX: Final = '{"input_tokens": 200, "output_tokens": 100}, or the usage as the provider states it'
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """What is reported of a call.
+
+    Attributes:
+        provider: the provider's id in the price book.
+        model: as it was asked for.
+        flavour: the shape of the answer, or None where the usage is in the price book's own units.
+        answer: the answer or the part of it that holds the usage; or the usage itself, in units.
+    """
+
+    provider: str
+    model: str
+    flavour: Flavour | None
+    answer: Mapping[str, Any]
+
+
+def read_statement(provider: str, model: str, usage: Mapping[str, Any]) -> Statement:
+    """Return what *usage* says, in the price book's units or in any provider's own words.
+
+    Raises ``ValueError`` naming the argument where it says nothing that can be read.
+    """
+    provider, model = _known_as(provider), _plain_name(model)
+    if usage and all(isinstance(key, str) and _UNIT.fullmatch(key) for key in usage):
+        # Anthropic counts what was cached beside its input, and the book within it.
+        return Statement(provider, model, None, usage)
+    if not usage:
+        raise ValueError(f"usage: it is empty; write {_FIX}")
+    usage = _in_camels(usage) if "prompt_token_count" in usage else usage
+    flavour = _flavour_of(usage)
+    if flavour is None:
+        shown = ", ".join(sorted(map(str, usage))[:6])
+        raise ValueError(f"usage: {shown[:200]} says nothing of tokens that can be read; write {_FIX}")
+    if flavour == "responses" and provider == "anthropic":
+        flavour = "messages"
+    billed = usage.get("billed_units")
+    if flavour == "cohere" and isinstance(billed, dict) and "output_tokens" not in billed:
+        return Statement(provider, model, "cohere_embed", {"meta": usage})
+    field = "usageMetadata" if flavour == "gemini" else "usage"
+    return Statement(provider, model, flavour, {field: usage})
+
+
+def read_answer(answer: Mapping[str, Any], provider: str | None, model: str | None) -> Statement:
+    """Return what a whole *answer* says of its call; *provider* and *model* where it does not name them, or names others.
+
+    Raises ``ValueError`` naming the argument that is missing.
+    """
+    if "usage_metadata" in answer:
+        answer = _in_camels(answer)
+    flavour = _answer_flavour(answer)
+    if flavour is None:
+        raise ValueError(
+            "response: it states no usage that can be read; report it with session.record_usage(provider, model, usage)"
+        )
+    named = answer.get("model") or answer.get("modelVersion") if model is None else model
+    if not isinstance(named, str) or not named:
+        raise ValueError('model: the response does not name its model; write session.wrap(response, model="…")')
+    made_by = _MAKERS[flavour] if provider is None else _known_as(provider)
+    return Statement(made_by, _plain_name(named), flavour, answer)
+
+
+def _known_as(provider: str) -> str:
+    """Return a provider by its id in the price book, where people call it otherwise."""
+    folded = provider.strip().lower()
+    return _ALSO_CALLED.get(folded, folded)
+
+
+def _plain_name(model: str) -> str:
+    """Return a model's name as the book has it. Raises ``ValueError`` for what no model is called: it goes into every report."""
+    name = model.removeprefix("models/")
+    if not name.isprintable() or len(name) > 300:
+        raise ValueError(f"model: {name[:60]!a} is not the name of a model")
+    return name
+
+
+def _answer_flavour(answer: Mapping[str, Any]) -> Flavour | None:
+    if isinstance(answer.get("usageMetadata"), dict):
+        return "gemini"
+    meta, usage = answer.get("meta"), answer.get("usage")
+    if isinstance(meta, dict) and isinstance(meta.get("billed_units"), dict):
+        return "cohere_embed"
+    if not isinstance(usage, dict):
+        return None
+    return "messages" if answer.get("type") == "message" else _flavour_of(usage)
+
+
+def _flavour_of(usage: Mapping[str, Any]) -> Flavour | None:
+    return next((flavour for field, flavour in _SHAPES if field in usage), None)
+
+
+def _in_camels(value: Any) -> Any:
+    """Return what Google's libraries write with underscores in the words of its wire."""
+    if isinstance(value, dict):
+        return {_SEPARATES.sub(lambda m: m[1].upper(), str(key)): _in_camels(item) for key, item in value.items()}
+    return [_in_camels(item) for item in value] if isinstance(value, list) else value
+
+
+def price_statement(meter: Meter, statement: Statement, at_unix: int) -> tuple[Bill, Rates] | Refusal:
+    """Return what a reported call cost by the prices of *at_unix* (unix seconds), or why nobody can say.
+
+    Raises ``ValueError`` for counts that no call can have: nothing is booked on them.
+    """
+    try:
+        return _priced(meter, statement, at_unix)
+    except ValueError as error:
+        said = str(error)[:300]
+        raise ValueError(said if said.startswith("usage: ") else f"usage: {said}; write {_FIX}") from error
+
+
+def _priced(meter: Meter, statement: Statement, at_unix: int) -> tuple[Bill, Rates] | Refusal:
+    stated = _stated(statement, meter.book)
+    call = _call(statement, produces=stated.usage.get("output_tokens", 0) > 0)
+    rates = find_rates(call, meter.settings, meter.book, at_unix)
+    if isinstance(rates, Refusal):
+        return rates
+    for unit in _without_price(stated.usage, rates):
+        return Refusal(UNPRICED, f"usage: nothing says what {unit} of {statement.model!r} cost; charge them yourself")
+    allowed = _tools_run(meter, statement)
+    if isinstance(allowed, Refusal):
+        return allowed
+    amount = stated_cost(call, rates, meter.settings, stated)
+    if amount is None:
+        return Refusal(UNPRICED, f"usage: {statement.model!r} was billed at a tier that the price book does not know")
+    amount = Nanos(amount + allowed)
+    if amount > MAX_NANOS:
+        raise ValueError("usage: it would cost more than a billion dollars")
+    for unit, count in stated.usage.items():
+        if count > MOST_TOKENS:
+            raise ValueError(f"usage: more than {MOST_TOKENS:,} {unit} are impossible")
+    if allowed:
+        return Bill(amount, Evidence.ESTIMATE, stated.usage, "tools at their allowance"), rates
+    return Bill(amount, Evidence.PROVIDER_USAGE, stated.usage), rates
+
+
+def _tools_run(meter: Meter, statement: Statement) -> Nanos | Refusal:
+    """Return the allowances of what the provider ran beside the model, or why nobody can say what that cost."""
+    total = Decimal(0)
+    for name in tools_run(statement.flavour or "chat", statement.answer):
+        kind = kind_of(name)
+        allowance = meter.settings.allowance(kind)
+        if allowance is None:
+            hint = f'Metering(allowances={{"{kind}": "$0.05"}})'
+            return Refusal(UNPRICED, f"response: {name[:60]} was run, and nothing says what it cost; set {hint}")
+        total += allowance
+    return whole_nanos(total)
+
+
+def _stated(statement: Statement, book: PriceBook) -> Stated:
+    if statement.flavour is not None:
+        check_said(statement.flavour, _usage_of(statement.answer))
+        stated = read_usage(_call(statement, produces=True), statement.answer, book)
+    else:
+        stated = Stated(dict(_counts(statement.answer)), {}, None, us_only=False, counted=frozenset())
+    if not stated.usage:
+        raise ValueError(f"usage: it counts nothing; write {_FIX}")
+    check_parts(stated.usage)
+    if statement.flavour is not None:
+        check_total(_usage_of(statement.answer), stated.usage)
+    return stated
+
+
+def _usage_of(answer: Mapping[str, Any]) -> Mapping[str, Any]:
+    found: object = next((answer[field] for field in ("usage", "usageMetadata", "meta") if field in answer), {})
+    return found if isinstance(found, Mapping) else {}
+
+
+def _counts(usage: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
+    for unit, count in usage.items():
+        if type(count) is not int or count < 0:
+            vast = type(count) is int and count < -(10**40)
+            shown = "far below zero" if vast else repr(count)[:40] if isinstance(count, (int, str)) else str(count)[:40]
+            raise ValueError(f"usage: {unit} is {shown}, and is to be a whole number that is not negative")
+        if count:
+            yield unit, count
+
+
+def _without_price(usage: Usage, rates: Rates) -> Iterator[str]:
+    for unit in usage:
+        if unit not in rates.priced.units and (not unit.endswith("_tokens") or unit == "output_audio_tokens"):
+            yield unit
+
+
+def _call(statement: Statement, *, produces: bool) -> Call:
+    """Return the call as far as it is known: nobody says what was asked for, so every tool that is counted may have been."""
+    flavour: Flavour = statement.flavour or "chat"
+    endpoint = Endpoint(statement.provider, _DIALECTS.get(flavour, "openai"), "")
+    kinds = ("web_search", "file_search") if flavour in _COUNTS_SEARCHES else ()
+    return Call(
+        route=Route(endpoint, flavour),
+        model=statement.model,
+        body={},
+        streams=False,
+        limit=None if produces else 0,
+        choices=1,
+        texts=(),
+        slack=0,
+        media=(),
+        unbounded=tuple(Unbounded("tools", kind) for kind in kinds),
+        predicted=0,
+        context={},
+        us_only=False,
+        caches=False,
+        speaks=False,
+    )

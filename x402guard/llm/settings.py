@@ -1,0 +1,214 @@
+"""``Metering``: what the owner says about LLM calls, checked when it is written down."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from decimal import Decimal
+from pathlib import Path
+from typing import Final, Literal, get_args
+from urllib.parse import urlsplit
+
+from x402guard.errors import ConfigError
+from x402guard.flow.ports import PriceBook, TokenCounter
+from x402guard.llm.prices import ModelPrice
+from x402guard.llm.routes import ENDPOINTS, Dialect, Endpoint, find_route
+from x402guard.llm.tools import ALLOWANCES
+from x402guard.money import Dollars, Nanos, dollars_to_nanos, nanos_to_decimal
+from x402guard.policy.places import plain_host, plain_path
+from x402guard.policy.settings import check_flag
+
+__all__ = ["Metering", "UnboundedOutput", "place_of"]
+
+UnboundedOutput = Literal["fit", "model_max", "average", "refuse"]
+
+_DIALECTS: Final[Mapping[str, Dialect]] = {
+    "anthropic": "anthropic",
+    "azure": "azure",
+    "cohere": "cohere",
+    "google": "google",
+    "mistral": "mistral",
+}
+_KNOWN: Final = tuple(dict.fromkeys(endpoint.provider for endpoint in ENDPOINTS))
+_CONTEXTS: Final = {
+    "processing": ("batch",),
+    "service_tier": ("default", "flex", "priority", "fast", "scale"),
+    "speed": ("fast",),
+    "search_type": ("fast", "web"),
+    "route": ("mistral/eu",),
+}
+_PORTS: Final = {"http": 80, "https": 443}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Metering:
+    """How LLM calls are held and priced.
+
+    Args:
+        unbounded_output: what to do with a call that sets no output limit. ``fit``: hold the model's maximum where it fits
+            into what is left, else write an affordable limit into the request, at most a quarter of what is left; under 1,024
+            tokens, refuse. ``model_max``: hold the maximum or refuse. ``average``: hold the mean of this ledger's calls to
+            that model. ``refuse``.
+        include_usage: ask for usage in OpenAI streams whose caller did not, and keep the extra chunk from the caller.
+        endpoints: base URL → provider, for hosts that are not known: ``{"http://127.0.0.1:8000/v1": "openai"}``. The provider
+            is one of the price book, or a name of yours for models that you give prices; either speaks OpenAI's dialect
+            unless it is anthropic, azure, cohere, google or mistral.
+        aliases: a model's name as it is sent → as the book has it (an Azure deployment, say).
+        models: name → ``ModelPrice``, in place of the book's.
+        free: URLs of metered hosts that cost nothing; ``*`` at the end stands for whatever follows.
+        fixed_prices: URL of a metered host → what one request costs, in dollars.
+        allowances: kind → dollars to hold for each thing that the request's size does not bound; the kinds are those of
+            ``docs/metering.md``.
+        price_context: which of the book's other prices hold for every call, such as ``{"processing": "batch"}``.
+        counter: counts tokens before a call; tiktoken with the vocabularies that it has, when none is given.
+        prices: a price book, or the path of one that ``x402guard prices update`` wrote; the bundled one when none is given.
+
+    Raises ``ConfigError`` naming the setting.
+    """
+
+    unbounded_output: UnboundedOutput = "fit"
+    include_usage: bool = True
+    endpoints: Mapping[str, str] = field(default_factory=dict)
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    models: Mapping[str, ModelPrice] = field(default_factory=dict)
+    free: Collection[str] = ()
+    fixed_prices: Mapping[str, Dollars] = field(default_factory=dict)
+    allowances: Mapping[str, Dollars] = field(default_factory=dict)
+    price_context: Mapping[str, str] = field(default_factory=dict)
+    counter: TokenCounter | None = None
+    prices: PriceBook | Path | str | None = None
+    hosts: tuple[Endpoint, ...] = field(init=False, repr=False, compare=False, default=())
+
+    def __post_init__(self) -> None:
+        if self.unbounded_output not in get_args(UnboundedOutput):
+            choices = ", ".join(get_args(UnboundedOutput))
+            raise ConfigError(f"metering.unbounded_output: {self.unbounded_output!r} is none of {choices}")
+        check_flag("metering.include_usage", self.include_usage)
+        for name in ("endpoints", "aliases", "price_context"):
+            _check_texts(name, getattr(self, name))
+        for key, value in self.price_context.items():
+            if value not in _CONTEXTS.get(key, ()):
+                known = "; ".join(f"{name}: {', '.join(values)}" for name, values in _CONTEXTS.items())
+                raise ConfigError(
+                    f"metering.price_context: nothing has another price for {key}={value!r}; known are {known}"
+                )
+        for name, price in _mapping("models", self.models).items():
+            if not isinstance(price, ModelPrice):
+                raise ConfigError(f"metering.models: {name!r} needs a ModelPrice(input=…, output=…), not {price!r}")
+        self._set("hosts", tuple(_endpoint(url, provider) for url, provider in self.endpoints.items()))
+        _mapping("fixed_prices", self.fixed_prices)
+        self._set("_free", tuple(_pattern("free", url) for url in _collection("free", self.free)))
+        self._set("_fixed", {_pattern("fixed_prices", url): _dollars(f"fixed_prices[{url!r}]", price)
+                             for url, price in self.fixed_prices.items()})  # fmt: skip
+        unknown = sorted(set(_mapping("allowances", self.allowances)) - set(ALLOWANCES), key=str)
+        if unknown:
+            raise ConfigError(f"metering.allowances: {unknown[0]!r} is none of {', '.join(ALLOWANCES)}")
+        self._set("_allowed", {kind: nanos_to_decimal(_dollars(f"allowances[{kind!r}]", price))
+                               for kind, price in self.allowances.items()})  # fmt: skip
+        if isinstance(self.prices, Path):
+            self._set("prices", str(self.prices))
+        if self.counter is not None and not _counts(self.counter):
+            raise ConfigError(
+                f"metering.counter: {self.counter!r} has no count(text, *, provider, model); what counts for a context, such as "
+                "CharsPerToken, only estimates, and money is never held by that"
+            )
+        if self.prices is not None and not isinstance(self.prices, str) and not hasattr(self.prices, "find"):
+            raise ConfigError(f"metering.prices: {self.prices!r} is neither a path nor a price book")
+
+    def _set(self, name: str, value: object) -> None:
+        object.__setattr__(self, name, value)
+
+    def allowance(self, kind: str) -> Decimal | None:
+        """Return the dollars to hold for one thing of a kind, or None where the owner set none."""
+        allowed: Mapping[str, Decimal] = self._allowed  # type: ignore[attr-defined]
+        return allowed.get(kind)
+
+    def is_free(self, place: str) -> bool:
+        """True where the owner lists a place (see ``place_of``) as free."""
+        patterns: tuple[str, ...] = self._free  # type: ignore[attr-defined]
+        return any(_matches(pattern, place) for pattern in patterns)
+
+    def fixed_price(self, place: str) -> Nanos | None:
+        """Return what the owner says one request to a place costs, in nano-dollars, or None."""
+        prices: Mapping[str, Nanos] = self._fixed  # type: ignore[attr-defined]
+        return next((price for pattern, price in prices.items() if _matches(pattern, place)), None)
+
+
+def place_of(host: str, path: str) -> str:
+    """Return what a request's place is called in ``free`` and ``fixed_prices``: host (port where not the default) and path."""
+    return f"{host}{path}".rstrip("/")
+
+
+def _matches(pattern: str, place: str) -> bool:
+    return place.startswith(pattern[:-1]) if pattern.endswith("*") else place == pattern
+
+
+def _split(field_name: str, url: str) -> tuple[str, str]:
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:
+        parts, port = urlsplit(""), 0
+    if parts.scheme not in _PORTS or not parts.hostname or port == 0 or parts.query or parts.username:
+        raise ConfigError(f"metering.{field_name}: {url!r} is not a URL such as 'https://llm.example/v1'")
+    name = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
+    host = name if port in (None, _PORTS[parts.scheme]) else f"{name}:{port}"
+    return plain_host(host), plain_path(parts.path).rstrip("/")
+
+
+def _counts(counter: object) -> bool:
+    count = getattr(counter, "count", None)
+    if isinstance(counter, type) or not callable(count):
+        return False
+    try:
+        inspect.signature(count).bind("", provider="", model="")
+    except TypeError:
+        return False
+    except ValueError:
+        return True  # written in C, and says nothing of what it takes
+    return True
+
+
+def _endpoint(url: str, provider: str) -> Endpoint:
+    host, path = _split("endpoints", url)
+    if find_route(Endpoint(provider, _DIALECTS.get(provider, "openai"), host), path) is not None:
+        raise ConfigError(
+            f"metering.endpoints: {url!r} is one address; write the base URL that an SDK is given, such as '…/v1'"
+        )
+    near = difflib.get_close_matches(provider, _KNOWN, n=1, cutoff=0.8)
+    if near and provider not in _KNOWN:
+        raise ConfigError(f"metering.endpoints: {provider!r} is no provider with prices; did you mean {near[0]!r}?")
+    return Endpoint(provider, _DIALECTS.get(provider, "openai"), host, path)
+
+
+def _pattern(field_name: str, url: object) -> str:
+    if not isinstance(url, str):
+        raise ConfigError(f"metering.{field_name}: {url!r} is not a URL")
+    return place_of(*_split(field_name, url))
+
+
+def _dollars(name: str, amount: Dollars) -> Nanos:
+    try:
+        return dollars_to_nanos(amount, field=f"metering.{name}")
+    except (TypeError, ValueError) as error:
+        raise ConfigError(str(error)) from error
+
+
+def _mapping(name: str, value: object) -> Mapping[str, object]:
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"metering.{name}: {value!r} is not a mapping")
+    return value
+
+
+def _collection(name: str, value: object) -> Collection[object]:
+    if isinstance(value, str) or not isinstance(value, Collection):
+        raise ConfigError(f"metering.{name}: write a list of URLs, not {value!r}")
+    return value
+
+
+def _check_texts(name: str, value: object) -> None:
+    for key, item in _mapping(name, value).items():
+        if not (isinstance(key, str) and key and isinstance(item, str) and item):
+            raise ConfigError(f"metering.{name}: {key!r} → {item!r}: both are to be texts")

@@ -1,0 +1,197 @@
+"""What an answer says was used: each provider's peculiarities put right before the price book reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any, Final
+
+from x402guard.flow.ports import PriceBook, Usage
+from x402guard.llm.request import Call
+from x402guard.llm.routes import Flavour
+
+__all__ = ["UNITS", "Impossible", "Stated", "check_parts", "read_usage"]
+
+_NOT_COUNTS: Final = frozenset(
+    {"cost", "cost_details", "is_byok", "queue_time", "prompt_time", "completion_time", "total_time"}
+)
+_SUMMED: Final = ("input_tokens", "output_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
+_TIERS: Final = {
+    "batch": ("processing", "batch"),
+    "on_demand_priority": ("service_tier", "priority"),
+    "on_demand_flex": ("service_tier", "flex"),
+}
+
+
+class Impossible(ValueError):  # noqa: N818 - becomes a dispute
+    """A usage that no call can have: counts below zero, parts larger than the whole, fractions of a token."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stated:
+    """What an answer states.
+
+    Attributes:
+        usage: counts by unit of the price book.
+        context: which prices it was billed at, where it says.
+        charged: dollars that the gateway says it took, or None.
+        us_only: it was answered in the United States by request, which costs more.
+        counted: kinds of provider-run tools whose use is among the counts.
+    """
+
+    usage: Usage
+    context: Mapping[str, str]
+    charged: Decimal | None
+    us_only: bool
+    counted: frozenset[str]
+
+
+def read_usage(call: Call, answer: Mapping[str, Any], book: PriceBook) -> Stated:
+    """Return what *answer* states. Raises ``Impossible``, and ``ValueError`` where it states nothing that can be read."""
+    flavour = call.route.flavour
+    found = answer.get("usageMetadata" if flavour in ("gemini", "gemini_embed") else "usage")
+    stated = found if isinstance(found, dict) else {}
+    _check_counts(stated)
+    answer = _put_right(answer, stated)
+    usage = dict(book.extract(call.route.provider, flavour, answer))
+    searches = dict(_tools_used(call, answer, stated))
+    usage |= {UNITS[kind]: count for kind, count in searches.items() if kind in UNITS}
+    return Stated(
+        usage={unit: count for unit, count in usage.items() if count},
+        context=dict(_context(answer, stated)),
+        charged=_charged(call, stated),
+        us_only=stated.get("inference_geo") == "us" or (call.us_only and "inference_geo" not in stated),
+        counted=frozenset(searches) & frozenset(UNITS),
+    )
+
+
+def check_parts(usage: Usage) -> None:
+    """Raise ``Impossible`` where a part of the tokens is more than the whole of them."""
+    into, out = usage.get("input_tokens", 0), usage.get("output_tokens", 0)
+    for unit, count in usage.items():
+        whole = out if unit.startswith("output_") else into
+        if unit.endswith("_tokens") and count > whole:
+            raise Impossible(f"{count} {unit} are more than the whole of {whole}")
+
+
+def _check_counts(stated: Mapping[str, Any]) -> None:
+    pending = [(key, value) for key, value in stated.items() if key not in _NOT_COUNTS]
+    while pending:
+        key, value = pending.pop()
+        if isinstance(value, dict):
+            pending.extend(value.items())
+        elif isinstance(value, list):
+            pending.extend((key, item) for item in value)
+        elif isinstance(value, Decimal) and (not value.is_finite() or value < 0 or value != value.to_integral_value()):
+            raise Impossible(f"{key!a:.60} is {str(value)[:40]}")
+        elif type(value) is int and value < 0:
+            raise Impossible(f"{key!a:.60} is {value if value > -(10**40) else 'far below zero'}")
+
+
+def _put_right(answer: Mapping[str, Any], stated: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the answer with what a provider says in words of its own said in OpenAI's."""
+    iterations = stated.get("iterations")  # Anthropic: the total leaves compactions out, their sum does not
+    if isinstance(iterations, list) and len(iterations) > 1:
+        rounds = [each for each in iterations if isinstance(each, dict)]
+        sums = {key: sum(int(each.get(key) or 0) for each in rounds) for key in _SUMMED}
+        return {**answer, "usage": {**stated, **sums}}
+    hits = stated.get("prompt_cache_hit_tokens")  # DeepSeek
+    details = stated.get("prompt_tokens_details")
+    if isinstance(hits, int) and not (isinstance(details, dict) and details.get("cached_tokens")):
+        usage = {
+            **stated,
+            "prompt_tokens_details": {**(details if isinstance(details, dict) else {}), "cached_tokens": hits},
+        }
+        return {**answer, "usage": usage}
+    return answer
+
+
+def _context(answer: Mapping[str, Any], stated: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield which prices the answer was billed at: its own word decides, and not the request's."""
+    for tier in (
+        answer.get("service_tier"),
+        stated.get("service_tier"),
+        stated.get("serviceTier"),
+        stated.get("trafficType"),
+    ):
+        if isinstance(tier, str):
+            yield _TIERS.get(tier.lower(), ("service_tier", tier.lower()))
+    if isinstance(stated.get("speed"), str):
+        yield "speed", stated["speed"]
+
+
+def _charged(call: Call, stated: Mapping[str, Any]) -> Decimal | None:
+    """Return what OpenRouter says it took; with a key of the caller's own, the provider's bill comes on top of its fee."""
+    cost = stated.get("cost")
+    if call.route.provider != "openrouter" or isinstance(cost, bool) or not isinstance(cost, (int, Decimal)):
+        return None
+    details = stated.get("cost_details")
+    upstream = details.get("upstream_inference_cost") if isinstance(details, dict) else None
+    if stated.get("is_byok") is True and isinstance(upstream, (int, Decimal)):
+        cost += upstream
+    charged = Decimal(cost)
+    if not charged.is_finite() or charged < 0:
+        raise Impossible(f"cost is {str(charged)[:40]}")
+    return charged
+
+
+UNITS: Final = {"web_search": "web_searches", "file_search": "storage_searches"}
+"""Kinds of tools whose calls are counted → their unit in the price book."""
+
+_MOST_USES: Final = 1_000
+_CALLS: Final = {"web_search_call": "web_search", "file_search_call": "file_search"}
+
+
+def _tools_used(call: Call, answer: Mapping[str, Any], stated: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
+    """Yield (kind, how often) for the provider-run tools that an answer shows to have run, and that have a price."""
+    flavour: Flavour = call.route.flavour
+    if flavour == "responses":
+        output = answer.get("output")
+        types = [_called(item) for item in output if isinstance(item, dict)] if isinstance(output, list) else []
+        for name, kind in _CALLS.items():
+            asked = any(part.kind == kind for part in call.unbounded)
+            if asked or name in types:
+                yield kind, _used(kind, types.count(name), asked=asked)
+    elif flavour == "messages":
+        tools = stated.get("server_tool_use")
+        count = tools.get("web_search_requests") if isinstance(tools, dict) else None
+        asked = any(part.kind == "web_search" for part in call.unbounded)
+        if isinstance(count, int) or asked:
+            yield "web_search", _used("web_search", count if isinstance(count, int) else 0, asked=asked)
+    elif flavour == "gemini" and any(part.kind == "web_search" for part in call.unbounded):
+        yield "web_search", _grounded(call.model, answer)
+    elif _searches_each_call(call):
+        yield "web_search", 1  # billed a call, whether it searched or not
+
+
+def _used(kind: str, count: int, *, asked: bool) -> int:
+    """Return how often a tool was used. Raises ``Impossible`` for one that was not offered, or for thousands of uses."""
+    if (count and not asked) or count > _MOST_USES:
+        raise Impossible(f"{count} uses of {kind}, {'which was offered' if asked else 'which was not offered'}")
+    return count
+
+
+def _searches_each_call(call: Call) -> bool:
+    searches = any(part.kind == "web_search" for part in call.unbounded)
+    return searches and call.route.flavour == "chat" and call.route.provider in ("openai", "azure")
+
+
+def _called(item: Mapping[str, Any]) -> str | None:
+    """Return the type of an output item; opening a page that was found is no search, and costs nothing."""
+    action = item.get("action")
+    opens = isinstance(action, dict) and action.get("type") not in (None, "search")
+    return None if opens else item.get("type")
+
+
+def _grounded(model: str, answer: Mapping[str, Any]) -> int:
+    """Return how many searches Gemini bills: each query from version 3 on, each grounded answer before it."""
+    candidates = answer.get("candidates")
+    queries = grounded = 0
+    for candidate in candidates if isinstance(candidates, list) else ():
+        metadata = candidate.get("groundingMetadata") if isinstance(candidate, dict) else None
+        if isinstance(metadata, dict) and metadata:
+            asked = metadata.get("webSearchQueries")
+            queries += len(asked) if isinstance(asked, list) else 0
+            grounded = 1
+    return grounded if model.startswith(("gemini-1", "gemini-2")) else max(queries, grounded)

@@ -1,0 +1,179 @@
+"""Tools that cost money: held for as a block, or as a decorated function. One conversation, blocking and awaited."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from decimal import Decimal
+from types import TracebackType
+from typing import Final, Protocol, Self
+
+from x402guard.errors import ConfigError
+from x402guard.flow.drivers import Shell, run, run_async
+from x402guard.flow.effects import Flow
+from x402guard.flow.terms import Terms
+from x402guard.money import Dollars, Nanos, dollars_to_nanos, format_dollars, nanos_to_decimal
+from x402guard.tools.arguments import plain_arguments, shown_arguments
+from x402guard.tools.flow import (
+    TOOL_HOLD_S,
+    HeldTool,
+    ToolCall,
+    ToolEnd,
+    check_tool,
+    end_tool,
+    hold_tool,
+)
+from x402guard.tools.token_budget import TokenBudget
+from x402guard.x402.settlement import Receipt
+
+__all__ = ["LONGEST_S", "Budgeted", "ToolHold", "tool_call"]
+
+LONGEST_S: Final = 31 * 86_400
+"""The longest that one use of a tool may be held for, or may take, in seconds."""
+
+
+class Budgeted(Protocol):
+    """Whose budget pays for tools: a session."""
+
+    def innermost(self) -> Budgeted:
+        """Return the innermost budget in context: this one, or one inside it."""
+
+    def conversation_terms(self) -> Terms:
+        """Return the terms of the innermost budget in context."""
+
+    @property
+    def shell(self) -> Shell:
+        """The ports it runs on."""
+
+    @property
+    def tokens(self) -> TokenBudget:
+        """What its context may take."""
+
+
+def tool_call(
+    tool: object,
+    amount: Dollars,
+    *,
+    field: str,
+    arguments: object = None,
+    lifetime_s: object = TOOL_HOLD_S,
+    fixed: bool = False,
+) -> ToolCall:
+    """Return one use of a tool, its arguments checked. *field* is what the amount is called in an error.
+
+    *fixed* is True where the amount is what it costs, and no ceiling.
+
+    Raises ``TypeError`` for a float, ``ValueError`` for what is no dollar amount, ``ConfigError`` for everything else.
+    """
+    name = check_tool(tool)
+    if type(lifetime_s) is not int or not 1 <= lifetime_s <= LONGEST_S:
+        raise ConfigError(f"lifetime_s: {lifetime_s!r} is not a whole number of seconds from 1 to {LONGEST_S}")
+    nanos = dollars_to_nanos(amount, field=field)
+    return ToolCall(
+        name,
+        nanos,
+        secrets.token_bytes(32),
+        plain_arguments(arguments),
+        lifetime_s,
+        fixed,
+        shown=shown_arguments(arguments),
+    )
+
+
+class ToolHold:
+    """What one use of a tool may cost at most, held while its block runs. Made by ``Session.hold``; sync or async.
+
+    The block says how it ended: ``capture`` what it cost, or ``void`` where it was not billed. It is written as the block is
+    left. Whatever leaves the block without a word, an exception too, captures the ceiling.
+    """
+
+    def __init__(self, payer: Budgeted, call: ToolCall) -> None:
+        self._payer = payer
+        self._call = call
+        self._lock = threading.Lock()
+        self._terms: Terms | None = None
+        self._held: HeldTool | None = None
+        self._ending: str | None = None
+        self._captured: Nanos | None = None
+        self._voided: str | None = None
+        self._left = False
+        self._receipt: Receipt | None = None
+
+    @property
+    def amount(self) -> Decimal:
+        """The ceiling in dollars, exact."""
+        return nanos_to_decimal(self._call.amount if self._held is None else self._held.ceiling)
+
+    @property
+    def hold_id(self) -> str:
+        """Its line in the ledger."""
+        return self._call.hold_id
+
+    @property
+    def receipt(self) -> Receipt | None:
+        """What became of it, once the block was left; None before."""
+        return self._receipt
+
+    def capture(self, amount: Dollars) -> None:
+        """Say what it cost, in dollars; more than the ceiling is owed all the same, and trips what it exceeds.
+
+        Raises ``TypeError`` for a float, ``ValueError`` for what is no dollar amount, ``ConfigError`` where its end was said
+        already, or outside of its block.
+        """
+        nanos = dollars_to_nanos(amount, field="amount")
+        self._end(f"captured ${format_dollars(nanos)}")
+        self._captured = nanos
+
+    def void(self, reason: str = "not billed") -> None:
+        """Say that it was not billed: everything held is given back. Raises ``ConfigError`` as ``capture`` does."""
+        self._end("voided")
+        self._voided = str(reason)
+
+    def _end(self, ending: str) -> None:
+        if self._held is None or self._left:
+            raise ConfigError(f"hold: {self._call.tool!r} is not held here; say how it ended within its `with` block")
+        if self._ending is not None:
+            raise ConfigError(f"hold: the end of {self._call.tool!r} has been said already: {self._ending}")
+        self._ending = ending
+
+    def __enter__(self) -> Self:
+        terms = self._begin()
+        self._held = run(hold_tool(terms, self._call), self._payer.shell)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._receipt = run(self._written(error), self._payer.shell)
+
+    async def __aenter__(self) -> Self:
+        terms = self._begin()
+        self._held = await run_async(hold_tool(terms, self._call), self._payer.shell)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._receipt = await run_async(self._written(error), self._payer.shell)
+
+    def _begin(self) -> Terms:
+        with self._lock:
+            if self._terms is not None:
+                raise ConfigError(
+                    f"hold: this hold of {self._call.tool!r} was used already; write session.hold(…) for each use"
+                )
+            self._terms = self._payer.conversation_terms()
+            return self._terms
+
+    def _written(self, error: BaseException | None) -> Flow[Receipt]:
+        self._left = True
+        if self._held is None or self._terms is None:
+            raise ConfigError(f"hold: the block of {self._call.tool!r} was never entered")
+        if self._ending is not None:
+            end = ToolEnd(amount=self._captured, void=self._voided)
+        elif error is not None:
+            well = False if isinstance(error, Exception) else None
+            end = ToolEnd(note=f"its block was left by {type(error).__name__}", well=well)
+        else:
+            end = ToolEnd(note="nobody said what it cost", forgotten=True)
+        return end_tool(self._terms, self._held.hold, end, ceiling=self._held.ceiling)

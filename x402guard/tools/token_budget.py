@@ -1,0 +1,357 @@
+"""``TokenBudget``: what an agent's context may take over all its calls, so that many small results do not overflow it."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from dataclasses import dataclass
+from typing import Any, Final
+
+from x402guard.errors import BudgetExhausted, ConfigError, LedgerUnavailable, PaymentRefused
+from x402guard.flow.booking import cause
+from x402guard.flow.drivers import Shell, run, run_async
+from x402guard.flow.effects import Flow, Interrupted, transact, transact_anyway, warn
+from x402guard.flow.refusals import refused
+from x402guard.flow.terms import Terms
+from x402guard.ledger.authorize import TOKENS, Refusal
+from x402guard.ledger.model import Hold, HoldState, Node
+from x402guard.ledger.token_budget import (
+    DEFAULT_TOKENS,
+    MOST_TOKENS,
+    Reservation,
+    TokenLimit,
+    end_reservation,
+    lapse_reservations,
+    open_tokens,
+    record_tokens,
+    reserve_tokens,
+    soft_mark,
+    soft_warning,
+    tokens_left,
+)
+from x402guard.ledger.view import LedgerView, Scope
+from x402guard.stores import open_store
+from x402guard.tools.counting import CharsPerToken, ContextCounter, TextCounter, counting, cut
+from x402guard.tools.flow import check_tool
+from x402guard.tools.modes import Mode, check_mode, suggest_mode
+
+__all__ = ["Allocation", "Allotment", "TokenBudget"]
+
+_ALONE: Final = "tokens"
+
+
+class Allocation(int):
+    """How many tokens were granted: a whole number that knows which reservation it is.
+
+    Attributes:
+        reservation: the hold's id in the ledger.
+        requested: how many were asked for.
+    """
+
+    reservation: str = ""
+    requested: int = 0
+
+    @classmethod
+    def of(cls, hold: Hold, requested: int) -> Allocation:
+        """Return the allocation of a hold of tokens."""
+        allocation = cls(hold.amount)
+        allocation.reservation, allocation.requested = hold.id, requested
+        return allocation
+
+    def __repr__(self) -> str:
+        return f"Allocation({int(self)} of {self.requested})"
+
+    def __str__(self) -> str:
+        return int.__repr__(self)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restored, (int(self), self.reservation, self.requested)
+
+
+def _restored(tokens: int, reservation: str, requested: int) -> Allocation:
+    allocation = Allocation(tokens)
+    allocation.reservation, allocation.requested = reservation, requested
+    return allocation
+
+
+@dataclass(frozen=True, slots=True)
+class Allotment:
+    """What was granted, and how the budget stood before it.
+
+    Attributes:
+        tokens: the allocation.
+        left, total: tokens that remained, of all.
+    """
+
+    tokens: Allocation
+    left: int
+    total: int
+
+
+class TokenBudget:
+    """A budget of tokens over many calls. All usage counts, past the total too; only allocations are refused.
+
+    By itself it lives in this process. Given to a session, ``guard.session(…, tokens=TokenBudget(…))``, it lives in the ledger, is
+    shared by every process that opens that session, and is fed by its metered calls. Threads and tasks may share one object.
+
+    Args:
+        total: tokens; 100,000 when none is given, or what a session that is resumed has.
+        soft: tokens used at which one warning is due (a log record, and an event in the report); None for no warning.
+        counter: counts a text: an object with ``count(text)``, or a function. ``TiktokenCounter()`` counts as OpenAI does.
+
+    Raises ``ConfigError`` naming the argument.
+    """
+
+    def __init__(
+        self,
+        total: int | None = None,
+        soft: int | None = None,
+        counter: ContextCounter | TextCounter | None = None,
+    ) -> None:
+        self._total = None if total is None else _positive("total", total)
+        self._soft = None if soft is None else _positive("soft", soft)
+        if self._soft is not None and self._total is not None and self._soft > self._total:
+            raise ConfigError(
+                f"soft: {self._soft:,} is above the total of {self._total:,}, and would never be reached before it"
+            )
+        self._counter = CharsPerToken() if counter is None else counter
+        self._count = counting(self._counter)
+        self._lock = threading.Lock()
+        self._shell: Shell | None = None
+        self._limit = TokenLimit(_ALONE, self._soft)
+        self._terms: Terms | None = None
+
+    # -- where it is kept -------------------------------------------------------------------------------------------
+
+    def _keep(self) -> Shell:
+        """Return the books it is kept in: its own, where no session has given it another."""
+        with self._lock:
+            if self._shell is None:
+                store = open_store("memory://")
+                total = self._total
+                store.transact(Scope(nodes=(_ALONE,)), lambda view: open_tokens(view, _ALONE, total, _ALONE))
+                self._shell = Shell(store, None, None)
+            return self._shell
+
+    def bind(self, shell: Shell, terms: Terms, limit: TokenLimit) -> None:
+        """Keep it in a session's ledger from now on; the session does this. Raises ``ConfigError`` for one that was used before."""
+        with self._lock:
+            if self._shell is not None:
+                raise ConfigError(
+                    "tokens: this TokenBudget was used before the session; give the session one of its own"
+                )
+            self._shell, self._terms, self._limit = shell, terms, limit
+
+    @property
+    def limit(self) -> TokenLimit:
+        """Where it stands in the ledger."""
+        return self._limit
+
+    @property
+    def asked(self) -> tuple[int | None, int | None]:
+        """The total and the soft limit that it was made with, as far as they were given."""
+        return self._total, self._soft
+
+    def kept_in(self, shell: Shell) -> bool | None:
+        """True where it is kept in those books, False in others, None where it is not in use yet."""
+        with self._lock:
+            return None if self._shell is None else self._shell.store is shell.store
+
+    def _node(self) -> Node:
+        store = self._keep().store
+        return next(node for node in store.nodes(self._limit.node_id) if node.id == self._limit.node_id)
+
+    # -- what stands ------------------------------------------------------------------------------------------------
+
+    @property
+    def total(self) -> int:
+        """The most tokens that are handed out."""
+        return self._node().limit or 0
+
+    @property
+    def used(self) -> int:
+        """Every token that was recorded, past the total too."""
+        return self._node().captured
+
+    @property
+    def reserved(self) -> int:
+        """Tokens that were allocated, and neither recorded nor released yet."""
+        return self._node().held
+
+    @property
+    def remaining(self) -> int:
+        """Tokens that are neither used nor reserved, never below zero."""
+        return tokens_left(self._node())
+
+    @property
+    def usage_fraction(self) -> float:
+        """What was used, as a part of the total; above 1 once it is passed."""
+        node = self._node()
+        return node.captured / (node.limit or 1)
+
+    def suggested_mode(self, requested: Mode) -> Mode:
+        """Return how a result is to be shown: as *requested* while more than half remains, and with less of it after.
+
+        At 50 % remaining ``raw`` becomes ``table``; at 20 % everything a ``summary``; below 5 % ``handle_only``. What was
+        requested is never relaxed. Raises ``ConfigError`` for what is no mode.
+        """
+        node = self._node()
+        return suggest_mode(check_mode("requested", requested), left=tokens_left(node), total=node.limit or 0)
+
+    def count(self, text: str) -> int:
+        """Return how many tokens *text* is, by this budget's counter."""
+        return self._count(text)
+
+    @property
+    def counts_at_once(self) -> bool:
+        """True where the counter has loaded what it needs."""
+        return bool(getattr(self._counter, "ready", True))
+
+    def cut(self, text: str, tokens: int) -> str:
+        """Return *text*, or as much of its beginning as is at most *tokens* tokens, ending in "…" where it was cut."""
+        return cut(text, tokens, self._count)
+
+    # -- what is asked of it ----------------------------------------------------------------------------------------
+
+    def allocate(self, requested: int, *, tool: str = "") -> Allocation:
+        """Reserve *requested* tokens, or what is left of them, and return how many.
+
+        Raises ``BudgetExhausted`` where nothing is left, ``ConfigError`` for what is no positive whole number. What is neither
+        recorded nor released within 900 s counts as used.
+        """
+        return run(self._allocate(requested, tool), self._keep())
+
+    async def aallocate(self, requested: int, *, tool: str = "") -> Allocation:
+        """The same as ``allocate``, awaited: the ledger is written off the event loop."""
+        return await run_async(self._allocate(requested, tool), self._keep())
+
+    def record_usage(self, actual: int, reservation: Allocation | None = None) -> None:
+        """Count *actual* tokens as used, in place of their *reservation* where there is one; more than it counts in full.
+
+        Raises ``ConfigError`` for a reservation that was used or released already, or is of another budget.
+        """
+        run(self._record(actual, reservation), self._keep())
+
+    async def arecord_usage(self, actual: int, reservation: Allocation | None = None) -> None:
+        """The same as ``record_usage``, awaited."""
+        await run_async(self._record(actual, reservation), self._keep())
+
+    def release(self, reservation: Allocation) -> None:
+        """Give a reservation back unused. Raises ``ConfigError`` as ``record_usage`` does."""
+        run(self.end(_id_of(reservation), None), self._keep())
+
+    async def arelease(self, reservation: Allocation) -> None:
+        """The same as ``release``, awaited."""
+        await run_async(self.end(_id_of(reservation), None), self._keep())
+
+    # -- the conversations ------------------------------------------------------------------------------------------
+
+    def _scope(self, hold_id: str) -> Scope:
+        node_id, session_id = self._limit.node_id, self._limit.session_id
+        nodes = (node_id,) if session_id is None else (node_id, session_id)
+        return Scope(nodes=nodes, holds=(hold_id,), marks=(soft_mark(node_id),))
+
+    def _owner(self) -> str:
+        return "" if self._terms is None else self._terms.instance
+
+    def reserve(self, requested: int, tool: str) -> Flow[Allotment]:
+        """Return the conversation behind ``allocate``: what was granted, and what was left of what before it."""
+        named = check_tool(tool) if tool != "" else ""
+        wanted = Reservation(secrets.token_hex(32), _positive("requested", requested), self._owner(), named)
+
+        def change(view: LedgerView) -> tuple[Hold | None, Node, str]:
+            warning = self._warning(view, lapse_reservations(view, self._limit))
+            before = view.node(self._limit.node_id)
+            return reserve_tokens(view, before.id, wanted), before, warning
+
+        scope = self._scope(wanted.id)
+        try:
+            hold, before, warning = yield from transact(scope, change)
+        except (Interrupted, LedgerUnavailable) as error:
+            # It may have been written although its answer was lost.
+            yield from self._give_back(scope, wanted.id, error)
+            raise
+        if warning:
+            yield from warn(warning)
+        if hold is None:
+            raise (yield from self._exhausted(before, wanted.requested))
+        return Allotment(Allocation.of(hold, requested), tokens_left(before), before.limit or 0)
+
+    def _give_back(self, scope: Scope, hold_id: str, error: BaseException) -> Flow[None]:
+        try:
+            yield from transact(scope, lambda view: self._end_if_held(view, hold_id, None))
+        except LedgerUnavailable as again:
+            cause(error).add_note(f"the tokens of {hold_id} could not be given back: {again}")
+
+    def _allocate(self, requested: int, tool: str) -> Flow[Allocation]:
+        return (yield from self.reserve(requested, tool)).tokens
+
+    def _exhausted(self, node: Node, requested: int) -> Flow[PaymentRefused]:
+        reason = (
+            f"nothing is left of {node.limit or 0:,} tokens ({node.captured:,} used, {node.held:,} reserved); "
+            f"{requested:,} were asked for"
+        )
+        if self._terms is None:
+            return BudgetExhausted(f"{TOKENS}: {reason}", rule=TOKENS)
+        return (yield from refused(self._terms, Refusal(TOKENS, reason)))
+
+    def _record(self, actual: int, reservation: Allocation | None) -> Flow[None]:
+        used = _whole(actual)
+        if not 0 <= used <= MOST_TOKENS:
+            shown = repr(actual)[:60] if isinstance(actual, (str, float)) or used < MOST_TOKENS else "that"
+            raise ConfigError(f"actual: {shown} is not a whole number of tokens; count a text with count(text)")
+        if reservation is not None:
+            yield from self.end(_id_of(reservation), used)
+            return
+        use = Reservation(secrets.token_hex(32), used, self._owner())
+        yield from self._warned(transact_anyway(self._scope(use.id), lambda view: self._recorded(view, use)))
+
+    def _recorded(self, view: LedgerView, use: Reservation) -> str:
+        return self._warning(view, record_tokens(view, self._limit, use))
+
+    def _warning(self, view: LedgerView, reached: bool) -> str:
+        return soft_warning(view, self._limit) if reached else ""
+
+    def end(self, hold_id: str, used: int | None) -> Flow[None]:
+        """Return the conversation behind ``record_usage`` and ``release``: tokens *used*, or None to give them back."""
+        scope = self._scope(hold_id)
+        try:
+            written = transact(
+                scope, lambda view: self._warning(view, end_reservation(view, self._limit, hold_id, used))
+            )
+            yield from self._warned(written)
+        except Interrupted:
+            yield from transact(scope, lambda view: self._end_if_held(view, hold_id, used))
+            raise
+
+    def _end_if_held(self, view: LedgerView, hold_id: str, used: int | None) -> None:
+        hold = view.hold(hold_id)
+        if hold is not None and hold.state is HoldState.HELD:
+            end_reservation(view, self._limit, hold_id, used)
+
+    def _warned(self, written: Flow[str]) -> Flow[None]:
+        warning = yield from written
+        if warning:
+            yield from warn(warning)
+
+    def __repr__(self) -> str:
+        return f"TokenBudget(total={DEFAULT_TOKENS if self._total is None else self._total}, soft={self._soft})"
+
+
+def _whole(value: object) -> int:
+    """Return a whole number as a plain one: a subclass may compare as it likes. -1 for what is none."""
+    return int.__index__(value) if isinstance(value, int) and not isinstance(value, bool) else -1
+
+
+def _positive(name: str, value: object) -> int:
+    number = _whole(value)
+    if not 0 < number <= MOST_TOKENS:
+        shown = repr(value)[:60] if isinstance(value, (str, float)) or -MOST_TOKENS < number < MOST_TOKENS else "that"
+        raise ConfigError(f"{name}: {shown} is not a positive whole number of tokens, such as 4000")
+    return number
+
+
+def _id_of(reservation: object) -> str:
+    if not isinstance(reservation, Allocation) or not reservation.reservation:
+        raise ConfigError(f"reservation: {reservation!r} is not what allocate() returned")
+    return reservation.reservation

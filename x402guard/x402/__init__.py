@@ -1,0 +1,3 @@
+"""The payment protocol: offers, schemes, signing, settlement, reconciliation."""
+
+__all__: list[str] = []

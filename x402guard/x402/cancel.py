@@ -1,0 +1,72 @@
+"""Cancels a payment that is out: the signature that asks the token to, and nothing more. Only the chain frees the hold."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from x402guard.errors import ConfigError, SignerError
+from x402guard.evm import Address
+from x402guard.flow.drivers import Shell
+from x402guard.ledger.model import Hold, HoldState
+from x402guard.ledger.view import LedgerView, Scope
+from x402guard.x402.schemes.cancellation import cancellation_call
+from x402guard.x402.signer import normalise_signature
+
+__all__ = ["Cancellation", "cancelled"]
+
+
+@dataclass(frozen=True, slots=True)
+class Cancellation:
+    """A transaction that cancels a payment, for whoever pays the gas to send, from any account.
+
+    Until the chain shows it the payment may still be taken, and its hold counts in full: ``reconcile`` frees it.
+
+    Attributes:
+        hold_id: the payment.
+        network: CAIP-2.
+        to: the token's contract.
+        data: the calldata, as 0x and hex. It cancels this payment and can do nothing else.
+        deadline: unix time in seconds after which the payment is worthless anyway.
+    """
+
+    hold_id: str
+    network: str
+    to: Address
+    data: str = field(repr=False)
+    deadline: int
+
+
+def cancelled(shell: Shell, hold_id: str) -> Cancellation:
+    """Write down that a payment is to be cancelled, then sign that. See ``Guard.cancel``."""
+    signer = shell.signer
+    if signer is None:
+        raise SignerError("there is no key to sign a cancellation with")
+
+    def change(view: LedgerView) -> Hold:
+        hold = _cancellable(view.hold(hold_id), hold_id, view.now_unix)
+        facts = {"name": "cancel_requested", "deadline": hold.deadline_unix}
+        view.record(hold.node_id, "event", hold_id=hold.id, facts=facts)
+        return hold
+
+    hold = shell.store.transact(Scope(holds=(hold_id,), durable=True), change)
+    intent = hold.payment()
+    signature = normalise_signature(signer.sign_cancellation(hold))
+    data = "0x" + cancellation_call(intent, signature).hex()
+    return Cancellation(hold.id, intent.network, intent.token, data, hold.deadline_unix)
+
+
+def _cancellable(hold: Hold | None, hold_id: str, now_unix: int) -> Hold:
+    if hold is None or hold.intent is None:
+        raise ConfigError(f"hold: there is no payment {hold_id[:80]!r} in this ledger; see `x402guard holds`")
+    if hold.state is not HoldState.HELD:
+        raise ConfigError(f"hold: {hold.id} is {hold.state}; only a live one can be cancelled")
+    if hold.intent.method != "eip3009":
+        raise ConfigError(
+            f"hold: {hold.id} is paid by {hold.intent.method}, which no signature cancels; the wallet itself can call "
+            "invalidateUnorderedNonces of Permit2"
+        )
+    if hold.intent.dead_at(now_unix):
+        raise ConfigError(
+            f"hold: {hold.id} was good until {hold.deadline_unix} and is worthless by now; reconcile frees it"
+        )
+    return hold

@@ -1,0 +1,166 @@
+"""Steps 3 and 4: is this 402 an offer, and which of its offers may be paid?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from x402guard.assets import TEST_NETWORKS, AssetRegistry
+from x402guard.errors import CallTimeout, ProtocolError
+from x402guard.flow.effects import Flow, Reply, SendFailed, peek_body, read_funds
+from x402guard.flow.terms import Terms
+from x402guard.money import Nanos, format_dollars
+from x402guard.policy import Case, RequestFacts, judge_offer
+from x402guard.policy.verdicts import verdict_of
+from x402guard.x402.offer import Offer, Rejection, conflicts_with_body, normalise
+from x402guard.x402.purchase import offer_subject
+from x402guard.x402.schemes.exact import EXACT_PROXY
+from x402guard.x402.schemes.scheme import PERMIT2
+from x402guard.x402.schemes.upto import UPTO_PROXY
+from x402guard.x402.wire import (
+    MAX_BODY_BYTES,
+    PAYMENT_REQUIRED,
+    PAYMENT_RESPONSE,
+    X_PAYMENT_RESPONSE,
+    PaymentRequired,
+    decode_json,
+    decode_payment_required,
+    only_header,
+    parse_payment_required,
+)
+
+__all__ = ["Challenge", "Payable", "read_challenge", "screen"]
+
+BODY_FIELD = "body"
+
+
+@dataclass(frozen=True, slots=True)
+class Challenge:
+    """What a 402 asks for: terms, and the terms in the body beside a v2 header, where there are any."""
+
+    required: PaymentRequired
+    body: PaymentRequired | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Payable:
+    """What came of screening: offers that the rules let pass, and why the others do not."""
+
+    offers: tuple[Offer, ...]
+    rejections: tuple[Rejection, ...]
+
+
+def read_challenge(reply: Reply, call_s: int | None = None) -> Flow[Challenge | None]:
+    """Return the terms of a 402, or None where it is none of ours: not every 402 is an offer.
+
+    v2 terms come in the header, v1 terms in the body. A failed settlement is a 402 with a receipt and without terms.
+    Raises ``ProtocolError`` for terms that cannot be read, ``CallTimeout`` for a body that takes longer than *call_s* seconds.
+    """
+    header = only_header(reply.headers, PAYMENT_REQUIRED)
+    if header is not None:
+        required = decode_payment_required(header)
+        return Challenge(required, (yield from _body_terms(reply, call_s)))
+    if any(only_header(reply.headers, name) is not None for name in (PAYMENT_RESPONSE, X_PAYMENT_RESPONSE)):
+        return None
+    body = yield from _body_terms(reply, call_s)
+    return Challenge(body) if body is not None and body.version == 1 else None
+
+
+def _peeked(call_s: int | None) -> Flow[bytes | None]:
+    try:
+        return (yield from peek_body(MAX_BODY_BYTES, call_s))
+    except SendFailed as failure:
+        if isinstance(failure.cause, CallTimeout):
+            failure.cause.money_may_have_moved = False
+            failure.cause.advice = "Nothing was paid: the offer did not come whole. Ask again, or somebody else."
+            failure.cause.retry = "later"
+        raise
+
+
+def _body_terms(reply: Reply, call_s: int | None) -> Flow[PaymentRequired | None]:
+    """x402 terms in a JSON body; None for a body that is not JSON, or is about something else."""
+    kinds = [value.lower() for name, value in reply.headers if name.lower() == "content-type"]
+    if len(kinds) != 1 or "json" not in kinds[0]:
+        return None
+    raw = yield from _peeked(call_s)
+    if raw is None and only_header(reply.headers, PAYMENT_REQUIRED) is not None:
+        raise ProtocolError(f"terms beside more than {MAX_BODY_BYTES} bytes of JSON are not read", field=BODY_FIELD)
+    if raw is None or b"x402Version" not in raw:
+        return None
+    value = decode_json(raw, field=BODY_FIELD)
+    if not isinstance(value, dict) or "x402Version" not in value or "accepts" not in value:
+        return None
+    return parse_payment_required(value, field=BODY_FIELD)
+
+
+def screen(challenge: Challenge, request: RequestFacts, terms: Terms, registry: AssetRegistry) -> Flow[Payable]:
+    """Normalise every offer and keep those that the registry, the rules and, where a chain is read, the account allow."""
+    offers: list[Offer] = []
+    rejections: list[Rejection] = []
+    for offer in normalise(challenge.required, registry):
+        objection = offer if isinstance(offer, Rejection) else (yield from _objection(offer, challenge, request, terms))
+        if objection is not None:
+            rejections.append(objection)
+        elif isinstance(offer, Offer):
+            offers.append(offer)
+    return Payable(tuple(offers), tuple(rejections))
+
+
+def _objection(offer: Offer, challenge: Challenge, request: RequestFacts, terms: Terms) -> Flow[Rejection | None]:
+    if challenge.body is not None and conflicts_with_body(offer, challenge.body):
+        return Rejection("header_body_conflict", "header and body of the 402 ask for different payments")
+    if offer.payee in (terms.payer, PERMIT2, EXACT_PROXY, UPTO_PROXY):
+        return Rejection(
+            "payee", f"payee {offer.payee} is the payer itself or a contract of the protocol, not a seller"
+        )
+    case = Case(request, offer)
+    objection = judge_offer(terms.policy, case) or _denied(case, terms)
+    if objection is not None:
+        return objection
+    if offer.network not in terms.chains:
+        if offer.network in TEST_NETWORKS or terms.unsafe_no_chain:
+            return None
+        reason = (
+            f"no RPC for {offer.network}: claims about real money could not be checked; set chains or unsafe_no_chain"
+        )
+        return Rejection("no_chain", reason)
+    return (yield from _unaffordable(offer, terms))
+
+
+def _denied(case: Case, terms: Terms) -> Rejection | None:
+    """What the owner's own rules deny, and what would have to be smaller: a price is the seller's."""
+    subject = offer_subject(case)
+    verdict = verdict_of(terms, subject)
+    amount = subject.amount
+    if verdict.action == "deny":
+        return Rejection(verdict.rule, verdict.reason, amount)
+    most = None if verdict.narrow is None else verdict.narrow.most
+    if most is not None and amount > most:
+        rule = verdict.narrowed_by
+        reason = f"rule {rule!r} narrows this to ${format_dollars(most)}, and the seller asks ${format_dollars(amount)}"
+        return Rejection(rule, reason, amount, most)
+    return None
+
+
+def _unaffordable(offer: Offer, terms: Terms) -> Flow[Rejection | None]:
+    """A payment that the account cannot make would only burn the budget until its deadline."""
+    if terms.payer is None:
+        return None
+    funds = yield from read_funds(offer.network, offer.asset.contract, terms.payer)
+    if funds is None and terms.unsafe_no_chain:
+        return None
+    if funds is None:
+        reason = f"no RPC of {offer.network} answers, so nobody could say what became of a payment"
+        return Rejection(
+            "chain_unreadable", f"{reason}; see `x402guard doctor`, name several URLs, or say unsafe_no_chain"
+        )
+    if funds.balance < offer.amount_atomic:
+        have = Nanos(offer.asset.value_nanos(funds.balance))
+        reason = f"{terms.payer} has {funds.balance} units of {offer.asset.symbol} on {offer.network}"
+        return Rejection("balance", reason, offer.amount_nanos, have)
+    if offer.method == "permit2" and funds.permit2_allowance < offer.amount_atomic:
+        reason = (
+            f"{terms.payer} has not allowed Permit2 to move {offer.asset.symbol} on {offer.network}; "
+            "approve Permit2 on the token once, from the wallet itself"
+        )
+        return Rejection("permit2_allowance", reason, offer.amount_nanos)
+    return None

@@ -1,0 +1,149 @@
+"""One rule, one function: ``(Policy, Case) → Rejection or None``. Each names the rule, the value and the setting."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import Final
+from urllib.parse import urlsplit
+
+from x402guard.assets import TEST_NETWORKS
+from x402guard.money import format_dollars
+from x402guard.policy.settings import MIN_LIFETIME_S, Policy
+from x402guard.x402.case import Case
+from x402guard.x402.offer import Rejection
+
+__all__ = ["OFFER_RULES", "OfferRule", "lifetime_s", "resource_host"]
+
+OfferRule = Callable[[Policy, Case], Rejection | None]
+
+
+def https(_policy: Policy, case: Case) -> Rejection | None:
+    """Plain http is read and changed by anybody on the way; only loopback on a test network may use it."""
+    if case.request.secure or (case.request.loopback and case.offer.network in TEST_NETWORKS):
+        return None
+    where = "a real network" if case.request.loopback else "another machine"
+    return Rejection("https", f"{case.request.origin} is plain http to {where}; payments go over https")
+
+
+def redirect(policy: Policy, case: Case) -> Rejection | None:
+    """A redirect to another origin is that origin's offer, not the one that was asked for."""
+    start = case.request.redirected_from
+    if start is None or policy.unsafe_pay_after_redirect:
+        return None
+    reason = (
+        f"{start} redirected to {case.request.origin}, which asks for money; setting policy.unsafe_pay_after_redirect"
+    )
+    return Rejection("redirect", reason)
+
+
+def hosts(policy: Policy, case: Case) -> Rejection | None:
+    """Only hosts on the list, where there is one."""
+    if policy.hosts is None or _host_listed(case.request.host, policy.hosts):
+        return None
+    return Rejection("hosts", f"host {case.request.host} is not in policy.hosts ({_some(policy.hosts)})")
+
+
+def _host_listed(host: str, listed: Collection[str]) -> bool:
+    name = host.rpartition(":")[0] or host if not host.endswith("]") else host
+    return any(
+        pattern in (host, name) or (pattern.startswith("*.") and name.endswith(pattern[1:])) for pattern in listed
+    )
+
+
+def networks(policy: Policy, case: Case) -> Rejection | None:
+    """Only networks on the list; test networks unless the owner says otherwise."""
+    network = case.offer.network
+    if policy.networks is None or network in policy.networks:
+        return None
+    kind = "a test network" if network in TEST_NETWORKS else "real money"
+    return Rejection("networks", f"{network} ({kind}) is not in policy.networks ({_some(policy.networks)})")
+
+
+def assets(policy: Policy, case: Case) -> Rejection | None:
+    """Only tokens on the list, where there is one; symbols are our registry's, never the offer's."""
+    asset = case.offer.asset
+    if policy.assets is None or asset.symbol.upper() in policy.assets or asset.contract in policy.assets:
+        return None
+    return Rejection("assets", f"{asset.symbol} at {asset.contract} is not in policy.assets ({_some(policy.assets)})")
+
+
+def schemes(policy: Policy, case: Case) -> Rejection | None:
+    """Only schemes on the list."""
+    if case.offer.scheme in policy.schemes:
+        return None
+    return Rejection("schemes", f"scheme {case.offer.scheme} is not in policy.schemes ({_some(policy.schemes)})")
+
+
+def flows(policy: Policy, case: Case) -> Rejection | None:
+    """Paying upfront or into an escrow gives money away before anything is delivered."""
+    if case.offer.flow in policy.flows:
+        return None
+    return Rejection(
+        "flows", f"extra.paymentFlow {case.offer.flow[:40]!r} is not in policy.flows ({_some(policy.flows)})"
+    )
+
+
+def payees(policy: Policy, case: Case) -> Rejection | None:
+    """Only payees on the list, where there is one."""
+    if policy.payees is None or case.offer.payee in policy.payees:
+        return None
+    return Rejection("payees", f"payee {case.offer.payee} is not in policy.payees ({_some(policy.payees)})")
+
+
+def lifetime(policy: Policy, case: Case) -> Rejection | None:
+    """A signature that is over at once is worthless; a long one is cut to our own maximum, not refused."""
+    seconds = lifetime_s(policy, case)
+    if seconds >= MIN_LIFETIME_S:
+        return None
+    return Rejection(
+        "lifetime", f"maxTimeoutSeconds {case.offer.max_timeout_s} leaves less than the {MIN_LIFETIME_S} s that we need"
+    )
+
+
+def cap(policy: Policy, case: Case) -> Rejection | None:
+    """No single payment above the cap."""
+    limit, amount = policy.cap_nanos, case.offer.amount_nanos
+    if limit is None or amount <= limit:
+        return None
+    reason = f"${format_dollars(amount)} is above policy.per_payment_cap (${format_dollars(limit)})"
+    return Rejection("per_payment_cap", reason, amount, limit)
+
+
+def resource(policy: Policy, case: Case) -> Rejection | None:
+    """The signature does not cover the URL, so an offer made for another host could be one made for another buyer."""
+    named = resource_host(case)
+    if policy.resource_mismatch == "warn" or named is None:
+        return None
+    return Rejection(
+        "resource_mismatch",
+        f"the offer is for host {named[:80]}, {case.request.host} was asked; setting policy.resource_mismatch",
+    )
+
+
+def resource_host(case: Case) -> str | None:
+    """Return the host that the offer's ``resource`` names where it is not the one that was asked; else None."""
+    if case.offer.resource_url is None:
+        return None
+    try:
+        named = urlsplit(case.offer.resource_url).hostname
+        asked = urlsplit(case.request.origin).hostname
+    except ValueError:
+        return "(unreadable)"
+    return None if named in (None, asked) else named
+
+
+def lifetime_s(policy: Policy, case: Case) -> int:
+    """Return how long the signature will be good for, in seconds: what the server asks, cut to our own maximum."""
+    return min(case.offer.max_timeout_s, policy.max_lifetime_s)
+
+
+def _some(values: Collection[str], most: int = 4) -> str:
+    shown = sorted(values)
+    rest = f" and {len(shown) - most} more" if len(shown) > most else ""
+    return ", ".join(shown[:most]) + rest
+
+
+OFFER_RULES: Final[tuple[OfferRule, ...]] = (
+    https, redirect, hosts, networks, assets, schemes, flows, payees, lifetime, resource, cap,
+)  # fmt: skip
+"""In this order; the first that objects decides, so that a refusal is the same every time."""

@@ -1,0 +1,290 @@
+"""The decision to buy, taken inside one ledger transaction. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from x402guard.flow.admission import check_clock, check_standing
+from x402guard.flow.terms import Terms
+from x402guard.ledger.authorize import BUDGET, Refusal, authorize, check_room
+from x402guard.ledger.in_doubt import in_doubt, take_over
+from x402guard.ledger.intent import Intent
+from x402guard.ledger.model import Hold, HoldKind, Purpose
+from x402guard.ledger.upto_sellers import ceiling_mark
+from x402guard.ledger.view import LedgerView, Scope
+from x402guard.money import Nanos
+from x402guard.policy import Case, RequestFacts, judge_live
+from x402guard.policy.breakers import find_open, note_try
+from x402guard.policy.guards import SPIKE, guard_marks, judge_amount, judge_step, note_taken
+from x402guard.policy.rules import Subject
+from x402guard.policy.steps import Step, place, request_key, step_of, whole_place
+from x402guard.policy.timeouts import find_late
+from x402guard.policy.verdicts import Consented, Unasked, verdict_facts, verdict_of
+from x402guard.x402.offer import Offer
+from x402guard.x402.offer_rules import lifetime_s, resource_host
+from x402guard.x402.origins import note_payee, origin_mark, payee_mark
+from x402guard.x402.schemes import scheme_for
+from x402guard.x402.schemes.scheme import Proposal
+
+__all__ = [
+    "Authorized",
+    "Stuck",
+    "authorize_purchase",
+    "offer_subject",
+    "payment_step",
+    "place_of",
+    "purchase_key",
+    "purchase_scope",
+    "purpose_of",
+    "ruled_place",
+]
+
+MIN_REMAINING_S: Final = 10
+"""A cheque in doubt is presented again only while it is good for more than this many seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Authorized:
+    """A hold that may be signed; ``represented`` where it is one in doubt, presented again."""
+
+    hold: Hold
+    represented: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Stuck:
+    """A hold for this very purchase is in doubt and can't be presented again: only the chain knows."""
+
+    hold: Hold
+
+
+def purchase_key(terms: Terms, request: RequestFacts) -> str:
+    """Return what makes two requests the same purchase: the session, and the caller's word or the request itself.
+
+    A name is good for one origin: a cheque made out for one server is never shown to another.
+    """
+    if request.purchase is not None:
+        parts = [terms.session_id, "named", request.origin, request.purchase]
+    else:
+        parts = [terms.session_id, request.method, request.url, request.body_sha256 or ""]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+def payment_step(terms: Terms, request: RequestFacts) -> Step:
+    """Return the step that paying for a request is."""
+    loop = terms.policy.loop
+    key = ""
+    if loop is not None:
+        key = request_key(HoldKind.PAYMENT, request.method, request.url, request.body or b"", loop.ignored)
+    return Step(HoldKind.PAYMENT, place_of(request), key)
+
+
+def place_of(request: RequestFacts) -> str:
+    """Return a request's place as the owner names it in a policy: ``GET host/path``."""
+    return place(request.method, request.host, urlsplit(request.url).path)
+
+
+def ruled_place(request: RequestFacts) -> str:
+    """Return a request's place as the owner's rules see it: whole."""
+    return whole_place(request.method, request.host, urlsplit(request.url).path)
+
+
+def purchase_scope(terms: Terms, request: RequestFacts, offers: tuple[Offer, ...], step: Step) -> Scope:
+    """Return the rows that ``authorize_purchase`` has to see."""
+    payees = tuple(dict.fromkeys(offer.payee for offer in offers))
+    sellers = {ceiling_mark(offer.payee) for offer in offers if offer.scheme == "upto"}
+    return Scope(
+        nodes=(terms.node_id,),
+        holds=(request.entropy.hex(),),
+        purchase=None if request.pay_again else purchase_key(terms, request),
+        marks=(
+            origin_mark(request.origin),
+            *(payee_mark(request.origin, payee) for payee in payees),
+            *sorted(sellers),
+            *guard_marks(terms.policy, terms.node_id, step, payees),
+        ),
+        durable=True,
+    )
+
+
+def authorize_purchase(
+    view: LedgerView,
+    consented: Consented,
+    *,
+    terms: Terms,
+    request: RequestFacts,
+    offers: tuple[Offer, ...],
+    step: Step,
+) -> Authorized | Stuck | Unasked | Refusal:
+    """Decide on live rows: present a cheque in doubt again, hold the best offer, ask about it first, or refuse.
+
+    *offers* are all that the rules let pass, best first: any of them may match a hold in doubt, and the first that the
+    ledger's memory of the origin has nothing against is taken. *step* is what the guards see; *consented* are the offers that a
+    person has allowed.
+    """
+    closed = (
+        check_standing(view, terms)
+        or check_clock(view)
+        or find_late(view, terms.policy.timeouts, terms.node_id, step.kind)
+    )
+    if closed is not None:
+        return closed
+    doubtful = [h for h in view.live(view.purchase) if in_doubt(view, h, flight_ms=terms.flight_ms)]
+    for hold in doubtful:
+        if _still_matches(view, hold, offers):
+            return _present_again(view, terms, hold)
+    if doubtful:
+        return Stuck(doubtful[0])
+    guarded = judge_step(view, terms.policy, terms.node_id, step)
+    if guarded is not None:
+        return guarded
+    refusals: list[Refusal] = []
+    for offer in offers:
+        decided = _buy(view, terms, Case(request, offer), step, consented)
+        if not isinstance(decided, Refusal) or decided.rule in (SPIKE, BUDGET):
+            return decided  # the best offer does not fit, so no dearer one does
+        refusals.append(decided)
+    return refusals[0]
+
+
+def _present_again(view: LedgerView, terms: Terms, hold: Hold) -> Authorized | Refusal:
+    step = step_of(hold)
+    resting = find_open(view, terms.policy.breaker, terms.node_id, step)
+    if resting is not None:
+        reason = f"{resting.reason}; the payment of hold {hold.id[:16]}… stays out until its deadline"
+        return replace(resting, reason=reason, is_out=True)
+    note_try(view, terms.policy.breaker, terms.node_id, step, hold.id)
+    return Authorized(take_over(view, hold, instance=terms.instance), represented=True)
+
+
+def _buy(
+    view: LedgerView, terms: Terms, case: Case, step: Step, consented: Consented
+) -> Authorized | Unasked | Refusal:
+    """Hold one offer, if the ledger's memory, the guards, the budget and, where one has to be asked, a person allow it."""
+    offer = case.offer
+    objection = judge_live(view, terms.policy, case)
+    if objection is not None:
+        return Refusal(objection.rule, objection.reason, offer.amount_nanos, objection.available)
+    priced = step.at(Nanos(offer.amount_nanos), offer.payee)
+    excess = judge_amount(view, terms.policy, terms.node_id, priced)
+    if excess is not None:
+        return excess
+    subject = offer_subject(case)
+    verdict = verdict_of(terms, subject)
+    unasked = Unasked(subject, verdict, _asked_about(case), offer.network)
+    if verdict.action == "ask" and unasked.key not in consented:
+        return check_room(view, terms.node_id, priced.amount) or unasked
+    hold = _hold(view, terms, case, priced)
+    decided = authorize(view, hold, {**_facts(case, hold), **verdict_facts(verdict)})
+    if isinstance(decided, Refusal):
+        return decided
+    note_taken(view, terms.policy, terms.node_id, priced, decided.id)
+    note_payee(view, case)
+    _note_resource(view, decided, case)
+    return Authorized(decided, represented=False)
+
+
+def offer_subject(case: Case) -> Subject:
+    """Return what the owner's rules are shown of one offer."""
+    return Subject(HoldKind.PAYMENT, (ruled_place(case.request),), Nanos(case.offer.amount_nanos), case.offer.payee)
+
+
+def _asked_about(case: Case) -> tuple[Any, ...]:
+    """Everything that a person allows: this offer in answer to this request, and no other."""
+    offer, request = case.offer, case.request
+    return (
+        offer.version, offer.scheme, offer.method, offer.network, offer.asset.contract, str(offer.amount_atomic), offer.payee,
+        request.method, request.url, request.body_sha256 or "", request.purchase or "",
+    )  # fmt: skip
+
+
+def _still_matches(view: LedgerView, hold: Hold, offers: tuple[Offer, ...]) -> bool:
+    if hold.deadline_unix - view.now_unix <= MIN_REMAINING_S:
+        return False
+    held = _cheque(hold.payment())
+    return any(held == (o.version, o.scheme, o.method, o.network, o.asset.contract, o.amount_atomic, o.payee,
+                       ) for o in offers)  # fmt: skip
+
+
+def _cheque(intent: Intent) -> tuple[object, ...]:
+    # Not the facilitator: the cheque names its own, and official servers show another one each time.
+    return (
+        intent.version,
+        intent.scheme,
+        intent.method,
+        intent.network,
+        intent.token,
+        intent.amount_atomic,
+        intent.payee,
+    )
+
+
+def _hold(view: LedgerView, terms: Terms, case: Case, step: Step) -> Hold:
+    request, offer = case.request, case.offer
+    if terms.payer is None:
+        raise ValueError("a payment needs a payer")
+    hold_id = request.entropy.hex()
+    intent = scheme_for(offer.scheme, offer.method).propose(
+        Proposal(
+            offer=offer,
+            payer=terms.payer,
+            now_unix=view.clock_ms // 1000,
+            lifetime_s=lifetime_s(terms.policy, case),
+            nonce=int(hold_id, 16),
+            payment_id=f"pay_{hold_id[:32]}",
+        )
+    )
+    return Hold(
+        id=hold_id,
+        node_id=terms.node_id,
+        kind=HoldKind.PAYMENT,
+        amount=Nanos(offer.amount_nanos),
+        created_ms=view.now_ms,
+        deadline_unix=intent.valid_until,
+        flying_since_ms=view.now_ms,
+        owner=terms.instance,
+        purpose=purpose_of(request, step=step.key),
+        chain_evidence=offer.network in terms.chains,
+        purchase_key=purchase_key(terms, request),
+        intent=intent,
+    )
+
+
+def purpose_of(request: RequestFacts, tool: str = "", *, step: str = "") -> Purpose:
+    """Return what a hold for *request* is for; *tool* is the model or tool it calls, *step* what makes it the same as others."""
+    what = json.dumps([request.method, request.url, request.body_sha256 or ""])
+    # No query, no fragment, and no user:password@ before the host.
+    url = urlsplit(request.url)._replace(netloc=request.host, query="", fragment="").geturl()
+    return Purpose(request.method, url, request.host, hashlib.sha256(what.encode()).hexdigest(), tool, step)
+
+
+def _facts(case: Case, hold: Hold) -> Mapping[str, Any]:
+    """What the journal keeps of a purchase, for the report."""
+    offer, purpose = case.offer, hold.purpose
+    return {
+        "kind": HoldKind.PAYMENT,
+        "amount": offer.amount_nanos,
+        "atomic": str(offer.amount_atomic),
+        "token": offer.asset.contract,
+        "symbol": offer.asset.symbol,
+        "network": offer.network,
+        "scheme": offer.scheme,
+        "method": offer.method,
+        "payee": offer.payee,
+        "host": purpose.host,
+        "request": f"{purpose.method} {purpose.url}",
+        "fingerprint": purpose.fingerprint,
+        "deadline": hold.deadline_unix,
+    }
+
+
+def _note_resource(view: LedgerView, hold: Hold, case: Case) -> None:
+    named = resource_host(case)
+    if named is not None:
+        facts = {"name": "resource_mismatch", "offered_for": named[:200], "asked": case.request.host}
+        view.record(hold.node_id, "event", hold_id=hold.id, facts=facts)

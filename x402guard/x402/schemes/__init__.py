@@ -1,0 +1,45 @@
+"""The payment schemes we can sign, one file each. A new one is a file and a line here.
+
+Source: x402 specification, ``schemes/exact`` and ``schemes/upto`` on EVM.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
+
+from x402guard.errors import IllegalTransition
+from x402guard.ledger.intent import Intent
+from x402guard.x402.schemes import exact, upto
+from x402guard.x402.schemes.eip712 import TypedData
+from x402guard.x402.schemes.envelope import envelope
+from x402guard.x402.schemes.scheme import Scheme
+
+__all__ = ["SCHEMES", "payment_header", "scheme_for", "typed_data"]
+
+SCHEMES: Final[Mapping[tuple[str, str], Scheme]] = MappingProxyType(
+    {
+        ("exact", "eip3009"): exact.Eip3009(),
+        ("exact", "permit2"): exact.Permit2(),
+        ("upto", "permit2"): upto.Permit2(),
+    }
+)
+
+
+def scheme_for(name: str, method: str) -> Scheme:
+    """Return the scheme that moves money by *method*. Raises ``IllegalTransition`` for one that was never offered."""
+    try:
+        return SCHEMES[name, method]
+    except KeyError:
+        raise IllegalTransition(f"no scheme {name!r} by {method!r}") from None
+
+
+def typed_data(intent: Intent) -> TypedData:
+    """Return what is signed for *intent*, built from its own fields alone."""
+    return scheme_for(intent.scheme, intent.method).typed_data(intent)
+
+
+def payment_header(intent: Intent, signature: bytes) -> tuple[str, str]:
+    """Return the name and value of the header that pays *intent* with a 65-byte signature."""
+    return envelope(intent, scheme_for(intent.scheme, intent.method).payload(intent, signature))

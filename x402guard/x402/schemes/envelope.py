@@ -1,0 +1,51 @@
+"""The message around a signed payload, v2 and v1, and the header it travels in."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from x402guard.ledger.intent import Intent
+from x402guard.x402.wire import PAYMENT_SIGNATURE, X_PAYMENT, encode_header
+
+__all__ = ["envelope", "payment_message"]
+
+_IDENTIFIER = "payment-identifier"
+
+
+def envelope(intent: Intent, payload: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the header name and value that carry *payload* for *intent*."""
+    name = X_PAYMENT if intent.version == 1 else PAYMENT_SIGNATURE
+    return name.upper(), encode_header(payment_message(intent, payload))
+
+
+def payment_message(intent: Intent, payload: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the payment message: v1 (specification v1, 5.2), or v2 (specification v2, 5.2) which echoes the offer."""
+    if intent.version == 1:
+        return {
+            "x402Version": 1,
+            "scheme": intent.scheme,
+            "network": intent.network_as_offered,
+            "payload": dict(payload),
+        }
+    message: dict[str, Any] = {
+        "x402Version": 2,
+        "payload": dict(payload),
+        "accepted": json.loads(intent.accepted_json),
+    }
+    if intent.resource_json is not None:
+        message["resource"] = json.loads(intent.resource_json)
+    if intent.extensions_json is not None:
+        message["extensions"] = _extensions(intent.extensions_json, intent.payment_id)
+    return message
+
+
+def _extensions(offered_json: str, payment_id: str | None) -> Mapping[str, Any]:
+    # Specification v2, 5.1.2: echo at least what was received; append, never overwrite.
+    extensions: dict[str, Any] = json.loads(offered_json)
+    offered = extensions.get(_IDENTIFIER)
+    if payment_id is not None and isinstance(offered, dict):
+        info = offered.get("info")
+        extensions[_IDENTIFIER] = {**offered, "info": {**(info if isinstance(info, dict) else {}), "id": payment_id}}
+    return extensions

@@ -1,0 +1,94 @@
+"""What every scheme is given and gives back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final, Protocol
+
+from x402guard.evm import Address
+from x402guard.ledger.intent import Intent
+from x402guard.x402.offer import Offer
+from x402guard.x402.schemes.eip712 import TypedData
+
+__all__ = ["PERMIT2", "Proposal", "Scheme", "draft"]
+
+PERMIT2: Final = Address("0x000000000022D473030F116dDEE9F6B43aC78BA3")
+"""Permit2's canonical address, the same on every EVM chain."""
+
+V1_BACKDATE_S: Final = 600
+"""How far back v1 dates ``validAfter``, in seconds, for facilitators whose clock is behind."""
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """What a payment is made from.
+
+    Attributes:
+        offer: the frozen offer that was checked.
+        payer: the account that pays.
+        now_unix: the ledger's clock in unix seconds.
+        lifetime_s: how long the signature is to be good, in seconds, already clamped.
+        nonce: 32 fresh bytes as an integer.
+        payment_id: what to send as ``payment-identifier`` where the server offers it.
+    """
+
+    offer: Offer
+    payer: Address
+    now_unix: int
+    lifetime_s: int
+    nonce: int
+    payment_id: str
+
+
+class Scheme(Protocol):
+    """One way of paying: from a proposal to an unsigned intent, to what is signed, to what is sent."""
+
+    def propose(self, proposal: Proposal) -> Intent:
+        """Return the whole unsigned payment, its digest included."""
+
+    def typed_data(self, intent: Intent) -> TypedData:
+        """Return what is signed, from the intent's own fields alone."""
+
+    def payload(self, intent: Intent, signature: bytes) -> Mapping[str, Any]:
+        """Return the ``payload`` object of the payment message."""
+
+
+def draft(scheme: Scheme, proposal: Proposal, *, spender: Address | None, domain: tuple[str, str]) -> Intent:
+    """Return the intent of a proposal, with its digest; what differs between schemes is handed in."""
+    offer = proposal.offer
+    offered = json.loads(offer.accepted_json)
+    back = V1_BACKDATE_S if offer.version == 1 else None
+    intent = Intent(
+        version=offer.version,
+        scheme=offer.scheme,
+        method=offer.method,
+        network=offer.network,
+        network_as_offered=offered["network"],
+        chain_id=offer.asset.chain_id,
+        token=offer.asset.contract,
+        domain_name=domain[0],
+        domain_version=domain[1],
+        payer=proposal.payer,
+        payee=offer.payee,
+        amount_atomic=offer.amount_atomic,
+        valid_after=0 if back is None else proposal.now_unix - back,
+        valid_until=proposal.now_unix + proposal.lifetime_s,
+        nonce=proposal.nonce,
+        spender=spender,
+        facilitator=offer.facilitator,
+        accepted_json=offer.accepted_json,
+        resource_json=offer.resource_json,
+        extensions_json=offer.extensions_json,
+        payment_id=proposal.payment_id if _offers_identifier(offer) else None,
+        digest="",
+    )
+    return replace(intent, digest=scheme.typed_data(intent).digest().hex())
+
+
+def _offers_identifier(offer: Offer) -> bool:
+    if offer.extensions_json is None:
+        return False
+    extensions = json.loads(offer.extensions_json)
+    return isinstance(extensions.get("payment-identifier"), dict)

@@ -1,0 +1,338 @@
+"""Step 9 and after: what a paid reply says, what the chain says, and what the books make of both."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Final
+
+from x402guard.assets import resolve_network
+from x402guard.errors import ProtocolError
+from x402guard.flow.effects import Flow, Reply, read_chain, transact
+from x402guard.flow.terms import Terms
+from x402guard.ledger.budgets import room_on_path
+from x402guard.ledger.evidence import (
+    CONTRADICTED,
+    Finding,
+    Settled,
+    Unreadable,
+    claim_settlement,
+    proof_mark,
+    receipt_mark,
+    reuse_mark,
+    unshown_mark,
+    weigh,
+)
+from x402guard.ledger.in_doubt import in_doubt
+from x402guard.ledger.model import Claim, Evidence, Hold, HoldState
+from x402guard.ledger.transitions import Note, Void, apply
+from x402guard.ledger.upto_sellers import ceiling_mark
+from x402guard.ledger.view import LedgerView, Scope
+from x402guard.money import Nanos, nanos_to_decimal
+from x402guard.policy.guards import delivery_marks, give_step_back, guard_marks, note_answer, note_delivery
+from x402guard.policy.steps import step_of
+from x402guard.x402.wire import SettleResponse, decode_receipt
+
+__all__ = [
+    "Doubt",
+    "Receipt",
+    "Swept",
+    "ask_chain",
+    "is_open",
+    "is_worth_asking",
+    "judge_reply",
+    "note_doubt",
+    "note_late",
+    "proven_taken",
+    "receipt_of",
+    "sweep",
+    "take_effect",
+    "void",
+    "weighed",
+    "write_claim",
+]
+
+SWEEP_SIZE: Final = 16
+"""How many holds one sweep asks the chain about, at most."""
+
+SWEEP_PAUSE_MS: Final = 2_000
+"""A hold that the chain was asked about less than this many milliseconds ago is not asked about again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """What became of a payment, as ``response.extensions["x402guard"]``.
+
+    Attributes:
+        hold_id: its line in the ledger.
+        amount: dollars captured, or held while that is not known.
+        evidence: why the amount is believed: ``chain``, ``chain_head``, ``claimed`` …; None while it is held.
+        state: ``captured`` or ``held``.
+        in_doubt: nobody has said how it ended; it counts in full.
+        transaction: the hash that the server names, or "".
+        deadline: unix time in seconds after which the signature is worthless.
+        represented: a payment in doubt was presented again, none was signed anew.
+        model: the model of an LLM call, "" for a payment. Its receipt is complete once the answer's body has ended.
+        output_limit: the output limit that was written into an LLM call without one, in tokens; else None.
+        usage: what an LLM call used, by unit, where its provider stated it.
+        note: what the books say about an amount that the provider did not state.
+    """
+
+    hold_id: str
+    amount: Decimal
+    evidence: str | None
+    state: str
+    in_doubt: bool
+    transaction: str
+    deadline: int
+    represented: bool
+    model: str = ""
+    output_limit: int | None = None
+    usage: Mapping[str, int] | None = None
+    note: str = ""
+
+
+def receipt_of(hold: Hold, *, represented: bool) -> Receipt:
+    """Return the receipt of a hold as it stands."""
+    amount = hold.captured if hold.state is HoldState.CAPTURED else hold.amount
+    return Receipt(
+        hold_id=hold.id,
+        amount=nanos_to_decimal(amount),
+        evidence=None if hold.evidence is None else str(hold.evidence),
+        state=str(hold.state),
+        in_doubt=hold.state is HoldState.HELD and hold.doubt is not None,
+        transaction="" if hold.claim is None else hold.claim.transaction,
+        deadline=hold.deadline_unix,
+        represented=represented,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Doubt:
+    """Why a reply says nothing that can be relied on, and the transaction that it names all the same, or ""."""
+
+    reason: str
+    transaction: str = ""
+
+
+def judge_reply(reply: Reply, hold: Hold) -> Claim | Doubt:
+    """Return what the reply to a paid request claims, or why it says nothing that can be relied on.
+
+    Only a success receipt for this payer and network is a claim; any other status, silence, failure or another 402 leaves the
+    signature out there: the server still has it.
+    """
+    try:
+        receipt = decode_receipt(reply.headers)
+    except ProtocolError as error:
+        return Doubt(f"status {reply.status} with an unreadable receipt ({error})")
+    if receipt is None:
+        return Doubt(f"status {reply.status} without a receipt")
+    if not receipt.success:
+        # A failure that names a transaction may only not have waited for it: the chain can be asked about that one.
+        reason = f"status {reply.status}, settlement failed: {receipt.error_reason or 'no reason given'}"[:300]
+        return Doubt(reason, receipt.transaction)
+    intent = hold.payment()
+    if receipt.network and resolve_network(receipt.network) != intent.network:
+        return Doubt(f"the receipt is for network {receipt.network!r}, the payment was on {intent.network}")
+    if receipt.payer is not None and receipt.payer.lower() != intent.payer.lower():
+        return Doubt("the receipt names another payer")
+    return _claim(receipt, hold)
+
+
+def _claim(receipt: SettleResponse, hold: Hold) -> Claim | Doubt:
+    intent = hold.payment()
+    if intent.scheme == "exact":
+        return Claim(hold.amount, receipt.transaction)  # live exact receipts carry no amount: it is what was signed
+    if receipt.amount is None:
+        return Claim(hold.amount, receipt.transaction)
+    claimed = int(receipt.amount)
+    if claimed > intent.amount_atomic:
+        return Doubt(f"the receipt claims {claimed} units, more than the {intent.amount_atomic} that were signed")
+    return Claim(Nanos(-(-hold.amount * claimed // intent.amount_atomic)), receipt.transaction)
+
+
+def write_claim(terms: Terms, hold: Hold, claim: Claim, *, delivered: bool) -> Flow[Hold]:
+    """Write down a claim. ``exact`` is captured in full as claimed; an ``upto`` stays held beside its claim.
+
+    *delivered* is False where the answer is none that was worth paying for: the guards count that.
+    """
+    believe = hold.payment().scheme == "exact" or (terms.unsafe_trust_receipts and not hold.chain_evidence)
+    step = step_of(hold)
+
+    def change(view: LedgerView) -> Hold:
+        note_delivery(view, terms.policy, terms.node_id, hold, delivered=delivered)
+        return claim_settlement(view, hold.id, claim, believe=believe)
+
+    receipt = [receipt_mark(hold.payment().network, claim.transaction)] if claim.transaction else []
+    marks = (ceiling_mark(hold.payment().payee), *receipt, *delivery_marks(terms.policy, terms.node_id, step))
+    scope = dataclasses.replace(_scope_of(terms, hold.id), marks=marks, durable=not delivered)
+    return (yield from transact(scope, change))
+
+
+def note_doubt(terms: Terms, hold: Hold, reason: str, transaction: str = "", *, sent: bool = True) -> Flow[Hold]:
+    """Write down that nobody knows how a payment ended. It stays held and counts in full.
+
+    A *transaction* that was named is kept with it, as one that may have taken all of it. *sent* is False where the payee cannot
+    be what failed.
+    """
+    step = step_of(hold)
+
+    def change(view: LedgerView) -> Hold:
+        now = view.known_hold(hold.id)
+        if sent:
+            again = now.doubt is not None or now.presented > 0
+            note_delivery(view, terms.policy, terms.node_id, hold, delivered=False, again=again)
+        else:
+            note_answer(view, terms.policy, terms.node_id, hold, well=None)
+        claim = Claim(now.amount, transaction) if transaction else None
+        return apply(view, hold.id, Note(reason, claim)) if now.state is HoldState.HELD else now
+
+    marks = delivery_marks(terms.policy, terms.node_id, step)
+    return (yield from transact(dataclasses.replace(_scope_of(terms, hold.id), marks=marks, durable=sent), change))
+
+
+def note_late(terms: Terms, hold: Hold) -> Flow[None]:
+    """Count that what a payment bought did not come in time, or not whole. The payment itself stands as it is."""
+    step = step_of(hold)
+
+    def change(view: LedgerView) -> None:
+        note_delivery(view, terms.policy, terms.node_id, hold, delivered=False, late=True)
+
+    marks = delivery_marks(terms.policy, terms.node_id, step)
+    yield from transact(dataclasses.replace(_scope_of(terms, hold.id), marks=marks, durable=True), change)
+
+
+def void(terms: Terms, held: Hold | str, reason: str, *, presented: int = 0) -> Flow[bool]:
+    """Give a hold back whose signature cannot exist or never left; True where nothing of it is left to be taken.
+
+    Compare-and-set: a hold that somebody has taken over since (*presented* has moved on) may be out by now, and stays. A hold
+    that was never written is no error.
+    """
+    hold_id, step = (held.id, step_of(held)) if isinstance(held, Hold) else (held, None)
+
+    def change(view: LedgerView) -> bool:
+        hold = view.hold(hold_id)
+        if hold is None:
+            return True
+        if hold.state is HoldState.HELD and hold.presented == presented:
+            hold = apply(view, hold_id, Void(reason))
+            if step is not None:
+                give_step_back(view, terms.policy, terms.node_id, step, hold.created_ms)
+                note_answer(view, terms.policy, terms.node_id, hold, well=None)
+        return hold.state is HoldState.VOIDED
+
+    marks = () if step is None else guard_marks(terms.policy, terms.node_id, step, (step.payee,))
+    return (yield from transact(dataclasses.replace(_scope_of(terms, hold_id), marks=marks), change))
+
+
+def _scope_of(terms: Terms, hold_id: str) -> Scope:
+    return Scope(nodes=(terms.node_id,), holds=(hold_id,))
+
+
+def ask_chain(hold: Hold) -> Flow[Hold]:
+    """Read the chain about one payment and let the answer take effect; return the hold after it."""
+    finding = yield from read_chain(hold)
+    return hold if isinstance(finding, Unreadable) else (yield from take_effect(hold, finding))
+
+
+def take_effect(hold: Hold, finding: Finding) -> Flow[Hold]:
+    """Let what the chain shows of a payment take effect; return the hold after it."""
+    after, _ = yield from weighed(hold, finding)
+    return after
+
+
+def weighed(hold: Hold, finding: Finding) -> Flow[tuple[Hold, bool]]:
+    """The same; return the hold after it, and whether the chain contradicts the receipt that was shown for it."""
+    payment = hold.payment()
+    marks = [ceiling_mark(payment.payee), unshown_mark(payment.network, payment.token, payment.payee)]
+    if isinstance(finding, Settled):
+        marks += [proof_mark(payment.network, finding), reuse_mark(hold.id)]
+
+    def change(view: LedgerView) -> tuple[Hold, bool]:
+        after = weigh(view, hold.id, finding)
+        return after, any(notice.name == CONTRADICTED for notice in view.notices)
+
+    # An upward correction restrains, so this transaction has to survive a power cut.
+    scope = Scope(nodes=(hold.node_id,), holds=(hold.id,), marks=tuple(marks), durable=True)
+    return (yield from transact(scope, change))
+
+
+@dataclass(frozen=True, slots=True)
+class Swept:
+    """What a sweep saw.
+
+    Attributes:
+        still_open: how many payments are open after it.
+        more: there may be more that it did not see.
+        asked: how many it asked about.
+        room: nano-dollars that fitted where it was asked for, when it began; None without a limit.
+    """
+
+    still_open: int
+    more: bool
+    asked: int = 0
+    room: Nanos | None = None
+
+
+def sweep(terms: Terms) -> Flow[Swept]:
+    """Ask the chain about payments whose end is not proven.
+
+    At most sixteen, longest unasked first; those that it was asked about a moment ago are not asked about again. A network that
+    cannot be read is not asked a second time.
+    """
+    waiting = seen = 0
+    room: Nanos | None = None
+
+    def pick(view: LedgerView) -> tuple[Hold, ...]:
+        nonlocal waiting, seen, room
+        room = room_on_path(view, terms.node_id, terms.finalizing)
+        worth = [h for h in map(view.known_hold, view.sweep) if is_worth_asking(view, h, terms.flight_ms)]
+        chosen = tuple(hold for hold in worth if view.now_ms - hold.checked_ms > SWEEP_PAUSE_MS)
+        waiting, seen = len(worth) - len(chosen), len(chosen)
+        return chosen
+
+    scope = Scope(nodes=(terms.node_id,), sweep=SWEEP_SIZE, flight_ms=terms.flight_ms)
+    still_open, unreadable, asked = 0, set[str](), list[Hold]()
+    for hold in (yield from transact(scope, pick)):
+        network = hold.payment().network
+        finding = Unreadable("") if network in unreadable else (yield from read_chain(hold))
+        if not isinstance(finding, Unreadable):
+            still_open += is_open((yield from take_effect(hold, finding)))
+            continue
+        asked.append(hold)
+        if not finding.alone:
+            unreadable.add(network)
+    if asked:
+        yield from _note_asked(asked)
+    return Swept(still_open + len(asked) + waiting, seen == SWEEP_SIZE and not asked, seen, room)
+
+
+def _note_asked(holds: list[Hold]) -> Flow[None]:
+    """Remember that the chain was asked, so that not every refusal asks one that is out of reach."""
+
+    def change(view: LedgerView) -> None:
+        for hold in holds:
+            view.put_hold(dataclasses.replace(view.known_hold(hold.id), checked_ms=view.now_ms))
+
+    scope = Scope(nodes=tuple({hold.node_id for hold in holds}), holds=tuple(hold.id for hold in holds))
+    yield from transact(scope, change)
+
+
+def is_worth_asking(view: LedgerView, hold: Hold, flight_ms: int) -> bool:
+    """Nobody waits for its answer any more, or what stands is somebody's word, or a block that is not final."""
+    if hold.state is HoldState.HELD:
+        return hold.claim is not None or in_doubt(view, hold, flight_ms=flight_ms)
+    return is_open(hold)
+
+
+def is_open(hold: Hold) -> bool:
+    """True for a payment whose end no final block has shown."""
+    on_word = hold.evidence in (Evidence.CLAIMED, Evidence.CHAIN_HEAD, Evidence.ASSUMED)
+    return hold.state is HoldState.HELD or (hold.state is HoldState.CAPTURED and on_word)
+
+
+def proven_taken(hold: Hold) -> bool:
+    """True where the chain says that a payment was taken."""
+    return hold.state is HoldState.CAPTURED and hold.evidence in (Evidence.CHAIN, Evidence.CHAIN_HEAD)
