@@ -35,31 +35,6 @@ from typing import Any, ClassVar, Literal
 from x402guard.money import Nanos, nanos_to_decimal
 from x402guard.tool_results import Dialect, as_tool_result
 
-__all__ = [
-    "ApprovalDenied",
-    "BudgetExhausted",
-    "CallTimeout",
-    "CircuitOpen",
-    "ConfigError",
-    "IllegalTransition",
-    "LedgerUnavailable",
-    "LoopDetected",
-    "NeedsReview",
-    "NoAcceptableOffer",
-    "PaidNotDelivered",
-    "PaymentRefused",
-    "PolicyDenied",
-    "ProtocolError",
-    "SessionClosed",
-    "SessionTripped",
-    "SettlementUncertain",
-    "SignerError",
-    "SpendSpike",
-    "Unpriced",
-    "VelocityExceeded",
-    "X402GuardError",
-]
-
 Phase = Literal["configuration", "request", "offer", "policy", "ledger", "signing", "settlement"]
 Retry = Literal["no", "later", "same_request", "after_change"]
 

@@ -6,9 +6,7 @@ import re
 from functools import lru_cache
 from typing import Final, NewType
 
-from eth_hash.auto import keccak
-
-__all__ = ["MAX_UINT256", "ZERO_ADDRESS", "Address", "checksum_address", "keccak", "parse_address"]
+from eth_hash.auto import keccak as keccak
 
 Address = NewType("Address", str)
 """A 20-byte address as ``0x`` and forty hex digits in EIP-55 mixed case."""

@@ -6,8 +6,6 @@ import json
 from collections.abc import Mapping
 from typing import Any, Literal, get_args
 
-__all__ = ["Dialect", "as_tool_result"]
-
 Dialect = Literal["anthropic", "openai", "openai_responses"]
 
 

@@ -31,8 +31,6 @@ from x402guard.ledger.intent import Intent
 from x402guard.ledger.model import Hold
 from x402guard.x402.schemes.scheme import PERMIT2
 
-__all__ = ["Chain", "RpcChainReader"]
-
 R = TypeVar("R")
 
 Finality = Literal["finalized", "safe"] | int

@@ -19,17 +19,6 @@ if TYPE_CHECKING:
     from web3.providers.base import JSONBaseProvider
     from web3.types import RPCEndpoint
 
-__all__ = [
-    "ChainUnreadable",
-    "JsonRpc",
-    "NodeRefuses",
-    "PaymentUnreadable",
-    "RpcClient",
-    "octets",
-    "quantity",
-    "selector",
-]
-
 ROUNDS: Final = 2
 """How often the endpoints of a network are tried in turn, before it counts as out of reach."""
 

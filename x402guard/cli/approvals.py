@@ -16,8 +16,6 @@ from x402guard.ledger.questions import answer_of, approval_mark, give_answer, ta
 from x402guard.ledger.report_text import printable
 from x402guard.ledger.view import Scope
 
-__all__ = ["approvals"]
-
 approvals = typer.Typer(help="What agents ask before they pay; silence is a no.", no_args_is_help=True)
 
 QuestionId = Annotated[

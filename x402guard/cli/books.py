@@ -29,8 +29,6 @@ from x402guard.ledger.view import LedgerView
 from x402guard.money import format_dollars
 from x402guard.stores import ledger_path, open_store
 
-__all__ = ["AsJson", "LedgerUrl", "find_budget", "holds", "list_holds", "opened", "predict", "report", "sessions"]
-
 holds = typer.Typer(help="What may still be taken, by whom, and until when.", invoke_without_command=True)
 
 LedgerUrl = Annotated[

@@ -28,8 +28,6 @@ from x402guard.x402.signer import LocalSigner
 if TYPE_CHECKING:
     from x402guard.testing import Completion, LlmCall, LlmServer, Testnet
 
-__all__ = ["demo"]
-
 BUDGET: Final = "$1.00"
 CONTEXT: Final = 2_800
 LAST: Final = "document 10"

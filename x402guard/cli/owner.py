@@ -24,8 +24,6 @@ from x402guard.policy.loops import forget_before
 from x402guard.policy.steps import reset_mark, run_of
 from x402guard.stores import ledger_path
 
-__all__ = ["budget", "reset", "set_budget", "trip"]
-
 budget = typer.Typer(no_args_is_help=True, help="The limits of budgets, which only their owner can raise.")
 
 SessionName = Annotated[str, typer.Argument(help="The id or name of a session or of a named budget, or 'wallet'.")]

@@ -28,8 +28,6 @@ from x402guard.x402.offer import Offer, Rejection, normalise
 from x402guard.x402.purchase import offer_subject
 from x402guard.x402.wire import PAYMENT_REQUIRED, decode_json, decode_payment_required, parse_payment_required
 
-__all__ = ["policy"]
-
 policy = typer.Typer(help="What the owner's rules say.", no_args_is_help=True)
 
 _WAIT_S = 10.0

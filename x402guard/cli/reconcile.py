@@ -19,8 +19,6 @@ from x402guard.ledger.report_text import printable
 from x402guard.money import format_dollars
 from x402guard.x402.reconciliation import Reconciliation
 
-__all__ = ["cancel", "reconcile"]
-
 _EVERY: Final = re.compile(r"([0-9]{1,6})(s|m|h)?", re.ASCII)
 _SECONDS: Final = {"s": 1, "m": 60, "h": 3600}
 _LONGEST_PAUSE_S: Final = 86_400

@@ -14,8 +14,6 @@ from x402guard.ledger.view import LedgerView, Scope
 from x402guard.policy.breakers import slot_of
 from x402guard.policy.steps import run_of
 
-__all__ = ["BUSY", "LONGEST_WAIT_S", "Seat", "check_clock", "check_standing", "stopped"]
-
 BUSY: Final = "bulkhead"
 LONGEST_WAIT_S: Final = 300
 """How long a call waits for a place before it is refused, in seconds."""

@@ -26,8 +26,6 @@ T = TypeVar("T")
 
 _MOST_QUESTIONS: Final = 8
 
-__all__ = ["book", "cause", "error_name", "give_back", "hold_or_refuse"]
-
 
 def hold_or_refuse(
     terms: Terms,

@@ -11,8 +11,6 @@ from typing import Final
 
 from x402guard.flow.detached import TooLate, Wakeable, within
 
-__all__ = ["Places", "TakenPlace"]
-
 _LOOK_S: Final = 1.0
 """How often whoever waits looks for places that were forgotten, in seconds."""
 

@@ -22,8 +22,6 @@ from x402guard.policy.guards import (
 )
 from x402guard.policy.steps import Step, step_of
 
-__all__ = ["ESTIMATED", "HOLD_S", "MEAN", "Booked", "tokens_in", "write_bill", "write_void"]
-
 HOLD_S: Final = 900
 """A call whose end nobody reports is captured at its ceiling after this many seconds."""
 

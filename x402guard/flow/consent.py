@@ -10,8 +10,6 @@ from x402guard.money import format_dollars, nanos_to_decimal
 from x402guard.policy.approvals import APPROVAL, ApprovalRequest, request_id
 from x402guard.policy.verdicts import Unasked
 
-__all__ = ["consent"]
-
 
 def consent(terms: Terms, unasked: Unasked) -> Flow[Refusal | None]:
     """Ask, and write the answer down. None is a yes, good for this one call; the caller runs all its checks again after it."""

@@ -51,8 +51,6 @@ from x402guard.ledger.view import LedgerView, Notice
 from x402guard.policy.approvals import Answer
 from x402guard.x402.signer import normalise_signature
 
-__all__ = ["AsyncExchange", "Exchange", "NoticeTeller", "Shell", "do_nothing", "run", "run_async"]
-
 _LOG: Final = logging.getLogger("x402guard")
 
 R = TypeVar("R")

@@ -19,44 +19,6 @@ from x402guard.ledger.model import Hold
 from x402guard.ledger.view import Change, Scope
 from x402guard.policy.approvals import Answer, ApprovalRequest
 
-__all__ = [
-    "Ask",
-    "Checkpoint",
-    "Compute",
-    "Effect",
-    "Enter",
-    "Flow",
-    "HeaderLine",
-    "Interrupted",
-    "Killed",
-    "PeekBody",
-    "ReadChain",
-    "ReadFunds",
-    "ReadNonce",
-    "ReadTransfers",
-    "Recheck",
-    "Reply",
-    "Send",
-    "SendFailed",
-    "Sign",
-    "Transact",
-    "Warn",
-    "ask",
-    "checkpoint",
-    "compute",
-    "enter",
-    "killed",
-    "peek_body",
-    "read_chain",
-    "read_funds",
-    "recheck",
-    "send",
-    "sign",
-    "transact",
-    "transact_anyway",
-    "warn",
-]
-
 R = TypeVar("R")
 
 HeaderLine = tuple[str, str | Sealed[str]]

@@ -12,22 +12,6 @@ from x402guard.ledger.evidence import Finding, Unreadable
 from x402guard.ledger.model import Entry, Hold, Node
 from x402guard.ledger.view import Change, Scope
 
-__all__ = [
-    "ChainReader",
-    "Funds",
-    "HoldLookup",
-    "LedgerStore",
-    "Outgoing",
-    "Place",
-    "PriceBook",
-    "PricedModel",
-    "Signer",
-    "TokenCounter",
-    "Transfers",
-    "Usage",
-    "WalletReader",
-]
-
 R = TypeVar("R")
 
 HoldLookup = Callable[[str], Hold | None]

@@ -35,8 +35,6 @@ from x402guard.policy.guards import LOOP, SPIKE
 from x402guard.policy.timeouts import SESSION_TIMEOUT
 from x402guard.x402.origins import note_version, origin_mark
 
-__all__ = ["refusal_error", "refused", "uncertain_of"]
-
 
 def refused(terms: Terms, refusal: Refusal, speaks_v2: str | None = None) -> Flow[PaymentRefused]:
     """Count the refusal in the books, and return it as the error to raise. Nothing is signed, nothing held.

@@ -9,8 +9,6 @@ from x402guard.flow.effects import ReadChain, ReadFunds, ReadNonce, ReadTransfer
 from x402guard.flow.ports import ChainReader, Funds, Transfers, WalletReader
 from x402guard.ledger.evidence import Finding, Unreadable
 
-__all__ = ["Asking", "ChainQuestion"]
-
 ChainQuestion = ReadChain | ReadFunds | ReadTransfers | ReadNonce
 
 _Key = tuple[str, int, str]

@@ -10,8 +10,6 @@ from x402guard.ledger.token_budget import TokenLimit
 from x402guard.llm.meter import Meter
 from x402guard.policy import Policy
 
-__all__ = ["MAX_CLOCK_JUMP_S", "Terms"]
-
 MAX_CLOCK_JUMP_S: Final = 300
 """How far the clock may run ahead of time passing, in seconds, unless the owner says otherwise."""
 

@@ -20,8 +20,6 @@ from x402guard.money import Dollars, dollars_to_nanos, nanos_to_decimal
 from x402guard.policy.steps import run_of
 from x402guard.x402.reconciliation import ALLOWANCE
 
-__all__ = ["Account", "Outstanding", "nodes_of", "outstanding_of", "prediction_of", "report_of"]
-
 
 @dataclass(frozen=True, slots=True)
 class Outstanding:

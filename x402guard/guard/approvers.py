@@ -25,8 +25,6 @@ from x402guard.ledger.report_text import printable
 from x402guard.ledger.view import Scope
 from x402guard.policy.approvals import Answer, ApprovalRequest, count_people
 
-__all__ = ["Approver", "QueueApprover", "TerminalApprover", "as_approver", "ask_aside", "operating_user"]
-
 _POLL_S: Final = 0.1
 _SHOWN: Final = 4_000
 _LEAST_SHOWN: Final = 100

@@ -22,8 +22,6 @@ from x402guard.tools.modes import Mode
 from x402guard.tools.token_budget import TokenBudget
 from x402guard.x402.settlement import Receipt
 
-__all__ = ["Charges", "Rendered"]
-
 P = ParamSpec("P")
 R = TypeVar("R")
 

@@ -53,8 +53,6 @@ from x402guard.x402.reconcile import areconciled, reconcile_ledger
 from x402guard.x402.reconciliation import Reconciliation
 from x402guard.x402.settlement import sweep
 
-__all__ = ["Guard"]
-
 
 class Guard:
     """One wallet, one ledger. Everything that spends goes through a session of it.

@@ -29,8 +29,6 @@ from x402guard.http.guarded import Guarded, OnRefusal
 from x402guard.ledger.report import Report
 from x402guard.money import Dollars
 
-__all__ = ["install", "uninstall"]
-
 _SEAM: Final = "_transport_for_url"
 """The method of every client, in both libraries, that chooses a request's transport. A test holds it in its place."""
 

@@ -16,8 +16,6 @@ from x402guard.money import Dollars
 from x402guard.policy.soft_limits import SoftLimits
 from x402guard.tools.token_budget import TokenBudget
 
-__all__ = ["NamedBudget", "open_budget"]
-
 
 class NamedBudget(Account):
     """A budget with a name. Every process that names it has the same one; it has no block, and never ends.

@@ -26,20 +26,6 @@ from x402guard.money import Dollars, Nanos, dollars_to_nanos, format_dollars
 from x402guard.policy.soft_limits import SoftLimits, parts_of
 from x402guard.tools.token_budget import TokenBudget
 
-__all__ = [
-    "BUDGET_PREFIX",
-    "Finalizing",
-    "Owner",
-    "as_budget",
-    "bind_tokens",
-    "check_name",
-    "check_tokens",
-    "finalizing_ids",
-    "parse_limit",
-    "parse_reserve",
-    "session_request",
-]
-
 _FINALIZING: Final[ContextVar[tuple[Finalizing, ...]]] = ContextVar("x402guard_finalizing", default=())
 
 

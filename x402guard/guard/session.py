@@ -44,8 +44,6 @@ from x402guard.tools.token_budget import TokenBudget
 from x402guard.x402.reconcile import areconciled, reconcile_node
 from x402guard.x402.reconciliation import Reconciliation
 
-__all__ = ["Session", "current_session"]
-
 P = ParamSpec("P")
 R = TypeVar("R")
 

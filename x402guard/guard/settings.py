@@ -30,8 +30,6 @@ from x402guard.llm import Metering, ModelPrice
 from x402guard.stores import DEFAULT_LEDGER
 from x402guard.x402.signer import LocalSigner
 
-__all__ = ["CONFIG_FILE", "ENV_PREFIX", "PRIVATE_KEY", "Settings", "load_settings"]
-
 ENV_PREFIX: Final = "X402GUARD_"
 PRIVATE_KEY: Final = "X402GUARD_PRIVATE_KEY"
 WEBHOOK_SECRET: Final = "X402GUARD_WEBHOOK_SECRET"  # noqa: S105 - a name

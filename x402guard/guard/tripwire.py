@@ -16,8 +16,6 @@ from x402guard.http.guarded import Payer
 from x402guard.ledger.authorize import Refusal
 from x402guard.llm.meter import Meter, Unmetered, classify
 
-__all__ = ["lay_tripwire"]
-
 _SEAM = "_request"
 _PORTS = {"http": 80, "https": 443}
 

@@ -7,8 +7,6 @@ import sys
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["Unseen", "unseen_libraries"]
-
 
 @dataclass(frozen=True, slots=True)
 class Unseen:

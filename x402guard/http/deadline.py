@@ -20,9 +20,6 @@ from x402guard.flow.ports import Place
 if TYPE_CHECKING:
     import httpx
 
-__all__ = ["AsyncWatched", "Watch", "Watched"]
-
-
 _LOOK_AGAIN_S: Final = 0.5
 
 

@@ -20,8 +20,6 @@ from x402guard.http.response import AsyncReplay, Replay, decoded_body
 if TYPE_CHECKING:
     import httpx
 
-__all__ = ["GUARDED_SEND", "AsyncExchanged", "Exchanged"]
-
 GUARDED_SEND: Final[ContextVar[bool]] = ContextVar("x402guard_guarded_send", default=False)
 """True while a transport of the caller's sends for us, by whatever library it may stand on."""
 

@@ -19,8 +19,6 @@ from x402guard.http.streams import AsyncMetered, Metered
 if TYPE_CHECKING:
     import httpx
 
-__all__ = ["Library"]
-
 S = TypeVar("S")
 
 

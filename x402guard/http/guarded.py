@@ -34,8 +34,6 @@ from x402guard.x402.settlement import Receipt, note_late
 if TYPE_CHECKING:
     import httpx
 
-__all__ = ["EXTENSION", "Guarded", "OnRefusal", "Payer"]
-
 OnRefusal = Literal["raise", "respond"]
 
 Handed = InFlight | Receipt | None

@@ -22,20 +22,6 @@ if TYPE_CHECKING:
 
     from x402guard.http.families import Library
 
-__all__ = [
-    "DEFAULT_BODY_BYTES",
-    "AsyncRest",
-    "LogicalRequest",
-    "Outgoing",
-    "Rest",
-    "buffer_body",
-    "buffer_body_async",
-    "describe_request",
-    "is_guarded",
-    "marked_guarded",
-    "request_facts",
-]
-
 DEFAULT_BODY_BYTES: Final = 10_485_760
 """How much of a streaming request body is kept, in bytes, unless the owner says otherwise."""
 

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from x402guard.http.families import Library
 
-__all__ = ["EXTENSION", "REFUSAL", "AsyncReplay", "Kept", "Replay", "decoded_body", "problem_response"]
-
 EXTENSION: Final = "x402guard"
 """Where the receipt stands in ``response.extensions``."""
 

@@ -15,8 +15,6 @@ from x402guard.llm.flow import InFlight, end_call
 if TYPE_CHECKING:
     import httpx
 
-__all__ = ["AsyncMetered", "Metered"]
-
 
 def _let_go(stream: object) -> None:
     """The call has ended, be its last bytes read or not: it takes no place any more."""

@@ -13,9 +13,7 @@ import httpx
 
 from x402guard.errors import ConfigError
 from x402guard.http.families import Library
-from x402guard.http.guarded import EXTENSION, Guarded, OnRefusal, Payer
-
-__all__ = ["EXTENSION", "HTTPX", "AsyncGuardedTransport", "GuardedTransport"]
+from x402guard.http.guarded import Guarded, OnRefusal, Payer
 
 HTTPX: Final = Library(
     request=httpx.Request,

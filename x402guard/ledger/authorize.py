@@ -13,19 +13,6 @@ from x402guard.ledger.transitions import Lapse, apply, begin
 from x402guard.ledger.view import LedgerView, MarkKey
 from x402guard.money import MAX_NANOS, Nanos, format_dollars
 
-__all__ = [
-    "BUDGET",
-    "REFUSAL_SAMPLES",
-    "TOKENS",
-    "TRIPPED",
-    "Refusal",
-    "authorize",
-    "check_room",
-    "lapse_due",
-    "note_refusal",
-    "refusal_marks",
-]
-
 BUDGET: Final = "budget"
 """The rule that is an invariant of the ledger: with an empty policy it still holds."""
 

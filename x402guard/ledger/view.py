@@ -12,8 +12,6 @@ from x402guard.errors import IllegalTransition
 from x402guard.ledger.model import Entry, Hold, HoldState, Node
 from x402guard.ledger.windows import rolled
 
-__all__ = ["Change", "LedgerView", "MarkKey", "Notice", "Scope"]
-
 R = TypeVar("R")
 
 MarkKey = tuple[str, str]

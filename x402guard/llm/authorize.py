@@ -30,19 +30,6 @@ from x402guard.policy.steps import Step, request_key
 from x402guard.policy.verdicts import Consented, Unasked, objection, verdict_facts, verdict_of
 from x402guard.x402.purchase import place_of, purpose_of, ruled_place
 
-__all__ = [
-    "LEAST_FITTED",
-    "Granted",
-    "call_id",
-    "call_marks",
-    "call_scope",
-    "call_step",
-    "call_subject",
-    "fix_price",
-    "grant_call",
-    "note_unmetered",
-]
-
 LEAST_FITTED: Final = 1_024
 """An answer of fewer tokens than this is not worth buying: what leaves no room for it is refused."""
 

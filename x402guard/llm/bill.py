@@ -16,8 +16,6 @@ from x402guard.llm.settings import Metering
 from x402guard.llm.usage import UNITS, Impossible, Stated, check_parts, read_usage
 from x402guard.money import MAX_NANOS, Nanos
 
-__all__ = ["Bill", "bill_answer", "ceiling_bill", "stated_cost"]
-
 _STATED_BY_THE_TOKENS: Final = frozenset(
     {"audio", "cached_content", "document", "image_url", "stored_conversation", "video", "web_fetch", "model_fallback"}
 )

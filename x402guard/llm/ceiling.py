@@ -17,18 +17,6 @@ from x402guard.llm.request import Call
 from x402guard.llm.settings import Metering
 from x402guard.money import NANOS_PER_DOLLAR, Nanos
 
-__all__ = [
-    "DEARER",
-    "UNBOUNDED_INPUT",
-    "UNBOUNDED_OUTPUT",
-    "UNPRICED",
-    "Ceiling",
-    "Rates",
-    "find_ceiling",
-    "find_rates",
-    "whole_nanos",
-]
-
 UNPRICED: Final = "unpriced"
 UNBOUNDED_INPUT: Final = "unbounded_input"
 UNBOUNDED_OUTPUT: Final = "unbounded_output"

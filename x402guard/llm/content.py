@@ -11,8 +11,6 @@ from typing import Any, Final
 from x402guard.llm.media import Media
 from x402guard.llm.tools import Unbounded
 
-__all__ = ["Content", "read_content"]
-
 _DATA_URL: Final = re.compile(r"data:(?P<mime>[\w.+/-]*)(?:;[\w=.+-]+)*;base64,", re.ASCII | re.IGNORECASE)
 
 _LINK_KEYS: Final = {

@@ -44,8 +44,6 @@ from x402guard.strict_json import NotReadable, read_object, write_object
 from x402guard.x402.flow import PAYMENT_REQUIRED_STATUS, mindful_of_earlier_hops, paid_request
 from x402guard.x402.settlement import Receipt, receipt_of
 
-__all__ = ["InFlight", "Upload", "end_call", "metered_request", "unmetered_request"]
-
 QUICK_BYTES: Final = 16_384
 """A body up to this size is read, counted and priced on the event loop, once book and counter have loaded."""
 

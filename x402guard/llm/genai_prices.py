@@ -23,8 +23,6 @@ if TYPE_CHECKING:
         UsageExtractor,
     )
 
-__all__ = ["GenaiPriceBook"]
-
 _FLAVOURS: Final[Mapping[str, tuple[str, ...]]] = {
     "chat": ("chat", "default"),
     "completions": ("chat", "default"),

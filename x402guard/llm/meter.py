@@ -15,8 +15,6 @@ from x402guard.llm.settings import Metering, place_of
 from x402guard.money import Nanos
 from x402guard.policy.places import plain_host, plain_path
 
-__all__ = ["FixedPrice", "Meter", "Unmetered", "classify"]
-
 _LOOKS_LIKE_A_CALL: Final = re.compile(
     r".*(/chat/completions|/v\d+\w*/(completions|responses|messages|embeddings)|/models/[^/]+:(stream)?[gG]enerateContent)"
 )

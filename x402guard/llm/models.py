@@ -15,8 +15,6 @@ from dataclasses import dataclass
 from datetime import date
 from typing import Final
 
-__all__ = ["MAXIMA", "READ_ON", "Maximum", "model_maximum"]
-
 READ_ON: Final = date(2026, 11, 22)
 """The day this table was put together."""
 

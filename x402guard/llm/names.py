@@ -6,8 +6,6 @@ import re
 from datetime import date
 from typing import Final
 
-__all__ = ["base_name", "reasons"]
-
 _DATED: Final = re.compile(r"(?P<base>.+)[-@](?P<year>20[0-9]{2})-?(?P<month>[0-9]{2})-?(?P<day>[0-9]{2})", re.ASCII)
 _NEVER_REASONS: Final = re.compile(
     r"(openai/)?(gpt-3\.5|gpt-4(?!\.5\d)|gpt-5[.\d]*-chat|chatgpt-4o|davinci|babbage)", re.ASCII

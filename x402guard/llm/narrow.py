@@ -18,8 +18,6 @@ from x402guard.policy.rules import Verdict
 from x402guard.policy.verdicts import verdict_of
 from x402guard.strict_json import NotReadable, read_object, write_object
 
-__all__ = ["Narrowed", "narrow_call", "narrow_fixed"]
-
 _LEAST_NARROWED: Final = 16
 _TRIES: Final = 4
 

@@ -13,8 +13,6 @@ from x402guard.llm.names import base_name
 from x402guard.llm.routes import ENDPOINTS
 from x402guard.money import Dollars, Nanos, dollars_to_nanos, nanos_to_decimal
 
-__all__ = ["ModelPrice", "RegisteredBook"]
-
 _PER: Final = 1_000_000
 _UNITS: Final = frozenset({"input_tokens", "output_tokens", "cache_read_tokens"})
 

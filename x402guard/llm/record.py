@@ -27,9 +27,6 @@ from x402guard.policy.guards import guard_marks, note_taken
 from x402guard.policy.steps import Step
 from x402guard.x402.settlement import Receipt, receipt_of
 
-__all__ = ["record_call"]
-
-
 _OWED: Final = (
     "The call is owed, and it may be booked already: look at session.spent before you report it again, once the ledger can be "
     "written."

@@ -22,8 +22,6 @@ from x402guard.llm.tools import Unbounded, kind_of
 from x402guard.llm.usage import Stated, check_parts, read_usage
 from x402guard.money import MAX_NANOS, Nanos
 
-__all__ = ["Statement", "price_statement", "read_answer", "read_statement"]
-
 _UNIT: Final = re.compile(
     r"(input|output)(_[a-z]+)*_tokens|cache_([a-z]+_)?(read|write)(_5m|_1h)?_tokens|(web|social|storage|rerank)_searches|code_executions",
     re.ASCII,

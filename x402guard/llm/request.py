@@ -14,17 +14,6 @@ from x402guard.llm.routes import Flavour, Route
 from x402guard.llm.tools import Unbounded, find_unbounded, tools_of
 from x402guard.strict_json import NotReadable, read_object
 
-__all__ = [
-    "UNREADABLE",
-    "Call",
-    "ask_for_usage",
-    "limit_field",
-    "lower_limits",
-    "read_call",
-    "removed_fields",
-    "write_limit",
-]
-
 UNREADABLE: Final = "unreadable_request"
 
 _TOKENS_A_MESSAGE: Final = 8

@@ -10,8 +10,6 @@ from typing import Any, Final
 from x402guard.flow.ports import Usage
 from x402guard.llm.routes import Flavour
 
-__all__ = ["check_said", "check_total", "tools_run"]
-
 _COUNTS: Final = re.compile(r"(tokens?|count|units?)$", re.IGNORECASE)
 _KNOWN: Final[Mapping[Flavour, frozenset[str]]] = {
     "chat": frozenset({"prompt_tokens", "completion_tokens", "total_tokens", "cached_tokens", "prompt_cache_hit_tokens",

@@ -20,8 +20,6 @@ from x402guard.money import Dollars, Nanos, dollars_to_nanos, nanos_to_decimal
 from x402guard.policy.places import plain_host, plain_path
 from x402guard.policy.settings import check_flag
 
-__all__ = ["Metering", "UnboundedOutput", "place_of"]
-
 UnboundedOutput = Literal["fit", "model_max", "average", "refuse"]
 
 _DIALECTS: Final[Mapping[str, Dialect]] = {

@@ -9,8 +9,6 @@ from typing import Any, Final
 
 from x402guard.llm.routes import Route
 
-__all__ = ["ALLOWANCES", "Unbounded", "find_unbounded", "kind_of", "tools_of"]
-
 ALLOWANCES: Final = (
     "audio",
     "cached_content",

@@ -13,17 +13,6 @@ from x402guard.errors import ConfigError
 from x402guard.money import Dollars, Nanos, dollars_to_nanos, format_dollars
 from x402guard.policy.rules import NO_VERDICT, Subject, Verdict
 
-__all__ = [
-    "APPROVAL",
-    "NEEDS_REVIEW",
-    "Answer",
-    "ApprovalRequest",
-    "Approvals",
-    "count_people",
-    "judge_sum",
-    "request_id",
-]
-
 APPROVAL: Final = "approval"
 NEEDS_REVIEW: Final = "needs_review"
 _LONGEST_S: Final = 7 * 86_400

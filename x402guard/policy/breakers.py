@@ -16,8 +16,6 @@ from x402guard.ledger.model import HoldKind
 from x402guard.ledger.view import LedgerView, MarkKey, Notice
 from x402guard.policy.steps import Step, run_of
 
-__all__ = ["BREAKER", "Breaker", "Bulkhead", "breaker_marks", "find_open", "note_end", "note_try", "slot_of"]
-
 BREAKER: Final = "breaker_open"
 _LOST_PROBE_MS: Final = 60_000
 _FORGOTTEN_MS: Final = 3_600_000

@@ -24,21 +24,6 @@ from x402guard.policy.steps import Step, reset_mark, run_of, step_of
 from x402guard.policy.timeouts import begin_step, end_step, find_late, timeout_marks
 from x402guard.policy.velocity import find_excess, forget_spent, note_spent, velocity_marks
 
-__all__ = [
-    "LOOP",
-    "MAX_CALLS",
-    "MAX_STEPS",
-    "SPIKE",
-    "delivery_marks",
-    "give_step_back",
-    "guard_marks",
-    "judge_amount",
-    "judge_step",
-    "note_answer",
-    "note_delivery",
-    "note_taken",
-]
-
 LOOP: Final = "loop_detected"
 SPIKE: Final = "spend_spike"
 MAX_STEPS: Final = "max_steps"

@@ -7,8 +7,6 @@ from x402guard.policy.risk import judge_risk
 from x402guard.policy.rules import Subject, Verdict, judge_rules, strictest
 from x402guard.policy.settings import Policy
 
-__all__ = ["judge"]
-
 
 def judge(policy: Policy, subject: Subject) -> Verdict:
     """Return the strictest of what the rules say of a step. Pure, but for the owner's own ``classify``."""

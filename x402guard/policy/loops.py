@@ -15,18 +15,6 @@ from x402guard.errors import ConfigError
 from x402guard.ledger.view import LedgerView, MarkKey
 from x402guard.policy.steps import Step, as_place, reset_mark
 
-__all__ = [
-    "Loop",
-    "find_loop",
-    "forget_before",
-    "forget_step",
-    "loop_marks",
-    "note_failure",
-    "note_step",
-    "note_success",
-    "streak_mark",
-]
-
 _IGNORED: Final = frozenset({"request_id", "idempotency_key", "trace_id", "nonce", "timestamp", "created_at"})
 _MOST_CALLS: Final = 1_000
 _SHORT: Final = 16

@@ -10,8 +10,6 @@ from typing import Final
 from x402guard.errors import ConfigError
 from x402guard.policy.places import plain_host, plain_path
 
-__all__ = ["check_pattern", "is_disguised", "matches_name", "matches_place", "matches_word"]
-
 _HUMP: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 _NAMESPACE: Final = re.compile(r"__|[./:]")
 _LONGEST: Final = 500

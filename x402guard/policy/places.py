@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from urllib.parse import unquote
 
-__all__ = ["plain_host", "plain_path"]
-
 
 def plain_path(path: str) -> str:
     """Return a path as the most lenient server may read it: escapes undone, empty and dot segments resolved.

@@ -12,8 +12,6 @@ from x402guard.ledger.model import HoldKind
 from x402guard.policy.patterns import check_pattern, is_disguised, matches_name, matches_place, matches_word
 from x402guard.policy.rules import NO_VERDICT, Subject, Verdict
 
-__all__ = ["DEFAULT_LEVELS", "Level", "Risk", "judge_risk"]
-
 Level = Literal["LOW", "MEDIUM", "HIGH", "CRITICAL"]
 """LOW runs · MEDIUM is logged and runs · HIGH asks a person · CRITICAL is denied, or asks several."""
 

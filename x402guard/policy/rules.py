@@ -12,8 +12,6 @@ from x402guard.ledger.model import HoldKind
 from x402guard.money import Dollars, Nanos, dollars_to_nanos, format_dollars
 from x402guard.policy.patterns import check_pattern, matches_name, matches_place, matches_word
 
-__all__ = ["KINDS", "NO_VERDICT", "Narrow", "Rule", "Subject", "Verdict", "check_rules", "judge_rules", "strictest"]
-
 Action = Literal["allow", "narrow", "ask", "deny"]
 KINDS: Final = frozenset(str(kind) for kind in (HoldKind.PAYMENT, HoldKind.LLM, HoldKind.TOOL))
 _STRICT: Final[Mapping[str, int]] = {action: rank for rank, action in enumerate(get_args(Action))}

@@ -23,8 +23,6 @@ from x402guard.policy.steps import as_place
 from x402guard.policy.timeouts import Timeouts
 from x402guard.policy.velocity import Velocity
 
-__all__ = ["MIN_LIFETIME_S", "Policy", "ResourceMismatch", "check_flag", "check_flags"]
-
 MIN_LIFETIME_S: Final = 10
 """A signature that is good for less than this many seconds would be dead before it could be settled."""
 

@@ -9,8 +9,6 @@ from typing import Final
 from x402guard.errors import ConfigError
 from x402guard.ledger.budgets import PARTS
 
-__all__ = ["SoftLimits", "parts_of"]
-
 SoftLimits = float | str | Decimal | Collection[float | str | Decimal]
 """0.9 or several of them: parts of a budget, no money, so a float says it well enough."""
 

@@ -10,8 +10,6 @@ from x402guard.ledger.view import LedgerView, MarkKey
 from x402guard.money import Dollars, Nanos, dollars_to_nanos, format_dollars
 from x402guard.policy.steps import Step, reset_mark
 
-__all__ = ["Spike", "find_spike", "forget_cost", "note_cost", "spike_marks"]
-
 SpikeAction = Literal["warn", "trip"]
 _MOST: Final = 1_000
 

@@ -17,20 +17,6 @@ from x402guard.money import Nanos
 from x402guard.policy.places import plain_host, plain_path
 from x402guard.strict_json import NotReadable, read_object
 
-__all__ = [
-    "Step",
-    "as_place",
-    "masked",
-    "place",
-    "request_key",
-    "reset_mark",
-    "run_of",
-    "step_of",
-    "tool_key",
-    "whole_place",
-]
-
-
 _LONGEST_NAME: Final = 200
 _TIMES: Final = frozenset({"timestamp", "created_at"})
 

@@ -12,8 +12,6 @@ from x402guard.ledger.model import HoldKind
 from x402guard.ledger.view import LedgerView, MarkKey
 from x402guard.policy.steps import reset_mark, run_of
 
-__all__ = ["SESSION_TIMEOUT", "STEP_TIMEOUT", "Timeouts", "begin_step", "end_step", "find_late", "timeout_marks"]
-
 SESSION_TIMEOUT: Final = "session_timeout"
 STEP_TIMEOUT: Final = "step_timeout"
 _LONGEST_S: Final = 366 * 86_400

@@ -15,8 +15,6 @@ from x402guard.ledger.view import LedgerView, MarkKey
 from x402guard.money import Dollars, Nanos, dollars_to_nanos, format_dollars
 from x402guard.policy.steps import Step
 
-__all__ = ["Velocity", "find_excess", "forget_spent", "note_spent", "route_of", "velocity_marks"]
-
 _WINDOWS: Final[Mapping[str, tuple[int, int]]] = {"minute": (5, 12), "hour": (60, 60), "day": (3600, 24)}
 """Window → (seconds of a bucket, buckets)."""
 

@@ -12,8 +12,6 @@ from x402guard.policy.approvals import NEEDS_REVIEW
 from x402guard.policy.judge import judge
 from x402guard.policy.rules import Subject, Verdict
 
-__all__ = ["Consented", "Unasked", "objection", "verdict_facts", "verdict_of"]
-
 Consented = AbstractSet[tuple[Any, ...]]
 """What a person has allowed: the key of each ``Unasked``."""
 

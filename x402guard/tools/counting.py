@@ -7,8 +7,6 @@ from typing import Final, Protocol
 
 from x402guard.errors import ConfigError
 
-__all__ = ["CharsPerToken", "ContextCounter", "TextCounter", "counting", "cut"]
-
 _CUT: Final = "…"
 
 

@@ -39,8 +39,6 @@ from x402guard.tools.modes import Mode, check_mode, suggest_mode
 from x402guard.tools.runner import Running
 from x402guard.tools.token_budget import Allotment, TokenBudget
 
-__all__ = ["QUICK_CHARACTERS", "RESULT_TOKENS", "CostOf", "Render", "ToolTerms", "decorate"]
-
 RESULT_TOKENS: Final = 4_000
 """The most tokens of one result, unless told otherwise."""
 

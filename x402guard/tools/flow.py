@@ -36,19 +36,6 @@ from x402guard.policy.verdicts import Consented, Unasked, objection, verdict_fac
 from x402guard.tools.arguments import fingerprint
 from x402guard.x402.settlement import Receipt, receipt_of
 
-__all__ = [
-    "TOOL_HOLD_S",
-    "HeldTool",
-    "ToolCall",
-    "ToolEnd",
-    "charge_tool",
-    "check_free",
-    "check_tool",
-    "end_free",
-    "end_tool",
-    "hold_tool",
-]
-
 TOOL_HOLD_S: Final = 900
 """A tool whose end nobody reports is captured at its ceiling after this many seconds, unless told otherwise."""
 

@@ -26,8 +26,6 @@ from x402guard.tools.flow import (
 from x402guard.tools.token_budget import TokenBudget
 from x402guard.x402.settlement import Receipt
 
-__all__ = ["LONGEST_S", "Budgeted", "ToolHold", "tool_call"]
-
 LONGEST_S: Final = 31 * 86_400
 """The longest that one use of a tool may be held for, or may take, in seconds."""
 

@@ -6,8 +6,6 @@ from typing import Final, Literal, get_args
 
 from x402guard.errors import ConfigError
 
-__all__ = ["Mode", "check_mode", "suggest_mode"]
-
 Mode = Literal["raw", "table", "summary", "handle_only"]
 """All of it; its rows and columns; what it comes to; or no more than a name to ask for it by. Each shows less than the one before."""
 

@@ -9,8 +9,6 @@ from x402guard.errors import CallTimeout
 from x402guard.flow.detached import Aside, TooLate, within
 from x402guard.flow.ports import Place
 
-__all__ = ["Running"]
-
 R = TypeVar("R")
 
 

@@ -35,8 +35,6 @@ from x402guard.tools.counting import CharsPerToken, ContextCounter, TextCounter,
 from x402guard.tools.flow import check_tool
 from x402guard.tools.modes import Mode, check_mode, suggest_mode
 
-__all__ = ["Allocation", "Allotment", "TokenBudget"]
-
 _ALONE: Final = "tokens"
 
 

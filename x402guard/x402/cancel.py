@@ -12,8 +12,6 @@ from x402guard.ledger.view import LedgerView, Scope
 from x402guard.x402.schemes.cancellation import cancellation_call
 from x402guard.x402.signer import normalise_signature
 
-__all__ = ["Cancellation", "cancelled"]
-
 
 @dataclass(frozen=True, slots=True)
 class Cancellation:

@@ -6,8 +6,6 @@ from dataclasses import dataclass, field
 
 from x402guard.x402.offer import Offer
 
-__all__ = ["Case", "RequestFacts"]
-
 
 @dataclass(frozen=True, slots=True)
 class RequestFacts:

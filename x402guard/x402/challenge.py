@@ -28,8 +28,6 @@ from x402guard.x402.wire import (
     parse_payment_required,
 )
 
-__all__ = ["Challenge", "Payable", "read_challenge", "screen"]
-
 BODY_FIELD = "body"
 
 

@@ -50,8 +50,6 @@ from x402guard.x402.settlement import (
     write_claim,
 )
 
-__all__ = ["PAYMENT_REQUIRED_STATUS", "mindful_of_earlier_hops", "paid_request"]
-
 R = TypeVar("R")
 
 PAYMENT_REQUIRED_STATUS: Final = 402

@@ -18,8 +18,6 @@ from x402guard.x402.wire import (
     parse_message,
 )
 
-__all__ = ["Offer", "Rejection", "conflicts_with_body", "normalise"]
-
 KNOWN_SCHEMES: Final = frozenset({"exact", "upto"})
 
 

@@ -12,8 +12,6 @@ from x402guard.policy.settings import MIN_LIFETIME_S, Policy
 from x402guard.x402.case import Case
 from x402guard.x402.offer import Rejection
 
-__all__ = ["OFFER_RULES", "OfferRule", "lifetime_s", "resource_host"]
-
 OfferRule = Callable[[Policy, Case], Rejection | None]
 
 

@@ -12,17 +12,6 @@ from x402guard.x402.case import Case
 from x402guard.x402.offer import Offer, Rejection
 from x402guard.x402.offer_rules import OFFER_RULES
 
-__all__ = [
-    "FACILITATORS_PER_ORIGIN",
-    "judge_live",
-    "judge_offer",
-    "note_payee",
-    "note_version",
-    "origin_mark",
-    "payee_mark",
-    "rank",
-]
-
 FACILITATORS_PER_ORIGIN: Final = 3
 """Official servers pick among several addresses of their facilitator; a fourth new one is no longer that."""
 

@@ -31,19 +31,6 @@ from x402guard.x402.origins import note_payee, origin_mark, payee_mark
 from x402guard.x402.schemes import scheme_for
 from x402guard.x402.schemes.scheme import Proposal
 
-__all__ = [
-    "Authorized",
-    "Stuck",
-    "authorize_purchase",
-    "offer_subject",
-    "payment_step",
-    "place_of",
-    "purchase_key",
-    "purchase_scope",
-    "purpose_of",
-    "ruled_place",
-]
-
 MIN_REMAINING_S: Final = 10
 """A cheque in doubt is presented again only while it is good for more than this many seconds."""
 

@@ -16,8 +16,6 @@ from x402guard.ledger.report import below
 from x402guard.ledger.sessions import PAYER_MARK
 from x402guard.x402.reconciliation import Reconciliation, reconcile_holds, reconcile_wallet
 
-__all__ = ["areconciled", "reconcile_ledger", "reconcile_node"]
-
 
 def reconcile_node(shell: Shell, terms: Terms, node_id: str) -> Reconciliation:
     """Ask the chain about every unproven payment of a budget and all below it, and write down what it shows."""

@@ -23,8 +23,6 @@ from x402guard.ledger.view import LedgerView, MarkKey, Notice, Scope
 from x402guard.money import format_dollars
 from x402guard.x402.settlement import is_open, is_worth_asking, weighed
 
-__all__ = ["ALLOWANCE", "Reconciliation", "reconcile_holds", "reconcile_wallet"]
-
 ALLOWANCE: Final = "allowance"
 """The kind of the rows that say what Permit2 may move of a token."""
 

@@ -35,25 +35,6 @@ from x402guard.policy.guards import delivery_marks, give_step_back, guard_marks,
 from x402guard.policy.steps import step_of
 from x402guard.x402.wire import SettleResponse, decode_receipt
 
-__all__ = [
-    "Doubt",
-    "Receipt",
-    "Swept",
-    "ask_chain",
-    "is_open",
-    "is_worth_asking",
-    "judge_reply",
-    "note_doubt",
-    "note_late",
-    "proven_taken",
-    "receipt_of",
-    "sweep",
-    "take_effect",
-    "void",
-    "weighed",
-    "write_claim",
-]
-
 SWEEP_SIZE: Final = 16
 """How many holds one sweep asks the chain about, at most."""
 

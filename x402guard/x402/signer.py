@@ -17,8 +17,6 @@ from x402guard.ledger.model import Hold, HoldState
 from x402guard.x402.schemes import typed_data
 from x402guard.x402.schemes.cancellation import cancellation_data
 
-__all__ = ["LocalSigner", "normalise_signature"]
-
 _ORDER: Final = 0xFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFEBAAEDCE6AF48A03BBFD25E8CD0364141
 _KEY_BYTES: Final = 32
 

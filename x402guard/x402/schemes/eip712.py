@@ -9,8 +9,6 @@ from typing import Any, Final
 
 from x402guard.evm import MAX_UINT256, Address, keccak
 
-__all__ = ["Domain", "TypedData", "Types"]
-
 Types = Mapping[str, tuple[tuple[str, str], ...]]
 """Struct name → its (field, type) pairs, in order."""
 
