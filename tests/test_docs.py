@@ -17,11 +17,11 @@ from x402guard.cli import app
 from x402guard.guard.settings import ENV_PREFIX, MeteringSettings, PolicySettings, Settings
 from x402guard.ledger.model import TERMINATIONS
 from x402guard.ledger.transitions import TABLE
+from x402guard.llm.content import ALLOWANCES
 from x402guard.llm.routes import ENDPOINTS
 from x402guard.llm.settings import UnboundedOutput
-from x402guard.llm.tools import ALLOWANCES
 from x402guard.policy.risk import DEFAULT_LEVELS
-from x402guard.tools.modes import suggest_mode
+from x402guard.tools.counting import suggest_mode
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"

@@ -20,7 +20,8 @@ import httpx2
 
 from x402guard.errors import ConfigError
 from x402guard.http.families import Library
-from x402guard.http.guarded import EXTENSION, Guarded, OnRefusal, Payer
+from x402guard.http.guarded import Guarded, OnRefusal, Payer
+from x402guard.http.streams import EXTENSION
 
 __all__ = ["EXTENSION", "HTTPX2", "AsyncGuardedTransport", "GuardedTransport"]
 

@@ -6,13 +6,13 @@ import pytest
 
 from tests.support import make_guard
 from x402guard import ApprovalDenied
-from x402guard.flow.booking import hold_or_refuse
+from x402guard.flow.admission import hold_or_refuse
 from x402guard.flow.drivers import run
 from x402guard.ledger.model import HoldKind
 from x402guard.ledger.view import Scope
 from x402guard.money import Nanos
-from x402guard.policy.rules import Subject, Verdict
-from x402guard.policy.verdicts import Unasked
+from x402guard.policy.judge import Unasked
+from x402guard.policy.verdicts import Subject, Verdict
 
 
 def test_what_changes_for_ever_is_asked_about_eight_times():

@@ -11,7 +11,7 @@ from tests.integration import llm
 from tests.integration.llm import DOCKET, HI, TEXT, TROUBLES, dollars, then, trouble
 from x402guard import BudgetExhausted, GuardedTransport, Unpriced
 from x402guard.http import refusal_from
-from x402guard.http.guarded import EXTENSION
+from x402guard.http.streams import EXTENSION
 from x402guard.testing import Completion, Failure, ToolCall
 
 running, server, till, poor = llm.running, llm.server, llm.till, llm.poor

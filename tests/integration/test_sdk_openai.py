@@ -11,7 +11,7 @@ from tests.integration import llm
 from tests.integration.llm import DOCKET, FAMILIES, HI, LARGE, LIMITED, MINI, TEXT, TROUBLES, dollars, then, trouble
 from x402guard import Unpriced
 from x402guard.http import refusal_from
-from x402guard.http.guarded import EXTENSION
+from x402guard.http.streams import EXTENSION
 from x402guard.testing import Completion, ToolCall
 
 running, server, till, poor = llm.running, llm.server, llm.till, llm.poor

@@ -24,10 +24,10 @@ from x402guard.flow.effects import (
     Sign,
     Transact,
 )
+from x402guard.flow.request import RequestFacts
 from x402guard.flow.sealed import Sealed
 from x402guard.ledger.evidence import Settled, Unused, Used
 from x402guard.ledger.model import HoldState
-from x402guard.policy import RequestFacts
 from x402guard.stores import open_store
 from x402guard.x402.flow import paid_request
 from x402guard.x402.settlement import sweep

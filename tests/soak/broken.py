@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from x402guard.flow.ports import LedgerStore
+from x402guard.ledger.store import LedgerStore
 from x402guard.ledger.transitions import Void, apply
 from x402guard.ledger.view import Scope
 

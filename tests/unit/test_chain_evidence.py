@@ -4,12 +4,12 @@ import dataclasses
 
 import pytest
 from eth_abi.abi import encode
+from eth_hash.auto import keccak
 
 from tests.books import PAYEE, PAYER, START_MS, an_intent
 from x402guard.chain.calldata import nonce_settled
 from x402guard.chain.reader import _read
 from x402guard.chain.rpc import ChainUnreadable, selector
-from x402guard.evm import keccak
 from x402guard.ledger.evidence import Cancelled, Settled, Unused, Used
 from x402guard.x402.schemes.exact import EXACT_PROXY
 from x402guard.x402.schemes.scheme import PERMIT2

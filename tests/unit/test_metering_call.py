@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from x402guard import Metering
-from x402guard.flow.ports import PricedModel
 from x402guard.ledger.authorize import Refusal
 from x402guard.llm.ceiling import find_ceiling
+from x402guard.llm.prices import PricedModel
 from x402guard.llm.request import Call, ask_for_usage, read_call, write_limit
 from x402guard.llm.routes import find_endpoint, find_route
 

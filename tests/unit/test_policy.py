@@ -5,8 +5,9 @@ import pytest
 from tests.support import FACILITATOR, OTHER_PAYEE, PAYEE, USDC, accept, permit2, required, required_v1, upto
 from x402guard import ConfigError, Policy
 from x402guard.assets import AssetRegistry
-from x402guard.policy import Case, RequestFacts, judge_offer, rank
+from x402guard.flow.request import RequestFacts
 from x402guard.x402.offer import Offer, normalise
+from x402guard.x402.offer_rules import Case, judge_offer, rank
 from x402guard.x402.wire import parse_payment_required
 
 MAINNET = {

@@ -1,12 +1,12 @@
 """What a reading by fresh eyes of chain evidence has found: nodes that disagree, that hide, and that are shown odd transactions."""
 
 import pytest
+from eth_hash.auto import keccak
 
 from tests.books import PAYER, START_MS
 from tests.unit.test_chain_evidence import INTENTS, NOW, OTHER, TOKEN, TX, Rpc, log, topic
 from x402guard.chain.reader import _read
 from x402guard.chain.rpc import ChainUnreadable, JsonRpc, NodeRefuses, PaymentUnreadable
-from x402guard.evm import keccak
 from x402guard.ledger.evidence import Cancelled, Settled, Unused, Used
 from x402guard.x402.schemes.scheme import PERMIT2
 

@@ -7,7 +7,7 @@ from x402guard.ledger.model import HoldKind
 from x402guard.money import Nanos
 from x402guard.policy.judge import judge
 from x402guard.policy.risk import DEFAULT_LEVELS, judge_risk
-from x402guard.policy.rules import Subject
+from x402guard.policy.verdicts import Subject
 
 PLACE = "GET courts.example/opinion/42"
 

@@ -9,8 +9,9 @@ from x402guard import Approvals, Narrow, Policy, Risk, Rule
 from x402guard.ledger.model import HoldKind
 from x402guard.money import dollars_to_nanos
 from x402guard.policy.judge import judge
-from x402guard.policy.rules import NO_VERDICT, Subject, Verdict, judge_rules, strictest
+from x402guard.policy.rules import judge_rules
 from x402guard.policy.steps import whole_place
+from x402guard.policy.verdicts import NO_VERDICT, Subject, Verdict, strictest
 
 
 def payment(amount="$0.10", where="GET courts.example/opinion/42", payee=PAYEE):

@@ -8,11 +8,10 @@ import coincurve
 import pytest
 
 from x402guard.assets import Asset, AssetRegistry
-from x402guard.evm import parse_address
+from x402guard.evm import normalise_signature, parse_address
 from x402guard.x402.offer import Offer, normalise
 from x402guard.x402.schemes import payment_header, scheme_for, typed_data
 from x402guard.x402.schemes.scheme import Proposal
-from x402guard.x402.signer import normalise_signature
 from x402guard.x402.wire import decode_payment_required, decode_receipt, parse_payment_required
 
 VECTORS = json.loads((Path(__file__).parent.parent / "data" / "signing.json").read_text())["vectors"]

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from tests.books import START_MS, Books, Clock, usd
 from x402guard.errors import ConfigError
-from x402guard.guard.account import nodes_of
 from x402guard.ledger.authorize import Refusal
 from x402guard.ledger.budgets import room_on_path
 from x402guard.ledger.model import WALLET, Evidence, HoldKind, NodeKind, NodeState, Window
 from x402guard.ledger.owner import reset_node
+from x402guard.ledger.queries import nodes_of
 from x402guard.ledger.sessions import NodeRequest, open_node
 from x402guard.ledger.transitions import Capture, Correct, Expire, Lapse, Void
 from x402guard.ledger.windows import check_window, rolled, window_start_ms

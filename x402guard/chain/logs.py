@@ -10,9 +10,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from eth_hash.auto import keccak
+
 from x402guard.chain.calldata import amount_settled, nonce_settled
 from x402guard.chain.rpc import ChainUnreadable, JsonRpc, NodeRefuses, octets, quantity
-from x402guard.evm import Address, checksum_address, keccak
+from x402guard.evm import Address, checksum_address
 from x402guard.ledger.evidence import Cancelled, Settled
 from x402guard.ledger.intent import Intent
 from x402guard.x402.schemes.scheme import PERMIT2

@@ -18,13 +18,13 @@ from rich.text import Text
 
 from x402guard.errors import ConfigError
 from x402guard.flow.drivers import Shell
-from x402guard.flow.ports import LedgerStore
-from x402guard.guard.account import nodes_of, prediction_of, report_of
 from x402guard.guard.settings import load_settings
 from x402guard.ledger.in_doubt import in_doubt, instance_mark
 from x402guard.ledger.model import WALLET, Hold, HoldKind, Node, NodeKind
+from x402guard.ledger.queries import nodes_of, prediction_of, report_of
 from x402guard.ledger.report import remaining
 from x402guard.ledger.report_text import printable
+from x402guard.ledger.store import LedgerStore
 from x402guard.ledger.view import LedgerView
 from x402guard.money import format_dollars
 from x402guard.stores import ledger_path, open_store

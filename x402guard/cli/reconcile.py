@@ -12,10 +12,10 @@ import typer
 
 from x402guard.cli.books import AsJson, LedgerUrl, holds, opened
 from x402guard.errors import ConfigError, LedgerUnavailable
-from x402guard.flow.ports import LedgerStore
 from x402guard.guard.guard import Guard
 from x402guard.guard.settings import PRIVATE_KEY, load_settings
 from x402guard.ledger.report_text import printable
+from x402guard.ledger.store import LedgerStore
 from x402guard.money import format_dollars
 from x402guard.x402.reconciliation import Reconciliation
 

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final, TypeVar
 
-from x402guard.flow.effects import Flow, enter, killed, transact
+from x402guard.errors import LedgerUnavailable, PaymentRefused
+from x402guard.flow.effects import Flow, Interrupted, ask, enter, killed, transact
 from x402guard.flow.ports import Place
+from x402guard.flow.refusals import refused
 from x402guard.flow.terms import Terms
-from x402guard.ledger.authorize import TRIPPED, Refusal, check_open, lapse_due
+from x402guard.ledger.authorize import BUDGET, TRIPPED, Refusal, check_open, lapse_due
 from x402guard.ledger.model import HoldKind
 from x402guard.ledger.owner import trip_node
 from x402guard.ledger.view import LedgerView, Scope
+from x402guard.money import format_dollars, nanos_to_decimal
+from x402guard.policy.approvals import APPROVAL, ApprovalRequest, request_id
 from x402guard.policy.breakers import slot_of
+from x402guard.policy.judge import Consented, Unasked
 from x402guard.policy.steps import run_of
+from x402guard.x402.settlement import sweep
 
 BUSY: Final = "bulkhead"
 LONGEST_WAIT_S: Final = 300
@@ -88,3 +96,116 @@ class Seat:
         """Leave it, where it was taken. Leaving twice is fine."""
         if self.place is not None:
             self.place.leave()
+
+
+def consent(terms: Terms, unasked: Unasked) -> Flow[Refusal | None]:
+    """Ask, and write the answer down. None is a yes, good for this one call; the caller runs all its checks again after it."""
+    subject, verdict = unasked.subject, unasked.verdict
+    request = ApprovalRequest(
+        id=request_id(terms.session_id, list(unasked.key)),
+        session=terms.session_id,
+        kind=str(subject.kind),
+        what=subject.names[0],
+        amount=nanos_to_decimal(subject.amount),
+        payee=subject.payee,
+        network=unasked.network,
+        arguments=subject.arguments,
+        rule=verdict.rule,
+        reason=verdict.reason,
+        approvers=max(1, verdict.approvers),
+        timeout_s=terms.policy.approvals.timeout_s,
+    )
+    answer = yield from ask(request)
+    allowed = answer.allowed is True
+    facts = {
+        "name": APPROVAL,
+        "allowed": allowed,
+        "by": list(answer.by),
+        "rule": verdict.rule,
+        "what": subject.names[0],
+        "requested": format_dollars(subject.amount),
+        "reason": answer.reason[:300],
+    }
+
+    def note(view: LedgerView) -> None:
+        view.record(terms.node_id, "event", facts=facts)
+
+    yield from transact(Scope(nodes=(terms.node_id,)), note)
+    if allowed:
+        return None
+    why = answer.reason or "it was denied"
+    return Refusal(APPROVAL, f"{subject.names[0]}: {verdict.reason}; {why}", subject.amount or None)
+
+
+T = TypeVar("T")
+
+
+_MOST_QUESTIONS: Final = 8
+
+
+def hold_or_refuse(
+    terms: Terms,
+    scope: Scope,
+    change: Callable[[LedgerView, Consented], T | Unasked | Refusal],
+    undo: Callable[[BaseException], Flow[None]],
+    *,
+    refuse: Callable[[Refusal], Flow[PaymentRefused]] | None = None,
+    seat: Seat | None = None,
+) -> Flow[T]:
+    """Write a hold, durably, and return what *change* made of it; before a refusal for lack of budget, sweep once.
+
+    A place is taken first, where a *seat* is given. Where a person has to be asked, that comes before the hold, with no place taken;
+    then *change* is run anew, and shown what was allowed.
+    *undo* gives back what may have been written where nobody knows: the answer of the books was lost, or the task was cancelled.
+    Raises the refusal, counted in the books by *refuse*, and ``LedgerUnavailable``.
+    """
+    no = refuse or partial(refused, terms)
+    consented: frozenset[tuple[Any, ...]] = frozenset()
+    swept, seated = False, seat is None
+    while True:
+        if seat is not None and not seated:
+            full = yield from seat.take(terms)
+            if full is not None:
+                raise (yield from no(full))
+            seated = True
+        stop = yield from stopped(terms)
+        if stop is not None:
+            raise (yield from no(stop))
+        try:
+            decided = yield from transact(scope, partial(_shown, change, consented))
+        except (LedgerUnavailable, Interrupted) as error:
+            yield from undo(error)
+            raise
+        if isinstance(decided, Unasked):
+            if seat is not None:
+                seat.leave()
+                seated = False
+            denied = _asked_too_often(decided, consented) or (yield from consent(terms, decided))
+            if denied is not None:
+                raise (yield from no(denied))
+            consented |= {decided.key}
+        elif not isinstance(decided, Refusal):
+            return decided
+        elif decided.rule == BUDGET and not swept and terms.chains and (yield from _may_fit_now(terms, decided)):
+            swept = True
+        else:
+            raise (yield from no(decided))
+
+
+def _may_fit_now(terms: Terms, refusal: Refusal) -> Flow[bool]:
+    """Ask the chain about what is claimed: it may have cost less than is held. Somebody else may have found that out just now."""
+    swept = yield from sweep(terms)
+    return swept.asked > 0 or swept.room is None or swept.room > (refusal.available or 0)
+
+
+def _asked_too_often(unasked: Unasked, consented: Consented) -> Refusal | None:
+    if len(consented) < _MOST_QUESTIONS:
+        return None
+    what, times = unasked.subject.names[0], len(consented)
+    return Refusal(
+        APPROVAL, f"{what}: what it costs has changed {times} times while people were asked", unasked.subject.amount
+    )
+
+
+def _shown(change: Callable[[LedgerView, Consented], T], consented: Consented, view: LedgerView) -> T:
+    return change(view, consented)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from x402guard.errors import LedgerUnavailable
+from x402guard.flow.effects import Flow, cause, transact_anyway, warn
 from x402guard.flow.ports import Usage
 from x402guard.flow.terms import Terms
 from x402guard.ledger.budgets import trip
@@ -12,7 +14,6 @@ from x402guard.ledger.model import Claim, Evidence, Hold, HoldState, NodeKind
 from x402guard.ledger.token_budget import Reservation, count_tokens, record_tokens, soft_mark, soft_warning
 from x402guard.ledger.transitions import Capture, Correct, Note, Void, apply, has_lapsed
 from x402guard.ledger.view import Change, LedgerView, MarkKey, Scope
-from x402guard.llm.bill import Bill
 from x402guard.money import Nanos
 from x402guard.policy.guards import (
     delivery_marks,
@@ -154,3 +155,67 @@ def _forget_estimate(view: LedgerView, marks: tuple[MarkKey, ...], hold_id: str)
         row = view.mark((kind, node_id))
         if kind == ESTIMATED and row is not None and row["hold"] == hold_id:
             view.put_mark((kind, node_id), {"hold": None, "until": 0})
+
+
+@dataclass(frozen=True, slots=True)
+class Bill:
+    """What is to be captured, and why.
+
+    Attributes:
+        amount: nano-dollars.
+        evidence: why that is believed.
+        usage: what was used, by unit, where it was stated.
+        note: for the books: why it is the ceiling, or what was odd.
+        claimed: nano-dollars that an impossible usage would cost: the amount is disputed; None where it is not.
+    """
+
+    amount: Nanos
+    evidence: Evidence
+    usage: Usage | None = None
+    note: str = ""
+    claimed: Nanos | None = None
+
+
+def ceiling_bill(held: Nanos, note: str) -> Bill:
+    """Return the bill of a call whose cost nobody states: all that was held."""
+    return Bill(held, Evidence.ASSUMED, note=note)
+
+
+def book(
+    terms: Terms,
+    hold: Hold,
+    bill: Bill,
+    marks: tuple[MarkKey, ...] = (),
+    *,
+    most_tokens: int = 0,
+    well: bool | None = True,
+) -> Flow[Hold]:
+    """Capture what was used, and say so where that reached the soft limit of the session's tokens. See ``write_bill``."""
+    written = yield from transact_anyway(*write_bill(terms, hold, bill, marks, most_tokens=most_tokens, well=well))
+    if written.warning:
+        yield from warn(written.warning)
+    return written.hold
+
+
+def give_back(
+    terms: Terms,
+    held: Hold | str,
+    reason: str,
+    error: BaseException | None,
+    marks: tuple[MarkKey, ...] = (),
+    *,
+    well: bool | None = None,
+) -> Flow[None]:
+    """Void what was never billed: a hold, or its id where nobody knows whether it was written.
+
+    *well* says whether whoever was called has answered; None says nothing of that.
+
+    A ledger that cannot be written keeps the hold: that costs budget, never money.
+    """
+    hold_id, step = (held.id, step_of(held)) if isinstance(held, Hold) else (held, None)
+    try:
+        yield from transact_anyway(*write_void(terms, hold_id, reason, marks, step=step, well=well))
+    except LedgerUnavailable as again:
+        if error is None:
+            return  # the hold lapses to its ceiling; what was answered is the caller's all the same
+        cause(error).add_note(f"hold {hold_id} could not be given back: {again}")

@@ -7,6 +7,7 @@ import logging
 import os
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -18,8 +19,9 @@ import anyio.to_thread
 from anyio.lowlevel import RunVar
 
 from x402guard.errors import SignerError
+from x402guard.evm import normalise_signature
 from x402guard.flow.bulkheads import Places
-from x402guard.flow.detached import TooLate, Wakeable
+from x402guard.flow.detached import Aside, TooLate, Wakeable
 from x402guard.flow.effects import (
     Ask,
     Checkpoint,
@@ -42,14 +44,13 @@ from x402guard.flow.effects import (
     Transact,
     Warn,
 )
-from x402guard.flow.ports import ChainReader, LedgerStore, Place, Signer
+from x402guard.flow.ports import ChainReader, Place, Signer
 from x402guard.flow.sealed import Sealed, forgetting
 from x402guard.flow.singleflight import Asking
-from x402guard.guard.approvers import Approver, ask_aside
 from x402guard.ledger.model import Hold
+from x402guard.ledger.store import LedgerStore
 from x402guard.ledger.view import LedgerView, Notice
-from x402guard.policy.approvals import Answer
-from x402guard.x402.signer import normalise_signature
+from x402guard.policy.approvals import Answer, ApprovalRequest, count_people
 
 _LOG: Final = logging.getLogger("x402guard")
 
@@ -352,3 +353,35 @@ def _needed(exchange: X | None) -> X:
     if exchange is None:
         raise TypeError("this flow sends a request, and was started without one")
     return exchange
+
+
+class Approver(Protocol):
+    """Asks a person, in a thread of its own. What it raises, and what comes too late, is a no."""
+
+    def ask(self, request: ApprovalRequest) -> Answer:
+        """Return the answer."""
+
+
+_ABANDONED: Final[ContextVar[Callable[[], bool]]] = ContextVar("x402guard_abandoned", default=lambda: False)
+"""Tells whoever asks whether anybody still waits for the answer."""
+
+
+def ask_aside(approver: Approver | None, request: ApprovalRequest) -> Aside[Answer]:
+    """Return the call that asks; whatever goes wrong with it is a no."""
+
+    def call() -> Answer:
+        if approver is None:
+            return Answer.no("this guard has nobody to ask")
+        _ABANDONED.set(lambda: aside.was_left)
+        try:
+            answer: object = approver.ask(request)
+        except Exception as error:  # noqa: BLE001 - an approver that fails has not allowed anything
+            return Answer.no(f"asking failed: {type(error).__name__}")
+        if not isinstance(answer, Answer):
+            return Answer.no(f"the approver answered with a {type(answer).__name__}")
+        if answer.allowed is True and count_people(answer.by) < request.approvers:
+            return Answer.no(f"{request.approvers} different people have to allow it", answer.by)
+        return answer
+
+    aside = Aside(call)
+    return aside

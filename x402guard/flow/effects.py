@@ -294,3 +294,13 @@ def read_funds(network: str, token: Address, owner: Address) -> Flow[Funds | Non
 def recheck() -> Flow[None]:
     """Have the chain asked soon about what is claimed."""
     yield Recheck()
+
+
+def error_name(error: BaseException) -> str:
+    """Return the name of what stands behind a flow's signal."""
+    return type(cause(error)).__name__
+
+
+def cause(error: BaseException) -> BaseException:
+    """Return what stands behind a flow's signal, or the error itself."""
+    return error.cause if isinstance(error, (Interrupted, SendFailed)) else error

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Final, TypeVar
+from typing import Final
 
 from x402guard.errors import (
     ApprovalDenied,
@@ -16,7 +16,6 @@ from x402guard.errors import (
     PolicyDenied,
     SessionClosed,
     SessionTripped,
-    SettlementUncertain,
     SpendSpike,
     Unpriced,
     VelocityExceeded,
@@ -25,7 +24,6 @@ from x402guard.flow.admission import BUSY
 from x402guard.flow.effects import Flow, transact
 from x402guard.flow.terms import Terms
 from x402guard.ledger.authorize import BUDGET, TOKENS, Refusal, note_refusal, refusal_marks
-from x402guard.ledger.model import Hold
 from x402guard.ledger.view import LedgerView, Scope
 from x402guard.llm.ceiling import UNBOUNDED_INPUT, UNBOUNDED_OUTPUT, UNPRICED
 from x402guard.llm.request import UNREADABLE
@@ -117,22 +115,3 @@ def refusal_error(terms: Terms, refusal: Refusal) -> PaymentRefused:
     elif refusal.rule in _ADVICE:
         error.advice = f"Nothing was paid. {_ADVICE[refusal.rule]}"
     return error
-
-
-E = TypeVar("E", bound=SettlementUncertain)
-
-
-def uncertain_of(kind: type[E], hold: Hold, message: str, *, advice: str | None = None) -> E:
-    """Return the error that says what a caller has to know of a payment that may be taken, or was, to ask again."""
-    payment, purpose = hold.payment(), hold.purpose
-    return kind(
-        message,
-        hold_id=hold.id,
-        deadline=hold.deadline_unix,
-        advice=advice,
-        amount=hold.amount,
-        payee=payment.payee,
-        network=payment.network,
-        place=f"{purpose.method} {purpose.url}",
-        payment_id=payment.payment_id,
-    )

@@ -13,15 +13,14 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from contextvars import ContextVar
 from dataclasses import replace
-from typing import Any, Final, Protocol, TextIO, cast
+from typing import Any, Final, TextIO, cast
 
 from x402guard.errors import ConfigError
-from x402guard.flow.detached import Aside
-from x402guard.flow.ports import LedgerStore
+from x402guard.flow.drivers import _ABANDONED, Approver
 from x402guard.ledger.questions import Question, answer_of, approval_mark, put_question, take_answer
 from x402guard.ledger.report_text import printable
+from x402guard.ledger.store import LedgerStore
 from x402guard.ledger.view import Scope
 from x402guard.policy.approvals import Answer, ApprovalRequest, count_people
 
@@ -30,13 +29,6 @@ _SHOWN: Final = 4_000
 _LEAST_SHOWN: Final = 100
 
 Callback = Callable[[ApprovalRequest], object]
-
-
-class Approver(Protocol):
-    """Asks a person, in a thread of its own. What it raises, and what comes too late, is a no."""
-
-    def ask(self, request: ApprovalRequest) -> Answer:
-        """Return the answer."""
 
 
 def operating_user() -> str:
@@ -118,9 +110,6 @@ class TerminalApprover:
 
 _TERMINAL: Final = threading.Lock()
 """Two questions at once would leave open which of them an answer is to."""
-
-_ABANDONED: Final[ContextVar[Callable[[], bool]]] = ContextVar("x402guard_abandoned", default=lambda: False)
-"""Tells whoever asks whether anybody still waits for the answer."""
 
 
 def _own_terminal() -> TextIO:
@@ -221,24 +210,3 @@ def _one(given: object, store: LedgerStore | None) -> Approver:
 def _check_plain(function: object) -> None:
     if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None)):  # noqa: B004
         raise ConfigError("approver: it is called in a thread of its own; write a plain function, not an `async def`")
-
-
-def ask_aside(approver: Approver | None, request: ApprovalRequest) -> Aside[Answer]:
-    """Return the call that asks; whatever goes wrong with it is a no."""
-
-    def call() -> Answer:
-        if approver is None:
-            return Answer.no("this guard has nobody to ask")
-        _ABANDONED.set(lambda: aside.was_left)
-        try:
-            answer: object = approver.ask(request)
-        except Exception as error:  # noqa: BLE001 - an approver that fails has not allowed anything
-            return Answer.no(f"asking failed: {type(error).__name__}")
-        if not isinstance(answer, Answer):
-            return Answer.no(f"the approver answered with a {type(answer).__name__}")
-        if answer.allowed is True and count_people(answer.by) < request.approvers:
-            return Answer.no(f"{request.approvers} different people have to allow it", answer.by)
-        return answer
-
-    aside = Aside(call)
-    return aside

@@ -10,17 +10,17 @@ from typing import Any, Final, ParamSpec, Protocol, TypeVar, overload
 from x402guard.errors import ConfigError
 from x402guard.flow.drivers import Shell, run, run_async
 from x402guard.flow.effects import Flow
+from x402guard.flow.receipt import Receipt
 from x402guard.flow.terms import Terms
 from x402guard.llm.record import record_call
 from x402guard.llm.reported import Statement, read_answer, read_statement
 from x402guard.llm.vendor_answers import as_mapping
 from x402guard.money import Dollars
+from x402guard.tools.counting import Mode
 from x402guard.tools.decorator import RESULT_TOKENS, CostOf, Render, ToolTerms, decorate
 from x402guard.tools.flow import TOOL_HOLD_S, charge_tool
 from x402guard.tools.hold import Budgeted, ToolHold, tool_call
-from x402guard.tools.modes import Mode
 from x402guard.tools.token_budget import TokenBudget
-from x402guard.x402.settlement import Receipt
 
 P = ParamSpec("P")
 R = TypeVar("R")

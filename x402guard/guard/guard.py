@@ -18,7 +18,7 @@ from x402guard.assets import Asset, AssetRegistry
 from x402guard.chain.reader import Chain, RpcChainReader
 from x402guard.errors import ConfigError
 from x402guard.flow.drivers import Shell, run
-from x402guard.flow.ports import ChainReader, LedgerStore, Signer
+from x402guard.flow.ports import ChainReader, Signer
 from x402guard.flow.terms import MAX_CLOCK_JUMP_S, Terms
 from x402guard.guard.approvers import as_approver
 from x402guard.guard.arguments import (
@@ -40,17 +40,16 @@ from x402guard.http.request import DEFAULT_BODY_BYTES
 from x402guard.ledger.in_doubt import DEFAULT_FLIGHT_S, instance_mark
 from x402guard.ledger.model import WALLET
 from x402guard.ledger.sessions import PAYER_MARK, ensure_payer, ensure_wallet
+from x402guard.ledger.store import LedgerStore
 from x402guard.ledger.view import LedgerView, Scope
 from x402guard.llm import Metering
 from x402guard.money import Dollars, Nanos
 from x402guard.policy import Policy
-from x402guard.policy.settings import check_flags
-from x402guard.policy.soft_limits import SoftLimits
+from x402guard.policy.checks import SoftLimits, check_flags
 from x402guard.stores import DEFAULT_LEDGER, open_store
 from x402guard.tools.token_budget import TokenBudget
 from x402guard.x402.cancel import Cancellation, cancelled
-from x402guard.x402.reconcile import areconciled, reconcile_ledger
-from x402guard.x402.reconciliation import Reconciliation
+from x402guard.x402.reconciliation import Reconciliation, areconciled, reconcile_ledger
 from x402guard.x402.settlement import sweep
 
 

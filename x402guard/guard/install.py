@@ -23,8 +23,7 @@ from x402guard.flow.drivers import Shell
 from x402guard.flow.terms import Terms
 from x402guard.guard.guard import Guard
 from x402guard.guard.session import Session, current_session
-from x402guard.guard.tripwire import lay_tripwire
-from x402guard.guard.unseen import unseen_libraries
+from x402guard.guard.unseen import lay_tripwire, unseen_libraries
 from x402guard.http.guarded import Guarded, OnRefusal
 from x402guard.ledger.report import Report
 from x402guard.money import Dollars

@@ -13,7 +13,7 @@ from x402guard.ledger.sessions import NodeRequest, open_node
 from x402guard.ledger.view import Scope
 from x402guard.ledger.windows import check_window
 from x402guard.money import Dollars
-from x402guard.policy.soft_limits import SoftLimits
+from x402guard.policy.checks import SoftLimits
 from x402guard.tools.token_budget import TokenBudget
 
 

@@ -15,15 +15,15 @@ import anyio.to_thread
 
 from x402guard.errors import ConfigError
 from x402guard.flow.drivers import Shell
-from x402guard.flow.ports import LedgerStore
 from x402guard.flow.terms import Terms
 from x402guard.http.guarded import Payer
 from x402guard.ledger.model import WALLET, Node, NodeKind
 from x402guard.ledger.sessions import NodeRequest, begin_finalizing
+from x402guard.ledger.store import LedgerStore
 from x402guard.ledger.token_budget import MOST_TOKENS, TokenLimit, tokens_node
 from x402guard.ledger.view import Scope
 from x402guard.money import Dollars, Nanos, dollars_to_nanos, format_dollars
-from x402guard.policy.soft_limits import SoftLimits, parts_of
+from x402guard.policy.checks import SoftLimits, parts_of
 from x402guard.tools.token_budget import TokenBudget
 
 _FINALIZING: Final[ContextVar[tuple[Finalizing, ...]]] = ContextVar("x402guard_finalizing", default=())

@@ -18,7 +18,7 @@ from x402guard.assets import AssetRegistry
 from x402guard.errors import BudgetExhausted, ConfigError, SessionClosed
 from x402guard.flow.drivers import Shell
 from x402guard.flow.terms import Terms
-from x402guard.guard.account import Account, prediction_of
+from x402guard.guard.account import Account
 from x402guard.guard.charges import Charges
 from x402guard.guard.opening import (
     Finalizing,
@@ -34,6 +34,7 @@ from x402guard.ledger.authorize import BUDGET
 from x402guard.ledger.model import Node, NodeKind
 from x402guard.ledger.owner import owner_mark
 from x402guard.ledger.prediction import Prediction
+from x402guard.ledger.queries import prediction_of
 from x402guard.ledger.sessions import NodeRequest, close_node, open_node
 from x402guard.ledger.token_budget import DEFAULT_TOKENS, open_tokens, tokens_node
 from x402guard.ledger.view import LedgerView, Scope
@@ -41,8 +42,7 @@ from x402guard.llm.prices import ModelPrice, RegisteredBook
 from x402guard.money import Dollars
 from x402guard.policy.timeouts import begin_step, timeout_marks
 from x402guard.tools.token_budget import TokenBudget
-from x402guard.x402.reconcile import areconciled, reconcile_node
-from x402guard.x402.reconciliation import Reconciliation
+from x402guard.x402.reconciliation import Reconciliation, areconciled, reconcile_node
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -170,6 +170,12 @@ def _socket_of(extensions: Any) -> socket.socket | None:
     return found if isinstance(found, socket.socket) else None
 
 
+def _shut(connection: socket.socket | None) -> None:
+    if connection is not None:
+        with suppress(OSError):  # it was closed meanwhile
+            connection.shutdown(socket.SHUT_RDWR)
+
+
 class Watched:
     """A response stream with so many seconds. *late* is called when they are over, before that is raised."""
 
@@ -223,12 +229,6 @@ class Watched:
         """Leave the place, and close the stream underneath."""
         self._watch.end()
         self._stream.close()
-
-
-def _shut(connection: socket.socket | None) -> None:
-    if connection is not None:
-        with suppress(OSError):  # it was closed meanwhile
-            connection.shutdown(socket.SHUT_RDWR)
 
 
 class AsyncWatched:

@@ -15,7 +15,8 @@ from x402guard.flow.sealed import forgetting
 from x402guard.http.deadline import Watch
 from x402guard.http.families import Library
 from x402guard.http.request import Outgoing
-from x402guard.http.response import AsyncReplay, Replay, decoded_body
+from x402guard.http.response import decoded_body
+from x402guard.http.streams import AsyncReplay, Replay
 
 if TYPE_CHECKING:
     import httpx

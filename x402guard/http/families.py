@@ -12,9 +12,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from x402guard.http.deadline import AsyncWatched, Watched
-from x402guard.http.request import AsyncRest, Rest
-from x402guard.http.response import AsyncReplay, Replay
-from x402guard.http.streams import AsyncMetered, Metered
+from x402guard.http.streams import AsyncMetered, AsyncReplay, AsyncRest, Metered, Replay, Rest
 
 if TYPE_CHECKING:
     import httpx

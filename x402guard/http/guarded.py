@@ -8,8 +8,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self, get_ar
 from x402guard.assets import AssetRegistry
 from x402guard.errors import ConfigError, PaymentRefused, X402GuardError
 from x402guard.flow.drivers import Shell, run, run_async
-from x402guard.flow.effects import Flow
+from x402guard.flow.effects import (
+    Flow,
+    transact,
+)
+from x402guard.flow.receipt import Receipt
 from x402guard.flow.refusals import refused
+from x402guard.flow.request import RequestFacts, mindful_of_earlier_hops
 from x402guard.flow.terms import Terms
 from x402guard.http.exchange import AsyncExchanged, Exchanged
 from x402guard.http.families import Library
@@ -22,14 +27,18 @@ from x402guard.http.request import (
     describe_request,
     is_guarded,
 )
-from x402guard.http.response import EXTENSION, problem_response
-from x402guard.http.streams import AsyncMetered, Metered
+from x402guard.http.response import problem_response
+from x402guard.http.streams import EXTENSION, AsyncMetered, Metered
 from x402guard.ledger.authorize import Refusal
 from x402guard.ledger.model import HoldKind
-from x402guard.llm.flow import InFlight, Upload, metered_request, unmetered_request
-from x402guard.llm.meter import Unmetered, classify
-from x402guard.x402.flow import paid_request
-from x402guard.x402.settlement import Receipt, note_late
+from x402guard.llm.authorize import (
+    note_unmetered,
+)
+from x402guard.llm.flow import InFlight, Upload, _called
+from x402guard.llm.meter import FixedPrice, Unmetered, classify
+from x402guard.llm.routes import Route
+from x402guard.x402.flow import PAYMENT_REQUIRED_STATUS, paid_request
+from x402guard.x402.settlement import note_late
 
 if TYPE_CHECKING:
     import httpx
@@ -218,3 +227,26 @@ def note_lateness(terms: Terms, receipt: Receipt, shell: Shell) -> Callable[[], 
 
 def _refuse(terms: Terms, refusal: Refusal) -> Flow[Handed]:
     raise (yield from refused(terms, refusal))
+
+
+def metered_request(
+    request: RequestFacts, route: Route | FixedPrice, upload: Upload, terms: Terms, registry: AssetRegistry
+) -> Flow[InFlight | Receipt | None]:
+    """Hold one call's conversation up to its answer's body.
+
+    Returns an ``InFlight`` whose body is still to be read along, the receipt of a call that has ended, or None where it cost
+    nothing. A 402 from a metered host is answered like any other. Raises ``PaymentRefused`` and its kin, ``LedgerUnavailable``,
+    ``SendFailed``; with nothing sent and nothing held where it refuses.
+    """
+    handed, reply = yield from mindful_of_earlier_hops(request, _called(request, route, upload, terms))
+    if reply.status == PAYMENT_REQUIRED_STATUS:
+        return (yield from paid_request(request, terms, registry, reply))
+    return handed
+
+
+def unmetered_request(
+    request: RequestFacts, route: Unmetered, terms: Terms, registry: AssetRegistry
+) -> Flow[Receipt | None]:
+    """Say in the books, once for each host, that what looks like an LLM call is not metered; then treat it as any request."""
+    yield from transact(*note_unmetered(terms, request, route))
+    return (yield from paid_request(request, terms, registry))

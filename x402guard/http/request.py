@@ -6,15 +6,15 @@ import hashlib
 import ipaddress
 import secrets
 import weakref
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from x402guard.errors import ConfigError
 from x402guard.flow.effects import HeaderLine, SendFailed
+from x402guard.flow.receipt import Receipt
+from x402guard.flow.request import RequestFacts
 from x402guard.flow.sealed import Sealed
-from x402guard.http.response import Kept
-from x402guard.policy import RequestFacts
-from x402guard.x402.settlement import Receipt
+from x402guard.http.streams import Kept
 from x402guard.x402.wire import PAYMENT_HEADERS
 
 if TYPE_CHECKING:
@@ -191,45 +191,6 @@ def _wrong_client(stream: object, what: str) -> ConfigError:
             f"transport: a client of {families.pop()}'s takes {family}; this one is for {what}, or another library"
         )
     return ConfigError(f"transport: this was {what}")
-
-
-class Rest:
-    """A body that was read ahead in part: once from its beginning, and after that whatever the original does."""
-
-    def __init__(self, stream: httpx.SyncByteStream, chunks: list[bytes], source: Iterator[bytes]) -> None:
-        self._stream = stream
-        self._chunks, self._source = chunks, source
-        self._fresh = True
-
-    def __iter__(self) -> Iterator[bytes]:
-        if self._fresh:
-            self._fresh = False
-            yield from self._chunks
-            self._chunks = []
-            yield from self._source
-        else:
-            yield from self._stream  # a redirect sends it again: multipart rewinds, a generator says that it cannot
-
-
-class AsyncRest:
-    """The same as ``Rest``, for an asynchronous body."""
-
-    def __init__(self, stream: httpx.AsyncByteStream, chunks: list[bytes], source: AsyncIterator[bytes]) -> None:
-        self._stream = stream
-        self._chunks, self._source = chunks, source
-        self._fresh = True
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        if self._fresh:
-            self._fresh = False
-            for chunk in self._chunks:
-                yield chunk
-            self._chunks = []
-            async for chunk in self._source:
-                yield chunk
-        else:
-            async for chunk in self._stream:
-                yield chunk
 
 
 class Outgoing:

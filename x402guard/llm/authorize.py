@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from x402guard.flow.admission import check_standing
 from x402guard.flow.capture import ESTIMATED, HOLD_S, MEAN
+from x402guard.flow.request import RequestFacts, place_of, purpose_of, ruled_place
 from x402guard.flow.terms import Terms
 from x402guard.ledger.authorize import BUDGET, Refusal, authorize, check_room
 from x402guard.ledger.budgets import room_on_path
@@ -18,17 +19,15 @@ from x402guard.llm.ceiling import UNBOUNDED_OUTPUT, Ceiling
 from x402guard.llm.meter import FixedPrice, Meter, Unmetered
 from x402guard.llm.request import Call, limit_field
 from x402guard.money import Nanos
-from x402guard.policy import RequestFacts
 from x402guard.policy.guards import (
     guard_marks,
     judge_amount,
     judge_step,
     note_taken,
 )
-from x402guard.policy.rules import Subject, Verdict
+from x402guard.policy.judge import Consented, Unasked, objection, verdict_facts, verdict_of
 from x402guard.policy.steps import Step, request_key
-from x402guard.policy.verdicts import Consented, Unasked, objection, verdict_facts, verdict_of
-from x402guard.x402.purchase import place_of, purpose_of, ruled_place
+from x402guard.policy.verdicts import Subject, Verdict
 
 LEAST_FITTED: Final = 1_024
 """An answer of fewer tokens than this is not worth buying: what leaves no room for it is refused."""

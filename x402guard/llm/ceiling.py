@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from decimal import ROUND_CEILING, Context, Decimal, localcontext
 from typing import Final
 
-from x402guard.flow.ports import PriceBook, PricedModel, TokenCounter, Usage
+from x402guard.flow.ports import Usage
 from x402guard.ledger.authorize import Refusal
 from x402guard.llm.media import Media, audio_tokens, image_tokens
-from x402guard.llm.models import READ_ON, model_maximum
-from x402guard.llm.names import base_name
+from x402guard.llm.models import READ_ON, base_name, model_maximum
+from x402guard.llm.prices import PriceBook, PricedModel, TokenCounter
 from x402guard.llm.request import Call
 from x402guard.llm.settings import Metering
 from x402guard.money import NANOS_PER_DOLLAR, Nanos

@@ -10,12 +10,24 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
-from x402guard.assets import AssetRegistry
 from x402guard.errors import CallTimeout, LedgerUnavailable, ProtocolError
-from x402guard.flow.admission import Seat
-from x402guard.flow.booking import book, cause, error_name, give_back, hold_or_refuse
-from x402guard.flow.effects import Flow, Interrupted, Reply, SendFailed, checkpoint, compute, peek_body, send, transact
+from x402guard.flow.admission import Seat, hold_or_refuse
+from x402guard.flow.capture import Bill, book, ceiling_bill, give_back
+from x402guard.flow.effects import (
+    Flow,
+    Interrupted,
+    Reply,
+    SendFailed,
+    cause,
+    checkpoint,
+    compute,
+    error_name,
+    peek_body,
+    send,
+)
+from x402guard.flow.receipt import Receipt, receipt_of
 from x402guard.flow.refusals import refused
+from x402guard.flow.request import RequestFacts
 from x402guard.flow.terms import Terms
 from x402guard.ledger.authorize import Refusal
 from x402guard.ledger.model import Evidence, Hold, HoldKind
@@ -29,20 +41,16 @@ from x402guard.llm.authorize import (
     call_step,
     fix_price,
     grant_call,
-    note_unmetered,
 )
-from x402guard.llm.bill import Bill, bill_answer, ceiling_bill
+from x402guard.llm.bill import bill_answer
 from x402guard.llm.ceiling import Ceiling, find_ceiling
-from x402guard.llm.meter import FixedPrice, Meter, Unmetered
+from x402guard.llm.meter import FixedPrice, Meter
 from x402guard.llm.narrow import narrow_call, narrow_fixed
 from x402guard.llm.request import Call, ask_for_usage, read_call, write_limit
 from x402guard.llm.routes import Route
-from x402guard.policy import RequestFacts
+from x402guard.policy.judge import Unasked
 from x402guard.policy.steps import Step
-from x402guard.policy.verdicts import Unasked
 from x402guard.strict_json import NotReadable, read_object, write_object
-from x402guard.x402.flow import PAYMENT_REQUIRED_STATUS, mindful_of_earlier_hops, paid_request
-from x402guard.x402.settlement import Receipt, receipt_of
 
 QUICK_BYTES: Final = 16_384
 """A body up to this size is read, counted and priced on the event loop, once book and counter have loaded."""
@@ -94,29 +102,6 @@ class _Ready:
     step: Step
     changed: bool = False
     narrowed_by: str = ""
-
-
-def metered_request(
-    request: RequestFacts, route: Route | FixedPrice, upload: Upload, terms: Terms, registry: AssetRegistry
-) -> Flow[InFlight | Receipt | None]:
-    """Hold one call's conversation up to its answer's body.
-
-    Returns an ``InFlight`` whose body is still to be read along, the receipt of a call that has ended, or None where it cost
-    nothing. A 402 from a metered host is answered like any other. Raises ``PaymentRefused`` and its kin, ``LedgerUnavailable``,
-    ``SendFailed``; with nothing sent and nothing held where it refuses.
-    """
-    handed, reply = yield from mindful_of_earlier_hops(request, _called(request, route, upload, terms))
-    if reply.status == PAYMENT_REQUIRED_STATUS:
-        return (yield from paid_request(request, terms, registry, reply))
-    return handed
-
-
-def unmetered_request(
-    request: RequestFacts, route: Unmetered, terms: Terms, registry: AssetRegistry
-) -> Flow[Receipt | None]:
-    """Say in the books, once for each host, that what looks like an LLM call is not metered; then treat it as any request."""
-    yield from transact(*note_unmetered(terms, request, route))
-    return (yield from paid_request(request, terms, registry))
 
 
 def _called(

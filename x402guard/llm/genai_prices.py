@@ -10,7 +10,8 @@ from decimal import Decimal
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
-from x402guard.flow.ports import PricedModel, Usage
+from x402guard.flow.ports import Usage
+from x402guard.llm.prices import PricedModel
 
 if TYPE_CHECKING:
     from genai_prices.data_snapshot import DataSnapshot

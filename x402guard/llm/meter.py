@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import Final
 from urllib.parse import urlsplit
 
-from x402guard.flow.ports import PriceBook, TokenCounter
 from x402guard.ledger.authorize import Refusal
 from x402guard.llm.ceiling import UNPRICED
+from x402guard.llm.prices import PriceBook, TokenCounter
 from x402guard.llm.routes import Route, find_endpoint, find_route
 from x402guard.llm.settings import Metering, place_of
 from x402guard.money import Nanos
-from x402guard.policy.places import plain_host, plain_path
+from x402guard.policy.patterns import plain_host, plain_path
 
 _LOOKS_LIKE_A_CALL: Final = re.compile(
     r".*(/chat/completions|/v\d+\w*/(completions|responses|messages|embeddings)|/models/[^/]+:(stream)?[gG]enerateContent)"

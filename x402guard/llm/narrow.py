@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from x402guard.flow.request import RequestFacts
 from x402guard.flow.terms import Terms
 from x402guard.ledger.authorize import Refusal
 from x402guard.llm.authorize import call_subject
@@ -13,9 +14,9 @@ from x402guard.llm.ceiling import Ceiling
 from x402guard.llm.meter import FixedPrice
 from x402guard.llm.request import Call, lower_limits, read_call, removed_fields
 from x402guard.money import Nanos, format_dollars
-from x402guard.policy import Narrow, RequestFacts
-from x402guard.policy.rules import Verdict
-from x402guard.policy.verdicts import verdict_of
+from x402guard.policy import Narrow
+from x402guard.policy.judge import verdict_of
+from x402guard.policy.verdicts import Verdict
 from x402guard.strict_json import NotReadable, read_object, write_object
 
 _LEAST_NARROWED: Final = 16

@@ -9,8 +9,9 @@ from functools import partial
 from typing import Any, Final
 
 from x402guard.errors import ConfigError, LedgerUnavailable
-from x402guard.flow.capture import HOLD_S, tokens_in
+from x402guard.flow.capture import HOLD_S, Bill, tokens_in
 from x402guard.flow.effects import Flow, Interrupted, compute, transact, transact_anyway, warn
+from x402guard.flow.receipt import Receipt, receipt_of
 from x402guard.flow.refusals import refusal_error, refused
 from x402guard.flow.terms import Terms
 from x402guard.ledger.authorize import TRIPPED, Refusal, check_open
@@ -19,13 +20,11 @@ from x402guard.ledger.model import Hold, HoldKind, Purpose
 from x402guard.ledger.token_budget import count_tokens, soft_mark, soft_warning
 from x402guard.ledger.transitions import Capture, apply, begin
 from x402guard.ledger.view import LedgerView, Scope
-from x402guard.llm.bill import Bill
 from x402guard.llm.ceiling import Rates
 from x402guard.llm.reported import Statement, price_statement
 from x402guard.money import Nanos
 from x402guard.policy.guards import guard_marks, note_taken
 from x402guard.policy.steps import Step
-from x402guard.x402.settlement import Receipt, receipt_of
 
 _OWED: Final = (
     "The call is owed, and it may be booked already: look at session.spent before you report it again, once the ledger can be "

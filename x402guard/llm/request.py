@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from x402guard.ledger.authorize import Refusal
-from x402guard.llm.content import read_content
+from x402guard.llm.content import Unbounded, find_unbounded, read_content, tools_of
 from x402guard.llm.media import Media
 from x402guard.llm.routes import Flavour, Route
-from x402guard.llm.tools import Unbounded, find_unbounded, tools_of
 from x402guard.strict_json import NotReadable, read_object
 
 UNREADABLE: Final = "unreadable_request"

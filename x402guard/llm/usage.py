@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, Final
 
-from x402guard.flow.ports import PriceBook, Usage
+from x402guard.flow.ports import Usage
+from x402guard.llm.prices import PriceBook
 from x402guard.llm.request import Call
 from x402guard.llm.routes import Flavour
 

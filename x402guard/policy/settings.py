@@ -14,10 +14,10 @@ from x402guard.evm import parse_address
 from x402guard.money import Dollars, Nanos, dollars_to_nanos
 from x402guard.policy.approvals import Approvals
 from x402guard.policy.breakers import Breaker, Bulkhead
+from x402guard.policy.checks import SoftLimits, check_flag, parts_of
 from x402guard.policy.loops import Loop
 from x402guard.policy.risk import Risk
 from x402guard.policy.rules import Rule, check_rules
-from x402guard.policy.soft_limits import SoftLimits, parts_of
 from x402guard.policy.spikes import Spike
 from x402guard.policy.steps import as_place
 from x402guard.policy.timeouts import Timeouts
@@ -161,18 +161,6 @@ _PARTS: Final[Mapping[str, tuple[type, str, bool]]] = {
 def _check_most(name: str, value: object) -> None:
     if type(value) is not int or value <= 0:
         raise ConfigError(f"policy.{name}: {value!r} is not a positive whole number")
-
-
-def check_flag(name: str, value: object) -> None:
-    """Raise ``ConfigError`` for what is neither True nor False: ``"false"`` would count as true."""
-    if type(value) is not bool:
-        raise ConfigError(f"{name}: {value!r} is neither True nor False")
-
-
-def check_flags(**flags: object) -> None:
-    """Raise ``ConfigError`` naming the first of the settings that is neither True nor False."""
-    for name, value in flags.items():
-        check_flag(name, value)
 
 
 def _cap(cap: Dollars | None) -> Nanos | None:

@@ -14,7 +14,7 @@ from x402guard.errors import ConfigError
 from x402guard.ledger.model import NOTHING, Hold, HoldKind
 from x402guard.ledger.view import MarkKey
 from x402guard.money import Nanos
-from x402guard.policy.places import plain_host, plain_path
+from x402guard.policy.patterns import plain_host, plain_path
 from x402guard.strict_json import NotReadable, read_object
 
 _LONGEST_NAME: Final = 200

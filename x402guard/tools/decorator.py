@@ -23,6 +23,7 @@ from x402guard.money import Dollars, dollars_to_nanos
 from x402guard.policy import Narrow
 from x402guard.policy.approvals import APPROVAL
 from x402guard.tools.binding import Binding, Bound
+from x402guard.tools.counting import Mode, check_mode, suggest_mode
 from x402guard.tools.flow import (
     TOOL_HOLD_S,
     HeldTool,
@@ -35,7 +36,6 @@ from x402guard.tools.flow import (
     hold_tool,
 )
 from x402guard.tools.hold import LONGEST_S, Budgeted, tool_call
-from x402guard.tools.modes import Mode, check_mode, suggest_mode
 from x402guard.tools.runner import Running
 from x402guard.tools.token_budget import Allotment, TokenBudget
 

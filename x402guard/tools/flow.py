@@ -10,17 +10,16 @@ from functools import partial
 from typing import Any, Final
 
 from x402guard.errors import ConfigError, LedgerUnavailable
-from x402guard.flow.admission import Seat, check_standing
-from x402guard.flow.booking import book, error_name, give_back, hold_or_refuse
-from x402guard.flow.capture import write_void
-from x402guard.flow.effects import Flow, checkpoint, compute, transact, transact_anyway, warn
+from x402guard.flow.admission import Seat, check_standing, hold_or_refuse
+from x402guard.flow.capture import Bill, book, give_back, write_void
+from x402guard.flow.effects import Flow, checkpoint, compute, error_name, transact, transact_anyway, warn
+from x402guard.flow.receipt import Receipt, receipt_of
 from x402guard.flow.refusals import refused
 from x402guard.flow.terms import Terms
 from x402guard.ledger.authorize import Refusal, authorize, check_room
 from x402guard.ledger.model import Evidence, Hold, HoldKind, HoldState, Purpose
 from x402guard.ledger.transitions import Capture, apply
 from x402guard.ledger.view import LedgerView, Notice, Scope
-from x402guard.llm.bill import Bill
 from x402guard.money import Nanos, format_dollars
 from x402guard.policy.breakers import breaker_marks, note_end
 from x402guard.policy.guards import (
@@ -30,11 +29,10 @@ from x402guard.policy.guards import (
     note_answer,
     note_taken,
 )
-from x402guard.policy.rules import Narrow, Subject, Verdict
+from x402guard.policy.judge import Consented, Unasked, objection, verdict_facts, verdict_of
 from x402guard.policy.steps import Step, step_of, tool_key
-from x402guard.policy.verdicts import Consented, Unasked, objection, verdict_facts, verdict_of
+from x402guard.policy.verdicts import Narrow, Subject, Verdict
 from x402guard.tools.arguments import fingerprint
-from x402guard.x402.settlement import Receipt, receipt_of
 
 TOOL_HOLD_S: Final = 900
 """A tool whose end nobody reports is captured at its ceiling after this many seconds, unless told otherwise."""

@@ -11,6 +11,7 @@ from typing import Final, Protocol, Self
 from x402guard.errors import ConfigError
 from x402guard.flow.drivers import Shell, run, run_async
 from x402guard.flow.effects import Flow
+from x402guard.flow.receipt import Receipt
 from x402guard.flow.terms import Terms
 from x402guard.money import Dollars, Nanos, dollars_to_nanos, format_dollars, nanos_to_decimal
 from x402guard.tools.arguments import plain_arguments, shown_arguments
@@ -24,7 +25,6 @@ from x402guard.tools.flow import (
     hold_tool,
 )
 from x402guard.tools.token_budget import TokenBudget
-from x402guard.x402.settlement import Receipt
 
 LONGEST_S: Final = 31 * 86_400
 """The longest that one use of a tool may be held for, or may take, in seconds."""

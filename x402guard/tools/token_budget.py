@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from x402guard.errors import BudgetExhausted, ConfigError, LedgerUnavailable, PaymentRefused
-from x402guard.flow.booking import cause
 from x402guard.flow.drivers import Shell, run, run_async
-from x402guard.flow.effects import Flow, Interrupted, transact, transact_anyway, warn
+from x402guard.flow.effects import Flow, Interrupted, cause, transact, transact_anyway, warn
 from x402guard.flow.refusals import refused
 from x402guard.flow.terms import Terms
 from x402guard.ledger.authorize import TOKENS, Refusal
@@ -31,9 +30,17 @@ from x402guard.ledger.token_budget import (
 )
 from x402guard.ledger.view import LedgerView, Scope
 from x402guard.stores import open_store
-from x402guard.tools.counting import CharsPerToken, ContextCounter, TextCounter, counting, cut
+from x402guard.tools.counting import (
+    CharsPerToken,
+    ContextCounter,
+    Mode,
+    TextCounter,
+    check_mode,
+    counting,
+    cut,
+    suggest_mode,
+)
 from x402guard.tools.flow import check_tool
-from x402guard.tools.modes import Mode, check_mode, suggest_mode
 
 _ALONE: Final = "tokens"
 

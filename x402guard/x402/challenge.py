@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from x402guard.assets import TEST_NETWORKS, AssetRegistry
 from x402guard.errors import CallTimeout, ProtocolError
 from x402guard.flow.effects import Flow, Reply, SendFailed, peek_body, read_funds
+from x402guard.flow.request import RequestFacts
 from x402guard.flow.terms import Terms
 from x402guard.money import Nanos, format_dollars
-from x402guard.policy import Case, RequestFacts, judge_offer
-from x402guard.policy.verdicts import verdict_of
+from x402guard.policy.judge import verdict_of
 from x402guard.x402.offer import Offer, Rejection, conflicts_with_body, normalise
+from x402guard.x402.offer_rules import Case, judge_offer
 from x402guard.x402.purchase import offer_subject
 from x402guard.x402.schemes.exact import EXACT_PROXY
 from x402guard.x402.schemes.scheme import PERMIT2

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Final, TypeVar
+from typing import Final
 
 from x402guard.assets import AssetRegistry
 from x402guard.errors import (
@@ -21,36 +21,45 @@ from x402guard.errors import (
     PaymentRefused,
     SettlementUncertain,
     SignerError,
-    X402GuardError,
 )
-from x402guard.flow.admission import Seat
-from x402guard.flow.booking import cause, error_name, hold_or_refuse
-from x402guard.flow.effects import Flow, HeaderLine, Reply, SendFailed, checkpoint, compute, recheck, send, sign
-from x402guard.flow.refusals import refused, uncertain_of
+from x402guard.flow.admission import Seat, hold_or_refuse
+from x402guard.flow.effects import (
+    Flow,
+    HeaderLine,
+    Reply,
+    SendFailed,
+    cause,
+    checkpoint,
+    compute,
+    error_name,
+    recheck,
+    send,
+    sign,
+)
+from x402guard.flow.receipt import Receipt, receipt_of
+from x402guard.flow.refusals import refused
+from x402guard.flow.request import RequestFacts, mindful_of_earlier_hops
 from x402guard.flow.sealed import Sealed, forgetting
 from x402guard.flow.terms import Terms
 from x402guard.ledger.authorize import Refusal
 from x402guard.ledger.model import Hold, HoldKind, HoldState
 from x402guard.ledger.view import LedgerView
-from x402guard.policy import RequestFacts, rank
-from x402guard.policy.verdicts import Consented, Unasked
+from x402guard.policy.judge import Consented, Unasked
 from x402guard.x402.challenge import Payable, read_challenge, screen
 from x402guard.x402.offer import Offer
+from x402guard.x402.offer_rules import rank
 from x402guard.x402.purchase import Authorized, Stuck, authorize_purchase, payment_step, purchase_scope
 from x402guard.x402.schemes import payment_header
 from x402guard.x402.settlement import (
     Doubt,
-    Receipt,
     ask_chain,
     judge_reply,
     note_doubt,
     proven_taken,
-    receipt_of,
+    uncertain_of,
     void,
     write_claim,
 )
-
-R = TypeVar("R")
 
 PAYMENT_REQUIRED_STATUS: Final = 402
 QUICK_BYTES: Final = 16_384
@@ -69,24 +78,6 @@ def paid_request(
     ``SettlementUncertain``, ``SignerError``, ``LedgerUnavailable``; and ``SendFailed`` where no payment was involved.
     """
     return (yield from mindful_of_earlier_hops(request, _conversation(request, terms, registry, reply)))
-
-
-def mindful_of_earlier_hops(request: RequestFacts, conversation: Flow[R]) -> Flow[R]:
-    """Hold a conversation such that none of its errors denies what an earlier hop of the same call has paid."""
-    if request.paid_by is None:
-        return (yield from conversation)
-    try:
-        return (yield from conversation)
-    except SendFailed as failure:
-        reason = f"no answer on a later hop: {type(failure.cause).__name__}"
-        uncertain = SettlementUncertain(
-            reason, hold_id=request.paid_by, deadline=request.paid_until, advice=_EARLIER_HOP
-        )
-        uncertain.retry = "no"
-        raise uncertain from failure.cause
-    except X402GuardError as error:
-        error.money_may_have_moved, error.advice = True, _EARLIER_HOP
-        raise
 
 
 def _conversation(
@@ -327,8 +318,3 @@ def _none_payable(payable: Payable) -> Refusal:
     listed = "; ".join(f"({i + 1}) {r.rule}: {r.reason}" for i, r in enumerate(reasons[:8]))
     more = f"; and {len(reasons) - 8} more" if len(reasons) > 8 else ""
     return Refusal("no_acceptable_offer", f"none of {len(reasons)} offers may be paid: {listed}{more}")
-
-
-_EARLIER_HOP: Final = (
-    "An earlier hop of this request was paid, this hop was not. Asking again is a new purchase; read the report first."
-)

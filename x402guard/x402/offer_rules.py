@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
 from typing import Final
 from urllib.parse import urlsplit
 
 from x402guard.assets import TEST_NETWORKS
+from x402guard.flow.request import RequestFacts
 from x402guard.money import format_dollars
 from x402guard.policy.settings import MIN_LIFETIME_S, Policy
-from x402guard.x402.case import Case
-from x402guard.x402.offer import Rejection
+from x402guard.x402.offer import Offer, Rejection
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One offer, made in answer to one request."""
+
+    request: RequestFacts
+    offer: Offer
+
 
 OfferRule = Callable[[Policy, Case], Rejection | None]
 
@@ -145,3 +155,17 @@ OFFER_RULES: Final[tuple[OfferRule, ...]] = (
     https, redirect, hosts, networks, assets, schemes, flows, payees, lifetime, resource, cap,
 )  # fmt: skip
 """In this order; the first that objects decides, so that a refusal is the same every time."""
+
+
+def judge_offer(policy: Policy, case: Case) -> Rejection | None:
+    """Return the first rule that objects to an offer, or None."""
+    for rule in OFFER_RULES:
+        objection = rule(policy, case)
+        if objection is not None:
+            return objection
+    return None
+
+
+def rank(offers: Iterable[Offer]) -> tuple[Offer, ...]:
+    """Return the offers cheapest first; among equals EIP-3009 before Permit2, then in the server's own order."""
+    return tuple(sorted(offers, key=lambda o: (o.amount_nanos, o.method != "eip3009", o.position)))

@@ -2,32 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 from x402guard.ledger.upto_sellers import LAST_SETTLEMENTS, always_at_ceiling
 from x402guard.ledger.view import LedgerView, MarkKey
 from x402guard.policy.settings import Policy
-from x402guard.x402.case import Case
 from x402guard.x402.offer import Offer, Rejection
-from x402guard.x402.offer_rules import OFFER_RULES
+from x402guard.x402.offer_rules import Case
 
 FACILITATORS_PER_ORIGIN: Final = 3
 """Official servers pick among several addresses of their facilitator; a fourth new one is no longer that."""
-
-
-def judge_offer(policy: Policy, case: Case) -> Rejection | None:
-    """Return the first rule that objects to an offer, or None."""
-    for rule in OFFER_RULES:
-        objection = rule(policy, case)
-        if objection is not None:
-            return objection
-    return None
-
-
-def rank(offers: Iterable[Offer]) -> tuple[Offer, ...]:
-    """Return the offers cheapest first; among equals EIP-3009 before Permit2, then in the server's own order."""
-    return tuple(sorted(offers, key=lambda o: (o.amount_nanos, o.method != "eip3009", o.position)))
 
 
 def origin_mark(origin: str) -> MarkKey:

@@ -7,27 +7,26 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
-from urllib.parse import urlsplit
 
 from x402guard.flow.admission import check_clock, check_standing
+from x402guard.flow.request import RequestFacts, place_of, purpose_of, ruled_place
 from x402guard.flow.terms import Terms
 from x402guard.ledger.authorize import BUDGET, Refusal, authorize, check_room
 from x402guard.ledger.in_doubt import in_doubt, take_over
 from x402guard.ledger.intent import Intent
-from x402guard.ledger.model import Hold, HoldKind, Purpose
+from x402guard.ledger.model import Hold, HoldKind
 from x402guard.ledger.upto_sellers import ceiling_mark
 from x402guard.ledger.view import LedgerView, Scope
 from x402guard.money import Nanos
-from x402guard.policy import Case, RequestFacts, judge_live
 from x402guard.policy.breakers import find_open, note_try
 from x402guard.policy.guards import SPIKE, guard_marks, judge_amount, judge_step, note_taken
-from x402guard.policy.rules import Subject
-from x402guard.policy.steps import Step, place, request_key, step_of, whole_place
+from x402guard.policy.judge import Consented, Unasked, verdict_facts, verdict_of
+from x402guard.policy.steps import Step, request_key, step_of
 from x402guard.policy.timeouts import find_late
-from x402guard.policy.verdicts import Consented, Unasked, verdict_facts, verdict_of
+from x402guard.policy.verdicts import Subject
 from x402guard.x402.offer import Offer
-from x402guard.x402.offer_rules import lifetime_s, resource_host
-from x402guard.x402.origins import note_payee, origin_mark, payee_mark
+from x402guard.x402.offer_rules import Case, lifetime_s, resource_host
+from x402guard.x402.origins import judge_live, note_payee, origin_mark, payee_mark
 from x402guard.x402.schemes import scheme_for
 from x402guard.x402.schemes.scheme import Proposal
 
@@ -69,16 +68,6 @@ def payment_step(terms: Terms, request: RequestFacts) -> Step:
     if loop is not None:
         key = request_key(HoldKind.PAYMENT, request.method, request.url, request.body or b"", loop.ignored)
     return Step(HoldKind.PAYMENT, place_of(request), key)
-
-
-def place_of(request: RequestFacts) -> str:
-    """Return a request's place as the owner names it in a policy: ``GET host/path``."""
-    return place(request.method, request.host, urlsplit(request.url).path)
-
-
-def ruled_place(request: RequestFacts) -> str:
-    """Return a request's place as the owner's rules see it: whole."""
-    return whole_place(request.method, request.host, urlsplit(request.url).path)
 
 
 def purchase_scope(terms: Terms, request: RequestFacts, offers: tuple[Offer, ...], step: Step) -> Scope:
@@ -240,14 +229,6 @@ def _hold(view: LedgerView, terms: Terms, case: Case, step: Step) -> Hold:
         purchase_key=purchase_key(terms, request),
         intent=intent,
     )
-
-
-def purpose_of(request: RequestFacts, tool: str = "", *, step: str = "") -> Purpose:
-    """Return what a hold for *request* is for; *tool* is the model or tool it calls, *step* what makes it the same as others."""
-    what = json.dumps([request.method, request.url, request.body_sha256 or ""])
-    # No query, no fragment, and no user:password@ before the host.
-    url = urlsplit(request.url)._replace(netloc=request.host, query="", fragment="").geturl()
-    return Purpose(request.method, url, request.host, hashlib.sha256(what.encode()).hexdigest(), tool, step)
 
 
 def _facts(case: Case, hold: Hold) -> Mapping[str, Any]:

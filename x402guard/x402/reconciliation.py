@@ -7,24 +7,27 @@ an alarm: nothing here can explain it.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any
 
-from x402guard.assets import Asset
-from x402guard.evm import Address
+import anyio.to_thread
+
+from x402guard.assets import Asset, AssetRegistry
+from x402guard.evm import Address, parse_address
+from x402guard.flow.drivers import Shell, run
 from x402guard.flow.effects import Flow, ReadNonce, ReadTransfers, read_chain, read_funds, transact
 from x402guard.flow.ports import Outgoing, Transfers
 from x402guard.flow.terms import Terms
 from x402guard.ledger.evidence import Finding, Unreadable, explain, proof_key, unshown_mark
 from x402guard.ledger.model import WALLET, Claim, Evidence, Hold, HoldState
+from x402guard.ledger.queries import ALLOWANCE, nodes_of
+from x402guard.ledger.report import below
+from x402guard.ledger.sessions import PAYER_MARK
 from x402guard.ledger.transitions import Lapse, apply
 from x402guard.ledger.view import LedgerView, MarkKey, Notice, Scope
 from x402guard.money import format_dollars
 from x402guard.x402.settlement import is_open, is_worth_asking, weighed
-
-ALLOWANCE: Final = "allowance"
-"""The kind of the rows that say what Permit2 may move of a token."""
 
 
 @dataclass(slots=True)
@@ -270,3 +273,34 @@ def _note_allowance(token: Asset, payer: Address, result: Reconciliation) -> Flo
     yield from transact(Scope(marks=(key,)), lambda view: view.put_mark(key, {**row, "at_ms": view.now_ms}))
     if funds.permit2_allowance:
         result.allowances.append(row)
+
+
+def reconcile_node(shell: Shell, terms: Terms, node_id: str) -> Reconciliation:
+    """Ask the chain about every unproven payment of a budget and all below it, and write down what it shows."""
+    store = shell.store
+    inside = {node.id for node in below(nodes_of(store, node_id), node_id)}
+    result = Reconciliation()
+    unsettled = store.unsettled(store.now_ms() // 1000)
+    wanted = [hold_id for hold_id in unsettled if (hold := store.hold(hold_id)) is not None and hold.node_id in inside]
+    run(reconcile_holds(terms, wanted, result), shell)
+    return result
+
+
+def reconcile_ledger(shell: Shell, terms: Terms, registry: AssetRegistry) -> Reconciliation:
+    """The same for all of a ledger; then compare what left its wallet with what its payments have proven."""
+    store = shell.store
+    result = Reconciliation()
+    run(reconcile_holds(terms, store.unsettled(store.now_ms() // 1000), result), shell)
+    row = store.marks(*PAYER_MARK).get(PAYER_MARK[1])
+    if row is None:
+        return result  # nobody has signed anything
+    payer = parse_address(str(row["address"]))
+    since_unix = min(node.created_ms for node in store.nodes() if node.id == WALLET) // 1000
+    for token in registry.on(terms.chains):
+        run(reconcile_wallet(token, payer, since_unix, result), shell)
+    return result
+
+
+async def areconciled(look: Callable[[], Reconciliation]) -> Reconciliation:
+    """Run one look at the chain in a thread, and return what it found. A cancelled task leaves it behind: it ends by itself."""
+    return await anyio.to_thread.run_sync(look, abandon_on_cancel=True)

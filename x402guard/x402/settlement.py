@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from dataclasses import dataclass
-from decimal import Decimal
-from typing import Final
+from typing import Final, TypeVar
 
 from x402guard.assets import resolve_network
-from x402guard.errors import ProtocolError
+from x402guard.errors import (
+    ProtocolError,
+    SettlementUncertain,
+)
 from x402guard.flow.effects import Flow, Reply, read_chain, transact
 from x402guard.flow.terms import Terms
 from x402guard.ledger.budgets import room_on_path
@@ -30,7 +31,7 @@ from x402guard.ledger.model import Claim, Evidence, Hold, HoldState
 from x402guard.ledger.transitions import Note, Void, apply
 from x402guard.ledger.upto_sellers import ceiling_mark
 from x402guard.ledger.view import LedgerView, Scope
-from x402guard.money import Nanos, nanos_to_decimal
+from x402guard.money import Nanos
 from x402guard.policy.guards import delivery_marks, give_step_back, guard_marks, note_answer, note_delivery
 from x402guard.policy.steps import step_of
 from x402guard.x402.wire import SettleResponse, decode_receipt
@@ -40,54 +41,6 @@ SWEEP_SIZE: Final = 16
 
 SWEEP_PAUSE_MS: Final = 2_000
 """A hold that the chain was asked about less than this many milliseconds ago is not asked about again."""
-
-
-@dataclass(frozen=True, slots=True)
-class Receipt:
-    """What became of a payment, as ``response.extensions["x402guard"]``.
-
-    Attributes:
-        hold_id: its line in the ledger.
-        amount: dollars captured, or held while that is not known.
-        evidence: why the amount is believed: ``chain``, ``chain_head``, ``claimed`` …; None while it is held.
-        state: ``captured`` or ``held``.
-        in_doubt: nobody has said how it ended; it counts in full.
-        transaction: the hash that the server names, or "".
-        deadline: unix time in seconds after which the signature is worthless.
-        represented: a payment in doubt was presented again, none was signed anew.
-        model: the model of an LLM call, "" for a payment. Its receipt is complete once the answer's body has ended.
-        output_limit: the output limit that was written into an LLM call without one, in tokens; else None.
-        usage: what an LLM call used, by unit, where its provider stated it.
-        note: what the books say about an amount that the provider did not state.
-    """
-
-    hold_id: str
-    amount: Decimal
-    evidence: str | None
-    state: str
-    in_doubt: bool
-    transaction: str
-    deadline: int
-    represented: bool
-    model: str = ""
-    output_limit: int | None = None
-    usage: Mapping[str, int] | None = None
-    note: str = ""
-
-
-def receipt_of(hold: Hold, *, represented: bool) -> Receipt:
-    """Return the receipt of a hold as it stands."""
-    amount = hold.captured if hold.state is HoldState.CAPTURED else hold.amount
-    return Receipt(
-        hold_id=hold.id,
-        amount=nanos_to_decimal(amount),
-        evidence=None if hold.evidence is None else str(hold.evidence),
-        state=str(hold.state),
-        in_doubt=hold.state is HoldState.HELD and hold.doubt is not None,
-        transaction="" if hold.claim is None else hold.claim.transaction,
-        deadline=hold.deadline_unix,
-        represented=represented,
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,3 +270,22 @@ def is_open(hold: Hold) -> bool:
 def proven_taken(hold: Hold) -> bool:
     """True where the chain says that a payment was taken."""
     return hold.state is HoldState.CAPTURED and hold.evidence in (Evidence.CHAIN, Evidence.CHAIN_HEAD)
+
+
+E = TypeVar("E", bound=SettlementUncertain)
+
+
+def uncertain_of(kind: type[E], hold: Hold, message: str, *, advice: str | None = None) -> E:
+    """Return the error that says what a caller has to know of a payment that may be taken, or was, to ask again."""
+    payment, purpose = hold.payment(), hold.purpose
+    return kind(
+        message,
+        hold_id=hold.id,
+        deadline=hold.deadline_unix,
+        advice=advice,
+        amount=hold.amount,
+        payee=payment.payee,
+        network=payment.network,
+        place=f"{purpose.method} {purpose.url}",
+        payment_id=payment.payment_id,
+    )

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from x402guard.evm import MAX_UINT256, keccak
+from eth_hash.auto import keccak
+
+from x402guard.evm import MAX_UINT256
 from x402guard.ledger.intent import Intent
 from x402guard.x402.schemes.eip712 import Domain, TypedData, Types
 

@@ -1,19 +1,25 @@
-"""The parts of a budget at which people are told, before it is gone."""
+"""TODO."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Mapping
 from decimal import Decimal, InvalidOperation
 from typing import Final
 
 from x402guard.errors import ConfigError
 from x402guard.ledger.budgets import PARTS
+from x402guard.money import Dollars, Nanos, dollars_to_nanos
 
 SoftLimits = float | str | Decimal | Collection[float | str | Decimal]
 """0.9 or several of them: parts of a budget, no money, so a float says it well enough."""
 
+
 _MOST: Final = 20
+
+
 _LONGEST: Final = 100
+
+
 _DIGITS: Final = 6
 
 
@@ -41,3 +47,31 @@ def _part(setting: str, value: object) -> int:
             f"{setting}: {value!r:.60} is no part of a budget; write a number between 0 and 1, such as 0.9"
         )
     return int(part * PARTS)
+
+
+def check_flag(name: str, value: object) -> None:
+    """Raise ``ConfigError`` for what is neither True nor False: ``"false"`` would count as true."""
+    if type(value) is not bool:
+        raise ConfigError(f"{name}: {value!r} is neither True nor False")
+
+
+def check_flags(**flags: object) -> None:
+    """Raise ``ConfigError`` naming the first of the settings that is neither True nor False."""
+    for name, value in flags.items():
+        check_flag(name, value)
+
+
+def _texts(name: str, values: object, what: str) -> frozenset[str]:
+    if isinstance(values, (str, Mapping)) or not isinstance(values, Iterable):
+        raise ConfigError(f"policy.rules.{name}: {values!r:.80} is no list of {what}")
+    listed = tuple(values)
+    if not all(isinstance(value, str) and value for value in listed):
+        raise ConfigError(f"policy.rules.{name}: {listed!r:.80} is no list of {what}")
+    return frozenset(listed)
+
+
+def _nanos(name: str, dollars: Dollars) -> Nanos:
+    try:
+        return dollars_to_nanos(dollars, field=f"policy.{name}")
+    except (TypeError, ValueError) as error:
+        raise ConfigError(str(error)) from error
