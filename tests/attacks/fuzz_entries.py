@@ -19,13 +19,14 @@ from x402guard.assets import AssetRegistry
 from x402guard.chain.reader import Chain, RpcChainReader
 from x402guard.flow.effects import PeekBody, Reply
 from x402guard.flow.ports import Funds
+from x402guard.ledger.authorize import Refusal
 from x402guard.ledger.evidence import Cancelled, Settled, Unreadable, Unused, Used
 from x402guard.ledger.model import Claim
 from x402guard.llm.answer import AnswerReader
 from x402guard.money import Nanos
 from x402guard.testing import Server
 from x402guard.x402.challenge import read_challenge
-from x402guard.x402.offer import Offer, Rejection, normalise
+from x402guard.x402.offer import Offer, normalise
 from x402guard.x402.wire import decode_payment_required, decode_receipt
 
 REGISTRY = AssetRegistry()
@@ -37,7 +38,7 @@ TX = "0x" + "ab" * 32
 
 def _offers(required):
     for offer in normalise(required, REGISTRY):
-        assert isinstance(offer, (Offer, Rejection))
+        assert isinstance(offer, (Offer, Refusal))
         if isinstance(offer, Offer):
             assert 0 < offer.amount_atomic < 2**256
 

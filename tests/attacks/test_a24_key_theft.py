@@ -64,7 +64,7 @@ def test_a24_key_under_a_name_in_other_letters_is_not_read_and_left_behind(monke
     monkeypatch.setenv(name, SECRET)
     try:
         with Guard.from_env() as guard:
-            read = guard.terms.payer is not None
+            read = guard.context.payer is not None
     except ConfigError:
         return  # a name we do not take is said so
     assert not read or name not in os.environ
@@ -165,7 +165,7 @@ def test_a24_traceback_from_inside_the_signer_never_shows_the_key(made, monkeypa
 def _things(guard):
     session = guard.session("s", budget="$1.00")
     http = client(session, Shop())
-    return [guard, guard.shell, guard.shell.signer, guard.terms, session, http, GuardedTransport(session)]
+    return [guard, guard.shell, guard.shell.signer, guard.context, session, http, GuardedTransport(session)]
 
 
 @pytest.mark.parametrize("act", [pickle.dumps, copy.copy, copy.deepcopy], ids=["pickle", "copy", "deepcopy"])

@@ -64,7 +64,7 @@ def traded(tmp_path):
         make_guard(f"sqlite:///{tmp_path / 'spend.db'}", policy=Policy(breaker=None, loop=None)) as guard,
         guard.session("s", budget="$0.50") as session,
     ):
-        things += [guard, guard.shell, guard.terms, session, guard.shell.signer]
+        things += [guard, guard.shell, guard.context, session, guard.shell.signer]
         for number, terms in enumerate(OFFERS.values()):
             url = f"https://shop{number}.example/a?token={TOKEN}"
             resource = {**terms, "resource": {**terms["resource"], "url": url}} if "resource" in terms else terms

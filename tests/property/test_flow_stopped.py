@@ -182,7 +182,7 @@ def test_counted_is_never_less_than_spendable(offer, runs, chain, late, reorgs, 
         budget="$0.25",
     )
     session = guard.session("s", budget="$0.25")
-    terms = session.conversation_terms()
+    terms = session.innermost_context()
 
     def check(where):
         counted = (session.spent + session.held) * 1_000_000
@@ -221,6 +221,6 @@ def test_a_flow_that_is_closed_yields_nothing():
     clock = Clock()
     guard = Guard(signer=LocalSigner.from_key(KEY), ledger=open_store("memory://", clock_ms=clock))
     session = guard.session("s", budget="$1")
-    flow = paid_request(facts(b"\1" * 32, 1), session.conversation_terms(), AssetRegistry())
+    flow = paid_request(facts(b"\1" * 32, 1), session.innermost_context(), AssetRegistry())
     next(flow)
     flow.close()  # a generator that yields while being closed raises RuntimeError here

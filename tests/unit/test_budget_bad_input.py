@@ -273,5 +273,5 @@ def test_a_settings_file_says_it_all(tmp_path, monkeypatch):
     )
     with Guard(**load_settings(path).guard_arguments()) as guard:
         assert guard.policy.soft_parts == (250_000,)
-        assert guard.terms.max_clock_jump_ms == 60_000
+        assert guard.context.max_clock_jump_ms == 60_000
         assert guard.session("s").limit == Decimal("0.25")

@@ -110,10 +110,10 @@ def test_everything_can_come_from_the_environment(monkeypatch):
     monkeypatch.setenv("X402GUARD_POLICY__HOSTS", '["courts.example"]')
     monkeypatch.setenv("X402GUARD_CHAINS", '{"base-sepolia": "http://127.0.0.1:1"}')
     with Guard.from_env() as guard:
-        assert guard.terms.payer == PAYER
+        assert guard.context.payer == PAYER
         assert guard.policy.cap_nanos == 250_000_000
         assert guard.policy.hosts == {"courts.example"}
-        assert guard.terms.chains == {"eip155:84532"}
+        assert guard.context.chains == {"eip155:84532"}
         assert guard.session("s", budget="$9").remaining == Decimal("2.50")
     assert "X402GUARD_PRIVATE_KEY" not in os.environ
 

@@ -100,7 +100,7 @@ def test_ctrl_c_anywhere_in_a_transaction_leaves_nobody_waiting(tmp_path, monkey
             f"Ctrl-C at {place} locks every thread out"
         )
         assert store.transact(WALLET, lambda view: 2) == 2
-    assert {name for name, _ in places} == {"sqlite.py", "line.py", "file_turn.py"}
+    assert {name for name, _ in places} == {"sqlite.py", "fair_lock.py", "file_lock.py"}
     assert len(places) > 50
     store.close()
 

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final, TypeVar
 
-from x402guard.errors import LedgerUnavailable, PaymentRefused
+from x402guard.errors import ApprovalDenied, CircuitOpen, LedgerUnavailable, PaymentRefused, SessionTripped
+from x402guard.flow.context import Context
 from x402guard.flow.effects import Flow, Interrupted, ask, enter, killed, transact
 from x402guard.flow.ports import Place
 from x402guard.flow.refusals import refused
-from x402guard.flow.terms import Terms
 from x402guard.ledger.authorize import BUDGET, TRIPPED, Refusal, check_open, lapse_due
 from x402guard.ledger.model import HoldKind
 from x402guard.ledger.owner import trip_node
@@ -29,19 +29,19 @@ LONGEST_WAIT_S: Final = 300
 _MAX_BEHIND_MS: Final = 60_000
 
 
-def check_standing(view: LedgerView, terms: Terms) -> Refusal | None:
+def check_standing(view: LedgerView, context: Context) -> Refusal | None:
     """Return why nothing may be held for now, or None: the session and all above it are open, and the clock has not jumped.
 
     What is past its own deadline is ended on the way, where the clock is believed.
     """
-    if view.ahead_ms <= terms.max_clock_jump_ms:
+    if view.ahead_ms <= context.max_clock_jump_ms:
         lapse_due(view)
-        return check_open(view, terms.node_id)
+        return check_open(view, context.node_id)
     reason = (
         f"this machine's clock has jumped {view.ahead_ms // 1000} s ahead since the ledger was opened (max_clock_jump_s is "
-        f"{terms.max_clock_jump_ms // 1000}); set it right, or open the guard again where it is right now"
+        f"{context.max_clock_jump_ms // 1000}); set it right, or open the guard again where it is right now"
     )
-    return Refusal("clock", reason)
+    return Refusal("clock", reason, advice="Set this machine's clock.")
 
 
 def check_clock(view: LedgerView) -> Refusal | None:
@@ -50,22 +50,24 @@ def check_clock(view: LedgerView) -> Refusal | None:
         return None
     seconds = view.behind_ms // 1000
     return Refusal(
-        "clock", f"this machine's clock is {seconds} s behind the ledger's last entry; set it right, or wait"
+        "clock",
+        f"this machine's clock is {seconds} s behind the ledger's last entry; set it right, or wait",
+        advice="Set this machine's clock.",
     )
 
 
-def stopped(terms: Terms) -> Flow[Refusal | None]:
+def stopped(context: Context) -> Flow[Refusal | None]:
     """Return the refusal of a run that a kill file stops, having latched it; None where there is no such file."""
-    if not terms.kill_file or not (yield from killed()):
+    if not context.kill_file or not (yield from killed()):
         return None
-    run_id, reason = run_of(terms.node_id), f"there is a kill file, {terms.kill_file}"
+    run_id, reason = run_of(context.node_id), f"there is a kill file, {context.kill_file}"
 
     def change(view: LedgerView) -> Refusal | None:
         trip_node(view, run_id, reason)
-        return check_open(view, terms.node_id)
+        return check_open(view, context.node_id)
 
-    refusal = yield from transact(Scope(nodes=(terms.node_id, run_id), durable=True), change)
-    return refusal or Refusal(TRIPPED, reason)
+    refusal = yield from transact(Scope(nodes=(context.node_id, run_id), durable=True), change)
+    return refusal or Refusal(TRIPPED, reason, error=SessionTripped)
 
 
 class Seat:
@@ -78,19 +80,21 @@ class Seat:
         self._kind, self._name = kind, name
         self.place: Place | None = None
 
-    def take(self, terms: Terms) -> Flow[Refusal | None]:
+    def take(self, context: Context) -> Flow[Refusal | None]:
         """Wait for a place; the refusal where none came free in time."""
-        slot = slot_of(terms.policy.bulkhead, self._kind, self._name)
+        slot = slot_of(context.policy.bulkhead, self._kind, self._name)
         if slot is None:
             return None
         self.leave()
         where, most = slot
-        own = f"{run_of(terms.node_id)} {where}" if self._kind is HoldKind.TOOL else where
+        own = f"{run_of(context.node_id)} {where}" if self._kind is HoldKind.TOOL else where
         self.place = yield from enter(own, most, LONGEST_WAIT_S)
         if self.place is not None:
             return None
         reason = f"{most} calls of {where} are under way, and none ended within {LONGEST_WAIT_S} s (policy.bulkhead)"
-        return Refusal(BUSY, reason, retry_after_s=1)
+        return Refusal(
+            BUSY, reason, retry_after_s=1, error=CircuitOpen, advice="Wait for a call to end, or raise policy.bulkhead."
+        )
 
     def leave(self) -> None:
         """Leave it, where it was taken. Leaving twice is fine."""
@@ -98,12 +102,12 @@ class Seat:
             self.place.leave()
 
 
-def consent(terms: Terms, unasked: Unasked) -> Flow[Refusal | None]:
+def consent(context: Context, unasked: Unasked) -> Flow[Refusal | None]:
     """Ask, and write the answer down. None is a yes, good for this one call; the caller runs all its checks again after it."""
     subject, verdict = unasked.subject, unasked.verdict
     request = ApprovalRequest(
-        id=request_id(terms.session_id, list(unasked.key)),
-        session=terms.session_id,
+        id=request_id(context.session_id, list(unasked.key)),
+        session=context.session_id,
         kind=str(subject.kind),
         what=subject.names[0],
         amount=nanos_to_decimal(subject.amount),
@@ -113,7 +117,7 @@ def consent(terms: Terms, unasked: Unasked) -> Flow[Refusal | None]:
         rule=verdict.rule,
         reason=verdict.reason,
         approvers=max(1, verdict.approvers),
-        timeout_s=terms.policy.approvals.timeout_s,
+        timeout_s=context.policy.approvals.timeout_s,
     )
     answer = yield from ask(request)
     allowed = answer.allowed is True
@@ -128,13 +132,19 @@ def consent(terms: Terms, unasked: Unasked) -> Flow[Refusal | None]:
     }
 
     def note(view: LedgerView) -> None:
-        view.record(terms.node_id, "event", facts=facts)
+        view.record(context.node_id, "event", facts=facts)
 
-    yield from transact(Scope(nodes=(terms.node_id,)), note)
+    yield from transact(Scope(nodes=(context.node_id,)), note)
     if allowed:
         return None
     why = answer.reason or "it was denied"
-    return Refusal(APPROVAL, f"{subject.names[0]}: {verdict.reason}; {why}", subject.amount or None)
+    return Refusal(
+        APPROVAL,
+        f"{subject.names[0]}: {verdict.reason}; {why}",
+        subject.amount or None,
+        error=ApprovalDenied,
+        advice="Ask again if it matters, or go on without.",
+    )
 
 
 T = TypeVar("T")
@@ -144,7 +154,7 @@ _MOST_QUESTIONS: Final = 8
 
 
 def hold_or_refuse(
-    terms: Terms,
+    context: Context,
     scope: Scope,
     change: Callable[[LedgerView, Consented], T | Unasked | Refusal],
     undo: Callable[[BaseException], Flow[None]],
@@ -159,16 +169,16 @@ def hold_or_refuse(
     *undo* gives back what may have been written where nobody knows: the answer of the books was lost, or the task was cancelled.
     Raises the refusal, counted in the books by *refuse*, and ``LedgerUnavailable``.
     """
-    no = refuse or partial(refused, terms)
+    no = refuse or partial(refused, context)
     consented: frozenset[tuple[Any, ...]] = frozenset()
     swept, seated = False, seat is None
     while True:
         if seat is not None and not seated:
-            full = yield from seat.take(terms)
+            full = yield from seat.take(context)
             if full is not None:
                 raise (yield from no(full))
             seated = True
-        stop = yield from stopped(terms)
+        stop = yield from stopped(context)
         if stop is not None:
             raise (yield from no(stop))
         try:
@@ -180,21 +190,21 @@ def hold_or_refuse(
             if seat is not None:
                 seat.leave()
                 seated = False
-            denied = _asked_too_often(decided, consented) or (yield from consent(terms, decided))
+            denied = _asked_too_often(decided, consented) or (yield from consent(context, decided))
             if denied is not None:
                 raise (yield from no(denied))
             consented |= {decided.key}
         elif not isinstance(decided, Refusal):
             return decided
-        elif decided.rule == BUDGET and not swept and terms.chains and (yield from _may_fit_now(terms, decided)):
+        elif decided.rule == BUDGET and not swept and context.chains and (yield from _may_fit_now(context, decided)):
             swept = True
         else:
             raise (yield from no(decided))
 
 
-def _may_fit_now(terms: Terms, refusal: Refusal) -> Flow[bool]:
+def _may_fit_now(context: Context, refusal: Refusal) -> Flow[bool]:
     """Ask the chain about what is claimed: it may have cost less than is held. Somebody else may have found that out just now."""
-    swept = yield from sweep(terms)
+    swept = yield from sweep(context)
     return swept.asked > 0 or swept.room is None or swept.room > (refusal.available or 0)
 
 
@@ -203,7 +213,11 @@ def _asked_too_often(unasked: Unasked, consented: Consented) -> Refusal | None:
         return None
     what, times = unasked.subject.names[0], len(consented)
     return Refusal(
-        APPROVAL, f"{what}: what it costs has changed {times} times while people were asked", unasked.subject.amount
+        APPROVAL,
+        f"{what}: what it costs has changed {times} times while people were asked",
+        unasked.subject.amount,
+        error=ApprovalDenied,
+        advice="Ask again if it matters, or go on without.",
     )
 
 

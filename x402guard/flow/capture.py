@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from x402guard.errors import LedgerUnavailable
+from x402guard.flow.context import Context
 from x402guard.flow.effects import Flow, cause, transact_anyway, warn
 from x402guard.flow.ports import Usage
-from x402guard.flow.terms import Terms
 from x402guard.ledger.budgets import trip
 from x402guard.ledger.model import Claim, Evidence, Hold, HoldState, NodeKind
 from x402guard.ledger.token_budget import Reservation, count_tokens, record_tokens, soft_mark, soft_warning
@@ -40,7 +40,7 @@ class Booked:
 
 
 def write_void(
-    terms: Terms,
+    context: Context,
     hold_id: str,
     reason: str,
     marks: tuple[MarkKey, ...] = (),
@@ -52,23 +52,23 @@ def write_void(
 
     But they count whether whoever was called has answered *well*; None says nothing of that. A hold that was never written is no error.
     """
-    seen = () if step is None else guard_marks(terms.policy, terms.node_id, step)
+    seen = () if step is None else guard_marks(context.policy, context.node_id, step)
 
     def change(view: LedgerView) -> Hold | None:
         hold = view.hold(hold_id)
         if hold is not None and hold.state is HoldState.HELD:
             apply(view, hold_id, Void(reason[:300]))
             if step is not None:
-                give_step_back(view, terms.policy, terms.node_id, step, hold.created_ms)
-                note_answer(view, terms.policy, terms.node_id, hold, well=well)
+                give_step_back(view, context.policy, context.node_id, step, hold.created_ms)
+                note_answer(view, context.policy, context.node_id, hold, well=well)
         _forget_estimate(view, marks, hold_id)
         return view.hold(hold_id)
 
-    return Scope(nodes=(terms.node_id,), holds=(hold_id,), marks=(*marks, *seen)), change
+    return Scope(nodes=(context.node_id,), holds=(hold_id,), marks=(*marks, *seen)), change
 
 
 def write_bill(
-    terms: Terms,
+    context: Context,
     hold: Hold,
     bill: Bill,
     marks: tuple[MarkKey, ...],
@@ -83,11 +83,11 @@ def write_bill(
     """
     step = step_of(hold)
     restrains = bill.amount > hold.amount or bill.claimed is not None
-    tokens = terms.tokens if bill.usage is not None or most_tokens else None
+    tokens = context.tokens if bill.usage is not None or most_tokens else None
     used = most_tokens if bill.usage is None else tokens_in(bill.usage)
-    late = Reservation(f"{hold.id}/tokens", used, terms.instance, llm=True)
-    nodes = (terms.node_id,) if tokens is None else (terms.node_id, tokens.node_id)
-    seen = (*marks, *delivery_marks(terms.policy, terms.node_id, step))
+    late = Reservation(f"{hold.id}/tokens", used, context.instance, llm=True)
+    nodes = (context.node_id,) if tokens is None else (context.node_id, tokens.node_id)
+    seen = (*marks, *delivery_marks(context.policy, context.node_id, step))
     if tokens is not None:
         seen = (*seen, soft_mark(tokens.node_id))
 
@@ -95,7 +95,7 @@ def write_bill(
         before = view.known_hold(hold.id)
         after = _end(view, before, bill, marks)
         if before.state is HoldState.HELD:
-            note_answer(view, terms.policy, terms.node_id, hold, well=well)
+            note_answer(view, context.policy, context.node_id, hold, well=well)
         if tokens is None or (before.state is not HoldState.HELD and not has_lapsed(before)):
             return Booked(after)
         in_time = before.state is HoldState.HELD
@@ -182,7 +182,7 @@ def ceiling_bill(held: Nanos, note: str) -> Bill:
 
 
 def book(
-    terms: Terms,
+    context: Context,
     hold: Hold,
     bill: Bill,
     marks: tuple[MarkKey, ...] = (),
@@ -191,14 +191,14 @@ def book(
     well: bool | None = True,
 ) -> Flow[Hold]:
     """Capture what was used, and say so where that reached the soft limit of the session's tokens. See ``write_bill``."""
-    written = yield from transact_anyway(*write_bill(terms, hold, bill, marks, most_tokens=most_tokens, well=well))
+    written = yield from transact_anyway(*write_bill(context, hold, bill, marks, most_tokens=most_tokens, well=well))
     if written.warning:
         yield from warn(written.warning)
     return written.hold
 
 
 def give_back(
-    terms: Terms,
+    context: Context,
     held: Hold | str,
     reason: str,
     error: BaseException | None,
@@ -214,7 +214,7 @@ def give_back(
     """
     hold_id, step = (held.id, step_of(held)) if isinstance(held, Hold) else (held, None)
     try:
-        yield from transact_anyway(*write_void(terms, hold_id, reason, marks, step=step, well=well))
+        yield from transact_anyway(*write_void(context, hold_id, reason, marks, step=step, well=well))
     except LedgerUnavailable as again:
         if error is None:
             return  # the hold lapses to its ceiling; what was answered is the caller's all the same

@@ -1,4 +1,4 @@
-"""TODO."""
+"""What a caller learns of one payment, call or tool: the receipt."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TODO."""
+"""One request as plain facts, and what every conversation about it shares."""
 
 from __future__ import annotations
 

@@ -17,9 +17,9 @@ import anyio.to_thread
 from x402guard.assets import Asset, AssetRegistry
 from x402guard.chain.reader import Chain, RpcChainReader
 from x402guard.errors import ConfigError
+from x402guard.flow.context import MAX_CLOCK_JUMP_S, Context
 from x402guard.flow.drivers import Shell, run
 from x402guard.flow.ports import ChainReader, Signer
-from x402guard.flow.terms import MAX_CLOCK_JUMP_S, Terms
 from x402guard.guard.approvers import as_approver
 from x402guard.guard.arguments import (
     check_kinds,
@@ -120,7 +120,7 @@ class Guard:
         chain = RpcChainReader(chains) if isinstance(chains, Mapping) else chains
         networks = read_networks(chain, self.policy, unsafe_no_chain=unsafe_no_chain)
         self.instance = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
-        self.terms = Terms(
+        self.context = Context(
             session_id=WALLET,
             node_id=WALLET,
             instance=self.instance,
@@ -139,7 +139,7 @@ class Guard:
         self._closed, self._owns = False, (isinstance(ledger, str), isinstance(chains, Mapping))
         store = open_store(ledger, must_exist=ledger_must_exist) if isinstance(ledger, str) else ledger
         shell = Shell(store, signer, chain, as_approver(approver, store), self._teller, kill_file=stop)
-        self._rechecker = Rechecker(lambda: run(sweep(self.terms), shell))
+        self._rechecker = Rechecker(lambda: run(sweep(self.context), shell))
         checked = background_checks and chain is not None
         self.shell = replace(shell, recheck=self._rechecker.nudge) if checked else shell
         self._open(limit)
@@ -169,8 +169,8 @@ class Guard:
 
         def change(view: LedgerView) -> None:
             ensure_wallet(view, limit, self.policy.soft_parts)
-            if self.terms.payer is not None:
-                ensure_payer(view, self.terms.payer)
+            if self.context.payer is not None:
+                ensure_payer(view, self.context.payer)
             view.put_mark(instance_mark(self.instance), mine)
             for key in ended:
                 view.put_mark(instance_mark(key), {**rows[key], "ended": True})
@@ -221,7 +221,7 @@ class Guard:
         """
         return open_budget(self, WALLET, name, limit, per=per, tz=tz)
 
-    def conversation_terms(self) -> Terms:
+    def innermost_context(self) -> Context:
         """Return the terms of the session in context, for a client that many sessions share.
 
         Raises ``ConfigError`` where no session of this guard is in context.
@@ -232,7 +232,7 @@ class Guard:
                 "GuardedTransport(guard): no session of this guard is in context; enter `with guard.session(…)`, and in a "
                 "plain thread wrap the function with session.bind(…)"
             )
-        return inner.conversation_terms()
+        return inner.innermost_context()
 
     def reconcile(self) -> Reconciliation:
         """Ask the chains about every payment that is not proven, and compare what left the wallet with what the books explain.
@@ -240,7 +240,7 @@ class Guard:
         What is found is written down: proven, expired, or corrected. Raises ``LedgerUnavailable``; a chain that cannot be read is
         named in the result.
         """
-        return reconcile_ledger(self.shell, self.terms, self.registry)
+        return reconcile_ledger(self.shell, self.context, self.registry)
 
     async def areconcile(self) -> Reconciliation:
         """The same, awaited."""
@@ -248,7 +248,7 @@ class Guard:
 
     def sweep(self) -> None:
         """Ask the chains once about the live payments longest unasked, at most sixteen, and write down what they say."""
-        run(sweep(self.terms), self.shell)
+        run(sweep(self.context), self.shell)
 
     def cancel(self, hold_id: str) -> Cancellation:
         """Sign the cancellation of a live EIP-3009 payment, for whoever pays the gas to send; see ``Cancellation``.
@@ -294,5 +294,5 @@ class Guard:
             await anyio.to_thread.run_sync(self.close)
 
     def __repr__(self) -> str:
-        terms = getattr(self, "terms", None)  # a crash reporter may look at a guard that was never finished
-        return "Guard(unfinished)" if terms is None else f"Guard(payer={terms.payer}, instance={self.instance!r})"
+        context = getattr(self, "terms", None)  # a crash reporter may look at a guard that was never finished
+        return "Guard(unfinished)" if context is None else f"Guard(payer={context.payer}, instance={self.instance!r})"

@@ -19,8 +19,8 @@ import x402guard.http.transport as on_httpx
 from x402guard.assets import AssetRegistry
 from x402guard.chain.rpc import RpcClient
 from x402guard.errors import ConfigError
+from x402guard.flow.context import Context
 from x402guard.flow.drivers import Shell
-from x402guard.flow.terms import Terms
 from x402guard.guard.guard import Guard
 from x402guard.guard.session import Session, current_session
 from x402guard.guard.unseen import lay_tripwire, unseen_libraries
@@ -46,9 +46,9 @@ class _InContext:
     def _session(self) -> Session:
         return current_session() or self.installed
 
-    def conversation_terms(self) -> Terms:
+    def innermost_context(self) -> Context:
         """See ``Payer``."""
-        return self._session().conversation_terms()
+        return self._session().innermost_context()
 
     @property
     def shell(self) -> Shell:
@@ -106,7 +106,7 @@ def install(
         owned, guard = guard is None, guard or Guard.from_env()
         try:
             session = guard.session(name, budget=budget)
-            payer, meter = _InContext(session), guard.terms.meter
+            payer, meter = _InContext(session), guard.context.meter
             tripwire = (lambda: None) if meter is None else lay_tripwire(payer, meter)
             _installed = _Installation(guard, owned, session, _patch(payer, on_refusal), tripwire)
         except BaseException:

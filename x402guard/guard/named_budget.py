@@ -92,7 +92,7 @@ def open_budget(
         limit=parse_limit(limit, field="limit"),
         opener="",
         window=window if per is not None else None,
-        soft=guard.terms.policy.soft_parts,
+        soft=guard.context.policy.soft_parts,
     )
     scope = Scope(nodes=(node_id, parent_id), marks=(owner_mark(node_id),), durable=True)
     guard.shell.store.transact(scope, lambda view: open_node(view, request))

@@ -14,8 +14,8 @@ import anyio
 import anyio.to_thread
 
 from x402guard.errors import ConfigError
+from x402guard.flow.context import Context
 from x402guard.flow.drivers import Shell
-from x402guard.flow.terms import Terms
 from x402guard.http.guarded import Payer
 from x402guard.ledger.model import WALLET, Node, NodeKind
 from x402guard.ledger.sessions import NodeRequest, begin_finalizing
@@ -45,7 +45,7 @@ class Owner(Payer, Protocol):
     """What a session needs of the guard that it belongs to."""
 
     @property
-    def terms(self) -> Terms:
+    def context(self) -> Context:
         """What every request of the guard works under."""
 
     @property
@@ -119,7 +119,7 @@ def session_request(
     resumes = session_id is not None and any(node.id == session_id for node in guard.shell.store.nodes(session_id))
     if limit is None and not resumes:
         limit = guard.session_budget
-    parts = guard.terms.policy.soft_parts if soft_limit is None else parts_of("soft_limit", soft_limit)
+    parts = guard.context.policy.soft_parts if soft_limit is None else parts_of("soft_limit", soft_limit)
     return NodeRequest(
         id=session_id or f"s_{secrets.token_hex(8)}",
         parent_id=parent_id,
@@ -207,10 +207,10 @@ def check_tokens(shell: Shell, path_ids: Collection[str], tokens: object) -> Non
         raise ConfigError("tokens: this TokenBudget is in use elsewhere; give the session one of its own")
 
 
-def bind_tokens(guard: Owner, terms: Terms, node: Node, given: TokenBudget | None) -> TokenBudget:
+def bind_tokens(guard: Owner, context: Context, node: Node, given: TokenBudget | None) -> TokenBudget:
     """Return what counts a session's tokens: the budget given, or one as the ledger has it."""
     budget = given or TokenBudget()
     if budget.kept_in(guard.shell) is None:
         limit = TokenLimit(tokens_node(node.id), budget.asked[1], node.id)
-        budget.bind(guard.shell, replace(terms, tokens=limit), limit)
+        budget.bind(guard.shell, replace(context, tokens=limit), limit)
     return budget

@@ -16,8 +16,8 @@ import anyio.to_thread
 
 from x402guard.assets import AssetRegistry
 from x402guard.errors import BudgetExhausted, ConfigError, SessionClosed
+from x402guard.flow.context import Context
 from x402guard.flow.drivers import Shell
-from x402guard.flow.terms import Terms
 from x402guard.guard.account import Account
 from x402guard.guard.charges import Charges
 from x402guard.guard.opening import (
@@ -87,11 +87,11 @@ class Session(Charges, Account):
         self._lock = threading.Lock()
         self._ended = False
         self._models: dict[str, ModelPrice] = {}
-        terms = replace(guard.terms, node_id=node.id, session_id=self._report_id())
+        context = replace(guard.context, node_id=node.id, session_id=self._report_id())
         self._tokens = (
-            bind_tokens(guard, terms, node, tokens) if parent is None or tokens is not None else parent.tokens
+            bind_tokens(guard, context, node, tokens) if parent is None or tokens is not None else parent.tokens
         )
-        self._terms = replace(terms, tokens=self._tokens.limit)
+        self._context = replace(context, tokens=self._tokens.limit)
 
     @classmethod
     def open(
@@ -104,7 +104,7 @@ class Session(Charges, Account):
         most = None if parent is None or given is None else parent.tokens.total
         total = None if given is None else given.asked[0]
         # Nobody is told of tokens that nobody set a limit to; a limit of its own says where to tell.
-        parts = () if given is None or given.asked[1] is not None else request.soft or guard.terms.policy.soft_parts
+        parts = () if given is None or given.asked[1] is not None else request.soft or guard.context.policy.soft_parts
         if most is not None and (total or DEFAULT_TOKENS) > most:
             raise ConfigError(
                 f"tokens: {total or DEFAULT_TOKENS:,} are more than the {most:,} of the session around it"
@@ -163,14 +163,14 @@ class Session(Charges, Account):
         """The tokens of this session: its own budget, or that of the session around it. Its metered calls count in it."""
         return self._tokens
 
-    def conversation_terms(self) -> Terms:
+    def innermost_context(self) -> Context:
         """Return the terms of the innermost budget in context: this session, or one inside it. Raises as ``innermost``."""
-        return self.innermost()._own_terms()
+        return self.innermost()._own_context()
 
-    def recording_terms(self) -> Terms:
+    def recording_context(self) -> Context:
         """Return the same terms for what is owed already: booked after the session's end, and inside another's block, too."""
         inner = current_session()
-        return inner._own_terms() if inner is not None and inner._descends_from(self) else self._own_terms()
+        return inner._own_context() if inner is not None and inner._descends_from(self) else self._own_context()
 
     def innermost(self) -> Session:
         """Return the innermost budget in context: this session, or one inside it.
@@ -189,21 +189,21 @@ class Session(Charges, Account):
             f"({inner.id}), which is not inside it; leave that block first, or pay from that session"
         )
 
-    def _own_terms(self) -> Terms:
+    def _own_context(self) -> Context:
         """The terms, with the prices registered here and above."""
         models: dict[str, ModelPrice] = {}
         session: Session | None = self
         while session is not None:
             models = {**session._models, **models}
             session = session._parent
-        meter = self._terms.meter
-        terms = self._terms
+        meter = self._context.meter
+        context = self._context
         finalizing = finalizing_ids()
         if finalizing:
-            terms = replace(terms, finalizing=finalizing)
+            context = replace(context, finalizing=finalizing)
         if not models or meter is None or not isinstance(meter.book, RegisteredBook):
-            return terms
-        return replace(terms, meter=replace(meter, book=replace(meter.book, session=models)))
+            return context
+        return replace(context, meter=replace(meter, book=replace(meter.book, session=models)))
 
     def register_model(
         self,
@@ -220,7 +220,7 @@ class Session(Charges, Account):
         already can be made dearer, never cheaper. Raises ``ConfigError`` naming the argument.
         """
         price = ModelPrice(input=input, output=output, cached_input=cached_input, max_output=max_output)
-        meter = self._own_terms().meter
+        meter = self._own_context().meter
         if meter is None or not isinstance(meter.book, RegisteredBook):
             raise ConfigError("register_model: this guard meters nothing")
         meter.book.register(name, price, self.shell.store.now_ms() // 1000)
@@ -250,7 +250,7 @@ class Session(Charges, Account):
         ``Guard.reconcile`` does so for all sessions, and compares the wallet with the books. Raises ``LedgerUnavailable``; a chain
         that cannot be read is named in the result.
         """
-        return reconcile_node(self.shell, self._terms, self._node_id)
+        return reconcile_node(self.shell, self._context, self._node_id)
 
     async def areconcile(self) -> Reconciliation:
         """The same, awaited."""
@@ -258,7 +258,7 @@ class Session(Charges, Account):
 
     def step(self) -> None:
         """Say that a step of the agent begins now, for ``policy.timeouts.step_s``; every answer of its model says so, too."""
-        timeouts = self._terms.policy.timeouts
+        timeouts = self._context.policy.timeouts
         scope = Scope(nodes=(self._node_id,), marks=timeout_marks(timeouts, self._node_id))
         self.shell.store.transact(scope, lambda view: begin_step(view, timeouts, self._node_id))
 
@@ -304,7 +304,7 @@ class Session(Charges, Account):
                 name=name,
                 limit=parse_limit(budget, field="budget"),
                 opener=self._guard.opener(),
-                soft=self._terms.policy.soft_parts if kind is NodeKind.SESSION else None,
+                soft=self._context.policy.soft_parts if kind is NodeKind.SESSION else None,
             ),
             self,
             tokens,

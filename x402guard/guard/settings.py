@@ -21,7 +21,7 @@ from pydantic_settings import (
 from x402guard.assets import Asset
 from x402guard.chain.reader import Chain
 from x402guard.errors import ConfigError
-from x402guard.flow.terms import MAX_CLOCK_JUMP_S
+from x402guard.flow.context import MAX_CLOCK_JUMP_S
 from x402guard.guard.notices import Webhook
 from x402guard.guard.policy_settings import PolicySettings
 from x402guard.http.request import DEFAULT_BODY_BYTES

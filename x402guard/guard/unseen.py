@@ -1,4 +1,4 @@
-"""TODO."""
+"""Clients that no transport of ours sees: found where they are loaded, and aiohttp refused where it calls a metered host."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ async def _refuse_metered(payer: Payer, meter: Meter, method: str, url: str) -> 
         f"{method.upper()} {host}{parts.path} goes by aiohttp, which the guard does not see; give the SDK a client of httpx's or "
         "httpx2's (google-genai: http_options=HttpOptions(httpx_async_client=httpx2.AsyncClient()))"
     )
-    terms = payer.conversation_terms()
-    raise await run_async(refused(terms, Refusal("unseen", reason)), payer.shell)
+    context = payer.innermost_context()
+    raise await run_async(refused(context, Refusal("unseen", reason)), payer.shell)
 
 
 @dataclass(frozen=True, slots=True)

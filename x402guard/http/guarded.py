@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self, get_ar
 
 from x402guard.assets import AssetRegistry
 from x402guard.errors import ConfigError, PaymentRefused, X402GuardError
+from x402guard.flow.context import Context
 from x402guard.flow.drivers import Shell, run, run_async
 from x402guard.flow.effects import (
     Flow,
@@ -15,7 +16,6 @@ from x402guard.flow.effects import (
 from x402guard.flow.receipt import Receipt
 from x402guard.flow.refusals import refused
 from x402guard.flow.request import RequestFacts, mindful_of_earlier_hops
-from x402guard.flow.terms import Terms
 from x402guard.http.exchange import AsyncExchanged, Exchanged
 from x402guard.http.families import Library
 from x402guard.http.redaction import redact_logs
@@ -52,7 +52,7 @@ Handed = InFlight | Receipt | None
 class Payer(Protocol):
     """What a transport needs of a session, or of a guard that finds the session in context."""
 
-    def conversation_terms(self) -> Terms:
+    def innermost_context(self) -> Context:
         """Return the terms of the innermost budget in context. Raises ``ConfigError`` where there is none of ours."""
 
     @property
@@ -74,7 +74,7 @@ class Guarded:
     library: ClassVar[Library]
 
     def __init__(self, payer: Payer, on_refusal: OnRefusal) -> None:
-        if isinstance(payer, type) or not hasattr(payer, "conversation_terms"):
+        if isinstance(payer, type) or not hasattr(payer, "innermost_context"):
             raise ConfigError(f"GuardedTransport(…): {payer!r} is neither a Session nor a Guard")
         if on_refusal not in get_args(OnRefusal):
             raise ConfigError(f"on_refusal: {on_refusal!r} is neither 'raise' nor 'respond'")
@@ -109,9 +109,9 @@ class Guarded:
         logical = LogicalRequest.of(request)
         exchange = Exchanged(self.library, inner)
         try:
-            terms = self._payer.conversation_terms()
+            context = self._payer.innermost_context()
             stock = type(inner) in self.library.stock
-            flow, exchange.outgoing = self._begin(request, logical, body, terms, stock=stock)
+            flow, exchange.outgoing = self._begin(request, logical, body, context, stock=stock)
             handed = run(flow, self._payer.shell, exchange)
         except X402GuardError as error:
             logical.end()
@@ -125,7 +125,7 @@ class Guarded:
         if handed is None:
             exchange.lift()
         elif exchange.watched is not None and isinstance(handed, Receipt):
-            late = note_lateness(terms, handed, self._payer.shell)
+            late = note_lateness(context, handed, self._payer.shell)
             exchange.watched.hold_id = handed.hold_id
             exchange.watched.late = lambda: run(late(), self._payer.shell)
         if isinstance(handed, InFlight):
@@ -141,9 +141,9 @@ class Guarded:
         logical = LogicalRequest.of(request)
         exchange = AsyncExchanged(self.library, inner)
         try:
-            terms = self._payer.conversation_terms()
+            context = self._payer.innermost_context()
             stock = type(inner) in self.library.stock
-            flow, exchange.outgoing = self._begin(request, logical, body, terms, stock=stock)
+            flow, exchange.outgoing = self._begin(request, logical, body, context, stock=stock)
             handed = await run_async(flow, self._payer.shell, exchange)
         except X402GuardError as error:
             logical.end()
@@ -160,7 +160,7 @@ class Guarded:
         if handed is None:
             exchange.lift()
         elif exchange.watched is not None and isinstance(handed, Receipt):
-            late = note_lateness(terms, handed, self._payer.shell)
+            late = note_lateness(context, handed, self._payer.shell)
             exchange.watched.hold_id = handed.hold_id
             exchange.watched.late = lambda: run_async(late(), self._payer.shell)
         if isinstance(handed, InFlight):
@@ -169,19 +169,19 @@ class Guarded:
         return self._finish(logical, response, handed)
 
     def _begin(
-        self, request: httpx.Request, logical: LogicalRequest, body: bytes | None, terms: Terms, *, stock: bool
+        self, request: httpx.Request, logical: LogicalRequest, body: bytes | None, context: Context, *, stock: bool
     ) -> tuple[Flow[Handed], Outgoing]:
         facts = describe_request(request, logical, body)
         outgoing = Outgoing(self.library, request, body, logical, stock=stock)
-        route = None if terms.meter is None else classify(terms.meter, facts.method, facts.host, facts.url)
+        route = None if context.meter is None else classify(context.meter, facts.method, facts.host, facts.url)
         if route is None:
-            return paid_request(facts, terms, self._payer.registry), outgoing
+            return paid_request(facts, context, self._payer.registry), outgoing
         if isinstance(route, Refusal):
-            return _refuse(terms, route), outgoing
+            return _refuse(context, route), outgoing
         if isinstance(route, Unmetered):
-            return unmetered_request(facts, route, terms, self._payer.registry), outgoing
+            return unmetered_request(facts, route, context, self._payer.registry), outgoing
         upload = Upload(body, request.headers.get("content-encoding", ""))
-        return metered_request(facts, route, upload, terms, self._payer.registry), outgoing
+        return metered_request(facts, route, upload, context, self._payer.registry), outgoing
 
     def _reading(self, response: httpx.Response, stream: Metered | AsyncMetered) -> httpx.Response:
         """Return the same answer with another body: one that was in memory already would not be read along."""
@@ -214,23 +214,23 @@ class Guarded:
         return self._on_refusal == "respond"
 
 
-def note_lateness(terms: Terms, receipt: Receipt, shell: Shell) -> Callable[[], Flow[None]]:
+def note_lateness(context: Context, receipt: Receipt, shell: Shell) -> Callable[[], Flow[None]]:
     """Return the conversation that counts what a payment bought as late: a guard of its payee and host wants to know."""
 
     def late() -> Flow[None]:
         hold = shell.store.hold(receipt.hold_id)
         if hold is not None and hold.kind is HoldKind.PAYMENT:
-            yield from note_late(terms, hold)
+            yield from note_late(context, hold)
 
     return late
 
 
-def _refuse(terms: Terms, refusal: Refusal) -> Flow[Handed]:
-    raise (yield from refused(terms, refusal))
+def _refuse(context: Context, refusal: Refusal) -> Flow[Handed]:
+    raise (yield from refused(context, refusal))
 
 
 def metered_request(
-    request: RequestFacts, route: Route | FixedPrice, upload: Upload, terms: Terms, registry: AssetRegistry
+    request: RequestFacts, route: Route | FixedPrice, upload: Upload, context: Context, registry: AssetRegistry
 ) -> Flow[InFlight | Receipt | None]:
     """Hold one call's conversation up to its answer's body.
 
@@ -238,15 +238,15 @@ def metered_request(
     nothing. A 402 from a metered host is answered like any other. Raises ``PaymentRefused`` and its kin, ``LedgerUnavailable``,
     ``SendFailed``; with nothing sent and nothing held where it refuses.
     """
-    handed, reply = yield from mindful_of_earlier_hops(request, _called(request, route, upload, terms))
+    handed, reply = yield from mindful_of_earlier_hops(request, _called(request, route, upload, context))
     if reply.status == PAYMENT_REQUIRED_STATUS:
-        return (yield from paid_request(request, terms, registry, reply))
+        return (yield from paid_request(request, context, registry, reply))
     return handed
 
 
 def unmetered_request(
-    request: RequestFacts, route: Unmetered, terms: Terms, registry: AssetRegistry
+    request: RequestFacts, route: Unmetered, context: Context, registry: AssetRegistry
 ) -> Flow[Receipt | None]:
     """Say in the books, once for each host, that what looks like an LLM call is not metered; then treat it as any request."""
-    yield from transact(*note_unmetered(terms, request, route))
-    return (yield from paid_request(request, terms, registry))
+    yield from transact(*note_unmetered(context, request, route))
+    return (yield from paid_request(request, context, registry))

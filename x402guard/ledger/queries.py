@@ -1,4 +1,4 @@
-"""TODO."""
+"""Readers of a store: nodes, live holds, reports and predictions."""
 
 from __future__ import annotations
 

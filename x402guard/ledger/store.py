@@ -1,4 +1,4 @@
-"""TODO."""
+"""The port of the ledger's store: four ways to read, one way to write."""
 
 from __future__ import annotations
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from decimal import ROUND_CEILING, Context, Decimal, localcontext
 from typing import Final
 
+from x402guard.errors import Unpriced
 from x402guard.flow.ports import Usage
 from x402guard.ledger.authorize import Refusal
 from x402guard.llm.media import Media, audio_tokens, image_tokens
@@ -162,14 +163,19 @@ def find_rates(call: Call, settings: Metering, book: PriceBook, at_unix: int) ->
         return Refusal(
             UNPRICED,
             f"model: {provider} has no price for {call.model!r}{meant}; {_suggest(book, provider, asked)}{hint}",
+            error=Unpriced,
         )
     produces = call.limit != 0
     if "input_tokens" not in priced.units or (produces and "output_tokens" not in priced.units):
         return Refusal(
-            UNPRICED, f"model: {call.model!r} is not priced by tokens of text, so {call.route.flavour} is not"
+            UNPRICED,
+            f"model: {call.model!r} is not priced by tokens of text, so {call.route.flavour} is not",
+            error=Unpriced,
         )
     if call.speaks and "output_audio_tokens" not in priced.units:
-        return Refusal(UNPRICED, f"modalities: the book has no price for the sound that {call.model!r} makes")
+        return Refusal(
+            UNPRICED, f"modalities: the book has no price for the sound that {call.model!r} makes", error=Unpriced
+        )
     context = dict(settings.price_context)
     for key, asked_for in call.context.items():
         # Whoever says "auto" takes whatever it becomes.
@@ -177,7 +183,9 @@ def find_rates(call: Call, settings: Metering, book: PriceBook, at_unix: int) ->
         if value in DEARER and (key, value) in priced.contexts:
             context[key] = value
         elif value in DEARER:
-            return Refusal(UNPRICED, f"{key}: nothing says what {value!r} costs for {call.model!r}; leave it out")
+            return Refusal(
+                UNPRICED, f"{key}: nothing says what {value!r} costs for {call.model!r}; leave it out", error=Unpriced
+            )
     return Rates(book, priced, based_on, context)
 
 
@@ -197,7 +205,9 @@ def _allowances(call: Call, settings: Metering) -> Decimal | Refusal:
         if allowance is None:
             reason = f"{part.field}: the size of the request does not bound what this costs ({part.kind})"
             return Refusal(
-                UNBOUNDED_INPUT, f'{reason}; leave it out, or set Metering(allowances={{"{part.kind}": "$0.10"}})'
+                UNBOUNDED_INPUT,
+                f'{reason}; leave it out, or set Metering(allowances={{"{part.kind}": "$0.10"}})',
+                error=Unpriced,
             )
         total += allowance
     return total
@@ -226,7 +236,7 @@ def _media(call: Call, rates: Rates, settings: Metering) -> _MediaCost | Refusal
             unsized = True
         else:
             reason = f"{part.field}: what this {part.kind} costs cannot be told from its bytes"
-            return Refusal(UNBOUNDED_INPUT, f'{reason}; set Metering(allowances={{"{kind}": "$0.05"}})')
+            return Refusal(UNBOUNDED_INPUT, f'{reason}; set Metering(allowances={{"{kind}": "$0.05"}})', error=Unpriced)
     return _MediaCost(tokens, audio, dollars, unsized)
 
 

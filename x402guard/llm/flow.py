@@ -13,6 +13,7 @@ from typing import Final
 from x402guard.errors import CallTimeout, LedgerUnavailable, ProtocolError
 from x402guard.flow.admission import Seat, hold_or_refuse
 from x402guard.flow.capture import Bill, book, ceiling_bill, give_back
+from x402guard.flow.context import Context
 from x402guard.flow.effects import (
     Flow,
     Interrupted,
@@ -28,7 +29,6 @@ from x402guard.flow.effects import (
 from x402guard.flow.receipt import Receipt, receipt_of
 from x402guard.flow.refusals import refused
 from x402guard.flow.request import RequestFacts
-from x402guard.flow.terms import Terms
 from x402guard.ledger.authorize import Refusal
 from x402guard.ledger.model import Evidence, Hold, HoldKind
 from x402guard.ledger.view import MarkKey
@@ -84,7 +84,7 @@ class InFlight:
         receipt: as long as the answer has not ended.
     """
 
-    terms: Terms
+    context: Context
     hold: Hold
     marks: tuple[MarkKey, ...]
     call: Call
@@ -105,45 +105,45 @@ class _Ready:
 
 
 def _called(
-    request: RequestFacts, route: Route | FixedPrice, upload: Upload, terms: Terms
+    request: RequestFacts, route: Route | FixedPrice, upload: Upload, context: Context
 ) -> Flow[tuple[InFlight | Receipt | None, Reply]]:
     if isinstance(route, FixedPrice):
         quick = len(upload.body or b"") <= QUICK_BYTES
-        step = yield from compute(lambda _now_ms: call_step(terms, request, upload.body or b""), quick=quick)
-        body = narrow_fixed(terms, request, route, upload.body)
+        step = yield from compute(lambda _now_ms: call_step(context, request, upload.body or b""), quick=quick)
+        body = narrow_fixed(context, request, route, upload.body)
         if isinstance(body, Refusal):
-            raise (yield from refused(terms, body))
-        fixed = partial(fix_price, terms=terms, request=request, step=step, price=route)
-        granted = yield from _hold(terms, request, step, fixed, ())
-        reply = yield from _send(terms, granted, body)
-        return (yield from _end_by_status(terms, granted, reply)), reply
-    meter = _meter(terms)
-    ready = yield from compute(partial(_prepare, route, upload, terms, request), quick=_is_quick(meter, upload.body))
+            raise (yield from refused(context, body))
+        fixed = partial(fix_price, context=context, request=request, step=step, price=route)
+        granted = yield from _hold(context, request, step, fixed, ())
+        reply = yield from _send(context, granted, body)
+        return (yield from _end_by_status(context, granted, reply)), reply
+    meter = _meter(context)
+    ready = yield from compute(partial(_prepare, route, upload, context, request), quick=_is_quick(meter, upload.body))
     if isinstance(ready, Refusal):
-        raise (yield from refused(terms, ready))
+        raise (yield from refused(context, ready))
     call, ceiling, step = ready.call, ready.ceiling, ready.step
     grant = partial(grant_call, call=call, ceiling=ceiling, meter=meter, narrowed_by=ready.narrowed_by)
-    change = partial(grant, terms=terms, request=request, step=step)
-    granted = yield from _hold(terms, request, step, change, call_marks(terms, call, ceiling, meter))
+    change = partial(grant, context=context, request=request, step=step)
+    granted = yield from _hold(context, request, step, change, call_marks(context, call, ceiling, meter))
     asks = _asks_for_usage(call, meter)
-    reply = yield from _send(terms, granted, _body_to_send(ready, granted, asks=asks))
+    reply = yield from _send(context, granted, _body_to_send(ready, granted, asks=asks))
     if 200 <= reply.status < 300:
-        return _in_flight(terms, granted, ready, reply, hides=asks), reply
-    return (yield from _end_by_status(terms, granted, reply)), reply
+        return _in_flight(context, granted, ready, reply, hides=asks), reply
+    return (yield from _end_by_status(context, granted, reply)), reply
 
 
-def _meter(terms: Terms) -> Meter:
-    if terms.meter is None:
+def _meter(context: Context) -> Meter:
+    if context.meter is None:
         raise ValueError("a metered call needs a meter")
-    return terms.meter
+    return context.meter
 
 
 def _is_quick(meter: Meter, body: bytes | None) -> bool:
     return meter.ready and len(body or b"") <= QUICK_BYTES
 
 
-def _prepare(route: Route, upload: Upload, terms: Terms, request: RequestFacts, now_ms: int) -> _Ready | Refusal:
-    meter = _meter(terms)
+def _prepare(route: Route, upload: Upload, context: Context, request: RequestFacts, now_ms: int) -> _Ready | Refusal:
+    meter = _meter(context)
     call = read_call(route, upload.body, upload.encoding)
     if isinstance(call, Refusal):
         return call
@@ -154,15 +154,15 @@ def _prepare(route: Route, upload: Upload, terms: Terms, request: RequestFacts, 
     ceiling = price(call)
     if isinstance(ceiling, Refusal):
         return ceiling
-    narrowed = narrow_call(terms, request, call, ceiling, price)
+    narrowed = narrow_call(context, request, call, ceiling, price)
     if isinstance(narrowed, Refusal):
         return narrowed
-    step = call_step(terms, request, call.body)  # as its caller said it: a rule makes no two calls the same
+    step = call_step(context, request, call.body)  # as its caller said it: a rule makes no two calls the same
     return _Ready(narrowed.call, narrowed.ceiling, step, narrowed.changed, narrowed.by)
 
 
 def _hold(
-    terms: Terms,
+    context: Context,
     request: RequestFacts,
     step: Step,
     change: partial[Granted | Unasked | Refusal],
@@ -171,10 +171,10 @@ def _hold(
     """Write the hold; durable before anything is sent. Raises the refusal where it does not fit."""
 
     def undo(error: BaseException) -> Flow[None]:
-        return give_back(terms, call_id(request), f"nothing was sent: {error_name(error)}", error, marks)
+        return give_back(context, call_id(request), f"nothing was sent: {error_name(error)}", error, marks)
 
     seat = Seat(HoldKind.LLM, request.host)
-    return (yield from hold_or_refuse(terms, call_scope(terms, request, step, marks), change, undo, seat=seat))
+    return (yield from hold_or_refuse(context, call_scope(context, request, step, marks), change, undo, seat=seat))
 
 
 def _asks_for_usage(call: Call, meter: Meter) -> bool:
@@ -197,17 +197,17 @@ def _body_to_send(ready: _Ready, granted: Granted, *, asks: bool) -> bytes | Non
     return write_object(ask_for_usage(body) if asks else body)
 
 
-def _send(terms: Terms, granted: Granted, body: bytes | None) -> Flow[Reply]:
+def _send(context: Context, granted: Granted, body: bytes | None) -> Flow[Reply]:
     hold = granted.hold
     try:
         yield from checkpoint()
     except GeneratorExit:
         raise
     except BaseException as error:
-        yield from give_back(terms, hold, f"nothing was sent: {error_name(error)}", error, granted.marks)
+        yield from give_back(context, hold, f"nothing was sent: {error_name(error)}", error, granted.marks)
         raise
     try:
-        timeouts = terms.policy.timeouts
+        timeouts = context.policy.timeouts
         plain = ("accept-encoding", "identity")
         return (yield from send(plain, body=body, call_s=timeouts.llm_s, chunk_s=timeouts.chunk_s))
     except GeneratorExit:
@@ -215,19 +215,19 @@ def _send(terms: Terms, granted: Granted, body: bytes | None) -> Flow[Reply]:
     except SendFailed as failure:
         if failure.before_connection:
             reason = f"no connection: {error_name(failure)}"
-            yield from give_back(terms, hold, reason, failure, granted.marks)  # nobody was asked
+            yield from give_back(context, hold, reason, failure, granted.marks)  # nobody was asked
         else:
             # Providers go on generating for a caller who has gone, and bill it.
-            yield from _capture_anyway(terms, granted, f"no answer: {error_name(failure)}", failure, well=False)
+            yield from _capture_anyway(context, granted, f"no answer: {error_name(failure)}", failure, well=False)
         if isinstance(failure.cause, CallTimeout):
             failure.cause.hold_id = hold.id
         raise
     except BaseException as error:
-        yield from _capture_anyway(terms, granted, "cancelled while the call was out", error)
+        yield from _capture_anyway(context, granted, "cancelled while the call was out", error)
         raise
 
 
-def _end_by_status(terms: Terms, granted: Granted, reply: Reply) -> Flow[Receipt | None]:
+def _end_by_status(context: Context, granted: Granted, reply: Reply) -> Flow[Receipt | None]:
     """End a call whose body is not read along; None where it cost nothing."""
     hold, status = granted.hold, reply.status
     well = True
@@ -236,20 +236,20 @@ def _end_by_status(terms: Terms, granted: Granted, reply: Reply) -> Flow[Receipt
     elif status in _TIMED_OUT:
         bill, well = ceiling_bill(hold.amount, f"status {status}: it may have been answered and billed"), False
     elif status < 500:
-        yield from give_back(terms, hold, f"status {status}", None, granted.marks, well=True)
+        yield from give_back(context, hold, f"status {status}", None, granted.marks, well=True)
         return None
     else:
         well = False
         try:
             error = yield from _peek_error()
         except Interrupted as cut:
-            yield from _capture_anyway(terms, granted, "cancelled while its error was read", cut)
+            yield from _capture_anyway(context, granted, "cancelled while its error was read", cut)
             raise
         if error:
-            yield from give_back(terms, hold, f"status {status}, {error}", None, granted.marks, well=False)
+            yield from give_back(context, hold, f"status {status}, {error}", None, granted.marks, well=False)
             return None
         bill = ceiling_bill(hold.amount, f"status {status} without an error that says that nothing was made")
-    return (yield from _write(terms, hold, bill, granted, well=well))
+    return (yield from _write(context, hold, bill, granted, well=well))
 
 
 def _peek_error() -> Flow[str]:
@@ -268,7 +268,7 @@ def _peek_error() -> Flow[str]:
     return "an error of the provider's" if says and not content else ""
 
 
-def _in_flight(terms: Terms, granted: Granted, ready: _Ready, reply: Reply, *, hides: bool) -> InFlight:
+def _in_flight(context: Context, granted: Granted, ready: _Ready, reply: Reply, *, hides: bool) -> InFlight:
     call = ready.call
     headers = {name.lower(): value for name, value in reply.headers}
     reader = AnswerReader(
@@ -276,11 +276,11 @@ def _in_flight(terms: Terms, granted: Granted, ready: _Ready, reply: Reply, *, h
         headers.get("content-type", ""),
         headers.get("content-encoding", ""),
         hides_usage=hides,
-        keeps_text=call.streams and not _meter(terms).settings.include_usage,
+        keeps_text=call.streams and not _meter(context).settings.include_usage,
     )
     receipt = _receipt(granted.hold, granted, call.model)
     return InFlight(
-        terms=terms,
+        context=context,
         hold=granted.hold,
         marks=granted.marks,
         call=call,
@@ -303,7 +303,7 @@ def end_call(flight: InFlight, *, ended: bool, failed: bool = False) -> Flow[Rec
 
     Books that cannot be written take nothing from the caller: the hold stands in full, and lapses to its ceiling.
     """
-    meter = _meter(flight.terms)
+    meter = _meter(flight.context)
 
     def job(_now_ms: int) -> Bill:
         return bill_answer(
@@ -332,12 +332,12 @@ def end_call(flight: InFlight, *, ended: bool, failed: bool = False) -> Flow[Rec
 
 
 def _booked(flight: InFlight, bill: Bill, *, well: bool | None) -> Flow[Hold]:
-    return book(flight.terms, flight.hold, bill, flight.marks, most_tokens=flight.most_tokens, well=well)
+    return book(flight.context, flight.hold, bill, flight.marks, most_tokens=flight.most_tokens, well=well)
 
 
-def _write(terms: Terms, hold: Hold, bill: Bill, granted: Granted, *, well: bool) -> Flow[Receipt]:
+def _write(context: Context, hold: Hold, bill: Bill, granted: Granted, *, well: bool) -> Flow[Receipt]:
     try:
-        written = yield from book(terms, hold, bill, granted.marks, most_tokens=granted.most_tokens, well=well)
+        written = yield from book(context, hold, bill, granted.marks, most_tokens=granted.most_tokens, well=well)
     except LedgerUnavailable as error:
         note = f"the books could not be written: {error}"
         return replace(_receipt(hold, granted, granted.model), in_doubt=True, note=note)
@@ -345,12 +345,12 @@ def _write(terms: Terms, hold: Hold, bill: Bill, granted: Granted, *, well: bool
 
 
 def _capture_anyway(
-    terms: Terms, granted: Granted, reason: str, error: BaseException, *, well: bool | None = None
+    context: Context, granted: Granted, reason: str, error: BaseException, *, well: bool | None = None
 ) -> Flow[None]:
     """Capture the ceiling on the way out of an error that matters more."""
     hold = granted.hold
     try:
         bill = ceiling_bill(hold.amount, reason)
-        yield from book(terms, hold, bill, granted.marks, most_tokens=granted.most_tokens, well=well)
+        yield from book(context, hold, bill, granted.marks, most_tokens=granted.most_tokens, well=well)
     except LedgerUnavailable as again:
         cause(error).add_note(f"hold {hold.id} could not be captured: {again}")

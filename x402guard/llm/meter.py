@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 from urllib.parse import urlsplit
 
+from x402guard.errors import Unpriced
 from x402guard.ledger.authorize import Refusal
 from x402guard.llm.ceiling import UNPRICED
 from x402guard.llm.prices import PriceBook, TokenCounter
@@ -81,5 +82,6 @@ def classify(meter: Meter, method: str, host: str, url: str) -> Route | FixedPri
             f"{method} {place}: nothing says what this path of {endpoint.provider}'s costs; give it a price with "
             f'Metering(fixed_prices={{"{address}": "$0.04"}}), or, only if it costs nothing, list it with '
             f'Metering(free=["{address}"])',
+            error=Unpriced,
         )
     return None if route.flavour == "free" else route

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, Final
 
+from x402guard.errors import Unpriced
 from x402guard.flow.capture import Bill
 from x402guard.flow.ports import Usage
 from x402guard.ledger.authorize import Refusal
@@ -173,13 +174,21 @@ def _priced(meter: Meter, statement: Statement, at_unix: int) -> tuple[Bill, Rat
     if isinstance(rates, Refusal):
         return rates
     for unit in _without_price(stated.usage, rates):
-        return Refusal(UNPRICED, f"usage: nothing says what {unit} of {statement.model!r} cost; charge them yourself")
+        return Refusal(
+            UNPRICED,
+            f"usage: nothing says what {unit} of {statement.model!r} cost; charge them yourself",
+            error=Unpriced,
+        )
     allowed = _tools_run(meter, statement)
     if isinstance(allowed, Refusal):
         return allowed
     amount = stated_cost(call, rates, meter.settings, stated)
     if amount is None:
-        return Refusal(UNPRICED, f"usage: {statement.model!r} was billed at a tier that the price book does not know")
+        return Refusal(
+            UNPRICED,
+            f"usage: {statement.model!r} was billed at a tier that the price book does not know",
+            error=Unpriced,
+        )
     amount = Nanos(amount + allowed)
     if amount > MAX_NANOS:
         raise ValueError("usage: it would cost more than a billion dollars")
@@ -199,7 +208,9 @@ def _tools_run(meter: Meter, statement: Statement) -> Nanos | Refusal:
         allowance = meter.settings.allowance(kind)
         if allowance is None:
             hint = f'Metering(allowances={{"{kind}": "$0.05"}})'
-            return Refusal(UNPRICED, f"response: {name[:60]} was run, and nothing says what it cost; set {hint}")
+            return Refusal(
+                UNPRICED, f"response: {name[:60]} was run, and nothing says what it cost; set {hint}", error=Unpriced
+            )
         total += allowance
     return whole_nanos(total)
 

@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from x402guard.errors import Unpriced
 from x402guard.ledger.authorize import Refusal
 from x402guard.llm.content import Unbounded, find_unbounded, read_content, tools_of
 from x402guard.llm.media import Media
@@ -147,7 +148,7 @@ def _read(route: Route, model: str, sent: dict[str, Any], *, caches: bool) -> Ca
 
 
 def _no(field: str, reason: str) -> Refusal:
-    return Refusal(UNREADABLE, f"{field}: {reason}")
+    return Refusal(UNREADABLE, f"{field}: {reason}", error=Unpriced)
 
 
 def _numbers(sent: Mapping[str, Any], paths: tuple[tuple[str, ...], ...]) -> list[int] | Refusal:

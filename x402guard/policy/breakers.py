@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from x402guard.errors import ConfigError
+from x402guard.errors import CircuitOpen, ConfigError
 from x402guard.ledger.authorize import Refusal
 from x402guard.ledger.model import HoldKind
 from x402guard.ledger.view import LedgerView, MarkKey, Notice
@@ -120,7 +120,14 @@ def find_open(view: LedgerView, breaker: Breaker | None, node_id: str, step: Ste
             continue
         again = "one call is trying it now" if view.now_ms >= ends_ms else f"it rests for {wait_s} s more"
         reason = f"{what} has failed {row['failures']} times in a row; {again} (policy.breaker)"
-        return Refusal(BREAKER, reason, step.amount or None, retry_after_s=wait_s)
+        return Refusal(
+            BREAKER,
+            reason,
+            step.amount or None,
+            retry_after_s=wait_s,
+            error=CircuitOpen,
+            advice="Do something else meanwhile, or ask another server or tool.",
+        )
     return None
 
 

@@ -1,4 +1,4 @@
-"""TODO."""
+"""Checks of settings, shared by all of them: each names the setting, the value and the fix."""
 
 from __future__ import annotations
 

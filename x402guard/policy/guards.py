@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from x402guard.ledger.authorize import Refusal
+from x402guard.errors import LoopDetected, PolicyDenied, SpendSpike, VelocityExceeded
+from x402guard.ledger.authorize import ONLY_RESET, Refusal
 from x402guard.ledger.budgets import find_shortfall, trip
 from x402guard.ledger.model import Hold, HoldKind
 from x402guard.ledger.view import LedgerView, MarkKey
@@ -74,7 +75,9 @@ def judge_step(view: LedgerView, policy: Policy, node_id: str, step: Step) -> Re
     loop = find_loop(view, policy.loop, run_id, step)
     if loop is not None:
         trip(view, run_id, LOOP, loop)
-        return Refusal(LOOP, f"{loop}; the session is latched until its owner resets it")
+        return Refusal(
+            LOOP, f"{loop}; the session is latched until its owner resets it", error=LoopDetected, advice=ONLY_RESET
+        )
     return None
 
 
@@ -87,14 +90,25 @@ def judge_amount(view: LedgerView, policy: Policy, node_id: str, step: Step) -> 
     excess = find_excess(view, policy.velocity, run_id, step)
     if excess is not None:
         rule, reason = excess
-        return Refusal(rule, f"{reason} (policy.velocity.{rule})", step.amount)
+        return Refusal(
+            rule,
+            f"{reason} (policy.velocity.{rule})",
+            step.amount,
+            error=PolicyDenied if rule in ("percent_per_payee", "price_ratio") else VelocityExceeded,
+        )
     if policy.spike is None or policy.spike.action != "trip" or find_shortfall(view, node_id, step.amount) is not None:
         return None  # what does not fit refuses itself alone
     spike = find_spike(view, policy.spike, run_id, step)
     if spike is None:
         return None
     trip(view, run_id, SPIKE, spike)
-    return Refusal(SPIKE, f"{spike}; the session is latched until its owner resets it", step.amount)
+    return Refusal(
+        SPIKE,
+        f"{spike}; the session is latched until its owner resets it",
+        step.amount,
+        error=SpendSpike,
+        advice=ONLY_RESET,
+    )
 
 
 def note_taken(view: LedgerView, policy: Policy, node_id: str, step: Step, hold_id: str = "") -> None:

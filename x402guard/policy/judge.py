@@ -6,7 +6,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from typing import Any
 
-from x402guard.flow.terms import Terms
+from x402guard.errors import NeedsReview
 from x402guard.ledger.authorize import Refusal
 from x402guard.policy.approvals import NEEDS_REVIEW, judge_sum
 from x402guard.policy.risk import judge_risk
@@ -51,12 +51,12 @@ class Unasked:
         return (*step, *self.facts, verdict.rule, verdict.approvers)
 
 
-def verdict_of(terms: Terms, subject: Subject) -> Verdict:
+def verdict_of(policy: Policy, subject: Subject, *, asks: bool) -> Verdict:
     """Return what the owner's rules say of a step; where they would ask and there is nobody to ask, they deny."""
-    verdict = judge(terms.policy, subject)
-    if verdict.action == "ask" and not terms.asks:
+    verdict = judge(policy, subject)
+    if verdict.action == "ask" and not asks:
         reason = f"{verdict.reason}, and this guard has nobody to ask; give it one with Guard(approver=…)"
-        return replace(verdict, action="deny", rule=NEEDS_REVIEW, reason=reason)
+        return replace(verdict, action="deny", rule=NEEDS_REVIEW, reason=reason, error=NeedsReview)
     return verdict
 
 
@@ -64,7 +64,7 @@ def objection(verdict: Verdict, subject: Subject) -> Refusal | None:
     """Return the refusal of what the owner's rules deny, or None."""
     if verdict.action != "deny":
         return None
-    return Refusal(verdict.rule, verdict.reason, subject.amount or None)
+    return Refusal(verdict.rule, verdict.reason, subject.amount or None, error=verdict.error)
 
 
 def verdict_facts(verdict: Verdict) -> dict[str, Any]:

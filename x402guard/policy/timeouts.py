@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from x402guard.errors import ConfigError
-from x402guard.ledger.authorize import Refusal
+from x402guard.errors import ConfigError, SessionTripped
+from x402guard.ledger.authorize import ONLY_RESET, Refusal
 from x402guard.ledger.budgets import trip
 from x402guard.ledger.model import HoldKind
 from x402guard.ledger.view import LedgerView, MarkKey
@@ -70,7 +70,12 @@ def find_late(view: LedgerView, timeouts: Timeouts, node_id: str, kind: HoldKind
         if view.now_ms - since_ms > timeouts.session_s * 1000:
             reason = f"the session has run for more than {timeouts.session_s} s (policy.timeouts.session_s)"
             trip(view, run_id, SESSION_TIMEOUT, reason)
-            return Refusal(SESSION_TIMEOUT, f"{reason}; it is latched until its owner resets it")
+            return Refusal(
+                SESSION_TIMEOUT,
+                f"{reason}; it is latched until its owner resets it",
+                error=SessionTripped,
+                advice=ONLY_RESET,
+            )
     begun = view.mark(_step(run_id))
     if timeouts.step_s is None or kind is HoldKind.LLM or begun is None or begun["at"] is None:
         return None

@@ -1,4 +1,4 @@
-"""TODO."""
+"""What a rule is shown of a step, and what it says: allow, narrow, ask or deny."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal, get_args
 
-from x402guard.errors import ConfigError
+from x402guard.errors import ConfigError, PaymentRefused, PolicyDenied
 from x402guard.ledger.model import HoldKind
 from x402guard.money import Dollars, Nanos, format_dollars
 from x402guard.policy.checks import _nanos, _texts
@@ -88,6 +88,7 @@ class Verdict:
         narrow: what is left of it; None for all.
         narrowed_by: the first rule that narrows it, or "".
         level: its level of risk, or "".
+        error: the class that the caller gets where it denies.
     """
 
     action: Action = "allow"
@@ -97,6 +98,7 @@ class Verdict:
     narrow: Narrow | None = None
     narrowed_by: str = ""
     level: str = ""
+    error: type[PaymentRefused] = PolicyDenied
 
 
 NO_VERDICT: Final = Verdict()

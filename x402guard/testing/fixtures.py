@@ -16,6 +16,8 @@ from x402guard.testing.hostile_facilitator import HostileFacilitator
 from x402guard.testing.hostile_server import HostileServer
 from x402guard.testing.testnet import Testnet
 
+__all__ = ["hostile_chain", "hostile_clock", "hostile_facilitator", "hostile_server", "testnet"]
+
 
 @pytest.fixture
 def hostile_server() -> Iterator[HostileServer]:

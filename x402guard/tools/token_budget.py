@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from x402guard.errors import BudgetExhausted, ConfigError, LedgerUnavailable, PaymentRefused
+from x402guard.flow.context import Context
 from x402guard.flow.drivers import Shell, run, run_async
 from x402guard.flow.effects import Flow, Interrupted, cause, transact, transact_anyway, warn
 from x402guard.flow.refusals import refused
-from x402guard.flow.terms import Terms
 from x402guard.ledger.authorize import TOKENS, Refusal
 from x402guard.ledger.model import Hold, HoldState, Node
 from x402guard.ledger.token_budget import (
@@ -124,7 +124,7 @@ class TokenBudget:
         self._lock = threading.Lock()
         self._shell: Shell | None = None
         self._limit = TokenLimit(_ALONE, self._soft)
-        self._terms: Terms | None = None
+        self._context: Context | None = None
 
     # -- where it is kept -------------------------------------------------------------------------------------------
 
@@ -138,14 +138,14 @@ class TokenBudget:
                 self._shell = Shell(store, None, None)
             return self._shell
 
-    def bind(self, shell: Shell, terms: Terms, limit: TokenLimit) -> None:
+    def bind(self, shell: Shell, context: Context, limit: TokenLimit) -> None:
         """Keep it in a session's ledger from now on; the session does this. Raises ``ConfigError`` for one that was used before."""
         with self._lock:
             if self._shell is not None:
                 raise ConfigError(
                     "tokens: this TokenBudget was used before the session; give the session one of its own"
                 )
-            self._shell, self._terms, self._limit = shell, terms, limit
+            self._shell, self._context, self._limit = shell, context, limit
 
     @property
     def limit(self) -> TokenLimit:
@@ -257,7 +257,7 @@ class TokenBudget:
         return Scope(nodes=nodes, holds=(hold_id,), marks=(soft_mark(node_id),))
 
     def _owner(self) -> str:
-        return "" if self._terms is None else self._terms.instance
+        return "" if self._context is None else self._context.instance
 
     def reserve(self, requested: int, tool: str) -> Flow[Allotment]:
         """Return the conversation behind ``allocate``: what was granted, and what was left of what before it."""
@@ -296,9 +296,19 @@ class TokenBudget:
             f"nothing is left of {node.limit or 0:,} tokens ({node.captured:,} used, {node.held:,} reserved); "
             f"{requested:,} were asked for"
         )
-        if self._terms is None:
+        if self._context is None:
             return BudgetExhausted(f"{TOKENS}: {reason}", rule=TOKENS)
-        return (yield from refused(self._terms, Refusal(TOKENS, reason)))
+        return (
+            yield from refused(
+                self._context,
+                Refusal(
+                    TOKENS,
+                    reason,
+                    error=BudgetExhausted,
+                    advice="Finish with what the context holds, or ask for a larger token budget.",
+                ),
+            )
+        )
 
     def _record(self, actual: int, reservation: Allocation | None) -> Flow[None]:
         used = _whole(actual)

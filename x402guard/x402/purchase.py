@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from x402guard.flow.admission import check_clock, check_standing
+from x402guard.flow.context import Context
 from x402guard.flow.request import RequestFacts, place_of, purpose_of, ruled_place
-from x402guard.flow.terms import Terms
 from x402guard.ledger.authorize import BUDGET, Refusal, authorize, check_room
 from x402guard.ledger.in_doubt import in_doubt, take_over
 from x402guard.ledger.intent import Intent
@@ -49,40 +49,40 @@ class Stuck:
     hold: Hold
 
 
-def purchase_key(terms: Terms, request: RequestFacts) -> str:
+def purchase_key(context: Context, request: RequestFacts) -> str:
     """Return what makes two requests the same purchase: the session, and the caller's word or the request itself.
 
     A name is good for one origin: a cheque made out for one server is never shown to another.
     """
     if request.purchase is not None:
-        parts = [terms.session_id, "named", request.origin, request.purchase]
+        parts = [context.session_id, "named", request.origin, request.purchase]
     else:
-        parts = [terms.session_id, request.method, request.url, request.body_sha256 or ""]
+        parts = [context.session_id, request.method, request.url, request.body_sha256 or ""]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
-def payment_step(terms: Terms, request: RequestFacts) -> Step:
+def payment_step(context: Context, request: RequestFacts) -> Step:
     """Return the step that paying for a request is."""
-    loop = terms.policy.loop
+    loop = context.policy.loop
     key = ""
     if loop is not None:
         key = request_key(HoldKind.PAYMENT, request.method, request.url, request.body or b"", loop.ignored)
     return Step(HoldKind.PAYMENT, place_of(request), key)
 
 
-def purchase_scope(terms: Terms, request: RequestFacts, offers: tuple[Offer, ...], step: Step) -> Scope:
+def purchase_scope(context: Context, request: RequestFacts, offers: tuple[Offer, ...], step: Step) -> Scope:
     """Return the rows that ``authorize_purchase`` has to see."""
     payees = tuple(dict.fromkeys(offer.payee for offer in offers))
     sellers = {ceiling_mark(offer.payee) for offer in offers if offer.scheme == "upto"}
     return Scope(
-        nodes=(terms.node_id,),
+        nodes=(context.node_id,),
         holds=(request.entropy.hex(),),
-        purchase=None if request.pay_again else purchase_key(terms, request),
+        purchase=None if request.pay_again else purchase_key(context, request),
         marks=(
             origin_mark(request.origin),
             *(payee_mark(request.origin, payee) for payee in payees),
             *sorted(sellers),
-            *guard_marks(terms.policy, terms.node_id, step, payees),
+            *guard_marks(context.policy, context.node_id, step, payees),
         ),
         durable=True,
     )
@@ -92,7 +92,7 @@ def authorize_purchase(
     view: LedgerView,
     consented: Consented,
     *,
-    terms: Terms,
+    context: Context,
     request: RequestFacts,
     offers: tuple[Offer, ...],
     step: Step,
@@ -104,62 +104,62 @@ def authorize_purchase(
     person has allowed.
     """
     closed = (
-        check_standing(view, terms)
+        check_standing(view, context)
         or check_clock(view)
-        or find_late(view, terms.policy.timeouts, terms.node_id, step.kind)
+        or find_late(view, context.policy.timeouts, context.node_id, step.kind)
     )
     if closed is not None:
         return closed
-    doubtful = [h for h in view.live(view.purchase) if in_doubt(view, h, flight_ms=terms.flight_ms)]
+    doubtful = [h for h in view.live(view.purchase) if in_doubt(view, h, flight_ms=context.flight_ms)]
     for hold in doubtful:
         if _still_matches(view, hold, offers):
-            return _present_again(view, terms, hold)
+            return _present_again(view, context, hold)
     if doubtful:
         return Stuck(doubtful[0])
-    guarded = judge_step(view, terms.policy, terms.node_id, step)
+    guarded = judge_step(view, context.policy, context.node_id, step)
     if guarded is not None:
         return guarded
     refusals: list[Refusal] = []
     for offer in offers:
-        decided = _buy(view, terms, Case(request, offer), step, consented)
+        decided = _buy(view, context, Case(request, offer), step, consented)
         if not isinstance(decided, Refusal) or decided.rule in (SPIKE, BUDGET):
             return decided  # the best offer does not fit, so no dearer one does
         refusals.append(decided)
     return refusals[0]
 
 
-def _present_again(view: LedgerView, terms: Terms, hold: Hold) -> Authorized | Refusal:
+def _present_again(view: LedgerView, context: Context, hold: Hold) -> Authorized | Refusal:
     step = step_of(hold)
-    resting = find_open(view, terms.policy.breaker, terms.node_id, step)
+    resting = find_open(view, context.policy.breaker, context.node_id, step)
     if resting is not None:
         reason = f"{resting.reason}; the payment of hold {hold.id[:16]}… stays out until its deadline"
         return replace(resting, reason=reason, is_out=True)
-    note_try(view, terms.policy.breaker, terms.node_id, step, hold.id)
-    return Authorized(take_over(view, hold, instance=terms.instance), represented=True)
+    note_try(view, context.policy.breaker, context.node_id, step, hold.id)
+    return Authorized(take_over(view, hold, instance=context.instance), represented=True)
 
 
 def _buy(
-    view: LedgerView, terms: Terms, case: Case, step: Step, consented: Consented
+    view: LedgerView, context: Context, case: Case, step: Step, consented: Consented
 ) -> Authorized | Unasked | Refusal:
     """Hold one offer, if the ledger's memory, the guards, the budget and, where one has to be asked, a person allow it."""
     offer = case.offer
-    objection = judge_live(view, terms.policy, case)
+    objection = judge_live(view, context.policy, case)
     if objection is not None:
-        return Refusal(objection.rule, objection.reason, offer.amount_nanos, objection.available)
+        return replace(objection, requested=Nanos(offer.amount_nanos))
     priced = step.at(Nanos(offer.amount_nanos), offer.payee)
-    excess = judge_amount(view, terms.policy, terms.node_id, priced)
+    excess = judge_amount(view, context.policy, context.node_id, priced)
     if excess is not None:
         return excess
     subject = offer_subject(case)
-    verdict = verdict_of(terms, subject)
+    verdict = verdict_of(context.policy, subject, asks=context.asks)
     unasked = Unasked(subject, verdict, _asked_about(case), offer.network)
     if verdict.action == "ask" and unasked.key not in consented:
-        return check_room(view, terms.node_id, priced.amount) or unasked
-    hold = _hold(view, terms, case, priced)
+        return check_room(view, context.node_id, priced.amount) or unasked
+    hold = _hold(view, context, case, priced)
     decided = authorize(view, hold, {**_facts(case, hold), **verdict_facts(verdict)})
     if isinstance(decided, Refusal):
         return decided
-    note_taken(view, terms.policy, terms.node_id, priced, decided.id)
+    note_taken(view, context.policy, context.node_id, priced, decided.id)
     note_payee(view, case)
     _note_resource(view, decided, case)
     return Authorized(decided, represented=False)
@@ -200,33 +200,33 @@ def _cheque(intent: Intent) -> tuple[object, ...]:
     )
 
 
-def _hold(view: LedgerView, terms: Terms, case: Case, step: Step) -> Hold:
+def _hold(view: LedgerView, context: Context, case: Case, step: Step) -> Hold:
     request, offer = case.request, case.offer
-    if terms.payer is None:
+    if context.payer is None:
         raise ValueError("a payment needs a payer")
     hold_id = request.entropy.hex()
     intent = scheme_for(offer.scheme, offer.method).propose(
         Proposal(
             offer=offer,
-            payer=terms.payer,
+            payer=context.payer,
             now_unix=view.clock_ms // 1000,
-            lifetime_s=lifetime_s(terms.policy, case),
+            lifetime_s=lifetime_s(context.policy, case),
             nonce=int(hold_id, 16),
             payment_id=f"pay_{hold_id[:32]}",
         )
     )
     return Hold(
         id=hold_id,
-        node_id=terms.node_id,
+        node_id=context.node_id,
         kind=HoldKind.PAYMENT,
         amount=Nanos(offer.amount_nanos),
         created_ms=view.now_ms,
         deadline_unix=intent.valid_until,
         flying_since_ms=view.now_ms,
-        owner=terms.instance,
+        owner=context.instance,
         purpose=purpose_of(request, step=step.key),
-        chain_evidence=offer.network in terms.chains,
-        purchase_key=purchase_key(terms, request),
+        chain_evidence=offer.network in context.chains,
+        purchase_key=purchase_key(context, request),
         intent=intent,
     )
 

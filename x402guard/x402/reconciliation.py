@@ -15,10 +15,10 @@ import anyio.to_thread
 
 from x402guard.assets import Asset, AssetRegistry
 from x402guard.evm import Address, parse_address
+from x402guard.flow.context import Context
 from x402guard.flow.drivers import Shell, run
 from x402guard.flow.effects import Flow, ReadNonce, ReadTransfers, read_chain, read_funds, transact
 from x402guard.flow.ports import Outgoing, Transfers
-from x402guard.flow.terms import Terms
 from x402guard.ledger.evidence import Finding, Unreadable, explain, proof_key, unshown_mark
 from x402guard.ledger.model import WALLET, Claim, Evidence, Hold, HoldState
 from x402guard.ledger.queries import ALLOWANCE, nodes_of
@@ -96,14 +96,14 @@ def _counted(hold: Hold) -> int:
     return hold.amount if hold.state is HoldState.HELD else hold.captured
 
 
-def reconcile_holds(terms: Terms, hold_ids: Iterable[str], result: Reconciliation) -> Flow[None]:
+def reconcile_holds(context: Context, hold_ids: Iterable[str], result: Reconciliation) -> Flow[None]:
     """Ask the chain about payments, oldest first, and let what it shows take effect. A network out of reach is asked once."""
     for hold_id in hold_ids:
-        hold = yield from _pick(terms, hold_id, result)
+        hold = yield from _pick(context, hold_id, result)
         if hold is None:
             continue
         network = hold.payment().network
-        if network not in terms.chains:
+        if network not in context.chains:
             result.unreadable.setdefault(network, "no RPC is configured for it")
         if network in result.unreadable:
             result.still_open += 1
@@ -125,7 +125,7 @@ def _book(hold: Hold, finding: Finding, result: Reconciliation) -> Flow[None]:
         result.contradicted.append(hold.id)
 
 
-def _pick(terms: Terms, hold_id: str, result: Reconciliation) -> Flow[Hold | None]:
+def _pick(context: Context, hold_id: str, result: Reconciliation) -> Flow[Hold | None]:
     """Return a payment that the chain is to be asked about; None for one whose answer is still on its way.
 
     What lapses at its deadline does so first. A payment from a time when no chain was configured can be proven from now on.
@@ -138,13 +138,13 @@ def _pick(terms: Terms, hold_id: str, result: Reconciliation) -> Flow[Hold | Non
         lapsed = False
         if hold is None or hold.intent is None:
             return None
-        if hold.intent.network in terms.chains and not hold.chain_evidence:
+        if hold.intent.network in context.chains and not hold.chain_evidence:
             hold = dataclasses.replace(hold, chain_evidence=True)
             view.put_hold(hold)
         past = hold.state is HoldState.HELD and hold.deadline_unix < view.now_unix
-        if past and not hold.chain_evidence and view.ahead_ms <= terms.max_clock_jump_ms:
+        if past and not hold.chain_evidence and view.ahead_ms <= context.max_clock_jump_ms:
             hold, lapsed = apply(view, hold_id, Lapse()), True
-        flying = hold.state is HoldState.HELD and not is_worth_asking(view, hold, terms.flight_ms)
+        flying = hold.state is HoldState.HELD and not is_worth_asking(view, hold, context.flight_ms)
         return None if flying and not past else hold
 
     picked = yield from transact(Scope(holds=(hold_id,), durable=True), change)
@@ -275,28 +275,28 @@ def _note_allowance(token: Asset, payer: Address, result: Reconciliation) -> Flo
         result.allowances.append(row)
 
 
-def reconcile_node(shell: Shell, terms: Terms, node_id: str) -> Reconciliation:
+def reconcile_node(shell: Shell, context: Context, node_id: str) -> Reconciliation:
     """Ask the chain about every unproven payment of a budget and all below it, and write down what it shows."""
     store = shell.store
     inside = {node.id for node in below(nodes_of(store, node_id), node_id)}
     result = Reconciliation()
     unsettled = store.unsettled(store.now_ms() // 1000)
     wanted = [hold_id for hold_id in unsettled if (hold := store.hold(hold_id)) is not None and hold.node_id in inside]
-    run(reconcile_holds(terms, wanted, result), shell)
+    run(reconcile_holds(context, wanted, result), shell)
     return result
 
 
-def reconcile_ledger(shell: Shell, terms: Terms, registry: AssetRegistry) -> Reconciliation:
+def reconcile_ledger(shell: Shell, context: Context, registry: AssetRegistry) -> Reconciliation:
     """The same for all of a ledger; then compare what left its wallet with what its payments have proven."""
     store = shell.store
     result = Reconciliation()
-    run(reconcile_holds(terms, store.unsettled(store.now_ms() // 1000), result), shell)
+    run(reconcile_holds(context, store.unsettled(store.now_ms() // 1000), result), shell)
     row = store.marks(*PAYER_MARK).get(PAYER_MARK[1])
     if row is None:
         return result  # nobody has signed anything
     payer = parse_address(str(row["address"]))
     since_unix = min(node.created_ms for node in store.nodes() if node.id == WALLET) // 1000
-    for token in registry.on(terms.chains):
+    for token in registry.on(context.chains):
         run(reconcile_wallet(token, payer, since_unix, result), shell)
     return result
 

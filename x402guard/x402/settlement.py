@@ -11,8 +11,8 @@ from x402guard.errors import (
     ProtocolError,
     SettlementUncertain,
 )
+from x402guard.flow.context import Context
 from x402guard.flow.effects import Flow, Reply, read_chain, transact
-from x402guard.flow.terms import Terms
 from x402guard.ledger.budgets import room_on_path
 from x402guard.ledger.evidence import (
     CONTRADICTED,
@@ -87,25 +87,25 @@ def _claim(receipt: SettleResponse, hold: Hold) -> Claim | Doubt:
     return Claim(Nanos(-(-hold.amount * claimed // intent.amount_atomic)), receipt.transaction)
 
 
-def write_claim(terms: Terms, hold: Hold, claim: Claim, *, delivered: bool) -> Flow[Hold]:
+def write_claim(context: Context, hold: Hold, claim: Claim, *, delivered: bool) -> Flow[Hold]:
     """Write down a claim. ``exact`` is captured in full as claimed; an ``upto`` stays held beside its claim.
 
     *delivered* is False where the answer is none that was worth paying for: the guards count that.
     """
-    believe = hold.payment().scheme == "exact" or (terms.unsafe_trust_receipts and not hold.chain_evidence)
+    believe = hold.payment().scheme == "exact" or (context.unsafe_trust_receipts and not hold.chain_evidence)
     step = step_of(hold)
 
     def change(view: LedgerView) -> Hold:
-        note_delivery(view, terms.policy, terms.node_id, hold, delivered=delivered)
+        note_delivery(view, context.policy, context.node_id, hold, delivered=delivered)
         return claim_settlement(view, hold.id, claim, believe=believe)
 
     receipt = [receipt_mark(hold.payment().network, claim.transaction)] if claim.transaction else []
-    marks = (ceiling_mark(hold.payment().payee), *receipt, *delivery_marks(terms.policy, terms.node_id, step))
-    scope = dataclasses.replace(_scope_of(terms, hold.id), marks=marks, durable=not delivered)
+    marks = (ceiling_mark(hold.payment().payee), *receipt, *delivery_marks(context.policy, context.node_id, step))
+    scope = dataclasses.replace(_scope_of(context, hold.id), marks=marks, durable=not delivered)
     return (yield from transact(scope, change))
 
 
-def note_doubt(terms: Terms, hold: Hold, reason: str, transaction: str = "", *, sent: bool = True) -> Flow[Hold]:
+def note_doubt(context: Context, hold: Hold, reason: str, transaction: str = "", *, sent: bool = True) -> Flow[Hold]:
     """Write down that nobody knows how a payment ended. It stays held and counts in full.
 
     A *transaction* that was named is kept with it, as one that may have taken all of it. *sent* is False where the payee cannot
@@ -117,28 +117,28 @@ def note_doubt(terms: Terms, hold: Hold, reason: str, transaction: str = "", *, 
         now = view.known_hold(hold.id)
         if sent:
             again = now.doubt is not None or now.presented > 0
-            note_delivery(view, terms.policy, terms.node_id, hold, delivered=False, again=again)
+            note_delivery(view, context.policy, context.node_id, hold, delivered=False, again=again)
         else:
-            note_answer(view, terms.policy, terms.node_id, hold, well=None)
+            note_answer(view, context.policy, context.node_id, hold, well=None)
         claim = Claim(now.amount, transaction) if transaction else None
         return apply(view, hold.id, Note(reason, claim)) if now.state is HoldState.HELD else now
 
-    marks = delivery_marks(terms.policy, terms.node_id, step)
-    return (yield from transact(dataclasses.replace(_scope_of(terms, hold.id), marks=marks, durable=sent), change))
+    marks = delivery_marks(context.policy, context.node_id, step)
+    return (yield from transact(dataclasses.replace(_scope_of(context, hold.id), marks=marks, durable=sent), change))
 
 
-def note_late(terms: Terms, hold: Hold) -> Flow[None]:
+def note_late(context: Context, hold: Hold) -> Flow[None]:
     """Count that what a payment bought did not come in time, or not whole. The payment itself stands as it is."""
     step = step_of(hold)
 
     def change(view: LedgerView) -> None:
-        note_delivery(view, terms.policy, terms.node_id, hold, delivered=False, late=True)
+        note_delivery(view, context.policy, context.node_id, hold, delivered=False, late=True)
 
-    marks = delivery_marks(terms.policy, terms.node_id, step)
-    yield from transact(dataclasses.replace(_scope_of(terms, hold.id), marks=marks, durable=True), change)
+    marks = delivery_marks(context.policy, context.node_id, step)
+    yield from transact(dataclasses.replace(_scope_of(context, hold.id), marks=marks, durable=True), change)
 
 
-def void(terms: Terms, held: Hold | str, reason: str, *, presented: int = 0) -> Flow[bool]:
+def void(context: Context, held: Hold | str, reason: str, *, presented: int = 0) -> Flow[bool]:
     """Give a hold back whose signature cannot exist or never left; True where nothing of it is left to be taken.
 
     Compare-and-set: a hold that somebody has taken over since (*presented* has moved on) may be out by now, and stays. A hold
@@ -153,16 +153,16 @@ def void(terms: Terms, held: Hold | str, reason: str, *, presented: int = 0) -> 
         if hold.state is HoldState.HELD and hold.presented == presented:
             hold = apply(view, hold_id, Void(reason))
             if step is not None:
-                give_step_back(view, terms.policy, terms.node_id, step, hold.created_ms)
-                note_answer(view, terms.policy, terms.node_id, hold, well=None)
+                give_step_back(view, context.policy, context.node_id, step, hold.created_ms)
+                note_answer(view, context.policy, context.node_id, hold, well=None)
         return hold.state is HoldState.VOIDED
 
-    marks = () if step is None else guard_marks(terms.policy, terms.node_id, step, (step.payee,))
-    return (yield from transact(dataclasses.replace(_scope_of(terms, hold_id), marks=marks), change))
+    marks = () if step is None else guard_marks(context.policy, context.node_id, step, (step.payee,))
+    return (yield from transact(dataclasses.replace(_scope_of(context, hold_id), marks=marks), change))
 
 
-def _scope_of(terms: Terms, hold_id: str) -> Scope:
-    return Scope(nodes=(terms.node_id,), holds=(hold_id,))
+def _scope_of(context: Context, hold_id: str) -> Scope:
+    return Scope(nodes=(context.node_id,), holds=(hold_id,))
 
 
 def ask_chain(hold: Hold) -> Flow[Hold]:
@@ -210,7 +210,7 @@ class Swept:
     room: Nanos | None = None
 
 
-def sweep(terms: Terms) -> Flow[Swept]:
+def sweep(context: Context) -> Flow[Swept]:
     """Ask the chain about payments whose end is not proven.
 
     At most sixteen, longest unasked first; those that it was asked about a moment ago are not asked about again. A network that
@@ -221,13 +221,13 @@ def sweep(terms: Terms) -> Flow[Swept]:
 
     def pick(view: LedgerView) -> tuple[Hold, ...]:
         nonlocal waiting, seen, room
-        room = room_on_path(view, terms.node_id, terms.finalizing)
-        worth = [h for h in map(view.known_hold, view.sweep) if is_worth_asking(view, h, terms.flight_ms)]
+        room = room_on_path(view, context.node_id, context.finalizing)
+        worth = [h for h in map(view.known_hold, view.sweep) if is_worth_asking(view, h, context.flight_ms)]
         chosen = tuple(hold for hold in worth if view.now_ms - hold.checked_ms > SWEEP_PAUSE_MS)
         waiting, seen = len(worth) - len(chosen), len(chosen)
         return chosen
 
-    scope = Scope(nodes=(terms.node_id,), sweep=SWEEP_SIZE, flight_ms=terms.flight_ms)
+    scope = Scope(nodes=(context.node_id,), sweep=SWEEP_SIZE, flight_ms=context.flight_ms)
     still_open, unreadable, asked = 0, set[str](), list[Hold]()
     for hold in (yield from transact(scope, pick)):
         network = hold.payment().network

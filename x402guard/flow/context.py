@@ -15,7 +15,7 @@ MAX_CLOCK_JUMP_S: Final = 300
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class Context:
     """What a flow works under; plain facts, the same for every request of a session.
 
     Attributes:
