@@ -6,12 +6,12 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final, TypeVar
 
-from x402guard.errors import ApprovalDenied, CircuitOpen, LedgerUnavailable, PaymentRefused, SessionTripped
+from x402guard.errors import ApprovalDenied, CircuitOpen, LedgerUnavailable, PaymentRefused
 from x402guard.flow.context import Context
-from x402guard.flow.effects import Flow, Interrupted, ask, enter, killed, transact
-from x402guard.flow.ports import Place
+from x402guard.flow.effects import Ask, Flow, Interrupted, TakeSlot, Transact
+from x402guard.flow.ports import Slot
 from x402guard.flow.refusals import refused
-from x402guard.ledger.authorize import BUDGET, TRIPPED, Refusal, check_open, lapse_due
+from x402guard.ledger.authorize import BUDGET, Refusal, check_open, lapse_due
 from x402guard.ledger.model import HoldKind
 from x402guard.ledger.owner import trip_node
 from x402guard.ledger.view import LedgerView, Scope
@@ -30,10 +30,13 @@ _MAX_BEHIND_MS: Final = 60_000
 
 
 def check_standing(view: LedgerView, context: Context) -> Refusal | None:
-    """Return why nothing may be held for now, or None: the session and all above it are open, and the clock has not jumped.
+    """Return why nothing may be held now, or None: no kill file, a plausible clock, and open budgets up to the root.
 
-    What is past its own deadline is ended on the way, where the clock is believed.
+    A kill file trips the run. Holds past their own deadline lapse here, where the clock is believed.
     """
+    if view.killed:
+        trip_node(view, run_of(context.node_id), f"there is a kill file, {context.kill_file}")
+        return check_open(view, context.node_id)
     if view.ahead_ms <= context.max_clock_jump_ms:
         lapse_due(view)
         return check_open(view, context.node_id)
@@ -56,20 +59,6 @@ def check_clock(view: LedgerView) -> Refusal | None:
     )
 
 
-def stopped(context: Context) -> Flow[Refusal | None]:
-    """Return the refusal of a run that a kill file stops, having latched it; None where there is no such file."""
-    if not context.kill_file or not (yield from killed()):
-        return None
-    run_id, reason = run_of(context.node_id), f"there is a kill file, {context.kill_file}"
-
-    def change(view: LedgerView) -> Refusal | None:
-        trip_node(view, run_id, reason)
-        return check_open(view, context.node_id)
-
-    refusal = yield from transact(Scope(nodes=(context.node_id, run_id), durable=True), change)
-    return refusal or Refusal(TRIPPED, reason, error=SessionTripped)
-
-
 class Seat:
     """A place at a host, or of a tool, while one call is under way; none where the owner's bulkhead needs none.
 
@@ -78,7 +67,7 @@ class Seat:
 
     def __init__(self, kind: HoldKind, name: str) -> None:
         self._kind, self._name = kind, name
-        self.place: Place | None = None
+        self.slot: Slot | None = None
 
     def take(self, context: Context) -> Flow[Refusal | None]:
         """Wait for a place; the refusal where none came free in time."""
@@ -88,8 +77,8 @@ class Seat:
         self.leave()
         where, most = slot
         own = f"{run_of(context.node_id)} {where}" if self._kind is HoldKind.TOOL else where
-        self.place = yield from enter(own, most, LONGEST_WAIT_S)
-        if self.place is not None:
+        self.slot = yield TakeSlot(own, most, LONGEST_WAIT_S)
+        if self.slot is not None:
             return None
         reason = f"{most} calls of {where} are under way, and none ended within {LONGEST_WAIT_S} s (policy.bulkhead)"
         return Refusal(
@@ -98,8 +87,8 @@ class Seat:
 
     def leave(self) -> None:
         """Leave it, where it was taken. Leaving twice is fine."""
-        if self.place is not None:
-            self.place.leave()
+        if self.slot is not None:
+            self.slot.leave()
 
 
 def consent(context: Context, unasked: Unasked) -> Flow[Refusal | None]:
@@ -119,7 +108,7 @@ def consent(context: Context, unasked: Unasked) -> Flow[Refusal | None]:
         approvers=max(1, verdict.approvers),
         timeout_s=context.policy.approvals.timeout_s,
     )
-    answer = yield from ask(request)
+    answer = yield Ask(request)
     allowed = answer.allowed is True
     facts = {
         "name": APPROVAL,
@@ -134,7 +123,7 @@ def consent(context: Context, unasked: Unasked) -> Flow[Refusal | None]:
     def note(view: LedgerView) -> None:
         view.record(context.node_id, "event", facts=facts)
 
-    yield from transact(Scope(nodes=(context.node_id,)), note)
+    yield Transact(Scope(nodes=(context.node_id,)), note)
     if allowed:
         return None
     why = answer.reason or "it was denied"
@@ -178,11 +167,8 @@ def hold_or_refuse(
             if full is not None:
                 raise (yield from no(full))
             seated = True
-        stop = yield from stopped(context)
-        if stop is not None:
-            raise (yield from no(stop))
         try:
-            decided = yield from transact(scope, partial(_shown, change, consented))
+            decided: T | Unasked | Refusal = yield Transact(scope, partial(_shown, change, consented))
         except (LedgerUnavailable, Interrupted) as error:
             yield from undo(error)
             raise

@@ -7,7 +7,7 @@ from typing import Final
 
 from x402guard.errors import LedgerUnavailable
 from x402guard.flow.context import Context
-from x402guard.flow.effects import Flow, cause, transact_anyway, warn
+from x402guard.flow.effects import Flow, Notify, cause, transact_anyway
 from x402guard.flow.ports import Usage
 from x402guard.ledger.budgets import trip
 from x402guard.ledger.model import Claim, Evidence, Hold, HoldState, NodeKind
@@ -15,12 +15,8 @@ from x402guard.ledger.token_budget import Reservation, count_tokens, record_toke
 from x402guard.ledger.transitions import Capture, Correct, Note, Void, apply, has_lapsed
 from x402guard.ledger.view import Change, LedgerView, MarkKey, Scope
 from x402guard.money import Nanos
-from x402guard.policy.guards import (
-    delivery_marks,
-    give_step_back,
-    guard_marks,
-    note_answer,
-)
+from x402guard.policy.guards import give_step_back, guard_marks, note_end
+from x402guard.policy.step_guard import Outcome, StepEnd
 from x402guard.policy.steps import Step, step_of
 
 HOLD_S: Final = 900
@@ -46,21 +42,21 @@ def write_void(
     marks: tuple[MarkKey, ...] = (),
     *,
     step: Step | None = None,
-    well: bool | None = None,
+    outcome: Outcome = "unknown",
 ) -> tuple[Scope, Change[Hold | None]]:
     """Return the transaction that gives back what was never billed, and its *step*: the guards do not count it.
 
     But they count whether whoever was called has answered *well*; None says nothing of that. A hold that was never written is no error.
     """
-    seen = () if step is None else guard_marks(context.policy, context.node_id, step)
+    seen = () if step is None else guard_marks(context.policy, step)
 
     def change(view: LedgerView) -> Hold | None:
         hold = view.hold(hold_id)
         if hold is not None and hold.state is HoldState.HELD:
             apply(view, hold_id, Void(reason[:300]))
             if step is not None:
-                give_step_back(view, context.policy, context.node_id, step, hold.created_ms)
-                note_answer(view, context.policy, context.node_id, hold, well=well)
+                give_step_back(view, context.policy, step, hold.created_ms)
+                note_end(view, context.policy, step, StepEnd(hold.id, outcome))
         _forget_estimate(view, marks, hold_id)
         return view.hold(hold_id)
 
@@ -74,7 +70,7 @@ def write_bill(
     marks: tuple[MarkKey, ...],
     *,
     most_tokens: int = 0,
-    well: bool | None = True,
+    outcome: Outcome = "ok",
 ) -> tuple[Scope, Change[Booked]]:
     """Return the transaction that captures a cost: its scope, and the change. It is done once; again does nothing.
 
@@ -87,7 +83,7 @@ def write_bill(
     used = most_tokens if bill.usage is None else tokens_in(bill.usage)
     late = Reservation(f"{hold.id}/tokens", used, context.instance, llm=True)
     nodes = (context.node_id,) if tokens is None else (context.node_id, tokens.node_id)
-    seen = (*marks, *delivery_marks(context.policy, context.node_id, step))
+    seen = (*marks, *guard_marks(context.policy, step, ending=True))
     if tokens is not None:
         seen = (*seen, soft_mark(tokens.node_id))
 
@@ -95,7 +91,7 @@ def write_bill(
         before = view.known_hold(hold.id)
         after = _end(view, before, bill, marks)
         if before.state is HoldState.HELD:
-            note_answer(view, context.policy, context.node_id, hold, well=well)
+            note_end(view, context.policy, step, StepEnd(hold.id, outcome))
         if tokens is None or (before.state is not HoldState.HELD and not has_lapsed(before)):
             return Booked(after)
         in_time = before.state is HoldState.HELD
@@ -188,12 +184,14 @@ def book(
     marks: tuple[MarkKey, ...] = (),
     *,
     most_tokens: int = 0,
-    well: bool | None = True,
+    outcome: Outcome = "ok",
 ) -> Flow[Hold]:
     """Capture what was used, and say so where that reached the soft limit of the session's tokens. See ``write_bill``."""
-    written = yield from transact_anyway(*write_bill(context, hold, bill, marks, most_tokens=most_tokens, well=well))
+    written = yield from transact_anyway(
+        *write_bill(context, hold, bill, marks, most_tokens=most_tokens, outcome=outcome)
+    )
     if written.warning:
-        yield from warn(written.warning)
+        yield Notify(written.warning)
     return written.hold
 
 
@@ -204,7 +202,7 @@ def give_back(
     error: BaseException | None,
     marks: tuple[MarkKey, ...] = (),
     *,
-    well: bool | None = None,
+    outcome: Outcome = "unknown",
 ) -> Flow[None]:
     """Void what was never billed: a hold, or its id where nobody knows whether it was written.
 
@@ -214,7 +212,7 @@ def give_back(
     """
     hold_id, step = (held.id, step_of(held)) if isinstance(held, Hold) else (held, None)
     try:
-        yield from transact_anyway(*write_void(context, hold_id, reason, marks, step=step, well=well))
+        yield from transact_anyway(*write_void(context, hold_id, reason, marks, step=step, outcome=outcome))
     except LedgerUnavailable as again:
         if error is None:
             return  # the hold lapses to its ceiling; what was answered is the caller's all the same

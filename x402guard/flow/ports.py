@@ -14,11 +14,11 @@ HoldLookup = Callable[[str], Hold | None]
 """Reads one hold, as committed, by its id."""
 
 
-class Place(Protocol):
-    """One of so many places at a host or tool."""
+class Slot(Protocol):
+    """A slot of a bulkhead: one call under way at a host or tool."""
 
     def leave(self) -> None:
-        """Give it to whoever waits. Leaving twice is fine."""
+        """Release it to the next call that waits. Leaving twice is fine."""
 
 
 class Signer(Protocol):
@@ -78,7 +78,7 @@ class ChainReader(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Outgoing:
+class OutgoingTransfer:
     """A Transfer that left the wallet, in a block that cannot be undone.
 
     Attributes:
@@ -104,7 +104,7 @@ class Transfers:
     """
 
     upto: int
-    outgoing: tuple[Outgoing, ...]
+    outgoing: tuple[OutgoingTransfer, ...]
     complete: bool
 
 
@@ -117,8 +117,50 @@ class WalletReader(Protocol):
     ) -> Transfers | Unreadable:
         """Return what left *payer* after the block *after*, or since *since_unix* (unix seconds) where that is None."""
 
-    def nonce_behind(self, network: str, token: Address, payer: Address, transfer: Outgoing) -> int | Unreadable | None:
+    def nonce_behind(
+        self, network: str, token: Address, payer: Address, transfer: OutgoingTransfer
+    ) -> int | Unreadable | None:
         """Return the nonce of the authorization that moved *transfer*, or None where the chain does not show one."""
+
+
+@dataclass(frozen=True, slots=True)
+class HoldStatus:
+    """What does the chain show of a payment hold? Answered by a ``Finding``."""
+
+    hold: Hold
+
+
+@dataclass(frozen=True, slots=True)
+class AccountFunds:
+    """What could an account pay with? Answered by ``Funds``, or None where it is unknown."""
+
+    network: str
+    token: Address
+    account: Address
+
+
+@dataclass(frozen=True, slots=True)
+class WalletTransfers:
+    """What left the wallet? See ``WalletReader.transfers``. Answered by ``Transfers`` or ``Unreadable``."""
+
+    network: str
+    token: Address
+    payer: Address
+    after: int | None
+    since_unix: int
+
+
+@dataclass(frozen=True, slots=True)
+class TransferNonce:
+    """Which nonce moved a Transfer? See ``WalletReader.nonce_behind``. Answered by it, None or ``Unreadable``."""
+
+    network: str
+    token: Address
+    payer: Address
+    transfer: OutgoingTransfer
+
+
+ChainQuestion = HoldStatus | AccountFunds | WalletTransfers | TransferNonce
 
 
 Usage = Mapping[str, int]

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from x402guard.errors import PaymentRefused
 from x402guard.flow.context import Context
-from x402guard.flow.effects import Flow, transact
+from x402guard.flow.effects import Flow, Transact
 from x402guard.ledger.authorize import Refusal, note_refusal, refusal_marks
 from x402guard.ledger.view import LedgerView, MarkKey, Scope
 
@@ -33,7 +33,7 @@ def refused(
         if also is not None:
             also(view)
 
-    yield from transact(Scope(nodes=(node_id,), marks=(refusal_marks(node_id, refusal.rule), *marks)), count)
+    yield Transact(Scope(nodes=(node_id,), marks=(refusal_marks(node_id, refusal.rule), *marks)), count)
     return refusal_error(context, refusal)
 
 

@@ -12,10 +12,7 @@ from x402guard.errors import (
     SettlementUncertain,
     X402GuardError,
 )
-from x402guard.flow.effects import (
-    Flow,
-    SendFailed,
-)
+from x402guard.flow.effects import Flow, SendFailed
 from x402guard.ledger.model import Purpose
 from x402guard.policy.steps import place, whole_place
 

@@ -40,7 +40,7 @@ from x402guard.ledger.token_budget import DEFAULT_TOKENS, open_tokens, tokens_no
 from x402guard.ledger.view import LedgerView, Scope
 from x402guard.llm.prices import ModelPrice, RegisteredBook
 from x402guard.money import Dollars
-from x402guard.policy.timeouts import begin_step, timeout_marks
+from x402guard.policy.steps import run_of
 from x402guard.tools.token_budget import TokenBudget
 from x402guard.x402.reconciliation import Reconciliation, areconciled, reconcile_node
 
@@ -259,8 +259,9 @@ class Session(Charges, Account):
     def step(self) -> None:
         """Say that a step of the agent begins now, for ``policy.timeouts.step_s``; every answer of its model says so, too."""
         timeouts = self._context.policy.timeouts
-        scope = Scope(nodes=(self._node_id,), marks=timeout_marks(timeouts, self._node_id))
-        self.shell.store.transact(scope, lambda view: begin_step(view, timeouts, self._node_id))
+        run_id = run_of(self._node_id)
+        scope = Scope(nodes=(self._node_id,), marks=timeouts.run_marks(run_id))
+        self.shell.store.transact(scope, lambda view: timeouts.begin_step(view, run_id))
 
     def finalizing(self) -> Finalizing:
         """Return a block, for ``with`` or ``async with``, in which LLM calls may use the session's reserve; once in its life.

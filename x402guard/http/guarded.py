@@ -9,10 +9,7 @@ from x402guard.assets import AssetRegistry
 from x402guard.errors import ConfigError, PaymentRefused, X402GuardError
 from x402guard.flow.context import Context
 from x402guard.flow.drivers import Shell, run, run_async
-from x402guard.flow.effects import (
-    Flow,
-    transact,
-)
+from x402guard.flow.effects import Flow, Transact
 from x402guard.flow.receipt import Receipt
 from x402guard.flow.refusals import refused
 from x402guard.flow.request import RequestFacts, mindful_of_earlier_hops
@@ -248,5 +245,5 @@ def unmetered_request(
     request: RequestFacts, route: Unmetered, context: Context, registry: AssetRegistry
 ) -> Flow[Receipt | None]:
     """Say in the books, once for each host, that what looks like an LLM call is not metered; then treat it as any request."""
-    yield from transact(*note_unmetered(context, request, route))
+    yield Transact(*note_unmetered(context, request, route))
     return (yield from paid_request(request, context, registry))

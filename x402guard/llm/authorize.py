@@ -22,7 +22,6 @@ from x402guard.llm.request import Call, limit_field
 from x402guard.money import Nanos
 from x402guard.policy.guards import (
     guard_marks,
-    judge_amount,
     judge_step,
     note_taken,
 )
@@ -90,12 +89,12 @@ def call_step(context: Context, request: RequestFacts, said: bytes | Mapping[str
     """Return the step that an LLM call is; *said* is its body, decoded where it was read."""
     loop = context.policy.loop
     key = "" if loop is None else request_key(HoldKind.LLM, request.method, request.url, said, loop.ignored)
-    return Step(HoldKind.LLM, place_of(request), key)
+    return Step(HoldKind.LLM, place_of(request), key, context.node_id)
 
 
 def call_scope(context: Context, request: RequestFacts, step: Step, marks: tuple[MarkKey, ...]) -> Scope:
     """Return the rows that ``grant_call`` and ``fix_price`` have to see."""
-    seen = (*marks, *guard_marks(context.policy, context.node_id, step))
+    seen = (*marks, *guard_marks(context.policy, step))
     return Scope(nodes=(context.node_id,), holds=(call_id(request),), marks=seen, durable=True)
 
 
@@ -112,7 +111,7 @@ def grant_call(
     narrowed_by: str = "",
 ) -> Granted | Unasked | Refusal:
     """Hold what *call* costs at most, on live rows, or refuse it, or ask about it first; *narrowed_by* is the rule that did."""
-    refusal = check_standing(view, context) or judge_step(view, context.policy, context.node_id, step)
+    refusal = check_standing(view, context) or judge_step(view, context.policy, step)
     if refusal is not None:
         return refusal
     marks = call_marks(context, call, ceiling, meter)
@@ -130,7 +129,7 @@ def grant_call(
     written = authorize(view, hold, facts, context.finalizing)
     if isinstance(written, Refusal):
         return written
-    note_taken(view, context.policy, context.node_id, priced, hold.id)
+    note_taken(view, context.policy, priced, hold.id)
     if choice.written:
         facts = {"name": "output_limited", "model": call.model, "output_tokens": choice.limit}
         view.record(context.node_id, "event", hold_id=hold.id, facts=facts)
@@ -149,7 +148,7 @@ def _allow(
     view: LedgerView, context: Context, about: tuple[Any, ...], *, subject: Subject, priced: Step, consented: Consented
 ) -> Verdict | Unasked | Refusal:
     """Return what the rules say of a call at its price, where guards and rules let it pass."""
-    refusal = judge_amount(view, context.policy, context.node_id, priced)
+    refusal = judge_step(view, context.policy, priced)
     if refusal is not None:
         return refusal
     verdict = verdict_of(context.policy, subject, asks=context.asks)
@@ -169,7 +168,7 @@ def fix_price(
     price: FixedPrice,
 ) -> Granted | Unasked | Refusal:
     """Hold what the owner says one request costs, or refuse it, or ask about it first."""
-    refusal = check_standing(view, context) or judge_step(view, context.policy, context.node_id, step)
+    refusal = check_standing(view, context) or judge_step(view, context.policy, step)
     if refusal is not None:
         return refusal
     subject = call_subject(request, price.place, price.amount)
@@ -187,7 +186,7 @@ def fix_price(
     written = authorize(view, hold, facts, context.finalizing)
     if isinstance(written, Refusal):
         return written
-    note_taken(view, context.policy, context.node_id, step.at(price.amount), hold.id)
+    note_taken(view, context.policy, step.at(price.amount), hold.id)
     return Granted(written, price.place)
 
 

@@ -15,16 +15,16 @@ from x402guard.flow.admission import Seat, hold_or_refuse
 from x402guard.flow.capture import Bill, book, ceiling_bill, give_back
 from x402guard.flow.context import Context
 from x402guard.flow.effects import (
+    Checkpoint,
+    Compute,
     Flow,
     Interrupted,
+    PeekBody,
     Reply,
+    Send,
     SendFailed,
     cause,
-    checkpoint,
-    compute,
     error_name,
-    peek_body,
-    send,
 )
 from x402guard.flow.receipt import Receipt, receipt_of
 from x402guard.flow.refusals import refused
@@ -49,6 +49,7 @@ from x402guard.llm.narrow import narrow_call, narrow_fixed
 from x402guard.llm.request import Call, ask_for_usage, read_call, write_limit
 from x402guard.llm.routes import Route
 from x402guard.policy.judge import Unasked
+from x402guard.policy.step_guard import Outcome
 from x402guard.policy.steps import Step
 from x402guard.strict_json import NotReadable, read_object, write_object
 
@@ -109,7 +110,7 @@ def _called(
 ) -> Flow[tuple[InFlight | Receipt | None, Reply]]:
     if isinstance(route, FixedPrice):
         quick = len(upload.body or b"") <= QUICK_BYTES
-        step = yield from compute(lambda _now_ms: call_step(context, request, upload.body or b""), quick=quick)
+        step = yield Compute(lambda _now_ms: call_step(context, request, upload.body or b""), quick=quick)
         body = narrow_fixed(context, request, route, upload.body)
         if isinstance(body, Refusal):
             raise (yield from refused(context, body))
@@ -118,7 +119,7 @@ def _called(
         reply = yield from _send(context, granted, body)
         return (yield from _end_by_status(context, granted, reply)), reply
     meter = _meter(context)
-    ready = yield from compute(partial(_prepare, route, upload, context, request), quick=_is_quick(meter, upload.body))
+    ready = yield Compute(partial(_prepare, route, upload, context, request), quick=_is_quick(meter, upload.body))
     if isinstance(ready, Refusal):
         raise (yield from refused(context, ready))
     call, ceiling, step = ready.call, ready.ceiling, ready.step
@@ -200,7 +201,7 @@ def _body_to_send(ready: _Ready, granted: Granted, *, asks: bool) -> bytes | Non
 def _send(context: Context, granted: Granted, body: bytes | None) -> Flow[Reply]:
     hold = granted.hold
     try:
-        yield from checkpoint()
+        yield Checkpoint()
     except GeneratorExit:
         raise
     except BaseException as error:
@@ -209,7 +210,8 @@ def _send(context: Context, granted: Granted, body: bytes | None) -> Flow[Reply]
     try:
         timeouts = context.policy.timeouts
         plain = ("accept-encoding", "identity")
-        return (yield from send(plain, body=body, call_s=timeouts.llm_s, chunk_s=timeouts.chunk_s))
+        answer: Reply = yield Send((plain,), body=body, call_s=timeouts.llm_s, chunk_s=timeouts.chunk_s)
+        return answer
     except GeneratorExit:
         raise
     except SendFailed as failure:
@@ -218,7 +220,7 @@ def _send(context: Context, granted: Granted, body: bytes | None) -> Flow[Reply]
             yield from give_back(context, hold, reason, failure, granted.marks)  # nobody was asked
         else:
             # Providers go on generating for a caller who has gone, and bill it.
-            yield from _capture_anyway(context, granted, f"no answer: {error_name(failure)}", failure, well=False)
+            yield from _capture_anyway(context, granted, f"no answer: {error_name(failure)}", failure, outcome="failed")
         if isinstance(failure.cause, CallTimeout):
             failure.cause.hold_id = hold.id
         raise
@@ -230,32 +232,32 @@ def _send(context: Context, granted: Granted, body: bytes | None) -> Flow[Reply]
 def _end_by_status(context: Context, granted: Granted, reply: Reply) -> Flow[Receipt | None]:
     """End a call whose body is not read along; None where it cost nothing."""
     hold, status = granted.hold, reply.status
-    well = True
+    outcome: Outcome = "ok"
     if 200 <= status < 300:
         bill = Bill(hold.amount, Evidence.ESTIMATE, note="the price its owner set")
     elif status in _TIMED_OUT:
-        bill, well = ceiling_bill(hold.amount, f"status {status}: it may have been answered and billed"), False
+        bill, outcome = ceiling_bill(hold.amount, f"status {status}: it may have been answered and billed"), "failed"
     elif status < 500:
-        yield from give_back(context, hold, f"status {status}", None, granted.marks, well=True)
+        yield from give_back(context, hold, f"status {status}", None, granted.marks, outcome="ok")
         return None
     else:
-        well = False
+        outcome = "failed"
         try:
             error = yield from _peek_error()
         except Interrupted as cut:
             yield from _capture_anyway(context, granted, "cancelled while its error was read", cut)
             raise
         if error:
-            yield from give_back(context, hold, f"status {status}, {error}", None, granted.marks, well=False)
+            yield from give_back(context, hold, f"status {status}, {error}", None, granted.marks, outcome="failed")
             return None
         bill = ceiling_bill(hold.amount, f"status {status} without an error that says that nothing was made")
-    return (yield from _write(context, hold, bill, granted, well=well))
+    return (yield from _write(context, hold, bill, granted, outcome=outcome))
 
 
 def _peek_error() -> Flow[str]:
     """Return "" unless the body of a 5xx is a provider's error and holds no content."""
     try:
-        body = (yield from peek_body(ERROR_BYTES)) or b""
+        body = (yield PeekBody(ERROR_BYTES)) or b""
         # Gemini streams an error as an array of one.
         listed = read_object(b'{"errors":' + body + b"}")["errors"] if body.lstrip()[:1] == b"[" else None
         told = read_object(body) if listed is None else listed[0] if listed else {}
@@ -317,12 +319,12 @@ def end_call(flight: InFlight, *, ended: bool, failed: bool = False) -> Flow[Rec
         )
 
     try:
-        bill = yield from compute(job, quick=meter.ready and flight.reader.is_small)
+        bill = yield Compute(job, quick=meter.ready and flight.reader.is_small)
     except Interrupted:
-        yield from _booked(flight, job(0), well=None)
+        yield from _booked(flight, job(0), outcome="unknown")
         raise
     try:
-        hold = yield from _booked(flight, bill, well=False if failed else ended or None)
+        hold = yield from _booked(flight, bill, outcome="failed" if failed else "ok" if ended else "unknown")
     except LedgerUnavailable as error:
         return replace(flight.receipt, in_doubt=True, note=f"the books could not be written: {error}")
     after = receipt_of(hold, represented=False)
@@ -331,13 +333,13 @@ def end_call(flight: InFlight, *, ended: bool, failed: bool = False) -> Flow[Rec
     )
 
 
-def _booked(flight: InFlight, bill: Bill, *, well: bool | None) -> Flow[Hold]:
-    return book(flight.context, flight.hold, bill, flight.marks, most_tokens=flight.most_tokens, well=well)
+def _booked(flight: InFlight, bill: Bill, *, outcome: Outcome) -> Flow[Hold]:
+    return book(flight.context, flight.hold, bill, flight.marks, most_tokens=flight.most_tokens, outcome=outcome)
 
 
-def _write(context: Context, hold: Hold, bill: Bill, granted: Granted, *, well: bool) -> Flow[Receipt]:
+def _write(context: Context, hold: Hold, bill: Bill, granted: Granted, *, outcome: Outcome) -> Flow[Receipt]:
     try:
-        written = yield from book(context, hold, bill, granted.marks, most_tokens=granted.most_tokens, well=well)
+        written = yield from book(context, hold, bill, granted.marks, most_tokens=granted.most_tokens, outcome=outcome)
     except LedgerUnavailable as error:
         note = f"the books could not be written: {error}"
         return replace(_receipt(hold, granted, granted.model), in_doubt=True, note=note)
@@ -345,12 +347,12 @@ def _write(context: Context, hold: Hold, bill: Bill, granted: Granted, *, well: 
 
 
 def _capture_anyway(
-    context: Context, granted: Granted, reason: str, error: BaseException, *, well: bool | None = None
+    context: Context, granted: Granted, reason: str, error: BaseException, *, outcome: Outcome = "unknown"
 ) -> Flow[None]:
     """Capture the ceiling on the way out of an error that matters more."""
     hold = granted.hold
     try:
         bill = ceiling_bill(hold.amount, reason)
-        yield from book(context, hold, bill, granted.marks, most_tokens=granted.most_tokens, well=well)
+        yield from book(context, hold, bill, granted.marks, most_tokens=granted.most_tokens, outcome=outcome)
     except LedgerUnavailable as again:
         cause(error).add_note(f"hold {hold.id} could not be captured: {again}")

@@ -11,7 +11,7 @@ from typing import Any, Final
 from x402guard.errors import ConfigError, LedgerUnavailable
 from x402guard.flow.capture import HOLD_S, Bill, tokens_in
 from x402guard.flow.context import Context
-from x402guard.flow.effects import Flow, Interrupted, compute, transact, transact_anyway, warn
+from x402guard.flow.effects import Compute, Flow, Interrupted, Notify, Transact, transact_anyway
 from x402guard.flow.receipt import Receipt, receipt_of
 from x402guard.flow.refusals import refusal_error, refused
 from x402guard.ledger.authorize import TRIPPED, Refusal, check_open
@@ -57,8 +57,8 @@ def record_call(context: Context, entropy: bytes, statement: Statement) -> Flow[
     nodes = (context.node_id,) if tokens is None else (context.node_id, tokens.node_id)
     marks = () if tokens is None else (soft_mark(tokens.node_id),)
     # Nothing is judged, it is owed; but it counts for what comes after it. Nobody tells one report from another.
-    step = Step(HoldKind.LLM, statement.model, "")
-    marks = (*marks, *guard_marks(context.policy, context.node_id, step))
+    step = Step(HoldKind.LLM, statement.model, "", context.node_id)
+    marks = (*marks, *guard_marks(context.policy, step))
     scope = Scope(nodes=nodes, holds=(hold_id,), marks=marks, durable=True)
     book = partial(_book, context=context, hold_id=hold_id, statement=statement)
 
@@ -71,10 +71,10 @@ def record_call(context: Context, entropy: bytes, statement: Statement) -> Flow[
             book(view, priced)
 
     try:
-        priced = yield from compute(price, quick=meter.ready)
+        priced = yield Compute(price, quick=meter.ready)
     except Interrupted:
         # A task that is cancelled owes what it used: priced inside the transaction, which is waited for.
-        yield from transact(scope, late)
+        yield Transact(scope, late)
         raise
     if isinstance(priced, Refusal):
         raise (yield from refused(context, priced))
@@ -84,7 +84,7 @@ def record_call(context: Context, entropy: bytes, statement: Statement) -> Flow[
         error.advice, error.money_may_have_moved = _OWED, True
         raise
     if recorded.warning:
-        yield from warn(recorded.warning)
+        yield Notify(recorded.warning)
     if recorded.latched is not None:
         # Not counted among the refusals: the call is in the books.
         told = refusal_error(context, recorded.latched)
@@ -119,7 +119,7 @@ def _book(
     usage: Mapping[str, int] = bill.usage or {}
     after = apply(view, hold_id, Capture(bill.amount, bill.evidence, usage=dict(usage)))
     trip_exceeded(view, context.node_id)
-    note_taken(view, context.policy, context.node_id, Step(HoldKind.LLM, statement.model, "").at(bill.amount))
+    note_taken(view, context.policy, Step(HoldKind.LLM, statement.model, "", context.node_id).at(bill.amount))
     reached = context.tokens is not None and count_tokens(view, context.tokens, tokens_in(usage))
     warning = soft_warning(view, context.tokens) if context.tokens is not None and reached else ""
     if closed is None or closed.rule != TRIPPED:

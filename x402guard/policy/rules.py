@@ -10,7 +10,7 @@ from x402guard.errors import ConfigError
 from x402guard.evm import parse_address
 from x402guard.ledger.model import HoldKind
 from x402guard.money import Dollars, Nanos, format_dollars
-from x402guard.policy.checks import _nanos, _texts
+from x402guard.policy.checks import check_dollars, check_texts
 from x402guard.policy.patterns import check_pattern, matches_name, matches_place, matches_word
 from x402guard.policy.verdicts import NO_VERDICT, Action, Narrow, Subject, Verdict, strictest
 
@@ -65,12 +65,12 @@ class Rule:
                 f"policy.rules.action: {self.action!r} of rule {self.name!r} is none of {', '.join(get_args(Action))}"
             )
         self._set("match", check_pattern(f"policy.rules.match of rule {self.name!r}", self.match))
-        kinds = _texts("kinds", self.kinds, "payment, llm, tool")
+        kinds = check_texts("policy.rules.kinds", self.kinds, "payment, llm, tool")
         if not kinds or not kinds <= KINDS:
             raise ConfigError(
                 f"policy.rules.kinds: {self.kinds!r} of rule {self.name!r} is no list of payment, llm, tool"
             )
-        self._set("remove", _texts("remove", self.remove, "field names"))
+        self._set("remove", check_texts("policy.rules.remove", self.remove, "field names"))
         if type(self.approvers) is not int or not 1 <= self.approvers <= _MOST_APPROVERS:
             raise ConfigError(
                 f"policy.rules.approvers: {self.approvers!r} is not a whole number from 1 to {_MOST_APPROVERS}"
@@ -84,7 +84,7 @@ class Rule:
         if narrows:
             self._set("narrow", Narrow(ceiling=self.ceiling, output_limit=self.output_limit, remove=self.remove))
         if self.above is not None:
-            self._set("more_than", _nanos("rules.above", self.above))
+            self._set("more_than", check_dollars("policy.rules.above", self.above))
         if self.payees is not None:
             self._set("payees", _addresses(self.name, self.payees))
 
@@ -108,7 +108,7 @@ def _matches(pattern: str, name: str, kind: HoldKind) -> bool:
 
 
 def _addresses(rule: str, payees: object) -> frozenset[str]:
-    listed = _texts("payees", payees, "addresses")
+    listed = check_texts("policy.rules.payees", payees, "addresses")
     if not listed:
         raise ConfigError(f"policy.rules.payees: an empty list of rule {rule!r} is nobody's; leave it out")
     try:

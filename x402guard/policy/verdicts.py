@@ -9,7 +9,7 @@ from typing import Any, Final, Literal, get_args
 from x402guard.errors import ConfigError, PaymentRefused, PolicyDenied
 from x402guard.ledger.model import HoldKind
 from x402guard.money import Dollars, Nanos, format_dollars
-from x402guard.policy.checks import _nanos, _texts
+from x402guard.policy.checks import check_dollars, check_texts
 
 Action = Literal["allow", "narrow", "ask", "deny"]
 
@@ -37,12 +37,12 @@ class Narrow:
 
     def __post_init__(self) -> None:
         if self.ceiling is not None:
-            object.__setattr__(self, "most", _nanos("rules.ceiling", self.ceiling))
+            object.__setattr__(self, "most", check_dollars("policy.rules.ceiling", self.ceiling))
         if self.output_limit is not None and (type(self.output_limit) is not int or self.output_limit <= 0):
             raise ConfigError(
                 f"policy.rules.output_limit: {self.output_limit!r} is not a positive whole number of tokens"
             )
-        object.__setattr__(self, "remove", _texts("remove", self.remove, "field names"))
+        object.__setattr__(self, "remove", check_texts("policy.rules.remove", self.remove, "field names"))
         if self.ceiling is None and self.output_limit is None and not self.remove:
             raise ConfigError("policy.rules: a rule that narrows says what to: ceiling, output_limit or remove")
 

@@ -13,8 +13,8 @@ from x402guard.errors import ApprovalDenied, ConfigError, LedgerUnavailable
 from x402guard.flow.admission import Seat
 from x402guard.flow.context import Context
 from x402guard.flow.drivers import run, run_async
-from x402guard.flow.effects import Flow, Interrupted, compute, warn
-from x402guard.flow.ports import Place
+from x402guard.flow.effects import Compute, Flow, Interrupted, Notify
+from x402guard.flow.ports import Slot
 from x402guard.flow.refusals import refused
 from x402guard.ledger.authorize import Refusal
 from x402guard.ledger.model import HoldKind
@@ -22,6 +22,7 @@ from x402guard.ledger.token_budget import MOST_TOKENS
 from x402guard.money import Dollars, dollars_to_nanos
 from x402guard.policy import Narrow
 from x402guard.policy.approvals import APPROVAL
+from x402guard.policy.step_guard import Outcome
 from x402guard.tools.binding import Binding, Bound
 from x402guard.tools.counting import Mode, check_mode, suggest_mode
 from x402guard.tools.flow import (
@@ -180,12 +181,12 @@ _INSIDE: Final[ContextVar[frozenset[str]]] = ContextVar("x402guard_inside_tools"
 """The tools that run in this context."""
 
 
-def _place_of(seat: Seat | None) -> Place | None:
-    return None if seat is None else seat.place
+def _slot_of(seat: Seat | None) -> Slot | None:
+    return None if seat is None else seat.slot
 
 
 def _begin(payer: Budgeted, options: ToolOptions, tool: str, bound: Bound) -> Flow[_Use]:
-    """Reserve the tokens, wait for a place, then hold the dollars: what is refused first costs nothing."""
+    """Reserve the tokens, wait for a slot, then hold the dollars: what is refused first costs nothing."""
     budget = payer.innermost()
     paying, tokens = budget.innermost_context(), budget.tokens
     seat = None if tool in _INSIDE.get() else Seat(HoldKind.TOOL, tool)  # one that calls itself would wait for itself
@@ -206,12 +207,12 @@ def _begin(payer: Budgeted, options: ToolOptions, tool: str, bound: Bound) -> Fl
         if options.cost is None:
             narrow = yield from check_free(paying, call, seat)
             return _Use(
-                paying, None, tokens, allotment, Running(tool, limit_s, _place_of(seat), None), narrow, free=call
+                paying, None, tokens, allotment, Running(tool, limit_s, _slot_of(seat), None), narrow, free=call
             )
         held = yield from hold_tool(paying, call, seat)
         if bound.changed(held.fingerprint, held.narrow):
             yield from _refuse_changed(paying, held, call)
-        return _Use(paying, held, tokens, allotment, Running(tool, limit_s, _place_of(seat), held.hold.id), held.narrow)
+        return _Use(paying, held, tokens, allotment, Running(tool, limit_s, _slot_of(seat), held.hold.id), held.narrow)
     except GeneratorExit:
         raise
     except BaseException:
@@ -255,7 +256,7 @@ def _finish_dollars(use: _Use, outcome: _Outcome) -> Flow[None]:
     if use.held is not None:
         yield from end_tool(use.context, use.held.hold, outcome.end, ceiling=use.held.ceiling)
     elif use.free is not None:
-        yield from end_free(use.context, use.free, well=outcome.end.well)
+        yield from end_free(use.context, use.free, outcome=outcome.end.outcome)
 
 
 def _finish_tokens(use: _Use, outcome: _Outcome) -> Flow[None]:
@@ -265,7 +266,7 @@ def _finish_tokens(use: _Use, outcome: _Outcome) -> Flow[None]:
     try:
         yield from use.tokens.end(use.allotment.tokens.reservation, outcome.used_tokens)
     except LedgerUnavailable as error:
-        yield from warn(f"tokens: the books could not be written: {error}; {int(use.allotment.tokens):,} stay reserved")
+        yield Notify(f"tokens: the books could not be written: {error}; {int(use.allotment.tokens):,} stay reserved")
 
 
 def _fitted(use: _Use, outcome: _Outcome) -> Flow[_Outcome]:
@@ -284,7 +285,8 @@ def _fitted(use: _Use, outcome: _Outcome) -> Flow[_Outcome]:
             return replace(outcome, error=error)
 
     quick = tokens.counts_at_once and len(rendered) <= QUICK_CHARACTERS
-    return (yield from compute(job, quick=quick))
+    answer: _Outcome = yield Compute(job, quick=quick)
+    return answer
 
 
 def _outcome_of(options: ToolOptions, use: _Use, call: Callable[[], Any]) -> _Outcome:
@@ -319,8 +321,8 @@ async def _awaited_outcome_of(options: ToolOptions, use: _Use, call: Callable[[]
 
 
 def _failed(error: BaseException) -> _Outcome:
-    well = False if isinstance(error, Exception) else None
-    return _Outcome(ToolEnd(note=f"the tool raised {type(error).__name__}", well=well), error=error)
+    outcome: Outcome = "failed" if isinstance(error, Exception) else "unknown"
+    return _Outcome(ToolEnd(note=f"the tool raised {type(error).__name__}", outcome=outcome), error=error)
 
 
 def _shown(options: ToolOptions, use: _Use, result: Any) -> _Outcome:

@@ -13,7 +13,7 @@ from x402guard.errors import ConfigError, LedgerUnavailable
 from x402guard.flow.admission import Seat, check_standing, hold_or_refuse
 from x402guard.flow.capture import Bill, book, give_back, write_void
 from x402guard.flow.context import Context
-from x402guard.flow.effects import Flow, checkpoint, compute, error_name, transact, transact_anyway, warn
+from x402guard.flow.effects import Checkpoint, Compute, Flow, Notify, Transact, error_name, transact_anyway
 from x402guard.flow.receipt import Receipt, receipt_of
 from x402guard.flow.refusals import refused
 from x402guard.ledger.authorize import Refusal, authorize, check_room
@@ -21,15 +21,14 @@ from x402guard.ledger.model import Evidence, Hold, HoldKind, HoldState, Purpose
 from x402guard.ledger.transitions import Capture, apply
 from x402guard.ledger.view import LedgerView, Notice, Scope
 from x402guard.money import Nanos, format_dollars
-from x402guard.policy.breakers import breaker_marks, note_end
 from x402guard.policy.guards import (
     guard_marks,
-    judge_amount,
     judge_step,
-    note_answer,
+    note_end,
     note_taken,
 )
 from x402guard.policy.judge import Consented, Unasked, objection, verdict_facts, verdict_of
+from x402guard.policy.step_guard import Outcome, StepEnd
 from x402guard.policy.steps import Step, step_of, tool_key
 from x402guard.policy.verdicts import Narrow, Subject, Verdict
 from x402guard.tools.arguments import fingerprint
@@ -93,7 +92,7 @@ class ToolEnd:
     void: str | None = None
     note: str = ""
     forgotten: bool = False
-    well: bool | None = True
+    outcome: Outcome = "ok"
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +139,7 @@ def hold_tool(context: Context, call: ToolCall, seat: Seat | None = None) -> Flo
     change = partial(_hold, context=context, call=call, step=step, verdict=verdict)
     held = yield from hold_or_refuse(context, _scope(context, call, step), change, undo, seat=seat)
     try:
-        yield from checkpoint()  # cancelled while it was written: it is given back, before the tool has begun
+        yield Checkpoint()  # cancelled while it was written: it is given back, before the tool has begun
     except GeneratorExit:
         raise
     except BaseException as error:
@@ -166,7 +165,8 @@ def judge_tool(context: Context, call: ToolCall) -> Flow[tuple[ToolCall, Verdict
         )  # a rule above a sum is about what is left
         return narrowed, replace(after, narrow=before.narrow, narrowed_by=before.narrowed_by)
 
-    return (yield from compute(job, quick=quick))
+    answer: tuple[ToolCall, Verdict] | Refusal = yield Compute(job, quick=quick)
+    return answer
 
 
 def _subject(call: ToolCall) -> Subject:
@@ -219,9 +219,8 @@ def charge_tool(context: Context, call: ToolCall) -> Flow[Receipt]:
         held = _hold(view, consented, context=context, call=call, step=step, verdict=verdict)
         if not isinstance(held, Hold):
             return held
-        note_answer(
-            view, context.policy, context.node_id, held, well=None
-        )  # it has not run yet, and nobody says how it ends
+        # It has not run yet, and how it ends is never said.
+        note_end(view, context.policy, step.at(call.amount), StepEnd(held.id, "unknown"))
         return apply(view, held.id, Capture(call.amount, Evidence.ESTIMATE))
 
     def undo(error: BaseException) -> Flow[None]:
@@ -250,17 +249,15 @@ def end_tool(context: Context, hold: Hold, end: ToolEnd, *, ceiling: Nanos) -> F
             bill = Bill(ceiling, Evidence.ASSUMED, note=end.note)  # what is free is held as a nano-dollar
         else:
             bill = Bill(end.amount, Evidence.ESTIMATE, note=end.note)
-        ended = yield from book(context, hold, bill, well=end.well)
+        ended = yield from book(context, hold, bill, outcome=end.outcome)
         if end.forgotten:
-            yield from warn(
-                f"tool {hold.purpose.tool!r}: {end.note}, so its ceiling ${format_dollars(ceiling)} is booked"
-            )
+            yield Notify(f"tool {hold.purpose.tool!r}: {end.note}, so its ceiling ${format_dollars(ceiling)} is booked")
         elif end.amount is not None and end.amount > hold.amount:
             cost, most = format_dollars(end.amount), format_dollars(ceiling)
-            yield from warn(f"tool {hold.purpose.tool!r}: it cost ${cost}, above its ceiling ${most}")
+            yield Notify(f"tool {hold.purpose.tool!r}: it cost ${cost}, above its ceiling ${most}")
     except LedgerUnavailable as error:
         problem = f"the books could not be written: {error}"
-        yield from warn(f"tool {hold.purpose.tool!r}: {problem}; its hold {hold.id} counts in full")
+        yield Notify(f"tool {hold.purpose.tool!r}: {problem}; its hold {hold.id} counts in full")
         return replace(receipt_of(hold, represented=False), in_doubt=True, note=problem)
     return replace(receipt_of(ended, represented=False), note=end.note)
 
@@ -279,37 +276,38 @@ def check_free(context: Context, call: ToolCall, seat: Seat | None) -> Flow[Narr
     def change(view: LedgerView, consented: Consented) -> bool | Unasked | Refusal:
         refusal = (
             check_standing(view, context)
-            or judge_step(view, context.policy, context.node_id, step)
-            or judge_amount(view, context.policy, context.node_id, step)
+            or judge_step(view, context.policy, step)
+            or judge_step(view, context.policy, step.at(Nanos(0)))
             or _unconsented(call, verdict, consented)
         )
         if refusal is None:
-            note_taken(view, context.policy, context.node_id, step, call.hold_id)
+            note_taken(view, context.policy, step, call.hold_id)
             _note_medium(view, call, verdict)
         return refusal or True
 
     def undo(_error: BaseException) -> Flow[None]:
         yield from ()  # nothing was written
 
-    marks = guard_marks(context.policy, context.node_id, step)
+    marks = guard_marks(context.policy, step)
     scope = Scope(nodes=(context.node_id,), marks=marks, durable=True)
     yield from hold_or_refuse(context, scope, change, undo, seat=seat)
     return verdict.narrow
 
 
-def end_free(context: Context, call: ToolCall, *, well: bool | None) -> Flow[None]:
-    """Count how a tool ended that costs no dollars; books that cannot be written take nothing from its caller."""
-    step, breaker = Step(HoldKind.TOOL, call.tool, ""), context.policy.breaker
-    if breaker is None:
+def end_free(context: Context, call: ToolCall, *, outcome: Outcome) -> Flow[None]:
+    """Count how a tool ended that costs no dollars; a ledger that cannot be written takes nothing from its caller."""
+    step = Step(HoldKind.TOOL, call.tool, "", context.node_id)
+    marks = guard_marks(context.policy, step, ending=True)
+    if not marks:
         return
 
     def change(view: LedgerView) -> None:
-        note_end(view, breaker, context.node_id, step, call.hold_id, well=well)
+        note_end(view, context.policy, step, StepEnd(call.hold_id, outcome))
 
     try:
-        yield from transact(Scope(marks=breaker_marks(breaker, context.node_id, step)), change)
+        yield Transact(Scope(marks=marks), change)
     except LedgerUnavailable as error:
-        yield from warn(f"tool {call.tool!r}: the books could not be written: {error}")
+        yield Notify(f"tool {call.tool!r}: the books could not be written: {error}")
 
 
 def _unconsented(call: ToolCall, verdict: Verdict, consented: Consented) -> Unasked | Refusal | None:
@@ -327,14 +325,14 @@ def _note_medium(view: LedgerView, call: ToolCall, verdict: Verdict) -> None:
 
 
 def _scope(context: Context, call: ToolCall, step: Step) -> Scope:
-    marks = guard_marks(context.policy, context.node_id, step)
+    marks = guard_marks(context.policy, step)
     return Scope(nodes=(context.node_id,), holds=(call.hold_id,), marks=marks, durable=True)
 
 
 def _step(context: Context, call: ToolCall) -> Step:
     loop = context.policy.loop
     key = "" if loop is None else tool_key(call.tool, call.arguments, loop.ignored)
-    return Step(HoldKind.TOOL, call.tool, key, call.amount)
+    return Step(HoldKind.TOOL, call.tool, key, context.node_id, call.amount)
 
 
 def _hold(
@@ -342,8 +340,8 @@ def _hold(
 ) -> Hold | Unasked | Refusal:
     refusal = (
         check_standing(view, context)
-        or judge_step(view, context.policy, context.node_id, step)
-        or judge_amount(view, context.policy, context.node_id, step)
+        or judge_step(view, context.policy, step)
+        or judge_step(view, context.policy, step.at(call.amount))
     )
     if refusal is not None:
         return replace(refusal, requested=call.amount)
@@ -367,6 +365,6 @@ def _hold(
         facts["arguments"] = call.fingerprint
     written = authorize(view, hold, facts)
     if not isinstance(written, Refusal):
-        note_taken(view, context.policy, context.node_id, step, hold.id)
+        note_taken(view, context.policy, step, hold.id)
         _note_medium(view, call, verdict)
     return written

@@ -14,6 +14,7 @@ from x402guard.flow.drivers import Shell, run, run_async
 from x402guard.flow.effects import Flow
 from x402guard.flow.receipt import Receipt
 from x402guard.money import Dollars, Nanos, dollars_to_nanos, format_dollars, nanos_to_decimal
+from x402guard.policy.step_guard import Outcome
 from x402guard.tools.arguments import plain_arguments, shown_arguments
 from x402guard.tools.flow import (
     TOOL_HOLD_S,
@@ -170,8 +171,8 @@ class ToolHold:
         if self._ending is not None:
             end = ToolEnd(amount=self._captured, void=self._voided)
         elif error is not None:
-            well = False if isinstance(error, Exception) else None
-            end = ToolEnd(note=f"its block was left by {type(error).__name__}", well=well)
+            outcome: Outcome = "failed" if isinstance(error, Exception) else "unknown"
+            end = ToolEnd(note=f"its block was left by {type(error).__name__}", outcome=outcome)
         else:
             end = ToolEnd(note="nobody said what it cost", forgotten=True)
         return end_tool(self._context, self._held.hold, end, ceiling=self._held.ceiling)

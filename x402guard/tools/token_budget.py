@@ -10,7 +10,7 @@ from typing import Any, Final
 from x402guard.errors import BudgetExhausted, ConfigError, LedgerUnavailable, PaymentRefused
 from x402guard.flow.context import Context
 from x402guard.flow.drivers import Shell, run, run_async
-from x402guard.flow.effects import Flow, Interrupted, cause, transact, transact_anyway, warn
+from x402guard.flow.effects import Flow, Interrupted, Notify, Transact, cause, transact, transact_anyway
 from x402guard.flow.refusals import refused
 from x402guard.ledger.authorize import TOKENS, Refusal
 from x402guard.ledger.model import Hold, HoldState, Node
@@ -271,20 +271,20 @@ class TokenBudget:
 
         scope = self._scope(wanted.id)
         try:
-            hold, before, warning = yield from transact(scope, change)
+            hold, before, warning = yield Transact(scope, change)
         except (Interrupted, LedgerUnavailable) as error:
             # It may have been written although its answer was lost.
             yield from self._give_back(scope, wanted.id, error)
             raise
         if warning:
-            yield from warn(warning)
+            yield Notify(warning)
         if hold is None:
             raise (yield from self._exhausted(before, wanted.requested))
         return Allotment(Allocation.of(hold, requested), tokens_left(before), before.limit or 0)
 
     def _give_back(self, scope: Scope, hold_id: str, error: BaseException) -> Flow[None]:
         try:
-            yield from transact(scope, lambda view: self._end_if_held(view, hold_id, None))
+            yield Transact(scope, lambda view: self._end_if_held(view, hold_id, None))
         except LedgerUnavailable as again:
             cause(error).add_note(f"the tokens of {hold_id} could not be given back: {again}")
 
@@ -336,7 +336,7 @@ class TokenBudget:
             )
             yield from self._warned(written)
         except Interrupted:
-            yield from transact(scope, lambda view: self._end_if_held(view, hold_id, used))
+            yield Transact(scope, lambda view: self._end_if_held(view, hold_id, used))
             raise
 
     def _end_if_held(self, view: LedgerView, hold_id: str, used: int | None) -> None:
@@ -347,7 +347,7 @@ class TokenBudget:
     def _warned(self, written: Flow[str]) -> Flow[None]:
         warning = yield from written
         if warning:
-            yield from warn(warning)
+            yield Notify(warning)
 
     def __repr__(self) -> str:
         return f"TokenBudget(total={DEFAULT_TOKENS if self._total is None else self._total}, soft={self._soft})"

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from x402guard.assets import TEST_NETWORKS, AssetRegistry
 from x402guard.errors import CallTimeout, ProtocolError
 from x402guard.flow.context import Context
-from x402guard.flow.effects import Flow, Reply, SendFailed, peek_body, read_funds
+from x402guard.flow.effects import AskChain, Flow, PeekBody, Reply, SendFailed
+from x402guard.flow.ports import AccountFunds
 from x402guard.flow.request import RequestFacts
 from x402guard.ledger.authorize import Refusal
 from x402guard.money import Nanos, format_dollars
@@ -67,7 +68,8 @@ def read_challenge(reply: Reply, call_s: int | None = None) -> Flow[Challenge | 
 
 def _peeked(call_s: int | None) -> Flow[bytes | None]:
     try:
-        return (yield from peek_body(MAX_BODY_BYTES, call_s))
+        answer: bytes | None = yield PeekBody(MAX_BODY_BYTES, call_s)
+        return answer
     except SendFailed as failure:
         if isinstance(failure.cause, CallTimeout):
             failure.cause.money_may_have_moved = False
@@ -143,7 +145,7 @@ def _unaffordable(offer: Offer, context: Context) -> Flow[Refusal | None]:
     """A payment that the account cannot make would only burn the budget until its deadline."""
     if context.payer is None:
         return None
-    funds = yield from read_funds(offer.network, offer.asset.contract, context.payer)
+    funds = yield AskChain(AccountFunds(offer.network, offer.asset.contract, context.payer))
     if funds is None and context.unsafe_no_chain:
         return None
     if funds is None:

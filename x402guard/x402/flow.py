@@ -26,17 +26,16 @@ from x402guard.errors import (
 from x402guard.flow.admission import Seat, hold_or_refuse
 from x402guard.flow.context import Context
 from x402guard.flow.effects import (
+    Checkpoint,
+    Compute,
     Flow,
     HeaderLine,
     Reply,
+    Send,
     SendFailed,
+    Sign,
     cause,
-    checkpoint,
-    compute,
     error_name,
-    recheck,
-    send,
-    sign,
 )
 from x402guard.flow.receipt import Receipt, receipt_of
 from x402guard.flow.refusals import refused
@@ -85,7 +84,7 @@ def paid_request(
 def _conversation(
     request: RequestFacts, context: Context, registry: AssetRegistry, reply: Reply | None
 ) -> Flow[Receipt | None]:
-    reply = reply or (yield from send())  # 2
+    reply = reply or (yield Send())  # 2
     if reply.status != PAYMENT_REQUIRED_STATUS or request.pays_itself:
         return None
     timeouts = context.policy.timeouts
@@ -133,7 +132,7 @@ def _authorize(
 ) -> Flow[Authorized]:
     """Step 6: durable before anything is signed. A person who has to be asked is asked here, with nothing held."""
     quick = len(request.body or b"") <= QUICK_BYTES
-    step = yield from compute(lambda _now_ms: payment_step(context, request), quick=quick)
+    step = yield Compute(lambda _now_ms: payment_step(context, request), quick=quick)
     scope = purchase_scope(context, request, offers, step)
 
     def change(view: LedgerView, consented: Consented) -> Authorized | Stuck | Unasked | Refusal:
@@ -178,9 +177,9 @@ def _sign(context: Context, authorized: Authorized) -> Flow[HeaderLine]:
     hold = authorized.hold
     signing = False
     try:
-        yield from checkpoint()
+        yield Checkpoint()
         signing = True
-        return _sealed_header(hold, (yield from sign(hold)))
+        return _sealed_header(hold, (yield Sign(hold)))
     except GeneratorExit:
         raise
     except SignerError as error:
@@ -215,7 +214,7 @@ def _present(context: Context, authorized: Authorized, header: HeaderLine) -> Fl
     """Steps 8 and 9: the cheque leaves. From here on only proof frees the hold, and no error says that nothing was paid."""
     hold = authorized.hold
     try:
-        reply = yield from send(header, pays=hold.id, call_s=context.policy.timeouts.payment_s)
+        reply: Reply = yield Send((header,), pays=hold.id, call_s=context.policy.timeouts.payment_s)
         return (yield from _book(context, authorized, reply))
     except (GeneratorExit, SettlementUncertain):
         raise
@@ -264,12 +263,8 @@ def _book(context: Context, authorized: Authorized, reply: Reply) -> Flow[Hold]:
 
 
 def _check_soon(hold: Hold) -> Flow[Hold]:
-    """The chain is asked about a claim behind the caller's back: nobody waits for it with an answer in hand."""
-    if proven_taken(hold) and hold.proof is None:
-        return (yield from ask_chain(hold))  # counted in full, until somebody named what took it
-    if hold.chain_evidence:
-        yield from recheck()
-    return hold
+    """Ask the chain at once about a payment that counts in full until its transaction is named; others wait for the recheck."""
+    return (yield from ask_chain(hold)) if proven_taken(hold) and hold.proof is None else hold
 
 
 def _resolve_represented(hold: Hold) -> Flow[None]:

@@ -18,11 +18,10 @@ from x402guard.ledger.model import Hold, HoldKind
 from x402guard.ledger.upto_sellers import ceiling_mark
 from x402guard.ledger.view import LedgerView, Scope
 from x402guard.money import Nanos
-from x402guard.policy.breakers import find_open, note_try
-from x402guard.policy.guards import SPIKE, guard_marks, judge_amount, judge_step, note_taken
+from x402guard.policy.guards import guard_marks, judge_step, note_taken
 from x402guard.policy.judge import Consented, Unasked, verdict_facts, verdict_of
+from x402guard.policy.spikes import SPIKE
 from x402guard.policy.steps import Step, request_key, step_of
-from x402guard.policy.timeouts import find_late
 from x402guard.policy.verdicts import Subject
 from x402guard.x402.offer import Offer
 from x402guard.x402.offer_rules import Case, lifetime_s, resource_host
@@ -67,7 +66,7 @@ def payment_step(context: Context, request: RequestFacts) -> Step:
     key = ""
     if loop is not None:
         key = request_key(HoldKind.PAYMENT, request.method, request.url, request.body or b"", loop.ignored)
-    return Step(HoldKind.PAYMENT, place_of(request), key)
+    return Step(HoldKind.PAYMENT, place_of(request), key, context.node_id)
 
 
 def purchase_scope(context: Context, request: RequestFacts, offers: tuple[Offer, ...], step: Step) -> Scope:
@@ -82,7 +81,7 @@ def purchase_scope(context: Context, request: RequestFacts, offers: tuple[Offer,
             origin_mark(request.origin),
             *(payee_mark(request.origin, payee) for payee in payees),
             *sorted(sellers),
-            *guard_marks(context.policy, context.node_id, step, payees),
+            *guard_marks(context.policy, step, payees),
         ),
         durable=True,
     )
@@ -103,20 +102,19 @@ def authorize_purchase(
     ledger's memory of the origin has nothing against is taken. *step* is what the guards see; *consented* are the offers that a
     person has allowed.
     """
-    closed = (
-        check_standing(view, context)
-        or check_clock(view)
-        or find_late(view, context.policy.timeouts, context.node_id, step.kind)
-    )
+    closed = check_standing(view, context) or check_clock(view)
     if closed is not None:
         return closed
     doubtful = [h for h in view.live(view.purchase) if in_doubt(view, h, flight_ms=context.flight_ms)]
+    late = context.policy.timeouts.judge(view, step) if doubtful else None
+    if late is not None:
+        return late
     for hold in doubtful:
         if _still_matches(view, hold, offers):
-            return _present_again(view, context, hold)
+            return _present_again(view, context, hold, step)
     if doubtful:
         return Stuck(doubtful[0])
-    guarded = judge_step(view, context.policy, context.node_id, step)
+    guarded = judge_step(view, context.policy, step)
     if guarded is not None:
         return guarded
     refusals: list[Refusal] = []
@@ -128,13 +126,15 @@ def authorize_purchase(
     return refusals[0]
 
 
-def _present_again(view: LedgerView, context: Context, hold: Hold) -> Authorized | Refusal:
-    step = step_of(hold)
-    resting = find_open(view, context.policy.breaker, context.node_id, step)
-    if resting is not None:
-        reason = f"{resting.reason}; the payment of hold {hold.id[:16]}… stays out until its deadline"
-        return replace(resting, reason=reason, is_out=True)
-    note_try(view, context.policy.breaker, context.node_id, step, hold.id)
+def _present_again(view: LedgerView, context: Context, hold: Hold, asked: Step) -> Authorized | Refusal:
+    step, policy = step_of(hold), context.policy
+    if policy.breaker is not None:
+        # The host before the price is known, the payee once it is: as for a step that is held for.
+        is_open = policy.breaker.judge(view, asked) or policy.breaker.judge(view, step)
+        if is_open is not None:
+            reason = f"{is_open.reason}; the payment of hold {hold.id[:16]}… stays out until its deadline"
+            return replace(is_open, reason=reason, is_out=True)
+        policy.breaker.taken(view, step, hold.id)
     return Authorized(take_over(view, hold, instance=context.instance), represented=True)
 
 
@@ -147,7 +147,7 @@ def _buy(
     if objection is not None:
         return replace(objection, requested=Nanos(offer.amount_nanos))
     priced = step.at(Nanos(offer.amount_nanos), offer.payee)
-    excess = judge_amount(view, context.policy, context.node_id, priced)
+    excess = judge_step(view, context.policy, priced)
     if excess is not None:
         return excess
     subject = offer_subject(case)
@@ -159,7 +159,7 @@ def _buy(
     decided = authorize(view, hold, {**_facts(case, hold), **verdict_facts(verdict)})
     if isinstance(decided, Refusal):
         return decided
-    note_taken(view, context.policy, context.node_id, priced, decided.id)
+    note_taken(view, context.policy, priced, decided.id)
     note_payee(view, case)
     _note_resource(view, decided, case)
     return Authorized(decided, represented=False)

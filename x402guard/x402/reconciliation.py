@@ -17,8 +17,8 @@ from x402guard.assets import Asset, AssetRegistry
 from x402guard.evm import Address, parse_address
 from x402guard.flow.context import Context
 from x402guard.flow.drivers import Shell, run
-from x402guard.flow.effects import Flow, ReadNonce, ReadTransfers, read_chain, read_funds, transact
-from x402guard.flow.ports import Outgoing, Transfers
+from x402guard.flow.effects import AskChain, Flow, Transact
+from x402guard.flow.ports import AccountFunds, HoldStatus, OutgoingTransfer, TransferNonce, Transfers, WalletTransfers
 from x402guard.ledger.evidence import Finding, Unreadable, explain, proof_key, unshown_mark
 from x402guard.ledger.model import WALLET, Claim, Evidence, Hold, HoldState
 from x402guard.ledger.queries import ALLOWANCE, nodes_of
@@ -108,7 +108,7 @@ def reconcile_holds(context: Context, hold_ids: Iterable[str], result: Reconcili
         if network in result.unreadable:
             result.still_open += 1
             continue
-        finding = yield from read_chain(hold)
+        finding = yield AskChain(HoldStatus(hold))
         if isinstance(finding, Unreadable):
             result.still_open += 1
             if not finding.alone:  # else who names what nobody can find would keep all others from being asked about
@@ -147,7 +147,7 @@ def _pick(context: Context, hold_id: str, result: Reconciliation) -> Flow[Hold |
         flying = hold.state is HoldState.HELD and not is_worth_asking(view, hold, context.flight_ms)
         return None if flying and not past else hold
 
-    picked = yield from transact(Scope(holds=(hold_id,), durable=True), change)
+    picked: Hold | None = yield Transact(Scope(holds=(hold_id,), durable=True), change)
     result.captured += lapsed
     return picked
 
@@ -164,11 +164,13 @@ def reconcile_wallet(token: Asset, payer: Address, since_unix: int, result: Reco
     """
     yield from _note_allowance(token, payer, result)
     after = _block_of((yield from _read_mark(scan_mark(token, payer))))
-    found: Transfers | Unreadable = yield ReadTransfers(token.network, token.contract, payer, after, since_unix)
+    found: Transfers | Unreadable = yield AskChain(
+        WalletTransfers(token.network, token.contract, payer, after, since_unix)
+    )
     if isinstance(found, Unreadable):
         result.unreadable.setdefault(token.network, found.reason)
         return
-    strangers: list[Outgoing] = []
+    strangers: list[OutgoingTransfer] = []
     for transfer in found.outgoing:
         if transfer.amount_atomic == 0:
             continue  # anybody can have a token say that nothing left a wallet
@@ -184,37 +186,41 @@ def reconcile_wallet(token: Asset, payer: Address, since_unix: int, result: Reco
     result.unexplained_total += sum(row["amount"] for row in told)
 
 
-def _explained(token: Asset, payer: Address, transfer: Outgoing, result: Reconciliation) -> Flow[bool | Unreadable]:
+def _explained(
+    token: Asset, payer: Address, transfer: OutgoingTransfer, result: Reconciliation
+) -> Flow[bool | Unreadable]:
     """Is there a payment in the books that this Transfer proves? One whose proof was missing has it from now on."""
     proof = proof_key(token.network, transfer.transaction, transfer.log_index)
     if (yield from _read_mark(proof)) is not None:
         return True
-    nonce: int | Unreadable | None = yield ReadNonce(token.network, token.contract, payer, transfer)
+    nonce: int | Unreadable | None = yield AskChain(TransferNonce(token.network, token.contract, payer, transfer))
     if isinstance(nonce, Unreadable):
         return nonce
     if nonce is None:
         return (yield from _stands_for_one(token, transfer, proof))
     hold_id = f"{nonce:064x}"
-    hold = yield from transact(Scope(holds=(hold_id,)), lambda view: view.hold(hold_id))
+    hold = yield Transact(Scope(holds=(hold_id,)), lambda view: view.hold(hold_id))
     if hold is None or hold.intent is None:
         return False
     shown = dataclasses.replace(hold, claim=Claim(hold.amount, transfer.transaction))
-    finding = yield from read_chain(shown)
+    finding = yield AskChain(HoldStatus(shown))
     if isinstance(finding, Unreadable):
         return finding
     yield from _book(hold, finding, result)
     return (yield from _read_mark(proof)) is not None
 
 
-def _stands_for_one(token: Asset, transfer: Outgoing, proof: MarkKey) -> Flow[bool]:
+def _stands_for_one(token: Asset, transfer: OutgoingTransfer, proof: MarkKey) -> Flow[bool]:
     """A settlement wrapped in a contract of the payee's shows no nonce: it is of one of the payments whose cause nobody knows."""
     key = unshown_mark(token.network, token.contract, transfer.payee)
     scope = Scope(marks=(key, proof))
-    return (yield from transact(scope, lambda view: explain(view, key, proof, transfer.amount_atomic)))
+    answer: bool = yield Transact(scope, lambda view: explain(view, key, proof, transfer.amount_atomic))
+    return answer
 
 
 def _read_mark(key: MarkKey) -> Flow[Mapping[str, Any] | None]:
-    return (yield from transact(Scope(marks=(key,)), lambda view: view.mark(key)))
+    answer: Mapping[str, Any] | None = yield Transact(Scope(marks=(key,)), lambda view: view.mark(key))
+    return answer
 
 
 def _block_of(mark: Mapping[str, Any] | None) -> int | None:
@@ -222,7 +228,7 @@ def _block_of(mark: Mapping[str, Any] | None) -> int | None:
 
 
 def _note_scan(
-    token: Asset, payer: Address, after: int | None, upto: int, strangers: list[Outgoing]
+    token: Asset, payer: Address, after: int | None, upto: int, strangers: list[OutgoingTransfer]
 ) -> Flow[list[dict[str, Any]]]:
     """Remember how far the wallet was compared, and tell of what stands in no book; return what was told."""
     key = scan_mark(token, payer)
@@ -244,10 +250,11 @@ def _note_scan(
             )
         return rows
 
-    return (yield from transact(Scope(nodes=(WALLET,), marks=(key,)), change))
+    answer: list[dict[str, Any]] = yield Transact(Scope(nodes=(WALLET,), marks=(key,)), change)
+    return answer
 
 
-def _stranger(token: Asset, transfer: Outgoing) -> dict[str, Any]:
+def _stranger(token: Asset, transfer: OutgoingTransfer) -> dict[str, Any]:
     return {
         "network": token.network,
         "token": token.contract,
@@ -259,7 +266,7 @@ def _stranger(token: Asset, transfer: Outgoing) -> dict[str, Any]:
 
 
 def _note_allowance(token: Asset, payer: Address, result: Reconciliation) -> Flow[None]:
-    funds = yield from read_funds(token.network, token.contract, payer)
+    funds = yield AskChain(AccountFunds(token.network, token.contract, payer))
     if funds is None:
         return
     row = {
@@ -270,7 +277,7 @@ def _note_allowance(token: Asset, payer: Address, result: Reconciliation) -> Flo
         "exposed": token.value_nanos(min(funds.permit2_allowance, funds.balance)),
     }
     key = ALLOWANCE, f"{token.network}/{token.contract}"
-    yield from transact(Scope(marks=(key,)), lambda view: view.put_mark(key, {**row, "at_ms": view.now_ms}))
+    yield Transact(Scope(marks=(key,)), lambda view: view.put_mark(key, {**row, "at_ms": view.now_ms}))
     if funds.permit2_allowance:
         result.allowances.append(row)
 

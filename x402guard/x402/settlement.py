@@ -12,7 +12,8 @@ from x402guard.errors import (
     SettlementUncertain,
 )
 from x402guard.flow.context import Context
-from x402guard.flow.effects import Flow, Reply, read_chain, transact
+from x402guard.flow.effects import AskChain, Flow, Reply, Transact
+from x402guard.flow.ports import HoldStatus
 from x402guard.ledger.budgets import room_on_path
 from x402guard.ledger.evidence import (
     CONTRADICTED,
@@ -32,7 +33,8 @@ from x402guard.ledger.transitions import Note, Void, apply
 from x402guard.ledger.upto_sellers import ceiling_mark
 from x402guard.ledger.view import LedgerView, Scope
 from x402guard.money import Nanos
-from x402guard.policy.guards import delivery_marks, give_step_back, guard_marks, note_answer, note_delivery
+from x402guard.policy.guards import give_step_back, guard_marks, note_end
+from x402guard.policy.step_guard import StepEnd
 from x402guard.policy.steps import step_of
 from x402guard.x402.wire import SettleResponse, decode_receipt
 
@@ -96,13 +98,15 @@ def write_claim(context: Context, hold: Hold, claim: Claim, *, delivered: bool) 
     step = step_of(hold)
 
     def change(view: LedgerView) -> Hold:
-        note_delivery(view, context.policy, context.node_id, hold, delivered=delivered)
+        note_end(view, context.policy, step, StepEnd(hold.id, "ok" if delivered else "failed"))
+        view.recheck = hold.chain_evidence
         return claim_settlement(view, hold.id, claim, believe=believe)
 
     receipt = [receipt_mark(hold.payment().network, claim.transaction)] if claim.transaction else []
-    marks = (ceiling_mark(hold.payment().payee), *receipt, *delivery_marks(context.policy, context.node_id, step))
+    marks = (ceiling_mark(hold.payment().payee), *receipt, *guard_marks(context.policy, step, ending=True))
     scope = dataclasses.replace(_scope_of(context, hold.id), marks=marks, durable=not delivered)
-    return (yield from transact(scope, change))
+    answer: Hold = yield Transact(scope, change)
+    return answer
 
 
 def note_doubt(context: Context, hold: Hold, reason: str, transaction: str = "", *, sent: bool = True) -> Flow[Hold]:
@@ -115,16 +119,16 @@ def note_doubt(context: Context, hold: Hold, reason: str, transaction: str = "",
 
     def change(view: LedgerView) -> Hold:
         now = view.known_hold(hold.id)
-        if sent:
-            again = now.doubt is not None or now.presented > 0
-            note_delivery(view, context.policy, context.node_id, hold, delivered=False, again=again)
-        else:
-            note_answer(view, context.policy, context.node_id, hold, well=None)
+        again = now.doubt is not None or now.presented > 0
+        end = StepEnd(hold.id, "failed", again=again) if sent else StepEnd(hold.id, "unknown")
+        note_end(view, context.policy, step, end)
         claim = Claim(now.amount, transaction) if transaction else None
+        view.recheck = claim is not None and hold.chain_evidence
         return apply(view, hold.id, Note(reason, claim)) if now.state is HoldState.HELD else now
 
-    marks = delivery_marks(context.policy, context.node_id, step)
-    return (yield from transact(dataclasses.replace(_scope_of(context, hold.id), marks=marks, durable=sent), change))
+    marks = guard_marks(context.policy, step, ending=True)
+    answer: Hold = yield Transact(dataclasses.replace(_scope_of(context, hold.id), marks=marks, durable=sent), change)
+    return answer
 
 
 def note_late(context: Context, hold: Hold) -> Flow[None]:
@@ -132,10 +136,10 @@ def note_late(context: Context, hold: Hold) -> Flow[None]:
     step = step_of(hold)
 
     def change(view: LedgerView) -> None:
-        note_delivery(view, context.policy, context.node_id, hold, delivered=False, late=True)
+        note_end(view, context.policy, step, StepEnd(hold.id, "failed", late=True))
 
-    marks = delivery_marks(context.policy, context.node_id, step)
-    yield from transact(dataclasses.replace(_scope_of(context, hold.id), marks=marks, durable=True), change)
+    marks = guard_marks(context.policy, step, ending=True)
+    yield Transact(dataclasses.replace(_scope_of(context, hold.id), marks=marks, durable=True), change)
 
 
 def void(context: Context, held: Hold | str, reason: str, *, presented: int = 0) -> Flow[bool]:
@@ -153,12 +157,13 @@ def void(context: Context, held: Hold | str, reason: str, *, presented: int = 0)
         if hold.state is HoldState.HELD and hold.presented == presented:
             hold = apply(view, hold_id, Void(reason))
             if step is not None:
-                give_step_back(view, context.policy, context.node_id, step, hold.created_ms)
-                note_answer(view, context.policy, context.node_id, hold, well=None)
+                give_step_back(view, context.policy, step, hold.created_ms)
+                note_end(view, context.policy, step, StepEnd(hold.id, "unknown"))
         return hold.state is HoldState.VOIDED
 
-    marks = () if step is None else guard_marks(context.policy, context.node_id, step, (step.payee,))
-    return (yield from transact(dataclasses.replace(_scope_of(context, hold_id), marks=marks), change))
+    marks = () if step is None else guard_marks(context.policy, step, (step.payee,))
+    answer: bool = yield Transact(dataclasses.replace(_scope_of(context, hold_id), marks=marks), change)
+    return answer
 
 
 def _scope_of(context: Context, hold_id: str) -> Scope:
@@ -167,7 +172,7 @@ def _scope_of(context: Context, hold_id: str) -> Scope:
 
 def ask_chain(hold: Hold) -> Flow[Hold]:
     """Read the chain about one payment and let the answer take effect; return the hold after it."""
-    finding = yield from read_chain(hold)
+    finding = yield AskChain(HoldStatus(hold))
     return hold if isinstance(finding, Unreadable) else (yield from take_effect(hold, finding))
 
 
@@ -190,7 +195,8 @@ def weighed(hold: Hold, finding: Finding) -> Flow[tuple[Hold, bool]]:
 
     # An upward correction restrains, so this transaction has to survive a power cut.
     scope = Scope(nodes=(hold.node_id,), holds=(hold.id,), marks=tuple(marks), durable=True)
-    return (yield from transact(scope, change))
+    answer: tuple[Hold, bool] = yield Transact(scope, change)
+    return answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,9 +235,9 @@ def sweep(context: Context) -> Flow[Swept]:
 
     scope = Scope(nodes=(context.node_id,), sweep=SWEEP_SIZE, flight_ms=context.flight_ms)
     still_open, unreadable, asked = 0, set[str](), list[Hold]()
-    for hold in (yield from transact(scope, pick)):
+    for hold in (yield Transact(scope, pick)):
         network = hold.payment().network
-        finding = Unreadable("") if network in unreadable else (yield from read_chain(hold))
+        finding = Unreadable("") if network in unreadable else (yield AskChain(HoldStatus(hold)))
         if not isinstance(finding, Unreadable):
             still_open += is_open((yield from take_effect(hold, finding)))
             continue
@@ -251,7 +257,7 @@ def _note_asked(holds: list[Hold]) -> Flow[None]:
             view.put_hold(dataclasses.replace(view.known_hold(hold.id), checked_ms=view.now_ms))
 
     scope = Scope(nodes=tuple({hold.node_id for hold in holds}), holds=tuple(hold.id for hold in holds))
-    yield from transact(scope, change)
+    yield Transact(scope, change)
 
 
 def is_worth_asking(view: LedgerView, hold: Hold, flight_ms: int) -> bool:
