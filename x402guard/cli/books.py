@@ -17,7 +17,6 @@ from rich.table import Table
 from rich.text import Text
 
 from x402guard.errors import ConfigError
-from x402guard.flow.drivers import Shell
 from x402guard.guard.settings import load_settings
 from x402guard.ledger.in_doubt import in_doubt, instance_mark
 from x402guard.ledger.model import WALLET, Hold, HoldKind, Node, NodeKind
@@ -113,7 +112,7 @@ def report(
 ) -> None:
     """Print a session's report."""
     with opened(ledger) as store:
-        found = report_of(Shell(store, None, None), _find(store, session))
+        found = report_of(store, _find(store, session))
     typer.echo(found.to_json() if as_json else found.to_text())
 
 

@@ -12,7 +12,7 @@ from x402guard.flow.effects import Ask, Flow, Interrupted, TakeSlot, Transact
 from x402guard.flow.ports import Slot
 from x402guard.flow.refusals import refused
 from x402guard.ledger.authorize import BUDGET, Refusal, check_open, lapse_due
-from x402guard.ledger.model import HoldKind
+from x402guard.ledger.model import NOTHING, HoldKind
 from x402guard.ledger.owner import trip_node
 from x402guard.ledger.view import LedgerView, Scope
 from x402guard.money import format_dollars, nanos_to_decimal
@@ -20,7 +20,6 @@ from x402guard.policy.approvals import APPROVAL, ApprovalRequest, request_id
 from x402guard.policy.breakers import slot_of
 from x402guard.policy.judge import Consented, Unasked
 from x402guard.policy.steps import run_of
-from x402guard.x402.settlement import sweep
 
 BUSY: Final = "bulkhead"
 LONGEST_WAIT_S: Final = 300
@@ -182,16 +181,12 @@ def hold_or_refuse(
             consented |= {decided.key}
         elif not isinstance(decided, Refusal):
             return decided
-        elif decided.rule == BUDGET and not swept and context.chains and (yield from _may_fit_now(context, decided)):
-            swept = True
-        else:
+        elif decided.rule != BUDGET or swept or context.sweep is None:
             raise (yield from no(decided))
-
-
-def _may_fit_now(context: Context, refusal: Refusal) -> Flow[bool]:
-    """Ask the chain about what is claimed: it may have cost less than is held. Somebody else may have found that out just now."""
-    swept = yield from sweep(context)
-    return swept.asked > 0 or swept.room is None or swept.room > (refusal.available or 0)
+        else:
+            swept = True
+            if not (yield from context.sweep(context, decided.available or NOTHING)):
+                raise (yield from no(decided))
 
 
 def _asked_too_often(unasked: Unasked, consented: Consented) -> Refusal | None:

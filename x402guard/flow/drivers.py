@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final, Generic, Protocol, TypeVar
@@ -20,7 +19,6 @@ from anyio.lowlevel import RunVar
 
 from x402guard.errors import SignerError
 from x402guard.evm import normalise_signature
-from x402guard.flow.bulkheads import Slots
 from x402guard.flow.detached import Aside, TooLate, Wakeable
 from x402guard.flow.effects import (
     Ask,
@@ -39,62 +37,15 @@ from x402guard.flow.effects import (
     TakeSlot,
     Transact,
 )
-from x402guard.flow.ports import ChainReader, Signer, Slot
+from x402guard.flow.ports import Signer, Slot
 from x402guard.flow.sealed import Sealed, forgetting
-from x402guard.flow.singleflight import SingleFlight
+from x402guard.flow.shell import _LOG, Approver, Shell
 from x402guard.ledger.model import Hold
-from x402guard.ledger.store import LedgerStore
-from x402guard.ledger.view import LedgerView, Notice
+from x402guard.ledger.view import LedgerView
 from x402guard.policy.approvals import Answer, ApprovalRequest, count_people
-
-_LOG: Final = logging.getLogger("x402guard")
 
 R = TypeVar("R")
 X = TypeVar("X")
-
-
-class NoticeTeller(Protocol):
-    """Tells people what they ought to know."""
-
-    def tell(self, notices: Iterable[Notice]) -> None:
-        """Tell of what has happened; never raises."""
-
-
-class _Log:
-    def tell(self, notices: Iterable[Notice]) -> None:
-        for notice in notices:
-            _LOG.log(logging.WARNING if notice.pressing else logging.INFO, notice.message)
-
-
-def do_nothing() -> None:
-    """Nobody is there to ask the chain behind a caller's back."""
-
-
-@dataclass(frozen=True, slots=True)
-class Shell:
-    """What every flow of a guard runs on.
-
-    Attributes:
-        store: the books.
-        signer: the key, if any.
-        chain: the chains, if any.
-        approver: who is asked, if anybody.
-        teller: who is told what happens.
-        slots: the bulkheads: how many calls are under way, and where.
-        kill_file: a file whose being there stops everything, if any.
-        recheck: has the chain asked soon about what is claimed; returns at once.
-        single_flight: what the chain is being asked at the moment.
-    """
-
-    store: LedgerStore
-    signer: Signer | None
-    chain: ChainReader | None
-    approver: Approver | None = None
-    teller: NoticeTeller = field(default_factory=_Log)
-    slots: Slots = field(default_factory=Slots)
-    kill_file: Path | None = None
-    recheck: Callable[[], None] = do_nothing
-    single_flight: SingleFlight = field(default_factory=SingleFlight)
 
 
 class Exchange(Protocol):
@@ -349,14 +300,7 @@ def _needed(exchange: X | None) -> X:
     return exchange
 
 
-class Approver(Protocol):
-    """Asks a person, in a thread of its own. What it raises, and what comes too late, is a no."""
-
-    def ask(self, request: ApprovalRequest) -> Answer:
-        """Return the answer."""
-
-
-_ABANDONED: Final[ContextVar[Callable[[], bool]]] = ContextVar("x402guard_abandoned", default=lambda: False)
+ABANDONED: Final[ContextVar[Callable[[], bool]]] = ContextVar("x402guard_abandoned", default=lambda: False)
 """Tells whoever asks whether anybody still waits for the answer."""
 
 
@@ -366,7 +310,7 @@ def ask_aside(approver: Approver | None, request: ApprovalRequest) -> Aside[Answ
     def call() -> Answer:
         if approver is None:
             return Answer.no("this guard has nobody to ask")
-        _ABANDONED.set(lambda: aside.was_left)
+        ABANDONED.set(lambda: aside.was_left)
         try:
             answer: object = approver.ask(request)
         except Exception as error:  # noqa: BLE001 - an approver that fails has not allowed anything

@@ -77,17 +77,18 @@ def purpose_of(request: RequestFacts, tool: str = "", *, step: str = "") -> Purp
 R = TypeVar("R")
 
 
-def mindful_of_earlier_hops(request: RequestFacts, conversation: Flow[R]) -> Flow[R]:
-    """Hold a conversation such that none of its errors denies what an earlier hop of the same call has paid."""
-    if request.paid_by is None:
-        return (yield from conversation)
+def guarding_earlier_payment(request: RequestFacts, conversation: Flow[R]) -> Flow[R]:
+    """Return a conversation none of whose errors denies what an earlier hop of the same call has paid."""
+    return conversation if request.paid_by is None else _after_payment(request, conversation)
+
+
+def _after_payment(request: RequestFacts, conversation: Flow[R]) -> Flow[R]:
+    paid_by = request.paid_by or ""
     try:
         return (yield from conversation)
     except SendFailed as failure:
         reason = f"no answer on a later hop: {type(failure.cause).__name__}"
-        uncertain = SettlementUncertain(
-            reason, hold_id=request.paid_by, deadline=request.paid_until, advice=_EARLIER_HOP
-        )
+        uncertain = SettlementUncertain(reason, hold_id=paid_by, deadline=request.paid_until, advice=_EARLIER_HOP)
         uncertain.retry = "no"
         raise uncertain from failure.cause
     except X402GuardError as error:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 
 from x402guard.errors import ConfigError
-from x402guard.flow.drivers import Shell
+from x402guard.flow.shell import Shell
 from x402guard.ledger.model import Hold, Node
 from x402guard.ledger.owner import trip_node
 from x402guard.ledger.queries import nodes_of, outstanding_of, report_of
@@ -95,7 +95,7 @@ class Account(ABC):
 
     def report(self) -> Report:
         """Return the accounts of this budget and all below it, as they stand in the ledger now."""
-        return report_of(self.shell, self.id)
+        return report_of(self.shell.store, self.id)
 
 
 def _as_outstanding(hold: Hold) -> Outstanding:

@@ -17,7 +17,8 @@ from dataclasses import replace
 from typing import Any, Final, TextIO, cast
 
 from x402guard.errors import ConfigError
-from x402guard.flow.drivers import _ABANDONED, Approver
+from x402guard.flow.drivers import ABANDONED
+from x402guard.flow.shell import Approver
 from x402guard.ledger.questions import Question, answer_of, approval_mark, put_question, take_answer
 from x402guard.ledger.report_text import printable
 from x402guard.ledger.store import LedgerStore
@@ -102,7 +103,7 @@ class TerminalApprover:
             termios.tcflush(terminal.fileno(), termios.TCIFLUSH)
         terminal.write(f"\n{describe(request)}\nAllow it, once? [y/N] ")
         terminal.flush()
-        if _ABANDONED.get()() or not _is_answered(terminal, max(0.0, until_s - time.monotonic())):
+        if ABANDONED.get()() or not _is_answered(terminal, max(0.0, until_s - time.monotonic())):
             terminal.write("\ntoo late\n")
             return Answer.no("nobody answered in time")
         return Answer(terminal.readline().strip().lower() in ("y", "yes"), (operating_user(),))
@@ -168,7 +169,7 @@ class QueueApprover:
         self._store.transact(scope, lambda view: put_question(view, question))
         give_up = time.monotonic() + request.timeout_s
         while time.monotonic() < give_up:
-            if _ABANDONED.get()():
+            if ABANDONED.get()():
                 return Answer.no("nobody waits for it any more")  # whoever asks the same again takes the answer
             row: Mapping[str, Any] = self._store.marks("approval", request.id).get(request.id, {})
             if answer_of(row, self._store.now_ms()) is not None:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import secrets
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, Final, ParamSpec, Protocol, TypeVar, overload
 
 from x402guard.errors import ConfigError
-from x402guard.flow.context import Context
-from x402guard.flow.drivers import Shell, run, run_async
+from x402guard.flow.drivers import run, run_async
 from x402guard.flow.effects import Flow
 from x402guard.flow.receipt import Receipt
+from x402guard.http.guarded import MeteredPayer
 from x402guard.llm.record import record_call
 from x402guard.llm.reported import Statement, read_answer, read_statement
 from x402guard.llm.vendor_answers import as_mapping
@@ -19,8 +19,7 @@ from x402guard.money import Dollars
 from x402guard.tools.counting import Mode
 from x402guard.tools.decorator import RESULT_TOKENS, CostOf, Render, ToolOptions, decorate
 from x402guard.tools.flow import TOOL_HOLD_S, charge_tool
-from x402guard.tools.hold import Budgeted, ToolHold, tool_call
-from x402guard.tools.token_budget import TokenBudget
+from x402guard.tools.hold import ToolHold, ToolPayer, tool_call
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -36,26 +35,12 @@ class Rendered(Protocol):
     def __call__(self, function: Callable[P, Any], /) -> Callable[P, str]: ...
 
 
-class Charges(ABC):
+class Charges(ToolPayer):
     """The part of a session that tools and reported calls go through. All of it pays from the innermost budget in context."""
 
     @abstractmethod
-    def innermost(self) -> Budgeted:
-        """Return the innermost budget in context: this session, or one inside it."""
-
-    @abstractmethod
-    def innermost_context(self) -> Context:
-        """Return the terms of the innermost budget in context."""
-
-    @property
-    @abstractmethod
-    def shell(self) -> Shell:
-        """The ports it runs on."""
-
-    @property
-    @abstractmethod
-    def tokens(self) -> TokenBudget:
-        """What its context may take."""
+    def recording(self) -> MeteredPayer:
+        """Return the budget in which what is owed already is booked: also after the session's end."""
 
     # -- tools ------------------------------------------------------------------------------------------------------
 
@@ -67,12 +52,12 @@ class Charges(ABC):
         for a float, ``ValueError`` for what is no dollar amount, ``ConfigError`` for another argument.
         """
         call = tool_call(tool, cost, field="cost", arguments=arguments, fixed=True)
-        return run(charge_tool(self.innermost_context(), call), self.shell)
+        return run(charge_tool(self.innermost().context, call), self.shell)
 
     async def acharge(self, tool: str, cost: Dollars, *, arguments: Mapping[str, Any] | None = None) -> Receipt:
         """The same as ``charge``, awaited: the ledger is written off the event loop."""
         call = tool_call(tool, cost, field="cost", arguments=arguments, fixed=True)
-        return await run_async(charge_tool(self.innermost_context(), call), self.shell)
+        return await run_async(charge_tool(self.innermost().context, call), self.shell)
 
     def hold(
         self,
@@ -169,11 +154,8 @@ class Charges(ABC):
         return response
 
     def _recorded(self, statement: Statement) -> Flow[Receipt]:
-        return record_call(self.recording_context(), secrets.token_bytes(32), statement)
-
-    @abstractmethod
-    def recording_context(self) -> Context:
-        """Return the terms under which what is owed already is booked: also after the session's end."""
+        payer = self.recording()
+        return record_call(payer.context, payer.meter, secrets.token_bytes(32), statement)
 
 
 def _stated(provider: str, model: str, usage: object) -> Statement:

@@ -17,9 +17,10 @@ import anyio.to_thread
 from x402guard.assets import Asset, AssetRegistry
 from x402guard.chain.reader import Chain, RpcChainReader
 from x402guard.errors import ConfigError
-from x402guard.flow.context import MAX_CLOCK_JUMP_S, Context
-from x402guard.flow.drivers import Shell, run
+from x402guard.flow.context import DEFAULT_BODY_BYTES, MAX_CLOCK_JUMP_S, Context
+from x402guard.flow.drivers import run
 from x402guard.flow.ports import ChainReader, Signer
+from x402guard.flow.shell import Shell
 from x402guard.guard.approvers import as_approver
 from x402guard.guard.arguments import (
     check_kinds,
@@ -33,10 +34,9 @@ from x402guard.guard.arguments import (
 )
 from x402guard.guard.named_budget import NamedBudget, open_budget
 from x402guard.guard.notices import OnNotice, Teller, Webhook
-from x402guard.guard.opening import parse_limit, session_request
+from x402guard.guard.opening import Basis, in_a_thread, parse_limit, session_request
 from x402guard.guard.rechecker import Rechecker
 from x402guard.guard.session import Session, current_session
-from x402guard.http.request import DEFAULT_BODY_BYTES
 from x402guard.ledger.in_doubt import DEFAULT_FLIGHT_S, instance_mark
 from x402guard.ledger.model import WALLET
 from x402guard.ledger.sessions import PAYER_MARK, ensure_payer, ensure_wallet
@@ -49,8 +49,8 @@ from x402guard.policy.checks import SoftLimits, check_flags
 from x402guard.stores import DEFAULT_LEDGER, open_store
 from x402guard.tools.token_budget import TokenBudget
 from x402guard.x402.cancel import Cancellation, cancelled
-from x402guard.x402.reconciliation import Reconciliation, areconciled, reconcile_ledger
-from x402guard.x402.settlement import sweep
+from x402guard.x402.reconciliation import Reconciliation, reconcile_ledger
+from x402guard.x402.settlement import may_fit_now, sweep
 
 
 class Guard:
@@ -108,12 +108,9 @@ class Guard:
     ) -> None:
         check_kinds(signer, ledger, policy, chains)
         self.policy = policy or Policy()
-        self.registry = AssetRegistry(each_asset(assets))
-        self.max_body_bytes = positive("max_body_bytes", max_body_bytes)
         check_flags(background_checks=background_checks, ledger_must_exist=ledger_must_exist)
         check_flags(unsafe_no_chain=unsafe_no_chain, unsafe_trust_receipts=unsafe_trust_receipts)
         limit = parse_limit(budget, field="budget")
-        self.session_budget = parse_limit(session_budget, field="session_budget")
         self._teller = Teller(on_notice, webhook)
         as_approver(approver)  # wrong ones are said before anything is opened
         stop = kill_path(kill_file)
@@ -130,11 +127,15 @@ class Guard:
             flight_ms=positive("flight_s", flight_s) * 1000,
             unsafe_no_chain=unsafe_no_chain,
             unsafe_trust_receipts=unsafe_trust_receipts,
-            meter=meter_of(metering),
             asks=approver is not None,
             kill_file="" if stop is None else str(stop),
             max_clock_jump_ms=positive("max_clock_jump_s", max_clock_jump_s) * 1000,
+            registry=AssetRegistry(each_asset(assets)),
+            max_body_bytes=positive("max_body_bytes", max_body_bytes),
+            sweep=may_fit_now if networks else None,
+            session_budget=parse_limit(session_budget, field="session_budget"),
         )
+        self.meter = meter_of(metering)
         # What was given is its owner's to close; others may share it.
         self._closed, self._owns = False, (isinstance(ledger, str), isinstance(chains, Mapping))
         store = open_store(ledger, must_exist=ledger_must_exist) if isinstance(ledger, str) else ledger
@@ -146,9 +147,10 @@ class Guard:
 
     def _open(self, limit: Nanos | None) -> None:
         try:
-            self._enter_books(limit)
+            self.context = replace(self.context, gone=self._enter_books(limit))
             if self.shell.signer is not None:
                 self.shell.signer.bind(self.shell.store.hold)
+            self._basis = Basis(self.shell, self.context, self.meter)
         except BaseException:
             self._release()
             raise
@@ -160,7 +162,7 @@ class Guard:
         if owns_chain and self.shell.chain is not None:
             self.shell.chain.close()
 
-    def _enter_books(self, limit: Nanos | None) -> None:
+    def _enter_books(self, limit: Nanos | None) -> frozenset[str]:
         """Write down the wallet, whose it is, and that this instance runs; end instances whose process is gone."""
         store, host = self.shell.store, machine()
         rows = store.marks("instance", "")
@@ -176,7 +178,7 @@ class Guard:
                 view.put_mark(instance_mark(key), {**rows[key], "ended": True})
 
         store.transact(Scope(nodes=(WALLET,), marks=(PAYER_MARK,), durable=True), change)
-        self.gone = frozenset(ended | {key for key, row in rows.items() if row["ended"]})
+        return frozenset(ended | {key for key, row in rows.items() if row["ended"]})
 
     @classmethod
     def from_env(cls, path: Path | str | None = None) -> Guard:
@@ -207,9 +209,9 @@ class Guard:
         policy's. Raises ``ConfigError``.
         """
         request = session_request(
-            self, WALLET, name, budget=budget, session_id=id, reserve=reserve, soft_limit=soft_limit
+            self._basis, WALLET, name, budget=budget, session_id=id, reserve=reserve, soft_limit=soft_limit
         )
-        return Session.open(self, request, None, tokens)
+        return Session.open(self._basis, request, None, tokens)
 
     def budget(
         self, name: str, limit: Dollars | None = None, *, per: str | None = None, tz: str = "UTC"
@@ -219,10 +221,10 @@ class Guard:
         ``limit`` is in dollars, and can be lowered and never raised; with ``per`` (``day``, ``week``, ``month``) it begins anew by
         the calendar of ``tz``, such as ``Europe/Berlin``. Without either, it is the one that stands. Raises ``ConfigError``.
         """
-        return open_budget(self, WALLET, name, limit, per=per, tz=tz)
+        return open_budget(self._basis, WALLET, name, limit, per=per, tz=tz)
 
-    def innermost_context(self) -> Context:
-        """Return the terms of the session in context, for a client that many sessions share.
+    def innermost(self) -> Session:
+        """Return the innermost budget in context, for a client that many sessions share.
 
         Raises ``ConfigError`` where no session of this guard is in context.
         """
@@ -232,7 +234,7 @@ class Guard:
                 "GuardedTransport(guard): no session of this guard is in context; enter `with guard.session(…)`, and in a "
                 "plain thread wrap the function with session.bind(…)"
             )
-        return inner.innermost_context()
+        return inner.innermost()
 
     def reconcile(self) -> Reconciliation:
         """Ask the chains about every payment that is not proven, and compare what left the wallet with what the books explain.
@@ -240,11 +242,11 @@ class Guard:
         What is found is written down: proven, expired, or corrected. Raises ``LedgerUnavailable``; a chain that cannot be read is
         named in the result.
         """
-        return reconcile_ledger(self.shell, self.context, self.registry)
+        return reconcile_ledger(self.shell, self.context)
 
     async def areconcile(self) -> Reconciliation:
         """The same, awaited."""
-        return await areconciled(self.reconcile)
+        return await in_a_thread(self.reconcile)
 
     def sweep(self) -> None:
         """Ask the chains once about the live payments longest unasked, at most sixteen, and write down what they say."""
@@ -257,10 +259,6 @@ class Guard:
         ``SignerError`` where there is no key.
         """
         return cancelled(self.shell, hold_id)
-
-    def opener(self) -> str:
-        """Return a token for one opening of a session by this guard."""
-        return f"{self.instance}#{secrets.token_hex(4)}"
 
     def close(self) -> None:
         """End this instance and release the ledger. Live holds stay and go on counting. Closing twice is fine."""

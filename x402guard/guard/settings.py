@@ -21,10 +21,9 @@ from pydantic_settings import (
 from x402guard.assets import Asset
 from x402guard.chain.reader import Chain
 from x402guard.errors import ConfigError
-from x402guard.flow.context import MAX_CLOCK_JUMP_S
+from x402guard.flow.context import DEFAULT_BODY_BYTES, MAX_CLOCK_JUMP_S
 from x402guard.guard.notices import Webhook
 from x402guard.guard.policy_settings import PolicySettings
-from x402guard.http.request import DEFAULT_BODY_BYTES
 from x402guard.ledger.in_doubt import DEFAULT_FLIGHT_S
 from x402guard.llm import Metering, ModelPrice
 from x402guard.stores import DEFAULT_LEDGER

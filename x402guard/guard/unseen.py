@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 from x402guard.flow.drivers import run_async
 from x402guard.flow.refusals import refused
 from x402guard.http.exchange import GUARDED_SEND
-from x402guard.http.guarded import Payer
+from x402guard.http.guarded import FindsPayer
 from x402guard.ledger.authorize import Refusal
 from x402guard.llm.meter import Meter, Unmetered, classify
 
@@ -22,7 +22,7 @@ _SEAM: Final = "_request"
 _PORTS = {"http": 80, "https": 443}
 
 
-def lay_tripwire(payer: Payer, meter: Meter) -> Callable[[], None]:
+def refuse_aiohttp(payers: FindsPayer, meter: Meter) -> Callable[[], None]:
     """Refuse every request of aiohttp's to a metered host, but those of clients that are guarded; return what undoes it.
 
     Nothing happens where aiohttp is not installed. What is refused raises ``PolicyDenied``, and is counted in the books.
@@ -35,14 +35,14 @@ def lay_tripwire(payer: Payer, meter: Meter) -> Callable[[], None]:
 
     async def request(session: Any, method: str, url: Any, **more: Any) -> Any:
         if not GUARDED_SEND.get():
-            await _refuse_metered(payer, meter, method, str(session._build_url(url)))  # noqa: SLF001 - a base URL counts
+            await _refuse_metered(payers, meter, method, str(session._build_url(url)))  # noqa: SLF001 - a base URL counts
         return await original(session, method, url, **more)
 
     setattr(ClientSession, _SEAM, request)
     return lambda: setattr(ClientSession, _SEAM, original)
 
 
-async def _refuse_metered(payer: Payer, meter: Meter, method: str, url: str) -> None:
+async def _refuse_metered(payers: FindsPayer, meter: Meter, method: str, url: str) -> None:
     parts = urlsplit(url)
     if not parts.hostname:
         return
@@ -55,8 +55,8 @@ async def _refuse_metered(payer: Payer, meter: Meter, method: str, url: str) -> 
         f"{method.upper()} {host}{parts.path} goes by aiohttp, which the guard does not see; give the SDK a client of httpx's or "
         "httpx2's (google-genai: http_options=HttpOptions(httpx_async_client=httpx2.AsyncClient()))"
     )
-    context = payer.innermost_context()
-    raise await run_async(refused(context, Refusal("unseen", reason)), payer.shell)
+    payer = payers.innermost()
+    raise await run_async(refused(payer.context, Refusal("unseen", reason)), payer.shell)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from x402guard.flow.ports import Slot
 from x402guard.flow.sealed import forgetting
 from x402guard.http.deadline import Watch
 from x402guard.http.families import Library
-from x402guard.http.request import Outgoing
+from x402guard.http.request import OutgoingRequest
 from x402guard.http.response import decoded_body
 from x402guard.http.streams import AsyncReplay, Replay
 
@@ -30,10 +30,10 @@ def _showing_no_payment(effect: Send) -> AbstractContextManager[None]:
     return nullcontext() if effect.pays is None else forgetting()
 
 
-class _Kept:
+class _ExchangeState:
     """What both kinds of exchange keep: the last response, the slot it takes and how long it may go on."""
 
-    outgoing: Outgoing
+    outgoing: OutgoingRequest
 
     def __init__(self, library: Library, inner: Any) -> None:
         self._library, self._inner = library, inner
@@ -41,6 +41,7 @@ class _Kept:
         self._slot: Slot | None = None
         self._watch: Watch | None = None
         self.watched: Any = None
+        self.is_stock = type(inner) in library.stock
 
     def keep(self, slot: Slot | None) -> None:
         """See ``drivers.Exchange.keep``."""
@@ -87,7 +88,7 @@ class _Kept:
         self.keep(None)
 
 
-class Exchanged(_Kept):
+class Exchanged(_ExchangeState):
     """One request's exchange over a blocking transport; see ``drivers.Exchange``."""
 
     def send(self, effect: Send) -> Reply:
@@ -161,7 +162,7 @@ class Exchanged(_Kept):
         self.leave()
 
 
-class AsyncExchanged(_Kept):
+class AsyncExchanged(_ExchangeState):
     """The same, over an asynchronous transport."""
 
     async def send(self, effect: Send) -> Reply:

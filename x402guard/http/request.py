@@ -14,16 +14,13 @@ from x402guard.flow.effects import HeaderLine, SendFailed
 from x402guard.flow.receipt import Receipt
 from x402guard.flow.request import RequestFacts
 from x402guard.flow.sealed import Sealed
-from x402guard.http.streams import Kept
+from x402guard.http.streams import Buffered
 from x402guard.x402.wire import PAYMENT_HEADERS
 
 if TYPE_CHECKING:
     import httpx
 
     from x402guard.http.families import Library
-
-DEFAULT_BODY_BYTES: Final = 10_485_760
-"""How much of a streaming request body is kept, in bytes, unless the owner says otherwise."""
 
 LOGICAL: Final = "x402guard.logical_request"
 GUARDED: Final = "x402guard.http.guarded"
@@ -155,7 +152,7 @@ def buffer_body(library: Library, request: httpx.Request, limit: int) -> bytes |
         return b"".join(stream)  # in memory already, whatever its size
     if not isinstance(stream, library.sync_stream):
         raise _wrong_client(stream, "a blocking client with an asynchronous request body")
-    kept, source = Kept(), iter(stream)
+    kept, source = Buffered(), iter(stream)
     for chunk in source:
         if not kept.add(chunk, limit):
             request.stream = library.rest(stream, kept.chunks, source)  # type: ignore[assignment]  # of its family, too
@@ -172,7 +169,7 @@ async def buffer_body_async(library: Library, request: httpx.Request, limit: int
         return b"".join(stream)  # in memory already, whatever its size
     if not isinstance(stream, library.async_stream):
         raise _wrong_client(stream, "an asynchronous client with a blocking request body")
-    kept, source = Kept(), aiter(stream)
+    kept, source = Buffered(), aiter(stream)
     async for chunk in source:
         if not kept.add(chunk, limit):
             request.stream = library.async_rest(stream, kept.chunks, source)  # type: ignore[assignment]  # see above
@@ -193,7 +190,7 @@ def _wrong_client(stream: object, what: str) -> ConfigError:
     return ConfigError(f"transport: this was {what}")
 
 
-class Outgoing:
+class OutgoingRequest:
     """The requests that go out for one request of the caller's: copies, so that a payment header never leaves ours.
 
     Args:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
-from x402guard.flow.drivers import Shell, run, run_async
+from x402guard.flow.drivers import run, run_async
+from x402guard.flow.shell import Shell
 from x402guard.http.deadline import AsyncWatched, Watched
 from x402guard.llm.flow import InFlight, end_call
 
@@ -112,7 +113,7 @@ EXTENSION: Final = "x402guard"
 """Where the receipt stands in ``response.extensions``."""
 
 
-class Kept:
+class Buffered:
     """The chunks of a stream that were read ahead, and how many bytes they are."""
 
     def __init__(self) -> None:
@@ -132,7 +133,7 @@ class Replay:
     def __init__(self, stream: httpx.SyncByteStream) -> None:
         self._stream = stream
         self._source = iter(stream)
-        self._kept = Kept()
+        self._kept = Buffered()
         self._broken: Exception | None = None
 
     def keep(self, limit: int) -> bytes | None:
@@ -163,7 +164,7 @@ class AsyncReplay:
     def __init__(self, stream: httpx.AsyncByteStream) -> None:
         self._stream = stream
         self._source = aiter(stream)
-        self._kept = Kept()
+        self._kept = Buffered()
         self._broken: Exception | None = None
 
     async def keep(self, limit: int) -> bytes | None:

@@ -5,13 +5,15 @@ from __future__ import annotations
 from typing import Final
 
 from x402guard.errors import ConfigError
-from x402guard.flow.drivers import Shell
 from x402guard.ledger.model import Hold, HoldKind, Node
 from x402guard.ledger.prediction import Prediction, predict
 from x402guard.ledger.report import Report, TokenAccount, below, build_report, path
 from x402guard.ledger.store import LedgerStore
 from x402guard.ledger.token_budget import tokens_node
 from x402guard.ledger.windows import rolled
+
+ALLOWANCE: Final = "allowance"
+"""The kind of the rows that say what Permit2 may move of a token."""
 
 
 def nodes_of(store: LedgerStore, node_id: str | None = None) -> dict[str, Node]:
@@ -26,9 +28,8 @@ def outstanding_of(store: LedgerStore, node_id: str) -> list[Hold]:
     return [hold for hold in store.outstanding() if hold.kind is not HoldKind.TOKENS and hold.node_id in inside]
 
 
-def report_of(shell: Shell, node_id: str) -> Report:
+def report_of(store: LedgerStore, node_id: str) -> Report:
     """Return the report of any node of a ledger. Raises ``ConfigError`` where there is no such node."""
-    store = shell.store
     nodes = nodes_of(store, node_id)
     if node_id not in nodes:
         raise ConfigError(f"session: there is no session {node_id!r} in this ledger")
@@ -53,7 +54,3 @@ def prediction_of(store: LedgerStore, name: str, *, but: str | None = None) -> P
     """Return what past sessions of *name* have cost, all but the one of the id *but*."""
     gone = {instance for instance, row in store.marks("instance", "").items() if row["ended"]}
     return predict(store.nodes(), name, gone=gone, but=but)
-
-
-ALLOWANCE: Final = "allowance"
-"""The kind of the rows that say what Permit2 may move of a token."""

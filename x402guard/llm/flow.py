@@ -86,6 +86,7 @@ class InFlight:
     """
 
     context: Context
+    meter: Meter
     hold: Hold
     marks: tuple[MarkKey, ...]
     call: Call
@@ -105,9 +106,10 @@ class _Ready:
     narrowed_by: str = ""
 
 
-def _called(
-    request: RequestFacts, route: Route | FixedPrice, upload: Upload, context: Context
+def called(
+    request: RequestFacts, route: Route | FixedPrice, upload: Upload, context: Context, meter: Meter
 ) -> Flow[tuple[InFlight | Receipt | None, Reply]]:
+    """Hold an LLM call, send it, and end it where its answer has no body to meter; return what is in flight, and its head."""
     if isinstance(route, FixedPrice):
         quick = len(upload.body or b"") <= QUICK_BYTES
         step = yield Compute(lambda _now_ms: call_step(context, request, upload.body or b""), quick=quick)
@@ -118,8 +120,10 @@ def _called(
         granted = yield from _hold(context, request, step, fixed, ())
         reply = yield from _send(context, granted, body)
         return (yield from _end_by_status(context, granted, reply)), reply
-    meter = _meter(context)
-    ready = yield Compute(partial(_prepare, route, upload, context, request), quick=_is_quick(meter, upload.body))
+    ready = yield Compute(
+        partial(_prepare, route, upload, context=context, request=request, meter=meter),
+        quick=_is_quick(meter, upload.body),
+    )
     if isinstance(ready, Refusal):
         raise (yield from refused(context, ready))
     call, ceiling, step = ready.call, ready.ceiling, ready.step
@@ -129,22 +133,17 @@ def _called(
     asks = _asks_for_usage(call, meter)
     reply = yield from _send(context, granted, _body_to_send(ready, granted, asks=asks))
     if 200 <= reply.status < 300:
-        return _in_flight(context, granted, ready, reply, hides=asks), reply
+        return _in_flight(context, meter, granted, ready, reply, hides=asks), reply
     return (yield from _end_by_status(context, granted, reply)), reply
-
-
-def _meter(context: Context) -> Meter:
-    if context.meter is None:
-        raise ValueError("a metered call needs a meter")
-    return context.meter
 
 
 def _is_quick(meter: Meter, body: bytes | None) -> bool:
     return meter.ready and len(body or b"") <= QUICK_BYTES
 
 
-def _prepare(route: Route, upload: Upload, context: Context, request: RequestFacts, now_ms: int) -> _Ready | Refusal:
-    meter = _meter(context)
+def _prepare(
+    route: Route, upload: Upload, now_ms: int, *, context: Context, request: RequestFacts, meter: Meter
+) -> _Ready | Refusal:
     call = read_call(route, upload.body, upload.encoding)
     if isinstance(call, Refusal):
         return call
@@ -270,7 +269,9 @@ def _peek_error() -> Flow[str]:
     return "an error of the provider's" if says and not content else ""
 
 
-def _in_flight(context: Context, granted: Granted, ready: _Ready, reply: Reply, *, hides: bool) -> InFlight:
+def _in_flight(
+    context: Context, meter: Meter, granted: Granted, ready: _Ready, reply: Reply, *, hides: bool
+) -> InFlight:
     call = ready.call
     headers = {name.lower(): value for name, value in reply.headers}
     reader = AnswerReader(
@@ -278,11 +279,12 @@ def _in_flight(context: Context, granted: Granted, ready: _Ready, reply: Reply, 
         headers.get("content-type", ""),
         headers.get("content-encoding", ""),
         hides_usage=hides,
-        keeps_text=call.streams and not _meter(context).settings.include_usage,
+        keeps_text=call.streams and not meter.settings.include_usage,
     )
     receipt = _receipt(granted.hold, granted, call.model)
     return InFlight(
         context=context,
+        meter=meter,
         hold=granted.hold,
         marks=granted.marks,
         call=call,
@@ -305,7 +307,7 @@ def end_call(flight: InFlight, *, ended: bool, failed: bool = False) -> Flow[Rec
 
     Books that cannot be written take nothing from the caller: the hold stands in full, and lapses to its ceiling.
     """
-    meter = _meter(flight.context)
+    meter = flight.meter
 
     def job(_now_ms: int) -> Bill:
         return bill_answer(

@@ -21,6 +21,7 @@ from x402guard.ledger.token_budget import count_tokens, soft_mark, soft_warning
 from x402guard.ledger.transitions import Capture, apply, begin
 from x402guard.ledger.view import LedgerView, Scope
 from x402guard.llm.ceiling import Rates
+from x402guard.llm.meter import Meter
 from x402guard.llm.reported import Statement, price_statement
 from x402guard.money import Nanos
 from x402guard.policy.guards import guard_marks, note_taken
@@ -39,13 +40,12 @@ class _Recorded:
     warning: str = ""
 
 
-def record_call(context: Context, entropy: bytes, statement: Statement) -> Flow[Receipt]:
+def record_call(context: Context, meter: Meter | None, entropy: bytes, statement: Statement) -> Flow[Receipt]:
     """Book what a call cost, past the limit too, and return its receipt. *entropy* is 32 random bytes.
 
     Raises ``ValueError`` for counts that no call can have and ``Unpriced`` where nobody can say what it cost, with nothing
     booked; ``SessionTripped``, having booked it, where the session was latched before: whoever asks no transport hears it here.
     """
-    meter = context.meter
     if meter is None:
         raise ConfigError("record_usage: this guard meters nothing")
 

@@ -36,7 +36,7 @@ from x402guard.tools.flow import (
     end_tool,
     hold_tool,
 )
-from x402guard.tools.hold import LONGEST_S, Budgeted, tool_call
+from x402guard.tools.hold import LONGEST_S, ToolPayer, tool_call
 from x402guard.tools.runner import Running
 from x402guard.tools.token_budget import Allotment, TokenBudget
 
@@ -136,7 +136,7 @@ class _Outcome:
 
 
 def decorate(
-    payer: Budgeted, options: ToolOptions, name: str | None, function: Callable[..., Any]
+    payer: ToolPayer, options: ToolOptions, name: str | None, function: Callable[..., Any]
 ) -> Callable[..., Any]:
     """Return *function* such that every call of it is held for, captured and shown as *terms* say.
 
@@ -185,10 +185,10 @@ def _slot_of(seat: Seat | None) -> Slot | None:
     return None if seat is None else seat.slot
 
 
-def _begin(payer: Budgeted, options: ToolOptions, tool: str, bound: Bound) -> Flow[_Use]:
+def _begin(payer: ToolPayer, options: ToolOptions, tool: str, bound: Bound) -> Flow[_Use]:
     """Reserve the tokens, wait for a slot, then hold the dollars: what is refused first costs nothing."""
     budget = payer.innermost()
-    paying, tokens = budget.innermost_context(), budget.tokens
+    paying, tokens = budget.context, budget.tokens
     seat = None if tool in _INSIDE.get() else Seat(HoldKind.TOOL, tool)  # one that calls itself would wait for itself
     allotment = None
     try:

@@ -10,9 +10,10 @@ from typing import Final, Protocol, Self
 
 from x402guard.errors import ConfigError
 from x402guard.flow.context import Context
-from x402guard.flow.drivers import Shell, run, run_async
+from x402guard.flow.drivers import run, run_async
 from x402guard.flow.effects import Flow
 from x402guard.flow.receipt import Receipt
+from x402guard.flow.shell import Payer
 from x402guard.money import Dollars, Nanos, dollars_to_nanos, format_dollars, nanos_to_decimal
 from x402guard.policy.step_guard import Outcome
 from x402guard.tools.arguments import plain_arguments, shown_arguments
@@ -31,22 +32,15 @@ LONGEST_S: Final = 31 * 86_400
 """The longest that one use of a tool may be held for, or may take, in seconds."""
 
 
-class Budgeted(Protocol):
-    """Whose budget pays for tools: a session."""
+class ToolPayer(Payer, Protocol):
+    """A budget that pays for tools: a session or a scope."""
 
-    def innermost(self) -> Budgeted:
-        """Return the innermost budget in context: this one, or one inside it."""
-
-    def innermost_context(self) -> Context:
-        """Return the terms of the innermost budget in context."""
-
-    @property
-    def shell(self) -> Shell:
-        """The ports it runs on."""
+    def innermost(self) -> ToolPayer:
+        """Return the innermost budget in context; see ``Payer``."""
 
     @property
     def tokens(self) -> TokenBudget:
-        """What its context may take."""
+        """Counts the tokens of its context window."""
 
 
 def tool_call(
@@ -86,7 +80,7 @@ class ToolHold:
     left. Whatever leaves the block without a word, an exception too, captures the ceiling.
     """
 
-    def __init__(self, payer: Budgeted, call: ToolCall) -> None:
+    def __init__(self, payer: ToolPayer, call: ToolCall) -> None:
         self._payer = payer
         self._call = call
         self._lock = threading.Lock()
@@ -161,7 +155,7 @@ class ToolHold:
                 raise ConfigError(
                     f"hold: this hold of {self._call.tool!r} was used already; write session.hold(…) for each use"
                 )
-            self._context = self._payer.innermost_context()
+            self._context = self._payer.innermost().context
             return self._context
 
     def _written(self, error: BaseException | None) -> Flow[Receipt]:

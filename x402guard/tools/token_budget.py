@@ -9,9 +9,10 @@ from typing import Any, Final
 
 from x402guard.errors import BudgetExhausted, ConfigError, LedgerUnavailable, PaymentRefused
 from x402guard.flow.context import Context
-from x402guard.flow.drivers import Shell, run, run_async
+from x402guard.flow.drivers import run, run_async
 from x402guard.flow.effects import Flow, Interrupted, Notify, Transact, cause, transact, transact_anyway
 from x402guard.flow.refusals import refused
+from x402guard.flow.shell import Shell
 from x402guard.ledger.authorize import TOKENS, Refusal
 from x402guard.ledger.model import Hold, HoldState, Node
 from x402guard.ledger.token_budget import (

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from x402guard.errors import ConfigError, SignerError
 from x402guard.evm import Address, normalise_signature
-from x402guard.flow.drivers import Shell
+from x402guard.flow.shell import Shell
 from x402guard.ledger.model import Hold, HoldState
 from x402guard.ledger.view import LedgerView, Scope
 from x402guard.x402.schemes.cancellation import cancellation_call

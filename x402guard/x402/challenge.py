@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from x402guard.assets import TEST_NETWORKS, AssetRegistry
+from x402guard.assets import TEST_NETWORKS
 from x402guard.errors import CallTimeout, ProtocolError
 from x402guard.flow.context import Context
 from x402guard.flow.effects import AskChain, Flow, PeekBody, Reply, SendFailed
@@ -94,11 +94,11 @@ def _body_terms(reply: Reply, call_s: int | None) -> Flow[PaymentRequired | None
     return parse_payment_required(value, field=BODY_FIELD)
 
 
-def screen(challenge: Challenge, request: RequestFacts, context: Context, registry: AssetRegistry) -> Flow[Payable]:
+def screen(challenge: Challenge, request: RequestFacts, context: Context) -> Flow[Payable]:
     """Normalise every offer and keep those that the registry, the rules and, where a chain is read, the account allow."""
     offers: list[Offer] = []
     refusals: list[Refusal] = []
-    for offer in normalise(challenge.required, registry):
+    for offer in normalise(challenge.required, context.registry):
         objection = offer if isinstance(offer, Refusal) else (yield from _objection(offer, challenge, request, context))
         if objection is not None:
             refusals.append(objection)

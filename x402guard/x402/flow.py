@@ -13,7 +13,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Final
 
-from x402guard.assets import AssetRegistry
 from x402guard.errors import (
     CallTimeout,
     LedgerUnavailable,
@@ -39,7 +38,7 @@ from x402guard.flow.effects import (
 )
 from x402guard.flow.receipt import Receipt, receipt_of
 from x402guard.flow.refusals import refused
-from x402guard.flow.request import RequestFacts, mindful_of_earlier_hops
+from x402guard.flow.request import RequestFacts, guarding_earlier_payment
 from x402guard.flow.sealed import Sealed, forgetting
 from x402guard.ledger.authorize import Refusal
 from x402guard.ledger.model import Hold, HoldKind, HoldState
@@ -69,21 +68,18 @@ QUICK_BYTES: Final = 16_384
 ONE_PAYMENT: Final = "one_payment_per_request"
 
 
-def paid_request(
-    request: RequestFacts, context: Context, registry: AssetRegistry, reply: Reply | None = None
-) -> Flow[Receipt | None]:
-    """Hold one request's whole conversation; the driver hands over the last response that was sent.
+def paid_request(request: RequestFacts, context: Context, reply: Reply | None = None) -> Flow[Receipt | None]:
+    """Return one request's whole conversation; the driver hands over the last response that was sent.
 
     *reply* is the answer that it begins with, where the request was sent already.
-    Returns the receipt of what was paid, or None where nothing was. Raises ``PaymentRefused`` and its kin, ``ProtocolError``,
-    ``SettlementUncertain``, ``SignerError``, ``LedgerUnavailable``; and ``SendFailed`` where no payment was involved.
+    The flow returns the receipt of what was paid, or None where nothing was. It raises ``PaymentRefused`` and what derives from
+    it, ``ProtocolError``, ``SettlementUncertain``, ``SignerError``, ``LedgerUnavailable``; and ``SendFailed`` where no payment
+    was involved.
     """
-    return (yield from mindful_of_earlier_hops(request, _conversation(request, context, registry, reply)))
+    return guarding_earlier_payment(request, _conversation(request, context, reply))
 
 
-def _conversation(
-    request: RequestFacts, context: Context, registry: AssetRegistry, reply: Reply | None
-) -> Flow[Receipt | None]:
+def _conversation(request: RequestFacts, context: Context, reply: Reply | None) -> Flow[Receipt | None]:
     reply = reply or (yield Send())  # 2
     if reply.status != PAYMENT_REQUIRED_STATUS or request.pays_itself:
         return None
@@ -98,7 +94,7 @@ def _conversation(
     impossible = _cannot_pay(request, context)
     if impossible is not None:
         raise (yield from no(impossible))
-    payable = yield from screen(challenge, request, context, registry)  # 4, 5
+    payable = yield from screen(challenge, request, context)  # 4, 5
     if not payable.offers:
         raise (yield from no(_none_payable(payable)))
     authorized = yield from _authorize(request, context, rank(payable.offers), no)  # 6

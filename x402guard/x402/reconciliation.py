@@ -7,18 +7,17 @@ an alarm: nothing here can explain it.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import anyio.to_thread
-
-from x402guard.assets import Asset, AssetRegistry
+from x402guard.assets import Asset
 from x402guard.evm import Address, parse_address
 from x402guard.flow.context import Context
-from x402guard.flow.drivers import Shell, run
+from x402guard.flow.drivers import run
 from x402guard.flow.effects import AskChain, Flow, Transact
 from x402guard.flow.ports import AccountFunds, HoldStatus, OutgoingTransfer, TransferNonce, Transfers, WalletTransfers
+from x402guard.flow.shell import Shell
 from x402guard.ledger.evidence import Finding, Unreadable, explain, proof_key, unshown_mark
 from x402guard.ledger.model import WALLET, Claim, Evidence, Hold, HoldState
 from x402guard.ledger.queries import ALLOWANCE, nodes_of
@@ -293,7 +292,7 @@ def reconcile_node(shell: Shell, context: Context, node_id: str) -> Reconciliati
     return result
 
 
-def reconcile_ledger(shell: Shell, context: Context, registry: AssetRegistry) -> Reconciliation:
+def reconcile_ledger(shell: Shell, context: Context) -> Reconciliation:
     """The same for all of a ledger; then compare what left its wallet with what its payments have proven."""
     store = shell.store
     result = Reconciliation()
@@ -303,11 +302,6 @@ def reconcile_ledger(shell: Shell, context: Context, registry: AssetRegistry) ->
         return result  # nobody has signed anything
     payer = parse_address(str(row["address"]))
     since_unix = min(node.created_ms for node in store.nodes() if node.id == WALLET) // 1000
-    for token in registry.on(context.chains):
+    for token in context.registry.on(context.chains):
         run(reconcile_wallet(token, payer, since_unix, result), shell)
     return result
-
-
-async def areconciled(look: Callable[[], Reconciliation]) -> Reconciliation:
-    """Run one look at the chain in a thread, and return what it found. A cancelled task leaves it behind: it ends by itself."""
-    return await anyio.to_thread.run_sync(look, abandon_on_cancel=True)

@@ -249,6 +249,15 @@ def sweep(context: Context) -> Flow[Swept]:
     return Swept(still_open + len(asked) + waiting, seen == SWEEP_SIZE and not asked, seen, room)
 
 
+def may_fit_now(context: Context, fitted: Nanos) -> Flow[bool]:
+    """Ask the chain about claims, which may have cost less than is held; True where more than *fitted* may fit now.
+
+    True also where nothing was asked and another caller has just found that out.
+    """
+    swept = yield from sweep(context)
+    return swept.asked > 0 or swept.room is None or swept.room > fitted
+
+
 def _note_asked(holds: list[Hold]) -> Flow[None]:
     """Remember that the chain was asked, so that not every refusal asks one that is out of reach."""
 
