@@ -76,7 +76,20 @@ def test_what_a_user_writes_imports_from_the_top():
         assert hasattr(x402guard, public)
 
 
-CORE = ["errors", "money", "evm", "assets", "ledger.report", "policy", "x402.wire", "x402.offer", "x402.schemes", "x402.flow", "llm.flow", "tools.flow"]
+CORE = [
+    "errors",
+    "money",
+    "evm",
+    "assets",
+    "ledger.report",
+    "policy",
+    "x402.wire",
+    "x402.offer",
+    "x402.schemes",
+    "x402.flow",
+    "llm.flow",
+    "tools.flow",
+]
 SHELL = ["httpx", "httpx2", "web3", "eth_account", "sqlite3", "psycopg", "genai_prices"]
 
 

@@ -5,8 +5,7 @@ from decimal import Decimal
 import httpx
 import pytest
 
-from tests.attacks.hostile import Clock, MockChain, fetch
-from tests.support import (
+from tests.support.merchant import (
     NETWORK,
     OTHER_PAYEE,
     URL,
@@ -19,6 +18,7 @@ from tests.support import (
     required,
     upto,
 )
+from tests.support.refusals import Clock, MockChain, fetch
 from x402guard import BudgetExhausted, SettlementUncertain
 from x402guard.ledger.evidence import Settled, Unused
 from x402guard.stores import MemoryStore

@@ -5,8 +5,8 @@ from decimal import Decimal
 import httpx
 import pytest
 
-from tests.attacks.hostile import Clock, MockChain, events, fetch
-from tests.support import URL, Shop, accept, b64, make_guard, receipt, required, upto
+from tests.support.merchant import URL, Shop, accept, b64, make_guard, receipt, required, upto
+from tests.support.refusals import Clock, MockChain, events, fetch
 from x402guard.ledger.evidence import Settled, Used
 from x402guard.stores import MemoryStore
 

@@ -5,8 +5,8 @@ from decimal import Decimal
 import httpx
 import pytest
 
-from tests.attacks.hostile import Clock, MockChain, events, fetch
-from tests.support import FACILITATOR, PAYEE, URL, Shop, b64, make_guard, receipt, required, upto
+from tests.support.merchant import FACILITATOR, PAYEE, URL, Shop, b64, make_guard, receipt, required, upto
+from tests.support.refusals import Clock, MockChain, events, fetch
 from x402guard import BudgetExhausted
 from x402guard.ledger.evidence import Settled, Unused, Used
 from x402guard.stores import MemoryStore
