@@ -7,8 +7,11 @@ from decimal import Decimal
 import httpx
 import pytest
 
+from tests.support.chain import MockChain
 from tests.support.merchant import URL, Shop, accept, client, make_guard, required
-from tests.support.refusals import MockChain, SpySigner, fetch, start
+from tests.support.processes import start
+from tests.support.refusals import fetch
+from tests.support.signers import SpySigner
 from x402guard import BudgetExhausted, Policy
 from x402guard.ledger.evidence import Unused
 

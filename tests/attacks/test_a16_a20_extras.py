@@ -16,7 +16,8 @@ from tests.support.merchant import (
     unb64,
     upto,
 )
-from tests.support.refusals import SpySigner, assert_malformed, assert_refused, authorization_of, fetch, fresh_address
+from tests.support.refusals import assert_malformed, assert_refused, authorization_of, fetch, fresh_address
+from tests.support.signers import SpySigner
 from x402guard import NoAcceptableOffer, Policy, PolicyDenied
 
 PERMIT2 = "0x000000000022D473030F116dDEE9F6B43aC78BA3"

@@ -7,7 +7,8 @@ from decimal import Decimal
 import pytest
 
 from tests.support.merchant import URL, Shop, make_guard
-from tests.support.refusals import events, fetch, start
+from tests.support.processes import start
+from tests.support.refusals import events, fetch
 from x402guard import BudgetExhausted
 
 CENT = Decimal("0.01")

@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.merchant import Shop, make_guard, unb64
-from tests.support.refusals import SpySigner, fetch
+from tests.support.refusals import fetch
+from tests.support.signers import SpySigner
 from x402guard import SettlementUncertain
 from x402guard.x402.signer import normalise_signature
 

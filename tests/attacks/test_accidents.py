@@ -6,9 +6,12 @@ from decimal import Decimal
 import httpx
 import pytest
 
-from tests.behaviour.payments.test_failing_books import Faulty
+from tests.support.chain import MockChain
+from tests.support.faults import Faulty
+from tests.support.ledger import Clock
 from tests.support.merchant import URL, Shop, accept, b64, client, make_guard, permit2, receipt, required, upto
-from tests.support.refusals import Clock, MockChain, SpySigner, events, fetch
+from tests.support.refusals import events, fetch
+from tests.support.signers import SpySigner
 from x402guard import (
     BudgetExhausted,
     ConfigError,
@@ -53,13 +56,13 @@ def test_accident_reorg_undoes_a_settlement_and_the_remainder_was_never_free():
     shop = Shop(terms=required(upto(50_000)), paid=small_receipts)
     with make_guard(MemoryStore(clock_ms=clock), chains=chain) as guard, guard.session("s", budget="$0.05") as session:
         fetch("sync", session, shop)
-        for finding in (Settled(1_000, TX, 0, final=False), Unused(clock.ms // 1000)):
-            clock.forward(10)
+        for finding in (Settled(1_000, TX, 0, final=False), Unused(clock.now_ms // 1000)):
+            clock.tick(10)
             chain.finding = finding
             guard.sweep()
             assert session.held + session.spent == CEILING
         chain.finding = Settled(50_000, OTHER_TX, 0, final=True)
-        clock.forward(10)
+        clock.tick(10)
         guard.sweep()
         assert (session.held, session.spent) == (0, CEILING)
 
@@ -73,10 +76,10 @@ def test_accident_last_second_is_the_contracts_own(make, dead_after):
         fetch("sync", session, shop)
         [hold] = guard.shell.store.outstanding()
         until = hold.payment().valid_until
-        clock.forward(3_600)
+        clock.tick(3_600)
         for block_time, held in ((until + dead_after - 1, CENT), (until + dead_after, 0)):
             chain.finding = Unused(block_time)
-            clock.forward(10)
+            clock.tick(10)
             guard.sweep()
             assert session.held == held
         assert session.spent == 0
@@ -112,10 +115,10 @@ def test_accident_lost_commit_signs_nothing_that_the_books_may_not_know(committe
 
 
 def test_accident_midnight_passes_between_a_hold_and_its_end():
-    clock = Clock(ms=20_000 * DAY_MS - 60_000)
+    clock = Clock(now_ms=20_000 * DAY_MS - 60_000)
 
     def settled(*_):
-        clock.forward(120)
+        clock.tick(120)
         return httpx.Response(200, headers={"PAYMENT-RESPONSE": b64(receipt())})
 
     shop = Shop(terms=required(accept(60_000)), paid=settled)
@@ -135,11 +138,11 @@ def test_accident_clock_that_jumps_lets_nothing_expire_and_nothing_begin():
     store = MemoryStore(clock_ms=clock, steady_ms=steady)
     with make_guard(store, chains=MockChain()) as guard, guard.session("s", budget="$1.00") as session:
         fetch("sync", session, Shop(paid=lambda *_: at_once()))
-        clock.forward(86_400)
+        clock.tick(86_400)
         with pytest.raises(PolicyDenied, match="clock"):
             fetch("sync", session, Shop(), url=f"{URL}/2")
         guard.sweep()
-        clock.forward(-86_400)
+        clock.tick(-86_400)
         assert (session.held, session.spent) == (CENT, 0)
         fetch("sync", session, Shop(), url=f"{URL}/2")
         assert session.spent == CENT

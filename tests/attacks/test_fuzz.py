@@ -21,7 +21,7 @@ from tests.support.broken_offers import bomb
 from tests.support.fuzz_entries import METHODS, PURE, SEEDS, TRUE, node, read_chain
 from tests.support.llm_provider import SYNC, Answer, Provider, ask, metered, sse
 from tests.support.merchant import Shop, accept, client, make_guard, required
-from tests.support.refusals import ROOT
+from tests.support.processes import ROOT
 from x402guard.chain.reader import RpcChainReader
 from x402guard.ledger.evidence import Unreadable
 

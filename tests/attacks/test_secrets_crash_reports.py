@@ -28,7 +28,7 @@ from tests.support.merchant import (
     upto,
 )
 from tests.support.payment_secrets import forms_of, found, payment_header
-from tests.support.refusals import SpySigner
+from tests.support.signers import SpySigner
 from x402guard import (
     AsyncGuardedTransport,
     GuardedTransport,

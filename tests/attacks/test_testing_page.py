@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tests.support.refusals import ROOT
+from tests.support.processes import ROOT
 from x402guard.testing import BEHAVIOURS, CHAIN_LIES, FACILITATOR_LIES
 
 PAGE = (ROOT / "docs/testing.md").read_text()

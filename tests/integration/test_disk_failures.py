@@ -18,7 +18,8 @@ from eth_account import Account
 
 from tests.support.diskless_buyer import NOBODY, told
 from tests.support.merchant import KEY, NETWORK, URL, Shop, client, make_guard
-from tests.support.refusals import ROOT, SpySigner
+from tests.support.processes import ROOT
+from tests.support.signers import SpySigner
 from x402guard import ConfigError, LedgerUnavailable, LocalSigner, Policy, PolicyDenied, X402GuardError
 from x402guard.chain.reader import Chain, RpcChainReader
 

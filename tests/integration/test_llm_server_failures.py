@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 
+from tests.support import llm_server
 from x402guard.testing import Completion, Failure, LlmServer
 from x402guard.testing.llm import PROVIDERS
 
@@ -26,18 +27,7 @@ GEMINI = "/v1beta/models/some-model:"
 USAGE = {"google": "usageMetadata"}
 
 
-@pytest.fixture(scope="module")
-def running():
-    with LlmServer() as server, httpx.Client(trust_env=False, timeout=10) as http:
-        yield server, http
-
-
-@pytest.fixture
-def server(running):
-    server, _ = running
-    server.reply = Completion()
-    server.forget()
-    return server
+running, server = llm_server.running, llm_server.server
 
 
 @pytest.fixture

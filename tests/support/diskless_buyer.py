@@ -11,7 +11,7 @@ import tempfile
 from contextlib import contextmanager
 
 from tests.support.merchant import URL, Shop, client, make_guard
-from tests.support.refusals import SpySigner
+from tests.support.signers import SpySigner
 from x402guard import X402GuardError
 
 NOBODY = 65_534

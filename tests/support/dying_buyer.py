@@ -11,7 +11,7 @@ import sys
 import httpx
 
 from tests.support.merchant import URL, Shop, make_guard
-from tests.support.refusals import SpySigner
+from tests.support.signers import SpySigner
 from x402guard import GuardedTransport
 
 

@@ -78,6 +78,10 @@ def offer_response(terms: dict) -> httpx.Response:
     return httpx.Response(402, headers={"PAYMENT-REQUIRED": b64(terms)}, json={})
 
 
+def open_terms(request):
+    return required(url=str(request.url))
+
+
 def receipt(success=True, transaction="0x" + "ab" * 32, network=NETWORK, **more) -> dict:
     return {"success": success, "transaction": transaction, "network": network, "payer": PAYER, **more}
 

@@ -1,23 +1,16 @@
-"""What the attacks share: odd streams, raw offers, a chain in a function, signers that watch, and what a refusal looks like."""
+"""What a refusal looks like, over both transports; and the raw offers and odd streams that bring it about."""
 
 import base64
 import json
-import subprocess
-import sys
-from dataclasses import dataclass, field
-from pathlib import Path
 
 import anyio
 import httpx
 import pytest
 from eth_account import Account
 
-from tests.support.merchant import KEY, NETWORK, URL, async_client, client
-from x402guard import LocalSigner, PolicyDenied, ProtocolError
-from x402guard.flow.ports import Funds
-from x402guard.ledger.evidence import Unreadable
+from tests.support.merchant import URL, async_client, client
+from x402guard import PolicyDenied, ProtocolError
 
-ROOT = Path(__file__).parents[2]
 BASE_USDC = "0x833589fCD6eDb6E08f4c7C32D4f71b54bdA02913"
 ZERO = "0x" + "0" * 40
 CENT_NANOS = 10_000_000
@@ -97,77 +90,6 @@ class Chunks(httpx.SyncByteStream, httpx.AsyncByteStream):
     async def __aiter__(self):
         for piece in self.pieces:
             yield piece
-
-
-@dataclass
-class Clock:
-    """A clock that stands still until it is told otherwise; unix milliseconds."""
-
-    ms: int = 1_760_000_000_000
-
-    def __call__(self) -> int:
-        return self.ms
-
-    def forward(self, seconds) -> None:
-        self.ms += int(seconds * 1000)
-
-
-@dataclass
-class MockChain:
-    """A ``ChainReader`` whose findings are set by hold id, or by a function of the hold."""
-
-    finding: object = None
-    networks: frozenset = frozenset({NETWORK})
-    asked: list = field(default_factory=list)
-
-    def read(self, hold):
-        self.asked.append(hold.id)
-        found = self.finding(hold) if callable(self.finding) else self.finding
-        return Unreadable("nothing is known") if found is None else found
-
-    def funds(self, network, token, owner):
-        return Funds(10**12, 10**12)
-
-    def close(self) -> None:
-        pass
-
-
-class SpySigner:
-    """A signer that does something around every signature of the real one, and counts them."""
-
-    inline = False
-
-    def __init__(self, *, before=None, after=None) -> None:
-        self.inner = LocalSigner.from_key(KEY)
-        self.before = before
-        self.after = after
-        self.signed = []
-
-    @property
-    def address(self):
-        return self.inner.address
-
-    def bind(self, lookup) -> None:
-        self.inner.bind(lookup)
-
-    def sign(self, hold) -> bytes:
-        if self.before is not None:
-            self.before(hold)
-        signature = self.inner.sign(hold)
-        self.signed.append(hold)
-        return signature if self.after is None else self.after(signature)
-
-
-def start(script, *args) -> subprocess.Popen:
-    """Start a script of this package as a process of its own."""
-    module = f"tests.support.{script}"
-    return subprocess.Popen(
-        [sys.executable, "-W", "error", "-m", module, *map(str, args)],
-        cwd=ROOT,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
 
 
 def fresh_address() -> str:

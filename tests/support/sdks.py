@@ -8,6 +8,7 @@ import httpx2
 import pytest
 
 import x402guard.httpx2
+from tests.support import llm_server
 from x402guard import AsyncGuardedTransport, BudgetExhausted, Guard, GuardedTransport, Metering, Policy
 from x402guard.http import refusal_from
 from x402guard.testing import Completion, Failure, LlmServer
@@ -144,12 +145,7 @@ def running():
         yield server, guard
 
 
-@pytest.fixture
-def server(running):
-    server, _ = running
-    server.reply = Completion()
-    server.forget()
-    return server
+server = llm_server.server
 
 
 @pytest.fixture

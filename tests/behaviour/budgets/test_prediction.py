@@ -101,3 +101,14 @@ def test_a_session_that_is_resumed_is_not_of_its_own_past(ledger_url):
         resumed = guard.session("clerk", id="run")
         resumed.close()  # ended, and asked all the same
         assert resumed.predict().sessions == 5
+
+
+def test_sessions_whose_process_died_are_past_too(tmp_path):
+    url = f"sqlite:///{tmp_path / 'l.db'}"
+    dies = (
+        "import os, sys; from x402guard import Guard; guard = Guard(ledger=sys.argv[1]);"
+        "[guard.session('clerk', budget='$9').charge('x', '$5') for _ in range(20)]; os._exit(9)"
+    )
+    subprocess.run([sys.executable, "-c", dies, url], check=False, timeout=60)
+    with make_guard(url) as guard:
+        assert str(guard.session("clerk", budget="$9").predict()) == "clerk: p50 $5.00, p95 $5.00, of 20 past sessions"

@@ -9,22 +9,9 @@ import anyio
 import pytest
 from jsonschema import Draft202012Validator
 
-from tests.support import llm_provider
+from tests.support import llm_provider as llm
 from tests.support.ledger import Clock
-from tests.support.llm_provider import (
-    BOOK,
-    COUNTER,
-    ERROR,
-    SYNC,
-    USED,
-    Answer,
-    Provider,
-    ask,
-    both_modes,
-    chunk,
-    completion,
-    sse,
-)
+from tests.support.llm_provider import SYNC, USED, Answer, Provider, ask, both_modes, chunk, completion, sse
 from tests.support.merchant import make_guard
 from x402guard import BudgetExhausted, ConfigError, Metering, SessionTripped, TokenBudget
 from x402guard.stores import open_store
@@ -46,7 +33,7 @@ def make(ledger_url, clock):
         def make():
             if not stores or ledger_url != "memory://":
                 stores.append(stack.enter_context(closing(open_store(ledger_url, clock_ms=clock))))
-            return stack.enter_context(make_guard(stores[-1], metering=Metering(counter=COUNTER, prices=BOOK)))
+            return stack.enter_context(make_guard(stores[-1], metering=Metering(counter=llm.COUNTER, prices=llm.BOOK)))
 
         yield make
 
@@ -123,7 +110,7 @@ ENDS = {
     "5xx": (Answer.of(b"", 503), ask(), {}),
 }
 FREE = {f"{status} {body}"[:9]: (Answer.of(body, status), ask(), {}) for body, status in
-        ((ERROR, 400), (ERROR, 429), (ERROR, 503), (b"", 302))}  # fmt: skip
+        ((llm.ERROR, 400), (llm.ERROR, 429), (llm.ERROR, 503), (b"", 302))}  # fmt: skip
 
 
 @both_modes
@@ -235,7 +222,7 @@ def test_what_is_no_budget_of_tokens_is_refused_by_its_name(guard, session, bad)
 def test_the_soft_limit_is_said_once_in_the_log_and_in_the_report(guard, caplog):
     session = guard.session("s", budget="$5", tokens=TokenBudget(total=80_000, soft=40_000))
     session.tokens.record_usage(39_974)
-    called(session.child("c", budget="$1"), Answer.of(ERROR, 400))
+    called(session.child("c", budget="$1"), Answer.of(llm.ERROR, 400))
     assert (warned(caplog), soft_events(session)) == ([], [])
     called(session.child("c", budget="$1"), Answer.of(completion({"prompt_tokens": 20, "completion_tokens": 6})))
     session.tokens.record_usage(15_000)
@@ -248,7 +235,7 @@ def test_the_soft_limit_is_said_once_in_the_log_and_in_the_report(guard, caplog)
 
 CROSSES = {
     "call": called,
-    "awaited call": lambda session: called(session, way=llm_provider.WAYS[1]),
+    "awaited call": lambda session: called(session, way=llm.WAYS[1]),
     "reported call": lambda session: session.wrap(completion()),
     "tool": lambda session: tool(session, "def", lambda: 1, mode="raw", render=lambda *_: "x" * 100)(),
 }

@@ -11,7 +11,13 @@ import pytest
 from tests.support.ledger import Clock
 from tests.support.llm_provider import CHAT, ask, completion
 from tests.support.merchant import URL, Shop, accept, async_client, client, make_guard, required
-from x402guard import Notice, Policy, SettlementUncertain
+from x402guard import (
+    Guard,
+    Notice,
+    Policy,
+    SettlementUncertain,
+    TokenBudget,
+)
 from x402guard.ledger.owner import owner_mark, set_limit
 from x402guard.ledger.view import Scope
 from x402guard.money import dollars_to_nanos
@@ -218,3 +224,22 @@ def test_a_function_may_look_at_the_books_and_spend_itself(ledger_url):
         spend_cents(session, 50, 1, 30)
     assert [percent for percent, _, _ in seen] == [50, 80]
     assert seen[0] == (50, Decimal("0.50"), "0.50")
+
+
+@pytest.fixture
+def session(ledger_url):
+    with make_guard(ledger_url) as guard, guard.session("s", budget="$1.00") as session:
+        yield session
+
+
+def test_a_soft_limit_crossed_by_a_lapse_is_said(caplog):
+    clock = Clock()
+    store = open_store("memory://", clock_ms=clock)
+    with Guard(ledger=store) as guard, guard.session("s", budget="$1", tokens=TokenBudget(1_000, soft=500)) as session:
+        session.tokens.allocate(600)
+        clock.tick(901)
+        with caplog.at_level(logging.WARNING, "x402guard"):
+            session.tokens.allocate(1)
+        assert [record.getMessage() for record in caplog.records] == [
+            "tokens: 600 of 1,000 are used in 's'; the soft limit is 500"
+        ]

@@ -5,10 +5,17 @@ import time
 import pytest
 from typer.testing import CliRunner
 
-from tests.support.agent import Agent
+from tests.support.agent import Agent, owner_resets
 from tests.support.ledger import Clock
 from tests.support.merchant import make_guard
-from x402guard import IllegalTransition, Loop, Policy, Spike
+from x402guard import (
+    IllegalTransition,
+    Loop,
+    Policy,
+    SessionTripped,
+    Spike,
+    Velocity,
+)
 from x402guard.cli import app
 from x402guard.ledger.owner import reset_node
 from x402guard.ledger.view import Scope
@@ -55,3 +62,105 @@ def test_a_reset_that_would_not_survive_a_power_cut_is_not_made(ledger_url):
         with pytest.raises(IllegalTransition, match="power cut"):
             guard.shell.store.transact(Scope(nodes=("run",)), lambda view: reset_node(view, "run", "the owner"))
         assert session.report().to_dict()["state"] == "tripped"
+
+
+def command(url, *arguments):
+    done = CliRunner().invoke(app, [*arguments, "--ledger", url])
+    return done.exit_code, done.output + str(done.exception or "")
+
+
+def test_a_limit_that_the_owner_raised_twice_stays_when_the_agent_opens_it_as_before(tmp_path):
+    url = f"sqlite:///{tmp_path / 'l.db'}"
+    with make_guard(url) as guard:
+        guard.session("s", budget="$0.10", id="run").close()
+        for limit in ("$1.00", "$2.00"):
+            assert command(url, "budget", "set", "run", limit)[0] == 0
+        with guard.session("s", budget="$0.10", id="run") as session:
+            assert str(session.limit) == "2.00"
+            session.charge("film", "$1.50")
+
+
+def test_a_limit_that_the_owner_raised_and_lowered_stays_when_the_agent_opens_it_as_before(tmp_path):
+    url = f"sqlite:///{tmp_path / 'l.db'}"
+    with make_guard(url) as guard:
+        guard.session("s", budget="$0.10", id="run").close()
+        for limit in ("$1.00", "$0.05"):
+            assert command(url, "budget", "set", "run", limit)[0] == 0
+        with guard.session("s", budget="$0.10", id="run") as session:
+            assert str(session.limit) == "0.05"
+
+
+@pytest.mark.parametrize("per", [None, "day"])
+def test_a_named_budget_that_is_reset_pays_again(tmp_path, per):
+    url = f"sqlite:///{tmp_path / 'l.db'}"
+    with make_guard(url) as guard:
+        customer = guard.budget("customer", "$1.00", per=per)
+        session = customer.session("s", budget="$0.50")
+        for _ in range(2):
+            assert command(url, "trip", "customer")[0] == 0
+            with pytest.raises(SessionTripped):
+                session.charge("serp", "$0.01")
+            assert command(url, "reset", "customer")[0] == 0
+            session.charge("serp", "$0.01")
+
+
+def test_no_word_of_an_agents_opens_what_is_latched_or_raises_what_is_set(ledger_url):
+    with make_guard(ledger_url) as guard:
+        session = guard.session("s", budget="$0.50", id="run")
+        session.trip("why")
+        for _ in range(3):  # opened, closed and opened again
+            with guard.session("s", id="run") as again, pytest.raises(SessionTripped):
+                again.charge("serp", "$0.01")
+        with guard.session("s", budget="$0.40", id="run") as lower, pytest.raises(SessionTripped):
+            lower.charge("serp", "$0.01")
+        for asked in ("$0.41", "$0.50", "$99"):
+            with pytest.raises(Exception, match="never"):
+                guard.session("s", budget=asked, id="run")
+        assert session.report().to_dict()["terminated_by"] == "kill_switch"
+
+
+def test_the_owner_sets_a_limit_below_what_is_used_and_the_session_is_latched_until_it_is_raised(tmp_path):
+    url = f"sqlite:///{tmp_path / 'l.db'}"
+    with make_guard(url) as guard, guard.session("s", budget="$1.00", id="run") as session:
+        session.charge("serp", "$0.30")
+        assert command(url, "budget", "set", "run", "$0.20")[1] == "session run (s): $0.20, $0.00 left, tripped\n"
+        assert Agent(session).tries_everything() == {"session_tripped"}
+        code, said = command(url, "reset", "run")
+        assert (code != 0, "budget set run $0.30" in said) == (True, True)
+        assert command(url, "budget", "set", "run", "$0.35")[0] == 0
+        with pytest.raises(SessionTripped, match="overshoot"):
+            session.charge("serp", "$0.01")  # a limit raised is no reset
+        assert command(url, "reset", "run")[0] == 0
+        session.charge("serp", "$0.05")
+        words = [(event["event"], event.get("by", "")) for event in session.report().to_dict()["events"]]
+        assert [word for word, _ in words if word in ("trip", "reset", "limit")] == ["limit", "trip", "limit", "reset"]
+        assert all(by for word, by in words if word in ("reset", "limit"))
+
+
+def test_a_reset_of_one_session_opens_no_other_and_not_the_wallet(tmp_path):
+    url = f"sqlite:///{tmp_path / 'l.db'}"
+    with make_guard(url) as guard:
+        one, other = (guard.session(name, budget="$1.00", id=name) for name in ("one", "other"))
+        for session in (one, other):
+            session.trip("why")
+        assert command(url, "reset", "one")[0] == 0
+        one.charge("serp", "$0.01")
+        with pytest.raises(SessionTripped):
+            other.charge("serp", "$0.01")
+        assert command(url, "trip", "wallet")[0] == 0
+        assert command(url, "reset", "other")[0] == 0
+        for session in (one, other):
+            with pytest.raises(SessionTripped, match="wallet"):
+                session.charge("serp", "$0.01")
+
+
+def test_velocity_and_maxima_are_not_given_back_by_a_reset(ledger_url):
+    store = open_store(ledger_url, clock_ms=Clock())
+    policy = Policy(max_steps=2, velocity=Velocity(calls_per_day=2), breaker=None)
+    with make_guard(store, policy=policy) as guard, guard.session("s", budget="$5.00", id="run") as session:
+        agent = Agent(session)
+        assert [agent.take("charge", number) for number in range(3)] == [None, None, "max_steps"]
+        session.trip("why")
+        owner_resets(store, "run")
+        assert agent.take("charge", 4) == "max_steps"
+    store.close()

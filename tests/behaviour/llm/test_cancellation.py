@@ -8,7 +8,7 @@ import anyio.lowlevel
 import httpx
 import pytest
 
-from tests.behaviour.payments.test_cancellation import Tripwire
+from tests.support.faults import Tripwire
 from tests.support.llm_provider import CHAT, COST, USED, Provider, ask, chunk, completion, metered, sse
 from tests.support.merchant import async_client, client
 from x402guard.stores import open_store

@@ -5,7 +5,7 @@ from decimal import Decimal
 
 import pytest
 
-from tests.behaviour.payments.test_failing_books import Faulty
+from tests.support.faults import Faulty
 from tests.support.llm_provider import (
     CHAT,
     COST,

@@ -11,7 +11,7 @@ import anyio
 import pytest
 
 from tests.data.bills import AT, BILLS
-from tests.support import llm_provider
+from tests.support import llm_provider as llm
 from tests.support.ledger import Clock
 from x402guard import ConfigError, ModelPrice, SessionTripped, Unpriced
 
@@ -35,7 +35,7 @@ OWN = {  # a dollar for a million tokens is 1,000 nano-dollars a token
 
 def metered(ledger="memory://", **settings):
     """A session at the moment of the bills, whose prices hang on the day and the hour."""
-    return llm_provider.metered(ledger, clock=Clock(int(AT.timestamp()) * 1000), **settings)
+    return llm.metered(ledger, clock=Clock(int(AT.timestamp()) * 1000), **settings)
 
 
 def nanos(dollars):
@@ -124,11 +124,9 @@ def test_the_usage_alone_costs_the_same_but_where_the_rest_of_the_answer_says_mo
     ids=["searches", "tier-asked-for", "tier-granted"],
 )
 def test_what_only_the_request_says_is_not_in_a_reported_call(body, answer, wire, reported):
-    whole = llm_provider.completion(usage=USAGE, **answer) | {"model": body["model"]}
+    whole = llm.completion(usage=USAGE, **answer) | {"model": body["model"]}
     with metered(allowances={"web_search": "$0.05"}) as session:
-        llm_provider.SYNC.post(
-            session, llm_provider.Provider(session, llm_provider.Answer.of(whole)), llm_provider.ask(**body)
-        )
+        llm.SYNC.post(session, llm.Provider(session, llm.Answer.of(whole)), llm.ask(**body))
         over_the_wire = nanos(session.spent)
         session.wrap(whole)
         assert (over_the_wire, nanos(session.spent) - over_the_wire) == (wire, reported)

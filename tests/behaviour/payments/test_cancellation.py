@@ -1,12 +1,25 @@
 """Cancelled at every await there is, the books are still true: nothing out means nothing held, anything out is counted."""
 
+import asyncio
+import threading
+from decimal import Decimal
+
 import anyio
 import anyio.from_thread
 import anyio.lowlevel
 import httpx
 import pytest
 
-from tests.support.merchant import URL, Shop, async_client, make_guard
+from tests.support.faults import Tripwire
+from tests.support.merchant import (
+    URL,
+    Shop,
+    async_client,
+    b64,
+    client,
+    make_guard,
+    receipt,
+)
 from x402guard.stores import open_store
 
 STEPS = 40
@@ -71,30 +84,6 @@ def test_cancellation_at_every_await_leaves_true_books(backend):
     assert {NOTHING, IN_DOUBT, DONE} <= outcomes  # all three kinds of end were really met
 
 
-class Tripwire:
-    """A store that cancels a scope from its worker thread, before or after its n-th transaction is committed."""
-
-    inline = False
-
-    def __init__(self, store, n, *, after):
-        self._store, self._n, self._after = store, n, after
-        self.scope = self.token = None
-
-    def __getattr__(self, name):
-        return getattr(self._store, name)
-
-    def transact(self, scope, change):
-        if self.scope is None:
-            return self._store.transact(scope, change)
-        self._n -= 1
-        if self._n == 0 and not self._after:
-            anyio.from_thread.run_sync(self.scope.cancel, token=self.token)
-        result = self._store.transact(scope, change)
-        if self._n == 0 and self._after:
-            anyio.from_thread.run_sync(self.scope.cancel, token=self.token)
-        return result
-
-
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("n", [1, 2, 3])
@@ -156,3 +145,64 @@ def test_ctrl_c_while_the_payment_is_out_notes_the_doubt_and_goes_on():
             client(session, shop).get(URL)
         [hold] = guard.shell.store.outstanding()
         assert hold.doubt == "cancelled while the payment was out"
+
+
+CENT = Decimal("0.01")
+
+
+def test_native_cancellation_waits_for_the_ledger_and_leaves_nothing_behind(tmp_path):
+    """`asyncio.wait_for` cancels by task.cancel(), which no shield of anyio's keeps out."""
+    store, shop = open_store(f"sqlite:///{tmp_path / 'l.db'}"), Shop()
+    inside, go_on, committed = threading.Event(), threading.Event(), threading.Event()
+    transact = store.transact
+
+    def slow(scope, change):
+        if scope.purchase is not None:
+            inside.set()
+            assert go_on.wait(10)
+            result = transact(scope, change)
+            committed.set()
+            return result
+        return transact(scope, change)
+
+    async def main():
+        async with async_client(session, shop) as http:
+            task = asyncio.ensure_future(http.get(URL))
+            await asyncio.to_thread(inside.wait, 10)
+            task.cancel()
+            await asyncio.sleep(0)
+            task.cancel()  # and again, while it waits
+            go_on.set()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+
+    with make_guard(store) as guard:
+        session = guard.session("s", budget="$1")
+        store.transact = slow
+        asyncio.run(main())
+        assert committed.wait(10)
+        assert (session.held, session.spent, shop.payments) == (0, 0, [])
+    store.close()
+
+
+def test_native_cancellation_after_the_payment_is_a_doubt(tmp_path):
+    shop = Shop()
+
+    async def main():
+        async with async_client(session, shop) as http:
+            task = asyncio.current_task()
+            answer = httpx.Response(200, headers={"PAYMENT-RESPONSE": b64(receipt())})
+            shop.paid = lambda request, shop: (task.cancel(), answer)[1]
+            await http.get(URL)
+
+    with make_guard(f"sqlite:///{tmp_path / 'l.db'}") as guard:
+        session = guard.session("s", budget="$1")
+        with pytest.raises(asyncio.CancelledError):
+            asyncio.run(main())
+        assert session.spent + session.held == CENT
+        shop.paid = None
+        live = guard.shell.store.outstanding()
+        assert all(hold.doubt for hold in live)
+        if live:
+            assert client(session, shop).get(URL).extensions["x402guard"].represented
+            assert len(shop.nonces) == 1

@@ -7,6 +7,7 @@ from threading import Barrier
 
 import pytest
 
+from tests.support.chain import MockChain
 from tests.support.ledger import Clock
 from tests.support.merchant import (
     FACILITATOR,
@@ -22,7 +23,7 @@ from tests.support.merchant import (
     upto,
 )
 from x402guard import Asset
-from x402guard.flow.ports import Funds, Outgoing, Transfers
+from x402guard.flow.ports import Outgoing, Transfers
 from x402guard.ledger.evidence import Settled, Unreadable
 from x402guard.ledger.transitions import Void, apply
 from x402guard.ledger.view import Scope
@@ -35,25 +36,14 @@ OTHER_TOKEN = "0x" + "77" * 20
 
 
 @dataclass
-class Wallet:
+class Wallet(MockChain):
     """A chain that shows these Transfers, a block each from 1 on, and these findings by hold id."""
 
-    finding: object = None
     outgoing: list = field(default_factory=list)
     nonces: dict = field(default_factory=dict)
-    networks: frozenset = frozenset({NETWORK})
-    asked: list = field(default_factory=list)
     looks: list = field(default_factory=list)
     meanwhile: object = None
     at_most: int = 1000
-
-    def read(self, hold):
-        self.asked.append(hold.id)
-        found = self.finding(hold) if callable(self.finding) else self.finding
-        return Unreadable("nothing is known") if found is None else found
-
-    def funds(self, network, token, owner):
-        return Funds(10**12, 10**12)
 
     def transfers(self, network, token, payer, *, after, since_unix):
         self.looks.append((token, after))
@@ -67,9 +57,6 @@ class Wallet:
 
     def nonce_behind(self, network, token, payer, transfer):
         return self.nonces.get(transfer.transaction)
-
-    def close(self):
-        pass
 
 
 def leaves(amount, transaction=TX, payee=THIEF, token=None):

@@ -6,7 +6,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from tests.behaviour.payments.test_cancellation import Tripwire
+from tests.support.faults import Tripwire
 from x402guard import Guard, TokenBudget
 from x402guard.stores import open_store
 

@@ -10,9 +10,9 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from tests.behaviour.payments.test_cancellation import Tripwire
-from tests.behaviour.tools.test_forms import check, events, said
+from tests.support.faults import Tripwire
 from tests.support.ledger import Clock
+from tests.support.tool_forms import check, events, said
 from x402guard import ConfigError, Guard, LedgerUnavailable
 from x402guard.stores import open_store
 

@@ -2,8 +2,8 @@
 
 import pytest
 
+from tests.support.chain_node import INTENTS, NOW, OTHER, TOKEN, TX, Rpc, log, topic
 from tests.support.ledger import PAYER, START_MS
-from tests.unit.chain.test_reader import INTENTS, NOW, OTHER, TOKEN, TX, Rpc, log, topic
 from x402guard.chain.reader import _read
 from x402guard.chain.rpc import ChainUnreadable, JsonRpc, NodeRefuses, PaymentUnreadable
 from x402guard.evm import keccak

@@ -7,7 +7,9 @@ from decimal import Decimal
 
 import pytest
 
-from tests.behaviour.tools.test_forms import (
+from tests.behaviour.tools.test_forms import uses
+from tests.support.ledger import Clock
+from tests.support.tool_forms import (
     CEILING,
     BrokenError,
     Form,
@@ -20,9 +22,7 @@ from tests.behaviour.tools.test_forms import (
     owner,
     plain,
     said,
-    uses,
 )
-from tests.support.ledger import Clock
 from x402guard import ConfigError, Guard
 from x402guard.stores import open_store
 from x402guard.tools.arguments import fingerprint_of
