@@ -11,7 +11,7 @@ import jsonschema
 import pytest
 from typer.testing import CliRunner
 
-from tests.support import URL, Shop, client, make_guard
+from tests.support.merchant import URL, Shop, client, make_guard
 from x402guard import BudgetExhausted, PolicyDenied, SettlementUncertain, X402GuardError
 from x402guard.cli import app
 from x402guard.guard.settings import ENV_PREFIX, MeteringSettings, PolicySettings, Settings

@@ -8,8 +8,8 @@ import httpx
 import pytest
 
 import x402guard
-from tests.attacks.hostile import fetch
-from tests.support import KEY, OTHER_PAYEE, Shop, make_guard
+from tests.support.merchant import KEY, OTHER_PAYEE, Shop, make_guard
+from tests.support.refusals import fetch
 from x402guard import LocalSigner, SettlementUncertain, SignerError
 from x402guard.ledger.authorize import authorize
 from x402guard.ledger.model import Hold, HoldKind, Purpose

@@ -12,8 +12,8 @@ import traceback
 import httpx
 import pytest
 
-from tests.attacks.hostile import fetch
-from tests.support import Shop, client
+from tests.support.merchant import Shop, client
+from tests.support.refusals import fetch
 from x402guard import ConfigError, Guard, GuardedTransport, LocalSigner, SettlementUncertain, SignerError
 from x402guard.guard.settings import PRIVATE_KEY, load_settings
 

@@ -14,8 +14,7 @@ import pytest
 import rich.console
 import rich.traceback
 
-from tests.attacks.secrets_in import forms_of, found, payment_header, signature_of
-from tests.support import (
+from tests.support.merchant import (
     KEY,
     Shop,
     accept,
@@ -27,6 +26,7 @@ from tests.support import (
     required_v1,
     upto,
 )
+from tests.support.payment_secrets import forms_of, found, payment_header, signature_of
 from x402guard import (
     BudgetExhausted,
     LocalSigner,

@@ -77,7 +77,7 @@ class Zygote:
     def __init__(self, folder):
         self._folder, self._count = folder, 0
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.integration.dying"],
+            [sys.executable, "-m", "tests.support.forked_buyer"],
             cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
 

@@ -18,17 +18,17 @@ from mistralai.client import Mistral
 
 import x402guard
 import x402guard.httpx2
-from tests.integration import llm
-from tests.integration.llm import HI, LARGE, LIMITED, MINI, TEXT, ask_openai, calls, dollars, metering
-from tests.support import URL, Shop, make_guard
+from tests.support import sdks
+from tests.support.merchant import URL, Shop, make_guard
+from tests.support.sdks import HI, LARGE, LIMITED, MINI, TEXT, ask_openai, calls, dollars, metering
 from x402guard import BudgetExhausted, Guard
 from x402guard.testing import Completion
 
-running, server, install = llm.running, llm.server, llm.install
+running, server, install = sdks.running, sdks.server, sdks.install
 
 pytestmark = [
     pytest.mark.xdist_group("install"),
-    pytest.mark.filterwarnings(llm.ALL_LOADED),
+    pytest.mark.filterwarnings(sdks.ALL_LOADED),
     pytest.mark.filterwarnings("ignore:The model 'claude-sonnet-4-5' is deprecated:DeprecationWarning"),
 ]
 

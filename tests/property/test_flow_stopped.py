@@ -6,8 +6,8 @@ The world here is a seller who takes whatever it ever saw, at the worst moment, 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.books import Clock
-from tests.support import KEY, NETWORK, accept, b64, permit2, receipt, required, unb64, upto
+from tests.support.ledger import Clock
+from tests.support.merchant import KEY, NETWORK, accept, b64, permit2, receipt, required, unb64, upto
 from x402guard import Guard, LocalSigner, Policy, X402GuardError
 from x402guard.assets import AssetRegistry
 from x402guard.flow.drivers import run

@@ -4,7 +4,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
 
-from tests.books import Books
+from tests.support.ledger import Books
 from x402guard.ledger.authorize import Refusal
 from x402guard.ledger.model import WALLET, Evidence, HoldKind, NodeKind, NodeState, Window
 from x402guard.ledger.queries import nodes_of

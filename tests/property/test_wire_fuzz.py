@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support import accept, b64, required, upto
+from tests.support.merchant import accept, b64, required, upto
 from x402guard import ProtocolError
 from x402guard.assets import AssetRegistry
 from x402guard.flow.effects import PeekBody, Reply

@@ -9,7 +9,7 @@ from openai.types.responses.response_input_param import FunctionCallOutput
 from pydantic import TypeAdapter
 
 import x402guard
-from tests.support import make_guard
+from tests.support.merchant import make_guard
 from x402guard import (
     BudgetExhausted,
     CallTimeout,
