@@ -67,7 +67,7 @@ class Steps:
             nonlocal last
             self.reach("after", last)
             effect = advance(flow, answer, failure)
-            last = None if isinstance(effect, drivers._Result) else type(effect).__name__
+            last = None if isinstance(effect, drivers._Result) else type(getattr(effect, "question", effect)).__name__
             self.reach("before", last)
             return effect
 

@@ -23,7 +23,7 @@ from tests.support.merchant import (
     upto,
 )
 from x402guard import Asset
-from x402guard.flow.ports import Outgoing, Transfers
+from x402guard.flow.ports import OutgoingTransfer, Transfers
 from x402guard.ledger.evidence import Settled, Unreadable
 from x402guard.ledger.transitions import Void, apply
 from x402guard.ledger.view import Scope
@@ -62,7 +62,7 @@ class Wallet(MockChain):
 def leaves(amount, transaction=TX, payee=THIEF, token=None):
     from tests.support.merchant import USDC
 
-    return token or USDC, Outgoing(transaction, 0, payee, amount)
+    return token or USDC, OutgoingTransfer(transaction, 0, payee, amount)
 
 
 def claimed(amount=12_345, transaction=TX):

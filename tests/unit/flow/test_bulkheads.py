@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from x402guard.flow.bulkheads import Places
+from x402guard.flow.bulkheads import Slots
 
 LONG_S = 20
 LOOPS = ["asyncio", "trio"]
@@ -71,7 +71,7 @@ class Queue:
 
 @pytest.mark.parametrize("order", [["thread", "asyncio", "trio"] * 3, ["trio", "trio", "thread", "asyncio"] * 2])
 def test_threads_and_tasks_of_any_loop_stand_in_one_line(order):
-    places = Places()
+    places = Slots()
     first = places.enter("host a", 1, 0)
     queue = Queue(places)
     for number, kind in enumerate(order):
@@ -84,7 +84,7 @@ def test_threads_and_tasks_of_any_loop_stand_in_one_line(order):
 
 
 def test_so_many_are_let_in_at_once_and_none_of_another_place_waits():
-    places = Places()
+    places = Slots()
     taken = [places.enter("host a", 3, 0) for _ in range(3)]
     assert places.enter("host a", 3, 0.01) is None
     assert places.enter("host b", 3, 0) is not None
@@ -93,7 +93,7 @@ def test_so_many_are_let_in_at_once_and_none_of_another_place_waits():
 
 
 def test_leaving_twice_gives_one_place():
-    places = Places()
+    places = Slots()
     first, _second = (places.enter("host a", 2, 0) for _ in range(2))
     first.leave()
     first.leave()
@@ -103,7 +103,7 @@ def test_leaving_twice_gives_one_place():
 
 
 def test_nobody_who_comes_later_goes_before_those_in_line():
-    places = Places()
+    places = Slots()
     first = places.enter("host a", 1, 0)
     queue = Queue(places)
     queue.stand("in line", "thread")
@@ -115,7 +115,7 @@ def test_nobody_who_comes_later_goes_before_those_in_line():
 
 
 def test_a_wait_of_no_time_and_a_wait_that_is_over_stand_in_line_no_more():
-    places = Places()
+    places = Slots()
     first = places.enter("host a", 1, 0)
     for wait_s in (0, 0.01):
         assert places.enter("host a", 1, wait_s) is None
@@ -126,7 +126,7 @@ def test_a_wait_of_no_time_and_a_wait_that_is_over_stand_in_line_no_more():
 
 @every_loop
 def test_a_task_whose_wait_is_over_stands_in_line_no_more(loop):
-    places = Places()
+    places = Slots()
     first = places.enter("host a", 1, 0)
     assert anyio.run(places.enter_async, "host a", 1, 0.01, backend=loop) is None
     first.leave()
@@ -135,7 +135,7 @@ def test_a_task_whose_wait_is_over_stands_in_line_no_more(loop):
 
 @every_loop
 def test_a_task_that_is_cancelled_while_it_waits_keeps_nothing(loop):
-    places = Places()
+    places = Slots()
     first = places.enter("host a", 1, 0)
 
     async def go():
@@ -153,7 +153,7 @@ def test_a_task_that_is_cancelled_while_it_waits_keeps_nothing(loop):
 
 @pytest.mark.parametrize("leaves_first", [True, False])
 def test_a_place_that_is_given_to_a_task_just_cancelled_goes_to_the_next(leaves_first):
-    places = Places()
+    places = Slots()
 
     async def go():
         first = places.enter("host a", 1, 0)
@@ -172,7 +172,7 @@ def test_a_place_that_is_given_to_a_task_just_cancelled_goes_to_the_next(leaves_
 
 
 def test_a_loop_that_is_closed_over_those_who_wait_keeps_no_place():
-    places = Places()
+    places = Slots()
     first = places.enter("host a", 1, 0)
 
     async def go():
@@ -186,7 +186,7 @@ def test_a_loop_that_is_closed_over_those_who_wait_keeps_no_place():
 
 
 def test_a_coroutine_that_is_thrown_away_keeps_no_place():
-    places = Places()
+    places = Slots()
     first = places.enter("host a", 1, 0)
     loop = asyncio.new_event_loop()
     try:
@@ -208,7 +208,7 @@ def test_a_coroutine_that_is_thrown_away_keeps_no_place():
 
 
 def test_ctrl_c_while_waiting_keeps_nothing():
-    places = Places()
+    places = Slots()
     first = places.enter("host a", 1, 0)
     timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
     timer.start()
@@ -221,7 +221,7 @@ def test_ctrl_c_while_waiting_keeps_nothing():
 
 
 def test_a_place_that_nobody_holds_any_more_is_free_and_wakes_who_waits():
-    places = Places()
+    places = Slots()
     kept = [places.enter("host a", 1, 0)]
     kept.append(kept)  # only the collector finds it
     queue = Queue(places)
@@ -240,7 +240,7 @@ def _drop_a_cycle(places, where):
 
 def test_the_collector_may_come_at_any_moment_and_no_place_is_lost_or_given_twice():
     """It may leave a place in the middle of giving another one."""
-    places, before = Places(), gc.get_threshold()
+    places, before = Slots(), gc.get_threshold()
     gc.collect()
     gc.freeze()  # what stands already is not looked at again and again
     try:
@@ -268,7 +268,7 @@ def test_the_collector_may_come_at_any_moment_and_no_place_is_lost_or_given_twic
 @given(st.integers(1, 3), st.lists(st.sampled_from(["enter", "leave", "twice", "drop"]), max_size=60))
 @settings(max_examples=200)
 def test_there_are_never_more_than_so_many_and_never_fewer(most, verbs):
-    places, taken = Places(), []
+    places, taken = Slots(), []
     for verb in verbs:
         if verb == "enter":
             place = places.enter("host a", most, 0)
@@ -319,7 +319,7 @@ async def _crowd_of_tasks(places, most, seen):
 
 
 def test_in_a_crowd_of_threads_and_cancelled_tasks_no_place_is_lost_or_given_twice():
-    places, seen, stop, failed = Places(), [], threading.Event(), []
+    places, seen, stop, failed = Slots(), [], threading.Event(), []
 
     def guarded(target, *args):
         try:

@@ -1,20 +1,24 @@
 """The rows of the breakers: when they open, how long they rest, who may try again. And its property: never two at a time."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from x402guard import Breaker, Bulkhead, ConfigError
+from x402guard import Breaker, Bulkhead, ConfigError, Policy
 from x402guard.ledger.model import HoldKind
 from x402guard.ledger.view import LedgerView
 from x402guard.money import Nanos
-from x402guard.policy.breakers import BREAKER, breaker_marks, find_open, note_end, note_try, slot_of
+from x402guard.policy.breakers import BREAKER, slot_of
+from x402guard.policy.guards import guard_marks
+from x402guard.policy.step_guard import StepEnd
 from x402guard.policy.steps import Step
 
 START_MS = 1_800_000_000_000
-TOOL = Step(HoldKind.TOOL, "serp", "")
-CALL = Step(HoldKind.LLM, "POST api.example/v1/chat", "")
-PAYS = Step(HoldKind.PAYMENT, "GET shop.example/a", "", Nanos(10), "0xA")
+TOOL = Step(HoldKind.TOOL, "serp", "", "run")
+CALL = Step(HoldKind.LLM, "POST api.example/v1/chat", "", "run")
+PAYS = Step(HoldKind.PAYMENT, "GET shop.example/a", "", "run", Nanos(10), "0xA", priced=True)
 
 
 class Rows:
@@ -24,8 +28,8 @@ class Rows:
         self.breaker = Breaker(**more) if breaker is None else breaker
         self.rows, self.now_ms, self.notices = {}, START_MS, []
 
-    def _within(self, change, step, node):
-        marks = breaker_marks(self.breaker, node, step, (step.payee,) if step.payee else ())
+    def _within(self, change, step):
+        marks = tuple(self.breaker.marks(step, (step.payee,) if step.payee else (), ending=False))
         view = LedgerView(now_ms=self.now_ms, marks={key: self.rows[key] for key in marks if key in self.rows})
         result = change(view)
         self.rows.update(view.mark_rows())
@@ -33,18 +37,23 @@ class Rows:
         return result
 
     def begin(self, hold_id, step=TOOL, node="run"):
-        """Begin a step; None where it may go, else its refusal."""
+        """Begin a step; None where it may go, else its refusal: its host or tool first, then its payee."""
+        step = replace(step, node_id=node)
 
         def change(view):
-            refusal = find_open(view, self.breaker, node, step)
+            refusal = self.breaker.judge(view, replace(step, priced=False))
+            if refusal is None and step.payee:
+                refusal = self.breaker.judge(view, replace(step, priced=True))
             if refusal is None:
-                note_try(view, self.breaker, node, step, hold_id)
+                self.breaker.taken(view, step, hold_id)
             return refusal
 
-        return self._within(change, step, node)
+        return self._within(change, step)
 
     def end(self, hold_id, well, step=TOOL, node="run"):
-        return self._within(lambda view: note_end(view, self.breaker, node, step, hold_id, well=well), step, node)
+        step = replace(step, node_id=node)
+        outcome = {True: "ok", False: "failed", None: "unknown"}[well]
+        return self._within(lambda view: self.breaker.ended(view, step, StepEnd(hold_id, outcome)), step)
 
     def fail(self, times=3, step=TOOL, node="run"):
         for n in range(times):
@@ -165,17 +174,33 @@ def test_people_are_told_once_when_it_opens_and_not_at_each_failed_try():
     ("failing", "asking", "open_"),
     [
         ((PAYS, "run"), (PAYS, "another"), False),
-        ((PAYS, "run"), (Step(HoldKind.PAYMENT, "POST shop.example/b", "", Nanos(1), "0xB"), "run"), True),
-        ((PAYS, "run"), (Step(HoldKind.PAYMENT, "GET other.example/a", "", Nanos(1), "0xA"), "run"), True),
-        ((PAYS, "run"), (Step(HoldKind.PAYMENT, "GET other.example/a", "", Nanos(1), "0xB"), "run"), False),
-        ((PAYS, "run"), (Step(HoldKind.LLM, "POST shop.example/v1", ""), "run"), True),
-        ((PAYS, "run"), (Step(HoldKind.PAYMENT, "GET shop.example:81/a", "", Nanos(1), "0xB"), "run"), False),
+        (
+            (PAYS, "run"),
+            (Step(HoldKind.PAYMENT, "POST shop.example/b", "", "run", Nanos(1), "0xB", priced=True), "run"),
+            True,
+        ),
+        (
+            (PAYS, "run"),
+            (Step(HoldKind.PAYMENT, "GET other.example/a", "", "run", Nanos(1), "0xA", priced=True), "run"),
+            True,
+        ),
+        (
+            (PAYS, "run"),
+            (Step(HoldKind.PAYMENT, "GET other.example/a", "", "run", Nanos(1), "0xB", priced=True), "run"),
+            False,
+        ),
+        ((PAYS, "run"), (Step(HoldKind.LLM, "POST shop.example/v1", "", "run"), "run"), True),
+        (
+            (PAYS, "run"),
+            (Step(HoldKind.PAYMENT, "GET shop.example:81/a", "", "run", Nanos(1), "0xB", priced=True), "run"),
+            False,
+        ),
         ((TOOL, "run"), (TOOL, "run/child"), True),
         ((TOOL, "run/child"), (TOOL, "run"), True),
         ((TOOL, "run"), (TOOL, "another"), False),
-        ((TOOL, "run"), (Step(HoldKind.TOOL, "mail", ""), "run"), False),
-        ((Step(HoldKind.TOOL, "shop.example", ""), "run"), (PAYS, "run"), False),
-        ((Step(HoldKind.TOOL, "payee 0xA", ""), "run"), (PAYS, "run"), False),
+        ((TOOL, "run"), (Step(HoldKind.TOOL, "mail", "", "run"), "run"), False),
+        ((Step(HoldKind.TOOL, "shop.example", "", "run"), "run"), (PAYS, "run"), False),
+        ((Step(HoldKind.TOOL, "payee 0xA", "", "run"), "run"), (PAYS, "run"), False),
     ],
 )
 def test_what_fails_is_at_rest_for_its_run_alone(failing, asking, open_):
@@ -187,15 +212,15 @@ def test_what_fails_is_at_rest_for_its_run_alone(failing, asking, open_):
 def test_a_payee_at_rest_is_refused_under_another_name_of_a_host():
     rows = Rows()
     rows.fail(3, PAYS)
-    assert "payee 0xA" in rows.begin("a", Step(HoldKind.PAYMENT, "GET other.example/", "", Nanos(1), "0xA")).reason
+    assert (
+        "payee 0xA"
+        in rows.begin("a", Step(HoldKind.PAYMENT, "GET other.example/", "", "run", Nanos(1), "0xA", priced=True)).reason
+    )
 
 
-def test_without_a_breaker_nothing_is_seen_or_refused():
-    rows = Rows()
-    rows.breaker = None
-    rows.fail(9)
-    assert rows.begin("a") is None
-    assert (rows.rows, breaker_marks(None, "run", TOOL)) == ({}, ())
+def test_without_a_breaker_nothing_is_seen():
+    assert not any(kind == "breaker" for kind, _ in guard_marks(Policy(breaker=None), PAYS, ("0xA",)))
+    assert any(kind == "breaker" for kind, _ in guard_marks(Policy(), PAYS, ("0xA",)))
 
 
 def test_a_call_from_before_the_rest_does_not_end_anothers_try():

@@ -1,16 +1,18 @@
 """The loop detector's rows, and its property: distinct calls never trip it, identical ones do at N + 1, whatever lies between."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.ledger import Books
+from tests.support.ledger import Books, usd
 from x402guard import ConfigError, Loop
-from x402guard.ledger.model import HoldKind
+from x402guard.ledger.model import HoldKind, NodeState
 from x402guard.ledger.view import LedgerView
-from x402guard.policy.loops import find_loop, forget_before, loop_marks, note_failure, note_step, note_success
+from x402guard.policy.loops import forget_before
+from x402guard.policy.step_guard import StepEnd
 from x402guard.policy.steps import Step, request_key, run_of, tool_key
 
 START_MS = 1_800_000_000_000
@@ -28,11 +30,11 @@ class Run:
     def step(self, name, arguments=None, after_s=0):
         self.now_ms += int(after_s * 1000)
         key = tool_key(name, {} if arguments is None else arguments, self.loop.ignored)
-        step = Step(HoldKind.TOOL, name, key)
-        view = self.view(loop_marks(self.loop, "run", step))
-        found = find_loop(view, self.loop, "run", step)
+        step = Step(HoldKind.TOOL, name, key, "run")
+        view = self.view(self.loop.marks(step, (), ending=False))
+        found = self.loop.find_loop(view, step)
         if found is None:
-            note_step(view, self.loop, "run", step)
+            self.loop.taken(view, step, "")
             self.rows.update(view.mark_rows())
         return found
 
@@ -125,8 +127,8 @@ def test_tools_and_routes_have_numbers_of_their_own():
 
 
 def test_what_nobody_told_apart_is_not_counted():
-    step = Step(HoldKind.TOOL, "serp", tool_key("serp", None, ()))
-    assert loop_marks(Loop(), "run", step) == ()
+    step = Step(HoldKind.TOOL, "serp", tool_key("serp", None, ()), "run")
+    assert not any(kind in ("loop", "cycle") for kind, _ in Loop().marks(step, (), ending=False))
 
 
 def test_after_a_reset_everything_counts_anew():
@@ -194,20 +196,27 @@ def test_children_have_no_counters_of_their_own(node):
 
 def test_five_failures_in_a_row_are_one_too_many_and_a_delivery_forgets_them():
     books = Books()
-    loop, said = Loop(), []
-    for delivered in [False] * 4 + [True] + [False] * 5:
+    loop = Loop()
 
-        def change(view, delivered=delivered):
-            return note_success(view, "s", "0xP") if delivered else note_failure(view, loop, "s", "0xP")
+    def trips(payee, outcome):
+        """Whether this end of a payment trips the run; the run is opened again for the next."""
+        step = Step(HoldKind.PAYMENT, "GET shop/a", "", "s", usd("$0.01"), payee, priced=True)
 
-        said.append(books.change(change, marks=(("streak", "s 0xP"), ("loop_reset", "s"))))
-    assert [word is not None for word in said] == [False] * 9 + [True]
-    seen = (("streak", "s 0xQ"), ("loop_reset", "s"))
+        def change(view):
+            loop.ended(view, step, StepEnd("h", outcome))
+            tripped = view.node("s").state is NodeState.TRIPPED
+            view.put_node(replace(view.node("s"), state=NodeState.OPEN))
+            return tripped
+
+        return books.change(change, nodes=("s",), marks=tuple(loop.marks(step, (), ending=True)))
+
+    said = [trips("0xP", outcome) for outcome in ["failed"] * 4 + ["ok"] + ["failed"] * 5]
+    assert said == [False] * 9 + [True]
     for pause_s in [3_601] * 9 + [3_599] * 3:  # one now and then is no streak
         books.clock.tick(pause_s)
-        assert books.change(lambda view: note_failure(view, loop, "s", "0xQ"), marks=seen) is None
+        assert not trips("0xQ", "failed")
     books.clock.tick(3_599)
-    assert books.change(lambda view: note_failure(view, loop, "s", "0xQ"), marks=seen) is not None
+    assert trips("0xQ", "failed")
     books.close()
 
 

@@ -8,9 +8,9 @@ import pytest
 from tests.support.ledger import Books, usd
 from x402guard import ConfigError, Policy, Spike, Velocity
 from x402guard.ledger.model import HoldKind
-from x402guard.policy.guards import guard_marks, judge_amount, note_taken
+from x402guard.policy.guards import guard_marks, judge_step, note_taken
 from x402guard.policy.steps import Step
-from x402guard.policy.velocity import route_of
+from x402guard.policy.velocity import price_route
 
 A, B = "0xA", "0xB"
 
@@ -26,16 +26,16 @@ class Run:
 
     def step(self, amount, *, payee="", name="GET shop/docs/1", kind=HoldKind.PAYMENT, after_s=0):
         self.books.clock.tick(after_s)
-        step = Step(kind, name, "").at(usd(amount), payee)
+        step = Step(kind, name, "", "s").at(usd(amount), payee)
         payees = (payee,) if payee else ()
 
         def change(view):
-            refusal = judge_amount(view, self.policy, "s", step)
+            refusal = judge_step(view, self.policy, step)
             if refusal is None:
-                note_taken(view, self.policy, "s", step)
+                note_taken(view, self.policy, step)
             return refusal
 
-        found = self.books.change(change, nodes=("s",), marks=guard_marks(self.policy, "s", step, payees))
+        found = self.books.change(change, nodes=("s",), marks=guard_marks(self.policy, step, payees))
         return None if found is None else found.rule
 
     def events(self):
@@ -156,7 +156,7 @@ def test_a_price_of_nearly_nothing_poisons_no_route_and_no_other_seller():
 
 def test_a_long_path_is_a_route_at_once():
     begun = time.monotonic()
-    assert route_of("GET shop/" + "a" * 200_000) == "GET shop/" + "a" * 200_000
+    assert price_route("GET shop/" + "a" * 200_000) == "GET shop/" + "a" * 200_000
     assert time.monotonic() - begun < 0.5
 
 
@@ -212,7 +212,7 @@ def test_a_price_that_rises_slowly_over_many_calls_is_followed():
     ],
 )
 def test_a_route_is_a_place_without_what_changes(name, route):
-    assert route_of(name) == route
+    assert price_route(name) == route
 
 
 @pytest.mark.parametrize(

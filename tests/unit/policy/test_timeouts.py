@@ -8,7 +8,7 @@ from x402guard import CallTimeout, ConfigError, Policy, PolicyDenied, SessionTri
 from x402guard.http.deadline import Watch
 from x402guard.ledger.model import HoldKind
 from x402guard.ledger.view import LedgerView
-from x402guard.policy.timeouts import begin_step, end_step, find_late, timeout_marks
+from x402guard.policy.steps import Step, run_of
 from x402guard.stores import open_store
 
 NAMES = ["payment_s", "tool_s", "llm_s", "chunk_s", "step_s", "session_s"]
@@ -38,20 +38,20 @@ class Steps:
         self.timeouts, self.rows, self.now_ms = Timeouts(**settings), {}, START_MS
 
     def within(self, change, node="run"):
-        marks = timeout_marks(self.timeouts, node)
+        marks = self.timeouts.run_marks(run_of(node))
         view = LedgerView(now_ms=self.now_ms, marks={key: self.rows[key] for key in marks if key in self.rows})
         result = change(view)
         self.rows.update(view.mark_rows())
         return result
 
     def late(self, kind=HoldKind.TOOL, node="run"):
-        return self.within(lambda view: find_late(view, self.timeouts, node, kind), node)
+        return self.within(lambda view: self.timeouts.judge(view, Step(kind, "", "", node)), node)
 
     def begin(self, node="run"):
-        self.within(lambda view: begin_step(view, self.timeouts, node), node)
+        self.within(lambda view: self.timeouts.begin_step(view, run_of(node)), node)
 
     def end(self, node="run"):
-        self.within(lambda view: end_step(view, self.timeouts, node), node)
+        self.within(lambda view: self.timeouts.taken(view, Step(HoldKind.LLM, "", "", node), "h"), node)
 
 
 @pytest.mark.parametrize(("after_ms", "late"), [(0, False), (5_000, False), (5_001, True), (10**9, True)])
@@ -87,7 +87,7 @@ def test_with_the_limit_off_no_row_is_written_or_asked_for():
     steps = Steps()
     steps.begin()
     steps.end()
-    assert (steps.rows, timeout_marks(steps.timeouts, "run"), steps.late()) == ({}, (), None)
+    assert (steps.rows, steps.timeouts.run_marks("run"), steps.late()) == ({}, (), None)
 
 
 @pytest.mark.parametrize("restart", [False, True])

@@ -12,8 +12,8 @@ import pytest
 from tests.support.ledger import a_hold
 from x402guard import LedgerUnavailable
 from x402guard.flow import singleflight as asking_module
-from x402guard.flow.effects import ReadChain
-from x402guard.flow.singleflight import Asking
+from x402guard.flow.ports import HoldStatus
+from x402guard.flow.singleflight import SingleFlight
 from x402guard.ledger.evidence import Unused
 from x402guard.ledger.sessions import ensure_wallet
 from x402guard.ledger.view import Scope
@@ -176,7 +176,7 @@ class Answers:
 
 
 def test_ctrl_c_anywhere_in_a_question_leaves_nobody_waiting_for_its_answer():
-    asking, question, places = Asking(), ReadChain(a_hold()), []
+    asking, question, places = SingleFlight(), HoldStatus(a_hold()), []
     for number in range(1, MOST_PLACES):
         place = interrupted_at({asking_module.__file__}, number, lambda: asking.ask(question, Answers()))
         if place is None:
