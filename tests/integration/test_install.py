@@ -239,7 +239,7 @@ def test_a_guard_that_nobody_can_see_from_outside_holds_nothing_twice(install, r
 def test_a_paid_api_is_paid_out_of_the_installed_session():
     shop = Shop()
     with make_guard() as guard, httpx.Client(transport=httpx.MockTransport(shop)) as http:
-        session = x402guard.guard.install(budget="$0.01", guard=guard)
+        session = x402guard.install(budget="$0.01", guard=guard)
         try:
             assert http.get(URL).json()["paid"] == 10_000
             with pytest.raises(BudgetExhausted):

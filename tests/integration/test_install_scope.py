@@ -24,7 +24,7 @@ from tests.support import sdks
 from tests.support.sdks import HI, LARGE, LIMITED, MINI, TEXT, UNTOUCHED, ask_openai, calls, seams
 from x402guard import BudgetExhausted, ConfigError, Session, SessionClosed
 from x402guard.guard.session import current_session
-from x402guard.http import refusal_from
+from x402guard.http.refusal_from import refusal_from
 from x402guard.testing import Completion
 from x402guard.testing.llm import PROVIDERS
 
@@ -303,7 +303,7 @@ INSTALLED = """
 import json, warnings
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
-    session = x402guard.guard.install(budget="$5.00")
+    session = x402guard.install(budget="$5.00")
 told = [str(each.message) for each in caught]
 """
 

@@ -10,7 +10,7 @@ from anthropic import Anthropic, AsyncAnthropic
 from tests.support import sdks
 from tests.support.sdks import DOCKET, HI, TEXT, TROUBLES, dollars, then, trouble
 from x402guard import BudgetExhausted, GuardedTransport, Unpriced
-from x402guard.http import refusal_from
+from x402guard.http.refusal_from import refusal_from
 from x402guard.http.streams import EXTENSION
 from x402guard.testing import Completion, Failure, ToolCall
 

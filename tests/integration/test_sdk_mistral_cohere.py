@@ -13,7 +13,7 @@ from mistralai.client.utils import BackoffStrategy, RetryConfig
 from tests.support import sdks
 from tests.support.sdks import DOCKET, HI, TEXT, TROUBLES, dollars, then, trouble
 from x402guard import Unpriced
-from x402guard.http import refusal_from
+from x402guard.http.refusal_from import refusal_from
 from x402guard.testing import Completion, ToolCall
 
 running, server, till, poor = sdks.running, sdks.server, sdks.till, sdks.poor

@@ -10,7 +10,7 @@ from openai import AsyncAzureOpenAI, AsyncOpenAI, AzureOpenAI, OpenAI
 from tests.support import sdks
 from tests.support.sdks import DOCKET, FAMILIES, HI, LARGE, LIMITED, MINI, TEXT, TROUBLES, dollars, then, trouble
 from x402guard import Unpriced
-from x402guard.http import refusal_from
+from x402guard.http.refusal_from import refusal_from
 from x402guard.http.streams import EXTENSION
 from x402guard.testing import Completion, ToolCall
 

@@ -1,4 +1,4 @@
-"""Two AutoGen agents under ``x402guard.guard.install``, and nothing of ours between them and their models.
+"""Two AutoGen agents under ``x402guard.install``, and nothing of ours between them and their models.
 
 ``test_frameworks.py`` runs this in an environment of AutoGen's own and reads the last line that it prints.
 """
@@ -24,7 +24,7 @@ def client(model):
 
 
 large, small = client("gpt-4o"), client("gpt-4o-mini")  # made before it is installed, and guarded all the same
-session = x402guard.guard.install(budget=os.environ["BUDGET"])
+session = x402guard.install(budget=os.environ["BUDGET"])
 
 
 async def main():

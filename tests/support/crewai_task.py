@@ -1,4 +1,4 @@
-"""Two CrewAI agents under ``x402guard.guard.install``, and nothing of ours between them and their models.
+"""Two CrewAI agents under ``x402guard.install``, and nothing of ours between them and their models.
 
 ``test_frameworks.py`` runs this in an environment of CrewAI's own and reads the last line that it prints.
 """
@@ -11,7 +11,7 @@ from crewai.tools import tool
 
 import x402guard
 
-session = x402guard.guard.install(budget=os.environ["BUDGET"])
+session = x402guard.install(budget=os.environ["BUDGET"])
 
 
 @tool("docket")

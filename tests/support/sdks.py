@@ -10,7 +10,7 @@ import pytest
 import x402guard.httpx2
 from tests.support import llm_server
 from x402guard import AsyncGuardedTransport, BudgetExhausted, Guard, GuardedTransport, Metering, Policy
-from x402guard.http import refusal_from
+from x402guard.http.refusal_from import refusal_from
 from x402guard.testing import Completion, Failure, LlmServer
 from x402guard.testing.llm import PROVIDERS
 
@@ -198,7 +198,7 @@ def install(running, server, monkeypatch):
     monkeypatch.setenv("OPENAI_BASE_URL", server.base("openai") + "/v1")
 
     def install(budget="$5.00", **more):
-        return x402guard.guard.install(**{"budget": budget, "guard": running[1]} | more)
+        return x402guard.install(**{"budget": budget, "guard": running[1]} | more)
 
     yield install
     x402guard.uninstall()

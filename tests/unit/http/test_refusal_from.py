@@ -3,7 +3,7 @@
 import pytest
 
 from x402guard import ConfigError, Metering
-from x402guard.http import refusal_from
+from x402guard.http.refusal_from import refusal_from
 
 
 def test_bodies_that_only_look_like_refusals_are_none_to_fall_over():
