@@ -81,7 +81,7 @@ class LedgerView:
         sweep: ids of the payment holds whose end a chain may prove.
 
     Attributes:
-        killed: there is a kill file; set by the driver that runs the change.
+        killed_by: the path of the kill file that is there, or ""; set by the driver that runs the change.
         recheck: the chain is to be asked soon, in the background, about what this change has written.
     """
 
@@ -114,7 +114,7 @@ class LedgerView:
         self.changed_holds: set[str] = set()
         self.changed_marks: set[MarkKey] = set()
         self.restrains = False
-        self.killed = False
+        self.killed_by = ""
         self.recheck = False
 
     @property
