@@ -142,12 +142,11 @@ class Guard:
         self._closed, self._owns = False, (isinstance(ledger, str), isinstance(chains, Mapping))
         store = open_store(ledger, must_exist=ledger_must_exist) if isinstance(ledger, str) else ledger
         shell = Shell(store, signer, chain, as_approver(approver, store), self._teller, kill_file=stop)
-        self._rechecker = Rechecker(lambda: run(sweep(self.context), shell))
-        checked = background_checks and chain is not None
-        self.shell = replace(shell, recheck=self._rechecker.nudge) if checked else shell
-        self._open(limit)
+        self._open(shell, limit, checks=background_checks and chain is not None)
 
-    def _open(self, limit: Nanos | None) -> None:
+    def _open(self, shell: Shell, limit: Nanos | None, *, checks: bool) -> None:
+        self._rechecker = Rechecker(lambda: run(sweep(self.context), shell))
+        self.shell = replace(shell, recheck=self._rechecker.nudge) if checks else shell
         try:
             self.context = replace(self.context, gone=self._enter_books(limit))
             if self.shell.signer is not None:
