@@ -74,13 +74,11 @@ class Loop(StepGuard):
         return bool(step.key) and self.calls_of(step.name) is not None
 
     @override
-    def marks(self, step: Step, payees: tuple[str, ...], *, ending: bool) -> Iterator[MarkKey]:
-        if ending and step.payee:
-            yield streak_mark(step.run_id, step.payee)
-        if not ending and self._counts(step):
-            yield _ring(step)
-            yield _cycle(step)
-        yield reset_mark(step.run_id)
+    def marks(self, step: Step, payees: tuple[str, ...], *, ending: bool) -> tuple[MarkKey, ...]:
+        reset = reset_mark(step.run_id)
+        if ending:
+            return (reset, streak_mark(step.run_id, step.payee)) if step.payee else (reset,)
+        return (reset, _ring(step), _cycle(step)) if self._counts(step) else (reset,)
 
     @override
     def judge(self, view: LedgerView, step: Step) -> Refusal | None:
