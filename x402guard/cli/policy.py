@@ -29,7 +29,6 @@ from x402guard.policy.verdicts import Subject, Verdict
 from x402guard.stores import MemoryStore, check_ledger_url
 from x402guard.x402.offer import Offer, normalise
 from x402guard.x402.offer_rules import Case, judge_offer
-from x402guard.x402.purchase import offer_subject
 from x402guard.x402.wire import PAYMENT_REQUIRED, decode_json, decode_payment_required, parse_payment_required
 
 policy = typer.Typer(help="What the owner's rules say.", no_args_is_help=True)
@@ -181,7 +180,7 @@ def _explain_offer(offer: Offer | Refusal, facts: RequestFacts, rules: Policy, *
     objection = judge_offer(rules, case)
     if objection is not None:
         return {"what": what, "verdict": "denied", "rule": objection.rule, "reason": objection.reason}
-    verdict = judge(rules, offer_subject(case))
+    verdict = judge(rules, case.subject)
     most = None if verdict.narrow is None else verdict.narrow.most
     if most is not None and offer.amount_nanos > most:
         reason = f"rule {verdict.narrowed_by!r} narrows this to ${format_dollars(most)}, and the price is the seller's"

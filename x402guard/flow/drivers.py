@@ -8,7 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, Final, Generic, Protocol, TypeVar
 
@@ -109,7 +109,7 @@ def run(flow: Flow[R], shell: Shell, exchange: Exchange | None = None) -> R:
             elif isinstance(effect, Ask):
                 answer = _ask(effect, shell)
             elif not isinstance(effect, Checkpoint):
-                answer = _told(_call(effect, shell)[1](), shell)
+                answer = _told(_perform(effect, shell), shell)
         except Exception as error:  # noqa: BLE001 - the flow decides what every failure means
             failure = error
         except BaseException as error:  # noqa: BLE001 - Ctrl-C too: the flow brings the books in order first
@@ -142,8 +142,8 @@ async def run_async(flow: Flow[R], shell: Shell, exchange: AsyncExchange | None 
             elif isinstance(effect, Checkpoint):
                 await anyio.lowlevel.checkpoint()
             else:
-                inline, call = _call(effect, shell)
-                answer = _told(call() if inline else await _in_thread(effect, call, shell), shell)
+                call = partial(_perform, effect, shell)
+                answer = _told(call() if _is_inline(effect, shell) else await _in_thread(effect, call, shell), shell)
         except Exception as error:  # noqa: BLE001 - the flow decides what every failure means
             failure = error
         except BaseException as error:  # noqa: BLE001 - cancellation: the flow brings the books in order first
@@ -269,23 +269,37 @@ def _ledger_threads(_pid: int, _store: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(_LEDGER_THREADS, thread_name_prefix="x402guard-ledger")
 
 
-def _call(effect: Effect, shell: Shell) -> tuple[bool, Callable[[], Any]]:
-    """Return what an effect runs, and whether that is over in microseconds."""
+def _is_inline(effect: Effect, shell: Shell) -> bool:
+    """True where an effect is over in microseconds, so that an event loop may run it without a thread."""
     match effect:
         case Transact():
-            return shell.store.inline, lambda: _transact(effect, shell)
-        case Compute(job, quick):
-            return quick and shell.store.inline, lambda: job(shell.store.now_ms())
-        case Notify(message):
-            return True, lambda: _LOG.warning(message)
-        case Sign(hold):
-            signer = shell.signer
-            if signer is None:
-                raise SignerError("there is no signer")
+            return shell.store.inline
+        case Compute(_, quick):
+            return quick and shell.store.inline
+        case Sign():
             # Signing reads the hold's row first, so it is as quick as the store is.
-            return signer.inline and shell.store.inline, lambda: _signed(signer, hold)
+            return shell.signer is None or (shell.signer.inline and shell.store.inline)
+        case AskChain():
+            return shell.chain is None
+        case _:
+            return True
+
+
+def _perform(effect: Effect, shell: Shell) -> Any:
+    """Run an effect that needs no HTTP and no approver, and return its answer."""
+    match effect:
+        case Transact():
+            return _transact(effect, shell)
+        case Compute(job, _):
+            return job(shell.store.now_ms())
+        case Notify(message):
+            return _LOG.warning(message)
+        case Sign(hold):
+            if shell.signer is None:
+                raise SignerError("there is no signer")
+            return _signed(shell.signer, hold)
         case AskChain(question):
-            return shell.chain is None, lambda: shell.single_flight.ask(question, shell.chain)
+            return shell.single_flight.ask(question, shell.chain)
         case _:
             raise TypeError(f"{effect!r} is not an effect that a driver can run")
 

@@ -28,12 +28,15 @@ from x402guard.tools.token_budget import TokenBudget
 
 R = TypeVar("R")
 
+_NONE: Final[frozenset[str]] = frozenset()
+
 _FINALIZING: Final[ContextVar[tuple[Finalizing, ...]]] = ContextVar("x402guard_finalizing", default=())
 
 
 def finalizing_ids() -> frozenset[str]:
     """Return the sessions whose last LLM calls are made in this context; a task that outlives their block has none."""
-    return frozenset(block.node_id for block in _FINALIZING.get() if block.is_open)
+    blocks = _FINALIZING.get()
+    return frozenset(block.node_id for block in blocks if block.is_open) if blocks else _NONE
 
 
 BUDGET_PREFIX: Final = "budget:"

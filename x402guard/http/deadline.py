@@ -72,7 +72,9 @@ class Watch:
         if self._handed_s is not None:
             return None
         chunk_ends_s = None if self._chunk_s is None or self._last_s is None else self._last_s + self._chunk_s
-        return min((at for at in (self._ends_s, chunk_ends_s) if at is not None), default=None)
+        if self._ends_s is None or chunk_ends_s is None:
+            return chunk_ends_s if self._ends_s is None else self._ends_s
+        return min(self._ends_s, chunk_ends_s)
 
     @property
     def left_s(self) -> float | None:

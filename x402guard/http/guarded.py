@@ -106,8 +106,9 @@ class Guarded:
         logical, exchange = LogicalRequest.of(request), Exchanged(self.library, inner)
         try:
             payer = self._payer.innermost()
-            body = buffer_body(self.library, request, payer.context.max_body_bytes)
-            flow = self._begin(request, logical, body, payer, exchange)
+            context = payer.context
+            body = buffer_body(self.library, request, context.max_body_bytes)
+            flow = self._begin(request, logical, body, payer=(context, payer.meter), exchange=exchange)
             handed = run(flow, payer.shell, exchange)
         except X402GuardError as error:
             logical.end()
@@ -126,8 +127,9 @@ class Guarded:
         logical, exchange = LogicalRequest.of(request), AsyncExchanged(self.library, inner)
         try:
             payer = self._payer.innermost()
-            body = await buffer_body_async(self.library, request, payer.context.max_body_bytes)
-            flow = self._begin(request, logical, body, payer, exchange)
+            context = payer.context
+            body = await buffer_body_async(self.library, request, context.max_body_bytes)
+            flow = self._begin(request, logical, body, payer=(context, payer.meter), exchange=exchange)
             handed = await run_async(flow, payer.shell, exchange)
         except X402GuardError as error:
             logical.end()
@@ -147,11 +149,12 @@ class Guarded:
         request: httpx.Request,
         logical: LogicalRequest,
         body: bytes | None,
-        payer: MeteredPayer,
+        *,
+        payer: tuple[Context, Meter | None],
         exchange: Exchanged | AsyncExchanged,
     ) -> Flow[Handed]:
         """Return the conversation that a request needs."""
-        context, meter = payer.context, payer.meter
+        context, meter = payer
         facts = describe_request(request, logical, body)
         exchange.outgoing = OutgoingRequest(self.library, request, body, logical, stock=exchange.is_stock)
         route = None if meter is None else classify(meter, facts.method, facts.host, facts.url)

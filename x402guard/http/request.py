@@ -67,10 +67,6 @@ class LogicalRequest:
         """
         return self._done or (not self._challenged and self._hop is not None and self._hop() is request)
 
-    def crossed(self, request: httpx.Request) -> bool:
-        """True where a redirect has led *request* to another origin."""
-        return origin_of(request.url) != self.origin
-
     def answered(self, response: httpx.Response) -> None:
         """Remember whether *response* ends the call or leads on."""
         self._challenged = self.paid_by is not None and response.status_code in (401, 407)
@@ -93,17 +89,12 @@ def marked_guarded() -> dict[str, Any]:
 
 def origin_of(url: httpx.URL) -> str:
     """Return ``scheme://host:port`` in lower case, the port always written."""
+    host = url.raw_host.decode("ascii").lower()
     port = url.port or _DEFAULT_PORTS.get(url.scheme, 0)
-    return f"{url.scheme}://{_host(url)}:{port}"
+    return f"{url.scheme}://[{host}]:{port}" if ":" in host else f"{url.scheme}://{host}:{port}"
 
 
-def _host(url: httpx.URL) -> str:
-    host = url.raw_host.decode("ascii").lower()
-    return f"[{host}]" if ":" in host else host
-
-
-def _is_loopback(url: httpx.URL) -> bool:
-    host = url.raw_host.decode("ascii").lower()
+def _is_loopback(host: str) -> bool:
     if host == "localhost":
         return True
     try:
@@ -122,20 +113,23 @@ def describe_request(request: httpx.Request, logical: LogicalRequest, body: byte
     extensions: Mapping[str, Any] = request.extensions
     purchase = extensions.get("purchase", request.headers.get("idempotency-key"))
     url = request.url
+    name = url.raw_host.decode("ascii").lower()
+    host = f"[{name}]" if ":" in name else name
+    origin = origin_of(url)
+    crossed = origin != logical.origin
     return RequestFacts(
         method=request.method.upper(),
         url=str(url),
-        origin=origin_of(url),
-        host=_host(url) if url.port is None else f"{_host(url)}:{url.port}",
+        origin=origin,
+        host=host if url.port is None else f"{host}:{url.port}",
         secure=url.scheme == "https",
-        loopback=_is_loopback(url),
+        loopback=_is_loopback(name),
         body_sha256=None if body is None else hashlib.sha256(body).hexdigest(),
         entropy=secrets.token_bytes(32),
         purchase=None if purchase is None else str(purchase),
         pay_again=extensions.get("pay_again") is True,
-        pays_itself=not PAYMENT_HEADERS.isdisjoint(name.lower() for name in request.headers)
-        and not logical.crossed(request),
-        redirected_from=logical.origin if logical.crossed(request) else None,
+        pays_itself=not crossed and not PAYMENT_HEADERS.isdisjoint(map(str.lower, request.headers)),
+        redirected_from=logical.origin if crossed else None,
         paid_by=logical.paid_by,
         paid_until=0 if logical.receipt is None else logical.receipt.deadline,
         body=body,
@@ -207,6 +201,7 @@ class OutgoingRequest:
         self._request = request
         self._body = body
         self._logical = logical
+        self._crossed = origin_of(request.url) != logical.origin
         self.stock = stock
 
     def copy(self, headers: tuple[HeaderLine, ...], pays: str | None, body: bytes | None) -> httpx.Request:
@@ -216,7 +211,7 @@ class OutgoingRequest:
         """
         original = self._request
         lines = self._library.headers(original.headers)
-        if self._logical.crossed(original):
+        if self._crossed:
             # A payment header of the caller's own was meant for the first origin; httpx strips Authorization alone.
             for name in PAYMENT_HEADERS:
                 lines.pop(name, None)

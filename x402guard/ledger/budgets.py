@@ -64,10 +64,8 @@ def settle_grants(view: LedgerView, node_id: str) -> None:
 
     Draws past a limit where the amount is owed already (a correction, a bill), and trips every node that this exceeds.
     """
-    for node in view.path(node_id):
-        current = view.node(node.id)
-        if current.parent_id is None:
-            break
+    current = view.node(node_id)
+    while current.parent_id is not None:
         delta = current.used - current.granted_in
         if delta == 0:
             break
@@ -75,6 +73,7 @@ def settle_grants(view: LedgerView, node_id: str) -> None:
         facts = {"child": current.id, "amount": abs(delta)}
         view.record(current.id, verb, granted_in=delta, facts=facts)
         view.record(current.parent_id, verb, granted_out=delta, facts=facts)
+        current = view.node(current.parent_id)
 
 
 def correct_past(view: LedgerView, hold: Hold, amount: int) -> None:

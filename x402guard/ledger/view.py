@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NoReturn, TypeVar
 
 from x402guard.errors import IllegalTransition
 from x402guard.ledger.model import Entry, Hold, HoldState, Node
@@ -68,6 +68,11 @@ class Notice:
     pressing: bool = True
 
 
+class _Nodes(dict[str, Node]):
+    def __missing__(self, node_id: str) -> NoReturn:
+        raise IllegalTransition(f"node {node_id!r} is not in the scope of this change")
+
+
 class LedgerView:
     """A snapshot of the rows in a ``Scope``, and the changes made to it.
 
@@ -84,6 +89,9 @@ class LedgerView:
         sweep: ids of the payment holds whose end a chain may prove.
 
     Attributes:
+        node: id → a node in view; raises ``IllegalTransition`` for one outside the scope.
+        hold: id → a hold in view, or None.
+        mark: key → a small row of the scope, or None where it was never written.
         killed_by: the path of the kill file that is there, or ""; set by the driver that runs the change.
         recheck: the chain is to be asked soon, in the background, about what this change has written.
     """
@@ -103,9 +111,12 @@ class LedgerView:
         found = tuple(nodes)
         self.now_ms = max(now_ms, *map(_LAST_MS, found)) if found else now_ms
         # By the clock, and not by the last stamp: that may be of a clock that ran ahead once.
-        self._nodes = {node.id: rolled(node, now_ms) for node in found}
+        self._nodes = _Nodes((node.id, node if node.window is None else rolled(node, now_ms)) for node in found)
         self._holds = {hold.id: hold for hold in holds}
         self._marks = dict(marks or {})
+        self.node: Callable[[str], Node] = self._nodes.__getitem__
+        self.hold: Callable[[str], Hold | None] = self._holds.get
+        self.mark: Callable[[MarkKey], Mapping[str, Any] | None] = self._marks.get
         self.clock_ms = now_ms
         self.ahead_ms = ahead_ms
         self.purchase = tuple(purchase)
@@ -130,13 +141,6 @@ class LedgerView:
         """How far the clock is behind the last stamp in view, in milliseconds: it once ran ahead, or was set back."""
         return self.now_ms - self.clock_ms
 
-    def node(self, node_id: str) -> Node:
-        """Return a node in view. Raises ``IllegalTransition`` for one outside the scope."""
-        try:
-            return self._nodes[node_id]
-        except KeyError:
-            raise IllegalTransition(f"node {node_id!r} is not in the scope of this change") from None
-
     def has_node(self, node_id: str) -> bool:
         """True where the node exists and is in view."""
         return node_id in self._nodes
@@ -149,18 +153,10 @@ class LedgerView:
         """Return the node and its ancestors, leaf first, root last."""
         path: list[Node] = []
         wanted: str | None = node_id
-        try:
-            while wanted is not None:
-                node = self._nodes[wanted]
-                path.append(node)
-                wanted = node.parent_id
-        except KeyError:
-            raise IllegalTransition(f"node {wanted!r} is not in the scope of this change") from None
+        while wanted is not None:
+            path.append(self._nodes[wanted])
+            wanted = path[-1].parent_id
         return tuple(path)
-
-    def hold(self, hold_id: str) -> Hold | None:
-        """Return a hold in view, or None."""
-        return self._holds.get(hold_id)
 
     def known_hold(self, hold_id: str) -> Hold:
         """Return a hold in view. Raises ``IllegalTransition`` for one outside the scope."""
@@ -168,10 +164,6 @@ class LedgerView:
         if hold is None:
             raise IllegalTransition(f"hold {hold_id} is not in the scope of this change")
         return hold
-
-    def mark(self, key: MarkKey) -> Mapping[str, Any] | None:
-        """Return a small row of the scope, or None where it was never written."""
-        return self._marks.get(key)
 
     def put_mark(self, key: MarkKey, value: Mapping[str, Any]) -> None:
         """Write a small row; nothing happens where it already says the same."""
@@ -205,7 +197,8 @@ class LedgerView:
 
         Raises ``IllegalTransition`` where a balance would fall below zero.
         """
-        node = self.node(node_id)
+        node = self._nodes[node_id]
+        data = json.dumps(dict(facts or {}), separators=(",", ":"), sort_keys=True, ensure_ascii=False)
         entry = Entry(
             node_id=node_id,
             seq=node.seq + 1,
@@ -216,7 +209,7 @@ class LedgerView:
             held=held,
             granted_in=granted_in,
             granted_out=granted_out,
-            data=_whole(json.dumps(dict(facts or {}), separators=(",", ":"), sort_keys=True, ensure_ascii=False)),
+            data=data if data.isascii() else _whole(data),
             previous=node.head,
         ).sealed()
         after = dataclasses.replace(
@@ -232,11 +225,13 @@ class LedgerView:
         if min(after.captured, after.held, after.granted_in, after.granted_out) < 0:
             raise IllegalTransition(f"{event} would leave node {node_id} with a negative balance")
         self.entries.append(entry)
-        self.put_node(after)
+        self._nodes[node_id] = after
+        self.changed_nodes.add(node_id)
         above: str | None = node_id if held else None
         while above is not None:
             each = self._nodes[above]
-            self.put_node(dataclasses.replace(each, live=each.live + held))
+            self._nodes[above] = dataclasses.replace(each, live=each.live + held)
+            self.changed_nodes.add(above)
             above = each.parent_id
 
     def live(self, hold_ids: Iterable[str]) -> tuple[Hold, ...]:
@@ -254,13 +249,13 @@ class LedgerView:
 
     def node_rows(self) -> list[Node]:
         """Return the nodes that changed, parents before children."""
-        depths: dict[str, int] = {}
-        for node in self.changed():
-            parent, depth = node.parent_id, 0
+        rows: list[tuple[int, str]] = []
+        for node_id in self.changed_nodes:
+            parent, depth = self._nodes[node_id].parent_id, 0
             while parent is not None:
                 parent, depth = self._nodes[parent].parent_id, depth + 1
-            depths[node.id] = depth
-        return sorted(self.changed(), key=lambda node: depths[node.id])
+            rows.append((depth, node_id))
+        return [self._nodes[node_id] for _, node_id in sorted(rows)]
 
     def hold_rows(self) -> list[Hold]:
         """Return the holds that changed."""

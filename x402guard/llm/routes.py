@@ -153,6 +153,7 @@ _PATHS: Final[Mapping[Dialect, tuple[tuple[str, Flavour], ...]]] = {
 
 
 _WILDCARDS: Final = tuple(endpoint for endpoint in ENDPOINTS if endpoint.host.startswith("*."))
+_SUFFIXES: Final = tuple(endpoint.host[1:] for endpoint in _WILDCARDS)
 _BY_HOST: Final = {host: tuple(each for each in ENDPOINTS if each.host == host) for host in {e.host for e in ENDPOINTS}}
 
 
@@ -162,7 +163,7 @@ def find_endpoint(host: str, path: str, configured: tuple[Endpoint, ...]) -> End
         if endpoint.covers(host, path):
             return endpoint
     name = host if host.startswith("[") else host.partition(":")[0]
-    for endpoint in (*_BY_HOST.get(name, ()), *_WILDCARDS):
+    for endpoint in _BY_HOST.get(name) or (_WILDCARDS if name.endswith(_SUFFIXES) else ()):
         if endpoint.covers(host, path):
             return endpoint
     return Endpoint("google", "google", host) if _REGIONAL.fullmatch(host) else None

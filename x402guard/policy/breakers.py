@@ -50,17 +50,15 @@ class Breaker(StepGuard):
     def marks(self, step: Step, payees: tuple[str, ...], *, ending: bool) -> list[MarkKey]:
         target = _target(step)
         marks = [_key(target[1])] if target else []
-        for payee in payees or ((step.payee,) if step.payee else ()):
-            marks.append(_key(_payee(step, payee)[1]))
-        return marks
+        known = (step.payee,) if step.payee else ()
+        return [*marks, *(_key(_payee(step, payee)[1]) for payee in payees or known)]
 
     @override
     def judge(self, view: LedgerView, step: Step) -> Refusal | None:
         # The host or tool is asked about before the price is known, the payee once it is.
+        target = _target(step)
         if step.priced:
             target = _payee(step, step.payee) if step.payee else None
-        else:
-            target = _target(step)
         return None if target is None else self._open(view, step, *target)
 
     def _open(self, view: LedgerView, step: Step, what: str, watched: str) -> Refusal | None:

@@ -6,7 +6,7 @@ latest steps have repeated. All of it lies in the ledger, so that it survives a 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Final
@@ -75,7 +75,7 @@ class Loop(StepGuard):
 
     @override
     def marks(self, step: Step, payees: tuple[str, ...], *, ending: bool) -> tuple[MarkKey, ...]:
-        reset = reset_mark(step.run_id)
+        reset = step.reset_key
         if ending:
             return (reset, streak_mark(step.run_id, step.payee)) if step.payee else (reset,)
         return (reset, _ring(step), _cycle(step)) if self._counts(step) else (reset,)
@@ -91,14 +91,15 @@ class Loop(StepGuard):
 
     def find_loop(self, view: LedgerView, step: Step) -> str | None:
         """Return why *step* is one too many, or None."""
-        if not self._counts(step):
+        calls = self.calls_of(step.name)
+        if not step.key or calls is None:
             return None
-        calls = self.calls_of(step.name) or 0
-        since_ms = max(view.clock_ms - self.window_s * 1000, _reset_ms(view, step.run_id) + 1)
+        reset_ms = _reset_ms(view, step)
+        since_ms = max(view.clock_ms - self.window_s * 1000, reset_ms + 1)
         if len([at for at in _stamps(view, step) if at >= since_ms]) >= calls:
             words = f"{step.name} was called {calls} times within {self.window_s} s, and is asked for once more in the same words"
             return f"{words} (policy.loop; own= gives a tool or route its own number)"
-        keys, runs = self._cycle_of(view, step)
+        keys, runs = self._cycle_of(view, step, reset_ms)
         for period, matches in self._matches(keys, runs, step):
             if matches >= period * self.calls:
                 return f"the last {period} different steps have repeated {self.calls} times; the next is {step.name}"
@@ -106,11 +107,11 @@ class Loop(StepGuard):
 
     @override
     def taken(self, view: LedgerView, step: Step, hold_id: str) -> None:
-        if not self._counts(step):
+        calls = self.calls_of(step.name)
+        if not step.key or calls is None:
             return
-        calls = self.calls_of(step.name) or 0
         view.put_mark(_ring(step), {"at": [*_stamps(view, step), view.clock_ms][-calls:]})
-        keys, runs = self._cycle_of(view, step)
+        keys, runs = self._cycle_of(view, step, _reset_ms(view, step))
         after = {str(period): matches for period, matches in self._matches(keys, runs, step)}
         kept = [*keys, step.key[:_SHORT]][-self.longest_cycle :]
         before = {"keys": list(keys), "runs": dict(runs)}
@@ -142,26 +143,28 @@ class Loop(StepGuard):
             self._note_failure(view, step, row or {"failures": 0, "at": 0}, late=end.late)
 
     def _note_failure(self, view: LedgerView, step: Step, row: Mapping[str, Any], *, late: bool) -> None:
-        over = row["at"] <= max(_reset_ms(view, step.run_id), view.clock_ms - _STREAK_MS)
+        over = row["at"] <= max(_reset_ms(view, step), view.clock_ms - _STREAK_MS)
         failures = 1 + (0 if over else int(row.get("before", 0) if late else row["failures"]))
         view.put_mark(streak_mark(step.run_id, step.payee), {"failures": failures, "at": view.clock_ms})
         if failures >= self.failures:
             reason = f"{failures} payments in a row to {step.payee} were not answered with what was paid for"
             trip(view, step.run_id, LOOP, reason)
 
-    def _cycle_of(self, view: LedgerView, step: Step) -> tuple[list[str], Mapping[str, int]]:
+    def _cycle_of(self, view: LedgerView, step: Step, reset_ms: int) -> tuple[list[str], Mapping[str, int]]:
         row: Mapping[str, Any] = view.mark(_cycle(step)) or {"keys": [], "runs": {}, "at": 0}
         paused = not view.clock_ms - self.window_s * 1000 <= row["at"] <= view.clock_ms
-        return ([], {}) if paused or row["at"] <= _reset_ms(view, step.run_id) else (row["keys"], row["runs"])
+        return ([], {}) if paused or row["at"] <= reset_ms else (row["keys"], row["runs"])
 
-    def _matches(self, keys: list[str], runs: Mapping[str, int], step: Step) -> Iterator[tuple[int, int]]:
-        """Yield (period, how many of the latest steps were the same as those a period before), *step* included."""
+    def _matches(self, keys: list[str], runs: Mapping[str, int], step: Step) -> list[tuple[int, int]]:
+        """Return (period, how many of the latest steps were the same as those a period before), *step* included."""
         key = step.key[:_SHORT]
+        found = []
         for period in range(2, self.longest_cycle + 1):
             latest = [*keys, key][-period:]
             # One call over and over is no cycle: the ring of its stamps has it, and a slow one is a poll.
             repeats = len(keys) >= period and keys[-period] == key and len(set(latest)) > 1
-            yield period, runs.get(str(period), 0) + 1 if repeats else 0
+            found.append((period, runs.get(str(period), 0) + 1 if repeats else 0))
+        return found
 
 
 def _ring(step: Step) -> MarkKey:
@@ -182,8 +185,8 @@ def _stamps(view: LedgerView, step: Step) -> list[int]:
     return [at for at in (view.mark(_ring(step)) or {"at": []})["at"] if at <= view.clock_ms]
 
 
-def _reset_ms(view: LedgerView, run_id: str) -> int:
-    row = view.mark(reset_mark(run_id))
+def _reset_ms(view: LedgerView, step: Step) -> int:
+    row = view.mark(step.reset_key)
     return -1 if row is None or row["at"] > view.clock_ms else int(row["at"])
 
 

@@ -14,7 +14,7 @@ from x402guard.ledger.view import LedgerView, MarkKey
 from x402guard.money import Dollars, Nanos, format_dollars
 from x402guard.policy.checks import check_choice, check_dollars, check_whole
 from x402guard.policy.step_guard import StepGuard
-from x402guard.policy.steps import Step, reset_mark
+from x402guard.policy.steps import Step
 
 SpikeAction = Literal["warn", "trip"]
 SPIKE: Final = "spend_spike"
@@ -50,7 +50,7 @@ class Spike(StepGuard):
 
     @override
     def marks(self, step: Step, payees: tuple[str, ...], *, ending: bool) -> tuple[MarkKey, ...]:
-        return () if ending else (_costs(step), reset_mark(step.run_id))
+        return () if ending else (_costs(step), step.reset_key)
 
     @override
     def judge(self, view: LedgerView, step: Step) -> Refusal | None:
@@ -104,5 +104,5 @@ def _costs(step: Step) -> MarkKey:
 
 def _before(view: LedgerView, step: Step) -> list[int]:
     row = view.mark(_costs(step)) or {"costs": [], "at": 0}
-    reset = view.mark(reset_mark(step.run_id))
+    reset = view.mark(step.reset_key)
     return [] if reset is not None and row["at"] <= reset["at"] else list(row["costs"])

@@ -35,6 +35,7 @@ class Step:
         payee: the address that is paid; "" for an LLM call or a tool.
         priced: the amount and the payee are known.
         run_id: the run: the outermost session.
+        reset_key: the key of the row that says from when on the run's loops and spikes count.
     """
 
     kind: HoldKind
@@ -45,9 +46,12 @@ class Step:
     payee: str = ""
     priced: bool = False
     run_id: str = field(init=False, repr=False, compare=False)
+    reset_key: MarkKey = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "run_id", run_of(self.node_id))
+        run_id = run_of(self.node_id)
+        object.__setattr__(self, "run_id", run_id)
+        object.__setattr__(self, "reset_key", reset_mark(run_id))
 
     def at(self, amount: Nanos, payee: str = "") -> Step:
         """Return the step at its price."""

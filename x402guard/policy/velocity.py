@@ -123,7 +123,8 @@ class Velocity(StepGuard):
         return None
 
     def _share(self, view: LedgerView, step: Step) -> Refusal | None:
-        limit, percent = view.node(step.run_id).limit, self.percent_per_payee
+        percent = self.percent_per_payee
+        limit = None if percent is None else view.node(step.run_id).limit
         if percent is None or limit is None:
             return None
         paid = _paid_to(view, step)

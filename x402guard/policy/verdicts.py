@@ -106,8 +106,10 @@ NO_VERDICT: Final = Verdict()
 
 def strictest(one: Verdict, other: Verdict) -> Verdict:
     """Return what two verdicts come to: the stricter action, the more people, the narrower call."""
-    ranks = [(_STRICT[verdict.action], verdict.approvers) for verdict in (one, other)]
-    first = one if ranks[0] >= ranks[1] else other
+    if other is NO_VERDICT:
+        return one
+    ours, theirs = (_STRICT[one.action], one.approvers), (_STRICT[other.action], other.approvers)
+    first = one if ours >= theirs else other
     narrow = one.narrow or other.narrow
     if one.narrow is not None and other.narrow is not None:
         narrow = one.narrow.and_also(other.narrow)

@@ -111,6 +111,6 @@ def check_change(view: LedgerView, scope: Scope) -> None:
     for node in view.changed():
         if node.parent_id is not None and node.granted_in != node.used:
             raise IllegalTransition(f"node {node.id} uses {node.used} and has drawn {node.granted_in} from its parent")
-        restrained = node.kind is not NodeKind.TOKENS
-        if restrained and node.room is not None and node.room < 0 and node.state == "open":
-            raise IllegalTransition(f"node {node.id} would stand {-node.room} nano-dollars past its limit, untripped")
+        room = node.room if node.limit is not None and node.kind is not NodeKind.TOKENS else None
+        if room is not None and room < 0 and node.state == "open":
+            raise IllegalTransition(f"node {node.id} would stand {-room} nano-dollars past its limit, untripped")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from x402guard.assets import TEST_NETWORKS
 from x402guard.errors import CallTimeout, ProtocolError
@@ -15,7 +15,6 @@ from x402guard.money import Nanos, format_dollars
 from x402guard.policy.judge import verdict_of
 from x402guard.x402.offer import Offer, conflicts_with_body, normalise
 from x402guard.x402.offer_rules import Case, judge_offer
-from x402guard.x402.purchase import offer_subject
 from x402guard.x402.schemes.exact import EXACT_PROXY
 from x402guard.x402.schemes.scheme import PERMIT2
 from x402guard.x402.schemes.upto import UPTO_PROXY
@@ -46,7 +45,7 @@ class Challenge:
 class Payable:
     """What came of screening: offers that the rules let pass, and why the others do not."""
 
-    offers: tuple[Offer, ...]
+    cases: tuple[Case, ...]
     refusals: tuple[Refusal, ...]
 
 
@@ -96,26 +95,33 @@ def _body_terms(reply: Reply, call_s: int | None) -> Flow[PaymentRequired | None
 
 def screen(challenge: Challenge, request: RequestFacts, context: Context) -> Flow[Payable]:
     """Normalise every offer and keep those that the registry, the rules and, where a chain is read, the account allow."""
-    offers: list[Offer] = []
+    cases: list[Case] = []
     refusals: list[Refusal] = []
     for offer in normalise(challenge.required, context.registry):
-        objection = offer if isinstance(offer, Refusal) else (yield from _objection(offer, challenge, request, context))
+        case = offer if isinstance(offer, Refusal) else _judged(Case(request, offer), challenge, context)
+        objection = case if isinstance(case, Refusal) else (yield from _unpayable(case.offer, context))
         if objection is not None:
             refusals.append(objection)
-        elif isinstance(offer, Offer):
-            offers.append(offer)
-    return Payable(tuple(offers), tuple(refusals))
+        elif isinstance(case, Case):
+            cases.append(case)
+    return Payable(tuple(cases), tuple(refusals))
 
 
-def _objection(offer: Offer, challenge: Challenge, request: RequestFacts, context: Context) -> Flow[Refusal | None]:
+def _judged(case: Case, challenge: Challenge, context: Context) -> Case | Refusal:
+    """Return an offer with the verdict of the owner's rules, or the first objection to it."""
+    offer, policy = case.offer, context.policy
     if challenge.body is not None and conflicts_with_body(offer, challenge.body):
         return Refusal("header_body_conflict", "header and body of the 402 ask for different payments")
     if offer.payee in (context.payer, PERMIT2, EXACT_PROXY, UPTO_PROXY):
         return Refusal("payee", f"payee {offer.payee} is the payer itself or a contract of the protocol, not a seller")
-    case = Case(request, offer)
-    objection = judge_offer(context.policy, case) or _denied(case, context)
+    objection = judge_offer(policy, case)
     if objection is not None:
         return objection
+    case = replace(case, verdict=verdict_of(policy, case.subject, asks=context.asks))
+    return _denied(case) or case
+
+
+def _unpayable(offer: Offer, context: Context) -> Flow[Refusal | None]:
     if offer.network not in context.chains:
         if offer.network in TEST_NETWORKS or context.unsafe_no_chain:
             return None
@@ -126,11 +132,9 @@ def _objection(offer: Offer, challenge: Challenge, request: RequestFacts, contex
     return (yield from _unaffordable(offer, context))
 
 
-def _denied(case: Case, context: Context) -> Refusal | None:
-    """What the owner's own rules deny, and what would have to be smaller: a price is the seller's."""
-    subject = offer_subject(case)
-    verdict = verdict_of(context.policy, subject, asks=context.asks)
-    amount = subject.amount
+def _denied(case: Case) -> Refusal | None:
+    """Return what the owner's own rules deny, and what would have to be smaller: the price is the seller's."""
+    verdict, amount = case.verdict, Nanos(case.offer.amount_nanos)
     if verdict.action == "deny":
         return Refusal(verdict.rule, verdict.reason, amount, error=verdict.error)
     most = None if verdict.narrow is None else verdict.narrow.most

@@ -45,8 +45,7 @@ from x402guard.ledger.model import Hold, HoldKind, HoldState
 from x402guard.ledger.view import LedgerView
 from x402guard.policy.judge import Consented, Unasked
 from x402guard.x402.challenge import Payable, read_challenge, screen
-from x402guard.x402.offer import Offer
-from x402guard.x402.offer_rules import rank
+from x402guard.x402.offer_rules import Case, rank
 from x402guard.x402.origins import note_version, origin_mark
 from x402guard.x402.purchase import Authorized, Stuck, authorize_purchase, payment_step, purchase_scope
 from x402guard.x402.schemes import payment_header
@@ -95,9 +94,9 @@ def _conversation(request: RequestFacts, context: Context, reply: Reply | None) 
     if impossible is not None:
         raise (yield from no(impossible))
     payable = yield from screen(challenge, request, context)  # 4, 5
-    if not payable.offers:
+    if not payable.cases:
         raise (yield from no(_none_payable(payable)))
-    authorized = yield from _authorize(request, context, rank(payable.offers), no)  # 6
+    authorized = yield from _authorize(request, context, rank(payable.cases), no)  # 6
     header = yield from _sign(context, authorized)  # 7
     hold = yield from _present(context, authorized, header)  # 8, 9
     return receipt_of(hold, represented=authorized.represented)  # 10
@@ -123,16 +122,18 @@ def _cannot_pay(request: RequestFacts, context: Context) -> Refusal | None:
 def _authorize(
     request: RequestFacts,
     context: Context,
-    offers: tuple[Offer, ...],
+    cases: tuple[Case, ...],
     no: Callable[[Refusal], Flow[PaymentRefused]],
 ) -> Flow[Authorized]:
     """Step 6: durable before anything is signed. A person who has to be asked is asked here, with nothing held."""
-    quick = len(request.body or b"") <= QUICK_BYTES
-    step = yield Compute(lambda _now_ms: payment_step(context, request), quick=quick)
-    scope = purchase_scope(context, request, offers, step)
+    if len(request.body or b"") <= QUICK_BYTES:
+        step = payment_step(context, request)
+    else:
+        step = yield Compute(lambda _now_ms: payment_step(context, request), quick=False)
+    scope = purchase_scope(context, request, cases, step)
 
     def change(view: LedgerView, consented: Consented) -> Authorized | Stuck | Unasked | Refusal:
-        return authorize_purchase(view, consented, context=context, request=request, offers=offers, step=step)
+        return authorize_purchase(view, consented, context=context, cases=cases, step=step)
 
     def undo(error: BaseException) -> Flow[None]:
         # The commit may have happened although its answer was lost. Nothing was signed, so nothing is owed.

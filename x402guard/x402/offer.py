@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 from x402guard.assets import Asset, AssetRegistry, TransferMethod, resolve_network
@@ -42,6 +42,7 @@ class Offer:
         resource_json: v2's ``resource`` as compact JSON, or None.
         extensions_json: v2's ``extensions`` as compact JSON, or None.
         position: its index in ``accepts``.
+        network: the network in CAIP-2, whatever the offer called it.
     """
 
     version: Literal[1, 2]
@@ -59,11 +60,10 @@ class Offer:
     resource_json: str | None
     extensions_json: str | None
     position: int
+    network: str = field(init=False)
 
-    @property
-    def network(self) -> str:
-        """The network in CAIP-2, whatever the offer called it."""
-        return self.asset.network
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "network", self.asset.network)
 
     def describe(self) -> str:
         """Return a short phrase for messages: amount, token, network, payee."""

@@ -8,19 +8,28 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from x402guard.assets import TEST_NETWORKS
-from x402guard.flow.request import RequestFacts
+from x402guard.flow.request import RequestFacts, ruled_place
 from x402guard.ledger.authorize import Refusal
-from x402guard.money import format_dollars
+from x402guard.ledger.model import HoldKind
+from x402guard.money import Nanos, format_dollars
 from x402guard.policy.settings import MIN_LIFETIME_S, Policy
+from x402guard.policy.verdicts import NO_VERDICT, Subject, Verdict
 from x402guard.x402.offer import Offer
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One offer, made in answer to one request."""
+    """One offer, made in answer to one request, and what the owner's rules say of it once they were asked."""
 
     request: RequestFacts
     offer: Offer
+    verdict: Verdict = NO_VERDICT
+
+    @property
+    def subject(self) -> Subject:
+        """What the owner's rules are shown of it."""
+        amount, payee = Nanos(self.offer.amount_nanos), self.offer.payee
+        return Subject(HoldKind.PAYMENT, (ruled_place(self.request),), amount, payee)
 
 
 OfferRule = Callable[[Policy, Case], Refusal | None]
@@ -171,6 +180,11 @@ def judge_offer(policy: Policy, case: Case) -> Refusal | None:
     return None
 
 
-def rank(offers: Iterable[Offer]) -> tuple[Offer, ...]:
+def rank(cases: Iterable[Case]) -> tuple[Case, ...]:
     """Return the offers cheapest first; among equals EIP-3009 before Permit2, then in the server's own order."""
-    return tuple(sorted(offers, key=lambda o: (o.amount_nanos, o.method != "eip3009", o.position)))
+    return tuple(sorted(cases, key=_cost))
+
+
+def _cost(case: Case) -> tuple[int, bool, int]:
+    offer = case.offer
+    return offer.amount_nanos, offer.method != "eip3009", offer.position

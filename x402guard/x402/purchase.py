@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from x402guard.flow.admission import check_clock, check_standing
 from x402guard.flow.context import Context
-from x402guard.flow.request import RequestFacts, place_of, purpose_of, ruled_place
+from x402guard.flow.request import RequestFacts, place_of, purpose_of
 from x402guard.ledger.authorize import BUDGET, Refusal, authorize, check_room
 from x402guard.ledger.in_doubt import in_doubt, take_over
 from x402guard.ledger.intent import Intent
@@ -19,11 +19,9 @@ from x402guard.ledger.upto_sellers import ceiling_mark
 from x402guard.ledger.view import LedgerView, Scope
 from x402guard.money import Nanos
 from x402guard.policy.guards import guard_marks, judge_step, note_taken
-from x402guard.policy.judge import Consented, Unasked, verdict_facts, verdict_of
+from x402guard.policy.judge import Consented, Unasked, verdict_facts
 from x402guard.policy.spikes import SPIKE
 from x402guard.policy.steps import Step, request_key, step_of
-from x402guard.policy.verdicts import Subject
-from x402guard.x402.offer import Offer
 from x402guard.x402.offer_rules import Case, lifetime_s, resource_host
 from x402guard.x402.origins import judge_live, note_payee, origin_mark, payee_mark
 from x402guard.x402.schemes import scheme_for
@@ -69,20 +67,22 @@ def payment_step(context: Context, request: RequestFacts) -> Step:
     return Step(HoldKind.PAYMENT, place_of(request), key, context.node_id)
 
 
-def purchase_scope(context: Context, request: RequestFacts, offers: tuple[Offer, ...], step: Step) -> Scope:
+def purchase_scope(context: Context, request: RequestFacts, cases: tuple[Case, ...], step: Step) -> Scope:
     """Return the rows that ``authorize_purchase`` has to see."""
-    payees = tuple(dict.fromkeys(offer.payee for offer in offers))
-    sellers = {ceiling_mark(offer.payee) for offer in offers if offer.scheme == "upto"}
+    marks = [origin_mark(request.origin)]
+    payees: list[str] = []
+    for case in cases:
+        payee = case.offer.payee
+        if payee not in payees:
+            payees.append(payee)
+            marks.append(payee_mark(request.origin, payee))
+        if case.offer.scheme == "upto":
+            marks.append(ceiling_mark(payee))
     return Scope(
         nodes=(context.node_id,),
         holds=(request.entropy.hex(),),
         purchase=None if request.pay_again else purchase_key(context, request),
-        marks=(
-            origin_mark(request.origin),
-            *(payee_mark(request.origin, payee) for payee in payees),
-            *sorted(sellers),
-            *guard_marks(context.policy, step, payees),
-        ),
+        marks=(*marks, *guard_marks(context.policy, step, tuple(payees))),
         durable=True,
     )
 
@@ -92,25 +92,24 @@ def authorize_purchase(
     consented: Consented,
     *,
     context: Context,
-    request: RequestFacts,
-    offers: tuple[Offer, ...],
+    cases: tuple[Case, ...],
     step: Step,
 ) -> Authorized | Stuck | Unasked | Refusal:
     """Decide on live rows: present a cheque in doubt again, hold the best offer, ask about it first, or refuse.
 
-    *offers* are all that the rules let pass, best first: any of them may match a hold in doubt, and the first that the
+    *cases* are all that the rules let pass, best first: any of them may match a hold in doubt, and the first that the
     ledger's memory of the origin has nothing against is taken. *step* is what the guards see; *consented* are the offers that a
     person has allowed.
     """
     closed = check_standing(view, context) or check_clock(view)
     if closed is not None:
         return closed
-    doubtful = [h for h in view.live(view.purchase) if in_doubt(view, h, flight_ms=context.flight_ms)]
+    doubtful = [hold for hold in view.live(view.purchase) if in_doubt(view, hold, flight_ms=context.flight_ms)]
     late = context.policy.timeouts.judge(view, step) if doubtful else None
     if late is not None:
         return late
     for hold in doubtful:
-        if _still_matches(view, hold, offers):
+        if _still_matches(view, hold, cases):
             return _present_again(view, context, hold, step)
     if doubtful:
         return Stuck(doubtful[0])
@@ -118,8 +117,8 @@ def authorize_purchase(
     if guarded is not None:
         return guarded
     refusals: list[Refusal] = []
-    for offer in offers:
-        decided = _buy(view, context, Case(request, offer), step, consented)
+    for case in cases:
+        decided = _buy(view, context, case, step, consented)
         if not isinstance(decided, Refusal) or decided.rule in (SPIKE, BUDGET):
             return decided  # the best offer does not fit, so no dearer one does
         refusals.append(decided)
@@ -150,11 +149,11 @@ def _buy(
     excess = judge_step(view, context.policy, priced)
     if excess is not None:
         return excess
-    subject = offer_subject(case)
-    verdict = verdict_of(context.policy, subject, asks=context.asks)
-    unasked = Unasked(subject, verdict, _asked_about(case), offer.network)
-    if verdict.action == "ask" and unasked.key not in consented:
-        return check_room(view, context.node_id, priced.amount) or unasked
+    verdict = case.verdict
+    if verdict.action == "ask":
+        unasked = Unasked(case.subject, verdict, _asked_about(case), offer.network)
+        if unasked.key not in consented:
+            return check_room(view, context.node_id, priced.amount) or unasked
     hold = _hold(view, context, case, priced)
     decided = authorize(view, hold, {**_facts(case, hold), **verdict_facts(verdict)})
     if isinstance(decided, Refusal):
@@ -163,11 +162,6 @@ def _buy(
     note_payee(view, case)
     _note_resource(view, decided, case)
     return Authorized(decided, represented=False)
-
-
-def offer_subject(case: Case) -> Subject:
-    """Return what the owner's rules are shown of one offer."""
-    return Subject(HoldKind.PAYMENT, (ruled_place(case.request),), Nanos(case.offer.amount_nanos), case.offer.payee)
 
 
 def _asked_about(case: Case) -> tuple[Any, ...]:
@@ -179,12 +173,12 @@ def _asked_about(case: Case) -> tuple[Any, ...]:
     )  # fmt: skip
 
 
-def _still_matches(view: LedgerView, hold: Hold, offers: tuple[Offer, ...]) -> bool:
+def _still_matches(view: LedgerView, hold: Hold, cases: tuple[Case, ...]) -> bool:
     if hold.deadline_unix - view.now_unix <= MIN_REMAINING_S:
         return False
     held = _cheque(hold.payment())
     return any(held == (o.version, o.scheme, o.method, o.network, o.asset.contract, o.amount_atomic, o.payee,
-                       ) for o in offers)  # fmt: skip
+                       ) for o in (case.offer for case in cases))  # fmt: skip
 
 
 def _cheque(intent: Intent) -> tuple[object, ...]:

@@ -94,7 +94,8 @@ def write_claim(context: Context, hold: Hold, claim: Claim, *, delivered: bool) 
 
     *delivered* is False where the answer is none that was worth paying for: the guards count that.
     """
-    believe = hold.payment().scheme == "exact" or (context.unsafe_trust_receipts and not hold.chain_evidence)
+    intent = hold.payment()
+    believe = intent.scheme == "exact" or (context.unsafe_trust_receipts and not hold.chain_evidence)
     step = step_of(hold)
 
     def change(view: LedgerView) -> Hold:
@@ -102,8 +103,8 @@ def write_claim(context: Context, hold: Hold, claim: Claim, *, delivered: bool) 
         view.recheck = hold.chain_evidence
         return claim_settlement(view, hold.id, claim, believe=believe)
 
-    receipt = [receipt_mark(hold.payment().network, claim.transaction)] if claim.transaction else []
-    marks = (ceiling_mark(hold.payment().payee), *receipt, *guard_marks(context.policy, step, ending=True))
+    receipt = [receipt_mark(intent.network, claim.transaction)] if claim.transaction else []
+    marks = (ceiling_mark(intent.payee), *receipt, *guard_marks(context.policy, step, ending=True))
     scope = dataclasses.replace(_scope_of(context, hold.id), marks=marks, durable=not delivered)
     answer: Hold = yield Transact(scope, change)
     return answer
