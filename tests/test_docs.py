@@ -2,7 +2,10 @@
 
 import ast
 import json
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import get_args
 
@@ -142,18 +145,25 @@ RUN = sorted((*DOCS.glob("tutorial/*.md"), *DOCS.glob("how-to/*.md")))
 
 @pytest.mark.chain
 @pytest.mark.parametrize("page", RUN, ids=name_of)
-def test_a_page_runs_as_it_is_written(page, tmp_path, monkeypatch, capsys):
+def test_a_page_runs_as_it_is_written(page, tmp_path):
     """The Python of a page, from top to bottom as one program, prints what the page says that it prints."""
-    monkeypatch.chdir(tmp_path)
-    program = "\n".join(blocks_of(page, "python"))
-    exec(compile(program, page.name, "exec"), {"__name__": "__main__"})  # noqa: S102 - it is the page's own
-    printed = capsys.readouterr().out
-    shown = [line.strip() for block in blocks_of(page, "text") for line in block.splitlines() if line.strip()]
-    assert program
+    (tmp_path / "page.py").write_text("\n".join(blocks_of(page, "python")))
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "page.py"],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    shown = [line.strip() for block in blocks_of(page, "text") for line in block.splitlines()]
     assert shown
     for line in shown:
         pattern = ".*".join(map(re.escape, line.split("…")))  # what differs from run to run
-        assert re.search(rf"^\s*{pattern}\s*$", printed, re.MULTILINE), f"{line!r} is not in:\n{printed}"
+        assert re.search(rf"^\s*{pattern}\s*$", done.stdout, re.MULTILINE), f"{line!r} is not in:\n{done.stdout}"
 
 
 @pytest.mark.parametrize(
@@ -230,6 +240,12 @@ def text_of(node):
     return {value} if isinstance(value, str) else set()
 
 
+def is_key(node):
+    if isinstance(node, ast.AnnAssign):
+        return "MarkKey" in ast.unparse(node.annotation)
+    return getattr(node.targets[0], "id", "") in ("key", "mark")
+
+
 def marks_in_the_source():
     """The kind of each key: a pair that begins with text, where its annotation says that it is one, or where it is read."""
     found = set()
@@ -242,9 +258,7 @@ def marks_in_the_source():
         if isinstance(node, FUNCTIONS) and node.returns is not None and "MarkKey" in ast.unparse(node.returns):
             for inside in ast.walk(node):
                 note(inside)
-        elif isinstance(node, ast.AnnAssign) and node.value is not None and "MarkKey" in ast.unparse(node.annotation):
-            note(node.value)
-        elif isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") in ("key", "mark"):
+        elif isinstance(node, (ast.AnnAssign, ast.Assign)) and is_key(node):
             note(node.value)
         elif isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "marks" and node.args:
             found.update(text_of(node.args[0]))
@@ -264,9 +278,13 @@ def test_every_journal_event_is_listed():
     assert len(recorded) > 20
     assert set().union(*(text_of(call.args[1]) for call in recorded)) <= listed
     assert {event.__name__.lower() for _, event in TABLE} <= listed
-    tables = [node for tree in TREES for node in ast.walk(tree) if isinstance(node, ast.Dict)]
-    named = [dict(zip(map(ast.unparse, filter(None, node.keys)), node.values, strict=False)) for node in tables]
-    facts = [each["'name'"] for each in named if "'name'" in each and None not in each]
+    tables = [
+        node for tree in TREES for node in ast.walk(tree) if isinstance(node, ast.Dict) and None not in node.keys[:1]
+    ]
+    named = [
+        {getattr(key, "value", ""): value for key, value in zip(node.keys, node.values, strict=True)} for node in tables
+    ]
+    facts = [each["name"] for each in named if "name" in each and "kind" not in each]
     assert len(facts) > 15
     events = {name for node in facts for name in text_of(node)}
     assert events <= listed, events - listed
