@@ -33,10 +33,10 @@ lint: $(READY)
 types: $(READY)
 	$(BIN)/mypy
 
-# The tests of the pages, then the site in site/. Any warning fails the build.
+# The tests of the pages, then the site in site/. Any warning fails the build; with --quiet it would not.
 docs: $(READY)
 	$(BIN)/python -m pytest -q tests/test_tidy.py tests/test_docs.py
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 check: test test-long lint types docs
 
