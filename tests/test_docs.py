@@ -14,17 +14,17 @@ import jsonschema
 import pytest
 from typer.testing import CliRunner
 
-from tests.support import URL, Shop, client, make_guard
+from tests.support.merchant import URL, Shop, client, make_guard
 from x402guard import BudgetExhausted, PolicyDenied, SettlementUncertain, X402GuardError
 from x402guard.cli import app
 from x402guard.guard.settings import ENV_PREFIX, MeteringSettings, PolicySettings, Settings
 from x402guard.ledger.model import TERMINATIONS
 from x402guard.ledger.transitions import TABLE
+from x402guard.llm.content import ALLOWANCES
 from x402guard.llm.routes import ENDPOINTS
 from x402guard.llm.settings import UnboundedOutput
-from x402guard.llm.tools import ALLOWANCES
 from x402guard.policy.risk import DEFAULT_LEVELS
-from x402guard.tools.modes import suggest_mode
+from x402guard.tools.counting import suggest_mode
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -32,6 +32,7 @@ REFERENCE = DOCS / "reference"
 PACKAGE = ROOT / "x402guard"
 SCHEMA = json.loads((REFERENCE / "report.schema.json").read_text())
 PAGES = sorted(DOCS.rglob("*.md"))
+ROOMS = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
 WRITTEN = [*PAGES, ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
 
 
@@ -193,6 +194,13 @@ def test_links_lead_somewhere():
 def test_files_of_the_tests_named_in_a_page_exist(page):
     for target in re.findall(r"`(tests/[\w/.*{},-]+)`", page.read_text()):
         assert list(ROOT.glob(target.rstrip("/"))), target
+
+
+@pytest.mark.parametrize("page", WRITTEN, ids=name_of)
+def test_modules_named_in_a_page_exist(page):
+    for target in re.findall(r"`(?:x402guard/)?((?:\w+/)+\w+(?:\.py)?)[`:]", page.read_text()):
+        if target.split("/")[0] in ROOMS and "NAME" not in target:
+            assert list(PACKAGE.glob(f"{target.removesuffix('.py')}*")), target
 
 
 def test_every_page_stands_in_the_navigation():

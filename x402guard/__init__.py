@@ -35,6 +35,7 @@ from x402guard.errors import (
     VelocityExceeded,
     X402GuardError,
 )
+from x402guard.flow.receipt import Receipt
 from x402guard.guard.account import Outstanding
 from x402guard.guard.guard import Guard
 from x402guard.guard.install import install, uninstall
@@ -66,7 +67,6 @@ from x402guard.policy import (
 from x402guard.tools import CharsPerToken, TokenBudget
 from x402guard.x402.cancel import Cancellation
 from x402guard.x402.reconciliation import Reconciliation
-from x402guard.x402.settlement import Receipt
 from x402guard.x402.signer import LocalSigner
 
 __version__ = "0.1.0"

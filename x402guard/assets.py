@@ -16,17 +16,6 @@ from x402guard.errors import ConfigError
 from x402guard.evm import Address, parse_address
 from x402guard.money import Dollars, Nanos, atomic_to_nanos, dollars_to_nanos
 
-__all__ = [
-    "BUILT_IN",
-    "TEST_NETWORKS",
-    "V1_NAMES",
-    "Asset",
-    "AssetRegistry",
-    "TransferMethod",
-    "chain_id_of",
-    "resolve_network",
-]
-
 TransferMethod = Literal["eip3009", "permit2"]
 
 _CAIP2 = re.compile(r"eip155:(0|[1-9][0-9]{0,18})", re.ASCII)

@@ -8,8 +8,6 @@ from typing import Final, NewType
 
 from eth_hash.auto import keccak
 
-__all__ = ["MAX_UINT256", "ZERO_ADDRESS", "Address", "checksum_address", "keccak", "parse_address"]
-
 Address = NewType("Address", str)
 """A 20-byte address as ``0x`` and forty hex digits in EIP-55 mixed case."""
 
@@ -44,3 +42,23 @@ def parse_address(text: str) -> Address:
     if address != text and digits not in (digits.lower(), digits.upper()):
         raise ValueError(f"{text} fails its EIP-55 checksum; the address with these digits is {address}")
     return address
+
+
+_ORDER: Final = 0xFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFEBAAEDCE6AF48A03BBFD25E8CD0364141
+
+
+def normalise_signature(signature: bytes) -> bytes:
+    """Return a recoverable signature with low s and v 27 or 28, whatever form it came in.
+
+    (r, s) and (r, −s) are two encodings of one authorization; the books never look at either, and tokens take one of them.
+    Raises ``ValueError`` for what is no 65-byte signature: a signer that returned it has signed something all the same.
+    """
+    if len(signature) != 65:
+        raise ValueError(f"a signature has 65 bytes, not {len(signature)}")
+    r, s, v = signature[:32], int.from_bytes(signature[32:64], "big"), signature[64]
+    parity = v - 27 if v >= 27 else v
+    if parity not in (0, 1) or not 0 < s < _ORDER:
+        raise ValueError("the signature is malformed")
+    if s > _ORDER // 2:
+        s, parity = _ORDER - s, 1 - parity
+    return r + s.to_bytes(32, "big") + bytes([27 + parity])

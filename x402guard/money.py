@@ -10,17 +10,6 @@ import re
 from decimal import Decimal
 from typing import Final, NewType
 
-__all__ = [
-    "MAX_NANOS",
-    "NANOS_PER_DOLLAR",
-    "Dollars",
-    "Nanos",
-    "atomic_to_nanos",
-    "dollars_to_nanos",
-    "format_dollars",
-    "nanos_to_decimal",
-]
-
 Nanos = NewType("Nanos", int)
 """Nano-dollars: an integer number of 1e-9 US dollars."""
 

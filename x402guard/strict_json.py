@@ -7,8 +7,6 @@ import re
 from decimal import Decimal
 from typing import Any, Final, NoReturn
 
-__all__ = ["NotReadable", "check_depth", "read_object", "write_object"]
-
 _MAX_DIGITS: Final = 400
 _MAX_EXPONENT: Final = 300
 """What is written back is written as a float."""

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.support import make_guard
+from tests.support.merchant import make_guard
 
 
 @pytest.fixture(params=["sync", "async"])

@@ -5,8 +5,9 @@ from decimal import Decimal
 import httpx
 import pytest
 
-from tests.attacks.hostile import Clock, MockChain, fetch
-from tests.support import (
+from tests.support.chain import MockChain
+from tests.support.ledger import Clock
+from tests.support.merchant import (
     NETWORK,
     OTHER_PAYEE,
     URL,
@@ -19,6 +20,7 @@ from tests.support import (
     required,
     upto,
 )
+from tests.support.refusals import fetch
 from x402guard import BudgetExhausted, SettlementUncertain
 from x402guard.ledger.evidence import Settled, Unused
 from x402guard.stores import MemoryStore
@@ -168,8 +170,8 @@ def test_a04_withheld_authorization_counts_until_it_is_settled_late():
             for _ in range(3):
                 with pytest.raises(BudgetExhausted):
                     fetch("sync", session, shop, url=f"{URL}/other")
-                clock.forward(5)
-            clock.forward(15)
+                clock.tick(5)
+            clock.tick(15)
             chain.finding = Settled(10_000, HASH, 0, final=True)
             guard.sweep()
             assert (session.held, session.spent) == (0, CENT)
@@ -177,22 +179,26 @@ def test_a04_withheld_authorization_counts_until_it_is_settled_late():
                 fetch("sync", session, shop, url=f"{URL}/other")
             assert (caught.value.requested, caught.value.available) == (CENT, CENT / 2)
             [captured] = [e for e in session.report().to_dict()["events"] if e["event"] == "capture"]
-            assert (captured["hold_id"], captured["evidence"], captured["at"]) == (hold.id, "chain", clock.ms / 1000)
+            assert (captured["hold_id"], captured["evidence"], captured["at"]) == (
+                hold.id,
+                "chain",
+                clock.now_ms / 1000,
+            )
     assert len(shop.payments) == 1
 
 
 def test_a04_withheld_authorization_is_freed_only_past_its_deadline_at_a_final_block():
     clock = Clock()
-    chain = MockChain(finding=lambda _: Unused(clock.ms // 1000))
+    chain = MockChain(finding=lambda _: Unused(clock.now_ms // 1000))
     shop = Shop(paid=lambda *_: httpx.Response(500))
     with make_guard(MemoryStore(clock_ms=clock), chains=chain) as guard:
         with guard.session("s", budget="$0.01") as session:
             fetch("sync", session, shop)
             for _ in range(5):  # 55 s of 60
-                clock.forward(11)
+                clock.tick(11)
                 guard.sweep()
                 assert (session.held, session.spent) == (CENT, 0)
-            clock.forward(11)
+            clock.tick(11)
             guard.sweep()
             assert (session.held, session.spent) == (0, 0)
 
@@ -203,7 +209,7 @@ def test_a04_without_a_chain_a_500_is_counted_in_full_for_good():
     with make_guard(MemoryStore(clock_ms=clock)) as guard, guard.session("s", budget="$0.01") as session:
         fetch("sync", session, shop)
         assert session.held == CENT
-        clock.forward(86_400)
+        clock.tick(86_400)
         with pytest.raises(BudgetExhausted):
             fetch("sync", session, shop, url=f"{URL}/other")
         assert (session.held, session.spent) == (0, CENT)

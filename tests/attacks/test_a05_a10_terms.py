@@ -8,16 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.attacks.hostile import (
-    BASE_USDC,
-    assert_malformed,
-    assert_refused,
-    authorization_of,
-    events,
-    fetch,
-    fresh_address,
-)
-from tests.support import (
+from tests.support.merchant import (
     NETWORK,
     OTHER_PAYEE,
     PAYEE,
@@ -31,6 +22,15 @@ from tests.support import (
     required,
     required_v1,
     upto,
+)
+from tests.support.refusals import (
+    BASE_USDC,
+    assert_malformed,
+    assert_refused,
+    authorization_of,
+    events,
+    fetch,
+    fresh_address,
 )
 from x402guard import Asset, NoAcceptableOffer, Policy
 

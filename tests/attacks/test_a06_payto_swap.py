@@ -6,8 +6,7 @@ import sys
 import httpx
 import pytest
 
-from tests.attacks.hostile import assert_refused, fetch
-from tests.support import (
+from tests.support.merchant import (
     OTHER_PAYEE,
     PAYEE,
     URL,
@@ -19,6 +18,7 @@ from tests.support import (
     required_v1,
     upto,
 )
+from tests.support.refusals import assert_refused, fetch
 from x402guard import BudgetExhausted, Policy, PolicyDenied, SettlementUncertain, Velocity, VelocityExceeded
 
 STRICT = Policy(payee_change="refuse", breaker=None)
@@ -130,7 +130,7 @@ def test_a06_whom_an_origin_was_paid_by_is_known_when_the_owner_turns_it_on(mode
 
 BUYER = """
 import sys
-from tests.support import URL, Shop, accept, client, make_guard, required
+from tests.support.merchant import URL, Shop, accept, client, make_guard, required
 from x402guard import Policy, PolicyDenied
 with make_guard(sys.argv[1], policy=Policy(payee_change="refuse", breaker=None)) as guard:
     with guard.session("s", budget="$1") as session:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.support import URL, Shop, accept, client, make_guard, required
+from tests.support.merchant import URL, Shop, accept, client, make_guard, required
 from x402guard import ConfigError, LoopDetected, PaymentRefused, SessionTripped, VelocityExceeded
 
 

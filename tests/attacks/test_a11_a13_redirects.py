@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.attacks.hostile import assert_refused, events, fetch
-from tests.support import (
+from tests.support.merchant import (
     PAYEE,
     URL,
     Shop,
@@ -20,6 +19,7 @@ from tests.support import (
     required,
     required_v1,
 )
+from tests.support.refusals import assert_refused, events, fetch
 from x402guard import Policy, PolicyDenied, SettlementUncertain
 
 HOPS = 20

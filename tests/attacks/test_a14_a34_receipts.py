@@ -5,8 +5,10 @@ from decimal import Decimal
 import httpx
 import pytest
 
-from tests.attacks.hostile import Clock, MockChain, events, fetch
-from tests.support import URL, Shop, accept, b64, make_guard, receipt, required, upto
+from tests.support.chain import MockChain
+from tests.support.ledger import Clock
+from tests.support.merchant import URL, Shop, accept, b64, make_guard, receipt, required, upto
+from tests.support.refusals import events, fetch
 from x402guard.ledger.evidence import Settled, Used
 from x402guard.stores import MemoryStore
 
@@ -90,7 +92,7 @@ def test_a34_late_duplicates_change_nothing(watched, chain, clock):
         logs = {hold.id: number for number, hold in enumerate(watched.shell.store.outstanding())}
         chain.finding = lambda hold: _settled(logs[hold.id])
         for _ in range(3):
-            clock.forward(10)
+            clock.tick(10)
             watched.sweep()
         assert (session.held, session.spent) == (0, Decimal("0.04"))
         assert len(events(session, "capture")) == 4

@@ -3,8 +3,21 @@
 import coincurve
 import pytest
 
-from tests.attacks.hostile import SpySigner, assert_malformed, assert_refused, authorization_of, fetch, fresh_address
-from tests.support import FACILITATOR, URL, USDC, Shop, accept, make_guard, permit2, required, required_v1, unb64, upto
+from tests.support.merchant import (
+    FACILITATOR,
+    URL,
+    USDC,
+    Shop,
+    accept,
+    make_guard,
+    permit2,
+    required,
+    required_v1,
+    unb64,
+    upto,
+)
+from tests.support.refusals import assert_malformed, assert_refused, authorization_of, fetch, fresh_address
+from tests.support.signers import SpySigner
 from x402guard import NoAcceptableOffer, Policy, PolicyDenied
 
 PERMIT2 = "0x000000000022D473030F116dDEE9F6B43aC78BA3"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.support import URL, Shop, b64, client, make_guard, receipt, required, upto
+from tests.support.merchant import URL, Shop, b64, client, make_guard, receipt, required, upto
 from x402guard import Policy, PolicyDenied
 
 

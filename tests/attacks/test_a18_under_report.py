@@ -5,8 +5,10 @@ from decimal import Decimal
 import httpx
 import pytest
 
-from tests.attacks.hostile import Clock, MockChain, events, fetch
-from tests.support import FACILITATOR, PAYEE, URL, Shop, b64, make_guard, receipt, required, upto
+from tests.support.chain import MockChain
+from tests.support.ledger import Clock
+from tests.support.merchant import FACILITATOR, PAYEE, URL, Shop, b64, make_guard, receipt, required, upto
+from tests.support.refusals import events, fetch
 from x402guard import BudgetExhausted
 from x402guard.ledger.evidence import Settled, Unused, Used
 from x402guard.stores import MemoryStore
@@ -28,11 +30,11 @@ def claiming(amount, transaction=TX):
 def test_a18_under_report_ends_at_what_the_chain_took(mode, claimed, shown):
     """The chain shows nothing at first, and then that the whole ceiling was taken."""
     clock = Clock()
-    chain = MockChain(finding=lambda _: Unused(clock.ms // 1000))
+    chain = MockChain(finding=lambda _: Unused(clock.now_ms // 1000))
     with make_guard(MemoryStore(clock_ms=clock), chains=chain) as guard, guard.session("s", budget="$0.10") as session:
         fetch(mode, session, claiming(CLAIMS[claimed]))
         assert (session.held, session.spent) == (CEILING, 0)
-        clock.forward(30)
+        clock.tick(30)
         chain.finding = IN_FULL[shown]
         guard.sweep()
         assert (session.held, session.spent) == (0, CEILING)
@@ -41,11 +43,11 @@ def test_a18_under_report_ends_at_what_the_chain_took(mode, claimed, shown):
 
 def test_a18_under_report_is_a_discrepancy_that_names_payee_and_facilitator():
     clock = Clock()
-    chain = MockChain(finding=lambda _: Unused(clock.ms // 1000))
+    chain = MockChain(finding=lambda _: Unused(clock.now_ms // 1000))
     with make_guard(MemoryStore(clock_ms=clock), chains=chain) as guard, guard.session("s", budget="$0.10") as session:
         fetch("sync", session, claiming("500"))
         chain.finding = IN_FULL["its transaction"]
-        clock.forward(30)
+        clock.tick(30)
         guard.sweep()
         [found] = events(session, "claim_contradicted")
     assert (found["payee"], found["facilitator"]) == (PAYEE, FACILITATOR)
@@ -59,7 +61,7 @@ def test_a18_under_report_is_corrected_where_receipts_are_trusted_too():
         with guard.session("s", budget="$0.10") as session:
             fetch("sync", session, claiming("500"))
             chain.finding = IN_FULL["its transaction"]
-            clock.forward(30)
+            clock.tick(30)
             guard.sweep()
             assert (session.held, session.spent) == (0, CEILING)
 
@@ -77,13 +79,13 @@ def test_a18_under_reports_never_add_up_to_more_than_the_budget(mode, guard):
 
 def test_a18_no_transaction_needed_frees_nothing_before_the_chain_can_take_it_no_more():
     clock = Clock()
-    chain = MockChain(finding=lambda _: Unused(clock.ms // 1000))
+    chain = MockChain(finding=lambda _: Unused(clock.now_ms // 1000))
     with make_guard(MemoryStore(clock_ms=clock), chains=chain) as guard, guard.session("s", budget="$0.10") as session:
         fetch("sync", session, claiming("0", transaction=""))
         for _ in range(5):
-            clock.forward(11)
+            clock.tick(11)
             guard.sweep()
             assert session.held + session.spent == CEILING
-        clock.forward(11)
+        clock.tick(11)
         guard.sweep()
         assert (session.held, session.spent) == (0, 0)

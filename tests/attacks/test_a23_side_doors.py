@@ -8,8 +8,8 @@ import httpx
 import pytest
 
 import x402guard
-from tests.attacks.hostile import fetch
-from tests.support import KEY, OTHER_PAYEE, Shop, make_guard
+from tests.support.merchant import KEY, OTHER_PAYEE, Shop, make_guard
+from tests.support.refusals import fetch
 from x402guard import LocalSigner, SettlementUncertain, SignerError
 from x402guard.ledger.authorize import authorize
 from x402guard.ledger.model import Hold, HoldKind, Purpose
@@ -221,13 +221,13 @@ def _sources():
 
 def test_a23_only_the_signers_reach_a_key():
     found = {(path.name, word) for path in _sources() for word, _ in _words(path) if word in KEY_WORDS}
-    assert {name for name, _ in found} == {"signers.py"}
-    assert ("signers.py", "sign_recoverable") in found
+    assert {name for name, _ in found} == {"signer.py"}
+    assert ("signer.py", "sign_recoverable") in found
 
 
 def test_a23_only_the_settings_unwrap_the_secret():
     places = {path.name for path in _sources() for word, _ in _words(path) if word == "get_secret_value"}
-    assert places <= {"config.py", "doctor.py"}
+    assert places <= {"settings.py", "doctor.py"}
 
 
 def test_a23_the_flow_asks_for_a_signature_in_one_place():

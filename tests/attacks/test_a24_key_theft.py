@@ -12,8 +12,8 @@ import traceback
 import httpx
 import pytest
 
-from tests.attacks.hostile import fetch
-from tests.support import Shop, client
+from tests.support.merchant import Shop, client
+from tests.support.refusals import fetch
 from x402guard import ConfigError, Guard, GuardedTransport, LocalSigner, SettlementUncertain, SignerError
 from x402guard.guard.settings import PRIVATE_KEY, load_settings
 
@@ -64,7 +64,7 @@ def test_a24_key_under_a_name_in_other_letters_is_not_read_and_left_behind(monke
     monkeypatch.setenv(name, SECRET)
     try:
         with Guard.from_env() as guard:
-            read = guard.terms.payer is not None
+            read = guard.context.payer is not None
     except ConfigError:
         return  # a name we do not take is said so
     assert not read or name not in os.environ
@@ -156,7 +156,7 @@ def test_a24_traceback_from_inside_the_signer_never_shows_the_key(made, monkeypa
     def broken(*_):
         raise RuntimeError("out of memory")
 
-    monkeypatch.setattr("x402guard.x402.signer.normalise_signature", broken)
+    monkeypatch.setattr("x402guard.evm.normalise_signature", broken)
     with made.session("s", budget="$1.00") as session, pytest.raises(SettlementUncertain) as caught:
         fetch("sync", session, Shop())
     assert not shows_key(_library_locals(caught.value))
@@ -165,7 +165,7 @@ def test_a24_traceback_from_inside_the_signer_never_shows_the_key(made, monkeypa
 def _things(guard):
     session = guard.session("s", budget="$1.00")
     http = client(session, Shop())
-    return [guard, guard.shell, guard.shell.signer, guard.terms, session, http, GuardedTransport(session)]
+    return [guard, guard.shell, guard.shell.signer, guard.context, session, http, GuardedTransport(session)]
 
 
 @pytest.mark.parametrize("act", [pickle.dumps, copy.copy, copy.deepcopy], ids=["pickle", "copy", "deepcopy"])

@@ -9,9 +9,9 @@ import httpx2
 import pytest
 
 import x402guard.httpx2
-from tests.attacks.secrets_in import everything_logged, forms_of, found, payment_header
-from tests.attacks.wire import WIRES, HangUpError, needs_http2, serving
-from tests.support import KEY, Shop, accept, b64, make_guard, permit2, receipt, required, required_v1, upto
+from tests.support.http_server import WIRES, HangUpError, needs_http2, serving
+from tests.support.merchant import KEY, Shop, accept, b64, make_guard, permit2, receipt, required, required_v1, upto
+from tests.support.payment_secrets import everything_logged, forms_of, found, payment_header
 from x402guard import AsyncGuardedTransport, GuardedTransport, SettlementUncertain
 from x402guard.http.redaction import RedactingFilter, redact_logs
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from tests.attacks.hostile import ZERO, assert_malformed, assert_refused, assert_untouched, fetch, raw_header
-from tests.support import PAYEE, USDC, Shop, accept, make_guard, required, required_v1, upto
+from tests.support.merchant import PAYEE, USDC, Shop, accept, make_guard, required, required_v1, upto
+from tests.support.refusals import ZERO, assert_malformed, assert_refused, assert_untouched, fetch, raw_header
 from x402guard import Policy, PolicyDenied, ProtocolError, X402GuardError
 
 MARK = "@@@"

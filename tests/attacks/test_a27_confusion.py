@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.attacks.corpus import CORPUS, GOOD, V1, V2, bomb, headers
-from tests.attacks.hostile import Chunks, assert_refused, assert_untouched, fetch, raw_header
-from tests.support import OTHER_PAYEE, PAYEE, Shop, accept, make_guard, required
+from tests.support.broken_offers import CORPUS, GOOD, V1, V2, bomb, headers
+from tests.support.merchant import OTHER_PAYEE, PAYEE, Shop, accept, make_guard, required
+from tests.support.refusals import Chunks, assert_refused, assert_untouched, fetch, raw_header
 from x402guard import PaymentRefused, ProtocolError
 
 MOST_S = 1.0

@@ -3,8 +3,8 @@
 import httpx
 import pytest
 
-from tests.attacks.hostile import BASE_USDC, assert_refused, fetch
-from tests.support import URL, Shop, accept, make_guard, required, required_v1
+from tests.support.merchant import URL, Shop, accept, make_guard, required, required_v1
+from tests.support.refusals import BASE_USDC, assert_refused, fetch
 from x402guard import NoAcceptableOffer, Policy, PolicyDenied
 
 V1 = required_v1()

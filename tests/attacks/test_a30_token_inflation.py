@@ -5,8 +5,22 @@ from decimal import Decimal
 
 import pytest
 
-from tests.books import Clock
-from tests.llm import CHAT, COST, GEMINI, USED, WAYS, Answer, Provider, ask, chunk, completion, every_way, metered, sse
+from tests.support.ledger import Clock
+from tests.support.llm_provider import (
+    CHAT,
+    COST,
+    GEMINI,
+    USED,
+    WAYS,
+    Answer,
+    Provider,
+    ask,
+    chunk,
+    completion,
+    every_way,
+    metered,
+    sse,
+)
 from x402guard import SessionTripped
 from x402guard.stores import open_store
 

@@ -7,8 +7,8 @@ from contextlib import closing
 import pytest
 from typer.testing import CliRunner
 
-from tests.attacks.hostile import fetch
-from tests.support import URL, Shop, make_guard
+from tests.support.merchant import URL, Shop, make_guard
+from tests.support.refusals import fetch
 from x402guard import ConfigError, LedgerUnavailable
 from x402guard.cli import app
 from x402guard.stores import open_store

@@ -6,8 +6,9 @@ from decimal import Decimal
 
 import pytest
 
-from tests.attacks.hostile import events, fetch, start
-from tests.support import URL, Shop, make_guard
+from tests.support.merchant import URL, Shop, make_guard
+from tests.support.processes import start
+from tests.support.refusals import events, fetch
 from x402guard import BudgetExhausted
 
 CENT = Decimal("0.01")
@@ -19,7 +20,7 @@ RUNS = [(stage, "kill") for stage in STAGES] + [("authorized", "exit"), ("sent",
 def crashed(ledger, request):
     """A ledger left behind by a process that died at a stage, with what the merchant had received by then."""
     stage, how = request.param
-    child = start("crasher", ledger, stage, how)
+    child = start("dying_buyer", ledger, stage, how)
     try:
         told, _ = child.communicate(timeout=60)
     finally:

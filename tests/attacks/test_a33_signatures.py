@@ -5,10 +5,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.attacks.hostile import SpySigner, fetch
-from tests.support import Shop, make_guard, unb64
+from tests.support.merchant import Shop, make_guard, unb64
+from tests.support.refusals import fetch
+from tests.support.signers import SpySigner
 from x402guard import SettlementUncertain
-from x402guard.x402.signer import normalise_signature
+from x402guard.evm import normalise_signature
 
 ORDER = 0xFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFEBAAEDCE6AF48A03BBFD25E8CD0364141
 

@@ -4,8 +4,8 @@ is free before the chain has said so."""
 import pytest
 from eth_account import Account
 
-from tests.integration.engines import ENGINES, engine_maker
-from tests.sellers import AMOUNTS, DIME, FAILS, TAKEN, market
+from tests.support.engines import ENGINES, engine_maker
+from tests.support.market import AMOUNTS, DIME, FAILS, TAKEN, market
 from x402guard import ConfigError
 from x402guard.ledger.model import HoldState
 from x402guard.testing import RpcError

@@ -16,12 +16,12 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from starlette.responses import Response
 
-from tests.attacks import fuzz_entries
-from tests.attacks.corpus import bomb
-from tests.attacks.fuzz_entries import METHODS, PURE, SEEDS, TRUE, node, read_chain
-from tests.attacks.hostile import ROOT
-from tests.llm import SYNC, Answer, Provider, ask, metered, sse
-from tests.support import Shop, accept, client, make_guard, required
+from tests.support import fuzz_entries
+from tests.support.broken_offers import bomb
+from tests.support.fuzz_entries import METHODS, PURE, SEEDS, TRUE, node, read_chain
+from tests.support.llm_provider import SYNC, Answer, Provider, ask, metered, sse
+from tests.support.merchant import Shop, accept, client, make_guard, required
+from tests.support.processes import ROOT
 from x402guard.chain.reader import RpcChainReader
 from x402guard.ledger.evidence import Unreadable
 
@@ -244,7 +244,7 @@ def test_every_entry_has_its_bomb():
     find_spec("atheris") is None, reason="atheris does not import: pip install 'x402guard[fuzz]' on Linux"
 )
 def test_guided_bytes_are_read_or_a_protocol_error(entry, runs):
-    command = [sys.executable, "-m", "tests.attacks.fuzz_harness", entry, str(runs)]
+    command = [sys.executable, "-m", "tests.support.fuzz_harness", entry, str(runs)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=110, check=False)
     assert done.returncode == 0, (done.stdout + done.stderr)[-3_000:]
     assert f"Done {runs}" in done.stdout + done.stderr

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.llm import SYNC, WAYS, Answer, Provider, ask, chunk, completion, metered, sse
+from tests.support.llm_provider import SYNC, WAYS, Answer, Provider, ask, chunk, completion, metered, sse
 
 ROOT = Path(__file__).parents[2]
 PIECE = 65_536
@@ -145,7 +145,7 @@ def test_empty_pieces_change_nothing(way):
 
 DEEP = """
 import sys
-from tests.llm import *
+from tests.support.llm_provider import *
 from x402guard import X402GuardError
 depth, where = int(sys.argv[1]), sys.argv[2]
 deep = "[" * depth + "]" * depth

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.llm import CHAT, COST, GEMINI, WAYS, Answer, Provider, ask, metered
+from tests.support.llm_provider import CHAT, COST, GEMINI, WAYS, Answer, Provider, ask, metered
 from x402guard import BudgetExhausted, PaymentRefused, Unpriced
 
 ROOT = Path(__file__).parents[2]

@@ -11,9 +11,9 @@ from decimal import Decimal
 import httpx
 import pytest
 
-from tests.attacks.hostile import events
-from tests.attacks.naive import NaiveTransport
-from tests.support import KEY, PAYEE, USDC, make_guard
+from tests.support.merchant import KEY, PAYEE, USDC, make_guard
+from tests.support.naive_client import NaiveTransport
+from tests.support.refusals import events
 from x402guard import GuardedTransport, Metering, Policy, X402GuardError
 from x402guard.policy.timeouts import Timeouts
 from x402guard.testing import BEHAVIOURS, HostileServer

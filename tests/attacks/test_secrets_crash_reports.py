@@ -14,10 +14,8 @@ import pytest
 import rich.console
 import rich.traceback
 
-from tests.attacks.hostile import SpySigner
-from tests.attacks.secrets_in import forms_of, found, payment_header
-from tests.attacks.wire import WIRES, HangUpError, serving
-from tests.support import (
+from tests.support.http_server import WIRES, HangUpError, serving
+from tests.support.merchant import (
     KEY,
     URL,
     Shop,
@@ -29,6 +27,8 @@ from tests.support import (
     required_v1,
     upto,
 )
+from tests.support.payment_secrets import forms_of, found, payment_header
+from tests.support.signers import SpySigner
 from x402guard import (
     AsyncGuardedTransport,
     GuardedTransport,

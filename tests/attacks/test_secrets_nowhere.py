@@ -14,8 +14,7 @@ import pytest
 import rich.console
 import rich.traceback
 
-from tests.attacks.secrets_in import forms_of, found, payment_header, signature_of
-from tests.support import (
+from tests.support.merchant import (
     KEY,
     Shop,
     accept,
@@ -27,6 +26,7 @@ from tests.support import (
     required_v1,
     upto,
 )
+from tests.support.payment_secrets import forms_of, found, payment_header, signature_of
 from x402guard import (
     BudgetExhausted,
     LocalSigner,
@@ -64,7 +64,7 @@ def traded(tmp_path):
         make_guard(f"sqlite:///{tmp_path / 'spend.db'}", policy=Policy(breaker=None, loop=None)) as guard,
         guard.session("s", budget="$0.50") as session,
     ):
-        things += [guard, guard.shell, guard.terms, session, guard.shell.signer]
+        things += [guard, guard.shell, guard.context, session, guard.shell.signer]
         for number, terms in enumerate(OFFERS.values()):
             url = f"https://shop{number}.example/a?token={TOKEN}"
             resource = {**terms, "resource": {**terms["resource"], "url": url}} if "resource" in terms else terms

@@ -9,7 +9,7 @@ from contextlib import closing, contextmanager, suppress
 
 import pytest
 
-from tests.llm import (
+from tests.support.llm_provider import (
     CHAT,
     ERROR,
     GEMINI,

@@ -5,7 +5,7 @@ from contextlib import suppress
 
 import pytest
 
-from tests.llm import (
+from tests.support.llm_provider import (
     CHAT,
     COST,
     SYNC,

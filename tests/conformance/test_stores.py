@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from tests.books import a_hold, an_intent, usd
+from tests.support.ledger import a_hold, an_intent, usd
 from x402guard.errors import IllegalTransition
 from x402guard.ledger.authorize import Refusal, authorize, lapse_due
 from x402guard.ledger.model import Claim, Entry, Evidence, HoldKind, HoldState

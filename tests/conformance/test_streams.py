@@ -4,7 +4,7 @@ import anyio
 import httpx
 import pytest
 
-from tests.support import URL, Shop, async_client, b64, client, make_guard, receipt, required
+from tests.support.merchant import URL, Shop, async_client, b64, client, make_guard, receipt, required
 
 
 class Chunks(httpx.SyncByteStream, httpx.AsyncByteStream):

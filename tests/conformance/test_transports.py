@@ -8,7 +8,7 @@ import anyio
 import httpx
 import pytest
 
-from tests.support import (
+from tests.support.merchant import (
     PAYEE,
     URL,
     Shop,
@@ -374,7 +374,7 @@ def test_the_cheapest_payable_offer_is_taken(both, session):
     shop = Shop(required(*offers))
     both.send(session, shop)
     assert shop.payments[0][1] == 20_000
-    from tests.support import unb64
+    from tests.support.merchant import unb64
 
     assert "authorization" in unb64(shop.seen[-1].headers["payment-signature"])["payload"]  # EIP-3009 before Permit2
 

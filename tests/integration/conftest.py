@@ -4,9 +4,9 @@ import pytest
 from eth_account import Account
 from web3 import HTTPProvider, Web3
 
-from tests.integration import official
-from tests.integration.engines import ENGINES, engine_maker
-from tests.integration.rig import EXTRA_ROUTES
+from tests.support import official_sdk
+from tests.support.engines import ENGINES, engine_maker
+from tests.support.testnet import EXTRA_ROUTES
 from x402guard.testing import (
     Server,
     Testnet,
@@ -51,5 +51,5 @@ def w3(net):
 def official_facilitator(net):
     key = Account.create()
     net.fund(key.address, wei=10**19)
-    with Server(official.facilitator_app(rpc_url=net.rpc, key=key.key.hex(), network=net.network)) as server:
+    with Server(official_sdk.facilitator_app(rpc_url=net.rpc, key=key.key.hex(), network=net.network)) as server:
         yield server.url

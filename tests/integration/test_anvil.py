@@ -10,7 +10,7 @@ import httpx
 import pytest
 from eth_account import Account
 
-from tests.integration.engines import needs_anvil
+from tests.support.engines import needs_anvil
 from x402guard.testing import AnvilEngine, AnvilError, RpcError, Testnet
 from x402guard.testing.chain_client import ChainClient, calldata
 from x402guard.testing.contracts import EXACT_PROXY, PERMIT2, TOKEN, UPTO_PROXY, genesis_contracts

@@ -14,7 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.integration.engines import SWITCH, needs_anvil
+from tests.support.engines import SWITCH, needs_anvil
 from x402guard import ConfigError
 from x402guard.guard.settings import load_settings
 from x402guard.testing import AnvilEngine, AnvilError, RpcError, anvil_engine, find_anvil

@@ -10,8 +10,8 @@ from decimal import Decimal
 
 import pytest
 
-from tests.books import START_MS, Clock
-from tests.support import make_guard
+from tests.support.ledger import START_MS, Clock
+from tests.support.merchant import make_guard
 from x402guard.guard.approvers import QueueApprover, operating_user
 from x402guard.ledger.questions import Question, approval_mark, put_question
 from x402guard.ledger.view import Scope
@@ -22,8 +22,8 @@ pytestmark = pytest.mark.xdist_group("cli")
 
 AGENT = """
 import json, sys
-from tests.llm import SYNC, Provider, metered
-from tests.support import URL, Shop, client
+from tests.support.llm_provider import SYNC, Provider, metered
+from tests.support.merchant import URL, Shop, client
 from x402guard import PaymentRefused, Policy, Rule
 from x402guard.stores import open_store
 url, what, people = sys.argv[1:]

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from tests.sellers import AMOUNTS, DIME, TAKEN, market
+from tests.support.market import AMOUNTS, DIME, TAKEN, market
 from x402guard import Chain, ConfigError, PolicyDenied
 from x402guard.testing import Server, rpc_app
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.support import KEY, URL, Shop, client, make_guard
+from tests.support.merchant import KEY, URL, Shop, client, make_guard
 from x402guard import BudgetExhausted, SettlementUncertain
 
 pytestmark = pytest.mark.xdist_group("cli")

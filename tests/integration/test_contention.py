@@ -13,7 +13,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from tests.support import Shop, async_client, make_guard
+from tests.support.merchant import Shop, async_client, make_guard
 from x402guard import BudgetExhausted, LedgerUnavailable, Policy
 from x402guard.ledger.view import Scope
 from x402guard.stores import open_store, sqlite
@@ -57,7 +57,7 @@ def fair_round(measure):
 @contextmanager
 def contender(*args):
     process = subprocess.Popen(
-        [sys.executable, "-m", "tests.integration.contender", *map(str, args)],
+        [sys.executable, "-m", "tests.support.charging_fleet", *map(str, args)],
         cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
     try:

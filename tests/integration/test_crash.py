@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.support import KEY, Shop
+from tests.support.merchant import KEY, Shop
 from x402guard import Guard, GuardedTransport, LocalSigner
 from x402guard.testing import Testnet
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.xdist_group("crash")
 DIES = textwrap.dedent("""
     import os, signal, sys
     import httpx
-    from tests.support import KEY, Shop, make_guard
+    from tests.support.merchant import KEY, Shop, make_guard
     from x402guard import GuardedTransport
 
     stage, ledger = sys.argv[1:]

@@ -20,7 +20,7 @@ import pytest
 from x402guard.testing import Completion, LlmServer, ToolCall
 
 ROOT = Path(__file__).parents[2]
-SCRIPTS = Path(__file__).parent / "frameworks"
+SCRIPTS = ROOT / "tests" / "support"
 SWITCH = "RUN_FRAMEWORK_TESTS"
 
 pytestmark = [

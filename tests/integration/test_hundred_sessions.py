@@ -6,7 +6,7 @@ import anyio
 import httpx
 import pytest
 
-from tests.integration.llm import LIMITED, MINI, metering
+from tests.support.sdks import LIMITED, MINI, metering
 from x402guard import AsyncGuardedTransport, Guard, LocalSigner, Loop, PaymentRefused, Policy, Velocity
 from x402guard.testing import Completion, LlmServer, Testnet
 

@@ -18,17 +18,17 @@ from mistralai.client import Mistral
 
 import x402guard
 import x402guard.httpx2
-from tests.integration import llm
-from tests.integration.llm import HI, LARGE, LIMITED, MINI, TEXT, ask_openai, calls, dollars, metering
-from tests.support import URL, Shop, make_guard
+from tests.support import sdks
+from tests.support.merchant import URL, Shop, make_guard
+from tests.support.sdks import HI, LARGE, LIMITED, MINI, TEXT, ask_openai, calls, dollars, metering
 from x402guard import BudgetExhausted, Guard
 from x402guard.testing import Completion
 
-running, server, install = llm.running, llm.server, llm.install
+running, server, install = sdks.running, sdks.server, sdks.install
 
 pytestmark = [
     pytest.mark.xdist_group("install"),
-    pytest.mark.filterwarnings(llm.ALL_LOADED),
+    pytest.mark.filterwarnings(sdks.ALL_LOADED),
     pytest.mark.filterwarnings("ignore:The model 'claude-sonnet-4-5' is deprecated:DeprecationWarning"),
 ]
 
@@ -239,7 +239,7 @@ def test_a_guard_that_nobody_can_see_from_outside_holds_nothing_twice(install, r
 def test_a_paid_api_is_paid_out_of_the_installed_session():
     shop = Shop()
     with make_guard() as guard, httpx.Client(transport=httpx.MockTransport(shop)) as http:
-        session = x402guard.guard.install(budget="$0.01", guard=guard)
+        session = x402guard.install(budget="$0.01", guard=guard)
         try:
             assert http.get(URL).json()["paid"] == 10_000
             with pytest.raises(BudgetExhausted):

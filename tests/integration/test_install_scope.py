@@ -20,17 +20,17 @@ import pytest
 from fastapi import Depends, FastAPI
 
 import x402guard
-from tests.integration import llm
-from tests.integration.llm import HI, LARGE, LIMITED, MINI, TEXT, UNTOUCHED, ask_openai, calls, seams
+from tests.support import sdks
+from tests.support.sdks import HI, LARGE, LIMITED, MINI, TEXT, UNTOUCHED, ask_openai, calls, seams
 from x402guard import BudgetExhausted, ConfigError, Session, SessionClosed
 from x402guard.guard.session import current_session
-from x402guard.http import refusal_from
+from x402guard.http.refusal_from import refusal_from
 from x402guard.testing import Completion
 from x402guard.testing.llm import PROVIDERS
 
-running, server, install = llm.running, llm.server, llm.install
+running, server, install = sdks.running, sdks.server, sdks.install
 
-pytestmark = [pytest.mark.xdist_group("install"), pytest.mark.filterwarnings(llm.ALL_LOADED)]
+pytestmark = [pytest.mark.xdist_group("install"), pytest.mark.filterwarnings(sdks.ALL_LOADED)]
 
 COSTS = {"gpt-4o-mini": MINI, "gpt-4o": LARGE}
 
@@ -111,7 +111,7 @@ def test_a_dependency_that_enters_in_one_context_and_leaves_in_another(install, 
     assert answer == {"bound": TEXT, "spent": f"{MINI:f}"}
     assert (installed.spent, current_session()) == (0, None)
     with pytest.raises(SessionClosed):
-        made[0].conversation_terms()
+        made[0].innermost_context()
 
 
 def test_an_asynchronous_dependency_is_the_handlers_context(install, running):
@@ -283,7 +283,7 @@ def test_install_warns_of_a_loaded_library_that_it_does_not_see(install, monkeyp
     monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
     with pytest.warns(UserWarning, match=rf"^loaded, and not seen by x402guard: (.*; )?{name} \(") as caught:
         install()
-    assert caught[0].filename == llm.__file__, "it points at whoever installs"
+    assert caught[0].filename == sdks.__file__, "it points at whoever installs"
 
 
 def python(server, script, *, cwd, **environment):
@@ -303,7 +303,7 @@ INSTALLED = """
 import json, warnings
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
-    session = x402guard.guard.install(budget="$5.00")
+    session = x402guard.install(budget="$5.00")
 told = [str(each.message) for each in caught]
 """
 

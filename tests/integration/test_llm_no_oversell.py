@@ -8,7 +8,7 @@ import anyio
 import httpx
 import pytest
 
-from tests.llm import BOOK, COUNTER
+from tests.support.llm_provider import BOOK, COUNTER
 from x402guard import (
     AsyncGuardedTransport,
     BudgetExhausted,

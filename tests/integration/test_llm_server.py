@@ -4,10 +4,10 @@ import base64
 import json
 import struct
 
-import httpx
 import pytest
 
-from x402guard.testing import Completion, LlmServer, ToolCall
+from tests.support import llm_server
+from x402guard.testing import Completion, ToolCall
 from x402guard.testing.llm_cohere import TEMPLATE_TOKENS
 
 TEXT = "The motion was granted in part."
@@ -28,18 +28,7 @@ CHAT = {
 GEMINI = "/v1beta/models/some-model"
 
 
-@pytest.fixture(scope="module")
-def running():
-    with LlmServer() as server, httpx.Client(trust_env=False, timeout=10) as http:
-        yield server, http
-
-
-@pytest.fixture
-def server(running):
-    server, _ = running
-    server.reply = Completion()
-    server.forget()
-    return server
+running, server = llm_server.running, llm_server.server
 
 
 @pytest.fixture

@@ -7,9 +7,9 @@ from decimal import Decimal
 import anyio
 import pytest
 
-from tests.integration.trickling import CHUNKED, OPEN_END, WAYS, Trickler, paid_head, settings_of
-from tests.llm import COST, USED, ask, chunk, completion, metered, sse
-from tests.support import b64
+from tests.support.llm_provider import COST, USED, ask, chunk, completion, metered, sse
+from tests.support.merchant import b64
+from tests.support.slow_server import CHUNKED, OPEN_END, WAYS, Trickler, paid_head, settings_of
 from x402guard import BudgetExhausted, Bulkhead, CallTimeout, Policy, Timeouts
 from x402guard.stores import open_store
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.books import START_MS, Clock
-from tests.support import URL, Shop, accept, client, make_guard, required
+from tests.support.ledger import START_MS, Clock
+from tests.support.merchant import URL, Shop, accept, client, make_guard, required
 from x402guard import BudgetExhausted, Policy, SettlementUncertain
 from x402guard.stores import open_store
 
@@ -146,7 +146,7 @@ def test_a_customers_day_under_twelve_threads_while_it_turns(tmp_path):
 SPENDER = """
 import json, sys, threading
 from decimal import Decimal
-from tests.support import make_guard
+from tests.support.merchant import make_guard
 from x402guard import BudgetExhausted, Policy
 url, own, under = sys.argv[1:]
 made, failed = [], []

@@ -7,7 +7,7 @@ import anyio
 import httpx
 import pytest
 
-from tests.support import KEY
+from tests.support.merchant import KEY
 from x402guard import AsyncGuardedTransport, BudgetExhausted, Guard, GuardedTransport, LocalSigner, Policy, Timeouts
 from x402guard.testing import Merchant, SignatureSettler, Testnet
 

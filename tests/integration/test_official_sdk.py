@@ -7,7 +7,7 @@ import httpx
 import pytest
 from eth_account import Account
 
-from tests.integration import official
+from tests.support import official_sdk
 from x402guard import AsyncGuardedTransport, BudgetExhausted, Guard, GuardedTransport, LocalSigner
 from x402guard.testing import Server, Testnet
 
@@ -30,13 +30,17 @@ def shop(request, net):
     """The official server, behind the official facilitator or behind our own."""
     if request.param == "ours":
         with Server(
-            official.merchant_app(facilitator_url=net.facilitator, network=net.network, payee=PAYEE, token=net.token)
+            official_sdk.merchant_app(
+                facilitator_url=net.facilitator, network=net.network, payee=PAYEE, token=net.token
+            )
         ) as server:
             yield server
         return
-    app = official.facilitator_app(rpc_url=net.rpc, key=FACILITATOR_KEY, network=net.network)
+    app = official_sdk.facilitator_app(rpc_url=net.rpc, key=FACILITATOR_KEY, network=net.network)
     with Server(app) as facilitator:
-        app = official.merchant_app(facilitator_url=facilitator.url, network=net.network, payee=PAYEE, token=net.token)
+        app = official_sdk.merchant_app(
+            facilitator_url=facilitator.url, network=net.network, payee=PAYEE, token=net.token
+        )
         with Server(app) as server:
             yield server
 
@@ -90,6 +94,6 @@ def test_the_budget_holds_against_the_official_server(net, shop, tmp_path):
 
 def test_the_official_client_pays_our_merchant(net):
     before = net.balance(net.payer)
-    response, _ = official.pay(net.payer_key, "GET", f"{net.merchant.url}/documents/1")
+    response, _ = official_sdk.pay(net.payer_key, "GET", f"{net.merchant.url}/documents/1")
     assert response.status_code == 200
     assert before - net.balance(net.payer) == 100_000

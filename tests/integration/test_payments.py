@@ -137,7 +137,7 @@ def test_the_wrong_chain_is_no_evidence(net, tmp_path):
             assert response.extensions["x402guard"].evidence == "claimed"
         import dataclasses
 
-        from tests.books import a_hold, an_intent
+        from tests.support.ledger import a_hold, an_intent
 
         intent = dataclasses.replace(an_intent(), network=other, chain_id=421614)
         finding = guard.shell.chain.read(dataclasses.replace(a_hold(), intent=intent))

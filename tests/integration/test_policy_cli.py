@@ -8,7 +8,7 @@ import sys
 import httpx
 import pytest
 
-from tests.support import KEY
+from tests.support.merchant import KEY
 from x402guard import Guard, GuardedTransport, LocalSigner, PaymentRefused
 from x402guard.guard.settings import load_settings
 from x402guard.testing import Merchant, Offer, Route, Server

@@ -7,10 +7,11 @@ import ssl
 import httpx
 import pytest
 
-from tests.attacks.hostile import MockChain, fetch
-from tests.books import Clock
-from tests.integration.sudden import FULL, Disk, revived, watching
-from tests.support import KEY, URL, Shop, accept, b64, make_guard, permit2, receipt, required, upto
+from tests.support.chain import MockChain
+from tests.support.disks import FULL, Disk, revived, watching
+from tests.support.ledger import Clock
+from tests.support.merchant import KEY, URL, Shop, accept, b64, make_guard, permit2, receipt, required, upto
+from tests.support.refusals import fetch
 from x402guard import GuardedTransport, LocalSigner, Policy, Rule, X402GuardError
 from x402guard.cli import approvals, owner
 from x402guard.guard.approvers import QueueApprover

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 import httpx
 import pytest
 
-from tests.integration import llm
-from tests.integration.llm import LIMITED, TEXT, dollars
+from tests.support import sdks
+from tests.support.sdks import LIMITED, TEXT, dollars
 from x402guard import ConfigError, Guard, GuardedTransport, Unpriced
 from x402guard.cli import main
 
-running, server = llm.running, llm.server
+running, server = sdks.running, sdks.server
 
 pytestmark = pytest.mark.xdist_group("prices")
 

@@ -4,9 +4,9 @@ import time
 
 import pytest
 
-from tests.books import Clock
-from tests.integration.rig import decoded
-from tests.sellers import AMOUNTS, CEILING, DIME, FAILS, TAKEN, market
+from tests.support.ledger import Clock
+from tests.support.market import AMOUNTS, CEILING, DIME, FAILS, TAKEN, market
+from tests.support.testnet import decoded
 from x402guard import BudgetExhausted, ConfigError, PaidNotDelivered, SessionTripped
 from x402guard.chain.rpc import JsonRpc
 from x402guard.ledger.model import HoldState

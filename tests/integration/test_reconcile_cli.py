@@ -11,7 +11,7 @@ import httpx
 import pytest
 from eth_account import Account
 
-from tests.support import make_guard
+from tests.support.merchant import make_guard
 from x402guard import GuardedTransport, LocalSigner, SettlementUncertain
 from x402guard.testing import Testnet
 from x402guard.testing.chain_client import ChainClient, calldata

@@ -3,7 +3,7 @@
 import httpx
 import pytest
 
-from tests.support import make_guard
+from tests.support.merchant import make_guard
 from x402guard import GuardedTransport, LocalSigner, SettlementUncertain
 from x402guard.testing import HostileChain, Offer, Route, Testnet
 

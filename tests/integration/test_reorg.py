@@ -5,8 +5,8 @@ from functools import partial
 
 import pytest
 
-from tests.integration.engines import needs_anvil
-from tests.sellers import CEILING, DIME, FAILS, TAKEN, market
+from tests.support.engines import needs_anvil
+from tests.support.market import CEILING, DIME, FAILS, TAKEN, market
 from x402guard.evm import checksum_address
 from x402guard.ledger.model import HoldState
 from x402guard.testing import AnvilEngine

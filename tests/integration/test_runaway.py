@@ -7,8 +7,8 @@ import httpx
 import pytest
 from eth_account import Account
 
-from tests.books import Clock
-from tests.integration.rig import broken
+from tests.support.ledger import Clock
+from tests.support.testnet import broken
 from x402guard import Guard, GuardedTransport, LocalSigner, Loop, PaymentRefused, Policy, Spike, Velocity
 from x402guard.policy import Timeouts
 from x402guard.stores import open_store

@@ -7,14 +7,14 @@ import httpx2
 import pytest
 from anthropic import Anthropic, AsyncAnthropic
 
-from tests.integration import llm
-from tests.integration.llm import DOCKET, HI, TEXT, TROUBLES, dollars, then, trouble
+from tests.support import sdks
+from tests.support.sdks import DOCKET, HI, TEXT, TROUBLES, dollars, then, trouble
 from x402guard import BudgetExhausted, GuardedTransport, Unpriced
-from x402guard.http import refusal_from
-from x402guard.http.guarded import EXTENSION
+from x402guard.http.refusal_from import refusal_from
+from x402guard.http.streams import EXTENSION
 from x402guard.testing import Completion, Failure, ToolCall
 
-running, server, till, poor = llm.running, llm.server, llm.till, llm.poor
+running, server, till, poor = sdks.running, sdks.server, sdks.till, sdks.poor
 
 pytestmark = [
     pytest.mark.xdist_group("sdk-anthropic"),
@@ -220,7 +220,7 @@ def test_each_retry_has_a_hold_of_its_own_and_only_the_served_one_costs(till, se
 
 
 def test_an_overloaded_provider_costs_nothing_however_often_it_is_asked(till, server, in_async):
-    server.reply = Failure(529, llm.SOON)
+    server.reply = Failure(529, sdks.SOON)
 
     async def ask(client):
         return await client.messages.create(**ASKED)

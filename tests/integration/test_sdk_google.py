@@ -6,13 +6,13 @@ import pytest
 from google import genai
 from google.genai import errors, types
 
-from tests.integration import llm
-from tests.integration.llm import DOCKET, TEXT, TROUBLES, dollars, then, trouble
+from tests.support import sdks
+from tests.support.sdks import DOCKET, TEXT, TROUBLES, dollars, then, trouble
 from x402guard import Unpriced
-from x402guard.http import refusal_from
+from x402guard.http.refusal_from import refusal_from
 from x402guard.testing import Completion, ToolCall
 
-running, server, till, poor = llm.running, llm.server, llm.till, llm.poor
+running, server, till, poor = sdks.running, sdks.server, sdks.till, sdks.poor
 
 pytestmark = pytest.mark.xdist_group("sdk-google")
 

@@ -7,12 +7,12 @@ from langchain_core.messages import HumanMessage, ToolMessage
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI, OpenAIEmbeddings
 
-from tests.integration import llm
-from tests.integration.llm import FAMILIES, MINI, TEXT, TROUBLES, dollars, then, trouble
+from tests.support import sdks
+from tests.support.sdks import FAMILIES, MINI, TEXT, TROUBLES, dollars, then, trouble
 from x402guard import Unpriced
 from x402guard.testing import Completion, ToolCall
 
-running, server, till, poor = llm.running, llm.server, llm.till, llm.poor
+running, server, till, poor = sdks.running, sdks.server, sdks.till, sdks.poor
 
 pytestmark = pytest.mark.xdist_group("sdk-langchain")
 

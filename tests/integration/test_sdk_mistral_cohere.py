@@ -10,13 +10,13 @@ from mistralai.client import Mistral
 from mistralai.client.errors import SDKError
 from mistralai.client.utils import BackoffStrategy, RetryConfig
 
-from tests.integration import llm
-from tests.integration.llm import DOCKET, HI, TEXT, TROUBLES, dollars, then, trouble
+from tests.support import sdks
+from tests.support.sdks import DOCKET, HI, TEXT, TROUBLES, dollars, then, trouble
 from x402guard import Unpriced
-from x402guard.http import refusal_from
+from x402guard.http.refusal_from import refusal_from
 from x402guard.testing import Completion, ToolCall
 
-running, server, till, poor = llm.running, llm.server, llm.till, llm.poor
+running, server, till, poor = sdks.running, sdks.server, sdks.till, sdks.poor
 
 pytestmark = pytest.mark.xdist_group("sdk-mistral-cohere")
 

@@ -7,14 +7,14 @@ import openai
 import pytest
 from openai import AsyncAzureOpenAI, AsyncOpenAI, AzureOpenAI, OpenAI
 
-from tests.integration import llm
-from tests.integration.llm import DOCKET, FAMILIES, HI, LARGE, LIMITED, MINI, TEXT, TROUBLES, dollars, then, trouble
+from tests.support import sdks
+from tests.support.sdks import DOCKET, FAMILIES, HI, LARGE, LIMITED, MINI, TEXT, TROUBLES, dollars, then, trouble
 from x402guard import Unpriced
-from x402guard.http import refusal_from
-from x402guard.http.guarded import EXTENSION
+from x402guard.http.refusal_from import refusal_from
+from x402guard.http.streams import EXTENSION
 from x402guard.testing import Completion, ToolCall
 
-running, server, till, poor = llm.running, llm.server, llm.till, llm.poor
+running, server, till, poor = sdks.running, sdks.server, sdks.till, sdks.poor
 
 pytestmark = pytest.mark.xdist_group("sdk-openai")
 

@@ -5,8 +5,8 @@ from functools import partial
 
 import pytest
 
-from tests.integration.engines import needs_anvil
-from tests.sellers import DIME, FAILS, market
+from tests.support.engines import needs_anvil
+from tests.support.market import DIME, FAILS, market
 from x402guard.chain.calldata import amount_settled, nonce_settled
 from x402guard.evm import checksum_address
 from x402guard.testing import AnvilEngine, EthTesterEngine

@@ -7,8 +7,8 @@ import time
 import anyio
 import pytest
 
-from tests.integration.trickling import SLOW_ANSWERS, WAYS, Trickler, settings_of
-from tests.support import make_guard
+from tests.support.merchant import make_guard
+from tests.support.slow_server import SLOW_ANSWERS, WAYS, Trickler, settings_of
 from x402guard import CallTimeout, Policy, Timeouts
 
 POLICY = Policy(breaker=None, loop=None, timeouts=Timeouts(payment_s=20, tool_s=20))

@@ -10,8 +10,8 @@ from eth_account import Account
 from web3 import Web3
 from web3.exceptions import ContractLogicError
 
-from tests.integration import official
-from tests.integration.rig import EXTRA_ROUTES, again, broken, decoded
+from tests.support import official_sdk
+from tests.support.testnet import EXTRA_ROUTES, again, broken, decoded
 from x402guard import testing
 from x402guard.testing import (
     EthTesterEngine,
@@ -179,7 +179,7 @@ def test_gas_estimates_are_enough_and_a_reverted_transaction_has_status_0(net, c
 
 
 def test_web3_understands_blocks_transactions_and_receipts(net, w3):
-    official.pay(net.payer_key, "GET", f"{net.merchant.url}/cents/3")
+    official_sdk.pay(net.payer_key, "GET", f"{net.merchant.url}/cents/3")
     name = net.transfers()[-1].transaction
     receipt, transaction = w3.eth.get_transaction_receipt(name), w3.eth.get_transaction(name)
     block = w3.eth.get_block(receipt["blockNumber"], full_transactions=True)
@@ -272,7 +272,7 @@ def test_time_can_be_moved_on_until_a_payment_has_lapsed(make_engine):
     ]
     with Testnet(routes=routes, make_engine=make_engine) as net:
         chain = ChainClient(net.rpc, net.chain_id)
-        _, requests = official.pay(net.payer_key, "GET", f"{net.merchant.url}/held")
+        _, requests = official_sdk.pay(net.payer_key, "GET", f"{net.merchant.url}/held")
         before = int(chain.rpc("eth_getBlockByNumber", "latest", False)["timestamp"], 16)
         net.advance(61)
         after = int(chain.rpc("eth_getBlockByNumber", "latest", False)["timestamp"], 16)

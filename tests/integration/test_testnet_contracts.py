@@ -7,7 +7,7 @@ from eth_account import Account
 from eth_account.messages import encode_typed_data
 
 from x402guard.testing import RpcError, Testnet
-from x402guard.testing.chain_client import ChainClient, calldata, selector
+from x402guard.testing.chain_client import calldata, selector
 from x402guard.testing.contracts import EXACT_PROXY, PERMIT2, TOKEN, UPTO_PROXY
 
 pytestmark = [pytest.mark.chain, pytest.mark.xdist_group("test_testnet_contracts")]
@@ -27,13 +27,6 @@ PAYEE = "0x" + "22" * 20
 def net(make_engine):
     with Testnet(routes=(), make_engine=make_engine) as running:
         yield running
-
-
-@pytest.fixture(scope="module")
-def chain(net):
-    client = ChainClient(net.rpc, net.chain_id)
-    yield client
-    client.close()
 
 
 @pytest.fixture(scope="module")

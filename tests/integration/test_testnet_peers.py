@@ -9,8 +9,8 @@ import httpx
 import pytest
 from eth_account import Account
 
-from tests.integration import official
-from tests.integration.rig import BODY, EXTRA_ROUTES, again, assert_settled, balances, decoded, receipt_of
+from tests.support import official_sdk
+from tests.support.testnet import BODY, EXTRA_ROUTES, again, assert_settled, balances, decoded, receipt_of
 from x402guard.testing import (
     FacilitatorClient,
     Merchant,
@@ -26,22 +26,24 @@ pytestmark = [pytest.mark.chain, pytest.mark.xdist_group("testnet_peers")]
 @pytest.mark.parametrize("whose", ["our facilitator", "the official facilitator"])
 def test_the_official_client_pays_the_official_server(net, chain, official_facilitator, whose):
     facilitator_url = net.facilitator if whose == "our facilitator" else official_facilitator
-    app = official.merchant_app(facilitator_url=facilitator_url, network=net.network, payee=net.payee, token=net.token)
+    app = official_sdk.merchant_app(
+        facilitator_url=facilitator_url, network=net.network, payee=net.payee, token=net.token
+    )
     with Server(app) as server:
         for method, path, amount in [
             ("GET", "/documents/1", 100_000),
             ("GET", "/permit2/1", 100_000),
-            ("POST", "/llm", official.UPTO_CHARGE),
+            ("POST", "/llm", official_sdk.UPTO_CHARGE),
         ]:
             before = balances(net)
             body = {"content": BODY} if method == "POST" else {}
-            response, requests = official.pay(net.payer_key, method, server.url + path, **body)
+            response, requests = official_sdk.pay(net.payer_key, method, server.url + path, **body)
             assert response.status_code == 200, (path, response.headers)
             assert_settled(net, chain, response, amount=amount, before=before)
             assert again(requests[-1]).status_code == 402, path
             assert net.balance(net.payer) == before[0] - amount
         before = balances(net)
-        response, _ = official.pay(net.payer_key, "POST", f"{server.url}/idle")
+        response, _ = official_sdk.pay(net.payer_key, "POST", f"{server.url}/idle")
         assert (receipt_of(response)["transaction"], receipt_of(response)["amount"]) == ("", "0")
         assert balances(net) == before
 
@@ -55,7 +57,7 @@ def test_our_merchant_works_with_the_official_facilitator(net, chain, official_f
             ("POST", "/llm", 12_345),
         ]:
             before = balances(net)
-            response, _ = official.pay(net.payer_key, method, merchant.url + path)
+            response, _ = official_sdk.pay(net.payer_key, method, merchant.url + path)
             assert response.status_code == 200, (path, response.headers)
             assert_settled(net, chain, response, amount=amount, before=before)
 
@@ -67,13 +69,13 @@ def test_signatures_alone_are_enough_to_sell_without_a_chain():
     settler, payee, buyer = SignatureSettler(), Account.create().address, Account.create()
     routes = default_routes() + EXTRA_ROUTES
     with Merchant(settler=settler, payee=payee, routes=routes) as merchant:
-        paid, requests = official.pay(buyer.key.hex(), "GET", f"{merchant.url}/documents/9")
+        paid, requests = official_sdk.pay(buyer.key.hex(), "GET", f"{merchant.url}/documents/9")
         assert paid.status_code == 200
         replayed = again(requests[-1])
         assert replayed.status_code == 402
-        assert official.pay(buyer.key.hex(), "POST", f"{merchant.url}/llm")[0].status_code == 200
-        assert official.pay(buyer.key.hex(), "GET", f"{merchant.url}/v1/documents/9")[0].status_code == 200
-        assert official.pay(buyer.key.hex(), "POST", f"{merchant.url}/idle")[0].status_code == 200
+        assert official_sdk.pay(buyer.key.hex(), "POST", f"{merchant.url}/llm")[0].status_code == 200
+        assert official_sdk.pay(buyer.key.hex(), "GET", f"{merchant.url}/v1/documents/9")[0].status_code == 200
+        assert official_sdk.pay(buyer.key.hex(), "POST", f"{merchant.url}/idle")[0].status_code == 200
         forged = decoded(requests[-1].headers["PAYMENT-SIGNATURE"])
         forged["payload"]["authorization"]["nonce"] = "0x" + "cd" * 32
         header = base64.b64encode(json.dumps(forged).encode()).decode()
@@ -88,7 +90,7 @@ def test_signatures_alone_are_enough_to_sell_without_a_chain():
 
 def test_a_merchant_without_its_facilitator_says_so():
     with Merchant(settler=FacilitatorClient("http://127.0.0.1:9"), payee=PERMIT2) as merchant:
-        response, _ = official.pay(Account.create().key.hex(), "GET", f"{merchant.url}/documents/1")
+        response, _ = official_sdk.pay(Account.create().key.hex(), "GET", f"{merchant.url}/documents/1")
         assert response.status_code == 502
         assert httpx.post(f"{merchant.url}/llm", trust_env=False).status_code == 502
 

@@ -8,8 +8,8 @@ import httpx
 import pytest
 from eth_account import Account
 
-from tests.integration import official
-from tests.integration.rig import BODY, again, assert_settled, balances, decoded, receipt_of
+from tests.support import official_sdk
+from tests.support.testnet import BODY, again, assert_settled, balances, decoded, receipt_of
 from x402guard.testing import (
     Facilitator,
     FacilitatorClient,
@@ -37,7 +37,7 @@ pytestmark = [pytest.mark.chain, pytest.mark.xdist_group("testnet_sales")]
 def test_the_official_client_pays_our_merchant(net, chain, method, path, amount):
     before = balances(net)
     body = {"content": BODY} if method == "POST" else {}
-    response, requests = official.pay(net.payer_key, method, net.merchant.url + path, **body)
+    response, requests = official_sdk.pay(net.payer_key, method, net.merchant.url + path, **body)
     assert response.status_code == 200, response.headers
     assert len(requests) == 2
     receipt = assert_settled(net, chain, response, amount=amount, before=before)
@@ -73,7 +73,7 @@ def test_a_402_has_its_terms_in_the_header_in_version_2_and_in_the_body_in_versi
 
 def test_what_is_free_costs_nothing(net):
     before = balances(net)
-    response, requests = official.pay(net.payer_key, "GET", f"{net.merchant.url}/free")
+    response, requests = official_sdk.pay(net.payer_key, "GET", f"{net.merchant.url}/free")
     assert response.status_code == 200
     assert len(requests) == 1
     assert balances(net) == before
@@ -81,7 +81,7 @@ def test_what_is_free_costs_nothing(net):
 
 def test_upto_charged_nothing_sends_no_transaction(net):
     before, transfers = balances(net), net.transfers()
-    response, _ = official.pay(net.payer_key, "POST", f"{net.merchant.url}/idle")
+    response, _ = official_sdk.pay(net.payer_key, "POST", f"{net.merchant.url}/idle")
     assert response.status_code == 200
     receipt = receipt_of(response)
     assert receipt == {
@@ -103,7 +103,7 @@ def test_upto_charged_nothing_sends_no_transaction(net):
     ],
 )
 def test_a_payment_is_taken_once(net, path, reason):
-    paid, requests = official.pay(net.payer_key, "GET", net.merchant.url + path)
+    paid, requests = official_sdk.pay(net.payer_key, "GET", net.merchant.url + path)
     assert paid.status_code == 200
     before = balances(net)
     replayed = again(requests[-1])
@@ -115,7 +115,7 @@ def test_a_payment_is_taken_once(net, path, reason):
 
 def test_a_settlement_that_fails_is_a_402_with_a_receipt_and_without_terms(net):
     """As when two copies of one payment come at once: both pass verification, and the chain takes one."""
-    _, requests = official.pay(net.payer_key, "GET", f"{net.merchant.url}/broken")
+    _, requests = official_sdk.pay(net.payer_key, "GET", f"{net.merchant.url}/broken")
     payment = decoded(requests[-1].headers["PAYMENT-SIGNATURE"])
 
     class Forgetful(FacilitatorClient):
@@ -140,7 +140,7 @@ def test_a_settlement_that_fails_is_a_402_with_a_receipt_and_without_terms(net):
 
 def test_a_handler_that_fails_settles_nothing(net):
     before = balances(net)
-    response, _ = official.pay(net.payer_key, "GET", f"{net.merchant.url}/broken")
+    response, _ = official_sdk.pay(net.payer_key, "GET", f"{net.merchant.url}/broken")
     assert response.status_code == 503
     assert "PAYMENT-RESPONSE" not in response.headers
     assert balances(net) == before
@@ -149,14 +149,14 @@ def test_a_handler_that_fails_settles_nothing(net):
 def test_a_missing_permit2_allowance_is_a_412_with_terms(net):
     poor = Account.create()
     net.fund(poor.address, tokens=1_000_000)
-    _, requests = official.pay(poor.key.hex(), "GET", f"{net.merchant.url}/permit2/1")
+    _, requests = official_sdk.pay(poor.key.hex(), "GET", f"{net.merchant.url}/permit2/1")
     response = again(requests[-1])
     assert response.status_code == 412
     assert decoded(response.headers["PAYMENT-REQUIRED"])["error"] == "permit2_allowance_required"
 
 
 def test_a_payer_without_funds_is_refused(net):
-    response, requests = official.pay(Account.create().key.hex(), "GET", f"{net.merchant.url}/dear")
+    response, requests = official_sdk.pay(Account.create().key.hex(), "GET", f"{net.merchant.url}/dear")
     assert len(requests) == 2
     assert response.status_code == 402
     assert decoded(response.headers["PAYMENT-REQUIRED"])["error"] == "insufficient_funds"
@@ -179,7 +179,7 @@ CHANGES = {
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_payment_that_was_changed_after_signing_is_refused(net, change):
     """The facilitator is asked itself, so that the merchant's own comparison cannot hide a gap."""
-    _, requests = official.pay(net.payer_key, "GET", f"{net.merchant.url}/broken")
+    _, requests = official_sdk.pay(net.payer_key, "GET", f"{net.merchant.url}/broken")
     payment = decoded(requests[-1].headers["PAYMENT-SIGNATURE"])
     requirements = dict(payment["accepted"])
     question = {"x402Version": 2, "paymentPayload": payment, "paymentRequirements": requirements}
@@ -212,7 +212,7 @@ OTHER_TERMS = {
 @pytest.mark.parametrize("field", OTHER_TERMS)
 def test_a_payment_meets_only_the_terms_it_was_made_for(net, field):
     """A merchant could show the facilitator other terms than the buyer saw."""
-    _, requests = official.pay(net.payer_key, "GET", f"{net.merchant.url}/broken")
+    _, requests = official_sdk.pay(net.payer_key, "GET", f"{net.merchant.url}/broken")
     payment = decoded(requests[-1].headers["PAYMENT-SIGNATURE"])
     value, reason = OTHER_TERMS[field]
     question = {"paymentPayload": payment, "paymentRequirements": payment["accepted"] | {field: value}}
@@ -239,7 +239,7 @@ def test_a_payment_header_that_makes_no_sense_gets_the_terms_again(net, header):
     "change", [{"amount": "1"}, {"payTo": PERMIT2}, {"network": "eip155:8453"}, {"scheme": "upto"}]
 )
 def test_a_payment_for_terms_that_were_never_offered_is_refused(net, change):
-    _, requests = official.pay(net.payer_key, "GET", f"{net.merchant.url}/broken")
+    _, requests = official_sdk.pay(net.payer_key, "GET", f"{net.merchant.url}/broken")
     payment = decoded(requests[-1].headers["PAYMENT-SIGNATURE"])
     payment["accepted"] |= change
     header = base64.b64encode(json.dumps(payment).encode()).decode()
@@ -249,7 +249,7 @@ def test_a_payment_for_terms_that_were_never_offered_is_refused(net, change):
 
 
 def test_upto_cannot_be_settled_above_its_ceiling_or_by_another_facilitator(net, chain):
-    _, requests = official.pay(net.payer_key, "POST", f"{net.merchant.url}/idle")
+    _, requests = official_sdk.pay(net.payer_key, "POST", f"{net.merchant.url}/idle")
     payment = decoded(requests[-1].headers["PAYMENT-SIGNATURE"])
     before = balances(net)
 
@@ -274,7 +274,7 @@ def test_eight_threads_pay_at_once(net, chain):
 
     def pay(number):
         path = ("/cents/{n}", "/permit2/{n}")[number % 2].format(n=number)
-        return official.pay(net.payer_key, "GET", net.merchant.url + path)[0]
+        return official_sdk.pay(net.payer_key, "GET", net.merchant.url + path)[0]
 
     with ThreadPoolExecutor(8) as pool:
         responses = list(pool.map(pay, range(24)))

@@ -10,7 +10,8 @@ import anyio
 import httpx
 import pytest
 
-from tests.integration.trickling import (
+from tests.support.merchant import make_guard
+from tests.support.slow_server import (
     HEAD,
     SLOW_ANSWERS,
     WAYS,
@@ -21,7 +22,6 @@ from tests.integration.trickling import (
     settings_of,
     slow_terms,
 )
-from tests.support import make_guard
 from x402guard import Breaker, CallTimeout, CircuitOpen, Policy, SettlementUncertain, Timeouts
 
 SECOND = Policy(breaker=None, timeouts=Timeouts(payment_s=1))

@@ -14,8 +14,8 @@ from pathlib import Path
 import anyio
 import pytest
 
-from tests.books import Clock
-from tests.llm import BOOK, COUNTER, SYNC, Provider, completion
+from tests.support.ledger import Clock
+from tests.support.llm_provider import BOOK, COUNTER, SYNC, Provider, completion
 from x402guard import BudgetExhausted, Guard, Metering, TokenBudget
 from x402guard.ledger.model import HoldState
 from x402guard.stores import open_store

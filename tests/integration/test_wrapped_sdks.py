@@ -20,12 +20,12 @@ from google import genai
 from google.genai import types
 from mistralai.client import Mistral
 
-from tests.integration import llm
-from tests.integration.llm import HI, MINI, dollars
+from tests.support import sdks
+from tests.support.sdks import HI, MINI, dollars
 from x402guard import ConfigError, SessionTripped, Unpriced
 from x402guard.testing import Completion
 
-running, server, till, poor = llm.running, llm.server, llm.till, llm.poor
+running, server, till, poor = sdks.running, sdks.server, sdks.till, sdks.poor
 
 pytestmark = [
     pytest.mark.xdist_group("sdk-wrapped"),

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, precondition, rule
 
-from tests.books import START_MS, Books, an_intent
+from tests.support.ledger import START_MS, Books, an_intent
 from x402guard.ledger.evidence import (
     Cancelled,
     Settled,

@@ -6,28 +6,27 @@ The world here is a seller who takes whatever it ever saw, at the worst moment, 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.books import Clock
-from tests.support import KEY, NETWORK, accept, b64, permit2, receipt, required, unb64, upto
+from tests.support.ledger import Clock
+from tests.support.merchant import KEY, NETWORK, accept, b64, permit2, receipt, required, unb64, upto
 from x402guard import Guard, LocalSigner, Policy, X402GuardError
-from x402guard.assets import AssetRegistry
 from x402guard.flow.drivers import run
 from x402guard.flow.effects import (
+    AskChain,
     Checkpoint,
     Compute,
     Interrupted,
     PeekBody,
-    ReadChain,
-    ReadFunds,
     Reply,
     Send,
     SendFailed,
     Sign,
     Transact,
 )
+from x402guard.flow.ports import AccountFunds, HoldStatus
+from x402guard.flow.request import RequestFacts
 from x402guard.flow.sealed import Sealed
 from x402guard.ledger.evidence import Settled, Unused, Used
 from x402guard.ledger.model import HoldState
-from x402guard.policy import RequestFacts
 from x402guard.stores import open_store
 from x402guard.x402.flow import paid_request
 from x402guard.x402.settlement import sweep
@@ -130,7 +129,7 @@ def drive(flow, guard, seller, stop_after, mood):
             match effect:
                 case Send(headers):
                     answer = seller.answer(headers, mood)
-                case PeekBody() | Checkpoint() | ReadFunds():
+                case PeekBody() | Checkpoint() | AskChain(AccountFunds()):
                     answer = None
                 case Transact(scope, change):
                     answer = guard.shell.store.transact(scope, change)
@@ -138,7 +137,7 @@ def drive(flow, guard, seller, stop_after, mood):
                     answer = job(guard.shell.store.now_ms())
                 case Sign(hold):
                     answer = Sealed(guard.shell.signer.sign(hold))
-                case ReadChain(hold):
+                case AskChain(HoldStatus(hold)):
                     answer = seller.read(hold)
         except (X402GuardError, SendFailed) as error:
             failure = error
@@ -182,7 +181,7 @@ def test_counted_is_never_less_than_spendable(offer, runs, chain, late, reorgs, 
         budget="$0.25",
     )
     session = guard.session("s", budget="$0.25")
-    terms = session.conversation_terms()
+    terms = session.context
 
     def check(where):
         counted = (session.spent + session.held) * 1_000_000
@@ -191,7 +190,7 @@ def test_counted_is_never_less_than_spendable(offer, runs, chain, late, reorgs, 
 
     for index, (stop_after, mood, number, wait_s) in enumerate(runs):
         entropy = bytes([index + 1]) * 32
-        flow = paid_request(facts(entropy, number), terms, AssetRegistry())
+        flow = paid_request(facts(entropy, number), terms)
         drive(flow, guard, seller, stop_after, mood)
         check(f"run {index} stopped after {stop_after}")
         clock.tick(wait_s)
@@ -221,6 +220,6 @@ def test_a_flow_that_is_closed_yields_nothing():
     clock = Clock()
     guard = Guard(signer=LocalSigner.from_key(KEY), ledger=open_store("memory://", clock_ms=clock))
     session = guard.session("s", budget="$1")
-    flow = paid_request(facts(b"\1" * 32, 1), session.conversation_terms(), AssetRegistry())
+    flow = paid_request(facts(b"\1" * 32, 1), session.context)
     next(flow)
     flow.close()  # a generator that yields while being closed raises RuntimeError here

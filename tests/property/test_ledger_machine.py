@@ -6,7 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
-from tests.books import Books
+from tests.support.ledger import Books
 from x402guard.ledger.authorize import Refusal
 from x402guard.ledger.model import Evidence, HoldState, NodeState
 from x402guard.ledger.transitions import Capture, Correct, Expire, Lapse, Void

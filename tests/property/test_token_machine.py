@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
 
-from tests.books import Clock
+from tests.support.ledger import Clock
 from x402guard import BudgetExhausted, ConfigError, TokenBudget
 from x402guard.ledger.model import NodeState
 from x402guard.stores import open_store

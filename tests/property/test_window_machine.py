@@ -4,10 +4,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
 
-from tests.books import Books
-from x402guard.guard.account import nodes_of
+from tests.support.ledger import Books
 from x402guard.ledger.authorize import Refusal
 from x402guard.ledger.model import WALLET, Evidence, HoldKind, NodeKind, NodeState, Window
+from x402guard.ledger.queries import nodes_of
 from x402guard.ledger.sessions import NodeRequest, open_node
 from x402guard.ledger.transitions import Capture, Correct, Expire, Lapse, Void
 from x402guard.ledger.windows import window_start_ms

@@ -7,12 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support import accept, b64, required, upto
+from tests.support.merchant import accept, b64, required, upto
 from x402guard import ProtocolError
 from x402guard.assets import AssetRegistry
 from x402guard.flow.effects import PeekBody, Reply
+from x402guard.ledger.authorize import Refusal
 from x402guard.x402.challenge import read_challenge
-from x402guard.x402.offer import Offer, Rejection, normalise
+from x402guard.x402.offer import Offer, normalise
 from x402guard.x402.wire import _depth, decode_json, decode_payment_required, decode_receipt
 
 json_values = st.recursive(
@@ -59,7 +60,7 @@ def mutated_terms(draw):
 def test_nearly_right_terms(terms):
     found = parse(b64(terms))
     for offer in found or ():
-        assert isinstance(offer, (Offer, Rejection))
+        assert isinstance(offer, (Offer, Refusal))
         if isinstance(offer, Offer):
             assert 0 < offer.amount_atomic < 2**256
             assert json.loads(offer.accepted_json) in terms["accepts"]

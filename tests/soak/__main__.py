@@ -16,7 +16,7 @@ import secrets
 import signal
 import sys
 
-from tests.soak.broken import FAULTS
+from tests.soak.faults import FAULTS
 from tests.soak.run import Soak
 from x402guard import ConfigError
 from x402guard.testing import find_anvil

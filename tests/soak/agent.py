@@ -15,10 +15,10 @@ from contextlib import ExitStack
 import anyio
 import httpx
 
-from tests.attacks.naive import NaiveTransport
-from tests.soak.broken import FAULTS
+from tests.soak.faults import FAULTS
 from tests.soak.layout import LIFETIME_S, Lines, Plan, SharedClock
 from tests.soak.seller import KINDS, MANNERS
+from tests.support.naive_client import NaiveTransport
 from x402guard import (
     AsyncGuardedTransport,
     Chain,

@@ -9,7 +9,7 @@ from openai.types.responses.response_input_param import FunctionCallOutput
 from pydantic import TypeAdapter
 
 import x402guard
-from tests.support import make_guard
+from tests.support.merchant import make_guard
 from x402guard import (
     BudgetExhausted,
     CallTimeout,
@@ -32,7 +32,11 @@ OPEN = CircuitOpen("breaker_open: host shop.example has failed", rule="breaker_o
 
 def errors():
     """One of every kind that there is."""
-    kinds = [getattr(x402guard.errors, name) for name in x402guard.errors.__all__]
+    kinds = [
+        kind
+        for kind in vars(x402guard.errors).values()
+        if isinstance(kind, type) and issubclass(kind, x402guard.X402GuardError)
+    ]
     for kind in kinds:
         if issubclass(kind, PaymentRefused):
             yield kind("no", rule="a_rule")

@@ -14,8 +14,6 @@ from x402guard.ledger.intent import Intent
 from x402guard.x402.schemes.exact import EXACT_PROXY
 from x402guard.x402.schemes.upto import UPTO_PROXY
 
-__all__ = ["amount_settled", "nonce_settled"]
-
 _PERMIT: Final = "((address,uint256),uint256,uint256)"
 _PERMIT_2612: Final = "(uint256,uint256,bytes32,bytes32,uint8)"
 _EXACT_WITNESS: Final = "(address,uint256)"

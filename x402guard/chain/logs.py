@@ -10,16 +10,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from eth_hash.auto import keccak
+
 from x402guard.chain.calldata import amount_settled, nonce_settled
 from x402guard.chain.rpc import ChainUnreadable, JsonRpc, NodeRefuses, octets, quantity
-from x402guard.evm import Address, checksum_address, keccak
+from x402guard.evm import Address, checksum_address
 from x402guard.ledger.evidence import Cancelled, Settled
 from x402guard.ledger.intent import Intent
 from x402guard.x402.schemes.scheme import PERMIT2
-
-__all__ = [
-    "Block", "Log", "block_at", "find_cause", "nonce_behind", "nonce_used", "outgoing_logs", "settlement_in", "transaction_in",
-]  # fmt: skip
 
 BLOCKS_AT_ONCE: Final = 2_000
 """How many blocks are asked for logs at once, at most: public nodes take no more."""

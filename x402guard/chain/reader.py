@@ -25,13 +25,11 @@ from x402guard.chain.logs import (
 from x402guard.chain.rpc import ChainUnreadable, JsonRpc, NodeRefuses, PaymentUnreadable, quantity
 from x402guard.errors import ConfigError
 from x402guard.evm import Address
-from x402guard.flow.ports import Funds, Outgoing, Transfers
+from x402guard.flow.ports import Funds, OutgoingTransfer, Transfers
 from x402guard.ledger.evidence import Cancelled, Finding, Settled, Unreadable, Unused, Used
 from x402guard.ledger.intent import Intent
 from x402guard.ledger.model import Hold
 from x402guard.x402.schemes.scheme import PERMIT2
-
-__all__ = ["Chain", "RpcChainReader"]
 
 R = TypeVar("R")
 
@@ -154,7 +152,7 @@ class RpcChainReader:
             first = (block_at(rpc, since_unix - 1) if after is None else after) + 1
             upto, found, endpoint = first - 1, [], rpc.endpoint
             for end, logs in outgoing_logs(rpc, token, payer, first, final.number):
-                found += [Outgoing(log.transaction, log.index, log.payee, log.amount) for log in logs]
+                found += [OutgoingTransfer(log.transaction, log.index, log.payee, log.amount) for log in logs]
                 upto = end
             if rpc.endpoint != endpoint:
                 raise ChainUnreadable("another endpoint had to be asked in the midst of it, which may stand elsewhere")
@@ -162,7 +160,9 @@ class RpcChainReader:
 
         return self._readable(network, look)
 
-    def nonce_behind(self, network: str, token: Address, payer: Address, transfer: Outgoing) -> int | Unreadable | None:
+    def nonce_behind(
+        self, network: str, token: Address, payer: Address, transfer: OutgoingTransfer
+    ) -> int | Unreadable | None:
         """See ``WalletReader.nonce_behind``."""
         return self._readable(
             network, lambda rpc: nonce_behind(rpc, token, payer, transfer.transaction, transfer.log_index)

@@ -8,27 +8,17 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import httpx
+from eth_hash.auto import keccak
 
 from x402guard.assets import chain_id_of
 from x402guard.errors import ConfigError
-from x402guard.evm import MAX_UINT256, Address, keccak
+from x402guard.evm import MAX_UINT256, Address
 from x402guard.http.redaction import hide_url, redacted
 from x402guard.strict_json import check_depth
 
 if TYPE_CHECKING:
     from web3.providers.base import JSONBaseProvider
     from web3.types import RPCEndpoint
-
-__all__ = [
-    "ChainUnreadable",
-    "JsonRpc",
-    "NodeRefuses",
-    "PaymentUnreadable",
-    "RpcClient",
-    "octets",
-    "quantity",
-    "selector",
-]
 
 ROUNDS: Final = 2
 """How often the endpoints of a network are tried in turn, before it counts as out of reach."""

@@ -10,13 +10,11 @@ import typer
 
 from x402guard.cli.books import AsJson, LedgerUrl, opened, show
 from x402guard.errors import ConfigError
-from x402guard.flow.ports import LedgerStore
 from x402guard.guard.approvers import operating_user
 from x402guard.ledger.questions import answer_of, approval_mark, give_answer, take_answer
 from x402guard.ledger.report_text import printable
+from x402guard.ledger.store import LedgerStore
 from x402guard.ledger.view import Scope
-
-__all__ = ["approvals"]
 
 approvals = typer.Typer(help="What agents ask before they pay; silence is a no.", no_args_is_help=True)
 

@@ -17,19 +17,16 @@ from rich.table import Table
 from rich.text import Text
 
 from x402guard.errors import ConfigError
-from x402guard.flow.drivers import Shell
-from x402guard.flow.ports import LedgerStore
-from x402guard.guard.account import nodes_of, prediction_of, report_of
 from x402guard.guard.settings import load_settings
 from x402guard.ledger.in_doubt import in_doubt, instance_mark
 from x402guard.ledger.model import WALLET, Hold, HoldKind, Node, NodeKind
+from x402guard.ledger.queries import nodes_of, prediction_of, report_of
 from x402guard.ledger.report import remaining
 from x402guard.ledger.report_text import printable
+from x402guard.ledger.store import LedgerStore
 from x402guard.ledger.view import LedgerView
 from x402guard.money import format_dollars
 from x402guard.stores import ledger_path, open_store
-
-__all__ = ["AsJson", "LedgerUrl", "find_budget", "holds", "list_holds", "opened", "predict", "report", "sessions"]
 
 holds = typer.Typer(help="What may still be taken, by whom, and until when.", invoke_without_command=True)
 
@@ -115,7 +112,7 @@ def report(
 ) -> None:
     """Print a session's report."""
     with opened(ledger) as store:
-        found = report_of(Shell(store, None, None), _find(store, session))
+        found = report_of(store, _find(store, session))
     typer.echo(found.to_json() if as_json else found.to_text())
 
 

@@ -16,19 +16,18 @@ import typer
 
 from x402guard.cli.engines import EngineName, EngineOption, engine_maker
 from x402guard.errors import BudgetExhausted
+from x402guard.flow.receipt import Receipt
 from x402guard.guard.guard import Guard
 from x402guard.guard.session import Session
-from x402guard.http.transport import EXTENSION, GuardedTransport
+from x402guard.http.streams import EXTENSION
+from x402guard.http.transport import GuardedTransport
 from x402guard.llm import Metering
 from x402guard.money import format_dollars
 from x402guard.tools import TokenBudget
-from x402guard.x402.settlement import Receipt
 from x402guard.x402.signer import LocalSigner
 
 if TYPE_CHECKING:
     from x402guard.testing import Completion, LlmCall, LlmServer, Testnet
-
-__all__ = ["demo"]
 
 BUDGET: Final = "$1.00"
 CONTEXT: Final = 2_800

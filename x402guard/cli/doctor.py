@@ -30,8 +30,6 @@ from x402guard.money import dollars_to_nanos, format_dollars
 from x402guard.policy import Policy
 from x402guard.stores import MemoryStore, ledger_path, open_store
 
-__all__ = ["doctor"]
-
 _SHOWN = ("x402guard", "httpx", "httpx2", "genai-prices", "tiktoken", "web3", "coincurve")
 Verdict = Literal["ok", "warning", "problem"]
 

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
     from x402guard.testing import Engine
 
-__all__ = ["EngineName", "EngineOption", "engine_maker"]
-
 
 class EngineName(StrEnum):
     """The chains that a local test network can run on."""

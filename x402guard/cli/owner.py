@@ -10,21 +10,19 @@ import typer
 
 from x402guard.cli.books import LedgerUrl, find_budget, opened
 from x402guard.errors import ConfigError
-from x402guard.flow.ports import LedgerStore
-from x402guard.guard.account import outstanding_of
 from x402guard.guard.approvers import operating_user
 from x402guard.guard.guard import Guard
 from x402guard.guard.settings import load_settings
 from x402guard.ledger.model import WALLET, Node
 from x402guard.ledger.owner import owner_mark, reset_node, set_limit, trip_node
+from x402guard.ledger.queries import outstanding_of
 from x402guard.ledger.report_text import printable
+from x402guard.ledger.store import LedgerStore
 from x402guard.ledger.view import LedgerView, Scope
 from x402guard.money import Nanos, dollars_to_nanos, format_dollars
 from x402guard.policy.loops import forget_before
 from x402guard.policy.steps import reset_mark, run_of
 from x402guard.stores import ledger_path
-
-__all__ = ["budget", "reset", "set_budget", "trip"]
 
 budget = typer.Typer(no_args_is_help=True, help="The limits of budgets, which only their owner can raise.")
 

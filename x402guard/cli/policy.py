@@ -14,21 +14,23 @@ import typer
 from x402guard.assets import Asset, AssetRegistry
 from x402guard.cli.books import AsJson
 from x402guard.errors import ConfigError, ProtocolError, X402GuardError
+from x402guard.flow.request import RequestFacts
 from x402guard.guard.guard import Guard
 from x402guard.guard.settings import Settings, load_settings
 from x402guard.http.request import marked_guarded, request_facts
+from x402guard.ledger.authorize import Refusal
 from x402guard.ledger.model import HoldKind
 from x402guard.ledger.report_text import printable
 from x402guard.money import Nanos, format_dollars
-from x402guard.policy import Case, Policy, RequestFacts, Rule, judge_offer
+from x402guard.policy import Policy, Rule
 from x402guard.policy.judge import judge
-from x402guard.policy.rules import KINDS, Subject, Verdict
+from x402guard.policy.rules import KINDS
+from x402guard.policy.verdicts import Subject, Verdict
 from x402guard.stores import MemoryStore, check_ledger_url
-from x402guard.x402.offer import Offer, Rejection, normalise
+from x402guard.x402.offer import Offer, normalise
+from x402guard.x402.offer_rules import Case, judge_offer
 from x402guard.x402.purchase import offer_subject
 from x402guard.x402.wire import PAYMENT_REQUIRED, decode_json, decode_payment_required, parse_payment_required
-
-__all__ = ["policy"]
 
 policy = typer.Typer(help="What the owner's rules say.", no_args_is_help=True)
 
@@ -171,8 +173,8 @@ def _terms(answer: httpx.Response, body: bytes) -> Any:
     return parse_payment_required(value, field="body")
 
 
-def _explain_offer(offer: Offer | Rejection, facts: RequestFacts, rules: Policy, *, asks: bool) -> dict[str, Any]:
-    if isinstance(offer, Rejection):
+def _explain_offer(offer: Offer | Refusal, facts: RequestFacts, rules: Policy, *, asks: bool) -> dict[str, Any]:
+    if isinstance(offer, Refusal):
         return {"what": "an offer", "verdict": "denied", "rule": offer.rule, "reason": offer.reason}
     what = f"${format_dollars(offer.amount_nanos)} to {offer.payee} on {offer.network}, {offer.scheme}"
     case = Case(facts, offer)

@@ -14,8 +14,6 @@ from x402guard.guard.settings import load_settings
 from x402guard.llm.genai_prices import GenaiPriceBook
 from x402guard.llm.price_file import PRICES_FILE, PriceChange, compare, open_book, read_prices, write_prices
 
-__all__ = ["diff", "listing", "prices", "update"]
-
 prices = typer.Typer(
     no_args_is_help=True, help="What models cost: list the prices, compare a file with them, take one in."
 )

@@ -12,14 +12,12 @@ import typer
 
 from x402guard.cli.books import AsJson, LedgerUrl, holds, opened
 from x402guard.errors import ConfigError, LedgerUnavailable
-from x402guard.flow.ports import LedgerStore
 from x402guard.guard.guard import Guard
 from x402guard.guard.settings import PRIVATE_KEY, load_settings
 from x402guard.ledger.report_text import printable
+from x402guard.ledger.store import LedgerStore
 from x402guard.money import format_dollars
 from x402guard.x402.reconciliation import Reconciliation
-
-__all__ = ["cancel", "reconcile"]
 
 _EVERY: Final = re.compile(r"([0-9]{1,6})(s|m|h)?", re.ASCII)
 _SECONDS: Final = {"s": 1, "m": 60, "h": 3600}

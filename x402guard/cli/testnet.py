@@ -11,8 +11,6 @@ import typer
 
 from x402guard.cli.engines import EngineName, EngineOption, engine_maker
 
-__all__ = ["testnet"]
-
 
 def testnet(engine: EngineOption = EngineName.ETH_TESTER) -> None:  # noqa: PT028 - a command, no test
     """Run a local chain posing as Base Sepolia, a facilitator and a merchant; print where they are, as JSON.

@@ -11,8 +11,6 @@ from x402guard.errors import ConfigError
 from x402guard.ledger.report_text import printable
 from x402guard.stores.sqlite import SqliteStore
 
-__all__ = ["verify"]
-
 
 def verify(ledger: LedgerUrl = None, as_json: AsJson = False) -> None:
     """Read the whole journal: every entry, balance, hold, limit and latch. Exit code 1 where they do not add up."""

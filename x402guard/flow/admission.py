@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final, TypeVar
 
-from x402guard.flow.effects import Flow, enter, killed, transact
-from x402guard.flow.ports import Place
-from x402guard.flow.terms import Terms
-from x402guard.ledger.authorize import TRIPPED, Refusal, check_open, lapse_due
-from x402guard.ledger.model import HoldKind
+from x402guard.errors import ApprovalDenied, CircuitOpen, LedgerUnavailable, PaymentRefused
+from x402guard.flow.context import Context
+from x402guard.flow.effects import Ask, Flow, Interrupted, TakeSlot, Transact
+from x402guard.flow.ports import Slot
+from x402guard.flow.refusals import refused
+from x402guard.ledger.authorize import BUDGET, Refusal, check_open, lapse_due
+from x402guard.ledger.model import NOTHING, HoldKind
 from x402guard.ledger.owner import trip_node
 from x402guard.ledger.view import LedgerView, Scope
+from x402guard.money import format_dollars, nanos_to_decimal
+from x402guard.policy.approvals import APPROVAL, ApprovalRequest, request_id
 from x402guard.policy.breakers import slot_of
+from x402guard.policy.judge import Consented, Unasked
 from x402guard.policy.steps import run_of
-
-__all__ = ["BUSY", "LONGEST_WAIT_S", "Seat", "check_clock", "check_standing", "stopped"]
 
 BUSY: Final = "bulkhead"
 LONGEST_WAIT_S: Final = 300
@@ -23,19 +28,22 @@ LONGEST_WAIT_S: Final = 300
 _MAX_BEHIND_MS: Final = 60_000
 
 
-def check_standing(view: LedgerView, terms: Terms) -> Refusal | None:
-    """Return why nothing may be held for now, or None: the session and all above it are open, and the clock has not jumped.
+def check_standing(view: LedgerView, context: Context) -> Refusal | None:
+    """Return why nothing may be held now, or None: no kill file, a plausible clock, and open budgets up to the root.
 
-    What is past its own deadline is ended on the way, where the clock is believed.
+    A kill file trips the run. Holds past their own deadline lapse here, where the clock is believed.
     """
-    if view.ahead_ms <= terms.max_clock_jump_ms:
+    if view.killed:
+        trip_node(view, run_of(context.node_id), f"there is a kill file, {context.kill_file}")
+        return check_open(view, context.node_id)
+    if view.ahead_ms <= context.max_clock_jump_ms:
         lapse_due(view)
-        return check_open(view, terms.node_id)
+        return check_open(view, context.node_id)
     reason = (
         f"this machine's clock has jumped {view.ahead_ms // 1000} s ahead since the ledger was opened (max_clock_jump_s is "
-        f"{terms.max_clock_jump_ms // 1000}); set it right, or open the guard again where it is right now"
+        f"{context.max_clock_jump_ms // 1000}); set it right, or open the guard again where it is right now"
     )
-    return Refusal("clock", reason)
+    return Refusal("clock", reason, advice="Set this machine's clock.")
 
 
 def check_clock(view: LedgerView) -> Refusal | None:
@@ -44,22 +52,10 @@ def check_clock(view: LedgerView) -> Refusal | None:
         return None
     seconds = view.behind_ms // 1000
     return Refusal(
-        "clock", f"this machine's clock is {seconds} s behind the ledger's last entry; set it right, or wait"
+        "clock",
+        f"this machine's clock is {seconds} s behind the ledger's last entry; set it right, or wait",
+        advice="Set this machine's clock.",
     )
-
-
-def stopped(terms: Terms) -> Flow[Refusal | None]:
-    """Return the refusal of a run that a kill file stops, having latched it; None where there is no such file."""
-    if not terms.kill_file or not (yield from killed()):
-        return None
-    run_id, reason = run_of(terms.node_id), f"there is a kill file, {terms.kill_file}"
-
-    def change(view: LedgerView) -> Refusal | None:
-        trip_node(view, run_id, reason)
-        return check_open(view, terms.node_id)
-
-    refusal = yield from transact(Scope(nodes=(terms.node_id, run_id), durable=True), change)
-    return refusal or Refusal(TRIPPED, reason)
 
 
 class Seat:
@@ -70,23 +66,141 @@ class Seat:
 
     def __init__(self, kind: HoldKind, name: str) -> None:
         self._kind, self._name = kind, name
-        self.place: Place | None = None
+        self.slot: Slot | None = None
 
-    def take(self, terms: Terms) -> Flow[Refusal | None]:
+    def take(self, context: Context) -> Flow[Refusal | None]:
         """Wait for a place; the refusal where none came free in time."""
-        slot = slot_of(terms.policy.bulkhead, self._kind, self._name)
+        slot = slot_of(context.policy.bulkhead, self._kind, self._name)
         if slot is None:
             return None
         self.leave()
         where, most = slot
-        own = f"{run_of(terms.node_id)} {where}" if self._kind is HoldKind.TOOL else where
-        self.place = yield from enter(own, most, LONGEST_WAIT_S)
-        if self.place is not None:
+        own = f"{run_of(context.node_id)} {where}" if self._kind is HoldKind.TOOL else where
+        self.slot = yield TakeSlot(own, most, LONGEST_WAIT_S)
+        if self.slot is not None:
             return None
         reason = f"{most} calls of {where} are under way, and none ended within {LONGEST_WAIT_S} s (policy.bulkhead)"
-        return Refusal(BUSY, reason, retry_after_s=1)
+        return Refusal(
+            BUSY, reason, retry_after_s=1, error=CircuitOpen, advice="Wait for a call to end, or raise policy.bulkhead."
+        )
 
     def leave(self) -> None:
         """Leave it, where it was taken. Leaving twice is fine."""
-        if self.place is not None:
-            self.place.leave()
+        if self.slot is not None:
+            self.slot.leave()
+
+
+def consent(context: Context, unasked: Unasked) -> Flow[Refusal | None]:
+    """Ask, and write the answer down. None is a yes, good for this one call; the caller runs all its checks again after it."""
+    subject, verdict = unasked.subject, unasked.verdict
+    request = ApprovalRequest(
+        id=request_id(context.session_id, list(unasked.key)),
+        session=context.session_id,
+        kind=str(subject.kind),
+        what=subject.names[0],
+        amount=nanos_to_decimal(subject.amount),
+        payee=subject.payee,
+        network=unasked.network,
+        arguments=subject.arguments,
+        rule=verdict.rule,
+        reason=verdict.reason,
+        approvers=max(1, verdict.approvers),
+        timeout_s=context.policy.approvals.timeout_s,
+    )
+    answer = yield Ask(request)
+    allowed = answer.allowed is True
+    facts = {
+        "name": APPROVAL,
+        "allowed": allowed,
+        "by": list(answer.by),
+        "rule": verdict.rule,
+        "what": subject.names[0],
+        "requested": format_dollars(subject.amount),
+        "reason": answer.reason[:300],
+    }
+
+    def note(view: LedgerView) -> None:
+        view.record(context.node_id, "event", facts=facts)
+
+    yield Transact(Scope(nodes=(context.node_id,)), note)
+    if allowed:
+        return None
+    why = answer.reason or "it was denied"
+    return Refusal(
+        APPROVAL,
+        f"{subject.names[0]}: {verdict.reason}; {why}",
+        subject.amount or None,
+        error=ApprovalDenied,
+        advice="Ask again if it matters, or go on without.",
+    )
+
+
+T = TypeVar("T")
+
+
+_MOST_QUESTIONS: Final = 8
+
+
+def hold_or_refuse(
+    context: Context,
+    scope: Scope,
+    change: Callable[[LedgerView, Consented], T | Unasked | Refusal],
+    undo: Callable[[BaseException], Flow[None]],
+    *,
+    refuse: Callable[[Refusal], Flow[PaymentRefused]] | None = None,
+    seat: Seat | None = None,
+) -> Flow[T]:
+    """Write a hold, durably, and return what *change* made of it; before a refusal for lack of budget, sweep once.
+
+    A place is taken first, where a *seat* is given. Where a person has to be asked, that comes before the hold, with no place taken;
+    then *change* is run anew, and shown what was allowed.
+    *undo* gives back what may have been written where nobody knows: the answer of the books was lost, or the task was cancelled.
+    Raises the refusal, counted in the books by *refuse*, and ``LedgerUnavailable``.
+    """
+    no = refuse or partial(refused, context)
+    consented: frozenset[tuple[Any, ...]] = frozenset()
+    swept, seated = False, seat is None
+    while True:
+        if seat is not None and not seated:
+            full = yield from seat.take(context)
+            if full is not None:
+                raise (yield from no(full))
+            seated = True
+        try:
+            decided: T | Unasked | Refusal = yield Transact(scope, partial(_shown, change, consented))
+        except (LedgerUnavailable, Interrupted) as error:
+            yield from undo(error)
+            raise
+        if isinstance(decided, Unasked):
+            if seat is not None:
+                seat.leave()
+                seated = False
+            denied = _asked_too_often(decided, consented) or (yield from consent(context, decided))
+            if denied is not None:
+                raise (yield from no(denied))
+            consented |= {decided.key}
+        elif not isinstance(decided, Refusal):
+            return decided
+        elif decided.rule != BUDGET or swept or context.sweep is None:
+            raise (yield from no(decided))
+        else:
+            swept = True
+            if not (yield from context.sweep(context, decided.available or NOTHING)):
+                raise (yield from no(decided))
+
+
+def _asked_too_often(unasked: Unasked, consented: Consented) -> Refusal | None:
+    if len(consented) < _MOST_QUESTIONS:
+        return None
+    what, times = unasked.subject.names[0], len(consented)
+    return Refusal(
+        APPROVAL,
+        f"{what}: what it costs has changed {times} times while people were asked",
+        unasked.subject.amount,
+        error=ApprovalDenied,
+        advice="Ask again if it matters, or go on without.",
+    )
+
+
+def _shown(change: Callable[[LedgerView, Consented], T], consented: Consented, view: LedgerView) -> T:
+    return change(view, consented)

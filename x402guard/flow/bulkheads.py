@@ -11,17 +11,15 @@ from typing import Final
 
 from x402guard.flow.detached import TooLate, Wakeable, within
 
-__all__ = ["Places", "TakenPlace"]
-
 _LOOK_S: Final = 1.0
 """How often whoever waits looks for places that were forgotten, in seconds."""
 
 
-class TakenPlace:
-    """See ``ports.Place``."""
+class TakenSlot:
+    """See ``ports.Slot``."""
 
-    def __init__(self, places: Places, where: str) -> None:
-        self._places, self._where = places, where
+    def __init__(self, slots: Slots, where: str) -> None:
+        self._slots, self._where = slots, where
         self._lock = threading.Lock()
         self._left = False
 
@@ -31,12 +29,12 @@ class TakenPlace:
             if self._left:
                 return
             self._left = True
-        self._places.give_back(self._where)
+        self._slots.give_back(self._where)
 
     def __del__(self) -> None:
         if not self._left:
             self._left = True
-            self._places.drop(self._where)
+            self._slots.drop(self._where)
 
 
 class _Waiting:
@@ -45,7 +43,7 @@ class _Waiting:
         self.granted = False
 
 
-class Places:
+class Slots:
     """Who is where. Threads and tasks of any event loop wait in one line."""
 
     def __init__(self) -> None:
@@ -93,7 +91,7 @@ class Places:
             else:
                 del self._taken[where]
 
-    def _end(self, where: str, waiting: _Waiting, *, keep: bool) -> TakenPlace | None:
+    def _end(self, where: str, waiting: _Waiting, *, keep: bool) -> TakenSlot | None:
         """Return the place where it was granted; else stand in line no more. Not kept, it goes to the next."""
         with self._lock:
             if not waiting.granted:
@@ -101,12 +99,12 @@ class Places:
                 if not self._lines[where]:
                     del self._lines[where]
                 return None
-        place = TakenPlace(self, where)
+        slot = TakenSlot(self, where)
         if not keep:
-            place.leave()
-        return place
+            slot.leave()
+        return slot
 
-    def enter(self, where: str, most: int, wait_s: float) -> TakenPlace | None:
+    def enter(self, where: str, most: int, wait_s: float) -> TakenSlot | None:
         """Return one of *most* places, or None where none was left within *wait_s* seconds."""
         event = threading.Event()
         waiting = self._try(where, most, event.set)
@@ -118,10 +116,10 @@ class Places:
                 self._collect()
             keep = True
         finally:
-            place = self._end(where, waiting, keep=keep)
-        return place
+            slot = self._end(where, waiting, keep=keep)
+        return slot
 
-    async def enter_async(self, where: str, most: int, wait_s: float) -> TakenPlace | None:
+    async def enter_async(self, where: str, most: int, wait_s: float) -> TakenSlot | None:
         """The same, awaited."""
         event = Wakeable()
         waiting = self._try(where, most, event.set)
@@ -134,5 +132,5 @@ class Places:
                 self._collect()
             keep = True
         finally:
-            place = self._end(where, waiting, keep=keep)
-        return place
+            slot = self._end(where, waiting, keep=keep)
+        return slot

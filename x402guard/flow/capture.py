@@ -5,24 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from x402guard.errors import LedgerUnavailable
+from x402guard.flow.context import Context
+from x402guard.flow.effects import Flow, Notify, cause, transact_anyway
 from x402guard.flow.ports import Usage
-from x402guard.flow.terms import Terms
 from x402guard.ledger.budgets import trip
 from x402guard.ledger.model import Claim, Evidence, Hold, HoldState, NodeKind
 from x402guard.ledger.token_budget import Reservation, count_tokens, record_tokens, soft_mark, soft_warning
 from x402guard.ledger.transitions import Capture, Correct, Note, Void, apply, has_lapsed
 from x402guard.ledger.view import Change, LedgerView, MarkKey, Scope
-from x402guard.llm.bill import Bill
 from x402guard.money import Nanos
-from x402guard.policy.guards import (
-    delivery_marks,
-    give_step_back,
-    guard_marks,
-    note_answer,
-)
+from x402guard.policy.guards import give_step_back, guard_marks, note_end
+from x402guard.policy.step_guard import Outcome, StepEnd
 from x402guard.policy.steps import Step, step_of
-
-__all__ = ["ESTIMATED", "HOLD_S", "MEAN", "Booked", "tokens_in", "write_bill", "write_void"]
 
 HOLD_S: Final = 900
 """A call whose end nobody reports is captured at its ceiling after this many seconds."""
@@ -41,41 +36,41 @@ class Booked:
 
 
 def write_void(
-    terms: Terms,
+    context: Context,
     hold_id: str,
     reason: str,
     marks: tuple[MarkKey, ...] = (),
     *,
     step: Step | None = None,
-    well: bool | None = None,
+    outcome: Outcome = "unknown",
 ) -> tuple[Scope, Change[Hold | None]]:
     """Return the transaction that gives back what was never billed, and its *step*: the guards do not count it.
 
     But they count whether whoever was called has answered *well*; None says nothing of that. A hold that was never written is no error.
     """
-    seen = () if step is None else guard_marks(terms.policy, terms.node_id, step)
+    seen = () if step is None else guard_marks(context.policy, step)
 
     def change(view: LedgerView) -> Hold | None:
         hold = view.hold(hold_id)
         if hold is not None and hold.state is HoldState.HELD:
             apply(view, hold_id, Void(reason[:300]))
             if step is not None:
-                give_step_back(view, terms.policy, terms.node_id, step, hold.created_ms)
-                note_answer(view, terms.policy, terms.node_id, hold, well=well)
+                give_step_back(view, context.policy, step, hold.created_ms)
+                note_end(view, context.policy, step, StepEnd(hold.id, outcome))
         _forget_estimate(view, marks, hold_id)
         return view.hold(hold_id)
 
-    return Scope(nodes=(terms.node_id,), holds=(hold_id,), marks=(*marks, *seen)), change
+    return Scope(nodes=(context.node_id,), holds=(hold_id,), marks=(*marks, *seen)), change
 
 
 def write_bill(
-    terms: Terms,
+    context: Context,
     hold: Hold,
     bill: Bill,
     marks: tuple[MarkKey, ...],
     *,
     most_tokens: int = 0,
-    well: bool | None = True,
+    outcome: Outcome = "ok",
 ) -> tuple[Scope, Change[Booked]]:
     """Return the transaction that captures a cost: its scope, and the change. It is done once; again does nothing.
 
@@ -84,11 +79,11 @@ def write_bill(
     """
     step = step_of(hold)
     restrains = bill.amount > hold.amount or bill.claimed is not None
-    tokens = terms.tokens if bill.usage is not None or most_tokens else None
+    tokens = context.tokens if bill.usage is not None or most_tokens else None
     used = most_tokens if bill.usage is None else tokens_in(bill.usage)
-    late = Reservation(f"{hold.id}/tokens", used, terms.instance, llm=True)
-    nodes = (terms.node_id,) if tokens is None else (terms.node_id, tokens.node_id)
-    seen = (*marks, *delivery_marks(terms.policy, terms.node_id, step))
+    late = Reservation(f"{hold.id}/tokens", used, context.instance, llm=True)
+    nodes = (context.node_id,) if tokens is None else (context.node_id, tokens.node_id)
+    seen = (*marks, *guard_marks(context.policy, step, ending=True))
     if tokens is not None:
         seen = (*seen, soft_mark(tokens.node_id))
 
@@ -96,7 +91,7 @@ def write_bill(
         before = view.known_hold(hold.id)
         after = _end(view, before, bill, marks)
         if before.state is HoldState.HELD:
-            note_answer(view, terms.policy, terms.node_id, hold, well=well)
+            note_end(view, context.policy, step, StepEnd(hold.id, outcome))
         if tokens is None or (before.state is not HoldState.HELD and not has_lapsed(before)):
             return Booked(after)
         in_time = before.state is HoldState.HELD
@@ -156,3 +151,69 @@ def _forget_estimate(view: LedgerView, marks: tuple[MarkKey, ...], hold_id: str)
         row = view.mark((kind, node_id))
         if kind == ESTIMATED and row is not None and row["hold"] == hold_id:
             view.put_mark((kind, node_id), {"hold": None, "until": 0})
+
+
+@dataclass(frozen=True, slots=True)
+class Bill:
+    """What is to be captured, and why.
+
+    Attributes:
+        amount: nano-dollars.
+        evidence: why that is believed.
+        usage: what was used, by unit, where it was stated.
+        note: for the books: why it is the ceiling, or what was odd.
+        claimed: nano-dollars that an impossible usage would cost: the amount is disputed; None where it is not.
+    """
+
+    amount: Nanos
+    evidence: Evidence
+    usage: Usage | None = None
+    note: str = ""
+    claimed: Nanos | None = None
+
+
+def ceiling_bill(held: Nanos, note: str) -> Bill:
+    """Return the bill of a call whose cost nobody states: all that was held."""
+    return Bill(held, Evidence.ASSUMED, note=note)
+
+
+def book(
+    context: Context,
+    hold: Hold,
+    bill: Bill,
+    marks: tuple[MarkKey, ...] = (),
+    *,
+    most_tokens: int = 0,
+    outcome: Outcome = "ok",
+) -> Flow[Hold]:
+    """Capture what was used, and say so where that reached the soft limit of the session's tokens. See ``write_bill``."""
+    written = yield from transact_anyway(
+        *write_bill(context, hold, bill, marks, most_tokens=most_tokens, outcome=outcome)
+    )
+    if written.warning:
+        yield Notify(written.warning)
+    return written.hold
+
+
+def give_back(
+    context: Context,
+    held: Hold | str,
+    reason: str,
+    error: BaseException | None,
+    marks: tuple[MarkKey, ...] = (),
+    *,
+    outcome: Outcome = "unknown",
+) -> Flow[None]:
+    """Void what was never billed: a hold, or its id where nobody knows whether it was written.
+
+    *well* says whether whoever was called has answered; None says nothing of that.
+
+    A ledger that cannot be written keeps the hold: that costs budget, never money.
+    """
+    hold_id, step = (held.id, step_of(held)) if isinstance(held, Hold) else (held, None)
+    try:
+        yield from transact_anyway(*write_void(context, hold_id, reason, marks, step=step, outcome=outcome))
+    except LedgerUnavailable as again:
+        if error is None:
+            return  # the hold lapses to its ceiling; what was answered is the caller's all the same
+        cause(error).add_note(f"hold {hold_id} could not be given back: {again}")

@@ -12,8 +12,6 @@ from typing import Any, Generic, TypeVar, cast
 
 import anyio
 
-__all__ = ["Aside", "TooLate", "Wakeable", "on_trio", "within"]
-
 R = TypeVar("R")
 
 

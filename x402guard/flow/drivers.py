@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from contextvars import ContextVar
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final, Generic, Protocol, TypeVar
@@ -18,89 +18,34 @@ import anyio.to_thread
 from anyio.lowlevel import RunVar
 
 from x402guard.errors import SignerError
-from x402guard.flow.bulkheads import Places
-from x402guard.flow.detached import TooLate, Wakeable
+from x402guard.evm import normalise_signature
+from x402guard.flow.detached import Aside, TooLate, Wakeable
 from x402guard.flow.effects import (
     Ask,
+    AskChain,
     Checkpoint,
     Compute,
     Effect,
-    Enter,
     Flow,
     Interrupted,
-    Killed,
+    Notify,
     PeekBody,
-    ReadChain,
-    ReadFunds,
-    ReadNonce,
-    ReadTransfers,
-    Recheck,
     Reply,
     Send,
     SendFailed,
     Sign,
+    TakeSlot,
     Transact,
-    Warn,
 )
-from x402guard.flow.ports import ChainReader, LedgerStore, Place, Signer
+from x402guard.flow.ports import Signer, Slot
 from x402guard.flow.sealed import Sealed, forgetting
-from x402guard.flow.singleflight import Asking
-from x402guard.guard.approvers import Approver, ask_aside
+from x402guard.flow.shell import _LOG, Approver, Shell
 from x402guard.ledger.model import Hold
-from x402guard.ledger.view import LedgerView, Notice
-from x402guard.policy.approvals import Answer
-from x402guard.x402.signer import normalise_signature
-
-__all__ = ["AsyncExchange", "Exchange", "NoticeTeller", "Shell", "do_nothing", "run", "run_async"]
-
-_LOG: Final = logging.getLogger("x402guard")
+from x402guard.ledger.view import LedgerView
+from x402guard.policy.approvals import Answer, ApprovalRequest, count_people
 
 R = TypeVar("R")
 X = TypeVar("X")
-
-
-class NoticeTeller(Protocol):
-    """Tells people what they ought to know."""
-
-    def tell(self, notices: Iterable[Notice]) -> None:
-        """Tell of what has happened; never raises."""
-
-
-class _Log:
-    def tell(self, notices: Iterable[Notice]) -> None:
-        for notice in notices:
-            _LOG.log(logging.WARNING if notice.pressing else logging.INFO, notice.message)
-
-
-def do_nothing() -> None:
-    """Nobody is there to ask the chain behind a caller's back."""
-
-
-@dataclass(frozen=True, slots=True)
-class Shell:
-    """What every flow of a guard runs on.
-
-    Attributes:
-        store: the books.
-        signer: the key, if any.
-        chain: the chains, if any.
-        approver: who is asked, if anybody.
-        teller: who is told what happens.
-        places: how many calls are under way, and where.
-        kill_file: a file whose being there stops everything, if any.
-        recheck: has the chain asked soon about what is claimed; returns at once.
-        asking: what the chain is being asked at the moment.
-    """
-
-    store: LedgerStore
-    signer: Signer | None
-    chain: ChainReader | None
-    approver: Approver | None = None
-    teller: NoticeTeller = field(default_factory=_Log)
-    places: Places = field(default_factory=Places)
-    kill_file: Path | None = None
-    recheck: Callable[[], None] = do_nothing
-    asking: Asking = field(default_factory=Asking)
 
 
 class Exchange(Protocol):
@@ -112,8 +57,8 @@ class Exchange(Protocol):
     def peek(self, effect: PeekBody) -> bytes | None:
         """Return the kept response's decoded body, or None beyond the limit; it stays readable for the caller."""
 
-    def keep(self, place: Place | None) -> None:
-        """Keep a place until the last response has ended; the one kept before is left."""
+    def keep(self, slot: Slot | None) -> None:
+        """Keep a slot until the last response has ended; the one kept before is left."""
 
 
 class AsyncExchange(Protocol):
@@ -125,7 +70,7 @@ class AsyncExchange(Protocol):
     async def peek(self, effect: PeekBody) -> bytes | None:
         """See ``Exchange.peek``."""
 
-    def keep(self, place: Place | None) -> None:
+    def keep(self, slot: Slot | None) -> None:
         """See ``Exchange.keep``."""
 
 
@@ -158,9 +103,9 @@ def run(flow: Flow[R], shell: Shell, exchange: Exchange | None = None) -> R:
                 answer = _needed(exchange).send(effect)
             elif isinstance(effect, PeekBody):
                 answer = _needed(exchange).peek(effect)
-            elif isinstance(effect, Enter):
-                _kept(exchange, None)  # nobody waits for a place while taking one
-                answer = _kept(exchange, shell.places.enter(effect.where, effect.most, effect.wait_s))
+            elif isinstance(effect, TakeSlot):
+                _kept(exchange, None)  # release the previous slot first, so a flow never waits while it holds one
+                answer = _kept(exchange, shell.slots.enter(effect.where, effect.most, effect.wait_s))
             elif isinstance(effect, Ask):
                 answer = _ask(effect, shell)
             elif not isinstance(effect, Checkpoint):
@@ -189,9 +134,9 @@ async def run_async(flow: Flow[R], shell: Shell, exchange: AsyncExchange | None 
                 answer = await _needed(exchange).send(effect)
             elif isinstance(effect, PeekBody):
                 answer = await _needed(exchange).peek(effect)
-            elif isinstance(effect, Enter):
+            elif isinstance(effect, TakeSlot):
                 _kept(exchange, None)
-                answer = _kept(exchange, await shell.places.enter_async(effect.where, effect.most, effect.wait_s))
+                answer = _kept(exchange, await shell.slots.enter_async(effect.where, effect.most, effect.wait_s))
             elif isinstance(effect, Ask):
                 answer = await _ask_async(effect, shell)
             elif isinstance(effect, Checkpoint):
@@ -208,27 +153,30 @@ async def run_async(flow: Flow[R], shell: Shell, exchange: AsyncExchange | None 
 @dataclass(frozen=True, slots=True)
 class _Transacted:
     result: Any
-    notices: tuple[Notice, ...]
+    view: LedgerView
 
 
 def _told(answer: Any, shell: Shell) -> Any:
-    """Return the result of what was run, having told people what a transaction wants them to know."""
+    """Return the result of what was run; after a transaction, send its notices and have its claims checked soon."""
     if not isinstance(answer, _Transacted):
         return answer
-    if answer.notices:
-        shell.teller.tell(answer.notices)
+    if answer.view.notices:
+        shell.teller.tell(answer.view.notices)
+    if answer.view.recheck:
+        shell.recheck()
     return answer.result
 
 
-def _transact(effect: Transact[Any], store: LedgerStore) -> _Transacted:
+def _transact(effect: Transact[Any], shell: Shell) -> _Transacted:
     views: list[LedgerView] = []
 
     def change(view: LedgerView) -> Any:
         views[:] = [view]  # of the run that was committed
+        view.killed = shell.kill_file is not None and _is_there(shell.kill_file)
         return effect.change(view)
 
-    result = store.transact(effect.scope, change)
-    return _Transacted(result, tuple(views[0].notices))
+    result = shell.store.transact(effect.scope, change)
+    return _Transacted(result, views[0])
 
 
 _SILENCE: Final = Answer.no("nobody answered in time")
@@ -248,19 +196,19 @@ async def _ask_async(effect: Ask, shell: Shell) -> Answer:
         return _SILENCE
 
 
-def _kept(exchange: Exchange | AsyncExchange | None, place: Place | None) -> Place | None:
+def _kept(exchange: Exchange | AsyncExchange | None, slot: Slot | None) -> Slot | None:
     if exchange is not None:
-        exchange.keep(place)
-    return place
+        exchange.keep(slot)
+    return slot
 
 
-def _is_killed(kill_file: Path | None) -> bool:
+def _is_there(path: Path) -> bool:
     try:
-        return kill_file is not None and bool(kill_file.lstat())
+        return bool(path.lstat())
     except FileNotFoundError:
         return False
     except OSError:
-        return True  # nobody can tell
+        return True  # unknown: the safe side is to stop
 
 
 _OTHER_TURN: RunVar[anyio.CapacityLimiter] = RunVar("x402guard_other_turn")
@@ -324,23 +272,19 @@ def _call(effect: Effect, shell: Shell) -> tuple[bool, Callable[[], Any]]:
     """Return what an effect runs, and whether that is over in microseconds."""
     match effect:
         case Transact():
-            return shell.store.inline, lambda: _transact(effect, shell.store)
+            return shell.store.inline, lambda: _transact(effect, shell)
         case Compute(job, quick):
             return quick and shell.store.inline, lambda: job(shell.store.now_ms())
-        case Warn(message):
+        case Notify(message):
             return True, lambda: _LOG.warning(message)
-        case Killed():
-            return True, lambda: _is_killed(shell.kill_file)
         case Sign(hold):
             signer = shell.signer
             if signer is None:
                 raise SignerError("there is no signer")
             # Signing reads the hold's row first, so it is as quick as the store is.
             return signer.inline and shell.store.inline, lambda: _signed(signer, hold)
-        case ReadChain() | ReadFunds() | ReadTransfers() | ReadNonce():
-            return shell.chain is None, lambda: shell.asking.ask(effect, shell.chain)
-        case Recheck():
-            return True, shell.recheck
+        case AskChain(question):
+            return shell.chain is None, lambda: shell.single_flight.ask(question, shell.chain)
         case _:
             raise TypeError(f"{effect!r} is not an effect that a driver can run")
 
@@ -354,3 +298,28 @@ def _needed(exchange: X | None) -> X:
     if exchange is None:
         raise TypeError("this flow sends a request, and was started without one")
     return exchange
+
+
+ABANDONED: Final[ContextVar[Callable[[], bool]]] = ContextVar("x402guard_abandoned", default=lambda: False)
+"""Tells whoever asks whether anybody still waits for the answer."""
+
+
+def ask_aside(approver: Approver | None, request: ApprovalRequest) -> Aside[Answer]:
+    """Return the call that asks; whatever goes wrong with it is a no."""
+
+    def call() -> Answer:
+        if approver is None:
+            return Answer.no("this guard has nobody to ask")
+        ABANDONED.set(lambda: aside.was_left)
+        try:
+            answer: object = approver.ask(request)
+        except Exception as error:  # noqa: BLE001 - an approver that fails has not allowed anything
+            return Answer.no(f"asking failed: {type(error).__name__}")
+        if not isinstance(answer, Answer):
+            return Answer.no(f"the approver answered with a {type(answer).__name__}")
+        if answer.allowed is True and count_people(answer.by) < request.approvers:
+            return Answer.no(f"{request.approvers} different people have to allow it", answer.by)
+        return answer
+
+    aside = Aside(call)
+    return aside

@@ -8,8 +8,6 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Generic, NoReturn, TypeVar
 
-__all__ = ["Sealed", "forget_locals", "forgetting"]
-
 V = TypeVar("V")
 
 

@@ -5,56 +5,60 @@ from __future__ import annotations
 from concurrent.futures import Future
 
 from x402guard.errors import ConfigError
-from x402guard.flow.effects import ReadChain, ReadFunds, ReadNonce, ReadTransfers
-from x402guard.flow.ports import ChainReader, Funds, Transfers, WalletReader
+from x402guard.flow.ports import (
+    AccountFunds,
+    ChainQuestion,
+    ChainReader,
+    Funds,
+    HoldStatus,
+    TransferNonce,
+    Transfers,
+    WalletReader,
+)
 from x402guard.ledger.evidence import Finding, Unreadable
-
-__all__ = ["Asking", "ChainQuestion"]
-
-ChainQuestion = ReadChain | ReadFunds | ReadTransfers | ReadNonce
 
 _Key = tuple[str, int, str]
 
 _NO_CHAIN = Unreadable("no chain is configured")
 
 
-class Asking:
-    """What a chain is being asked at the moment: who wants to know the same of a hold waits for the one answer.
+class SingleFlight:
+    """Coalesces chain reads: concurrent questions about one hold share one request (single flight).
 
-    Many payments may be refused at once for lack of budget, and each of them wants to know about the same claims.
+    Many payments may be refused at once for lack of budget, and each of them asks about the same claims.
     """
 
     def __init__(self) -> None:
         # No lock: every step is one operation on a dict with plain keys, which Ctrl-C cannot leave half done.
         self._under_way: dict[_Key, Future[Finding]] = {}
 
-    def ask(self, effect: ChainQuestion, chain: ChainReader | None) -> Finding | Funds | Transfers | int | None:
+    def ask(self, question: ChainQuestion, chain: ChainReader | None) -> Finding | Funds | Transfers | int | None:
         """Return the answer to one question. Raises ``ConfigError`` alone: where an endpoint serves another chain."""
-        if isinstance(effect, ReadChain):
-            return _NO_CHAIN if chain is None else self._read(effect, chain)
-        if isinstance(effect, ReadFunds):
-            return None if chain is None else _funds(effect, chain)
+        if isinstance(question, HoldStatus):
+            return _NO_CHAIN if chain is None else self._read(question, chain)
+        if isinstance(question, AccountFunds):
+            return None if chain is None else _funds(question, chain)
         wallet: object = chain
         if not isinstance(wallet, WalletReader):
             return Unreadable("what is configured for the chain cannot say what left the wallet")
         try:
-            if isinstance(effect, ReadNonce):
-                return wallet.nonce_behind(effect.network, effect.token, effect.payer, effect.transfer)
+            if isinstance(question, TransferNonce):
+                return wallet.nonce_behind(question.network, question.token, question.payer, question.transfer)
             return wallet.transfers(
-                effect.network, effect.token, effect.payer, after=effect.after, since_unix=effect.since_unix
+                question.network, question.token, question.payer, after=question.after, since_unix=question.since_unix
             )
         except Exception as error:  # noqa: BLE001 - a reader may be the user's
             return Unreadable(f"the chain reader failed: {type(error).__name__}")
 
-    def _read(self, effect: ReadChain, chain: ChainReader) -> Finding:
-        claim = effect.hold.claim
-        key = (effect.hold.id, 0, "") if claim is None else (effect.hold.id, claim.amount, claim.transaction)
+    def _read(self, question: HoldStatus, chain: ChainReader) -> Finding:
+        claim = question.hold.claim
+        key = (question.hold.id, 0, "") if claim is None else (question.hold.id, claim.amount, claim.transaction)
         mine: Future[Finding] = Future()
         try:
             try:
                 answer = self._under_way.setdefault(key, mine)
                 if answer is mine:
-                    mine.set_result(_finding(effect, chain))
+                    mine.set_result(_finding(question, chain))
                 return answer.result()
             finally:
                 self._end(key, mine)
@@ -69,16 +73,16 @@ class Asking:
             mine.set_result(Unreadable("the read was broken off"))
 
 
-def _finding(effect: ReadChain, chain: ChainReader) -> Finding:
+def _finding(question: HoldStatus, chain: ChainReader) -> Finding:
     try:
-        return chain.read(effect.hold)
+        return chain.read(question.hold)
     except Exception as error:  # noqa: BLE001 - see ask
         return Unreadable(f"the chain reader failed: {type(error).__name__}")
 
 
-def _funds(effect: ReadFunds, chain: ChainReader) -> Funds | None:
+def _funds(question: AccountFunds, chain: ChainReader) -> Funds | None:
     try:
-        return chain.funds(effect.network, effect.token, effect.owner)
+        return chain.funds(question.network, question.token, question.account)
     except ConfigError:
         raise  # it serves another chain: the owner has to know, and nothing is signed yet
     except Exception:  # noqa: BLE001 - see ask

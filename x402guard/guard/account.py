@@ -7,20 +7,14 @@ from dataclasses import dataclass
 from decimal import Decimal
 
 from x402guard.errors import ConfigError
-from x402guard.flow.drivers import Shell
-from x402guard.flow.ports import LedgerStore
-from x402guard.ledger.model import Hold, HoldKind, Node
+from x402guard.flow.shell import Shell
+from x402guard.ledger.model import Hold, Node
 from x402guard.ledger.owner import trip_node
-from x402guard.ledger.prediction import Prediction, predict
-from x402guard.ledger.report import Report, TokenAccount, below, build_report, path, remaining
-from x402guard.ledger.token_budget import tokens_node
+from x402guard.ledger.queries import nodes_of, outstanding_of, report_of
+from x402guard.ledger.report import Report, remaining
 from x402guard.ledger.view import Scope
-from x402guard.ledger.windows import rolled
 from x402guard.money import Dollars, dollars_to_nanos, nanos_to_decimal
 from x402guard.policy.steps import run_of
-from x402guard.x402.reconciliation import ALLOWANCE
-
-__all__ = ["Account", "Outstanding", "nodes_of", "outstanding_of", "prediction_of", "report_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,50 +95,9 @@ class Account(ABC):
 
     def report(self) -> Report:
         """Return the accounts of this budget and all below it, as they stand in the ledger now."""
-        return report_of(self.shell, self.id)
+        return report_of(self.shell.store, self.id)
 
 
 def _as_outstanding(hold: Hold) -> Outstanding:
     payee = hold.payment().payee if hold.intent is not None else hold.purpose.tool
     return Outstanding(hold.id, nanos_to_decimal(hold.amount), payee, hold.deadline_unix)
-
-
-def nodes_of(store: LedgerStore, node_id: str | None = None) -> dict[str, Node]:
-    """Return a node, all below and all above it, or every node, by id; windows as they stand now."""
-    now_ms = store.now_ms()
-    return {node.id: rolled(node, now_ms) for node in store.nodes(node_id)}
-
-
-def outstanding_of(store: LedgerStore, node_id: str) -> list[Hold]:
-    """Return what is out of a node and all below it, tokens apart, oldest first."""
-    inside = {node.id for node in below(nodes_of(store, node_id), node_id)}
-    return [hold for hold in store.outstanding() if hold.kind is not HoldKind.TOKENS and hold.node_id in inside]
-
-
-def report_of(shell: Shell, node_id: str) -> Report:
-    """Return the report of any node of a ledger. Raises ``ConfigError`` where there is no such node."""
-    store = shell.store
-    nodes = nodes_of(store, node_id)
-    if node_id not in nodes:
-        raise ConfigError(f"session: there is no session {node_id!r} in this ledger")
-    counters = [
-        counter for node in below(nodes, node_id) for counter in store.marks("refusals", f"{node.id} ").values()
-    ]
-    tokens = _tokens_of(store, [node.id for node in path(nodes, node_id)])
-    allowances = [row for row in store.marks(ALLOWANCE, "").values() if row["allowance"]]
-    entries = store.entries(node_id)
-    return build_report(nodes, node_id, entries, counters, now_ms=store.now_ms(), tokens=tokens, allowances=allowances)
-
-
-def _tokens_of(store: LedgerStore, path_ids: list[str]) -> TokenAccount | None:
-    """Return the account of the tokens that a node counts in: its own, or those of the nearest session around it."""
-    for node_id in path_ids:
-        for node in store.nodes(tokens_node(node_id)):
-            return TokenAccount(node, tuple(store.entries(node.id)))
-    return None
-
-
-def prediction_of(store: LedgerStore, name: str, *, but: str | None = None) -> Prediction:
-    """Return what past sessions of *name* have cost, all but the one of the id *but*."""
-    gone = {instance for instance, row in store.marks("instance", "").items() if row["ended"]}
-    return predict(store.nodes(), name, gone=gone, but=but)

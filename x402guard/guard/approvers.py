@@ -13,32 +13,23 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from contextvars import ContextVar
 from dataclasses import replace
-from typing import Any, Final, Protocol, TextIO, cast
+from typing import Any, Final, TextIO, cast
 
 from x402guard.errors import ConfigError
-from x402guard.flow.detached import Aside
-from x402guard.flow.ports import LedgerStore
+from x402guard.flow.drivers import ABANDONED
+from x402guard.flow.shell import Approver
 from x402guard.ledger.questions import Question, answer_of, approval_mark, put_question, take_answer
 from x402guard.ledger.report_text import printable
+from x402guard.ledger.store import LedgerStore
 from x402guard.ledger.view import Scope
 from x402guard.policy.approvals import Answer, ApprovalRequest, count_people
-
-__all__ = ["Approver", "QueueApprover", "TerminalApprover", "as_approver", "ask_aside", "operating_user"]
 
 _POLL_S: Final = 0.1
 _SHOWN: Final = 4_000
 _LEAST_SHOWN: Final = 100
 
 Callback = Callable[[ApprovalRequest], object]
-
-
-class Approver(Protocol):
-    """Asks a person, in a thread of its own. What it raises, and what comes too late, is a no."""
-
-    def ask(self, request: ApprovalRequest) -> Answer:
-        """Return the answer."""
 
 
 def operating_user() -> str:
@@ -112,7 +103,7 @@ class TerminalApprover:
             termios.tcflush(terminal.fileno(), termios.TCIFLUSH)
         terminal.write(f"\n{describe(request)}\nAllow it, once? [y/N] ")
         terminal.flush()
-        if _ABANDONED.get()() or not _is_answered(terminal, max(0.0, until_s - time.monotonic())):
+        if ABANDONED.get()() or not _is_answered(terminal, max(0.0, until_s - time.monotonic())):
             terminal.write("\ntoo late\n")
             return Answer.no("nobody answered in time")
         return Answer(terminal.readline().strip().lower() in ("y", "yes"), (operating_user(),))
@@ -120,9 +111,6 @@ class TerminalApprover:
 
 _TERMINAL: Final = threading.Lock()
 """Two questions at once would leave open which of them an answer is to."""
-
-_ABANDONED: Final[ContextVar[Callable[[], bool]]] = ContextVar("x402guard_abandoned", default=lambda: False)
-"""Tells whoever asks whether anybody still waits for the answer."""
 
 
 def _own_terminal() -> TextIO:
@@ -181,7 +169,7 @@ class QueueApprover:
         self._store.transact(scope, lambda view: put_question(view, question))
         give_up = time.monotonic() + request.timeout_s
         while time.monotonic() < give_up:
-            if _ABANDONED.get()():
+            if ABANDONED.get()():
                 return Answer.no("nobody waits for it any more")  # whoever asks the same again takes the answer
             row: Mapping[str, Any] = self._store.marks("approval", request.id).get(request.id, {})
             if answer_of(row, self._store.now_ms()) is not None:
@@ -223,24 +211,3 @@ def _one(given: object, store: LedgerStore | None) -> Approver:
 def _check_plain(function: object) -> None:
     if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None)):  # noqa: B004
         raise ConfigError("approver: it is called in a thread of its own; write a plain function, not an `async def`")
-
-
-def ask_aside(approver: Approver | None, request: ApprovalRequest) -> Aside[Answer]:
-    """Return the call that asks; whatever goes wrong with it is a no."""
-
-    def call() -> Answer:
-        if approver is None:
-            return Answer.no("this guard has nobody to ask")
-        _ABANDONED.set(lambda: aside.was_left)
-        try:
-            answer: object = approver.ask(request)
-        except Exception as error:  # noqa: BLE001 - an approver that fails has not allowed anything
-            return Answer.no(f"asking failed: {type(error).__name__}")
-        if not isinstance(answer, Answer):
-            return Answer.no(f"the approver answered with a {type(answer).__name__}")
-        if answer.allowed is True and count_people(answer.by) < request.approvers:
-            return Answer.no(f"{request.approvers} different people have to allow it", answer.by)
-        return answer
-
-    aside = Aside(call)
-    return aside

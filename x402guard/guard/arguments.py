@@ -17,17 +17,6 @@ from x402guard.llm.prices import RegisteredBook
 from x402guard.llm.tiktoken_counter import TiktokenCounter
 from x402guard.policy import Policy
 
-__all__ = [
-    "check_kinds",
-    "each_asset",
-    "is_gone",
-    "kill_path",
-    "machine",
-    "meter_of",
-    "positive",
-    "read_networks",
-]
-
 
 def meter_of(metering: Metering | None) -> Meter:
     """Return what LLM calls are held and priced by. Raises ``ConfigError`` for what is no ``Metering``."""

@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import secrets
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, Final, ParamSpec, Protocol, TypeVar, overload
 
 from x402guard.errors import ConfigError
-from x402guard.flow.drivers import Shell, run, run_async
+from x402guard.flow.drivers import run, run_async
 from x402guard.flow.effects import Flow
-from x402guard.flow.terms import Terms
+from x402guard.flow.receipt import Receipt
+from x402guard.http.guarded import MeteredPayer
 from x402guard.llm.record import record_call
 from x402guard.llm.reported import Statement, read_answer, read_statement
 from x402guard.llm.vendor_answers import as_mapping
 from x402guard.money import Dollars
-from x402guard.tools.decorator import RESULT_TOKENS, CostOf, Render, ToolTerms, decorate
+from x402guard.tools.counting import Mode
+from x402guard.tools.decorator import RESULT_TOKENS, CostOf, Render, ToolOptions, decorate
 from x402guard.tools.flow import TOOL_HOLD_S, charge_tool
-from x402guard.tools.hold import Budgeted, ToolHold, tool_call
-from x402guard.tools.modes import Mode
-from x402guard.tools.token_budget import TokenBudget
-from x402guard.x402.settlement import Receipt
-
-__all__ = ["Charges", "Rendered"]
+from x402guard.tools.hold import ToolHold, ToolPayer, tool_call
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -38,26 +35,12 @@ class Rendered(Protocol):
     def __call__(self, function: Callable[P, Any], /) -> Callable[P, str]: ...
 
 
-class Charges(ABC):
+class Charges(ToolPayer):
     """The part of a session that tools and reported calls go through. All of it pays from the innermost budget in context."""
 
     @abstractmethod
-    def innermost(self) -> Budgeted:
-        """Return the innermost budget in context: this session, or one inside it."""
-
-    @abstractmethod
-    def conversation_terms(self) -> Terms:
-        """Return the terms of the innermost budget in context."""
-
-    @property
-    @abstractmethod
-    def shell(self) -> Shell:
-        """The ports it runs on."""
-
-    @property
-    @abstractmethod
-    def tokens(self) -> TokenBudget:
-        """What its context may take."""
+    def recording(self) -> MeteredPayer:
+        """Return the budget in which what is owed already is booked: also after the session's end."""
 
     # -- tools ------------------------------------------------------------------------------------------------------
 
@@ -69,12 +52,12 @@ class Charges(ABC):
         for a float, ``ValueError`` for what is no dollar amount, ``ConfigError`` for another argument.
         """
         call = tool_call(tool, cost, field="cost", arguments=arguments, fixed=True)
-        return run(charge_tool(self.conversation_terms(), call), self.shell)
+        return run(charge_tool(self.innermost().context, call), self.shell)
 
     async def acharge(self, tool: str, cost: Dollars, *, arguments: Mapping[str, Any] | None = None) -> Receipt:
         """The same as ``charge``, awaited: the ledger is written off the event loop."""
         call = tool_call(tool, cost, field="cost", arguments=arguments, fixed=True)
-        return await run_async(charge_tool(self.conversation_terms(), call), self.shell)
+        return await run_async(charge_tool(self.innermost().context, call), self.shell)
 
     def hold(
         self,
@@ -115,7 +98,7 @@ class Charges(ABC):
         lifetime_s: int = TOOL_HOLD_S,
     ) -> Rendered: ...
 
-    def tool(self, *only: Callable[..., Any], name: str | None = None, **terms: Any) -> Callable[..., Any]:
+    def tool(self, *only: Callable[..., Any], name: str | None = None, **options: Any) -> Callable[..., Any]:
         """Decorate a function, plain or ``async``, whose every call costs money or takes room in the context.
 
         Args:
@@ -134,10 +117,10 @@ class Charges(ABC):
         """
         if only:
             raise ConfigError('tool: write @session.tool(cost="$0.01"), saying what a call costs, above the function')
-        unknown = sorted(set(terms) - set(ToolTerms.__dataclass_fields__))
+        unknown = sorted(set(options) - set(ToolOptions.__dataclass_fields__))
         if unknown:
-            raise ConfigError(f"{unknown[0]}: tool() takes {', '.join(ToolTerms.__dataclass_fields__)} and name")
-        checked = ToolTerms(**terms)
+            raise ConfigError(f"{unknown[0]}: tool() takes {', '.join(ToolOptions.__dataclass_fields__)} and name")
+        checked = ToolOptions(**options)
         return lambda function: decorate(self, checked, name, function)
 
     # -- calls that no transport saw ----------------------------------------------------------------------------------
@@ -171,11 +154,8 @@ class Charges(ABC):
         return response
 
     def _recorded(self, statement: Statement) -> Flow[Receipt]:
-        return record_call(self.recording_terms(), secrets.token_bytes(32), statement)
-
-    @abstractmethod
-    def recording_terms(self) -> Terms:
-        """Return the terms under which what is owed already is booked: also after the session's end."""
+        payer = self.recording()
+        return record_call(payer.context, payer.meter, secrets.token_bytes(32), statement)
 
 
 def _stated(provider: str, model: str, usage: object) -> Statement:

@@ -17,9 +17,10 @@ import anyio.to_thread
 from x402guard.assets import Asset, AssetRegistry
 from x402guard.chain.reader import Chain, RpcChainReader
 from x402guard.errors import ConfigError
-from x402guard.flow.drivers import Shell, run
-from x402guard.flow.ports import ChainReader, LedgerStore, Signer
-from x402guard.flow.terms import MAX_CLOCK_JUMP_S, Terms
+from x402guard.flow.context import DEFAULT_BODY_BYTES, MAX_CLOCK_JUMP_S, Context
+from x402guard.flow.drivers import run
+from x402guard.flow.ports import ChainReader, Signer
+from x402guard.flow.shell import Shell
 from x402guard.guard.approvers import as_approver
 from x402guard.guard.arguments import (
     check_kinds,
@@ -33,27 +34,23 @@ from x402guard.guard.arguments import (
 )
 from x402guard.guard.named_budget import NamedBudget, open_budget
 from x402guard.guard.notices import OnNotice, Teller, Webhook
-from x402guard.guard.opening import parse_limit, session_request
+from x402guard.guard.opening import Basis, in_a_thread, parse_limit, session_request
 from x402guard.guard.rechecker import Rechecker
 from x402guard.guard.session import Session, current_session
-from x402guard.http.request import DEFAULT_BODY_BYTES
 from x402guard.ledger.in_doubt import DEFAULT_FLIGHT_S, instance_mark
 from x402guard.ledger.model import WALLET
 from x402guard.ledger.sessions import PAYER_MARK, ensure_payer, ensure_wallet
+from x402guard.ledger.store import LedgerStore
 from x402guard.ledger.view import LedgerView, Scope
 from x402guard.llm import Metering
 from x402guard.money import Dollars, Nanos
 from x402guard.policy import Policy
-from x402guard.policy.settings import check_flags
-from x402guard.policy.soft_limits import SoftLimits
+from x402guard.policy.checks import SoftLimits, check_flags
 from x402guard.stores import DEFAULT_LEDGER, open_store
 from x402guard.tools.token_budget import TokenBudget
 from x402guard.x402.cancel import Cancellation, cancelled
-from x402guard.x402.reconcile import areconciled, reconcile_ledger
-from x402guard.x402.reconciliation import Reconciliation
-from x402guard.x402.settlement import sweep
-
-__all__ = ["Guard"]
+from x402guard.x402.reconciliation import Reconciliation, reconcile_ledger
+from x402guard.x402.settlement import may_fit_now, sweep
 
 
 class Guard:
@@ -111,19 +108,16 @@ class Guard:
     ) -> None:
         check_kinds(signer, ledger, policy, chains)
         self.policy = policy or Policy()
-        self.registry = AssetRegistry(each_asset(assets))
-        self.max_body_bytes = positive("max_body_bytes", max_body_bytes)
         check_flags(background_checks=background_checks, ledger_must_exist=ledger_must_exist)
         check_flags(unsafe_no_chain=unsafe_no_chain, unsafe_trust_receipts=unsafe_trust_receipts)
         limit = parse_limit(budget, field="budget")
-        self.session_budget = parse_limit(session_budget, field="session_budget")
         self._teller = Teller(on_notice, webhook)
         as_approver(approver)  # wrong ones are said before anything is opened
         stop = kill_path(kill_file)
         chain = RpcChainReader(chains) if isinstance(chains, Mapping) else chains
         networks = read_networks(chain, self.policy, unsafe_no_chain=unsafe_no_chain)
         self.instance = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
-        self.terms = Terms(
+        self.context = Context(
             session_id=WALLET,
             node_id=WALLET,
             instance=self.instance,
@@ -133,25 +127,30 @@ class Guard:
             flight_ms=positive("flight_s", flight_s) * 1000,
             unsafe_no_chain=unsafe_no_chain,
             unsafe_trust_receipts=unsafe_trust_receipts,
-            meter=meter_of(metering),
             asks=approver is not None,
             kill_file="" if stop is None else str(stop),
             max_clock_jump_ms=positive("max_clock_jump_s", max_clock_jump_s) * 1000,
+            registry=AssetRegistry(each_asset(assets)),
+            max_body_bytes=positive("max_body_bytes", max_body_bytes),
+            sweep=may_fit_now if networks else None,
+            session_budget=parse_limit(session_budget, field="session_budget"),
         )
+        self.meter = meter_of(metering)
         # What was given is its owner's to close; others may share it.
         self._closed, self._owns = False, (isinstance(ledger, str), isinstance(chains, Mapping))
         store = open_store(ledger, must_exist=ledger_must_exist) if isinstance(ledger, str) else ledger
         shell = Shell(store, signer, chain, as_approver(approver, store), self._teller, kill_file=stop)
-        self._rechecker = Rechecker(lambda: run(sweep(self.terms), shell))
+        self._rechecker = Rechecker(lambda: run(sweep(self.context), shell))
         checked = background_checks and chain is not None
         self.shell = replace(shell, recheck=self._rechecker.nudge) if checked else shell
         self._open(limit)
 
     def _open(self, limit: Nanos | None) -> None:
         try:
-            self._enter_books(limit)
+            self.context = replace(self.context, gone=self._enter_books(limit))
             if self.shell.signer is not None:
                 self.shell.signer.bind(self.shell.store.hold)
+            self._basis = Basis(self.shell, self.context, self.meter)
         except BaseException:
             self._release()
             raise
@@ -163,7 +162,7 @@ class Guard:
         if owns_chain and self.shell.chain is not None:
             self.shell.chain.close()
 
-    def _enter_books(self, limit: Nanos | None) -> None:
+    def _enter_books(self, limit: Nanos | None) -> frozenset[str]:
         """Write down the wallet, whose it is, and that this instance runs; end instances whose process is gone."""
         store, host = self.shell.store, machine()
         rows = store.marks("instance", "")
@@ -172,14 +171,14 @@ class Guard:
 
         def change(view: LedgerView) -> None:
             ensure_wallet(view, limit, self.policy.soft_parts)
-            if self.terms.payer is not None:
-                ensure_payer(view, self.terms.payer)
+            if self.context.payer is not None:
+                ensure_payer(view, self.context.payer)
             view.put_mark(instance_mark(self.instance), mine)
             for key in ended:
                 view.put_mark(instance_mark(key), {**rows[key], "ended": True})
 
         store.transact(Scope(nodes=(WALLET,), marks=(PAYER_MARK,), durable=True), change)
-        self.gone = frozenset(ended | {key for key, row in rows.items() if row["ended"]})
+        return frozenset(ended | {key for key, row in rows.items() if row["ended"]})
 
     @classmethod
     def from_env(cls, path: Path | str | None = None) -> Guard:
@@ -210,9 +209,9 @@ class Guard:
         policy's. Raises ``ConfigError``.
         """
         request = session_request(
-            self, WALLET, name, budget=budget, session_id=id, reserve=reserve, soft_limit=soft_limit
+            self._basis, WALLET, name, budget=budget, session_id=id, reserve=reserve, soft_limit=soft_limit
         )
-        return Session.open(self, request, None, tokens)
+        return Session.open(self._basis, request, None, tokens)
 
     def budget(
         self, name: str, limit: Dollars | None = None, *, per: str | None = None, tz: str = "UTC"
@@ -222,10 +221,10 @@ class Guard:
         ``limit`` is in dollars, and can be lowered and never raised; with ``per`` (``day``, ``week``, ``month``) it begins anew by
         the calendar of ``tz``, such as ``Europe/Berlin``. Without either, it is the one that stands. Raises ``ConfigError``.
         """
-        return open_budget(self, WALLET, name, limit, per=per, tz=tz)
+        return open_budget(self._basis, WALLET, name, limit, per=per, tz=tz)
 
-    def conversation_terms(self) -> Terms:
-        """Return the terms of the session in context, for a client that many sessions share.
+    def innermost(self) -> Session:
+        """Return the innermost budget in context, for a client that many sessions share.
 
         Raises ``ConfigError`` where no session of this guard is in context.
         """
@@ -235,7 +234,7 @@ class Guard:
                 "GuardedTransport(guard): no session of this guard is in context; enter `with guard.session(…)`, and in a "
                 "plain thread wrap the function with session.bind(…)"
             )
-        return inner.conversation_terms()
+        return inner.innermost()
 
     def reconcile(self) -> Reconciliation:
         """Ask the chains about every payment that is not proven, and compare what left the wallet with what the books explain.
@@ -243,15 +242,15 @@ class Guard:
         What is found is written down: proven, expired, or corrected. Raises ``LedgerUnavailable``; a chain that cannot be read is
         named in the result.
         """
-        return reconcile_ledger(self.shell, self.terms, self.registry)
+        return reconcile_ledger(self.shell, self.context)
 
     async def areconcile(self) -> Reconciliation:
         """The same, awaited."""
-        return await areconciled(self.reconcile)
+        return await in_a_thread(self.reconcile)
 
     def sweep(self) -> None:
         """Ask the chains once about the live payments longest unasked, at most sixteen, and write down what they say."""
-        run(sweep(self.terms), self.shell)
+        run(sweep(self.context), self.shell)
 
     def cancel(self, hold_id: str) -> Cancellation:
         """Sign the cancellation of a live EIP-3009 payment, for whoever pays the gas to send; see ``Cancellation``.
@@ -260,10 +259,6 @@ class Guard:
         ``SignerError`` where there is no key.
         """
         return cancelled(self.shell, hold_id)
-
-    def opener(self) -> str:
-        """Return a token for one opening of a session by this guard."""
-        return f"{self.instance}#{secrets.token_hex(4)}"
 
     def close(self) -> None:
         """End this instance and release the ledger. Live holds stay and go on counting. Closing twice is fine."""
@@ -297,5 +292,5 @@ class Guard:
             await anyio.to_thread.run_sync(self.close)
 
     def __repr__(self) -> str:
-        terms = getattr(self, "terms", None)  # a crash reporter may look at a guard that was never finished
-        return "Guard(unfinished)" if terms is None else f"Guard(payer={terms.payer}, instance={self.instance!r})"
+        context = getattr(self, "terms", None)  # a crash reporter may look at a guard that was never finished
+        return "Guard(unfinished)" if context is None else f"Guard(payer={context.payer}, instance={self.instance!r})"

@@ -16,20 +16,14 @@ from typing import Any, Final, get_args
 import httpx
 
 import x402guard.http.transport as on_httpx
-from x402guard.assets import AssetRegistry
 from x402guard.chain.rpc import RpcClient
 from x402guard.errors import ConfigError
-from x402guard.flow.drivers import Shell
-from x402guard.flow.terms import Terms
 from x402guard.guard.guard import Guard
 from x402guard.guard.session import Session, current_session
-from x402guard.guard.tripwire import lay_tripwire
-from x402guard.guard.unseen import unseen_libraries
+from x402guard.guard.unseen import refuse_aiohttp, unseen_libraries
 from x402guard.http.guarded import Guarded, OnRefusal
 from x402guard.ledger.report import Report
 from x402guard.money import Dollars
-
-__all__ = ["install", "uninstall"]
 
 _SEAM: Final = "_transport_for_url"
 """The method of every client, in both libraries, that chooses a request's transport. A test holds it in its place."""
@@ -46,27 +40,9 @@ class _InContext:
 
     installed: Session
 
-    def _session(self) -> Session:
-        return current_session() or self.installed
-
-    def conversation_terms(self) -> Terms:
-        """See ``Payer``."""
-        return self._session().conversation_terms()
-
-    @property
-    def shell(self) -> Shell:
-        """See ``Payer``."""
-        return self._session().shell
-
-    @property
-    def registry(self) -> AssetRegistry:
-        """See ``Payer``."""
-        return self._session().registry
-
-    @property
-    def max_body_bytes(self) -> int:
-        """See ``Payer``."""
-        return self._session().max_body_bytes
+    def innermost(self) -> Session:
+        """Return the innermost budget in context, else the installed session."""
+        return (current_session() or self.installed).innermost()
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +51,7 @@ class _Installation:
     owned: bool
     session: Session
     originals: tuple[tuple[type[Any], Any], ...]
-    take_up_tripwire: Callable[[], None]
+    allow_aiohttp: Callable[[], None]
 
 
 _installed: _Installation | None = None
@@ -109,9 +85,9 @@ def install(
         owned, guard = guard is None, guard or Guard.from_env()
         try:
             session = guard.session(name, budget=budget)
-            payer, meter = _InContext(session), guard.terms.meter
-            tripwire = (lambda: None) if meter is None else lay_tripwire(payer, meter)
-            _installed = _Installation(guard, owned, session, _patch(payer, on_refusal), tripwire)
+            payer, meter = _InContext(session), guard.meter
+            allow = (lambda: None) if meter is None else refuse_aiohttp(payer, meter)
+            _installed = _Installation(guard, owned, session, _patch(payer, on_refusal), allow)
         except BaseException:
             if owned:
                 guard.close()
@@ -128,7 +104,7 @@ def uninstall() -> Report | None:
             return None
         for kind, original in installation.originals:
             setattr(kind, _SEAM, original)
-        installation.take_up_tripwire()
+        installation.allow_aiohttp()
     installation.session.close()
     report = installation.session.report()
     if installation.owned:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from x402guard.errors import ConfigError
-from x402guard.flow.drivers import Shell
+from x402guard.flow.shell import Shell
 from x402guard.guard.account import Account
-from x402guard.guard.opening import BUDGET_PREFIX, Owner, check_name, parse_limit, session_request
+from x402guard.guard.opening import BUDGET_PREFIX, Basis, check_name, parse_limit, session_request
 from x402guard.guard.session import Session
 from x402guard.ledger.model import NodeKind
 from x402guard.ledger.owner import owner_mark
@@ -13,10 +13,8 @@ from x402guard.ledger.sessions import NodeRequest, open_node
 from x402guard.ledger.view import Scope
 from x402guard.ledger.windows import check_window
 from x402guard.money import Dollars
-from x402guard.policy.soft_limits import SoftLimits
+from x402guard.policy.checks import SoftLimits
 from x402guard.tools.token_budget import TokenBudget
-
-__all__ = ["NamedBudget", "open_budget"]
 
 
 class NamedBudget(Account):
@@ -25,13 +23,13 @@ class NamedBudget(Account):
     Its numbers are those of its window, where it has one.
     """
 
-    def __init__(self, guard: Owner, node_id: str, name: str) -> None:
-        self._guard, self._node_id, self._name = guard, node_id, name
+    def __init__(self, basis: Basis, node_id: str, name: str) -> None:
+        self._basis, self._node_id, self._name = basis, node_id, name
 
     @property
     def shell(self) -> Shell:
         """The ports it runs on."""
-        return self._guard.shell
+        return self._basis.shell
 
     @property
     def id(self) -> str:
@@ -55,22 +53,22 @@ class NamedBudget(Account):
     ) -> Session:
         """Open a session that is paid for out of this budget; otherwise as ``Guard.session``."""
         request = session_request(
-            self._guard, self._node_id, name, budget=budget, session_id=id, reserve=reserve, soft_limit=soft_limit
+            self._basis, self._node_id, name, budget=budget, session_id=id, reserve=reserve, soft_limit=soft_limit
         )
-        return Session.open(self._guard, request, None, tokens)
+        return Session.open(self._basis, request, None, tokens)
 
     def budget(
         self, name: str, limit: Dollars | None = None, *, per: str | None = None, tz: str = "UTC"
     ) -> NamedBudget:
         """Open a budget inside this one; otherwise as ``Guard.budget``."""
-        return open_budget(self._guard, self._node_id, name, limit, per=per, tz=tz)
+        return open_budget(self._basis, self._node_id, name, limit, per=per, tz=tz)
 
     def __repr__(self) -> str:
         return f"NamedBudget({self._name!r})"
 
 
 def open_budget(
-    guard: Owner, parent_id: str, name: str, limit: Dollars | None, *, per: str | None, tz: str
+    basis: Basis, parent_id: str, name: str, limit: Dollars | None, *, per: str | None, tz: str
 ) -> NamedBudget:
     """Open a budget, or take the one of that name. Raises ``ConfigError`` naming the argument."""
     check_name(name)
@@ -81,11 +79,11 @@ def open_budget(
     node_id = f"{BUDGET_PREFIX}{name}"
     window = check_window("day" if per is None else per, tz)
     if limit is None and per is None:
-        for node in guard.shell.store.nodes(node_id):
+        for node in basis.shell.store.nodes(node_id):
             if node.id == node_id and node.parent_id != parent_id:
                 raise ConfigError(f"name: budget {name!r} is under {node.parent_id!r}, and not under {parent_id!r}")
             if node.id == node_id:
-                return NamedBudget(guard, node_id, name)
+                return NamedBudget(basis, node_id, name)
     request = NodeRequest(
         id=node_id,
         parent_id=parent_id,
@@ -94,8 +92,8 @@ def open_budget(
         limit=parse_limit(limit, field="limit"),
         opener="",
         window=window if per is not None else None,
-        soft=guard.terms.policy.soft_parts,
+        soft=basis.context.policy.soft_parts,
     )
     scope = Scope(nodes=(node_id, parent_id), marks=(owner_mark(node_id),), durable=True)
-    guard.shell.store.transact(scope, lambda view: open_node(view, request))
-    return NamedBudget(guard, node_id, name)
+    basis.shell.store.transact(scope, lambda view: open_node(view, request))
+    return NamedBudget(basis, node_id, name)

@@ -24,8 +24,6 @@ from x402guard.http.redaction import bare_url, hide_url
 from x402guard.http.request import marked_guarded
 from x402guard.ledger.view import Notice
 
-__all__ = ["OnNotice", "Teller", "Webhook", "sign_delivery"]
-
 _LOG: Final = logging.getLogger("x402guard")
 _MOST_WAITING: Final = 1_000
 _PAUSES_S: Final = (1.0, 2.0, 4.0, 8.0)

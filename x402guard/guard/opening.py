@@ -1,44 +1,32 @@
-"""What opening a session takes: its arguments checked, the guard that it belongs to, and the tokens that it counts."""
+"""Validates the arguments of ``session()`` and ``budget()`` and builds the ledger request."""
 
 from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from contextvars import ContextVar
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import Final, Protocol, Self
+from typing import Final, Self, TypeVar
 
 import anyio
 import anyio.to_thread
 
 from x402guard.errors import ConfigError
-from x402guard.flow.drivers import Shell
-from x402guard.flow.ports import LedgerStore
-from x402guard.flow.terms import Terms
-from x402guard.http.guarded import Payer
+from x402guard.flow.context import Context
+from x402guard.flow.shell import Shell
 from x402guard.ledger.model import WALLET, Node, NodeKind
 from x402guard.ledger.sessions import NodeRequest, begin_finalizing
+from x402guard.ledger.store import LedgerStore
 from x402guard.ledger.token_budget import MOST_TOKENS, TokenLimit, tokens_node
 from x402guard.ledger.view import Scope
+from x402guard.llm.meter import Meter
 from x402guard.money import Dollars, Nanos, dollars_to_nanos, format_dollars
-from x402guard.policy.soft_limits import SoftLimits, parts_of
+from x402guard.policy.checks import SoftLimits, check_dollars, parts_of
 from x402guard.tools.token_budget import TokenBudget
 
-__all__ = [
-    "BUDGET_PREFIX",
-    "Finalizing",
-    "Owner",
-    "as_budget",
-    "bind_tokens",
-    "check_name",
-    "check_tokens",
-    "finalizing_ids",
-    "parse_limit",
-    "parse_reserve",
-    "session_request",
-]
+R = TypeVar("R")
 
 _FINALIZING: Final[ContextVar[tuple[Finalizing, ...]]] = ContextVar("x402guard_finalizing", default=())
 
@@ -55,33 +43,24 @@ _ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,99}", re.ASCII)
 _PERCENT: Final = re.compile(r"([0-9]{1,2})\s*%", re.ASCII)
 
 
-class Owner(Payer, Protocol):
-    """What a session needs of the guard that it belongs to."""
+@dataclass(frozen=True, slots=True)
+class Basis:
+    """What a guard gives to each of its sessions and named budgets.
 
-    @property
-    def terms(self) -> Terms:
-        """What every request of the guard works under."""
+    Attributes:
+        shell: what flows run on.
+        context: what flows work under.
+        meter: what LLM calls are held and priced by; None meters nothing.
+    """
 
-    @property
-    def gone(self) -> frozenset[str]:
-        """Instances that are known to have ended."""
-
-    @property
-    def session_budget(self) -> Nanos | None:
-        """The budget of a session that names none, in nano-dollars; None where it has to name one."""
-
-    def opener(self) -> str:
-        """Return a token for one opening of a session."""
+    shell: Shell
+    context: Context
+    meter: Meter | None
 
 
 def parse_limit(budget: Dollars | None, *, field: str) -> Nanos | None:
     """Return a budget in nano-dollars. Raises ``ConfigError`` naming *field*; zero is a budget that nothing fits into."""
-    if budget is None:
-        return None
-    try:
-        return dollars_to_nanos(budget, field=field)
-    except (TypeError, ValueError) as error:
-        raise ConfigError(str(error)) from error
+    return None if budget is None else check_dollars(field, budget)
 
 
 def parse_reserve(reserve: Dollars | None, limit: Nanos | None) -> Nanos | None:
@@ -109,7 +88,7 @@ def parse_reserve(reserve: Dollars | None, limit: Nanos | None) -> Nanos | None:
 
 
 def session_request(
-    guard: Owner,
+    basis: Basis,
     parent_id: str,
     name: str,
     *,
@@ -130,21 +109,26 @@ def session_request(
             f"id: {session_id!r} cannot be a session's id; use letters, digits, and . _ : - (at most 100)"
         )
     limit = parse_limit(budget, field="budget")
-    resumes = session_id is not None and any(node.id == session_id for node in guard.shell.store.nodes(session_id))
+    resumes = session_id is not None and any(node.id == session_id for node in basis.shell.store.nodes(session_id))
     if limit is None and not resumes:
-        limit = guard.session_budget
-    parts = guard.terms.policy.soft_parts if soft_limit is None else parts_of("soft_limit", soft_limit)
+        limit = basis.context.session_budget
+    parts = basis.context.policy.soft_parts if soft_limit is None else parts_of("soft_limit", soft_limit)
     return NodeRequest(
         id=session_id or f"s_{secrets.token_hex(8)}",
         parent_id=parent_id,
         kind=NodeKind.SESSION,
         name=name,
         limit=limit,
-        opener=guard.opener(),
-        gone=guard.gone,
+        opener=opener_of(basis.context),
+        gone=basis.context.gone,
         reserve=parse_reserve(reserve, limit),
         soft=None if resumes and soft_limit is None else parts,
     )
+
+
+def opener_of(context: Context) -> str:
+    """Return a token for one opening of a session by this instance."""
+    return f"{context.instance}#{secrets.token_hex(4)}"
 
 
 class Finalizing:
@@ -221,10 +205,15 @@ def check_tokens(shell: Shell, path_ids: Collection[str], tokens: object) -> Non
         raise ConfigError("tokens: this TokenBudget is in use elsewhere; give the session one of its own")
 
 
-def bind_tokens(guard: Owner, terms: Terms, node: Node, given: TokenBudget | None) -> TokenBudget:
+def bind_tokens(shell: Shell, context: Context, node: Node, given: TokenBudget | None) -> TokenBudget:
     """Return what counts a session's tokens: the budget given, or one as the ledger has it."""
     budget = given or TokenBudget()
-    if budget.kept_in(guard.shell) is None:
+    if budget.kept_in(shell) is None:
         limit = TokenLimit(tokens_node(node.id), budget.asked[1], node.id)
-        budget.bind(guard.shell, replace(terms, tokens=limit), limit)
+        budget.bind(shell, replace(context, tokens=limit), limit)
     return budget
+
+
+async def in_a_thread(look: Callable[[], R]) -> R:
+    """Run one look at the chain in a thread, and return what it found. A cancelled task leaves it behind: it ends by itself."""
+    return await anyio.to_thread.run_sync(look, abandon_on_cancel=True)

@@ -19,19 +19,6 @@ from x402guard.policy import (
     Velocity,
 )
 
-__all__ = [
-    "ApprovalsSettings",
-    "BreakerSettings",
-    "BulkheadSettings",
-    "LoopSettings",
-    "PolicySettings",
-    "RiskSettings",
-    "RuleSettings",
-    "SpikeSettings",
-    "TimeoutsSettings",
-    "VelocitySettings",
-]
-
 
 class LoopSettings(BaseModel):
     """The table ``[policy.loop]``; each key is an argument of ``Loop``. In ``own``, 0 lets a tool or route repeat for ever."""

@@ -10,8 +10,6 @@ from typing import Final
 from x402guard.errors import X402GuardError
 from x402guard.x402.settlement import Swept
 
-__all__ = ["Rechecker"]
-
 _LOG: Final = logging.getLogger("x402guard")
 FIRST_PAUSE_S: Final = 1.0
 """Seconds between a claim and the first question, so that many claims are asked about together, and none while it is still paid for."""

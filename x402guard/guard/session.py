@@ -14,37 +14,37 @@ from typing import ParamSpec, Self, TypeVar
 
 import anyio.to_thread
 
-from x402guard.assets import AssetRegistry
 from x402guard.errors import BudgetExhausted, ConfigError, SessionClosed
-from x402guard.flow.drivers import Shell
-from x402guard.flow.terms import Terms
-from x402guard.guard.account import Account, prediction_of
+from x402guard.flow.context import Context
+from x402guard.flow.shell import Shell
+from x402guard.guard.account import Account
 from x402guard.guard.charges import Charges
 from x402guard.guard.opening import (
+    Basis,
     Finalizing,
-    Owner,
     as_budget,
     bind_tokens,
     check_name,
     check_tokens,
     finalizing_ids,
+    in_a_thread,
+    opener_of,
     parse_limit,
 )
 from x402guard.ledger.authorize import BUDGET
 from x402guard.ledger.model import Node, NodeKind
 from x402guard.ledger.owner import owner_mark
 from x402guard.ledger.prediction import Prediction
+from x402guard.ledger.queries import prediction_of
 from x402guard.ledger.sessions import NodeRequest, close_node, open_node
 from x402guard.ledger.token_budget import DEFAULT_TOKENS, open_tokens, tokens_node
 from x402guard.ledger.view import LedgerView, Scope
+from x402guard.llm.meter import Meter
 from x402guard.llm.prices import ModelPrice, RegisteredBook
 from x402guard.money import Dollars
-from x402guard.policy.timeouts import begin_step, timeout_marks
+from x402guard.policy.steps import run_of
 from x402guard.tools.token_budget import TokenBudget
-from x402guard.x402.reconcile import areconciled, reconcile_node
-from x402guard.x402.reconciliation import Reconciliation
-
-__all__ = ["Session", "current_session"]
+from x402guard.x402.reconciliation import Reconciliation, reconcile_node
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -77,9 +77,9 @@ class Session(Charges, Account):
     """
 
     def __init__(
-        self, guard: Owner, node: Node, opener: str, parent: Session | None, tokens: TokenBudget | None = None
+        self, basis: Basis, node: Node, opener: str, parent: Session | None, tokens: TokenBudget | None = None
     ) -> None:
-        self._guard = guard
+        self._basis = basis
         self._node_id = node.id
         self._name = node.name
         self._kind = node.kind
@@ -89,30 +89,31 @@ class Session(Charges, Account):
         self._lock = threading.Lock()
         self._ended = False
         self._models: dict[str, ModelPrice] = {}
-        terms = replace(guard.terms, node_id=node.id, session_id=self._report_id())
-        self._tokens = (
-            bind_tokens(guard, terms, node, tokens) if parent is None or tokens is not None else parent.tokens
-        )
-        self._terms = replace(terms, tokens=self._tokens.limit)
+        context = replace(basis.context, node_id=node.id, session_id=self._report_id())
+        if parent is None or tokens is not None:
+            self._tokens = bind_tokens(basis.shell, context, node, tokens)
+        else:
+            self._tokens = parent.tokens
+        self._context = replace(context, tokens=self._tokens.limit)
 
     @classmethod
     def open(
-        cls, guard: Owner, request: NodeRequest, parent: Session | None, tokens: TokenBudget | int | None = None
+        cls, basis: Basis, request: NodeRequest, parent: Session | None, tokens: TokenBudget | int | None = None
     ) -> Session:
         """Open or resume a node of the ledger, and its budget of tokens. Raises ``ConfigError``, ``LedgerUnavailable``."""
         given = as_budget(tokens)
         around = parent._path_ids() if parent is not None else ()
-        check_tokens(guard.shell, (request.id, *around), given)
+        check_tokens(basis.shell, (request.id, *around), given)
         most = None if parent is None or given is None else parent.tokens.total
         total = None if given is None else given.asked[0]
         # Nobody is told of tokens that nobody set a limit to; a limit of its own says where to tell.
-        parts = () if given is None or given.asked[1] is not None else request.soft or guard.terms.policy.soft_parts
+        parts = () if given is None or given.asked[1] is not None else request.soft or basis.context.policy.soft_parts
         if most is not None and (total or DEFAULT_TOKENS) > most:
             raise ConfigError(
                 f"tokens: {total or DEFAULT_TOKENS:,} are more than the {most:,} of the session around it"
             )
-        store, own = guard.shell.store, tokens_node(request.id)
-        opens = (parent is None or given is not None) and (given is None or given.kept_in(guard.shell) is None)
+        store, own = basis.shell.store, tokens_node(request.id)
+        opens = (parent is None or given is not None) and (given is None or given.kept_in(basis.shell) is None)
         scope = Scope(
             nodes=(request.id, request.parent_id, *((own,) if opens else ())),
             marks=(owner_mark(request.id),),
@@ -125,7 +126,7 @@ class Session(Charges, Account):
                 open_tokens(view, own, total, node.name, parts)
             return node
 
-        return cls(guard, store.transact(scope, change), request.opener, parent, given)
+        return cls(basis, store.transact(scope, change), request.opener, parent, given)
 
     def _report_id(self) -> str:
         return self._parent.id if self._kind is NodeKind.SCOPE and self._parent is not None else self._node_id
@@ -148,31 +149,17 @@ class Session(Charges, Account):
     @property
     def shell(self) -> Shell:
         """The ports it runs on."""
-        return self._guard.shell
-
-    @property
-    def registry(self) -> AssetRegistry:
-        """The tokens it trusts."""
-        return self._guard.registry
-
-    @property
-    def max_body_bytes(self) -> int:
-        """How much of a streaming request body is kept for a repetition, in bytes."""
-        return self._guard.max_body_bytes
+        return self._basis.shell
 
     @property
     def tokens(self) -> TokenBudget:
         """The tokens of this session: its own budget, or that of the session around it. Its metered calls count in it."""
         return self._tokens
 
-    def conversation_terms(self) -> Terms:
-        """Return the terms of the innermost budget in context: this session, or one inside it. Raises as ``innermost``."""
-        return self.innermost()._own_terms()
-
-    def recording_terms(self) -> Terms:
-        """Return the same terms for what is owed already: booked after the session's end, and inside another's block, too."""
+    def recording(self) -> Session:
+        """Return the budget for what is owed already: booked after the session's end, and inside another's block, too."""
         inner = current_session()
-        return inner._own_terms() if inner is not None and inner._descends_from(self) else self._own_terms()
+        return inner if inner is not None and inner._descends_from(self) else self
 
     def innermost(self) -> Session:
         """Return the innermost budget in context: this session, or one inside it.
@@ -191,21 +178,24 @@ class Session(Charges, Account):
             f"({inner.id}), which is not inside it; leave that block first, or pay from that session"
         )
 
-    def _own_terms(self) -> Terms:
-        """The terms, with the prices registered here and above."""
+    @property
+    def context(self) -> Context:
+        """What the flows of this session work under."""
+        finalizing = finalizing_ids()
+        return replace(self._context, finalizing=finalizing) if finalizing else self._context
+
+    @property
+    def meter(self) -> Meter | None:
+        """What LLM calls are held and priced by, with the prices registered here and above."""
         models: dict[str, ModelPrice] = {}
         session: Session | None = self
         while session is not None:
             models = {**session._models, **models}
             session = session._parent
-        meter = self._terms.meter
-        terms = self._terms
-        finalizing = finalizing_ids()
-        if finalizing:
-            terms = replace(terms, finalizing=finalizing)
+        meter = self._basis.meter
         if not models or meter is None or not isinstance(meter.book, RegisteredBook):
-            return terms
-        return replace(terms, meter=replace(meter, book=replace(meter.book, session=models)))
+            return meter
+        return replace(meter, book=replace(meter.book, session=models))
 
     def register_model(
         self,
@@ -222,7 +212,7 @@ class Session(Charges, Account):
         already can be made dearer, never cheaper. Raises ``ConfigError`` naming the argument.
         """
         price = ModelPrice(input=input, output=output, cached_input=cached_input, max_output=max_output)
-        meter = self._own_terms().meter
+        meter = self.meter
         if meter is None or not isinstance(meter.book, RegisteredBook):
             raise ConfigError("register_model: this guard meters nothing")
         meter.book.register(name, price, self.shell.store.now_ms() // 1000)
@@ -235,7 +225,7 @@ class Session(Charges, Account):
     def _descends_from(self, other: Session) -> bool:
         session: Session | None = self
         while session is not None:
-            if session._node_id == other._node_id and session._guard is other._guard:
+            if session._node_id == other._node_id and session._basis is other._basis:
                 return True
             session = session._parent
         return False
@@ -252,17 +242,18 @@ class Session(Charges, Account):
         ``Guard.reconcile`` does so for all sessions, and compares the wallet with the books. Raises ``LedgerUnavailable``; a chain
         that cannot be read is named in the result.
         """
-        return reconcile_node(self.shell, self._terms, self._node_id)
+        return reconcile_node(self.shell, self._context, self._node_id)
 
     async def areconcile(self) -> Reconciliation:
         """The same, awaited."""
-        return await areconciled(self.reconcile)
+        return await in_a_thread(self.reconcile)
 
     def step(self) -> None:
         """Say that a step of the agent begins now, for ``policy.timeouts.step_s``; every answer of its model says so, too."""
-        timeouts = self._terms.policy.timeouts
-        scope = Scope(nodes=(self._node_id,), marks=timeout_marks(timeouts, self._node_id))
-        self.shell.store.transact(scope, lambda view: begin_step(view, timeouts, self._node_id))
+        timeouts = self._context.policy.timeouts
+        run_id = run_of(self._node_id)
+        scope = Scope(nodes=(self._node_id,), marks=timeouts.run_marks(run_id))
+        self.shell.store.transact(scope, lambda view: timeouts.begin_step(view, run_id))
 
     def finalizing(self) -> Finalizing:
         """Return a block, for ``with`` or ``async with``, in which LLM calls may use the session's reserve; once in its life.
@@ -298,15 +289,15 @@ class Session(Charges, Account):
     def _nest(self, kind: NodeKind, name: str, budget: Dollars, tokens: TokenBudget | int | None = None) -> Session:
         self._check_open()
         return Session.open(
-            self._guard,
+            self._basis,
             NodeRequest(
                 id=f"{self._node_id}/{kind}-{secrets.token_hex(4)}",
                 parent_id=self._node_id,
                 kind=kind,
                 name=name,
                 limit=parse_limit(budget, field="budget"),
-                opener=self._guard.opener(),
-                soft=self._terms.policy.soft_parts if kind is NodeKind.SESSION else None,
+                opener=opener_of(self._basis.context),
+                soft=self._context.policy.soft_parts if kind is NodeKind.SESSION else None,
             ),
             self,
             tokens,

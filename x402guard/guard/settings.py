@@ -21,16 +21,13 @@ from pydantic_settings import (
 from x402guard.assets import Asset
 from x402guard.chain.reader import Chain
 from x402guard.errors import ConfigError
-from x402guard.flow.terms import MAX_CLOCK_JUMP_S
+from x402guard.flow.context import DEFAULT_BODY_BYTES, MAX_CLOCK_JUMP_S
 from x402guard.guard.notices import Webhook
 from x402guard.guard.policy_settings import PolicySettings
-from x402guard.http.request import DEFAULT_BODY_BYTES
 from x402guard.ledger.in_doubt import DEFAULT_FLIGHT_S
 from x402guard.llm import Metering, ModelPrice
 from x402guard.stores import DEFAULT_LEDGER
 from x402guard.x402.signer import LocalSigner
-
-__all__ = ["CONFIG_FILE", "ENV_PREFIX", "PRIVATE_KEY", "Settings", "load_settings"]
 
 ENV_PREFIX: Final = "X402GUARD_"
 PRIVATE_KEY: Final = "X402GUARD_PRIVATE_KEY"

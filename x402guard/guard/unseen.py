@@ -1,13 +1,62 @@
-"""Libraries whose requests pass no httpx transport, so that nothing of theirs is held or paid."""
+"""Clients that no transport of ours sees: found where they are loaded, and aiohttp refused where it calls a metered host."""
 
 from __future__ import annotations
 
 import importlib.util
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
+from urllib.parse import urlsplit
 
-__all__ = ["Unseen", "unseen_libraries"]
+from x402guard.flow.drivers import run_async
+from x402guard.flow.refusals import refused
+from x402guard.http.exchange import GUARDED_SEND
+from x402guard.http.guarded import FindsPayer
+from x402guard.ledger.authorize import Refusal
+from x402guard.llm.meter import Meter, Unmetered, classify
+
+_SEAM: Final = "_request"
+
+
+_PORTS = {"http": 80, "https": 443}
+
+
+def refuse_aiohttp(payers: FindsPayer, meter: Meter) -> Callable[[], None]:
+    """Refuse every request of aiohttp's to a metered host, but those of clients that are guarded; return what undoes it.
+
+    Nothing happens where aiohttp is not installed. What is refused raises ``PolicyDenied``, and is counted in the books.
+    """
+    try:
+        from aiohttp import ClientSession
+    except ImportError:
+        return lambda: None
+    original = getattr(ClientSession, _SEAM)
+
+    async def request(session: Any, method: str, url: Any, **more: Any) -> Any:
+        if not GUARDED_SEND.get():
+            await _refuse_metered(payers, meter, method, str(session._build_url(url)))  # noqa: SLF001 - a base URL counts
+        return await original(session, method, url, **more)
+
+    setattr(ClientSession, _SEAM, request)
+    return lambda: setattr(ClientSession, _SEAM, original)
+
+
+async def _refuse_metered(payers: FindsPayer, meter: Meter, method: str, url: str) -> None:
+    parts = urlsplit(url)
+    if not parts.hostname:
+        return
+    host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
+    if parts.port not in (None, _PORTS.get(parts.scheme)):
+        host = f"{host}:{parts.port}"
+    if isinstance(classify(meter, method.upper(), host.lower(), url), Unmetered | None):
+        return
+    reason = (
+        f"{method.upper()} {host}{parts.path} goes by aiohttp, which the guard does not see; give the SDK a client of httpx's or "
+        "httpx2's (google-genai: http_options=HttpOptions(httpx_async_client=httpx2.AsyncClient()))"
+    )
+    payer = payers.innermost()
+    raise await run_async(refused(payer.context, Refusal("unseen", reason)), payer.shell)
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +68,8 @@ class Unseen:
 
 
 _CLIENT: Final = "use a client that takes an httpx one"
+
+
 _KNOWN: Final = (
     Unseen("requests", f"{_CLIENT}, or keep paid and metered calls out of it"),
     Unseen("aiohttp", _CLIENT),

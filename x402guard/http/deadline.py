@@ -15,19 +15,16 @@ from weakref import ReferenceType, ref
 
 from x402guard.errors import CallTimeout, LedgerUnavailable
 from x402guard.flow.detached import TooLate, within
-from x402guard.flow.ports import Place
+from x402guard.flow.ports import Slot
 
 if TYPE_CHECKING:
     import httpx
-
-__all__ = ["AsyncWatched", "Watch", "Watched"]
-
 
 _LOOK_AGAIN_S: Final = 0.5
 
 
 class Watch:
-    """How long one call may go on, and the place that it takes. It is over once: ended, cut or left, and its place with it.
+    """How long one call may go on, and the slot that it takes. It is over once: ended, cut or left, and its slot with it.
 
     What its caller takes to read a piece is not the server's time. Threads may use it at once.
 
@@ -41,14 +38,14 @@ class Watch:
         self._ends_s = None if call_s is None else time.monotonic() + call_s
         self._last_s: float | None = None
         self._handed_s: float | None = None
-        self._place: Place | None = None
+        self._slot: Slot | None = None
         self._lock = threading.Lock()
         self.over = False
         self.cut = False
 
-    def take(self, place: Place | None) -> None:
-        """Take a place, from now on until it is over."""
-        self._place = place
+    def take(self, slot: Slot | None) -> None:
+        """Take a slot, from now on until it is over."""
+        self._slot = slot
 
     def wanted(self) -> None:
         """The caller begins to read."""
@@ -99,12 +96,12 @@ class Watch:
         self.leave()
 
     def leave(self) -> None:
-        """Leave its place, though it goes on."""
-        if self._place is not None:
-            self._place.leave()
+        """Leave its slot, though it goes on."""
+        if self._slot is not None:
+            self._slot.leave()
 
     def cut_off(self, cut: Callable[[], None]) -> None:
-        """Its time is over: *cut* what is read, unless it has ended just now, and let somebody else have its place."""
+        """Its time is over: *cut* what is read, unless it has ended just now, and let somebody else have its slot."""
         with self._lock:
             if self.over:
                 return
@@ -121,11 +118,11 @@ class Watch:
 
 
 class _Cutter:
-    """One thread that looks after all bodies: whatever is past its time is cut, and leaves its place, read or not."""
+    """One thread that looks after all bodies: whatever is past its time is cut, and leaves its slot, read or not."""
 
     def __init__(self) -> None:
         self._condition = threading.Condition()
-        # A body that was forgotten is not kept: its place goes back with it.
+        # A body that was forgotten is not kept: its slot goes back with it.
         self._due: list[tuple[float, int, ReferenceType[Watch], Callable[[], None]]] = []
         self._number = itertools.count()
         self._pid = 0
@@ -171,6 +168,12 @@ def _socket_of(extensions: Any) -> socket.socket | None:
         return None
     found = stream.get_extra_info("socket")
     return found if isinstance(found, socket.socket) else None
+
+
+def _shut(connection: socket.socket | None) -> None:
+    if connection is not None:
+        with suppress(OSError):  # it was closed meanwhile
+            connection.shutdown(socket.SHUT_RDWR)
 
 
 class Watched:
@@ -223,15 +226,9 @@ class Watched:
                 self.late()
 
     def close(self) -> None:
-        """Leave the place, and close the stream underneath."""
+        """Leave the slot, and close the stream underneath."""
         self._watch.end()
         self._stream.close()
-
-
-def _shut(connection: socket.socket | None) -> None:
-    if connection is not None:
-        with suppress(OSError):  # it was closed meanwhile
-            connection.shutdown(socket.SHUT_RDWR)
 
 
 class AsyncWatched:
@@ -282,6 +279,6 @@ class AsyncWatched:
                 await self.late()
 
     async def aclose(self) -> None:
-        """Leave the place, and close the stream underneath."""
+        """Leave the slot, and close the stream underneath."""
         self._watch.end()
         await self._stream.aclose()

@@ -10,17 +10,16 @@ import anyio
 
 from x402guard.flow.detached import Aside, TooLate, within
 from x402guard.flow.effects import PeekBody, Reply, Send, SendFailed
-from x402guard.flow.ports import Place
+from x402guard.flow.ports import Slot
 from x402guard.flow.sealed import forgetting
 from x402guard.http.deadline import Watch
 from x402guard.http.families import Library
-from x402guard.http.request import Outgoing
-from x402guard.http.response import AsyncReplay, Replay, decoded_body
+from x402guard.http.request import OutgoingRequest
+from x402guard.http.response import decoded_body
+from x402guard.http.streams import AsyncReplay, Replay
 
 if TYPE_CHECKING:
     import httpx
-
-__all__ = ["GUARDED_SEND", "AsyncExchanged", "Exchanged"]
 
 GUARDED_SEND: Final[ContextVar[bool]] = ContextVar("x402guard_guarded_send", default=False)
 """True while a transport of the caller's sends for us, by whatever library it may stand on."""
@@ -31,25 +30,26 @@ def _showing_no_payment(effect: Send) -> AbstractContextManager[None]:
     return nullcontext() if effect.pays is None else forgetting()
 
 
-class _Kept:
-    """What both kinds of exchange keep: the last response, the place it takes and how long it may go on."""
+class _ExchangeState:
+    """What both kinds of exchange keep: the last response, the slot it takes and how long it may go on."""
 
-    outgoing: Outgoing
+    outgoing: OutgoingRequest
 
     def __init__(self, library: Library, inner: Any) -> None:
         self._library, self._inner = library, inner
         self._response: httpx.Response | None = None
-        self._place: Place | None = None
+        self._slot: Slot | None = None
         self._watch: Watch | None = None
         self.watched: Any = None
+        self.is_stock = type(inner) in library.stock
 
-    def keep(self, place: Place | None) -> None:
+    def keep(self, slot: Slot | None) -> None:
         """See ``drivers.Exchange.keep``."""
-        if self._place is not None:
-            self._place.leave()
+        if self._slot is not None:
+            self._slot.leave()
         if self._watch is not None:
-            self._watch.leave()  # the answer before is as good as read: nobody waits for a place at a host while taking one
-        self._place = place
+            self._watch.leave()  # the answer before is as good as read: nobody waits for a slot at a host while taking one
+        self._slot = slot
 
     def response(self) -> httpx.Response:
         """Return the last response that was received."""
@@ -58,8 +58,8 @@ class _Kept:
         return self._response
 
     def begin(self, call_s: int | None, chunk_s: int | None) -> Watch | None:
-        """Watch what is sent now, where it has so many seconds or takes a place."""
-        if call_s is None and chunk_s is None and self._place is None:
+        """Watch what is sent now, where it has so many seconds or takes a slot."""
+        if call_s is None and chunk_s is None and self._slot is None:
             self._watch = None
         else:
             self._watch = Watch(call_s, chunk_s)
@@ -70,8 +70,8 @@ class _Kept:
         self.watched = None
         if self._watch is None:
             return
-        self._watch.take(self._place)  # it is the body's now
-        self._place = None
+        self._watch.take(self._slot)  # it is the body's now
+        self._slot = None
         if response.is_closed:
             self._watch.end()  # it is in memory already
         else:
@@ -84,11 +84,11 @@ class _Kept:
             self._watch.lift()
 
     def leave(self) -> None:
-        """Leave the place that no answer takes any more."""
+        """Leave the slot that no answer takes any more."""
         self.keep(None)
 
 
-class Exchanged(_Kept):
+class Exchanged(_ExchangeState):
     """One request's exchange over a blocking transport; see ``drivers.Exchange``."""
 
     def send(self, effect: Send) -> Reply:
@@ -111,14 +111,14 @@ class Exchanged(_Kept):
 
     def _sent_aside(self, request: httpx.Request, watch: Watch) -> httpx.Response:
         """Send in a thread of its own: a server that sends its headers byte by byte keeps every read from being late."""
-        place, self._place = self._place, None
+        slot, self._slot = self._slot, None
 
         def call() -> httpx.Response:
             return self._inner.handle_request(request)  # type: ignore[no-any-return]  # a transport of the library's
 
         def late(response: httpx.Response | None) -> None:
-            if place is not None:
-                place.leave()  # until now it was taken: a host that hangs hangs on to no more than its places
+            if slot is not None:
+                slot.leave()  # until now it was taken: a host that hangs hangs on to no more than its places
             if response is not None:
                 with suppress(Exception):  # nobody reads it
                     response.close()
@@ -128,9 +128,9 @@ class Exchanged(_Kept):
         except TooLate:
             raise watch.timeout() from None
         except Exception:
-            self._place = place
+            self._slot = slot
             raise
-        self._place = place
+        self._slot = slot
         return response
 
     def peek(self, effect: PeekBody) -> bytes | None:
@@ -162,7 +162,7 @@ class Exchanged(_Kept):
         self.leave()
 
 
-class AsyncExchanged(_Kept):
+class AsyncExchanged(_ExchangeState):
     """The same, over an asynchronous transport."""
 
     async def send(self, effect: Send) -> Reply:

@@ -12,14 +12,10 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from x402guard.http.deadline import AsyncWatched, Watched
-from x402guard.http.request import AsyncRest, Rest
-from x402guard.http.response import AsyncReplay, Replay
-from x402guard.http.streams import AsyncMetered, Metered
+from x402guard.http.streams import AsyncMetered, AsyncReplay, AsyncRest, Metered, Replay, Rest
 
 if TYPE_CHECKING:
     import httpx
-
-__all__ = ["Library"]
 
 S = TypeVar("S")
 
@@ -38,7 +34,8 @@ class Library:
         bytes_stream: a body in memory.
         sync_stream, async_stream: what bodies derive from.
         unsent: errors of the family's own transports after which it is certain that nothing left the machine.
-        stock: those transports.
+        stock: those transports, blocking and asynchronous.
+        transports: what they derive from.
     """
 
     request: type[httpx.Request]
@@ -48,7 +45,8 @@ class Library:
     sync_stream: type[httpx.SyncByteStream]
     async_stream: type[httpx.AsyncByteStream]
     unsent: tuple[type[Exception], ...]
-    stock: tuple[type[Any], ...]
+    stock: tuple[type[Any], type[Any]]
+    transports: tuple[type[Any], type[Any]]
 
     @cached_property
     def replay(self) -> type[Replay]:

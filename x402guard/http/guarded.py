@@ -3,38 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self, get_args
 
-from x402guard.assets import AssetRegistry
 from x402guard.errors import ConfigError, PaymentRefused, X402GuardError
-from x402guard.flow.drivers import Shell, run, run_async
-from x402guard.flow.effects import Flow
+from x402guard.flow.context import Context
+from x402guard.flow.drivers import run, run_async
+from x402guard.flow.effects import Flow, Transact
+from x402guard.flow.receipt import Receipt
 from x402guard.flow.refusals import refused
-from x402guard.flow.terms import Terms
+from x402guard.flow.request import RequestFacts, guarding_earlier_payment
+from x402guard.flow.shell import Payer, Shell
 from x402guard.http.exchange import AsyncExchanged, Exchanged
 from x402guard.http.families import Library
 from x402guard.http.redaction import redact_logs
 from x402guard.http.request import (
     LogicalRequest,
-    Outgoing,
+    OutgoingRequest,
     buffer_body,
     buffer_body_async,
     describe_request,
     is_guarded,
 )
-from x402guard.http.response import EXTENSION, problem_response
-from x402guard.http.streams import AsyncMetered, Metered
+from x402guard.http.response import problem_response
+from x402guard.http.streams import EXTENSION, AsyncMetered, Metered
 from x402guard.ledger.authorize import Refusal
 from x402guard.ledger.model import HoldKind
-from x402guard.llm.flow import InFlight, Upload, metered_request, unmetered_request
-from x402guard.llm.meter import Unmetered, classify
-from x402guard.x402.flow import paid_request
-from x402guard.x402.settlement import Receipt, note_late
+from x402guard.llm.authorize import (
+    note_unmetered,
+)
+from x402guard.llm.flow import InFlight, Upload, called
+from x402guard.llm.meter import FixedPrice, Meter, Unmetered, classify
+from x402guard.llm.routes import Route
+from x402guard.x402.flow import PAYMENT_REQUIRED_STATUS, paid_request
+from x402guard.x402.settlement import note_late
 
 if TYPE_CHECKING:
     import httpx
-
-__all__ = ["EXTENSION", "Guarded", "OnRefusal", "Payer"]
 
 OnRefusal = Literal["raise", "respond"]
 
@@ -42,32 +47,32 @@ Handed = InFlight | Receipt | None
 """What a conversation ends with: a body to read along, a receipt, or nothing to account for."""
 
 
-class Payer(Protocol):
-    """What a transport needs of a session, or of a guard that finds the session in context."""
+class MeteredPayer(Payer, Protocol):
+    """A budget that pays for requests: payments and LLM calls."""
 
-    def conversation_terms(self) -> Terms:
-        """Return the terms of the innermost budget in context. Raises ``ConfigError`` where there is none of ours."""
-
-    @property
-    def shell(self) -> Shell:
-        """The books, the key and the chains."""
+    def innermost(self) -> MeteredPayer:
+        """Return the innermost budget in context; see ``Payer``."""
 
     @property
-    def registry(self) -> AssetRegistry:
-        """The tokens we trust."""
+    def meter(self) -> Meter | None:
+        """What LLM calls are held and priced by; None meters nothing."""
 
-    @property
-    def max_body_bytes(self) -> int:
-        """How much of a streaming request body is kept, so that a paid request can repeat it."""
+
+class FindsPayer(Protocol):
+    """A session, or a guard that finds the session in context."""
+
+    def innermost(self) -> MeteredPayer:
+        """Return the innermost budget in context. Raises ``ConfigError`` where there is none of ours."""
 
 
 class Guarded:
     """The part of a transport that is the same for httpx and httpx2, blocking and not."""
 
     library: ClassVar[Library]
+    _inner: Any
 
-    def __init__(self, payer: Payer, on_refusal: OnRefusal) -> None:
-        if isinstance(payer, type) or not hasattr(payer, "conversation_terms"):
+    def __init__(self, payer: FindsPayer, on_refusal: OnRefusal) -> None:
+        if isinstance(payer, type) or not hasattr(payer, "innermost"):
             raise ConfigError(f"GuardedTransport(…): {payer!r} is neither a Session nor a Guard")
         if on_refusal not in get_args(OnRefusal):
             raise ConfigError(f"on_refusal: {on_refusal!r} is neither 'raise' nor 'respond'")
@@ -84,28 +89,26 @@ class Guarded:
         raise ConfigError("GuardedTransport is for blocking clients; an asynchronous one takes AsyncGuardedTransport")
 
     @classmethod
-    def around(cls, payer: Payer, inner: object, on_refusal: OnRefusal) -> Self:
+    def around(cls, payer: FindsPayer, inner: object, on_refusal: OnRefusal) -> Self:
         """Return a guard around whatever a client took for a transport, of its family's kin or not."""
         guarded = cls.__new__(cls)
         Guarded.__init__(guarded, payer, on_refusal)
-        guarded._inner = inner  # type: ignore[attr-defined]  # every transport has one  # noqa: SLF001
+        guarded._inner = inner  # noqa: SLF001 - of this class
         return guarded
 
     def exchange(self, inner: httpx.BaseTransport, request: httpx.Request) -> httpx.Response:
-        """Send *request* over *inner*, paying and metering as the session's terms say.
+        """Send *request* over *inner*, paying and metering as the session allows.
 
-        Raises ``X402GuardError`` and its kin, and the inner transport's own errors.
+        Raises ``X402GuardError`` and what derives from it, and the inner transport's own errors.
         """
         if is_guarded(request):
             return inner.handle_request(request)
-        body = buffer_body(self.library, request, self._payer.max_body_bytes)
-        logical = LogicalRequest.of(request)
-        exchange = Exchanged(self.library, inner)
+        logical, exchange = LogicalRequest.of(request), Exchanged(self.library, inner)
         try:
-            terms = self._payer.conversation_terms()
-            stock = type(inner) in self.library.stock
-            flow, exchange.outgoing = self._begin(request, logical, body, terms, stock=stock)
-            handed = run(flow, self._payer.shell, exchange)
+            payer = self._payer.innermost()
+            body = buffer_body(self.library, request, payer.context.max_body_bytes)
+            flow = self._begin(request, logical, body, payer, exchange)
+            handed = run(flow, payer.shell, exchange)
         except X402GuardError as error:
             logical.end()
             exchange.discard()
@@ -114,30 +117,18 @@ class Guarded:
             logical.end()
             exchange.discard()
             raise
-        response = exchange.response()
-        if handed is None:
-            exchange.lift()
-        elif exchange.watched is not None and isinstance(handed, Receipt):
-            late = note_lateness(terms, handed, self._payer.shell)
-            exchange.watched.hold_id = handed.hold_id
-            exchange.watched.late = lambda: run(late(), self._payer.shell)
-        if isinstance(handed, InFlight):
-            stream = self.library.metered(response.stream, handed, self._payer.shell)  # type: ignore[arg-type]
-            response = self._reading(response, stream)
-        return self._finish(logical, response, handed)
+        return self._finish(logical, exchange, handed, payer, metered=self.library.metered, driver=run)
 
     async def exchange_async(self, inner: httpx.AsyncBaseTransport, request: httpx.Request) -> httpx.Response:
         """See ``exchange``."""
         if is_guarded(request):
             return await inner.handle_async_request(request)
-        body = await buffer_body_async(self.library, request, self._payer.max_body_bytes)
-        logical = LogicalRequest.of(request)
-        exchange = AsyncExchanged(self.library, inner)
+        logical, exchange = LogicalRequest.of(request), AsyncExchanged(self.library, inner)
         try:
-            terms = self._payer.conversation_terms()
-            stock = type(inner) in self.library.stock
-            flow, exchange.outgoing = self._begin(request, logical, body, terms, stock=stock)
-            handed = await run_async(flow, self._payer.shell, exchange)
+            payer = self._payer.innermost()
+            body = await buffer_body_async(self.library, request, payer.context.max_body_bytes)
+            flow = self._begin(request, logical, body, payer, exchange)
+            handed = await run_async(flow, payer.shell, exchange)
         except X402GuardError as error:
             logical.end()
             await exchange.discard()
@@ -149,32 +140,29 @@ class Guarded:
             logical.end()
             await exchange.discard()
             raise
-        response = exchange.response()
-        if handed is None:
-            exchange.lift()
-        elif exchange.watched is not None and isinstance(handed, Receipt):
-            late = note_lateness(terms, handed, self._payer.shell)
-            exchange.watched.hold_id = handed.hold_id
-            exchange.watched.late = lambda: run_async(late(), self._payer.shell)
-        if isinstance(handed, InFlight):
-            stream = self.library.async_metered(response.stream, handed, self._payer.shell)  # type: ignore[arg-type]
-            response = self._reading(response, stream)
-        return self._finish(logical, response, handed)
+        return self._finish(logical, exchange, handed, payer, metered=self.library.async_metered, driver=run_async)
 
     def _begin(
-        self, request: httpx.Request, logical: LogicalRequest, body: bytes | None, terms: Terms, *, stock: bool
-    ) -> tuple[Flow[Handed], Outgoing]:
+        self,
+        request: httpx.Request,
+        logical: LogicalRequest,
+        body: bytes | None,
+        payer: MeteredPayer,
+        exchange: Exchanged | AsyncExchanged,
+    ) -> Flow[Handed]:
+        """Return the conversation that a request needs."""
+        context, meter = payer.context, payer.meter
         facts = describe_request(request, logical, body)
-        outgoing = Outgoing(self.library, request, body, logical, stock=stock)
-        route = None if terms.meter is None else classify(terms.meter, facts.method, facts.host, facts.url)
-        if route is None:
-            return paid_request(facts, terms, self._payer.registry), outgoing
+        exchange.outgoing = OutgoingRequest(self.library, request, body, logical, stock=exchange.is_stock)
+        route = None if meter is None else classify(meter, facts.method, facts.host, facts.url)
+        if route is None or meter is None:
+            return paid_request(facts, context)
         if isinstance(route, Refusal):
-            return _refuse(terms, route), outgoing
+            return _refuse(context, route)
         if isinstance(route, Unmetered):
-            return unmetered_request(facts, route, terms, self._payer.registry), outgoing
+            return unmetered_request(facts, route, context)
         upload = Upload(body, request.headers.get("content-encoding", ""))
-        return metered_request(facts, route, upload, terms, self._payer.registry), outgoing
+        return metered_request(facts, route, upload, context, meter)
 
     def _reading(self, response: httpx.Response, stream: Metered | AsyncMetered) -> httpx.Response:
         """Return the same answer with another body: one that was in memory already would not be read along."""
@@ -187,7 +175,26 @@ class Guarded:
         stream.extensions = metered.extensions
         return metered
 
-    def _finish(self, logical: LogicalRequest, response: httpx.Response, handed: Handed) -> httpx.Response:
+    def _finish(
+        self,
+        logical: LogicalRequest,
+        exchange: Exchanged | AsyncExchanged,
+        handed: Handed,
+        payer: MeteredPayer,
+        *,
+        metered: type[Metered | AsyncMetered],
+        driver: Callable[..., Any],
+    ) -> httpx.Response:
+        """Hand the last response over, its body watched or metered, with the receipt in its extensions."""
+        response = exchange.response()
+        if handed is None:
+            exchange.lift()
+        elif exchange.watched is not None and isinstance(handed, Receipt):
+            late = note_lateness(payer.context, handed, payer.shell)
+            exchange.watched.hold_id = handed.hold_id
+            exchange.watched.late = lambda: driver(late(), payer.shell)
+        if isinstance(handed, InFlight):
+            response = self._reading(response, metered(response.stream, handed, payer.shell))  # type: ignore[arg-type]
         if isinstance(handed, Receipt) and not handed.model:
             logical.receipt = handed
         receipt = handed.receipt if isinstance(handed, InFlight) else handed or logical.receipt
@@ -207,16 +214,115 @@ class Guarded:
         return self._on_refusal == "respond"
 
 
-def note_lateness(terms: Terms, receipt: Receipt, shell: Shell) -> Callable[[], Flow[None]]:
+class BlockingGuard(Guarded):
+    """The blocking transport of either family."""
+
+    def __init__(self, session: FindsPayer, transport: Any, on_refusal: OnRefusal) -> None:
+        super().__init__(session, on_refusal)
+        kind, stock = self.library.transports[0], self.library.stock[0]
+        if transport is not None and not isinstance(transport, kind):
+            raise wrong_transport(
+                transport, kind, f"for {kind.__module__.partition('.')[0]}.AsyncClient take AsyncGuardedTransport"
+            )
+        self._inner = stock() if transport is None else transport
+
+    def handle_request(self, request: Any) -> Any:
+        """Send *request*, paying for it where that is asked and allowed, metering it where it calls an LLM.
+
+        Raises ``X402GuardError`` and what derives from it, and the inner transport's own errors where no payment was involved.
+        """
+        return self.exchange(self._inner, request)
+
+    def __enter__(self) -> Self:
+        self._inner.__enter__()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None = None,
+        error: BaseException | None = None,
+        trace: TracebackType | None = None,
+    ) -> None:
+        self._inner.__exit__(kind, error, trace)
+
+    def close(self) -> None:
+        """Close the inner transport. The session and its ledger stay as they are."""
+        self._inner.close()
+
+
+class AwaitedGuard(Guarded):
+    """The asynchronous transport of either family."""
+
+    def __init__(self, session: FindsPayer, transport: Any, on_refusal: OnRefusal) -> None:
+        super().__init__(session, on_refusal)
+        kind, stock = self.library.transports[1], self.library.stock[1]
+        if transport is not None and not isinstance(transport, kind):
+            raise wrong_transport(
+                transport, kind, f"for {kind.__module__.partition('.')[0]}.Client take GuardedTransport"
+            )
+        self._inner = stock() if transport is None else transport
+
+    async def handle_async_request(self, request: Any) -> Any:
+        """See ``BlockingGuard.handle_request``."""
+        return await self.exchange_async(self._inner, request)
+
+    async def __aenter__(self) -> Self:
+        await self._inner.__aenter__()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None = None,
+        error: BaseException | None = None,
+        trace: TracebackType | None = None,
+    ) -> None:
+        await self._inner.__aexit__(kind, error, trace)
+
+    async def aclose(self) -> None:
+        """Close the inner transport. The session and its ledger stay as they are."""
+        await self._inner.aclose()
+
+
+def wrong_transport(transport: object, kind: type, other: str) -> ConfigError:
+    """Return the error for an inner transport of another family, or of the other kind."""
+    family = kind.__module__.partition(".")[0]
+    elsewhere = "x402guard.httpx2" if family == "httpx" else "x402guard"
+    return ConfigError(
+        f"transport: {transport!r} is no {family}.{kind.__name__}; {other}, for another library the transports of {elsewhere}"
+    )
+
+
+def note_lateness(context: Context, receipt: Receipt, shell: Shell) -> Callable[[], Flow[None]]:
     """Return the conversation that counts what a payment bought as late: a guard of its payee and host wants to know."""
 
     def late() -> Flow[None]:
         hold = shell.store.hold(receipt.hold_id)
         if hold is not None and hold.kind is HoldKind.PAYMENT:
-            yield from note_late(terms, hold)
+            yield from note_late(context, hold)
 
     return late
 
 
-def _refuse(terms: Terms, refusal: Refusal) -> Flow[Handed]:
-    raise (yield from refused(terms, refusal))
+def _refuse(context: Context, refusal: Refusal) -> Flow[Handed]:
+    raise (yield from refused(context, refusal))
+
+
+def metered_request(
+    request: RequestFacts, route: Route | FixedPrice, upload: Upload, context: Context, meter: Meter
+) -> Flow[InFlight | Receipt | None]:
+    """Hold one call's conversation up to its answer's body.
+
+    Returns an ``InFlight`` whose body is still to be read along, the receipt of a call that has ended, or None where it cost
+    nothing. A 402 from a metered host is answered like any other. Raises ``PaymentRefused`` and its kin, ``LedgerUnavailable``,
+    ``SendFailed``; with nothing sent and nothing held where it refuses.
+    """
+    handed, reply = yield from guarding_earlier_payment(request, called(request, route, upload, context, meter))
+    if reply.status == PAYMENT_REQUIRED_STATUS:
+        return (yield from paid_request(request, context, reply))
+    return handed
+
+
+def unmetered_request(request: RequestFacts, route: Unmetered, context: Context) -> Flow[Receipt | None]:
+    """Say in the books, once for each host, that what looks like an LLM call is not metered; then treat it as any request."""
+    yield Transact(*note_unmetered(context, request, route))
+    return (yield from paid_request(request, context))

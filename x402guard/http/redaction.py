@@ -16,8 +16,6 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 from x402guard.x402.wire import PAYMENT_RESPONSE, PAYMENT_SIGNATURE, X_PAYMENT, X_PAYMENT_RESPONSE
 
-__all__ = ["LOGGERS", "REDACTED", "RedactingFilter", "bare_url", "hide_url", "redact_logs", "redacted"]
-
 REDACTED: Final = "[redacted]"
 
 _HTTPCORE: Final = ("", ".connection", ".http11", ".http2", ".proxy", ".socks")

@@ -12,8 +12,6 @@ from x402guard.errors import PaymentRefused, X402GuardError
 from x402guard.http.response import REFUSAL
 from x402guard.money import Nanos, dollars_to_nanos
 
-__all__ = ["refusal_from"]
-
 _MOST_CAUSES: Final = 100
 _URN: Final = "urn:x402guard:"
 _NAMED: Final = re.compile(r"\[urn:x402guard:(?P<code>\w+):(?P<rule>\w*)\]")

@@ -6,38 +6,21 @@ import hashlib
 import ipaddress
 import secrets
 import weakref
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from x402guard.errors import ConfigError
 from x402guard.flow.effects import HeaderLine, SendFailed
+from x402guard.flow.receipt import Receipt
+from x402guard.flow.request import RequestFacts
 from x402guard.flow.sealed import Sealed
-from x402guard.http.response import Kept
-from x402guard.policy import RequestFacts
-from x402guard.x402.settlement import Receipt
+from x402guard.http.streams import Buffered
 from x402guard.x402.wire import PAYMENT_HEADERS
 
 if TYPE_CHECKING:
     import httpx
 
     from x402guard.http.families import Library
-
-__all__ = [
-    "DEFAULT_BODY_BYTES",
-    "AsyncRest",
-    "LogicalRequest",
-    "Outgoing",
-    "Rest",
-    "buffer_body",
-    "buffer_body_async",
-    "describe_request",
-    "is_guarded",
-    "marked_guarded",
-    "request_facts",
-]
-
-DEFAULT_BODY_BYTES: Final = 10_485_760
-"""How much of a streaming request body is kept, in bytes, unless the owner says otherwise."""
 
 LOGICAL: Final = "x402guard.logical_request"
 GUARDED: Final = "x402guard.http.guarded"
@@ -169,7 +152,7 @@ def buffer_body(library: Library, request: httpx.Request, limit: int) -> bytes |
         return b"".join(stream)  # in memory already, whatever its size
     if not isinstance(stream, library.sync_stream):
         raise _wrong_client(stream, "a blocking client with an asynchronous request body")
-    kept, source = Kept(), iter(stream)
+    kept, source = Buffered(), iter(stream)
     for chunk in source:
         if not kept.add(chunk, limit):
             request.stream = library.rest(stream, kept.chunks, source)  # type: ignore[assignment]  # of its family, too
@@ -186,7 +169,7 @@ async def buffer_body_async(library: Library, request: httpx.Request, limit: int
         return b"".join(stream)  # in memory already, whatever its size
     if not isinstance(stream, library.async_stream):
         raise _wrong_client(stream, "an asynchronous client with a blocking request body")
-    kept, source = Kept(), aiter(stream)
+    kept, source = Buffered(), aiter(stream)
     async for chunk in source:
         if not kept.add(chunk, limit):
             request.stream = library.async_rest(stream, kept.chunks, source)  # type: ignore[assignment]  # see above
@@ -207,46 +190,7 @@ def _wrong_client(stream: object, what: str) -> ConfigError:
     return ConfigError(f"transport: this was {what}")
 
 
-class Rest:
-    """A body that was read ahead in part: once from its beginning, and after that whatever the original does."""
-
-    def __init__(self, stream: httpx.SyncByteStream, chunks: list[bytes], source: Iterator[bytes]) -> None:
-        self._stream = stream
-        self._chunks, self._source = chunks, source
-        self._fresh = True
-
-    def __iter__(self) -> Iterator[bytes]:
-        if self._fresh:
-            self._fresh = False
-            yield from self._chunks
-            self._chunks = []
-            yield from self._source
-        else:
-            yield from self._stream  # a redirect sends it again: multipart rewinds, a generator says that it cannot
-
-
-class AsyncRest:
-    """The same as ``Rest``, for an asynchronous body."""
-
-    def __init__(self, stream: httpx.AsyncByteStream, chunks: list[bytes], source: AsyncIterator[bytes]) -> None:
-        self._stream = stream
-        self._chunks, self._source = chunks, source
-        self._fresh = True
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        if self._fresh:
-            self._fresh = False
-            for chunk in self._chunks:
-                yield chunk
-            self._chunks = []
-            async for chunk in self._source:
-                yield chunk
-        else:
-            async for chunk in self._stream:
-                yield chunk
-
-
-class Outgoing:
+class OutgoingRequest:
     """The requests that go out for one request of the caller's: copies, so that a payment header never leaves ours.
 
     Args:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import AsyncIterator, Iterator
 from typing import TYPE_CHECKING, Final
 
 from x402guard.errors import PaymentRefused, ProtocolError
@@ -14,94 +13,12 @@ if TYPE_CHECKING:
 
     from x402guard.http.families import Library
 
-__all__ = ["EXTENSION", "REFUSAL", "AsyncReplay", "Kept", "Replay", "decoded_body", "problem_response"]
-
-EXTENSION: Final = "x402guard"
-"""Where the receipt stands in ``response.extensions``."""
 
 REFUSAL: Final = "x402guard.refusal"
 """Where a local refusal's error stands in ``response.extensions``."""
 
 _WINDOW: Final = {"gzip": 31, "x-gzip": 31, "deflate": 15}
 """zlib's window bits for the one layer of encoding that we undo."""
-
-
-class Kept:
-    """The chunks of a stream that were read ahead, and how many bytes they are."""
-
-    def __init__(self) -> None:
-        self.chunks: list[bytes] = []
-        self._size = 0
-
-    def add(self, chunk: bytes, limit: int) -> bool:
-        """Keep a chunk; True while all of them are within *limit* bytes."""
-        self.chunks.append(chunk)
-        self._size += len(chunk)
-        return self._size <= limit
-
-
-class Replay:
-    """A response stream that was read in part, and reads from its beginning all the same."""
-
-    def __init__(self, stream: httpx.SyncByteStream) -> None:
-        self._stream = stream
-        self._source = iter(stream)
-        self._kept = Kept()
-        self._broken: Exception | None = None
-
-    def keep(self, limit: int) -> bytes | None:
-        """Return the whole raw stream, or None once it is longer than *limit* bytes; both leave it readable."""
-        try:
-            for chunk in self._source:
-                if not self._kept.add(chunk, limit):
-                    return None
-        except Exception as error:
-            self._broken = error
-            raise
-        return b"".join(self._kept.chunks)
-
-    def __iter__(self) -> Iterator[bytes]:
-        yield from self._kept.chunks
-        if self._broken is not None:
-            raise self._broken  # where it broke off for us, it breaks off for the caller
-        yield from self._source
-
-    def close(self) -> None:
-        """Close the stream underneath."""
-        self._stream.close()
-
-
-class AsyncReplay:
-    """The same as ``Replay``, for an asynchronous stream."""
-
-    def __init__(self, stream: httpx.AsyncByteStream) -> None:
-        self._stream = stream
-        self._source = aiter(stream)
-        self._kept = Kept()
-        self._broken: Exception | None = None
-
-    async def keep(self, limit: int) -> bytes | None:
-        """See ``Replay.keep``."""
-        try:
-            async for chunk in self._source:
-                if not self._kept.add(chunk, limit):
-                    return None
-        except Exception as error:
-            self._broken = error
-            raise
-        return b"".join(self._kept.chunks)
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        for chunk in self._kept.chunks:
-            yield chunk
-        if self._broken is not None:
-            raise self._broken  # see Replay
-        async for chunk in self._source:
-            yield chunk
-
-    async def aclose(self) -> None:
-        """Close the stream underneath."""
-        await self._stream.aclose()
 
 
 def decoded_body(response: httpx.Response, raw: bytes, limit: int) -> bytes | None:

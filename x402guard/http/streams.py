@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator, MutableMapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
-from x402guard.flow.drivers import Shell, run, run_async
+from x402guard.flow.drivers import run, run_async
+from x402guard.flow.shell import Shell
 from x402guard.http.deadline import AsyncWatched, Watched
-from x402guard.http.response import EXTENSION
 from x402guard.llm.flow import InFlight, end_call
 
 if TYPE_CHECKING:
     import httpx
-
-__all__ = ["AsyncMetered", "Metered"]
 
 
 def _let_go(stream: object) -> None:
@@ -109,3 +107,124 @@ class AsyncMetered:
                 await self._end(ended=False)
             finally:
                 await self._stream.aclose()
+
+
+EXTENSION: Final = "x402guard"
+"""Where the receipt stands in ``response.extensions``."""
+
+
+class Buffered:
+    """The chunks of a stream that were read ahead, and how many bytes they are."""
+
+    def __init__(self) -> None:
+        self.chunks: list[bytes] = []
+        self._size = 0
+
+    def add(self, chunk: bytes, limit: int) -> bool:
+        """Keep a chunk; True while all of them are within *limit* bytes."""
+        self.chunks.append(chunk)
+        self._size += len(chunk)
+        return self._size <= limit
+
+
+class Replay:
+    """A response stream that was read in part, and reads from its beginning all the same."""
+
+    def __init__(self, stream: httpx.SyncByteStream) -> None:
+        self._stream = stream
+        self._source = iter(stream)
+        self._kept = Buffered()
+        self._broken: Exception | None = None
+
+    def keep(self, limit: int) -> bytes | None:
+        """Return the whole raw stream, or None once it is longer than *limit* bytes; both leave it readable."""
+        try:
+            for chunk in self._source:
+                if not self._kept.add(chunk, limit):
+                    return None
+        except Exception as error:
+            self._broken = error
+            raise
+        return b"".join(self._kept.chunks)
+
+    def __iter__(self) -> Iterator[bytes]:
+        yield from self._kept.chunks
+        if self._broken is not None:
+            raise self._broken  # where it broke off for us, it breaks off for the caller
+        yield from self._source
+
+    def close(self) -> None:
+        """Close the stream underneath."""
+        self._stream.close()
+
+
+class AsyncReplay:
+    """The same as ``Replay``, for an asynchronous stream."""
+
+    def __init__(self, stream: httpx.AsyncByteStream) -> None:
+        self._stream = stream
+        self._source = aiter(stream)
+        self._kept = Buffered()
+        self._broken: Exception | None = None
+
+    async def keep(self, limit: int) -> bytes | None:
+        """See ``Replay.keep``."""
+        try:
+            async for chunk in self._source:
+                if not self._kept.add(chunk, limit):
+                    return None
+        except Exception as error:
+            self._broken = error
+            raise
+        return b"".join(self._kept.chunks)
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        for chunk in self._kept.chunks:
+            yield chunk
+        if self._broken is not None:
+            raise self._broken  # see Replay
+        async for chunk in self._source:
+            yield chunk
+
+    async def aclose(self) -> None:
+        """Close the stream underneath."""
+        await self._stream.aclose()
+
+
+class Rest:
+    """A body that was read ahead in part: once from its beginning, and after that whatever the original does."""
+
+    def __init__(self, stream: httpx.SyncByteStream, chunks: list[bytes], source: Iterator[bytes]) -> None:
+        self._stream = stream
+        self._chunks, self._source = chunks, source
+        self._fresh = True
+
+    def __iter__(self) -> Iterator[bytes]:
+        if self._fresh:
+            self._fresh = False
+            yield from self._chunks
+            self._chunks = []
+            yield from self._source
+        else:
+            yield from self._stream  # a redirect sends it again: multipart rewinds, a generator says that it cannot
+
+
+class AsyncRest:
+    """The same as ``Rest``, for an asynchronous body."""
+
+    def __init__(self, stream: httpx.AsyncByteStream, chunks: list[bytes], source: AsyncIterator[bytes]) -> None:
+        self._stream = stream
+        self._chunks, self._source = chunks, source
+        self._fresh = True
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        if self._fresh:
+            self._fresh = False
+            for chunk in self._chunks:
+                yield chunk
+            self._chunks = []
+            async for chunk in self._source:
+                yield chunk
+        else:
+            async for chunk in self._stream:
+                yield chunk

@@ -7,24 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from x402guard.errors import BudgetExhausted, PaymentRefused, PolicyDenied, SessionClosed, SessionTripped
 from x402guard.ledger.budgets import find_shortfall
 from x402guard.ledger.model import Hold, HoldKind, Node, NodeKind, NodeState
 from x402guard.ledger.transitions import Lapse, apply, begin
 from x402guard.ledger.view import LedgerView, MarkKey
 from x402guard.money import MAX_NANOS, Nanos, format_dollars
-
-__all__ = [
-    "BUDGET",
-    "REFUSAL_SAMPLES",
-    "TOKENS",
-    "TRIPPED",
-    "Refusal",
-    "authorize",
-    "check_room",
-    "lapse_due",
-    "note_refusal",
-    "refusal_marks",
-]
 
 BUDGET: Final = "budget"
 """The rule that is an invariant of the ledger: with an empty policy it still holds."""
@@ -34,6 +22,8 @@ TOKENS: Final = "tokens"
 
 TRIPPED: Final = "session_tripped"
 """The rule of a session that is latched."""
+
+ONLY_RESET: Final = "Only the owner can reset this session."
 
 REFUSAL_SAMPLES: Final = 100
 """How many refusals of a rule are kept whole at each end: the first hundred and the last hundred."""
@@ -49,6 +39,8 @@ class Refusal:
         requested, available: nano-dollars, where known.
         retry_after_s: seconds after which the same call may pass, where known.
         is_out: a payment for the same purchase was signed before, and is out.
+        error: the class that the caller gets.
+        advice: what the caller can do, as a sentence; "" where the reason says it.
     """
 
     rule: str
@@ -57,6 +49,8 @@ class Refusal:
     available: Nanos | None = None
     retry_after_s: int | None = None
     is_out: bool = False
+    error: type[PaymentRefused] = PolicyDenied
+    advice: str = ""
 
 
 def lapse_due(view: LedgerView) -> None:
@@ -72,10 +66,12 @@ def check_open(view: LedgerView, node_id: str) -> Refusal | None:
             why = f"{node.terminated_by}: {node.trip_reason}" if node.trip_reason else node.terminated_by
             reset = f"x402guard reset {node.id}"
             return Refusal(
-                TRIPPED, f"{node.kind} {node.name!r} is tripped ({why}); only its owner can reset it: {reset}"
+                TRIPPED,
+                f"{node.kind} {node.name!r} is tripped ({why}); only its owner can reset it: {reset}",
+                error=SessionTripped,
             )
         if node.state is NodeState.CLOSED:
-            return Refusal("session_closed", f"{node.kind} {node.name!r} has ended")
+            return Refusal("session_closed", f"{node.kind} {node.name!r} has ended", error=SessionClosed)
     return None
 
 
@@ -115,7 +111,7 @@ def check_room(
         f"${format_dollars(amount)} does not fit: {owner} has ${format_dollars(shortfall.available)} left of "
         f"${format_dollars(node.limit or 0)}{_each(node)} ({_where_it_is(node)})"
     )
-    return Refusal(BUDGET, reason, amount, shortfall.available)
+    return Refusal(BUDGET, reason, amount, shortfall.available, error=BudgetExhausted)
 
 
 def _each(node: Node) -> str:

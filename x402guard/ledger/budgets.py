@@ -16,19 +16,6 @@ from x402guard.ledger.model import Hold, Node, NodeKind, NodeState
 from x402guard.ledger.view import LedgerView, Notice
 from x402guard.money import Nanos, format_dollars
 
-__all__ = [
-    "PARTS",
-    "Shortfall",
-    "correct_past",
-    "find_shortfall",
-    "forget_soft_limits",
-    "note_soft_limits",
-    "room_on_path",
-    "settle_grants",
-    "trip",
-    "trip_exceeded",
-]
-
 PARTS: Final = 1_000_000
 """Parts of a limit are written in millionths."""
 

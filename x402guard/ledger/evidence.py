@@ -18,25 +18,6 @@ from x402guard.ledger.upto_sellers import note_settlement
 from x402guard.ledger.view import LedgerView, MarkKey, Notice
 from x402guard.money import Nanos, format_dollars
 
-__all__ = [
-    "CONTRADICTED",
-    "Cancelled",
-    "Finding",
-    "Settled",
-    "Unreadable",
-    "Unused",
-    "Used",
-    "claim_settlement",
-    "explain",
-    "is_unsettled",
-    "proof_key",
-    "proof_mark",
-    "receipt_mark",
-    "reuse_mark",
-    "unshown_mark",
-    "weigh",
-]
-
 MAX_AHEAD_S: Final = 900
 """How far a block may be dated ahead of our clock, in seconds, to be believed."""
 

@@ -8,8 +8,6 @@ from typing import Final
 from x402guard.ledger.model import Hold, HoldState
 from x402guard.ledger.view import LedgerView, MarkKey
 
-__all__ = ["DEFAULT_FLIGHT_S", "in_doubt", "instance_mark", "take_over"]
-
 DEFAULT_FLIGHT_S: Final = 30
 """Seconds after which a request without an answer is in doubt, unless the owner says otherwise."""
 

@@ -9,8 +9,6 @@ from typing import Any, Final, Literal
 from x402guard.assets import TransferMethod
 from x402guard.evm import Address
 
-__all__ = ["Intent"]
-
 
 @dataclass(frozen=True, slots=True)
 class Intent:

@@ -12,24 +12,6 @@ from typing import Any, Final, Literal
 from x402guard.ledger.intent import Intent
 from x402guard.money import Nanos
 
-__all__ = [
-    "NOTHING",
-    "TERMINATIONS",
-    "WALLET",
-    "Claim",
-    "Entry",
-    "Evidence",
-    "Hold",
-    "HoldKind",
-    "HoldState",
-    "Node",
-    "NodeKind",
-    "NodeState",
-    "Per",
-    "Purpose",
-    "Window",
-]
-
 WALLET: Final = "wallet"
 """The id of the root: the wallet's own budget."""
 

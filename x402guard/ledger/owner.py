@@ -11,8 +11,6 @@ from x402guard.ledger.model import Node, NodeKind, NodeState
 from x402guard.ledger.view import LedgerView, MarkKey
 from x402guard.money import Nanos, format_dollars
 
-__all__ = ["KILL_SWITCH", "owner_mark", "reset_node", "set_limit", "trip_node"]
-
 KILL_SWITCH: Final = "kill_switch"
 _NEVER_OVER: Final = frozenset({NodeKind.WALLET, NodeKind.BUDGET})
 

@@ -10,8 +10,6 @@ from typing import Final
 from x402guard.ledger.model import Node, NodeKind
 from x402guard.money import nanos_to_decimal
 
-__all__ = ["LEAST_SESSIONS", "Prediction", "predict"]
-
 LEAST_SESSIONS: Final = 5
 """Fewer past sessions than this predict nothing."""
 

@@ -9,8 +9,6 @@ from typing import Any
 from x402guard.errors import ConfigError
 from x402guard.ledger.view import LedgerView, MarkKey
 
-__all__ = ["Question", "answer_of", "approval_mark", "give_answer", "put_question", "take_answer"]
-
 
 @dataclass(frozen=True, slots=True)
 class Question:

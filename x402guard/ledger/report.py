@@ -12,18 +12,6 @@ from x402guard.ledger.report_text import render
 from x402guard.ledger.token_budget import tokens_left
 from x402guard.money import Nanos, format_dollars
 
-__all__ = [
-    "REPORT_SCHEMA",
-    "HoldLine",
-    "Report",
-    "TokenAccount",
-    "below",
-    "build_report",
-    "fold_holds",
-    "path",
-    "remaining",
-]
-
 REPORT_SCHEMA: Final = "x402guard.report.v1"
 
 _EVIDENCE_KEYS: Final = (

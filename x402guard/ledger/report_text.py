@@ -7,8 +7,6 @@ from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
 
-__all__ = ["printable", "render"]
-
 
 def render(report: Mapping[str, Any]) -> str:
     """Return the values of a report as aligned lines of text, without a trailing newline."""

@@ -15,8 +15,6 @@ from x402guard.ledger.view import LedgerView, MarkKey
 from x402guard.ledger.windows import window_start_ms
 from x402guard.money import Nanos, format_dollars
 
-__all__ = ["PAYER_MARK", "NodeRequest", "begin_finalizing", "close_node", "ensure_payer", "ensure_wallet", "open_node"]
-
 
 @dataclass(frozen=True, slots=True)
 class NodeRequest:

@@ -18,24 +18,6 @@ from x402guard.ledger.transitions import Capture, Correct, Void, apply, begin, h
 from x402guard.ledger.view import LedgerView, MarkKey
 from x402guard.money import Nanos
 
-__all__ = [
-    "DEFAULT_TOKENS",
-    "MOST_TOKENS",
-    "RESERVED_S",
-    "Reservation",
-    "TokenLimit",
-    "count_tokens",
-    "end_reservation",
-    "lapse_reservations",
-    "open_tokens",
-    "record_tokens",
-    "reserve_tokens",
-    "soft_mark",
-    "soft_warning",
-    "tokens_left",
-    "tokens_node",
-]
-
 DEFAULT_TOKENS: Final = 100_000
 """The total of a budget that was given none."""
 

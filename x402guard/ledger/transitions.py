@@ -20,23 +20,6 @@ from x402guard.ledger.model import NOTHING, Claim, Evidence, Hold, HoldKind, Hol
 from x402guard.ledger.view import LedgerView
 from x402guard.money import MAX_NANOS, Nanos
 
-__all__ = [
-    "CANCELLED",
-    "TABLE",
-    "Capture",
-    "Correct",
-    "Event",
-    "Expire",
-    "Lapse",
-    "Note",
-    "Reopen",
-    "Void",
-    "apply",
-    "begin",
-    "has_lapsed",
-    "was_cancelled",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Note:

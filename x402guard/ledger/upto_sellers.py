@@ -9,8 +9,6 @@ from x402guard.ledger.model import Hold
 from x402guard.ledger.view import LedgerView, MarkKey
 from x402guard.money import Nanos
 
-__all__ = ["LAST_SETTLEMENTS", "always_at_ceiling", "ceiling_mark", "note_settlement"]
-
 LAST_SETTLEMENTS: Final = 20
 """How many of a payee's settlements are remembered; so many at the ceiling in a row are no measured use."""
 

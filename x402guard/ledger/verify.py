@@ -11,8 +11,6 @@ from dataclasses import dataclass
 
 from x402guard.ledger.model import Entry, HoldState, Node, NodeState
 
-__all__ = ["Balances", "HoldRow", "verify_balances", "verify_journal"]
-
 MOST_PROBLEMS = 100
 
 

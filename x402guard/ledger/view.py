@@ -12,8 +12,6 @@ from x402guard.errors import IllegalTransition
 from x402guard.ledger.model import Entry, Hold, HoldState, Node
 from x402guard.ledger.windows import rolled
 
-__all__ = ["Change", "LedgerView", "MarkKey", "Notice", "Scope"]
-
 R = TypeVar("R")
 
 MarkKey = tuple[str, str]
@@ -81,6 +79,10 @@ class LedgerView:
         purchase: ids of the live holds with the purchase key of the scope, oldest first.
         due: ids of the live holds in view that lapse at their own deadline and are past it.
         sweep: ids of the payment holds whose end a chain may prove.
+
+    Attributes:
+        killed: there is a kill file; set by the driver that runs the change.
+        recheck: the chain is to be asked soon, in the background, about what this change has written.
     """
 
     def __init__(
@@ -112,6 +114,8 @@ class LedgerView:
         self.changed_holds: set[str] = set()
         self.changed_marks: set[MarkKey] = set()
         self.restrains = False
+        self.killed = False
+        self.recheck = False
 
     @property
     def now_unix(self) -> int:

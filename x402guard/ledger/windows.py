@@ -15,8 +15,6 @@ from typing import Final, get_args
 from x402guard.errors import ConfigError
 from x402guard.ledger.model import Node, Per, Window
 
-__all__ = ["check_window", "rolled", "window_start_ms"]
-
 _UTC: Final = "UTC"
 
 

@@ -12,8 +12,6 @@ from x402guard.llm.events import event_reader, is_usage_only
 from x402guard.llm.routes import Flavour
 from x402guard.strict_json import NotReadable, read_object
 
-__all__ = ["MAX_ANSWER_BYTES", "MAX_EVENT_BYTES", "Answer", "AnswerReader"]
-
 MAX_ANSWER_BYTES: Final = 67_108_864
 """A whole answer of more bytes than this is not read; it costs its ceiling."""
 

@@ -7,9 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from x402guard.errors import BudgetExhausted, Unpriced
 from x402guard.flow.admission import check_standing
 from x402guard.flow.capture import ESTIMATED, HOLD_S, MEAN
-from x402guard.flow.terms import Terms
+from x402guard.flow.context import Context
+from x402guard.flow.request import RequestFacts, place_of, purpose_of, ruled_place
 from x402guard.ledger.authorize import BUDGET, Refusal, authorize, check_room
 from x402guard.ledger.budgets import room_on_path
 from x402guard.ledger.model import WALLET, Hold, HoldKind
@@ -18,30 +20,14 @@ from x402guard.llm.ceiling import UNBOUNDED_OUTPUT, Ceiling
 from x402guard.llm.meter import FixedPrice, Meter, Unmetered
 from x402guard.llm.request import Call, limit_field
 from x402guard.money import Nanos
-from x402guard.policy import RequestFacts
 from x402guard.policy.guards import (
     guard_marks,
-    judge_amount,
     judge_step,
     note_taken,
 )
-from x402guard.policy.rules import Subject, Verdict
+from x402guard.policy.judge import Consented, Unasked, objection, verdict_facts, verdict_of
 from x402guard.policy.steps import Step, request_key
-from x402guard.policy.verdicts import Consented, Unasked, objection, verdict_facts, verdict_of
-from x402guard.x402.purchase import place_of, purpose_of, ruled_place
-
-__all__ = [
-    "LEAST_FITTED",
-    "Granted",
-    "call_id",
-    "call_marks",
-    "call_scope",
-    "call_step",
-    "call_subject",
-    "fix_price",
-    "grant_call",
-    "note_unmetered",
-]
+from x402guard.policy.verdicts import Subject, Verdict
 
 LEAST_FITTED: Final = 1_024
 """An answer of fewer tokens than this is not worth buying: what leaves no room for it is refused."""
@@ -87,7 +73,7 @@ def call_id(request: RequestFacts) -> str:
     return hashlib.sha256(b"llm call" + request.entropy).hexdigest()
 
 
-def call_marks(terms: Terms, call: Call, ceiling: Ceiling, meter: Meter) -> tuple[MarkKey, ...]:
+def call_marks(context: Context, call: Call, ceiling: Ceiling, meter: Meter) -> tuple[MarkKey, ...]:
     """Return the keys of the small rows that a call's transactions see.
 
     What the ledger's calls to the model have cost so far; and where means are held, which budgets have such a call out.
@@ -95,28 +81,28 @@ def call_marks(terms: Terms, call: Call, ceiling: Ceiling, meter: Meter) -> tupl
     mean = (MEAN, f"{call.route.provider} {ceiling.rates.priced.model}")
     if meter.settings.unbounded_output != "average" or ceiling.limit is not None:
         return (mean,)
-    parts = terms.node_id.split("/")  # a child's id begins with its parent's
+    parts = context.node_id.split("/")  # a child's id begins with its parent's
     return (mean, (ESTIMATED, WALLET), *((ESTIMATED, "/".join(parts[: n + 1])) for n in range(len(parts))))
 
 
-def call_step(terms: Terms, request: RequestFacts, said: bytes | Mapping[str, Any]) -> Step:
+def call_step(context: Context, request: RequestFacts, said: bytes | Mapping[str, Any]) -> Step:
     """Return the step that an LLM call is; *said* is its body, decoded where it was read."""
-    loop = terms.policy.loop
+    loop = context.policy.loop
     key = "" if loop is None else request_key(HoldKind.LLM, request.method, request.url, said, loop.ignored)
-    return Step(HoldKind.LLM, place_of(request), key)
+    return Step(HoldKind.LLM, place_of(request), key, context.node_id)
 
 
-def call_scope(terms: Terms, request: RequestFacts, step: Step, marks: tuple[MarkKey, ...]) -> Scope:
+def call_scope(context: Context, request: RequestFacts, step: Step, marks: tuple[MarkKey, ...]) -> Scope:
     """Return the rows that ``grant_call`` and ``fix_price`` have to see."""
-    seen = (*marks, *guard_marks(terms.policy, terms.node_id, step))
-    return Scope(nodes=(terms.node_id,), holds=(call_id(request),), marks=seen, durable=True)
+    seen = (*marks, *guard_marks(context.policy, step))
+    return Scope(nodes=(context.node_id,), holds=(call_id(request),), marks=seen, durable=True)
 
 
 def grant_call(
     view: LedgerView,
     consented: Consented,
     *,
-    terms: Terms,
+    context: Context,
     request: RequestFacts,
     step: Step,
     call: Call,
@@ -125,28 +111,28 @@ def grant_call(
     narrowed_by: str = "",
 ) -> Granted | Unasked | Refusal:
     """Hold what *call* costs at most, on live rows, or refuse it, or ask about it first; *narrowed_by* is the rule that did."""
-    refusal = check_standing(view, terms) or judge_step(view, terms.policy, terms.node_id, step)
+    refusal = check_standing(view, context) or judge_step(view, context.policy, step)
     if refusal is not None:
         return refusal
-    marks = call_marks(terms, call, ceiling, meter)
-    choice = _choose(view, terms, call, ceiling, meter=meter, marks=marks)
+    marks = call_marks(context, call, ceiling, meter)
+    choice = _choose(view, context, call, ceiling, meter=meter, marks=marks)
     if isinstance(choice, Refusal):
         return choice
     subject = call_subject(request, call.model, choice.amount)
     priced = step.at(choice.amount)
     about = (request.method, request.url, request.body_sha256 or "", choice.limit)
-    decided = _allow(view, terms, about, subject=subject, priced=priced, consented=consented)
+    decided = _allow(view, context, about, subject=subject, priced=priced, consented=consented)
     if not isinstance(decided, Verdict):
         return decided
-    hold = _new_hold(view, terms, request, step.at(Nanos(max(1, choice.amount))), call.model)
+    hold = _new_hold(view, context, request, step.at(Nanos(max(1, choice.amount))), call.model)
     facts = {**_facts(hold, call, ceiling, choice), **verdict_facts(replace(decided, narrowed_by=narrowed_by))}
-    written = authorize(view, hold, facts, terms.finalizing)
+    written = authorize(view, hold, facts, context.finalizing)
     if isinstance(written, Refusal):
         return written
-    note_taken(view, terms.policy, terms.node_id, priced, hold.id)
+    note_taken(view, context.policy, priced, hold.id)
     if choice.written:
         facts = {"name": "output_limited", "model": call.model, "output_tokens": choice.limit}
-        view.record(terms.node_id, "event", hold_id=hold.id, facts=facts)
+        view.record(context.node_id, "event", hold_id=hold.id, facts=facts)
     if choice.estimated:
         _note_estimate(view, marks, written)
     most_tokens = ceiling.input_tokens + choice.limit * ceiling.choices
@@ -159,16 +145,16 @@ def call_subject(request: RequestFacts, model: str, amount: Nanos) -> Subject:
 
 
 def _allow(
-    view: LedgerView, terms: Terms, about: tuple[Any, ...], *, subject: Subject, priced: Step, consented: Consented
+    view: LedgerView, context: Context, about: tuple[Any, ...], *, subject: Subject, priced: Step, consented: Consented
 ) -> Verdict | Unasked | Refusal:
     """Return what the rules say of a call at its price, where guards and rules let it pass."""
-    refusal = judge_amount(view, terms.policy, terms.node_id, priced)
+    refusal = judge_step(view, context.policy, priced)
     if refusal is not None:
         return refusal
-    verdict = verdict_of(terms, subject)
+    verdict = verdict_of(context.policy, subject, asks=context.asks)
     unasked = Unasked(subject, verdict, about)
     if verdict.action == "ask" and unasked.key not in consented:
-        return check_room(view, terms.node_id, priced.amount, terms.finalizing) or unasked
+        return check_room(view, context.node_id, priced.amount, context.finalizing) or unasked
     return objection(verdict, subject) or verdict
 
 
@@ -176,48 +162,51 @@ def fix_price(
     view: LedgerView,
     consented: Consented,
     *,
-    terms: Terms,
+    context: Context,
     request: RequestFacts,
     step: Step,
     price: FixedPrice,
 ) -> Granted | Unasked | Refusal:
     """Hold what the owner says one request costs, or refuse it, or ask about it first."""
-    refusal = check_standing(view, terms) or judge_step(view, terms.policy, terms.node_id, step)
+    refusal = check_standing(view, context) or judge_step(view, context.policy, step)
     if refusal is not None:
         return refusal
     subject = call_subject(request, price.place, price.amount)
     about = (request.method, request.url, request.body_sha256 or "")
-    decided = _allow(view, terms, about, subject=subject, priced=step.at(price.amount), consented=consented)
+    decided = _allow(view, context, about, subject=subject, priced=step.at(price.amount), consented=consented)
     if not isinstance(decided, Verdict):
         return decided
-    hold = _new_hold(view, terms, request, step.at(Nanos(max(1, price.amount))), price.place)
+    hold = _new_hold(view, context, request, step.at(Nanos(max(1, price.amount))), price.place)
     facts = {
         **_journal_facts(hold, price.place),
         "provider": price.provider,
         "price": {"source": "owner", "fixed": True},
         **verdict_facts(decided),
     }
-    written = authorize(view, hold, facts, terms.finalizing)
+    written = authorize(view, hold, facts, context.finalizing)
     if isinstance(written, Refusal):
         return written
-    note_taken(view, terms.policy, terms.node_id, step.at(price.amount), hold.id)
+    note_taken(view, context.policy, step.at(price.amount), hold.id)
     return Granted(written, price.place)
 
 
 def _choose(
-    view: LedgerView, terms: Terms, call: Call, ceiling: Ceiling, *, meter: Meter, marks: tuple[MarkKey, ...]
+    view: LedgerView, context: Context, call: Call, ceiling: Ceiling, *, meter: Meter, marks: tuple[MarkKey, ...]
 ) -> _Choice | Refusal:
     """Decide on an output limit. The request's own, where it has one; else the setting's way."""
     if ceiling.limit is not None:
         return _Choice(ceiling.amount(ceiling.limit), ceiling.limit, ceiling.limit)
     way = meter.settings.unbounded_output
     if way == "refuse":
-        return Refusal(UNBOUNDED_OUTPUT, f"{limit_field(call)}: the request sets no output limit; set one")
+        return Refusal(
+            UNBOUNDED_OUTPUT, f"{limit_field(call)}: the request sets no output limit; set one", error=Unpriced
+        )
     if ceiling.maximum is None:
         return Refusal(
             UNBOUNDED_OUTPUT,
             f"{limit_field(call)}: the request sets no output limit, and nobody says how much {call.model!r} answers with; "
             "set one, or give the model a ModelPrice(max_output=…)",
+            error=Unpriced,
         )
     most = ceiling.maximum
     bound = max(most, ceiling.rates.priced.context_window or 0)
@@ -227,7 +216,7 @@ def _choose(
     # What people say of a model's maximum is made true: it goes into the request.
     said = ceiling.rates.priced.source in ("owner", "session")
     whole = _Choice(ceiling.amount(most), most, most if said else bound, written=said)
-    left = room_on_path(view, terms.node_id, terms.finalizing)
+    left = room_on_path(view, context.node_id, context.finalizing)
     if way != "fit" or left is None or whole.amount <= left:
         return whole
     return _fit(call, ceiling, left)
@@ -242,7 +231,7 @@ def _fit(call: Call, ceiling: Ceiling, left: Nanos) -> _Choice | Refusal:
             f"{limit_field(call)}: a quarter of what is left pays for {max(limit, 0)} tokens of {call.model!r}, too few to choose "
             f"a limit for you (the least is {LEAST_FITTED}); set one yourself, or finish with what you have"
         )
-        return Refusal(BUDGET, reason, least, share)
+        return Refusal(BUDGET, reason, least, share, error=BudgetExhausted)
     return _Choice(ceiling.amount(limit), limit, limit, written=True)
 
 
@@ -261,28 +250,28 @@ def _note_estimate(view: LedgerView, marks: tuple[MarkKey, ...], hold: Hold) -> 
             view.put_mark((kind, node_id), {"hold": hold.id, "until": hold.deadline_unix})
 
 
-def note_unmetered(terms: Terms, request: RequestFacts, route: Unmetered) -> tuple[Scope, Change[None]]:
+def note_unmetered(context: Context, request: RequestFacts, route: Unmetered) -> tuple[Scope, Change[None]]:
     """Return the transaction that remembers a host whose calls nobody meters: an event, the first time in a budget."""
-    key = ("unmetered", f"{terms.node_id} {request.host}")
+    key = ("unmetered", f"{context.node_id} {request.host}")
 
     def change(view: LedgerView) -> None:
         if view.mark(key) is None:
             view.put_mark(key, {"place": route.place})
-            view.record(terms.node_id, "event", facts={"name": "unmetered", "place": route.place})
+            view.record(context.node_id, "event", facts={"name": "unmetered", "place": route.place})
 
-    return Scope(nodes=(terms.node_id,), marks=(key,)), change
+    return Scope(nodes=(context.node_id,), marks=(key,)), change
 
 
-def _new_hold(view: LedgerView, terms: Terms, request: RequestFacts, step: Step, model: str) -> Hold:
+def _new_hold(view: LedgerView, context: Context, request: RequestFacts, step: Step, model: str) -> Hold:
     return Hold(
         id=call_id(request),
-        node_id=terms.node_id,
+        node_id=context.node_id,
         kind=HoldKind.LLM,
         amount=step.amount,
         created_ms=view.now_ms,
         deadline_unix=view.now_unix + HOLD_S,
         flying_since_ms=view.now_ms,
-        owner=terms.instance,
+        owner=context.instance,
         purpose=purpose_of(request, model, step=step.key),
     )
 

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from decimal import Decimal
 from typing import Final
 
-from x402guard.flow.ports import TokenCounter, Usage
+from x402guard.flow.capture import Bill, ceiling_bill
+from x402guard.flow.ports import Usage
 from x402guard.ledger.model import Evidence
 from x402guard.llm.answer import Answer
 from x402guard.llm.ceiling import DEARER, Ceiling, Rates, whole_nanos
-from x402guard.llm.names import reasons
+from x402guard.llm.models import reasons
+from x402guard.llm.prices import TokenCounter
 from x402guard.llm.request import Call
 from x402guard.llm.settings import Metering
 from x402guard.llm.usage import UNITS, Impossible, Stated, check_parts, read_usage
 from x402guard.money import MAX_NANOS, Nanos
-
-__all__ = ["Bill", "bill_answer", "ceiling_bill", "stated_cost"]
 
 _STATED_BY_THE_TOKENS: Final = frozenset(
     {"audio", "cached_content", "document", "image_url", "stored_conversation", "video", "web_fetch", "model_fallback"}
@@ -25,30 +24,6 @@ _STATED_BY_THE_TOKENS: Final = frozenset(
 
 _FREE_OF_FEES: Final = frozenset({("google", "code_execution")})
 """Tools that a provider bills by their tokens alone."""
-
-
-@dataclass(frozen=True, slots=True)
-class Bill:
-    """What is to be captured, and why.
-
-    Attributes:
-        amount: nano-dollars.
-        evidence: why that is believed.
-        usage: what was used, by unit, where it was stated.
-        note: for the books: why it is the ceiling, or what was odd.
-        claimed: nano-dollars that an impossible usage would cost: the amount is disputed; None where it is not.
-    """
-
-    amount: Nanos
-    evidence: Evidence
-    usage: Usage | None = None
-    note: str = ""
-    claimed: Nanos | None = None
-
-
-def ceiling_bill(held: Nanos, note: str) -> Bill:
-    """Return the bill of a call whose cost nobody states: all that was held."""
-    return Bill(held, Evidence.ASSUMED, note=note)
 
 
 def bill_answer(

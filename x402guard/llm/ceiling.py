@@ -8,26 +8,15 @@ from dataclasses import dataclass
 from decimal import ROUND_CEILING, Context, Decimal, localcontext
 from typing import Final
 
-from x402guard.flow.ports import PriceBook, PricedModel, TokenCounter, Usage
+from x402guard.errors import Unpriced
+from x402guard.flow.ports import Usage
 from x402guard.ledger.authorize import Refusal
 from x402guard.llm.media import Media, audio_tokens, image_tokens
-from x402guard.llm.models import READ_ON, model_maximum
-from x402guard.llm.names import base_name
+from x402guard.llm.models import READ_ON, base_name, model_maximum
+from x402guard.llm.prices import PriceBook, PricedModel, TokenCounter
 from x402guard.llm.request import Call
 from x402guard.llm.settings import Metering
 from x402guard.money import NANOS_PER_DOLLAR, Nanos
-
-__all__ = [
-    "DEARER",
-    "UNBOUNDED_INPUT",
-    "UNBOUNDED_OUTPUT",
-    "UNPRICED",
-    "Ceiling",
-    "Rates",
-    "find_ceiling",
-    "find_rates",
-    "whole_nanos",
-]
 
 UNPRICED: Final = "unpriced"
 UNBOUNDED_INPUT: Final = "unbounded_input"
@@ -174,14 +163,19 @@ def find_rates(call: Call, settings: Metering, book: PriceBook, at_unix: int) ->
         return Refusal(
             UNPRICED,
             f"model: {provider} has no price for {call.model!r}{meant}; {_suggest(book, provider, asked)}{hint}",
+            error=Unpriced,
         )
     produces = call.limit != 0
     if "input_tokens" not in priced.units or (produces and "output_tokens" not in priced.units):
         return Refusal(
-            UNPRICED, f"model: {call.model!r} is not priced by tokens of text, so {call.route.flavour} is not"
+            UNPRICED,
+            f"model: {call.model!r} is not priced by tokens of text, so {call.route.flavour} is not",
+            error=Unpriced,
         )
     if call.speaks and "output_audio_tokens" not in priced.units:
-        return Refusal(UNPRICED, f"modalities: the book has no price for the sound that {call.model!r} makes")
+        return Refusal(
+            UNPRICED, f"modalities: the book has no price for the sound that {call.model!r} makes", error=Unpriced
+        )
     context = dict(settings.price_context)
     for key, asked_for in call.context.items():
         # Whoever says "auto" takes whatever it becomes.
@@ -189,7 +183,9 @@ def find_rates(call: Call, settings: Metering, book: PriceBook, at_unix: int) ->
         if value in DEARER and (key, value) in priced.contexts:
             context[key] = value
         elif value in DEARER:
-            return Refusal(UNPRICED, f"{key}: nothing says what {value!r} costs for {call.model!r}; leave it out")
+            return Refusal(
+                UNPRICED, f"{key}: nothing says what {value!r} costs for {call.model!r}; leave it out", error=Unpriced
+            )
     return Rates(book, priced, based_on, context)
 
 
@@ -209,7 +205,9 @@ def _allowances(call: Call, settings: Metering) -> Decimal | Refusal:
         if allowance is None:
             reason = f"{part.field}: the size of the request does not bound what this costs ({part.kind})"
             return Refusal(
-                UNBOUNDED_INPUT, f'{reason}; leave it out, or set Metering(allowances={{"{part.kind}": "$0.10"}})'
+                UNBOUNDED_INPUT,
+                f'{reason}; leave it out, or set Metering(allowances={{"{part.kind}": "$0.10"}})',
+                error=Unpriced,
             )
         total += allowance
     return total
@@ -238,7 +236,7 @@ def _media(call: Call, rates: Rates, settings: Metering) -> _MediaCost | Refusal
             unsized = True
         else:
             reason = f"{part.field}: what this {part.kind} costs cannot be told from its bytes"
-            return Refusal(UNBOUNDED_INPUT, f'{reason}; set Metering(allowances={{"{kind}": "$0.05"}})')
+            return Refusal(UNBOUNDED_INPUT, f'{reason}; set Metering(allowances={{"{kind}": "$0.05"}})', error=Unpriced)
     return _MediaCost(tokens, audio, dollars, unsized)
 
 

@@ -7,8 +7,6 @@ from typing import Any, Protocol
 
 from x402guard.llm.routes import Flavour
 
-__all__ = ["EventReader", "event_reader", "is_usage_only"]
-
 
 class EventReader(Protocol):
     """Takes the events of one stream, and knows when the provider has said all that it bills."""

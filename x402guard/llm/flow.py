@@ -10,13 +10,25 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
-from x402guard.assets import AssetRegistry
 from x402guard.errors import CallTimeout, LedgerUnavailable, ProtocolError
-from x402guard.flow.admission import Seat
-from x402guard.flow.booking import book, cause, error_name, give_back, hold_or_refuse
-from x402guard.flow.effects import Flow, Interrupted, Reply, SendFailed, checkpoint, compute, peek_body, send, transact
+from x402guard.flow.admission import Seat, hold_or_refuse
+from x402guard.flow.capture import Bill, book, ceiling_bill, give_back
+from x402guard.flow.context import Context
+from x402guard.flow.effects import (
+    Checkpoint,
+    Compute,
+    Flow,
+    Interrupted,
+    PeekBody,
+    Reply,
+    Send,
+    SendFailed,
+    cause,
+    error_name,
+)
+from x402guard.flow.receipt import Receipt, receipt_of
 from x402guard.flow.refusals import refused
-from x402guard.flow.terms import Terms
+from x402guard.flow.request import RequestFacts
 from x402guard.ledger.authorize import Refusal
 from x402guard.ledger.model import Evidence, Hold, HoldKind
 from x402guard.ledger.view import MarkKey
@@ -29,22 +41,17 @@ from x402guard.llm.authorize import (
     call_step,
     fix_price,
     grant_call,
-    note_unmetered,
 )
-from x402guard.llm.bill import Bill, bill_answer, ceiling_bill
+from x402guard.llm.bill import bill_answer
 from x402guard.llm.ceiling import Ceiling, find_ceiling
-from x402guard.llm.meter import FixedPrice, Meter, Unmetered
+from x402guard.llm.meter import FixedPrice, Meter
 from x402guard.llm.narrow import narrow_call, narrow_fixed
 from x402guard.llm.request import Call, ask_for_usage, read_call, write_limit
 from x402guard.llm.routes import Route
-from x402guard.policy import RequestFacts
+from x402guard.policy.judge import Unasked
+from x402guard.policy.step_guard import Outcome
 from x402guard.policy.steps import Step
-from x402guard.policy.verdicts import Unasked
 from x402guard.strict_json import NotReadable, read_object, write_object
-from x402guard.x402.flow import PAYMENT_REQUIRED_STATUS, mindful_of_earlier_hops, paid_request
-from x402guard.x402.settlement import Receipt, receipt_of
-
-__all__ = ["InFlight", "Upload", "end_call", "metered_request", "unmetered_request"]
 
 QUICK_BYTES: Final = 16_384
 """A body up to this size is read, counted and priced on the event loop, once book and counter have loaded."""
@@ -78,7 +85,8 @@ class InFlight:
         receipt: as long as the answer has not ended.
     """
 
-    terms: Terms
+    context: Context
+    meter: Meter
     hold: Hold
     marks: tuple[MarkKey, ...]
     call: Call
@@ -98,69 +106,44 @@ class _Ready:
     narrowed_by: str = ""
 
 
-def metered_request(
-    request: RequestFacts, route: Route | FixedPrice, upload: Upload, terms: Terms, registry: AssetRegistry
-) -> Flow[InFlight | Receipt | None]:
-    """Hold one call's conversation up to its answer's body.
-
-    Returns an ``InFlight`` whose body is still to be read along, the receipt of a call that has ended, or None where it cost
-    nothing. A 402 from a metered host is answered like any other. Raises ``PaymentRefused`` and its kin, ``LedgerUnavailable``,
-    ``SendFailed``; with nothing sent and nothing held where it refuses.
-    """
-    handed, reply = yield from mindful_of_earlier_hops(request, _called(request, route, upload, terms))
-    if reply.status == PAYMENT_REQUIRED_STATUS:
-        return (yield from paid_request(request, terms, registry, reply))
-    return handed
-
-
-def unmetered_request(
-    request: RequestFacts, route: Unmetered, terms: Terms, registry: AssetRegistry
-) -> Flow[Receipt | None]:
-    """Say in the books, once for each host, that what looks like an LLM call is not metered; then treat it as any request."""
-    yield from transact(*note_unmetered(terms, request, route))
-    return (yield from paid_request(request, terms, registry))
-
-
-def _called(
-    request: RequestFacts, route: Route | FixedPrice, upload: Upload, terms: Terms
+def called(
+    request: RequestFacts, route: Route | FixedPrice, upload: Upload, context: Context, meter: Meter
 ) -> Flow[tuple[InFlight | Receipt | None, Reply]]:
+    """Hold an LLM call, send it, and end it where its answer has no body to meter; return what is in flight, and its head."""
     if isinstance(route, FixedPrice):
         quick = len(upload.body or b"") <= QUICK_BYTES
-        step = yield from compute(lambda _now_ms: call_step(terms, request, upload.body or b""), quick=quick)
-        body = narrow_fixed(terms, request, route, upload.body)
+        step = yield Compute(lambda _now_ms: call_step(context, request, upload.body or b""), quick=quick)
+        body = narrow_fixed(context, request, route, upload.body)
         if isinstance(body, Refusal):
-            raise (yield from refused(terms, body))
-        fixed = partial(fix_price, terms=terms, request=request, step=step, price=route)
-        granted = yield from _hold(terms, request, step, fixed, ())
-        reply = yield from _send(terms, granted, body)
-        return (yield from _end_by_status(terms, granted, reply)), reply
-    meter = _meter(terms)
-    ready = yield from compute(partial(_prepare, route, upload, terms, request), quick=_is_quick(meter, upload.body))
+            raise (yield from refused(context, body))
+        fixed = partial(fix_price, context=context, request=request, step=step, price=route)
+        granted = yield from _hold(context, request, step, fixed, ())
+        reply = yield from _send(context, granted, body)
+        return (yield from _end_by_status(context, granted, reply)), reply
+    ready = yield Compute(
+        partial(_prepare, route, upload, context=context, request=request, meter=meter),
+        quick=_is_quick(meter, upload.body),
+    )
     if isinstance(ready, Refusal):
-        raise (yield from refused(terms, ready))
+        raise (yield from refused(context, ready))
     call, ceiling, step = ready.call, ready.ceiling, ready.step
     grant = partial(grant_call, call=call, ceiling=ceiling, meter=meter, narrowed_by=ready.narrowed_by)
-    change = partial(grant, terms=terms, request=request, step=step)
-    granted = yield from _hold(terms, request, step, change, call_marks(terms, call, ceiling, meter))
+    change = partial(grant, context=context, request=request, step=step)
+    granted = yield from _hold(context, request, step, change, call_marks(context, call, ceiling, meter))
     asks = _asks_for_usage(call, meter)
-    reply = yield from _send(terms, granted, _body_to_send(ready, granted, asks=asks))
+    reply = yield from _send(context, granted, _body_to_send(ready, granted, asks=asks))
     if 200 <= reply.status < 300:
-        return _in_flight(terms, granted, ready, reply, hides=asks), reply
-    return (yield from _end_by_status(terms, granted, reply)), reply
-
-
-def _meter(terms: Terms) -> Meter:
-    if terms.meter is None:
-        raise ValueError("a metered call needs a meter")
-    return terms.meter
+        return _in_flight(context, meter, granted, ready, reply, hides=asks), reply
+    return (yield from _end_by_status(context, granted, reply)), reply
 
 
 def _is_quick(meter: Meter, body: bytes | None) -> bool:
     return meter.ready and len(body or b"") <= QUICK_BYTES
 
 
-def _prepare(route: Route, upload: Upload, terms: Terms, request: RequestFacts, now_ms: int) -> _Ready | Refusal:
-    meter = _meter(terms)
+def _prepare(
+    route: Route, upload: Upload, now_ms: int, *, context: Context, request: RequestFacts, meter: Meter
+) -> _Ready | Refusal:
     call = read_call(route, upload.body, upload.encoding)
     if isinstance(call, Refusal):
         return call
@@ -171,15 +154,15 @@ def _prepare(route: Route, upload: Upload, terms: Terms, request: RequestFacts, 
     ceiling = price(call)
     if isinstance(ceiling, Refusal):
         return ceiling
-    narrowed = narrow_call(terms, request, call, ceiling, price)
+    narrowed = narrow_call(context, request, call, ceiling, price)
     if isinstance(narrowed, Refusal):
         return narrowed
-    step = call_step(terms, request, call.body)  # as its caller said it: a rule makes no two calls the same
+    step = call_step(context, request, call.body)  # as its caller said it: a rule makes no two calls the same
     return _Ready(narrowed.call, narrowed.ceiling, step, narrowed.changed, narrowed.by)
 
 
 def _hold(
-    terms: Terms,
+    context: Context,
     request: RequestFacts,
     step: Step,
     change: partial[Granted | Unasked | Refusal],
@@ -188,10 +171,10 @@ def _hold(
     """Write the hold; durable before anything is sent. Raises the refusal where it does not fit."""
 
     def undo(error: BaseException) -> Flow[None]:
-        return give_back(terms, call_id(request), f"nothing was sent: {error_name(error)}", error, marks)
+        return give_back(context, call_id(request), f"nothing was sent: {error_name(error)}", error, marks)
 
     seat = Seat(HoldKind.LLM, request.host)
-    return (yield from hold_or_refuse(terms, call_scope(terms, request, step, marks), change, undo, seat=seat))
+    return (yield from hold_or_refuse(context, call_scope(context, request, step, marks), change, undo, seat=seat))
 
 
 def _asks_for_usage(call: Call, meter: Meter) -> bool:
@@ -214,65 +197,66 @@ def _body_to_send(ready: _Ready, granted: Granted, *, asks: bool) -> bytes | Non
     return write_object(ask_for_usage(body) if asks else body)
 
 
-def _send(terms: Terms, granted: Granted, body: bytes | None) -> Flow[Reply]:
+def _send(context: Context, granted: Granted, body: bytes | None) -> Flow[Reply]:
     hold = granted.hold
     try:
-        yield from checkpoint()
+        yield Checkpoint()
     except GeneratorExit:
         raise
     except BaseException as error:
-        yield from give_back(terms, hold, f"nothing was sent: {error_name(error)}", error, granted.marks)
+        yield from give_back(context, hold, f"nothing was sent: {error_name(error)}", error, granted.marks)
         raise
     try:
-        timeouts = terms.policy.timeouts
+        timeouts = context.policy.timeouts
         plain = ("accept-encoding", "identity")
-        return (yield from send(plain, body=body, call_s=timeouts.llm_s, chunk_s=timeouts.chunk_s))
+        answer: Reply = yield Send((plain,), body=body, call_s=timeouts.llm_s, chunk_s=timeouts.chunk_s)
+        return answer
     except GeneratorExit:
         raise
     except SendFailed as failure:
         if failure.before_connection:
             reason = f"no connection: {error_name(failure)}"
-            yield from give_back(terms, hold, reason, failure, granted.marks)  # nobody was asked
+            yield from give_back(context, hold, reason, failure, granted.marks)  # nobody was asked
         else:
             # Providers go on generating for a caller who has gone, and bill it.
-            yield from _capture_anyway(terms, granted, f"no answer: {error_name(failure)}", failure, well=False)
+            yield from _capture_anyway(context, granted, f"no answer: {error_name(failure)}", failure, outcome="failed")
         if isinstance(failure.cause, CallTimeout):
             failure.cause.hold_id = hold.id
         raise
     except BaseException as error:
-        yield from _capture_anyway(terms, granted, "cancelled while the call was out", error)
+        yield from _capture_anyway(context, granted, "cancelled while the call was out", error)
         raise
 
 
-def _end_by_status(terms: Terms, granted: Granted, reply: Reply) -> Flow[Receipt | None]:
+def _end_by_status(context: Context, granted: Granted, reply: Reply) -> Flow[Receipt | None]:
     """End a call whose body is not read along; None where it cost nothing."""
     hold, status = granted.hold, reply.status
-    well = True
+    outcome: Outcome = "ok"
     if 200 <= status < 300:
         bill = Bill(hold.amount, Evidence.ESTIMATE, note="the price its owner set")
     elif status in _TIMED_OUT:
-        bill, well = ceiling_bill(hold.amount, f"status {status}: it may have been answered and billed"), False
+        bill, outcome = ceiling_bill(hold.amount, f"status {status}: it may have been answered and billed"), "failed"
     elif status < 500:
-        yield from give_back(terms, hold, f"status {status}", None, granted.marks, well=True)
+        yield from give_back(context, hold, f"status {status}", None, granted.marks, outcome="ok")
         return None
     else:
-        well = False
+        outcome = "failed"
         try:
             error = yield from _peek_error()
         except Interrupted as cut:
-            yield from _capture_anyway(terms, granted, "cancelled while its error was read", cut)
+            yield from _capture_anyway(context, granted, "cancelled while its error was read", cut)
             raise
         if error:
-            yield from give_back(terms, hold, f"status {status}, {error}", None, granted.marks, well=False)
+            yield from give_back(context, hold, f"status {status}, {error}", None, granted.marks, outcome="failed")
             return None
         bill = ceiling_bill(hold.amount, f"status {status} without an error that says that nothing was made")
-    return (yield from _write(terms, hold, bill, granted, well=well))
+    return (yield from _write(context, hold, bill, granted, outcome=outcome))
 
 
 def _peek_error() -> Flow[str]:
     """Return "" unless the body of a 5xx is a provider's error and holds no content."""
     try:
-        body = (yield from peek_body(ERROR_BYTES)) or b""
+        body = (yield PeekBody(ERROR_BYTES)) or b""
         # Gemini streams an error as an array of one.
         listed = read_object(b'{"errors":' + body + b"}")["errors"] if body.lstrip()[:1] == b"[" else None
         told = read_object(body) if listed is None else listed[0] if listed else {}
@@ -285,7 +269,9 @@ def _peek_error() -> Flow[str]:
     return "an error of the provider's" if says and not content else ""
 
 
-def _in_flight(terms: Terms, granted: Granted, ready: _Ready, reply: Reply, *, hides: bool) -> InFlight:
+def _in_flight(
+    context: Context, meter: Meter, granted: Granted, ready: _Ready, reply: Reply, *, hides: bool
+) -> InFlight:
     call = ready.call
     headers = {name.lower(): value for name, value in reply.headers}
     reader = AnswerReader(
@@ -293,11 +279,12 @@ def _in_flight(terms: Terms, granted: Granted, ready: _Ready, reply: Reply, *, h
         headers.get("content-type", ""),
         headers.get("content-encoding", ""),
         hides_usage=hides,
-        keeps_text=call.streams and not _meter(terms).settings.include_usage,
+        keeps_text=call.streams and not meter.settings.include_usage,
     )
     receipt = _receipt(granted.hold, granted, call.model)
     return InFlight(
-        terms=terms,
+        context=context,
+        meter=meter,
         hold=granted.hold,
         marks=granted.marks,
         call=call,
@@ -320,7 +307,7 @@ def end_call(flight: InFlight, *, ended: bool, failed: bool = False) -> Flow[Rec
 
     Books that cannot be written take nothing from the caller: the hold stands in full, and lapses to its ceiling.
     """
-    meter = _meter(flight.terms)
+    meter = flight.meter
 
     def job(_now_ms: int) -> Bill:
         return bill_answer(
@@ -334,12 +321,12 @@ def end_call(flight: InFlight, *, ended: bool, failed: bool = False) -> Flow[Rec
         )
 
     try:
-        bill = yield from compute(job, quick=meter.ready and flight.reader.is_small)
+        bill = yield Compute(job, quick=meter.ready and flight.reader.is_small)
     except Interrupted:
-        yield from _booked(flight, job(0), well=None)
+        yield from _booked(flight, job(0), outcome="unknown")
         raise
     try:
-        hold = yield from _booked(flight, bill, well=False if failed else ended or None)
+        hold = yield from _booked(flight, bill, outcome="failed" if failed else "ok" if ended else "unknown")
     except LedgerUnavailable as error:
         return replace(flight.receipt, in_doubt=True, note=f"the books could not be written: {error}")
     after = receipt_of(hold, represented=False)
@@ -348,13 +335,13 @@ def end_call(flight: InFlight, *, ended: bool, failed: bool = False) -> Flow[Rec
     )
 
 
-def _booked(flight: InFlight, bill: Bill, *, well: bool | None) -> Flow[Hold]:
-    return book(flight.terms, flight.hold, bill, flight.marks, most_tokens=flight.most_tokens, well=well)
+def _booked(flight: InFlight, bill: Bill, *, outcome: Outcome) -> Flow[Hold]:
+    return book(flight.context, flight.hold, bill, flight.marks, most_tokens=flight.most_tokens, outcome=outcome)
 
 
-def _write(terms: Terms, hold: Hold, bill: Bill, granted: Granted, *, well: bool) -> Flow[Receipt]:
+def _write(context: Context, hold: Hold, bill: Bill, granted: Granted, *, outcome: Outcome) -> Flow[Receipt]:
     try:
-        written = yield from book(terms, hold, bill, granted.marks, most_tokens=granted.most_tokens, well=well)
+        written = yield from book(context, hold, bill, granted.marks, most_tokens=granted.most_tokens, outcome=outcome)
     except LedgerUnavailable as error:
         note = f"the books could not be written: {error}"
         return replace(_receipt(hold, granted, granted.model), in_doubt=True, note=note)
@@ -362,12 +349,12 @@ def _write(terms: Terms, hold: Hold, bill: Bill, granted: Granted, *, well: bool
 
 
 def _capture_anyway(
-    terms: Terms, granted: Granted, reason: str, error: BaseException, *, well: bool | None = None
+    context: Context, granted: Granted, reason: str, error: BaseException, *, outcome: Outcome = "unknown"
 ) -> Flow[None]:
     """Capture the ceiling on the way out of an error that matters more."""
     hold = granted.hold
     try:
         bill = ceiling_bill(hold.amount, reason)
-        yield from book(terms, hold, bill, granted.marks, most_tokens=granted.most_tokens, well=well)
+        yield from book(context, hold, bill, granted.marks, most_tokens=granted.most_tokens, outcome=outcome)
     except LedgerUnavailable as again:
         cause(error).add_note(f"hold {hold.id} could not be captured: {again}")

@@ -10,7 +10,8 @@ from decimal import Decimal
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
-from x402guard.flow.ports import PricedModel, Usage
+from x402guard.flow.ports import Usage
+from x402guard.llm.prices import PricedModel
 
 if TYPE_CHECKING:
     from genai_prices.data_snapshot import DataSnapshot
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
         TimeOfDateConstraint,
         UsageExtractor,
     )
-
-__all__ = ["GenaiPriceBook"]
 
 _FLAVOURS: Final[Mapping[str, tuple[str, ...]]] = {
     "chat": ("chat", "default"),

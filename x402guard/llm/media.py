@@ -8,8 +8,6 @@ from binascii import Error as Base64Error
 from dataclasses import dataclass
 from typing import Final, Literal
 
-__all__ = ["Media", "audio_tokens", "image_size", "image_tokens", "media_kind"]
-
 MediaKind = Literal["image", "audio", "document", "video"]
 
 HEADER_BYTES: Final = 524_288

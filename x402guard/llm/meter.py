@@ -7,15 +7,14 @@ from dataclasses import dataclass
 from typing import Final
 from urllib.parse import urlsplit
 
-from x402guard.flow.ports import PriceBook, TokenCounter
+from x402guard.errors import Unpriced
 from x402guard.ledger.authorize import Refusal
 from x402guard.llm.ceiling import UNPRICED
+from x402guard.llm.prices import PriceBook, TokenCounter
 from x402guard.llm.routes import Route, find_endpoint, find_route
 from x402guard.llm.settings import Metering, place_of
 from x402guard.money import Nanos
-from x402guard.policy.places import plain_host, plain_path
-
-__all__ = ["FixedPrice", "Meter", "Unmetered", "classify"]
+from x402guard.policy.patterns import plain_host, plain_path
 
 _LOOKS_LIKE_A_CALL: Final = re.compile(
     r".*(/chat/completions|/v\d+\w*/(completions|responses|messages|embeddings)|/models/[^/]+:(stream)?[gG]enerateContent)"
@@ -83,5 +82,6 @@ def classify(meter: Meter, method: str, host: str, url: str) -> Route | FixedPri
             f"{method} {place}: nothing says what this path of {endpoint.provider}'s costs; give it a price with "
             f'Metering(fixed_prices={{"{address}": "$0.04"}}), or, only if it costs nothing, list it with '
             f'Metering(free=["{address}"])',
+            error=Unpriced,
         )
     return None if route.flavour == "free" else route

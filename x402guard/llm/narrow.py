@@ -6,19 +6,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from x402guard.flow.terms import Terms
+from x402guard.flow.context import Context
+from x402guard.flow.request import RequestFacts
 from x402guard.ledger.authorize import Refusal
 from x402guard.llm.authorize import call_subject
 from x402guard.llm.ceiling import Ceiling
 from x402guard.llm.meter import FixedPrice
 from x402guard.llm.request import Call, lower_limits, read_call, removed_fields
 from x402guard.money import Nanos, format_dollars
-from x402guard.policy import Narrow, RequestFacts
-from x402guard.policy.rules import Verdict
-from x402guard.policy.verdicts import verdict_of
+from x402guard.policy import Narrow
+from x402guard.policy.judge import verdict_of
+from x402guard.policy.verdicts import Verdict
 from x402guard.strict_json import NotReadable, read_object, write_object
-
-__all__ = ["Narrowed", "narrow_call", "narrow_fixed"]
 
 _LEAST_NARROWED: Final = 16
 _TRIES: Final = 4
@@ -36,9 +35,11 @@ class Narrowed:
     by: str = ""
 
 
-def narrow_call(terms: Terms, request: RequestFacts, call: Call, ceiling: Ceiling, price: Price) -> Narrowed | Refusal:
+def narrow_call(
+    context: Context, request: RequestFacts, call: Call, ceiling: Ceiling, price: Price
+) -> Narrowed | Refusal:
     """Return a call as the owner's rules leave it, or why nothing of it is left. *price* works out a ceiling."""
-    verdict = verdict_of(terms, call_subject(request, call.model, _most(ceiling)))
+    verdict = verdict_of(context.policy, call_subject(request, call.model, _most(ceiling)), asks=context.asks)
     narrow = verdict.narrow
     if narrow is None:
         return Narrowed(call, ceiling)
@@ -96,12 +97,14 @@ def _fit(
     return Refusal(verdict.narrowed_by, reason, _most(before), most)
 
 
-def narrow_fixed(terms: Terms, request: RequestFacts, price: FixedPrice, body: bytes | None) -> bytes | Refusal | None:
+def narrow_fixed(
+    context: Context, request: RequestFacts, price: FixedPrice, body: bytes | None
+) -> bytes | Refusal | None:
     """Return the body of a call at a fixed price as the owner's rules leave it; None where it goes out as it is.
 
     Its price cannot be less: a rule that leaves less than that refuses it.
     """
-    verdict = verdict_of(terms, call_subject(request, price.place, price.amount))
+    verdict = verdict_of(context.policy, call_subject(request, price.place, price.amount), asks=context.asks)
     narrow, rule = verdict.narrow, verdict.narrowed_by
     if narrow is None:
         return None

@@ -14,8 +14,6 @@ from x402guard.errors import ConfigError
 from x402guard.llm.genai_prices import GenaiPriceBook
 from x402guard.strict_json import check_depth
 
-__all__ = ["PRICES_FILE", "PriceChange", "compare", "open_book", "read_prices", "write_prices"]
-
 PRICES_FILE: Final = "x402guard-prices.json"
 """Where ``x402guard prices update`` writes, in the working directory, unless the settings name another."""
 

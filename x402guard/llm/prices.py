@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from x402guard.errors import ConfigError
-from x402guard.flow.ports import PriceBook, PricedModel, Usage
-from x402guard.llm.names import base_name
+from x402guard.flow.ports import Usage
+from x402guard.llm.models import base_name
 from x402guard.llm.routes import ENDPOINTS
 from x402guard.money import Dollars, Nanos, dollars_to_nanos, nanos_to_decimal
-
-__all__ = ["ModelPrice", "RegisteredBook"]
 
 _PER: Final = 1_000_000
 _UNITS: Final = frozenset({"input_tokens", "output_tokens", "cache_read_tokens"})
@@ -161,3 +159,59 @@ def _priced(
         units=_UNITS if before is None else _UNITS | before.units,
         contexts=frozenset() if before is None else before.contexts,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class PricedModel:
+    """One model's prices as they stood at one moment: what a price book finds, and is shown again to work out a cost.
+
+    Attributes:
+        provider: the provider's id in the book.
+        model: the model's id in the book.
+        at_unix: the moment, in unix seconds; prices change by date, and some by the hour.
+        source, version: where the prices are from, for the ledger.
+        context_window: tokens that the model can take, or None where the book does not say.
+        units: the units that have a price of their own.
+        contexts: the (key, value) pairs that the model has other prices for, such as ``("service_tier", "flex")``.
+    """
+
+    provider: str
+    model: str
+    at_unix: int
+    source: str
+    version: str
+    context_window: int | None
+    units: frozenset[str]
+    contexts: frozenset[tuple[str, str]] = frozenset()
+
+
+class PriceBook(Protocol):
+    """What models cost, and how providers say what was used. Fetches nothing from a network."""
+
+    def find(self, provider: str, model: str, at_unix: int) -> PricedModel | None:
+        """Return the prices of a model at a moment (unix seconds), or None for one that the book does not know.
+
+        Exact names alone: the rules about dated names are not the book's.
+        """
+
+    def suggest(self, provider: str, model: str) -> str | None:
+        """Return a sentence on what an unknown name may have been meant for, or None."""
+
+    def cost(self, priced: PricedModel, usage: Usage, context: Mapping[str, str]) -> Decimal:
+        """Return what *usage* costs in dollars, exact and not rounded.
+
+        *context* chooses other prices out of ``priced.contexts``. Raises ``ValueError`` for counts that contradict each other.
+        """
+
+    def extract(self, provider: str, flavour: str, answer: Mapping[str, Any]) -> Usage:
+        """Return the usage that a provider's answer states. Raises ``ValueError`` where it states none that can be read."""
+
+
+class TokenCounter(Protocol):
+    """Counts tokens before a call, so that its worst case can be held. Used from several threads at once."""
+
+    def count(self, text: str, *, provider: str, model: str) -> int:
+        """Return how many tokens *text* is for a provider's *model*.
+
+        Raises ``LookupError`` for a model whose vocabulary it does not have. Whatever it raises, bytes are counted instead.
+        """

@@ -9,26 +9,23 @@ from functools import partial
 from typing import Any, Final
 
 from x402guard.errors import ConfigError, LedgerUnavailable
-from x402guard.flow.capture import HOLD_S, tokens_in
-from x402guard.flow.effects import Flow, Interrupted, compute, transact, transact_anyway, warn
+from x402guard.flow.capture import HOLD_S, Bill, tokens_in
+from x402guard.flow.context import Context
+from x402guard.flow.effects import Compute, Flow, Interrupted, Notify, Transact, transact_anyway
+from x402guard.flow.receipt import Receipt, receipt_of
 from x402guard.flow.refusals import refusal_error, refused
-from x402guard.flow.terms import Terms
 from x402guard.ledger.authorize import TRIPPED, Refusal, check_open
 from x402guard.ledger.budgets import trip_exceeded
 from x402guard.ledger.model import Hold, HoldKind, Purpose
 from x402guard.ledger.token_budget import count_tokens, soft_mark, soft_warning
 from x402guard.ledger.transitions import Capture, apply, begin
 from x402guard.ledger.view import LedgerView, Scope
-from x402guard.llm.bill import Bill
 from x402guard.llm.ceiling import Rates
+from x402guard.llm.meter import Meter
 from x402guard.llm.reported import Statement, price_statement
 from x402guard.money import Nanos
 from x402guard.policy.guards import guard_marks, note_taken
 from x402guard.policy.steps import Step
-from x402guard.x402.settlement import Receipt, receipt_of
-
-__all__ = ["record_call"]
-
 
 _OWED: Final = (
     "The call is owed, and it may be booked already: look at session.spent before you report it again, once the ledger can be "
@@ -43,13 +40,12 @@ class _Recorded:
     warning: str = ""
 
 
-def record_call(terms: Terms, entropy: bytes, statement: Statement) -> Flow[Receipt]:
+def record_call(context: Context, meter: Meter | None, entropy: bytes, statement: Statement) -> Flow[Receipt]:
     """Book what a call cost, past the limit too, and return its receipt. *entropy* is 32 random bytes.
 
     Raises ``ValueError`` for counts that no call can have and ``Unpriced`` where nobody can say what it cost, with nothing
     booked; ``SessionTripped``, having booked it, where the session was latched before: whoever asks no transport hears it here.
     """
-    meter = terms.meter
     if meter is None:
         raise ConfigError("record_usage: this guard meters nothing")
 
@@ -57,14 +53,14 @@ def record_call(terms: Terms, entropy: bytes, statement: Statement) -> Flow[Rece
         return price_statement(meter, statement, now_ms // 1000)
 
     hold_id = hashlib.sha256(b"recorded call" + entropy).hexdigest()
-    tokens = terms.tokens
-    nodes = (terms.node_id,) if tokens is None else (terms.node_id, tokens.node_id)
+    tokens = context.tokens
+    nodes = (context.node_id,) if tokens is None else (context.node_id, tokens.node_id)
     marks = () if tokens is None else (soft_mark(tokens.node_id),)
     # Nothing is judged, it is owed; but it counts for what comes after it. Nobody tells one report from another.
-    step = Step(HoldKind.LLM, statement.model, "")
-    marks = (*marks, *guard_marks(terms.policy, terms.node_id, step))
+    step = Step(HoldKind.LLM, statement.model, "", context.node_id)
+    marks = (*marks, *guard_marks(context.policy, step))
     scope = Scope(nodes=nodes, holds=(hold_id,), marks=marks, durable=True)
-    book = partial(_book, terms=terms, hold_id=hold_id, statement=statement)
+    book = partial(_book, context=context, hold_id=hold_id, statement=statement)
 
     def late(view: LedgerView) -> None:
         try:
@@ -75,23 +71,23 @@ def record_call(terms: Terms, entropy: bytes, statement: Statement) -> Flow[Rece
             book(view, priced)
 
     try:
-        priced = yield from compute(price, quick=meter.ready)
+        priced = yield Compute(price, quick=meter.ready)
     except Interrupted:
         # A task that is cancelled owes what it used: priced inside the transaction, which is waited for.
-        yield from transact(scope, late)
+        yield Transact(scope, late)
         raise
     if isinstance(priced, Refusal):
-        raise (yield from refused(terms, priced))
+        raise (yield from refused(context, priced))
     try:
         recorded = yield from transact_anyway(scope, lambda view: book(view, priced))
     except LedgerUnavailable as error:
         error.advice, error.money_may_have_moved = _OWED, True
         raise
     if recorded.warning:
-        yield from warn(recorded.warning)
+        yield Notify(recorded.warning)
     if recorded.latched is not None:
         # Not counted among the refusals: the call is in the books.
-        told = refusal_error(terms, recorded.latched)
+        told = refusal_error(context, recorded.latched)
         told.advice = "This call is booked. Only the owner can reset this session."
         told.money_may_have_moved = True
         raise told
@@ -100,32 +96,32 @@ def record_call(terms: Terms, entropy: bytes, statement: Statement) -> Flow[Rece
 
 
 def _book(
-    view: LedgerView, priced: tuple[Bill, Rates], *, terms: Terms, hold_id: str, statement: Statement
+    view: LedgerView, priced: tuple[Bill, Rates], *, context: Context, hold_id: str, statement: Statement
 ) -> _Recorded:
     bill, rates = priced
     standing = view.hold(hold_id)
     if standing is not None:
         return _Recorded(standing)
-    closed = check_open(view, terms.node_id)
+    closed = check_open(view, context.node_id)
     hold = Hold(
         id=hold_id,
-        node_id=terms.node_id,
+        node_id=context.node_id,
         kind=HoldKind.LLM,
         amount=Nanos(max(1, bill.amount)),
         created_ms=view.now_ms,
         deadline_unix=view.now_unix + HOLD_S,
         flying_since_ms=view.now_ms,
-        owner=terms.instance,
+        owner=context.instance,
         purpose=Purpose(tool=statement.model),
     )
     # Whether it fits is not asked: what was used is owed.
     begin(view, hold, _facts(hold, statement, rates))
     usage: Mapping[str, int] = bill.usage or {}
     after = apply(view, hold_id, Capture(bill.amount, bill.evidence, usage=dict(usage)))
-    trip_exceeded(view, terms.node_id)
-    note_taken(view, terms.policy, terms.node_id, Step(HoldKind.LLM, statement.model, "").at(bill.amount))
-    reached = terms.tokens is not None and count_tokens(view, terms.tokens, tokens_in(usage))
-    warning = soft_warning(view, terms.tokens) if terms.tokens is not None and reached else ""
+    trip_exceeded(view, context.node_id)
+    note_taken(view, context.policy, Step(HoldKind.LLM, statement.model, "", context.node_id).at(bill.amount))
+    reached = context.tokens is not None and count_tokens(view, context.tokens, tokens_in(usage))
+    warning = soft_warning(view, context.tokens) if context.tokens is not None and reached else ""
     if closed is None or closed.rule != TRIPPED:
         return _Recorded(after, None, warning)
     return _Recorded(after, replace(closed, reason=f"{closed.reason}; this call was booked"), warning)

@@ -8,21 +8,21 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, Final
 
-from x402guard.flow.ports import PriceBook, Usage
+from x402guard.errors import Unpriced
+from x402guard.flow.capture import Bill
+from x402guard.flow.ports import Usage
 from x402guard.ledger.authorize import Refusal
 from x402guard.ledger.model import Evidence
 from x402guard.ledger.token_budget import MOST_TOKENS
-from x402guard.llm.bill import Bill, stated_cost
+from x402guard.llm.bill import stated_cost
 from x402guard.llm.ceiling import UNPRICED, Rates, find_rates, whole_nanos
+from x402guard.llm.content import Unbounded, kind_of
 from x402guard.llm.meter import Meter
+from x402guard.llm.prices import PriceBook
 from x402guard.llm.request import Call
 from x402guard.llm.routes import Dialect, Endpoint, Flavour, Route
-from x402guard.llm.said import check_said, check_total, tools_run
-from x402guard.llm.tools import Unbounded, kind_of
 from x402guard.llm.usage import Stated, check_parts, read_usage
 from x402guard.money import MAX_NANOS, Nanos
-
-__all__ = ["Statement", "price_statement", "read_answer", "read_statement"]
 
 _UNIT: Final = re.compile(
     r"(input|output)(_[a-z]+)*_tokens|cache_([a-z]+_)?(read|write)(_5m|_1h)?_tokens|(web|social|storage|rerank)_searches|code_executions",
@@ -174,13 +174,21 @@ def _priced(meter: Meter, statement: Statement, at_unix: int) -> tuple[Bill, Rat
     if isinstance(rates, Refusal):
         return rates
     for unit in _without_price(stated.usage, rates):
-        return Refusal(UNPRICED, f"usage: nothing says what {unit} of {statement.model!r} cost; charge them yourself")
+        return Refusal(
+            UNPRICED,
+            f"usage: nothing says what {unit} of {statement.model!r} cost; charge them yourself",
+            error=Unpriced,
+        )
     allowed = _tools_run(meter, statement)
     if isinstance(allowed, Refusal):
         return allowed
     amount = stated_cost(call, rates, meter.settings, stated)
     if amount is None:
-        return Refusal(UNPRICED, f"usage: {statement.model!r} was billed at a tier that the price book does not know")
+        return Refusal(
+            UNPRICED,
+            f"usage: {statement.model!r} was billed at a tier that the price book does not know",
+            error=Unpriced,
+        )
     amount = Nanos(amount + allowed)
     if amount > MAX_NANOS:
         raise ValueError("usage: it would cost more than a billion dollars")
@@ -200,7 +208,9 @@ def _tools_run(meter: Meter, statement: Statement) -> Nanos | Refusal:
         allowance = meter.settings.allowance(kind)
         if allowance is None:
             hint = f'Metering(allowances={{"{kind}": "$0.05"}})'
-            return Refusal(UNPRICED, f"response: {name[:60]} was run, and nothing says what it cost; set {hint}")
+            return Refusal(
+                UNPRICED, f"response: {name[:60]} was run, and nothing says what it cost; set {hint}", error=Unpriced
+            )
         total += allowance
     return whole_nanos(total)
 
@@ -262,3 +272,72 @@ def _call(statement: Statement, *, produces: bool) -> Call:
         caches=False,
         speaks=False,
     )
+
+
+_COUNTS: Final = re.compile(r"(tokens?|count|units?)$", re.IGNORECASE)
+
+
+_KNOWN: Final[Mapping[Flavour, frozenset[str]]] = {
+    "chat": frozenset({"prompt_tokens", "completion_tokens", "total_tokens", "cached_tokens", "prompt_cache_hit_tokens",
+                       "prompt_cache_miss_tokens"}),
+    "embeddings": frozenset({"prompt_tokens", "total_tokens"}),
+    "responses": frozenset({"input_tokens", "output_tokens", "total_tokens"}),
+    "messages": frozenset({"input_tokens", "output_tokens", "cache_creation_input_tokens", "cache_read_input_tokens"}),
+    "gemini": frozenset({"promptTokenCount", "candidatesTokenCount", "totalTokenCount", "cachedContentTokenCount",
+                         "thoughtsTokenCount", "toolUsePromptTokenCount"}),
+    "converse": frozenset({"inputTokens", "outputTokens", "totalTokens", "cacheReadInputTokens", "cacheWriteInputTokens",
+                           "cacheReadInputTokenCount", "cacheWriteInputTokenCount"}),
+    "cohere": frozenset({"cached_tokens", "tokens", "billed_units"}),
+    "cohere_embed": frozenset({"tokens", "billed_units"}),
+}  # fmt: skip
+"""The counts that are read of each dialect's usage, or are known to repeat others."""
+
+
+_TOTALS: Final = ("total_tokens", "totalTokenCount", "totalTokens")
+
+
+_CALLER_RUNS: Final = frozenset(
+    {"function_call", "custom_tool_call", "computer_call", "local_shell_call", "shell_call", "apply_patch_call"}
+)
+
+
+_COUNTED: Final = frozenset({"web_search_call", "file_search_call"})
+
+
+_FREE_REQUESTS: Final = frozenset({"web_search_requests", "web_fetch_requests"})
+
+
+def check_said(flavour: Flavour, usage: Mapping[str, Any]) -> None:
+    """Raise ``ValueError`` for a count that nobody reads, or that is no number: what it costs would be left out."""
+    known = _KNOWN.get(flavour, frozenset())
+    for key, value in usage.items():
+        name = str(key)[:60]
+        if _COUNTS.search(name) and name not in known and value:
+            raise ValueError(f"{name} is no count that is known beside {', '.join(sorted(known))}")
+        if name in known and value is not None and not isinstance(value, (Mapping, int, Decimal)):
+            raise ValueError(f"{name} is a {type(value).__name__}, and is to be a number")
+
+
+def check_total(usage: Mapping[str, Any], read: Usage) -> None:
+    """Raise ``ValueError`` where the total that is said is more than the parts that were read: something would be left out."""
+    parts = read.get("input_tokens", 0) + read.get("output_tokens", 0)
+    for name in _TOTALS:
+        total = usage.get(name)
+        if isinstance(total, (int, Decimal)) and total > parts:
+            raise ValueError(f"{name} is {str(total)[:40]}, and the parts that are stated come to {parts}")
+
+
+def tools_run(flavour: Flavour, answer: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what the provider ran for an answer, and bills beside the tokens, and no count of a usage has."""
+    if flavour == "responses":
+        output = answer.get("output")
+        for item in output if isinstance(output, list) else ():
+            kind = str(item.get("type", "")) if isinstance(item, Mapping) else ""
+            if kind.endswith("_call") and kind not in _CALLER_RUNS | _COUNTED:
+                yield kind.removesuffix("_call")
+    elif flavour == "messages":
+        usage = answer.get("usage")
+        ran = usage.get("server_tool_use") if isinstance(usage, Mapping) else None
+        for name, count in ran.items() if isinstance(ran, Mapping) else ():
+            if count and name not in _FREE_REQUESTS:
+                yield str(name).removesuffix("_requests")

@@ -7,23 +7,12 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from x402guard.errors import Unpriced
 from x402guard.ledger.authorize import Refusal
-from x402guard.llm.content import read_content
+from x402guard.llm.content import Unbounded, find_unbounded, read_content, tools_of
 from x402guard.llm.media import Media
 from x402guard.llm.routes import Flavour, Route
-from x402guard.llm.tools import Unbounded, find_unbounded, tools_of
 from x402guard.strict_json import NotReadable, read_object
-
-__all__ = [
-    "UNREADABLE",
-    "Call",
-    "ask_for_usage",
-    "limit_field",
-    "lower_limits",
-    "read_call",
-    "removed_fields",
-    "write_limit",
-]
 
 UNREADABLE: Final = "unreadable_request"
 
@@ -159,7 +148,7 @@ def _read(route: Route, model: str, sent: dict[str, Any], *, caches: bool) -> Ca
 
 
 def _no(field: str, reason: str) -> Refusal:
-    return Refusal(UNREADABLE, f"{field}: {reason}")
+    return Refusal(UNREADABLE, f"{field}: {reason}", error=Unpriced)
 
 
 def _numbers(sent: Mapping[str, Any], paths: tuple[tuple[str, ...], ...]) -> list[int] | Refusal:

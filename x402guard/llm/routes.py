@@ -7,16 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
-__all__ = [
-    "ENDPOINTS",
-    "Dialect",
-    "Endpoint",
-    "Flavour",
-    "Route",
-    "find_endpoint",
-    "find_route",
-]
-
 Dialect = Literal["openai", "azure", "anthropic", "google", "mistral", "cohere"]
 """Whose paths and bodies an endpoint speaks."""
 

@@ -12,15 +12,12 @@ from typing import Final, Literal, get_args
 from urllib.parse import urlsplit
 
 from x402guard.errors import ConfigError
-from x402guard.flow.ports import PriceBook, TokenCounter
-from x402guard.llm.prices import ModelPrice
+from x402guard.llm.content import ALLOWANCES
+from x402guard.llm.prices import ModelPrice, PriceBook, TokenCounter
 from x402guard.llm.routes import ENDPOINTS, Dialect, Endpoint, find_route
-from x402guard.llm.tools import ALLOWANCES
 from x402guard.money import Dollars, Nanos, dollars_to_nanos, nanos_to_decimal
-from x402guard.policy.places import plain_host, plain_path
-from x402guard.policy.settings import check_flag
-
-__all__ = ["Metering", "UnboundedOutput", "place_of"]
+from x402guard.policy.checks import check_flag
+from x402guard.policy.patterns import plain_host, plain_path
 
 UnboundedOutput = Literal["fit", "model_max", "average", "refuse"]
 

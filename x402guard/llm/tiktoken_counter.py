@@ -16,8 +16,6 @@ from x402guard.errors import ConfigError
 if TYPE_CHECKING:
     from tiktoken import Encoding
 
-__all__ = ["TiktokenCounter"]
-
 _ENCODINGS: Final[dict[str, Encoding]] = {}
 _LOCK: Final = threading.Lock()
 

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, Final
 
-from x402guard.flow.ports import PriceBook, Usage
+from x402guard.flow.ports import Usage
+from x402guard.llm.prices import PriceBook
 from x402guard.llm.request import Call
 from x402guard.llm.routes import Flavour
-
-__all__ = ["UNITS", "Impossible", "Stated", "check_parts", "read_usage"]
 
 _NOT_COUNTS: Final = frozenset(
     {"cost", "cost_details", "is_byok", "queue_time", "prompt_time", "completion_time", "total_time"}

@@ -10,8 +10,6 @@ from typing import Any, Final
 
 from pydantic import BaseModel
 
-__all__ = ["as_mapping"]
-
 _DEEPEST: Final = 32
 
 

@@ -4,13 +4,12 @@ from x402guard.policy.approvals import Answer, ApprovalRequest, Approvals
 from x402guard.policy.breakers import Breaker, Bulkhead
 from x402guard.policy.loops import Loop
 from x402guard.policy.risk import Risk
-from x402guard.policy.rules import Narrow, Rule
+from x402guard.policy.rules import Rule
 from x402guard.policy.settings import Policy
 from x402guard.policy.spikes import Spike
 from x402guard.policy.timeouts import Timeouts
 from x402guard.policy.velocity import Velocity
-from x402guard.x402.case import Case, RequestFacts
-from x402guard.x402.origins import judge_live, judge_offer, rank
+from x402guard.policy.verdicts import Narrow
 
 __all__ = [
     "Answer",
@@ -18,17 +17,12 @@ __all__ = [
     "Approvals",
     "Breaker",
     "Bulkhead",
-    "Case",
     "Loop",
     "Narrow",
     "Policy",
-    "RequestFacts",
     "Risk",
     "Rule",
     "Spike",
     "Timeouts",
     "Velocity",
-    "judge_live",
-    "judge_offer",
-    "rank",
 ]

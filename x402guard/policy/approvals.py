@@ -11,18 +11,7 @@ from typing import Any, Final
 
 from x402guard.errors import ConfigError
 from x402guard.money import Dollars, Nanos, dollars_to_nanos, format_dollars
-from x402guard.policy.rules import NO_VERDICT, Subject, Verdict
-
-__all__ = [
-    "APPROVAL",
-    "NEEDS_REVIEW",
-    "Answer",
-    "ApprovalRequest",
-    "Approvals",
-    "count_people",
-    "judge_sum",
-    "request_id",
-]
+from x402guard.policy.verdicts import NO_VERDICT, Subject, Verdict
 
 APPROVAL: Final = "approval"
 NEEDS_REVIEW: Final = "needs_review"

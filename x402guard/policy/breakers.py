@@ -6,17 +6,19 @@ open, and whoever calls is told at once how long to wait. After its rest one cal
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from x402guard.errors import ConfigError
+from typing_extensions import override
+
+from x402guard.errors import CircuitOpen
 from x402guard.ledger.authorize import Refusal
 from x402guard.ledger.model import HoldKind
 from x402guard.ledger.view import LedgerView, MarkKey, Notice
-from x402guard.policy.steps import Step, run_of
-
-__all__ = ["BREAKER", "Breaker", "Bulkhead", "breaker_marks", "find_open", "note_end", "note_try", "slot_of"]
+from x402guard.policy.checks import check_whole
+from x402guard.policy.step_guard import StepEnd, StepGuard
+from x402guard.policy.steps import Step
 
 BREAKER: Final = "breaker_open"
 _LOST_PROBE_MS: Final = 60_000
@@ -24,7 +26,7 @@ _FORGOTTEN_MS: Final = 3_600_000
 
 
 @dataclass(frozen=True, kw_only=True)
-class Breaker:
+class Breaker(StepGuard):
     """When a payee, host or tool is given a rest.
 
     Failures are answers that were lost or late, a 5xx, and a payment that was not answered with what was paid for; of a tool,
@@ -41,8 +43,108 @@ class Breaker:
     rest_s: int = 30
 
     def __post_init__(self) -> None:
-        _check_whole("breaker.failures", self.failures, 1_000)
-        _check_whole("breaker.rest_s", self.rest_s, 86_400)
+        check_whole("policy.breaker.failures", self.failures, 1, 1_000)
+        check_whole("policy.breaker.rest_s", self.rest_s, 1, 86_400)
+
+    @override
+    def marks(self, step: Step, payees: tuple[str, ...], *, ending: bool) -> Iterator[MarkKey]:
+        for _, watched in _target(step):
+            yield _key(watched)
+        for payee in payees:
+            yield _key(_payee(step, payee)[1])
+
+    @override
+    def judge(self, view: LedgerView, step: Step) -> Refusal | None:
+        # The host or tool is asked about before the price is known, the payee once it is.
+        return self.find_open(view, step, _priced_target(step) if step.priced else _target(step))
+
+    def find_open(self, view: LedgerView, step: Step, targets: Iterable[tuple[str, str]]) -> Refusal | None:
+        """Return the refusal of a step while the circuit of one of *targets* is open; None where it may go, be it as the probe."""
+        for what, watched in targets:
+            row = _row(view, watched)
+            if row["opened_ms"] is None:
+                continue
+            ends_ms = int(row["opened_ms"]) + self.rest_s * 1000
+            if view.now_ms < ends_ms:
+                wait_s = -(-(ends_ms - view.now_ms) // 1000)
+            elif row["trying"] is not None and view.now_ms < int(row["tried_ms"]) + _LOST_PROBE_MS:
+                wait_s = 1
+            else:
+                continue
+            again = "one call is trying it now" if view.now_ms >= ends_ms else f"it rests for {wait_s} s more"
+            reason = f"{what} has failed {row['failures']} times in a row; {again} (policy.breaker)"
+            advice = "Do something else meanwhile, or ask another server or tool."
+            requested = step.amount or None
+            return Refusal(BREAKER, reason, requested, retry_after_s=wait_s, error=CircuitOpen, advice=advice)
+        return None
+
+    @override
+    def taken(self, view: LedgerView, step: Step, hold_id: str) -> None:
+        if not hold_id:
+            return
+        for _, watched in _targets(step):
+            row = _row(view, watched)
+            if row["opened_ms"] is not None:  # this call is the probe; every other one waits for its end
+                view.put_mark(_key(watched), {**row, "trying": hold_id, "tried_ms": view.now_ms})
+
+    @override
+    def ended(self, view: LedgerView, step: Step, end: StepEnd) -> None:
+        for what, watched in _targets(step):
+            row = _row(view, watched)
+            if row["trying"] == end.hold_id:
+                row = {**row, "trying": None}
+                view.put_mark(_key(watched), row)
+            if end.outcome == "failed":
+                before = int(row["before"]) if end.late else int(row["failures"])
+                self._note_failure(view, what, watched, row=row, before=before)
+            elif end.outcome == "ok" and row != _CLOSED:
+                view.put_mark(_key(watched), {**_CLOSED, "before": row["failures"]})
+
+    def _note_failure(self, view: LedgerView, what: str, watched: str, *, row: Mapping[str, Any], before: int) -> None:
+        forgotten = row["opened_ms"] is None and row["failed_ms"] <= view.now_ms - _FORGOTTEN_MS and not row["before"]
+        failures = 1 if forgotten else before + 1
+        opens = failures >= self.failures
+        if opens and row["opened_ms"] is None:
+            message = f"{what} has failed {failures} times in a row, and is given a rest of {self.rest_s} s"
+            view.notices.append(Notice(BREAKER, message, {"what": what, "failures": failures, "rest_s": self.rest_s}))
+        opened_ms = view.now_ms if opens else None
+        stamps = {"failed_ms": view.now_ms, "opened_ms": opened_ms, "before": 0}
+        view.put_mark(_key(watched), {**row, "failures": failures, **stamps})  # another may be trying meanwhile
+
+
+def _target(step: Step) -> Iterator[tuple[str, str]]:
+    """Yield (what it is called, where its state stands) of the host or tool that a step calls."""
+    # Of its run alone: a server may name any address as payee and fail in its name, and an agent may make any call fail.
+    if step.kind is HoldKind.TOOL:
+        yield f"tool {step.name}", f"{step.run_id} tool {step.name}"
+    elif step.name:
+        host = step.name.partition(" ")[2].partition("/")[0]
+        yield f"host {host}", f"{step.run_id} host {host}"
+
+
+def _payee(step: Step, payee: str) -> tuple[str, str]:
+    return f"payee {payee}", f"{step.run_id} payee {payee}"
+
+
+def _priced_target(step: Step) -> Iterator[tuple[str, str]]:
+    if step.payee:
+        yield _payee(step, step.payee)
+
+
+def _targets(step: Step) -> Iterator[tuple[str, str]]:
+    yield from _target(step)
+    yield from _priced_target(step)
+
+
+def _key(watched: str) -> MarkKey:
+    return "breaker", watched
+
+
+_CLOSED: Final = {"failures": 0, "before": 0, "failed_ms": 0, "opened_ms": None, "trying": None, "tried_ms": 0}
+
+
+def _row(view: LedgerView, watched: str) -> Mapping[str, Any]:
+    return view.mark(_key(watched)) or _CLOSED
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,13 +163,7 @@ class Bulkhead:
 
     def __post_init__(self) -> None:
         for name in ("per_host", "per_tool"):
-            if getattr(self, name) is not None:
-                _check_whole(f"bulkhead.{name}", getattr(self, name), 10_000)
-
-
-def _check_whole(name: str, value: object, most: int) -> None:
-    if type(value) is not int or not 1 <= value <= most:
-        raise ConfigError(f"policy.{name}: {value!r} is not a whole number from 1 to {most:,}")
+            check_whole(f"policy.bulkhead.{name}", getattr(self, name), 1, 10_000, optional=True)
 
 
 def slot_of(bulkhead: Bulkhead | None, kind: HoldKind, name: str) -> tuple[str, int] | None:
@@ -76,110 +172,3 @@ def slot_of(bulkhead: Bulkhead | None, kind: HoldKind, name: str) -> tuple[str, 
         return None
     what, most = ("tool", bulkhead.per_tool) if kind is HoldKind.TOOL else ("host", bulkhead.per_host)
     return None if most is None else (f"{what} {name}", most)
-
-
-def _watched(node_id: str, step: Step, payee: str) -> Iterator[tuple[str, str]]:
-    """Yield (what it is called, where its state stands) of everything that a step may find broken."""
-    # Of its run alone: a server may name anybody's address and fail in that one's name, and an agent may make any call fail.
-    run_id = run_of(node_id)
-    if step.kind is HoldKind.TOOL:
-        yield f"tool {step.name}", f"{run_id} tool {step.name}"
-    elif step.name:
-        host = step.name.partition(" ")[2].partition("/")[0]
-        yield f"host {host}", f"{run_id} host {host}"
-    if payee:
-        yield f"payee {payee}", f"{run_id} payee {payee}"
-
-
-def _key(place: str) -> MarkKey:
-    return "breaker", place
-
-
-def breaker_marks(
-    breaker: Breaker | None, node_id: str, step: Step, payees: tuple[str, ...] = ()
-) -> tuple[MarkKey, ...]:
-    """Return the small rows that the functions below have to see. *payees* are whom the step may pay."""
-    if breaker is None:
-        return ()
-    places = (place for payee in payees or ("",) for _, place in _watched(node_id, step, payee))
-    return tuple(_key(place) for place in dict.fromkeys(places))
-
-
-def find_open(view: LedgerView, breaker: Breaker | None, node_id: str, step: Step) -> Refusal | None:
-    """Return the refusal of a step whose payee, host or tool has a rest; None where it may go, be it as the one that tries."""
-    if breaker is None:
-        return None
-    for what, place in _watched(node_id, step, step.payee):
-        row = _row(view, place)
-        if row["opened_ms"] is None:
-            continue
-        ends_ms = int(row["opened_ms"]) + breaker.rest_s * 1000
-        if view.now_ms < ends_ms:
-            wait_s = -(-(ends_ms - view.now_ms) // 1000)
-        elif row["trying"] is not None and view.now_ms < int(row["tried_ms"]) + _LOST_PROBE_MS:
-            wait_s = 1
-        else:
-            continue
-        again = "one call is trying it now" if view.now_ms >= ends_ms else f"it rests for {wait_s} s more"
-        reason = f"{what} has failed {row['failures']} times in a row; {again} (policy.breaker)"
-        return Refusal(BREAKER, reason, step.amount or None, retry_after_s=wait_s)
-    return None
-
-
-def note_try(view: LedgerView, breaker: Breaker | None, node_id: str, step: Step, hold_id: str) -> None:
-    """Remember who tries what has had its rest: nobody else may until that has ended."""
-    if breaker is None:
-        return
-    for _, place in _watched(node_id, step, step.payee):
-        row = _row(view, place)
-        if row["opened_ms"] is not None:
-            view.put_mark(_key(place), {**row, "trying": hold_id, "tried_ms": view.now_ms})
-
-
-def note_end(
-    view: LedgerView,
-    breaker: Breaker | None,
-    node_id: str,
-    step: Step,
-    hold_id: str,
-    *,
-    well: bool | None,
-    late: bool = False,
-) -> None:
-    """Count how the step of a hold ended: well, or not; None where it says nothing of whom it called.
-
-    *late*: it had begun well, and was counted so, before it failed after all.
-    """
-    if breaker is None:
-        return
-    for what, place in _watched(node_id, step, step.payee):
-        row = _row(view, place)
-        if row["trying"] == hold_id:
-            row = {**row, "trying": None}
-            view.put_mark(_key(place), row)
-        if well is False:
-            before = int(row["before"]) if late else int(row["failures"])
-            _note_failure(view, breaker, what, place, row=row, before=before)
-        elif well and row != _CLOSED:
-            view.put_mark(_key(place), {**_CLOSED, "before": row["failures"]})
-
-
-def _note_failure(
-    view: LedgerView, breaker: Breaker, what: str, place: str, *, row: Mapping[str, Any], before: int
-) -> None:
-    forgotten = row["opened_ms"] is None and row["failed_ms"] <= view.now_ms - _FORGOTTEN_MS and not row["before"]
-    failures = 1 if forgotten else before + 1
-    opens = failures >= breaker.failures
-    if opens and row["opened_ms"] is None:
-        message = f"{what} has failed {failures} times in a row, and is given a rest of {breaker.rest_s} s"
-        view.notices.append(Notice(BREAKER, message, {"what": what, "failures": failures, "rest_s": breaker.rest_s}))
-    opened_ms = view.now_ms if opens else None
-    stamps = {"failed_ms": view.now_ms, "opened_ms": opened_ms, "before": 0}
-    view.put_mark(_key(place), {**row, "failures": failures, **stamps})  # another may be trying meanwhile
-
-
-_CLOSED: Final = {"failures": 0, "before": 0, "failed_ms": 0, "opened_ms": None, "trying": None, "tried_ms": 0}
-
-
-def _row(view: LedgerView, place: str) -> Mapping[str, Any]:
-    return view.mark(_key(place)) or _CLOSED

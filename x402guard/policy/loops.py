@@ -11,30 +11,25 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Final
 
-from x402guard.errors import ConfigError
+from typing_extensions import override
+
+from x402guard.errors import ConfigError, LoopDetected
+from x402guard.ledger.authorize import ONLY_RESET, Refusal
+from x402guard.ledger.budgets import trip
 from x402guard.ledger.view import LedgerView, MarkKey
+from x402guard.policy.checks import check_whole
+from x402guard.policy.step_guard import StepEnd, StepGuard
 from x402guard.policy.steps import Step, as_place, reset_mark
 
-__all__ = [
-    "Loop",
-    "find_loop",
-    "forget_before",
-    "forget_step",
-    "loop_marks",
-    "note_failure",
-    "note_step",
-    "note_success",
-    "streak_mark",
-]
-
 _IGNORED: Final = frozenset({"request_id", "idempotency_key", "trace_id", "nonce", "timestamp", "created_at"})
+LOOP: Final = "loop_detected"
 _MOST_CALLS: Final = 1_000
 _SHORT: Final = 16
 _STREAK_MS: Final = 3_600_000
 
 
 @dataclass(frozen=True, kw_only=True)
-class Loop:
+class Loop(StepGuard):
     """When the same call is one too many. What trips here latches the session until its owner resets it.
 
     Args:
@@ -57,17 +52,16 @@ class Loop:
     own: Mapping[str, int | None] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
-        _check_whole("calls", self.calls, 1, _MOST_CALLS)
-        _check_whole("window_s", self.window_s, 1, 86_400)
-        _check_whole("longest_cycle", self.longest_cycle, 1, 16)
-        _check_whole("failures", self.failures, 0, _MOST_CALLS)
+        check_whole("policy.loop.calls", self.calls, 1, _MOST_CALLS)
+        check_whole("policy.loop.window_s", self.window_s, 1, 86_400)
+        check_whole("policy.loop.longest_cycle", self.longest_cycle, 1, 16)
+        check_whole("policy.loop.failures", self.failures, 0, _MOST_CALLS)
         if isinstance(self.ignored, str) or not all(isinstance(name, str) for name in self.ignored):
             raise ConfigError(f"policy.loop.ignored: {self.ignored!r} is no list of field names")
         if not isinstance(self.own, Mapping):
             raise ConfigError(f"policy.loop.own: {self.own!r} is no mapping from a tool or route to a number of calls")
         for name, calls in self.own.items():
-            if calls is not None:
-                _check_whole(f"own[{name!r}]", calls, 1, _MOST_CALLS)
+            check_whole(f"policy.loop.own[{name!r}]", calls, 1, _MOST_CALLS, optional=True)
         named = {as_place("loop.own", name): calls for name, calls in self.own.items()}
         object.__setattr__(self, "own", MappingProxyType(named))
         object.__setattr__(self, "ignored", frozenset(self.ignored))
@@ -76,78 +70,116 @@ class Loop:
         """Return how many identical calls of a tool or route may fall within the window; None for any number."""
         return self.own.get(name, self.calls)
 
+    def _counts(self, step: Step) -> bool:
+        return bool(step.key) and self.calls_of(step.name) is not None
 
-def _check_whole(name: str, value: object, least: int, most: int) -> None:
-    if type(value) is not int or not least <= value <= most:
-        raise ConfigError(f"policy.loop.{name}: {value!r} is not a whole number from {least} to {most}")
+    @override
+    def marks(self, step: Step, payees: tuple[str, ...], *, ending: bool) -> Iterator[MarkKey]:
+        if ending and step.payee:
+            yield streak_mark(step.run_id, step.payee)
+        if not ending and self._counts(step):
+            yield _ring(step)
+            yield _cycle(step)
+        yield reset_mark(step.run_id)
+
+    @override
+    def judge(self, view: LedgerView, step: Step) -> Refusal | None:
+        loop = None if step.priced or not self._counts(step) else self.find_loop(view, step)
+        if loop is None:
+            return None
+        trip(view, step.run_id, LOOP, loop)
+        reason = f"{loop}; the session is latched until its owner resets it"
+        return Refusal(LOOP, reason, error=LoopDetected, advice=ONLY_RESET)
+
+    def find_loop(self, view: LedgerView, step: Step) -> str | None:
+        """Return why *step* is one too many, or None."""
+        calls = self.calls_of(step.name) or 0
+        since_ms = max(view.clock_ms - self.window_s * 1000, _reset_ms(view, step.run_id) + 1)
+        if len([at for at in _stamps(view, step) if at >= since_ms]) >= calls:
+            words = f"{step.name} was called {calls} times within {self.window_s} s, and is asked for once more in the same words"
+            return f"{words} (policy.loop; own= gives a tool or route its own number)"
+        keys, runs = self._cycle_of(view, step)
+        for period, matches in self._matches(keys, runs, step):
+            if matches >= period * self.calls:
+                return f"the last {period} different steps have repeated {self.calls} times; the next is {step.name}"
+        return None
+
+    @override
+    def taken(self, view: LedgerView, step: Step, hold_id: str) -> None:
+        if not self._counts(step):
+            return
+        calls = self.calls_of(step.name) or 0
+        view.put_mark(_ring(step), {"at": [*_stamps(view, step), view.clock_ms][-calls:]})
+        keys, runs = self._cycle_of(view, step)
+        after = {str(period): matches for period, matches in self._matches(keys, runs, step)}
+        kept = [*keys, step.key[:_SHORT]][-self.longest_cycle :]
+        before = {"keys": list(keys), "runs": dict(runs)}
+        view.put_mark(_cycle(step), {"keys": kept, "runs": after, "at": view.clock_ms, "before": before})
+
+    @override
+    def given_back(self, view: LedgerView, step: Step, at_ms: int) -> None:
+        if not self._counts(step):
+            return
+        stamps = list((view.mark(_ring(step)) or {"at": []})["at"])
+        taken = [at for at in stamps if at <= at_ms]
+        if taken:
+            stamps.remove(taken[-1])
+            view.put_mark(_ring(step), {"at": stamps})
+        row = view.mark(_cycle(step))
+        if row is not None and row.get("before") is not None and row["keys"][-1:] == [step.key[:_SHORT]]:
+            view.put_mark(_cycle(step), {**row["before"], "at": row["at"], "before": None})
+
+    @override
+    def ended(self, view: LedgerView, step: Step, end: StepEnd) -> None:
+        if not step.payee or end.outcome == "unknown":
+            return
+        key = streak_mark(step.run_id, step.payee)
+        row = view.mark(key)
+        if end.outcome == "ok":
+            if row is not None:
+                view.put_mark(key, {"failures": 0, "before": row["failures"], "at": view.clock_ms})
+        elif self.failures and not end.again:
+            self._note_failure(view, step, row or {"failures": 0, "at": 0}, late=end.late)
+
+    def _note_failure(self, view: LedgerView, step: Step, row: Mapping[str, Any], *, late: bool) -> None:
+        over = row["at"] <= max(_reset_ms(view, step.run_id), view.clock_ms - _STREAK_MS)
+        failures = 1 + (0 if over else int(row.get("before", 0) if late else row["failures"]))
+        view.put_mark(streak_mark(step.run_id, step.payee), {"failures": failures, "at": view.clock_ms})
+        if failures >= self.failures:
+            reason = f"{failures} payments in a row to {step.payee} were not answered with what was paid for"
+            trip(view, step.run_id, LOOP, reason)
+
+    def _cycle_of(self, view: LedgerView, step: Step) -> tuple[list[str], Mapping[str, int]]:
+        row: Mapping[str, Any] = view.mark(_cycle(step)) or {"keys": [], "runs": {}, "at": 0}
+        paused = not view.clock_ms - self.window_s * 1000 <= row["at"] <= view.clock_ms
+        return ([], {}) if paused or row["at"] <= _reset_ms(view, step.run_id) else (row["keys"], row["runs"])
+
+    def _matches(self, keys: list[str], runs: Mapping[str, int], step: Step) -> Iterator[tuple[int, int]]:
+        """Yield (period, how many of the latest steps were the same as those a period before), *step* included."""
+        key = step.key[:_SHORT]
+        for period in range(2, self.longest_cycle + 1):
+            latest = [*keys, key][-period:]
+            # One call over and over is no cycle: the ring of its stamps has it, and a slow one is a poll.
+            repeats = len(keys) >= period and keys[-period] == key and len(set(latest)) > 1
+            yield period, runs.get(str(period), 0) + 1 if repeats else 0
 
 
-def _ring(run_id: str, step: Step) -> MarkKey:
-    return "loop", f"{run_id} {step.key}"
+def _ring(step: Step) -> MarkKey:
+    return "loop", f"{step.run_id} {step.key}"
 
 
-def _cycle(run_id: str) -> MarkKey:
-    return "cycle", run_id
+def _cycle(step: Step) -> MarkKey:
+    return "cycle", step.run_id
 
 
 def streak_mark(run_id: str, payee: str) -> MarkKey:
-    """Return the key of the small row that counts a payee's failures."""
+    """Return the key of the row that counts a payee's failures in a row."""
     return "streak", f"{run_id} {payee}"
 
 
-def loop_marks(loop: Loop | None, run_id: str, step: Step) -> tuple[MarkKey, ...]:
-    """Return the small rows that ``find_loop`` and ``note_step`` have to see."""
-    if loop is None or not step.key or loop.calls_of(step.name) is None:
-        return ()
-    return _ring(run_id, step), _cycle(run_id), reset_mark(run_id)
-
-
-def find_loop(view: LedgerView, loop: Loop | None, run_id: str, step: Step) -> str | None:
-    """Return why *step* is one too many, or None."""
-    if loop is None or not loop_marks(loop, run_id, step):
-        return None
-    calls = loop.calls_of(step.name) or 0
-    since_ms = max(view.clock_ms - loop.window_s * 1000, _reset_ms(view, run_id) + 1)
-    if len([at for at in _stamps(view, run_id, step) if at >= since_ms]) >= calls:
-        words = f"{step.name} was called {calls} times within {loop.window_s} s, and is asked for once more in the same words"
-        return f"{words} (policy.loop; own= gives a tool or route its own number)"
-    keys, runs = _cycle_of(view, loop, run_id)
-    for period, matches in _matches(loop, keys, runs, step):
-        if matches >= period * loop.calls:
-            return f"the last {period} different steps have repeated {loop.calls} times; the next is {step.name}"
-    return None
-
-
-def note_step(view: LedgerView, loop: Loop | None, run_id: str, step: Step) -> None:
-    """Remember a step that was taken."""
-    if loop is None or not loop_marks(loop, run_id, step):
-        return
-    calls = loop.calls_of(step.name) or 0
-    view.put_mark(_ring(run_id, step), {"at": [*_stamps(view, run_id, step), view.clock_ms][-calls:]})
-    keys, runs = _cycle_of(view, loop, run_id)
-    after = {str(period): matches for period, matches in _matches(loop, keys, runs, step)}
-    kept = [*keys, step.key[:_SHORT]][-loop.longest_cycle :]
-    before = {"keys": list(keys), "runs": dict(runs)}
-    view.put_mark(_cycle(run_id), {"keys": kept, "runs": after, "at": view.clock_ms, "before": before})
-
-
-def _stamps(view: LedgerView, run_id: str, step: Step) -> list[int]:
+def _stamps(view: LedgerView, step: Step) -> list[int]:
     """Return when a step was taken, by the clock; what a clock wrote that was set back since is forgotten."""
-    return [at for at in (view.mark(_ring(run_id, step)) or {"at": []})["at"] if at <= view.clock_ms]
-
-
-def forget_step(view: LedgerView, loop: Loop | None, run_id: str, step: Step, at_ms: int) -> None:
-    """Take back a step that was noted at *at_ms* (unix milliseconds) and never paid for."""
-    if loop is None or not loop_marks(loop, run_id, step):
-        return
-    stamps = list((view.mark(_ring(run_id, step)) or {"at": []})["at"])
-    taken = [at for at in stamps if at <= at_ms]
-    if taken:
-        stamps.remove(taken[-1])
-        view.put_mark(_ring(run_id, step), {"at": stamps})
-    row = view.mark(_cycle(run_id))
-    if row is not None and row.get("before") is not None and row["keys"][-1:] == [step.key[:_SHORT]]:
-        view.put_mark(_cycle(run_id), {**row["before"], "at": row["at"], "before": None})
+    return [at for at in (view.mark(_ring(step)) or {"at": []})["at"] if at <= view.clock_ms]
 
 
 def _reset_ms(view: LedgerView, run_id: str) -> int:
@@ -155,46 +187,6 @@ def _reset_ms(view: LedgerView, run_id: str) -> int:
     return -1 if row is None or row["at"] > view.clock_ms else int(row["at"])
 
 
-def _cycle_of(view: LedgerView, loop: Loop, run_id: str) -> tuple[list[str], Mapping[str, int]]:
-    row: Mapping[str, Any] = view.mark(_cycle(run_id)) or {"keys": [], "runs": {}, "at": 0}
-    paused = not view.clock_ms - loop.window_s * 1000 <= row["at"] <= view.clock_ms
-    return ([], {}) if paused or row["at"] <= _reset_ms(view, run_id) else (row["keys"], row["runs"])
-
-
-def _matches(loop: Loop, keys: list[str], runs: Mapping[str, int], step: Step) -> Iterator[tuple[int, int]]:
-    """Yield (period, how many of the latest steps were the same as those a period before), *step* included."""
-    key = step.key[:_SHORT]
-    for period in range(2, loop.longest_cycle + 1):
-        latest = [*keys, key][-period:]
-        # One call over and over is no cycle: the ring of its stamps has it, and a slow one is a poll.
-        repeats = len(keys) >= period and keys[-period] == key and len(set(latest)) > 1
-        yield period, runs.get(str(period), 0) + 1 if repeats else 0
-
-
 def forget_before(view: LedgerView, run_id: str) -> None:
     """Count from now on: the owner has reset the run."""
     view.put_mark(reset_mark(run_id), {"at": view.clock_ms})
-
-
-def note_failure(view: LedgerView, loop: Loop | None, run_id: str, payee: str, *, late: bool = False) -> str | None:
-    """Count a payment whose answer is a failure; return why that is one too many, or None.
-
-    *late*: the answer had begun well, and was counted so.
-    """
-    if loop is None or not loop.failures:
-        return None
-    key = streak_mark(run_id, payee)
-    row = view.mark(key) or {"failures": 0, "at": 0}
-    over = row["at"] <= max(_reset_ms(view, run_id), view.clock_ms - _STREAK_MS)
-    before = 0 if over else int(row.get("before", 0) if late else row["failures"])
-    view.put_mark(key, {"failures": before + 1, "at": view.clock_ms})
-    if before + 1 < loop.failures:
-        return None
-    return f"{before + 1} payments in a row to {payee} were not answered with what was paid for"
-
-
-def note_success(view: LedgerView, run_id: str, payee: str) -> None:
-    """Forget a payee's failures: it has delivered."""
-    row = view.mark(streak_mark(run_id, payee))
-    if row is not None:
-        view.put_mark(streak_mark(run_id, payee), {"failures": 0, "before": row["failures"], "at": view.clock_ms})

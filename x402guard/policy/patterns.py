@@ -6,11 +6,9 @@ import re
 import unicodedata
 from functools import lru_cache
 from typing import Final
+from urllib.parse import unquote
 
 from x402guard.errors import ConfigError
-from x402guard.policy.places import plain_host, plain_path
-
-__all__ = ["check_pattern", "is_disguised", "matches_name", "matches_place", "matches_word"]
 
 _HUMP: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 _NAMESPACE: Final = re.compile(r"__|[./:]")
@@ -107,3 +105,23 @@ def is_disguised(tool: str) -> bool:
     """Return whether a name mixes letters of the Latin alphabet with others that look like them."""
     letters = [c for c in unicodedata.normalize("NFKD", tool) if c.isalpha()]
     return any(c.isascii() for c in letters) and not all(c.isascii() for c in letters)
+
+
+def plain_path(path: str) -> str:
+    """Return a path as the most lenient server may read it: escapes undone, empty and dot segments resolved.
+
+    ``/v1/%63hat/../chat//completions`` is sent as it was written; what it may be taken for decides whether it is metered.
+    """
+    parts: list[str] = []
+    for part in unquote(path).split("/"):
+        if part == "..":
+            parts = parts[:-1]
+        elif part not in ("", "."):
+            parts.append(part)
+    return "/" + "/".join(parts)
+
+
+def plain_host(host: str) -> str:
+    """Return a host, with its port where there is one, without the dot that a full name may end with."""
+    name, colon, port = host.rpartition(":") if not host.endswith("]") else (host, "", "")
+    return f"{name.rstrip('.')}{colon}{port}" if colon else host.rstrip(".")

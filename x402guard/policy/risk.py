@@ -10,9 +10,7 @@ from typing import Any, Final, Literal, get_args
 from x402guard.errors import ConfigError
 from x402guard.ledger.model import HoldKind
 from x402guard.policy.patterns import check_pattern, is_disguised, matches_name, matches_place, matches_word
-from x402guard.policy.rules import NO_VERDICT, Subject, Verdict
-
-__all__ = ["DEFAULT_LEVELS", "Level", "Risk", "judge_risk"]
+from x402guard.policy.verdicts import NO_VERDICT, Subject, Verdict
 
 Level = Literal["LOW", "MEDIUM", "HIGH", "CRITICAL"]
 """LOW runs · MEDIUM is logged and runs · HIGH asks a person · CRITICAL is denied, or asks several."""

@@ -3,61 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any, Final, Literal, get_args
+from dataclasses import dataclass, field
+from typing import Final, get_args
 
 from x402guard.errors import ConfigError
 from x402guard.evm import parse_address
 from x402guard.ledger.model import HoldKind
-from x402guard.money import Dollars, Nanos, dollars_to_nanos, format_dollars
+from x402guard.money import Dollars, Nanos, format_dollars
+from x402guard.policy.checks import check_dollars, check_texts
 from x402guard.policy.patterns import check_pattern, matches_name, matches_place, matches_word
+from x402guard.policy.verdicts import NO_VERDICT, Action, Narrow, Subject, Verdict, strictest
 
-__all__ = ["KINDS", "NO_VERDICT", "Narrow", "Rule", "Subject", "Verdict", "check_rules", "judge_rules", "strictest"]
-
-Action = Literal["allow", "narrow", "ask", "deny"]
 KINDS: Final = frozenset(str(kind) for kind in (HoldKind.PAYMENT, HoldKind.LLM, HoldKind.TOOL))
-_STRICT: Final[Mapping[str, int]] = {action: rank for rank, action in enumerate(get_args(Action))}
 _MOST_APPROVERS: Final = 10
-
-
-@dataclass(frozen=True, kw_only=True)
-class Narrow:
-    """What a rule leaves of a call. What is narrowed is what is checked, held and sent.
-
-    Args:
-        ceiling: dollars that it may cost at most: an LLM call's output is limited to that, a tool's hold lowered; a payment that
-            asks for more is refused, since its price is the seller's.
-        output_limit: tokens of an LLM's answer, or of a decorated tool's result.
-        remove: fields of an LLM request's body, or arguments of a decorated tool, that are left out.
-
-    Raises ``ConfigError`` naming the field.
-    """
-
-    ceiling: Dollars | None = None
-    output_limit: int | None = None
-    remove: Collection[str] = ()
-    most: Nanos | None = field(init=False, repr=False, compare=False, default=None)
-
-    def __post_init__(self) -> None:
-        if self.ceiling is not None:
-            object.__setattr__(self, "most", _nanos("rules.ceiling", self.ceiling))
-        if self.output_limit is not None and (type(self.output_limit) is not int or self.output_limit <= 0):
-            raise ConfigError(
-                f"policy.rules.output_limit: {self.output_limit!r} is not a positive whole number of tokens"
-            )
-        object.__setattr__(self, "remove", _texts("remove", self.remove, "field names"))
-        if self.ceiling is None and self.output_limit is None and not self.remove:
-            raise ConfigError("policy.rules: a rule that narrows says what to: ceiling, output_limit or remove")
-
-    def and_also(self, other: Narrow) -> Narrow:
-        """Return what is left where both narrow: the lower of each limit, and no field that either removes."""
-        least = min((n.most for n in (self, other) if n.most is not None), default=None)
-        limits = [n.output_limit for n in (self, other) if n.output_limit is not None]
-        return Narrow(
-            ceiling=None if least is None else f"${format_dollars(least)}",
-            output_limit=min(limits, default=None),
-            remove=frozenset(self.remove) | frozenset(other.remove),
-        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,12 +65,12 @@ class Rule:
                 f"policy.rules.action: {self.action!r} of rule {self.name!r} is none of {', '.join(get_args(Action))}"
             )
         self._set("match", check_pattern(f"policy.rules.match of rule {self.name!r}", self.match))
-        kinds = _texts("kinds", self.kinds, "payment, llm, tool")
+        kinds = check_texts("policy.rules.kinds", self.kinds, "payment, llm, tool")
         if not kinds or not kinds <= KINDS:
             raise ConfigError(
                 f"policy.rules.kinds: {self.kinds!r} of rule {self.name!r} is no list of payment, llm, tool"
             )
-        self._set("remove", _texts("remove", self.remove, "field names"))
+        self._set("remove", check_texts("policy.rules.remove", self.remove, "field names"))
         if type(self.approvers) is not int or not 1 <= self.approvers <= _MOST_APPROVERS:
             raise ConfigError(
                 f"policy.rules.approvers: {self.approvers!r} is not a whole number from 1 to {_MOST_APPROVERS}"
@@ -126,7 +84,7 @@ class Rule:
         if narrows:
             self._set("narrow", Narrow(ceiling=self.ceiling, output_limit=self.output_limit, remove=self.remove))
         if self.above is not None:
-            self._set("more_than", _nanos("rules.above", self.above))
+            self._set("more_than", check_dollars("policy.rules.above", self.above))
         if self.payees is not None:
             self._set("payees", _addresses(self.name, self.payees))
 
@@ -149,30 +107,14 @@ def _matches(pattern: str, name: str, kind: HoldKind) -> bool:
     return matches_name(pattern, name, within=True) if kind is HoldKind.TOOL else matches_word(pattern, name)
 
 
-def _texts(name: str, values: object, what: str) -> frozenset[str]:
-    if isinstance(values, (str, Mapping)) or not isinstance(values, Iterable):
-        raise ConfigError(f"policy.rules.{name}: {values!r:.80} is no list of {what}")
-    listed = tuple(values)
-    if not all(isinstance(value, str) and value for value in listed):
-        raise ConfigError(f"policy.rules.{name}: {listed!r:.80} is no list of {what}")
-    return frozenset(listed)
-
-
 def _addresses(rule: str, payees: object) -> frozenset[str]:
-    listed = _texts("payees", payees, "addresses")
+    listed = check_texts("policy.rules.payees", payees, "addresses")
     if not listed:
         raise ConfigError(f"policy.rules.payees: an empty list of rule {rule!r} is nobody's; leave it out")
     try:
         return frozenset(parse_address(payee).lower() for payee in listed)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"policy.rules.payees of rule {rule!r}: {error}") from error
-
-
-def _nanos(name: str, dollars: Dollars) -> Nanos:
-    try:
-        return dollars_to_nanos(dollars, field=f"policy.{name}")
-    except (TypeError, ValueError) as error:
-        raise ConfigError(str(error)) from error
 
 
 def check_rules(rules: object) -> tuple[Rule, ...] | None:
@@ -194,51 +136,6 @@ def check_rules(rules: object) -> tuple[Rule, ...] | None:
     return listed
 
 
-@dataclass(frozen=True, slots=True)
-class Subject:
-    """What a rule is shown of a step.
-
-    Attributes:
-        kind: payment, LLM call or tool.
-        names: what it goes by: the tool; or ``METHOD host/path``, and the model.
-        amount: nano-dollars that it costs, or costs at most.
-        payee: who is paid, or "".
-        arguments: a tool's, where they were told.
-    """
-
-    kind: HoldKind
-    names: tuple[str, ...]
-    amount: Nanos
-    payee: str = ""
-    arguments: Mapping[str, Any] | None = field(default=None, repr=False)
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """What the owner's rules say of one step, all together.
-
-    Attributes:
-        action: the strictest that any says.
-        rule: whose it is, "" for nobody's.
-        reason: a sentence for people.
-        approvers: how many people have to allow it, where it is to ask.
-        narrow: what is left of it; None for all.
-        narrowed_by: the first rule that narrows it, or "".
-        level: its level of risk, or "".
-    """
-
-    action: Action = "allow"
-    rule: str = ""
-    reason: str = ""
-    approvers: int = 0
-    narrow: Narrow | None = None
-    narrowed_by: str = ""
-    level: str = ""
-
-
-NO_VERDICT: Final = Verdict()
-
-
 def judge_rules(rules: Iterable[Rule], subject: Subject) -> Verdict:
     """Return what the rules say of a step."""
     verdict = NO_VERDICT
@@ -256,19 +153,3 @@ _SAYS: Final = {"allow": "allows", "narrow": "narrows", "ask": "asks before", "d
 
 def _over(rule: Rule) -> str:
     return "" if rule.more_than is None else f" above ${format_dollars(rule.more_than)}"
-
-
-def strictest(one: Verdict, other: Verdict) -> Verdict:
-    """Return what two verdicts come to: the stricter action, the more people, the narrower call."""
-    ranks = [(_STRICT[verdict.action], verdict.approvers) for verdict in (one, other)]
-    first = one if ranks[0] >= ranks[1] else other
-    narrow = one.narrow or other.narrow
-    if one.narrow is not None and other.narrow is not None:
-        narrow = one.narrow.and_also(other.narrow)
-    return replace(
-        first,
-        approvers=max(one.approvers, other.approvers),
-        narrow=narrow,
-        narrowed_by=one.narrowed_by or other.narrowed_by,
-        level=one.level or other.level,
-    )

@@ -11,19 +11,19 @@ from typing import Final, Literal, get_args
 from x402guard.assets import TEST_NETWORKS, V1_NAMES, resolve_network
 from x402guard.errors import ConfigError
 from x402guard.evm import parse_address
-from x402guard.money import Dollars, Nanos, dollars_to_nanos
+from x402guard.money import Dollars, Nanos
 from x402guard.policy.approvals import Approvals
 from x402guard.policy.breakers import Breaker, Bulkhead
+from x402guard.policy.checks import SoftLimits, check_choice, check_dollars, check_flag, check_whole, parts_of
+from x402guard.policy.counts import Counts
 from x402guard.policy.loops import Loop
 from x402guard.policy.risk import Risk
 from x402guard.policy.rules import Rule, check_rules
-from x402guard.policy.soft_limits import SoftLimits, parts_of
 from x402guard.policy.spikes import Spike
+from x402guard.policy.step_guard import StepGuard
 from x402guard.policy.steps import as_place
 from x402guard.policy.timeouts import Timeouts
 from x402guard.policy.velocity import Velocity
-
-__all__ = ["MIN_LIFETIME_S", "Policy", "ResourceMismatch", "check_flag", "check_flags"]
 
 MIN_LIFETIME_S: Final = 10
 """A signature that is good for less than this many seconds would be dead before it could be settled."""
@@ -101,6 +101,7 @@ class Policy:
     max_calls: Mapping[str, int] = field(default_factory=dict, hash=False)
     cap_nanos: Nanos | None = field(init=False, repr=False, compare=False, default=None)
     soft_parts: tuple[int, ...] = field(init=False, repr=False, compare=False, default=())
+    guards: tuple[StepGuard, ...] = field(init=False, repr=False, compare=False, default=())
 
     def __post_init__(self) -> None:
         self._set("cap_nanos", _cap(self.per_payment_cap))
@@ -114,15 +115,10 @@ class Policy:
                 raise ConfigError(f"policy.{name}: None is not a choice; name what is allowed, or leave it out")
         self._set("schemes", _each("schemes", self.schemes, _scheme))
         self._set("flows", _each("flows", self.flows, _text))
-        lifetime = self.max_lifetime_s
-        if type(lifetime) is not int or not MIN_LIFETIME_S <= lifetime <= _MAX_LIFETIME_S:
-            raise ConfigError(f"policy.max_lifetime_s: {lifetime!r} is not a whole number of seconds from 10 to 86400")
+        check_whole("policy.max_lifetime_s", self.max_lifetime_s, MIN_LIFETIME_S, _MAX_LIFETIME_S, what="of seconds ")
         check_flag("policy.unsafe_pay_after_redirect", self.unsafe_pay_after_redirect)
         for name, choices in _CHOICES.items():
-            if getattr(self, name) not in choices:
-                raise ConfigError(
-                    f"policy.{name}: {getattr(self, name)!r} is neither {choices[0]!r} nor {choices[1]!r}"
-                )
+            check_choice(f"policy.{name}", getattr(self, name), choices)
         for name, (kind, example, optional) in _PARTS.items():
             value = getattr(self, name)
             if not isinstance(value, kind) and not (optional and value is None):
@@ -130,13 +126,15 @@ class Policy:
                 raise ConfigError(f"policy.{name}: {value!r} is no {kind.__name__}; {write}")
         self._set("rules", check_rules(self.rules))
         self._set("soft_parts", parts_of("policy.soft_limits", self.soft_limits))
-        if self.max_steps is not None:
-            _check_most("max_steps", self.max_steps)
+        check_whole("policy.max_steps", self.max_steps, 1, optional=True)
         if not isinstance(self.max_calls, Mapping):
             raise ConfigError(f'policy.max_calls: {self.max_calls!r} is no mapping; write {{"serp": 50}}')
         for name, most in self.max_calls.items():
-            _check_most(f"max_calls[{name!r}]", most)
+            check_whole(f"policy.max_calls[{name!r}]", most, 1)
         self._set("max_calls", MappingProxyType({as_place("max_calls", n): most for n, most in self.max_calls.items()}))
+        counts = Counts(self.max_steps, self.max_calls) if self.max_steps is not None or self.max_calls else None
+        guards = (self.timeouts, self.breaker, counts, self.loop, self.velocity, self.spike)
+        self._set("guards", tuple(guard for guard in guards if guard is not None))
 
     def _set(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)
@@ -160,30 +158,10 @@ _PARTS: Final[Mapping[str, tuple[type, str, bool]]] = {
 """Setting → (its kind, how one is written, None is a choice)."""
 
 
-def _check_most(name: str, value: object) -> None:
-    if type(value) is not int or value <= 0:
-        raise ConfigError(f"policy.{name}: {value!r} is not a positive whole number")
-
-
-def check_flag(name: str, value: object) -> None:
-    """Raise ``ConfigError`` for what is neither True nor False: ``"false"`` would count as true."""
-    if type(value) is not bool:
-        raise ConfigError(f"{name}: {value!r} is neither True nor False")
-
-
-def check_flags(**flags: object) -> None:
-    """Raise ``ConfigError`` naming the first of the settings that is neither True nor False."""
-    for name, value in flags.items():
-        check_flag(name, value)
-
-
 def _cap(cap: Dollars | None) -> Nanos | None:
     if cap is None:
         return None
-    try:
-        nanos = dollars_to_nanos(cap, field="policy.per_payment_cap")
-    except (TypeError, ValueError) as error:
-        raise ConfigError(str(error)) from error
+    nanos = check_dollars("policy.per_payment_cap", cap)
     if nanos == 0:
         raise ConfigError("policy.per_payment_cap: a cap of zero pays nothing; leave the signer out instead")
     return nanos

@@ -5,19 +5,24 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final, Literal, get_args
 
-from x402guard.errors import ConfigError
+from typing_extensions import override
+
+from x402guard.errors import SpendSpike
+from x402guard.ledger.authorize import ONLY_RESET, Refusal
+from x402guard.ledger.budgets import find_shortfall, trip
 from x402guard.ledger.view import LedgerView, MarkKey
-from x402guard.money import Dollars, Nanos, dollars_to_nanos, format_dollars
+from x402guard.money import Dollars, Nanos, format_dollars
+from x402guard.policy.checks import check_choice, check_dollars, check_whole
+from x402guard.policy.step_guard import StepGuard
 from x402guard.policy.steps import Step, reset_mark
 
-__all__ = ["Spike", "find_spike", "forget_cost", "note_cost", "spike_marks"]
-
 SpikeAction = Literal["warn", "trip"]
+SPIKE: Final = "spend_spike"
 _MOST: Final = 1_000
 
 
 @dataclass(frozen=True, kw_only=True)
-class Spike:
+class Spike(StepGuard):
     """When a step costs too much beside those before it, of its kind: payments, LLM calls and tools each by themselves.
 
     What counts is what is held: the price of a payment, the ceiling of a call or tool.
@@ -38,62 +43,66 @@ class Spike:
     least: Nanos = field(init=False, repr=False, compare=False, default=Nanos(0))
 
     def __post_init__(self) -> None:
-        for name, value, least in (("multiplier", self.multiplier, 1), ("window", self.window, 2)):
-            if type(value) is not int or not least <= value <= _MOST:
-                raise ConfigError(f"policy.spike.{name}: {value!r} is not a whole number from {least} to {_MOST}")
-        if self.action not in get_args(SpikeAction):
-            raise ConfigError(f"policy.spike.action: {self.action!r} is neither 'warn' nor 'trip'")
-        try:
-            object.__setattr__(self, "least", dollars_to_nanos(self.min_step, field="policy.spike.min_step"))
-        except (TypeError, ValueError) as error:
-            raise ConfigError(str(error)) from error
+        check_whole("policy.spike.multiplier", self.multiplier, 1, _MOST)
+        check_whole("policy.spike.window", self.window, 2, _MOST)
+        check_choice("policy.spike.action", self.action, get_args(SpikeAction))
+        object.__setattr__(self, "least", check_dollars("policy.spike.min_step", self.min_step))
+
+    @override
+    def marks(self, step: Step, payees: tuple[str, ...], *, ending: bool) -> tuple[MarkKey, ...]:
+        return () if ending else (_costs(step), reset_mark(step.run_id))
+
+    @override
+    def judge(self, view: LedgerView, step: Step) -> Refusal | None:
+        if not step.priced or self.action != "trip":
+            return None
+        spike = self.find_spike(view, step)
+        if spike is None or find_shortfall(view, step.node_id, step.amount) is not None:
+            return None  # what does not fit refuses itself alone
+        trip(view, step.run_id, SPIKE, spike)
+        reason = f"{spike}; the session is latched until its owner resets it"
+        return Refusal(SPIKE, reason, step.amount, error=SpendSpike, advice=ONLY_RESET)
+
+    def find_spike(self, view: LedgerView, step: Step) -> str | None:
+        """Return why a step is a spike, or None."""
+        amount = step.amount
+        if amount < self.least:
+            return None
+        before = _before(view, step)[-(self.window - 1) :]
+        total = sum(before)
+        # Compared without dividing; beside steps that cost nothing nothing can be said.
+        if len(before) < self.window - 1 or total == 0 or amount * len(before) <= self.multiplier * total:
+            return None
+        mean = format_dollars(-(-total // len(before)))
+        return f"{step.name} costs ${format_dollars(amount)}, over {self.multiplier} times the ${mean} of the {len(before)} before it"
+
+    @override
+    def taken(self, view: LedgerView, step: Step, hold_id: str) -> None:
+        spike = self.find_spike(view, step)
+        if spike is not None:
+            view.record(step.node_id, "event", facts={"name": SPIKE, "reason": spike})
+        before = _before(view, step)
+        costs = [*before, step.amount][-(self.window - 1) :]
+        view.put_mark(_costs(step), {"costs": costs, "before": before, "at": view.clock_ms})
+
+    @override
+    def given_back(self, view: LedgerView, step: Step, at_ms: int) -> None:
+        row = view.mark(_costs(step))
+        if row is None or step.amount not in row["costs"]:
+            return
+        costs = list(row["costs"])
+        if costs[-1] == step.amount and row.get("before") is not None:
+            costs = row["before"]  # as if it had never been
+        else:
+            del costs[len(costs) - 1 - costs[::-1].index(step.amount)]
+        view.put_mark(_costs(step), {**row, "costs": costs, "before": None})
 
 
-def _costs(run_id: str, step: Step) -> MarkKey:
-    return "spike", f"{run_id} {step.kind}"
+def _costs(step: Step) -> MarkKey:
+    return "spike", f"{step.run_id} {step.kind}"
 
 
-def spike_marks(spike: Spike | None, run_id: str, step: Step) -> tuple[MarkKey, ...]:
-    """Return the small rows that ``find_spike`` and ``note_cost`` have to see."""
-    return () if spike is None else (_costs(run_id, step), reset_mark(run_id))
-
-
-def find_spike(view: LedgerView, spike: Spike | None, run_id: str, step: Step) -> str | None:
-    """Return why a step is a spike, or None."""
-    amount = step.amount
-    if spike is None or amount < spike.least:
-        return None
-    before = _before(view, run_id, step)[-(spike.window - 1) :]
-    total = sum(before)
-    # Compared without dividing; beside steps that cost nothing nothing can be said.
-    if len(before) < spike.window - 1 or total == 0 or amount * len(before) <= spike.multiplier * total:
-        return None
-    mean = format_dollars(-(-total // len(before)))
-    return f"{step.name} costs ${format_dollars(amount)}, over {spike.multiplier} times the ${mean} of the {len(before)} before it"
-
-
-def note_cost(view: LedgerView, spike: Spike | None, run_id: str, step: Step) -> None:
-    """Remember what a step costs."""
-    if spike is not None:
-        before = _before(view, run_id, step)
-        costs = [*before, step.amount][-(spike.window - 1) :]
-        view.put_mark(_costs(run_id, step), {"costs": costs, "before": before, "at": view.clock_ms})
-
-
-def forget_cost(view: LedgerView, spike: Spike | None, run_id: str, step: Step) -> None:
-    """Take back the cost of a step that was never paid for."""
-    row = view.mark(_costs(run_id, step))
-    if spike is None or row is None or step.amount not in row["costs"]:
-        return
-    costs = list(row["costs"])
-    if costs[-1] == step.amount and row.get("before") is not None:
-        costs = row["before"]  # as if it had never been
-    else:
-        del costs[len(costs) - 1 - costs[::-1].index(step.amount)]
-    view.put_mark(_costs(run_id, step), {**row, "costs": costs, "before": None})
-
-
-def _before(view: LedgerView, run_id: str, step: Step) -> list[int]:
-    row = view.mark(_costs(run_id, step)) or {"costs": [], "at": 0}
-    reset = view.mark(reset_mark(run_id))
+def _before(view: LedgerView, step: Step) -> list[int]:
+    row = view.mark(_costs(step)) or {"costs": [], "at": 0}
+    reset = view.mark(reset_mark(step.run_id))
     return [] if reset is not None and row["at"] <= reset["at"] else list(row["costs"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -14,22 +14,8 @@ from x402guard.errors import ConfigError
 from x402guard.ledger.model import NOTHING, Hold, HoldKind
 from x402guard.ledger.view import MarkKey
 from x402guard.money import Nanos
-from x402guard.policy.places import plain_host, plain_path
+from x402guard.policy.patterns import plain_host, plain_path
 from x402guard.strict_json import NotReadable, read_object
-
-__all__ = [
-    "Step",
-    "as_place",
-    "masked",
-    "place",
-    "request_key",
-    "reset_mark",
-    "run_of",
-    "step_of",
-    "tool_key",
-    "whole_place",
-]
-
 
 _LONGEST_NAME: Final = 200
 _TIMES: Final = frozenset({"timestamp", "created_at"})
@@ -42,20 +28,29 @@ class Step:
     Attributes:
         kind: payment, LLM call or tool.
         name: for people and for the owner's exceptions: the tool, or ``POST host/path``.
-        key: the same for identical calls, SHA-256 in hex; "" where nobody can tell one from another.
-        amount: nano-dollars that are to be held, once that is known.
-        payee: who is paid, or "" for nobody who could be new.
+        key: the deduplication key: SHA-256 in hex, the same for identical calls; "" where calls cannot be told apart.
+        node_id: the budget that pays.
+        amount: nano-dollars that are to be held, where ``priced``.
+        payee: the address that is paid; "" for an LLM call or a tool.
+        priced: the amount and the payee are known.
     """
 
     kind: HoldKind
     name: str
     key: str
+    node_id: str
     amount: Nanos = NOTHING
     payee: str = ""
+    priced: bool = False
+
+    @property
+    def run_id(self) -> str:
+        """The id of the run: its outermost session."""
+        return run_of(self.node_id)
 
     def at(self, amount: Nanos, payee: str = "") -> Step:
         """Return the step at its price."""
-        return replace(self, amount=amount, payee=payee)
+        return Step(self.kind, self.name, self.key, self.node_id, amount, payee, priced=True)
 
 
 def run_of(node_id: str) -> str:
@@ -96,7 +91,7 @@ def step_of(hold: Hold) -> Step:
     if purpose.method:
         name = place(purpose.method, purpose.host, urlsplit(purpose.url).path)
     payee = hold.intent.payee if hold.intent is not None else ""
-    return Step(hold.kind, name, purpose.step).at(hold.amount, payee)
+    return Step(hold.kind, name, purpose.step, hold.node_id, hold.amount, payee, priced=True)
 
 
 def request_key(

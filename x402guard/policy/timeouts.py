@@ -5,14 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from x402guard.errors import ConfigError
-from x402guard.ledger.authorize import Refusal
+from typing_extensions import override
+
+from x402guard.errors import SessionTripped
+from x402guard.ledger.authorize import ONLY_RESET, Refusal
 from x402guard.ledger.budgets import trip
 from x402guard.ledger.model import HoldKind
 from x402guard.ledger.view import LedgerView, MarkKey
-from x402guard.policy.steps import reset_mark, run_of
-
-__all__ = ["SESSION_TIMEOUT", "STEP_TIMEOUT", "Timeouts", "begin_step", "end_step", "find_late", "timeout_marks"]
+from x402guard.policy.checks import check_whole
+from x402guard.policy.step_guard import StepEnd, StepGuard
+from x402guard.policy.steps import Step, reset_mark
 
 SESSION_TIMEOUT: Final = "session_timeout"
 STEP_TIMEOUT: Final = "step_timeout"
@@ -20,7 +22,7 @@ _LONGEST_S: Final = 366 * 86_400
 
 
 @dataclass(frozen=True, kw_only=True)
-class Timeouts:
+class Timeouts(StepGuard):
     """How long things may take, in whole seconds (1 to a year); None for any time.
 
     Args:
@@ -44,52 +46,58 @@ class Timeouts:
 
     def __post_init__(self) -> None:
         for name in self.__dataclass_fields__:
-            value = getattr(self, name)
-            if value is not None and (type(value) is not int or not 1 <= value <= _LONGEST_S):
-                raise ConfigError(
-                    f"policy.timeouts.{name}: {value!r} is not a whole number of seconds from 1 to {_LONGEST_S}, or None"
-                )
+            check_whole(
+                f"policy.timeouts.{name}", getattr(self, name), 1, _LONGEST_S, optional=True, what="of seconds "
+            )
+
+    @override
+    def marks(self, step: Step, payees: tuple[str, ...], *, ending: bool) -> tuple[MarkKey, ...]:
+        return self.run_marks(step.run_id)
+
+    def run_marks(self, run_id: str) -> tuple[MarkKey, ...]:
+        """Return the keys of the rows of a run that the other methods see."""
+        begun = () if self.step_s is None else (_begun(run_id),)
+        return begun if self.session_s is None else (*begun, reset_mark(run_id))
+
+    @override
+    def judge(self, view: LedgerView, step: Step) -> Refusal | None:
+        return None if step.priced else self.find_late(view, step.run_id, step.kind)
+
+    def find_late(self, view: LedgerView, run_id: str, kind: HoldKind) -> Refusal | None:
+        """Return why it is too late for a step of a kind, or None. Past the run's own time the run is tripped."""
+        if self.session_s is not None and view.has_node(run_id):
+            since_ms = max(view.node(run_id).created_ms, int((view.mark(reset_mark(run_id)) or {"at": 0})["at"]))
+            if view.now_ms - since_ms > self.session_s * 1000:
+                reason = f"the session has run for more than {self.session_s} s (policy.timeouts.session_s)"
+                trip(view, run_id, SESSION_TIMEOUT, reason)
+                reason = f"{reason}; it is latched until its owner resets it"
+                return Refusal(SESSION_TIMEOUT, reason, error=SessionTripped, advice=ONLY_RESET)
+        if self.step_s is None or kind is HoldKind.LLM:
+            return None
+        begun = view.mark(_begun(run_id))
+        if begun is None or begun["at"] is None:
+            return None
+        took_s = (view.now_ms - int(begun["at"])) / 1000
+        if took_s <= self.step_s:
+            return None
+        reason = f"this step began {took_s:.0f} s ago and may take {self.step_s} s (policy.timeouts.step_s)"
+        return Refusal(STEP_TIMEOUT, f"{reason}; ask the model again, or call session.step()")
+
+    @override
+    def taken(self, view: LedgerView, step: Step, hold_id: str) -> None:
+        if step.kind is HoldKind.LLM and self.step_s is not None:  # the model is asked again: the agent's step is over
+            view.put_mark(_begun(step.run_id), {"at": None})
+
+    @override
+    def ended(self, view: LedgerView, step: Step, end: StepEnd) -> None:
+        if step.kind is HoldKind.LLM:
+            self.begin_step(view, step.run_id)
+
+    def begin_step(self, view: LedgerView, run_id: str) -> None:
+        """Begin a step of the agent: the model has answered, or the agent says so."""
+        if self.step_s is not None:
+            view.put_mark(_begun(run_id), {"at": view.now_ms})
 
 
-def _step(run_id: str) -> MarkKey:
+def _begun(run_id: str) -> MarkKey:
     return "step", run_id
-
-
-def timeout_marks(timeouts: Timeouts, node_id: str) -> tuple[MarkKey, ...]:
-    """Return the small rows that the functions below have to see."""
-    run_id = run_of(node_id)
-    marks = [] if timeouts.step_s is None else [_step(run_id)]
-    if timeouts.session_s is not None:
-        marks.append(reset_mark(run_id))
-    return tuple(marks)
-
-
-def find_late(view: LedgerView, timeouts: Timeouts, node_id: str, kind: HoldKind) -> Refusal | None:
-    """Return why it is too late for a step of a kind, or None. Past the run's own time the run is latched."""
-    run_id = run_of(node_id)
-    if timeouts.session_s is not None and view.has_node(run_id):
-        since_ms = max(view.node(run_id).created_ms, int((view.mark(reset_mark(run_id)) or {"at": 0})["at"]))
-        if view.now_ms - since_ms > timeouts.session_s * 1000:
-            reason = f"the session has run for more than {timeouts.session_s} s (policy.timeouts.session_s)"
-            trip(view, run_id, SESSION_TIMEOUT, reason)
-            return Refusal(SESSION_TIMEOUT, f"{reason}; it is latched until its owner resets it")
-    begun = view.mark(_step(run_id))
-    if timeouts.step_s is None or kind is HoldKind.LLM or begun is None or begun["at"] is None:
-        return None
-    took_s = (view.now_ms - int(begun["at"])) / 1000
-    if took_s <= timeouts.step_s:
-        return None
-    reason = f"this step began {took_s:.0f} s ago and may take {timeouts.step_s} s (policy.timeouts.step_s)"
-    return Refusal(STEP_TIMEOUT, f"{reason}; ask the model again, or call session.step()")
-
-
-def begin_step(view: LedgerView, timeouts: Timeouts, node_id: str) -> None:
-    """A step begins: the model has answered, or the agent says so."""
-    if timeouts.step_s is not None:
-        view.put_mark(_step(run_of(node_id)), {"at": view.now_ms})
-
-
-def end_step(view: LedgerView, timeouts: Timeouts, node_id: str) -> None:
-    """A step is over: the model is asked again."""
-    if timeouts.step_s is not None:
-        view.put_mark(_step(run_of(node_id)), {"at": None})

@@ -10,12 +10,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from x402guard.errors import ConfigError
-from x402guard.ledger.view import LedgerView, MarkKey
-from x402guard.money import Dollars, Nanos, dollars_to_nanos, format_dollars
-from x402guard.policy.steps import Step
+from typing_extensions import override
 
-__all__ = ["Velocity", "find_excess", "forget_spent", "note_spent", "route_of", "velocity_marks"]
+from x402guard.errors import PaymentRefused, PolicyDenied, VelocityExceeded
+from x402guard.ledger.authorize import Refusal
+from x402guard.ledger.view import LedgerView, MarkKey
+from x402guard.money import Dollars, Nanos, format_dollars
+from x402guard.policy.checks import check_dollars, check_whole
+from x402guard.policy.step_guard import StepGuard
+from x402guard.policy.steps import Step
 
 _WINDOWS: Final[Mapping[str, tuple[int, int]]] = {"minute": (5, 12), "hour": (60, 60), "day": (3600, 24)}
 """Window → (seconds of a bucket, buckets)."""
@@ -33,7 +36,7 @@ _CALM_PERCENT: Final = 125
 
 
 @dataclass(frozen=True, kw_only=True)
-class Velocity:
+class Velocity(StepGuard):
     """How fast a run may spend. What exceeds is refused, nothing latches, and it passes again when its window has moved on.
 
     Args:
@@ -59,36 +62,131 @@ class Velocity:
 
     def __post_init__(self) -> None:
         for window in _WINDOWS:
-            dollars = getattr(self, f"dollars_per_{window}")
-            if dollars is not None:
-                self._nanos(window)
-            _check_whole(f"calls_per_{window}", getattr(self, f"calls_per_{window}"), 10**9)
-        _check_whole("new_payees_per_day", self.new_payees_per_day, 10**6)
-        _check_whole("percent_per_payee", self.percent_per_payee, 100)
-        _check_whole("price_ratio", self.price_ratio, 1_000)
+            self._dollars(window)
+            check_whole(
+                f"policy.velocity.calls_per_{window}", getattr(self, f"calls_per_{window}"), 1, 10**9, optional=True
+            )
+        check_whole("policy.velocity.new_payees_per_day", self.new_payees_per_day, 1, 10**6, optional=True)
+        check_whole("policy.velocity.percent_per_payee", self.percent_per_payee, 1, 100, optional=True)
+        check_whole("policy.velocity.price_ratio", self.price_ratio, 1, 1_000, optional=True)
 
-    def _nanos(self, window: str) -> Nanos:
+    def _dollars(self, window: str) -> Nanos | None:
         name = f"dollars_per_{window}"
-        try:
-            return dollars_to_nanos(getattr(self, name), field=f"policy.velocity.{name}")
-        except (TypeError, ValueError) as error:
-            raise ConfigError(str(error)) from error
+        value = getattr(self, name)
+        return None if value is None else check_dollars(f"policy.velocity.{name}", value)
 
     def limits(self) -> Iterator[tuple[str, Nanos | None, int | None]]:
         """Yield (window, nano-dollars, calls) for each window that has a limit."""
         for window in _WINDOWS:
-            dollars = None if getattr(self, f"dollars_per_{window}") is None else self._nanos(window)
+            dollars = self._dollars(window)
             calls: int | None = getattr(self, f"calls_per_{window}")
             if dollars is not None or calls is not None:
                 yield window, dollars, calls
 
+    @override
+    def marks(self, step: Step, payees: tuple[str, ...], *, ending: bool) -> Iterator[MarkKey]:
+        if ending:
+            return
+        for window, _, _ in self.limits():
+            yield _window(step, window)
+        if payees:
+            yield _NEW_PAYEES
+            yield _new_at(step)
+        for payee in payees:
+            yield _known(payee)
+            yield _to(step, payee)
+            yield _prices(step, payee)
 
-def _check_whole(name: str, value: object, most: int) -> None:
-    if value is not None and (type(value) is not int or not 1 <= value <= most):
-        raise ConfigError(f"policy.velocity.{name}: {value!r} is not a whole number from 1 to {most:,}, or None")
+    @override
+    def judge(self, view: LedgerView, step: Step) -> Refusal | None:
+        if not step.priced:
+            return None
+        for window, dollars, calls in self.limits():
+            spent, made = _sums(view, _window(step, window), window)
+            if calls is not None and made + 1 > calls:
+                return _excess(
+                    step, f"calls_per_{window}", f"{made} calls were made within {_ONE[window]}, all that may be"
+                )
+            if dollars is not None and spent + step.amount > dollars:
+                allowed = f"${format_dollars(spent)} of ${format_dollars(dollars)} were spent within {_ONE[window]}"
+                reason = f"{allowed}, and this costs ${format_dollars(step.amount)}"
+                return _excess(step, f"dollars_per_{window}", reason)
+        if not step.payee:
+            return None
+        return self._new_payee(view, step) or self._share(view, step) or self._price(view, step)
+
+    def _new_payee(self, view: LedgerView, step: Step) -> Refusal | None:
+        payee, most = step.payee, self.new_payees_per_day
+        if most is None or view.mark(_known(payee)) is not None:
+            return None
+        if _sums(view, _NEW_PAYEES, "day")[1] >= most:
+            reason = f"{payee} was never paid before, and {most} new payees were paid within a day"
+            return _excess(step, "new_payees_per_day", reason)
+        if _sums(view, _new_at(step), "day")[1] >= _NEW_PER_HOST:
+            reason = (
+                f"{payee} was never paid before, and {_host(step)} has named {_NEW_PER_HOST} new payees within a day"
+            )
+            return _excess(step, "new_payees_per_day", reason)
+        return None
+
+    def _share(self, view: LedgerView, step: Step) -> Refusal | None:
+        limit, percent = view.node(step.run_id).limit, self.percent_per_payee
+        if percent is None or limit is None:
+            return None
+        paid = _paid_to(view, step)
+        if (paid + step.amount) * 100 <= limit * percent:
+            return None
+        share = f"${format_dollars(paid)} were held for {step.payee}"
+        reason = f"{share}; with this it is over {percent} % of the run's ${format_dollars(limit)}"
+        return _excess(step, "percent_per_payee", reason, error=PolicyDenied)
+
+    def _price(self, view: LedgerView, step: Step) -> Refusal | None:
+        if self.price_ratio is None or step.amount < _LEAST_PRICE:
+            return None
+        prices = _usual(view, step)
+        if len(prices) < _FEWEST_PRICES or step.amount <= self.price_ratio * _median(prices):
+            return None
+        usual, asked = format_dollars(_median(prices)), format_dollars(step.amount)
+        reason = f"{price_route(step.name)} asks ${asked}, over {self.price_ratio} times its usual ${usual}"
+        return _excess(step, "price_ratio", reason, error=PolicyDenied)
+
+    @override
+    def taken(self, view: LedgerView, step: Step, hold_id: str) -> None:
+        amount, payee = step.amount, step.payee
+        for window, _, _ in self.limits():
+            _add(view, _window(step, window), window, amount)
+        if not payee:
+            return
+        if view.mark(_known(payee)) is None:
+            view.put_mark(_known(payee), {"since": view.now_ms})
+            _add(view, _NEW_PAYEES, "day", Nanos(0))
+            _add(view, _new_at(step), "day", Nanos(0))
+        view.put_mark(_to(step, payee), {"nanos": _paid_to(view, step) + amount})
+        prices = _usual(view, step)
+        if len(prices) < _FEWEST_PRICES or amount * 100 <= _median(prices) * _CALM_PERCENT:
+            key = _prices(step, payee)
+            stamped = list((view.mark(key) or {"prices": []})["prices"])
+            view.put_mark(key, {"prices": [*stamped, [amount, view.now_ms]][-_PRICES:]})
+
+    @override
+    def given_back(self, view: LedgerView, step: Step, at_ms: int) -> None:
+        for window, _, _ in self.limits():
+            seconds, _ = _WINDOWS[window]
+            now, buckets = _ring(view, _window(step, window), window)
+            at = str(at_ms // (seconds * 1000))
+            if at in buckets:
+                spent, made = buckets[at]
+                left = [max(0, spent - step.amount), max(0, made - 1)]
+                view.put_mark(_window(step, window), {"now": now, "buckets": {**buckets, at: left}})
+        if step.payee:
+            view.put_mark(_to(step, step.payee), {"nanos": max(0, _paid_to(view, step) - step.amount)})
 
 
-def route_of(name: str) -> str:
+def _excess(step: Step, rule: str, reason: str, error: type[PaymentRefused] = VelocityExceeded) -> Refusal:
+    return Refusal(rule, f"{reason} (policy.velocity.{rule})", step.amount, error=error)
+
+
+def price_route(name: str) -> str:
     """Return a place without what changes from call to call: ``GET host/opinion/42`` is one route with ``/opinion/43``."""
     method, _, place = name.partition(" ")
     host, *parts = place.split("/")
@@ -96,8 +194,8 @@ def route_of(name: str) -> str:
     return f"{method} {'/'.join((host, *kept))}"
 
 
-def _window(run_id: str, window: str) -> MarkKey:
-    return "velocity", f"{run_id} {window}"
+def _window(step: Step, window: str) -> MarkKey:
+    return "velocity", f"{step.run_id} {window}"
 
 
 def _known(payee: str) -> MarkKey:
@@ -115,117 +213,22 @@ def _new_at(step: Step) -> MarkKey:
     return "velocity", f"new payees at {_host(step)}"
 
 
-def _to(run_id: str, payee: str) -> MarkKey:
-    return "paid_to", f"{run_id} {payee}"
+def _to(step: Step, payee: str) -> MarkKey:
+    return "paid_to", f"{step.run_id} {payee}"
 
 
-def _prices(step: Step) -> MarkKey:
-    return "prices", f"{step.payee} {route_of(step.name)}"
+def _paid_to(view: LedgerView, step: Step) -> int:
+    return int((view.mark(_to(step, step.payee)) or {"nanos": 0})["nanos"])
+
+
+def _prices(step: Step, payee: str) -> MarkKey:
+    return "prices", f"{payee} {price_route(step.name)}"
 
 
 def _usual(view: LedgerView, step: Step) -> list[int]:
     """Return what a payee has asked for a route within a day, oldest first."""
-    row = view.mark(_prices(step)) or {"prices": []}
+    row = view.mark(_prices(step, step.payee)) or {"prices": []}
     return [price for price, at in row["prices"] if at > view.now_ms - _DAY_MS]
-
-
-def velocity_marks(velocity: Velocity | None, run_id: str, step: Step, payees: tuple[str, ...]) -> tuple[MarkKey, ...]:
-    """Return the small rows that ``find_excess`` and ``note_spent`` have to see. *payees* are whom the step may pay."""
-    if velocity is None:
-        return ()
-    marks = [_window(run_id, window) for window, _, _ in velocity.limits()]
-    if payees:
-        marks += [_NEW_PAYEES, _new_at(step)]
-        for payee in payees:
-            marks += [_known(payee), _to(run_id, payee), _prices(step.at(step.amount, payee))]
-    return tuple(marks)
-
-
-def find_excess(view: LedgerView, velocity: Velocity | None, run_id: str, step: Step) -> tuple[str, str] | None:
-    """Return (rule, reason) where a step is too much too fast, or None."""
-    if velocity is None:
-        return None
-    for window, dollars, calls in velocity.limits():
-        spent, made = _sums(view, _window(run_id, window), window)
-        if calls is not None and made + 1 > calls:
-            return f"calls_per_{window}", f"{made} calls were made within {_ONE[window]}, all that may be"
-        if dollars is not None and spent + step.amount > dollars:
-            allowed = f"${format_dollars(spent)} of ${format_dollars(dollars)} were spent within {_ONE[window]}"
-            return f"dollars_per_{window}", f"{allowed}, and this costs ${format_dollars(step.amount)}"
-    return _payee_excess(view, velocity, run_id, step) if step.payee else None
-
-
-def _payee_excess(view: LedgerView, velocity: Velocity, run_id: str, step: Step) -> tuple[str, str] | None:
-    amount, payee = step.amount, step.payee
-    most = velocity.new_payees_per_day
-    if most is not None and view.mark(_known(payee)) is None and _sums(view, _NEW_PAYEES, "day")[1] >= most:
-        return "new_payees_per_day", f"{payee} was never paid before, and {most} new payees were paid within a day"
-    if most is not None and view.mark(_known(payee)) is None and _sums(view, _new_at(step), "day")[1] >= _NEW_PER_HOST:
-        host = _host(step)
-        return (
-            "new_payees_per_day",
-            f"{payee} was never paid before, and {host} has named {_NEW_PER_HOST} new payees within a day",
-        )
-    limit, percent = view.node(run_id).limit, velocity.percent_per_payee
-    if percent is not None and limit is not None:
-        paid = int((view.mark(_to(run_id, payee)) or {"nanos": 0})["nanos"])
-        if (paid + amount) * 100 > limit * percent:
-            share = f"${format_dollars(paid)} were held for {payee}"
-            return (
-                "percent_per_payee",
-                f"{share}; with this it is over {percent} % of the run's ${format_dollars(limit)}",
-            )
-    prices, ratio = _usual(view, step), velocity.price_ratio
-    if (
-        ratio is not None
-        and amount >= _LEAST_PRICE
-        and len(prices) >= _FEWEST_PRICES
-        and amount > ratio * _median(prices)
-    ):
-        usual = format_dollars(_median(prices))
-        return (
-            "price_ratio",
-            f"{route_of(step.name)} asks ${format_dollars(amount)}, over {ratio} times its usual ${usual}",
-        )
-    return None
-
-
-def note_spent(view: LedgerView, velocity: Velocity | None, run_id: str, step: Step) -> None:
-    """Remember a step that was held for."""
-    amount, payee = step.amount, step.payee
-    if velocity is None:
-        return
-    for window, _, _ in velocity.limits():
-        _add(view, _window(run_id, window), window, amount)
-    if not payee:
-        return
-    if view.mark(_known(payee)) is None:
-        view.put_mark(_known(payee), {"since": view.now_ms})
-        _add(view, _NEW_PAYEES, "day", Nanos(0))
-        _add(view, _new_at(step), "day", Nanos(0))
-    paid = int((view.mark(_to(run_id, payee)) or {"nanos": 0})["nanos"])
-    view.put_mark(_to(run_id, payee), {"nanos": paid + amount})
-    prices = _usual(view, step)
-    if len(prices) < _FEWEST_PRICES or amount * 100 <= _median(prices) * _CALM_PERCENT:
-        stamped = list((view.mark(_prices(step)) or {"prices": []})["prices"])
-        view.put_mark(_prices(step), {"prices": [*stamped, [amount, view.now_ms]][-_PRICES:]})
-
-
-def forget_spent(view: LedgerView, velocity: Velocity | None, run_id: str, step: Step, at_ms: int) -> None:
-    """Take back a step that was noted at *at_ms* (unix milliseconds) and never paid for."""
-    if velocity is None:
-        return
-    for window, _, _ in velocity.limits():
-        seconds, _ = _WINDOWS[window]
-        now, buckets = _ring(view, _window(run_id, window), window)
-        at = str(at_ms // (seconds * 1000))
-        if at in buckets:
-            spent, made = buckets[at]
-            left = [max(0, spent - step.amount), max(0, made - 1)]
-            view.put_mark(_window(run_id, window), {"now": now, "buckets": {**buckets, at: left}})
-    if step.payee:
-        paid = int((view.mark(_to(run_id, step.payee)) or {"nanos": 0})["nanos"])
-        view.put_mark(_to(run_id, step.payee), {"nanos": max(0, paid - step.amount)})
 
 
 def _median(prices: list[int]) -> int:

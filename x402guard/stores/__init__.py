@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from x402guard.errors import ConfigError, LedgerUnavailable
-from x402guard.flow.ports import LedgerStore
+from x402guard.ledger.store import LedgerStore
 from x402guard.stores.memory import MemoryStore
 
 __all__ = ["DEFAULT_LEDGER", "MemoryStore", "check_ledger_url", "ledger_path", "open_store"]

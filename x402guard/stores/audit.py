@@ -9,8 +9,6 @@ from typing import Final
 from x402guard.ledger.verify import Balances, HoldRow, verify_balances, verify_journal
 from x402guard.stores.rows import ENTRY_COLUMNS, NODE_COLUMNS, to_entry, to_node
 
-__all__ = ["MOST_AT_OPENING", "audit"]
-
 MOST_AT_OPENING: Final = 10_000
 """A journal of so many entries is read whole whenever a ledger is opened; of a longer one the sums."""
 

@@ -9,8 +9,6 @@ from typing import Final
 
 from x402guard.errors import LedgerUnavailable
 
-__all__ = ["Line"]
-
 _LOOK_S: Final = 0.05
 
 

@@ -12,8 +12,6 @@ from typing import Final
 from x402guard.errors import LedgerUnavailable, Retry
 from x402guard.stores.rows import UnreadableRecord
 
-__all__ = ["foreign", "gone", "refuse_unless_kept", "refuse_unless_writable", "unavailable", "unsound"]
-
 _BESIDE: Final = ("", "-wal", "-shm", "-lock", "-queue")
 _ANOTHER: Final = "Nothing was paid. Choose another file, or put back a copy of the ledger that you trust."
 

@@ -14,8 +14,6 @@ from pathlib import Path
 from typing import Final
 from weakref import WeakSet
 
-__all__ = ["FileTurn"]
-
 SHORTEST_PAUSE_S: Final = 0.0001
 LONGEST_PAUSE_S: Final = 0.001
 PATIENCE_S: Final = 0.05

@@ -14,8 +14,6 @@ from x402guard.ledger.model import Entry, Evidence, Hold, HoldState, Node
 from x402guard.ledger.view import Change, LedgerView, MarkKey, Scope
 from x402guard.stores.views import StoreClock, check_change, load_view
 
-__all__ = ["MemoryStore"]
-
 R = TypeVar("R")
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["MIGRATIONS"]
-
 _FIRST: Final = """
 CREATE TABLE nodes (
     id TEXT PRIMARY KEY,

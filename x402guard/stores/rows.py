@@ -26,21 +26,6 @@ from x402guard.ledger.view import MarkKey
 from x402guard.ledger.windows import check_window
 from x402guard.money import Nanos
 
-__all__ = [
-    "ENTRY_COLUMNS",
-    "HOLD_COLUMNS",
-    "NODE_COLUMNS",
-    "Record",
-    "UnreadableRecord",
-    "entry_record",
-    "hold_record",
-    "node_record",
-    "to_entry",
-    "to_hold",
-    "to_mark",
-    "to_node",
-]
-
 
 class UnreadableRecord(Exception):  # noqa: N818 - becomes a LedgerUnavailable
     """A record says what no version of this library writes: the file is damaged, or somebody changed it."""

@@ -40,8 +40,6 @@ from x402guard.stores.rows import (
 )
 from x402guard.stores.views import StoreClock, check_change, load_view
 
-__all__ = ["SqliteStore"]
-
 R = TypeVar("R")
 
 APPLICATION_ID: Final = 0x78343032  # "x402"

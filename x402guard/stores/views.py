@@ -11,8 +11,6 @@ from x402guard.ledger.in_doubt import instance_mark
 from x402guard.ledger.model import Hold, Node, NodeKind
 from x402guard.ledger.view import LedgerView, MarkKey, Scope
 
-__all__ = ["DUE_AT_ONCE", "Rows", "StoreClock", "check_change", "load_view"]
-
 DUE_AT_ONCE = 100
 """How many holds past their deadline one transaction ends on the way, at most."""
 

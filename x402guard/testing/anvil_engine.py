@@ -27,8 +27,6 @@ from x402guard.errors import ConfigError
 from x402guard.testing.contracts import CHAIN_ID, genesis_contracts
 from x402guard.testing.engine import JSON, RpcError
 
-__all__ = ["BINARY_VARIABLE", "AnvilEngine", "AnvilError", "find_anvil"]
-
 BINARY_VARIABLE: Final = "X402GUARD_ANVIL"
 """The environment variable that may hold the path of an anvil binary."""
 

@@ -13,8 +13,6 @@ from eth_utils.crypto import keccak
 
 from x402guard.testing.engine import JSON, RpcError
 
-__all__ = ["ChainClient", "calldata", "selector"]
-
 _POLL_S = 0.005
 _RECEIPT_TIMEOUT_S = 30.0
 _TIP_WEI = 10**9

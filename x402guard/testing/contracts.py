@@ -7,18 +7,6 @@ from importlib import resources
 
 from x402guard.testing.engine import JSON
 
-__all__ = [
-    "CHAIN_ID",
-    "EXACT_PROXY",
-    "PERMIT2",
-    "TOKEN",
-    "UPTO_PROXY",
-    "Artifact",
-    "abi_at",
-    "artifact",
-    "genesis_contracts",
-]
-
 CHAIN_ID = 84532
 """Base Sepolia's id, so that network names, dollar prices and asset tables of x402 SDKs fit the test network."""
 

@@ -2,8 +2,6 @@
 
 from typing import Any, Protocol, TypeAlias
 
-__all__ = ["JSON", "Engine", "RpcError"]
-
 JSON: TypeAlias = Any
 """A value as `json.loads` gives it."""
 

@@ -32,8 +32,6 @@ from x402guard.testing.evm_json import (
     transaction_json,
 )
 
-__all__ = ["METHOD_NOT_FOUND", "REJECTED", "EthTesterEngine"]
-
 REJECTED = -32000
 METHOD_NOT_FOUND = -32601
 

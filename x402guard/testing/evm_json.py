@@ -7,20 +7,6 @@ from eth_abi.exceptions import DecodingError
 
 from x402guard.testing.engine import JSON, RpcError
 
-__all__ = [
-    "INVALID_PARAMS",
-    "NOT_FOUND",
-    "REVERTED",
-    "block_json",
-    "hexed",
-    "log_matches",
-    "octets",
-    "quantity",
-    "receipt_json",
-    "revert_error",
-    "transaction_json",
-]
-
 INVALID_PARAMS = -32602
 NOT_FOUND = -32001
 REVERTED = 3

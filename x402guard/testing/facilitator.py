@@ -31,8 +31,6 @@ from x402guard.testing.payments import (
 )
 from x402guard.testing.server import Hosted
 
-__all__ = ["Facilitator"]
-
 _SETTLE_GAS = 300_000
 _SIGNATURE_BYTES = 65
 

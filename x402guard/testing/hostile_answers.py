@@ -10,8 +10,6 @@ from starlette.types import Receive, Scope, Send
 
 from x402guard.testing.engine import JSON
 
-__all__ = ["Dropped", "demand", "dripped", "encoded", "receipt_header", "terms_of"]
-
 
 def encoded(content: JSON) -> str:
     """JSON in base64, as x402's headers carry it."""

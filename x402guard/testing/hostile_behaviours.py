@@ -11,8 +11,6 @@ from x402guard.testing.engine import JSON
 from x402guard.testing.hostile_answers import Dropped, dripped, encoded, receipt_header, terms_of
 from x402guard.testing.hostile_visit import Visit
 
-__all__ = ["BEHAVIOURS", "HONEST", "OTHER_PAYEE", "Behaviour"]
-
 OTHER_PAYEE = "0x857b06519E91e3A54538791bDbb0E22373e36b66"
 """The payee that nobody was told of."""
 

@@ -16,8 +16,6 @@ from x402guard.testing.engine import JSON, Engine, RpcError
 from x402guard.testing.hostile_answers import Dropped
 from x402guard.testing.server import Hosted
 
-__all__ = ["CHAIN_LIES", "HostileChain"]
-
 _TAGS = ("latest", "safe", "finalized", "pending")
 _SERVER_ERROR = -32000
 

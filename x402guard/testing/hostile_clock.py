@@ -2,8 +2,6 @@
 
 import threading
 
-__all__ = ["HostileClock"]
-
 _START_MS = 1_800_000_000_000
 
 

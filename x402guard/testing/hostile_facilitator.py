@@ -14,8 +14,6 @@ from starlette.routing import Route
 from x402guard.testing.engine import JSON
 from x402guard.testing.server import Hosted
 
-__all__ = ["FACILITATOR_LIES", "HostileFacilitator"]
-
 _TIMEOUT_S = 30.0
 
 FACILITATOR_LIES = MappingProxyType(

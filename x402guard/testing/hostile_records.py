@@ -9,8 +9,6 @@ from starlette.requests import Request
 from x402guard.testing.engine import JSON
 from x402guard.testing.payments import Permit2Payment, Refused, SignedPayment, read_payment
 
-__all__ = ["PAYMENT_HEADERS", "Cheque", "Received", "cheque_in"]
-
 PAYMENT_HEADERS = {"payment-signature": 2, "x-payment": 1}
 """The headers that carry a payment, and the protocol version of each."""
 

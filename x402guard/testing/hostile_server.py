@@ -27,8 +27,6 @@ from x402guard.testing.routes import CENT
 from x402guard.testing.server import Hosted, Server
 from x402guard.testing.settlers import Settler, SignatureSettler
 
-__all__ = ["HostileServer"]
-
 _METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
 _PAYEE = "0x209693Bc6afc0C5328bA36FaF03C514EF312287C"
 _FACILITATOR = "0x6C6D4539DE4FC56445d4Eff7Da256B40D6014233"

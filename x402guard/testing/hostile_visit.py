@@ -10,8 +10,6 @@ from x402guard.testing.engine import JSON
 from x402guard.testing.hostile_answers import demand, receipt_header
 from x402guard.testing.hostile_records import Cheque
 
-__all__ = ["Seller", "Visit"]
-
 
 class Seller(Protocol):
     """What a behaviour knows of the server that it belongs to; prices in atomic units, times in seconds."""

@@ -26,8 +26,6 @@ from x402guard.testing.llm_openai import AZURE, OPENAI, openai_error
 from x402guard.testing.llm_shapes import Document, Endpoint, Provider, Rendered, compact, phrase
 from x402guard.testing.server import Hosted
 
-__all__ = ["PROVIDERS", "LlmServer"]
-
 _PROVIDERS = (OPENAI, AZURE, ANTHROPIC, GOOGLE, MISTRAL, COHERE, GROQ, DEEPSEEK, OPENROUTER)
 PROVIDERS = tuple(provider.name for provider in _PROVIDERS)
 """The providers that an LlmServer speaks like."""

@@ -18,8 +18,6 @@ from x402guard.testing.llm_shapes import (
     within,
 )
 
-__all__ = ["ANTHROPIC"]
-
 _ERROR_TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",

@@ -6,8 +6,6 @@ from typing import TypeAlias
 
 from x402guard.testing.engine import JSON
 
-__all__ = ["Completion", "Failure", "LlmCall", "Reply", "ToolCall"]
-
 
 @dataclass(frozen=True)
 class ToolCall:

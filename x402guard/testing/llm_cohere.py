@@ -21,8 +21,6 @@ from x402guard.testing.llm_shapes import (
     within,
 )
 
-__all__ = ["COHERE", "TEMPLATE_TOKENS"]
-
 TEMPLATE_TOKENS = 71
 """What Cohere's prompt template adds to the input: `usage.tokens` counts it, `usage.billed_units` does not."""
 

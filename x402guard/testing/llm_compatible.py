@@ -8,8 +8,6 @@ from x402guard.testing.llm_chat import Chat, ChatDialect
 from x402guard.testing.llm_openai import embeddings, models, openai_error
 from x402guard.testing.llm_shapes import Document, Endpoint, Provider, reported, tier
 
-__all__ = ["DEEPSEEK", "GROQ", "MISTRAL", "OPENROUTER"]
-
 _CHAT = ("model", "messages")
 
 

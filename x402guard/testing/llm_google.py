@@ -18,8 +18,6 @@ from x402guard.testing.llm_shapes import (
     within,
 )
 
-__all__ = ["GOOGLE"]
-
 _STATES = {
     400: "INVALID_ARGUMENT",
     401: "UNAUTHENTICATED",

@@ -8,8 +8,6 @@ from x402guard.testing.llm_chat import Chat, ChatDialect
 from x402guard.testing.llm_responses import responses
 from x402guard.testing.llm_shapes import Document, Endpoint, Provider, packed, reported, sse, tier, vector
 
-__all__ = ["AZURE", "MODELS", "OPENAI", "embeddings", "models", "openai_error"]
-
 MODELS = ("gpt-5.2", "gpt-5.2-mini", "text-embedding-3-small")
 """What a list of models lists. Any other model is served as well."""
 

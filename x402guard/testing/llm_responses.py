@@ -8,8 +8,6 @@ from x402guard.testing.engine import JSON
 from x402guard.testing.llm_calls import Completion, LlmCall
 from x402guard.testing.llm_shapes import Document, Rendered, Stream, compact, pieces, reported, sse, tier, within
 
-__all__ = ["responses"]
-
 _ECHOED: dict[str, JSON] = {
     "instructions": None,
     "max_output_tokens": None,

@@ -14,23 +14,6 @@ from typing import TypeAlias
 from x402guard.testing.engine import JSON
 from x402guard.testing.llm_calls import Completion, LlmCall
 
-__all__ = [
-    "Document",
-    "Endpoint",
-    "Provider",
-    "Rendered",
-    "Stream",
-    "compact",
-    "packed",
-    "phrase",
-    "pieces",
-    "reported",
-    "sse",
-    "tier",
-    "vector",
-    "within",
-]
-
 _DIMENSIONS = 8
 
 

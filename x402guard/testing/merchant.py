@@ -20,8 +20,6 @@ from x402guard.testing.routes import Route, answered, default_routes, requiremen
 from x402guard.testing.server import Hosted
 from x402guard.testing.settlers import Settler, SettlerUnavailable
 
-__all__ = ["BAD_GATEWAY", "PAYMENT_REQUIRED", "PRECONDITION_FAILED", "Merchant"]
-
 PAYMENT_REQUIRED = 402
 PRECONDITION_FAILED = 412
 BAD_GATEWAY = 502

@@ -13,20 +13,6 @@ from eth_utils.address import to_checksum_address
 from x402guard.testing.contracts import EXACT_PROXY, PERMIT2, UPTO_PROXY
 from x402guard.testing.engine import JSON
 
-__all__ = [
-    "V1_NETWORKS",
-    "Eip3009Payment",
-    "Permit2Payment",
-    "Refused",
-    "SignedPayment",
-    "Terms",
-    "check_payment",
-    "check_signature",
-    "read_payment",
-    "read_terms",
-    "typed_data",
-]
-
 V1_NETWORKS = {8453: "base", 84532: "base-sepolia"}
 """The names that protocol version 1 has for the chains we know."""
 

@@ -12,20 +12,6 @@ from x402guard.testing.contracts import TOKEN
 from x402guard.testing.engine import JSON
 from x402guard.testing.payments import V1_NETWORKS
 
-__all__ = [
-    "CENT",
-    "Answer",
-    "Offer",
-    "Route",
-    "answered",
-    "completion",
-    "default_routes",
-    "docket_entry",
-    "notice",
-    "requirements",
-    "summary",
-]
-
 Answer = JSON | Response
 CENT = 10_000
 """One cent in atomic units of a six-decimal dollar token."""

@@ -11,8 +11,6 @@ from starlette.types import ASGIApp
 
 from x402guard.testing.engine import JSON, Engine, RpcError
 
-__all__ = ["INTERNAL_ERROR", "INVALID_PARAMS", "INVALID_REQUEST", "PARSE_ERROR", "rpc_app"]
-
 PARSE_ERROR = -32700
 INVALID_REQUEST = -32600
 INVALID_PARAMS = -32602

@@ -8,8 +8,6 @@ from typing import Self
 import uvicorn
 from starlette.types import ASGIApp
 
-__all__ = ["Hosted", "Server"]
-
 _LONGEST_SHUTDOWN_S = 2
 _KEEP_ALIVE_S = 60
 

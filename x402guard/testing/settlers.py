@@ -21,8 +21,6 @@ from x402guard.testing.payments import (
     read_terms,
 )
 
-__all__ = ["FacilitatorClient", "Payment", "Settler", "SettlerUnavailable", "SignatureSettler"]
-
 _TIMEOUT_S = 30.0
 
 

@@ -22,8 +22,6 @@ from x402guard.testing.rpc import rpc_app
 from x402guard.testing.server import Server
 from x402guard.testing.settlers import FacilitatorClient, Settler
 
-__all__ = ["Testnet", "Transfer"]
-
 _GAS_MONEY_WEI = 10**21
 _SETUP_GAS = 100_000
 _TRANSFER = "0x" + keccak(text="Transfer(address,address,uint256)").hex()

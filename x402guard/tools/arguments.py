@@ -16,8 +16,6 @@ from uuid import UUID
 
 from x402guard.errors import ConfigError
 
-__all__ = ["fingerprint", "fingerprint_of", "plain_arguments", "shown_arguments"]
-
 _SAYS_ITSELF: Final = (Decimal, UUID, dt.date, dt.time, PurePath, Enum)
 _DEEPEST: Final = 64
 _MOST_VALUES: Final = 10_000

@@ -11,8 +11,6 @@ from x402guard.errors import ConfigError
 from x402guard.policy import Narrow
 from x402guard.tools.arguments import fingerprint_of, plain_arguments, shown_arguments
 
-__all__ = ["Binding", "Bound", "plain_named"]
-
 _NAMED: Final = (
     inspect.Parameter.POSITIONAL_ONLY,
     inspect.Parameter.POSITIONAL_OR_KEYWORD,

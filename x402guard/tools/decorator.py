@@ -9,20 +9,22 @@ from dataclasses import dataclass, replace
 from functools import wraps
 from typing import Any, Final
 
-from x402guard.errors import ConfigError, LedgerUnavailable
+from x402guard.errors import ApprovalDenied, ConfigError, LedgerUnavailable
 from x402guard.flow.admission import Seat
+from x402guard.flow.context import Context
 from x402guard.flow.drivers import run, run_async
-from x402guard.flow.effects import Flow, Interrupted, compute, warn
-from x402guard.flow.ports import Place
+from x402guard.flow.effects import Compute, Flow, Interrupted, Notify
+from x402guard.flow.ports import Slot
 from x402guard.flow.refusals import refused
-from x402guard.flow.terms import Terms
 from x402guard.ledger.authorize import Refusal
 from x402guard.ledger.model import HoldKind
 from x402guard.ledger.token_budget import MOST_TOKENS
 from x402guard.money import Dollars, dollars_to_nanos
 from x402guard.policy import Narrow
 from x402guard.policy.approvals import APPROVAL
+from x402guard.policy.step_guard import Outcome
 from x402guard.tools.binding import Binding, Bound
+from x402guard.tools.counting import Mode, check_mode, suggest_mode
 from x402guard.tools.flow import (
     TOOL_HOLD_S,
     HeldTool,
@@ -34,12 +36,9 @@ from x402guard.tools.flow import (
     end_tool,
     hold_tool,
 )
-from x402guard.tools.hold import LONGEST_S, Budgeted, tool_call
-from x402guard.tools.modes import Mode, check_mode, suggest_mode
+from x402guard.tools.hold import LONGEST_S, ToolPayer, tool_call
 from x402guard.tools.runner import Running
 from x402guard.tools.token_budget import Allotment, TokenBudget
-
-__all__ = ["QUICK_CHARACTERS", "RESULT_TOKENS", "CostOf", "Render", "ToolTerms", "decorate"]
 
 RESULT_TOKENS: Final = 4_000
 """The most tokens of one result, unless told otherwise."""
@@ -56,7 +55,7 @@ Render = Callable[[Any, Mode], str]
 
 
 @dataclass(frozen=True, kw_only=True)
-class ToolTerms:
+class ToolOptions:
     """What a decorated tool costs, and how its results are shown; checked when it is written down.
 
     Attributes:
@@ -116,7 +115,7 @@ class ToolTerms:
 class _Use:
     """One call under way: what is held for it, what is kept of the context, and what the owner's rules leave of it."""
 
-    terms: Terms
+    context: Context
     held: HeldTool | None
     tokens: TokenBudget
     allotment: Allotment | None
@@ -136,7 +135,9 @@ class _Outcome:
     error: BaseException | None = None
 
 
-def decorate(payer: Budgeted, terms: ToolTerms, name: str | None, function: Callable[..., Any]) -> Callable[..., Any]:
+def decorate(
+    payer: ToolPayer, options: ToolOptions, name: str | None, function: Callable[..., Any]
+) -> Callable[..., Any]:
     """Return *function* such that every call of it is held for, captured and shown as *terms* say.
 
     Raises ``ConfigError`` for what cannot be called once and be over: a generator is held for with ``session.hold``.
@@ -144,20 +145,20 @@ def decorate(payer: Budgeted, terms: ToolTerms, name: str | None, function: Call
     if not callable(function):
         raise ConfigError(f'tool: {function!r} is no function; write @session.tool(cost="$0.01") above one')
     if isinstance(function, staticmethod):
-        return staticmethod(decorate(payer, terms, name, function.__func__))
+        return staticmethod(decorate(payer, options, name, function.__func__))
     called = function if inspect.isroutine(function) else getattr(function, "__call__", function)  # noqa: B004
     if any(inspect.isgeneratorfunction(each) or inspect.isasyncgenfunction(each) for each in (function, called)):
         raise ConfigError("tool: a generator goes on after its call; hold for it with `with session.hold(…)`")
     tool = check_tool(name if name is not None else getattr(function, "__name__", type(function).__name__))
-    terms.call(tool)  # the amounts are checked here, and not at the first call
+    options.call(tool)  # the amounts are checked here, and not at the first call
     binding = Binding(function)
 
     @wraps(function)
     def blocking(*args: Any, **kwargs: Any) -> Any:
         bound = binding.bind(args, kwargs)
-        use = run(_begin(payer, terms, tool, bound), payer.shell)
+        use = run(_begin(payer, options, tool, bound), payer.shell)
         try:
-            outcome = _outcome_of(terms, use, bound.call_on(function, use.narrow))
+            outcome = _outcome_of(options, use, bound.call_on(function, use.narrow))
             return _handed(run(_finish(use, outcome), payer.shell))
         finally:
             use.running.leave()
@@ -165,9 +166,9 @@ def decorate(payer: Budgeted, terms: ToolTerms, name: str | None, function: Call
     @wraps(function)
     async def awaited(*args: Any, **kwargs: Any) -> Any:
         bound = binding.bind(args, kwargs)
-        use = await run_async(_begin(payer, terms, tool, bound), payer.shell)
+        use = await run_async(_begin(payer, options, tool, bound), payer.shell)
         try:
-            outcome = await _awaited_outcome_of(terms, use, bound.call_on(function, use.narrow))
+            outcome = await _awaited_outcome_of(options, use, bound.call_on(function, use.narrow))
             return _handed(await run_async(_finish(use, outcome), payer.shell))
         finally:
             use.running.leave()
@@ -180,20 +181,20 @@ _INSIDE: Final[ContextVar[frozenset[str]]] = ContextVar("x402guard_inside_tools"
 """The tools that run in this context."""
 
 
-def _place_of(seat: Seat | None) -> Place | None:
-    return None if seat is None else seat.place
+def _slot_of(seat: Seat | None) -> Slot | None:
+    return None if seat is None else seat.slot
 
 
-def _begin(payer: Budgeted, terms: ToolTerms, tool: str, bound: Bound) -> Flow[_Use]:
-    """Reserve the tokens, wait for a place, then hold the dollars: what is refused first costs nothing."""
+def _begin(payer: ToolPayer, options: ToolOptions, tool: str, bound: Bound) -> Flow[_Use]:
+    """Reserve the tokens, wait for a slot, then hold the dollars: what is refused first costs nothing."""
     budget = payer.innermost()
-    paying, tokens = budget.conversation_terms(), budget.tokens
+    paying, tokens = budget.context, budget.tokens
     seat = None if tool in _INSIDE.get() else Seat(HoldKind.TOOL, tool)  # one that calls itself would wait for itself
     allotment = None
     try:
-        if terms.mode is not None:
-            allotment = yield from tokens.reserve(terms.max_tokens, tool)
-        priced = terms.call(tool) or tool_call(tool, 0, field="cost")
+        if options.mode is not None:
+            allotment = yield from tokens.reserve(options.max_tokens, tool)
+        priced = options.call(tool) or tool_call(tool, 0, field="cost")
         call = replace(
             priced,
             arguments=bound.arguments,
@@ -202,16 +203,16 @@ def _begin(payer: Budgeted, terms: ToolTerms, tool: str, bound: Bound) -> Flow[_
             known=bound.known,
             groups=bound.groups,
         )
-        limit_s = paying.policy.timeouts.tool_s if terms.timeout_s is None else terms.timeout_s or None
-        if terms.cost is None:
+        limit_s = paying.policy.timeouts.tool_s if options.timeout_s is None else options.timeout_s or None
+        if options.cost is None:
             narrow = yield from check_free(paying, call, seat)
             return _Use(
-                paying, None, tokens, allotment, Running(tool, limit_s, _place_of(seat), None), narrow, free=call
+                paying, None, tokens, allotment, Running(tool, limit_s, _slot_of(seat), None), narrow, free=call
             )
         held = yield from hold_tool(paying, call, seat)
         if bound.changed(held.fingerprint, held.narrow):
             yield from _refuse_changed(paying, held, call)
-        return _Use(paying, held, tokens, allotment, Running(tool, limit_s, _place_of(seat), held.hold.id), held.narrow)
+        return _Use(paying, held, tokens, allotment, Running(tool, limit_s, _slot_of(seat), held.hold.id), held.narrow)
     except GeneratorExit:
         raise
     except BaseException:
@@ -223,11 +224,18 @@ def _begin(payer: Budgeted, terms: ToolTerms, tool: str, bound: Bound) -> Flow[_
         raise
 
 
-def _refuse_changed(terms: Terms, held: HeldTool, call: ToolCall) -> Flow[None]:
+def _refuse_changed(context: Context, held: HeldTool, call: ToolCall) -> Flow[None]:
     """A yes was said to other arguments than there are by now."""
-    yield from end_tool(terms, held.hold, ToolEnd(void="its arguments were changed"), ceiling=held.ceiling)
+    yield from end_tool(context, held.hold, ToolEnd(void="its arguments were changed"), ceiling=held.ceiling)
     reason = f"{call.tool}: its arguments were changed while a person was asked about them"
-    raise (yield from refused(terms, Refusal(APPROVAL, reason, call.amount)))
+    raise (
+        yield from refused(
+            context,
+            Refusal(
+                APPROVAL, reason, call.amount, error=ApprovalDenied, advice="Ask again if it matters, or go on without."
+            ),
+        )
+    )
 
 
 def _finish(use: _Use, outcome: _Outcome) -> Flow[_Outcome]:
@@ -246,9 +254,9 @@ def _finish(use: _Use, outcome: _Outcome) -> Flow[_Outcome]:
 
 def _finish_dollars(use: _Use, outcome: _Outcome) -> Flow[None]:
     if use.held is not None:
-        yield from end_tool(use.terms, use.held.hold, outcome.end, ceiling=use.held.ceiling)
+        yield from end_tool(use.context, use.held.hold, outcome.end, ceiling=use.held.ceiling)
     elif use.free is not None:
-        yield from end_free(use.terms, use.free, well=outcome.end.well)
+        yield from end_free(use.context, use.free, outcome=outcome.end.outcome)
 
 
 def _finish_tokens(use: _Use, outcome: _Outcome) -> Flow[None]:
@@ -258,7 +266,7 @@ def _finish_tokens(use: _Use, outcome: _Outcome) -> Flow[None]:
     try:
         yield from use.tokens.end(use.allotment.tokens.reservation, outcome.used_tokens)
     except LedgerUnavailable as error:
-        yield from warn(f"tokens: the books could not be written: {error}; {int(use.allotment.tokens):,} stay reserved")
+        yield Notify(f"tokens: the books could not be written: {error}; {int(use.allotment.tokens):,} stay reserved")
 
 
 def _fitted(use: _Use, outcome: _Outcome) -> Flow[_Outcome]:
@@ -277,10 +285,11 @@ def _fitted(use: _Use, outcome: _Outcome) -> Flow[_Outcome]:
             return replace(outcome, error=error)
 
     quick = tokens.counts_at_once and len(rendered) <= QUICK_CHARACTERS
-    return (yield from compute(job, quick=quick))
+    answer: _Outcome = yield Compute(job, quick=quick)
+    return answer
 
 
-def _outcome_of(terms: ToolTerms, use: _Use, call: Callable[[], Any]) -> _Outcome:
+def _outcome_of(options: ToolOptions, use: _Use, call: Callable[[], Any]) -> _Outcome:
     before = _INSIDE.get()
     _INSIDE.set(before | {use.running.tool})
     try:
@@ -296,10 +305,10 @@ def _outcome_of(terms: ToolTerms, use: _Use, call: Callable[[], Any]) -> _Outcom
         if close is not None:
             close()
         return _failed(TypeError("tool: the function returned something to await; decorate an `async def`"))
-    return _shown(terms, use, result)
+    return _shown(options, use, result)
 
 
-async def _awaited_outcome_of(terms: ToolTerms, use: _Use, call: Callable[[], Awaitable[Any]]) -> _Outcome:
+async def _awaited_outcome_of(options: ToolOptions, use: _Use, call: Callable[[], Awaitable[Any]]) -> _Outcome:
     before = _INSIDE.get()
     _INSIDE.set(before | {use.running.tool})
     try:
@@ -308,27 +317,27 @@ async def _awaited_outcome_of(terms: ToolTerms, use: _Use, call: Callable[[], Aw
         return _failed(error)
     finally:
         _INSIDE.set(before)  # a coroutine may be thrown away in another context
-    return _shown(terms, use, result)
+    return _shown(options, use, result)
 
 
 def _failed(error: BaseException) -> _Outcome:
-    well = False if isinstance(error, Exception) else None
-    return _Outcome(ToolEnd(note=f"the tool raised {type(error).__name__}", well=well), error=error)
+    outcome: Outcome = "failed" if isinstance(error, Exception) else "unknown"
+    return _Outcome(ToolEnd(note=f"the tool raised {type(error).__name__}", outcome=outcome), error=error)
 
 
-def _shown(terms: ToolTerms, use: _Use, result: Any) -> _Outcome:
+def _shown(options: ToolOptions, use: _Use, result: Any) -> _Outcome:
     """Return what a result cost and how it is shown. What goes wrong here is raised; the tool has run, and is paid for."""
     end = ToolEnd(note="nobody said what it cost")
     try:
-        cost = _cost_of(terms.cost, result) if callable(terms.cost) else terms.cost
+        cost = _cost_of(options.cost, result) if callable(options.cost) else options.cost
         if cost is not None:
             end = ToolEnd(amount=dollars_to_nanos(cost, field="cost"))
-        elif terms.cost is not None:
+        elif options.cost is not None:
             end = replace(end, forgotten=True)
-        if use.allotment is None or terms.mode is None or terms.render is None:
+        if use.allotment is None or options.mode is None or options.render is None:
             return _Outcome(end, value=result)
-        mode = suggest_mode(terms.mode, left=use.allotment.left, total=use.allotment.total)
-        return _Outcome(end, rendered=_text(terms.render(result, mode)))
+        mode = suggest_mode(options.mode, left=use.allotment.left, total=use.allotment.total)
+        return _Outcome(end, rendered=_text(options.render(result, mode)))
     except BaseException as error:  # noqa: BLE001 - it is the caller's own code, and may raise anything
         return _Outcome(end, error=error)
 

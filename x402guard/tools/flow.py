@@ -10,44 +10,28 @@ from functools import partial
 from typing import Any, Final
 
 from x402guard.errors import ConfigError, LedgerUnavailable
-from x402guard.flow.admission import Seat, check_standing
-from x402guard.flow.booking import book, error_name, give_back, hold_or_refuse
-from x402guard.flow.capture import write_void
-from x402guard.flow.effects import Flow, checkpoint, compute, transact, transact_anyway, warn
+from x402guard.flow.admission import Seat, check_standing, hold_or_refuse
+from x402guard.flow.capture import Bill, book, give_back, write_void
+from x402guard.flow.context import Context
+from x402guard.flow.effects import Checkpoint, Compute, Flow, Notify, Transact, error_name, transact_anyway
+from x402guard.flow.receipt import Receipt, receipt_of
 from x402guard.flow.refusals import refused
-from x402guard.flow.terms import Terms
 from x402guard.ledger.authorize import Refusal, authorize, check_room
 from x402guard.ledger.model import Evidence, Hold, HoldKind, HoldState, Purpose
 from x402guard.ledger.transitions import Capture, apply
 from x402guard.ledger.view import LedgerView, Notice, Scope
-from x402guard.llm.bill import Bill
 from x402guard.money import Nanos, format_dollars
-from x402guard.policy.breakers import breaker_marks, note_end
 from x402guard.policy.guards import (
     guard_marks,
-    judge_amount,
     judge_step,
-    note_answer,
+    note_end,
     note_taken,
 )
-from x402guard.policy.rules import Narrow, Subject, Verdict
+from x402guard.policy.judge import Consented, Unasked, objection, verdict_facts, verdict_of
+from x402guard.policy.step_guard import Outcome, StepEnd
 from x402guard.policy.steps import Step, step_of, tool_key
-from x402guard.policy.verdicts import Consented, Unasked, objection, verdict_facts, verdict_of
+from x402guard.policy.verdicts import Narrow, Subject, Verdict
 from x402guard.tools.arguments import fingerprint
-from x402guard.x402.settlement import Receipt, receipt_of
-
-__all__ = [
-    "TOOL_HOLD_S",
-    "HeldTool",
-    "ToolCall",
-    "ToolEnd",
-    "charge_tool",
-    "check_free",
-    "check_tool",
-    "end_free",
-    "end_tool",
-    "hold_tool",
-]
 
 TOOL_HOLD_S: Final = 900
 """A tool whose end nobody reports is captured at its ceiling after this many seconds, unless told otherwise."""
@@ -108,7 +92,7 @@ class ToolEnd:
     void: str | None = None
     note: str = ""
     forgotten: bool = False
-    well: bool | None = True
+    outcome: Outcome = "ok"
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,24 +122,24 @@ def check_tool(tool: object) -> str:
     return name
 
 
-def hold_tool(terms: Terms, call: ToolCall, seat: Seat | None = None) -> Flow[HeldTool]:
+def hold_tool(context: Context, call: ToolCall, seat: Seat | None = None) -> Flow[HeldTool]:
     """Hold what a tool costs at most, durably. Raises the refusal where it does not fit, ``LedgerUnavailable``; nothing held.
 
     *seat* is taken first, where one is given; whoever gives it leaves it.
     """
 
     def undo(error: BaseException) -> Flow[None]:
-        return give_back(terms, call.hold_id, f"the tool never ran: {error_name(error)}", error)
+        return give_back(context, call.hold_id, f"the tool never ran: {error_name(error)}", error)
 
-    judged = yield from judge_tool(terms, call)
+    judged = yield from judge_tool(context, call)
     if isinstance(judged, Refusal):
-        raise (yield from refused(terms, judged))
+        raise (yield from refused(context, judged))
     call, verdict = judged
-    step = _step(terms, call)
-    change = partial(_hold, terms=terms, call=call, step=step, verdict=verdict)
-    held = yield from hold_or_refuse(terms, _scope(terms, call, step), change, undo, seat=seat)
+    step = _step(context, call)
+    change = partial(_hold, context=context, call=call, step=step, verdict=verdict)
+    held = yield from hold_or_refuse(context, _scope(context, call, step), change, undo, seat=seat)
     try:
-        yield from checkpoint()  # cancelled while it was written: it is given back, before the tool has begun
+        yield Checkpoint()  # cancelled while it was written: it is given back, before the tool has begun
     except GeneratorExit:
         raise
     except BaseException as error:
@@ -164,22 +148,25 @@ def hold_tool(terms: Terms, call: ToolCall, seat: Seat | None = None) -> Flow[He
     return HeldTool(held, call.amount, verdict.narrow, call.fingerprint if verdict.action == "ask" else "")
 
 
-def judge_tool(terms: Terms, call: ToolCall) -> Flow[tuple[ToolCall, Verdict] | Refusal]:
+def judge_tool(context: Context, call: ToolCall) -> Flow[tuple[ToolCall, Verdict] | Refusal]:
     """Return a use of a tool as the owner's rules leave it, and what they say of that; or why nothing of it is left."""
-    risk = terms.policy.risk
+    risk = context.policy.risk
     quick = risk is None or risk.classify is None
 
     def job(_now_ms: int) -> tuple[ToolCall, Verdict] | Refusal:
-        before = verdict_of(terms, _subject(call))
+        before = verdict_of(context.policy, _subject(call), asks=context.asks)
         if before.narrow is None:
             return call, before
         narrowed = _narrowed(call, before)
         if isinstance(narrowed, Refusal):
             return narrowed
-        after = verdict_of(terms, _subject(narrowed))  # a rule above a sum is about what is left
+        after = verdict_of(
+            context.policy, _subject(narrowed), asks=context.asks
+        )  # a rule above a sum is about what is left
         return narrowed, replace(after, narrow=before.narrow, narrowed_by=before.narrowed_by)
 
-    return (yield from compute(job, quick=quick))
+    answer: tuple[ToolCall, Verdict] | Refusal = yield Compute(job, quick=quick)
+    return answer
 
 
 def _subject(call: ToolCall) -> Subject:
@@ -217,112 +204,110 @@ def _without(removed: frozenset[str], arguments: Mapping[str, Any] | None) -> Ma
     return {name: value for name, value in arguments.items() if name not in removed}
 
 
-def charge_tool(terms: Terms, call: ToolCall) -> Flow[Receipt]:
+def charge_tool(context: Context, call: ToolCall) -> Flow[Receipt]:
     """Hold and capture what a tool costs, in one transaction. Raises as ``hold_tool`` does."""
-    judged = yield from judge_tool(terms, call)
+    judged = yield from judge_tool(context, call)
     if isinstance(judged, Refusal):
-        raise (yield from refused(terms, judged))
+        raise (yield from refused(context, judged))
     call, verdict = judged
-    step = _step(terms, call)
+    step = _step(context, call)
 
     def change(view: LedgerView, consented: Consented) -> Hold | Unasked | Refusal:
         standing = view.hold(call.hold_id)
         if standing is not None:
             return apply(view, standing.id, Capture(call.amount, Evidence.ESTIMATE))
-        held = _hold(view, consented, terms=terms, call=call, step=step, verdict=verdict)
+        held = _hold(view, consented, context=context, call=call, step=step, verdict=verdict)
         if not isinstance(held, Hold):
             return held
-        note_answer(
-            view, terms.policy, terms.node_id, held, well=None
-        )  # it has not run yet, and nobody says how it ends
+        # It has not run yet, and how it ends is never said.
+        note_end(view, context.policy, step.at(call.amount), StepEnd(held.id, "unknown"))
         return apply(view, held.id, Capture(call.amount, Evidence.ESTIMATE))
 
     def undo(error: BaseException) -> Flow[None]:
         # What was captured stays so: it costs budget, and was the caller's own word.
-        return give_back(terms, call.hold_id, f"the tool never ran: {error_name(error)}", error)
+        return give_back(context, call.hold_id, f"the tool never ran: {error_name(error)}", error)
 
     try:
-        captured = yield from hold_or_refuse(terms, _scope(terms, call, step), change, undo)
+        captured = yield from hold_or_refuse(context, _scope(context, call, step), change, undo)
     except LedgerUnavailable as error:
         error.advice = "The charge may have been booked: look at session.spent before you repeat it."
         raise
     return receipt_of(captured, represented=False)
 
 
-def end_tool(terms: Terms, hold: Hold, end: ToolEnd, *, ceiling: Nanos) -> Flow[Receipt]:
+def end_tool(context: Context, hold: Hold, end: ToolEnd, *, ceiling: Nanos) -> Flow[Receipt]:
     """Write down how a tool ended. What it cost is captured past the ceiling too; the ceiling, where nobody said.
 
     Books that cannot be written take nothing from the caller: the hold stands in full, and lapses to its ceiling.
     """
     try:
         if end.void is not None:
-            voided = (yield from transact_anyway(*write_void(terms, hold.id, end.void, step=step_of(hold)))) or hold
+            voided = (yield from transact_anyway(*write_void(context, hold.id, end.void, step=step_of(hold)))) or hold
             receipt = replace(receipt_of(voided, represented=False), note=end.void)
             return replace(receipt, amount=Decimal(0)) if voided.state is HoldState.VOIDED else receipt
         if end.amount is None:
             bill = Bill(ceiling, Evidence.ASSUMED, note=end.note)  # what is free is held as a nano-dollar
         else:
             bill = Bill(end.amount, Evidence.ESTIMATE, note=end.note)
-        ended = yield from book(terms, hold, bill, well=end.well)
+        ended = yield from book(context, hold, bill, outcome=end.outcome)
         if end.forgotten:
-            yield from warn(
-                f"tool {hold.purpose.tool!r}: {end.note}, so its ceiling ${format_dollars(ceiling)} is booked"
-            )
+            yield Notify(f"tool {hold.purpose.tool!r}: {end.note}, so its ceiling ${format_dollars(ceiling)} is booked")
         elif end.amount is not None and end.amount > hold.amount:
             cost, most = format_dollars(end.amount), format_dollars(ceiling)
-            yield from warn(f"tool {hold.purpose.tool!r}: it cost ${cost}, above its ceiling ${most}")
+            yield Notify(f"tool {hold.purpose.tool!r}: it cost ${cost}, above its ceiling ${most}")
     except LedgerUnavailable as error:
         problem = f"the books could not be written: {error}"
-        yield from warn(f"tool {hold.purpose.tool!r}: {problem}; its hold {hold.id} counts in full")
+        yield Notify(f"tool {hold.purpose.tool!r}: {problem}; its hold {hold.id} counts in full")
         return replace(receipt_of(hold, represented=False), in_doubt=True, note=problem)
     return replace(receipt_of(ended, represented=False), note=end.note)
 
 
-def check_free(terms: Terms, call: ToolCall, seat: Seat | None) -> Flow[Narrow | None]:
+def check_free(context: Context, call: ToolCall, seat: Seat | None) -> Flow[Narrow | None]:
     """Raise the refusal of a tool that costs no dollars: of a session that is tripped or closed, late, at rest, or by a rule.
 
     Returns what the rules leave of it. What it does is told with ``end_free``.
     """
-    judged = yield from judge_tool(terms, call)
+    judged = yield from judge_tool(context, call)
     if isinstance(judged, Refusal):
-        raise (yield from refused(terms, judged))
+        raise (yield from refused(context, judged))
     call, verdict = judged
-    step = _step(terms, call)
+    step = _step(context, call)
 
     def change(view: LedgerView, consented: Consented) -> bool | Unasked | Refusal:
         refusal = (
-            check_standing(view, terms)
-            or judge_step(view, terms.policy, terms.node_id, step)
-            or judge_amount(view, terms.policy, terms.node_id, step)
+            check_standing(view, context)
+            or judge_step(view, context.policy, step)
+            or judge_step(view, context.policy, step.at(Nanos(0)))
             or _unconsented(call, verdict, consented)
         )
         if refusal is None:
-            note_taken(view, terms.policy, terms.node_id, step, call.hold_id)
+            note_taken(view, context.policy, step, call.hold_id)
             _note_medium(view, call, verdict)
         return refusal or True
 
     def undo(_error: BaseException) -> Flow[None]:
         yield from ()  # nothing was written
 
-    marks = guard_marks(terms.policy, terms.node_id, step)
-    scope = Scope(nodes=(terms.node_id,), marks=marks, durable=True)
-    yield from hold_or_refuse(terms, scope, change, undo, seat=seat)
+    marks = guard_marks(context.policy, step)
+    scope = Scope(nodes=(context.node_id,), marks=marks, durable=True)
+    yield from hold_or_refuse(context, scope, change, undo, seat=seat)
     return verdict.narrow
 
 
-def end_free(terms: Terms, call: ToolCall, *, well: bool | None) -> Flow[None]:
-    """Count how a tool ended that costs no dollars; books that cannot be written take nothing from its caller."""
-    step, breaker = Step(HoldKind.TOOL, call.tool, ""), terms.policy.breaker
-    if breaker is None:
+def end_free(context: Context, call: ToolCall, *, outcome: Outcome) -> Flow[None]:
+    """Count how a tool ended that costs no dollars; a ledger that cannot be written takes nothing from its caller."""
+    step = Step(HoldKind.TOOL, call.tool, "", context.node_id)
+    marks = guard_marks(context.policy, step, ending=True)
+    if not marks:
         return
 
     def change(view: LedgerView) -> None:
-        note_end(view, breaker, terms.node_id, step, call.hold_id, well=well)
+        note_end(view, context.policy, step, StepEnd(call.hold_id, outcome))
 
     try:
-        yield from transact(Scope(marks=breaker_marks(breaker, terms.node_id, step)), change)
+        yield Transact(Scope(marks=marks), change)
     except LedgerUnavailable as error:
-        yield from warn(f"tool {call.tool!r}: the books could not be written: {error}")
+        yield Notify(f"tool {call.tool!r}: the books could not be written: {error}")
 
 
 def _unconsented(call: ToolCall, verdict: Verdict, consented: Consented) -> Unasked | Refusal | None:
@@ -339,39 +324,39 @@ def _note_medium(view: LedgerView, call: ToolCall, verdict: Verdict) -> None:
         view.notices.append(Notice("risk_medium", message, {"tool": call.tool}, pressing=False))
 
 
-def _scope(terms: Terms, call: ToolCall, step: Step) -> Scope:
-    marks = guard_marks(terms.policy, terms.node_id, step)
-    return Scope(nodes=(terms.node_id,), holds=(call.hold_id,), marks=marks, durable=True)
+def _scope(context: Context, call: ToolCall, step: Step) -> Scope:
+    marks = guard_marks(context.policy, step)
+    return Scope(nodes=(context.node_id,), holds=(call.hold_id,), marks=marks, durable=True)
 
 
-def _step(terms: Terms, call: ToolCall) -> Step:
-    loop = terms.policy.loop
+def _step(context: Context, call: ToolCall) -> Step:
+    loop = context.policy.loop
     key = "" if loop is None else tool_key(call.tool, call.arguments, loop.ignored)
-    return Step(HoldKind.TOOL, call.tool, key, call.amount)
+    return Step(HoldKind.TOOL, call.tool, key, context.node_id, call.amount)
 
 
 def _hold(
-    view: LedgerView, consented: Consented, *, terms: Terms, call: ToolCall, step: Step, verdict: Verdict
+    view: LedgerView, consented: Consented, *, context: Context, call: ToolCall, step: Step, verdict: Verdict
 ) -> Hold | Unasked | Refusal:
     refusal = (
-        check_standing(view, terms)
-        or judge_step(view, terms.policy, terms.node_id, step)
-        or judge_amount(view, terms.policy, terms.node_id, step)
+        check_standing(view, context)
+        or judge_step(view, context.policy, step)
+        or judge_step(view, context.policy, step.at(call.amount))
     )
     if refusal is not None:
         return replace(refusal, requested=call.amount)
     unasked = _unconsented(call, verdict, consented)
     if unasked is not None:
-        return check_room(view, terms.node_id, call.amount) or unasked
+        return check_room(view, context.node_id, call.amount) or unasked
     hold = Hold(
         id=call.hold_id,
-        node_id=terms.node_id,
+        node_id=context.node_id,
         kind=HoldKind.TOOL,
         amount=Nanos(max(1, call.amount)),
         created_ms=view.now_ms,
         deadline_unix=view.now_unix + call.lifetime_s,
         flying_since_ms=view.now_ms,
-        owner=terms.instance,
+        owner=context.instance,
         purpose=Purpose(tool=call.tool, fingerprint=call.fingerprint, step=step.key),
     )
     facts = {"kind": HoldKind.TOOL, "amount": hold.amount, "tool": call.tool, "deadline": hold.deadline_unix}
@@ -380,6 +365,6 @@ def _hold(
         facts["arguments"] = call.fingerprint
     written = authorize(view, hold, facts)
     if not isinstance(written, Refusal):
-        note_taken(view, terms.policy, terms.node_id, step, hold.id)
+        note_taken(view, context.policy, step, hold.id)
         _note_medium(view, call, verdict)
     return written

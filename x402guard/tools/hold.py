@@ -9,10 +9,13 @@ from types import TracebackType
 from typing import Final, Protocol, Self
 
 from x402guard.errors import ConfigError
-from x402guard.flow.drivers import Shell, run, run_async
+from x402guard.flow.context import Context
+from x402guard.flow.drivers import run, run_async
 from x402guard.flow.effects import Flow
-from x402guard.flow.terms import Terms
+from x402guard.flow.receipt import Receipt
+from x402guard.flow.shell import Payer
 from x402guard.money import Dollars, Nanos, dollars_to_nanos, format_dollars, nanos_to_decimal
+from x402guard.policy.step_guard import Outcome
 from x402guard.tools.arguments import plain_arguments, shown_arguments
 from x402guard.tools.flow import (
     TOOL_HOLD_S,
@@ -24,30 +27,20 @@ from x402guard.tools.flow import (
     hold_tool,
 )
 from x402guard.tools.token_budget import TokenBudget
-from x402guard.x402.settlement import Receipt
-
-__all__ = ["LONGEST_S", "Budgeted", "ToolHold", "tool_call"]
 
 LONGEST_S: Final = 31 * 86_400
 """The longest that one use of a tool may be held for, or may take, in seconds."""
 
 
-class Budgeted(Protocol):
-    """Whose budget pays for tools: a session."""
+class ToolPayer(Payer, Protocol):
+    """A budget that pays for tools: a session or a scope."""
 
-    def innermost(self) -> Budgeted:
-        """Return the innermost budget in context: this one, or one inside it."""
-
-    def conversation_terms(self) -> Terms:
-        """Return the terms of the innermost budget in context."""
-
-    @property
-    def shell(self) -> Shell:
-        """The ports it runs on."""
+    def innermost(self) -> ToolPayer:
+        """Return the innermost budget in context; see ``Payer``."""
 
     @property
     def tokens(self) -> TokenBudget:
-        """What its context may take."""
+        """Counts the tokens of its context window."""
 
 
 def tool_call(
@@ -87,11 +80,11 @@ class ToolHold:
     left. Whatever leaves the block without a word, an exception too, captures the ceiling.
     """
 
-    def __init__(self, payer: Budgeted, call: ToolCall) -> None:
+    def __init__(self, payer: ToolPayer, call: ToolCall) -> None:
         self._payer = payer
         self._call = call
         self._lock = threading.Lock()
-        self._terms: Terms | None = None
+        self._context: Context | None = None
         self._held: HeldTool | None = None
         self._ending: str | None = None
         self._captured: Nanos | None = None
@@ -137,8 +130,8 @@ class ToolHold:
         self._ending = ending
 
     def __enter__(self) -> Self:
-        terms = self._begin()
-        self._held = run(hold_tool(terms, self._call), self._payer.shell)
+        context = self._begin()
+        self._held = run(hold_tool(context, self._call), self._payer.shell)
         return self
 
     def __exit__(
@@ -147,8 +140,8 @@ class ToolHold:
         self._receipt = run(self._written(error), self._payer.shell)
 
     async def __aenter__(self) -> Self:
-        terms = self._begin()
-        self._held = await run_async(hold_tool(terms, self._call), self._payer.shell)
+        context = self._begin()
+        self._held = await run_async(hold_tool(context, self._call), self._payer.shell)
         return self
 
     async def __aexit__(
@@ -156,24 +149,24 @@ class ToolHold:
     ) -> None:
         self._receipt = await run_async(self._written(error), self._payer.shell)
 
-    def _begin(self) -> Terms:
+    def _begin(self) -> Context:
         with self._lock:
-            if self._terms is not None:
+            if self._context is not None:
                 raise ConfigError(
                     f"hold: this hold of {self._call.tool!r} was used already; write session.hold(…) for each use"
                 )
-            self._terms = self._payer.conversation_terms()
-            return self._terms
+            self._context = self._payer.innermost().context
+            return self._context
 
     def _written(self, error: BaseException | None) -> Flow[Receipt]:
         self._left = True
-        if self._held is None or self._terms is None:
+        if self._held is None or self._context is None:
             raise ConfigError(f"hold: the block of {self._call.tool!r} was never entered")
         if self._ending is not None:
             end = ToolEnd(amount=self._captured, void=self._voided)
         elif error is not None:
-            well = False if isinstance(error, Exception) else None
-            end = ToolEnd(note=f"its block was left by {type(error).__name__}", well=well)
+            outcome: Outcome = "failed" if isinstance(error, Exception) else "unknown"
+            end = ToolEnd(note=f"its block was left by {type(error).__name__}", outcome=outcome)
         else:
             end = ToolEnd(note="nobody said what it cost", forgotten=True)
-        return end_tool(self._terms, self._held.hold, end, ceiling=self._held.ceiling)
+        return end_tool(self._context, self._held.hold, end, ceiling=self._held.ceiling)

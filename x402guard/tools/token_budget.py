@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from x402guard.errors import BudgetExhausted, ConfigError, LedgerUnavailable, PaymentRefused
-from x402guard.flow.booking import cause
-from x402guard.flow.drivers import Shell, run, run_async
-from x402guard.flow.effects import Flow, Interrupted, transact, transact_anyway, warn
+from x402guard.flow.context import Context
+from x402guard.flow.drivers import run, run_async
+from x402guard.flow.effects import Flow, Interrupted, Notify, Transact, cause, transact, transact_anyway
 from x402guard.flow.refusals import refused
-from x402guard.flow.terms import Terms
+from x402guard.flow.shell import Shell
 from x402guard.ledger.authorize import TOKENS, Refusal
 from x402guard.ledger.model import Hold, HoldState, Node
 from x402guard.ledger.token_budget import (
@@ -31,11 +31,17 @@ from x402guard.ledger.token_budget import (
 )
 from x402guard.ledger.view import LedgerView, Scope
 from x402guard.stores import open_store
-from x402guard.tools.counting import CharsPerToken, ContextCounter, TextCounter, counting, cut
+from x402guard.tools.counting import (
+    CharsPerToken,
+    ContextCounter,
+    Mode,
+    TextCounter,
+    check_mode,
+    counting,
+    cut,
+    suggest_mode,
+)
 from x402guard.tools.flow import check_tool
-from x402guard.tools.modes import Mode, check_mode, suggest_mode
-
-__all__ = ["Allocation", "Allotment", "TokenBudget"]
 
 _ALONE: Final = "tokens"
 
@@ -119,7 +125,7 @@ class TokenBudget:
         self._lock = threading.Lock()
         self._shell: Shell | None = None
         self._limit = TokenLimit(_ALONE, self._soft)
-        self._terms: Terms | None = None
+        self._context: Context | None = None
 
     # -- where it is kept -------------------------------------------------------------------------------------------
 
@@ -133,14 +139,14 @@ class TokenBudget:
                 self._shell = Shell(store, None, None)
             return self._shell
 
-    def bind(self, shell: Shell, terms: Terms, limit: TokenLimit) -> None:
+    def bind(self, shell: Shell, context: Context, limit: TokenLimit) -> None:
         """Keep it in a session's ledger from now on; the session does this. Raises ``ConfigError`` for one that was used before."""
         with self._lock:
             if self._shell is not None:
                 raise ConfigError(
                     "tokens: this TokenBudget was used before the session; give the session one of its own"
                 )
-            self._shell, self._terms, self._limit = shell, terms, limit
+            self._shell, self._context, self._limit = shell, context, limit
 
     @property
     def limit(self) -> TokenLimit:
@@ -252,7 +258,7 @@ class TokenBudget:
         return Scope(nodes=nodes, holds=(hold_id,), marks=(soft_mark(node_id),))
 
     def _owner(self) -> str:
-        return "" if self._terms is None else self._terms.instance
+        return "" if self._context is None else self._context.instance
 
     def reserve(self, requested: int, tool: str) -> Flow[Allotment]:
         """Return the conversation behind ``allocate``: what was granted, and what was left of what before it."""
@@ -266,20 +272,20 @@ class TokenBudget:
 
         scope = self._scope(wanted.id)
         try:
-            hold, before, warning = yield from transact(scope, change)
+            hold, before, warning = yield Transact(scope, change)
         except (Interrupted, LedgerUnavailable) as error:
             # It may have been written although its answer was lost.
             yield from self._give_back(scope, wanted.id, error)
             raise
         if warning:
-            yield from warn(warning)
+            yield Notify(warning)
         if hold is None:
             raise (yield from self._exhausted(before, wanted.requested))
         return Allotment(Allocation.of(hold, requested), tokens_left(before), before.limit or 0)
 
     def _give_back(self, scope: Scope, hold_id: str, error: BaseException) -> Flow[None]:
         try:
-            yield from transact(scope, lambda view: self._end_if_held(view, hold_id, None))
+            yield Transact(scope, lambda view: self._end_if_held(view, hold_id, None))
         except LedgerUnavailable as again:
             cause(error).add_note(f"the tokens of {hold_id} could not be given back: {again}")
 
@@ -291,9 +297,19 @@ class TokenBudget:
             f"nothing is left of {node.limit or 0:,} tokens ({node.captured:,} used, {node.held:,} reserved); "
             f"{requested:,} were asked for"
         )
-        if self._terms is None:
+        if self._context is None:
             return BudgetExhausted(f"{TOKENS}: {reason}", rule=TOKENS)
-        return (yield from refused(self._terms, Refusal(TOKENS, reason)))
+        return (
+            yield from refused(
+                self._context,
+                Refusal(
+                    TOKENS,
+                    reason,
+                    error=BudgetExhausted,
+                    advice="Finish with what the context holds, or ask for a larger token budget.",
+                ),
+            )
+        )
 
     def _record(self, actual: int, reservation: Allocation | None) -> Flow[None]:
         used = _whole(actual)
@@ -321,7 +337,7 @@ class TokenBudget:
             )
             yield from self._warned(written)
         except Interrupted:
-            yield from transact(scope, lambda view: self._end_if_held(view, hold_id, used))
+            yield Transact(scope, lambda view: self._end_if_held(view, hold_id, used))
             raise
 
     def _end_if_held(self, view: LedgerView, hold_id: str, used: int | None) -> None:
@@ -332,7 +348,7 @@ class TokenBudget:
     def _warned(self, written: Flow[str]) -> Flow[None]:
         warning = yield from written
         if warning:
-            yield from warn(warning)
+            yield Notify(warning)
 
     def __repr__(self) -> str:
         return f"TokenBudget(total={DEFAULT_TOKENS if self._total is None else self._total}, soft={self._soft})"

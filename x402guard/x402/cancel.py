@@ -5,14 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from x402guard.errors import ConfigError, SignerError
-from x402guard.evm import Address
-from x402guard.flow.drivers import Shell
+from x402guard.evm import Address, normalise_signature
+from x402guard.flow.shell import Shell
 from x402guard.ledger.model import Hold, HoldState
 from x402guard.ledger.view import LedgerView, Scope
 from x402guard.x402.schemes.cancellation import cancellation_call
-from x402guard.x402.signer import normalise_signature
-
-__all__ = ["Cancellation", "cancelled"]
 
 
 @dataclass(frozen=True, slots=True)

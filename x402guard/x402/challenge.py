@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from x402guard.assets import TEST_NETWORKS, AssetRegistry
+from x402guard.assets import TEST_NETWORKS
 from x402guard.errors import CallTimeout, ProtocolError
-from x402guard.flow.effects import Flow, Reply, SendFailed, peek_body, read_funds
-from x402guard.flow.terms import Terms
+from x402guard.flow.context import Context
+from x402guard.flow.effects import AskChain, Flow, PeekBody, Reply, SendFailed
+from x402guard.flow.ports import AccountFunds
+from x402guard.flow.request import RequestFacts
+from x402guard.ledger.authorize import Refusal
 from x402guard.money import Nanos, format_dollars
-from x402guard.policy import Case, RequestFacts, judge_offer
-from x402guard.policy.verdicts import verdict_of
-from x402guard.x402.offer import Offer, Rejection, conflicts_with_body, normalise
+from x402guard.policy.judge import verdict_of
+from x402guard.x402.offer import Offer, conflicts_with_body, normalise
+from x402guard.x402.offer_rules import Case, judge_offer
 from x402guard.x402.purchase import offer_subject
 from x402guard.x402.schemes.exact import EXACT_PROXY
 from x402guard.x402.schemes.scheme import PERMIT2
@@ -27,8 +30,6 @@ from x402guard.x402.wire import (
     only_header,
     parse_payment_required,
 )
-
-__all__ = ["Challenge", "Payable", "read_challenge", "screen"]
 
 BODY_FIELD = "body"
 
@@ -46,7 +47,7 @@ class Payable:
     """What came of screening: offers that the rules let pass, and why the others do not."""
 
     offers: tuple[Offer, ...]
-    rejections: tuple[Rejection, ...]
+    refusals: tuple[Refusal, ...]
 
 
 def read_challenge(reply: Reply, call_s: int | None = None) -> Flow[Challenge | None]:
@@ -67,7 +68,8 @@ def read_challenge(reply: Reply, call_s: int | None = None) -> Flow[Challenge | 
 
 def _peeked(call_s: int | None) -> Flow[bytes | None]:
     try:
-        return (yield from peek_body(MAX_BODY_BYTES, call_s))
+        answer: bytes | None = yield PeekBody(MAX_BODY_BYTES, call_s)
+        return answer
     except SendFailed as failure:
         if isinstance(failure.cause, CallTimeout):
             failure.cause.money_may_have_moved = False
@@ -92,75 +94,73 @@ def _body_terms(reply: Reply, call_s: int | None) -> Flow[PaymentRequired | None
     return parse_payment_required(value, field=BODY_FIELD)
 
 
-def screen(challenge: Challenge, request: RequestFacts, terms: Terms, registry: AssetRegistry) -> Flow[Payable]:
+def screen(challenge: Challenge, request: RequestFacts, context: Context) -> Flow[Payable]:
     """Normalise every offer and keep those that the registry, the rules and, where a chain is read, the account allow."""
     offers: list[Offer] = []
-    rejections: list[Rejection] = []
-    for offer in normalise(challenge.required, registry):
-        objection = offer if isinstance(offer, Rejection) else (yield from _objection(offer, challenge, request, terms))
+    refusals: list[Refusal] = []
+    for offer in normalise(challenge.required, context.registry):
+        objection = offer if isinstance(offer, Refusal) else (yield from _objection(offer, challenge, request, context))
         if objection is not None:
-            rejections.append(objection)
+            refusals.append(objection)
         elif isinstance(offer, Offer):
             offers.append(offer)
-    return Payable(tuple(offers), tuple(rejections))
+    return Payable(tuple(offers), tuple(refusals))
 
 
-def _objection(offer: Offer, challenge: Challenge, request: RequestFacts, terms: Terms) -> Flow[Rejection | None]:
+def _objection(offer: Offer, challenge: Challenge, request: RequestFacts, context: Context) -> Flow[Refusal | None]:
     if challenge.body is not None and conflicts_with_body(offer, challenge.body):
-        return Rejection("header_body_conflict", "header and body of the 402 ask for different payments")
-    if offer.payee in (terms.payer, PERMIT2, EXACT_PROXY, UPTO_PROXY):
-        return Rejection(
-            "payee", f"payee {offer.payee} is the payer itself or a contract of the protocol, not a seller"
-        )
+        return Refusal("header_body_conflict", "header and body of the 402 ask for different payments")
+    if offer.payee in (context.payer, PERMIT2, EXACT_PROXY, UPTO_PROXY):
+        return Refusal("payee", f"payee {offer.payee} is the payer itself or a contract of the protocol, not a seller")
     case = Case(request, offer)
-    objection = judge_offer(terms.policy, case) or _denied(case, terms)
+    objection = judge_offer(context.policy, case) or _denied(case, context)
     if objection is not None:
         return objection
-    if offer.network not in terms.chains:
-        if offer.network in TEST_NETWORKS or terms.unsafe_no_chain:
+    if offer.network not in context.chains:
+        if offer.network in TEST_NETWORKS or context.unsafe_no_chain:
             return None
         reason = (
             f"no RPC for {offer.network}: claims about real money could not be checked; set chains or unsafe_no_chain"
         )
-        return Rejection("no_chain", reason)
-    return (yield from _unaffordable(offer, terms))
+        return Refusal("no_chain", reason)
+    return (yield from _unaffordable(offer, context))
 
 
-def _denied(case: Case, terms: Terms) -> Rejection | None:
+def _denied(case: Case, context: Context) -> Refusal | None:
     """What the owner's own rules deny, and what would have to be smaller: a price is the seller's."""
     subject = offer_subject(case)
-    verdict = verdict_of(terms, subject)
+    verdict = verdict_of(context.policy, subject, asks=context.asks)
     amount = subject.amount
     if verdict.action == "deny":
-        return Rejection(verdict.rule, verdict.reason, amount)
+        return Refusal(verdict.rule, verdict.reason, amount, error=verdict.error)
     most = None if verdict.narrow is None else verdict.narrow.most
     if most is not None and amount > most:
         rule = verdict.narrowed_by
         reason = f"rule {rule!r} narrows this to ${format_dollars(most)}, and the seller asks ${format_dollars(amount)}"
-        return Rejection(rule, reason, amount, most)
+        return Refusal(rule, reason, amount, most)
     return None
 
 
-def _unaffordable(offer: Offer, terms: Terms) -> Flow[Rejection | None]:
+def _unaffordable(offer: Offer, context: Context) -> Flow[Refusal | None]:
     """A payment that the account cannot make would only burn the budget until its deadline."""
-    if terms.payer is None:
+    if context.payer is None:
         return None
-    funds = yield from read_funds(offer.network, offer.asset.contract, terms.payer)
-    if funds is None and terms.unsafe_no_chain:
+    funds = yield AskChain(AccountFunds(offer.network, offer.asset.contract, context.payer))
+    if funds is None and context.unsafe_no_chain:
         return None
     if funds is None:
         reason = f"no RPC of {offer.network} answers, so nobody could say what became of a payment"
-        return Rejection(
+        return Refusal(
             "chain_unreadable", f"{reason}; see `x402guard doctor`, name several URLs, or say unsafe_no_chain"
         )
     if funds.balance < offer.amount_atomic:
         have = Nanos(offer.asset.value_nanos(funds.balance))
-        reason = f"{terms.payer} has {funds.balance} units of {offer.asset.symbol} on {offer.network}"
-        return Rejection("balance", reason, offer.amount_nanos, have)
+        reason = f"{context.payer} has {funds.balance} units of {offer.asset.symbol} on {offer.network}"
+        return Refusal("balance", reason, offer.amount_nanos, have)
     if offer.method == "permit2" and funds.permit2_allowance < offer.amount_atomic:
         reason = (
-            f"{terms.payer} has not allowed Permit2 to move {offer.asset.symbol} on {offer.network}; "
+            f"{context.payer} has not allowed Permit2 to move {offer.asset.symbol} on {offer.network}; "
             "approve Permit2 on the token once, from the wallet itself"
         )
-        return Rejection("permit2_allowance", reason, offer.amount_nanos)
+        return Refusal("permit2_allowance", reason, offer.amount_nanos)
     return None

@@ -11,48 +11,55 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Final, TypeVar
+from typing import Final
 
-from x402guard.assets import AssetRegistry
 from x402guard.errors import (
     CallTimeout,
     LedgerUnavailable,
+    NoAcceptableOffer,
     PaidNotDelivered,
     PaymentRefused,
     SettlementUncertain,
     SignerError,
-    X402GuardError,
 )
-from x402guard.flow.admission import Seat
-from x402guard.flow.booking import cause, error_name, hold_or_refuse
-from x402guard.flow.effects import Flow, HeaderLine, Reply, SendFailed, checkpoint, compute, recheck, send, sign
-from x402guard.flow.refusals import refused, uncertain_of
+from x402guard.flow.admission import Seat, hold_or_refuse
+from x402guard.flow.context import Context
+from x402guard.flow.effects import (
+    Checkpoint,
+    Compute,
+    Flow,
+    HeaderLine,
+    Reply,
+    Send,
+    SendFailed,
+    Sign,
+    cause,
+    error_name,
+)
+from x402guard.flow.receipt import Receipt, receipt_of
+from x402guard.flow.refusals import refused
+from x402guard.flow.request import RequestFacts, guarding_earlier_payment
 from x402guard.flow.sealed import Sealed, forgetting
-from x402guard.flow.terms import Terms
 from x402guard.ledger.authorize import Refusal
 from x402guard.ledger.model import Hold, HoldKind, HoldState
 from x402guard.ledger.view import LedgerView
-from x402guard.policy import RequestFacts, rank
-from x402guard.policy.verdicts import Consented, Unasked
+from x402guard.policy.judge import Consented, Unasked
 from x402guard.x402.challenge import Payable, read_challenge, screen
 from x402guard.x402.offer import Offer
+from x402guard.x402.offer_rules import rank
+from x402guard.x402.origins import note_version, origin_mark
 from x402guard.x402.purchase import Authorized, Stuck, authorize_purchase, payment_step, purchase_scope
 from x402guard.x402.schemes import payment_header
 from x402guard.x402.settlement import (
     Doubt,
-    Receipt,
     ask_chain,
     judge_reply,
     note_doubt,
     proven_taken,
-    receipt_of,
+    uncertain_of,
     void,
     write_claim,
 )
-
-__all__ = ["PAYMENT_REQUIRED_STATUS", "mindful_of_earlier_hops", "paid_request"]
-
-R = TypeVar("R")
 
 PAYMENT_REQUIRED_STATUS: Final = 402
 QUICK_BYTES: Final = 16_384
@@ -61,96 +68,80 @@ QUICK_BYTES: Final = 16_384
 ONE_PAYMENT: Final = "one_payment_per_request"
 
 
-def paid_request(
-    request: RequestFacts, terms: Terms, registry: AssetRegistry, reply: Reply | None = None
-) -> Flow[Receipt | None]:
-    """Hold one request's whole conversation; the driver hands over the last response that was sent.
+def paid_request(request: RequestFacts, context: Context, reply: Reply | None = None) -> Flow[Receipt | None]:
+    """Return one request's whole conversation; the driver hands over the last response that was sent.
 
     *reply* is the answer that it begins with, where the request was sent already.
-    Returns the receipt of what was paid, or None where nothing was. Raises ``PaymentRefused`` and its kin, ``ProtocolError``,
-    ``SettlementUncertain``, ``SignerError``, ``LedgerUnavailable``; and ``SendFailed`` where no payment was involved.
+    The flow returns the receipt of what was paid, or None where nothing was. It raises ``PaymentRefused`` and what derives from
+    it, ``ProtocolError``, ``SettlementUncertain``, ``SignerError``, ``LedgerUnavailable``; and ``SendFailed`` where no payment
+    was involved.
     """
-    return (yield from mindful_of_earlier_hops(request, _conversation(request, terms, registry, reply)))
+    return guarding_earlier_payment(request, _conversation(request, context, reply))
 
 
-def mindful_of_earlier_hops(request: RequestFacts, conversation: Flow[R]) -> Flow[R]:
-    """Hold a conversation such that none of its errors denies what an earlier hop of the same call has paid."""
-    if request.paid_by is None:
-        return (yield from conversation)
-    try:
-        return (yield from conversation)
-    except SendFailed as failure:
-        reason = f"no answer on a later hop: {type(failure.cause).__name__}"
-        uncertain = SettlementUncertain(
-            reason, hold_id=request.paid_by, deadline=request.paid_until, advice=_EARLIER_HOP
-        )
-        uncertain.retry = "no"
-        raise uncertain from failure.cause
-    except X402GuardError as error:
-        error.money_may_have_moved, error.advice = True, _EARLIER_HOP
-        raise
-
-
-def _conversation(
-    request: RequestFacts, terms: Terms, registry: AssetRegistry, reply: Reply | None
-) -> Flow[Receipt | None]:
-    reply = reply or (yield from send())  # 2
+def _conversation(request: RequestFacts, context: Context, reply: Reply | None) -> Flow[Receipt | None]:
+    reply = reply or (yield Send())  # 2
     if reply.status != PAYMENT_REQUIRED_STATUS or request.pays_itself:
         return None
-    timeouts = terms.policy.timeouts
+    timeouts = context.policy.timeouts
     challenge = yield from read_challenge(reply, timeouts.payment_s)  # 3
     if challenge is None:
         return None
-    no = partial(refused, terms, speaks_v2=request.origin if challenge.required.version == 2 else None)
-    impossible = _cannot_pay(request, terms)
+    no = partial(refused, context)
+    if challenge.required.version == 2:  # refused or not, the origin is not believed in v1 any more
+        learn, key = partial(note_version, origin=request.origin), origin_mark(request.origin)
+        no = partial(refused, context, also=learn, marks=(key,))
+    impossible = _cannot_pay(request, context)
     if impossible is not None:
         raise (yield from no(impossible))
-    payable = yield from screen(challenge, request, terms, registry)  # 4, 5
+    payable = yield from screen(challenge, request, context)  # 4, 5
     if not payable.offers:
         raise (yield from no(_none_payable(payable)))
-    authorized = yield from _authorize(request, terms, rank(payable.offers), no)  # 6
-    header = yield from _sign(terms, authorized)  # 7
-    hold = yield from _present(terms, authorized, header)  # 8, 9
+    authorized = yield from _authorize(request, context, rank(payable.offers), no)  # 6
+    header = yield from _sign(context, authorized)  # 7
+    hold = yield from _present(context, authorized, header)  # 8, 9
     return receipt_of(hold, represented=authorized.represented)  # 10
 
 
-def _cannot_pay(request: RequestFacts, terms: Terms) -> Refusal | None:
+def _cannot_pay(request: RequestFacts, context: Context) -> Refusal | None:
     """What keeps us from paying whatever is offered."""
     if request.paid_by is not None:
         reason = f"this request has paid already (hold {request.paid_by[:16]}…); one request signs at most once"
         return Refusal(ONE_PAYMENT, reason)
-    if terms.payer is None:
+    if context.payer is None:
         return Refusal(
-            "no_signer", "this guard has no signer; give it one with Guard(signer=…) or X402GUARD_PRIVATE_KEY"
+            "no_signer",
+            "this guard has no signer; give it one with Guard(signer=…) or X402GUARD_PRIVATE_KEY",
+            advice="Give the guard a key.",
         )
     if request.body_sha256 is None:
         reason = "the request body streamed on past the buffer limit, so the paid request could not repeat it"
-        return Refusal("not_replayable", reason)
+        return Refusal("not_replayable", reason, advice="Send the body in memory, or raise max_body_bytes.")
     return None
 
 
 def _authorize(
     request: RequestFacts,
-    terms: Terms,
+    context: Context,
     offers: tuple[Offer, ...],
     no: Callable[[Refusal], Flow[PaymentRefused]],
 ) -> Flow[Authorized]:
     """Step 6: durable before anything is signed. A person who has to be asked is asked here, with nothing held."""
     quick = len(request.body or b"") <= QUICK_BYTES
-    step = yield from compute(lambda _now_ms: payment_step(terms, request), quick=quick)
-    scope = purchase_scope(terms, request, offers, step)
+    step = yield Compute(lambda _now_ms: payment_step(context, request), quick=quick)
+    scope = purchase_scope(context, request, offers, step)
 
     def change(view: LedgerView, consented: Consented) -> Authorized | Stuck | Unasked | Refusal:
-        return authorize_purchase(view, consented, terms=terms, request=request, offers=offers, step=step)
+        return authorize_purchase(view, consented, context=context, request=request, offers=offers, step=step)
 
     def undo(error: BaseException) -> Flow[None]:
         # The commit may have happened although its answer was lost. Nothing was signed, so nothing is owed.
         reason = f"the commit's answer was lost: {error_name(error)}"
-        yield from _give_back(terms, request.entropy.hex(), reason, error)
+        yield from _give_back(context, request.entropy.hex(), reason, error)
 
     seat = Seat(HoldKind.PAYMENT, request.host)
     while True:
-        holding: Flow[Authorized | Stuck] = hold_or_refuse(terms, scope, change, undo, refuse=no, seat=seat)
+        holding: Flow[Authorized | Stuck] = hold_or_refuse(context, scope, change, undo, refuse=no, seat=seat)
         decided = yield from holding
         if isinstance(decided, Authorized):
             return decided
@@ -177,35 +168,35 @@ def _resolve(hold: Hold) -> Flow[None]:
         raise uncertain
 
 
-def _sign(terms: Terms, authorized: Authorized) -> Flow[HeaderLine]:
+def _sign(context: Context, authorized: Authorized) -> Flow[HeaderLine]:
     """Step 7: the header, made from the committed hold alone. Before the signature a cancellation costs nothing."""
     hold = authorized.hold
     signing = False
     try:
-        yield from checkpoint()
+        yield Checkpoint()
         signing = True
-        return _sealed_header(hold, (yield from sign(hold)))
+        return _sealed_header(hold, (yield Sign(hold)))
     except GeneratorExit:
         raise
     except SignerError as error:
         # A definite no. But a cheque that was out before, or that somebody took over meanwhile, is out all the same.
         if not authorized.represented and (
-            yield from _give_back(terms, hold, f"the signer refused: {error}", error, hold.presented)
+            yield from _give_back(context, hold, f"the signer refused: {error}", error, hold.presented)
         ):
             raise
         raise (
-            yield from _uncertain(terms, hold, "the signer refused a payment that may be out", error, sent=False)
+            yield from _uncertain(context, hold, "the signer refused a payment that may be out", error, sent=False)
         ) from error
     except Exception as error:
         # A remote signer that timed out may have signed.
         raise (
-            yield from _uncertain(terms, hold, f"signing failed: {type(error).__name__}", error, sent=False)
+            yield from _uncertain(context, hold, f"signing failed: {type(error).__name__}", error, sent=False)
         ) from error
     except BaseException as error:
         if signing or authorized.represented:
-            yield from _uncertain(terms, hold, "cancelled while signing", error, sent=False)
+            yield from _uncertain(context, hold, "cancelled while signing", error, sent=False)
         else:
-            yield from _give_back(terms, hold, f"nothing was signed: {error_name(error)}", error, hold.presented)
+            yield from _give_back(context, hold, f"nothing was signed: {error_name(error)}", error, hold.presented)
         raise
 
 
@@ -215,33 +206,33 @@ def _sealed_header(hold: Hold, signature: Sealed[bytes]) -> HeaderLine:
     return name.reveal(), value
 
 
-def _present(terms: Terms, authorized: Authorized, header: HeaderLine) -> Flow[Hold]:
+def _present(context: Context, authorized: Authorized, header: HeaderLine) -> Flow[Hold]:
     """Steps 8 and 9: the cheque leaves. From here on only proof frees the hold, and no error says that nothing was paid."""
     hold = authorized.hold
     try:
-        reply = yield from send(header, pays=hold.id, call_s=terms.policy.timeouts.payment_s)
-        return (yield from _book(terms, authorized, reply))
+        reply: Reply = yield Send((header,), pays=hold.id, call_s=context.policy.timeouts.payment_s)
+        return (yield from _book(context, authorized, reply))
     except (GeneratorExit, SettlementUncertain):
         raise
     except SendFailed as failure:
         unsent = failure.before_connection and not authorized.represented
         reason = f"no connection, it never left: {type(failure.cause).__name__}"
-        if unsent and (yield from _give_back(terms, hold, reason, failure, hold.presented)):
+        if unsent and (yield from _give_back(context, hold, reason, failure, hold.presented)):
             raise
         reason = f"no answer: {type(failure.cause).__name__}"
         sent = not failure.before_connection
-        uncertain = yield from _uncertain(terms, hold, reason, failure, sent=sent)
+        uncertain = yield from _uncertain(context, hold, reason, failure, sent=sent)
         if isinstance(failure.cause, CallTimeout):
             raise _timed_out(failure.cause, uncertain) from None
         raise uncertain from failure.cause
     except Exception as error:
-        raise (yield from _uncertain(terms, hold, f"no answer: {type(error).__name__}", error)) from error
+        raise (yield from _uncertain(context, hold, f"no answer: {type(error).__name__}", error)) from error
     except BaseException as error:
-        yield from _uncertain(terms, hold, "cancelled while the payment was out", error, sent=False)
+        yield from _uncertain(context, hold, "cancelled while the payment was out", error, sent=False)
         raise
 
 
-def _book(terms: Terms, authorized: Authorized, reply: Reply) -> Flow[Hold]:
+def _book(context: Context, authorized: Authorized, reply: Reply) -> Flow[Hold]:
     """Step 9: a claim is written down, and checked later; anything else is a doubt.
 
     Books that cannot be written now do not take the answer from the caller: the hold stands in full, and is in doubt by age.
@@ -251,13 +242,13 @@ def _book(terms: Terms, authorized: Authorized, reply: Reply) -> Flow[Hold]:
     try:
         if not isinstance(claim, Doubt):
             hold = yield from write_claim(
-                terms, hold, claim, delivered=reply.status < 500 and reply.status != PAYMENT_REQUIRED_STATUS
+                context, hold, claim, delivered=reply.status < 500 and reply.status != PAYMENT_REQUIRED_STATUS
             )
             return (yield from _check_soon(hold))
         if authorized.represented and hold.chain_evidence:
             # Facilitators answer a nonce that is used already like a new offer; the chain knows better.
             yield from _resolve_represented(hold)
-        hold = yield from note_doubt(terms, hold, claim.reason, claim.transaction, sent=reply.status >= 400)
+        hold = yield from note_doubt(context, hold, claim.reason, claim.transaction, sent=reply.status >= 400)
         return (yield from _check_soon(hold)) if claim.transaction else hold
     except LedgerUnavailable as error:
         return (
@@ -268,12 +259,8 @@ def _book(terms: Terms, authorized: Authorized, reply: Reply) -> Flow[Hold]:
 
 
 def _check_soon(hold: Hold) -> Flow[Hold]:
-    """The chain is asked about a claim behind the caller's back: nobody waits for it with an answer in hand."""
-    if proven_taken(hold) and hold.proof is None:
-        return (yield from ask_chain(hold))  # counted in full, until somebody named what took it
-    if hold.chain_evidence:
-        yield from recheck()
-    return hold
+    """Ask the chain at once about a payment that counts in full until its transaction is named; others wait for the recheck."""
+    return (yield from ask_chain(hold)) if proven_taken(hold) and hold.proof is None else hold
 
 
 def _resolve_represented(hold: Hold) -> Flow[None]:
@@ -283,13 +270,13 @@ def _resolve_represented(hold: Hold) -> Flow[None]:
         raise uncertain_of(PaidNotDelivered, hold, words)
 
 
-def _give_back(terms: Terms, held: Hold | str, reason: str, error: BaseException, presented: int = 0) -> Flow[bool]:
+def _give_back(context: Context, held: Hold | str, reason: str, error: BaseException, presented: int = 0) -> Flow[bool]:
     """Void on the way out of an error; True where it is certain that nothing of the hold can be taken any more.
 
     A ledger that cannot be written now keeps the hold: that costs budget until the deadline and never money.
     """
     try:
-        return (yield from void(terms, held, reason[:300], presented=presented))
+        return (yield from void(context, held, reason[:300], presented=presented))
     except Exception as again:  # noqa: BLE001 - no bookkeeping failure may hide that money is at risk
         cause(error).add_note(
             f"hold {held if isinstance(held, str) else held.id} could not be given back either: {again}"
@@ -298,14 +285,14 @@ def _give_back(terms: Terms, held: Hold | str, reason: str, error: BaseException
 
 
 def _uncertain(
-    terms: Terms, hold: Hold, reason: str, error: BaseException, *, sent: bool = True
+    context: Context, hold: Hold, reason: str, error: BaseException, *, sent: bool = True
 ) -> Flow[SettlementUncertain]:
     """Note a doubt on the way out of an error, and return the error that says what the caller has to know.
 
     Unwritten, the doubt is derived from the hold's age all the same.
     """
     try:
-        yield from note_doubt(terms, hold, reason, sent=sent)
+        yield from note_doubt(context, hold, reason, sent=sent)
     except Exception as again:  # noqa: BLE001 - no bookkeeping failure may hide that money is at risk
         cause(error).add_note(f"the doubt about hold {hold.id} could not be written: {again}")
     return uncertain_of(
@@ -322,15 +309,12 @@ def _timed_out(timeout: CallTimeout, uncertain: SettlementUncertain) -> CallTime
 
 def _none_payable(payable: Payable) -> Refusal:
     """No offer may be paid: one offer's own rule, or all the reasons together."""
-    reasons = payable.rejections
+    reasons = payable.refusals
     first = reasons[0]
     if len(reasons) == 1:
-        return Refusal(first.rule, first.reason, first.requested, first.available)
+        return first
     listed = "; ".join(f"({i + 1}) {r.rule}: {r.reason}" for i, r in enumerate(reasons[:8]))
     more = f"; and {len(reasons) - 8} more" if len(reasons) > 8 else ""
-    return Refusal("no_acceptable_offer", f"none of {len(reasons)} offers may be paid: {listed}{more}")
-
-
-_EARLIER_HOP: Final = (
-    "An earlier hop of this request was paid, this hop was not. Asking again is a new purchase; read the report first."
-)
+    return Refusal(
+        "no_acceptable_offer", f"none of {len(reasons)} offers may be paid: {listed}{more}", error=NoAcceptableOffer
+    )

@@ -9,6 +9,7 @@ from typing import Any, Final, Literal
 from x402guard.assets import Asset, AssetRegistry, TransferMethod, resolve_network
 from x402guard.errors import ProtocolError
 from x402guard.evm import MAX_UINT256, ZERO_ADDRESS, Address, parse_address
+from x402guard.ledger.authorize import Refusal
 from x402guard.money import Nanos
 from x402guard.x402.wire import (
     PaymentRequired,
@@ -17,8 +18,6 @@ from x402guard.x402.wire import (
     compact_json,
     parse_message,
 )
-
-__all__ = ["Offer", "Rejection", "conflicts_with_body", "normalise"]
 
 KNOWN_SCHEMES: Final = frozenset({"exact", "upto"})
 
@@ -71,24 +70,7 @@ class Offer:
         return f"{self.scheme} {self.amount_atomic} {self.asset.symbol} units on {self.network} to {self.payee}"
 
 
-@dataclass(frozen=True, slots=True)
-class Rejection:
-    """Why an offer may not be paid.
-
-    Attributes:
-        rule: the rule that decided, as reports name it.
-        reason: a sentence with the value found and the setting that decides.
-        requested: nano-dollars asked for, where known.
-        available: nano-dollars that would have passed, where the rule is about an amount.
-    """
-
-    rule: str
-    reason: str
-    requested: Nanos | None = None
-    available: Nanos | None = None
-
-
-def normalise(required: PaymentRequired, registry: AssetRegistry) -> list[Offer | Rejection]:
+def normalise(required: PaymentRequired, registry: AssetRegistry) -> list[Offer | Refusal]:
     """Return every entry of ``accepts`` as an ``Offer``, or the reason why it cannot be one, in their order.
 
     Raises ``ProtocolError`` for an entry that claims a scheme and network we know and is malformed: a peer that breaks the
@@ -101,16 +83,16 @@ def normalise(required: PaymentRequired, registry: AssetRegistry) -> list[Offer 
 
 def _normalise_one(
     required: PaymentRequired, entry: Mapping[str, Any], index: int, registry: AssetRegistry
-) -> Offer | Rejection:
+) -> Offer | Refusal:
     field = f"accepts[{index}]"
     scheme, network_as_offered = entry.get("scheme"), entry.get("network")
     if not isinstance(scheme, str) or not isinstance(network_as_offered, str):
         raise ProtocolError("scheme and network have to be text", field=field)
     network = resolve_network(network_as_offered)
     if scheme not in KNOWN_SCHEMES or (scheme == "upto" and required.version == 1):
-        return Rejection("schemes", f"scheme {scheme[:40]!r} of x402 v{required.version} is not one we can pay")
+        return Refusal("schemes", f"scheme {scheme[:40]!r} of x402 v{required.version} is not one we can pay")
     if network is None:
-        return Rejection("networks", f"network {network_as_offered[:60]!r} is not an EVM network we know")
+        return Refusal("networks", f"network {network_as_offered[:60]!r} is not an EVM network we know")
     requirement: PaymentRequirements | PaymentRequirementsV1
     if required.version == 1:
         requirement = parse_message(PaymentRequirementsV1, entry, field=field)
@@ -119,14 +101,14 @@ def _normalise_one(
     extra = requirement.extra or {}
     asset = registry.find(network, _address(requirement.asset, f"{field}.asset"))
     if asset is None:
-        return Rejection(
+        return Refusal(
             "assets",
             f"token {requirement.asset} on {network} is in no registry of ours; add it with Guard(assets=[Asset(…)])",
         )
     if (mismatch := _domain_mismatch(asset, extra)) is not None:
         return mismatch
     method = _method(scheme, asset, extra)
-    if isinstance(method, Rejection):
+    if isinstance(method, Refusal):
         return method
     amount = _amount(requirement.amount, f"{field}.amount")
     if isinstance(requirement, PaymentRequirementsV1):
@@ -193,7 +175,7 @@ def _flow(extra: Mapping[str, Any], field: str) -> str:
     return flow
 
 
-def _method(scheme: str, asset: Asset, extra: Mapping[str, Any]) -> TransferMethod | Rejection:
+def _method(scheme: str, asset: Asset, extra: Mapping[str, Any]) -> TransferMethod | Refusal:
     asked = extra.get("assetTransferMethod")
     if scheme == "upto":
         wanted = "permit2"  # specification, upto on EVM: Permit2 is its only method
@@ -204,18 +186,18 @@ def _method(scheme: str, asset: Asset, extra: Mapping[str, Any]) -> TransferMeth
     for method in asset.methods:
         if method == wanted and asked in (None, wanted):
             return method
-    return Rejection(
+    return Refusal(
         "methods", f"transfer method {str(asked or wanted)[:40]!r} cannot be used for {asset.symbol} on {asset.network}"
     )
 
 
-def _domain_mismatch(asset: Asset, extra: Mapping[str, Any]) -> Rejection | None:
+def _domain_mismatch(asset: Asset, extra: Mapping[str, Any]) -> Refusal | None:
     """The offer may repeat what we know of the token; where it says otherwise, one of us is wrong and nobody signs."""
     ours = {"name": asset.name, "version": asset.version, "decimals": asset.decimals}
     for key, value in ours.items():
         offered = extra.get(key)
         if offered is not None and offered != value:
-            return Rejection(
+            return Refusal(
                 "asset_domain",
                 f"the offer says {key} {str(offered)[:60]!r} for {asset.contract} on {asset.network}, "
                 f"our registry says {value!r}; correct it with Guard(assets=[Asset(…)]) if the registry is wrong",

@@ -1,31 +1,44 @@
-"""One rule, one function: ``(Policy, Case) → Rejection or None``. Each names the rule, the value and the setting."""
+"""One rule, one function: ``(Policy, Case) → Refusal or None``. Each names the rule, the value and the setting."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
 from typing import Final
 from urllib.parse import urlsplit
 
 from x402guard.assets import TEST_NETWORKS
+from x402guard.flow.request import RequestFacts
+from x402guard.ledger.authorize import Refusal
 from x402guard.money import format_dollars
 from x402guard.policy.settings import MIN_LIFETIME_S, Policy
-from x402guard.x402.case import Case
-from x402guard.x402.offer import Rejection
-
-__all__ = ["OFFER_RULES", "OfferRule", "lifetime_s", "resource_host"]
-
-OfferRule = Callable[[Policy, Case], Rejection | None]
+from x402guard.x402.offer import Offer
 
 
-def https(_policy: Policy, case: Case) -> Rejection | None:
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One offer, made in answer to one request."""
+
+    request: RequestFacts
+    offer: Offer
+
+
+OfferRule = Callable[[Policy, Case], Refusal | None]
+
+
+def https(_policy: Policy, case: Case) -> Refusal | None:
     """Plain http is read and changed by anybody on the way; only loopback on a test network may use it."""
     if case.request.secure or (case.request.loopback and case.offer.network in TEST_NETWORKS):
         return None
     where = "a real network" if case.request.loopback else "another machine"
-    return Rejection("https", f"{case.request.origin} is plain http to {where}; payments go over https")
+    return Refusal(
+        "https",
+        f"{case.request.origin} is plain http to {where}; payments go over https",
+        advice="Ask the server over https.",
+    )
 
 
-def redirect(policy: Policy, case: Case) -> Rejection | None:
+def redirect(policy: Policy, case: Case) -> Refusal | None:
     """A redirect to another origin is that origin's offer, not the one that was asked for."""
     start = case.request.redirected_from
     if start is None or policy.unsafe_pay_after_redirect:
@@ -33,14 +46,14 @@ def redirect(policy: Policy, case: Case) -> Rejection | None:
     reason = (
         f"{start} redirected to {case.request.origin}, which asks for money; setting policy.unsafe_pay_after_redirect"
     )
-    return Rejection("redirect", reason)
+    return Refusal("redirect", reason)
 
 
-def hosts(policy: Policy, case: Case) -> Rejection | None:
+def hosts(policy: Policy, case: Case) -> Refusal | None:
     """Only hosts on the list, where there is one."""
     if policy.hosts is None or _host_listed(case.request.host, policy.hosts):
         return None
-    return Rejection("hosts", f"host {case.request.host} is not in policy.hosts ({_some(policy.hosts)})")
+    return Refusal("hosts", f"host {case.request.host} is not in policy.hosts ({_some(policy.hosts)})")
 
 
 def _host_listed(host: str, listed: Collection[str]) -> bool:
@@ -50,71 +63,71 @@ def _host_listed(host: str, listed: Collection[str]) -> bool:
     )
 
 
-def networks(policy: Policy, case: Case) -> Rejection | None:
+def networks(policy: Policy, case: Case) -> Refusal | None:
     """Only networks on the list; test networks unless the owner says otherwise."""
     network = case.offer.network
     if policy.networks is None or network in policy.networks:
         return None
     kind = "a test network" if network in TEST_NETWORKS else "real money"
-    return Rejection("networks", f"{network} ({kind}) is not in policy.networks ({_some(policy.networks)})")
+    return Refusal("networks", f"{network} ({kind}) is not in policy.networks ({_some(policy.networks)})")
 
 
-def assets(policy: Policy, case: Case) -> Rejection | None:
+def assets(policy: Policy, case: Case) -> Refusal | None:
     """Only tokens on the list, where there is one; symbols are our registry's, never the offer's."""
     asset = case.offer.asset
     if policy.assets is None or asset.symbol.upper() in policy.assets or asset.contract in policy.assets:
         return None
-    return Rejection("assets", f"{asset.symbol} at {asset.contract} is not in policy.assets ({_some(policy.assets)})")
+    return Refusal("assets", f"{asset.symbol} at {asset.contract} is not in policy.assets ({_some(policy.assets)})")
 
 
-def schemes(policy: Policy, case: Case) -> Rejection | None:
+def schemes(policy: Policy, case: Case) -> Refusal | None:
     """Only schemes on the list."""
     if case.offer.scheme in policy.schemes:
         return None
-    return Rejection("schemes", f"scheme {case.offer.scheme} is not in policy.schemes ({_some(policy.schemes)})")
+    return Refusal("schemes", f"scheme {case.offer.scheme} is not in policy.schemes ({_some(policy.schemes)})")
 
 
-def flows(policy: Policy, case: Case) -> Rejection | None:
+def flows(policy: Policy, case: Case) -> Refusal | None:
     """Paying upfront or into an escrow gives money away before anything is delivered."""
     if case.offer.flow in policy.flows:
         return None
-    return Rejection(
+    return Refusal(
         "flows", f"extra.paymentFlow {case.offer.flow[:40]!r} is not in policy.flows ({_some(policy.flows)})"
     )
 
 
-def payees(policy: Policy, case: Case) -> Rejection | None:
+def payees(policy: Policy, case: Case) -> Refusal | None:
     """Only payees on the list, where there is one."""
     if policy.payees is None or case.offer.payee in policy.payees:
         return None
-    return Rejection("payees", f"payee {case.offer.payee} is not in policy.payees ({_some(policy.payees)})")
+    return Refusal("payees", f"payee {case.offer.payee} is not in policy.payees ({_some(policy.payees)})")
 
 
-def lifetime(policy: Policy, case: Case) -> Rejection | None:
+def lifetime(policy: Policy, case: Case) -> Refusal | None:
     """A signature that is over at once is worthless; a long one is cut to our own maximum, not refused."""
     seconds = lifetime_s(policy, case)
     if seconds >= MIN_LIFETIME_S:
         return None
-    return Rejection(
+    return Refusal(
         "lifetime", f"maxTimeoutSeconds {case.offer.max_timeout_s} leaves less than the {MIN_LIFETIME_S} s that we need"
     )
 
 
-def cap(policy: Policy, case: Case) -> Rejection | None:
+def cap(policy: Policy, case: Case) -> Refusal | None:
     """No single payment above the cap."""
     limit, amount = policy.cap_nanos, case.offer.amount_nanos
     if limit is None or amount <= limit:
         return None
     reason = f"${format_dollars(amount)} is above policy.per_payment_cap (${format_dollars(limit)})"
-    return Rejection("per_payment_cap", reason, amount, limit)
+    return Refusal("per_payment_cap", reason, amount, limit)
 
 
-def resource(policy: Policy, case: Case) -> Rejection | None:
+def resource(policy: Policy, case: Case) -> Refusal | None:
     """The signature does not cover the URL, so an offer made for another host could be one made for another buyer."""
     named = resource_host(case)
     if policy.resource_mismatch == "warn" or named is None:
         return None
-    return Rejection(
+    return Refusal(
         "resource_mismatch",
         f"the offer is for host {named[:80]}, {case.request.host} was asked; setting policy.resource_mismatch",
     )
@@ -147,3 +160,17 @@ OFFER_RULES: Final[tuple[OfferRule, ...]] = (
     https, redirect, hosts, networks, assets, schemes, flows, payees, lifetime, resource, cap,
 )  # fmt: skip
 """In this order; the first that objects decides, so that a refusal is the same every time."""
+
+
+def judge_offer(policy: Policy, case: Case) -> Refusal | None:
+    """Return the first rule that objects to an offer, or None."""
+    for rule in OFFER_RULES:
+        objection = rule(policy, case)
+        if objection is not None:
+            return objection
+    return None
+
+
+def rank(offers: Iterable[Offer]) -> tuple[Offer, ...]:
+    """Return the offers cheapest first; among equals EIP-3009 before Permit2, then in the server's own order."""
+    return tuple(sorted(offers, key=lambda o: (o.amount_nanos, o.method != "eip3009", o.position)))

@@ -2,43 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
+from x402guard.ledger.authorize import Refusal
 from x402guard.ledger.upto_sellers import LAST_SETTLEMENTS, always_at_ceiling
 from x402guard.ledger.view import LedgerView, MarkKey
 from x402guard.policy.settings import Policy
-from x402guard.x402.case import Case
-from x402guard.x402.offer import Offer, Rejection
-from x402guard.x402.offer_rules import OFFER_RULES
-
-__all__ = [
-    "FACILITATORS_PER_ORIGIN",
-    "judge_live",
-    "judge_offer",
-    "note_payee",
-    "note_version",
-    "origin_mark",
-    "payee_mark",
-    "rank",
-]
+from x402guard.x402.offer import Offer
+from x402guard.x402.offer_rules import Case
 
 FACILITATORS_PER_ORIGIN: Final = 3
 """Official servers pick among several addresses of their facilitator; a fourth new one is no longer that."""
-
-
-def judge_offer(policy: Policy, case: Case) -> Rejection | None:
-    """Return the first rule that objects to an offer, or None."""
-    for rule in OFFER_RULES:
-        objection = rule(policy, case)
-        if objection is not None:
-            return objection
-    return None
-
-
-def rank(offers: Iterable[Offer]) -> tuple[Offer, ...]:
-    """Return the offers cheapest first; among equals EIP-3009 before Permit2, then in the server's own order."""
-    return tuple(sorted(offers, key=lambda o: (o.amount_nanos, o.method != "eip3009", o.position)))
 
 
 def origin_mark(origin: str) -> MarkKey:
@@ -51,7 +26,7 @@ def payee_mark(origin: str, payee: str) -> MarkKey:
     return "paid_at", f"{origin} {payee}"
 
 
-def judge_live(view: LedgerView, policy: Policy, case: Case) -> Rejection | None:
+def judge_live(view: LedgerView, policy: Policy, case: Case) -> Refusal | None:
     """Return what the ledger's memory of the origin has against an offer, and remember what is new.
 
     v1 is taken only until an origin has spoken v2. The facilitator of an ``upto`` is on the owner's list or, without a
@@ -63,16 +38,16 @@ def judge_live(view: LedgerView, policy: Policy, case: Case) -> Rejection | None
         reason = (
             f"{case.request.origin} has spoken x402 v2 before and now offers v1: somebody may have stripped its header"
         )
-        return Rejection("version_downgrade", reason)
+        return Refusal("version_downgrade", reason)
     if policy.upto_at_ceiling == "refuse" and offer.scheme == "upto" and always_at_ceiling(view, offer.payee):
         reason = (
             f"the last {LAST_SETTLEMENTS} settlements of {offer.payee} took the whole ceiling: that is no measured use"
         )
-        return Rejection("upto_at_ceiling", f"{reason} (policy.upto_at_ceiling)")
+        return Refusal("upto_at_ceiling", f"{reason} (policy.upto_at_ceiling)")
     paid = bool(known.get("paid"))
     if policy.payee_change == "refuse" and paid and view.mark(payee_mark(case.request.origin, offer.payee)) is None:
         reason = f"{case.request.origin} was paid before and never by way of {offer.payee}; setting policy.payee_change"
-        return Rejection("payee_change", reason)
+        return Refusal("payee_change", reason)
     seen = list(known["facilitators"])
     if offer.facilitator is not None:
         objection = _facilitator(policy, offer, seen)
@@ -99,14 +74,14 @@ def note_version(view: LedgerView, origin: str) -> None:
     view.put_mark(key, {"facilitators": [], **(view.mark(key) or {}), "v2": True})
 
 
-def _facilitator(policy: Policy, offer: Offer, seen: list[str]) -> Rejection | None:
+def _facilitator(policy: Policy, offer: Offer, seen: list[str]) -> Refusal | None:
     if policy.facilitators is not None:
         if offer.facilitator in policy.facilitators:
             return None
-        return Rejection("facilitators", f"facilitator {offer.facilitator} is not in policy.facilitators")
+        return Refusal("facilitators", f"facilitator {offer.facilitator} is not in policy.facilitators")
     if offer.facilitator in seen or len(seen) < FACILITATORS_PER_ORIGIN:
         return None
-    return Rejection(
+    return Refusal(
         "facilitators",
         f"facilitator {offer.facilitator} is the fourth that this origin shows; list those you trust in policy.facilitators",
     )

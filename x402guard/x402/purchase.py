@@ -7,42 +7,27 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
-from urllib.parse import urlsplit
 
 from x402guard.flow.admission import check_clock, check_standing
-from x402guard.flow.terms import Terms
+from x402guard.flow.context import Context
+from x402guard.flow.request import RequestFacts, place_of, purpose_of, ruled_place
 from x402guard.ledger.authorize import BUDGET, Refusal, authorize, check_room
 from x402guard.ledger.in_doubt import in_doubt, take_over
 from x402guard.ledger.intent import Intent
-from x402guard.ledger.model import Hold, HoldKind, Purpose
+from x402guard.ledger.model import Hold, HoldKind
 from x402guard.ledger.upto_sellers import ceiling_mark
 from x402guard.ledger.view import LedgerView, Scope
 from x402guard.money import Nanos
-from x402guard.policy import Case, RequestFacts, judge_live
-from x402guard.policy.breakers import find_open, note_try
-from x402guard.policy.guards import SPIKE, guard_marks, judge_amount, judge_step, note_taken
-from x402guard.policy.rules import Subject
-from x402guard.policy.steps import Step, place, request_key, step_of, whole_place
-from x402guard.policy.timeouts import find_late
-from x402guard.policy.verdicts import Consented, Unasked, verdict_facts, verdict_of
+from x402guard.policy.guards import guard_marks, judge_step, note_taken
+from x402guard.policy.judge import Consented, Unasked, verdict_facts, verdict_of
+from x402guard.policy.spikes import SPIKE
+from x402guard.policy.steps import Step, request_key, step_of
+from x402guard.policy.verdicts import Subject
 from x402guard.x402.offer import Offer
-from x402guard.x402.offer_rules import lifetime_s, resource_host
-from x402guard.x402.origins import note_payee, origin_mark, payee_mark
+from x402guard.x402.offer_rules import Case, lifetime_s, resource_host
+from x402guard.x402.origins import judge_live, note_payee, origin_mark, payee_mark
 from x402guard.x402.schemes import scheme_for
 from x402guard.x402.schemes.scheme import Proposal
-
-__all__ = [
-    "Authorized",
-    "Stuck",
-    "authorize_purchase",
-    "offer_subject",
-    "payment_step",
-    "place_of",
-    "purchase_key",
-    "purchase_scope",
-    "purpose_of",
-    "ruled_place",
-]
 
 MIN_REMAINING_S: Final = 10
 """A cheque in doubt is presented again only while it is good for more than this many seconds."""
@@ -63,50 +48,40 @@ class Stuck:
     hold: Hold
 
 
-def purchase_key(terms: Terms, request: RequestFacts) -> str:
+def purchase_key(context: Context, request: RequestFacts) -> str:
     """Return what makes two requests the same purchase: the session, and the caller's word or the request itself.
 
     A name is good for one origin: a cheque made out for one server is never shown to another.
     """
     if request.purchase is not None:
-        parts = [terms.session_id, "named", request.origin, request.purchase]
+        parts = [context.session_id, "named", request.origin, request.purchase]
     else:
-        parts = [terms.session_id, request.method, request.url, request.body_sha256 or ""]
+        parts = [context.session_id, request.method, request.url, request.body_sha256 or ""]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
-def payment_step(terms: Terms, request: RequestFacts) -> Step:
+def payment_step(context: Context, request: RequestFacts) -> Step:
     """Return the step that paying for a request is."""
-    loop = terms.policy.loop
+    loop = context.policy.loop
     key = ""
     if loop is not None:
         key = request_key(HoldKind.PAYMENT, request.method, request.url, request.body or b"", loop.ignored)
-    return Step(HoldKind.PAYMENT, place_of(request), key)
+    return Step(HoldKind.PAYMENT, place_of(request), key, context.node_id)
 
 
-def place_of(request: RequestFacts) -> str:
-    """Return a request's place as the owner names it in a policy: ``GET host/path``."""
-    return place(request.method, request.host, urlsplit(request.url).path)
-
-
-def ruled_place(request: RequestFacts) -> str:
-    """Return a request's place as the owner's rules see it: whole."""
-    return whole_place(request.method, request.host, urlsplit(request.url).path)
-
-
-def purchase_scope(terms: Terms, request: RequestFacts, offers: tuple[Offer, ...], step: Step) -> Scope:
+def purchase_scope(context: Context, request: RequestFacts, offers: tuple[Offer, ...], step: Step) -> Scope:
     """Return the rows that ``authorize_purchase`` has to see."""
     payees = tuple(dict.fromkeys(offer.payee for offer in offers))
     sellers = {ceiling_mark(offer.payee) for offer in offers if offer.scheme == "upto"}
     return Scope(
-        nodes=(terms.node_id,),
+        nodes=(context.node_id,),
         holds=(request.entropy.hex(),),
-        purchase=None if request.pay_again else purchase_key(terms, request),
+        purchase=None if request.pay_again else purchase_key(context, request),
         marks=(
             origin_mark(request.origin),
             *(payee_mark(request.origin, payee) for payee in payees),
             *sorted(sellers),
-            *guard_marks(terms.policy, terms.node_id, step, payees),
+            *guard_marks(context.policy, step, payees),
         ),
         durable=True,
     )
@@ -116,7 +91,7 @@ def authorize_purchase(
     view: LedgerView,
     consented: Consented,
     *,
-    terms: Terms,
+    context: Context,
     request: RequestFacts,
     offers: tuple[Offer, ...],
     step: Step,
@@ -127,63 +102,64 @@ def authorize_purchase(
     ledger's memory of the origin has nothing against is taken. *step* is what the guards see; *consented* are the offers that a
     person has allowed.
     """
-    closed = (
-        check_standing(view, terms)
-        or check_clock(view)
-        or find_late(view, terms.policy.timeouts, terms.node_id, step.kind)
-    )
+    closed = check_standing(view, context) or check_clock(view)
     if closed is not None:
         return closed
-    doubtful = [h for h in view.live(view.purchase) if in_doubt(view, h, flight_ms=terms.flight_ms)]
+    doubtful = [h for h in view.live(view.purchase) if in_doubt(view, h, flight_ms=context.flight_ms)]
+    late = context.policy.timeouts.judge(view, step) if doubtful else None
+    if late is not None:
+        return late
     for hold in doubtful:
         if _still_matches(view, hold, offers):
-            return _present_again(view, terms, hold)
+            return _present_again(view, context, hold, step)
     if doubtful:
         return Stuck(doubtful[0])
-    guarded = judge_step(view, terms.policy, terms.node_id, step)
+    guarded = judge_step(view, context.policy, step)
     if guarded is not None:
         return guarded
     refusals: list[Refusal] = []
     for offer in offers:
-        decided = _buy(view, terms, Case(request, offer), step, consented)
+        decided = _buy(view, context, Case(request, offer), step, consented)
         if not isinstance(decided, Refusal) or decided.rule in (SPIKE, BUDGET):
             return decided  # the best offer does not fit, so no dearer one does
         refusals.append(decided)
     return refusals[0]
 
 
-def _present_again(view: LedgerView, terms: Terms, hold: Hold) -> Authorized | Refusal:
-    step = step_of(hold)
-    resting = find_open(view, terms.policy.breaker, terms.node_id, step)
-    if resting is not None:
-        reason = f"{resting.reason}; the payment of hold {hold.id[:16]}… stays out until its deadline"
-        return replace(resting, reason=reason, is_out=True)
-    note_try(view, terms.policy.breaker, terms.node_id, step, hold.id)
-    return Authorized(take_over(view, hold, instance=terms.instance), represented=True)
+def _present_again(view: LedgerView, context: Context, hold: Hold, asked: Step) -> Authorized | Refusal:
+    step, policy = step_of(hold), context.policy
+    if policy.breaker is not None:
+        # The host before the price is known, the payee once it is: as for a step that is held for.
+        is_open = policy.breaker.judge(view, asked) or policy.breaker.judge(view, step)
+        if is_open is not None:
+            reason = f"{is_open.reason}; the payment of hold {hold.id[:16]}… stays out until its deadline"
+            return replace(is_open, reason=reason, is_out=True)
+        policy.breaker.taken(view, step, hold.id)
+    return Authorized(take_over(view, hold, instance=context.instance), represented=True)
 
 
 def _buy(
-    view: LedgerView, terms: Terms, case: Case, step: Step, consented: Consented
+    view: LedgerView, context: Context, case: Case, step: Step, consented: Consented
 ) -> Authorized | Unasked | Refusal:
     """Hold one offer, if the ledger's memory, the guards, the budget and, where one has to be asked, a person allow it."""
     offer = case.offer
-    objection = judge_live(view, terms.policy, case)
+    objection = judge_live(view, context.policy, case)
     if objection is not None:
-        return Refusal(objection.rule, objection.reason, offer.amount_nanos, objection.available)
+        return replace(objection, requested=Nanos(offer.amount_nanos))
     priced = step.at(Nanos(offer.amount_nanos), offer.payee)
-    excess = judge_amount(view, terms.policy, terms.node_id, priced)
+    excess = judge_step(view, context.policy, priced)
     if excess is not None:
         return excess
     subject = offer_subject(case)
-    verdict = verdict_of(terms, subject)
+    verdict = verdict_of(context.policy, subject, asks=context.asks)
     unasked = Unasked(subject, verdict, _asked_about(case), offer.network)
     if verdict.action == "ask" and unasked.key not in consented:
-        return check_room(view, terms.node_id, priced.amount) or unasked
-    hold = _hold(view, terms, case, priced)
+        return check_room(view, context.node_id, priced.amount) or unasked
+    hold = _hold(view, context, case, priced)
     decided = authorize(view, hold, {**_facts(case, hold), **verdict_facts(verdict)})
     if isinstance(decided, Refusal):
         return decided
-    note_taken(view, terms.policy, terms.node_id, priced, decided.id)
+    note_taken(view, context.policy, priced, decided.id)
     note_payee(view, case)
     _note_resource(view, decided, case)
     return Authorized(decided, represented=False)
@@ -224,43 +200,35 @@ def _cheque(intent: Intent) -> tuple[object, ...]:
     )
 
 
-def _hold(view: LedgerView, terms: Terms, case: Case, step: Step) -> Hold:
+def _hold(view: LedgerView, context: Context, case: Case, step: Step) -> Hold:
     request, offer = case.request, case.offer
-    if terms.payer is None:
+    if context.payer is None:
         raise ValueError("a payment needs a payer")
     hold_id = request.entropy.hex()
     intent = scheme_for(offer.scheme, offer.method).propose(
         Proposal(
             offer=offer,
-            payer=terms.payer,
+            payer=context.payer,
             now_unix=view.clock_ms // 1000,
-            lifetime_s=lifetime_s(terms.policy, case),
+            lifetime_s=lifetime_s(context.policy, case),
             nonce=int(hold_id, 16),
             payment_id=f"pay_{hold_id[:32]}",
         )
     )
     return Hold(
         id=hold_id,
-        node_id=terms.node_id,
+        node_id=context.node_id,
         kind=HoldKind.PAYMENT,
         amount=Nanos(offer.amount_nanos),
         created_ms=view.now_ms,
         deadline_unix=intent.valid_until,
         flying_since_ms=view.now_ms,
-        owner=terms.instance,
+        owner=context.instance,
         purpose=purpose_of(request, step=step.key),
-        chain_evidence=offer.network in terms.chains,
-        purchase_key=purchase_key(terms, request),
+        chain_evidence=offer.network in context.chains,
+        purchase_key=purchase_key(context, request),
         intent=intent,
     )
-
-
-def purpose_of(request: RequestFacts, tool: str = "", *, step: str = "") -> Purpose:
-    """Return what a hold for *request* is for; *tool* is the model or tool it calls, *step* what makes it the same as others."""
-    what = json.dumps([request.method, request.url, request.body_sha256 or ""])
-    # No query, no fragment, and no user:password@ before the host.
-    url = urlsplit(request.url)._replace(netloc=request.host, query="", fragment="").geturl()
-    return Purpose(request.method, url, request.host, hashlib.sha256(what.encode()).hexdigest(), tool, step)
 
 
 def _facts(case: Case, hold: Hold) -> Mapping[str, Any]:

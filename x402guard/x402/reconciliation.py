@@ -9,24 +9,24 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any
 
 from x402guard.assets import Asset
-from x402guard.evm import Address
-from x402guard.flow.effects import Flow, ReadNonce, ReadTransfers, read_chain, read_funds, transact
-from x402guard.flow.ports import Outgoing, Transfers
-from x402guard.flow.terms import Terms
+from x402guard.evm import Address, parse_address
+from x402guard.flow.context import Context
+from x402guard.flow.drivers import run
+from x402guard.flow.effects import AskChain, Flow, Transact
+from x402guard.flow.ports import AccountFunds, HoldStatus, OutgoingTransfer, TransferNonce, Transfers, WalletTransfers
+from x402guard.flow.shell import Shell
 from x402guard.ledger.evidence import Finding, Unreadable, explain, proof_key, unshown_mark
 from x402guard.ledger.model import WALLET, Claim, Evidence, Hold, HoldState
+from x402guard.ledger.queries import ALLOWANCE, nodes_of
+from x402guard.ledger.report import below
+from x402guard.ledger.sessions import PAYER_MARK
 from x402guard.ledger.transitions import Lapse, apply
 from x402guard.ledger.view import LedgerView, MarkKey, Notice, Scope
 from x402guard.money import format_dollars
 from x402guard.x402.settlement import is_open, is_worth_asking, weighed
-
-__all__ = ["ALLOWANCE", "Reconciliation", "reconcile_holds", "reconcile_wallet"]
-
-ALLOWANCE: Final = "allowance"
-"""The kind of the rows that say what Permit2 may move of a token."""
 
 
 @dataclass(slots=True)
@@ -95,19 +95,19 @@ def _counted(hold: Hold) -> int:
     return hold.amount if hold.state is HoldState.HELD else hold.captured
 
 
-def reconcile_holds(terms: Terms, hold_ids: Iterable[str], result: Reconciliation) -> Flow[None]:
+def reconcile_holds(context: Context, hold_ids: Iterable[str], result: Reconciliation) -> Flow[None]:
     """Ask the chain about payments, oldest first, and let what it shows take effect. A network out of reach is asked once."""
     for hold_id in hold_ids:
-        hold = yield from _pick(terms, hold_id, result)
+        hold = yield from _pick(context, hold_id, result)
         if hold is None:
             continue
         network = hold.payment().network
-        if network not in terms.chains:
+        if network not in context.chains:
             result.unreadable.setdefault(network, "no RPC is configured for it")
         if network in result.unreadable:
             result.still_open += 1
             continue
-        finding = yield from read_chain(hold)
+        finding = yield AskChain(HoldStatus(hold))
         if isinstance(finding, Unreadable):
             result.still_open += 1
             if not finding.alone:  # else who names what nobody can find would keep all others from being asked about
@@ -124,7 +124,7 @@ def _book(hold: Hold, finding: Finding, result: Reconciliation) -> Flow[None]:
         result.contradicted.append(hold.id)
 
 
-def _pick(terms: Terms, hold_id: str, result: Reconciliation) -> Flow[Hold | None]:
+def _pick(context: Context, hold_id: str, result: Reconciliation) -> Flow[Hold | None]:
     """Return a payment that the chain is to be asked about; None for one whose answer is still on its way.
 
     What lapses at its deadline does so first. A payment from a time when no chain was configured can be proven from now on.
@@ -137,16 +137,16 @@ def _pick(terms: Terms, hold_id: str, result: Reconciliation) -> Flow[Hold | Non
         lapsed = False
         if hold is None or hold.intent is None:
             return None
-        if hold.intent.network in terms.chains and not hold.chain_evidence:
+        if hold.intent.network in context.chains and not hold.chain_evidence:
             hold = dataclasses.replace(hold, chain_evidence=True)
             view.put_hold(hold)
         past = hold.state is HoldState.HELD and hold.deadline_unix < view.now_unix
-        if past and not hold.chain_evidence and view.ahead_ms <= terms.max_clock_jump_ms:
+        if past and not hold.chain_evidence and view.ahead_ms <= context.max_clock_jump_ms:
             hold, lapsed = apply(view, hold_id, Lapse()), True
-        flying = hold.state is HoldState.HELD and not is_worth_asking(view, hold, terms.flight_ms)
+        flying = hold.state is HoldState.HELD and not is_worth_asking(view, hold, context.flight_ms)
         return None if flying and not past else hold
 
-    picked = yield from transact(Scope(holds=(hold_id,), durable=True), change)
+    picked: Hold | None = yield Transact(Scope(holds=(hold_id,), durable=True), change)
     result.captured += lapsed
     return picked
 
@@ -163,11 +163,13 @@ def reconcile_wallet(token: Asset, payer: Address, since_unix: int, result: Reco
     """
     yield from _note_allowance(token, payer, result)
     after = _block_of((yield from _read_mark(scan_mark(token, payer))))
-    found: Transfers | Unreadable = yield ReadTransfers(token.network, token.contract, payer, after, since_unix)
+    found: Transfers | Unreadable = yield AskChain(
+        WalletTransfers(token.network, token.contract, payer, after, since_unix)
+    )
     if isinstance(found, Unreadable):
         result.unreadable.setdefault(token.network, found.reason)
         return
-    strangers: list[Outgoing] = []
+    strangers: list[OutgoingTransfer] = []
     for transfer in found.outgoing:
         if transfer.amount_atomic == 0:
             continue  # anybody can have a token say that nothing left a wallet
@@ -183,37 +185,41 @@ def reconcile_wallet(token: Asset, payer: Address, since_unix: int, result: Reco
     result.unexplained_total += sum(row["amount"] for row in told)
 
 
-def _explained(token: Asset, payer: Address, transfer: Outgoing, result: Reconciliation) -> Flow[bool | Unreadable]:
+def _explained(
+    token: Asset, payer: Address, transfer: OutgoingTransfer, result: Reconciliation
+) -> Flow[bool | Unreadable]:
     """Is there a payment in the books that this Transfer proves? One whose proof was missing has it from now on."""
     proof = proof_key(token.network, transfer.transaction, transfer.log_index)
     if (yield from _read_mark(proof)) is not None:
         return True
-    nonce: int | Unreadable | None = yield ReadNonce(token.network, token.contract, payer, transfer)
+    nonce: int | Unreadable | None = yield AskChain(TransferNonce(token.network, token.contract, payer, transfer))
     if isinstance(nonce, Unreadable):
         return nonce
     if nonce is None:
         return (yield from _stands_for_one(token, transfer, proof))
     hold_id = f"{nonce:064x}"
-    hold = yield from transact(Scope(holds=(hold_id,)), lambda view: view.hold(hold_id))
+    hold = yield Transact(Scope(holds=(hold_id,)), lambda view: view.hold(hold_id))
     if hold is None or hold.intent is None:
         return False
     shown = dataclasses.replace(hold, claim=Claim(hold.amount, transfer.transaction))
-    finding = yield from read_chain(shown)
+    finding = yield AskChain(HoldStatus(shown))
     if isinstance(finding, Unreadable):
         return finding
     yield from _book(hold, finding, result)
     return (yield from _read_mark(proof)) is not None
 
 
-def _stands_for_one(token: Asset, transfer: Outgoing, proof: MarkKey) -> Flow[bool]:
+def _stands_for_one(token: Asset, transfer: OutgoingTransfer, proof: MarkKey) -> Flow[bool]:
     """A settlement wrapped in a contract of the payee's shows no nonce: it is of one of the payments whose cause nobody knows."""
     key = unshown_mark(token.network, token.contract, transfer.payee)
     scope = Scope(marks=(key, proof))
-    return (yield from transact(scope, lambda view: explain(view, key, proof, transfer.amount_atomic)))
+    answer: bool = yield Transact(scope, lambda view: explain(view, key, proof, transfer.amount_atomic))
+    return answer
 
 
 def _read_mark(key: MarkKey) -> Flow[Mapping[str, Any] | None]:
-    return (yield from transact(Scope(marks=(key,)), lambda view: view.mark(key)))
+    answer: Mapping[str, Any] | None = yield Transact(Scope(marks=(key,)), lambda view: view.mark(key))
+    return answer
 
 
 def _block_of(mark: Mapping[str, Any] | None) -> int | None:
@@ -221,7 +227,7 @@ def _block_of(mark: Mapping[str, Any] | None) -> int | None:
 
 
 def _note_scan(
-    token: Asset, payer: Address, after: int | None, upto: int, strangers: list[Outgoing]
+    token: Asset, payer: Address, after: int | None, upto: int, strangers: list[OutgoingTransfer]
 ) -> Flow[list[dict[str, Any]]]:
     """Remember how far the wallet was compared, and tell of what stands in no book; return what was told."""
     key = scan_mark(token, payer)
@@ -243,10 +249,11 @@ def _note_scan(
             )
         return rows
 
-    return (yield from transact(Scope(nodes=(WALLET,), marks=(key,)), change))
+    answer: list[dict[str, Any]] = yield Transact(Scope(nodes=(WALLET,), marks=(key,)), change)
+    return answer
 
 
-def _stranger(token: Asset, transfer: Outgoing) -> dict[str, Any]:
+def _stranger(token: Asset, transfer: OutgoingTransfer) -> dict[str, Any]:
     return {
         "network": token.network,
         "token": token.contract,
@@ -258,7 +265,7 @@ def _stranger(token: Asset, transfer: Outgoing) -> dict[str, Any]:
 
 
 def _note_allowance(token: Asset, payer: Address, result: Reconciliation) -> Flow[None]:
-    funds = yield from read_funds(token.network, token.contract, payer)
+    funds = yield AskChain(AccountFunds(token.network, token.contract, payer))
     if funds is None:
         return
     row = {
@@ -269,6 +276,32 @@ def _note_allowance(token: Asset, payer: Address, result: Reconciliation) -> Flo
         "exposed": token.value_nanos(min(funds.permit2_allowance, funds.balance)),
     }
     key = ALLOWANCE, f"{token.network}/{token.contract}"
-    yield from transact(Scope(marks=(key,)), lambda view: view.put_mark(key, {**row, "at_ms": view.now_ms}))
+    yield Transact(Scope(marks=(key,)), lambda view: view.put_mark(key, {**row, "at_ms": view.now_ms}))
     if funds.permit2_allowance:
         result.allowances.append(row)
+
+
+def reconcile_node(shell: Shell, context: Context, node_id: str) -> Reconciliation:
+    """Ask the chain about every unproven payment of a budget and all below it, and write down what it shows."""
+    store = shell.store
+    inside = {node.id for node in below(nodes_of(store, node_id), node_id)}
+    result = Reconciliation()
+    unsettled = store.unsettled(store.now_ms() // 1000)
+    wanted = [hold_id for hold_id in unsettled if (hold := store.hold(hold_id)) is not None and hold.node_id in inside]
+    run(reconcile_holds(context, wanted, result), shell)
+    return result
+
+
+def reconcile_ledger(shell: Shell, context: Context) -> Reconciliation:
+    """The same for all of a ledger; then compare what left its wallet with what its payments have proven."""
+    store = shell.store
+    result = Reconciliation()
+    run(reconcile_holds(context, store.unsettled(store.now_ms() // 1000), result), shell)
+    row = store.marks(*PAYER_MARK).get(PAYER_MARK[1])
+    if row is None:
+        return result  # nobody has signed anything
+    payer = parse_address(str(row["address"]))
+    since_unix = min(node.created_ms for node in store.nodes() if node.id == WALLET) // 1000
+    for token in context.registry.on(context.chains):
+        run(reconcile_wallet(token, payer, since_unix, result), shell)
+    return result

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from dataclasses import dataclass
-from decimal import Decimal
-from typing import Final
+from typing import Final, TypeVar
 
 from x402guard.assets import resolve_network
-from x402guard.errors import ProtocolError
-from x402guard.flow.effects import Flow, Reply, read_chain, transact
-from x402guard.flow.terms import Terms
+from x402guard.errors import (
+    ProtocolError,
+    SettlementUncertain,
+)
+from x402guard.flow.context import Context
+from x402guard.flow.effects import AskChain, Flow, Reply, Transact
+from x402guard.flow.ports import HoldStatus
 from x402guard.ledger.budgets import room_on_path
 from x402guard.ledger.evidence import (
     CONTRADICTED,
@@ -30,83 +32,17 @@ from x402guard.ledger.model import Claim, Evidence, Hold, HoldState
 from x402guard.ledger.transitions import Note, Void, apply
 from x402guard.ledger.upto_sellers import ceiling_mark
 from x402guard.ledger.view import LedgerView, Scope
-from x402guard.money import Nanos, nanos_to_decimal
-from x402guard.policy.guards import delivery_marks, give_step_back, guard_marks, note_answer, note_delivery
+from x402guard.money import Nanos
+from x402guard.policy.guards import give_step_back, guard_marks, note_end
+from x402guard.policy.step_guard import StepEnd
 from x402guard.policy.steps import step_of
 from x402guard.x402.wire import SettleResponse, decode_receipt
-
-__all__ = [
-    "Doubt",
-    "Receipt",
-    "Swept",
-    "ask_chain",
-    "is_open",
-    "is_worth_asking",
-    "judge_reply",
-    "note_doubt",
-    "note_late",
-    "proven_taken",
-    "receipt_of",
-    "sweep",
-    "take_effect",
-    "void",
-    "weighed",
-    "write_claim",
-]
 
 SWEEP_SIZE: Final = 16
 """How many holds one sweep asks the chain about, at most."""
 
 SWEEP_PAUSE_MS: Final = 2_000
 """A hold that the chain was asked about less than this many milliseconds ago is not asked about again."""
-
-
-@dataclass(frozen=True, slots=True)
-class Receipt:
-    """What became of a payment, as ``response.extensions["x402guard"]``.
-
-    Attributes:
-        hold_id: its line in the ledger.
-        amount: dollars captured, or held while that is not known.
-        evidence: why the amount is believed: ``chain``, ``chain_head``, ``claimed`` …; None while it is held.
-        state: ``captured`` or ``held``.
-        in_doubt: nobody has said how it ended; it counts in full.
-        transaction: the hash that the server names, or "".
-        deadline: unix time in seconds after which the signature is worthless.
-        represented: a payment in doubt was presented again, none was signed anew.
-        model: the model of an LLM call, "" for a payment. Its receipt is complete once the answer's body has ended.
-        output_limit: the output limit that was written into an LLM call without one, in tokens; else None.
-        usage: what an LLM call used, by unit, where its provider stated it.
-        note: what the books say about an amount that the provider did not state.
-    """
-
-    hold_id: str
-    amount: Decimal
-    evidence: str | None
-    state: str
-    in_doubt: bool
-    transaction: str
-    deadline: int
-    represented: bool
-    model: str = ""
-    output_limit: int | None = None
-    usage: Mapping[str, int] | None = None
-    note: str = ""
-
-
-def receipt_of(hold: Hold, *, represented: bool) -> Receipt:
-    """Return the receipt of a hold as it stands."""
-    amount = hold.captured if hold.state is HoldState.CAPTURED else hold.amount
-    return Receipt(
-        hold_id=hold.id,
-        amount=nanos_to_decimal(amount),
-        evidence=None if hold.evidence is None else str(hold.evidence),
-        state=str(hold.state),
-        in_doubt=hold.state is HoldState.HELD and hold.doubt is not None,
-        transaction="" if hold.claim is None else hold.claim.transaction,
-        deadline=hold.deadline_unix,
-        represented=represented,
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,25 +89,27 @@ def _claim(receipt: SettleResponse, hold: Hold) -> Claim | Doubt:
     return Claim(Nanos(-(-hold.amount * claimed // intent.amount_atomic)), receipt.transaction)
 
 
-def write_claim(terms: Terms, hold: Hold, claim: Claim, *, delivered: bool) -> Flow[Hold]:
+def write_claim(context: Context, hold: Hold, claim: Claim, *, delivered: bool) -> Flow[Hold]:
     """Write down a claim. ``exact`` is captured in full as claimed; an ``upto`` stays held beside its claim.
 
     *delivered* is False where the answer is none that was worth paying for: the guards count that.
     """
-    believe = hold.payment().scheme == "exact" or (terms.unsafe_trust_receipts and not hold.chain_evidence)
+    believe = hold.payment().scheme == "exact" or (context.unsafe_trust_receipts and not hold.chain_evidence)
     step = step_of(hold)
 
     def change(view: LedgerView) -> Hold:
-        note_delivery(view, terms.policy, terms.node_id, hold, delivered=delivered)
+        note_end(view, context.policy, step, StepEnd(hold.id, "ok" if delivered else "failed"))
+        view.recheck = hold.chain_evidence
         return claim_settlement(view, hold.id, claim, believe=believe)
 
     receipt = [receipt_mark(hold.payment().network, claim.transaction)] if claim.transaction else []
-    marks = (ceiling_mark(hold.payment().payee), *receipt, *delivery_marks(terms.policy, terms.node_id, step))
-    scope = dataclasses.replace(_scope_of(terms, hold.id), marks=marks, durable=not delivered)
-    return (yield from transact(scope, change))
+    marks = (ceiling_mark(hold.payment().payee), *receipt, *guard_marks(context.policy, step, ending=True))
+    scope = dataclasses.replace(_scope_of(context, hold.id), marks=marks, durable=not delivered)
+    answer: Hold = yield Transact(scope, change)
+    return answer
 
 
-def note_doubt(terms: Terms, hold: Hold, reason: str, transaction: str = "", *, sent: bool = True) -> Flow[Hold]:
+def note_doubt(context: Context, hold: Hold, reason: str, transaction: str = "", *, sent: bool = True) -> Flow[Hold]:
     """Write down that nobody knows how a payment ended. It stays held and counts in full.
 
     A *transaction* that was named is kept with it, as one that may have taken all of it. *sent* is False where the payee cannot
@@ -181,30 +119,30 @@ def note_doubt(terms: Terms, hold: Hold, reason: str, transaction: str = "", *, 
 
     def change(view: LedgerView) -> Hold:
         now = view.known_hold(hold.id)
-        if sent:
-            again = now.doubt is not None or now.presented > 0
-            note_delivery(view, terms.policy, terms.node_id, hold, delivered=False, again=again)
-        else:
-            note_answer(view, terms.policy, terms.node_id, hold, well=None)
+        again = now.doubt is not None or now.presented > 0
+        end = StepEnd(hold.id, "failed", again=again) if sent else StepEnd(hold.id, "unknown")
+        note_end(view, context.policy, step, end)
         claim = Claim(now.amount, transaction) if transaction else None
+        view.recheck = claim is not None and hold.chain_evidence
         return apply(view, hold.id, Note(reason, claim)) if now.state is HoldState.HELD else now
 
-    marks = delivery_marks(terms.policy, terms.node_id, step)
-    return (yield from transact(dataclasses.replace(_scope_of(terms, hold.id), marks=marks, durable=sent), change))
+    marks = guard_marks(context.policy, step, ending=True)
+    answer: Hold = yield Transact(dataclasses.replace(_scope_of(context, hold.id), marks=marks, durable=sent), change)
+    return answer
 
 
-def note_late(terms: Terms, hold: Hold) -> Flow[None]:
+def note_late(context: Context, hold: Hold) -> Flow[None]:
     """Count that what a payment bought did not come in time, or not whole. The payment itself stands as it is."""
     step = step_of(hold)
 
     def change(view: LedgerView) -> None:
-        note_delivery(view, terms.policy, terms.node_id, hold, delivered=False, late=True)
+        note_end(view, context.policy, step, StepEnd(hold.id, "failed", late=True))
 
-    marks = delivery_marks(terms.policy, terms.node_id, step)
-    yield from transact(dataclasses.replace(_scope_of(terms, hold.id), marks=marks, durable=True), change)
+    marks = guard_marks(context.policy, step, ending=True)
+    yield Transact(dataclasses.replace(_scope_of(context, hold.id), marks=marks, durable=True), change)
 
 
-def void(terms: Terms, held: Hold | str, reason: str, *, presented: int = 0) -> Flow[bool]:
+def void(context: Context, held: Hold | str, reason: str, *, presented: int = 0) -> Flow[bool]:
     """Give a hold back whose signature cannot exist or never left; True where nothing of it is left to be taken.
 
     Compare-and-set: a hold that somebody has taken over since (*presented* has moved on) may be out by now, and stays. A hold
@@ -219,21 +157,22 @@ def void(terms: Terms, held: Hold | str, reason: str, *, presented: int = 0) -> 
         if hold.state is HoldState.HELD and hold.presented == presented:
             hold = apply(view, hold_id, Void(reason))
             if step is not None:
-                give_step_back(view, terms.policy, terms.node_id, step, hold.created_ms)
-                note_answer(view, terms.policy, terms.node_id, hold, well=None)
+                give_step_back(view, context.policy, step, hold.created_ms)
+                note_end(view, context.policy, step, StepEnd(hold.id, "unknown"))
         return hold.state is HoldState.VOIDED
 
-    marks = () if step is None else guard_marks(terms.policy, terms.node_id, step, (step.payee,))
-    return (yield from transact(dataclasses.replace(_scope_of(terms, hold_id), marks=marks), change))
+    marks = () if step is None else guard_marks(context.policy, step, (step.payee,))
+    answer: bool = yield Transact(dataclasses.replace(_scope_of(context, hold_id), marks=marks), change)
+    return answer
 
 
-def _scope_of(terms: Terms, hold_id: str) -> Scope:
-    return Scope(nodes=(terms.node_id,), holds=(hold_id,))
+def _scope_of(context: Context, hold_id: str) -> Scope:
+    return Scope(nodes=(context.node_id,), holds=(hold_id,))
 
 
 def ask_chain(hold: Hold) -> Flow[Hold]:
     """Read the chain about one payment and let the answer take effect; return the hold after it."""
-    finding = yield from read_chain(hold)
+    finding = yield AskChain(HoldStatus(hold))
     return hold if isinstance(finding, Unreadable) else (yield from take_effect(hold, finding))
 
 
@@ -256,7 +195,8 @@ def weighed(hold: Hold, finding: Finding) -> Flow[tuple[Hold, bool]]:
 
     # An upward correction restrains, so this transaction has to survive a power cut.
     scope = Scope(nodes=(hold.node_id,), holds=(hold.id,), marks=tuple(marks), durable=True)
-    return (yield from transact(scope, change))
+    answer: tuple[Hold, bool] = yield Transact(scope, change)
+    return answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,7 +216,7 @@ class Swept:
     room: Nanos | None = None
 
 
-def sweep(terms: Terms) -> Flow[Swept]:
+def sweep(context: Context) -> Flow[Swept]:
     """Ask the chain about payments whose end is not proven.
 
     At most sixteen, longest unasked first; those that it was asked about a moment ago are not asked about again. A network that
@@ -287,17 +227,17 @@ def sweep(terms: Terms) -> Flow[Swept]:
 
     def pick(view: LedgerView) -> tuple[Hold, ...]:
         nonlocal waiting, seen, room
-        room = room_on_path(view, terms.node_id, terms.finalizing)
-        worth = [h for h in map(view.known_hold, view.sweep) if is_worth_asking(view, h, terms.flight_ms)]
+        room = room_on_path(view, context.node_id, context.finalizing)
+        worth = [h for h in map(view.known_hold, view.sweep) if is_worth_asking(view, h, context.flight_ms)]
         chosen = tuple(hold for hold in worth if view.now_ms - hold.checked_ms > SWEEP_PAUSE_MS)
         waiting, seen = len(worth) - len(chosen), len(chosen)
         return chosen
 
-    scope = Scope(nodes=(terms.node_id,), sweep=SWEEP_SIZE, flight_ms=terms.flight_ms)
+    scope = Scope(nodes=(context.node_id,), sweep=SWEEP_SIZE, flight_ms=context.flight_ms)
     still_open, unreadable, asked = 0, set[str](), list[Hold]()
-    for hold in (yield from transact(scope, pick)):
+    for hold in (yield Transact(scope, pick)):
         network = hold.payment().network
-        finding = Unreadable("") if network in unreadable else (yield from read_chain(hold))
+        finding = Unreadable("") if network in unreadable else (yield AskChain(HoldStatus(hold)))
         if not isinstance(finding, Unreadable):
             still_open += is_open((yield from take_effect(hold, finding)))
             continue
@@ -309,6 +249,15 @@ def sweep(terms: Terms) -> Flow[Swept]:
     return Swept(still_open + len(asked) + waiting, seen == SWEEP_SIZE and not asked, seen, room)
 
 
+def may_fit_now(context: Context, fitted: Nanos) -> Flow[bool]:
+    """Ask the chain about claims, which may have cost less than is held; True where more than *fitted* may fit now.
+
+    True also where nothing was asked and another caller has just found that out.
+    """
+    swept = yield from sweep(context)
+    return swept.asked > 0 or swept.room is None or swept.room > fitted
+
+
 def _note_asked(holds: list[Hold]) -> Flow[None]:
     """Remember that the chain was asked, so that not every refusal asks one that is out of reach."""
 
@@ -317,7 +266,7 @@ def _note_asked(holds: list[Hold]) -> Flow[None]:
             view.put_hold(dataclasses.replace(view.known_hold(hold.id), checked_ms=view.now_ms))
 
     scope = Scope(nodes=tuple({hold.node_id for hold in holds}), holds=tuple(hold.id for hold in holds))
-    yield from transact(scope, change)
+    yield Transact(scope, change)
 
 
 def is_worth_asking(view: LedgerView, hold: Hold, flight_ms: int) -> bool:
@@ -336,3 +285,22 @@ def is_open(hold: Hold) -> bool:
 def proven_taken(hold: Hold) -> bool:
     """True where the chain says that a payment was taken."""
     return hold.state is HoldState.CAPTURED and hold.evidence in (Evidence.CHAIN, Evidence.CHAIN_HEAD)
+
+
+E = TypeVar("E", bound=SettlementUncertain)
+
+
+def uncertain_of(kind: type[E], hold: Hold, message: str, *, advice: str | None = None) -> E:
+    """Return the error that says what a caller has to know of a payment that may be taken, or was, to ask again."""
+    payment, purpose = hold.payment(), hold.purpose
+    return kind(
+        message,
+        hold_id=hold.id,
+        deadline=hold.deadline_unix,
+        advice=advice,
+        amount=hold.amount,
+        payee=payment.payee,
+        network=payment.network,
+        place=f"{purpose.method} {purpose.url}",
+        payment_id=payment.payment_id,
+    )

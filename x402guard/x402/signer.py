@@ -9,35 +9,16 @@ from dataclasses import replace
 from typing import Any, Final, NoReturn
 
 import coincurve
+from eth_hash.auto import keccak
 
 from x402guard.errors import ConfigError, LedgerUnavailable, SignerError
-from x402guard.evm import Address, checksum_address, keccak
+from x402guard.evm import _ORDER, Address, checksum_address, normalise_signature
 from x402guard.flow.ports import HoldLookup
 from x402guard.ledger.model import Hold, HoldState
 from x402guard.x402.schemes import typed_data
 from x402guard.x402.schemes.cancellation import cancellation_data
 
-__all__ = ["LocalSigner", "normalise_signature"]
-
-_ORDER: Final = 0xFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFEBAAEDCE6AF48A03BBFD25E8CD0364141
 _KEY_BYTES: Final = 32
-
-
-def normalise_signature(signature: bytes) -> bytes:
-    """Return a recoverable signature with low s and v 27 or 28, whatever form it came in.
-
-    (r, s) and (r, −s) are two encodings of one authorization; the books never look at either, and tokens take one of them.
-    Raises ``ValueError`` for what is no 65-byte signature: a signer that returned it has signed something all the same.
-    """
-    if len(signature) != 65:
-        raise ValueError(f"a signature has 65 bytes, not {len(signature)}")
-    r, s, v = signature[:32], int.from_bytes(signature[32:64], "big"), signature[64]
-    parity = v - 27 if v >= 27 else v
-    if parity not in (0, 1) or not 0 < s < _ORDER:
-        raise ValueError("the signature is malformed")
-    if s > _ORDER // 2:
-        s, parity = _ORDER - s, 1 - parity
-    return r + s.to_bytes(32, "big") + bytes([27 + parity])
 
 
 class LocalSigner:
@@ -142,7 +123,7 @@ def _checked_digest(hold: Hold, address: Address) -> bytes:
     intent = hold.payment()
     offered: dict[str, Any] = json.loads(intent.accepted_json)
     amount = offered.get("maxAmountRequired" if intent.version == 1 else "amount")
-    terms = {
+    context = {
         "payer": (intent.payer, address),
         "payee": (intent.payee.lower(), str(offered.get("payTo")).lower()),
         "token": (intent.token.lower(), str(offered.get("asset")).lower()),
@@ -151,7 +132,7 @@ def _checked_digest(hold: Hold, address: Address) -> bytes:
         "deadline": (intent.valid_until, hold.deadline_unix),
         "nonce": (f"{intent.nonce:064x}", hold.id),
     }
-    for name, (ours, theirs) in terms.items():
+    for name, (ours, theirs) in context.items():
         if ours != theirs:
             raise SignerError(f"hold {hold.id}: {name} is {ours} in the payment and {theirs} in the hold or its offer")
     digest = typed_data(intent).digest()

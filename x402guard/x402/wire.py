@@ -17,33 +17,6 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, Validation
 from x402guard.errors import ProtocolError
 from x402guard.evm import MAX_UINT256
 
-__all__ = [
-    "MAX_ACCEPTS",
-    "MAX_BODY_BYTES",
-    "MAX_HEADER_CHARS",
-    "MAX_JSON_DEPTH",
-    "PAYMENT_HEADERS",
-    "PAYMENT_REQUIRED",
-    "PAYMENT_RESPONSE",
-    "PAYMENT_SIGNATURE",
-    "X_PAYMENT",
-    "X_PAYMENT_RESPONSE",
-    "AtomicAmount",
-    "Headers",
-    "PaymentRequired",
-    "PaymentRequirements",
-    "PaymentRequirementsV1",
-    "SettleResponse",
-    "compact_json",
-    "decode_json",
-    "decode_payment_required",
-    "decode_receipt",
-    "encode_header",
-    "only_header",
-    "parse_message",
-    "parse_payment_required",
-]
-
 PAYMENT_REQUIRED: Final = "payment-required"
 PAYMENT_SIGNATURE: Final = "payment-signature"
 PAYMENT_RESPONSE: Final = "payment-response"

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Final
 
-from x402guard.evm import MAX_UINT256, keccak
+from eth_hash.auto import keccak
+
+from x402guard.evm import MAX_UINT256
 from x402guard.ledger.intent import Intent
 from x402guard.x402.schemes.eip712 import Domain, TypedData, Types
-
-__all__ = ["cancellation_call", "cancellation_data"]
 
 _TYPES: Final[Types] = {"CancelAuthorization": (("authorizer", "address"), ("nonce", "bytes32"))}
 _SELECTOR: Final = keccak(b"cancelAuthorization(address,bytes32,uint8,bytes32,bytes32)")[:4]

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final
 
-from x402guard.evm import MAX_UINT256, Address, keccak
+from eth_hash.auto import keccak
 
-__all__ = ["Domain", "TypedData", "Types"]
+from x402guard.evm import MAX_UINT256, Address
 
 Types = Mapping[str, tuple[tuple[str, str], ...]]
 """Struct name → its (field, type) pairs, in order."""

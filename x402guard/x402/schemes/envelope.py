@@ -9,8 +9,6 @@ from typing import Any
 from x402guard.ledger.intent import Intent
 from x402guard.x402.wire import PAYMENT_SIGNATURE, X_PAYMENT, encode_header
 
-__all__ = ["envelope", "payment_message"]
-
 _IDENTIFIER = "payment-identifier"
 
 

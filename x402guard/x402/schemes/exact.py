@@ -14,8 +14,6 @@ from x402guard.x402.schemes.eip712 import Domain, TypedData, Types
 from x402guard.x402.schemes.permit2 import permit_domain, permit_message, permit_payload, permit_types
 from x402guard.x402.schemes.scheme import Proposal, draft
 
-__all__ = ["EXACT_PROXY", "Eip3009", "Permit2"]
-
 EXACT_PROXY: Final = Address("0x402085c248EeA27D92E8b30b2C58ed07f9E20001")
 """The x402 exact proxy, the same on every EVM chain; it sends to ``witness.to`` and nowhere else."""
 

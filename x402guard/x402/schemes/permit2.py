@@ -13,8 +13,6 @@ from x402guard.ledger.intent import Intent
 from x402guard.x402.schemes.eip712 import Domain, TypedData, Types
 from x402guard.x402.schemes.scheme import PERMIT2
 
-__all__ = ["permit_domain", "permit_message", "permit_payload", "permit_types"]
-
 
 def permit_types(witness: tuple[tuple[str, str], ...]) -> Types:
     """Return the struct types of PermitWitnessTransferFrom around a witness struct of the given fields."""

@@ -12,8 +12,6 @@ from x402guard.ledger.intent import Intent
 from x402guard.x402.offer import Offer
 from x402guard.x402.schemes.eip712 import TypedData
 
-__all__ = ["PERMIT2", "Proposal", "Scheme", "draft"]
-
 PERMIT2: Final = Address("0x000000000022D473030F116dDEE9F6B43aC78BA3")
 """Permit2's canonical address, the same on every EVM chain."""
 

@@ -16,8 +16,6 @@ from x402guard.x402.schemes.eip712 import TypedData
 from x402guard.x402.schemes.permit2 import permit_domain, permit_message, permit_payload, permit_types
 from x402guard.x402.schemes.scheme import Proposal, draft
 
-__all__ = ["UPTO_PROXY", "Permit2"]
-
 UPTO_PROXY: Final = Address("0x4020A4f3b7b90ccA423B9fabCc0CE57C6C240002")
 """The x402 upto proxy, the same on every EVM chain; only ``witness.facilitator`` may call it."""
 

@@ -1,0 +1,42 @@
+"""The page about testing says what there is, and its example runs as a user's own test would."""
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+from tests.support.processes import ROOT
+from x402guard.testing import BEHAVIOURS, CHAIN_LIES, FACILITATOR_LIES
+
+PAGE = (ROOT / "docs/reference/testing.md").read_text()
+
+
+def test_every_way_to_misbehave_is_documented_in_its_own_words():
+    rows = re.findall(r"^\| `(\w+)` \| (.*) \|$", PAGE, re.MULTILINE)
+    ways = [(name, behaviour.does) for name, behaviour in BEHAVIOURS.items()]
+    assert rows[-len(ways) - len(FACILITATOR_LIES) - len(CHAIN_LIES) :] == [
+        *ways,
+        *FACILITATOR_LIES.items(),
+        *CHAIN_LIES.items(),
+    ]
+    assert f"{len(BEHAVIOURS)} ways" in (ROOT / "CHANGELOG.md").read_text().replace("thirty-two", "32")
+
+
+def test_every_fixture_is_documented():
+    from x402guard.testing import fixtures
+
+    assert set(re.findall(r"^\| `(\w+)` \| ", PAGE, re.MULTILINE)) >= set(fixtures.__all__)
+
+
+@pytest.mark.chain
+def test_the_pages_example_passes_as_a_users_own_test(tmp_path):
+    [example] = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    (tmp_path / "test_example.py").write_text(example)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "error", "test_example.py"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, timeout=100, env=environment, check=False
+    )
+    assert "2 passed" in done.stdout, done.stdout + done.stderr

@@ -1,0 +1,88 @@
+"""A payment that is out is presented again: never twice signed, and never voided by another request."""
+
+from decimal import Decimal
+
+import httpx
+import pytest
+
+from tests.support.faults import Faulty
+from tests.support.ledger import Clock
+from tests.support.merchant import URL, Shop, b64, client, make_guard, receipt, required, upto
+from tests.support.signers import Stalling
+from x402guard import (
+    GuardedTransport,
+    LedgerUnavailable,
+    SettlementUncertain,
+    SignerError,
+)
+from x402guard.stores import open_store
+
+CENT = Decimal("0.01")
+
+
+def test_a_request_that_stalled_does_not_void_what_another_has_presented_meanwhile():
+    clock, shop = Clock(), Shop(paid=lambda request, shop: httpx.Response(500))
+
+    def meanwhile():
+        clock.tick(31)
+        assert client(session, shop).get(URL).extensions["x402guard"].represented
+
+    with make_guard(open_store("memory://", clock_ms=clock), signer=Stalling(meanwhile)) as guard:
+        session = guard.session("s", budget="$0.01")
+        with pytest.raises(SettlementUncertain, match="may be out") as caught:
+            client(session, shop).get(URL)
+        assert isinstance(caught.value.__cause__, SignerError)
+        assert (session.held, shop.signed) == (CENT, 10_000)
+
+
+def test_a_connection_that_fails_late_does_not_void_what_another_has_presented_meanwhile():
+    clock, shop = Clock(), Shop(paid=lambda request, shop: httpx.Response(500))
+
+    class Late(httpx.HTTPTransport):
+        """A stock transport as far as the guard can see; its first paid connection takes longer than a flight."""
+
+        def handle_request(self, request):
+            if "payment-signature" in request.headers and not shop.payments:
+                clock.tick(31)
+                client(session, shop).get(URL)
+                raise httpx.ConnectTimeout("too slow")
+            return shop(request)
+
+    import x402guard.http.transport as module
+
+    with make_guard(open_store("memory://", clock_ms=clock)) as guard:
+        session = guard.session("s", budget="$0.01")
+        transport = GuardedTransport(session, Late())
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(module.httpx, "HTTPTransport", Late)
+            with httpx.Client(transport=transport) as http, pytest.raises(SettlementUncertain):
+                http.get(URL)
+        assert (session.held, shop.signed) == (CENT, 10_000)
+
+
+def test_a_presentation_that_is_lost_again_presents_the_same_cheque_again():
+    store = Faulty(open_store("memory://"))
+    shop = Shop(paid=httpx.ReadError("gone"))
+    with make_guard(store) as guard:
+        session = guard.session("s", budget="$1")
+        with pytest.raises(SettlementUncertain):
+            client(session, shop).get(URL)
+        store.fail(1, LedgerUnavailable("answer lost"), committed=True)
+        with pytest.raises(LedgerUnavailable):
+            client(session, shop).get(URL)
+        shop.paid = None
+        assert client(session, shop).get(URL).extensions["x402guard"].represented
+        assert len(shop.nonces) == 1
+        assert session.held == 0
+
+
+def test_an_upto_that_was_answered_is_bought_again_and_not_presented_again():
+    clock = Clock()
+    paid = {"PAYMENT-RESPONSE": b64(receipt(amount="1"))}
+    shop = Shop(required(upto(maxTimeoutSeconds=300)), paid=lambda request, shop: httpx.Response(200, headers=paid))
+    with make_guard(open_store("memory://", clock_ms=clock)) as guard:
+        session = guard.session("s", budget="$1")
+        client(session, shop).get(URL)
+        clock.tick(45)
+        assert not client(session, shop).get(URL).extensions["x402guard"].represented
+        assert len(shop.nonces) == 2

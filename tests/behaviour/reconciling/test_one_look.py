@@ -1,0 +1,272 @@
+"""What one look at the chain makes of many payments, and of what left the wallet, whatever the chain answers and whoever looks too."""
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from decimal import Decimal
+from threading import Barrier
+
+import pytest
+
+from tests.support.chain import MockChain
+from tests.support.ledger import Clock
+from tests.support.merchant import (
+    FACILITATOR,
+    NETWORK,
+    PAYEE,
+    URL,
+    Shop,
+    b64,
+    client,
+    make_guard,
+    receipt,
+    required,
+    upto,
+)
+from x402guard import Asset
+from x402guard.flow.ports import OutgoingTransfer, Transfers
+from x402guard.ledger.evidence import Settled, Unreadable
+from x402guard.ledger.transitions import Void, apply
+from x402guard.ledger.view import Scope
+from x402guard.stores import open_store
+
+CENT = Decimal("0.01")
+TX, OTHER_TX = "0x" + "ab" * 32, "0x" + "cd" * 32
+THIEF = "0x857b06519E91e3A54538791bDbb0E22373e36b66"
+OTHER_TOKEN = "0x" + "77" * 20
+
+
+@dataclass
+class Wallet(MockChain):
+    """A chain that shows these Transfers, a block each from 1 on, and these findings by hold id."""
+
+    outgoing: list = field(default_factory=list)
+    nonces: dict = field(default_factory=dict)
+    looks: list = field(default_factory=list)
+    meanwhile: object = None
+    at_most: int = 1000
+
+    def transfers(self, network, token, payer, *, after, since_unix):
+        self.looks.append((token, after))
+        first = (after or 0) + 1
+        mine = [(block, t) for block, (of, t) in enumerate(self.outgoing, 1) if of == token and block >= first]
+        upto = min(len(self.outgoing), first + self.at_most - 1)
+        found = Transfers(upto, tuple(t for block, t in mine if block <= upto), complete=upto == len(self.outgoing))
+        if self.meanwhile is not None:
+            self.meanwhile(self)
+        return found
+
+    def nonce_behind(self, network, token, payer, transfer):
+        return self.nonces.get(transfer.transaction)
+
+
+def leaves(amount, transaction=TX, payee=THIEF, token=None):
+    from tests.support.merchant import USDC
+
+    return token or USDC, OutgoingTransfer(transaction, 0, payee, amount)
+
+
+def claimed(amount=12_345, transaction=TX):
+    return {"PAYMENT-RESPONSE": b64(receipt(amount=str(amount), transaction=transaction))}
+
+
+def answering(**headers):
+    import httpx
+
+    return lambda request, shop: httpx.Response(200, headers=headers)
+
+
+def paid(guard, chain):
+    """Two upto payments that a seller claims, the older one with a transaction that no chain ever shows."""
+    session = guard.session("s", budget="$0.10")
+    first = client(session, Shop(required(upto()), paid=answering(**claimed(transaction=TX)))).get(URL)
+    second = client(session, Shop(required(upto()), paid=answering(**claimed(transaction=OTHER_TX)))).get(URL + "1")
+    unseen = first.extensions["x402guard"].hold_id
+
+    def finding(hold):
+        if hold.id == unseen:
+            return Unreadable("that transaction is not to be seen yet", alone=True)
+        return Settled(12_345, OTHER_TX, 0, final=True)
+
+    chain.finding = finding
+    return session, unseen, second.extensions["x402guard"].hold_id
+
+
+@pytest.mark.parametrize("look", ["reconcile", "sweep", "session"])
+def test_a_seller_that_names_a_transaction_nobody_sees_holds_up_no_other_payment(look):
+    clock, chain = Clock(), Wallet()
+    with make_guard(open_store("memory://", clock_ms=clock), chains=chain) as guard:
+        session, unseen, seen = paid(guard, chain)
+        {"reconcile": guard.reconcile, "sweep": guard.sweep, "session": session.reconcile}[look]()
+        assert chain.asked == [unseen, seen]
+        assert (session.spent, session.held) == (Decimal("0.012345"), Decimal("0.05"))
+
+
+@pytest.mark.parametrize("look", ["reconcile", "sweep"])
+def test_a_network_out_of_reach_is_asked_once_a_look(look):
+    chain = Wallet(finding=Unreadable("down"))
+    with make_guard(chains=chain) as guard:
+        session, _, _ = paid(guard, chain)
+        chain.finding = Unreadable("down")
+        found = {"reconcile": guard.reconcile, "sweep": guard.sweep}[look]()
+        assert len(chain.asked) == 1
+        assert session.held == Decimal("0.10")
+        assert look == "sweep" or (found.unreadable, found.still_open) == ({NETWORK: "down"}, 2)
+
+
+def test_a_refusal_frees_what_it_can_behind_a_transaction_that_nobody_sees():
+    chain = Wallet()
+    with make_guard(chains=chain) as guard:
+        session, _, _ = paid(guard, chain)
+        shop = Shop()
+        assert client(session, shop).get(URL + "2").status_code == 200
+        assert len(shop.payments) == 1
+
+
+def signed(guard):
+    session = guard.session("s", budget="$1.00")
+    return session, client(session, Shop()).get(URL).extensions["x402guard"].hold_id
+
+
+def alarms(guard):
+    return [
+        entry for entry in guard.shell.store.entries("wallet") if entry.facts().get("name") == "unexplained_transfer"
+    ]
+
+
+def test_a_transfer_past_the_guard_is_an_alarm_once():
+    told, chain = [], Wallet()
+    with make_guard(chains=chain, on_notice=told.append) as guard:
+        signed(guard)
+        assert guard.reconcile().unexplained == []
+        chain.outgoing.append(leaves(7_000_000))
+        found = guard.reconcile()
+        assert [(row["payee"], row["transaction"]) for row in found.unexplained] == [(THIEF, TX)]
+        assert (found.unexplained_total, found.is_alarming) == (7 * 10**9, True)
+        again = guard.reconcile()
+        assert (again.unexplained, again.unexplained_total, again.is_alarming) == ([], 0, False)
+        chain.outgoing.append(leaves(1, OTHER_TX))
+        assert [row["transaction"] for row in guard.reconcile().unexplained] == [OTHER_TX]
+        assert [n.facts["total"] for n in told if n.name == "unexplained_transfer"] == ["7.00", "0.000001"]
+        assert len(alarms(guard)) == 2
+
+
+@pytest.mark.parametrize("also", [0, 1])
+def test_two_that_look_at_once_alarm_once(also):
+    """The second has seen one more block than the first when both come to write."""
+    together, told = Barrier(2), []
+    chain = Wallet(outgoing=[leaves(7)])
+
+    def both(reader):
+        number = together.wait(10)
+        if also and number == 0:
+            reader.meanwhile = None
+            reader.outgoing.append(leaves(8, OTHER_TX))
+
+    with make_guard(chains=chain, on_notice=told.append) as guard:
+        signed(guard)
+        chain.meanwhile = both
+        with ThreadPoolExecutor(2) as pool:
+            found = [look.result(20) for look in [pool.submit(guard.reconcile) for _ in range(2)]]
+        chain.meanwhile = None
+        found.append(guard.reconcile())
+        rows = [row["transaction"] for each in found for row in each.unexplained]
+        assert sorted(rows) == sorted([TX, OTHER_TX][: 1 + also])
+        assert len(alarms(guard)) == 1 + also
+
+
+def test_a_slower_look_that_saw_more_repeats_nothing_and_loses_nothing():
+    chain = Wallet(outgoing=[leaves(7)])
+    with make_guard(chains=chain) as guard:
+        signed(guard)
+        first = []
+
+        def meanwhile(reader):
+            reader.meanwhile = None
+            seen, reader.outgoing = reader.outgoing, reader.outgoing[:1]
+            first.append(guard.reconcile())
+            reader.outgoing = seen
+
+        chain.outgoing.append(leaves(8, OTHER_TX))
+        chain.meanwhile = meanwhile
+        found = [guard.reconcile(), *first, guard.reconcile()]
+        rows = [row["transaction"] for each in found for row in each.unexplained]
+        assert sorted(rows) == [TX, OTHER_TX]
+
+
+def test_a_look_that_a_dead_rpc_interrupts_forgets_nothing():
+    chain = Wallet(outgoing=[leaves(7), leaves(8, OTHER_TX)])
+    chain.nonces[OTHER_TX] = Unreadable("it died")
+    with make_guard(chains=chain) as guard:
+        signed(guard)
+        found = guard.reconcile()
+        assert (found.unexplained, found.unreadable) == ([], {NETWORK: "nothing is known"})
+        assert alarms(guard) == []
+        chain.nonces.clear()
+        found = guard.reconcile()
+        assert [row["transaction"] for row in found.unexplained] == [TX, OTHER_TX]
+        assert chain.looks[-1][1] is None, "it begins where the broken look began"
+
+
+def test_what_is_too_much_for_one_look_goes_on_in_the_next():
+    chain = Wallet(outgoing=[leaves(n, f"0x{n:064x}") for n in range(1, 8)], at_most=3)
+    with make_guard(chains=chain) as guard:
+        signed(guard)
+        seen = []
+        for complete, count in ((False, 3), (False, 3), (True, 1)):
+            found = guard.reconcile()
+            assert (found.complete, len(found.unexplained)) == (complete, count)
+            seen += [row["amount"] for row in found.unexplained]
+        assert seen == [n * 1000 for n in range(1, 8)]
+
+
+def test_each_token_of_a_wallet_is_compared_by_itself():
+    other = Asset(NETWORK, OTHER_TOKEN, "EURT", 2, "Euro Thing", "1", usd="1.10")
+    chain = Wallet(outgoing=[leaves(7), leaves(300, OTHER_TX, token=other.contract)])
+    with make_guard(chains=chain, assets=[other]) as guard:
+        signed(guard)
+        found = guard.reconcile()
+        rows = {row["symbol"]: (row["transaction"], row["amount"]) for row in found.unexplained}
+        assert rows == {"USDC": (TX, 7_000), "EURT": (OTHER_TX, 3_300_000_000)}
+        assert guard.reconcile().unexplained == []
+
+
+def test_a_payment_that_had_ended_is_proven_by_the_comparison_alone():
+    chain = Wallet()
+    with make_guard(chains=chain) as guard:
+        session = guard.session("s", budget="$1.00")
+        hold_id = client(session, Shop(required(upto()))).get(URL).extensions["x402guard"].hold_id
+        guard.shell.store.transact(Scope(holds=(hold_id,)), lambda view: apply(view, hold_id, Void("it never left")))
+        chain.outgoing.append(leaves(12_345, payee=PAYEE))
+        chain.nonces[TX] = int(hold_id, 16)
+        chain.finding = lambda hold: Settled(12_345, hold.claim.transaction, 0, final=True)
+        found = guard.reconcile()
+        assert (found.unexplained, session.spent) == ([], Decimal("0.012345"))
+
+
+def test_a_nonce_of_ours_that_moved_another_amount_is_a_stranger():
+    """The Transfer stands beside a settlement in its transaction: what proves the payment is another log."""
+    chain = Wallet()
+    with make_guard(chains=chain) as guard:
+        session, hold_id = signed(guard)
+        chain.outgoing.append(leaves(999))
+        chain.nonces[TX] = int(hold_id, 16)
+        chain.finding = Settled(10_000, TX, 5, final=True)
+        assert [row["amount"] for row in guard.reconcile().unexplained] == [999_000]
+        assert session.spent == CENT
+
+
+def test_nothing_is_compared_in_books_that_have_had_no_key():
+    chain = Wallet(outgoing=[leaves(7)])
+    with make_guard(chains=chain, signer=None) as guard:
+        assert guard.reconcile().unexplained == []
+        assert chain.looks == []
+
+
+def test_the_facilitator_that_an_upto_names_is_in_what_is_told():
+    told, chain = [], Wallet(finding=Settled(40_000, TX, 0, final=True))
+    with make_guard(chains=chain, on_notice=told.append) as guard:
+        session = guard.session("s", budget="$1.00")
+        client(session, Shop(required(upto()), paid=answering(**claimed()))).get(URL)
+        guard.reconcile()
+        facts = next(notice.facts for notice in told if notice.name == "claim_contradicted")
+        assert (facts["payee"], facts["facilitator"], facts["chain"]) == (PAYEE, FACILITATOR, "0.04")

@@ -1,0 +1,26 @@
+"""A look that the books were too busy for is not the last."""
+
+import threading
+
+from x402guard import LedgerUnavailable
+from x402guard.guard.rechecker import Rechecker
+from x402guard.x402.settlement import Swept
+
+
+def test_a_look_that_the_books_were_too_busy_for_is_not_the_last():
+    """Another process writes for thirty seconds once; the claims are open all the same."""
+    looks, again = [], threading.Event()
+
+    def look():
+        looks.append(1)
+        if len(looks) == 1:
+            raise LedgerUnavailable("another process has been writing the ledger for 30 s")
+        again.set()
+        return Swept(0, more=False)
+
+    rechecker = Rechecker(look)
+    rechecker.nudge()
+    try:
+        assert again.wait(5), "the thread has ended, and claims are open"
+    finally:
+        rechecker.close()

@@ -1,0 +1,236 @@
+"""Spikes and velocity on a clock that is turned by hand: which step is refused, by which rule, and when it passes again."""
+
+import json
+import time
+
+import pytest
+
+from tests.support.ledger import Books, usd
+from x402guard import ConfigError, Policy, Spike, Velocity
+from x402guard.ledger.model import HoldKind
+from x402guard.policy.guards import guard_marks, judge_step, note_taken
+from x402guard.policy.steps import Step
+from x402guard.policy.velocity import price_route
+
+A, B = "0xA", "0xB"
+
+
+class Run:
+    """A run of ten dollars whose steps are judged at their price, and noted where nothing is said against them."""
+
+    def __init__(self, **policy):
+        self.policy, self.books = (
+            Policy(loop=None, **{"spike": None, "velocity": None, **policy}),
+            Books(session="$10.00"),
+        )
+
+    def step(self, amount, *, payee="", name="GET shop/docs/1", kind=HoldKind.PAYMENT, after_s=0):
+        self.books.clock.tick(after_s)
+        step = Step(kind, name, "", "s").at(usd(amount), payee)
+        payees = (payee,) if payee else ()
+
+        def change(view):
+            refusal = judge_step(view, self.policy, step)
+            if refusal is None:
+                note_taken(view, self.policy, step)
+            return refusal
+
+        found = self.books.change(change, nodes=("s",), marks=guard_marks(self.policy, step, payees))
+        return None if found is None else found.rule
+
+    def events(self):
+        return [entry.facts()["name"] for entry in self.books.store.entries("s") if entry.event == "event"]
+
+
+TRIPS = Spike(action="trip", min_step="$0.01")
+
+
+@pytest.mark.parametrize(
+    ("costs", "stops"),
+    [
+        ([1, 1, 1, 1, 4], 5),
+        ([1, 1, 1, 1, 3], None),
+        ([1, 1, 1, 4], None),
+        ([4, 1, 1, 1, 1, 4], 6),
+        ([1, 1, 1, 1, 2, 3, 4, 5], None),
+        ([0, 0, 0, 0, 9], None),
+        ([0, 0, 0, 1, 1], 5),
+        ([9, 1, 1, 1, 9, 1, 1, 1, 9], None),
+    ],
+)
+def test_a_step_is_a_spike_above_three_times_the_mean_of_the_four_before_it(costs, stops):
+    run = Run(spike=TRIPS)
+    found = [run.step(f"${cost}.00") if cost else run.step("$0.00") for cost in costs]
+    assert next((number for number, rule in enumerate(found, 1) if rule), None) == stops
+    assert set(found) <= {None, "spend_spike"}
+
+
+def test_a_spike_that_trips_latches_the_run():
+    run = Run(spike=TRIPS)
+    assert [run.step(f"${cost}.00") for cost in [1, 1, 1, 1, 4]][-1] == "spend_spike"
+    assert (run.books.node().state, run.books.node().terminated_by) == ("tripped", "spend_spike")
+
+
+def test_by_default_a_spike_warns_and_moves_the_mean():
+    run = Run(spike=Spike())
+    assert [run.step(amount) for amount in ["$0.10"] * 4 + ["$0.40", "$0.40"]] == [None] * 6
+    assert run.events() == ["spend_spike"]
+    assert run.books.node().state == "open"
+
+
+def test_kinds_of_cost_are_looked_at_each_by_itself():
+    run = Run(spike=Spike(action="trip"))
+    assert all(run.step("$0.002", kind=HoldKind.LLM) is None for _ in range(5))
+    assert run.step("$0.10") is None
+
+
+def test_under_the_floor_no_step_is_a_spike():
+    run = Run(spike=Spike(action="trip", min_step="$0.05"))
+    assert [run.step(amount) for amount in ["$0.001"] * 4 + ["$0.0499"]] == [None] * 5
+    assert run.step("$0.05") == "spend_spike"
+
+
+@pytest.mark.parametrize(
+    ("window", "frees_s"), [("minute", 65), ("hour", 3_660), ("day", 90_000)], ids=["minute", "hour", "day"]
+)
+def test_dollars_and_calls_free_with_their_window_and_not_before_it(window, frees_s):
+    dollars = Run(velocity=Velocity(**{f"dollars_per_{window}": "$1.00"}))
+    assert [dollars.step("$0.50"), dollars.step("$0.50"), dollars.step("$0.01")] == [
+        None,
+        None,
+        f"dollars_per_{window}",
+    ]
+    calls = Run(velocity=Velocity(**{f"calls_per_{window}": 2}))
+    assert [calls.step("$0.00"), calls.step("$0.00"), calls.step("$0.00")] == [None, None, f"calls_per_{window}"]
+    length = {"minute": 60, "hour": 3_600, "day": 86_400}[window]
+    for run, rule in ((dollars, f"dollars_per_{window}"), (calls, f"calls_per_{window}")):
+        assert run.step("$1.00", after_s=length) == rule  # never too early
+        assert run.step("$1.00", after_s=frees_s - length) is None
+        assert run.books.node().state == "open"
+
+
+def test_a_window_never_goes_back():
+    run = Run(velocity=Velocity(calls_per_minute=2))
+    assert [run.step("$0.01"), run.step("$0.01")] == [None, None]
+    run.books.clock.tick(-3_600)
+    assert run.step("$0.01") == "calls_per_minute"
+
+
+def test_a_ring_has_no_more_buckets_than_its_window():
+    run = Run(velocity=Velocity(calls_per_day=10**6, calls_per_minute=10**6))
+    for _ in range(500):
+        run.step("$0.001", after_s=601)
+    assert len(json.dumps(list(run.books.store.marks("velocity", "").values()))) < 1_500
+
+
+def test_ten_new_payees_a_day():
+    run = Run(velocity=Velocity())
+    found = [run.step("$0.01", payee=f"0x{n}", name=f"GET shop-{n % 4}/x") for n in range(11)]
+    assert found == [None] * 10 + ["new_payees_per_day"]
+    assert run.step("$0.01", payee="0x3") is None  # known by now
+    assert run.step("$0.01", payee="0xnew", after_s=90_000) is None
+
+
+def test_thirty_new_hosts_in_a_minute_end_at_the_tenth():
+    run = Run(velocity=Velocity())
+    found = [run.step("$0.01", payee=f"0x{n}", name=f"GET shop-{n}/x", after_s=2) for n in range(30)]
+    assert found.count(None) == 10
+
+
+def test_one_host_does_not_use_up_the_new_payees_of_all():
+    run = Run(velocity=Velocity())
+    found = [run.step("$0.01", payee=f"0x{n}", name="GET shop/x") for n in range(30)]
+    assert found == [None] * 5 + ["new_payees_per_day"] * 25
+    assert run.step("$0.01", payee="0xanother", name="GET honest/x") is None
+
+
+def test_a_price_of_nearly_nothing_poisons_no_route_and_no_other_seller():
+    run = Run(velocity=Velocity())
+    for _ in range(6):
+        run.step("$0.000001", payee=A)
+    assert run.step("$0.0099", payee=A) is None
+    assert run.step("$0.01", payee=A) == "price_ratio"
+    assert run.step("$0.01", payee=B) is None
+    assert run.step("$0.01", payee=A, after_s=90_000) is None  # what was usual yesterday is not for ever
+
+
+def test_a_long_path_is_a_route_at_once():
+    begun = time.monotonic()
+    assert price_route("GET shop/" + "a" * 200_000) == "GET shop/" + "a" * 200_000
+    assert time.monotonic() - begun < 0.5
+
+
+def test_what_does_not_fit_is_no_spike_and_a_reset_forgets_what_was():
+    run = Run(spike=TRIPS)
+    for _ in range(4):
+        run.step("$1.00")
+    assert run.step("$500.00") is None  # the budget refuses it, and it alone
+    assert run.books.node().state == "open"
+
+
+def test_a_share_of_the_budget_to_one_payee():
+    run = Run(velocity=Velocity(percent_per_payee=50))
+    assert [run.step("$2.50", payee=A), run.step("$2.50", payee=A)] == [None, None]
+    assert run.step("$0.01", payee=A) == "percent_per_payee"
+    assert run.step("$2.50", payee=B) is None
+
+
+def test_a_price_above_twice_the_median_of_its_route():
+    run = Run(velocity=Velocity())
+    assert [run.step("$0.10", payee=A, name=f"GET shop/docs/{n}") for n in range(5)] == [None] * 5
+    assert run.step("$0.20", payee=A, name="GET shop/docs/6") is None
+    assert run.step("$0.21", payee=A, name="GET shop/docs/7") == "price_ratio"
+    assert run.step("$0.21", payee=A, name="GET shop/films/7") is None  # another route
+    assert run.step("$0.10", payee=A, name="GET shop/docs/8") is None
+
+
+def test_a_ramp_of_five_percent_stops_at_the_computed_call():
+    run, price, paid = Run(velocity=Velocity()), 1.0, []
+    for _ in range(60):
+        if run.step(f"${price / 100:.9f}", payee=A) is not None:
+            break
+        paid.append(price)
+        price *= 1.05
+    # A price enters while it is at most 1.25 times the median of those before it: 1.05^0 to 1.05^7. The median then stands at
+    # 1.05^3, and the first price above twice that is 1.05^18: the nineteenth call.
+    assert len(paid) == 18
+
+
+def test_a_price_that_rises_slowly_over_many_calls_is_followed():
+    run = Run(velocity=Velocity())
+    for cents in (10, 12, 15, 18, 22, 27, 33):
+        assert [run.step(f"$0.{cents}", payee=A, after_s=9_000) for _ in range(12)] == [None] * 12
+
+
+@pytest.mark.parametrize(
+    ("name", "route"),
+    [
+        ("GET shop/docs/42", "GET shop/docs/*"),
+        ("GET shop/v1/users/8f3a/docs", "GET shop/*/users/*/docs"),
+        ("GET shop", "GET shop"),
+        ("GET shop:8443/docs", "GET shop:8443/docs"),
+    ],
+)
+def test_a_route_is_a_place_without_what_changes(name, route):
+    assert price_route(name) == route
+
+
+@pytest.mark.parametrize(
+    ("kind", "arguments", "names"),
+    [
+        (Spike, {"multiplier": 0}, "spike.multiplier: 0"),
+        (Spike, {"multiplier": 1.5}, "spike.multiplier: 1.5"),
+        (Spike, {"window": 1}, "spike.window: 1"),
+        (Spike, {"action": "stop"}, "spike.action: 'stop'"),
+        (Spike, {"min_step": 0.05}, 'spike.min_step: .*"\\$0.05"'),
+        (Velocity, {"dollars_per_minute": 1.0}, 'velocity.dollars_per_minute: .*"\\$1.00"'),
+        (Velocity, {"dollars_per_day": "-1"}, "velocity.dollars_per_day: '-1'"),
+        (Velocity, {"calls_per_hour": 0}, "velocity.calls_per_hour: 0"),
+        (Velocity, {"new_payees_per_day": True}, "velocity.new_payees_per_day: True"),
+        (Velocity, {"percent_per_payee": 101}, "velocity.percent_per_payee: 101"),
+        (Velocity, {"price_ratio": "2"}, "velocity.price_ratio: '2'"),
+    ],
+)
+def test_a_wrong_setting_is_named(kind, arguments, names):
+    with pytest.raises(ConfigError, match=f"^policy.{names}"):
+        kind(**arguments)

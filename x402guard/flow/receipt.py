@@ -1,0 +1,58 @@
+"""What a caller learns of one payment, call or tool: the receipt."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from decimal import Decimal
+
+from x402guard.ledger.model import Hold, HoldState
+from x402guard.money import nanos_to_decimal
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """What became of a payment, as ``response.extensions["x402guard"]``.
+
+    Attributes:
+        hold_id: its line in the ledger.
+        amount: dollars captured, or held while that is not known.
+        evidence: why the amount is believed: ``chain``, ``chain_head``, ``claimed`` …; None while it is held.
+        state: ``captured`` or ``held``.
+        in_doubt: nobody has said how it ended; it counts in full.
+        transaction: the hash that the server names, or "".
+        deadline: unix time in seconds after which the signature is worthless.
+        represented: a payment in doubt was presented again, none was signed anew.
+        model: the model of an LLM call, "" for a payment. Its receipt is complete once the answer's body has ended.
+        output_limit: the output limit that was written into an LLM call without one, in tokens; else None.
+        usage: what an LLM call used, by unit, where its provider stated it.
+        note: what the books say about an amount that the provider did not state.
+    """
+
+    hold_id: str
+    amount: Decimal
+    evidence: str | None
+    state: str
+    in_doubt: bool
+    transaction: str
+    deadline: int
+    represented: bool
+    model: str = ""
+    output_limit: int | None = None
+    usage: Mapping[str, int] | None = None
+    note: str = ""
+
+
+def receipt_of(hold: Hold, *, represented: bool) -> Receipt:
+    """Return the receipt of a hold as it stands."""
+    amount = hold.captured if hold.state is HoldState.CAPTURED else hold.amount
+    return Receipt(
+        hold_id=hold.id,
+        amount=nanos_to_decimal(amount),
+        evidence=None if hold.evidence is None else str(hold.evidence),
+        state=str(hold.state),
+        in_doubt=hold.state is HoldState.HELD and hold.doubt is not None,
+        transaction="" if hold.claim is None else hold.claim.transaction,
+        deadline=hold.deadline_unix,
+        represented=represented,
+    )

@@ -1,0 +1,101 @@
+"""One request as plain facts, and what every conversation about it shares."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, field
+from typing import Final, TypeVar
+from urllib.parse import urlsplit
+
+from x402guard.errors import (
+    SettlementUncertain,
+    X402GuardError,
+)
+from x402guard.flow.effects import Flow, SendFailed
+from x402guard.ledger.model import Purpose
+from x402guard.policy.steps import place, whole_place
+
+
+@dataclass(frozen=True, slots=True)
+class RequestFacts:
+    """One request as the core sees it; no HTTP library's type among it.
+
+    Attributes:
+        method: upper case.
+        url: in full, query included; it never leaves the process.
+        origin: ``scheme://host:port``, lower case, the port always written.
+        host: host name, and the port where it is not the scheme's default.
+        secure: the scheme is https.
+        loopback: the host is this very machine.
+        body_sha256: of the request body in hex; None where the body could not be kept.
+        entropy: 32 random bytes; the hold's id and the payment's nonce.
+        purchase: the caller's own name for what is bought, or None.
+        pay_again: the caller wants a second payment although one may be in doubt.
+        pays_itself: the caller put a payment header of its own on the request.
+        redirected_from: the origin that the logical request began at, where this hop has another; else None.
+        paid_by: the hold that this logical request has signed already, on an earlier hop; else None.
+        paid_until: until when that signature is good, in unix seconds.
+        body: of the request, as far as it was kept.
+    """
+
+    method: str
+    url: str
+    origin: str
+    host: str
+    secure: bool
+    loopback: bool
+    body_sha256: str | None
+    entropy: bytes
+    purchase: str | None = None
+    pay_again: bool = False
+    pays_itself: bool = False
+    redirected_from: str | None = None
+    paid_by: str | None = None
+    paid_until: int = 0
+    body: bytes | None = field(default=None, repr=False)
+
+
+def place_of(request: RequestFacts) -> str:
+    """Return a request's place as the owner names it in a policy: ``GET host/path``."""
+    return place(request.method, request.host, urlsplit(request.url).path)
+
+
+def ruled_place(request: RequestFacts) -> str:
+    """Return a request's place as the owner's rules see it: whole."""
+    return whole_place(request.method, request.host, urlsplit(request.url).path)
+
+
+def purpose_of(request: RequestFacts, tool: str = "", *, step: str = "") -> Purpose:
+    """Return what a hold for *request* is for; *tool* is the model or tool it calls, *step* what makes it the same as others."""
+    what = json.dumps([request.method, request.url, request.body_sha256 or ""])
+    # No query, no fragment, and no user:password@ before the host.
+    url = urlsplit(request.url)._replace(netloc=request.host, query="", fragment="").geturl()
+    return Purpose(request.method, url, request.host, hashlib.sha256(what.encode()).hexdigest(), tool, step)
+
+
+R = TypeVar("R")
+
+
+def guarding_earlier_payment(request: RequestFacts, conversation: Flow[R]) -> Flow[R]:
+    """Return a conversation none of whose errors denies what an earlier hop of the same call has paid."""
+    return conversation if request.paid_by is None else _after_payment(request, conversation)
+
+
+def _after_payment(request: RequestFacts, conversation: Flow[R]) -> Flow[R]:
+    paid_by = request.paid_by or ""
+    try:
+        return (yield from conversation)
+    except SendFailed as failure:
+        reason = f"no answer on a later hop: {type(failure.cause).__name__}"
+        uncertain = SettlementUncertain(reason, hold_id=paid_by, deadline=request.paid_until, advice=_EARLIER_HOP)
+        uncertain.retry = "no"
+        raise uncertain from failure.cause
+    except X402GuardError as error:
+        error.money_may_have_moved, error.advice = True, _EARLIER_HOP
+        raise
+
+
+_EARLIER_HOP: Final = (
+    "An earlier hop of this request was paid, this hop was not. Asking again is a new purchase; read the report first."
+)
