@@ -8,7 +8,7 @@
     client = anthropic.Anthropic(http_client=httpx2.Client(transport=GuardedTransport(session)))
 
 They answer a refusal with a local 402 unless told to raise: SDKs retry what a transport raises, and hide it. What was refused is
-given back, typed, by ``x402guard.http.refusal_from(error)`` from whatever exception the SDK makes of it.
+given back, typed, by ``x402guard.refusal_from(error)`` from whatever exception the SDK makes of it.
 """
 
 from __future__ import annotations

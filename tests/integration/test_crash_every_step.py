@@ -21,6 +21,7 @@ import pytest
 
 from x402guard import Guard, LocalSigner, Policy
 from x402guard.flow.effects import Effect
+from x402guard.flow.ports import ChainQuestion
 from x402guard.ledger.model import HoldState
 from x402guard.stores import open_store
 from x402guard.testing import FacilitatorClient, Merchant, Offer, Route, Testnet

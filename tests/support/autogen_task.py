@@ -43,7 +43,7 @@ answer = error = refusal = None
 try:
     answer = asyncio.run(main())
 except Exception as raised:
-    error, refusal = repr(raised), x402guard.http.refusal_from(raised)
+    error, refusal = repr(raised), x402guard.refusal_from(raised)
 report = session.report().to_dict()
 x402guard.uninstall()
 kind = None if refusal is None else type(refusal).__name__

@@ -33,7 +33,7 @@ answer = error = refusal = None
 try:
     answer = Crew(agents=[clerk, writer], tasks=[read, tell]).kickoff().raw
 except Exception as raised:
-    error, refusal = repr(raised), x402guard.http.refusal_from(raised)
+    error, refusal = repr(raised), x402guard.refusal_from(raised)
 report = session.report().to_dict()
 x402guard.uninstall()
 kind = None if refusal is None else type(refusal).__name__

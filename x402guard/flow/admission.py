@@ -33,8 +33,8 @@ def check_standing(view: LedgerView, context: Context) -> Refusal | None:
 
     A kill file trips the run. Holds past their own deadline lapse here, where the clock is believed.
     """
-    if view.killed:
-        trip_node(view, run_of(context.node_id), f"there is a kill file, {context.kill_file}")
+    if view.killed_by:
+        trip_node(view, run_of(context.node_id), f"there is a kill file, {view.killed_by}")
         return check_open(view, context.node_id)
     if view.ahead_ms <= context.max_clock_jump_ms:
         lapse_due(view)

@@ -40,7 +40,6 @@ class Context:
         tokens: where the tokens of LLM calls are counted; None counts none.
         finalizing: budgets whose reserve an LLM call may use now.
         asks: there is somebody to ask.
-        kill_file: the file whose being there stops everything, or "".
         max_clock_jump_ms: how far the clock may run ahead of time passing, in milliseconds.
         registry: the tokens that may be paid with.
         max_body_bytes: how much of a streaming request body is kept, so that a paid request can repeat it.
@@ -62,7 +61,6 @@ class Context:
     tokens: TokenLimit | None = None
     finalizing: frozenset[str] = frozenset()
     asks: bool = False
-    kill_file: str = ""
     max_clock_jump_ms: int = MAX_CLOCK_JUMP_S * 1000
     registry: AssetRegistry = field(default_factory=AssetRegistry)
     max_body_bytes: int = DEFAULT_BODY_BYTES

@@ -172,7 +172,8 @@ def _transact(effect: Transact[Any], shell: Shell) -> _Transacted:
 
     def change(view: LedgerView) -> Any:
         views[:] = [view]  # of the run that was committed
-        view.killed = shell.kill_file is not None and _is_there(shell.kill_file)
+        if shell.kill_file is not None and _is_there(shell.kill_file):
+            view.killed_by = str(shell.kill_file)
         return effect.change(view)
 
     result = shell.store.transact(effect.scope, change)

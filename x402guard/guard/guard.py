@@ -108,12 +108,15 @@ class Guard:
     ) -> None:
         check_kinds(signer, ledger, policy, chains)
         self.policy = policy or Policy()
-        check_flags(background_checks=background_checks, ledger_must_exist=ledger_must_exist)
-        check_flags(unsafe_no_chain=unsafe_no_chain, unsafe_trust_receipts=unsafe_trust_receipts)
-        limit = parse_limit(budget, field="budget")
+        check_flags(
+            background_checks=background_checks,
+            ledger_must_exist=ledger_must_exist,
+            unsafe_no_chain=unsafe_no_chain,
+            unsafe_trust_receipts=unsafe_trust_receipts,
+        )
+        limit, stop = parse_limit(budget, field="budget"), kill_path(kill_file)
         self._teller = Teller(on_notice, webhook)
         as_approver(approver)  # wrong ones are said before anything is opened
-        stop = kill_path(kill_file)
         chain = RpcChainReader(chains) if isinstance(chains, Mapping) else chains
         networks = read_networks(chain, self.policy, unsafe_no_chain=unsafe_no_chain)
         self.instance = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
@@ -128,7 +131,6 @@ class Guard:
             unsafe_no_chain=unsafe_no_chain,
             unsafe_trust_receipts=unsafe_trust_receipts,
             asks=approver is not None,
-            kill_file="" if stop is None else str(stop),
             max_clock_jump_ms=positive("max_clock_jump_s", max_clock_jump_s) * 1000,
             registry=AssetRegistry(each_asset(assets)),
             max_body_bytes=positive("max_body_bytes", max_body_bytes),
@@ -140,12 +142,11 @@ class Guard:
         self._closed, self._owns = False, (isinstance(ledger, str), isinstance(chains, Mapping))
         store = open_store(ledger, must_exist=ledger_must_exist) if isinstance(ledger, str) else ledger
         shell = Shell(store, signer, chain, as_approver(approver, store), self._teller, kill_file=stop)
-        self._rechecker = Rechecker(lambda: run(sweep(self.context), shell))
-        checked = background_checks and chain is not None
-        self.shell = replace(shell, recheck=self._rechecker.nudge) if checked else shell
-        self._open(limit)
+        self._open(shell, limit, checks=background_checks and chain is not None)
 
-    def _open(self, limit: Nanos | None) -> None:
+    def _open(self, shell: Shell, limit: Nanos | None, *, checks: bool) -> None:
+        self._rechecker = Rechecker(lambda: run(sweep(self.context), shell))
+        self.shell = replace(shell, recheck=self._rechecker.nudge) if checks else shell
         try:
             self.context = replace(self.context, gone=self._enter_books(limit))
             if self.shell.signer is not None:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from x402guard.http.families import Library
 
 LOGICAL: Final = "x402guard.logical_request"
-GUARDED: Final = "x402guard.http.guarded"
+GUARDED: Final = "x402guard.guarded"
 _MARK: Final = object()  # an object of ours, so that no caller can say it by accident
 
 _DEFAULT_PORTS: Final = {"http": 80, "https": 443}

@@ -96,6 +96,8 @@ def correct_past(view: LedgerView, hold: Hold, amount: int) -> None:
 def note_soft_limits(view: LedgerView, node_id: str) -> None:
     """Tell of every part of a limit that was reached on a path, each once; a window that begins anew tells anew."""
     for node in view.path(node_id):
+        if not node.soft or node.limit is None:
+            continue
         for part in _reached(node):
             if part > node.warned:
                 view.put_node(dataclasses.replace(view.node(node.id), warned=part))

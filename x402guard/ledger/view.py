@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from operator import attrgetter
+from typing import Any, Final, TypeVar
 
 from x402guard.errors import IllegalTransition
 from x402guard.ledger.model import Entry, Hold, HoldState, Node
 from x402guard.ledger.windows import rolled
 
 R = TypeVar("R")
+
+_LAST_MS: Final = attrgetter("last_ms")
 
 MarkKey = tuple[str, str]
 """(kind, key) of a small JSON row beside the journal: an origin, a proof, a refusal counter, an instance."""
@@ -81,7 +84,7 @@ class LedgerView:
         sweep: ids of the payment holds whose end a chain may prove.
 
     Attributes:
-        killed: there is a kill file; set by the driver that runs the change.
+        killed_by: the path of the kill file that is there, or ""; set by the driver that runs the change.
         recheck: the chain is to be asked soon, in the background, about what this change has written.
     """
 
@@ -98,7 +101,7 @@ class LedgerView:
         sweep: Iterable[str] = (),
     ) -> None:
         found = tuple(nodes)
-        self.now_ms = max([now_ms, *(node.last_ms for node in found)])
+        self.now_ms = max(now_ms, *map(_LAST_MS, found)) if found else now_ms
         # By the clock, and not by the last stamp: that may be of a clock that ran ahead once.
         self._nodes = {node.id: rolled(node, now_ms) for node in found}
         self._holds = {hold.id: hold for hold in holds}
@@ -114,7 +117,7 @@ class LedgerView:
         self.changed_holds: set[str] = set()
         self.changed_marks: set[MarkKey] = set()
         self.restrains = False
-        self.killed = False
+        self.killed_by = ""
         self.recheck = False
 
     @property
@@ -144,9 +147,15 @@ class LedgerView:
 
     def path(self, node_id: str) -> tuple[Node, ...]:
         """Return the node and its ancestors, leaf first, root last."""
-        path = [self.node(node_id)]
-        while (parent := path[-1].parent_id) is not None:
-            path.append(self.node(parent))
+        path: list[Node] = []
+        wanted: str | None = node_id
+        try:
+            while wanted is not None:
+                node = self._nodes[wanted]
+                path.append(node)
+                wanted = node.parent_id
+        except KeyError:
+            raise IllegalTransition(f"node {wanted!r} is not in the scope of this change") from None
         return tuple(path)
 
     def hold(self, hold_id: str) -> Hold | None:
@@ -224,18 +233,34 @@ class LedgerView:
             raise IllegalTransition(f"{event} would leave node {node_id} with a negative balance")
         self.entries.append(entry)
         self.put_node(after)
-        if held:
-            for above in self.path(node_id):
-                self.put_node(dataclasses.replace(above, live=above.live + held))
+        above: str | None = node_id if held else None
+        while above is not None:
+            each = self._nodes[above]
+            self.put_node(dataclasses.replace(each, live=each.live + held))
+            above = each.parent_id
 
     def live(self, hold_ids: Iterable[str]) -> tuple[Hold, ...]:
         """Return those of the holds that are in view and still HELD."""
-        found = (self._holds.get(hold_id) for hold_id in hold_ids)
-        return tuple(hold for hold in found if hold is not None and hold.state is HoldState.HELD)
+        found = []
+        for hold_id in hold_ids:
+            hold = self._holds.get(hold_id)
+            if hold is not None and hold.state is HoldState.HELD:
+                found.append(hold)
+        return tuple(found)
+
+    def changed(self) -> Iterator[Node]:
+        """Return the nodes that changed, in any order."""
+        return map(self._nodes.__getitem__, self.changed_nodes)
 
     def node_rows(self) -> list[Node]:
         """Return the nodes that changed, parents before children."""
-        return sorted((self._nodes[i] for i in self.changed_nodes), key=lambda n: len(self.path(n.id)))
+        depths: dict[str, int] = {}
+        for node in self.changed():
+            parent, depth = node.parent_id, 0
+            while parent is not None:
+                parent, depth = self._nodes[parent].parent_id, depth + 1
+            depths[node.id] = depth
+        return sorted(self.changed(), key=lambda node: depths[node.id])
 
     def hold_rows(self) -> list[Hold]:
         """Return the holds that changed."""

@@ -152,12 +152,17 @@ _PATHS: Final[Mapping[Dialect, tuple[tuple[str, Flavour], ...]]] = {
 }
 
 
+_WILDCARDS: Final = tuple(endpoint for endpoint in ENDPOINTS if endpoint.host.startswith("*."))
+_BY_HOST: Final = {host: tuple(each for each in ENDPOINTS if each.host == host) for host in {e.host for e in ENDPOINTS}}
+
+
 def find_endpoint(host: str, path: str, configured: tuple[Endpoint, ...]) -> Endpoint | None:
     """Return the endpoint that a request belongs to: the owner's own first, the longest path first; or None."""
     for endpoint in sorted(configured, key=lambda e: -len(e.path)):
         if endpoint.covers(host, path):
             return endpoint
-    for endpoint in ENDPOINTS:
+    name = host if host.startswith("[") else host.partition(":")[0]
+    for endpoint in (*_BY_HOST.get(name, ()), *_WILDCARDS):
         if endpoint.covers(host, path):
             return endpoint
     return Endpoint("google", "google", host) if _REGIONAL.fullmatch(host) else None

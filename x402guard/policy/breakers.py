@@ -6,7 +6,7 @@ open, and whoever calls is told at once how long to wait. After its rest one cal
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -47,36 +47,39 @@ class Breaker(StepGuard):
         check_whole("policy.breaker.rest_s", self.rest_s, 1, 86_400)
 
     @override
-    def marks(self, step: Step, payees: tuple[str, ...], *, ending: bool) -> Iterator[MarkKey]:
-        for _, watched in _target(step):
-            yield _key(watched)
-        for payee in payees:
-            yield _key(_payee(step, payee)[1])
+    def marks(self, step: Step, payees: tuple[str, ...], *, ending: bool) -> list[MarkKey]:
+        target = _target(step)
+        marks = [_key(target[1])] if target else []
+        for payee in payees or ((step.payee,) if step.payee else ()):
+            marks.append(_key(_payee(step, payee)[1]))
+        return marks
 
     @override
     def judge(self, view: LedgerView, step: Step) -> Refusal | None:
         # The host or tool is asked about before the price is known, the payee once it is.
-        return self.find_open(view, step, _priced_target(step) if step.priced else _target(step))
+        if step.priced:
+            target = _payee(step, step.payee) if step.payee else None
+        else:
+            target = _target(step)
+        return None if target is None else self._open(view, step, *target)
 
-    def find_open(self, view: LedgerView, step: Step, targets: Iterable[tuple[str, str]]) -> Refusal | None:
-        """Return the refusal of a step while the circuit of one of *targets* is open; None where it may go, be it as the probe."""
-        for what, watched in targets:
-            row = _row(view, watched)
-            if row["opened_ms"] is None:
-                continue
-            ends_ms = int(row["opened_ms"]) + self.rest_s * 1000
-            if view.now_ms < ends_ms:
-                wait_s = -(-(ends_ms - view.now_ms) // 1000)
-            elif row["trying"] is not None and view.now_ms < int(row["tried_ms"]) + _LOST_PROBE_MS:
-                wait_s = 1
-            else:
-                continue
-            again = "one call is trying it now" if view.now_ms >= ends_ms else f"it rests for {wait_s} s more"
-            reason = f"{what} has failed {row['failures']} times in a row; {again} (policy.breaker)"
-            advice = "Do something else meanwhile, or ask another server or tool."
-            requested = step.amount or None
-            return Refusal(BREAKER, reason, requested, retry_after_s=wait_s, error=CircuitOpen, advice=advice)
-        return None
+    def _open(self, view: LedgerView, step: Step, what: str, watched: str) -> Refusal | None:
+        """Return the refusal of a step while a circuit is open; None where it may go, be it as the probe."""
+        row = _row(view, watched)
+        if row["opened_ms"] is None:
+            return None
+        ends_ms = int(row["opened_ms"]) + self.rest_s * 1000
+        if view.now_ms < ends_ms:
+            wait_s = -(-(ends_ms - view.now_ms) // 1000)
+        elif row["trying"] is not None and view.now_ms < int(row["tried_ms"]) + _LOST_PROBE_MS:
+            wait_s = 1
+        else:
+            return None
+        again = "one call is trying it now" if view.now_ms >= ends_ms else f"it rests for {wait_s} s more"
+        reason = f"{what} has failed {row['failures']} times in a row; {again} (policy.breaker)"
+        advice = "Do something else meanwhile, or ask another server or tool."
+        requested = step.amount or None
+        return Refusal(BREAKER, reason, requested, retry_after_s=wait_s, error=CircuitOpen, advice=advice)
 
     @override
     def taken(self, view: LedgerView, step: Step, hold_id: str) -> None:
@@ -112,28 +115,26 @@ class Breaker(StepGuard):
         view.put_mark(_key(watched), {**row, "failures": failures, **stamps})  # another may be trying meanwhile
 
 
-def _target(step: Step) -> Iterator[tuple[str, str]]:
-    """Yield (what it is called, where its state stands) of the host or tool that a step calls."""
+def _target(step: Step) -> tuple[str, str] | None:
+    """Return (what it is called, where its state stands) of the host or tool that a step calls."""
     # Of its run alone: a server may name any address as payee and fail in its name, and an agent may make any call fail.
     if step.kind is HoldKind.TOOL:
-        yield f"tool {step.name}", f"{step.run_id} tool {step.name}"
-    elif step.name:
+        return f"tool {step.name}", f"{step.run_id} tool {step.name}"
+    if step.name:
         host = step.name.partition(" ")[2].partition("/")[0]
-        yield f"host {host}", f"{step.run_id} host {host}"
+        return f"host {host}", f"{step.run_id} host {host}"
+    return None
 
 
 def _payee(step: Step, payee: str) -> tuple[str, str]:
     return f"payee {payee}", f"{step.run_id} payee {payee}"
 
 
-def _priced_target(step: Step) -> Iterator[tuple[str, str]]:
-    if step.payee:
-        yield _payee(step, step.payee)
-
-
-def _targets(step: Step) -> Iterator[tuple[str, str]]:
-    yield from _target(step)
-    yield from _priced_target(step)
+def _targets(step: Step) -> list[tuple[str, str]]:
+    """Return the host or tool that a step calls and, once that is known, the payee."""
+    target = _target(step)
+    found = [] if target is None else [target]
+    return [*found, _payee(step, step.payee)] if step.payee else found
 
 
 def _key(watched: str) -> MarkKey:

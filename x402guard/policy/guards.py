@@ -13,7 +13,10 @@ def guard_marks(
     policy: Policy, step: Step, payees: tuple[str, ...] = (), *, ending: bool = False
 ) -> tuple[MarkKey, ...]:
     """Return the keys of the rows that the functions below see. *ending* is True where only ``note_end`` follows."""
-    return tuple(key for guard in policy.guards for key in guard.marks(step, payees, ending=ending))
+    keys: list[MarkKey] = []
+    for guard in policy.guards:
+        keys.extend(guard.marks(step, payees, ending=ending))
+    return tuple(keys)
 
 
 def judge_step(view: LedgerView, policy: Policy, step: Step) -> Refusal | None:

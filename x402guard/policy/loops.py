@@ -74,17 +74,15 @@ class Loop(StepGuard):
         return bool(step.key) and self.calls_of(step.name) is not None
 
     @override
-    def marks(self, step: Step, payees: tuple[str, ...], *, ending: bool) -> Iterator[MarkKey]:
-        if ending and step.payee:
-            yield streak_mark(step.run_id, step.payee)
-        if not ending and self._counts(step):
-            yield _ring(step)
-            yield _cycle(step)
-        yield reset_mark(step.run_id)
+    def marks(self, step: Step, payees: tuple[str, ...], *, ending: bool) -> tuple[MarkKey, ...]:
+        reset = reset_mark(step.run_id)
+        if ending:
+            return (reset, streak_mark(step.run_id, step.payee)) if step.payee else (reset,)
+        return (reset, _ring(step), _cycle(step)) if self._counts(step) else (reset,)
 
     @override
     def judge(self, view: LedgerView, step: Step) -> Refusal | None:
-        loop = None if step.priced or not self._counts(step) else self.find_loop(view, step)
+        loop = None if step.priced else self.find_loop(view, step)
         if loop is None:
             return None
         trip(view, step.run_id, LOOP, loop)
@@ -93,6 +91,8 @@ class Loop(StepGuard):
 
     def find_loop(self, view: LedgerView, step: Step) -> str | None:
         """Return why *step* is one too many, or None."""
+        if not self._counts(step):
+            return None
         calls = self.calls_of(step.name) or 0
         since_ms = max(view.clock_ms - self.window_s * 1000, _reset_ms(view, step.run_id) + 1)
         if len([at for at in _stamps(view, step) if at >= since_ms]) >= calls:

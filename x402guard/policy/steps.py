@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from decimal import Decimal
+from functools import lru_cache
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -33,6 +34,7 @@ class Step:
         amount: nano-dollars that are to be held, where ``priced``.
         payee: the address that is paid; "" for an LLM call or a tool.
         priced: the amount and the payee are known.
+        run_id: the run: the outermost session.
     """
 
     kind: HoldKind
@@ -42,11 +44,10 @@ class Step:
     amount: Nanos = NOTHING
     payee: str = ""
     priced: bool = False
+    run_id: str = field(init=False, repr=False, compare=False)
 
-    @property
-    def run_id(self) -> str:
-        """The id of the run: its outermost session."""
-        return run_of(self.node_id)
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "run_id", run_of(self.node_id))
 
     def at(self, amount: Nanos, payee: str = "") -> Step:
         """Return the step at its price."""
@@ -63,6 +64,7 @@ def place(method: str, host: str, path: str) -> str:
     return whole_place(method, host, path)[:_LONGEST_NAME]
 
 
+@lru_cache(maxsize=1024)
 def whole_place(method: str, host: str, path: str) -> str:
     """Return the same, however long: a rule sees all of it."""
     return f"{method.upper()} {plain_host(host.lower())}{plain_path(path)}"

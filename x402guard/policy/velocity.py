@@ -6,8 +6,11 @@ moves forward.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from operator import itemgetter
 from typing import Any, Final
 
 from typing_extensions import override
@@ -59,49 +62,39 @@ class Velocity(StepGuard):
     new_payees_per_day: int | None = 10
     percent_per_payee: int | None = None
     price_ratio: int | None = 2
+    limits: tuple[tuple[str, Nanos | None, int | None], ...] = field(init=False, repr=False, compare=False, default=())
 
     def __post_init__(self) -> None:
+        limits = []
         for window in _WINDOWS:
-            self._dollars(window)
-            check_whole(
-                f"policy.velocity.calls_per_{window}", getattr(self, f"calls_per_{window}"), 1, 10**9, optional=True
+            name, calls = f"dollars_per_{window}", getattr(self, f"calls_per_{window}")
+            dollars = (
+                None if getattr(self, name) is None else check_dollars(f"policy.velocity.{name}", getattr(self, name))
             )
+            if dollars is not None or calls is not None:
+                limits.append((window, dollars, calls))
+            check_whole(f"policy.velocity.calls_per_{window}", calls, 1, 10**9, optional=True)
         check_whole("policy.velocity.new_payees_per_day", self.new_payees_per_day, 1, 10**6, optional=True)
         check_whole("policy.velocity.percent_per_payee", self.percent_per_payee, 1, 100, optional=True)
         check_whole("policy.velocity.price_ratio", self.price_ratio, 1, 1_000, optional=True)
-
-    def _dollars(self, window: str) -> Nanos | None:
-        name = f"dollars_per_{window}"
-        value = getattr(self, name)
-        return None if value is None else check_dollars(f"policy.velocity.{name}", value)
-
-    def limits(self) -> Iterator[tuple[str, Nanos | None, int | None]]:
-        """Yield (window, nano-dollars, calls) for each window that has a limit."""
-        for window in _WINDOWS:
-            dollars = self._dollars(window)
-            calls: int | None = getattr(self, f"calls_per_{window}")
-            if dollars is not None or calls is not None:
-                yield window, dollars, calls
+        object.__setattr__(self, "limits", tuple(limits))
 
     @override
-    def marks(self, step: Step, payees: tuple[str, ...], *, ending: bool) -> Iterator[MarkKey]:
+    def marks(self, step: Step, payees: tuple[str, ...], *, ending: bool) -> list[MarkKey]:
         if ending:
-            return
-        for window, _, _ in self.limits():
-            yield _window(step, window)
+            return []
+        marks = [_window(step, window) for window, _, _ in self.limits] if self.limits else []
         if payees:
-            yield _NEW_PAYEES
-            yield _new_at(step)
+            marks += [_NEW_PAYEES, _new_at(step)]
         for payee in payees:
-            yield _known(payee)
-            yield _to(step, payee)
-            yield _prices(step, payee)
+            marks += [_known(payee), _to(step, payee), _prices(step, payee)]
+        return marks
 
     @override
     def judge(self, view: LedgerView, step: Step) -> Refusal | None:
         if not step.priced:
             return None
-        for window, dollars, calls in self.limits():
+        for window, dollars, calls in self.limits:
             spent, made = _sums(view, _window(step, window), window)
             if calls is not None and made + 1 > calls:
                 return _excess(
@@ -153,7 +146,7 @@ class Velocity(StepGuard):
     @override
     def taken(self, view: LedgerView, step: Step, hold_id: str) -> None:
         amount, payee = step.amount, step.payee
-        for window, _, _ in self.limits():
+        for window, _, _ in self.limits:
             _add(view, _window(step, window), window, amount)
         if not payee:
             return
@@ -170,7 +163,7 @@ class Velocity(StepGuard):
 
     @override
     def given_back(self, view: LedgerView, step: Step, at_ms: int) -> None:
-        for window, _, _ in self.limits():
+        for window, _, _ in self.limits:
             seconds, _ = _WINDOWS[window]
             now, buckets = _ring(view, _window(step, window), window)
             at = str(at_ms // (seconds * 1000))
@@ -186,12 +179,14 @@ def _excess(step: Step, rule: str, reason: str, error: type[PaymentRefused] = Ve
     return Refusal(rule, f"{reason} (policy.velocity.{rule})", step.amount, error=error)
 
 
+_VARYING: Final = re.compile(r"(?<=/)[^/]*\d[^/]*")
+
+
+@lru_cache(maxsize=1024)
 def price_route(name: str) -> str:
-    """Return a place without what changes from call to call: ``GET host/opinion/42`` is one route with ``/opinion/43``."""
-    method, _, place = name.partition(" ")
-    host, *parts = place.split("/")
-    kept = ("*" if any(char.isdigit() for char in part) else part for part in parts)
-    return f"{method} {'/'.join((host, *kept))}"
+    """Return a route without what changes from call to call: ``GET host/opinion/42`` is one route with ``/opinion/43``."""
+    method, space, route = name.partition(" ")
+    return f"{method}{space or ' '}{_VARYING.sub('*', route)}"
 
 
 def _window(step: Step, window: str) -> MarkKey:
@@ -244,8 +239,10 @@ def _ring(view: LedgerView, key: MarkKey, window: str) -> tuple[int, dict[str, l
 
 
 def _sums(view: LedgerView, key: MarkKey, window: str) -> tuple[int, int]:
+    if view.mark(key) is None:
+        return 0, 0
     _, buckets = _ring(view, key, window)
-    return sum(sums[0] for sums in buckets.values()), sum(sums[1] for sums in buckets.values())
+    return sum(map(itemgetter(0), buckets.values())), sum(map(itemgetter(1), buckets.values()))
 
 
 def _add(view: LedgerView, key: MarkKey, window: str, amount: Nanos) -> None:

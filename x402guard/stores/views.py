@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
+from operator import attrgetter
 from typing import Any, Final, Protocol
 
 from x402guard.errors import IllegalTransition
@@ -11,7 +12,9 @@ from x402guard.ledger.in_doubt import instance_mark
 from x402guard.ledger.model import Hold, Node, NodeKind
 from x402guard.ledger.view import LedgerView, MarkKey, Scope
 
-DUE_AT_ONCE = 100
+_ID: Final = attrgetter("id")
+
+DUE_AT_ONCE: Final = 100
 """How many holds past their deadline one transaction ends on the way, at most."""
 
 
@@ -88,16 +91,16 @@ def load_view(rows: Rows, scope: Scope, clock: StoreClock) -> LedgerView:
     elsewhere = {hold.node_id for hold in holds.values()} - set(nodes)
     if elsewhere:
         nodes.update((node.id, node) for node in rows.get_nodes(elsewhere))
-    keys = {*scope.marks, *(instance_mark(hold.owner) for hold in holds.values())}
+    keys = {*scope.marks, *map(instance_mark, map(attrgetter("owner"), holds.values()))}
     return LedgerView(
         now_ms=now_ms,
         ahead_ms=ahead_ms,
         nodes=nodes.values(),
         holds=holds.values(),
         marks=rows.get_marks(keys) if keys else {},
-        purchase=(hold.id for hold in purchase),
-        due=(hold.id for hold in due),
-        sweep=(hold.id for hold in sweep),
+        purchase=map(_ID, purchase),
+        due=map(_ID, due),
+        sweep=map(_ID, sweep),
     )
 
 
@@ -105,7 +108,7 @@ def check_change(view: LedgerView, scope: Scope) -> None:
     """Check what a change did before it is written; whatever fails here is a bug of ours, and nothing is written."""
     if view.restrains and not scope.durable:
         raise IllegalTransition("a change that restrains ran under a scope that would not survive a power cut")
-    for node in view.node_rows():
+    for node in view.changed():
         if node.parent_id is not None and node.granted_in != node.used:
             raise IllegalTransition(f"node {node.id} uses {node.used} and has drawn {node.granted_in} from its parent")
         restrained = node.kind is not NodeKind.TOKENS

@@ -123,7 +123,7 @@ def _checked_digest(hold: Hold, address: Address) -> bytes:
     intent = hold.payment()
     offered: dict[str, Any] = json.loads(intent.accepted_json)
     amount = offered.get("maxAmountRequired" if intent.version == 1 else "amount")
-    context = {
+    compared = {
         "payer": (intent.payer, address),
         "payee": (intent.payee.lower(), str(offered.get("payTo")).lower()),
         "token": (intent.token.lower(), str(offered.get("asset")).lower()),
@@ -132,7 +132,7 @@ def _checked_digest(hold: Hold, address: Address) -> bytes:
         "deadline": (intent.valid_until, hold.deadline_unix),
         "nonce": (f"{intent.nonce:064x}", hold.id),
     }
-    for name, (ours, theirs) in context.items():
+    for name, (ours, theirs) in compared.items():
         if ours != theirs:
             raise SignerError(f"hold {hold.id}: {name} is {ours} in the payment and {theirs} in the hold or its offer")
     digest = typed_data(intent).digest()

@@ -127,7 +127,7 @@ def test_everything_but_the_key_can_come_from_a_file_and_the_environment_wins(tm
     monkeypatch.setenv("X402GUARD_POLICY__PER_PAYMENT_CAP", "$0.50")
     with Guard.from_env() as guard:
         assert (guard.policy.cap_nanos, guard.policy.max_lifetime_s) == (500_000_000, 60)
-        assert guard.registry.find("eip155:84532", TOKEN["address"]).symbol == "EXA"
+        assert guard.context.registry.find("eip155:84532", TOKEN["address"]).symbol == "EXA"
     with Guard.from_env(str(tmp_path / "x402guard.toml")) as guard:
         assert guard.policy.max_lifetime_s == 60
 

@@ -159,7 +159,7 @@ def test_the_cheapest_comes_first_and_among_equals_eip3009():
         ({"max_lifetime_s": 9}, "policy.max_lifetime_s: 9 is not"),
         ({"max_lifetime_s": 86_401}, "policy.max_lifetime_s"),
         ({"max_lifetime_s": True}, "policy.max_lifetime_s"),
-        ({"resource_mismatch": "ignore"}, "neither 'warn' nor 'refuse'"),
+        ({"resource_mismatch": "ignore"}, "none of 'warn', 'refuse'"),
         ({"unsafe_pay_after_redirect": "no"}, "'no' is neither True nor False"),
     ],
 )

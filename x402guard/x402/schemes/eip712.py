@@ -64,16 +64,12 @@ def _signature(name: str, fields: Any) -> str:
     return f"{name}({','.join(f'{kind} {field}' for field, kind in fields)})"
 
 
-_TYPE_HASHES: dict[tuple[str, ...], bytes] = {}
-
-
-def _type_hash(types: Types, name: str) -> bytes:
+@lru_cache(maxsize=64)
+def _type_hash(structs: tuple[tuple[str, tuple[tuple[str, str], ...]], ...], name: str) -> bytes:
     """``keccak256(encodeType)``: the struct first, then those it refers to, sorted by name."""
+    types = dict(structs)
     referred = sorted(_referred(types, name) - {name})
-    parts = tuple(_signature(part, types[part]) for part in (name, *referred))
-    if parts not in _TYPE_HASHES:
-        _TYPE_HASHES[parts] = keccak("".join(parts).encode())
-    return _TYPE_HASHES[parts]
+    return keccak("".join(_signature(part, types[part]) for part in (name, *referred)).encode())
 
 
 def _referred(types: Types, name: str) -> set[str]:
@@ -85,7 +81,7 @@ def _referred(types: Types, name: str) -> set[str]:
 
 
 def _hash_struct(types: Types, name: str, values: Mapping[str, Any]) -> bytes:
-    encoded = _type_hash(types, name)
+    encoded = _type_hash(tuple(types.items()), name)
     for field, kind in types[name]:
         value = values[field]
         encoded += _hash_struct(types, kind, value) if kind in types else _word(kind, value)
