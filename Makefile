@@ -33,8 +33,10 @@ lint: $(READY)
 types: $(READY)
 	$(BIN)/mypy
 
+# The tests of the pages, then the site in site/. Any warning fails the build; with --quiet it would not.
 docs: $(READY)
 	$(BIN)/python -m pytest -q tests/test_tidy.py tests/test_docs.py
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 check: test test-long lint types docs
 
@@ -42,7 +44,7 @@ $(READY): pyproject.toml
 	@test -n "$(PYTHON)" || { echo "x402guard needs Python 3.11, 3.12 or 3.13; say where with: make PYTHON=/path/to/python3.12 $(MAKECMDGOALS)"; exit 1; }
 	@echo "Setting up $(VENV) with $(PYTHON); this takes about a minute."
 	@$(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[testnet,test,lint]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[testnet,test,lint,docs]'
 	@touch $(READY)
 
 $(ANVIL): tests/anvil/package.json tests/anvil/package-lock.json
@@ -51,4 +53,4 @@ $(ANVIL): tests/anvil/package.json tests/anvil/package-lock.json
 	else echo "npm could not install anvil (see above): tests on anvil are skipped, unless there is one on the PATH."; fi
 
 clean:
-	rm -rf $(VENV) tests/anvil/node_modules build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) tests/anvil/node_modules build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -2,7 +2,10 @@
 
 import ast
 import json
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import get_args
 
@@ -25,11 +28,30 @@ from x402guard.tools.counting import suggest_mode
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-SCHEMA = json.loads((DOCS / "report.schema.json").read_text())
+REFERENCE = DOCS / "reference"
+PACKAGE = ROOT / "x402guard"
+SCHEMA = json.loads((REFERENCE / "report.schema.json").read_text())
+PAGES = sorted(DOCS.rglob("*.md"))
+ROOMS = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
+WRITTEN = [*PAGES, ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+
+
+def name_of(page):
+    return str(page.relative_to(ROOT))
+
+
+def section(page, heading):
+    """The part of a page below a heading of the second level."""
+    return (DOCS / page).read_text().split(f"\n## {heading}\n")[1].split("\n## ")[0]
+
+
+def first_cells(text):
+    """What stands in backticks in the first cell of each row of the tables in a text."""
+    return {word for row in re.findall(r"^\| ([^|]*) \|", text, re.MULTILINE) for word in re.findall(r"`([^`]+)`", row)}
 
 
 def test_every_setting_is_documented_and_no_other():
-    text = (DOCS / "settings.md").read_text()
+    text = (REFERENCE / "settings.md").read_text()
     tables = {"policy": PolicySettings, "metering": MeteringSettings}
     top = {f"{ENV_PREFIX}{name.upper()}" for name in Settings.model_fields if name not in tables}
     nested = {f"{ENV_PREFIX}{table.upper()}__{name.upper()}" for table in tables for name in tables[table].model_fields}
@@ -37,7 +59,7 @@ def test_every_setting_is_documented_and_no_other():
 
 
 def test_every_metered_provider_and_allowance_is_documented():
-    text = (DOCS / "metering.md").read_text()
+    text = (REFERENCE / "metering.md").read_text()
     for endpoint in ENDPOINTS:
         assert endpoint.provider in text, endpoint
     assert set(ALLOWANCES) <= set(re.findall(r"`(\w+)`", text))
@@ -46,7 +68,7 @@ def test_every_metered_provider_and_allowance_is_documented():
 
 
 def test_every_command_is_documented_and_has_help():
-    text = (DOCS / "commands.md").read_text()
+    text = (REFERENCE / "commands.md").read_text()
     commands = {(command.name,) for command in app.registered_commands}
     for group in app.registered_groups:
         commands |= {(group.name, command.name) for command in group.typer_instance.registered_commands}
@@ -61,7 +83,7 @@ def test_every_command_is_documented_and_has_help():
 
 
 def test_the_ledgers_table_is_the_one_in_the_docs():
-    text = (DOCS / "ledger.md").read_text()
+    text = section("ledger.md", "The table of transitions")
     rows = re.findall(r"^\| (\S+) \| (\w+) \| (\w+) \|", text, re.MULTILINE)
     documented = {row for row in rows if row[0] not in ("from", "–")}
     assert documented == {(str(state), event.__name__.lower(), str(to)) for (state, event), to in TABLE.items()}
@@ -109,12 +131,40 @@ def test_the_readme_gives_the_two_commands_and_nothing_before_them():
     assert "pip install" not in text[:first]
 
 
-@pytest.mark.parametrize(("page", "count"), [("README.md", 6), ("docs/tools.md", 4)])
-def test_the_python_of_a_page_is_python(page, count):
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
-    assert len(blocks) == count
-    for block in blocks:
-        compile(block, page, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+def blocks_of(page, language):
+    return re.findall(rf"```{language}\n(.*?)```", page.read_text(), re.DOTALL)
+
+
+@pytest.mark.parametrize("page", [page for page in WRITTEN if "```python\n" in page.read_text()], ids=name_of)
+def test_the_python_of_a_page_is_python(page):
+    for block in blocks_of(page, "python"):
+        compile(block, page.name, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+
+
+RUN = sorted((*DOCS.glob("tutorial/*.md"), *DOCS.glob("how-to/*.md")))
+
+
+@pytest.mark.chain
+@pytest.mark.parametrize("page", RUN, ids=name_of)
+def test_a_page_runs_as_it_is_written(page, tmp_path):
+    """The Python of a page, from top to bottom as one program, prints what the page says that it prints."""
+    (tmp_path / "page.py").write_text("\n".join(blocks_of(page, "python")))
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "page.py"],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    shown = [line.strip() for block in blocks_of(page, "text") for line in block.splitlines()]
+    assert shown
+    for line in shown:
+        pattern = ".*".join(map(re.escape, line.split("…")))  # what differs from run to run
+        assert re.search(rf"^\s*{pattern}\s*$", done.stdout, re.MULTILINE), f"{line!r} is not in:\n{done.stdout}"
 
 
 @pytest.mark.parametrize(
@@ -127,7 +177,7 @@ def test_the_python_of_a_page_is_python(page, count):
     ],
 )
 def test_the_modes_are_those_of_the_page(row, left):
-    lines = (DOCS / "tools.md").read_text().splitlines()
+    lines = (REFERENCE / "tools.md").read_text().splitlines()
     names = re.findall(r"`(\w+)`", next(line for line in lines if line.startswith("| remaining |")))
     modes = re.findall(r"`(\w+)`", next(line for line in lines if line.startswith(f"| {row} |")))
     for asked, shown in zip(names, modes, strict=True):
@@ -135,19 +185,151 @@ def test_the_modes_are_those_of_the_page(row, left):
 
 
 def test_links_lead_somewhere():
-    for page in (*ROOT.glob("*.md"), *DOCS.glob("*.md")):
-        for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
+    for page in (*ROOT.glob("*.md"), *PAGES):
+        for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
             assert (page.parent / target).exists(), f"{page.name}: {target}"
 
 
-def test_files_named_in_the_roadmap_exist():
-    text = (DOCS / "roadmap.md").read_text()
-    for target in re.findall(r"`(tests/[\w/.*]+)`", text):
+@pytest.mark.parametrize("page", WRITTEN, ids=name_of)
+def test_files_of_the_tests_named_in_a_page_exist(page):
+    for target in re.findall(r"`(tests/[\w/.*{},-]+)`", page.read_text()):
         assert list(ROOT.glob(target.rstrip("/"))), target
 
 
+@pytest.mark.parametrize("page", WRITTEN, ids=name_of)
+def test_modules_named_in_a_page_exist(page):
+    for target in re.findall(r"`(?:x402guard/)?((?:\w+/)+\w+(?:\.py)?)[`:]", page.read_text()):
+        if target.split("/")[0] in ROOMS and "NAME" not in target:
+            assert list(PACKAGE.glob(f"{target.removesuffix('.py')}*")), target
+
+
+def test_every_page_stands_in_the_navigation():
+    listed = re.findall(r"^ +- [^:\n]+: (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
+    assert sorted(listed) == [str(page.relative_to(DOCS)) for page in PAGES]
+
+
+@pytest.mark.parametrize("page", WRITTEN, ids=name_of)
+def test_prose_is_no_wider_than_120_columns(page):
+    for number, line in enumerate(page.read_text().splitlines(), 1):
+        assert len(line) <= 120 or line.startswith("|"), f"line {number}"
+
+
+def test_every_function_of_a_walk_exists():
+    walked = re.findall(r"`([\w/]+\.py):(\w+)`", (DOCS / "architecture.md").read_text())
+    assert len(walked) > 50
+    for path, function in walked:
+        assert (PACKAGE / path).exists(), f"{path}:{function}"
+        nodes = ast.walk(ast.parse((PACKAGE / path).read_text()))
+        assert function in {node.name for node in nodes if isinstance(node, FUNCTIONS)}, f"{path}:{function}"
+
+
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+TREES = [ast.parse(path.read_text()) for path in PACKAGE.rglob("*.py") if "testing" not in path.parts]
+
+
+def texts():
+    """The module-level constants of the package that are text, by name."""
+    found = {}
+    for node in (node for tree in TREES for node in tree.body):
+        target = (
+            node.target
+            if isinstance(node, ast.AnnAssign)
+            else node.targets[0]
+            if isinstance(node, ast.Assign)
+            else None
+        )
+        if isinstance(target, ast.Name) and isinstance(getattr(node.value, "value", None), str):
+            found[target.id] = node.value.value
+    return found
+
+
+def text_of(node):
+    value = node.value if isinstance(node, ast.Constant) else texts().get(getattr(node, "id", ""))
+    return {value} if isinstance(value, str) else set()
+
+
+def is_key(node):
+    if isinstance(node, ast.AnnAssign):
+        return "MarkKey" in ast.unparse(node.annotation)
+    return getattr(node.targets[0], "id", "") in ("key", "mark")
+
+
+def marks_in_the_source():
+    """The kind of each key: a pair that begins with text, where its annotation says that it is one, or where it is read."""
+    found = set()
+
+    def note(node):
+        if isinstance(node, ast.Tuple) and len(node.elts) == 2:
+            found.update(text_of(node.elts[0]))
+
+    for node in (node for tree in TREES for node in ast.walk(tree)):
+        if isinstance(node, FUNCTIONS) and node.returns is not None and "MarkKey" in ast.unparse(node.returns):
+            for inside in ast.walk(node):
+                note(inside)
+        elif isinstance(node, (ast.AnnAssign, ast.Assign)) and is_key(node):
+            note(node.value)
+        elif isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "marks" and node.args:
+            found.update(text_of(node.args[0]))
+    return found
+
+
+def test_every_kind_of_mark_is_listed():
+    kinds = marks_in_the_source()
+    assert len(kinds) >= 32
+    assert first_cells(section("ledger.md", "Marks")) == kinds
+
+
+def test_every_journal_event_is_listed():
+    listed = first_cells(section("ledger.md", "Journal events"))
+    calls = [node for tree in TREES for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    recorded = [call for call in calls if getattr(call.func, "attr", "") == "record" and len(call.args) == 2]
+    assert len(recorded) > 20
+    assert set().union(*(text_of(call.args[1]) for call in recorded)) <= listed
+    assert {event.__name__.lower() for _, event in TABLE} <= listed
+    tables = [
+        node for tree in TREES for node in ast.walk(tree) if isinstance(node, ast.Dict) and None not in node.keys[:1]
+    ]
+    named = [
+        {getattr(key, "value", ""): value for key, value in zip(node.keys, node.values, strict=True)} for node in tables
+    ]
+    facts = [each["name"] for each in named if "name" in each and "kind" not in each]
+    assert len(facts) > 15
+    events = {name for node in facts for name in text_of(node)}
+    assert events <= listed, events - listed
+
+
+def test_every_notice_is_listed():
+    listed = first_cells((REFERENCE / "notices.md").read_text())
+    calls = [node for tree in TREES for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    made = [call for call in calls if getattr(call.func, "id", "") == "Notice"]
+    assert len(made) >= 5
+    assert {name for call in made for name in text_of(call.args[0])} <= listed
+
+
+def test_every_key_of_a_report_is_listed():
+    listed = first_cells((REFERENCE / "report.md").read_text())
+    assert set(SCHEMA["properties"]) <= listed
+    assert set(TERMINATIONS) <= listed
+
+
+@pytest.mark.parametrize(
+    "term",
+    [
+        "hold", "authorize", "capture", "void", "expire", "lapse", "correct", "reopen", "evidence", "in doubt", "mark", "step", "run",
+        "scope", "trip", "reset", "settle", "reconcile", "slot", "route", "notice", "ceiling", "presented again", "deduplication key",
+        "single flight", "circuit open", "grant", "claim", "proof", "idempotent", "owner", "instance", "approver",
+    ],
+)  # fmt: skip
+def test_every_term_is_defined_once(term):
+    assert len(re.findall(rf"^{term}\n:   ", (DOCS / "glossary.md").read_text(), re.MULTILINE)) == 1
+
+
 def test_the_levels_of_risk_are_those_of_the_page():
-    rows = [line.split("|")[1:3] for line in (DOCS / "guards.md").read_text().splitlines() if line.startswith("| ")]
+    rows = [
+        line.split("|")[1:3]
+        for line in (DOCS / "explanation/guards.md").read_text().splitlines()
+        if line.startswith("| ")
+    ]
     shown = {pattern: level.strip() for level, names in rows for pattern in re.findall(r"`([\w*]+)`", names)}
     assert {pattern: shown.get(pattern) for pattern in DEFAULT_LEVELS} == DEFAULT_LEVELS
 
@@ -156,9 +338,9 @@ def test_every_dependency_has_its_reason():
     import tomllib
 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    text = (DOCS / "dependencies.md").read_text()
+    text = (REFERENCE / "dependencies.md").read_text()
     extras = project["optional-dependencies"]
-    for requirement in (*project["dependencies"], *extras["testnet"]):
+    for requirement in (*project["dependencies"], *extras["testnet"], *extras["docs"]):
         assert re.split(r"[<>=\[]", requirement)[0] in text, requirement
 
 
@@ -175,3 +357,11 @@ def test_the_errors_drawn_are_the_errors_there_are():
         assert not issubclass(kind, httpx.RequestError)
         assert kind.advice
         assert kind.phase in ("configuration", "request", "offer", "policy", "ledger", "signing", "settlement")
+
+
+@pytest.mark.parametrize("kind", every_error(), ids=lambda kind: kind.__name__)
+def test_every_error_is_documented(kind):
+    text = (REFERENCE / "errors.md").read_text()
+    part = text.split(f"\n### `{kind.__name__}`\n")[1].split("\n#")[0]
+    for said in (kind.code, kind.phase, kind.retry):
+        assert f"`{said}`" in part, said

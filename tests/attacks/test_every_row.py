@@ -1,4 +1,4 @@
-"""Every row of the list of attacks, 1 to 35, has a test that is named after it."""
+"""Every row of the table in docs/attacks.md has a test that is named after it, in the file that the row names."""
 
 import ast
 import re
@@ -7,6 +7,9 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+PAGE = (ROOT / "docs/attacks.md").read_text()
+ROWS = {int(row): files for row, files in re.findall(r"^\| (\d+) \|.*\| ([^|]+) \|$", PAGE, re.MULTILINE)}
 ACCIDENTS = (
     "two_cheques", "reorg", "last_second", "signer_that_times_out", "lost_commit", "midnight", "clock_that_jumps",
     "threads", "generator",
@@ -23,9 +26,17 @@ def named_tests():
     return found
 
 
-@pytest.mark.parametrize("row", range(1, 36), ids=lambda row: f"a{row:02}")
+def test_the_table_has_35_rows():
+    assert sorted(ROWS) == list(range(1, 36))
+
+
+@pytest.mark.parametrize("row", sorted(ROWS), ids=lambda row: f"a{row:02}")
 def test_every_row_has_a_test(row):
     assert [name for name in named_tests() if name.startswith(f"test_a{row:02}_")]
+    named = re.findall(r"`(tests/[^`]+)`", ROWS[row])
+    assert named
+    for path in named:
+        assert f"def test_a{row:02}_" in (ROOT / path).read_text(), path
 
 
 @pytest.mark.parametrize("accident", ACCIDENTS)
@@ -35,4 +46,4 @@ def test_every_accident_has_a_test(accident):
 
 def test_no_test_names_a_row_that_is_none():
     rows = {int(found[1]) for name in named_tests() if (found := re.match(r"test_a(\d+)_", name))}
-    assert rows <= set(range(1, 36))
+    assert rows <= set(ROWS)

@@ -10,7 +10,7 @@ import pytest
 from tests.support.processes import ROOT
 from x402guard.testing import BEHAVIOURS, CHAIN_LIES, FACILITATOR_LIES
 
-PAGE = (ROOT / "docs/testing.md").read_text()
+PAGE = (ROOT / "docs/reference/testing.md").read_text()
 
 
 def test_every_way_to_misbehave_is_documented_in_its_own_words():

@@ -183,7 +183,7 @@ class Guard:
 
     @classmethod
     def from_env(cls, path: Path | str | None = None) -> Guard:
-        """Return a guard set up by ``X402GUARD_*`` variables and ``x402guard.toml``; see ``docs/settings.md``.
+        """Return a guard set up by ``X402GUARD_*`` variables and ``x402guard.toml``; see ``docs/reference/settings.md``.
 
         The private key is read once and removed from the environment, so that no child process inherits it. Raises
         ``ConfigError`` naming the setting.

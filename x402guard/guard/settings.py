@@ -1,4 +1,4 @@
-"""Every setting, from the environment and ``x402guard.toml``, listed once. ``docs/settings.md`` is checked against this."""
+"""Every setting, from the environment and ``x402guard.toml``, listed once. ``docs/reference/settings.md`` is checked against this."""
 
 from __future__ import annotations
 

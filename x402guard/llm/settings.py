@@ -57,7 +57,7 @@ class Metering:
         free: URLs of metered hosts that cost nothing; ``*`` at the end stands for whatever follows.
         fixed_prices: URL of a metered host → what one request costs, in dollars.
         allowances: kind → dollars to hold for each thing that the request's size does not bound; the kinds are those of
-            ``docs/metering.md``.
+            ``docs/reference/metering.md``.
         price_context: which of the book's other prices hold for every call, such as ``{"processing": "batch"}``.
         counter: counts tokens before a call; tiktoken with the vocabularies that it has, when none is given.
         prices: a price book, or the path of one that ``x402guard prices update`` wrote; the bundled one when none is given.
