@@ -361,7 +361,7 @@ def test_what_the_owner_raised_stays_raised_when_the_agent_opens_it_as_before(tm
     ("arguments", "says"),
     [
         (("trip", "nobody"), "there is no session 'nobody'"),
-        (("reset", "run"), "is open, and has nothing to be reset"),
+        (("reset", "run"), "is open; only a tripped session can be reset"),
         (("budget", "set", "run", "lots"), "amount: 'lots' is not a dollar amount"),
         (("budget", "set", "nobody", "$1"), "there is no session 'nobody'"),
     ],
