@@ -78,7 +78,7 @@ def edit(path, sql):
 @pytest.mark.parametrize("what", EDITS)
 def test_a31_an_edited_ledger_is_refused(path, what):
     edit(path, EDITS[what])
-    with pytest.raises(LedgerUnavailable, match="does not add up") as caught:
+    with pytest.raises(LedgerUnavailable, match="is inconsistent") as caught:
         make_guard(f"sqlite:///{path}")
     assert "x402guard verify" in caught.value.advice
     assert not caught.value.money_may_have_moved
@@ -113,13 +113,13 @@ def test_a31_a_ledger_cut_short_is_refused(path, part):
 
 def test_a31_an_emptied_ledger_is_refused(path):
     path.write_bytes(b"")
-    with pytest.raises(LedgerUnavailable, match="was here"):
+    with pytest.raises(LedgerUnavailable, match="existed here"):
         make_guard(f"sqlite:///{path}")
 
 
 def test_a31_a_deleted_ledger_is_no_new_budget(path):
     path.unlink()
-    with pytest.raises(LedgerUnavailable, match="was here and is gone") as caught:
+    with pytest.raises(LedgerUnavailable, match="existed here and is missing") as caught:
         make_guard(f"sqlite:///{path}")
     assert "-lock" in caught.value.advice
     assert not path.exists()
