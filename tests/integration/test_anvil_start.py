@@ -316,7 +316,7 @@ def test_the_testnet_runs_on_anvil_and_takes_it_along(script, tmp_path, number):
 @pytest.mark.chain
 def test_the_demo_agrees_with_the_chain_on_anvil(tmp_path):
     out, complaints = x402guard("demo", "--engine", "anvil", cwd=tmp_path, anvil=needs_anvil()).communicate(timeout=100)
-    assert "Books and chain agree to the atomic unit: 912345 units counted." in out, complaints
+    assert "Ledger and chain agree to the atomic unit: 912345 units counted." in out, complaints
     assert "refused before signing" in out
     assert list(tmp_path.iterdir()) == []
 
