@@ -1,7 +1,7 @@
-"""The tokens we trust: what each is called, how it divides, what it is worth, and which domain it signs under.
+"""Defines the trusted tokens: symbol, decimals, dollar value, and EIP-712 domain.
 
 An offer names a token by network and address only. Decimals, EIP-712 name and version, and the dollar value come from
-here and never from the offer: a server that could choose them could hide a thousand dollars in a cent.
+this registry and never from the offer: a server that could choose them could make a thousand dollars look like a cent.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ TransferMethod = Literal["eip3009", "permit2"]
 
 _CAIP2 = re.compile(r"eip155:(0|[1-9][0-9]{0,18})", re.ASCII)
 
-# x402 v1 names its networks; v2 numbers them by CAIP-2. A rule for one has to bind the other.
+# x402 v1 uses network names, v2 uses CAIP-2 ids. A rule for one form must also apply to the other.
 _V1_CHAIN_IDS: Final = MappingProxyType(
     {
         "abstract": 2741, "abstract-testnet": 11124, "avalanche": 43114, "avalanche-fuji": 43113, "base": 8453,
@@ -32,14 +32,14 @@ _V1_CHAIN_IDS: Final = MappingProxyType(
 )  # fmt: skip
 
 V1_NAMES: Final = tuple(_V1_CHAIN_IDS)
-"""The networks that x402 v1 has names for."""
+"""The network names of x402 v1."""
 
 TEST_NETWORKS: Final = frozenset(
     f"eip155:{chain}"
     for chain in (51, 1328, 2201, 10143, 11124, 31611, 43113, 72344, 80002, 84532, 181228, 421614, 5042002, 11142220,
                   11155111, 11155420, 1444673419)
 )  # fmt: skip
-"""Networks whose money is worth nothing. A policy that names no networks allows these and no others."""
+"""Networks whose tokens have no value. A policy without ``networks`` allows only these."""
 
 
 def resolve_network(name: str) -> str | None:
@@ -65,12 +65,12 @@ class Asset:
     Args:
         network: CAIP-2 (``"eip155:84532"``) or an x402 v1 name.
         address: the token's contract.
-        symbol: for people only.
+        symbol: the name shown in reports; it has no other use.
         decimals: atomic units in one token, as a power of ten (0 to 36).
         name: EIP-712 domain name of the contract.
         version: EIP-712 domain version of the contract.
-        usd: what one whole token is counted as, in US dollars.
-        methods: how it can be moved by signature.
+        usd: the value of one whole token, in US dollars.
+        methods: the signature methods that can move it.
 
     Raises ``ConfigError`` naming the field that is wrong.
     """
@@ -105,7 +105,7 @@ class Asset:
         except (TypeError, ValueError) as error:
             raise ConfigError(str(error)) from error
         if peg == 0:
-            raise ConfigError("Asset.usd: a token that is worth nothing cannot be counted; give its value in dollars")
+            raise ConfigError("Asset.usd: a token without value cannot be counted; give its value in dollars")
         object.__setattr__(self, "network", network)
         object.__setattr__(self, "address", address)
         object.__setattr__(self, "methods", methods)
@@ -122,7 +122,7 @@ class Asset:
         return chain_id_of(self.network)
 
     def value_nanos(self, atomic: int) -> Nanos:
-        """Return what *atomic* units are worth in nano-dollars, rounded up."""
+        """Return the value of *atomic* units in nano-dollars, rounded up."""
         return atomic_to_nanos(atomic, decimals=self.decimals, peg_nanos=dollars_to_nanos(self.usd))
 
 
@@ -165,14 +165,14 @@ BUILT_IN: Final = (
     _permit2_only(72344, "0x33ad9e4BD16B69B5BFdED37D8B5D9fF9aba014Fb", "SBC", 6, "Stable Coin"),
     _permit2_only(723487, "0x33ad9e4BD16B69B5BFdED37D8B5D9fF9aba014Fb", "SBC", 6, "Stable Coin"),
 )
-"""Dollar tokens known from the start. What an owner adds to ``Guard(assets=…)`` stands beside these."""
+"""The built-in dollar tokens. ``Guard(assets=…)`` adds more."""
 
 
 class AssetRegistry:
-    """Looks tokens up by network and contract address, and by nothing else.
+    """Looks up tokens by network and contract address only.
 
     Args:
-        added: tokens beside the built-in ones; one that names the same network and address replaces it.
+        added: tokens in addition to the built-in ones; one with the same network and address replaces a built-in one.
     """
 
     def __init__(self, added: Iterable[Asset] = ()) -> None:

@@ -1,31 +1,31 @@
-"""Every error x402guard raises. The first question each one answers: is money at risk?
+"""Defines every error that x402guard raises. Each one says first whether money is at risk.
 
 ::
 
     X402GuardError
     ├── ConfigError              a setting is wrong; nothing was sent
-    ├── PaymentRefused           we said no; nothing was signed
-    │   ├── BudgetExhausted      it does not fit into what is left
-    │   ├── LoopDetected         the same call, again and again
-    │   ├── SpendSpike           a step that costs far more than those before it
-    │   ├── VelocityExceeded     too much in too short a time
-    │   ├── CircuitOpen          this payee, host or tool keeps failing
-    │   ├── PolicyDenied         a rule of the owner's policy
-    │   ├── ApprovalDenied       a person said no, or nothing
+    ├── PaymentRefused           the guard refused; nothing was signed
+    │   ├── BudgetExhausted      the amount does not fit into the budget that is left
+    │   ├── LoopDetected         the same call was repeated too often
+    │   ├── SpendSpike           a step costs far more than the steps before it
+    │   ├── VelocityExceeded     too much was spent in too short a time
+    │   ├── CircuitOpen          this payee, host or tool failed repeatedly
+    │   ├── PolicyDenied         a rule of the owner's policy refused
+    │   ├── ApprovalDenied       an approver denied it, or no approver answered in time
     │   ├── NoAcceptableOffer    none of several offers may be paid
-    │   ├── SessionTripped       the session is latched until its owner resets it
+    │   ├── SessionTripped       the session is tripped until its owner resets it
     │   ├── SessionClosed        the session has ended
-    │   ├── Unpriced             nothing is known that says what this costs
-    │   └── NeedsReview          a person has to look first
+    │   ├── Unpriced             the cost is unknown
+    │   └── NeedsReview          a person has to review it first
     ├── ProtocolError            the peer broke the protocol; nothing was signed
-    ├── CallTimeout              our own time limit; what was held stays held
-    ├── SettlementUncertain      a signature is out and stands as a liability
-    │   └── PaidNotDelivered     the chain took the money and no answer came
-    ├── SignerError              the key refused; the hold was voided
-    ├── LedgerUnavailable        the books cannot be written, so nothing is signed
-    └── IllegalTransition        a bug of ours: the ledger's table forbids this step
+    ├── CallTimeout              a time limit of the guard ran out; the hold stays held
+    ├── SettlementUncertain      a signed payment was sent and may still be taken
+    │   └── PaidNotDelivered     the chain took the money, but no answer came
+    ├── SignerError              the signer refused; the hold was voided
+    ├── LedgerUnavailable        the ledger cannot be written, so nothing is signed
+    └── IllegalTransition        a bug in x402guard: the ledger's table forbids this step
 
-None of them is a subclass of an HTTP library's error, so a retry loop around network failures never pays twice by accident.
+None of them is a subclass of an HTTP library's error, so a retry loop for network errors never pays twice by accident.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ Retry = Literal["no", "later", "same_request", "after_change"]
 
 
 class X402GuardError(Exception):
-    """The root of every error of this library.
+    """The base class of every error of this library.
 
     Attributes, on the class or the instance:
         code: a stable machine-readable word.
-        phase: how far the request had come.
-        money_may_have_moved: True where a signature may be spendable or spent.
-        retry: ``no``; ``later`` (the same call may pass when time has gone by); ``same_request`` (asking again is safe and
-            re-presents the same payment); ``after_change`` (of a setting, or of the request).
-        advice: one sentence on what to do next.
-        request: the HTTP request it belongs to, where there is one (the HTTP library's own object).
+        phase: the phase that the request had reached.
+        money_may_have_moved: True if a signed payment may be taken or was taken.
+        retry: ``no``; ``later`` (the same call may pass later); ``same_request`` (repeating the request is safe and
+            presents the same payment again); ``after_change`` (of a setting, or of the request).
+        advice: what to do next.
+        request: the HTTP request of the error as the HTTP library's own object, or None.
     """
 
     code: ClassVar[str] = "x402guard_error"
@@ -66,11 +66,11 @@ class X402GuardError(Exception):
             self.advice = advice
 
     def as_tool_result(self, tool_use_id: str, *, dialect: Dialect | None = None) -> dict[str, Any]:
-        """Return this error as the result of the tool call that it ended, for the model to read.
+        """Return this error as the result of the failed tool call, for the model to read.
 
-        *dialect* is whose message it is: ``anthropic`` (a ``tool_result`` block), ``openai`` (a message of the role ``tool``) or
-        ``openai_responses`` (a ``function_call_output``). Without, the id tells: OpenAI's begin with ``call_`` or ``fc_``. Raises
-        ``ValueError`` for an id that is empty and a dialect that is not known.
+        *dialect* is the message format: ``anthropic`` (a ``tool_result`` block), ``openai`` (a message with the role
+        ``tool``) or ``openai_responses`` (a ``function_call_output``). Without it, ids that begin with ``call_`` or
+        ``fc_`` are OpenAI's, all others Anthropic's. Raises ``ValueError`` for an empty id or an unknown dialect.
         """
         told: dict[str, Any] = {"error": self.code, "message": str(self), "advice": self.advice, "retry": self.retry}
         wait_s = getattr(self, "retry_after", None)
@@ -81,7 +81,7 @@ class X402GuardError(Exception):
         return as_tool_result(tool_use_id, told, dialect)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle without the request, which may hold sockets and headers."""
+        """Pickle without the request, which may contain sockets and headers."""
         state = {name: value for name, value in self.__dict__.items() if name != "request"}
         return _rebuild, (type(self), self.args, state)
 
@@ -94,7 +94,7 @@ def _rebuild(kind: type[X402GuardError], args: tuple[Any, ...], state: dict[str,
 
 
 class ConfigError(X402GuardError):
-    """A setting is missing or wrong; raised before anything is sent."""
+    """A setting is missing or wrong. Raised before anything is sent."""
 
     code = "config_error"
     phase: Phase = "configuration"
@@ -103,14 +103,14 @@ class ConfigError(X402GuardError):
 
 
 class PaymentRefused(X402GuardError):
-    """The guard said no, and nothing was signed. Built with amounts in nano-dollars, it shows them in dollars.
+    """The guard refused, and nothing was signed. The constructor takes nano-dollars, the attributes are dollars.
 
     Attributes:
-        rule: the rule that decided, as it stands in the report.
-        requested: dollars asked for, exact, or None where no price was known.
-        available: dollars the rule would have let pass, exact, or None where it is not about an amount.
+        rule: the rule that refused, as named in the report.
+        requested: the requested amount in dollars, exact; None if no price is known.
+        available: the amount in dollars that the rule would allow, exact; None if the rule is not about an amount.
         session: the id of the session that refused.
-        retry_after: seconds after which the same call may pass, or None where that is not known.
+        retry_after: seconds after which the same call may pass; None if unknown.
     """
 
     code = "payment_refused"
@@ -137,21 +137,21 @@ class PaymentRefused(X402GuardError):
         self.session = session
 
     def amounts(self) -> dict[str, str]:
-        """Return ``requested`` and ``available`` as decimal dollar strings, leaving out what is not known."""
+        """Return ``requested`` and ``available`` as decimal dollar strings, without unknown ones."""
         known = {"requested": self.requested, "available": self.available}
         return {name: format(value, "f") for name, value in known.items() if value is not None}
 
 
 class BudgetExhausted(PaymentRefused):
-    """The amount does not fit into what a budget on the path has left. A smaller payment may still pass."""
+    """The amount does not fit into the rest of a budget on the path. A smaller payment may still pass."""
 
     code = "budget_exhausted"
     phase: Phase = "ledger"
-    advice = "Nothing was paid. Finish with what you have, or ask the owner for a larger budget."
+    advice = "Nothing was paid. Finish the task with what you have, or ask the owner for a larger budget."
 
 
 class LoopDetected(PaymentRefused):
-    """The same call was made more often than the loop rule allows; the session is latched."""
+    """The same call was made more often than the loop rule allows; the session is tripped."""
 
     code = "loop_detected"
     phase: Phase = "ledger"
@@ -166,7 +166,7 @@ class SpendSpike(PaymentRefused):
 
 
 class VelocityExceeded(PaymentRefused):
-    """Too much was spent in too short a time; it passes again when the window has moved on."""
+    """Too much was spent in too short a time. The call may pass again after ``retry_after`` seconds."""
 
     code = "velocity_exceeded"
     phase: Phase = "ledger"
@@ -174,7 +174,7 @@ class VelocityExceeded(PaymentRefused):
 
 
 class CircuitOpen(PaymentRefused):
-    """This payee, host or tool has failed repeatedly and is given a rest."""
+    """This payee, host or tool has failed repeatedly, and its circuit is open for some time."""
 
     code = "circuit_open"
     retry: Retry = "later"
@@ -187,7 +187,7 @@ class PolicyDenied(PaymentRefused):
 
 
 class ApprovalDenied(PaymentRefused):
-    """A person denied this payment, or did not answer in time."""
+    """An approver denied this call, or no approver answered in time."""
 
     code = "approval_denied"
 
@@ -200,7 +200,7 @@ class NoAcceptableOffer(PaymentRefused):
 
 
 class SessionTripped(PaymentRefused):
-    """The session is latched: nothing is signed in it until its owner resets it."""
+    """The session is tripped: nothing is signed in it until its owner resets it."""
 
     code = "session_tripped"
     phase: Phase = "ledger"
@@ -208,7 +208,7 @@ class SessionTripped(PaymentRefused):
 
 
 class SessionClosed(PaymentRefused):
-    """The session has ended; open it again by its id, or open another."""
+    """The session has ended. Open it again by its id, or open another one."""
 
     code = "session_closed"
     phase: Phase = "ledger"
@@ -216,19 +216,19 @@ class SessionClosed(PaymentRefused):
 
 
 class Unpriced(PaymentRefused):
-    """Nothing known says what this would cost, so it cannot be held."""
+    """The cost is unknown, so no hold can be written."""
 
     code = "unpriced"
 
 
 class NeedsReview(PaymentRefused):
-    """A person has to look at this before it can go on."""
+    """A person has to review this before it can continue."""
 
     code = "needs_review"
 
 
 class ProtocolError(X402GuardError):
-    """The peer sent something that the x402 protocol does not allow; nothing was signed.
+    """The peer sent something that the x402 protocol does not allow. Nothing was signed.
 
     Attributes:
         field: the header or field that is wrong.
@@ -244,42 +244,44 @@ class ProtocolError(X402GuardError):
 
 
 class CallTimeout(X402GuardError):
-    """Our own time limit ran out; what was held stays held, or is booked in full.
+    """A time limit of the guard ran out. The hold stays held, or its ceiling is captured.
 
     Attributes:
-        hold_id: the hold in the ledger, where there is one.
-        deadline: unix time in seconds after which the signature is worthless, where there is one.
+        hold_id: the hold in the ledger, or None.
+        deadline: unix time in seconds after which the signature is worthless, or None.
     """
 
     code = "call_timeout"
     phase: Phase = "settlement"
     money_may_have_moved = True
     retry: Retry = "no"
-    advice = "What it may have cost is booked. Asking again is a new call; a longer limit is policy.timeouts."
+    advice = (
+        "Its ceiling counts against the budget. A repeated call is a new call; policy.timeouts sets the time limits."
+    )
     hold_id: str | None = None
     deadline: int | None = None
 
 
 class SettlementUncertain(X402GuardError):
-    """A signed payment is out and nobody has said whether it was taken; it counts in full until that is known.
+    """A signed payment was sent and its outcome is unknown. It counts in full until the outcome is known.
 
-    Asking again means: the same request (``.request`` is it, without the payment), in the same session, before the deadline. That
-    presents the same payment.
+    To ask again, repeat the same request (``.request``, without the payment) in the same session before the deadline.
+    That presents the same payment again.
 
     Attributes:
         hold_id: the hold in the ledger.
         deadline: unix time in seconds after which the signature is worthless.
-        amount: dollars that may be taken at most; None where it is not known here.
-        payee, network: whom it pays, and where (CAIP-2); "" where it is not known here.
-        place: method and URL that it was for, without the query; "" where it is not known here.
-        payment_id: the ``payment-identifier`` that went with it, and goes with it again; None where the server takes none.
+        amount: the ceiling of the payment in dollars; None if unknown here.
+        payee, network: the paid address and its network (CAIP-2); "" if unknown here.
+        place: the method and URL of the request, without the query; "" if unknown here.
+        payment_id: the ``payment-identifier`` that is sent each time; None if the server does not use it.
     """
 
     code = "settlement_uncertain"
     phase: Phase = "settlement"
     money_may_have_moved = True
     retry: Retry = "same_request"
-    advice = "Ask again with the same request: it re-presents the same payment and never signs a second one."
+    advice = "Repeat the same request: it presents the same payment again and never signs a second one."
 
     def __init__(
         self,
@@ -304,15 +306,15 @@ class SettlementUncertain(X402GuardError):
 
 
 class PaidNotDelivered(SettlementUncertain):
-    """The chain shows that the money was taken, and no answer came. Raised once: the next call may buy again."""
+    """The chain shows that the money was taken, but no answer came. Raised once; the next call may buy again."""
 
     code = "paid_not_delivered"
     retry: Retry = "no"
-    advice = "The payment is captured. Take it up with the payee; asking again is a new purchase."
+    advice = "The payment is captured. Contact the payee; repeating the call is a new purchase."
 
 
 class SignerError(X402GuardError):
-    """The key refused to sign; the hold was voided and nothing can be spent."""
+    """The signer refused to sign. The hold was voided, and nothing can be taken."""
 
     code = "signer_error"
     phase: Phase = "signing"
@@ -321,7 +323,7 @@ class SignerError(X402GuardError):
 
 
 class LedgerUnavailable(X402GuardError):
-    """The books cannot be read or written, so nothing is signed."""
+    """The ledger cannot be read or written, so nothing is signed."""
 
     code = "ledger_unavailable"
     phase: Phase = "ledger"
@@ -330,7 +332,7 @@ class LedgerUnavailable(X402GuardError):
 
 
 class IllegalTransition(X402GuardError):
-    """The ledger's table has no such step: a bug in x402guard, or in a store."""
+    """The ledger's table forbids this step: a bug in x402guard or in a store."""
 
     code = "illegal_transition"
     phase: Phase = "ledger"
@@ -341,16 +343,16 @@ Dialect = Literal["anthropic", "openai", "openai_responses"]
 
 
 def as_tool_result(tool_use_id: str, told: Mapping[str, Any], dialect: Dialect | None = None) -> dict[str, Any]:
-    """Return what is *told* as the result of a tool call that failed.
+    """Return the facts *told* as the result of a failed tool call.
 
-    Without a *dialect* the id tells: OpenAI's begin with ``call_`` or ``fc_``. Raises ``ValueError`` for an id that is empty and a
-    dialect that is not known.
+    Without a *dialect*, ids that begin with ``call_`` or ``fc_`` are OpenAI's, all others Anthropic's. Raises
+    ``ValueError`` for an empty id or an unknown dialect.
     """
     if not isinstance(tool_use_id, str) or not tool_use_id:
         raise ValueError(f"tool_use_id: {tool_use_id!r} is not the id of a tool call; take it from the model's request")
     if dialect is None:
         dialect = "openai" if tool_use_id.startswith(("call_", "fc_")) else "anthropic"
-    text = json.dumps(dict(told), ensure_ascii=False).encode("utf-8", "replace").decode()  # no halves of characters
+    text = json.dumps(dict(told), ensure_ascii=False).encode("utf-8", "replace").decode()  # replaces lone surrogates
     match dialect:
         case "anthropic":
             return {"type": "tool_result", "tool_use_id": tool_use_id, "is_error": True, "content": text}
@@ -359,4 +361,4 @@ def as_tool_result(tool_use_id: str, told: Mapping[str, Any], dialect: Dialect |
         case "openai_responses":
             return {"type": "function_call_output", "call_id": tool_use_id, "output": text}
         case _:
-            raise ValueError(f"dialect: {dialect!r} is none of {', '.join(get_args(Dialect))}")
+            raise ValueError(f"dialect: {dialect!r} is not one of {', '.join(get_args(Dialect))}")

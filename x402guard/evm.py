@@ -1,4 +1,4 @@
-"""The little of Ethereum that the core needs: Keccak-256 and addresses with their checksum."""
+"""Provides the Ethereum parts that the core needs: checksummed addresses and normalised signatures."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def checksum_address(raw: bytes) -> Address:
 def parse_address(text: str) -> Address:
     """Return *text* as an ``Address``.
 
-    All-lower and all-upper hex is taken as it is; mixed case must be the right EIP-55 checksum, because one mistyped or
-    swapped letter is what the checksum exists to catch. Raises ``ValueError`` otherwise.
+    All-lower and all-upper hex is accepted; mixed case must be the correct EIP-55 checksum, which detects mistyped and
+    swapped letters. Raises ``ValueError`` otherwise.
     """
     if not isinstance(text, str) or not _HEX_ADDRESS.fullmatch(text):
         raise ValueError(f"{str(text)[:60]!r} is not an address: 0x and forty hex digits")
@@ -48,10 +48,10 @@ _ORDER: Final = 0xFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFEBAAEDCE6AF48A03BBFD25E8CD03641
 
 
 def normalise_signature(signature: bytes) -> bytes:
-    """Return a recoverable signature with low s and v 27 or 28, whatever form it came in.
+    """Return a recoverable signature in the form with low s, and v 27 or 28.
 
-    (r, s) and (r, −s) are two encodings of one authorization; the books never look at either, and tokens take one of them.
-    Raises ``ValueError`` for what is no 65-byte signature: a signer that returned it has signed something all the same.
+    (r, s) and (r, −s) are two encodings of one authorization; tokens accept only one of them. Raises ``ValueError`` for
+    anything that is not a valid 65-byte signature; the signer that returned it may still have signed something.
     """
     if len(signature) != 65:
         raise ValueError(f"a signature has 65 bytes, not {len(signature)}")

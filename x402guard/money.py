@@ -1,7 +1,7 @@
-"""Money as integers: nano-dollars for the books, atomic units for tokens.
+"""Represents money as integers: nano-dollars in the ledger, atomic units for tokens.
 
-One nano-dollar is 1e-9 US dollars. Everything that rounds rounds up, against the spender, so that a budget can be
-under-used by a nano-dollar and never over-used. A float raises: 0.1 is not a tenth of a dollar.
+One nano-dollar is 1e-9 US dollars. Every rounding is up, so that a budget may be under-used by a nano-dollar and is
+never over-used. Floats are refused, because the float 0.1 is not exactly a tenth of a dollar.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ Nanos = NewType("Nanos", int)
 """Nano-dollars: an integer number of 1e-9 US dollars."""
 
 Dollars = str | int | Decimal
-"""What a user may write for an amount: ``"$1.50"``, ``"1.50"``, ``Decimal("1.50")`` or ``2`` (whole dollars)."""
+"""An amount as a user may write it: ``"$1.50"``, ``"1.50"``, ``Decimal("1.50")`` or ``2`` (whole dollars)."""
 
 NANOS_PER_DOLLAR: Final = 1_000_000_000
 MAX_NANOS: Final = Nanos(10**18)
-"""One billion dollars: the largest amount or limit the books take, so that any sum of a few fits a signed 64-bit column."""
+"""One billion dollars: the largest amount or limit in the ledger. Sums of several fit a signed 64-bit column."""
 
 _MOST_PLACES: Final = 100
 
@@ -28,8 +28,9 @@ _AMOUNT = re.compile(r"\$?(?P<whole>[0-9]{1,12})(?:\.(?P<part>[0-9]{1,9}))?", re
 def dollars_to_nanos(amount: Dollars, *, field: str = "amount") -> Nanos:
     """Return *amount* (US dollars, at most nine decimal places, not negative) in nano-dollars, exactly.
 
-    ``field`` names the argument in the error. Raises ``TypeError`` for a float or any other type, and ``ValueError`` for
-    text that is no dollar amount, a negative amount, more than nine decimal places or more than a billion dollars.
+    ``field`` names the argument in the error. Raises ``TypeError`` for a float or any other type, and ``ValueError``
+    for text that is not a dollar amount, a negative amount, more than nine decimal places or more than a billion
+    dollars.
     """
     if isinstance(amount, bool) or not isinstance(amount, (str, int, Decimal)):
         shown = _as_text(amount) if isinstance(amount, float) else "1.50"
@@ -49,14 +50,14 @@ def dollars_to_nanos(amount: Dollars, *, field: str = "amount") -> Nanos:
 
 
 def _as_text(amount: float) -> str:
-    """Return what somebody who wrote a float may have meant: the decimal that it was written as, to nine places."""
+    """Return the decimal that the user of a float probably meant, rounded to nine places, for the error message."""
     if not 0 <= amount <= MAX_NANOS // NANOS_PER_DOLLAR:
         return "1.50"
     return format_dollars(round(Decimal(repr(amount)) * NANOS_PER_DOLLAR))
 
 
 def _written(amount: Dollars) -> str:
-    """Return an amount as text, where that is short: 1E-400000000 and ten to the five thousandth are no amounts."""
+    """Return an amount as short text. Numbers such as 1E-400000000 and 10**5000 are not written out."""
     if isinstance(amount, int):
         return str(amount) if abs(amount) <= MAX_NANOS else "a number of many digits"
     if not isinstance(amount, Decimal):
@@ -79,11 +80,11 @@ def format_dollars(nanos: int) -> str:
 
 
 def atomic_to_nanos(atomic: int, *, decimals: int, peg_nanos: int = NANOS_PER_DOLLAR) -> Nanos:
-    """Return what *atomic* units of a token are worth in nano-dollars, rounded up.
+    """Return the value of *atomic* units of a token in nano-dollars, rounded up.
 
-    ``decimals`` is the token's; ``peg_nanos`` is what one whole token is worth, in nano-dollars. The result may be above
-    ``MAX_NANOS``: who holds it has to refuse it. Raises ``TypeError`` for anything but an ``int``, ``ValueError`` for a
-    negative amount.
+    ``decimals`` is the token's number of decimals; ``peg_nanos`` is the value of one whole token, in nano-dollars. The
+    result may be above ``MAX_NANOS``; the caller has to refuse it. Raises ``TypeError`` for a value that is not an
+    ``int``, ``ValueError`` for a negative amount.
     """
     if type(atomic) is not int:
         raise TypeError(f"atomic units are an int, not {type(atomic).__name__}")

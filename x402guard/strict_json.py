@@ -1,4 +1,4 @@
-"""JSON as a meter reads it: numbers exact, and nothing that two readers could read differently."""
+"""Reads JSON strictly: numbers are exact, and JSON that two readers could read differently is refused."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from typing import Any, Final, NoReturn
 
 _MAX_DIGITS: Final = 400
 _MAX_EXPONENT: Final = 300
-"""What is written back is written as a float."""
+"""Numbers are written back as floats, so their exponent must fit one."""
 
 _MAX_DEPTH: Final = 200
 _BRACKETS: Final = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"?|[\[\]{}]', re.DOTALL)
 
 
 class NotReadable(ValueError):  # noqa: N818 - becomes a refusal, or a ceiling
-    """A body that is not one JSON object that everybody reads alike."""
+    """A body that is not one JSON object with only one possible reading."""
 
 
 def read_object(body: bytes | str) -> dict[str, Any]:
-    """Return the JSON object that *body* is; numbers with a fraction become ``Decimal``.
+    """Return the JSON object in *body*. Numbers with a fraction become ``Decimal``.
 
-    Raises ``NotReadable`` for anything else, and for what readers disagree on: a key that stands twice in one object (one
-    reader takes the first, another the last), NaN and infinities.
+    Raises ``NotReadable`` for anything else, and for JSON that readers disagree on: a key that appears twice in one
+    object (one reader takes the first, another the last), NaN and infinities.
     """
     check_depth(body)
     try:
@@ -41,19 +41,19 @@ def read_object(body: bytes | str) -> dict[str, Any]:
     except ValueError as error:
         raise NotReadable(f"not JSON: {str(error)[:120]}") from None
     if not isinstance(value, dict):
-        raise NotReadable(f"a JSON {type(value).__name__} where an object belongs")
+        raise NotReadable(f"a JSON {type(value).__name__} instead of an object")
     return value
 
 
 def write_object(value: dict[str, Any]) -> bytes:
-    """Return *value* as compact JSON in ASCII; what ``read_object`` read is written back with the same meaning."""
+    """Return *value* as compact ASCII JSON. The result of ``read_object`` keeps its meaning."""
     return json.dumps(value, separators=(",", ":"), default=_number).encode("ascii")
 
 
 def check_depth(body: bytes | str) -> None:
-    """Raise ``NotReadable`` for JSON that is nested more deeply than anybody writes it.
+    """Raise ``NotReadable`` for JSON that is nested more than 200 levels deep.
 
-    Looked at before it is read: the parser goes down with the interpreter where somebody has raised the recursion limit.
+    It is checked before the parser runs: with a raised recursion limit, the parser would crash the interpreter.
     """
     raw = body.encode("utf-8", "surrogatepass") if isinstance(body, str) else body
     if raw.count(b"[") + raw.count(b"{") <= _MAX_DEPTH:
@@ -75,35 +75,35 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         seen = set[str]()
         for key, _ in pairs:
             if key in seen:
-                raise NotReadable(f"the key {key[:60]!r} stands twice in one object")
+                raise NotReadable(f"the key {key[:60]!r} appears twice in one object")
             seen.add(key)
     return found
 
 
 def _decimal(text: str) -> Decimal:
     if len(text) > _MAX_DIGITS:
-        raise NotReadable("a number of hundreds of digits")
+        raise NotReadable("a number with hundreds of digits")
     try:
         number = Decimal(text)
     except ArithmeticError:
-        raise NotReadable("a number beyond all measure") from None
-    # 1e999999999 is eleven characters, and a gigabyte as an integer.
+        raise NotReadable("a number that is out of range") from None
+    # 1e999999999 has eleven characters, but takes a gigabyte as an integer.
     if number and abs(number.adjusted()) > _MAX_EXPONENT:
-        raise NotReadable("a number of hundreds of digits")
+        raise NotReadable("a number with hundreds of digits")
     return number
 
 
 def _integer(text: str) -> int:
     if len(text) > _MAX_DIGITS:
-        raise NotReadable("a number of hundreds of digits")
+        raise NotReadable("a number with hundreds of digits")
     return int(text)
 
 
 def _no_constant(name: str) -> NoReturn:
-    raise NotReadable(f"{name} is no number of JSON")
+    raise NotReadable(f"{name} is not a JSON number")
 
 
 def _number(value: object) -> float:
     if isinstance(value, Decimal):
-        return float(value)  # as every JSON reader takes it; a temperature, never money
+        return float(value)  # as other JSON readers do; it is a temperature or the like, never money
     raise TypeError(f"{type(value).__name__} is not JSON")

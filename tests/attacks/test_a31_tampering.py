@@ -78,7 +78,7 @@ def edit(path, sql):
 @pytest.mark.parametrize("what", EDITS)
 def test_a31_an_edited_ledger_is_refused(path, what):
     edit(path, EDITS[what])
-    with pytest.raises(LedgerUnavailable, match="does not add up") as caught:
+    with pytest.raises(LedgerUnavailable, match="is inconsistent") as caught:
         make_guard(f"sqlite:///{path}")
     assert "x402guard verify" in caught.value.advice
     assert not caught.value.money_may_have_moved
@@ -93,7 +93,7 @@ def test_a31_a_ledger_that_nobody_touched_adds_up(path, most):
     assert list(store.audit(most=most)) == []
     store.close()
     found = CliRunner().invoke(app, ["verify", "--ledger", f"sqlite:///{path}"])
-    assert (found.exit_code, "the books add up" in found.output) == (0, True)
+    assert (found.exit_code, "the ledger is consistent" in found.output) == (0, True)
 
 
 def test_a31_the_sums_of_a_long_ledger_are_looked_at_when_it_is_opened(path):
@@ -113,13 +113,13 @@ def test_a31_a_ledger_cut_short_is_refused(path, part):
 
 def test_a31_an_emptied_ledger_is_refused(path):
     path.write_bytes(b"")
-    with pytest.raises(LedgerUnavailable, match="was here"):
+    with pytest.raises(LedgerUnavailable, match="existed here"):
         make_guard(f"sqlite:///{path}")
 
 
 def test_a31_a_deleted_ledger_is_no_new_budget(path):
     path.unlink()
-    with pytest.raises(LedgerUnavailable, match="was here and is gone") as caught:
+    with pytest.raises(LedgerUnavailable, match="existed here and is missing") as caught:
         make_guard(f"sqlite:///{path}")
     assert "-lock" in caught.value.advice
     assert not path.exists()

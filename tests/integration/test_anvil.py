@@ -103,7 +103,7 @@ def test_an_anvil_that_dies_is_a_clear_error(start):
     assert told["code"] == -32603
     assert told["message"].startswith("AnvilError: anvil gave no answer to eth_blockNumber")
     os.kill(engine.pid, signal.SIGKILL)
-    with pytest.raises(AnvilError, match=r"it ended with code -9 and these words: .*Listening on"):
+    with pytest.raises(AnvilError, match=r"it ended with code -9 and this output: .*Listening on"):
         engine.rpc("eth_blockNumber", [])
     engine.close()
     assert not alive(engine.pid)
@@ -274,7 +274,7 @@ def test_the_clock_does_not_go_back_with_the_blocks(net):
 def test_a_reorganization_of_nothing_or_of_everything_is_refused(net):
     tip = block(net.engine)["hash"]
     for depth in (0, -1):
-        with pytest.raises(ValueError, match="one block at least"):
+        with pytest.raises(ValueError, match="at least one block"):
             net.engine.reorg(depth)
     with pytest.raises(RpcError, match="depth"):
         net.engine.reorg(1000)

@@ -127,7 +127,7 @@ def test_what_is_allowed_in_one_process_is_done_in_another(url, agent, approvals
     assert (code, said) == (0, f"allowed by {operating_user()}: {row['what']}\n")
     done = ended(process)
     assert (done["said"], done["made"], float(done["held"])) == ("ran", 1, 0)
-    assert approvals("list") == (0, "nobody asks anything\n")
+    assert approvals("list") == (0, "no question waits for an answer\n")
 
 
 @pytest.mark.parametrize("what", ["payment", "llm", "tool"])
@@ -146,7 +146,7 @@ def test_two_people_have_to_answer_and_one_of_them_twice_is_one(url, agent, appr
     for name in ("Ann", " ann"):
         assert approvals("allow", key[:8], "--as", name) == (
             0,
-            f"allowed by {name}: crm.wipe; 1 more people have to allow it\n",
+            f"allowed by {name}: crm.wipe; more approvers needed: 1\n",
         )
     assert json.loads(approvals("list", "--json")[1])[0]["yes"] == "1 of 2"
     assert approvals("allow", key, "--as", "Bob")[0] == 0
@@ -160,7 +160,7 @@ def test_the_environment_makes_nobody_of_anybody(url, agent, approvals, monkeypa
     [key] = waiting(url)
     assert f"allowed by {operating_user()}:" in approvals("allow", key)[1]
     monkeypatch.setenv("USER", "bob")
-    assert "1 more people" in approvals("allow", key)[1]
+    assert "approvers needed: 1" in approvals("allow", key)[1]
 
 
 def asked(url, **changes):
@@ -176,10 +176,10 @@ def asked(url, **changes):
 @pytest.mark.parametrize(
     ("question", "says"),
     [
-        ("cd", "nothing waits"),
-        ("", "nothing waits"),
-        ("ab" * 33, "nothing waits"),
-        ("%", "nothing waits"),
+        ("cd", "no question waits"),
+        ("", "no question waits"),
+        ("ab" * 33, "no question waits"),
+        ("%", "no question waits"),
         ("a", "2 questions begin"),
     ],
 )

@@ -141,7 +141,7 @@ def test_the_demo_agrees_with_the_chain(tmp_path):
     done = x402guard("demo", cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "refused before signing" in done.stdout
-    assert "Books and chain agree to the atomic unit: 912345 units counted." in done.stdout
+    assert "Ledger and chain agree to the atomic unit: 912345 units counted." in done.stdout
     assert re.search(r"llm +2 calls +\$0\.002347 +0\.3 %", done.stdout)
     assert re.search(r"tools +4 calls +\$0\.02 +2\.1 %", done.stdout)
     assert re.findall(r"shown (\w+),", done.stdout) == ["raw", "table", "table", "summary"]

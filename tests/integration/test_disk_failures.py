@@ -221,7 +221,7 @@ def _foreign_table(path):
 
 
 FOREIGN = {
-    "another database": (_foreign_table, "something else"),
+    "another database": (_foreign_table, "another program"),
     "text": (lambda path: path.write_text("dear diary, " * 1000), "not a database"),
     "a damaged ledger": (
         lambda path: path.write_bytes(b"SQLite format 3\0" + b"\xff" * 8000),
@@ -260,7 +260,7 @@ def test_a_ledger_of_another_wallet_is_refused_and_stays_its_owners(ledger):
     outcome = refused(lambda: make_guard(f"sqlite:///{ledger}", signer=other), ConfigError)
     facts = ("config_error", "configuration", False, "after_change")
     assert tuple(outcome[name] for name in ("code", "phase", "money_may_have_moved", "retry")) == facts
-    for words in (other.address, Account.from_key(KEY).address, "give each wallet a ledger of its own"):
+    for words in (other.address, Account.from_key(KEY).address, "use a separate ledger for each wallet"):
         assert words in outcome["message"]
     assert _everything(ledger) == before
     with spending(ledger) as (_, http, _, _):
@@ -273,7 +273,7 @@ def test_a_ledger_that_is_moved_away_while_open_is_refused_until_it_is_back(ledg
         ledger.rename(ledger.with_suffix(".away"))
         outcome = refused(lambda: http.get(f"{URL}/2"))
         assert outcome.items() >= UNAVAILABLE.items()
-        assert "put it back" in outcome["message"]
+        assert "restore it" in outcome["message"]
         assert (len(signer.signed), len(shop.payments)) == (1, 1)
         ledger.with_suffix(".away").rename(ledger)
         http.get(f"{URL}/2")

@@ -60,7 +60,7 @@ def test_a_good_file_is_good_and_what_it_says_is_listed(policy):
     code, said = policy("check", "rules.toml", text=GOOD)
     assert code == 0
     for words in (
-        "rules.toml: the policy is good",
+        "rules.toml: the policy is valid",
         "$0.50 a payment",
         "courts.example",
         "'no-films': deny film*",
@@ -128,7 +128,7 @@ def test_a_tool_is_explained(policy, tool, verdict, rule):
     assert f"{tool}: {verdict}" in policy("explain", tool, "--config", "rules.toml", text=GOOD)[1]
 
 
-@pytest.mark.parametrize(("approver", "verdict"), [('approver = "queue"\n', "a person is asked"), ("", "denied")])
+@pytest.mark.parametrize(("approver", "verdict"), [('approver = "queue"\n', "needs approval"), ("", "denied")])
 def test_what_wants_a_person_is_denied_where_the_settings_name_nobody(policy, approver, verdict):
     [line] = json.loads(policy("explain", "delete_user", "--config", "rules.toml", "--json", text=approver)[1])
     assert verdict in line["verdict"]
@@ -166,12 +166,12 @@ def merchant():
 RULES = {
     "paid": ("", "/cents", [("allowed", "")]),
     "v1": ("", "/old", [("allowed", "")]),
-    "free": ("", "/free", [("asks for no payment (status 200)", "")]),
-    "missing": ("", "/nowhere", [("asks for no payment (status 404)", "")]),
+    "free": ("", "/free", [("requires no payment (status 200)", "")]),
+    "missing": ("", "/nowhere", [("requires no payment (status 404)", "")]),
     "cap": (
         GOOD.replace('hosts = ["courts.example"]', ""),
         "/dear",
-        [("a person is asked", "approval"), ("denied", "per_payment_cap")],
+        [("needs approval", "approval"), ("denied", "per_payment_cap")],
     ),
     "host": (GOOD, "/cents", [("denied", "hosts")]),
     "rule": ('[[policy.rules]]\nname = "x"\naction = "deny"\nkinds = ["payment"]', "/cents", [("denied", "x")]),

@@ -163,7 +163,7 @@ def test_list_shows_the_bundled_prices_by_model_and_provider(prices):
     table = prices("list", "GPT-4O-MINI").stdout.splitlines()
     assert table[0].split() == ["provider", "model", "input", "cached_input", "output"]
     assert ["openai", "gpt-4o-mini", "0.15", "0.075", "0.6"] in [line.split() for line in table]
-    assert prices("list", "gpt-99").stdout == "no model of that name has a price\n"
+    assert prices("list", "gpt-99").stdout == "no model with that name has a price\n"
 
 
 # ---- diff ----
@@ -221,7 +221,7 @@ def test_update_writes_the_prices_with_their_hash_and_says_how_to_use_them(price
     written = json.loads((tmp_path / WRITTEN).read_text())
     assert written == wrapped(NEWER)
     assert f"sha256 {written['sha256']}" in done.stdout
-    assert f"written to {WRITTEN}; say prices = " in done.stdout
+    assert f"written to {WRITTEN}; to use it, set prices = " in done.stdout
     assert "X402GUARD_METERING__PRICES" in done.stdout
     found = rows(prices("list", "--json", **IN_USE))
     assert [(row["model"], row["input"]) for row in found] == [("gpt-4o-mini", "0.10"), ("gpt-4o", "2.5")]

@@ -88,7 +88,7 @@ def test_what_is_claimed_is_proven_and_what_is_out_stays_out(owner):
     assert report["settlement"] == {"proven": "0.10", "claimed": "0.00", "assumed": "0.00", "exposed": "0.10"}
     [out] = report["outstanding"]
     assert out["exposed_until"] == out["deadline"]
-    assert "the books add up" in owner.run("verify")
+    assert "the ledger is consistent" in owner.run("verify")
 
 
 def test_a_payment_is_cancelled_by_whoever_pays_the_gas_and_freed_by_the_chain_alone(net, owner):
@@ -119,8 +119,8 @@ def test_what_left_the_wallet_past_the_guard_is_an_alarm_once(net, owner):
     owner.run("reconcile")
     net._confirm(net.token, calldata("transfer(address,uint256)", net.payee, 123_456))
     said = owner.run("reconcile", code=1)
-    assert re.search(r"left the wallet, in no book: \$0\.123456 to 0x", said)
-    assert "in no book" not in owner.run("reconcile")
+    assert re.search(r"left the wallet, not in the ledger: \$0\.123456 to 0x", said)
+    assert "not in the ledger" not in owner.run("reconcile")
 
 
 def test_mistakes_are_said_in_words(net, owner):

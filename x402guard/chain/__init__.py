@@ -1,3 +1,3 @@
-"""JSON-RPC: what a chain shows of a payment."""
+"""Reads payments and wallets from chains over JSON-RPC."""
 
 __all__: list[str] = []

@@ -1,4 +1,4 @@
-"""What a transaction's own calldata settles: which authorization, of whom, to whom, and how much.
+"""Decodes the calldata of settling transactions: which authorization, which payer and payee, and which amount.
 
 Sources: EIP-3009 (transferWithAuthorization), Permit2's SignatureTransfer, the x402 proxies of ``exact`` and ``upto``.
 """
@@ -27,7 +27,7 @@ Arguments = tuple[Any, ...]
 
 
 def amount_settled(intent: Intent, to: str, data: bytes) -> int | None:
-    """Return what a call of *to* settles of *intent*, in atomic units, or None where it is another call, or about another payment."""
+    """Return the amount of *intent* that a call to *to* settles, in atomic units; None for another call or payment."""
     for contract, name, types, amount_of in _settling_calls(intent):
         if to.lower() == contract.lower():
             arguments = _decoded(name, types, data)
@@ -37,7 +37,7 @@ def amount_settled(intent: Intent, to: str, data: bytes) -> int | None:
 
 
 def nonce_settled(token: Address, to: str, data: bytes) -> int | None:
-    """Return the nonce that a call of *to* uses up, if it is a settlement in *token* that we know; it may be anybody's."""
+    """Return the nonce that a call to *to* uses if it is a known settlement in *token*, by any payer; else None."""
     if to.lower() == token.lower():
         for types in _TRANSFERS:
             arguments = _decoded("transferWithAuthorization", types, data)
@@ -53,7 +53,7 @@ def nonce_settled(token: Address, to: str, data: bytes) -> int | None:
 
 
 def _decoded(name: str, types: tuple[str, ...], data: bytes) -> Arguments | None:
-    """Decoding takes what the signature says and ignores bytes behind it: facilitators append a suffix."""
+    """Return a call's arguments, or None for another call. Ignores trailing bytes: facilitators append a suffix."""
     from eth_abi.abi import decode
     from eth_abi.exceptions import DecodingError
 

@@ -1,4 +1,4 @@
-"""What a chain's event logs say: what used a nonce up, and what left the wallet.
+"""Searches a chain's event logs for the use of a nonce, and for the transfers that left the wallet.
 
 Sources: EIP-20 (Transfer), EIP-3009 (AuthorizationUsed, AuthorizationCanceled), Permit2's SignatureTransfer
 (UnorderedNonceInvalidation; it emits nothing when a payment uses a nonce).
@@ -20,17 +20,17 @@ from x402guard.ledger.intent import Intent
 from x402guard.x402.schemes.scheme import PERMIT2
 
 BLOCKS_AT_ONCE: Final = 2_000
-"""How many blocks are asked for logs at once, at most: public nodes take no more."""
+"""The maximum number of blocks in one log query: public nodes accept no more."""
 
 MAX_ASKED: Final = 200
-"""How many such questions one look through the logs asks, at most."""
+"""The maximum number of log queries in one search."""
 
 
 MOST_READ: Final = 100
-"""How many transactions are read to find one payment, at most."""
+"""The maximum number of transactions read to find one payment."""
 
 CLOCKS_APART_S: Final = 600
-"""How far our clock and a chain's may be apart, in seconds, when logs are looked through."""
+"""The maximum difference between the local clock and a chain's clock, in seconds, that a search of logs allows for."""
 
 
 def _topic(event: str) -> str:
@@ -53,9 +53,9 @@ class Block:
 
     @classmethod
     def of(cls, answer: Any) -> Block:
-        """Return the block of a node's answer. Raises ``ChainUnreadable`` where there is none."""
+        """Return the block in a node's answer. Raises ``NodeRefuses`` if there is none."""
         if not isinstance(answer, Mapping):
-            raise NodeRefuses("there is no such block")
+            raise NodeRefuses("the node has no such block")
         return cls("0x" + octets(answer["hash"]).hex(), quantity(answer["number"]), quantity(answer["timestamp"]))
 
 
@@ -72,7 +72,7 @@ class Log:
 
     @classmethod
     def of(cls, answer: Mapping[str, Any]) -> Log:
-        """Return the log of a node's answer; a node that leaves a field out makes no sense (``KeyError``)."""
+        """Return the log in a node's answer. Raises ``KeyError`` if a field is missing."""
         return cls(
             address=str(answer["address"]).lower(),
             topics=tuple("0x" + octets(topic).hex() for topic in answer["topics"]),
@@ -83,18 +83,18 @@ class Log:
         )
 
     def is_transfer(self, token: Address, payer: Address, payee: Address | None = None) -> bool:
-        """True for a Transfer of *token* from *payer*, to *payee* where one is named."""
+        """True for a Transfer of *token* from *payer*, and to *payee* if given."""
         wanted = (_TRANSFER, _padded(payer)) if payee is None else (_TRANSFER, _padded(payer), _padded(payee))
         return self.address == token.lower() and len(self.topics) == 3 and self.topics[: len(wanted)] == wanted
 
     @property
     def amount(self) -> int:
-        """What a Transfer moved, in atomic units."""
+        """The amount of a Transfer, in atomic units."""
         return int.from_bytes(self.data, "big")
 
     @property
     def payee(self) -> Address:
-        """Whom a Transfer went to."""
+        """The receiving address of a Transfer."""
         return checksum_address(bytes.fromhex(self.topics[2][-40:]))
 
 
@@ -103,7 +103,10 @@ def _padded(address: Address) -> str:
 
 
 def block_at(rpc: JsonRpc, time_unix: int, low: int = 0) -> int:
-    """Return the number of the last block from *low* on that is not later than *time_unix* (unix seconds); *low* where all are."""
+    """Return the number of the last block, from *low* on, that is not later than *time_unix* (unix seconds).
+
+    Returns *low* if all of them are later.
+    """
     high = Block.of(rpc.call("eth_getBlockByNumber", "latest", False)).number  # noqa: FBT003 - the RPC's own signature
     while low < high:
         middle = (low + high + 1) // 2
@@ -113,9 +116,9 @@ def block_at(rpc: JsonRpc, time_unix: int, low: int = 0) -> int:
 
 
 def _logs(rpc: JsonRpc, address: str, topics: Sequence[Any], first: int, last: int) -> Iterator[tuple[int, list[Log]]]:
-    """Yield (last block looked at, logs up to it), a stretch at a time; a node that refuses a stretch is asked for less.
+    """Yield (last block searched, logs up to it), one range at a time. After a refusal by a node, the range is halved.
 
-    Whoever needs all of them looks at the last block: it ends after so many questions.
+    It ends after ``MAX_ASKED`` queries, so a caller that needs all logs has to check the last block.
     """
     size, asked = BLOCKS_AT_ONCE, 0
     while first <= last and asked < MAX_ASKED:
@@ -129,27 +132,27 @@ def _logs(rpc: JsonRpc, address: str, topics: Sequence[Any], first: int, last: i
                 raise
             size //= 2
             continue
-        # A node that has not heard of topics must not make its logs ours.
+        # Checked here too, because a node may ignore the filter.
         yield end, [log for log in map(Log.of, found) if log.address == address.lower() and first <= log.block <= end]
         first = end + 1
 
 
 def _all_logs_of(rpc: JsonRpc, address: str, topics: Sequence[Any], first: int, last: int) -> Iterator[Log]:
-    """Yield every log. Raises ``NodeRefuses`` where there is more to look through than one look takes."""
+    """Yield every log. Raises ``NodeRefuses`` if one search does not reach the last block."""
     upto = first - 1
     for end, logs in _logs(rpc, address, topics, first, last):
         yield from logs
         upto = end
     if upto < last:
-        raise NodeRefuses(f"{last - upto} blocks more to look through than one look takes")
+        raise NodeRefuses(f"{last - upto} blocks are left after the log queries that one search may send")
 
 
 def nonce_used(rpc: JsonRpc, intent: Intent, block: Any) -> bool:
-    """True where the payment's nonce is used up as of *block* (a tag, a number, or EIP-1898)."""
+    """True if the payment's nonce is used as of *block* (a tag, a number, or EIP-1898)."""
     if intent.method == "eip3009":
         nonce = intent.nonce.to_bytes(32, "big")
         types = ["address", "bytes32"]
-        # Some tokens answer more than yes and no: an authorization that is cancelled is not unused.
+        # Some tokens return more than 0 and 1: a cancelled authorization is not unused.
         return rpc.view(intent.token, "authorizationState", types, [intent.payer, nonce], block) != 0
     # Permit2 keeps one bit per nonce: the high 248 bits name the word, the low 8 the bit in it.
     word = rpc.view(PERMIT2, "nonceBitmap", ["address", "uint256"], [intent.payer, intent.nonce >> 8], block)
@@ -157,7 +160,7 @@ def nonce_used(rpc: JsonRpc, intent: Intent, block: Any) -> bool:
 
 
 def transaction_in(rpc: JsonRpc, transaction: str) -> tuple[Mapping[str, Any], Mapping[str, Any]] | None:
-    """Return (transaction, receipt), or None where the node does not see both."""
+    """Return (transaction, receipt), or None if the node does not show both."""
     sent = rpc.call("eth_getTransactionByHash", transaction)
     receipt = rpc.call("eth_getTransactionReceipt", transaction)
     return (sent, receipt) if isinstance(sent, Mapping) and isinstance(receipt, Mapping) else None
@@ -166,8 +169,11 @@ def transaction_in(rpc: JsonRpc, transaction: str) -> tuple[Mapping[str, Any], M
 def settlement_in(
     intent: Intent, transaction: str, sent: Mapping[str, Any], receipt: Mapping[str, Any], final: Block
 ) -> Settled | None:
-    """Does this very transaction settle this very payment? By its own calldata, its status and one Transfer log."""
-    # There was no status before Byzantium, and a seller may name any transaction.
+    """Return the settlement of this payment by this transaction, or None.
+
+    Its calldata, its status and exactly one Transfer log have to show it.
+    """
+    # Receipts had no status before Byzantium, and a seller may name any transaction.
     if quantity(receipt.get("status", 0)) != 1:
         return None
     amount = amount_settled(intent, str(sent.get("to")), octets(sent.get("input", "0x")))
@@ -189,9 +195,10 @@ def _transfers(receipt: Mapping[str, Any], intent: Intent) -> list[Log]:
 
 
 def find_cause(rpc: JsonRpc, intent: Intent, held_unix: int, final: Block) -> Settled | Cancelled | None:
-    """Look through the logs for what used a nonce up; None where they do not say.
+    """Search the logs for the transaction that used a nonce; None if they do not show it.
 
-    *held_unix* is when the payment was held, in unix seconds; the look begins a little earlier, as clocks differ.
+    *held_unix* is when the hold was written, in unix seconds. The search starts ``CLOCKS_APART_S`` earlier, because
+    clocks differ.
     """
     first = block_at(rpc, held_unix - CLOCKS_APART_S)
     head = quantity(rpc.call("eth_blockNumber"))
@@ -216,8 +223,8 @@ def _cause_of_authorization(
 
 
 def _settled_by_event(rpc: JsonRpc, intent: Intent, used: Log, final: Block) -> Settled | None:
-    """The token itself says that the authorization was used, in whatever call: all of it moved, in the next Transfer."""
-    # The token's own logs of that block, and no receipt: a seller may fill its transaction with more than anybody reads.
+    """Return the settlement of an ``AuthorizationUsed`` event: the next fitting Transfer, in any kind of call."""
+    # The token's logs of that block, not the receipt: a seller can fill the transaction with more logs than are read.
     asked = [_TRANSFER, _padded(intent.payer), _padded(intent.payee)]
     for log in _all_logs_of(rpc, intent.token, asked, used.block, used.block):
         right = log.transaction == used.transaction and log.amount == intent.amount_atomic
@@ -227,10 +234,10 @@ def _settled_by_event(rpc: JsonRpc, intent: Intent, used: Log, final: Block) -> 
 
 
 def _payment_by_permit(rpc: JsonRpc, intent: Intent, blocks: tuple[int, int, int], final: Block) -> Settled | None:
-    """Look for the payment among the wallet's Transfers to the payee, from the block on in which it was held, nearest first.
+    """Search the wallet's Transfers to the payee for the payment, starting at those nearest to the block of the hold.
 
-    A payee may have been paid thousands of times meanwhile: what is not among the nearest counts at its maximum, and the comparison
-    of the whole wallet finds it.
+    A payee may have been paid thousands of times since then. A payment that is not among the nearest ``MOST_READ``
+    counts at its ceiling, and ``reconcile`` finds it when it compares the whole wallet.
     """
     first, near, head = blocks
     asked = [_TRANSFER, _padded(intent.payer), _padded(intent.payee)]
@@ -252,7 +259,7 @@ def _cancelled_permit(rpc: JsonRpc, intent: Intent, first: int, head: int, final
     log = next((log for log in events if _invalidates(log, intent)), None)
     if log is None:
         return None
-    # The event comes also for a nonce that a payment has used before: only an unused one can be cancelled.
+    # Permit2 emits the event also for a nonce that a payment has used. Only an unused nonce can be cancelled.
     before_unused = log.block > 0 and not nonce_used(rpc, intent, hex(log.block - 1))
     if before_unused and not _paid_in(rpc, intent, log.block):
         return Cancelled(log.transaction, final=log.block <= final.number)
@@ -260,9 +267,9 @@ def _cancelled_permit(rpc: JsonRpc, intent: Intent, first: int, head: int, final
 
 
 def _paid_in(rpc: JsonRpc, intent: Intent, block: int) -> bool:
-    """Did anything go from the wallet to the seller in this block? Asked about it alone: a longer look may not have come so far."""
+    """True if the wallet paid the payee in this block. A separate query: a longer search may not have reached it."""
     asked = [_TRANSFER, _padded(intent.payer), _padded(intent.payee)]
-    # Anybody may move nothing out of any wallet.
+    # Any account can emit a Transfer of 0 from any wallet.
     return any(log.amount for log in _all_logs_of(rpc, intent.token, asked, block, block))
 
 
@@ -276,17 +283,20 @@ def _invalidates(log: Log, intent: Intent) -> bool:
 def outgoing_logs(
     rpc: JsonRpc, token: Address, payer: Address, first: int, last: int
 ) -> Iterator[tuple[int, list[Log]]]:
-    """Yield (last block looked at, the Transfers of *token* that left *payer* up to it), a stretch at a time."""
+    """Yield (last block searched, the Transfers of *token* that left *payer* up to it), one range at a time."""
     for end, logs in _logs(rpc, token, [_TRANSFER, _padded(payer)], first, last):
-        # Anybody may move nothing out of any wallet, and some do so to every wallet that they see.
+        # Any account can emit a Transfer of 0 from any wallet, and some spam every wallet that way.
         yield end, [log for log in logs if log.is_transfer(token, payer) and log.amount]
 
 
 def nonce_behind(rpc: JsonRpc, token: Address, payer: Address, transaction: str, log_index: int) -> int | None:
-    """Return the nonce whose authorization moved a Transfer: by the calldata, or by the token's event before it; else None."""
+    """Return the nonce whose authorization moved a Transfer, by the calldata or the token's event before it; else None.
+
+    Raises ``ChainUnreadable`` if the node does not show the transaction.
+    """
     sent = rpc.call("eth_getTransactionByHash", transaction)
     if not isinstance(sent, Mapping):
-        raise ChainUnreadable(f"transaction {transaction} is in the logs and not to be seen")
+        raise ChainUnreadable(f"transaction {transaction} is in the logs, but the node does not show it")
     nonce = nonce_settled(token, str(sent.get("to")), octets(sent.get("input", "0x")))
     if nonce is not None:
         return nonce

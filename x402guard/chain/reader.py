@@ -1,4 +1,4 @@
-"""Reads over JSON-RPC what became of a payment: nonce, settling transaction, event logs, block time.
+"""Reads the outcome of a payment over JSON-RPC: nonce, settling transaction, event logs, block time.
 
 Sources: EIP-3009 (authorizationState), Permit2's SignatureTransfer (nonceBitmap), EIP-1898 (state at a block's hash).
 """
@@ -36,22 +36,22 @@ R = TypeVar("R")
 Finality = Literal["finalized", "safe"] | int
 
 FUNDS_FRESH_S: Final = 5.0
-"""How long a balance is believed, in seconds."""
+"""How long a cached balance is used, in seconds."""
 
 _HASH: Final = re.compile(r"0x[0-9a-fA-F]{64}", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """How one network is read.
+    """The settings to read one network.
 
     Attributes:
         urls: its JSON-RPC endpoints, asked in turn; one URL or several.
-        finality: which block cannot be undone: ``finalized`` or ``safe`` as the node says, or so many blocks behind the latest.
-            What frees budget is read there.
+        finality: the block that cannot be undone: the node's ``finalized`` or ``safe`` block, or a number of blocks
+            behind the latest. Only this block's state frees budget.
         timeout_s: seconds for one call to one endpoint.
 
-    Raises ``ConfigError`` naming the field. The URLs are not in its repr: most hold an access key.
+    Raises ``ConfigError`` that names the field. The repr omits the URLs, because most contain an access key.
     """
 
     urls: str | Sequence[str]
@@ -65,13 +65,13 @@ class Chain:
         object.__setattr__(self, "urls", urls)
         depth = type(self.finality) is int and self.finality >= 0
         if self.finality not in ("finalized", "safe") and not depth:
-            raise ConfigError(f"finality: {self.finality!r} is none of 'finalized', 'safe' and a number of blocks")
+            raise ConfigError(f"finality: {self.finality!r} is not 'finalized', 'safe' or a number of blocks")
         if (
             isinstance(self.timeout_s, bool)
             or not isinstance(self.timeout_s, (int, float))
             or not 0 < self.timeout_s <= 60
         ):
-            raise ConfigError(f"timeout_s: {self.timeout_s!r} is no number of seconds up to 60")
+            raise ConfigError(f"timeout_s: {self.timeout_s!r} is not a number of seconds above 0 and up to 60")
 
     def __repr__(self) -> str:
         return f"Chain({len(self.urls)} endpoints, finality={self.finality!r})"
@@ -82,10 +82,10 @@ class RpcChainReader:
 
     Args:
         chains: network (CAIP-2 or v1 name) → URL, several URLs, or a ``Chain``.
-        monotonic_s: a clock in seconds, for how old a cached balance is.
-        pause: waits so many seconds, between two rounds of asking.
+        monotonic_s: a monotonic clock in seconds, for the age of a cached balance.
+        pause: waits that many seconds between two rounds over the endpoints.
 
-    Raises ``ConfigError`` for a network or URL that is none.
+    Raises ``ConfigError`` for an invalid network or URL.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class RpcChainReader:
         )
 
     def funds(self, network: str, token: Address, owner: Address) -> Funds | None:
-        """See ``ChainReader.funds``. Believed for five seconds. Raises ``ConfigError`` where an endpoint serves another chain."""
+        """See ``ChainReader.funds``. Cached for 5 s. Raises ``ConfigError`` if an endpoint serves another chain."""
         key = (network, token, owner)
         cached = self._funds.get(key)
         if cached is not None and self._monotonic() - cached[0] < FUNDS_FRESH_S:
@@ -148,14 +148,14 @@ class RpcChainReader:
 
         def look(rpc: JsonRpc) -> Transfers:
             final = _final_block(rpc, self._finality[network])
-            # From the ledger's own first second on: what the wallet did before is no business of this ledger's.
+            # From the ledger's first second on: earlier transfers of the wallet do not concern this ledger.
             first = (block_at(rpc, since_unix - 1) if after is None else after) + 1
             upto, found, endpoint = first - 1, [], rpc.endpoint
             for end, logs in outgoing_logs(rpc, token, payer, first, final.number):
                 found += [OutgoingTransfer(log.transaction, log.index, log.payee, log.amount) for log in logs]
                 upto = end
             if rpc.endpoint != endpoint:
-                raise ChainUnreadable("another endpoint had to be asked in the midst of it, which may stand elsewhere")
+                raise ChainUnreadable("the endpoint changed during the read, and the other one may be at another block")
             return Transfers(max(upto, 0), tuple(found), complete=upto >= final.number)
 
         return self._readable(network, look)
@@ -177,7 +177,7 @@ class RpcChainReader:
         except (ChainUnreadable, ConfigError) as error:
             return Unreadable(str(error), alone=isinstance(error, PaymentUnreadable))
         except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
-            return Unreadable(f"an answer of the RPC makes no sense: {type(error).__name__}", alone=True)
+            return Unreadable(f"an answer of the RPC endpoint is invalid: {type(error).__name__}", alone=True)
 
     def close(self) -> None:
         """See ``ChainReader.close``."""
@@ -193,7 +193,7 @@ def _as_chain(name: str, given: str | Sequence[str] | Chain) -> Chain:
     try:
         return Chain(given)
     except ConfigError:
-        # The URL itself is not repeated: most hold an access key.
+        # The message omits the URL, because most contain an access key.
         raise ConfigError(f"chains[{name!r}]: not an http:// or https:// URL of a JSON-RPC endpoint") from None
 
 
@@ -205,7 +205,7 @@ def _final_block(rpc: JsonRpc, finality: Finality) -> Block:
         return Block.of(rpc.call("eth_getBlockByNumber", finality, False))  # noqa: FBT003
     except NodeRefuses as error:
         raise NodeRefuses(
-            f"no {finality} block ({error}); Chain(urls, finality=…) takes a number of blocks as well"
+            f"no {finality} block ({error}); set a number of blocks instead: Chain(urls, finality=…)"
         ) from error
 
 
@@ -226,19 +226,19 @@ def _read(
     except NodeRefuses as error:
         if not too_late:
             raise PaymentUnreadable(str(error)) from error
-        # It keeps no old logs, or shows no such receipt: nobody will know more than that the nonce is gone.
+        # The node keeps no old logs or shows no such receipt, so only the use of the nonce can ever be known.
         return Used(final=True)
     if cause is None and named and seen is None and not intent.dead_at(final.time):
-        # Whoever wants to show it has until the deadline.
-        raise PaymentUnreadable(f"transaction {transaction} is not to be seen yet")
+        # The transaction may still appear until the deadline.
+        raise PaymentUnreadable(f"transaction {transaction} is not visible yet")
     if cause is None:
         return Used(final=used)
-    # Two nodes may have answered: nothing is final that the state of the final block does not bear out.
+    # Two nodes may have answered: a cause is final only if the state of the final block confirms it.
     return cause if used else replace(cause, final=False)
 
 
 def _seen(rpc: JsonRpc, named: str) -> tuple[Mapping[str, Any], Mapping[str, Any]] | None:
-    """Return the transaction that a seller names, and its receipt. One that no node shows is as good as none: the logs may say more."""
+    """Return the transaction that a seller names, and its receipt; None if no node shows it (the logs still may)."""
     try:
         return transaction_in(rpc, named)
     except NodeRefuses:

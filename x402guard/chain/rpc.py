@@ -1,4 +1,4 @@
-"""JSON-RPC to one network: several endpoints in turn, retries with back-off, one chain id, answers of bounded size."""
+"""Calls JSON-RPC on one network: endpoints in turn, retries with back-off, one chain id, answers of bounded size."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from web3.types import RPCEndpoint
 
 ROUNDS: Final = 2
-"""How often the endpoints of a network are tried in turn, before it counts as out of reach."""
+"""How often the endpoints of a network are tried in turn before it counts as unreachable."""
 
 FIRST_PAUSE_S: Final = 0.1
 """Seconds between the first two rounds; each pause after it is twice as long."""
@@ -29,34 +29,34 @@ FIRST_PAUSE_S: Final = 0.1
 MAX_ANSWER_BYTES: Final = 16 * 1024 * 1024
 
 _SLOWEST: Final = 3
-"""An answer that comes in pieces may take this many times the limit of a call."""
+"""An answer that arrives in pieces may take this many times ``timeout_s``."""
 
 _WORD_DIGITS: Final = 66
 _NUMBER_DIGITS: Final = 78
 
 
-class ChainUnreadable(Exception):  # noqa: N818 - becomes the finding of that name
-    """The chain could not be read: out of reach, or an answer that makes no sense."""
+class ChainUnreadable(Exception):  # noqa: N818 - becomes the finding ``Unreadable``
+    """The chain could not be read: it is unreachable, or an answer is invalid."""
 
 
 class PaymentUnreadable(ChainUnreadable):
-    """One payment could not be read, on a chain that could."""
+    """One payment could not be read, although the chain could."""
 
 
 class RpcClient(httpx.Client):
-    """Our own way to a chain: what guards every client of a process leaves this one alone."""
+    """The HTTP client for chain reads. The instrumentation that guards all clients of a process skips this class."""
 
 
 class JsonRpc:
-    """One network's JSON-RPC endpoints: web3's codec over an httpx client, which closes what it opens.
+    """One network's JSON-RPC endpoints: web3's codec over an httpx client that closes its connections.
 
-    web3's own HTTP provider keeps a session for every thread that ever called it, and gives none of them back.
+    web3's own HTTP provider keeps a session for every thread that ever called it and never closes one.
 
     Args:
-        network: CAIP-2; every endpoint has to serve this chain id.
-        urls: ``http(s)://…``, in the order in which they are asked. One that answered is asked first the next time.
+        network: the CAIP-2 id; every endpoint must serve this chain id.
+        urls: ``http(s)://…``, in the order in which they are asked. The last one that answered is asked first.
         timeout_s: seconds for one call to one endpoint.
-        pause: waits so many seconds between two rounds.
+        pause: waits that many seconds between two rounds.
     """
 
     def __init__(
@@ -70,11 +70,11 @@ class JsonRpc:
         self.network = network
         self._urls = (urls,) if isinstance(urls, str) else tuple(urls)
         for url in self._urls:
-            hide_url(url)  # most hold an access key, and httpx logs every URL whole
+            hide_url(url)  # most URLs contain an access key, and httpx logs every URL in full
         self._timeout_s = timeout_s
         self._first = 0
         self._right: set[str] = set()
-        # Nothing packed: a small answer could unpack to any size.
+        # No compression: a small answer could decompress to any size.
         headers = {"content-type": "application/json", "accept-encoding": "identity"}
         self._http = RpcClient(timeout=timeout_s, headers=headers)
         self._pause = pause
@@ -83,15 +83,16 @@ class JsonRpc:
 
     @property
     def endpoint(self) -> int:
-        """Which of the endpoints answered last."""
+        """The index of the endpoint that answered last."""
         return self._first
 
     def call(self, method: str, *params: Any) -> Any:
         """Return the result of one call.
 
-        Raises ``ChainUnreadable`` where no endpoint gives one, ``ConfigError`` where one of them serves another chain.
+        Raises ``ChainUnreadable`` if no endpoint gives one (``NodeRefuses`` if a node answers with an error), and
+        ``ConfigError`` if an endpoint serves another chain.
         """
-        failure = ChainUnreadable(f"{method}: no endpoint")
+        failure = ChainUnreadable(f"{method}: no endpoint is configured")
         for round_ in range(ROUNDS):
             if round_:
                 self._pause(FIRST_PAUSE_S * 2 ** (round_ - 1))
@@ -108,17 +109,17 @@ class JsonRpc:
                     return result
                 failure = result
             if answered:
-                break  # a node that answers with an error would do so again
+                break  # a node that answered with an error would answer the same again
         raise failure
 
     def _ask(self, url: str, method: str, params: Sequence[Any]) -> tuple[bool, Any]:
-        """Return (True, the result or the node's own error). Raises ``ChainUnreadable`` where nothing came that makes sense."""
+        """Return (True, the result or the node's own error). Raises ``ChainUnreadable`` if no valid answer came."""
         if url not in self._right:
             found = quantity(self._request(url, "eth_chainId", ()))
             if found != chain_id_of(self.network):
                 raise ConfigError(
                     f"chains[{self.network!r}]: the endpoint at {httpx.URL(url).host} serves chain {found}; "
-                    "name one of this network"
+                    "use an endpoint of this network"
                 )
             self._right.add(url)
         try:
@@ -136,11 +137,11 @@ class JsonRpc:
         except ChainUnreadable:
             raise
         except Exception as error:
-            # httpx and web3 raise many kinds here, and every one of them means the same: we do not know.
+            # httpx and web3 raise many error types here, and all of them mean that the answer is unknown.
             raise ChainUnreadable(f"{method}: {type(error).__name__}") from error
         if not isinstance(answer, Mapping) or "result" not in answer:
             problem = answer.get("error") if isinstance(answer, Mapping) else answer
-            # Some nodes repeat the path that they were asked at, which is an access key.
+            # Some nodes repeat the requested path, which contains an access key.
             raise NodeRefuses(f"{method}: {redacted(str(problem))[:200]}")
         return answer["result"]
 
@@ -150,20 +151,20 @@ class JsonRpc:
         with self._http.stream("POST", url, content=body) as response:
             response.raise_for_status()
             if response.headers.get("content-encoding", "identity") != "identity":
-                raise ChainUnreadable("an answer that is packed, which nobody asked for")
+                raise ChainUnreadable("the answer is compressed, although the request did not allow it")
             for piece in response.iter_raw():
                 size += len(piece)
                 if size > MAX_ANSWER_BYTES:
-                    raise NodeRefuses(f"an answer of more than {MAX_ANSWER_BYTES} bytes")
+                    raise NodeRefuses(f"the answer has more than {MAX_ANSWER_BYTES} bytes")
                 if time.monotonic() > give_up:
-                    raise ChainUnreadable(f"an answer that was not whole after {self._timeout_s * _SLOWEST:g} s")
+                    raise ChainUnreadable(f"the answer was not complete after {self._timeout_s * _SLOWEST:g} s")
                 pieces.append(piece)
         return b"".join(pieces)
 
     def _web3_codec(self) -> JSONBaseProvider:
         with self._lock:
             if self._codec is None:
-                from web3.providers.base import JSONBaseProvider as Codec  # heavy: loaded when a chain is first read
+                from web3.providers.base import JSONBaseProvider as Codec  # heavy: loaded at the first chain read
 
                 self._codec = Codec()
             return self._codec
@@ -173,27 +174,30 @@ class JsonRpc:
         self._http.close()
 
     def view(self, contract: Address, name: str, types: Sequence[str], values: Sequence[Any], block: Any) -> int:
-        """Return the one word that a view function of *contract* answers at *block* (a tag, or EIP-1898)."""
+        """Return the one 32-byte word that a view function of *contract* returns at *block* (a tag, or EIP-1898).
+
+        Raises ``ChainUnreadable`` for an answer of another length, and as ``call`` does.
+        """
         from eth_abi.abi import encode
 
         data = "0x" + (selector(name, types) + encode(types, values)).hex()
         raw = octets(self.call("eth_call", {"to": contract, "data": data}, block))
         if len(raw) != 32:
-            raise ChainUnreadable(f"{name} of {contract} answered {len(raw)} bytes, not one word")
+            raise ChainUnreadable(f"{name} of {contract} returned {len(raw)} bytes, not 32")
         return int.from_bytes(raw, "big")
 
 
 class NodeRefuses(ChainUnreadable):
-    """A node that is there, and answers with an error, with nothing, or with more than we read: it would do so again."""
+    """A reachable node answers with an error, with nothing, or with too many bytes, so a repeated call is useless."""
 
 
 def selector(name: str, types: Sequence[str]) -> bytes:
-    """Return the four bytes that stand for a contract's function."""
+    """Return the four-byte selector of a contract's function."""
     return keccak(f"{name}({','.join(types)})".encode())[:4]
 
 
 def octets(value: Any) -> bytes:
-    """Return the bytes that a node's answer means. Raises ``ChainUnreadable`` for what is no hex."""
+    """Return the bytes of a node's hex answer. Raises ``ChainUnreadable`` if it is not hex."""
     try:
         return bytes(value) if isinstance(value, (bytes, bytearray)) else bytes.fromhex(str(value).removeprefix("0x"))
     except ValueError:
@@ -201,7 +205,7 @@ def octets(value: Any) -> bytes:
 
 
 def quantity(value: Any) -> int:
-    """Return the number that a node's answer means, up to 256 bits. Raises ``ChainUnreadable`` for what is none."""
+    """Return the number in a node's answer, up to 256 bits. Raises ``ChainUnreadable`` if it is not one."""
     try:
         number = value if type(value) is int else int(str(value)[: _WORD_DIGITS + 1], 16)
     except ValueError:

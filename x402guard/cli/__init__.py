@@ -1,4 +1,4 @@
-"""The command line: one file a group of commands. Every command takes ``--json`` where it shows something."""
+"""Assembles the command line from one module per group of commands. Commands that show data take ``--json``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ app = typer.Typer(
     help="Budgets that hold: one ledger between an AI agent and its wallet.",
     no_args_is_help=True,
     add_completion=False,
-    pretty_exceptions_enable=False,  # a traceback with local variables is where secrets leak
+    pretty_exceptions_enable=False,  # a traceback with local variables leaks secrets
 )
 
 
@@ -56,7 +56,7 @@ app.command("doctor")(doctor.doctor)
 
 
 def main() -> None:
-    """Run the command line. An error of ours is one line and its advice on stderr, and exit code 2."""
+    """Run the command line. An ``X402GuardError`` prints its message and its advice on stderr, with exit code 2."""
     try:
         app()
     except ImportError as error:

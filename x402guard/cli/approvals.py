@@ -1,4 +1,4 @@
-"""``approvals``: what agents ask, answered from here. It takes a guard whose approver is the queue."""
+"""Defines the commands ``approvals``, which answer the questions of guards with ``approver="queue"``."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from x402guard.ledger.report_text import printable
 from x402guard.ledger.store import LedgerStore
 from x402guard.ledger.view import Scope
 
-approvals = typer.Typer(help="What agents ask before they pay; silence is a no.", no_args_is_help=True)
+approvals = typer.Typer(
+    help="Answer what agents ask before they pay. Without an answer in time, the call is denied.", no_args_is_help=True
+)
 
-QuestionId = Annotated[
-    str, typer.Argument(help="The question's id, or as much of its beginning as tells it from the others.")
-]
-Person = Annotated[str | None, typer.Option("--as", help="Who answers; the operating system's user by default.")]
+QuestionId = Annotated[str, typer.Argument(help="The question's id, or the beginning of it if that is unique.")]
+Person = Annotated[str | None, typer.Option("--as", help="The approver's name; default: the operating system's user.")]
 
 
 @approvals.command("list")
@@ -30,7 +30,7 @@ def list_questions(ledger: LedgerUrl = None, as_json: AsJson = False) -> None:
     with opened(ledger) as store:
         rows = [_row(question, row, store.now_ms()) for question, row in _waiting(store).items()]
     brief = ("id", "ends", "yes", "words")
-    show(rows, as_json=as_json, empty="nobody asks anything", brief=brief)
+    show(rows, as_json=as_json, empty="no question waits for an answer", brief=brief)
 
 
 @approvals.command("allow")
@@ -46,7 +46,7 @@ def deny(question: QuestionId, by: Person = None, ledger: LedgerUrl = None) -> N
 
 
 def _waiting(store: LedgerStore) -> dict[str, Any]:
-    """Return the questions that wait; what was asked by a process that is gone, and never taken, is taken out of the books."""
+    """Return the questions that wait. Clears timed-out questions whose process ended before it took the answer."""
     rows = store.marks("approval", "")
     for key, row in rows.items():
         if row["words"] and store.now_ms() >= row["until_ms"]:
@@ -55,7 +55,7 @@ def _waiting(store: LedgerStore) -> dict[str, Any]:
 
 
 def _shown_id(question: str, row: dict[str, Any]) -> str:
-    """Return a question's id with how often it was asked: an answer that is given twice must not be to the next."""
+    """Return a question's id with its number, so that a repeated answer cannot count for the next question."""
     return f"{question[:16]}.{row['number']}"
 
 
@@ -81,11 +81,11 @@ def _answer(question: str, by: str | None, ledger: str | None, *, yes: bool) -> 
         waiting = _waiting(store)
         found = [key for key, row in waiting.items() if question and _is_meant(question, key, row)]
         if len(found) != 1:
-            what = "nothing waits for an answer" if not found else f"{len(found)} questions begin"
+            what = "no question waits" if not found else f"{len(found)} questions begin"
             raise ConfigError(f"approval: {what} with the id {question!r}; see x402guard approvals list")
         scope = Scope(marks=(approval_mark(found[0]),), durable=True)
         row = store.transact(scope, lambda view: give_answer(view, found[0], person, allow=yes))
     said = "allowed" if yes else "denied"
     missing = row["approvers"] - len(row["said"]) if yes else 0
-    more = f"; {missing} more people have to allow it" if missing else ""
+    more = f"; more approvers needed: {missing}" if missing else ""
     typer.echo(printable(f"{said} by {person}: {row['what']}{more}"))

@@ -1,4 +1,4 @@
-"""``sessions``, ``report``, ``holds``: what the ledger says. They read it and change nothing."""
+"""Defines the commands ``sessions``, ``report``, ``predict`` and ``holds``, which only read the ledger."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from x402guard.ledger.view import LedgerView
 from x402guard.money import format_dollars
 from x402guard.stores import ledger_path, open_store
 
-holds = typer.Typer(help="What may still be taken, by whom, and until when.", invoke_without_command=True)
+holds = typer.Typer(help="List the live holds, or cancel one.", invoke_without_command=True)
 
 LedgerUrl = Annotated[
-    str | None, typer.Option("--ledger", help="Ledger URL; X402GUARD_LEDGER or x402guard.toml by default.")
+    str | None, typer.Option("--ledger", help="Ledger URL; default: X402GUARD_LEDGER or x402guard.toml.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
@@ -44,13 +44,13 @@ _BRIEF_HOLD: Final = ("id", "session", "amount", "payee", "deadline", "in_doubt"
 
 @contextmanager
 def opened(ledger: str | None, *, verified: bool = True) -> Iterator[LedgerStore]:
-    """Open the ledger to read it. A file that is not there is an error, and is not created by looking at it.
+    """Open the ledger. Raises ``ConfigError`` for a missing file instead of creating it.
 
-    Books that do not add up are refused, unless they are not *verified*.
+    Raises ``LedgerUnavailable`` if the ledger is inconsistent, unless *verified* is False.
     """
     url = ledger or load_settings().ledger
     if url.startswith("sqlite:///") and not ledger_path(url).exists():
-        raise ConfigError(f"ledger: {url} does not exist; name another with --ledger or X402GUARD_LEDGER")
+        raise ConfigError(f"ledger: {url} does not exist; set another one with --ledger or X402GUARD_LEDGER")
     store = open_store(url, verified=verified)
     try:
         yield store
@@ -59,7 +59,7 @@ def opened(ledger: str | None, *, verified: bool = True) -> Iterator[LedgerStore
 
 
 def show(rows: list[dict[str, Any]], *, as_json: bool, empty: str, brief: Sequence[str] = ()) -> None:
-    """Print rows that share their keys: all of them as JSON, or those in *brief* as a table (every one, if it is empty)."""
+    """Print rows with the same keys: as JSON with all keys, or as a table with the keys *brief* (empty: all)."""
     if as_json:
         typer.echo(json.dumps(rows, indent=2, ensure_ascii=False))
         return
@@ -71,8 +71,10 @@ def show(rows: list[dict[str, Any]], *, as_json: bool, empty: str, brief: Sequen
     for name in names:
         table.add_column(name, overflow="fold")
     for row in rows:
-        table.add_row(*(Text("" if row[name] is None else _shown(row[name])) for name in names))  # text, and no markup
-    # A pipe has no width: nothing is cut or folded for it.
+        table.add_row(
+            *(Text("" if row[name] is None else _shown(row[name])) for name in names)
+        )  # plain text, not markup
+    # Output to a pipe is not cut or folded.
     Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH).print(table)
 
 
@@ -82,7 +84,7 @@ def _shown(value: object) -> str:
 
 
 def sessions(ledger: LedgerUrl = None, as_json: AsJson = False) -> None:
-    """List every session of the ledger: its budget, what it spent, holds, and has left."""
+    """List every session of the ledger with its budget and the amounts spent, held and left."""
     with opened(ledger) as store:
         nodes = nodes_of(store)
         rows = [_session_row(node, nodes) for node in nodes.values() if node.kind in _LISTED]
@@ -106,7 +108,7 @@ def _session_row(node: Node, nodes: dict[str, Node]) -> dict[str, Any]:
 
 
 def report(
-    session: Annotated[str | None, typer.Argument(help="A session's id, or its name; the last one by default.")] = None,
+    session: Annotated[str | None, typer.Argument(help="A session's id or name; default: the last session.")] = None,
     ledger: LedgerUrl = None,
     as_json: AsJson = False,
 ) -> None:
@@ -117,9 +119,10 @@ def report(
 
 
 def find_budget(store: LedgerStore, session: str) -> str:
-    """Return the id of a session, or of the wallet: an id first, else the name of one run alone.
+    """Return the id of a session, a named budget or the wallet. *session* is an id, or else the name of one run.
 
-    Raises ``ConfigError`` where there is none, or where a name could be several: an agent names the children of its session.
+    Children do not count if a run has the name, because an agent names them. Raises ``ConfigError`` if there is no such
+    session, or if several have the name.
     """
     nodes = [node for node in store.nodes() if node.kind in _LISTED and node.id != WALLET]
     if session == WALLET or any(node.id == session for node in nodes):
@@ -128,7 +131,7 @@ def find_budget(store: LedgerStore, session: str) -> str:
     runs = [node_id for node_id in named if "/" not in node_id] or named
     if len(runs) > 1:
         raise ConfigError(
-            f"session: {len(runs)} sessions are called {session!r}; name one by its id: {', '.join(runs[-5:])}"
+            f"session: {len(runs)} sessions have the name {session!r}; use the id of one: {', '.join(runs[-5:])}"
         )
     return runs[0] if runs else _find(store, session)
 
@@ -148,7 +151,7 @@ def predict(
     ledger: LedgerUrl = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say what past sessions of a name have cost: p50 and p95, or no data under five."""
+    """Show the cost of past sessions of a name: p50 and p95, or "no data" for fewer than five sessions."""
     with opened(ledger) as store:
         found = prediction_of(store, name)
     values = {"name": name, "sessions": found.sessions, "p50": _dollars(found.p50), "p95": _dollars(found.p95)}
@@ -161,7 +164,7 @@ def _dollars(amount: Decimal | None) -> str | None:
 
 @holds.callback()
 def list_holds(context: typer.Context, ledger: LedgerUrl = None, as_json: AsJson = False) -> None:
-    """List every live hold: what may still be taken, by whom, until when, and whether it is in doubt."""
+    """List every live hold: the amount that may still be taken, the payee, the deadline, and whether it is in doubt."""
     if context.invoked_subcommand is not None:
         return
     with opened(ledger) as store:

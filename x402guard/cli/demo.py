@@ -1,4 +1,4 @@
-"""``demo``: an agent with a dollar and a context to spend, a real chain, and the accounts afterwards."""
+"""Defines the command ``demo``: an agent spends dollars and tokens on a local chain; then ledger and chain are compared."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ _BELIEVED: Final = {"captured": "as its receipt claims", "held": "held in full, 
 
 
 def demo(engine: EngineOption = EngineName.ETH_TESTER) -> None:
-    """Let a court-records agent spend a dollar on a local chain; exit 0 only if books and chain agree to the atomic unit."""
+    """Let a court-records agent spend a dollar on a local chain. Exit code 0 only if ledger and chain agree exactly."""
     from x402guard.testing import LlmServer, Testnet
 
     started = time.monotonic()
-    # The demo shows what a guard knows when a payment is final, and does not wait for 64 blocks.
+    # The demo shows final payments and does not wait for 64 blocks.
     make_engine = engine_maker(engine, final_at_once=True)
-    typer.echo("A local chain posing as Base Sepolia, a facilitator, a merchant and a model, all on this machine …")
+    typer.echo("A local chain that poses as Base Sepolia, a facilitator, a merchant and a model, on this machine …")
     with Testnet(make_engine=make_engine) as net, LlmServer(_think) as llm, tempfile.TemporaryDirectory() as folder:
         typer.echo(
             f"  chain {net.chain_id} at {net.rpc}, merchant at {net.merchant.url}, model at {llm.base('openai')}"
@@ -55,13 +55,13 @@ def demo(engine: EngineOption = EngineName.ETH_TESTER) -> None:
             chains={net.network: net.rpc},
             metering=Metering(endpoints={llm.base("openai"): "openai"}),
             on_notice=lambda notice: typer.echo(f"  ! {notice.message}"),
-            background_checks=False,  # so that every line below is the same each time
+            background_checks=False,  # so that every run prints the same lines
         )
-        logging.getLogger("x402guard").addHandler(logging.NullHandler())  # what is told stands among the lines
+        logging.getLogger("x402guard").addHandler(logging.NullHandler())  # ``on_notice`` prints the notices
         with guard, guard.session("court-research", budget=BUDGET, tokens=TokenBudget(CONTEXT)) as session:
             typer.echo(
-                f"\nThe agent {net.payer} has ${before[net.payer] / _UNITS:,.2f}. It may spend {BUDGET}, and its context "
-                f"takes {CONTEXT:,} tokens.\n"
+                f"\nThe agent {net.payer} has ${before[net.payer] / _UNITS:,.2f}. It may spend {BUDGET}, and its token "
+                f"budget is {CONTEXT:,} tokens.\n"
             )
             refused = _research(net, llm, session)
             session.close()
@@ -73,27 +73,27 @@ def demo(engine: EngineOption = EngineName.ETH_TESTER) -> None:
 
 
 def _think(call: LlmCall) -> Completion:
-    """Answer for a model: the demo has no network, and what it shows is the bill."""
+    """Return the answer of a simulated model: the demo has no network and shows only the bill."""
     from x402guard.testing import Completion
 
     return Completion("Read the first nine opinions.", input_tokens=40 + 20 * len(call.model), output_tokens=180)
 
 
 def _errands(net: Testnet, llm: LlmServer) -> Iterator[tuple[str, str, str, dict[str, Any] | None]]:
-    """What the agent wants, in order: (label, method, url, JSON body)."""
+    """Yield the agent's requests, in order: (label, method, url, JSON body)."""
     shop, routes = net.merchant.url, net.merchant.routes
     model = f"{llm.base('openai')}/v1/chat/completions"
     yield "ask gpt-4o for a plan", "POST", model, _question("gpt-4o", "Which opinions shall I read?")
     for number in range(1, 9):
         yield f"document {number}", "GET", shop + routes["documents"].format(n=number), None
     yield "document 9, by Permit2", "GET", shop + routes["permit2"].format(n=9), None
-    yield "summary, paid by use, up to $0.05", "POST", shop + routes["llm"], None
+    yield "summary by usage, up to $0.05", "POST", shop + routes["llm"], None
     yield "ask gpt-4o-mini what is missing", "POST", model, _question("gpt-4o-mini", "Which opinion is missing?")
     yield LAST, "GET", shop + routes["documents"].format(n=10), None
 
 
 def _look_up(session: Session) -> None:
-    """Use a tool that no transport sees, until its results are shown in fewer words: the second budget, the context."""
+    """Use a tool without HTTP requests, until its results are rendered shorter because of the token budget."""
 
     @session.tool(cost="$0.005", mode="raw", render=_render, name="citations")
     def citations(opinion: int) -> list[dict[str, str]]:
@@ -102,17 +102,17 @@ def _look_up(session: Session) -> None:
             for row in range(60)
         ]
 
-    typer.echo("    a tool that no transport sees; the fuller the context, the fewer words its results are shown in:")
+    typer.echo("    a tool without HTTP requests; the fewer tokens are left, the shorter its results are rendered:")
     for opinion in range(1, 5):
         shown = citations(opinion)
         typer.echo(
-            f"  ✓ {f'citations of opinion {opinion}':<34} $0.005     at its price, shown {shown.partition(':')[0]}, "
+            f"  ✓ {f'citations of opinion {opinion}':<34} $0.005     at its price, as {shown.partition(':')[0]}, "
             f"{session.tokens.count(shown):,} tokens  ${session.remaining} and {session.tokens.remaining:,} tokens left"
         )
 
 
 def _render(rows: list[dict[str, str]], mode: str) -> str:
-    """Return a result in a mode; whoever writes a tool knows what may be left out of its results."""
+    """Return a result in a mode. The author of a tool decides what a shorter result leaves out."""
     if mode == "raw":
         return f"raw: {json.dumps(rows)}"
     if mode == "table":
@@ -126,7 +126,7 @@ def _question(model: str, text: str) -> dict[str, Any]:
 
 
 def _research(net: Testnet, llm: LlmServer, session: Session) -> bool:
-    """Run the errands; True where the last is refused for lack of budget, and all before it were paid."""
+    """Send the requests. True if the last one is refused for lack of budget and all before it were paid."""
     with httpx.Client(transport=GuardedTransport(session), timeout=30) as http:
         for label, method, url, body in _errands(net, llm):
             if label == LAST:
@@ -138,7 +138,7 @@ def _research(net: Testnet, llm: LlmServer, session: Session) -> bool:
                 return True
             receipt = response.extensions[EXTENSION]
             proof = f"tx {receipt.transaction[:10]}…" if receipt.transaction else _tokens(receipt)
-            believed = "stated as used" if receipt.model else _BELIEVED[receipt.state]
+            believed = "as the provider reports" if receipt.model else _BELIEVED[receipt.state]
             typer.echo(f"  ✓ {label:<34} ${receipt.amount:<9} {believed}, {proof}  ${session.remaining} left")
     typer.echo("  the budget was never exhausted: this is a bug")
     return False
@@ -151,18 +151,16 @@ def _tokens(receipt: Receipt) -> str:
 
 def _ask_chain(guard: Guard) -> None:
     found = guard.reconcile()
-    typer.echo("\nWhat sellers claim is asked of the chain:")
+    typer.echo("\nThe chain is asked about the sellers' claims:")
     typer.echo(f"  {found.asked} payments asked about, {found.still_open} of them not proven")
     typer.echo(f"  transfers out of the wallet that no payment explains: {len(found.unexplained)}")
     for row in found.allowances:
-        typer.echo(
-            f"  still standing: Permit2 may move ${format_dollars(row['exposed'])} of {row['symbol']}, by signature"
-        )
+        typer.echo(f"  allowance: Permit2 may move ${format_dollars(row['exposed'])} of {row['symbol']}, by signature")
 
 
 def _compare(net: Testnet, session: Session, before: dict[str, int]) -> bool:
-    """Print the report beside the chain's balances; True where they agree to the atomic unit."""
-    typer.echo("\nThe books:")
+    """Print the report and the chain's balances. True if they agree to the atomic unit."""
+    typer.echo("\nThe ledger:")
     typer.echo(session.report().to_text())
     paid = before[net.payer] - net.balance(net.payer)
     received = net.balance(net.merchant.payee) - before[net.merchant.payee]
@@ -174,6 +172,6 @@ def _compare(net: Testnet, session: Session, before: dict[str, int]) -> bool:
     typer.echo(f"  transfers           {len(net.transfers())}, ${Decimal(moved) / _UNITS} in all")
     agree = counted == paid == received == moved and session.held == 0
     typer.echo(
-        f"\nBooks and chain {'agree to the atomic unit' if agree else 'DO NOT AGREE'}: {counted:.0f} units counted."
+        f"\nLedger and chain {'agree to the atomic unit' if agree else 'DO NOT AGREE'}: {counted:.0f} units counted."
     )
     return agree

@@ -1,4 +1,4 @@
-"""``doctor``: does this set-up work, and what would keep it from paying?"""
+"""Defines the command ``doctor``, which checks an installation and its settings."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Verdict = Literal["ok", "warning", "problem"]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line of the doctor's: what was looked at, how it is, and what to do."""
+    """The result of one check: what was checked, its verdict, and details with the fix."""
 
     check: str
     verdict: Verdict
@@ -46,14 +46,17 @@ class Finding:
 def doctor(
     ledger: LedgerUrl = None,
     as_json: AsJson = False,
-    config: Annotated[Path | None, typer.Option("--config", help="A TOML file instead of ./x402guard.toml.")] = None,
+    config: Annotated[
+        Path | None, typer.Option("--config", help="A TOML file to use instead of ./x402guard.toml.")
+    ] = None,
     load: Annotated[
-        str | None, typer.Option("--load", help="Your agent's module, imported to see what it loads.")
+        str | None,
+        typer.Option("--load", help="Your agent's module. It is imported to find the libraries that it loads."),
     ] = None,
 ) -> None:
-    """Check the settings, the key, the ledger, the chains, and what the guard does not see.
+    """Check the settings, the key, the ledger, the chains, and libraries whose requests the guard does not see.
 
-    Exit code 1 where something would keep it from paying.
+    Exit code 1 if a problem would prevent payments.
     """
     unseen = list(_unseen(load))  # first: the checks load libraries themselves
     findings = [*_examine(ledger, config), *unseen]
@@ -79,15 +82,15 @@ def _examine(ledger: str | None, config: Path | None) -> Iterator[Finding]:
         return
     try:
         arguments = settings.guard_arguments()
-        # A guard on books of its own: every check that the real one makes of its settings, and nothing written.
+        # A guard on a ledger in memory runs every check of the settings and writes nothing.
         Guard(**{**arguments, "ledger": MemoryStore()}).close()
     except ConfigError as error:
         yield Finding("settings", "problem", str(error))
         return
-    yield Finding("settings", "ok", "a guard can be made of them")
+    yield Finding("settings", "ok", "a guard can be created from them")
     signer = arguments["signer"]
     if signer is None:
-        yield Finding("key", "warning", "no X402GUARD_PRIVATE_KEY: this guard meters and never pays")
+        yield Finding("key", "warning", "X402GUARD_PRIVATE_KEY is not set: this guard meters and never pays")
     else:
         yield Finding("key", "ok", f"pays from {signer.address}")
     yield from _policy(policy)
@@ -97,18 +100,18 @@ def _examine(ledger: str | None, config: Path | None) -> Iterator[Finding]:
 
 
 def _unseen(module: str | None) -> Iterator[Finding]:
-    """Name libraries whose requests pass no transport of ours: those that a module loads, or else those installed."""
+    """Yield the libraries whose requests the guard does not see: those that *module* loads, or else those installed."""
     if module is None:
         names = ", ".join(library.name for library in unseen_libraries(loaded=False))
         if names:
-            detail = f"installed, and never seen by the guard: {names}; --load MODULE says which of them an agent loads"
+            detail = f"installed, but not seen by the guard: {names}; --load MODULE shows which of them an agent loads"
             yield Finding("unseen", "ok", detail)
         return
     before = {library.name for library in unseen_libraries(loaded=True)}
     try:
         sys.path.insert(0, "")
         importlib.import_module(module)
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - it is the user's own code, and may raise anything
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - the user's own code may raise anything
         yield Finding("unseen", "problem", f"{module} cannot be imported: {type(error).__name__}: {error}")
         return
     finally:
@@ -130,16 +133,14 @@ def _policy(policy: Policy) -> Iterator[Finding]:
 
 
 def _people(settings: Settings, policy: Policy) -> Iterator[Finding]:
-    """Who is asked, who is told, and what stops everything."""
+    """Yield the findings about the approver and the kill file."""
     if settings.approver is not None:
         yield Finding("approver", "ok", f"questions go to the {settings.approver}")
     elif policy.risk is not None:
-        detail = (
-            "nobody is asked: tools such as send_email and delete_… are denied; set approver, or policy.risk = false"
-        )
+        detail = "no approver is set, so tools such as send_email and delete_… are denied; set approver, or policy.risk = false"
         yield Finding("approver", "warning", detail)
     if settings.kill_file is not None and Path(settings.kill_file).exists():
-        yield Finding("kill file", "problem", f"{settings.kill_file} is there: nothing is paid until it is removed")
+        yield Finding("kill file", "problem", f"{settings.kill_file} exists: nothing is paid until it is removed")
 
 
 def _ledger(url: str, budget: str | None, payer: str | None) -> Iterator[Finding]:
@@ -162,16 +163,18 @@ def _ledger(url: str, budget: str | None, payer: str | None) -> Iterator[Finding
     yield Finding("ledger", "ok", f"{url}: {live} live holds")
     for wallet in wallets:
         if payer is not None and wallet["address"] != payer:
-            yield Finding("ledger", "problem", f"it is of the wallet {wallet['address']}, and the key is of {payer}")
+            yield Finding(
+                "ledger", "problem", f"it belongs to the wallet {wallet['address']}, but the key belongs to {payer}"
+            )
     for limit in limits:
         if budget is not None and limit is not None and dollars_to_nanos(budget) != limit:
             yield Finding(
-                "ledger", "problem", f"its wallet has a limit of ${format_dollars(limit)}, budget says {budget}"
+                "ledger", "problem", f"its wallet has a limit of ${format_dollars(limit)}, but budget is {budget}"
             )
     if path is None:
         yield Finding("ledger", "warning", "memory:// forgets every hold when the process ends")
     elif stat.S_IMODE(path.stat().st_mode) & 0o077:
-        yield Finding("ledger", "warning", f"{path} can be read by others; chmod 600 {path}")
+        yield Finding("ledger", "warning", f"{path} can be read by other users; run: chmod 600 {path}")
 
 
 def _chains(settings: Settings, policy: Policy) -> Iterator[Finding]:
@@ -192,4 +195,4 @@ def _chains(settings: Settings, policy: Policy) -> Iterator[Finding]:
             rpc.close()
     if not settings.chains:
         blind = "" if policy.networks is not None else "; real networks are refused without one"
-        yield Finding("chain", "warning", f"no RPC is configured, so receipts stay claims{blind}")
+        yield Finding("chain", "warning", f"no RPC endpoint is configured, so receipts stay claims{blind}")

@@ -1,4 +1,4 @@
-"""Which chain the local test network runs on, as an option of the commands that start one."""
+"""Defines the option ``--engine``: the chain that a local test network runs on."""
 
 from __future__ import annotations
 
@@ -23,15 +23,16 @@ class EngineName(StrEnum):
 
 EngineOption = Annotated[
     EngineName,
-    typer.Option("--engine", help="What the chain runs on: eth-tester, in this process, or Foundry's anvil."),
+    typer.Option("--engine", help="The engine of the chain: eth-tester, in this process, or Foundry's anvil."),
 ]
 """The option `--engine`."""
 
 
 def engine_maker(name: EngineName, *, final_at_once: bool = False) -> Callable[..., Engine]:
-    """Return what makes the chain of a `Testnet`. On anvil the 64th block back is final, or *final_at_once* the latest.
+    """Return the factory of a `Testnet`'s chain.
 
-    Raises ConfigError if there is no anvil.
+    On anvil the 64th block before the latest is final; with *final_at_once*, the latest. Raises ``ConfigError`` if
+    anvil is not installed.
     """
     from x402guard.testing import AnvilEngine, EthTesterEngine, find_anvil
 

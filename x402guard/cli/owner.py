@@ -1,4 +1,4 @@
-"""``trip``, ``reset``, ``budget set``: what only the owner of a ledger does. An agent that holds a session can do none but the first."""
+"""Defines the owner's commands ``trip``, ``reset`` and ``budget set``. An agent with a session can only trip it."""
 
 from __future__ import annotations
 
@@ -24,17 +24,22 @@ from x402guard.policy.loops import forget_before
 from x402guard.policy.steps import reset_mark, run_of
 from x402guard.stores import ledger_path
 
-budget = typer.Typer(no_args_is_help=True, help="The limits of budgets, which only their owner can raise.")
+budget = typer.Typer(no_args_is_help=True, help="Set the limits of budgets. Only the owner can raise one.")
 
 SessionName = Annotated[str, typer.Argument(help="The id or name of a session or of a named budget, or 'wallet'.")]
 
 
 def trip(
     session: SessionName,
-    reason: Annotated[str, typer.Option("--reason", help="Why, for whoever has to reset it.")] = "by its owner",
+    reason: Annotated[
+        str, typer.Option("--reason", help="The reason, for the owner who resets it later.")
+    ] = "by its owner",
     ledger: LedgerUrl = None,
 ) -> None:
-    """Stop a session, or with 'wallet' all of them: nothing is signed or sent until it is reset. Lists what is out already."""
+    """Stop a session, or with 'wallet' all sessions: nothing is signed or sent until it is reset.
+
+    Lists the live holds: what is already signed or sent can still be taken.
+    """
     with opened(ledger) as store:
         node = _change(store, session, lambda view, node_id: trip_node(view, node_id, reason[:300]))
         typer.echo(printable(f"{node.kind} {node.id} ({node.name}) is tripped"))
@@ -43,7 +48,7 @@ def trip(
 
 
 def reset(session: SessionName, ledger: LedgerUrl = None) -> None:
-    """Open a tripped session again; its loop counters start anew. What it has spent stays spent."""
+    """Reset a tripped session. Its loop counters start at zero; the amounts it has spent stay counted."""
 
     def change(view: LedgerView, node_id: str) -> Node:
         node = reset_node(view, node_id, operating_user())
@@ -60,9 +65,9 @@ def set_budget(
     session: SessionName,
     amount: Annotated[str, typer.Argument(help="The new limit in dollars, such as $20.00.")],
     ledger: LedgerUrl = None,
-    new: Annotated[bool, typer.Option("--new", help="Make the ledger, which is not there yet.")] = False,
+    new: Annotated[bool, typer.Option("--new", help="Create the ledger, which must not exist yet.")] = False,
 ) -> None:
-    """Set the limit of a session or of the wallet, upwards too. Set below what is used, it trips."""
+    """Set the limit of a session or of the wallet, also upwards. A limit below the used amount trips it."""
     try:
         limit = dollars_to_nanos(amount, field="amount")
     except (TypeError, ValueError) as error:
@@ -76,12 +81,14 @@ def set_budget(
 
 
 def _make(session: str, limit: Nanos, ledger: str | None) -> None:
-    """Make a ledger whose wallet has a limit. Raises ``ConfigError`` for one that is there."""
+    """Create a ledger whose wallet has a limit. Raises ``ConfigError`` if the ledger exists."""
     url = ledger or load_settings().ledger
     if session != WALLET or url == "memory://":
-        raise ConfigError("--new makes a ledger in a file, and its wallet: x402guard budget set wallet AMOUNT --new")
+        raise ConfigError(
+            "--new creates a ledger in a file, with its wallet; write: x402guard budget set wallet AMOUNT --new"
+        )
     if ledger_path(url).exists():
-        raise ConfigError(f"ledger: {url} is there already; leave out --new")
+        raise ConfigError(f"ledger: {url} already exists; leave out --new")
     Guard(ledger=url, budget=f"${format_dollars(limit)}").close()
 
 
@@ -92,7 +99,7 @@ def _change(store: LedgerStore, session: str, change: Callable[[LedgerView, str]
 
 
 def _outstanding(store: LedgerStore, node_id: str) -> list[str]:
-    """Say what is signed or sent already: it may be taken until its end, whatever is tripped."""
+    """Return one line per live hold: it is signed or sent and may be taken until its deadline, even after a trip."""
     lines = []
     for hold in outstanding_of(store, node_id):
         until = datetime.fromtimestamp(hold.deadline_unix, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")

@@ -1,4 +1,4 @@
-"""``policy check``, ``policy explain``: what the owner's rules say, before an agent finds out."""
+"""Defines the commands ``policy check`` and ``policy explain``, which show the effect of the owner's rules."""
 
 from __future__ import annotations
 
@@ -31,29 +31,29 @@ from x402guard.x402.offer import Offer, normalise
 from x402guard.x402.offer_rules import Case, judge_offer
 from x402guard.x402.wire import PAYMENT_REQUIRED, decode_json, decode_payment_required, parse_payment_required
 
-policy = typer.Typer(help="What the owner's rules say.", no_args_is_help=True)
+policy = typer.Typer(help="Check and explain the owner's rules.", no_args_is_help=True)
 
 _WAIT_S = 10.0
 _SAID = ("per_payment_cap", "hosts", "networks", "rules")
 _MOST_BYTES = 1_048_576
-Config = Annotated[Path | None, typer.Option("--config", help="A settings file; x402guard.toml by default.")]
+Config = Annotated[Path | None, typer.Option("--config", help="A settings file; default: x402guard.toml.")]
 
 
 @policy.command("check")
 def check(file: Annotated[Path, typer.Argument(help="A settings file, such as x402guard.toml.")]) -> None:
-    """Read a settings file as a guard would, and say what its rules come to. A mistake is exit code 2."""
+    """Read a settings file as a guard does, and summarize its rules. An error in it gives exit code 2."""
     settings = load_settings(file)
     found = settings.policy.policy()
     check_ledger_url(settings.ledger)
-    # A guard on books of its own: every check that the real one makes of its settings, and nothing written.
+    # A guard on a ledger in memory runs every check of the settings and writes nothing.
     Guard(**{**settings.guard_arguments(), "ledger": MemoryStore()}).close()
-    typer.echo(f"{file}: the policy is good, and a guard can be made of the file")
+    typer.echo(f"{file}: the policy is valid, and a guard can be created from the file")
     for line in _summary(found):
         typer.echo(printable(f"  {line}"))
 
 
 def _summary(found: Policy) -> list[str]:
-    """What is paid at all; then what differs from what holds without a word, setting by setting."""
+    """Return what may be paid, then each setting that differs from its default, then the rules."""
     usual = Policy()
     cap = "no cap" if found.cap_nanos is None else f"at most ${format_dollars(found.cap_nanos)} a payment"
     hosts = "any host" if found.hosts is None else _shown(found.hosts)
@@ -97,11 +97,13 @@ def _shown_rule(rule: Rule) -> str:
 
 @policy.command("explain")
 def explain(
-    what: Annotated[str, typer.Argument(help="A URL, which is asked once, unpaid; or the name of a tool.")],
+    what: Annotated[
+        str, typer.Argument(help="A URL, which is requested once without a payment; or the name of a tool.")
+    ],
     config: Config = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say what the rules make of a URL's offer, or of a tool. Nothing is signed, nothing paid, and no ledger opened."""
+    """Show the decision of the rules on a URL's offers, or on a tool. Signs nothing, pays nothing, opens no ledger."""
     settings = load_settings(config)
     rules = settings.policy.policy()
     lines = (
@@ -124,9 +126,9 @@ def _explain_tool(tool: str, rules: Policy, *, asks: bool) -> dict[str, Any]:
 
 def _line(what: str, verdict: Verdict, *, asks: bool) -> dict[str, Any]:
     if verdict.action == "ask" and not asks:
-        verdict = replace(verdict, action="deny", reason=f"{verdict.reason}, and the settings name no approver")
-    people = "a person is asked" if verdict.approvers <= 1 else f"{verdict.approvers} people are asked"
-    words = {"allow": "allowed", "narrow": "made smaller", "ask": people, "deny": "denied"}
+        verdict = replace(verdict, action="deny", reason=f"{verdict.reason}, but the settings name no approver")
+    people = "needs approval" if verdict.approvers <= 1 else f"needs {verdict.approvers} approvals"
+    words = {"allow": "allowed", "narrow": "narrowed", "ask": people, "deny": "denied"}
     level = f"{verdict.level}: " if verdict.level else ""
     return {"what": what, "verdict": f"{level}{words[verdict.action]}", "rule": verdict.rule, "reason": verdict.reason}
 
@@ -139,10 +141,10 @@ def _explain_url(url: str, settings: Settings, rules: Policy) -> list[dict[str, 
             with http.stream("GET", url, extensions=marked_guarded()) as answer:
                 body = _read(answer)
     except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
-        raise ConfigError(f"url: {url[:200]!r} cannot be asked: {type(error).__name__}: {error}") from error
+        raise ConfigError(f"url: the request to {url[:200]!r} failed: {type(error).__name__}: {error}") from error
     if answer.status_code != httpx.codes.PAYMENT_REQUIRED:
         return [
-            {"what": url, "verdict": f"asks for no payment (status {answer.status_code})", "rule": "", "reason": ""}
+            {"what": url, "verdict": f"requires no payment (status {answer.status_code})", "rule": "", "reason": ""}
         ]
     registry = AssetRegistry(tuple(Asset(**asset.model_dump()) for asset in settings.assets))
     try:
@@ -158,7 +160,7 @@ def _read(answer: httpx.Response) -> bytes:
     for chunk in answer.iter_bytes():
         body += chunk
         if len(body) > _MOST_BYTES:
-            raise ValueError(f"its answer is longer than {_MOST_BYTES} bytes")
+            raise ValueError(f"the answer has more than {_MOST_BYTES} bytes")
     return body
 
 
@@ -168,7 +170,7 @@ def _terms(answer: httpx.Response, body: bytes) -> Any:
         return decode_payment_required(header)
     value = decode_json(body, field="body")
     if not isinstance(value, dict):
-        raise ProtocolError("this 402 has no terms of x402", field="body")
+        raise ProtocolError("this 402 answer contains no x402 terms", field="body")
     return parse_payment_required(value, field="body")
 
 
@@ -183,6 +185,6 @@ def _explain_offer(offer: Offer | Refusal, facts: RequestFacts, rules: Policy, *
     verdict = judge(rules, case.subject)
     most = None if verdict.narrow is None else verdict.narrow.most
     if most is not None and offer.amount_nanos > most:
-        reason = f"rule {verdict.narrowed_by!r} narrows this to ${format_dollars(most)}, and the price is the seller's"
+        reason = f"rule {verdict.narrowed_by!r} narrows this to ${format_dollars(most)}, but the seller sets the price"
         return {"what": what, "verdict": "denied", "rule": verdict.narrowed_by, "reason": reason}
     return _line(what, verdict, asks=asks)

@@ -1,4 +1,4 @@
-"""``prices``: what models cost, and taking in a newer list by the owner's word. Nothing is fetched."""
+"""Defines the commands ``prices``: list the prices of models, and install a newer price file. They fetch nothing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from x402guard.llm.genai_prices import GenaiPriceBook
 from x402guard.llm.price_file import PRICES_FILE, PriceChange, compare, open_book, read_prices, write_prices
 
 prices = typer.Typer(
-    no_args_is_help=True, help="What models cost: list the prices, compare a file with them, take one in."
+    no_args_is_help=True, help="List the prices of models, compare a price file with them, or install one."
 )
 
 _BRIEF = ("provider", "model", "input", "cached_input", "output")
@@ -27,23 +27,23 @@ File = Annotated[Path, typer.Argument(help="A price file in the format of genai-
 
 def _current() -> tuple[GenaiPriceBook, str | None]:
     path = load_settings().metering.prices
-    # A file that the settings name is written by the first update.
+    # A file named in the settings may be missing: the first update writes it.
     return open_book(path if path is not None and Path(path).exists() else None), path
 
 
 @prices.command("list")
 def listing(
-    search: Annotated[str, typer.Argument(help="Part of a model's name or provider; all without it.")] = "",
+    search: Annotated[str, typer.Argument(help="Part of a model's name or provider; default: all models.")] = "",
     as_json: AsJson = False,
 ) -> None:
-    """List what models cost now, in dollars per million tokens."""
+    """List the present prices of models, in dollars per million tokens."""
     book, _ = _current()
     rows: list[dict[str, Any]] = []
     for provider, model, found in book.listing(int(time.time())):
         if search.lower() in f"{provider}/{model}".lower():
             named = {_UNITS.get(unit, unit): str(price) for unit, price in found.items()}
             rows.append({"provider": provider, "model": model, **dict.fromkeys(_BRIEF[2:]), **named})
-    show(rows, as_json=as_json, empty="no model of that name has a price", brief=_BRIEF)
+    show(rows, as_json=as_json, empty="no model with that name has a price", brief=_BRIEF)
 
 
 @prices.command("diff")
@@ -60,12 +60,13 @@ def diff(file: File, as_json: AsJson = False) -> None:
 def update(
     file: File,
     yes: Annotated[
-        bool, typer.Option("--yes", help="Take prices that fall by more than half without being asked.")
+        bool, typer.Option("--yes", help="Accept prices that fall by more than half without a question.")
     ] = False,
 ) -> None:
-    """Take FILE's prices in: write them, with their hash, where the settings look for prices.
+    """Install FILE's prices: write them, with their hash, to the price file of the settings.
 
-    A price that falls by more than half needs a yes: whoever can write that file could make every call look cheap.
+    A price that falls by more than half needs a confirmation, because a forged price file could make every call look
+    cheap.
     """
     old, path = _current()
     new, sha256 = read_prices(file)
@@ -75,12 +76,12 @@ def update(
     if falling:
         _show(falling, as_json=False)
         typer.echo(f"{len(falling)} prices fall by more than half.")
-        if not yes and not typer.confirm("Take them?", default=False):
+        if not yes and not typer.confirm("Accept them?", default=False):
             typer.echo("Nothing was changed.")
             raise typer.Exit(1)
     target = Path(path or PRICES_FILE)
     write_prices(file, target, seen=sha256)
-    where = "" if path else f'; say prices = "{target}" under [metering], or X402GUARD_METERING__PRICES, to use it'
+    where = "" if path else f'; to use it, set prices = "{target}" under [metering], or X402GUARD_METERING__PRICES'
     typer.echo(f"written to {target}{where}")
 
 
@@ -88,7 +89,7 @@ def _show(changes: list[PriceChange], *, as_json: bool) -> None:
     shown = changes if as_json else changes[:_MOST_SHOWN]
     show([_row(change) for change in shown], as_json=as_json, empty="no price differs")
     if len(changes) > len(shown):
-        typer.echo(f"… and {len(changes) - len(shown)} more; `x402guard prices diff --json` has them all")
+        typer.echo(f"… and {len(changes) - len(shown)} more; `x402guard prices diff --json` shows all")
 
 
 def _row(change: PriceChange) -> dict[str, Any]:

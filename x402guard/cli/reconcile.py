@@ -1,4 +1,4 @@
-"""``reconcile``, ``holds cancel``: the books beside the chain, and a payment that is out taken back."""
+"""Defines the commands ``reconcile`` and ``holds cancel``."""
 
 from __future__ import annotations
 
@@ -24,14 +24,15 @@ _SECONDS: Final = {"s": 1, "m": 60, "h": 3600}
 _LONGEST_PAUSE_S: Final = 86_400
 
 Every = Annotated[
-    str | None, typer.Option("--every", help="Go on, with a pause such as 30s, 5m or 1h between two looks.")
+    str | None, typer.Option("--every", help="Repeat, with a pause such as 30s, 5m or 1h between two runs.")
 ]
 
 
 def reconcile(every: Every = None, ledger: LedgerUrl = None, as_json: AsJson = False) -> None:
-    """Ask the chains about every payment that is not proven, and compare what left the wallet with the books.
+    """Ask the chains about every payment that is not proven, and compare the wallet's transfers with the ledger.
 
-    What is found is written down. Exit code 1 where a chain could not be read, or money moved otherwise than the books say.
+    The findings are written to the ledger. Exit code 1 if a chain could not be read, or if money moved that the ledger
+    does not explain.
     """
     pause_s = None if every is None else _seconds(every)
     with _guard(ledger, key=False) as guard:
@@ -41,7 +42,7 @@ def reconcile(every: Every = None, ledger: LedgerUrl = None, as_json: AsJson = F
             except LedgerUnavailable:
                 if pause_s is None:
                     raise
-                typer.echo("the ledger cannot be used at the moment; trying again", err=True)
+                typer.echo("the ledger is unavailable; the next run tries again", err=True)
             else:
                 typer.echo(json.dumps(found.to_dict()) if as_json else "\n".join(map(printable, _lines(found))))
                 if pause_s is None:
@@ -51,31 +52,29 @@ def reconcile(every: Every = None, ledger: LedgerUrl = None, as_json: AsJson = F
 
 @holds.command("cancel")
 def cancel(
-    hold: Annotated[
-        str, typer.Argument(help="The hold's id, or as much of its beginning as tells it from the others.")
-    ],
+    hold: Annotated[str, typer.Argument(help="The hold's id, or the beginning of it if that is unique.")],
     ledger: LedgerUrl = None,
     as_json: AsJson = False,
 ) -> None:
-    """Sign the cancellation of a payment that is out, for whoever pays the gas to send. EIP-3009 only.
+    """Sign the cancellation of a signed EIP-3009 payment. Any account can send it and pays the gas.
 
-    It counts in full until the chain shows the cancellation and `x402guard reconcile` has seen that.
+    The payment counts in full until the chain shows the cancellation and `x402guard reconcile` has read it.
     """
     with _guard(ledger, key=True) as guard:
         made = guard.cancel(_whole_id(guard.shell.store, hold))
     if as_json:
         typer.echo(json.dumps(dataclasses.asdict(made), indent=2))
         return
-    typer.echo(f"Send this on {made.network}, from any account that has gas, before the payment is taken:")
+    typer.echo(f"Send this transaction on {made.network} before the payment is taken, from any account with gas:")
     typer.echo(f"  to    {made.to}\n  data  {made.data}")
-    typer.echo(f"Then run `x402guard reconcile`: until the chain shows it, hold {made.hold_id[:16]}… counts in full.")
+    typer.echo(f"Then run `x402guard reconcile`. Until the chain shows it, hold {made.hold_id[:16]}… counts in full.")
 
 
 def _guard(ledger: str | None, *, key: bool) -> Guard:
-    """Open the ledger as its owner. A file that is not there is an error, and is not created by looking at it."""
+    """Open the ledger as its owner. Raises ``ConfigError`` for a missing file instead of creating it."""
     settings = load_settings()
     if key and settings.private_key is None:
-        raise ConfigError(f"private_key: a cancellation is signed; set {PRIVATE_KEY}")
+        raise ConfigError(f"private_key: a cancellation needs a signature; set {PRIVATE_KEY}")
     arguments: dict[str, Any] = settings.guard_arguments()
     arguments |= {"ledger": ledger or settings.ledger, "background_checks": False, "approver": None}
     if not key:
@@ -88,7 +87,7 @@ def _seconds(every: str) -> int:
     match = _EVERY.fullmatch(every.strip())
     seconds = 0 if match is None else int(match[1]) * _SECONDS[match[2] or "s"]
     if not 0 < seconds <= _LONGEST_PAUSE_S:
-        raise ConfigError(f"--every: {every!r} is no pause; write 30s, 5m or 1h, a day at most")
+        raise ConfigError(f"--every: {every!r} is not a pause; write 30s, 5m or 1h, at most one day")
     return seconds
 
 
@@ -96,7 +95,7 @@ def _whole_id(store: LedgerStore, hold: str) -> str:
     given = hold.rstrip("…").lower().removeprefix("0x")
     found = [live.id for live in store.outstanding() if given and live.id.startswith(given)]
     if len(found) > 1:
-        raise ConfigError(f"hold: {len(found)} holds begin with {hold!r}; write more of the id")
+        raise ConfigError(f"hold: {len(found)} ids begin with {hold!r}; write more of the id")
     return found[0] if found else hold
 
 
@@ -116,7 +115,7 @@ def _lines(found: Reconciliation) -> list[str]:
         lines.append(f"counted ${format_dollars(found.added)} more than before")
     lines += [f"receipt contradicted by the chain: hold {hold_id[:16]}…" for hold_id in found.contradicted]
     lines += [
-        f"left the wallet, in no book: ${format_dollars(row['amount'])} to {row['payee']}, {row['network']} {row['transaction']}"
+        f"left the wallet, not in the ledger: ${format_dollars(row['amount'])} to {row['payee']}, {row['network']} {row['transaction']}"
         for row in found.unexplained
     ]
     lines += [
@@ -125,5 +124,5 @@ def _lines(found: Reconciliation) -> list[str]:
     ]
     lines += [f"could not read {network}: {reason}" for network, reason in found.unreadable.items()]
     if not found.complete:
-        lines.append("there was more to look through than one look takes; run it again")
+        lines.append("one run could not read all blocks; run it again")
     return lines

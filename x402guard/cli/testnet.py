@@ -1,4 +1,4 @@
-"""``testnet``: a local chain with a facilitator and a merchant, until it is stopped."""
+"""Defines the command ``testnet``."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from x402guard.cli.engines import EngineName, EngineOption, engine_maker
 
 
 def testnet(engine: EngineOption = EngineName.ETH_TESTER) -> None:  # noqa: PT028 - a command, no test
-    """Run a local chain posing as Base Sepolia, a facilitator and a merchant; print where they are, as JSON.
+    """Run a local chain that poses as Base Sepolia, a facilitator and a merchant. Prints their addresses as JSON.
 
-    The printed key is a test key, worth nothing anywhere else. Stops at Ctrl-C or SIGTERM.
+    The printed key is a test key without value on any other network. Ctrl-C or SIGTERM stops the command.
     """
     from x402guard.testing import Testnet
 

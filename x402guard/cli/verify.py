@@ -1,4 +1,4 @@
-"""``verify``: do the books add up?"""
+"""Defines the command ``verify``."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from x402guard.stores.sqlite import SqliteStore
 
 
 def verify(ledger: LedgerUrl = None, as_json: AsJson = False) -> None:
-    """Read the whole journal: every entry, balance, hold, limit and latch. Exit code 1 where they do not add up."""
+    """Verify every entry, balance, hold, limit and trip against the journal. Exit code 1 if they are inconsistent."""
     with opened(ledger, verified=False) as store:
         if not isinstance(store, SqliteStore):
-            raise ConfigError("ledger: only a ledger in a file can be verified")
+            raise ConfigError("ledger: only a ledger in a file can be verified, such as sqlite:///x402guard.db")
         problems = list(store.audit(most=None))
         entries, budgets = store.size()
     if as_json:
         typer.echo(json.dumps({"entries": entries, "budgets": budgets, "problems": problems}, indent=2))
     else:
-        lines = problems or [f"{entries} entries of {budgets} budgets: the books add up"]
+        lines = problems or [f"{entries} entries of {budgets} budgets: the ledger is consistent"]
         typer.echo("\n".join(map(printable, lines)))
     raise typer.Exit(1 if problems else 0)

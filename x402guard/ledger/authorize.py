@@ -1,4 +1,4 @@
-"""May this amount be held? The one place that says yes, and the counters of how often it said no."""
+"""Authorizes holds: the only place that decides whether an amount may be held. Counts the refusals."""
 
 from __future__ import annotations
 
@@ -15,32 +15,32 @@ from x402guard.ledger.view import LedgerView, MarkKey
 from x402guard.money import MAX_NANOS, Nanos, format_dollars
 
 BUDGET: Final = "budget"
-"""The rule that is an invariant of the ledger: with an empty policy it still holds."""
+"""The rule of the budget limits. It is an invariant of the ledger, so it applies even with an empty policy."""
 
 TOKENS: Final = "tokens"
-"""The rule of a budget of tokens with nothing left."""
+"""The rule of a token budget with nothing left."""
 
 TRIPPED: Final = "session_tripped"
-"""The rule of a session that is latched."""
+"""The rule of a tripped session."""
 
 ONLY_RESET: Final = "Only the owner can reset this session."
 
 REFUSAL_SAMPLES: Final = 100
-"""How many refusals of a rule are kept whole at each end: the first hundred and the last hundred."""
+"""How many refusals of a rule are kept in full at each end: the first hundred and the last hundred."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A no, as a value: it is counted in the books and raised by the shell.
+    """A refusal, as a value. The ledger counts it; the drivers raise it as an error.
 
     Attributes:
-        rule: the rule that decided.
-        reason: a sentence for people, with the value and the setting.
-        requested, available: nano-dollars, where known.
-        retry_after_s: seconds after which the same call may pass, where known.
-        is_out: a payment for the same purchase was signed before, and is out.
-        error: the class that the caller gets.
-        advice: what the caller can do, as a sentence; "" where the reason says it.
+        rule: the rule that refused.
+        reason: a sentence for the owner, with the value and the setting.
+        requested, available: nano-dollars, or None if unknown.
+        retry_after_s: seconds after which the same call may pass, or None if unknown.
+        is_out: True if a payment for the same purchase was signed earlier and can still be taken.
+        error: the class of the error that the caller gets.
+        advice: what the caller can do, as a sentence; "" if the reason says it.
     """
 
     rule: str
@@ -54,13 +54,13 @@ class Refusal:
 
 
 def lapse_due(view: LedgerView) -> None:
-    """End what is past its own deadline and has no chain to ask: the ceiling counts, as assumed."""
+    """Lapse the holds in view that are past their own deadline and have no chain to ask: captures their ceilings."""
     for hold in view.live(view.due):
         apply(view, hold.id, Lapse())
 
 
 def check_open(view: LedgerView, node_id: str) -> Refusal | None:
-    """Return why nothing may be authorized in a node, or None while it and all above it are open."""
+    """Return why nothing may be authorized in a node, or None if the node and all its ancestors are open."""
     for node in view.path(node_id):
         if node.state is NodeState.TRIPPED:
             why = f"{node.terminated_by}: {node.trip_reason}" if node.trip_reason else node.terminated_by
@@ -78,10 +78,14 @@ def check_open(view: LedgerView, node_id: str) -> Refusal | None:
 def authorize(
     view: LedgerView, hold: Hold, facts: Mapping[str, Any], finalizing: frozenset[str] = frozenset()
 ) -> Hold | Refusal:
-    """Hold an amount, if the node is open and every budget on its path can take it; both decided on live rows.
+    """Write a hold if the node and its ancestors are open and every budget on the path has room for the amount.
 
-    Nodes *finalizing* may use what they keep in reserve. *facts* go into the journal for the report. Checks in this order, so that a refusal is the same everywhere: state from
-    leaf to root, the amount itself, room from leaf to root.
+    The order of the checks is fixed, so that the refusal is the same everywhere: states from leaf to root, the amount
+    itself, room from leaf to root. The nodes *finalizing* may use their reserve. *facts* go into the journal for the
+    report.
+
+    Returns the hold as written, or the refusal. Raises ``IllegalTransition`` if the id belongs to another hold or the
+    amount is not positive.
     """
     closed = check_open(view, hold.node_id)
     if closed is not None:
@@ -101,7 +105,7 @@ def authorize(
 def check_room(
     view: LedgerView, node_id: str, amount: Nanos, finalizing: frozenset[str] = frozenset()
 ) -> Refusal | None:
-    """Return why an amount does not fit into the budgets of a path, or None."""
+    """Return why *amount* (nano-dollars) does not fit into the budgets of a path, or None if it fits."""
     shortfall = find_shortfall(view, node_id, amount, finalizing)
     if shortfall is None:
         return None
@@ -130,9 +134,9 @@ def _where_it_is(node: Node) -> str:
 
 
 def refusal_marks(node_id: str, rule: str, count: int | None = None) -> MarkKey:
-    """Return the key of a rule's counter in a node or, given *count*, of the slot that keeps that refusal whole.
+    """Return the key of a rule's counter in a node or, given *count*, of the slot that keeps that refusal in full.
 
-    A space parts the two, because it stands in no id: a child's id begins with its parent's.
+    A space separates node id and rule. No id contains a space, and a child's id begins with its parent's id.
     """
     if count is None:
         return "refusals", f"{node_id} {rule}"
@@ -141,7 +145,7 @@ def refusal_marks(node_id: str, rule: str, count: int | None = None) -> MarkKey:
 
 
 def note_refusal(view: LedgerView, node_id: str, refusal: Refusal) -> None:
-    """Count a refusal: its rule's counter, and one of two hundred slots. It restrains nothing and frees nothing."""
+    """Count a refusal in its rule's counter and keep it in one of 200 slots. No balance changes."""
     counter = refusal_marks(node_id, refusal.rule)
     before = view.mark(counter)
     count = 0 if before is None else int(before["count"])
@@ -160,7 +164,7 @@ def note_refusal(view: LedgerView, node_id: str, refusal: Refusal) -> None:
 
 
 def _set_starved(view: LedgerView, node_id: str, *, starved: bool) -> None:
-    # The session is what ends "by exhaustion", also where one of its scopes was refused.
+    # A refusal in a scope marks its session too: a session is what ends as "budget_exhausted".
     for node in view.path(node_id):
         if node.kind is not NodeKind.WALLET and node.starved is not starved:
             view.put_node(dataclasses.replace(node, starved=starved))

@@ -1,8 +1,8 @@
-"""Budgets nest by grants: a child's dollar is its parent's dollar at every instant.
+"""Nests budgets by grants: every dollar that a child uses is drawn from its parent at the same time.
 
-Each node keeps captured + held + granted out ≤ limit, and a node below the root has drawn from its parent exactly what it
-uses. What a hold needs is drawn level by level in the transaction that makes it; what a void, an expiry or a smaller capture
-frees goes straight back. So siblings cannot spend one dollar twice, and no budget is ever read stale.
+Each node keeps captured + held + granted out ≤ limit, and a node below the root has drawn exactly what it uses from its
+parent. The transaction that writes a hold draws its amount level by level; a void, an expiry or a smaller capture gives
+back at once what it frees. So siblings cannot spend one dollar twice, and no decision uses an outdated budget.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from x402guard.ledger.view import LedgerView, Notice
 from x402guard.money import Nanos, format_dollars
 
 PARTS: Final = 1_000_000
-"""Parts of a limit are written in millionths."""
+"""The denominator of soft limits: they are stored in millionths of a limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class Shortfall:
 
     Attributes:
         node: that node.
-        available: what it has left, in nano-dollars, never below zero.
+        available: the amount left in it, in nano-dollars, never below zero.
     """
 
     node: Node
@@ -36,9 +36,9 @@ class Shortfall:
 def find_shortfall(
     view: LedgerView, node_id: str, amount: int, finalizing: frozenset[str] = frozenset()
 ) -> Shortfall | None:
-    """Return where *amount* (nano-dollars) does not fit, or None where every budget on the path can take it.
+    """Return where *amount* (nano-dollars) does not fit, or None if every budget on the path has room for it.
 
-    The reserves of the nodes *finalizing* are part of what may be taken.
+    The nodes *finalizing* may use their reserves.
     """
     for node in view.path(node_id):
         room = _room(node, finalizing)
@@ -54,15 +54,15 @@ def _room(node: Node, finalizing: frozenset[str]) -> int | None:
 
 
 def room_on_path(view: LedgerView, node_id: str, finalizing: frozenset[str] = frozenset()) -> Nanos | None:
-    """Return the largest amount in nano-dollars that fits a node and every budget above it; None where none has a limit."""
+    """Return the largest amount (nano-dollars) that fits a node and every budget above it; None if none has a limit."""
     rooms = [room for node in view.path(node_id) if (room := _room(node, finalizing)) is not None]
     return Nanos(max(0, min(rooms))) if rooms else None
 
 
 def settle_grants(view: LedgerView, node_id: str) -> None:
-    """Draw what the path is short of, or give back what it no longer uses, level by level up to the root.
+    """Draw what each node on the path is short of, or give back what it no longer uses, level by level up to the root.
 
-    Draws past a limit where the amount is owed already (a correction, a bill), and trips every node that this exceeds.
+    It checks no limit: an amount that is owed already (a correction, a bill) is drawn past the limit.
     """
     current = view.node(node_id)
     while current.parent_id is not None:
@@ -77,10 +77,10 @@ def settle_grants(view: LedgerView, node_id: str) -> None:
 
 
 def correct_past(view: LedgerView, hold: Hold, amount: int) -> None:
-    """Let a correction of what was captured in a window that is over count there.
+    """Count a correction of a captured amount in the window of its capture, if that window is over.
 
-    What comes back is no room in the window that runs now; what is taken again, after it came back, is no new cost of that one
-    either, up to what was captured at first. More than that is owed now.
+    An amount given back frees no room in the current window. An amount that is taken again after it was given back
+    costs nothing in the current window, up to the amount first captured. Anything above that counts now.
     """
     less = hold.captured - amount
     if less < 0:
@@ -93,7 +93,7 @@ def correct_past(view: LedgerView, hold: Hold, amount: int) -> None:
 
 
 def note_soft_limits(view: LedgerView, node_id: str) -> None:
-    """Tell of every part of a limit that was reached on a path, each once; a window that begins anew tells anew."""
+    """Write an event and a notice for each soft limit reached on the path: once, and once again in each new window."""
     for node in view.path(node_id):
         if not node.soft or node.limit is None:
             continue
@@ -109,7 +109,7 @@ def _reached(node: Node) -> list[int]:
 
 
 def forget_soft_limits(view: LedgerView, node_id: str) -> None:
-    """A limit has changed: what of the new one is not reached yet is told of when it is."""
+    """After a change of the limit, count only the soft limits already reached as notified."""
     node = view.node(node_id)
     view.put_node(dataclasses.replace(node, warned=max(_reached(node), default=0)))
 
@@ -131,7 +131,7 @@ def _tell_soft(view: LedgerView, node: Node, reached: int) -> None:
 
 
 def trip_exceeded(view: LedgerView, node_id: str) -> None:
-    """Trip every open node on the path that stands past its limit. A budget of tokens latches nothing."""
+    """Trip every node on the path that is past its limit. A token budget never trips."""
     for node in view.path(node_id):
         if node.room is not None and node.room < 0 and node.kind is not NodeKind.TOKENS:
             trip(
@@ -143,7 +143,7 @@ def trip_exceeded(view: LedgerView, node_id: str) -> None:
 
 
 def trip(view: LedgerView, node_id: str, word: str, reason: str) -> None:
-    """Latch a node until its owner resets it. *word* is one of ``TERMINATIONS``; a tripped node keeps its first."""
+    """Trip a node until its owner resets it. *word* is one of ``TERMINATIONS``. A tripped node keeps its first word."""
     node = view.node(node_id)
     if node.state is NodeState.TRIPPED:
         return

@@ -1,7 +1,7 @@
-"""What a chain shows of a payment, and what the books make of it.
+"""Applies the findings of chain reads, and the claims of servers, to payment holds.
 
-A chain read has three kinds of answer: it was settled or the nonce is gone; it was not, as of a block; nobody could tell.
-"Could not read" is never "not settled".
+A chain read has three kinds of answer: the payment was settled or its nonce is used; it was not settled as of a block;
+the chain could not be read. "Could not read" never means "not settled".
 """
 
 from __future__ import annotations
@@ -19,29 +19,29 @@ from x402guard.ledger.view import LedgerView, MarkKey, Notice
 from x402guard.money import Nanos, format_dollars
 
 MAX_AHEAD_S: Final = 900
-"""How far a block may be dated ahead of our clock, in seconds, to be believed."""
+"""The maximum number of seconds that a block's time may be ahead of the ledger's clock to be believed."""
 
 TEST_AHEAD_S: Final = 400 * 86_400
-"""The same where no real money moves: a chain of one's own may be moved on by hand."""
+"""``MAX_AHEAD_S`` for test networks: the owner of a local chain may move its time forward manually."""
 
 SURELY_LATER_S: Final = 30
-"""How many seconds a block has to be dated after the chain last showed a payment taken, to show that this was undone."""
+"""A block shows a settlement undone only if it is more than this many seconds after the last read that showed it."""
 
 MOST_UNSHOWN: Final = 100
-"""How many payments to one payee are remembered that were taken by nobody knows what, at most."""
+"""How many payments per payee are remembered, at most, whose nonce is used but whose transaction was not found."""
 
 CONTRADICTED: Final = "claim_contradicted"
-"""The name of what happened where a receipt and the chain do not agree."""
+"""The name of the journal event and notice if a receipt and the chain disagree."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """A transaction settled this very nonce, by its own calldata and its one matching Transfer log.
+    """A transaction settled exactly this nonce: its own calldata and its one matching Transfer log show it.
 
     Attributes:
-        amount_atomic: what moved, in the token's atomic units.
-        transaction, log_index: where; together with the network they prove one hold, once.
-        final: True where the block cannot be undone.
+        amount_atomic: the amount moved, in the token's atomic units.
+        transaction, log_index: the Transfer log; with the network it is the proof of one hold, and of no other.
+        final: True if the block cannot be undone.
     """
 
     amount_atomic: int
@@ -52,14 +52,14 @@ class Settled:
 
 @dataclass(frozen=True, slots=True)
 class Used:
-    """The nonce is used, and no transaction is known that shows how much moved."""
+    """The nonce is used, but the transaction that shows the amount is unknown."""
 
     final: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Cancelled:
-    """The nonce was used up by a cancellation, in *transaction*; nothing moved and nothing ever will."""
+    """A cancellation in *transaction* used the nonce: nothing was moved, and nothing can be moved later."""
 
     transaction: str
     final: bool
@@ -76,7 +76,7 @@ class Unused:
 class Unreadable:
     """The chain could not be read; ``reason`` says why.
 
-    ``alone`` is True where only this one payment could not: what was asked about the chain itself was answered.
+    ``alone`` is True if only the questions about this payment failed and those about the chain itself were answered.
     """
 
     reason: str
@@ -87,20 +87,20 @@ Finding = Settled | Used | Cancelled | Unused | Unreadable
 
 
 def proof_mark(network: str, finding: Settled) -> MarkKey:
-    """Return the key under which a settlement is remembered as the proof of one hold."""
+    """Return the key of the mark that binds a settlement to the one hold that it proves."""
     return proof_key(network, finding.transaction, finding.log_index)
 
 
 def proof_key(network: str, transaction: str, log_index: int) -> MarkKey:
-    """Return the same key, for one Transfer log."""
+    """Return the key of the proof mark for one Transfer log."""
     return "proof", f"{network}/{transaction.lower()}/{log_index}"
 
 
 def is_unsettled(hold: Hold, now_unix: int) -> bool:
-    """True for a payment that a chain may still say something new about, as of *now_unix* (unix seconds).
+    """True for a payment whose chain state can still change, as of *now_unix* (unix seconds).
 
-    What a final block shows is asked about again while the signature is good: should even that block be undone, it can be used
-    once more.
+    A payment that a final block has proven is checked again while its signature is valid: if even that block is undone,
+    the payment can be taken again.
     """
     if hold.intent is None:
         return False
@@ -112,11 +112,14 @@ def is_unsettled(hold: Hold, now_unix: int) -> bool:
 
 
 def claim_settlement(view: LedgerView, hold_id: str, claim: Claim, *, believe: bool) -> Hold:
-    """Write down that a server says a payment was settled.
+    """Record a server's claim that a payment was settled, and return the hold after it.
 
-    With *believe* the claim's amount is captured as claimed (``exact``: the amount that was signed); without, the hold
-    stays and keeps the claim beside it. A hold that was captured meanwhile without a proof remembers the claim, so that the
-    chain can be asked about its transaction; any other that has ended knows better and is left alone.
+    With *believe*, captures the claimed amount with evidence ``claimed`` (for ``exact``: the signed amount). Otherwise
+    the hold stays HELD and keeps the claim. A hold already captured without a proof keeps the claim too, so that the
+    chain can be asked about its transaction. Any other ended hold is unchanged.
+
+    Raises ``IllegalTransition`` if the hold is out of scope, or if *believe* is set and the claim is more than was
+    signed.
     """
     hold = view.known_hold(hold_id)
     _note_receipt(view, hold, claim)
@@ -135,12 +138,12 @@ def claim_settlement(view: LedgerView, hold_id: str, claim: Claim, *, believe: b
 
 
 def receipt_mark(network: str, transaction: str) -> MarkKey:
-    """Return the key under which the first payment is remembered that a transaction was shown for."""
+    """Return the key of the mark that keeps the first payment for which a server named a transaction."""
     return "receipt", f"{network}/{transaction.lower()}"
 
 
 def _note_receipt(view: LedgerView, hold: Hold, claim: Claim) -> None:
-    """One transaction shown for two payments stands in the books. It may be a batch: the chain's logs say which it paid for."""
+    """Write an event if a transaction is named for two payments. It may be a batch: the chain's logs decide."""
     if not claim.transaction:
         return
     key = receipt_mark(hold.payment().network, claim.transaction)
@@ -153,13 +156,19 @@ def _note_receipt(view: LedgerView, hold: Hold, claim: Claim) -> None:
 
 
 def weigh(view: LedgerView, hold_id: str, finding: Finding) -> Hold:
-    """Let a finding take effect on a payment hold, and return the hold after it.
+    """Apply a finding to a payment hold, and return the hold after it.
 
-    A final block from before the chain last showed it taken undoes nothing: that node is behind, or was asked earlier.
+    - ``Settled``: captures the amount moved.
+    - ``Used``: captures the ceiling.
+    - ``Cancelled`` in a final block: captures nothing (voids a live hold).
+    - ``Unused`` at a final block that can no longer take the payment: expires a live hold, corrects a captured one to
+      0.
+    - ``Unused`` and still valid, although the chain once showed the payment taken: a block was undone, so the hold is
+      reopened and counts in full. A final block from before the chain last showed it taken changes nothing: that node
+      is behind, or was asked earlier.
+    - Anything else changes only ``checked_ms``.
 
-    Used with a known settlement: what it moved. Used by nobody knows what: the maximum. Cancelled at a final block: nothing. Unused
-    at a final block that can no longer take it: expired. Unused and still good, although the chain once showed it taken: a block
-    was undone, and it counts in full again. Anything else leaves it as it is, and remembers that the chain was asked.
+    Raises ``IllegalTransition`` if the hold is not in the scope of the view.
     """
     before = view.known_hold(hold_id)
     if isinstance(finding, Unused) and _is_older(before, finding.block_time):
@@ -202,13 +211,13 @@ def _cancel(view: LedgerView, hold: Hold, transaction: str) -> Hold:
 def _unused(view: LedgerView, hold: Hold, block_time: int) -> Hold:
     ahead_s = TEST_AHEAD_S if hold.payment().network in TEST_NETWORKS else MAX_AHEAD_S
     if block_time > view.now_unix + ahead_s:
-        return hold  # a node that dates its blocks so is none to free a budget
+        return hold  # the node's block time cannot be right, so it must not free a budget
     dead = hold.payment().dead_at(block_time)
     if hold.state is HoldState.HELD and dead:
         _note_contradiction(view, hold, Nanos(0))
         return apply(view, hold.id, Expire(block_time))
     if hold.state is HoldState.CAPTURED and dead:
-        # Captured on somebody's word, or in a block that was undone: it never happened and never can.
+        # Captured on a claim, or by a block that was undone: it was not settled and never can be.
         return _take(view, dataclasses.replace(hold, proof=None), Nanos(0), Evidence.CHAIN, None)
     on_chain = hold.state is HoldState.CAPTURED and hold.evidence in (Evidence.CHAIN, Evidence.CHAIN_HEAD)
     if not dead and (on_chain or was_cancelled(hold)):
@@ -221,24 +230,24 @@ def _settle(view: LedgerView, hold: Hold, finding: Settled) -> Hold:
     key = proof_mark(intent.network, finding)
     owner = view.mark(key)
     if owner is not None and owner["hold"] != hold.id:
-        # A seller with two cheques could show the small one's transaction for both.
+        # A seller with two signed payments could name the smaller one's transaction for both.
         _note_reuse(view, hold, finding.transaction, owner["hold"])
         used_up = finding.final and hold.state is HoldState.HELD and view.now_unix > hold.deadline_unix
         return _take(view, hold, hold.amount, Evidence.CHAIN, None) if used_up else hold
-    # What one atomic unit is worth was fixed when the hold was written: the ceiling scales down, rounded up.
+    # The value of one atomic unit was fixed when the hold was written: the ceiling is scaled down and rounded up.
     amount = Nanos(-(-hold.amount * finding.amount_atomic // intent.amount_atomic))
     if not finding.final and _was_undone(hold, key[1]):
-        hold = apply(view, hold.id, Reopen(0))  # and it is in another one now
+        hold = apply(view, hold.id, Reopen(0))  # another block has settled it since
     if not finding.final and amount < hold.amount and hold.state in (HoldState.VOIDED, HoldState.EXPIRED):
         return apply(view, hold.id, Correct(hold.amount, Evidence.CHAIN_HEAD))
     if not finding.final and amount < hold.amount and not (hold.state is HoldState.CAPTURED and amount > hold.captured):
-        return hold  # a block that can still be undone frees nothing; it is asked about again
+        return hold  # a block that can still be undone frees nothing; the chain is asked again later
     view.put_mark(key, {"hold": hold.id})
     return _take(view, hold, amount, _chain(final=finding.final), key[1])
 
 
 def unshown_mark(network: str, token: Address, payee: Address) -> MarkKey:
-    """Return the key under which the payments to one payee are remembered that were taken by nobody knows what."""
+    """Return the key of a payee's payments whose nonce is used but whose settling transaction was not found."""
     return "unshown", f"{network}/{token}/{payee}"
 
 
@@ -252,9 +261,10 @@ def _note_unshown(view: LedgerView, hold: Hold) -> None:
 
 
 def explain(view: LedgerView, key: MarkKey, proof: MarkKey, amount_atomic: int) -> bool:
-    """Let a Transfer to a payee stand for one payment that was taken by nobody knows what; False where none may be meant.
+    """Match a Transfer of *amount_atomic* to one payment whose settling transaction was not found.
 
-    It frees nothing: the payment stays counted at its maximum. It is only that the Transfer is no stranger's.
+    Returns False if no such payment of at least that amount exists, or if the Transfer already proves a hold. It frees
+    nothing: the payment stays captured at its ceiling. It only shows that the Transfer belongs to a known payment.
     """
     waiting = dict((view.mark(key) or {}).get("holds", {}))
     fitting = [hold_id for hold_id, most in waiting.items() if amount_atomic <= int(most)]
@@ -267,14 +277,17 @@ def explain(view: LedgerView, key: MarkKey, proof: MarkKey, amount_atomic: int) 
 
 
 def _was_undone(hold: Hold, proof: str | None) -> bool:
-    """True where a chain's block showed how a payment ended, and one that is not final shows another end: that block is gone."""
+    """True if the chain's evidence for a capture contradicts new evidence from a non-final block: a block was undone.
+
+    *proof* is the new proof, or None if there is none.
+    """
     on_chain = hold.evidence in (Evidence.CHAIN, Evidence.CHAIN_HEAD)
     less = hold.proof is not None or hold.captured < hold.amount
     return hold.state is HoldState.CAPTURED and on_chain and less and proof != (hold.proof or "")
 
 
 def reuse_mark(hold_id: str) -> MarkKey:
-    """Return the key under which it is remembered that a payment was shown another's proof: it is told once."""
+    """Return the key of the mark that a payment was shown another's proof: the event is written once."""
     return "reuse", hold_id
 
 
@@ -302,9 +315,9 @@ def _take(view: LedgerView, hold: Hold, amount: Nanos, evidence: Evidence, proof
 
 
 def _is_better(hold: Hold, amount: Nanos, evidence: Evidence, proof: str | None) -> bool:
-    """Is there anything in this for a hold that was captured already?"""
+    """True if this evidence changes a hold that was captured already."""
     if hold.evidence is Evidence.CHAIN and hold.proof is not None:
-        # Proven already, and finally. Only a block undone after all can bring another final proof.
+        # Already proven by a final block. Another final proof can only come if that block was undone.
         return evidence is Evidence.CHAIN and proof not in (None, hold.proof)
     if evidence.rank > (hold.evidence or evidence).rank:
         return False
@@ -312,12 +325,12 @@ def _is_better(hold: Hold, amount: Nanos, evidence: Evidence, proof: str | None)
 
 
 def _note_contradiction(view: LedgerView, hold: Hold, amount: Nanos, *, shown: bool = True) -> None:
-    """Say in the books, and to people, that a server's receipt and the chain do not agree, and whose that was.
+    """Write an event and a notice that a server's receipt and the chain disagree, with the payee and the facilitator.
 
-    Where the chain has *shown* no amount, it is only that the receipt is not borne out, and nobody is accused.
+    Without *shown* the chain has not shown an amount: the event says only that the receipt is unproven.
     """
     if hold.claim is None or hold.doubt is not None or hold.claim.amount == amount:
-        return  # a transaction that was named beside a failure claims no amount
+        return  # a transaction named in a failed answer claims no amount
     if not shown:
         facts = {"name": "claim_unproven", "claimed": hold.claim.amount, "amount": amount}
         view.record(hold.node_id, "event", hold_id=hold.id, facts=facts)
@@ -327,6 +340,6 @@ def _note_contradiction(view: LedgerView, hold: Hold, amount: Nanos, *, shown: b
     facts = {"name": CONTRADICTED, "claimed": hold.claim.amount, "chain": amount, **who}
     view.record(hold.node_id, "event", hold_id=hold.id, facts=facts)
     claimed, took = format_dollars(hold.claim.amount), format_dollars(amount)
-    message = f"{payment.payee} claimed ${claimed} of hold {hold.id[:16]}…, and the chain shows ${took}"
+    message = f"{payment.payee} claimed ${claimed} of hold {hold.id[:16]}…, but the chain shows ${took}"
     told = {"hold_id": hold.id, "host": hold.purpose.host, "claimed": claimed, "chain": took, **who}
     view.notices.append(Notice(CONTRADICTED, message, told))

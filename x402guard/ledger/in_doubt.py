@@ -1,4 +1,4 @@
-"""Is anybody still waiting for this hold's answer? Derived from rows, never from memory."""
+"""Decides whether a hold is in doubt, from rows alone and never from memory."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from x402guard.ledger.model import Hold, HoldState
 from x402guard.ledger.view import LedgerView, MarkKey
 
 DEFAULT_FLIGHT_S: Final = 30
-"""Seconds after which a request without an answer is in doubt, unless the owner says otherwise."""
+"""Default of ``flight_s``: seconds after which a request without an answer is in doubt."""
 
 
 def instance_mark(instance: str) -> MarkKey:
-    """Return the key of a process instance's row: which process it is, and whether it has ended."""
+    """Return the key of a process instance's mark: its process, and whether it has ended."""
     return "instance", instance
 
 
 def in_doubt(view: LedgerView, hold: Hold, *, flight_ms: int) -> bool:
-    """True where a live hold's request is over and nobody wrote down how it ended.
+    """True if the outcome of a live hold is unknown.
 
-    It was noted so, or its request has been out longer than *flight_ms* (milliseconds), or the process that sent it is known
-    to have ended.
+    That is so if a note says it, if its request was sent more than *flight_ms* (milliseconds) ago, or if the process
+    that sent it is known to have ended. A hold with a claim is not in doubt.
     """
     if hold.state is not HoldState.HELD:
         return False
     if hold.doubt is not None:
         return True
     if hold.claim is not None:
-        return False  # its answer came: what is open is only how much was taken
+        return False  # its answer came; only the amount is open
     if view.now_ms - hold.flying_since_ms > flight_ms:
         return True
     owner = view.mark(instance_mark(hold.owner))
@@ -36,10 +36,10 @@ def in_doubt(view: LedgerView, hold: Hold, *, flight_ms: int) -> bool:
 
 
 def take_over(view: LedgerView, hold: Hold, *, instance: str) -> Hold:
-    """Make *instance* answer for a hold in doubt, from now on: compare-and-set, since the row is locked by this change.
+    """Make *instance* responsible for a hold in doubt. This is a compare-and-set, because this change locks the row.
 
-    The doubt stays until somebody claims a settlement: should this presentation be lost as well, the next one presents the
-    same cheque at once.
+    The doubt stays until a server claims a settlement: if this presentation is lost too, the next caller presents the
+    same signed payment at once.
     """
     doubt = hold.doubt or "no answer came"
     taken = dataclasses.replace(

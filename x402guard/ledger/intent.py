@@ -1,4 +1,4 @@
-"""The whole of an unsigned payment, as it stands in the ledger before anything is signed."""
+"""Defines the intent: all fields of an unsigned payment, written to the ledger before anything is signed."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from x402guard.evm import Address
 
 @dataclass(frozen=True, slots=True)
 class Intent:
-    """Every field of a payment but its signature, so that the payment header can be rebuilt from the row alone.
+    """Every field of a payment except its signature. The payment header can be rebuilt from the row alone.
 
     Attributes:
         version: x402 version of the offer, 1 or 2.
         scheme, method: ``exact`` or ``upto``; ``eip3009`` or ``permit2``.
-        network, network_as_offered: CAIP-2, and the word the offer used (v1 names differ).
+        network, network_as_offered: the CAIP-2 id, and the name that the offer used (v1 names differ).
         chain_id: of that network.
-        token, domain_name, domain_version: the contract and its EIP-712 domain, from our registry.
-        payer, payee: who pays and who is paid.
+        token, domain_name, domain_version: the token contract and its EIP-712 domain, from the asset registry.
+        payer, payee: the paying and the paid address.
         amount_atomic: atomic units; the ceiling for ``upto``.
-        valid_after, valid_until: unix time in seconds. EIP-3009 is good while t < ``valid_until``, Permit2 while
+        valid_after, valid_until: unix time in seconds. EIP-3009 is valid while t < ``valid_until``, Permit2 while
             t ≤ ``valid_until``.
         nonce: 32 bytes as an integer.
-        spender, facilitator: Permit2's spender (an x402 proxy), and who may settle an ``upto``; None otherwise.
-        accepted_json, resource_json, extensions_json: what the server sent and a payment echoes.
-        payment_id: the ``payment-identifier`` sent where the server offers that extension, else None.
+        spender, facilitator: Permit2's spender (an x402 proxy), and the address that may settle an ``upto``; else None.
+        accepted_json, resource_json, extensions_json: the parts of the server's offer that a payment echoes.
+        payment_id: the ``payment-identifier`` sent if the server offers that extension, else None.
         digest: the EIP-712 digest that is signed, 32 bytes as hex.
     """
 
@@ -55,7 +55,7 @@ class Intent:
     digest: str
 
     def to_json(self) -> str:
-        """Return the intent as JSON; 256-bit numbers as text, since JSON readers lose them."""
+        """Return the intent as JSON. 256-bit numbers are written as text, because JSON readers lose their digits."""
         values: dict[str, Any] = {name: getattr(self, name) for name in _NAMES}
         values["amount_atomic"] = str(self.amount_atomic)
         values["nonce"] = f"0x{self.nonce:064x}"
@@ -66,13 +66,13 @@ class Intent:
         """Return the intent written by ``to_json``. Raises ``ValueError`` or ``TypeError`` for anything else."""
         values = json.loads(text)
         if set(values) != set(_NAMES):
-            raise ValueError("the stored payment has other fields than this version of x402guard writes")
+            raise ValueError("the fields of the stored payment differ from those that this version of x402guard writes")
         values["amount_atomic"] = int(values["amount_atomic"])
         values["nonce"] = int(values["nonce"], 16)
         return cls(**values)
 
     def dead_at(self, block_time: int) -> bool:
-        """True where a block of *block_time* (unix seconds) can no longer take this payment.
+        """True if a block of *block_time* (unix seconds) can no longer take this payment.
 
         EIP-3009 requires t < validBefore; Permit2 refuses t > deadline.
         """

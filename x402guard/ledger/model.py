@@ -1,4 +1,4 @@
-"""What the ledger is made of: nodes of budget, holds, and immutable entries."""
+"""Defines the ledger's rows: nodes (budgets), holds, and immutable journal entries."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from x402guard.ledger.intent import Intent
 from x402guard.money import Nanos
 
 WALLET: Final = "wallet"
-"""The id of the root: the wallet's own budget."""
+"""The id of the root node: the wallet's own budget."""
 
 NOTHING: Final = Nanos(0)
 
 TERMINATIONS: Final = (
     "budget_exhausted", "disputed_usage", "kill_switch", "loop_detected", "overshoot", "session_timeout", "spend_spike",
 )  # fmt: skip
-"""Every word that ``terminated_by`` may be beside null."""
+"""Every value of ``terminated_by`` except null."""
 
 
 class NodeKind(StrEnum):
@@ -42,7 +42,7 @@ class NodeState(StrEnum):
 
 
 class HoldState(StrEnum):
-    """Where a hold stands; see the table in ``transitions``."""
+    """The state of a hold. ``transitions.TABLE`` lists every allowed step between states."""
 
     HELD = "held"
     CAPTURED = "captured"
@@ -60,7 +60,7 @@ class HoldKind(StrEnum):
 
 
 class Evidence(StrEnum):
-    """Why an amount is believed, best first."""
+    """Why an amount is believed. The best evidence comes first."""
 
     CHAIN = "chain"
     CHAIN_HEAD = "chain_head"
@@ -71,7 +71,7 @@ class Evidence(StrEnum):
 
     @property
     def rank(self) -> int:
-        """0 for the best evidence; larger is weaker."""
+        """0 for the best evidence; a larger number is weaker evidence."""
         return _RANK[self]
 
 
@@ -79,12 +79,12 @@ _RANK: Final = {evidence: rank for rank, evidence in enumerate(Evidence)}
 
 
 Per = Literal["day", "week", "month"]
-"""How long a window is."""
+"""The length of a window."""
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """When a budget begins anew: each day, week or month, by the calendar of a time zone."""
+    """The window of a budget: its spending restarts each day, week or month, by the calendar of time zone ``tz``."""
 
     per: Per
     tz: str
@@ -92,23 +92,23 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A budget: a limit, what was taken from it, and a parent. All amounts in nano-dollars, all times in unix ms.
+    """A budget: a limit, the amounts taken from it, and a parent. Amounts are in nano-dollars, times in unix ms.
 
-    A node of the kind ``tokens`` counts tokens, in the same fields, and has no parent.
+    A node of kind ``tokens`` counts tokens in the same fields and has no parent.
 
     Attributes:
         limit: None for a wallet without a limit of its own.
-        captured, held: of this node's own holds.
-        granted_out: what children have drawn; granted_in: what this node has drawn from its parent.
-        starved: the last authorization asked of it was refused for lack of budget.
-        openers: who has its block open, one token each.
+        captured, held: sums over this node's own holds.
+        granted_out: the amount drawn by children; granted_in: the amount that this node has drawn from its parent.
+        starved: True if the last authorization in it was refused for lack of budget.
+        openers: one token for each open ``with`` block of this node.
         seq, head: number and hash of its last journal entry.
-        live: of this node's holds and of all below it, what is held now.
-        window: when it begins anew; None for never.
-        since_ms, past: when the window that it stands in began, and what had been captured before that.
-        reserve: of the limit, what is kept for the session's last LLM calls; finalized: they have begun.
-        trip_reason: why it is tripped, in words; None where it is not.
-        soft: the parts of the limit, in millionths, at which people are told; warned: the highest that was reached.
+        live: the amount held now by this node and all nodes below it.
+        window: when its spending restarts; None for never.
+        since_ms, past: when the current window began, and the amount captured before that.
+        reserve: the part of the limit kept for the session's last LLM calls; finalized: True once these have begun.
+        trip_reason: why it is tripped, as a sentence; None if it is not tripped.
+        soft: the soft limits, in millionths of the limit; warned: the highest one already notified.
     """
 
     id: str
@@ -141,40 +141,40 @@ class Node:
 
     @property
     def used(self) -> int:
-        """Everything that was ever taken and not given back, in nano-dollars."""
+        """The amount taken and not given back, over all time, in nano-dollars."""
         return self.captured + self.held + self.granted_out
 
     @property
     def counted(self) -> int:
-        """Everything that counts against the limit, in nano-dollars: in its window, where it has one."""
+        """The amount that counts against the limit, in nano-dollars; only the current window if the node has one."""
         return self.used - self.past
 
     @property
     def spent(self) -> int:
-        """What was captured here and below, in nano-dollars: in its window, where it has one."""
+        """The amount captured here and below, in nano-dollars; only the current window if the node has one."""
         return self.counted - self.live
 
     @property
     def room(self) -> int | None:
-        """What the node's own limit leaves, in nano-dollars; negative once passed; None without a limit."""
+        """The amount left under the node's own limit, in nano-dollars: negative past it, None without a limit."""
         return None if self.limit is None else self.limit - self.counted
 
     @property
     def plain_room(self) -> int | None:
-        """The same without what is kept for last LLM calls."""
+        """``room`` without the reserve for last LLM calls, in nano-dollars."""
         return None if self.limit is None else self.limit - self.counted - self.reserve
 
 
 @dataclass(frozen=True, slots=True)
 class Purpose:
-    """What a hold was taken for. No query strings: they carry keys and names.
+    """What a hold pays for. Query strings are left out, because they can carry keys and names.
 
     Attributes:
-        method, url: the request line, the query left out.
-        host: host name, and the port where it is not the default.
-        fingerprint: SHA-256 over method, full URL and body hash, in hex: proves what a nonce was for.
-        tool: the tool or model name for what is no HTTP payment.
-        step: what makes identical calls the same, or "" where nobody can tell.
+        method, url: the request line, without the query.
+        host: host name, with the port if it is not the default one.
+        fingerprint: SHA-256 over method, full URL and body hash, in hex. It proves what a nonce was for.
+        tool: the tool or model name, for a hold that is not an HTTP payment.
+        step: deduplication key: identical calls have the same one; "" if it is unknown.
     """
 
     method: str = ""
@@ -187,11 +187,11 @@ class Purpose:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What a server said of a settlement; believed by nobody until the chain agrees.
+    """A server's statement about a settlement. It is not proven until the chain confirms it.
 
     Attributes:
-        amount: nano-dollars it says it took.
-        transaction: the hash it names, or "" where it names none.
+        amount: nano-dollars that the server says it took.
+        transaction: the transaction hash that it names, or "" if it names none.
     """
 
     amount: Nanos
@@ -200,22 +200,22 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """One authorization hold: the line in the chequebook, written before the cheque is signed.
+    """A reservation of budget, written before anything is signed or sent.
 
     Attributes:
-        amount: the ceiling, in nano-dollars; in tokens for a hold of the kind ``tokens``.
-        captured: what was captured, in the same unit; 0 before.
-        deadline_unix: unix seconds after which what was authorized is worthless.
-        flying_since_ms: when its request was last sent off, in unix ms.
-        chain_evidence: whether a chain can prove how it ended.
-        owner: the process instance that answers for it.
-        purchase_key: hash of what is being bought, so that a retry finds it; None where nothing can be retried.
-        doubt: why nobody knows how it ended, or None.
-        proof: ``network/transaction/log`` that proves it, once only in a ledger.
+        amount: the ceiling, in nano-dollars; in tokens for a hold of kind ``tokens``.
+        captured: the captured amount, in the same unit; 0 before the capture.
+        deadline_unix: unix seconds after which the authorization is worthless.
+        flying_since_ms: when its request was last sent, in unix ms.
+        chain_evidence: True if a chain can prove how it ended.
+        owner: the id of the process instance responsible for it.
+        purchase_key: hash of the purchase, so that a retry finds this hold; None if the call cannot be retried.
+        doubt: why its outcome is unknown, or None.
+        proof: ``network/transaction/log`` that proves it; one proof belongs to one hold of a ledger.
         ended_by: the event that ended it, as JSON.
         checked_ms: when the chain was last asked, in unix ms; 0 for never.
-        presented: how often somebody took it over to present it again; whoever held it before may no longer void it.
-        closed_ms: when it was captured first, in unix ms; 0 before.
+        presented: how often an instance took it over to present it again; an earlier instance may no longer void it.
+        closed_ms: when it was first captured, in unix ms; 0 before the capture.
     """
 
     id: str
@@ -242,19 +242,19 @@ class Hold:
     closed_ms: int = 0
 
     def payment(self) -> Intent:
-        """Return the intent of a payment hold. Raises ``ValueError`` for a hold of any other kind."""
+        """Return the intent of a payment hold. Raises ``ValueError`` for a hold of another kind."""
         if self.intent is None:
-            raise ValueError(f"hold {self.id} is no payment")
+            raise ValueError(f"hold {self.id} is not a payment")
         return self.intent
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One immutable line of a node's journal. The four amounts are changes, in nano-dollars; their sums are the balances.
+    """One immutable entry of a node's journal. Its four amounts are changes in nano-dollars; the sums are the balances.
 
     Attributes:
-        data: what happened, as compact JSON.
-        previous, hash: SHA-256 in hex; each entry hashes the one before it, from "" on.
+        data: the facts of the event, as compact JSON.
+        previous, hash: SHA-256 in hex; each hash covers the previous one. ``previous`` of the first entry is "".
     """
 
     node_id: str

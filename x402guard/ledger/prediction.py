@@ -1,4 +1,4 @@
-"""What sessions of a name have cost so far. It is shown to people and loosens nothing."""
+"""Predicts the cost of a session from past sessions of its name. It is shown only; it changes no limit."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from x402guard.ledger.model import Node, NodeKind
 from x402guard.money import nanos_to_decimal
 
 LEAST_SESSIONS: Final = 5
-"""Fewer past sessions than this predict nothing."""
+"""The minimum number of past sessions for a prediction."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """What a session of a name may be expected to cost.
+    """The expected cost of a session of a name.
 
     Attributes:
-        name: whose past it is.
-        sessions: how many of that name have ended.
-        p50: dollars that half of them cost at most, exact: the cost of one of them, none worked out between two; None for no data.
-        p95: dollars that 95 of 100 cost at most, in the same way.
+        name: the session name.
+        sessions: the number of ended sessions of that name.
+        p50: the median cost in dollars: the exact cost of one session (nearest rank, no interpolation); None for no
+        data. p95: the 95th percentile in dollars, computed in the same way.
     """
 
     name: str
@@ -37,10 +37,10 @@ class Prediction:
 
 
 def predict(nodes: Iterable[Node], name: str, *, gone: Collection[str] = (), but: str | None = None) -> Prediction:
-    """Return what the sessions of *name* among *nodes* cost that have ended, all but the one of the id *but*.
+    """Return the prediction from the ended sessions of *name* among *nodes*, without the session of id *but*.
 
-    What a live hold of theirs may still take is counted in. *gone* are instances known to have ended: a session that nobody else
-    has open ended with them.
+    Costs include the ceilings of live holds. *gone* are instances known to have ended: a session that no other instance
+    has open counts as ended.
     """
     costs = sorted(
         node.used

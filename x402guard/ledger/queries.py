@@ -1,4 +1,4 @@
-"""Readers of a store: nodes, live holds, reports and predictions."""
+"""Reads nodes, reports, outstanding holds and predictions from a ledger store."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from x402guard.ledger.token_budget import tokens_node
 from x402guard.ledger.windows import rolled
 
 ALLOWANCE: Final = "allowance"
-"""The kind of the rows that say what Permit2 may move of a token."""
+"""The kind of the marks that keep how much of a token Permit2 may move."""
 
 
 def nodes_of(store: LedgerStore, node_id: str | None = None) -> dict[str, Node]:
-    """Return a node, all below and all above it, or every node, by id; windows as they stand now."""
+    """Return a node, its descendants and its ancestors, or every node, by id, with windows moved to the present time."""
     now_ms = store.now_ms()
     return {node.id: rolled(node, now_ms) for node in store.nodes(node_id)}
 
 
 def outstanding_of(store: LedgerStore, node_id: str) -> list[Hold]:
-    """Return what is out of a node and all below it, tokens apart, oldest first."""
+    """Return the live holds of a node and its descendants, without token reservations, oldest first."""
     inside = {node.id for node in below(nodes_of(store, node_id), node_id)}
     return [hold for hold in store.outstanding() if hold.kind is not HoldKind.TOKENS and hold.node_id in inside]
 
 
 def report_of(store: LedgerStore, node_id: str) -> Report:
-    """Return the report of any node of a ledger. Raises ``ConfigError`` where there is no such node."""
+    """Return the report of any node of a ledger. Raises ``ConfigError`` if there is no such node."""
     nodes = nodes_of(store, node_id)
     if node_id not in nodes:
         raise ConfigError(f"session: there is no session {node_id!r} in this ledger")
@@ -43,7 +43,7 @@ def report_of(store: LedgerStore, node_id: str) -> Report:
 
 
 def _tokens_of(store: LedgerStore, path_ids: list[str]) -> TokenAccount | None:
-    """Return the account of the tokens that a node counts in: its own, or those of the nearest session around it."""
+    """Return the token account that a node counts in: its own, or that of the nearest ancestor that has one."""
     for node_id in path_ids:
         for node in store.nodes(tokens_node(node_id)):
             return TokenAccount(node, tuple(store.entries(node.id)))
@@ -51,6 +51,6 @@ def _tokens_of(store: LedgerStore, path_ids: list[str]) -> TokenAccount | None:
 
 
 def prediction_of(store: LedgerStore, name: str, *, but: str | None = None) -> Prediction:
-    """Return what past sessions of *name* have cost, all but the one of the id *but*."""
+    """Return the prediction from past sessions of *name*, without the session of id *but*."""
     gone = {instance for instance, row in store.marks("instance", "").items() if row["ended"]}
     return predict(store.nodes(), name, gone=gone, but=but)

@@ -1,4 +1,4 @@
-"""Questions to people, in the ledger: written by the process that waits, answered by another. One answer is good for one call."""
+"""Keeps approval questions in the ledger: the waiting process writes one, another process answers it, for one call."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from x402guard.ledger.view import LedgerView, MarkKey
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What a person is asked.
+    """A question to the approvers.
 
     Attributes:
-        id: the same for the same call in the same session, and for no other.
+        id: the same for the same call in the same session, different for any other call.
         session: the session's id.
-        what: the tool, or ``METHOD host/path``.
-        words: the whole of it, for people.
-        approvers: how many different people have to say yes.
-        timeout_s: seconds after which silence is a no.
+        what: the tool, or the route ``METHOD host/path``.
+        words: the full question, as the approvers read it.
+        approvers: how many different approvers have to allow it.
+        timeout_s: seconds after which a missing answer counts as a denial.
     """
 
     id: str
@@ -32,12 +32,12 @@ class Question:
 
 
 def approval_mark(question_id: str) -> MarkKey:
-    """Return the key of a question's small row."""
+    """Return the key of a question's mark."""
     return "approval", question_id
 
 
 def put_question(view: LedgerView, question: Question) -> None:
-    """Write a question down. One that waits already, asked by a process that is gone perhaps, keeps its answers."""
+    """Write a question. If the same question is already waiting (its process may have ended), it keeps its answers."""
     key = approval_mark(question.id)
     row = view.mark(key)
     until_ms = view.now_ms + question.timeout_s * 1000
@@ -60,7 +60,7 @@ def put_question(view: LedgerView, question: Question) -> None:
 
 
 def answer_of(row: Mapping[str, Any], now_ms: int) -> bool | None:
-    """Return what has been said to a question: True once enough people allow it, False for a no or silence, None while it waits."""
+    """Return True once enough approvers allow a question, False once it is denied or timed out, None while it waits."""
     said: Mapping[str, bool] = row.get("said", {})
     if not row or row["taken"] or False in said.values():
         return False
@@ -70,28 +70,31 @@ def answer_of(row: Mapping[str, Any], now_ms: int) -> bool | None:
 
 
 def take_answer(view: LedgerView, question_id: str) -> tuple[bool, tuple[str, ...], str]:
-    """Return (allowed, who said so, why), once: the answer is used up, and what was asked in words is taken out of the books."""
+    """Use up the answer and return (allowed, the approvers who decided, the reason). Removes the question's text.
+
+    The reason is "" if the question is allowed.
+    """
     key = approval_mark(question_id)
     row = view.mark(key) or {}
     allowed = answer_of(row, view.now_ms) is True
     people = tuple(name for name, yes in row.get("said", {}).items() if yes is allowed)
-    reason = "" if allowed else "it was denied" if people else "nobody answered in time"
+    reason = "" if allowed else "it was denied" if people else "no approver answered in time"
     view.put_mark(key, {**row, "words": "", "taken": True})
     return allowed, people, reason
 
 
 def give_answer(view: LedgerView, question_id: str, by: str, *, allow: bool) -> Mapping[str, Any]:
-    """Write down what somebody says, and return the row. The same person counts once; a no is the end of it.
+    """Record one approver's answer, and return the row. The same approver counts once; one denial denies the question.
 
-    Raises ``ConfigError`` where nobody waits for an answer any more.
+    Raises ``ConfigError`` if the question does not wait for an answer, or if *by* is empty.
     """
     key = approval_mark(question_id)
     row = view.mark(key)
     if row is None or answer_of(row, view.now_ms) is not None:
-        raise ConfigError(f"approval: nobody waits for an answer to {question_id[:16]!r}")
+        raise ConfigError(f"approval: the question {question_id[:16]!r} does not exist or is already closed")
     person = " ".join(by.split()).casefold()
     if not person:
-        raise ConfigError("approval: say who answers: --as NAME")
+        raise ConfigError("approval: give the name of the approver: --as NAME")
     said = {**row["said"], person: allow}
     after = {**row, "said": said}
     view.put_mark(key, after)

@@ -1,4 +1,4 @@
-"""A session's report: one fold over its journal, so that it can say nothing that is not in the books."""
+"""Builds a session's report by one fold over its journal, so that every amount in it comes from the ledger."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _EVIDENCE_KEYS: Final = (
 
 @dataclass(slots=True)
 class HoldLine:
-    """How one hold stands after its entries. Amounts in nano-dollars, times in unix ms, the deadline in unix seconds."""
+    """The state of one hold after its entries. Amounts are in nano-dollars, times in unix ms, deadlines in unix s."""
 
     hold_id: str
     node_id: str
@@ -46,12 +46,12 @@ class HoldLine:
 
     @property
     def was_captured(self) -> bool:
-        """True where the hold ended in a capture, be it of zero."""
+        """True if the hold ended in a capture, also one of zero."""
         return self.ended and self.evidence is not None
 
 
 def fold_holds(entries: Iterable[Entry]) -> dict[str, HoldLine]:
-    """Return every hold in *entries* (in order within each node) by its id."""
+    """Return every hold in *entries* (in order within each node), by id."""
     lines: dict[str, HoldLine] = {}
     for entry in entries:
         if entry.hold_id is None or (entry.event != "authorize" and entry.hold_id not in lines):
@@ -76,7 +76,7 @@ def fold_holds(entries: Iterable[Entry]) -> dict[str, HoldLine]:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A session's accounts. ``to_dict`` has the frozen keys; amounts are decimal strings in dollars."""
+    """The report of a session. The keys of ``to_dict`` are stable; amounts are decimal strings in dollars."""
 
     values: Mapping[str, Any] = field(repr=False)
 
@@ -86,14 +86,14 @@ class Report:
         return copy
 
     def to_json(self) -> str:
-        """Return the report as JSON, two spaces deep, in a fixed order."""
+        """Return the report as JSON, indented by two spaces, in a fixed order."""
         return json.dumps(self.values, indent=2, ensure_ascii=False)
 
     def __str__(self) -> str:
         return self.to_text()
 
     def to_text(self) -> str:
-        """Return the report for people to read, in plain text."""
+        """Return the report as plain text for a terminal or a log."""
         return render(self.values)
 
 
@@ -157,7 +157,7 @@ def build_report(
 
 @dataclass(frozen=True, slots=True)
 class TokenAccount:
-    """A budget of tokens, and its journal."""
+    """A token budget and its journal."""
 
     node: Node
     entries: tuple[Entry, ...]
@@ -200,13 +200,13 @@ def path(nodes: Mapping[str, Node], node_id: str) -> list[Node]:
 
 
 def remaining(nodes: Mapping[str, Node], node_id: str) -> Nanos | None:
-    """Return the largest amount in nano-dollars that fits into every budget on a node's path; None where none has a limit."""
+    """Return the largest amount (nano-dollars) that fits every budget on a node's path; None if none has a limit."""
     rooms = [node.plain_room for node in path(nodes, node_id) if node.plain_room is not None]
     return Nanos(max(0, min(rooms))) if rooms else None
 
 
 def below(nodes: Mapping[str, Node], node_id: str) -> list[Node]:
-    """Return a node and all that are nested in it, out of *nodes* by id."""
+    """Return a node and all its descendants, out of *nodes* by id."""
     return [node for node in nodes.values() if any(above.id == node_id for above in path(nodes, node.id))]
 
 
@@ -214,14 +214,14 @@ def _by_evidence(lines: Iterable[HoldLine]) -> dict[str, str]:
     totals = dict.fromkeys(_EVIDENCE_KEYS, 0)
     for line in lines:
         if line.evidence is not None:
-            # A block that is not final yet is still the chain's word; its entries say so.
+            # A block that is not final yet is still chain evidence; the events show whether it is final.
             key = Evidence.CHAIN if line.evidence == Evidence.CHAIN_HEAD else Evidence(line.evidence)
             totals[key] += line.captured
     return {str(key): format_dollars(total) for key, total in totals.items()}
 
 
 def _settlement(lines: Iterable[HoldLine]) -> dict[str, str]:
-    """What is known of payments: proven by the chain, claimed by sellers, assumed at the maximum, or still to be taken."""
+    """Return payment sums: proven by the chain, claimed by sellers, assumed at the ceiling, and exposed (held)."""
     totals = dict.fromkeys(("proven", "claimed", "assumed", "exposed"), 0)
     for line in lines:
         if line.kind == HoldKind.PAYMENT:
@@ -279,7 +279,10 @@ def _outstanding(line: HoldLine) -> dict[str, Any]:
 
 
 def _exposed_until(facts: Mapping[str, Any]) -> int | None:
-    """The first second at which nothing can be taken any more: EIP-3009 is good while t < deadline, Permit2 while t ≤ deadline."""
+    """Return the first second at which the payment can no longer be taken, in unix seconds; None without a deadline.
+
+    EIP-3009 is valid while t < deadline, Permit2 while t ≤ deadline.
+    """
     deadline = facts.get("deadline")
     if deadline is None:
         return None

@@ -1,4 +1,4 @@
-"""The report as plain text, for a terminal or a log."""
+"""Renders the report as plain text, for a terminal or a log."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def render(report: Mapping[str, Any]) -> str:
 
 
 def _table(report: Mapping[str, Any]) -> list[str]:
-    """Inference, payments and tools in one table: what each took, and which part of the whole that is."""
+    """Return one table of LLM calls, payments and tools: their amounts, and their shares of the total."""
     spent = Decimal(report["spent"])
     rows: list[tuple[str, str, str, str]] = []
     for name, group in (("llm", "by_model"), ("payments", "by_payee"), ("tools", "by_tool")):
@@ -59,7 +59,7 @@ def _table(report: Mapping[str, Any]) -> list[str]:
         return []
     wide = max(len(what) for _, what, _, _ in rows)
     long = max(len(amount.partition(".")[0]) for _, _, amount, _ in rows)
-    # Points below points, so that columns can be added up by eye.
+    # Decimal points are aligned, so that a column is easy to add up.
     aligned = [
         (name, what, " " * (long - len(amount.partition(".")[0])) + amount, share) for name, what, amount, share in rows
     ]
@@ -70,7 +70,7 @@ def _table(report: Mapping[str, Any]) -> list[str]:
 
 
 def _tokens(tokens: Mapping[str, Any] | None, soft: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What the context has taken; nothing where it has taken nothing."""
+    """Return the lines of the token budget; none if no token is used or reserved."""
     if tokens is None or not (tokens["used"] or tokens["reserved"]):
         return []
     reserved = f", {tokens['reserved']:,} reserved" if tokens["reserved"] else ""
@@ -88,7 +88,7 @@ def _tokens(tokens: Mapping[str, Any] | None, soft: Sequence[Mapping[str, Any]])
 
 
 def printable(text: str) -> str:
-    """Return *text* without characters that a terminal would obey: servers choose part of what people read here."""
+    """Return *text* without control characters: servers choose part of it, and a terminal would execute them."""
     return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
 
 
@@ -126,7 +126,7 @@ def _asked(events: Iterable[Mapping[str, Any]]) -> list[str]:
 
 
 def _unmetered(event: Mapping[str, Any]) -> str:
-    return f"{event['place']} looks like an LLM call and is not held: name its host in Metering(endpoints=…), or list it as free"
+    return f"{event['place']} looks like an LLM call but is not held: add its host to Metering(endpoints=…), or list it as free"
 
 
 def _outstanding(

@@ -1,4 +1,4 @@
-"""Budgets come and go: opening, resuming, lowering and closing a node."""
+"""Opens, resumes, lowers and closes nodes."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from x402guard.money import Nanos, format_dollars
 
 @dataclass(frozen=True, slots=True)
 class NodeRequest:
-    """A budget that somebody wants to open.
+    """A request to open or resume a node.
 
     Attributes:
         id, parent_id, kind, name: of the node.
-        limit: nano-dollars; None takes the stored one, for a node that is resumed.
-        opener: a token for this opening, handed to ``close_node``; the instance's id stands before its ``#``.
-        gone: instances that are known to have ended, whose openings are over.
-        window: when it begins anew; None for never.
-        reserve: nano-dollars of it that are kept for last LLM calls; None for what stands, or nothing.
-        soft: the parts of it, in millionths, lowest first, at which people are told; None for what stands, or never.
+        limit: nano-dollars; None takes the stored limit of a resumed node.
+        opener: the token of this opening, for ``close_node``; the part before its ``#`` is the instance's id.
+        gone: instances known to have ended; their openings are over.
+        window: when its spending restarts; None for never.
+        reserve: nano-dollars of the limit kept for last LLM calls; None for the stored reserve, or none.
+        soft: soft limits in millionths of the limit, lowest first; None for the stored ones, or none.
     """
 
     id: str
@@ -43,12 +43,12 @@ class NodeRequest:
 
 
 def ensure_wallet(view: LedgerView, limit: Nanos | None, soft: tuple[int, ...] = ()) -> Node:
-    """Return the root, writing it at first use. ``limit`` is nano-dollars, None for what the ledger says.
+    """Return the root node, and write it at first use. *limit* is in nano-dollars; None takes the ledger's limit.
 
-    *soft* are the parts of it, in millionths, at which people are told.
+    *soft* are the soft limits, in millionths of the limit.
 
-    Raises ``ConfigError`` where the ledger already has another limit: two processes that believe in different limits
-    would each be right half of the time.
+    Raises ``ConfigError`` if the ledger already has another limit: two processes with different limits must not share
+    it.
     """
     if not view.has_node(WALLET):
         view.restrains = True
@@ -65,7 +65,7 @@ def ensure_wallet(view: LedgerView, limit: Nanos | None, soft: tuple[int, ...] =
         return _lower(view, wallet, limit)
     raise ConfigError(
         f"budget: Guard asks for ${format_dollars(limit)}, but this ledger's wallet has a limit of "
-        f"${format_dollars(wallet.limit)}; use that value, or leave budget out to take the ledger's"
+        f"${format_dollars(wallet.limit)}; use that value, or leave budget out to take the ledger's limit"
     )
 
 
@@ -73,49 +73,48 @@ PAYER_MARK: Final[MarkKey] = ("wallet", "payer")
 
 
 def ensure_payer(view: LedgerView, payer: Address) -> None:
-    """Remember whose wallet the ledger is of. One wallet, one ledger: two keys would share a budget that is one's own.
+    """Bind the ledger to one wallet at first use. Two wallets in one ledger would share one wallet's budget.
 
-    Raises ``ConfigError`` where it is another's.
+    Raises ``ConfigError`` if the ledger belongs to another wallet.
     """
     known = view.mark(PAYER_MARK)
     if known is None:
         view.put_mark(PAYER_MARK, {"address": payer})
     elif known["address"] != payer:
         raise ConfigError(
-            f"signer: this ledger is of the wallet {known['address']}, and the key given is of {payer}; "
-            "give each wallet a ledger of its own"
+            f"signer: this ledger belongs to the wallet {known['address']}, but the key belongs to {payer}; "
+            "use a separate ledger for each wallet"
         )
 
 
 def open_node(view: LedgerView, request: NodeRequest) -> Node:
-    """Open a node, or resume the one that has its id, with what it has left.
+    """Open a node, or resume the stored node with its id and the amount it has left.
 
-    Raises ``ConfigError`` where the node belongs elsewhere, or where its limit would be raised.
+    Raises ``ConfigError`` if the stored node has another parent, kind or window, if its limit would be raised, if its
+    reserve would be lowered or take the whole budget, or if a new node has no limit.
     """
     if not view.has_node(request.id):
         return _create(view, request)
     node = view.node(request.id)
     if (node.parent_id, node.kind) != (request.parent_id, request.kind):
-        raise ConfigError(f"id: {request.id!r} is a {node.kind} under {node.parent_id!r}; choose another id")
+        raise ConfigError(f"id: {request.id!r} is already a {node.kind} under {node.parent_id!r}; choose another id")
     if node.window != request.window:
         raise ConfigError(
             f"per: budget {node.name!r} has the window {_shown(node.window)}, not {_shown(request.window)}"
         )
     set_by_owner = view.mark(owner_mark(request.id))
     if set_by_owner is not None and request.limit == set_by_owner["was"]:
-        request = dataclasses.replace(
-            request, limit=None
-        )  # what it was opened with; the owner has said otherwise since
+        request = dataclasses.replace(request, limit=None)  # the owner has changed this limit since
     if request.limit is not None and node.limit is not None and request.limit > node.limit:
         raise ConfigError(
-            f"budget: session {request.id!r} was opened with ${format_dollars(node.limit)}, which can be lowered and never "
-            f"raised; ${format_dollars(request.limit)} was asked for"
+            f"budget: session {request.id!r} was opened with ${format_dollars(node.limit)}; a limit can be lowered and never "
+            f"raised, but ${format_dollars(request.limit)} was requested"
         )
     if request.limit is not None and request.limit != node.limit:
         node = _lower(view, node, request.limit)
     node = _tighten(view, node, request)
     if node.kind is NodeKind.BUDGET:
-        return node  # nobody opens or ends it: it is there for all
+        return node  # a named budget is shared: it is never opened or closed
     view.record(node.id, "resume", facts={"opener": request.opener})
     node = view.node(node.id)
     reopened = NodeState.OPEN if node.state is NodeState.CLOSED else node.state
@@ -133,11 +132,11 @@ def _shown(window: Window | None) -> str:
 
 
 def _tighten(view: LedgerView, node: Node, request: NodeRequest) -> Node:
-    """Keep more in reserve, never less; tell at other parts of the limit."""
+    """Raise the reserve (never lower it) and replace the soft limits."""
     if request.reserve is not None and request.reserve < node.reserve:
         raise ConfigError(
-            f"reserve: session {node.id!r} keeps ${format_dollars(node.reserve)} in reserve, which can be raised and never "
-            f"lowered; ${format_dollars(request.reserve)} was asked for"
+            f"reserve: session {node.id!r} keeps ${format_dollars(node.reserve)}; a reserve can be raised and never "
+            f"lowered, but ${format_dollars(request.reserve)} was requested"
         )
     if request.reserve is not None and node.limit is not None and request.reserve >= node.limit:
         raise ConfigError(
@@ -155,12 +154,15 @@ def _tighten(view: LedgerView, node: Node, request: NodeRequest) -> Node:
 
 
 def begin_finalizing(view: LedgerView, node_id: str) -> None:
-    """A session's last LLM calls begin: they may use its reserve. Raises ``ConfigError`` where it has none, or had them before."""
+    """Let a session's last LLM calls use its reserve.
+
+    Raises ``ConfigError`` if it has no reserve, or if its last calls have already begun.
+    """
     node = view.node(node_id)
     if not node.reserve:
-        raise ConfigError(f'reserve: session {node.name!r} keeps none; open it with reserve="10%"')
+        raise ConfigError(f'reserve: session {node.name!r} has no reserve; open it with reserve="10%"')
     if node.finalized:
-        raise ConfigError(f"reserve: session {node.name!r} has begun its last calls already; they begin once")
+        raise ConfigError(f"reserve: the last calls of session {node.name!r} have already begun; they begin once")
     view.record(node_id, "event", facts={"name": "finalizing", "amount": node.reserve})
     view.put_node(dataclasses.replace(view.node(node_id), finalized=True))
 
@@ -202,10 +204,10 @@ def _lower(view: LedgerView, node: Node, limit: Nanos) -> Node:
 
 
 def close_node(view: LedgerView, node_id: str, *, opener: str, left_by_refusal: bool) -> Node:
-    """End one opening of a node; the node closes with its last.
+    """End one opening of a node. The node closes with its last opening.
 
-    ``left_by_refusal`` is True where the block was left by a refusal for lack of its budget. Live holds stay as they are and
-    go on counting.
+    ``left_by_refusal`` is True if a refusal for lack of its budget ended the ``with`` block. Live holds are unchanged
+    and still count.
     """
     node = view.node(node_id)
     if opener not in node.openers:

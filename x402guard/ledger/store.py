@@ -1,4 +1,4 @@
-"""The port of the ledger's store: four ways to read, one way to write."""
+"""Defines the port of a ledger store."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ R = TypeVar("R")
 
 
 class LedgerStore(Protocol):
-    """Where the books are. All judgement is in the changes it runs, so that no two stores can disagree.
+    """A place that keeps the ledger. All decisions are in the changes it runs, so that two stores cannot disagree.
 
-    Every method raises ``LedgerUnavailable`` where the books cannot be read or written.
+    Every method raises ``LedgerUnavailable`` if the ledger cannot be read or written.
     """
 
     @property
     def inline(self) -> bool:
-        """True where every call is over in microseconds, so that an event loop may run it without a thread."""
+        """True if every call takes microseconds, so that an event loop may run it without a thread."""
 
     def transact(self, scope: Scope, change: Change[R]) -> R:
-        """Run *change* on the rows of *scope* in one transaction and return its result, durably written.
+        """Run *change* on the rows of *scope* in one transaction, and return its result once it is durably written.
 
-        The rows are locked and loaded, the store's clock is read, the change runs (again, perhaps, on a fresh view), its
-        rows and entries are written, and only then does this return. An exception from the change writes nothing. Raises
-        ``IllegalTransition`` for a change that restrains under a scope that is not durable.
+        The store locks and loads the rows, reads its clock, runs the change (possibly again, on a new view), and writes
+        the changed rows and entries. If the change raises, nothing is written. Raises ``IllegalTransition`` for a change
+        that restrains in a scope that is not durable.
         """
 
     def entries(self, node_id: str) -> Sequence[Entry]:
-        """Return the journals of a node and of all below it, each in its order."""
+        """Return the journals of a node and its descendants, each in its order."""
 
     def nodes(self, under: str | None = None) -> Sequence[Node]:
-        """Return every budget node, oldest first; or a node, all below it and all above it."""
+        """Return every node, oldest first; with *under*, that node, its descendants and its ancestors."""
 
     def hold(self, hold_id: str) -> Hold | None:
         """Return one hold as committed, or None."""
@@ -42,17 +42,17 @@ class LedgerStore(Protocol):
         """Return every hold that is HELD, oldest first."""
 
     def unsettled(self, now_unix: int) -> Sequence[str]:
-        """Return the ids of all payments that a chain may still say something new about, oldest first.
+        """Return the ids of all payments whose chain state can still change, oldest first.
 
-        Those are held ones, captured ones that no final block proves, and proven ones whose signature is good beyond *now_unix*
-        (unix seconds): a block may be undone.
+        These are live payments, captured ones that no final block proves, and proven ones whose signature is valid at
+        *now_unix* (unix seconds) or later, because a block may be undone.
         """
 
     def marks(self, kind: str, prefix: str) -> Mapping[str, Mapping[str, Any]]:
-        """Return the small rows of a kind whose key starts with *prefix*, by key."""
+        """Return the marks of a kind whose key starts with *prefix*, by key."""
 
     def now_ms(self) -> int:
         """Return the store's clock in unix milliseconds."""
 
     def close(self) -> None:
-        """Release files and connections. Closing twice is fine."""
+        """Release files and connections. Idempotent."""

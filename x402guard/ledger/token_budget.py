@@ -1,7 +1,8 @@
-"""A budget of tokens in the same books: what an agent's context has taken, summed over many calls.
+"""Counts tokens in the ledger: the tokens that an agent's context has used, summed over many calls.
 
-It is a root of its own, because tokens are no dollars and draw on no other budget. All usage counts, past the total too: what was
-read was read. Nothing is restrained by it but further reservations, so it never trips.
+A token budget is a root node of its own, because tokens are not dollars and draw on no other budget. All usage counts,
+also past the total, because it has already happened. A token budget restrains only further reservations, so it never
+trips.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from x402guard.ledger.view import LedgerView, MarkKey
 from x402guard.money import Nanos
 
 DEFAULT_TOKENS: Final = 100_000
-"""The total of a budget that was given none."""
+"""The default total of a token budget."""
 
 MOST_TOKENS: Final = 10**15
 """The largest total, and the largest count that one call may add."""
@@ -27,7 +28,7 @@ MOST_TOKENS: Final = 10**15
 _MOST_SOFT: Final = 100
 
 RESERVED_S: Final = 900
-"""A reservation whose end nobody reports counts as used after this many seconds."""
+"""A reservation without a reported end counts as used after this many seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +37,8 @@ class TokenLimit:
 
     Attributes:
         node_id: the budget in the ledger.
-        soft: tokens used at which one warning is due, or None.
-        session_id: in whose journal that warning stands; None for a budget that belongs to no session.
+        soft: the number of used tokens that triggers one warning, or None.
+        session_id: the session whose journal gets that warning; None for a budget without a session.
     """
 
     node_id: str
@@ -47,7 +48,7 @@ class TokenLimit:
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """What is to be reserved: an id nobody else has, how many tokens, for whom, and whether a model's call took them."""
+    """A request for tokens: a unique id, their number, the instance, the tool, and whether an LLM call used them."""
 
     id: str
     requested: int
@@ -57,12 +58,12 @@ class Reservation:
 
 
 def tokens_node(session_id: str) -> str:
-    """Return the id of a session's own budget of tokens."""
+    """Return the id of a session's own token budget."""
     return f"{session_id}/tokens"
 
 
 def soft_mark(node_id: str) -> MarkKey:
-    """Return the key of the small row that remembers a warning, so that it is given once in all processes."""
+    """Return the key of the mark that keeps the warnings given, so that each is given once in all processes."""
     return "tokens_soft", node_id
 
 
@@ -72,11 +73,11 @@ def tokens_left(node: Node) -> int:
 
 
 def open_tokens(view: LedgerView, node_id: str, total: int | None, name: str, soft: tuple[int, ...] = ()) -> Node:
-    """Open a budget of tokens, or take the one that stands. ``total`` None takes what stands, or the default.
+    """Open a token budget, or return the stored one. ``total`` None takes the stored total, or the default.
 
-    *soft* are the parts of the total, in millionths, at which people are told.
+    *soft* are the soft limits of a new budget, in millionths of the total.
 
-    Raises ``ConfigError`` for a total above the one that stands: it can be lowered and never raised.
+    Raises ``ConfigError`` for a total above the stored one: it can be lowered and never raised.
     """
     if not view.has_node(node_id):
         limit = Nanos(DEFAULT_TOKENS if total is None else total)
@@ -87,8 +88,8 @@ def open_tokens(view: LedgerView, node_id: str, total: int | None, name: str, so
     standing = node.limit or 0
     if total is not None and total > standing:
         raise ConfigError(
-            f"tokens: this session was opened with {standing:,} tokens, which can be lowered and never raised; "
-            f"{total:,} were asked for"
+            f"tokens: this session was opened with {standing:,} tokens; a total can be lowered and never raised, "
+            f"but {total:,} were requested"
         )
     if total is not None and total != standing:
         view.record(node_id, "limit", facts={"from": standing, "to": total})
@@ -97,13 +98,13 @@ def open_tokens(view: LedgerView, node_id: str, total: int | None, name: str, so
 
 
 def lapse_reservations(view: LedgerView, limit: TokenLimit) -> bool:
-    """Count reservations past their deadline as used. True where the soft limit was reached by them."""
+    """Count reservations past their deadline as used. Returns True if the soft limit was just reached."""
     lapse_due(view)
     return _reached_soft(view, limit)
 
 
 def reserve_tokens(view: LedgerView, node_id: str, wanted: Reservation) -> Hold | None:
-    """Reserve what is wanted, or what is left of it; None where nothing is left. The same transaction again does nothing."""
+    """Reserve the requested tokens, or fewer if fewer are left; None if none are left. Idempotent by ``wanted.id``."""
     standing = view.hold(wanted.id)
     if standing is not None:
         return standing
@@ -128,20 +129,21 @@ def _begin(view: LedgerView, node_id: str, wanted: Reservation, tokens: int) -> 
 
 
 def end_reservation(view: LedgerView, limit: TokenLimit, hold_id: str, used: int | None) -> bool:
-    """Count what a reservation came to, or give it back where *used* is None. True where the soft limit was reached by it.
+    """Count the tokens *used* by a reservation, or give it back if *used* is None.
 
-    More than was reserved counts in full. One that has lapsed counts as used: more than it is added, less gives nothing
-    back. Raises ``ConfigError`` for one that has ended already, or is of another budget.
+    Usage above the reservation counts in full. A lapsed reservation counts as used: more usage is added, less gives
+    nothing back. Returns True if the soft limit was just reached. Raises ``ConfigError`` for a reservation that has
+    already ended or belongs to another budget.
     """
     hold = view.hold(hold_id)
     if hold is None or hold.kind is not HoldKind.TOKENS or hold.node_id != limit.node_id:
-        raise ConfigError("reservation: it is of another budget; give back what allocate() of this one returned")
+        raise ConfigError("reservation: it belongs to another budget; pass what allocate() of this budget returned")
     if has_lapsed(hold) and hold.evidence is Evidence.ASSUMED:
         if used is not None and used > hold.captured:
             apply(view, hold_id, Correct(Nanos(used), Evidence.ESTIMATE))
         return _reached_soft(view, limit)
     if hold.state is not HoldState.HELD:
-        raise ConfigError("reservation: it has been used already; allocate() again, or record_usage() without one")
+        raise ConfigError("reservation: it has already ended; call allocate() again, or record_usage() without it")
     if used is None:
         apply(view, hold_id, Void("released"))
         return False
@@ -150,7 +152,10 @@ def end_reservation(view: LedgerView, limit: TokenLimit, hold_id: str, used: int
 
 
 def record_tokens(view: LedgerView, limit: TokenLimit, use: Reservation) -> bool:
-    """Count tokens that nobody reserved: ``use.requested`` of them, once. True where the soft limit was reached by them."""
+    """Count ``use.requested`` tokens that were not reserved. Idempotent by ``use.id``.
+
+    Returns True if the soft limit was just reached.
+    """
     if use.requested and view.hold(use.id) is None:
         _begin(view, limit.node_id, use, use.requested)
         apply(view, use.id, Capture(Nanos(use.requested), Evidence.ESTIMATE))
@@ -158,7 +163,7 @@ def record_tokens(view: LedgerView, limit: TokenLimit, use: Reservation) -> bool
 
 
 def count_tokens(view: LedgerView, limit: TokenLimit, used: int) -> bool:
-    """Count tokens beside a hold that ends in the same transaction. True where the soft limit was reached by them."""
+    """Count the tokens of a hold that ends in the same transaction. Returns True if the soft limit was just reached."""
     used = min(used, MOST_TOKENS - view.node(limit.node_id).captured)
     if used > 0:
         view.record(limit.node_id, "usage", captured=used)
@@ -167,14 +172,14 @@ def count_tokens(view: LedgerView, limit: TokenLimit, used: int) -> bool:
 
 
 def soft_warning(view: LedgerView, limit: TokenLimit) -> str:
-    """Return what is to be said of a soft limit that was reached."""
+    """Return the warning about a reached soft limit."""
     node = view.node(limit.node_id)
     used, total = f"{node.captured:,}", f"{node.limit or 0:,}"
     return f"tokens: {used} of {total} are used in {node.name!r}; the soft limit is {limit.soft or 0:,}"
 
 
 def _reached_soft(view: LedgerView, limit: TokenLimit) -> bool:
-    """True once: when what is used has come to the soft limit."""
+    """True once: when the used tokens have reached the soft limit."""
     if limit.soft is None or view.node(limit.node_id).captured < limit.soft:
         return False
     said = (view.mark(soft_mark(limit.node_id)) or {"soft": []})["soft"]

@@ -1,8 +1,8 @@
-"""The life of a hold, as a table.
+"""Defines the states of a hold and every transition between them.
 
-Every transition there is lives here; what is not in ``TABLE`` cannot happen. This file knows nothing of HTTP, of chains or of
-who asks, so it cannot bend a rule for any of them. An event that the table forbids raises ``IllegalTransition`` and leaves
-the view as it was. The same event again, with the same contents, changes nothing; with others it is illegal.
+A transition that is not in ``TABLE`` cannot happen. This module knows nothing of HTTP, of chains or of the caller, so
+it has no exceptions for any of them. An event that the table forbids raises ``IllegalTransition`` and leaves the view
+unchanged. The same event with the same contents is idempotent; with other contents it is illegal.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from x402guard.money import MAX_NANOS, Nanos
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """A fact about a live hold: nobody knows how it ended, or what a server claims. It frees nothing."""
+    """A fact about a live hold: why its outcome is unknown, or a server's claim. It changes no balance."""
 
     doubt: str | None = None
     claim: Claim | None = None
@@ -31,9 +31,9 @@ class Note:
 
 @dataclass(frozen=True, slots=True)
 class Capture:
-    """What was taken, in nano-dollars, why that is believed, and the proof where a chain gave one.
+    """The amount taken, in nano-dollars, its evidence, and the proof if a chain gave one.
 
-    ``usage`` is what an LLM's provider says was used, by unit; ``note`` is a word for the books.
+    ``usage`` is the usage that an LLM provider reports, by unit; ``note`` is a remark for the journal.
     """
 
     amount: Nanos
@@ -45,26 +45,26 @@ class Capture:
 
 @dataclass(frozen=True, slots=True)
 class Void:
-    """No signature can exist, or it never left; the nonce was cancelled; a provider did not bill."""
+    """Nothing can be taken: no signature exists or was sent, the nonce was cancelled, or a provider did not bill."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Expire:
-    """A final block of ``block_time`` (unix seconds), past the deadline, shows the nonce unused."""
+    """A final block of ``block_time`` (unix seconds) past the deadline shows that the nonce is unused."""
 
     block_time: int
 
 
 @dataclass(frozen=True, slots=True)
 class Lapse:
-    """The hold's own deadline is past and no chain can tell: the ceiling counts, as assumed."""
+    """The hold's own deadline is past and no chain can prove its outcome: the ceiling is captured as ``assumed``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Correct:
-    """Better evidence for what was taken, in nano-dollars. A new entry; the old one stands."""
+    """Better evidence for the amount taken, in nano-dollars. It adds an entry; the earlier entry stays."""
 
     amount: Nanos
     evidence: Evidence
@@ -73,9 +73,10 @@ class Correct:
 
 @dataclass(frozen=True, slots=True)
 class Reopen:
-    """The block that took it was undone: as of a final block of ``block_time`` (unix seconds) the nonce is unused and good.
+    """The block that settled the payment was undone, so the payment can be taken again.
 
-    0 where it has been taken again meanwhile, in a block that is not final yet.
+    A final block of ``block_time`` (unix seconds) shows that the nonce is unused and still valid. ``block_time`` is 0
+    if another block, not final yet, has already taken the payment again.
     """
 
     block_time: int
@@ -99,14 +100,14 @@ TABLE: Final[Mapping[tuple[HoldState, type[Event]], HoldState]] = MappingProxyTy
         (_VOIDED, Reopen): _HELD,
     }
 )
-"""(state, event) → next state. ``begin`` is the one row without a state before it: authorize → HELD."""
+"""(state, event) → next state. ``begin`` is the only transition without an earlier state: authorize → HELD."""
 
 
 def begin(view: LedgerView, hold: Hold, facts: Mapping[str, Any]) -> Hold:
-    """Write a new hold: the row ``authorize`` of the table. Whether it fits has been decided by ``authorize``.
+    """Write a new hold in state HELD. The function ``authorize`` has already decided that it fits.
 
-    Returns the hold as written, or the one that already stands where it is the very same (a repeated transaction).
-    Raises ``IllegalTransition`` where another hold has its id.
+    Returns the hold as written, or the stored hold if it has the same contents (a repeated transaction). Raises
+    ``IllegalTransition`` if another hold has its id, or if the amount is not in 1 … ``MAX_NANOS``.
     """
     existing = view.hold(hold.id)
     if existing is not None:
@@ -117,10 +118,10 @@ def begin(view: LedgerView, hold: Hold, facts: Mapping[str, Any]) -> Hold:
         )
         if same and existing.state is _HELD:
             return existing
-        raise IllegalTransition(f"hold {hold.id} exists already, with other contents")
+        raise IllegalTransition(f"hold {hold.id} already exists with other contents")
     if not 0 < hold.amount <= MAX_NANOS:
         raise IllegalTransition(f"a hold of {hold.amount} nano-dollars cannot be written")
-    view.restrains = view.restrains or hold.kind is not HoldKind.TOKENS  # a lost reservation signs nothing
+    view.restrains = view.restrains or hold.kind is not HoldKind.TOKENS  # a lost token reservation risks no money
     view.put_hold(hold)
     view.record(hold.node_id, "authorize", hold_id=hold.id, held=hold.amount, facts=facts)
     settle_grants(view, hold.node_id)
@@ -128,7 +129,10 @@ def begin(view: LedgerView, hold: Hold, facts: Mapping[str, Any]) -> Hold:
 
 
 def apply(view: LedgerView, hold_id: str, event: Event) -> Hold:
-    """Take one step of the table. Returns the hold after it. Raises ``IllegalTransition``, leaving the view untouched."""
+    """Apply one event of the table and return the hold after it.
+
+    Raises ``IllegalTransition`` if the table or a condition forbids the event; the view is then unchanged.
+    """
     hold = view.known_hold(hold_id)
     if _repeats(hold, event):
         return hold
@@ -165,23 +169,23 @@ def apply(view: LedgerView, hold_id: str, event: Event) -> Hold:
 
 
 CANCELLED: Final = "cancelled on chain"
-"""How the reason of a void begins that a chain has shown."""
+"""The prefix of a void's reason if the chain has shown the cancellation."""
 
 
 def was_cancelled(hold: Hold) -> bool:
-    """True where a hold was voided because a chain showed its cancellation."""
+    """True if a hold was voided because the chain showed its cancellation."""
     reason = json.loads(hold.ended_by or "{}").get("reason", "") if hold.state is _VOIDED else ""
     return str(reason).startswith(CANCELLED)
 
 
 def _was_shown(hold: Hold) -> bool:
-    """True where it is a chain's word that ended a payment."""
+    """True if a payment ended by evidence from the chain."""
     taken = hold.state is _CAPTURED and hold.evidence in (Evidence.CHAIN, Evidence.CHAIN_HEAD)
     return hold.intent is not None and (taken or was_cancelled(hold))
 
 
 def has_lapsed(hold: Hold) -> bool:
-    """True where a hold ended because its own deadline was past."""
+    """True if a hold ended because its own deadline was past."""
     return hold.ended_by == _as_json(Lapse())
 
 
@@ -197,53 +201,53 @@ def _repeats(hold: Hold, event: Event) -> bool:
 
 
 def _objection(view: LedgerView, hold: Hold, event: Event) -> str | None:
-    """The table's last column: why this step is not allowed although the states would let it pass."""
+    """Return which condition forbids an event that the table allows, or None."""
     match event:
         case Note(None, None):
-            return "it says nothing"
+            return "it has neither a doubt nor a claim"
         case Capture(amount) if amount < 0:
-            return "an amount is never negative"
+            return "an amount cannot be negative"
         case Capture(amount) if hold.kind is HoldKind.PAYMENT and amount > hold.amount:
             return f"{amount} is more than the {hold.amount} that was signed"
         case Expire() if hold.intent is None or not hold.chain_evidence:
-            return "only a payment on a chain we can read expires"
+            return "only a payment on a readable chain expires"
         case Expire(block_time) if hold.intent is not None and not hold.intent.dead_at(block_time):
-            return f"a block of {block_time} could still take it until {hold.intent.valid_until}"
+            return f"a block of time {block_time} could still take it until {hold.intent.valid_until}"
         case Lapse() if hold.chain_evidence:
-            return "a chain can tell how it ended"
+            return "the chain can prove how it ended"
         case Lapse() if view.now_unix <= hold.deadline_unix:
-            return f"its deadline {hold.deadline_unix} is not past"
+            return f"its deadline {hold.deadline_unix} has not passed"
         case Correct():
             return _correction_objection(hold, event)
         case Reopen() if not _was_shown(hold):
-            return "only what a chain has shown can be undone"
+            return "only a payment that ended by chain evidence can be reopened"
         case Reopen(block_time) if hold.intent is not None and hold.intent.dead_at(block_time):
-            return f"a block of {block_time} can't take it any more"
+            return f"a block of time {block_time} can no longer take it"
         case _:
             return None
 
 
 def _correction_objection(hold: Hold, event: Correct) -> str | None:
     if event.amount < 0:
-        return "an amount is never negative"
+        return "an amount cannot be negative"
     on_chain = event.evidence in (Evidence.CHAIN, Evidence.CHAIN_HEAD)
     if hold.state in (_EXPIRED, _VOIDED):
-        return None if on_chain else f"it is {hold.state}; only a chain can say otherwise"
+        return None if on_chain else f"it is {hold.state}; only chain evidence can correct it"
     if hold.evidence is None or event.evidence.rank > hold.evidence.rank:
-        return f"{event.evidence} is weaker than the {hold.evidence} it would replace"
+        return f"the evidence {event.evidence} is weaker than {hold.evidence}, which it would replace"
     if event.evidence is hold.evidence and not on_chain:
-        return f"{event.evidence} is no better than what stands"
+        return f"the evidence {event.evidence} is not better than the present one"
     frees_unproven = event.amount < hold.captured and event.evidence is not Evidence.CHAIN
     head_over_head = hold.evidence is Evidence.CHAIN_HEAD and event.evidence is Evidence.CHAIN_HEAD
     if frees_unproven and not head_over_head:
-        return "only final chain evidence lowers what was captured"
+        return "only final chain evidence lowers a captured amount"
     return None
 
 
 def _after(hold: Hold, event: Event, target: HoldState) -> Hold:
     match event:
         case Note(doubt, claim):
-            # A claim is somebody's answer, so nobody is in doubt about silence any more.
+            # A claim is an answer, so the doubt about a missing answer ends.
             return dataclasses.replace(hold, doubt=doubt or (None if claim else hold.doubt), claim=claim or hold.claim)
         case Capture(amount=amount, evidence=evidence, proof=proof) | Correct(amount, evidence, proof):
             ended_by = hold.ended_by or _as_json(event)

@@ -1,4 +1,4 @@
-"""Sellers that always take the ceiling: an ``upto`` leaves the amount to the server alone, so what it takes is remembered."""
+"""Detects sellers that always take the ceiling: in ``upto`` the server alone chooses the amount, so it is recorded."""
 
 from __future__ import annotations
 
@@ -10,18 +10,21 @@ from x402guard.ledger.view import LedgerView, MarkKey
 from x402guard.money import Nanos
 
 LAST_SETTLEMENTS: Final = 20
-"""How many of a payee's settlements are remembered; so many at the ceiling in a row are no measured use."""
+"""How many of a payee's settlements are remembered. If all of them are at the ceiling, the payee does not meter."""
 
 _FULL_PERCENT: Final = 99
 
 
 def ceiling_mark(payee: Address) -> MarkKey:
-    """Return the key of what the ledger remembers of a payee's ``upto`` settlements."""
+    """Return the key of the mark with a payee's last ``upto`` settlements."""
     return "upto", payee
 
 
 def note_settlement(view: LedgerView, hold: Hold, amount: Nanos) -> None:
-    """Remember whether an ``upto`` was settled at its ceiling; the event stands in the books when it becomes a habit."""
+    """Remember whether an ``upto`` payment was settled at its ceiling (99 % or more).
+
+    Writes the event ``always_at_ceiling`` once the last twenty settlements all were.
+    """
     intent = hold.payment()
     if intent.scheme != "upto":
         return
@@ -36,6 +39,6 @@ def note_settlement(view: LedgerView, hold: Hold, amount: Nanos) -> None:
 
 
 def always_at_ceiling(view: LedgerView, payee: Address) -> bool:
-    """True where a payee's last twenty ``upto`` settlements took (nearly) all that was authorized."""
+    """True if a payee's last twenty ``upto`` settlements each took 99 % or more of the authorized amount."""
     full = (view.mark(ceiling_mark(payee)) or {"full": []})["full"]
     return len(full) == LAST_SETTLEMENTS and all(full)

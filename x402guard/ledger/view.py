@@ -1,4 +1,4 @@
-"""The rows that one decision may see, and what it changed in them."""
+"""Defines the view: the rows that one change may read, and the changes it made."""
 
 from __future__ import annotations
 
@@ -22,24 +22,25 @@ MarkKey = tuple[str, str]
 
 
 def _whole(text: str) -> str:
-    """Return *text* without halves of characters, which no file takes: an entry is written whatever was said."""
+    """Return *text* with lone surrogates replaced: no file can store them, and an entry must always be written."""
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """Every row that a change may see; the store locks and loads these, and no others.
+    """The rows that a change may read. The store locks and loads these, and no others.
 
     Attributes:
-        nodes: node ids; every ancestor comes along.
-        holds: hold ids; the path of each comes along.
-        purchase: a purchase key; the live holds of that key come along.
-        marks: keys of small rows.
-        sweep: how many payment holds to bring along whose end a chain may prove, longest unchecked first: HELD ones that
-            are noted or older than ``flight_ms`` (milliseconds), and captured ones on a claim or on a block not final yet.
+        nodes: node ids; all their ancestors are included.
+        holds: hold ids; the node of each and its ancestors are included.
+        purchase: a purchase key; the live holds of that key are included.
+        marks: keys of marks.
+        sweep: the maximum number of payment holds to include whose outcome a chain may prove, longest unchecked first:
+            HELD ones that are noted or older than ``flight_ms`` (milliseconds), and ones captured on a claim or on a
+            block that is not final yet.
         flight_ms: see ``sweep``.
-        durable: True where the change restrains (authorize, trip, a lower limit, an upward correction) and therefore has
-            to survive a power cut; False where it only frees or notes.
+        durable: True if the change restrains (authorize, trip, a lower limit, an upward correction) and therefore must
+            survive a power cut; False if it only frees or notes.
     """
 
     nodes: tuple[str, ...] = ()
@@ -53,13 +54,13 @@ class Scope:
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """What people are told once a change is in the books.
+    """A message to the owner, sent after the change is in the ledger.
 
     Attributes:
-        name: of what happened: ``soft_limit``, ``tokens_soft_limit``, ``breaker_open`` …
+        name: the name of the event: ``soft_limit``, ``tokens_soft_limit``, ``breaker_open`` …
         message: one sentence.
-        facts: the same as plain values; amounts as decimal dollars.
-        pressing: False for what stands in the log alone.
+        facts: the same facts as plain values; amounts in decimal dollars.
+        pressing: False if the notice goes to the log only.
     """
 
     name: str
@@ -76,24 +77,24 @@ class _Nodes(dict[str, Node]):
 class LedgerView:
     """A snapshot of the rows in a ``Scope``, and the changes made to it.
 
-    One view serves one run of one change: a store may throw it away and run the change again on a fresh one. ``now_ms`` is
-    the store's clock in unix milliseconds, never below the last stamp of a node in view.
+    A view serves one run of one change: a store may discard it and run the change again on a new view. The attribute
+    ``now_ms`` is the store's clock in unix milliseconds, and never below the last timestamp of a node in view.
 
     Args:
-        now_ms: unix milliseconds, by the store's clock.
-        ahead_ms: how far the machine's clock has run ahead of that, in milliseconds; 0 where it is believed.
-        nodes, holds: the rows loaded, by id.
-        marks: the small rows asked for, present ones only, decoded.
+        now_ms: the store's clock, in unix milliseconds.
+        ahead_ms: how far the machine's clock is ahead of the store's clock, in milliseconds; 0 if it is believed.
+        nodes, holds: the rows loaded.
+        marks: the marks asked for that exist, decoded, by key.
         purchase: ids of the live holds with the purchase key of the scope, oldest first.
         due: ids of the live holds in view that lapse at their own deadline and are past it.
-        sweep: ids of the payment holds whose end a chain may prove.
+        sweep: ids of the payment holds whose outcome a chain may prove.
 
     Attributes:
         node: id → a node in view; raises ``IllegalTransition`` for one outside the scope.
         hold: id → a hold in view, or None.
-        mark: key → a small row of the scope, or None where it was never written.
-        killed_by: the path of the kill file that is there, or ""; set by the driver that runs the change.
-        recheck: the chain is to be asked soon, in the background, about what this change has written.
+        mark: key → a mark of the scope, or None if it does not exist.
+        killed_by: the path of the existing kill file, or ""; set by the driver that runs the change.
+        recheck: True if the chain has to be asked soon, in the background, about what this change has written.
     """
 
     def __init__(
@@ -110,7 +111,7 @@ class LedgerView:
     ) -> None:
         found = tuple(nodes)
         self.now_ms = max(now_ms, *map(_LAST_MS, found)) if found else now_ms
-        # By the clock, and not by the last stamp: that may be of a clock that ran ahead once.
+        # Windows follow the clock and not the last timestamp, which may come from a clock that once ran ahead.
         self._nodes = _Nodes((node.id, node if node.window is None else rolled(node, now_ms)) for node in found)
         self._holds = {hold.id: hold for hold in holds}
         self._marks = dict(marks or {})
@@ -138,19 +139,19 @@ class LedgerView:
 
     @property
     def behind_ms(self) -> int:
-        """How far the clock is behind the last stamp in view, in milliseconds: it once ran ahead, or was set back."""
+        """How far the clock is behind the last timestamp in view, in milliseconds: it ran ahead or was set back."""
         return self.now_ms - self.clock_ms
 
     def has_node(self, node_id: str) -> bool:
-        """True where the node exists and is in view."""
+        """True if the node exists and is in view."""
         return node_id in self._nodes
 
     def nodes(self) -> tuple[Node, ...]:
-        """Return every node in view, as it stands now."""
+        """Return every node in view, with its changes."""
         return tuple(self._nodes.values())
 
     def path(self, node_id: str) -> tuple[Node, ...]:
-        """Return the node and its ancestors, leaf first, root last."""
+        """Return the node and its ancestors, root last. Raises ``IllegalTransition`` for a node outside the scope."""
         path: list[Node] = []
         wanted: str | None = node_id
         while wanted is not None:
@@ -166,7 +167,7 @@ class LedgerView:
         return hold
 
     def put_mark(self, key: MarkKey, value: Mapping[str, Any]) -> None:
-        """Write a small row; nothing happens where it already says the same."""
+        """Write a mark. Writing an equal value is no change."""
         if self._marks.get(key) != value:
             self._marks[key] = value
             self.changed_marks.add(key)
@@ -177,7 +178,7 @@ class LedgerView:
         self.changed_holds.add(hold.id)
 
     def put_node(self, node: Node) -> None:
-        """Write a node's own fields; balances change by ``record`` alone."""
+        """Write a node's own fields. Only ``record`` changes balances."""
         self._nodes[node.id] = node
         self.changed_nodes.add(node.id)
 
@@ -193,9 +194,9 @@ class LedgerView:
         granted_out: int = 0,
         facts: Mapping[str, Any] | None = None,
     ) -> None:
-        """Append an entry to a node's journal and apply its amounts (nano-dollars) to the node's balances.
+        """Append an entry to a node's journal and add its amounts (nano-dollars) to the node's balances.
 
-        Raises ``IllegalTransition`` where a balance would fall below zero.
+        Raises ``IllegalTransition`` if a balance would become negative, or for a node outside the scope.
         """
         node = self._nodes[node_id]
         data = json.dumps(dict(facts or {}), separators=(",", ":"), sort_keys=True, ensure_ascii=False)
@@ -235,7 +236,7 @@ class LedgerView:
             above = each.parent_id
 
     def live(self, hold_ids: Iterable[str]) -> tuple[Hold, ...]:
-        """Return those of the holds that are in view and still HELD."""
+        """Return the holds with these ids that are in view and still HELD."""
         found = []
         for hold_id in hold_ids:
             hold = self._holds.get(hold_id)
@@ -244,7 +245,7 @@ class LedgerView:
         return tuple(found)
 
     def changed(self) -> Iterator[Node]:
-        """Return the nodes that changed, in any order."""
+        """Return the changed nodes, in any order."""
         return map(self._nodes.__getitem__, self.changed_nodes)
 
     def node_rows(self) -> list[Node]:
@@ -262,9 +263,9 @@ class LedgerView:
         return [self._holds[i] for i in sorted(self.changed_holds)]
 
     def mark_rows(self) -> list[tuple[MarkKey, Mapping[str, Any]]]:
-        """Return the small rows that changed."""
+        """Return the marks that changed."""
         return [(key, self._marks[key]) for key in sorted(self.changed_marks)]
 
 
 Change = Callable[[LedgerView], R]
-"""A pure function of a view: all judgement is in it. It reads and writes the view and returns what the caller needs."""
+"""A pure function of a view, with all decisions in it. It reads and writes the view and returns the caller's result."""

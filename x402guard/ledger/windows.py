@@ -1,7 +1,7 @@
-"""Budgets that begin anew each day, week or month, by the calendar of a place.
+"""Computes the windows of budgets that restart each day, week or month, by the calendar of a time zone.
 
-A live hold counts in every window that it touches, a capture in the one that it closes in. So a window begins with what is still
-held, and nothing that was captured before it. A window never goes back.
+A live hold counts in every window during which it is live; a captured amount counts in the window of its capture. So a
+window starts with the amount still held and without earlier captures. A window never moves backwards.
 """
 
 from __future__ import annotations
@@ -19,16 +19,18 @@ _UTC: Final = "UTC"
 
 
 def check_window(per: object, tz: object) -> Window:
-    """Return a window. Raises ``ConfigError`` for what is no period, or no time zone that this machine knows."""
+    """Return a window. Raises ``ConfigError`` for an invalid period or a time zone unknown on this machine."""
     period = next((known for known in get_args(Per) if known == per), None)
     if period is None:
-        raise ConfigError(f"per: {per!r} is none of 'day', 'week' and 'month'")
+        raise ConfigError(f"per: {per!r} is not one of 'day', 'week' and 'month'")
     if not isinstance(tz, str):
-        raise ConfigError(f"tz: {tz!r} is no name of a time zone; write 'UTC' or 'Europe/Berlin'")
+        raise ConfigError(f"tz: {tz!r} is not the name of a time zone; write a name such as 'UTC' or 'Europe/Berlin'")
     try:
         _zone(tz)
     except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError) as error:
-        raise ConfigError(f"tz: {tz!r} is no time zone known here; write 'UTC' or 'Europe/Berlin'") from error
+        raise ConfigError(
+            f"tz: {tz!r} is not a time zone known on this machine; write a name such as 'UTC' or 'Europe/Berlin'"
+        ) from error
     return Window(period, tz)
 
 
@@ -38,7 +40,7 @@ def _zone(tz: str) -> dt.tzinfo:
 
 
 def window_start_ms(window: Window, now_ms: int) -> int:
-    """Return when the window that *now_ms* falls into began, both in unix milliseconds. A week begins on Monday."""
+    """Return the start of the window that contains *now_ms*, both in unix milliseconds. A week starts on Monday."""
     zone = _zone(window.tz)
     day = dt.datetime.fromtimestamp(now_ms // 1000, zone).date()
     if window.per == "week":
@@ -49,7 +51,7 @@ def window_start_ms(window: Window, now_ms: int) -> int:
 
 
 def rolled(node: Node, now_ms: int) -> Node:
-    """Return a node as its window stands at *now_ms* (unix milliseconds); the node itself where it has none."""
+    """Return a node with its window moved to *now_ms* (unix milliseconds); the same node if it has no window."""
     if node.window is None:
         return node
     start_ms = window_start_ms(node.window, now_ms)

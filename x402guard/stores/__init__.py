@@ -1,4 +1,4 @@
-"""Where the books are kept: in memory, or in an SQLite file. One conformance suite runs on both."""
+"""Stores the ledger in memory or in an SQLite file. One conformance suite runs on both stores."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from x402guard.stores.memory import MemoryStore
 __all__ = ["DEFAULT_LEDGER", "MemoryStore", "check_ledger_url", "ledger_path", "open_store"]
 
 DEFAULT_LEDGER: Final = "sqlite:///x402guard.db"
-"""In the working directory, so that an agent that is started again finds its books."""
+"""In the working directory, so that a restarted agent finds its ledger."""
 
 
 def open_store(
@@ -26,15 +26,21 @@ def open_store(
 ) -> LedgerStore:
     """Return the store at a ledger URL.
 
-    ``memory://`` keeps the books in this process and promises nothing past it; ``sqlite:///spend.db`` is a file relative to
-    the working directory, ``sqlite:////var/lib/spend.db`` an absolute one. ``clock_ms`` gives unix milliseconds,
-    ``steady_ms`` milliseconds that nobody sets. With ``must_exist`` a file that is not there is not made; not ``verified``, books that do not add up are opened all the same. Raises ``ConfigError`` for any other URL, ``LedgerUnavailable`` where the file cannot be opened.
+    Args:
+        url: ``memory://`` keeps the ledger in this process and loses it with the process; ``sqlite:///spend.db`` is a
+            file relative to the working directory, ``sqlite:////var/lib/spend.db`` an absolute path.
+        clock_ms: returns unix milliseconds.
+        steady_ms: returns milliseconds of a clock that cannot be set.
+        must_exist: do not create a missing file; raise ``LedgerUnavailable`` instead.
+        verified: refuse an inconsistent ledger.
+
+    Raises ``ConfigError`` for any other URL, ``LedgerUnavailable`` if the file cannot be opened.
     """
     check_ledger_url(url)
     if must_exist and (url == "memory://" or not ledger_path(url).exists()):
         raise LedgerUnavailable(
-            f"ledger: {url} does not exist, and ledger_must_exist does not let it be made",
-            advice="Nothing was paid. Its owner makes it once: x402guard budget set wallet AMOUNT --new",
+            f"ledger: {url} does not exist, and ledger_must_exist forbids creating it",
+            advice="Nothing was paid. The owner creates it once: x402guard budget set wallet AMOUNT --new",
         )
     if url == "memory://":
         return MemoryStore(clock_ms=clock_ms, steady_ms=steady_ms)
@@ -44,7 +50,7 @@ def open_store(
 
 
 def check_ledger_url(url: str) -> None:
-    """Raise ``ConfigError`` for what is no ledger's URL, or could be no file of one; nothing is opened."""
+    """Raise ``ConfigError`` for an invalid ledger URL, or one whose file cannot exist. Opens nothing."""
     if url != "memory://":
         if not url.startswith("sqlite:///") or len(url) == len("sqlite:///") or "\0" in url:
             raise ConfigError(
@@ -60,10 +66,10 @@ def ledger_path(url: str) -> Path:
 
 def _usable(path: Path, url: str) -> None:
     if path.name == ":memory:":
-        raise ConfigError("ledger: books in memory are memory://, not sqlite:///:memory:")
+        raise ConfigError("ledger: write memory:// for a ledger in memory, not sqlite:///:memory:")
     if any(char in str(path) for char in "?#%"):
-        raise ConfigError(f"ledger: {url!r} has a query or an escape; after sqlite:/// comes a plain path")
+        raise ConfigError(f"ledger: {url!r} contains a query or an escape; write a plain path after sqlite:///")
     if not path.absolute().parent.is_dir():
-        raise ConfigError(f"ledger: folder {path.absolute().parent} does not exist; make it first, or choose another")
+        raise ConfigError(f"ledger: folder {path.absolute().parent} does not exist; create it first, or choose another")
     if path.is_dir():
         raise ConfigError(f"ledger: {path} is a folder; name a file in it, such as {path / 'spend.db'}")

@@ -1,4 +1,4 @@
-"""Reads a whole SQLite ledger, in one snapshot, to see whether it adds up."""
+"""Verifies an SQLite ledger in one snapshot."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from x402guard.ledger.verify import Balances, HoldRow, verify_balances, verify_j
 from x402guard.stores.rows import ENTRY_COLUMNS, NODE_COLUMNS, to_entry, to_node
 
 MOST_AT_OPENING: Final = 10_000
-"""A journal of so many entries is read whole whenever a ledger is opened; of a longer one the sums."""
+"""Opening a ledger reads its whole journal up to this many entries; of a longer one only the sums."""
 
 _SUMS: Final = "SELECT node_id, sum(captured), sum(held), sum(granted_in), sum(granted_out), max(seq) FROM entries GROUP BY node_id"
 _HELD: Final = "SELECT node_id, sum(amount) FROM holds WHERE state = 'held' GROUP BY node_id"
 
 
 def audit(connection: sqlite3.Connection, *, most: int | None = MOST_AT_OPENING) -> Sequence[str]:
-    """Return what does not add up; nothing where all does. A journal of more than *most* entries is not read line by line."""
+    """Return the inconsistencies, one sentence each. Of a journal of more than *most* entries, checks only the sums."""
     connection.execute("BEGIN")
     try:
         nodes = [to_node(row) for row in connection.execute(f"SELECT {', '.join(NODE_COLUMNS)} FROM nodes")]

@@ -1,4 +1,4 @@
-"""A lock whose waiters get it in the order in which they came: no thread starves behind quicker ones."""
+"""Shares the turn to write among threads, in the order in which they came, so that no thread starves."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _LOOK_S: Final = 0.05
 
 
 class Line:
-    """Threads in a line; the first of it has the turn. A thread stands in it once.
+    """A queue of threads. The first one has the turn; a thread is in it at most once.
 
-    It takes no lock of its own to do so: every step is one operation on a deque. Ctrl-C may come between any two of them, and
-    ``leave`` then puts right what it finds: a thread that was not woken looks for itself a moment later.
+    It needs no lock: every step is one operation on a deque. Ctrl-C may come between any two steps, and ``leave`` then
+    repairs the queue: a thread that was not woken polls again 0.05 s later.
     """
 
     def __init__(self) -> None:
@@ -24,10 +24,13 @@ class Line:
         self._wake: dict[int, threading.Event] = {}
 
     def join(self, timeout_s: float) -> bool:
-        """Wait for the turn, at most so many seconds; True once this thread has it. Raises ``RuntimeError`` for one that is in line."""
+        """Wait for the turn, at most *timeout_s* seconds. Returns True once this thread has it.
+
+        Raises ``RuntimeError`` if this thread is already in the queue.
+        """
         me = threading.get_ident()
         if me in self._line:
-            raise RuntimeError("this thread stands in line already")
+            raise RuntimeError("this thread is already in the queue")
         give_up = time.monotonic() + timeout_s
         wake = self._wake[me] = threading.Event()
         self._line.append(me)
@@ -40,9 +43,9 @@ class Line:
         return True
 
     def check_without_me(self) -> None:
-        """Raise ``LedgerUnavailable`` where this thread stands in the line, be it first or not: a signal came in between."""
+        """Raise ``LedgerUnavailable`` if this thread is in the queue: a signal handler has interrupted it."""
         if threading.get_ident() in self._line:
-            raise LedgerUnavailable("this thread is writing the ledger already; a signal handler can't")
+            raise LedgerUnavailable("this thread is already writing the ledger; its signal handler cannot write too")
 
     @property
     def is_mine(self) -> bool:
@@ -50,7 +53,7 @@ class Line:
         return bool(self._line) and self._line[0] == threading.get_ident()
 
     def leave(self) -> None:
-        """Give the turn to the next, or step out of the line. Leaving a line that one does not stand in is fine."""
+        """Give the turn to the next thread, or leave the queue. Idempotent."""
         me = threading.get_ident()
         try:
             self._line.remove(me)
@@ -60,4 +63,4 @@ class Line:
         try:
             self._wake[self._line[0]].set()
         except (IndexError, KeyError):
-            return  # nobody waits, or the next is just stepping out
+            return  # no thread waits, or the next one is leaving

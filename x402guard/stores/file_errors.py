@@ -1,4 +1,4 @@
-"""What may be wrong with a ledger's file, said such that its owner knows what to do."""
+"""Maps SQLite and file-system errors to ``LedgerUnavailable`` with advice."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from x402guard.errors import LedgerUnavailable, Retry
 from x402guard.stores.rows import UnreadableRecord
 
 _BESIDE: Final = ("", "-wal", "-shm", "-lock", "-queue")
-_ANOTHER: Final = "Nothing was paid. Choose another file, or put back a copy of the ledger that you trust."
+_ANOTHER: Final = "Nothing was paid. Choose another file, or restore a copy of the ledger that you trust."
 
 _ADVICE: Final[dict[int, tuple[str, Retry]]] = {
     sqlite3.SQLITE_NOTADB: (_ANOTHER, "after_change"),
@@ -24,12 +24,12 @@ _ADVICE: Final[dict[int, tuple[str, Retry]]] = {
         "later",
     ),
 }
-"""SQLite's primary result code → what to do, and when to ask again."""
+"""SQLite's primary result code → the advice, and when to retry."""
 
 
 @contextmanager
 def unavailable(what: str, path: Path) -> Iterator[None]:
-    """Raise ``LedgerUnavailable`` for whatever SQLite, the disk or a row that cannot be read raises inside."""
+    """Raise ``LedgerUnavailable`` for an error from SQLite, the file system or an unreadable row in the block."""
     try:
         yield
     except (sqlite3.Error, OSError, OverflowError, UnreadableRecord) as error:
@@ -41,37 +41,37 @@ def unavailable(what: str, path: Path) -> Iterator[None]:
 
 
 def foreign(path: Path) -> LedgerUnavailable:
-    """Return the error for a database that is no ledger."""
-    error = LedgerUnavailable(f"{path} is a database of something else; choose another file", advice=_ANOTHER)
+    """Return the error for a database that is not a ledger."""
+    error = LedgerUnavailable(f"{path} is a database of another program; choose another file", advice=_ANOTHER)
     error.retry = "after_change"
     return error
 
 
 def unsound(path: Path, problem: str) -> LedgerUnavailable:
-    """Return the error for books that do not add up."""
+    """Return the error for an inconsistent ledger."""
     return LedgerUnavailable(
-        f"the ledger {path} does not add up: {problem}",
-        advice="Nothing was paid. `x402guard verify` shows what is wrong; put back a copy of the ledger that you trust.",
+        f"the ledger {path} is inconsistent: {problem}",
+        advice="Nothing was paid. `x402guard verify` shows what is wrong; restore a copy of the ledger that you trust.",
     )
 
 
 def refuse_unless_kept(path: Path) -> None:
-    """A ledger that was here and is gone is no new one: whoever deletes it would have a new budget."""
+    """Raise ``LedgerUnavailable`` for a deleted ledger. Creating a new one would let a deletion restore the budget."""
     if Path(f"{path}-lock").exists() and not path.exists():
         raise gone(path)
 
 
 def gone(path: Path) -> LedgerUnavailable:
-    """Return the error for a ledger that was here."""
+    """Return the error for a deleted ledger."""
     return LedgerUnavailable(
-        f"the ledger {path} was here and is gone",
-        advice=f"Nothing was paid. Put it back; where a new budget is meant, remove {path.name}-lock as well.",
+        f"the ledger {path} existed here and is missing",
+        advice=f"Nothing was paid. Restore it. If you want a new budget, remove {path.name}-lock too.",
     )
 
 
 def refuse_unless_writable(path: Path) -> None:
-    """Name the file that is read-only, before SQLite makes others beside it that are so, too."""
+    """Raise ``LedgerUnavailable`` that names a read-only file, before SQLite creates more read-only files beside it."""
     for name in _BESIDE:
         each = Path(f"{path}{name}")
         if each.exists() and not os.access(each, os.W_OK):
-            raise LedgerUnavailable(f"{each} is read-only for this user, and the ledger needs to write it")
+            raise LedgerUnavailable(f"{each} is read-only for this user, but the ledger has to write it")

@@ -1,7 +1,7 @@
-"""The turn to write, among processes: two lock files beside the database, and nobody starves.
+"""Shares the turn to write fairly among processes, with two lock files beside the database.
 
-SQLite's own busy handler sleeps up to 100 ms and lets one process keep the others waiting for seconds. Here a waiter looks more often
-the longer it waits, and who had the turn while others wait steps back before he takes it again.
+SQLite's own busy handler sleeps up to 100 ms and lets one process block the others for seconds. Here a waiter polls
+more often the longer it waits, and a process that had the turn pauses before it takes it again if others wait.
 """
 
 from __future__ import annotations
@@ -17,16 +17,18 @@ from weakref import WeakSet
 SHORTEST_PAUSE_S: Final = 0.0001
 LONGEST_PAUSE_S: Final = 0.001
 PATIENCE_S: Final = 0.05
-"""After so many seconds a waiter looks as often as it can."""
+"""After this many seconds a waiter polls as often as it can."""
 
 _NAMES: Final = ("lock", "queue")
 
 
 class FileTurn:
-    """The turn of one process, for one thread at a time. It is none of a fork's: a lock belongs to the open file, which a fork shares.
+    """The turn of one process, for one thread at a time.
+
+    A fork cannot use it, because the lock belongs to the open file, which a fork shares.
 
     Args:
-        path: the database's; ``-lock`` and ``-queue`` are added to its name, and both files stay.
+        path: the database file. The suffixes ``-lock`` and ``-queue`` are added to its name; both files stay.
     """
 
     def __init__(self, path: Path) -> None:
@@ -43,7 +45,10 @@ class FileTurn:
         _OPEN.add(self)
 
     def take(self, most_s: float) -> bool:
-        """Wait for the turn, at most so many seconds; True once it is ours. One stopped with the turn must not stop us all."""
+        """Wait for the turn. Returns True once it is taken.
+
+        Returns False after *most_s* seconds, so a stopped process cannot block the others forever.
+        """
         if self._owes:
             self._owes = False
             time.sleep(LONGEST_PAUSE_S)
@@ -53,7 +58,7 @@ class FileTurn:
         is_queued = False
         try:
             while not _locks(self._turn):
-                # Who gives the turn back holds the queue for a moment, and might be stopped in it: nobody may wait for him.
+                # A process giving the turn back holds the queue briefly and may be stopped then: never block on it.
                 is_queued = is_queued or _locks(self._queue, fcntl.LOCK_SH)
                 waited_s = time.monotonic() - began
                 if waited_s > most_s:
@@ -64,34 +69,34 @@ class FileTurn:
         return True
 
     def give(self) -> None:
-        """Give it back. Giving back what is not ours is fine."""
+        """Give the turn back. Idempotent; it may be called without the turn."""
         if self._turn == _NONE:
             return
         fcntl.flock(self._turn, fcntl.LOCK_UN)
-        self._owes = True  # somebody waits in another process, for all that we know
+        self._owes = True  # another process may be waiting
         try:
             if _locks(self._queue):
                 self._owes = False
         finally:
-            fcntl.flock(self._queue, fcntl.LOCK_UN)  # Ctrl-C may have come once it was ours
+            fcntl.flock(self._queue, fcntl.LOCK_UN)  # Ctrl-C may have come after it was locked
 
     @property
     def was_used(self) -> bool:
-        """True where a ledger was finished beside these files once."""
+        """True if a ledger was once completely created beside these files."""
         return os.fstat(self._turn).st_size > 0
 
     def note_used(self) -> None:
-        """Remember that a ledger was finished beside these files."""
+        """Remember that a ledger was completely created beside these files."""
         if not self.was_used:
             os.write(self._turn, b"x402guard\n")
 
     def remove_fresh(self) -> None:
-        """Take away the files that were not there before: the database is another's."""
+        """Remove the lock files that this instance created: the database belongs to another program."""
         for path in self._fresh:
             path.unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Release the files. Closing twice is fine."""
+        """Close the files. Idempotent."""
         turn, queue, self._turn, self._queue = self._turn, self._queue, _NONE, _NONE
         if turn != _NONE:
             os.close(turn)
@@ -111,7 +116,7 @@ _OPEN: Final[WeakSet[FileTurn]] = WeakSet()
 
 
 def _leave_to_the_parent() -> None:
-    """In a fork: it would keep the turn of a parent that was killed with it, and give away that of one that lives."""
+    """Close the files in a fork: it could keep the turn of a killed parent, or release that of a live parent."""
     for turn in list(_OPEN):
         turn.close()
 

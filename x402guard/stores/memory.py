@@ -1,4 +1,4 @@
-"""The books in this process's memory: for tests, and for a run that promises nothing past itself."""
+"""Stores the ledger in this process's memory, for tests and for runs whose ledger need not outlive the process."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ R = TypeVar("R")
 
 
 class MemoryStore:
-    """A ``LedgerStore`` in memory. One lock; every transaction is over in microseconds."""
+    """A ``LedgerStore`` in memory, with one lock. Every transaction takes microseconds."""
 
     inline: Final = True
 
@@ -47,19 +47,19 @@ class MemoryStore:
             try:
                 self._write(view)
             except BaseException:
-                self._write(view)  # Ctrl-C half-way through: writing the same rows again completes them
+                self._write(view)  # after a Ctrl-C in between, writing the same rows again completes them
                 raise
             return result
 
     def _check_usable(self) -> None:
-        # No context manager of our own around the lock: Ctrl-C would leave it suspended, and the lock held.
+        # No context manager of our own wraps the lock: Ctrl-C could suspend it with the lock held.
         if self._pid != os.getpid():
             raise LedgerUnavailable(
-                "a memory:// ledger belongs to one process; after a fork each would have a budget of its own"
+                "a memory:// ledger belongs to one process; after a fork each process would have a separate budget"
             )
         if self._closed:
             raise LedgerUnavailable(
-                "this ledger has been closed", advice="Nothing was paid. Open a Guard again; this one is closed."
+                "this ledger has been closed", advice="Nothing was paid. Open a new Guard; this one is closed."
             )
 
     def _write(self, view: LedgerView) -> None:
@@ -114,7 +114,7 @@ class MemoryStore:
     def sweepable(self, most: int, flown_before_ms: int) -> Iterable[Hold]:
         """See ``Rows``."""
         found = (hold for hold in self._unproven.values() if _may_be_asked_about(hold, flown_before_ms))
-        # What is held first: it costs budget, and what is captured only waits to be confirmed.
+        # Live holds first: they take budget, while captured ones only wait for confirmation.
         return nsmallest(most, found, key=lambda h: (h.state is not HoldState.HELD, h.checked_ms, h.created_ms))
 
     def get_marks(self, keys: Iterable[MarkKey]) -> Mapping[MarkKey, Mapping[str, Any]]:

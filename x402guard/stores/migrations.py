@@ -1,4 +1,4 @@
-"""The SQLite schema, as numbered migrations. Never change one that has shipped; add the next."""
+"""Defines the SQLite schema as numbered migrations. Never change a released migration; add the next one."""
 
 from __future__ import annotations
 
@@ -107,4 +107,4 @@ UPDATE nodes SET live = (
 """
 
 MIGRATIONS: Final[tuple[str, ...]] = (_FIRST, _WINDOWS)
-"""Migration N takes a ledger from version N to N + 1; the version is SQLite's ``user_version``."""
+"""Migration N takes a ledger from version N to N + 1. The version is SQLite's ``user_version``."""

@@ -1,4 +1,4 @@
-"""Nodes, holds and entries as flat database records, and back."""
+"""Converts nodes, holds, entries and marks to flat database records and back."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from x402guard.money import Nanos
 
 
 class UnreadableRecord(Exception):  # noqa: N818 - becomes a LedgerUnavailable
-    """A record says what no version of this library writes: the file is damaged, or somebody changed it."""
+    """A record has contents that no version of this library writes: the file is damaged or was edited."""
 
 
 @contextmanager
@@ -36,7 +36,7 @@ def _reading(kind: str, record: Sequence[Any]) -> Iterator[None]:
     try:
         yield
     except (ValueError, TypeError, KeyError, ConfigError) as error:
-        raise UnreadableRecord(f"{kind} {str(record[0])[:80]!r} cannot be understood: {error}") from error
+        raise UnreadableRecord(f"{kind} {str(record[0])[:80]!r} cannot be read: {error}") from error
 
 
 NODE_COLUMNS: Final = (
@@ -50,7 +50,7 @@ ENTRY_COLUMNS: Final = tuple(field.name for field in dataclasses.fields(Entry))
 
 Value = str | int | None
 Record = tuple[Value, ...]
-"""One row, its values in the order of its table's columns."""
+"""One row, with its values in the order of its table's columns."""
 
 
 def node_record(node: Node) -> Record:
@@ -61,7 +61,7 @@ def node_record(node: Node) -> Record:
         json.dumps(node.openers), node.closed_ms, node.seq, node.head, node.live,
         None if node.window is None else f"{node.window.per} {node.window.tz}", node.since_ms, node.past, node.reserve,
         int(node.finalized), json.dumps(node.soft), node.warned, node.trip_reason,
-        node.seq,  # whoever changes the journal says so: an older library does not know all of these
+        node.seq,  # column ``wrote``: an older version does not set it, and a trigger refuses its write
     )  # fmt: skip
 
 
@@ -119,7 +119,7 @@ def _claim(value: Mapping[str, Any]) -> Claim:
 
 
 def to_mark(record: Sequence[Any]) -> tuple[MarkKey, Mapping[str, Any]]:
-    """Return key and value of a record (kind, key, value) of the table of marks."""
+    """Return the key and the value of a record (kind, key, value) of the table of marks."""
     with _reading("mark", record):
         kind, key, value = record
         return (kind, key), dict(json.loads(value))

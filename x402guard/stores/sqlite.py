@@ -1,8 +1,8 @@
-"""The books in an SQLite file that several processes may share.
+"""Stores the ledger in an SQLite file that several processes can share.
 
-WAL, ``BEGIN IMMEDIATE``, and ``synchronous=FULL`` for whatever restrains: a hold lost in a power cut would be a signature that
-nobody counts. Threads and processes take turns to write, first come first served, because SQLite's own busy handler sleeps up to
-100 ms and lets one process starve the others.
+It uses WAL, ``BEGIN IMMEDIATE``, and ``synchronous=FULL`` for changes that restrain: if a power cut lost a hold, its
+signature would not be counted. Threads and processes take turns to write, first come first served, because SQLite's own
+busy handler sleeps up to 100 ms and lets one process starve the others.
 """
 
 from __future__ import annotations
@@ -59,13 +59,13 @@ def _places(count: int) -> str:
 
 
 def _above(count: int) -> str:
-    """A table of so many nodes and all their ancestors."""
+    """Return the SQL of a table with *count* nodes and all their ancestors."""
     start = ", ".join("(?)" for _ in range(count)) or "(NULL)"
     return f"above (id) AS (VALUES {start} UNION SELECT nodes.parent_id FROM nodes JOIN above ON nodes.id = above.id)"
 
 
 class _Insert:
-    """An INSERT for any number of rows; where the key stands already, the row is replaced if there is one to replace."""
+    """An INSERT for any number of rows. With *key*, a row with the same key is replaced."""
 
     def __init__(self, table: str, columns: Sequence[str], key: Sequence[str] = ()) -> None:
         rest = ", ".join(f"{name} = excluded.{name}" for name in columns if name not in key)
@@ -74,7 +74,7 @@ class _Insert:
         self._tail = f" ON CONFLICT ({', '.join(key)}) DO UPDATE SET {rest}" if key else ""
 
     def sql(self, rows: int) -> str:
-        """Return the statement for so many rows."""
+        """Return the statement for that many rows."""
         return self._head + ", ".join([self._row] * rows) + self._tail
 
 
@@ -85,15 +85,15 @@ _ADD_ENTRY: Final = _Insert("entries", ENTRY_COLUMNS)
 
 
 class SqliteStore:
-    """A ``LedgerStore`` in a file, created with mode 0600 where it does not exist.
+    """A ``LedgerStore`` in a file. A missing file is created with mode 0600.
 
     Args:
-        path: the database file; ``-wal``, ``-shm``, ``-lock`` and ``-queue`` files stand beside it.
-        clock_ms: unix milliseconds; the system's clock by default.
-        steady_ms: milliseconds that nobody sets; see ``StoreClock``.
-        verified: refuse books that do not add up; see ``audit``.
+        path: the database file; files with the suffixes ``-wal``, ``-shm``, ``-lock`` and ``-queue`` are beside it.
+        clock_ms: returns unix milliseconds; the system's clock by default.
+        steady_ms: returns milliseconds of a clock that cannot be set; see ``StoreClock``.
+        verified: refuse an inconsistent ledger; see ``audit``.
 
-    Raises ``LedgerUnavailable`` where the file cannot be opened, or is none of ours.
+    Raises ``LedgerUnavailable`` if the file cannot be opened, is not a ledger, or is inconsistent.
     """
 
     inline: Final = False
@@ -106,7 +106,7 @@ class SqliteStore:
         steady_ms: Callable[[], int] | None = None,
         verified: bool = True,
     ) -> None:
-        self._path = path.absolute()  # a later chdir must not make it another file
+        self._path = path.absolute()  # a later chdir must not change which file it is
         self._clock = StoreClock(clock_ms, steady_ms)
         self._line = Line()
         self._read_lock = threading.Lock()
@@ -121,9 +121,9 @@ class SqliteStore:
     def _open(self) -> None:
         with _CREATING, suppress(FileExistsError):
             refuse_unless_kept(self._path)
-            # Created by us, so that nobody else can read it for even a moment. A file that is there is never opened but by SQLite:
-            # closing a descriptor of ours would take away every lock that this process has on it, and another process would
-            # believe itself alone with the books.
+            # Created here with its mode, so that no other user can read it at any moment. An existing file is opened by
+            # SQLite only: closing another descriptor would release every lock that this process has on the file, and
+            # another process could write at the same time.
             os.close(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
         refuse_unless_writable(self._path)
         self._file = _identity(self._path.stat())
@@ -132,7 +132,7 @@ class SqliteStore:
             undo.callback(self._turn.close)
             self._writer = self._connect()
             undo.callback(self._writer.close)
-            self._in_turn(self._prepare)  # several processes may be opening a new ledger at once
+            self._in_turn(self._prepare)  # several processes may open a new ledger at the same time
             self._reader = self._connect()
             undo.pop_all()
 
@@ -143,19 +143,19 @@ class SqliteStore:
             raise unsound(self._path, problems[0])
 
     def audit(self, *, most: int | None = MOST_AT_OPENING) -> Sequence[str]:
-        """Return what does not add up in these books; see ``stores.auditing``."""
+        """Return the inconsistencies of this ledger, one sentence each; see ``stores.audit``."""
         self._check_usable()
         with unavailable("cannot read the ledger", self._path), self._read_lock:
             self._check_usable()
             return audit(self._reader, most=most)
 
     def size(self) -> tuple[int, int]:
-        """Return how many entries and how many budgets there are."""
+        """Return the number of journal entries and the number of nodes."""
         [found] = self._read(tuple, "SELECT (SELECT count(*) FROM entries), (SELECT count(*) FROM nodes)")
         return int(found[0]), int(found[1])
 
     def _prepare(self) -> None:
-        self._check_owner()  # before anything is changed: it may be another's
+        self._check_owner()  # before anything is changed: it may be another program's database
         self._writer.execute("PRAGMA journal_mode = WAL")
         self._migrate()
 
@@ -176,30 +176,32 @@ class SqliteStore:
         if version == 0 and self._turn.was_used:
             raise gone(self._path)
         if version > len(MIGRATIONS):
-            raise LedgerUnavailable(f"{self._path} was written by a newer x402guard (ledger version {version})")
+            raise LedgerUnavailable(
+                f"{self._path} was written by a newer x402guard (ledger version {version}); update this installation"
+            )
         for number in range(version, len(MIGRATIONS)):
             settings = f"PRAGMA user_version = {number + 1}; PRAGMA application_id = {APPLICATION_ID};"
             self._writer.executescript(f"BEGIN IMMEDIATE; {MIGRATIONS[number]} {settings} COMMIT;")
         self._turn.note_used()
 
     def _check_usable(self) -> None:
-        # The process first: after a fork even our own lock may be held by a thread that does not exist here.
+        # The process is checked first: after a fork a thread that does not exist here may hold the lock.
         if self._pid != os.getpid():
-            raise LedgerUnavailable("this ledger was opened before a fork; open a Guard of its own in each process")
+            raise LedgerUnavailable("this ledger was opened before a fork; open a separate Guard in each process")
         if self._closed:
             raise LedgerUnavailable(
-                "this ledger has been closed", advice="Nothing was paid. Open a Guard again; this one is closed."
+                "this ledger has been closed", advice="Nothing was paid. Open a new Guard; this one is closed."
             )
 
     def _check_file(self) -> None:
-        """Books that were deleted or replaced while open would be kept by us alone, beside a second budget."""
+        """Refuse a file that was deleted or replaced while open: beside it, a new file would be a second budget."""
         try:
             there = _identity(self._path.stat())
         except OSError:
             there = None
         if there != self._file:
             raise LedgerUnavailable(
-                f"{self._path} was removed or replaced while it was open; put it back, or open it anew"
+                f"{self._path} was removed or replaced while it was open; restore it, or open the ledger again"
             )
 
     def transact(self, scope: Scope, change: Change[R]) -> R:
@@ -207,7 +209,7 @@ class SqliteStore:
         return self._in_turn(lambda: self._transacted(scope, change))
 
     def _in_turn(self, work: Callable[[], R]) -> R:
-        """Do *work* when it is our turn to write: first among our threads, then among processes."""
+        """Run *work* when this thread has the turn to write: first among the threads, then among the processes."""
         self._check_usable()
         self._check_file()
         self._line.check_without_me()
@@ -217,7 +219,7 @@ class SqliteStore:
             finally:
                 self._end_turn()
         finally:
-            # Ctrl-C may have come in the midst of that, and would leave everybody waiting. Twice is once.
+            # Ctrl-C may have interrupted that, and all others would wait forever. Ending the turn is idempotent.
             try:
                 self._end_turn()
             finally:
@@ -233,17 +235,17 @@ class SqliteStore:
             return work()
 
     def _end_turn(self) -> None:
-        """Give the turn back where it is ours. No flag and no context manager says so: Ctrl-C may come before either is set."""
+        """Give the turn back if this thread has it. Not by a flag: Ctrl-C may come before the flag is set."""
         if self._line.is_mine:
             self._turn.give()
         self._line.leave()
 
     def _transacted(self, scope: Scope, change: Change[R]) -> R:
-        self._roll_back()  # Ctrl-C may have left one open, and an open one would lock out every process
-        # The pragma cannot change inside a transaction, so the scope says beforehand whether this one restrains.
+        self._roll_back()  # Ctrl-C may have left a transaction open, which would lock out every process
+        # The pragma cannot change inside a transaction, so the scope says in advance whether this change restrains.
         level = "FULL" if scope.durable else "NORMAL"
         if level != self._synchronous:
-            self._synchronous = ""  # unknown, should anything interrupt us here
+            self._synchronous = ""  # unknown if an interrupt comes here
             self._writer.execute(f"PRAGMA synchronous = {level}")
             self._synchronous = level
         try:
@@ -263,7 +265,7 @@ class SqliteStore:
         [version] = self._writer.execute("PRAGMA user_version").fetchone()
         if version != len(MIGRATIONS):
             raise LedgerUnavailable(
-                f"{self._path} was changed by a newer x402guard (ledger version {version}); update this one"
+                f"{self._path} was changed by a newer x402guard (ledger version {version}); update this installation"
             )
 
     def _roll_back(self) -> None:
@@ -277,7 +279,7 @@ class SqliteStore:
         self._put(_PUT_MARK, ((*key, json.dumps(value, ensure_ascii=False)) for key, value in view.mark_rows()))
 
     def _put(self, statement: _Insert, records: Iterable[Record]) -> None:
-        """Write records a few at a time: every statement gives up the interpreter lock, and may wait long for it."""
+        """Write several records per statement: each statement releases the interpreter lock and may wait for it."""
         rows = list(records)
         for start in range(0, len(rows), _ROWS_AT_ONCE):
             some = rows[start : start + _ROWS_AT_ONCE]
@@ -321,7 +323,7 @@ class SqliteStore:
         """See ``Rows``."""
         wanted = list(keys)
         pairs = ", ".join("(?, ?)" for _ in wanted)
-        # A join: where several pairs are asked for, IN would read the whole table.
+        # A join, because IN with several pairs would read the whole table.
         sql = (
             f"WITH wanted (kind, key) AS (VALUES {pairs}) SELECT marks.kind, marks.key, marks.value FROM wanted "
             "CROSS JOIN marks ON marks.kind = wanted.kind AND marks.key = wanted.key"
@@ -386,8 +388,8 @@ class SqliteStore:
             undo.enter_context(self._read_lock)
             self._closed = True
             if not joined:
-                return  # a thread writes still, and has its connection until it is done
-            with suppress(sqlite3.Error):  # the books are committed already; a failed checkpoint loses nothing
+                return  # a thread is still writing and needs its connection
+            with suppress(sqlite3.Error):  # everything is committed already; a failed checkpoint loses nothing
                 self._writer.execute("PRAGMA wal_checkpoint(TRUNCATE)")
             self._writer.close()
             self._reader.close()

@@ -1,4 +1,4 @@
-"""What every store does alike: gather the rows of a scope into a view, and check a change before it is written."""
+"""Loads the rows of a scope into a view, and checks a change before it is written. All stores use it."""
 
 from __future__ import annotations
 
@@ -15,38 +15,38 @@ from x402guard.ledger.view import LedgerView, MarkKey, Scope
 _ID: Final = attrgetter("id")
 
 DUE_AT_ONCE: Final = 100
-"""How many holds past their deadline one transaction ends on the way, at most."""
+"""The maximum number of holds past their deadline that one transaction lapses."""
 
 
 class Rows(Protocol):
-    """Reads within one transaction. Few calls rather than fine ones: each is a trip to the database."""
+    """Reads within one transaction. Each call is a database query, so few large calls are better than many."""
 
     def get_nodes(self, node_ids: Iterable[str]) -> Iterable[Node]:
-        """Return those of the nodes that exist, and all their ancestors."""
+        """Return the nodes that exist, and all their ancestors."""
 
     def get_holds(self, hold_ids: Iterable[str]) -> Iterable[Hold]:
-        """Return those of the holds that exist."""
+        """Return the holds that exist."""
 
     def live_by_purchase(self, key: str) -> Iterable[Hold]:
         """Return the HELD holds of a purchase key, oldest first."""
 
     def due(self, node_ids: Iterable[str], now_unix: int, most: int) -> Iterable[Hold]:
-        """Return HELD holds of the nodes that no chain can tell about, with a deadline before *now_unix*."""
+        """Return at most *most* HELD holds of the nodes without chain evidence whose deadline is before *now_unix*."""
 
     def sweepable(self, most: int, flown_before_ms: int) -> Iterable[Hold]:
-        """Return payment holds whose end a chain may prove, longest unchecked first; see ``Scope.sweep``."""
+        """Return payment holds whose outcome a chain may prove, longest unchecked first; see ``Scope.sweep``."""
 
     def get_marks(self, keys: Iterable[MarkKey]) -> Mapping[MarkKey, Mapping[str, Any]]:
-        """Return those of the small rows that exist."""
+        """Return the marks that exist."""
 
 
 class StoreClock:
-    """A store's clock, and how far that has run ahead of time passing since the store was opened.
+    """A store's clock. It detects how far the wall clock has jumped ahead since the store was opened.
 
     Args:
-        wall: returns unix milliseconds; this machine's clock when none is given.
-        steady: returns milliseconds from anywhere, and is set by nobody; the machine's own, asleep or not. Beside a *wall* of the
-            caller's, one that goes with it.
+        wall: returns unix milliseconds; default: this machine's clock.
+        steady: returns milliseconds from any start, of a clock that cannot be set and also counts while the machine
+            sleeps. Default: this machine's steady clock, or *wall* if that is given.
     """
 
     def __init__(self, wall: Callable[[], int] | None = None, steady: Callable[[], int] | None = None) -> None:
@@ -55,12 +55,12 @@ class StoreClock:
         self._began = (self._wall(), self._steady())
 
     def __call__(self) -> int:
-        """Return the time in unix milliseconds; that which is believed, where the clock has jumped ahead."""
+        """Return the believed time in unix milliseconds: without a jump ahead of the wall clock."""
         now_ms, _ = self.read()
         return now_ms
 
     def read(self) -> tuple[int, int]:
-        """Return (the time that is believed, in unix milliseconds; how far the clock is ahead of it)."""
+        """Return (the believed time in unix milliseconds, how far the wall clock is ahead of it in milliseconds)."""
         clock_ms, (wall_ms, steady_ms) = self._wall(), self._began
         ahead_ms = max(0, clock_ms - wall_ms - (self._steady() - steady_ms))
         return (clock_ms, 0) if ahead_ms <= _SLACK_MS else (clock_ms - ahead_ms, ahead_ms)
@@ -72,7 +72,7 @@ def _system_clock_ms() -> int:
 
 _SLACK_MS: Final = 1_000
 _STEADY: Final[int] = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
-"""It goes on while the machine sleeps: Linux has one of its own for that, macOS's does."""
+"""The clock that also counts while the machine sleeps: CLOCK_BOOTTIME on Linux, CLOCK_MONOTONIC on macOS."""
 
 
 def _steady_clock_ms() -> int:
@@ -80,7 +80,7 @@ def _steady_clock_ms() -> int:
 
 
 def load_view(rows: Rows, scope: Scope, clock: StoreClock) -> LedgerView:
-    """Return the view of a scope: the rows it names, every ancestor, and what hangs on them."""
+    """Return the view of a scope: its rows, their ancestors, due holds, and the marks of the holds' instances."""
     now_ms, ahead_ms = clock.read()
     nodes = {node.id: node for node in rows.get_nodes(scope.nodes)}
     named = list(rows.get_holds(scope.holds)) if scope.holds else []
@@ -105,12 +105,16 @@ def load_view(rows: Rows, scope: Scope, clock: StoreClock) -> LedgerView:
 
 
 def check_change(view: LedgerView, scope: Scope) -> None:
-    """Check what a change did before it is written; whatever fails here is a bug of ours, and nothing is written."""
+    """Check the result of a change before it is written. A failure is a bug in x402guard, and nothing is written.
+
+    Raises ``IllegalTransition`` if the change restrains under a scope that is not durable, if a node has not drawn from
+    its parent exactly what it uses, or if an open node is past its limit.
+    """
     if view.restrains and not scope.durable:
         raise IllegalTransition("a change that restrains ran under a scope that would not survive a power cut")
     for node in view.changed():
         if node.parent_id is not None and node.granted_in != node.used:
-            raise IllegalTransition(f"node {node.id} uses {node.used} and has drawn {node.granted_in} from its parent")
+            raise IllegalTransition(f"node {node.id} uses {node.used} but has drawn {node.granted_in} from its parent")
         room = node.room if node.limit is not None and node.kind is not NodeKind.TOKENS else None
         if room is not None and room < 0 and node.state == "open":
-            raise IllegalTransition(f"node {node.id} would stand {-room} nano-dollars past its limit, untripped")
+            raise IllegalTransition(f"node {node.id} would be {-room} nano-dollars past its limit, but not tripped")

@@ -1,7 +1,7 @@
-"""A whole x402 world on one machine, to try and to test: a chain, a facilitator, a merchant, LLM providers; and hostile ones.
+"""Provides an x402 test network on one machine: a chain, a facilitator, a merchant, LLM providers, and hostile ones.
 
-Its names load on first use, because what they stand on (an EVM, web3, an HTTP server) takes most of a second to import
-and is not installed with x402guard alone.
+Its names load on first use, because their dependencies (an EVM, web3, an HTTP server) take most of a second to import
+and are not installed with x402guard alone.
 """
 
 from importlib import import_module

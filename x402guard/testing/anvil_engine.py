@@ -1,7 +1,7 @@
-"""A chain on Foundry's anvil, in a process of its own: a mempool, finality and reorganizations, as a real node has them.
+"""Runs a chain on Foundry's anvil in a separate process, with a mempool, finality and reorganizations like a real node.
 
-What anvil answers is handed on as it is. It differs from the engine in this process where real nodes differ as well: a
-transaction is taken before it is mined, so a receipt has to be waited for, and the latest block is not final yet.
+Anvil's answers are passed on unchanged. It differs from the in-process engine as real nodes do: a transaction is
+accepted before it is mined, so a client has to wait for its receipt, and the latest block is not final yet.
 """
 
 import atexit
@@ -28,7 +28,7 @@ from x402guard.testing.contracts import CHAIN_ID, genesis_contracts
 from x402guard.testing.engine import JSON, RpcError
 
 BINARY_VARIABLE: Final = "X402GUARD_ANVIL"
-"""The environment variable that may hold the path of an anvil binary."""
+"""The environment variable that may contain the path of an anvil binary."""
 
 _INSTALL: Final = (
     "Install it with `npm install @foundry-rs/anvil@1.7.1 --ignore-scripts`, or with Foundry; or set "
@@ -44,20 +44,20 @@ _LISTENING: Final = re.compile(r"Listening on 127\.0\.0\.1:(\d+)")
 
 
 class AnvilError(RuntimeError):
-    """An anvil that ran has ended, was closed, or gives no answer that can be read."""
+    """A started anvil has ended, was closed, or gives no readable answer."""
 
 
 def find_anvil() -> Path:
     """Return the anvil binary to use, as an absolute path.
 
-    It is the one that `X402GUARD_ANVIL` names; else the first on the PATH; else the one that npm has installed below the
-    current directory (`node_modules`), its folder `tests`, or `tests/anvil`. Raises ConfigError, whose advice says how to
-    install it, if there is none, and if the variable names no file that can be run.
+    It is the binary that `X402GUARD_ANVIL` names; else the first on the PATH; else the one that npm has installed below
+    the current directory (`node_modules`), its folder `tests`, or `tests/anvil`. Raises ConfigError, whose advice says
+    how to install it, if there is none or if the variable does not name an executable file.
     """
     named = os.environ.get(BINARY_VARIABLE)
     if named:
         if not _runnable(Path(named)):
-            raise ConfigError(f"{BINARY_VARIABLE}: {named} is no file that can be run", advice=_INSTALL)
+            raise ConfigError(f"{BINARY_VARIABLE}: {named} is not an executable file", advice=_INSTALL)
         return Path(named).absolute()
     on_path = shutil.which("anvil")
     if on_path:
@@ -67,7 +67,7 @@ def find_anvil() -> Path:
     for folder in (Path(), Path("tests"), Path("tests", "anvil")):
         if _runnable(folder / inside):
             return (folder / inside).absolute()
-    raise ConfigError("there is no anvil on the PATH nor in node_modules", advice=_INSTALL)
+    raise ConfigError("anvil is neither on the PATH nor in node_modules", advice=_INSTALL)
 
 
 def _runnable(path: Path) -> bool:
@@ -75,12 +75,12 @@ def _runnable(path: Path) -> bool:
 
 
 class _Anvil:
-    """The child: started without a shell, read from so that its pipe never fills, and ended by its pid."""
+    """The child process: started without a shell, read so that its pipe never fills, and ended by its process id."""
 
     def __init__(self, command: list[str], folder: str) -> None:
-        # Only this much of an environment: no key of the parent's reaches the child, nor does a .env file that lies in
-        # the parent's directory. Its home is the folder because it moves old states to disk there. A session of its own
-        # keeps a Ctrl-C at the terminal for the parent, which then ends things in their order.
+        # A minimal environment and another directory: no key of the parent and no .env file reaches the child. Its home
+        # is the folder, because it moves old states to disk there. In its own session it does not get the terminal's
+        # Ctrl-C, so the parent can end everything in order.
         environment = {"HOME": folder, "PATH": os.environ.get("PATH", os.defpath)}
         try:
             self._child = subprocess.Popen(  # noqa: S603 - the path is the caller's own choice
@@ -116,15 +116,15 @@ class _Anvil:
         self._decided.set()
 
     def port(self) -> int:
-        """Wait until it listens; return its port. Raises ConfigError if it ends first, or says nothing for too long."""
+        """Wait until it listens; return its port. Raises ConfigError if it ends first or reports no port in time."""
         if not self._decided.wait(_START_TIMEOUT_S):
-            raise ConfigError(f"{self._name} has not said in {_START_TIMEOUT_S:g} s where it listens", advice=_INSTALL)
+            raise ConfigError(f"{self._name} did not report its port within {_START_TIMEOUT_S:g} s", advice=_INSTALL)
         if self._port is None:
             raise ConfigError(f"{self._name} did not start: {self.state()}", advice=_INSTALL)
         return self._port
 
     def ended(self, within_s: float) -> bool:
-        """Whether the process is gone, or goes within so many seconds."""
+        """Whether the process has ended, or ends within `within_s` seconds."""
         try:
             self._child.wait(within_s)
         except subprocess.TimeoutExpired:
@@ -132,20 +132,20 @@ class _Anvil:
         return True
 
     def state(self) -> str:
-        """How it ended and what it said last, in words."""
+        """How it ended and its last output, as text."""
         if not self.ended(_DYING_S):
-            return "it is still there"
+            return "it is still running"
         self._reader.join(_END_TIMEOUT_S)
-        said = f" and these words: {' | '.join(self._said)}" if self._said else ""
+        said = f" and this output: {' | '.join(self._said)}" if self._said else ""
         return f"it ended with code {self._child.returncode}{said}"
 
     def close(self) -> None:
-        """Ask it to end, make it end if it does not, and wait until it has."""
+        """Terminate the process, kill it if it does not end, and wait until it has ended."""
         if self._child.poll() is None:
             self._signal(signal.SIGTERM)
         ended = self.ended(_END_TIMEOUT_S)
         self._reader.join(_END_TIMEOUT_S if ended else 0)
-        # Whoever still holds the pipe was started by it: npm's own `anvil` is a script around the binary.
+        # A process that still holds the pipe is a child of it: npm's `anvil` is a script that starts the binary.
         if not ended or self._reader.is_alive():
             self._signal(signal.SIGKILL)
             self._child.wait()
@@ -157,21 +157,22 @@ class _Anvil:
         try:
             os.killpg(self.pid, number)
         except (ProcessLookupError, PermissionError):
-            # All of it has ended meanwhile; macOS says of such a group that it is not ours.
+            # The whole group has ended since; for such a group macOS raises PermissionError.
             return
 
 
 class AnvilEngine:
     """An Engine on an anvil process, with contracts at fixed addresses from its first block on.
 
-    `balances` gives accounts native coin (in wei), `contracts` runtime code by address (by default those of the test
-    network). Every transaction is mined at once, and an empty block every `tick_s` seconds; blocks carry real time plus
-    what `advance` added. The block `2 * slots_in_an_epoch` back is final, by default the 64th; with 0 the latest is, as
-    on the engine in this process. `binary` is found by `find_anvil` unless it is given. `port` is chosen by the system
-    unless it is given. There are no accounts whose keys anvil knows.
+    `balances` gives accounts native coin (in wei); `contracts` is runtime code by address (default: the test
+    network's). Every transaction is mined at once, and an empty block every `tick_s` seconds; block times are real time
+    plus what `advance` added. The block `2 * slots_in_an_epoch` before the latest is final (default: 64); with 0 the
+    latest is final, as on the in-process engine. By default `find_anvil` finds `binary`, and the system chooses `port`.
+    Anvil has no accounts with known keys.
 
-    Raises ConfigError if anvil cannot be found or does not start, and ValueError for a time or an epoch that is none.
-    The process ends with `close` and with the interpreter; one that a signal kills outright leaves it behind.
+    Raises ConfigError if anvil cannot be found or does not start, and ValueError for an invalid `tick_s` or
+    `slots_in_an_epoch`. The process ends with `close` and with the interpreter, unless a signal kills the interpreter
+    outright.
     """
 
     def __init__(
@@ -186,7 +187,7 @@ class AnvilEngine:
         port: int = 0,
     ) -> None:
         if tick_s <= 0 or slots_in_an_epoch < 0:
-            raise ValueError("blocks need a time between them, and an epoch has no negative number of slots")
+            raise ValueError("tick_s must be above 0, and slots_in_an_epoch must not be negative")
         self._chain_id = chain_id
         self._ids = itertools.count(1)
         options = {
@@ -223,11 +224,11 @@ class AnvilEngine:
 
     @property
     def pid(self) -> int:
-        """The number of anvil's process, which this engine ends."""
+        """The id of anvil's process, which this engine ends."""
         return self._anvil.pid
 
     def rpc(self, method: str, params: list[JSON]) -> JSON:
-        """Pass one JSON-RPC call on to anvil; raise RpcError as it answers, and AnvilError if it is not there."""
+        """Pass one JSON-RPC call on to anvil; raise RpcError for an error answer, AnvilError for no readable one."""
         message = {"jsonrpc": "2.0", "id": next(self._ids), "method": method, "params": params}
         if self._http.is_closed:
             raise AnvilError("this anvil was closed")
@@ -243,26 +244,26 @@ class AnvilEngine:
         return reply["result"]
 
     def advance(self, seconds: int) -> None:
-        """Move the chain's clock on by whole `seconds` and mine a block; raise ValueError if it would go back."""
+        """Move the chain's clock forward by whole `seconds` and mine a block; raise ValueError if that is negative."""
         if seconds < 0:
-            raise ValueError("a chain's clock does not go back")
+            raise ValueError("a chain's clock cannot go back")
         self.rpc("evm_increaseTime", [seconds])
         self.rpc("evm_mine", [])
 
     def reorg(self, depth: int) -> None:
-        """Replace the last `depth` blocks by as many empty ones: what happened in them has never happened.
+        """Replace the last `depth` blocks by as many empty ones, which undoes everything in them.
 
-        Their transactions are gone, from the mempool too. The clock goes on as if nothing had been. Raises ValueError for
-        a depth under 1, and RpcError for one past the first block.
+        Their transactions are removed, also from the mempool. The clock keeps its time. Raises ValueError for a depth
+        below 1, and RpcError for one past the first block.
         """
         if depth < 1:
-            raise ValueError("a reorganization replaces one block at least")
-        # Without being told, the clock would go back to the block that all agree on, and lose what was added since.
+            raise ValueError("a reorganization replaces at least one block")
+        # By default the clock would go back to the last common block and lose the time that was added since.
         now = self.rpc("eth_getBlockByNumber", ["pending", False])["timestamp"]
         self.rpc("anvil_reorg", [depth, []])
         self.rpc("evm_setTime", [int(now, 16)])
 
     def close(self) -> None:
-        """End the process and wait until it is gone. Closing twice does nothing."""
+        """End the process and wait until it has ended. Idempotent."""
         atexit.unregister(self.close)
         self._opened.close()

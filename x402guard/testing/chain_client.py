@@ -1,4 +1,4 @@
-"""What the facilitator and the test network need of a chain, over JSON-RPC: calls, transactions and receipts."""
+"""Sends calls and transactions to a chain over JSON-RPC, for the facilitator and the test network."""
 
 import itertools
 import threading
@@ -19,12 +19,12 @@ _TIP_WEI = 10**9
 
 
 def selector(signature: str) -> str:
-    """The four bytes, in hex, that stand for a function or a custom error such as `InvalidNonce()`."""
+    """The four-byte selector, in hex, of a function or a custom error such as `InvalidNonce()`."""
     return "0x" + keccak(text=signature)[:4].hex()
 
 
 def calldata(signature: str, *arguments: Any) -> str:
-    """Encode a contract call as hex data: `signature` is the function's, as in `balanceOf(address)`."""
+    """Encode a contract call as hex data; `signature` is the function's signature, such as `balanceOf(address)`."""
     if not arguments:
         return selector(signature)
     start = signature.index("(")
@@ -45,7 +45,7 @@ class ChainClient:
         self._sending = threading.Lock()
 
     def rpc(self, method: str, *params: JSON) -> JSON:
-        """Make one call and return its result."""
+        """Send one call and return its result."""
         message = {"jsonrpc": "2.0", "id": next(self._ids), "method": method, "params": params}
         reply = self._http.post("/", json=message).raise_for_status().json()
         if "error" in reply:
@@ -54,7 +54,7 @@ class ChainClient:
         return reply["result"]
 
     def call(self, to: str, data: str, sender: str | None = None) -> bytes:
-        """Execute a call on the latest state, without a transaction, and return what the contract returned."""
+        """Execute a call on the latest state, without a transaction, and return the contract's result."""
         transaction = {"to": to, "data": data} | ({"from": sender} if sender else {})
         return bytes.fromhex(self.rpc("eth_call", transaction, "latest").removeprefix("0x"))
 
@@ -63,9 +63,9 @@ class ChainClient:
         return int.from_bytes(self.call(to, calldata(signature, *arguments)), "big")
 
     def send(self, account: LocalAccount, to: str, data: str = "0x", *, gas: int, wei: int = 0) -> str:
-        """Sign and send a transaction from `account` with a limit of `gas`; return its hash without waiting."""
+        """Sign and send a transaction from `account` with the limit `gas`; return its hash without waiting."""
         price = int(self.rpc("eth_gasPrice"), 16)
-        # The lock makes reading the next nonce and using it one step for all threads that share the key.
+        # Threads that share the key must not read the same next nonce.
         with self._sending:
             fields: dict[str, Any] = {
                 "to": to,

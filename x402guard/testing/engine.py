@@ -1,9 +1,9 @@
-"""What the test network asks of a chain, so that another engine can take the place of the built-in one."""
+"""Defines the chain that the test network needs, so that another engine can replace the built-in one."""
 
 from typing import Any, Protocol, TypeAlias
 
 JSON: TypeAlias = Any
-"""A value as `json.loads` gives it."""
+"""A value as returned by `json.loads`."""
 
 
 class RpcError(Exception):
@@ -25,13 +25,13 @@ class Engine(Protocol):
         ...
 
     def rpc(self, method: str, params: list[JSON]) -> JSON:
-        """Answer one Ethereum JSON-RPC call; raise RpcError where a node would answer with an error."""
+        """Answer one Ethereum JSON-RPC call; raise RpcError if a node would answer with an error."""
         ...
 
     def advance(self, seconds: int) -> None:
-        """Move the chain's clock on by whole `seconds` and mine a block, so that the new time can be seen."""
+        """Move the chain's clock forward by whole `seconds` and mine a block, so that the new time is visible."""
         ...
 
     def close(self) -> None:
-        """Stop the chain and whatever it runs in the background. Closing twice does nothing."""
+        """Stop the chain and its background threads and processes. Idempotent."""
         ...

@@ -1,7 +1,7 @@
-"""A chain inside this process, on eth-tester and py-evm: nothing but Python is needed.
+"""Runs a chain inside this process, on eth-tester and py-evm. It needs only Python.
 
-py-evm's chain executes and stores; the JSON that clients ask for (blocks, transactions, receipts, logs) is kept ready
-beside it, because eth-tester's own look-ups walk the whole chain. Every transaction gets a block of its own at once.
+py-evm's chain executes and stores. The JSON that clients ask for (blocks, transactions, receipts, logs) is kept beside
+it, because eth-tester's own look-ups walk the whole chain. Every transaction is mined at once, in a separate block.
 """
 
 import inspect
@@ -45,8 +45,8 @@ _CALLDATA_BYTE_GAS = 40
 class _SameSecondVM(PragueVM):
     """Prague, but a block may have its parent's timestamp.
 
-    With the rule of at least one second a block, a chain that mines a block for every transaction runs ahead of real
-    time, until offers that last a minute have lapsed when they are made.
+    With at least one second per block, a chain that mines a block for every transaction would run ahead of real time,
+    until offers that last a minute are expired when they are made.
     """
 
     @classmethod
@@ -62,8 +62,8 @@ def _new_chain(chain_id: int, balances: Mapping[str, int], contracts: Mapping[st
         accounts.setdefault(octets(address, 20), {"balance": 0})["code"] = code
     state = {address: {"nonce": 0, "storage": {}, **account} for address, account in accounts.items()}
     chain = PyEVMBackend(genesis_state=state, vm_configuration=((0, _SameSecondVM),)).chain
-    # eth-tester writes its own id into the class of the chain. It makes a new class for every chain, so this one
-    # engine is all that changes.
+    # eth-tester writes its own id into the class of the chain. It makes a new class for every chain, so this changes
+    # only this engine.
     type(chain).chain_id = chain_id
     return chain
 
@@ -71,9 +71,9 @@ def _new_chain(chain_id: int, balances: Mapping[str, int], contracts: Mapping[st
 class EthTesterEngine:
     """An Engine in this process, with contracts at fixed addresses from its first block on.
 
-    `balances` gives accounts native coin (in wei), `contracts` runtime code by address (by default those of the test
-    network). An empty block is mined after every `tick_s` seconds; each block carries real time plus what `advance`
-    added. The latest block is final.
+    `balances` gives accounts native coin (in wei); `contracts` is runtime code by address (default: the test
+    network's). An empty block is mined every `tick_s` seconds; block times are real time plus what `advance` added. The
+    latest block is final.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class EthTesterEngine:
         return self._chain_id
 
     def rpc(self, method: str, params: list[JSON]) -> JSON:
-        """Answer one Ethereum JSON-RPC call; raise RpcError where a node would answer with an error."""
+        """Answer one Ethereum JSON-RPC call; raise RpcError if a node would answer with an error."""
         call = self._methods.get(method)
         if call is None:
             raise RpcError(METHOD_NOT_FOUND, f"the method {method} does not exist")
@@ -115,15 +115,15 @@ class EthTesterEngine:
             return call(*params)
 
     def advance(self, seconds: int) -> None:
-        """Move the chain's clock on by whole `seconds` and mine a block; raise ValueError if it would go back."""
+        """Move the chain's clock forward by whole `seconds` and mine a block; raise ValueError if that is negative."""
         if seconds < 0:
-            raise ValueError("a chain's clock does not go back")
+            raise ValueError("a chain's clock cannot go back")
         with self._lock:
             self._offset_s += seconds
             self._mine()
 
     def close(self) -> None:
-        """Stop the ticking of idle blocks. Closing twice does nothing."""
+        """Stop mining empty blocks. Idempotent."""
         self._stopped.set()
         self._ticker.join()
 
@@ -135,7 +135,7 @@ class EthTesterEngine:
     # ---- blocks and time ----
 
     def _set_clock(self) -> None:
-        # A pending header keeps the second in which its parent was mined, however long ago that is.
+        # A pending header keeps the second in which its parent was mined, even if that is long ago.
         latest = quantity(self._blocks[-1]["timestamp"])
         self._chain.set_header_timestamp(max(latest, int(time.time()) + self._offset_s))
 
@@ -173,7 +173,7 @@ class EthTesterEngine:
 
     def _number_of_hash(self, block_hash: JSON) -> int | None:
         wanted = str(block_hash).lower()
-        # The block that is asked for is nearly always among the last ones.
+        # Clients nearly always ask for one of the last blocks.
         for number in range(len(self._blocks) - 1, -1, -1):
             if self._blocks[number]["hash"] == wanted:
                 return number
@@ -181,7 +181,7 @@ class EthTesterEngine:
 
     def _vm(self, block: JSON) -> Any:
         if block in ("latest", "pending", None):
-            # The state is the latest block's; the clock is that of the block that would come next.
+            # The state is the latest block's; the clock is that of the next block.
             self._set_clock()
             return self._chain.get_vm(self._chain.header)
         number = self._number(block)
@@ -200,7 +200,7 @@ class EthTesterEngine:
         if transaction.nonce < due:
             raise RpcError(REJECTED, f"nonce too low: next nonce {due}, tx nonce {transaction.nonce}")
         if transaction.nonce > due:
-            # Threads that share a key send out of order; a node keeps the early ones until their turn comes.
+            # Threads that share a key may send out of order; a node keeps early transactions until their turn comes.
             self._waiting[transaction.sender, transaction.nonce] = transaction
             self._transactions[name] = transaction_json(transaction)
             return name
@@ -216,7 +216,7 @@ class EthTesterEngine:
             try:
                 self._mine(transaction)
             except ValidationError:
-                # As in a node's pool: what cannot be paid for any more is dropped, and its hash is unknown again.
+                # As in a node's pool: a transaction without enough coin is dropped, and its hash is unknown again.
                 del self._transactions[hexed(transaction.hash)]
                 return
             nonce += 1
@@ -226,7 +226,7 @@ class EthTesterEngine:
             transaction: Any = self._chain.get_transaction_builder().decode(raw)
             transaction.check_signature_validity()
             chain_id = transaction.chain_id
-        except Exception as error:  # py-evm, rlp and eth-keys each have their own errors for bytes that make no sense
+        except Exception as error:  # py-evm, rlp and eth-keys raise different errors for invalid bytes
             raise RpcError(INVALID_PARAMS, f"not a transaction: {error}") from error
         if chain_id != self._chain_id:
             raise RpcError(REJECTED, f"invalid chain id for signer: have {chain_id} want {self._chain_id}")
@@ -234,10 +234,10 @@ class EthTesterEngine:
 
     def _execute(self, call: JSON, block: JSON) -> Any:
         if not isinstance(call, dict):
-            raise RpcError(INVALID_PARAMS, "a call is an object")
+            raise RpcError(INVALID_PARAMS, "a call must be an object")
         vm = self._vm(block)
         sender = octets(call.get("from") or hexed(_NOBODY), 20)
-        # Calls cost nothing: with a base fee of zero, an account without coin can ask too.
+        # Calls are free: with a base fee of zero, an account without coin can make them too.
         free = self._chain.get_vm(vm.get_header().copy(base_fee_per_gas=0))
         unsigned = free.create_unsigned_transaction(
             nonce=free.state.get_nonce(sender),
@@ -307,7 +307,7 @@ class EthTesterEngine:
     def _estimate_gas(self, call: JSON, block: JSON = None) -> str:
         computation = self._execute(call, block)
         used: int = computation.get_gas_used() + _INTRINSIC_GAS + _CALLDATA_BYTE_GAS * len(computation.msg.data)
-        # Nested calls are given 63/64 of what is left, and refunds come after: the limit needs room.
+        # Nested calls get 63/64 of the gas left, and refunds come afterwards, so the limit needs a margin.
         return hex(used + used // 4)
 
     def _get_block_by_number(self, block: JSON, full: JSON = False) -> JSON:
@@ -324,7 +324,7 @@ class EthTesterEngine:
 
     def _get_logs(self, query: JSON) -> list[JSON]:
         if not isinstance(query, dict):
-            raise RpcError(INVALID_PARAMS, "a log filter is an object")
+            raise RpcError(INVALID_PARAMS, "a log filter must be an object")
         if "blockHash" in query:
             first = last = self._number({"blockHash": query["blockHash"]})
         else:
@@ -342,7 +342,7 @@ class EthTesterEngine:
 
     def _increase_time(self, seconds: JSON) -> int:
         if quantity(seconds) < 0:
-            raise RpcError(INVALID_PARAMS, "a chain's clock does not go back")
+            raise RpcError(INVALID_PARAMS, "a chain's clock cannot go back")
         self._offset_s += quantity(seconds)
         return self._offset_s
 

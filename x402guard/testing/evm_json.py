@@ -1,4 +1,4 @@
-"""Between py-evm's objects and the shapes of Ethereum JSON-RPC."""
+"""Converts py-evm's objects to the shapes of Ethereum JSON-RPC."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ _LEGACY, _DYNAMIC_FEE = 0, 2
 
 
 def quantity(value: JSON) -> int:
-    """Read a JSON-RPC quantity (a hex string; a plain number is taken too); raise RpcError if it is none."""
+    """Read a JSON-RPC quantity (a hex string; a plain number is accepted too); raise RpcError for anything else."""
     if isinstance(value, int) and not isinstance(value, bool):
         return value
     try:
@@ -26,7 +26,7 @@ def quantity(value: JSON) -> int:
 
 
 def octets(value: JSON, length: int | None = None) -> bytes:
-    """Read JSON-RPC data (0x and hex digits), of exactly `length` bytes if given; raise RpcError if it is none."""
+    """Read JSON-RPC data (0x and hex digits), of exactly `length` bytes if given; raise RpcError for anything else."""
     try:
         data = bytes.fromhex(str(value).removeprefix("0x"))
     except ValueError as error:
@@ -42,13 +42,13 @@ def hexed(data: bytes) -> str:
 
 
 def revert_error(data: bytes) -> RpcError:
-    """The error of a reverted call: code 3, the reason in words if the contract gave one, and its data."""
+    """The error of a reverted call: code 3, the contract's reason as text if it gave one, and its data."""
     message = "execution reverted"
     if data.startswith(_ERROR_STRING):
         try:
             message += f": {abi_decode(['string'], data[4:])[0]}"
         except DecodingError:
-            # The bytes still reach the caller as data.
+            # The caller still gets the bytes as data.
             return RpcError(REVERTED, message, hexed(data))
     return RpcError(REVERTED, message, hexed(data))
 
@@ -82,7 +82,7 @@ def block_json(block: Any, transactions: list[JSON]) -> dict[str, JSON]:
 
 
 def transaction_json(transaction: Any) -> dict[str, JSON]:
-    """A transaction that is not in a block yet: its place in one is null."""
+    """A transaction that is not in a block yet: its block fields are null."""
     kind = getattr(transaction, "type_id", None) or _LEGACY
     fields: dict[str, JSON] = {
         "hash": hexed(transaction.hash),
@@ -116,7 +116,7 @@ def transaction_json(transaction: Any) -> dict[str, JSON]:
 
 
 def receipt_json(transaction: Any, receipt: Any, header: Any, *, succeeded: bool, contract: bytes | None) -> JSON:
-    """The receipt of a transaction that is alone in the block of `header`; `contract` is what it created, if it did."""
+    """The receipt of the only transaction in the block of `header`; `contract` is the address it created, or None."""
     place = {
         "transactionHash": hexed(transaction.hash),
         "transactionIndex": "0x0",
@@ -156,7 +156,7 @@ def receipt_json(transaction: Any, receipt: Any, header: Any, *, succeeded: bool
 
 
 def log_matches(log: JSON, addresses: list[str], topics: list[JSON]) -> bool:
-    """Whether a log passes an `eth_getLogs` filter: any address of the list (or no list), and each topic in turn."""
+    """Whether a log passes an `eth_getLogs` filter: one of the addresses (or no list), and each topic in order."""
     if addresses and log["address"] not in addresses:
         return False
     if len(topics) > len(log["topics"]):

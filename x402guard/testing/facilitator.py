@@ -1,6 +1,6 @@
-"""An x402 facilitator that settles on a chain over JSON-RPC, from its own key.
+"""Verifies and settles x402 payments on a chain over JSON-RPC, with its own key.
 
-It speaks protocol versions 1 and 2, and the schemes `exact` (EIP-3009 or Permit2) and `upto` (version 2 only).
+It supports protocol versions 1 and 2, and the schemes `exact` (EIP-3009 or Permit2) and `upto` (version 2 only).
 """
 
 import json
@@ -38,7 +38,7 @@ _AUTHORIZED = "transferWithAuthorization(address,address,uint256,uint256,uint256
 _SETTLE_EXACT = "settle(((address,uint256),uint256,uint256),address,(address,uint256),bytes)"
 _SETTLE_UPTO = "settle(((address,uint256),uint256,uint256),uint256,address,(address,address,uint256),bytes)"
 
-# What the contracts say when they revert: words of the token, selectors of the others' errors.
+# The contracts' revert reasons: text for the token, error selectors for the others.
 _REVERTS = {
     "authorization is used": "invalid_exact_evm_nonce_already_used",
     "authorization is expired": "invalid_exact_evm_payload_authorization_valid_before",
@@ -54,8 +54,8 @@ _REVERTS = {
 }
 
 
-class _Reverted(Exception):  # noqa: N818 - an outcome on the chain, not a failure of ours
-    """A settlement that was simulated well and reverted when it was mined."""
+class _Reverted(Exception):  # noqa: N818 - an outcome on the chain, not an error of this code
+    """A settlement whose simulation succeeded and whose transaction reverted."""
 
     def __init__(self, transaction: str) -> None:
         super().__init__(transaction)
@@ -83,11 +83,11 @@ class Facilitator(Hosted):
 
     @property
     def address(self) -> str:
-        """The account that sends the settlements; `upto` payments must name it."""
+        """The address that sends the settlements; `upto` payments must name it."""
         return str(self._account.address)
 
     def supported(self) -> JSON:
-        """What this facilitator settles, in the shape of GET /supported."""
+        """The kinds of payment that this facilitator settles, in the shape of GET /supported."""
         network = f"eip155:{self._chain_id}"
         kinds: list[JSON] = [
             {"x402Version": 2, "scheme": "exact", "network": network},
@@ -98,7 +98,7 @@ class Facilitator(Hosted):
         return {"kinds": kinds, "extensions": [], "signers": {"eip155:*": [self.address]}}
 
     def verify(self, payment: JSON, requirements: JSON) -> JSON:
-        """Say whether a payment could be settled now, in the shape of POST /verify. Nothing is sent."""
+        """Return whether a payment could be settled now, in the shape of POST /verify. Sends no transaction."""
         known = {}
         try:
             terms, signed = self._read(payment, requirements)
@@ -115,7 +115,7 @@ class Facilitator(Hosted):
     def settle(self, payment: JSON, requirements: JSON) -> JSON:
         """Settle a payment and wait for its receipt, in the shape of POST /settle.
 
-        For `upto`, the amount of `requirements` is what is charged; zero sends no transaction.
+        For `upto`, the amount of `requirements` is charged; zero sends no transaction.
         """
         network = str(requirements.get("network", "")) if isinstance(requirements, dict) else ""
         failure = {"success": False, "transaction": "", "network": network}
@@ -137,7 +137,7 @@ class Facilitator(Hosted):
         return receipt | ({"amount": str(charged)} if terms.scheme == "upto" else {})
 
     def close(self) -> None:
-        """Stop serving and close the connections to the chain. Closing twice does nothing."""
+        """Stop serving and close the connections to the chain. Idempotent."""
         super().close()
         self._chain.close()
 
@@ -180,7 +180,7 @@ class Facilitator(Hosted):
 
     def _simulate(self, payment: SignedPayment, terms: Terms, amount: int) -> None:
         if self._chain.rpc("eth_getCode", terms.asset, "latest") == "0x":
-            # A call to an empty account succeeds, and moves nothing.
+            # A call to an address without code succeeds and moves nothing.
             raise Refused("asset_not_deployed_contract")
         if isinstance(payment, Permit2Payment):
             allowed = self._chain.read_uint(terms.asset, "allowance(address,address)", payment.payer, PERMIT2)
@@ -231,7 +231,7 @@ def _authorized_transfer(payment: Eip3009Payment) -> str:
 
 
 def _at_ceiling(payment: SignedPayment, terms: Terms) -> Terms:
-    """The terms of an `upto` settlement with the amount that was signed in place of the amount that is charged."""
+    """The terms of an `upto` settlement with the signed amount instead of the charged amount."""
     if not isinstance(payment, Permit2Payment):
         raise Refused("unsupported_payload_type")
     if terms.amount > payment.amount:

@@ -1,9 +1,9 @@
-"""pytest fixtures: a hostile world for a user's own tests.
+"""Provides pytest fixtures with hostile servers for a user's own tests.
 
     pytest_plugins = ["x402guard.testing.fixtures"]
 
-Each test gets a fresh one of what it names: `hostile_server`, `hostile_clock`, `testnet`, and in front of the testnet
-`hostile_chain` and `hostile_facilitator`. They need pytest and `pip install "x402guard[testnet]"`, and nothing outside the machine.
+Each test gets new objects: `hostile_server`, `hostile_clock`, `testnet`, and in front of the testnet `hostile_chain`
+and `hostile_facilitator`. They need pytest and `pip install "x402guard[testnet]"`, and no other machine.
 """
 
 from collections.abc import Iterator
@@ -21,14 +21,14 @@ __all__ = ["hostile_chain", "hostile_clock", "hostile_facilitator", "hostile_ser
 
 @pytest.fixture
 def hostile_server() -> Iterator[HostileServer]:
-    """A seller that misbehaves in one way a path, and checks signatures without a chain."""
+    """A seller that misbehaves in one way per path, and checks signatures without a chain."""
     with HostileServer() as server:
         yield server
 
 
 @pytest.fixture
 def hostile_clock() -> HostileClock:
-    """A clock that stands still until it is told otherwise, for `open_store(url, clock_ms=hostile_clock)`."""
+    """A clock that stands still until a test moves it, for `open_store(url, clock_ms=hostile_clock)`."""
     return HostileClock()
 
 
@@ -41,13 +41,13 @@ def testnet() -> Iterator[Testnet]:
 
 @pytest.fixture
 def hostile_chain(testnet: Testnet) -> Iterator[HostileChain]:
-    """JSON-RPC that lies about the testnet's chain when told to: `chains={testnet.network: hostile_chain.url}`."""
+    """JSON-RPC that lies about the testnet's chain after `misbehave`: `chains={testnet.network: hostile_chain.url}`."""
     with HostileChain(testnet.engine) as chain:
         yield chain
 
 
 @pytest.fixture
 def hostile_facilitator(testnet: Testnet) -> Iterator[HostileFacilitator]:
-    """A facilitator that lies about what the testnet's settled when told to."""
+    """A facilitator that lies about the settlements of the testnet's facilitator after `misbehave`."""
     with HostileFacilitator(testnet.facilitator) as facilitator:
         yield facilitator

@@ -1,4 +1,4 @@
-"""The shapes of a hostile server's answers: true 402s and receipts, and answers that break on the way."""
+"""Builds the answers of a hostile server: correct 402s and receipts, and answers that break during transfer."""
 
 import base64
 import json
@@ -12,12 +12,12 @@ from x402guard.testing.engine import JSON
 
 
 def encoded(content: JSON) -> str:
-    """JSON in base64, as x402's headers carry it."""
+    """JSON in base64, as in x402's headers."""
     return base64.b64encode(json.dumps(content).encode()).decode()
 
 
 def terms_of(offers: list[JSON], *, url: str, version: int = 2, **changes: JSON) -> JSON:
-    """What a 402 says (x402 specification, PaymentRequired): in version 2's shape, or in version 1's."""
+    """The terms of a 402 (x402 specification, PaymentRequired), in the shape of version 2 or 1."""
     terms: dict[str, JSON] = {"x402Version": version, "error": "payment is required", "accepts": offers}
     if version == 2:
         terms["resource"] = {"url": url, "description": "", "mimeType": "application/json"}
@@ -47,15 +47,15 @@ def receipt_header(receipt: JSON, version: int) -> dict[str, str]:
 
 
 class Dropped(Response):
-    """No answer at all: the connection is closed before a byte of one is sent."""
+    """No answer: the connection is closed before the first byte."""
 
     async def __call__(self, _scope: Scope, _receive: Receive, send: Send) -> None:
-        """Begin an answer with a header that cannot be written, upon which uvicorn closes the connection."""
+        """Start an answer with an invalid header, so that uvicorn closes the connection."""
         await send({"type": "http.response.start", "status": 200, "headers": [(b"x-dropped", b"\r\n")]})
 
 
 def dripped(body: bytes, *, seconds: float, headers: dict[str, str]) -> Response:
-    """A body that takes so long, one byte after the other."""
+    """A body that is sent byte by byte over `seconds` seconds."""
 
     async def pieces() -> AsyncIterator[bytes]:
         for at in range(len(body)):

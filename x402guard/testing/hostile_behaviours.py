@@ -1,4 +1,4 @@
-"""How a hostile server misbehaves: one entry for each way, named after what it does."""
+"""Defines the behaviours of a hostile server, each with a name and a description."""
 
 import json
 from collections.abc import Awaitable, Callable, Iterable
@@ -12,7 +12,7 @@ from x402guard.testing.hostile_answers import Dropped, dripped, encoded, receipt
 from x402guard.testing.hostile_visit import Visit
 
 OTHER_PAYEE = "0x857b06519E91e3A54538791bDbb0E22373e36b66"
-"""The payee that nobody was told of."""
+"""The payee that hostile offers switch to."""
 
 _TEN_YEARS_S = 10 * 365 * 86_400
 _HOPS = 20
@@ -26,7 +26,7 @@ Answering = Callable[[Visit], Response | Awaitable[Response]]
 
 @dataclass(frozen=True)
 class Behaviour:
-    """One way to misbehave: what it `does`, in words, and the answers to unpaid and to paid requests."""
+    """One behaviour: its description `does`, and its answers to unpaid and to paid requests."""
 
     name: str
     does: str
@@ -38,7 +38,7 @@ class Behaviour:
         return await _awaited(self.terms(visit))
 
     async def paid(self, visit: Visit) -> Response:
-        """Answer a request with one."""
+        """Answer a request with a payment."""
         return await _awaited(self.sale(visit))
 
 
@@ -61,7 +61,7 @@ def _sell_unsettled(visit: Visit) -> Response:
 
 
 HONEST = Behaviour("honest", "asks a price, settles, delivers", _ask, _sell)
-"""What everything else is compared with."""
+"""The correct behaviour, for comparison."""
 
 
 def _asking(offer: Callable[[Visit], JSON], *, version: int = 2) -> Answering:
@@ -120,7 +120,7 @@ def _next_hop(visit: Visit) -> int:
 async def _on(visit: Visit, origin: str) -> Response:
     receipt = await visit.settle()
     if not receipt["success"]:
-        return visit.demand()  # the payment of the hop before
+        return visit.demand()  # the payment belongs to the previous hop
     if _next_hop(visit) > _HOPS:
         return visit.deliver(receipt)
     return RedirectResponse(f"{origin}/{visit.behaviour}/{_next_hop(visit)}", 302, receipt_header(receipt, 2))
@@ -172,7 +172,7 @@ def _eighteen_decimals(visit: Visit) -> JSON:
 
 
 def _sponsoring(visit: Visit) -> Response:
-    # x402 specification, extension eip2612GasSponsoring: the client is asked to sign an allowance beside the payment.
+    # x402 specification, extension eip2612GasSponsoring: it asks the client to sign an allowance beside the payment.
     info = {"description": "The facilitator accepts an EIP-2612 permit to Permit2.", "version": "1"}
     fields = ["from", "asset", "spender", "amount", "nonce", "deadline", "signature"]
     extension = {"info": info, "schema": {"type": "object", "required": fields}}
@@ -245,7 +245,7 @@ def _two_stories(visit: Visit) -> Response:
 
 
 async def _inflate(visit: Visit) -> Response:
-    """A chat completion (OpenAI's shape) that states a billion tokens."""
+    """A chat completion (OpenAI's shape) that reports a billion tokens."""
     asked = json.loads(await visit.request.body() or b"{}")
     message = {"role": "assistant", "content": "Yes."}
     usage = {"prompt_tokens": 10**9, "completion_tokens": 10**9, "total_tokens": 2 * 10**9}
@@ -263,34 +263,34 @@ _UPTO = _asking(lambda visit: visit.upto())
 BEHAVIOURS = MappingProxyType(
     _table((
         ("lost_answer", "settles, then drops the connection without an answer", _ask, _lose),
-        ("rechallenge", "settles, then asks for another payment, dearer each time", _ask, _ask_again),
+        ("rechallenge", "settles, then asks for another payment at a higher price, each time", _ask, _ask_again),
         ("failure_after_settling", "settles, then says that it failed: 500 and success false", _ask, _fail_after_settling),
         ("withheld", "says that it failed and keeps the payment; see settle_withheld", _ask, _withhold),
-        ("endless_validity", "wants payments that are good for ten years",
+        ("endless_validity", "wants payments that are valid for ten years",
          _asking(lambda visit: visit.offer(maxTimeoutSeconds=_TEN_YEARS_S)), _sell),
         ("payto_swap", "names another payee from the second offer on", _asking(_swap_payee), _sell),
         ("new_payees", "names a payee in each offer that it never named before", _asking(_stranger), _sell),
         ("cheap_then_dear", "quotes almost nothing to HEAD, and five hundred times the price to the rest",
          _asking(_cheap_then_dear), _sell),
         ("price_ramp", "raises its price by five per cent with each offer", _asking(_ramp), _sell),
-        ("fake_asset", "asks for a token that nobody knows, and calls it USDC",
+        ("fake_asset", "asks for an unknown token, and calls it USDC",
          _asking(lambda visit: visit.offer(asset="0x" + "c0de" * 10)), _sell),
-        ("fake_decimals", "calls USDC a token of 18 decimals, and ten billion dollars a cent",
+        ("fake_decimals", "says that USDC has 18 decimals, so that ten billion dollars look like a cent",
          _asking(_eighteen_decimals), _sell),
         ("poisoned_domain", "names a signing domain that is not the token's", _extra(name="Evil", version="9"), _sell),
         ("redirect_chain", "takes the money, and redirects to a page that asks again; twenty times", _ask, _redirect_on),
-        ("redirect_across", "the same, from one origin to another and back", _ask, _redirect_across),
-        ("header_leak", "redirects what was paid, payment and all, to another origin",
+        ("redirect_across", "as redirect_chain, from one origin to another and back", _ask, _redirect_across),
+        ("header_leak", "redirects the paid request, with its payment header, to another origin",
          _ask_or_collect, _redirect_to_collector),
-        ("foreign_resource", "says that the payment is for a resource of somebody else",
+        ("foreign_resource", "says that the payment is for another seller's resource",
          lambda visit: visit.demand(resource={"url": "https://victim.example/dear", "description": ""}), _sell),
-        ("same_transaction", "shows one and the same transaction for every payment", _ask, _one_hash),
+        ("same_transaction", "shows the same transaction for every payment", _ask, _one_hash),
         ("gas_sponsoring", "asks for an allowance beside the payment", _sponsoring, _sell),
         ("always_ceiling", "settles every `upto` for its whole ceiling", _UPTO, _sell),
         ("under_report", "settles an `upto` for its whole ceiling, and says it was the smallest unit", _UPTO, _under_report),
         ("rotating_facilitator", "names another facilitator with each offer", _asking(_rotating), _sell_unsettled),
-        ("unknown_flow", "wants a deposit before anything is promised", _extra(paymentFlow="escrow"), _sell),
-        ("malformed_amount", "writes its price so that two readers read two prices", _asking(_malformed), _sell),
+        ("unknown_flow", "wants a deposit in advance, by an unknown payment flow", _extra(paymentFlow="escrow"), _sell),
+        ("malformed_amount", "writes a price that two readers read differently", _asking(_malformed), _sell),
         ("real_money", "asks for money of a real network over plain http",
          _asking(_real_money),
          _sell_unsettled),
@@ -298,10 +298,10 @@ BEHAVIOURS = MappingProxyType(
         ("merged_header", "sends two terms in one header, with two payees", _merged, _sell),
         ("huge_header", "sends terms of ninety kilobytes", _huge, _sell),
         ("deep_json", "sends terms that are nested two hundred levels deep", _deep, _sell),
-        ("two_stories", "says one payee in the header and another in the body", _two_stories, _sell),
+        ("two_stories", "names one payee in the header and another in the body", _two_stories, _sell),
         ("version_downgrade", "speaks version 2 once, then version 1 with another payee", _downgrade, _sell),
-        ("token_inflation", "answers an LLM call, and states a billion tokens", _inflate, _sell),
-        ("slow_drip", "settles, then sends what was bought one byte at a time", _ask, _drip),
+        ("token_inflation", "answers an LLM call, and reports a billion tokens", _inflate, _sell),
+        ("slow_drip", "settles, then sends the content one byte at a time", _ask, _drip),
     ))
 )  # fmt: skip
-"""Every way to misbehave, by its name, which is also the first part of the path where it is met."""
+"""Every behaviour by name. The name is also the first part of its path."""

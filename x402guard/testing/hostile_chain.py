@@ -1,4 +1,4 @@
-"""A chain's JSON-RPC that cannot be trusted, in front of an engine that can: dead, hanging, stale, or lying."""
+"""Serves untrustworthy JSON-RPC in front of an honest engine: dead, hanging, stale, or lying."""
 
 import json
 import threading
@@ -21,27 +21,27 @@ _SERVER_ERROR = -32000
 
 CHAIN_LIES = MappingProxyType(
     {
-        "honest": "answers as the engine does",
+        "honest": "answers like the engine",
         "dead": "closes every connection without an answer",
         "hangs": "does not answer for `stall_s` seconds",
-        "garbage": "answers what is no JSON",
+        "garbage": "answers with invalid JSON",
         "wrong_chain": "answers another chain id",
-        "stale": "answers as of the block at which it was told to, its time included",
-        "denies_transactions": "has never seen any transaction, nor any receipt",
-        "hides_logs": "shows receipts without logs, and finds none",
+        "stale": "answers as of the block at which `misbehave` was called, including its time",
+        "denies_transactions": "shows no transaction and no receipt",
+        "hides_logs": "shows receipts without logs, and finds no logs",
         "errors": "answers every call with a JSON-RPC error",
         "rate_limited": "answers 429",
-        "null": "answers every call with nothing",
+        "null": "answers every call with null",
     }
 )
-"""The ways to misbehave, and what each does."""
+"""The behaviours by name, each with its description."""
 
 
 class HostileChain(Hosted):
-    """JSON-RPC over HTTP in front of `engine`, that says of it what `behaviour` makes it say.
+    """JSON-RPC over HTTP in front of `engine`, which answers as `behaviour` says.
 
-    `behaviour` is one of `CHAIN_LIES` and may be changed at any time with `misbehave`. `stall_s` is how long it hangs, in
-    seconds. The methods that were called stand in `asked`. The engine stays its owner's to close.
+    `behaviour` is one of `CHAIN_LIES`; `misbehave` changes it at any time. `stall_s` is how long it hangs, in seconds.
+    `asked` lists the called methods. The caller closes the engine.
     """
 
     def __init__(self, engine: Engine, *, behaviour: str = "honest", stall_s: float = 2.0) -> None:
@@ -63,7 +63,7 @@ class HostileChain(Hosted):
         self.app = Starlette(routes=[Route("/", self._answer, methods=["POST"])])
 
     def misbehave(self, behaviour: str) -> None:
-        """Do so from now on; raise KeyError for what is none of `CHAIN_LIES`."""
+        """Change the behaviour; raise KeyError for a name that is not in `CHAIN_LIES`."""
         if behaviour not in CHAIN_LIES:
             raise KeyError(behaviour)
         if behaviour == "stale":
@@ -72,7 +72,7 @@ class HostileChain(Hosted):
 
     @property
     def asked(self) -> list[str]:
-        """A copy of the methods that were called, in order."""
+        """A copy of the called methods, in order."""
         with self._lock:
             return list(self._asked)
 

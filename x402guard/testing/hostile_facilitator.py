@@ -1,4 +1,4 @@
-"""A facilitator that cannot be trusted, in front of one that can: it stalls, lies about what it settled, settles late."""
+"""Serves an untrustworthy facilitator in front of an honest one: it stalls, lies about settlements, settles late."""
 
 import threading
 from collections.abc import Awaitable, Callable
@@ -20,24 +20,25 @@ FACILITATOR_LIES = MappingProxyType(
     {
         "honest": "settles, and says so",
         "stalls": "does not answer for `stall_s` seconds, and never settles",
-        "success_without_settling": "says that it settled, and has sent nothing",
-        "failure_after_settling": "settles, and says that it failed",
-        "another_hash": "settles, and shows the transaction of the payment before",
-        "settles_late": "says that it failed, and settles when told to by `settle_late`",
+        "success_without_settling": "says that it settled, but has sent nothing",
+        "failure_after_settling": "settles, but says that it failed",
+        "another_hash": "settles, but shows the transaction of the previous payment",
+        "settles_late": "says that it failed, and settles later, at `settle_late`",
         "fails": "answers 500 and settles nothing",
-        "garbage": "settles, and answers what is no JSON",
+        "garbage": "settles, and answers with invalid JSON",
     }
 )
-"""The ways to misbehave, and what each does."""
+"""The behaviours by name, each with its description."""
 
 _FAILED = {"success": False, "errorReason": "unexpected_settle_error", "transaction": ""}
 
 
 class HostileFacilitator(Hosted):
-    """Asks the facilitator at `honest_url` to verify and settle, and says about it what `behaviour` makes it say.
+    """Lets the facilitator at `honest_url` verify and settle, and answers as `behaviour` says.
 
-    `behaviour` is one of `FACILITATOR_LIES` and may be changed at any time with `misbehave`. Settlements asked for stand in
-    `asked`; `stall_s` is how long it stalls, in seconds. For a merchant: `FacilitatorClient(hostile_facilitator.url)`.
+    `behaviour` is one of `FACILITATOR_LIES`; `misbehave` changes it at any time. `asked` lists the requested
+    settlements; `stall_s` is how long it stalls, in seconds. For a merchant:
+    `FacilitatorClient(hostile_facilitator.url)`.
     """
 
     def __init__(self, honest_url: str, *, behaviour: str = "honest", stall_s: float = 2.0) -> None:
@@ -67,25 +68,25 @@ class HostileFacilitator(Hosted):
         )
 
     def misbehave(self, behaviour: str) -> None:
-        """Do so from now on; raise KeyError for what is none of `FACILITATOR_LIES`."""
+        """Change the behaviour; raise KeyError for a name that is not in `FACILITATOR_LIES`."""
         if behaviour not in FACILITATOR_LIES:
             raise KeyError(behaviour)
         self.behaviour = behaviour
 
     @property
     def asked(self) -> list[JSON]:
-        """A copy of every settlement that was asked for, as it was posted."""
+        """A copy of every requested settlement, as it was posted."""
         with self._lock:
             return list(self._asked)
 
     def settle_late(self) -> list[JSON]:
-        """Settle what was postponed, and return the receipts."""
+        """Settle the postponed payments and return the receipts."""
         with self._lock:
             waiting, self._late = self._late, []
         return [self._truly("/settle", question) for question in waiting]
 
     def close(self) -> None:
-        """Stop serving. Closing twice does nothing."""
+        """Stop serving. Idempotent."""
         super().close()
         self._honest.close()
 

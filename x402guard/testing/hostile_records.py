@@ -1,4 +1,4 @@
-"""What a hostile server was given: every request, and every signature with what it allows."""
+"""Defines the records of a hostile server: every request, and every signed payment with what it allows."""
 
 import base64
 import json
@@ -15,10 +15,10 @@ PAYMENT_HEADERS = {"payment-signature": 2, "x-payment": 1}
 
 @dataclass(frozen=True)
 class Cheque:
-    """One payment that was handed over: whoever holds it can have `amount` moved until `valid_until`.
+    """One signed payment that was received: its holder can settle up to `amount` until `valid_until`.
 
-    Amounts are atomic units of `token`, times unix seconds; `nonce` is 32 bytes in hex. `token` is what the payment says of
-    itself, or of the terms that it says it met. `message` is all of it, as JSON.
+    Amounts are in atomic units of `token`, times in unix seconds; `nonce` is 32 bytes in hex. `token` is taken from the
+    payment, or from the terms that it claims to meet. `message` is the whole payment as JSON.
     """
 
     behaviour: str
@@ -37,7 +37,7 @@ class Cheque:
 
 @dataclass(frozen=True)
 class Received:
-    """One request: when (unix seconds), where, with which headers (names in small letters), and its payment if it had one."""
+    """One request: its time (unix seconds), its URL parts, headers (names in lower case), body, and payment or None."""
 
     at: float
     behaviour: str
@@ -50,12 +50,12 @@ class Received:
 
     @property
     def payment_header(self) -> str | None:
-        """The value of the header that carries a payment, as it came."""
+        """The unchanged value of the payment header, or None."""
         return next((value for name, value in self.headers if name in PAYMENT_HEADERS), None)
 
 
 def cheque_in(request: Request, behaviour: str, origin: str) -> Cheque | None:
-    """Return the payment of a request, or None where there is none that can be read."""
+    """Return the payment of a request, or None if there is no readable one."""
     for name, version in PAYMENT_HEADERS.items():
         if name not in request.headers:
             continue

@@ -1,7 +1,7 @@
-"""A seller that cannot be trusted: it speaks x402 v1 and v2 truly, and misbehaves in one named way for each path.
+"""Serves an untrustworthy seller: it speaks x402 v1 and v2 correctly, and misbehaves in one named way per path.
 
-`GET {url}/lost_answer/1` is sold by a server that settles and then drops the connection; `BEHAVIOURS` lists all of them.
-Sources: x402 specification v1 and v2 (the 402 answer, PAYMENT-SIGNATURE, PAYMENT-RESPONSE), transport over HTTP.
+`GET {url}/lost_answer/1` settles the payment and then drops the connection; `BEHAVIOURS` lists all behaviours. Sources:
+x402 specification v1 and v2 (the 402 answer, PAYMENT-SIGNATURE, PAYMENT-RESPONSE), transport over HTTP.
 """
 
 import asyncio
@@ -34,18 +34,19 @@ _SETTLING_S = 30
 
 
 class HostileServer(Hosted):
-    """Serves every behaviour of `BEHAVIOURS` at a path of its name, and `honest` beside them; see `url_of`.
+    """Serves every behaviour of `BEHAVIOURS`, and `honest`, at a path with its name; see `url_of`.
 
     Args:
-        settler: who settles; signatures alone are checked when none is given. One that asks a chain's facilitator:
+        settler: settles the payments; by default only signatures are checked. To use a chain's facilitator:
             `FacilitatorClient(testnet.facilitator)`.
-        payee: who is paid.
-        price: of everything, in atomic units of the token (a cent).
-        chain_id: whose money is asked for; a test network.
-        facilitator: the account that settles `upto` payments.
+        payee: the paid address.
+        price: the price of everything, in atomic units of the token (default: a cent).
+        chain_id: the chain of the requested payments; by default a test network.
+        facilitator: the address that settles `upto` payments.
         slow_s: how long a slow answer takes, in seconds.
 
-    It keeps what it was given in `requests` and `cheques`. Starlette and uvicorn serve it: `pip install "x402guard[testnet]"`.
+    It records everything received in `requests` and `cheques`. It needs Starlette and uvicorn:
+    `pip install "x402guard[testnet]"`.
     """
 
     def __init__(
@@ -73,50 +74,50 @@ class HostileServer(Hosted):
         self._routes = [Route("/{behaviour}/{rest:path}", self._answer, methods=list(_METHODS))]
         self.app = Starlette(routes=self._routes, lifespan=self._lifespan)
 
-    # ---- what a test asks ----
+    # ---- for tests ----
 
     def url_of(self, behaviour: str, rest: object = 1) -> str:
-        """Return where a behaviour is to be met; raise KeyError for a name that is none."""
+        """Return the URL of a behaviour; raise KeyError for an unknown name."""
         if behaviour != "honest" and behaviour not in BEHAVIOURS:
             raise KeyError(behaviour)
         return f"{self.url}/{behaviour}/{rest}"
 
     @property
     def elsewhere(self) -> str:
-        """The URL of the same server at another origin: what arrives there with a payment's header has leaked."""
+        """The URL of the same server at another origin: a payment header that arrives there has leaked."""
         if self._elsewhere is None:
             raise RuntimeError("this HostileServer is not being served: call start() first")
         return self._elsewhere.url
 
     @property
     def requests(self) -> list[Received]:
-        """A copy of what was received, in order. May be read from any thread."""
+        """A copy of the received requests, in order. May be read from any thread."""
         with self._lock:
             return list(self._requests)
 
     @property
     def cheques(self) -> list[Cheque]:
-        """Every payment that was received, in order; one that was presented twice stands here twice."""
+        """Every received payment, in order; a payment that was presented twice is listed twice."""
         return [received.cheque for received in self.requests if received.cheque is not None]
 
     @property
     def nonces(self) -> set[str]:
-        """The distinct nonces that were received: how many signatures the client gave away."""
+        """The distinct nonces received. Their number is how many signed payments the client sent."""
         return {cheque.nonce for cheque in self.cheques}
 
     @property
     def signed(self) -> int:
-        """Atomic units over distinct nonces: what the client can lose at most."""
+        """The sum of atomic units over distinct nonces: the most that the client can lose."""
         return sum({cheque.nonce: cheque.amount for cheque in self.cheques}.values())
 
     @property
     def leaked(self) -> list[Received]:
-        """What arrived elsewhere with a payment's header that was made for this origin."""
+        """The requests at the other origin with a payment header that was made for this origin."""
         home = {received.payment_header for received in self.requests if received.origin == self.url} - {None}
         return [each for each in self.requests if each.origin != self.url and each.payment_header in home]
 
     def settle_withheld(self) -> list[JSON]:
-        """Settle what was withheld, and return the receipts; raise RuntimeError where nothing was ever asked for."""
+        """Settle the withheld payments and return the receipts; raise RuntimeError before the first request."""
         if self._loop is None:
             raise RuntimeError("no request has come yet")
         waiting, self.withheld = self.withheld, []
@@ -124,14 +125,14 @@ class HostileServer(Hosted):
             asyncio.run_coroutine_threadsafe(self.take(cheque), self._loop).result(_SETTLING_S) for cheque in waiting
         ]
 
-    # ---- what the behaviours use ----
+    # ---- for behaviours ----
 
     async def take(self, cheque: Cheque, amount: int | None = None) -> JSON:
-        """Settle a payment on the terms that it says it met, for `amount` atomic units where that is given."""
+        """Settle a payment on the terms that it claims to meet, for `amount` atomic units if given."""
         settling = self._settler.settle(cheque.message, self._requirements(cheque, amount), path=cheque.path)
         if self._loop is None or self._loop is asyncio.get_running_loop():
             return await settling
-        # A settler belongs to one event loop, and each of the two origins has its own.
+        # A settler belongs to one event loop, and the two origins have different ones.
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(_awaited(settling), self._loop))
 
     def _requirements(self, cheque: Cheque, amount: int | None) -> JSON:
@@ -152,7 +153,7 @@ class HostileServer(Hosted):
         return super().start()
 
     def close(self) -> None:
-        """Stop serving. Closing twice does nothing."""
+        """Stop serving. Idempotent."""
         super().close()
         if self._elsewhere is not None:
             self._elsewhere.close()
@@ -168,7 +169,7 @@ class HostileServer(Hosted):
         name = request.path_params["behaviour"]
         behaviour = BEHAVIOURS.get(name, HONEST if name == "honest" else None)
         if behaviour is None:
-            return JSONResponse({"error": f"no behaviour is called {name}"}, 404)
+            return JSONResponse({"error": f"there is no behaviour {name}"}, 404)
         visit = self._received(name, request, await request.body())
         carries_payment = any(header in request.headers for header in PAYMENT_HEADERS)
         if carries_payment and visit.cheque is not None:

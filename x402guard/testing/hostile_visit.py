@@ -1,4 +1,4 @@
-"""One request to a hostile server, and what may be answered to it truly."""
+"""Defines one request to a hostile server, and the correct answers to it."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -12,7 +12,7 @@ from x402guard.testing.hostile_records import Cheque
 
 
 class Seller(Protocol):
-    """What a behaviour knows of the server that it belongs to; prices in atomic units, times in seconds."""
+    """The part of the server that a behaviour may use; prices in atomic units, times in seconds."""
 
     payee: str
     price: int
@@ -25,22 +25,22 @@ class Seller(Protocol):
 
     @property
     def url(self) -> str:
-        """The origin that sells."""
+        """The selling origin."""
         ...
 
     @property
     def elsewhere(self) -> str:
-        """Another origin."""
+        """The other origin."""
         ...
 
     async def take(self, cheque: Cheque, amount: int | None = None) -> JSON:
-        """Settle a payment; for `amount` atomic units where that is given."""
+        """Settle a payment, for `amount` atomic units if given."""
         ...
 
 
 @dataclass(frozen=True)
 class Visit:
-    """One request to a misbehaving path: `number` counts the unpaid ones before it, `paid_number` the paid ones, from 0."""
+    """One request to a path. `number` counts the unpaid requests before it, `paid_number` the paid ones, from 0."""
 
     server: Seller
     behaviour: str
@@ -60,7 +60,7 @@ class Visit:
         return {name: value for name, value in (terms | changes).items() if value is not None}
 
     def upto(self, ceiling: int | None = None, *, facilitator: str | None = None, **changes: JSON) -> JSON:
-        """An honest `upto` offer by Permit2: at most `ceiling` atomic units, five times the price where none is given."""
+        """An honest `upto` offer by Permit2: at most `ceiling` atomic units, by default five times the price."""
         extra = {
             "name": "USDC", "version": "2", "assetTransferMethod": "permit2",
             "facilitatorAddress": facilitator or self.server.facilitator,
@@ -69,23 +69,23 @@ class Visit:
         return self.offer(amount, scheme="upto", extra=extra, **changes)
 
     def demand(self, *offers: JSON, version: int = 2, **changes: JSON) -> Response:
-        """A 402 with these offers, or with an honest one."""
+        """A 402 with these offers; by default with one honest offer."""
         url = str(self.request.url)
         return demand(list(offers) or [self.offer()], url=url, version=version, **changes)
 
     async def settle(self, amount: int | None = None) -> JSON:
-        """Take the payment, in full or for `amount` atomic units, and return a true receipt."""
+        """Settle the payment, in full or for `amount` atomic units, and return a correct receipt."""
         if self.cheque is None:
             raise ValueError("nothing was paid")
         return await self.server.take(self.cheque, amount)
 
     def keep(self) -> None:
-        """Keep the payment, to be settled by `HostileServer.settle_withheld`."""
+        """Keep the payment for `HostileServer.settle_withheld`."""
         if self.cheque is not None:
             self.server.withheld.append(self.cheque)
 
     def deliver(self, receipt: JSON = None, *, status: int = 200, content: JSON = None) -> Response:
-        """What was bought, with a receipt if one is given."""
+        """The purchased content, with `receipt` if given."""
         version = 2 if self.cheque is None else self.cheque.version
         headers = {} if receipt is None else receipt_header(receipt, version)
         return JSONResponse({"bought": self.request.url.path} if content is None else content, status, headers)

@@ -1,6 +1,6 @@
-"""A server that speaks the wire formats of LLM providers, so that agents can be tested without key or network.
+"""Serves the wire formats of LLM providers, so that agents can be tested without a key or a network.
 
-Nothing is generated: the test says what is answered, and how many tokens it shall have taken.
+It generates nothing: the test sets the answer and the numbers of tokens.
 """
 
 import json
@@ -28,9 +28,9 @@ from x402guard.testing.server import Hosted
 
 _PROVIDERS = (OPENAI, AZURE, ANTHROPIC, GOOGLE, MISTRAL, COHERE, GROQ, DEEPSEEK, OPENROUTER)
 PROVIDERS = tuple(provider.name for provider in _PROVIDERS)
-"""The providers that an LlmServer speaks like."""
+"""The providers whose formats an LlmServer speaks."""
 
-# Served without a prefix as well, as are Azure's deployments. Where another provider's path is OpenAI's, OpenAI answers.
+# Served without a prefix too, like Azure's deployments. If another provider has OpenAI's path, OpenAI answers.
 _AT_ROOT = (OPENAI, ANTHROPIC, GOOGLE)
 _DEPLOYMENTS = "/openai/deployments/"
 _NOBODY = Provider("", (), openai_error)
@@ -38,17 +38,17 @@ _METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
 
 
 class LlmServer(Hosted):
-    """Answers like every provider of PROVIDERS, each below a prefix of its own, with what `reply` says.
+    """Answers like every provider of PROVIDERS, each below its own prefix, with the answer in `reply`.
 
-    `reply` may be changed at any time. If it is a function, it is called in a thread that is not the server's, so that
-    it may wait; several calls may be in it at once. What it raises comes out as the provider's error 500.
+    `reply` may be changed at any time. A function is called in a thread other than the server's, so it may block;
+    several calls may run at once. An exception in it becomes the provider's error 500.
     """
 
     def __init__(self, reply: Reply | None = None) -> None:
         self.reply = Completion() if reply is None else reply
         self._calls: list[LlmCall] = []
         self._lock = threading.Lock()
-        # They begin like the prefix of another provider, so they have to be looked at first.
+        # They begin like the prefix of another provider, so they have to be matched first.
         deployments = [endpoint for endpoint in AZURE.endpoints if endpoint.path.startswith(_DEPLOYMENTS)]
         routes = [self._mounted(AZURE, endpoint, "") for endpoint in deployments]
         for provider in _PROVIDERS:
@@ -60,12 +60,12 @@ class LlmServer(Hosted):
         self.app = Starlette(routes=[*routes, self._catching(_NOBODY, "")])
 
     def base(self, provider: str) -> str:
-        """The URL that takes the place of a provider's origin, without a slash at the end.
+        """The URL that replaces a provider's origin, without a slash at the end.
 
         Raises ValueError for a name that is not in PROVIDERS, RuntimeError before `start`.
         """
         if provider not in PROVIDERS:
-            raise ValueError(f"no provider {provider!r}: one of {', '.join(PROVIDERS)}")
+            raise ValueError(f"no provider {provider!r}; use one of {', '.join(PROVIDERS)}")
         return f"{self.url}/{provider}"
 
     @property
@@ -75,7 +75,7 @@ class LlmServer(Hosted):
             return list(self._calls)
 
     def forget(self) -> None:
-        """Begin `calls` anew."""
+        """Clear `calls`."""
         with self._lock:
             self._calls.clear()
 
@@ -94,7 +94,7 @@ class LlmServer(Hosted):
             try:
                 return _Answer.of(endpoint.answer(call, outcome), outcome, headers=_numbered(provider))
             except (TypeError, ValueError, KeyError, AttributeError) as error:
-                # What the body holds has a shape that nothing can be read from.
+                # The body has an unreadable shape.
                 return _failed(provider, call, Failure(400, message=f"unreadable request: {error!r}"))
 
         return Route(prefix + endpoint.path, answer, methods=[endpoint.method])
@@ -138,7 +138,7 @@ async def _arrived(request: Request, provider: Provider, prefix: str) -> LlmCall
 
 
 class _Answer(StreamingResponse):
-    """Sends `parts`, after a while and with pauses, as a whole or until the connection is to break."""
+    """Sends `parts` after a delay and with pauses, completely or until the connection has to break."""
 
     def __init__(
         self, parts: tuple[bytes, ...], *, whole: bool = True, delay_s: float, gap_s: float = 0.0, **more: JSON
@@ -163,7 +163,7 @@ class _Answer(StreamingResponse):
     def document(
         cls, content: JSON, *, headers: Mapping[str, str], status: int = 200, delay_s: float = 0.0, whole: bool = True
     ) -> "_Answer":
-        """JSON with its length, of which only half comes if it is not to be whole."""
+        """JSON with its content length; only half of it is sent unless `whole`."""
         written = compact(content).encode()
         sized = {**headers, "content-length": str(len(written))}
         part = written if whole else written[: len(written) // 2]
@@ -178,7 +178,7 @@ class _Answer(StreamingResponse):
             if number:
                 await anyio.sleep(self._gap_s)
             await send({"type": "http.response.body", "body": part, "more_body": True})
-        # An application that returns without its last part has failed, and the server closes the connection.
+        # If an application returns without its last part, the server closes the connection.
         if self._whole:
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 

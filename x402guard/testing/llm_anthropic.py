@@ -1,4 +1,4 @@
-"""Anthropic: messages, in one piece and as a stream, and the counting of tokens."""
+"""Answers like Anthropic: messages, as a document and as a stream, and token counts."""
 
 import secrets
 from collections.abc import Iterator
@@ -122,4 +122,4 @@ ANTHROPIC = Provider(
     _error,
     id_header="request-id",
 )
-"""Below https://api.anthropic.com."""
+"""Replaces https://api.anthropic.com."""

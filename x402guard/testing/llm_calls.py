@@ -1,4 +1,4 @@
-"""What a test and the LLM server say to each other: the call that arrived, and what to answer."""
+"""Defines the data between a test and the LLM server: the received call, and the answer to it."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, field
@@ -9,7 +9,7 @@ from x402guard.testing.engine import JSON
 
 @dataclass(frozen=True)
 class ToolCall:
-    """A call that the model makes, of the tool `name`, with `arguments` as a JSON object."""
+    """The model's call of the tool `name`, with `arguments` as a JSON object."""
 
     name: str
     arguments: Mapping[str, JSON] = field(default_factory=dict)
@@ -17,12 +17,12 @@ class ToolCall:
 
 @dataclass(frozen=True)
 class Completion:
-    """What the model answers and what it says that it used. Every provider's own names are made from these.
+    """The model's answer and its reported usage. Each provider's own field names are made from these.
 
-    Counts go on the wire as they stand, so they mean what the provider means by them: `cached_tokens` and
-    `cache_write_tokens` are part of `input_tokens` everywhere but at Anthropic, where they come on top;
-    `reasoning_tokens` are part of `output_tokens`; `thoughts_tokens`, which only Gemini reports, come on top. Where the
-    request sets a lower limit than `output_tokens`, the limit is reported, and the answer ends for its length.
+    Counts are sent unchanged, so they have the provider's meaning: `cached_tokens` and `cache_write_tokens` are part of
+    `input_tokens` except for Anthropic, where they are added to it; `reasoning_tokens` are part of `output_tokens`;
+    `thoughts_tokens`, which only Gemini reports, are added. If the request sets a limit below `output_tokens`, the
+    limit is reported and the answer ends because of its length.
     """
 
     text: str = "The motion was granted in part."
@@ -37,26 +37,26 @@ class Completion:
     reasoning_tokens: int = 0
     thoughts_tokens: int = 0
     model: str | None = None
-    """The model that the answer names, if it is not the one that was asked for."""
+    """The model that the answer names, if it differs from the requested one."""
     service_tier: str | None = None
-    """The tier that the answer names, if it is not the one that was asked for."""
+    """The tier that the answer names, if it differs from the requested one."""
     cost: float | None = None
-    """What OpenRouter says that the answer cost, in dollars."""
+    """The cost that OpenRouter reports, in dollars."""
     usage: JSON = None
-    """Put in place of the whole usage object, as it stands: for providers that lie."""
+    """Replaces the whole usage object unchanged, for providers that report wrong usage."""
     omit_usage: bool = False
-    """Leave the usage object out: for providers that keep silent."""
+    """Omits the usage object, for providers that report none."""
     cut_after: int | None = None
-    """Break the connection: a stream's after so many events, any other answer's after half of its body."""
+    """Breaks the connection: a stream's after that many events, any other answer's after half of its body."""
     delay_s: float = 0.0
-    """Wait so many seconds before the first byte."""
+    """Seconds to wait before the first byte."""
     gap_s: float = 0.0
-    """Wait so many seconds between the events of a stream."""
+    """Seconds to wait between the events of a stream."""
 
 
 @dataclass(frozen=True)
 class Failure:
-    """An answer with an error `status`, in the provider's own shape. `message` is by default the status' own phrase."""
+    """An answer with an error `status`, in the provider's shape. The default `message` is the status' HTTP phrase."""
 
     status: int
     headers: Mapping[str, str] = field(default_factory=dict)
@@ -67,9 +67,9 @@ class Failure:
 
 @dataclass(frozen=True)
 class LlmCall:
-    """A request that arrived. `path` is what stands below the provider's origin, `headers` have lower-case names.
+    """A received request. `path` is the path below the provider's origin; `headers` have lower-case names.
 
-    `body` is empty if the request had none, or none in JSON. `provider` is empty if no provider has such a path.
+    `body` is empty if the request has no JSON body. `provider` is empty if no provider has this path.
     """
 
     provider: str
@@ -81,9 +81,9 @@ class LlmCall:
 
     @property
     def streams(self) -> bool:
-        """Whether the answer is asked for event by event."""
+        """Whether the request asks for a stream of events."""
         return self.body.get("stream") is True or self.path.endswith(":streamGenerateContent")
 
 
 Reply: TypeAlias = Completion | Failure | Callable[[LlmCall], Completion | Failure]
-"""What to answer: always the same, or what a function makes of the call."""
+"""The answer: always the same one, or the result of a function of the call."""

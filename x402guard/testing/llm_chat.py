@@ -1,4 +1,4 @@
-"""Chat completions, in one piece and as a stream, and where providers that speak them differ."""
+"""Builds chat completions, as a document and as a stream, and defines where providers differ."""
 
 import secrets
 import time
@@ -13,7 +13,7 @@ _DONE = b"data: [DONE]\n\n"
 
 @dataclass(frozen=True)
 class Chat:
-    """One answer, with what all of its chunks repeat."""
+    """One answer, with the values that all of its chunks repeat."""
 
     call: LlmCall
     completion: Completion
@@ -22,7 +22,7 @@ class Chat:
 
     @property
     def choices(self) -> int:
-        """How many answers were asked for."""
+        """The number of requested answers."""
         wanted = self.call.body.get("n")
         return wanted if isinstance(wanted, int) and wanted > 1 else 1
 
@@ -37,13 +37,13 @@ class Chat:
 
     @property
     def counts(self) -> dict[str, int]:
-        """What every usage object counts."""
+        """The counts in every usage object."""
         prompt, output = self.completion.input_tokens, self.output[0]
         return {"prompt_tokens": prompt, "completion_tokens": output, "total_tokens": prompt + output}
 
     @property
     def reasoning(self) -> int:
-        """How many of the output tokens nobody gets to read."""
+        """How many of the output tokens are hidden reasoning."""
         return min(self.completion.reasoning_tokens, self.output[0])
 
     @property
@@ -55,28 +55,28 @@ class Chat:
 
     @property
     def asks_usage(self) -> bool:
-        """Whether a stream shall end with its usage."""
+        """Whether the request asks for usage at the end of the stream."""
         options = self.call.body.get("stream_options")
         return isinstance(options, dict) and options.get("include_usage") is True
 
 
 class ChatDialect:
-    """Chat completions as OpenAI speaks them. Other providers' dialects override what is different there."""
+    """OpenAI's chat completions. Other providers' dialects override the parts that differ."""
 
     id_prefix = "chatcmpl-"
     null_usage = True
-    """Whether a stream that is to end with its usage has `usage: null` in the chunks before."""
+    """Whether a stream with usage at its end has `usage: null` in the earlier chunks."""
     whole_tool_calls = False
-    """Whether a tool call comes in one chunk, and not in pieces."""
+    """Whether a tool call is sent in one chunk instead of several."""
     comment = b""
-    """What stands before a stream's first event."""
+    """The bytes before a stream's first event."""
 
     def __call__(self, call: LlmCall, completion: Completion) -> Rendered:
         """Answer a call."""
         chat = Chat(call, completion, self.id_prefix + secrets.token_hex(12))
         return Stream(self._events(chat)) if call.streams else Document(self._document(chat))
 
-    # ---- what is different elsewhere ----
+    # ---- parts that differ between providers ----
 
     def usage(self, chat: Chat) -> dict[str, JSON]:
         """The usage object."""
@@ -96,11 +96,11 @@ class ChatDialect:
         }
 
     def about(self, chat: Chat) -> dict[str, JSON]:
-        """What stands beside the choices of every document and chunk."""
+        """The fields beside the choices of every document and chunk."""
         return {"service_tier": tier(chat.call, chat.completion, "default"), "system_fingerprint": "fp_x402guard"}
 
     def beside(self, chat: Chat) -> dict[str, JSON]:
-        """What stands in a document, but not in a chunk."""
+        """The fields of a document that a chunk does not have."""
         del chat
         return {}
 
@@ -120,25 +120,25 @@ class ChatDialect:
         return spoken | ({"tool_calls": calls} if calls else {})
 
     def first_delta(self) -> dict[str, JSON]:
-        """What the first chunk of a choice brings."""
+        """The delta in the first chunk of a choice."""
         return {"role": "assistant", "content": "", "refusal": None}
 
     def last_delta(self) -> dict[str, JSON]:
-        """What the chunk brings that says how a choice ended."""
+        """The delta in the chunk with the finish reason of a choice."""
         return {}
 
     def opening(self, chat: Chat) -> list[bytes]:
-        """What a stream begins with, before any choice."""
+        """The events at the start of a stream, before any choice."""
         del chat
         return []
 
     def ending(self, chat: Chat, finish: dict[str, JSON]) -> list[dict[str, JSON]]:
-        """The last chunks of a stream: what becomes of the `finish` of the last choice, and what follows it."""
+        """The last chunks of a stream: the last choice's `finish` chunk, as this provider sends it, and later ones."""
         if not chat.asks_usage:
             return [finish]
         return [finish, self.chunk(chat) | reported(chat.completion, "usage", self.usage(chat))]
 
-    # ---- what is the same everywhere ----
+    # ---- parts that all providers share ----
 
     def chunk(self, chat: Chat, *choices: JSON) -> dict[str, JSON]:
         """One event of a stream."""

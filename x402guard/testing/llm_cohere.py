@@ -1,4 +1,4 @@
-"""Cohere, in version 2: chat, in one piece and as a stream, and embeddings."""
+"""Answers like Cohere's version 2: chat, as a document and as a stream, and embeddings."""
 
 import secrets
 import uuid
@@ -22,7 +22,7 @@ from x402guard.testing.llm_shapes import (
 )
 
 TEMPLATE_TOKENS = 71
-"""What Cohere's prompt template adds to the input: `usage.tokens` counts it, `usage.billed_units` does not."""
+"""The tokens that Cohere's prompt template adds to the input: in `usage.tokens`, but not in `usage.billed_units`."""
 
 _DONE = b"data: [DONE]\n\n"
 
@@ -78,7 +78,7 @@ def _events(name: str, text: str, tools: list[JSON], ended: JSON) -> Iterator[di
 
 
 def _embed(call: LlmCall, completion: Completion) -> Document:
-    """POST /v2/embed: vectors as numbers (`float`) and as `base64`, whichever are asked for."""
+    """POST /v2/embed: vectors as numbers (`float`), as `base64`, or both, as requested."""
     texts = call.body.get("texts") or []
     vectors = [vector(text, call.body.get("output_dimension")) for text in texts]
     written = {"float": vectors, "base64": [packed(numbers) for numbers in vectors]}
@@ -110,4 +110,4 @@ COHERE = Provider(
     _error,
     id_header="x-debug-trace-id",
 )
-"""Below https://api.cohere.com."""
+"""Replaces https://api.cohere.com."""

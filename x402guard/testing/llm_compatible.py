@@ -1,4 +1,4 @@
-"""Those who speak like OpenAI, each with an accent: Mistral, Groq, DeepSeek and OpenRouter."""
+"""Answers like the OpenAI-compatible providers Mistral, Groq, DeepSeek and OpenRouter, with their differences."""
 
 import secrets
 
@@ -12,7 +12,7 @@ _CHAT = ("model", "messages")
 
 
 class _Plain(ChatDialect):
-    """A message is a role and a content."""
+    """A message has only a role, a content and tool calls."""
 
     null_usage = False
     whole_tool_calls = True
@@ -26,7 +26,7 @@ class _Plain(ChatDialect):
 
 
 class _Mistral(_Plain):
-    """A stream's usage always comes with the chunk that finishes it, and a tool call always whole."""
+    """A stream's usage is always in its last chunk, and a tool call is always in one chunk."""
 
     id_prefix = ""
 
@@ -54,7 +54,7 @@ class _Mistral(_Plain):
 
 
 class _DeepSeek(_Plain):
-    """As Mistral with the usage, which says how much of the prompt was in the cache and how much was not."""
+    """A stream's usage is in its last chunk, as at Mistral, and splits the prompt into cache hits and misses."""
 
     id_prefix = ""
     null_usage = True
@@ -78,7 +78,7 @@ class _DeepSeek(_Plain):
 
 
 class _Groq(_Plain):
-    """A stream's usage comes with the chunk that finishes it, under `x_groq`; if asked for, twice more under `usage`."""
+    """A stream's usage is in its finishing chunk under `x_groq`; if requested, also twice under `usage`."""
 
     def usage(self, chat: Chat) -> dict[str, JSON]:
         hit = chat.completion.cached_tokens
@@ -108,7 +108,7 @@ class _Groq(_Plain):
 
 
 class _OpenRouter(_Plain):
-    """A stream begins with a comment, says twice that it is finished, and says the cost the second time."""
+    """A stream begins with a comment and has two finishing chunks, the second one with the cost."""
 
     id_prefix = "gen-"
     comment = b": OPENROUTER PROCESSING\n\n"
@@ -181,7 +181,7 @@ MISTRAL = Provider(
     ),
     _mistral_error,
 )
-"""Below https://api.mistral.ai."""
+"""Replaces https://api.mistral.ai."""
 
 _groq, _deepseek = _Groq(), _DeepSeek()
 
@@ -190,7 +190,7 @@ GROQ = Provider(
     (Endpoint("/openai/v1/chat/completions", _groq, _CHAT), _listing("/openai/v1/models")),
     openai_error,
 )
-"""Below https://api.groq.com."""
+"""Replaces https://api.groq.com."""
 
 DEEPSEEK = Provider(
     "deepseek",
@@ -202,11 +202,11 @@ DEEPSEEK = Provider(
     ),
     openai_error,
 )
-"""Below https://api.deepseek.com, with the version in the path and without."""
+"""Replaces https://api.deepseek.com, with and without the version in the path."""
 
 OPENROUTER = Provider(
     "openrouter",
     (Endpoint("/api/v1/chat/completions", _OpenRouter(), _CHAT), _listing("/api/v1/models")),
     _openrouter_error,
 )
-"""Below https://openrouter.ai."""
+"""Replaces https://openrouter.ai."""

@@ -1,4 +1,4 @@
-"""Gemini: content, in one piece and as a stream of two kinds, the counting of tokens, and embeddings."""
+"""Answers like Gemini: content, as a document and as two kinds of stream, token counts, and embeddings."""
 
 import secrets
 
@@ -41,7 +41,7 @@ def _generate(call: LlmCall, completion: Completion) -> Rendered:
     candidates = asked if isinstance(asked, int) and asked > 1 else 1
     limit = settings.get("maxOutputTokens")
     limit = limit * candidates if isinstance(limit, int) else None
-    # The limit holds for thoughts and text together, and the thoughts come first.
+    # The limit applies to thoughts and text together, and the thoughts come first.
     thoughts, _ = within(limit, completion.thoughts_tokens)
     output, limited = within(None if limit is None else limit - thoughts, completion.output_tokens)
     parts: list[JSON] = [{"text": piece} for piece in _texts(call, completion)]
@@ -128,7 +128,7 @@ def _embedding_usage(completion: Completion) -> dict[str, JSON]:
 def _error(call: LlmCall, status: int, message: str) -> JSON:
     state = _STATES.get(status, "INTERNAL" if status >= 500 else "FAILED_PRECONDITION")
     content = {"error": {"code": status, "message": message, "status": state}}
-    # A stream that is an array is one also when it fails.
+    # A stream in the form of an array stays an array for an error.
     return [content] if call.streams and call.query.get("alt") != "sse" else content
 
 
@@ -149,4 +149,4 @@ GOOGLE = Provider(
     ),
     _error,
 )
-"""Below https://generativelanguage.googleapis.com."""
+"""Replaces https://generativelanguage.googleapis.com."""

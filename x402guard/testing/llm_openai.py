@@ -1,4 +1,4 @@
-"""OpenAI and Azure OpenAI: chat completions, embeddings, images and models. Responses have a module of their own."""
+"""Answers like OpenAI and Azure OpenAI: chat completions, embeddings, images, models. Responses: `llm_responses`."""
 
 import time
 
@@ -9,7 +9,7 @@ from x402guard.testing.llm_responses import responses
 from x402guard.testing.llm_shapes import Document, Endpoint, Provider, packed, reported, sse, tier, vector
 
 MODELS = ("gpt-5.2", "gpt-5.2-mini", "text-embedding-3-small")
-"""What a list of models lists. Any other model is served as well."""
+"""The models in a list of models. Any other model is served too."""
 
 _PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
 _ERROR_TYPES = {401: "invalid_request_error", 429: "rate_limit_error"}
@@ -17,13 +17,13 @@ _ERROR_CODES = {401: "invalid_api_key", 404: "not_found", 429: "rate_limit_excee
 
 
 def openai_error(_call: LlmCall, status: int, message: str) -> JSON:
-    """An error as OpenAI, and those who speak like it, write it."""
+    """An error in the shape of OpenAI and compatible providers."""
     kind = _ERROR_TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
     return {"error": {"message": message, "type": kind, "param": None, "code": _ERROR_CODES.get(status)}}
 
 
 def _inputs(content: JSON) -> list[JSON]:
-    """What is to be embedded, one by one: texts, or lists of tokens."""
+    """The inputs of an embedding, one by one: texts, or lists of tokens."""
     one = not isinstance(content, list) or (content and all(isinstance(part, int) for part in content))
     return [content] if one else content
 
@@ -42,7 +42,7 @@ def embeddings(call: LlmCall, completion: Completion) -> Document:
 
 
 def models(_call: LlmCall, _completion: Completion) -> Document:
-    """GET /v1/models: what there is."""
+    """GET /v1/models: the list of models."""
     data = [{"id": name, "object": "model", "created": 1_700_000_000, "owned_by": "x402guard"} for name in MODELS]
     return Document({"object": "list", "data": data})
 
@@ -61,7 +61,7 @@ def images(call: LlmCall, completion: Completion) -> Document:
 
 
 class _Azure(ChatDialect):
-    """OpenAI's, with what the content filter found, in every choice and in a chunk without any."""
+    """OpenAI's dialect with content filter results: in every choice, and in a first chunk without choices."""
 
     def choice(self, index: int, finish_reason: str | None, **content: JSON) -> dict[str, JSON]:
         return super().choice(index, finish_reason, **content) | {"content_filter_results": _UNFILTERED}
@@ -103,7 +103,7 @@ OPENAI = Provider(
     ),
     openai_error,
 )
-"""Below https://api.openai.com."""
+"""Replaces https://api.openai.com."""
 
 AZURE = Provider(
     "azure",
@@ -118,4 +118,4 @@ AZURE = Provider(
     ),
     _azure_error,
 )
-"""Below https://RESOURCE.openai.azure.com, by deployment or by model."""
+"""Replaces https://RESOURCE.openai.azure.com, by deployment or by model."""

@@ -1,4 +1,4 @@
-"""OpenAI's responses: one object that holds the whole answer, and the events that fill it."""
+"""Answers like OpenAI's responses: one object with the whole answer, or the events that build it."""
 
 import secrets
 import time

@@ -1,4 +1,4 @@
-"""What all of the LLM server's providers share: documents, streams of events, and the ways that numbers get there."""
+"""Defines what the LLM server's providers share: documents, event streams, usage reports and vectors."""
 
 import hashlib
 import json
@@ -37,7 +37,7 @@ Rendered: TypeAlias = Document | Stream
 
 @dataclass(frozen=True)
 class Endpoint:
-    """One route of a provider: `path` is a Starlette template, `required` names what the body must have."""
+    """One route of a provider: `path` is a Starlette template, `required` lists the fields that the body must have."""
 
     path: str
     answer: Callable[[LlmCall, Completion], Rendered]
@@ -47,7 +47,7 @@ class Endpoint:
 
 @dataclass(frozen=True)
 class Provider:
-    """A provider: its routes, what its errors look like, and the header in which it numbers its answers."""
+    """A provider: its routes, the shape of its errors, and the header with its request ids."""
 
     name: str
     endpoints: tuple[Endpoint, ...]
@@ -56,48 +56,48 @@ class Provider:
 
 
 def compact(content: JSON) -> str:
-    """JSON without blanks, as providers write it."""
+    """JSON without whitespace, as providers write it."""
     return json.dumps(content, separators=(",", ":"), ensure_ascii=False)
 
 
 def sse(content: JSON, *, event: str | None = None, end: str = "\n") -> bytes:
-    """One server-sent event with JSON in it. `end` is how its lines end."""
+    """One server-sent event with JSON data. `end` is the line ending."""
     name = f"event: {event}{end}" if event else ""
     return f"{name}data: {compact(content)}{end}{end}".encode()
 
 
 def pieces(text: str) -> list[str]:
-    """The text in the parts that a stream brings it in: word by word."""
+    """The parts of the text in a stream: word by word."""
     return re.findall(r"\s*\S+\s*$|\s*\S+|\s+", text)
 
 
 def within(limit: JSON, tokens: int) -> tuple[int, bool]:
-    """How many of `tokens` fit into the limit that a request sets, if it sets one, and whether it cuts any off."""
+    """How many of `tokens` fit into a request's limit, if there is one, and whether the limit cuts any off."""
     if isinstance(limit, int) and not isinstance(limit, bool) and limit < tokens:
         return limit, True
     return tokens, False
 
 
 def reported(completion: Completion, name: str, honest: JSON) -> dict[str, JSON]:
-    """The usage object under its `name`: the honest one, unless the test wants another or none."""
+    """The usage object under its `name`: the honest one, unless the test sets another one or none."""
     if completion.omit_usage:
         return {}
     return {name: honest if completion.usage is None else completion.usage}
 
 
 def tier(call: LlmCall, completion: Completion, default: str | None) -> str | None:
-    """The service tier that answers: the test's, or the one that was asked for, or the `default`."""
+    """The service tier of the answer: the test's, or the requested one, or the `default`."""
     asked = call.body.get("service_tier")
     return completion.service_tier or (asked if isinstance(asked, str) and asked != "auto" else default)
 
 
 def phrase(status: int) -> str:
-    """What HTTP calls a status."""
+    """The HTTP phrase of a status."""
     return HTTPStatus(status).phrase if status in set(HTTPStatus) else f"Status {status}"
 
 
 def vector(content: JSON, size: JSON = None) -> list[float]:
-    """The embedding of anything: always the same for the same content, of length one, exact in 32 bits."""
+    """A deterministic embedding of any content: of length one, exact in 32 bits."""
     dimensions = size if isinstance(size, int) and size > 0 else _DIMENSIONS
     noise = hashlib.shake_256(compact(content).encode()).digest(2 * dimensions)
     raw = [int.from_bytes(noise[2 * n : 2 * n + 2], "big") - 32767.5 for n in range(dimensions)]

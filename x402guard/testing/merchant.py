@@ -1,7 +1,7 @@
-"""A merchant that asks to be paid over x402, as the official servers do.
+"""Serves routes that are paid over x402, as the official servers do.
 
-A request without a payment gets a 402 with the terms. With one: it is verified, the handler runs, it is settled, and
-only then does the answer go out, with the receipt.
+A request without a payment gets a 402 with the terms. A request with a payment is verified, handled and settled in this
+order; then the answer is sent with the receipt.
 """
 
 import base64
@@ -31,7 +31,7 @@ _AGREED = ("scheme", "network", "amount", "asset", "payTo")
 
 
 class Merchant(Hosted):
-    """Serves `routes` and has payments to `payee` settled by `settler`, on chain `chain_id`."""
+    """Serves `routes`. `settler` settles the payments to `payee` on chain `chain_id`."""
 
     def __init__(
         self, *, settler: Settler, payee: str, routes: Iterable[Route] | None = None, chain_id: int = CHAIN_ID
@@ -41,7 +41,7 @@ class Merchant(Hosted):
         self._chain_id = chain_id
         selling = tuple(default_routes() if routes is None else routes)
         self.routes = {route.name: route.path for route in selling}
-        """Path templates by the routes' names."""
+        """Path templates by route name."""
         self.app = Starlette(routes=[self._mounted(route) for route in selling], lifespan=self._lifespan)
 
     @asynccontextmanager
@@ -84,11 +84,11 @@ class Merchant(Hosted):
         try:
             receipt = await self.settler.settle(payment, charged, path=request.url.path)
         except SettlerUnavailable:
-            # The settlement may or may not have happened, so the buyer must hear that a payment was tried.
+            # The settlement may have happened, so the buyer must learn that a payment was tried.
             failure = {"success": False, "errorReason": "unexpected_settle_error", "transaction": ""}
             receipt = failure | {"network": chosen["network"]}
         if not receipt["success"]:
-            # No new terms in version 2: this is the end of a payment, and not an invitation to make another.
+            # Version 2 sends no new terms here: a payment has ended, and no other one is requested.
             content = _terms(route, request, accepts, receipt.get("errorReason", "")) if route.version == 1 else {}
             response = JSONResponse(content, status_code=PAYMENT_REQUIRED)
         response.headers[_RECEIPT_HEADER[route.version]] = _encoded(receipt)
@@ -122,7 +122,7 @@ def _demand(route: Route, request: Request, accepts: list[JSON], error: str) -> 
 
 
 def _chosen(route: Route, payment: JSON, accepts: list[JSON]) -> JSON:
-    """The terms that the payment says it meets, or None. What was signed is for the settler to look at."""
+    """The terms that the payment claims to meet, or None. The settler checks the signed fields."""
     if not isinstance(payment, dict) or payment.get("x402Version") != route.version:
         return None
     named = payment if route.version == 1 else payment.get("accepted")
@@ -142,7 +142,7 @@ def _encoded(content: JSON) -> str:
 
 
 def _decoded(header: str) -> JSON:
-    """The JSON in a payment header, or None if there is none in it: the buyer then gets the terms again."""
+    """The JSON in a payment header, or None if it contains none: the buyer then gets the terms again."""
     try:
         return json.loads(base64.b64decode(header, validate=True))
     except ValueError:

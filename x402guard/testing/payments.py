@@ -1,6 +1,6 @@
-"""x402 payments as they arrive: read from JSON, checked against the terms, and the typed data that was signed.
+"""Reads x402 payments from JSON, checks them against the terms, and rebuilds the typed data that was signed.
 
-Two forms exist: an EIP-3009 authorization, and a Permit2 transfer that only a proxy contract may use.
+There are two forms: an EIP-3009 authorization, and a Permit2 transfer that only a proxy contract may use.
 """
 
 from dataclasses import dataclass, replace
@@ -14,13 +14,13 @@ from x402guard.testing.contracts import EXACT_PROXY, PERMIT2, UPTO_PROXY
 from x402guard.testing.engine import JSON
 
 V1_NETWORKS = {8453: "base", 84532: "base-sepolia"}
-"""The names that protocol version 1 has for the chains we know."""
+"""The names that protocol version 1 has for the known chains."""
 
 _NONCE_BYTES = 32
 
 
 class Refused(Exception):  # noqa: N818 - it is an answer, not a failure
-    """A payment that is not taken: `reason` is an error code of the x402 specification or SDKs."""
+    """A payment that is refused; `reason` is an error code of the x402 specification or SDKs."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -29,7 +29,7 @@ class Refused(Exception):  # noqa: N818 - it is an answer, not a failure
 
 @dataclass(frozen=True)
 class Terms:
-    """What a merchant asks for, the same for both protocol versions: `amount` in atomic units of `asset`."""
+    """A merchant's terms, in one form for both protocol versions; `amount` is in atomic units of `asset`."""
 
     version: int
     scheme: str
@@ -46,7 +46,7 @@ class Terms:
 
 @dataclass(frozen=True)
 class Eip3009Payment:
-    """A signed `transferWithAuthorization`: `value` in atomic units, valid between two unix times, both excluded."""
+    """A signed `transferWithAuthorization`: `value` is in atomic units; valid between two unix times, both excluded."""
 
     payer: str
     payee: str
@@ -61,7 +61,7 @@ class Eip3009Payment:
 class Permit2Payment:
     """A signed Permit2 transfer of at most `amount` atomic units: from the unix time `valid_after` to `deadline`.
 
-    `facilitator` is the one account that may settle it, for `upto`, and None for `exact`.
+    For `upto`, `facilitator` is the only address that may settle it; for `exact` it is None.
     """
 
     payer: str
@@ -80,7 +80,7 @@ SignedPayment = Eip3009Payment | Permit2Payment
 
 
 def read_terms(version: int, requirements: JSON) -> Terms:
-    """Read payment requirements of protocol version 1 or 2; raise Refused if they make no sense."""
+    """Read payment requirements of protocol version 1 or 2; raise Refused if they are invalid."""
     try:
         return Terms(
             version=version,
@@ -96,7 +96,7 @@ def read_terms(version: int, requirements: JSON) -> Terms:
 
 
 def read_payment(message: JSON) -> SignedPayment:
-    """Read the signed part of a payment payload of either version; raise Refused if it makes no sense."""
+    """Read the signed part of a payment payload of either version; raise Refused if it is invalid."""
     try:
         payload = message["payload"]
         signature = bytes.fromhex(payload["signature"].removeprefix("0x"))
@@ -142,7 +142,7 @@ def _read_permit2(signed: JSON, signature: bytes) -> Permit2Payment:
 def check_payment(payment: SignedPayment, terms: Terms, *, now: int, facilitator: str) -> None:
     """Raise Refused unless every signed field fits the terms, at the unix time `now`.
 
-    `facilitator` is the address that will settle; an `upto` payment must name it. The signature is not looked at here.
+    `facilitator` is the address that settles; an `upto` payment must name it. The signature is not checked here.
     """
     if isinstance(payment, Eip3009Payment):
         _check_eip3009(payment, terms, now)
@@ -190,7 +190,7 @@ def check_signature(payment: SignedPayment, terms: Terms, chain_id: int) -> None
     try:
         message = encode_typed_data(full_message=typed_data(payment, terms, chain_id))
         signer = Account.recover_message(message, signature=payment.signature)
-    except Exception as error:  # eth-account and eth-keys have many errors for bytes that are no signature
+    except Exception as error:  # eth-account and eth-keys raise many errors for an invalid signature
         raise refusal from error
     if signer != payment.payer:
         raise refusal

@@ -1,4 +1,4 @@
-"""What the test merchant sells: routes, their prices, and the small documents they answer with."""
+"""Defines the routes of the test merchant, their prices, and the small documents that they return."""
 
 import inspect
 from collections.abc import Awaitable, Callable
@@ -23,8 +23,8 @@ _BASE_USDC = "0x833589fCD6eDb6E08f4c7C32D4f71b54bdA02913"
 class Offer:
     """One way to pay for a route: `price` in atomic units of `asset`.
 
-    For `upto` the price is the ceiling, and the transfer is always by Permit2. `network` in CAIP-2 form; without one it
-    is the merchant's own chain. `eip712_name` and `eip712_version` are of the asset's signing domain.
+    For `upto` the price is the ceiling, and the transfer is always by Permit2. `network` is in CAIP-2 form; by default
+    it is the merchant's own chain. `eip712_name` and `eip712_version` belong to the asset's signing domain.
     """
 
     price: int
@@ -38,11 +38,11 @@ class Offer:
 
 @dataclass(frozen=True, kw_only=True)
 class Route:
-    """Something the merchant serves at `path` (a Starlette template), free if it has no offers.
+    """One route of the merchant at `path` (a Starlette template). It is free without offers.
 
-    `answer` gets the request and gives JSON or a Response, plainly or as an awaitable; a status of 400 or more is passed
-    on and nothing is settled. `charge` is what an `upto` payment is settled for, in atomic units (by default the whole
-    ceiling). `max_timeout_s` is the time, in seconds, that a payment stays good. `version` is the protocol version, 1 or 2.
+    `answer` gets the request and returns JSON or a Response, or an awaitable of one; a status of 400 or more is passed
+    on and nothing is settled. `charge` is the amount settled for an `upto` payment, in atomic units (default: the
+    ceiling). `max_timeout_s` is how long a payment is valid, in seconds. `version` is the protocol version, 1 or 2.
     """
 
     name: str
@@ -59,7 +59,7 @@ class Route:
 def requirements(route: Route, offer: Offer, *, url: str, chain_id: int, payee: str, facilitator: str) -> JSON:
     """One entry of a 402's `accepts`, in the shape of the route's protocol version.
 
-    Raises ValueError for version 1 on a chain that has no name there.
+    Raises ValueError for version 1 on a chain without a version 1 name.
     """
     extra = {"name": offer.eip712_name, "version": offer.eip712_version}
     terms = {"scheme": offer.scheme, "asset": offer.asset, "payTo": payee, "maxTimeoutSeconds": route.max_timeout_s}
@@ -87,7 +87,7 @@ def requirements(route: Route, offer: Offer, *, url: str, chain_id: int, payee: 
 
 
 async def answered(route: Route, request: Request) -> Response:
-    """Run the route's handler and make a Response of what it gives."""
+    """Run the route's handler and return its result as a Response."""
     answer = route.answer(request)
     if inspect.isawaitable(answer):
         answer = await answer
@@ -101,9 +101,9 @@ _EVENTS = ("COMPLAINT", "MOTION to dismiss", "ORDER granting extension of time",
 
 
 def docket_entry(request: Request) -> JSON:
-    """A court record in small: the docket entry whose number is `n` in the path."""
+    """Return a small court record: the docket entry with the number `n` in the path."""
     number = str(request.path_params["n"])
-    # Any text may stand in the path, and the same text always gets the same document.
+    # The path may contain any text, and the same text always gets the same document.
     seed = sum(number.encode())
     return {
         "docket": f"2:26-cv-{seed % 10_000:05}",
@@ -116,13 +116,13 @@ def docket_entry(request: Request) -> JSON:
 
 
 async def summary(request: Request) -> JSON:
-    """Give back the posted body and its length in bytes, so that a test sees whether the body survived the payment."""
+    """Return the posted body and its length in bytes, so that a test can check that the payment kept the body."""
     body = await request.body()
     return {"summary": f"{len(body)} bytes received", "received": body.decode("utf-8", "replace"), "bytes": len(body)}
 
 
 async def completion(request: Request) -> JSON:
-    """Answer like a language model that was billed for part of what it might have used."""
+    """Answer like a language model that used only a part of the ceiling."""
     body = await request.body()
     return {
         "model": "court-clerk-1",
@@ -132,12 +132,12 @@ async def completion(request: Request) -> JSON:
 
 
 def notice(_request: Request) -> JSON:
-    """Something that costs nothing."""
+    """Return a free document."""
     return {"notice": "The clerk's office is open.", "price": 0}
 
 
 def default_routes() -> tuple[Route, ...]:
-    """The routes that a Merchant has unless it is given others: every scheme, both protocol versions, and a free one."""
+    """The default routes of a Merchant: every scheme, both protocol versions, and a free one."""
     dime, cent = Offer(price=10 * CENT), Offer(price=CENT)
     by_permit2 = Offer(price=10 * CENT, transfer_method="permit2")
     several = (

@@ -1,4 +1,4 @@
-"""JSON-RPC 2.0 over HTTP in front of an Engine."""
+"""Serves an Engine as JSON-RPC 2.0 over HTTP."""
 
 import json
 
@@ -25,7 +25,7 @@ def rpc_app(engine: Engine) -> ASGIApp:
             message = json.loads(await request.body())
         except ValueError as error:
             return JSONResponse(_failure(None, RpcError(PARSE_ERROR, f"parse error: {error}")))
-        # The engine works for milliseconds at a time, and it takes a lock: not on the event loop.
+        # A thread, because the engine works for milliseconds and takes a lock.
         reply = await run_in_threadpool(_reply, engine, message)
         return JSONResponse(reply) if reply is not None else Response(status_code=204)
 
@@ -51,9 +51,9 @@ def _reply_to_one(engine: Engine, call: JSON) -> JSON:
         reply = {"jsonrpc": "2.0", "id": call_id, "result": engine.rpc(call["method"], params)}
     except RpcError as error:
         reply = _failure(call_id, error)
-    except Exception as error:  # one call that breaks the engine must not take the server down
+    except Exception as error:  # a call that breaks the engine must not stop the server
         reply = _failure(call_id, RpcError(INTERNAL_ERROR, f"{type(error).__name__}: {error}"))
-    # A call without an id is a notification, which gets no answer.
+    # In JSON-RPC, a call without an id is a notification and gets no answer.
     return reply if "id" in call else None
 
 

@@ -1,4 +1,4 @@
-"""Any ASGI application on a loopback port, in a thread of its own with an event loop of its own."""
+"""Serves an ASGI application on a loopback port, in a separate thread with its own event loop."""
 
 import socket
 import threading
@@ -13,7 +13,7 @@ _KEEP_ALIVE_S = 60
 
 
 class _ReportingServer(uvicorn.Server):
-    """A uvicorn server that says when it has started, or that it will not."""
+    """A uvicorn server that signals when it has started or failed to start."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
@@ -31,11 +31,11 @@ class Server:
     """
 
     def __init__(self, app: ASGIApp) -> None:
-        # asyncio turns Nagle's algorithm off only for sockets that name TCP, and with it every answer takes 40 ms.
+        # asyncio disables Nagle's algorithm only for sockets that name TCP. With it, every answer takes 40 ms.
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         self._socket.bind(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
-        """Where the application answers, without a slash at the end."""
+        """The URL of the application, without a slash at the end."""
         config = uvicorn.Config(
             app,
             loop="asyncio",
@@ -44,7 +44,7 @@ class Server:
             log_level="critical",
             access_log=False,
             timeout_graceful_shutdown=_LONGEST_SHUTDOWN_S,
-            # Longer than clients keep theirs: a connection closed at the moment that a payment is sent on it is a lost answer.
+            # Longer than clients keep connections: if the server closes one during a payment, the answer is lost.
             timeout_keep_alive=_KEEP_ALIVE_S,
         )
         self._server = _ReportingServer(config)
@@ -62,7 +62,7 @@ class Server:
             self._server.decided.set()
 
     def close(self) -> None:
-        """Stop accepting, let running requests end (for two seconds at most), and stop. Twice does nothing."""
+        """Stop accepting requests, let running ones end for at most two seconds, and stop. Idempotent."""
         self._server.should_exit = True
         self._thread.join()
         self._socket.close()
@@ -77,10 +77,10 @@ class Server:
 
 
 class Hosted:
-    """Something with an ASGI application that it can serve on loopback itself, between `start` and `close`."""
+    """Base class of objects that serve their ASGI application on loopback between `start` and `close`."""
 
     app: ASGIApp
-    """The application. It can also be called in-process, without a server."""
+    """The application. It can also be called in this process, without a server."""
 
     _server: Server | None = None
 
@@ -92,13 +92,13 @@ class Hosted:
 
     @property
     def url(self) -> str:
-        """Where the application answers, without a slash at the end; raise RuntimeError before `start`."""
+        """The URL of the application, without a slash at the end; raise RuntimeError before `start`."""
         if self._server is None:
             raise RuntimeError(f"this {type(self).__name__} is not being served: call start() first")
         return self._server.url
 
     def close(self) -> None:
-        """Stop serving. Closing twice does nothing."""
+        """Stop serving. Idempotent."""
         if self._server is not None:
             self._server.close()
             self._server = None

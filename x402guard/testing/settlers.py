@@ -1,4 +1,4 @@
-"""Who verifies and settles the merchant's payments: a facilitator over HTTP, or signatures alone."""
+"""Settles the merchant's payments: through a facilitator over HTTP, or by checking signatures only."""
 
 import secrets
 import threading
@@ -25,29 +25,29 @@ _TIMEOUT_S = 30.0
 
 
 class SettlerUnavailable(Exception):  # noqa: N818 - a state, as its name says
-    """The settling backend could not be reached, or its answer makes no sense."""
+    """The settling backend could not be reached, or its answer is invalid."""
 
 
 class Settler(Protocol):
     """Verifies and settles payments for a Merchant, in the shapes of a facilitator's answers.
 
-    Each method raises SettlerUnavailable if there is no answer.
+    Each method raises SettlerUnavailable if there is no valid answer.
     """
 
     async def facilitator_address(self) -> str:
-        """The account that settles `upto` payments."""
+        """The address that settles `upto` payments."""
         ...
 
     async def verify(self, payment: JSON, requirements: JSON) -> JSON:
-        """Say whether `payment` can be settled: `{"isValid": ..., "invalidReason": ..., "payer": ...}`."""
+        """Return whether `payment` can be settled: `{"isValid": ..., "invalidReason": ..., "payer": ...}`."""
         ...
 
     async def settle(self, payment: JSON, requirements: JSON, *, path: str) -> JSON:
-        """Settle `payment` for the amount in `requirements`; `path` is that of the request it pays for."""
+        """Settle `payment` for the amount in `requirements`; `path` is the path of the paid request."""
         ...
 
     async def aclose(self) -> None:
-        """Let go of connections."""
+        """Close connections."""
         ...
 
 
@@ -60,7 +60,7 @@ class FacilitatorClient:
         self._address: str | None = None
 
     async def facilitator_address(self) -> str:
-        """The account that settles `upto` payments, as /supported announces it; asked for once."""
+        """The address that settles `upto` payments, as /supported announces it; asked for once."""
         if self._address is None:
             kinds = (await self._ask("GET", "/supported"))["kinds"]
             announced = [
@@ -70,11 +70,11 @@ class FacilitatorClient:
         return self._address
 
     async def verify(self, payment: JSON, requirements: JSON) -> JSON:
-        """Post to /verify; raise SettlerUnavailable if there is no sensible answer."""
+        """Post to /verify; raise SettlerUnavailable if there is no valid answer."""
         return await self._ask("POST", "/verify", _question(payment, requirements))
 
     async def settle(self, payment: JSON, requirements: JSON, *, path: str) -> JSON:  # noqa: ARG002 - of the protocol
-        """Post to /settle; raise SettlerUnavailable if there is no sensible answer."""
+        """Post to /settle; raise SettlerUnavailable if there is no valid answer."""
         return await self._ask("POST", "/settle", _question(payment, requirements))
 
     async def aclose(self) -> None:
@@ -99,7 +99,7 @@ def _question(payment: JSON, requirements: JSON) -> JSON:
 
 @dataclass(frozen=True)
 class Payment:
-    """One payment that a SignatureSettler took: `amount` in atomic units, `nonce` as 32 bytes in hex."""
+    """One payment that a SignatureSettler settled: `amount` in atomic units, `nonce` as 32 bytes in hex."""
 
     payer: str
     nonce: str
@@ -109,9 +109,9 @@ class Payment:
 
 
 class SignatureSettler:
-    """A Settler without a chain: it checks terms, signature and nonce, and keeps what it took in `payments`.
+    """A Settler without a chain, for load tests: it checks terms, signature and nonce, and keeps `payments`.
 
-    For load tests. Balances and allowances do not exist here, and the transaction hashes are made up.
+    It knows no balances and allowances, and the transaction hashes are random.
     """
 
     def __init__(self, *, chain_id: int = CHAIN_ID, facilitator: str = "0x" + "11" * 20) -> None:
@@ -123,12 +123,12 @@ class SignatureSettler:
 
     @property
     def payments(self) -> list[Payment]:
-        """A copy of the payments taken so far, in order. May be read from any thread."""
+        """A copy of the payments settled so far, in order. May be read from any thread."""
         with self._lock:
             return list(self._payments)
 
     async def facilitator_address(self) -> str:
-        """The account that `upto` payments have to name."""
+        """The address that `upto` payments have to name."""
         return self._facilitator
 
     async def verify(self, payment: JSON, requirements: JSON) -> JSON:
@@ -140,7 +140,7 @@ class SignatureSettler:
         return {"isValid": True, "payer": signed.payer}
 
     async def settle(self, payment: JSON, requirements: JSON, *, path: str) -> JSON:
-        """Take the payment: its nonce is used from now on. A charge of zero takes nothing."""
+        """Settle the payment and mark its nonce as used. A charge of zero does neither."""
         network = requirements["network"]
         try:
             terms, signed = self._checked(payment, requirements)
@@ -153,13 +153,13 @@ class SignatureSettler:
         return receipt | ({"amount": str(terms.amount)} if terms.scheme == "upto" else {})
 
     async def aclose(self) -> None:
-        """Nothing to let go of."""
+        """Do nothing: there are no connections."""
 
     def _checked(self, payment: JSON, requirements: JSON) -> tuple[Terms, SignedPayment]:
         terms, signed = read_terms(payment["x402Version"], requirements), read_payment(payment)
         agreed = terms
         if terms.scheme == "upto" and not isinstance(signed, Eip3009Payment) and terms.amount <= signed.amount:
-            # At settlement the requirements carry the charge, at verification the ceiling: the offer says which.
+            # At settlement the requirements contain the charge, at verification the ceiling. The offer has the ceiling.
             agreed = terms.with_amount(int(payment["accepted"]["amount"]))
         check_payment(signed, agreed, now=int(time.time()), facilitator=self._facilitator)
         check_signature(signed, agreed, self._chain_id)

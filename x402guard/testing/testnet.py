@@ -1,4 +1,4 @@
-"""The whole test network in one object: chain, JSON-RPC, facilitator and merchant, with a funded payer."""
+"""Starts the test network as one object: chain, JSON-RPC, facilitator and merchant, with a funded payer."""
 
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
@@ -30,7 +30,7 @@ _UNLIMITED = 2**256 - 1
 
 @dataclass(frozen=True)
 class Transfer:
-    """A transfer of the dollar token that happened on the chain: `amount` in atomic units."""
+    """A transfer of the dollar token on the chain; `amount` is in atomic units."""
 
     transaction: str
     block: int
@@ -41,13 +41,14 @@ class Transfer:
 class Testnet:
     """A running test network, as a context manager or until `close`.
 
-    The payer gets `funds` atomic units (by default $1,000) and has approved Permit2 for all of it. Its key is made up
-    afresh for each network unless one is given: never give one that holds real money. `routes`, `settler` and `payee`
-    go to the merchant; without a settler, the merchant uses the network's own facilitator. `make_engine` is called with
-    `chain_id` and `balances`, and makes the chain: `EthTesterEngine`, `AnvilEngine`, or one of those with more arguments bound.
+    The payer gets `funds` atomic units (default: $1,000) and has approved Permit2 for all of it. By default each
+    network creates a new payer key; never pass a key that holds real money. `routes`, `settler` and `payee` go to the
+    merchant; without a settler, the merchant uses the network's own facilitator. `make_engine` is called with
+    `chain_id` and `balances`, and returns the chain: `EthTesterEngine`, `AnvilEngine`, or one of those with more
+    arguments bound.
     """
 
-    __test__ = False  # pytest must not take the name for a test's
+    __test__ = False  # pytest must not collect it because of its name
 
     def __init__(
         self,
@@ -64,14 +65,14 @@ class Testnet:
         collector: LocalAccount = Account.create()
         self._payer = payer
         self.payee = payee or str(Account.create().address)
-        """Where the merchant wants its money."""
+        """The address that the merchant's payments go to."""
         self.chain_id = chain_id
         self.token = TOKEN
         self.permit2 = PERMIT2
         with ExitStack() as opened:
             gas_money = {str(account.address): _GAS_MONEY_WEI for account in (payer, collector)}
             self.engine = make_engine(chain_id=chain_id, balances=gas_money)
-            """The chain itself, for what only one kind of engine can do."""
+            """The chain itself, for methods that only one kind of engine has."""
             opened.callback(self.engine.close)
             self.rpc = opened.enter_context(Server(rpc_app(self.engine))).url
             """The URL of the chain's JSON-RPC."""
@@ -93,7 +94,7 @@ class Testnet:
         self._confirm(TOKEN, calldata("approve(address,uint256)", PERMIT2, _UNLIMITED))
 
     def fund(self, address: str, *, tokens: int = 0, wei: int = 0) -> None:
-        """Give `address` new tokens (in atomic units) and native coin of the payer's (in wei), and wait until it has them.
+        """Give `address` new tokens (in atomic units) and native coin of the payer (in wei), and wait for the receipts.
 
         Raises RuntimeError if a transaction reverts.
         """
@@ -114,16 +115,16 @@ class Testnet:
 
     @property
     def payer(self) -> str:
-        """The address of the account that has money."""
+        """The address of the funded account."""
         return str(self._payer.address)
 
     @property
     def payer_key(self) -> str:
-        """The payer's private key as 0x and 64 hex digits. A test key: it holds nothing on any real chain."""
+        """The payer's private key as 0x and 64 hex digits. It is a test key without money on any real chain."""
         return "0x" + self._payer.key.hex().removeprefix("0x")
 
     def balance(self, address: str) -> int:
-        """The token balance of `address` now, in atomic units."""
+        """The present token balance of `address`, in atomic units."""
         return self._chain.read_uint(TOKEN, "balanceOf(address)", address)
 
     def transfers(self) -> list[Transfer]:
@@ -141,11 +142,11 @@ class Testnet:
         ]
 
     def advance(self, seconds: int) -> None:
-        """Move the chain's clock on by whole `seconds`, and mine a block."""
+        """Move the chain's clock forward by whole `seconds`, and mine a block."""
         self.engine.advance(seconds)
 
     def describe(self) -> dict[str, Any]:
-        """Everything a client needs to use this network, as a dict that can be written as JSON."""
+        """The data that a client needs to use this network, as a dict for JSON."""
         return {
             "rpc": self.rpc,
             "chain_id": self.chain_id,
@@ -157,7 +158,7 @@ class Testnet:
         }
 
     def close(self) -> None:
-        """Stop everything, the merchant first and the chain last. Closing twice does nothing."""
+        """Stop everything, the merchant first and the chain last. Idempotent."""
         self._opened.close()
 
     def __enter__(self) -> Self:

@@ -58,6 +58,6 @@ def test_a_forked_child_has_no_budget_of_its_own(kind, tmp_path):
 def test_one_ledger_is_of_one_wallet():
     store = open_store("memory://")
     make_guard(store)
-    with pytest.raises(ConfigError, match="is of the wallet"):
+    with pytest.raises(ConfigError, match="belongs to the wallet"):
         make_guard(store, signer=LocalSigner.from_key("0x" + "22" * 32))
     make_guard(store, signer=None)

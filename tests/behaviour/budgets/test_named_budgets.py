@@ -191,7 +191,7 @@ def test_a_session_is_resumed_under_its_own_parent_alone(opened):
     one, other = guard.budget("one", "$1"), guard.budget("other", "$1")
     one.session("s", budget="$1", id="run").close()
     for elsewhere in (other, guard):
-        with pytest.raises(ConfigError, match="id: 'run' is a session under 'budget:one'"):
+        with pytest.raises(ConfigError, match="id: 'run' is already a session under 'budget:one'"):
             elsewhere.session("s", budget="$1", id="run")
     one.session("s", id="run").charge("serp", "$0.10")
 

@@ -129,7 +129,7 @@ def test_a_child_of_the_session_may_use_it_and_another_session_may_not(ledger_ur
             with session.finalizing():
                 assert thinks(child).status_code == 200
                 assert other.remaining == Decimal("0.05")
-            with pytest.raises(ConfigError, match=r'reserve: session .k. keeps none; open it with reserve="10%"'):
+            with pytest.raises(ConfigError, match=r'reserve: session .k. has no reserve; open it with reserve="10%"'):
                 child.finalizing().__enter__()
         with other, pytest.raises(BudgetExhausted):
             thinks(other)

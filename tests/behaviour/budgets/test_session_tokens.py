@@ -191,7 +191,7 @@ def test_a_resumed_session_goes_on_with_what_it_has_left(make, again, total, giv
 def test_a_budget_of_tokens_is_never_raised(make):
     with make().session("s", budget="$5", id="run", tokens=1_000):
         pass
-    with pytest.raises(ConfigError, match=r"^tokens: .*1,000 tokens.* never raised; 1,001 were asked for"):
+    with pytest.raises(ConfigError, match=r"^tokens: .*1,000 tokens.* never raised, but 1,001 were requested"):
         make().session("s", id="run", tokens=1_001)
     lowered = make().session("s", id="run", tokens=400)
     with pytest.raises(ConfigError, match=r"^tokens: .*400 tokens"):

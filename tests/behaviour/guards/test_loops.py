@@ -340,7 +340,7 @@ def test_a_child_that_is_named_as_the_run_keeps_no_run_from_being_stopped(tmp_pa
             guard.session("job", budget="$1")
             code, said = command("trip", "job")
             assert code == 2
-            assert "2 sessions are called 'job'; name one by its id: run-42, s_" in said
+            assert "2 sessions have the name 'job'; use the id of one: run-42, s_" in said
         with pytest.raises(ConfigError, match="name: 'wallet'"):
             guard.session("wallet", budget="$1")
 
@@ -361,7 +361,7 @@ def test_what_the_owner_raised_stays_raised_when_the_agent_opens_it_as_before(tm
     ("arguments", "says"),
     [
         (("trip", "nobody"), "there is no session 'nobody'"),
-        (("reset", "run"), "is open, and has nothing to be reset"),
+        (("reset", "run"), "is open; only a tripped session can be reset"),
         (("budget", "set", "run", "lots"), "amount: 'lots' is not a dollar amount"),
         (("budget", "set", "nobody", "$1"), "there is no session 'nobody'"),
     ],

@@ -102,7 +102,7 @@ def test_a_claim_without_a_transaction_hash_leaves_the_nonce_to_speak(claimed):
 
 def test_a_transaction_that_nobody_sees_yet_says_nothing_until_it_is_too_late_to_show_it():
     intent = INTENTS["upto"]
-    with pytest.raises(ChainUnreadable, match="not to be seen yet"):
+    with pytest.raises(ChainUnreadable, match="not visible yet"):
         _read(Rpc(intent, sent=None), intent, TX)
     late = intent.valid_until + 1
     assert _read(Rpc(intent, sent=None, final_time=late), intent, TX) == Used(final=True)

@@ -101,7 +101,7 @@ def test_a_payment_taken_in_the_block_of_its_cancellation_frees_nothing_however_
     node = BitOf(intent, [taken, invalidated(intent, 3000)], most=most, slow=TOKEN, sent={"to": OTHER, "input": "0x12"})
     node.head = 3100
     if most == 10:  # nobody knows, until nothing more can come
-        with pytest.raises(PaymentUnreadable, match="more to look through"):
+        with pytest.raises(PaymentUnreadable, match="blocks are left"):
             _read(node, intent, "")
         node.final_time = DEAD
     assert _read(node, intent, "") == Used(final=True)

@@ -149,15 +149,18 @@ def test_of_a_named_budget(guard, arguments, says):
 @pytest.mark.parametrize(
     ("more", "says"),
     [
-        ({"per": "hour"}, "per: 'hour' is none of 'day', 'week' and 'month'"),
-        ({"per": "Day"}, "per: 'Day' is none"),
-        ({"per": ""}, "per: '' is none"),
-        ({"per": 1}, "per: 1 is none"),
-        ({"per": "day", "tz": "Berlin"}, "tz: 'Berlin' is no time zone known here; write 'UTC' or 'Europe/Berlin'"),
-        ({"per": "day", "tz": ""}, "tz: '' is no time zone"),
-        ({"per": "day", "tz": "../../etc/passwd"}, "tz: '../../etc/passwd' is no time zone"),
-        ({"per": "day", "tz": None}, "tz: None is no name of a time zone"),
-        ({"per": "day", "tz": 1}, "tz: 1 is no name"),
+        ({"per": "hour"}, "per: 'hour' is not one of 'day', 'week' and 'month'"),
+        ({"per": "Day"}, "per: 'Day' is not one"),
+        ({"per": ""}, "per: '' is not one"),
+        ({"per": 1}, "per: 1 is not one"),
+        (
+            {"per": "day", "tz": "Berlin"},
+            "tz: 'Berlin' is not a time zone known on this machine; write a name such as 'UTC' or 'Europe/Berlin'",
+        ),
+        ({"per": "day", "tz": ""}, "tz: '' is not a time zone"),
+        ({"per": "day", "tz": "../../etc/passwd"}, "tz: '../../etc/passwd' is not a time zone"),
+        ({"per": "day", "tz": None}, "tz: None is not the name of a time zone"),
+        ({"per": "day", "tz": 1}, "tz: 1 is not the name"),
         ({"tz": "Mars/Olympus"}, "tz: 'Mars/Olympus'"),
     ],
 )

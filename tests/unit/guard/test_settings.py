@@ -67,7 +67,7 @@ def test_a_wrong_argument_is_named_at_once_and_its_secret_is_not(arguments, says
         ({"decimals": 37}, "Asset.decimals: 37"),
         ({"name": None}, "Asset.name: None"),
         ({"usd": 1.0}, "Asset.usd: money is never a float"),
-        ({"usd": "0"}, "Asset.usd: a token that is worth nothing"),
+        ({"usd": "0"}, "Asset.usd: a token without value"),
         ({"methods": "eip3009"}, "Asset.methods: 'eip3009'"),
         ({"methods": None}, "Asset.methods: None"),
     ],

@@ -92,7 +92,7 @@ def test_it_has_begun_and_goes_on_and_never_back(per, tz, now, later):
 
 @pytest.mark.parametrize("per", ["", "Day", "hour", "year", 1, None, ["day"], b"day"])
 def test_what_is_no_period_is_named(per):
-    with pytest.raises(ConfigError, match=r"^per: .* is none of 'day', 'week' and 'month'"):
+    with pytest.raises(ConfigError, match=r"^per: .* is not one of 'day', 'week' and 'month'"):
         check_window(per, "UTC")
 
 

@@ -104,7 +104,7 @@ def test_a_thread_stands_in_line_once_and_leaves_as_often_as_it_likes():
     made.leave()
     assert not made.is_mine
     assert made.join(0)
-    with pytest.raises(RuntimeError, match="in line already"):
+    with pytest.raises(RuntimeError, match="already in the queue"):
         made.join(0)
     assert made.is_mine
     made.leave()
