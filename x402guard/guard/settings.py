@@ -7,7 +7,7 @@ import os
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, ValidationError
 from pydantic_settings import (
@@ -23,7 +23,7 @@ from x402guard.chain.reader import Chain
 from x402guard.errors import ConfigError
 from x402guard.flow.context import DEFAULT_BODY_BYTES, MAX_CLOCK_JUMP_S
 from x402guard.guard.notices import Webhook
-from x402guard.guard.tables import Table, table_of
+from x402guard.guard.tables import table_of
 from x402guard.ledger.in_doubt import DEFAULT_FLIGHT_S
 from x402guard.llm import Metering
 from x402guard.policy import Policy
@@ -36,15 +36,10 @@ WEBHOOK_SECRET: Final = "X402GUARD_WEBHOOK_SECRET"  # noqa: S105 - a name
 CONFIG_FILE: Final = "x402guard.toml"
 
 
-if TYPE_CHECKING:
-
-    class PolicySettings(Table): ...
-
-    class MeteringSettings(Table):
-        prices: str | None
-
-    class AssetSettings(Table): ...
-
+if TYPE_CHECKING:  # the tables are made as this module loads
+    PolicySettings: TypeAlias = Any
+    MeteringSettings: TypeAlias = Any
+    AssetSettings: TypeAlias = Any
 else:
     PolicySettings, MeteringSettings, AssetSettings = table_of(Policy), table_of(Metering), table_of(Asset)
 
