@@ -31,6 +31,7 @@ None of them is a subclass of an HTTP library's error, so a retry loop for netwo
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, get_args
 
@@ -44,7 +45,7 @@ class X402GuardError(Exception):
     """The base class of every error of this library.
 
     Attributes, on the class or the instance:
-        code: a stable machine-readable word.
+        code: a stable machine-readable word: the name of the class in snake case.
         phase: the phase that the request had reached.
         money_may_have_moved: True if a signed payment may be taken or was taken.
         retry: ``no``; ``later`` (the same call may pass later); ``same_request`` (repeating the request is safe and
@@ -59,6 +60,9 @@ class X402GuardError(Exception):
     retry: Retry = "no"
     advice: str = "Read the message; nothing was paid."
     request: Any = None
+
+    def __init_subclass__(cls) -> None:
+        cls.code = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", cls.__name__).lower()
 
     def __init__(self, message: str, *, advice: str | None = None) -> None:
         super().__init__(message)
@@ -96,7 +100,6 @@ def _rebuild(kind: type[X402GuardError], args: tuple[Any, ...], state: dict[str,
 class ConfigError(X402GuardError):
     """A setting is missing or wrong. Raised before anything is sent."""
 
-    code = "config_error"
     phase: Phase = "configuration"
     retry: Retry = "after_change"
     advice = "Correct the setting that the message names."
@@ -113,7 +116,6 @@ class PaymentRefused(X402GuardError):
         retry_after: seconds after which the same call may pass; None if unknown.
     """
 
-    code = "payment_refused"
     phase: Phase = "policy"
     retry: Retry = "after_change"
     advice = "Nothing was paid. Change the request, or ask the owner of the budget to change the rule."
@@ -145,7 +147,6 @@ class PaymentRefused(X402GuardError):
 class BudgetExhausted(PaymentRefused):
     """The amount does not fit into the rest of a budget on the path. A smaller payment may still pass."""
 
-    code = "budget_exhausted"
     phase: Phase = "ledger"
     advice = "Nothing was paid. Finish the task with what you have, or ask the owner for a larger budget."
 
@@ -153,7 +154,6 @@ class BudgetExhausted(PaymentRefused):
 class LoopDetected(PaymentRefused):
     """The same call was made more often than the loop rule allows; the session is tripped."""
 
-    code = "loop_detected"
     phase: Phase = "ledger"
     advice = "Nothing was paid. Only the owner can reset this session."
 
@@ -161,14 +161,12 @@ class LoopDetected(PaymentRefused):
 class SpendSpike(PaymentRefused):
     """A step costs far more than the steps before it."""
 
-    code = "spend_spike"
     phase: Phase = "ledger"
 
 
 class VelocityExceeded(PaymentRefused):
     """Too much was spent in too short a time. The call may pass again after ``retry_after`` seconds."""
 
-    code = "velocity_exceeded"
     phase: Phase = "ledger"
     retry: Retry = "later"
 
@@ -176,33 +174,26 @@ class VelocityExceeded(PaymentRefused):
 class CircuitOpen(PaymentRefused):
     """This payee, host or tool has failed repeatedly, and its circuit is open for some time."""
 
-    code = "circuit_open"
     retry: Retry = "later"
 
 
 class PolicyDenied(PaymentRefused):
     """A rule of the policy does not allow this payment."""
 
-    code = "policy_denied"
-
 
 class ApprovalDenied(PaymentRefused):
     """An approver denied this call, or no approver answered in time."""
-
-    code = "approval_denied"
 
 
 class NoAcceptableOffer(PaymentRefused):
     """The server made several offers and none of them may be paid; the message gives the reason for each."""
 
-    code = "no_acceptable_offer"
     phase: Phase = "offer"
 
 
 class SessionTripped(PaymentRefused):
     """The session is tripped: nothing is signed in it until its owner resets it."""
 
-    code = "session_tripped"
     phase: Phase = "ledger"
     advice = "Nothing was paid. Only the owner can reset this session: x402guard reset SESSION."
 
@@ -210,7 +201,6 @@ class SessionTripped(PaymentRefused):
 class SessionClosed(PaymentRefused):
     """The session has ended. Open it again by its id, or open another one."""
 
-    code = "session_closed"
     phase: Phase = "ledger"
     advice = "Nothing was paid. Open the session again by its id: guard.session(name, id=…)."
 
@@ -218,13 +208,9 @@ class SessionClosed(PaymentRefused):
 class Unpriced(PaymentRefused):
     """The cost is unknown, so no hold can be written."""
 
-    code = "unpriced"
-
 
 class NeedsReview(PaymentRefused):
     """A person has to review this before it can continue."""
-
-    code = "needs_review"
 
 
 class ProtocolError(X402GuardError):
@@ -234,7 +220,6 @@ class ProtocolError(X402GuardError):
         field: the header or field that is wrong.
     """
 
-    code = "protocol_error"
     phase: Phase = "offer"
     advice = "Nothing was paid. The server's offer is malformed; tell its operator."
 
@@ -251,7 +236,6 @@ class CallTimeout(X402GuardError):
         deadline: unix time in seconds after which the signature is worthless, or None.
     """
 
-    code = "call_timeout"
     phase: Phase = "settlement"
     money_may_have_moved = True
     retry: Retry = "no"
@@ -277,7 +261,6 @@ class SettlementUncertain(X402GuardError):
         payment_id: the ``payment-identifier`` that is sent each time; None if the server does not use it.
     """
 
-    code = "settlement_uncertain"
     phase: Phase = "settlement"
     money_may_have_moved = True
     retry: Retry = "same_request"
@@ -308,7 +291,6 @@ class SettlementUncertain(X402GuardError):
 class PaidNotDelivered(SettlementUncertain):
     """The chain shows that the money was taken, but no answer came. Raised once; the next call may buy again."""
 
-    code = "paid_not_delivered"
     retry: Retry = "no"
     advice = "The payment is captured. Contact the payee; repeating the call is a new purchase."
 
@@ -316,7 +298,6 @@ class PaidNotDelivered(SettlementUncertain):
 class SignerError(X402GuardError):
     """The signer refused to sign. The hold was voided, and nothing can be taken."""
 
-    code = "signer_error"
     phase: Phase = "signing"
     retry: Retry = "after_change"
     advice = "Nothing was paid. Check the signer that the message names."
@@ -325,7 +306,6 @@ class SignerError(X402GuardError):
 class LedgerUnavailable(X402GuardError):
     """The ledger cannot be read or written, so nothing is signed."""
 
-    code = "ledger_unavailable"
     phase: Phase = "ledger"
     retry: Retry = "later"
     advice = "Nothing was paid. Make the ledger writable again, then repeat the call."
@@ -334,7 +314,6 @@ class LedgerUnavailable(X402GuardError):
 class IllegalTransition(X402GuardError):
     """The ledger's table forbids this step: a bug in x402guard or in a store."""
 
-    code = "illegal_transition"
     phase: Phase = "ledger"
     advice = "This is a bug in x402guard. The transaction was rolled back; please report it."
 

@@ -144,7 +144,7 @@ def test_the_demo_agrees_with_the_chain(tmp_path):
     assert "Ledger and chain agree to the atomic unit: 912345 units counted." in done.stdout
     assert re.search(r"llm +2 calls +\$0\.002347 +0\.3 %", done.stdout)
     assert re.search(r"tools +4 calls +\$0\.02 +2\.1 %", done.stdout)
-    assert re.findall(r"shown (\w+),", done.stdout) == ["raw", "table", "table", "summary"]
+    assert re.findall(r"at its price, as (\w+),", done.stdout) == ["raw", "table", "table", "summary"]
     assert re.search(r"tokens +2,269 of 2,800 used", done.stdout)
     assert list(tmp_path.iterdir()) == []
 

@@ -76,7 +76,7 @@ def _examine(ledger: str | None, config: Path | None) -> Iterator[Finding]:
     yield Finding("versions", "ok", versions)
     try:
         settings = load_settings(config)
-        policy = settings.policy.policy()
+        policy = settings.policy.build()
     except ConfigError as error:
         yield Finding("settings", "problem", str(error))
         return

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import httpx
 import typer
 
-from x402guard.assets import Asset, AssetRegistry
+from x402guard.assets import AssetRegistry
 from x402guard.cli.books import AsJson
 from x402guard.errors import ConfigError, ProtocolError, X402GuardError
 from x402guard.flow.request import RequestFacts
@@ -43,7 +43,7 @@ Config = Annotated[Path | None, typer.Option("--config", help="A settings file; 
 def check(file: Annotated[Path, typer.Argument(help="A settings file, such as x402guard.toml.")]) -> None:
     """Read a settings file as a guard does, and summarize its rules. An error in it gives exit code 2."""
     settings = load_settings(file)
-    found = settings.policy.policy()
+    found = settings.policy.build()
     check_ledger_url(settings.ledger)
     # A guard on a ledger in memory runs every check of the settings and writes nothing.
     Guard(**{**settings.guard_arguments(), "ledger": MemoryStore()}).close()
@@ -105,7 +105,7 @@ def explain(
 ) -> None:
     """Show the decision of the rules on a URL's offers, or on a tool. Signs nothing, pays nothing, opens no ledger."""
     settings = load_settings(config)
-    rules = settings.policy.policy()
+    rules = settings.policy.build()
     lines = (
         _explain_url(what, settings, rules)
         if "://" in what
@@ -146,7 +146,7 @@ def _explain_url(url: str, settings: Settings, rules: Policy) -> list[dict[str, 
         return [
             {"what": url, "verdict": f"requires no payment (status {answer.status_code})", "rule": "", "reason": ""}
         ]
-    registry = AssetRegistry(tuple(Asset(**asset.model_dump()) for asset in settings.assets))
+    registry = AssetRegistry(tuple(asset.build() for asset in settings.assets))
     try:
         required = _terms(answer, body)
     except X402GuardError as error:

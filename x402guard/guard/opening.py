@@ -7,7 +7,6 @@ import secrets
 from collections.abc import Callable, Collection
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from types import TracebackType
 from typing import Final, Self, TypeVar
 
 import anyio
@@ -159,9 +158,7 @@ class Finalizing:
         self._begin()
         return self._enter()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         self._leave()
 
     async def __aenter__(self) -> Self:
@@ -169,9 +166,7 @@ class Finalizing:
             await anyio.to_thread.run_sync(self._begin)
         return self._enter()
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         self._leave()
 
 

@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import wraps
-from types import TracebackType
 from typing import ParamSpec, Self, TypeVar
 
 import anyio.to_thread
@@ -329,18 +328,14 @@ class Session(Charges, Account):
         _CURRENT.set(_Block(self, _CURRENT.get()))
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         if self._leave():
             self.close(error)
 
     async def __aenter__(self) -> Self:
         return self.__enter__()
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         if self._leave():
             with anyio.CancelScope(shield=True):
                 await anyio.to_thread.run_sync(self.close, error)

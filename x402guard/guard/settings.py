@@ -7,7 +7,7 @@ import os
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, ValidationError
 from pydantic_settings import (
@@ -23,9 +23,10 @@ from x402guard.chain.reader import Chain
 from x402guard.errors import ConfigError
 from x402guard.flow.context import DEFAULT_BODY_BYTES, MAX_CLOCK_JUMP_S
 from x402guard.guard.notices import Webhook
-from x402guard.guard.policy_settings import PolicySettings
+from x402guard.guard.tables import table_of
 from x402guard.ledger.in_doubt import DEFAULT_FLIGHT_S
-from x402guard.llm import Metering, ModelPrice
+from x402guard.llm import Metering
+from x402guard.policy import Policy
 from x402guard.stores import DEFAULT_LEDGER
 from x402guard.x402.signer import LocalSigner
 
@@ -35,39 +36,12 @@ WEBHOOK_SECRET: Final = "X402GUARD_WEBHOOK_SECRET"  # noqa: S105 - a name
 CONFIG_FILE: Final = "x402guard.toml"
 
 
-class ModelPriceSettings(BaseModel):
-    """One table ``[metering.models.NAME]``; each key is an argument of ``ModelPrice``."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    input: str
-    output: str
-    cached_input: str | None = None
-    max_output: int | None = None
-
-
-class MeteringSettings(BaseModel):
-    """The table ``[metering]``; each key is an argument of ``Metering``, and what is left out keeps its default."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    unbounded_output: str | None = None
-    include_usage: bool | None = None
-    endpoints: dict[str, str] | None = None
-    aliases: dict[str, str] | None = None
-    models: dict[str, ModelPriceSettings] | None = None
-    free: list[str] | None = None
-    fixed_prices: dict[str, str] | None = None
-    allowances: dict[str, str] | None = None
-    price_context: dict[str, str] | None = None
-    prices: str | None = None
-
-    def metering(self) -> Metering:
-        """Return the metering. Raises ``ConfigError``."""
-        given = self.model_dump(exclude_none=True)
-        if self.models is not None:
-            given["models"] = {name: ModelPrice(**price.model_dump()) for name, price in self.models.items()}
-        return Metering(**given)
+if TYPE_CHECKING:  # the tables are made as this module loads
+    PolicySettings: TypeAlias = Any
+    MeteringSettings: TypeAlias = Any
+    AssetSettings: TypeAlias = Any
+else:
+    PolicySettings, MeteringSettings, AssetSettings = table_of(Policy), table_of(Metering), table_of(Asset)
 
 
 def _as_table(given: object) -> object:
@@ -91,21 +65,6 @@ class ChainSettings(BaseModel):
     def chain(self) -> Chain:
         """Return the chain. Raises ``ConfigError``."""
         return Chain(self.urls, finality=self.finality, timeout_s=self.timeout_s)
-
-
-class AssetSettings(BaseModel):
-    """One table ``[[assets]]``; each key is an argument of ``Asset``."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    network: str
-    address: str
-    symbol: str
-    decimals: int
-    name: str
-    version: str
-    usd: str = "1.00"
-    methods: frozenset[Literal["eip3009", "permit2"]] = frozenset({"eip3009", "permit2"})
 
 
 class Settings(BaseSettings):
@@ -159,9 +118,9 @@ class Settings(BaseSettings):
             # Unwrapped in place: a local variable would stand in a crash report that shows them.
             "signer": None if secret is None else LocalSigner.from_key(secret.get_secret_value()),
             "ledger": self.ledger,
-            "policy": self.policy.policy(),
-            "metering": self.metering.metering(),
-            "assets": [Asset(**asset.model_dump()) for asset in self.assets],
+            "policy": self.policy.build(),
+            "metering": self.metering.build(),
+            "assets": [asset.build() for asset in self.assets],
             "chains": self.read_chains() or None,
             "unsafe_no_chain": self.unsafe_no_chain,
             "unsafe_trust_receipts": self.unsafe_trust_receipts,

@@ -12,7 +12,7 @@ from x402guard.flow.detached import Aside, TooLate, within
 from x402guard.flow.effects import PeekBody, Reply, Send, SendFailed
 from x402guard.flow.ports import Slot
 from x402guard.flow.sealed import forgetting
-from x402guard.http.deadline import Watch
+from x402guard.http.deadline import AsyncWatched, Watch, Watched
 from x402guard.http.families import Library
 from x402guard.http.request import OutgoingRequest
 from x402guard.http.response import decoded_body
@@ -106,7 +106,7 @@ class Exchanged(_ExchangeState):
             raise self.outgoing.failed(error) from error
         self._response = self.outgoing.answered(response)
         if watch is not None:
-            self.watch_body(response, self._library.watched)
+            self.watch_body(response, self._library.of(Watched))
         return Reply(response.status_code, tuple(response.headers.multi_items()))
 
     def _sent_aside(self, request: httpx.Request, watch: Watch) -> httpx.Response:
@@ -140,9 +140,9 @@ class Exchanged(_ExchangeState):
             raise TypeError("the inner transport answered with an asynchronous stream")
         if self.watched is None and effect.call_s is not None:
             self._watch = Watch(effect.call_s, None)
-            self.watch_body(response, self._library.watched)
-        replay = response.stream if isinstance(response.stream, Replay) else self._library.replay(response.stream)
-        response.stream = replay  # type: ignore[assignment]  # it is of the library's family, too
+            self.watch_body(response, self._library.of(Watched))
+        replay = response.stream if isinstance(response.stream, Replay) else self._library.of(Replay)(response.stream)
+        response.stream = replay
         try:
             raw = replay.keep(effect.limit)
         except Exception as error:
@@ -177,7 +177,7 @@ class AsyncExchanged(_ExchangeState):
             raise self.outgoing.failed(error) from error
         self._response = self.outgoing.answered(response)
         if watch is not None:
-            self.watch_body(response, self._library.async_watched)
+            self.watch_body(response, self._library.of(AsyncWatched))
         return Reply(response.status_code, tuple(response.headers.multi_items()))
 
     async def _sent(self, request: httpx.Request, watch: Watch | None) -> httpx.Response:
@@ -198,11 +198,13 @@ class AsyncExchanged(_ExchangeState):
             raise TypeError("the inner transport answered with a synchronous stream")
         if self.watched is None and effect.call_s is not None:
             self._watch = Watch(effect.call_s, None)
-            self.watch_body(response, self._library.async_watched)
+            self.watch_body(response, self._library.of(AsyncWatched))
         replay = (
-            response.stream if isinstance(response.stream, AsyncReplay) else self._library.async_replay(response.stream)
+            response.stream
+            if isinstance(response.stream, AsyncReplay)
+            else self._library.of(AsyncReplay)(response.stream)
         )
-        response.stream = replay  # type: ignore[assignment]  # it is of the library's family, too
+        response.stream = replay
         try:
             raw = await replay.keep(effect.limit)
         except Exception as error:

@@ -8,21 +8,13 @@ written as httpx's.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
-
-from x402guard.http.deadline import AsyncWatched, Watched
-from x402guard.http.streams import AsyncMetered, AsyncReplay, AsyncRest, Metered, Replay, Rest
 
 if TYPE_CHECKING:
     import httpx
 
 S = TypeVar("S")
-
-
-def _of(ours: type[S], theirs: type) -> type[S]:
-    """Return *ours* as a stream that the clients of a family accept."""
-    return type(ours.__name__, (ours, theirs), {"__doc__": ours.__doc__, "__module__": ours.__module__})
 
 
 @dataclass(frozen=True)
@@ -48,42 +40,8 @@ class Library:
     stock: tuple[type[Any], type[Any]]
     transports: tuple[type[Any], type[Any]]
 
-    @cached_property
-    def replay(self) -> type[Replay]:
-        """See ``Replay``."""
-        return _of(Replay, self.sync_stream)
-
-    @cached_property
-    def async_replay(self) -> type[AsyncReplay]:
-        """See ``AsyncReplay``."""
-        return _of(AsyncReplay, self.async_stream)
-
-    @cached_property
-    def rest(self) -> type[Rest]:
-        """See ``Rest``."""
-        return _of(Rest, self.sync_stream)
-
-    @cached_property
-    def async_rest(self) -> type[AsyncRest]:
-        """See ``AsyncRest``."""
-        return _of(AsyncRest, self.async_stream)
-
-    @cached_property
-    def watched(self) -> type[Watched]:
-        """See ``Watched``."""
-        return _of(Watched, self.sync_stream)
-
-    @cached_property
-    def async_watched(self) -> type[AsyncWatched]:
-        """See ``AsyncWatched``."""
-        return _of(AsyncWatched, self.async_stream)
-
-    @cached_property
-    def metered(self) -> type[Metered]:
-        """See ``Metered``."""
-        return _of(Metered, self.sync_stream)
-
-    @cached_property
-    def async_metered(self) -> type[AsyncMetered]:
-        """See ``AsyncMetered``."""
-        return _of(AsyncMetered, self.async_stream)
+    @cache  # noqa: B019 - two libraries, for the life of the process
+    def of(self, ours: type[S]) -> type[S]:
+        """Return a stream of ours as a class that the clients of this family accept: it derives from theirs, too."""
+        theirs = self.async_stream if hasattr(ours, "__aiter__") else self.sync_stream
+        return type(ours.__name__, (ours, theirs), {"__doc__": ours.__doc__, "__module__": ours.__module__})

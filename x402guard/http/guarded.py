@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self, get_args
 
 from x402guard.errors import ConfigError, PaymentRefused, X402GuardError
@@ -118,7 +117,7 @@ class Guarded:
             logical.end()
             exchange.discard()
             raise
-        return self._finish(logical, exchange, handed, payer, metered=self.library.metered, driver=run)
+        return self._finish(logical, exchange, handed, payer, metered=self.library.of(Metered), driver=run)
 
     async def exchange_async(self, inner: httpx.AsyncBaseTransport, request: httpx.Request) -> httpx.Response:
         """See ``exchange``."""
@@ -142,7 +141,7 @@ class Guarded:
             logical.end()
             await exchange.discard()
             raise
-        return self._finish(logical, exchange, handed, payer, metered=self.library.async_metered, driver=run_async)
+        return self._finish(logical, exchange, handed, payer, metered=self.library.of(AsyncMetered), driver=run_async)
 
     def _begin(
         self,
@@ -240,13 +239,8 @@ class BlockingGuard(Guarded):
         self._inner.__enter__()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None = None,
-        error: BaseException | None = None,
-        trace: TracebackType | None = None,
-    ) -> None:
-        self._inner.__exit__(kind, error, trace)
+    def __exit__(self, *left_by: object) -> None:
+        self._inner.__exit__(*left_by)
 
     def close(self) -> None:
         """Close the inner transport. The session and its ledger stay as they are."""
@@ -273,13 +267,8 @@ class AwaitedGuard(Guarded):
         await self._inner.__aenter__()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None = None,
-        error: BaseException | None = None,
-        trace: TracebackType | None = None,
-    ) -> None:
-        await self._inner.__aexit__(kind, error, trace)
+    async def __aexit__(self, *left_by: object) -> None:
+        await self._inner.__aexit__(*left_by)
 
     async def aclose(self) -> None:
         """Close the inner transport. The session and its ledger stay as they are."""

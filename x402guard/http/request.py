@@ -14,7 +14,7 @@ from x402guard.flow.effects import HeaderLine, SendFailed
 from x402guard.flow.receipt import Receipt
 from x402guard.flow.request import RequestFacts
 from x402guard.flow.sealed import Sealed
-from x402guard.http.streams import Buffered
+from x402guard.http.streams import AsyncRest, Buffered, Rest
 from x402guard.x402.wire import PAYMENT_HEADERS
 
 if TYPE_CHECKING:
@@ -149,7 +149,7 @@ def buffer_body(library: Library, request: httpx.Request, limit: int) -> bytes |
     kept, source = Buffered(), iter(stream)
     for chunk in source:
         if not kept.add(chunk, limit):
-            request.stream = library.rest(stream, kept.chunks, source)  # type: ignore[assignment]  # of its family, too
+            request.stream = library.of(Rest)(stream, kept.chunks, source)
             return None
     body = b"".join(kept.chunks)
     request.stream = library.bytes_stream(body)
@@ -166,7 +166,7 @@ async def buffer_body_async(library: Library, request: httpx.Request, limit: int
     kept, source = Buffered(), aiter(stream)
     async for chunk in source:
         if not kept.add(chunk, limit):
-            request.stream = library.async_rest(stream, kept.chunks, source)  # type: ignore[assignment]  # see above
+            request.stream = library.of(AsyncRest)(stream, kept.chunks, source)
             return None
     body = b"".join(kept.chunks)
     request.stream = library.bytes_stream(body)

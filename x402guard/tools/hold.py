@@ -5,7 +5,6 @@ from __future__ import annotations
 import secrets
 import threading
 from decimal import Decimal
-from types import TracebackType
 from typing import Final, Protocol, Self
 
 from x402guard.errors import ConfigError
@@ -134,9 +133,7 @@ class ToolHold:
         self._held = run(hold_tool(context, self._call), self._payer.shell)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         self._receipt = run(self._written(error), self._payer.shell)
 
     async def __aenter__(self) -> Self:
@@ -144,9 +141,7 @@ class ToolHold:
         self._held = await run_async(hold_tool(context, self._call), self._payer.shell)
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         self._receipt = await run_async(self._written(error), self._payer.shell)
 
     def _begin(self) -> Context:

@@ -245,7 +245,7 @@ def test_a_mistake_in_the_file_is_named(tmp_path, text, says):
     file = tmp_path / "x402guard.toml"
     file.write_text(text)
     with pytest.raises(ConfigError) as caught:
-        load_settings(file).policy.policy()
+        load_settings(file).policy.build()
     assert says in str(caught.value)
 
 
@@ -280,7 +280,7 @@ remove = ["user"]
     )
     settings = load_settings(file)
     assert settings.approver == "queue"
-    assert settings.policy.policy() == Policy(
+    assert settings.policy.build() == Policy(
         payee_change="refuse",
         risk=Risk(levels={"wipe_*": "CRITICAL"}, approvers=2),
         approvals=Approvals(above="$0.50", timeout_s=60),
@@ -298,4 +298,4 @@ remove = ["user"]
         ],
     )
     file.write_text("[policy]\nrisk = false")
-    assert load_settings(file).policy.policy().risk is None
+    assert load_settings(file).policy.build().risk is None

@@ -1,0 +1,95 @@
+"""The tables of ``x402guard.toml``, made from the classes that they set: each argument of ``Policy`` is one key, checked once.
+
+A table is a pydantic model with the fields of a dataclass; what is not among them is an error. The dataclass itself checks the
+values, and names the setting.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+from collections.abc import Callable, Collection, Mapping
+from decimal import Decimal
+from typing import Any, Final, Literal, Union, get_args, get_origin, get_type_hints
+
+from pydantic import BaseModel, ConfigDict, create_model
+
+from x402guard.policy import Bulkhead, Loop, Timeouts, Velocity
+
+_ZERO: Final = (0, "0", "$0")
+_ZERO_IS_NONE: Final = (Bulkhead, Timeouts, Velocity)
+"""TOML has no null: in these, and in ``loop.own``, 0 is no limit of that kind."""
+
+
+class Table(BaseModel):
+    """One table; ``build`` makes what it sets."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    def build(self) -> Any:
+        """Return the object that the table sets; what is left out keeps its default. Raises ``ConfigError``."""
+        kind = _KINDS[type(self)]
+        given: dict[str, Any] = {}
+        for name, field in type(self).model_fields.items():
+            value = getattr(self, name)
+            if value is None:
+                continue
+            is_off = value is False and bool not in get_args(field.annotation)  # a table may be false: none of its kind
+            no_limit = kind in _ZERO_IS_NONE and value in _ZERO
+            given[name] = None if is_off or no_limit else _built(value, zero_is_none=kind is Loop)
+        return kind(**given)
+
+
+_KINDS: Final[dict[type[Table], type[Any]]] = {}
+
+
+def table_of(kind: type[Any]) -> type[Table]:
+    """Return the table whose keys are the arguments of a dataclass."""
+    hints = get_type_hints(kind)
+    fields: dict[str, Any] = {}
+    for each in dataclasses.fields(kind):
+        annotation = _in_toml(hints[each.name]) if each.init else None
+        if annotation is not None:
+            needed = each.default is dataclasses.MISSING and each.default_factory is dataclasses.MISSING
+            fields[each.name] = (annotation, ...) if needed else (annotation | None, None)
+    table = create_model(f"{kind.__name__}Settings", __base__=Table, **fields)
+    _KINDS[table] = kind
+    return table
+
+
+def _in_toml(annotation: Any) -> Any:
+    """Return how TOML says what an argument takes; None for what it cannot say, such as a function."""
+    args = [each for each in get_args(annotation) if each is not type(None)]
+    if get_origin(annotation) in (types.UnionType, Union):
+        if float in args:
+            return list[float] | float
+        if Decimal in args or str in args:
+            return str
+        [only] = args
+        inner = _in_toml(only)
+        return inner | Literal[False] if dataclasses.is_dataclass(only) else inner  # false is none of its kind
+    match get_origin(annotation):
+        case origin if origin is Callable:
+            return None
+        case origin if origin is Mapping:
+            return dict[str, _in_toml(args[1])]  # type: ignore[misc]
+        case origin if origin is Collection:
+            return list[_in_toml(args[0])]  # type: ignore[misc]
+        case origin if origin is Literal:
+            return str
+    if isinstance(annotation, type) and dataclasses.is_dataclass(annotation):
+        return table_of(annotation)
+    return annotation if annotation in (str, int, bool) else None
+
+
+def _built(value: Any, *, zero_is_none: bool) -> Any:
+    if isinstance(value, Table):
+        return value.build()
+    if isinstance(value, list):
+        return [_built(each, zero_is_none=False) for each in value]
+    if isinstance(value, dict):
+        return {
+            key: None if zero_is_none and each in _ZERO else _built(each, zero_is_none=False)
+            for key, each in value.items()
+        }
+    return value
