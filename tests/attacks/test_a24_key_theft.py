@@ -46,7 +46,7 @@ def made():
 
 
 def test_a24_key_leaves_the_environment(made):
-    assert made.terms.payer == LocalSigner.from_key(SECRET).address
+    assert made.context.payer == LocalSigner.from_key(SECRET).address
     assert not shows_key(json.dumps(dict(os.environ)))
 
 

@@ -111,7 +111,7 @@ def test_a_dependency_that_enters_in_one_context_and_leaves_in_another(install, 
     assert answer == {"bound": TEXT, "spent": f"{MINI:f}"}
     assert (installed.spent, current_session()) == (0, None)
     with pytest.raises(SessionClosed):
-        made[0].innermost_context()
+        made[0].innermost()
 
 
 def test_an_asynchronous_dependency_is_the_handlers_context(install, running):

@@ -171,7 +171,7 @@ def test_the_place_of_a_call_that_was_cut_is_free_again(server, way):
     server.answers[server.at] = spaced(PIECES[:1], 0, ends=False)
     with session_at(server, chunk_s=1) as session:
         call(way, session, server)
-        assert session.shell.places._taken == {}
+        assert session.shell.slots._taken == {}
 
 
 @pytest.mark.parametrize("way", WAYS[:2], ids=str)
@@ -227,7 +227,7 @@ def test_a_call_that_never_fit_leaves_no_place(server):
         session.charge("all of it", "$4.9999")
         with pytest.raises(BudgetExhausted):
             call(WAYS[0], session, server)
-        assert session.shell.places._taken == {}
+        assert session.shell.slots._taken == {}
     assert server.asked == []
 
 

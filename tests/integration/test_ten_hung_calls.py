@@ -84,7 +84,7 @@ def test_ten_hung_tasks_delay_none_at_another_host(hosts, session, loop):
     hung, other = hosts
     medians = anyio.run(_beside, settings_of(WAYS[1], session), hung, other, backend=loop)
     assert medians[1] - medians[0] < WITHIN_S
-    assert session.shell.places._taken == {}
+    assert session.shell.slots._taken == {}
 
 
 async def _beside(settings, hung, other):
@@ -140,12 +140,12 @@ def test_a_ninth_use_waits_until_one_has_ended_late_or_not():
         for thread in in_threads(8, use):
             thread.join(10)
         last = in_threads(1, hung)[0]
-        until(lambda: session.shell.places._lines)
+        until(lambda: session.shell.slots._lines)
         assert len(inside) == 8
         let_go.set()
         last.join(10)
         assert len(inside) == 9
-        until(lambda: session.shell.places._taken == {})
+        until(lambda: session.shell.slots._taken == {})
 
 
 def test_children_share_the_places_of_their_run_and_other_runs_have_their_own():
@@ -162,7 +162,7 @@ def test_children_share_the_places_of_their_run_and_other_runs_have_their_own():
         threads = in_threads(8, uses[0])
         until(lambda: len(inside) == 8)
         threads += in_threads(1, uses[1])
-        until(lambda: one.shell.places._lines)
+        until(lambda: one.shell.slots._lines)
         threads += in_threads(1, lambda n: uses[2]("other"))
         until(lambda: "other" in inside)
         assert len(inside) == 9

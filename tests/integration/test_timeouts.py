@@ -183,11 +183,11 @@ def test_nothing_is_left_once_the_server_has_let_go(server, way, answer):
         assert isinstance(fetch(way, session, f"{server.url}/slow").error, CallTimeout)
         server.let_go()
         ends_s = time.monotonic() + 5
-        while (ours() or session.shell.places._taken) and time.monotonic() < ends_s:
+        while (ours() or session.shell.slots._taken) and time.monotonic() < ends_s:
             gc.collect()
             time.sleep(0.01)
         assert ours() == []
-        assert session.shell.places._taken == {}
+        assert session.shell.slots._taken == {}
 
 
 @sync_and_async
@@ -197,16 +197,16 @@ def test_a_host_that_hangs_keeps_its_places_while_it_is_asked_and_no_longer(serv
     with make_guard(policy=SECOND) as guard, guard.session("s", budget="$1") as session:
         if way.mode != "sync":
             fetch(way, session, f"{server.url}/slow")
-            assert session.shell.places._taken == {}
+            assert session.shell.slots._taken == {}
             return
         with way.library.Client(**settings_of(way, session)) as http:
             fetch(way, session, f"{server.url}/slow", http=http)
-            assert session.shell.places._taken == {f"host {server.host}": 1}
+            assert session.shell.slots._taken == {f"host {server.host}": 1}
             server.let_go()
             ends_s = time.monotonic() + 5
-            while session.shell.places._taken and time.monotonic() < ends_s:
+            while session.shell.slots._taken and time.monotonic() < ends_s:
                 time.sleep(0.01)
-            assert session.shell.places._taken == {}
+            assert session.shell.slots._taken == {}
 
 
 @sync_and_async
@@ -270,9 +270,9 @@ def test_an_unread_answer_past_its_time_leaves_its_place(server):
         with httpx.Client(**settings_of(WAYS[0], session)) as http:
             kept = http.send(http.build_request("GET", f"{server.url}/slow"), stream=True)
             ends_s = time.monotonic() + 4
-            while session.shell.places._taken and time.monotonic() < ends_s:
+            while session.shell.slots._taken and time.monotonic() < ends_s:
                 time.sleep(0.02)
-            taken = dict(session.shell.places._taken)
+            taken = dict(session.shell.slots._taken)
             kept.close()
     assert taken == {}
 

@@ -51,7 +51,7 @@ def a_hold(
         intent = more.pop("intent", None) or an_intent(abs(hash(hold_id)) % 2**200, atomic, deadline)
     return Hold(
         id=hold_id, node_id=node, kind=kind, amount=usd(amount), created_ms=now_ms, deadline_unix=deadline,
-        flying_since_ms=now_ms, owner="me", purpose=Purpose(), intent=intent, **more,
+        flying_since_ms=now_ms, instance="me", purpose=Purpose(), intent=intent, **more,
     )  # fmt: skip
 
 

@@ -31,8 +31,8 @@ def in_doubt(view: LedgerView, hold: Hold, *, flight_ms: int) -> bool:
         return False  # its answer came; only the amount is open
     if view.now_ms - hold.flying_since_ms > flight_ms:
         return True
-    owner = view.mark(instance_mark(hold.owner))
-    return owner is not None and bool(owner["ended"])
+    row = view.mark(instance_mark(hold.instance))
+    return row is not None and bool(row["ended"])
 
 
 def take_over(view: LedgerView, hold: Hold, *, instance: str) -> Hold:
@@ -43,7 +43,7 @@ def take_over(view: LedgerView, hold: Hold, *, instance: str) -> Hold:
     """
     doubt = hold.doubt or "no answer came"
     taken = dataclasses.replace(
-        hold, owner=instance, flying_since_ms=view.now_ms, doubt=doubt, presented=hold.presented + 1
+        hold, instance=instance, flying_since_ms=view.now_ms, doubt=doubt, presented=hold.presented + 1
     )
     view.put_hold(taken)
     view.record(hold.node_id, "represent", hold_id=hold.id, facts={"was_in_doubt": doubt})

@@ -208,7 +208,7 @@ class Hold:
         deadline_unix: unix seconds after which the authorization is worthless.
         flying_since_ms: when its request was last sent, in unix ms.
         chain_evidence: True if a chain can prove how it ended.
-        owner: the id of the process instance responsible for it.
+        instance: the id of the process instance responsible for it.
         purchase_key: hash of the purchase, so that a retry finds this hold; None if the call cannot be retried.
         doubt: why its outcome is unknown, or None.
         proof: ``network/transaction/log`` that proves it; one proof belongs to one hold of a ledger.
@@ -225,7 +225,7 @@ class Hold:
     created_ms: int
     deadline_unix: int
     flying_since_ms: int
-    owner: str
+    instance: str
     purpose: Purpose
     chain_evidence: bool = False
     purchase_key: str | None = None

@@ -52,7 +52,7 @@ class Reservation:
 
     id: str
     requested: int
-    owner: str
+    instance: str
     tool: str = ""
     llm: bool = False
 
@@ -121,7 +121,7 @@ def _begin(view: LedgerView, node_id: str, wanted: Reservation, tokens: int) -> 
         created_ms=view.now_ms,
         deadline_unix=view.now_unix + RESERVED_S,
         flying_since_ms=view.now_ms,
-        owner=wanted.owner,
+        instance=wanted.instance,
         purpose=Purpose(tool=wanted.tool),
     )
     facts = {"kind": HoldKind.TOKENS, "requested": wanted.requested, "tool": wanted.tool, "llm": wanted.llm}

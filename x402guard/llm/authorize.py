@@ -271,7 +271,7 @@ def _new_hold(view: LedgerView, context: Context, request: RequestFacts, step: S
         created_ms=view.now_ms,
         deadline_unix=view.now_unix + HOLD_S,
         flying_since_ms=view.now_ms,
-        owner=context.instance,
+        instance=context.instance,
         purpose=purpose_of(request, model, step=step.key),
     )
 

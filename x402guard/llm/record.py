@@ -111,7 +111,7 @@ def _book(
         created_ms=view.now_ms,
         deadline_unix=view.now_unix + HOLD_S,
         flying_since_ms=view.now_ms,
-        owner=context.instance,
+        instance=context.instance,
         purpose=Purpose(tool=statement.model),
     )
     # Whether it fits is not asked: what was used is owed.

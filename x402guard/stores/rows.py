@@ -44,7 +44,8 @@ NODE_COLUMNS: Final = (
     "granted_in", "state", "terminated_by", "starved", "openers", "closed_ms", "seq", "head",
     "live", "window", "since_ms", "past", "reserve", "finalized", "soft", "warned", "trip_reason", "wrote",
 )  # fmt: skip
-HOLD_COLUMNS: Final = tuple(field.name for field in dataclasses.fields(Hold))
+_HOLD: Final = tuple(field.name for field in dataclasses.fields(Hold))
+HOLD_COLUMNS: Final = tuple("owner" if name == "instance" else name for name in _HOLD)  # its name in every ledger
 _PURPOSE: Final = tuple(field.name for field in dataclasses.fields(Purpose))
 ENTRY_COLUMNS: Final = tuple(field.name for field in dataclasses.fields(Entry))
 
@@ -85,7 +86,7 @@ def to_node(record: Sequence[Any]) -> Node:
 
 def hold_record(hold: Hold) -> Record:
     """Return a hold in the order of ``HOLD_COLUMNS``."""
-    row: dict[str, Any] = {name: getattr(hold, name) for name in HOLD_COLUMNS}
+    row: dict[str, Any] = {name: getattr(hold, name) for name in _HOLD}
     row.update(
         kind=str(hold.kind),
         purpose=json.dumps({name: getattr(hold.purpose, name) for name in _PURPOSE}, ensure_ascii=False),
@@ -101,7 +102,7 @@ def hold_record(hold: Hold) -> Record:
 def to_hold(record: Sequence[Any]) -> Hold:
     """Return the hold of a record in the order of ``HOLD_COLUMNS``."""
     with _reading("hold", record):
-        row = dict(zip(HOLD_COLUMNS, record, strict=True))
+        row = dict(zip(_HOLD, record, strict=True))
         row.update(
             kind=HoldKind(row["kind"]),
             purpose=Purpose(**json.loads(row["purpose"])),

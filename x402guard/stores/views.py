@@ -91,7 +91,7 @@ def load_view(rows: Rows, scope: Scope, clock: StoreClock) -> LedgerView:
     elsewhere = {hold.node_id for hold in holds.values()} - set(nodes)
     if elsewhere:
         nodes.update((node.id, node) for node in rows.get_nodes(elsewhere))
-    keys = {*scope.marks, *map(instance_mark, map(attrgetter("owner"), holds.values()))}
+    keys = {*scope.marks, *map(instance_mark, map(attrgetter("instance"), holds.values()))}
     return LedgerView(
         now_ms=now_ms,
         ahead_ms=ahead_ms,

@@ -356,7 +356,7 @@ def _hold(
         created_ms=view.now_ms,
         deadline_unix=view.now_unix + call.lifetime_s,
         flying_since_ms=view.now_ms,
-        owner=context.instance,
+        instance=context.instance,
         purpose=Purpose(tool=call.tool, fingerprint=call.fingerprint, step=step.key),
     )
     facts = {"kind": HoldKind.TOOL, "amount": hold.amount, "tool": call.tool, "deadline": hold.deadline_unix}

@@ -257,13 +257,13 @@ class TokenBudget:
         nodes = (node_id,) if session_id is None else (node_id, session_id)
         return Scope(nodes=nodes, holds=(hold_id,), marks=(soft_mark(node_id),))
 
-    def _owner(self) -> str:
+    def _instance(self) -> str:
         return "" if self._context is None else self._context.instance
 
     def reserve(self, requested: int, tool: str) -> Flow[Allotment]:
         """Return the conversation behind ``allocate``: what was granted, and what was left of what before it."""
         named = check_tool(tool) if tool != "" else ""
-        wanted = Reservation(secrets.token_hex(32), _positive("requested", requested), self._owner(), named)
+        wanted = Reservation(secrets.token_hex(32), _positive("requested", requested), self._instance(), named)
 
         def change(view: LedgerView) -> tuple[Hold | None, Node, str]:
             warning = self._warning(view, lapse_reservations(view, self._limit))
@@ -319,7 +319,7 @@ class TokenBudget:
         if reservation is not None:
             yield from self.end(_id_of(reservation), used)
             return
-        use = Reservation(secrets.token_hex(32), used, self._owner())
+        use = Reservation(secrets.token_hex(32), used, self._instance())
         yield from self._warned(transact_anyway(self._scope(use.id), lambda view: self._recorded(view, use)))
 
     def _recorded(self, view: LedgerView, use: Reservation) -> str:

@@ -217,7 +217,7 @@ def _hold(view: LedgerView, context: Context, case: Case, step: Step) -> Hold:
         created_ms=view.now_ms,
         deadline_unix=intent.valid_until,
         flying_since_ms=view.now_ms,
-        owner=context.instance,
+        instance=context.instance,
         purpose=purpose_of(request, step=step.key),
         chain_evidence=offer.network in context.chains,
         purchase_key=purchase_key(context, request),

@@ -24,8 +24,8 @@ def session():
     with make_guard(policy=ONE) as guard, guard.session("s", budget="$1") as session:
         yield session
         gc.collect()
-        session.shell.places._collect()  # what the garbage collector has found
-        assert (session.shell.places._taken, session.shell.places._lines) == ({}, {})
+        session.shell.slots._collect()  # what the garbage collector has found
+        assert (session.shell.slots._taken, session.shell.slots._lines) == ({}, {})
 
 
 def lazily(status, headers, *pieces):
@@ -242,5 +242,5 @@ def test_a_refused_offer_takes_no_place(session):
     session.charge("all of it", "$0.995")
     with pytest.raises(Exception, match="budget"):
         client(session, lambda request: offer_response(required())).get(URL)
-    assert session.shell.places._taken == {}
+    assert session.shell.slots._taken == {}
     assert CHAT.startswith("https://")

@@ -15,8 +15,14 @@ CLAUDE = ("anthropic", "claude-sonnet-4-5")
 
 
 @pytest.fixture
-def session(ledger_url):
-    with make_guard(ledger_url) as guard, guard.session("s", budget="$1.00") as session:
+def guard(ledger_url):
+    with make_guard(ledger_url) as guard:
+        yield guard
+
+
+@pytest.fixture
+def session(guard):
+    with guard.session("s", budget="$1.00") as session:
         yield session
 
 
@@ -100,10 +106,10 @@ class Boundless(int):
     __hash__ = int.__hash__
 
 
-def test_a_number_that_lies_about_itself_lifts_no_limit(session):
+def test_a_number_that_lies_about_itself_lifts_no_limit(guard, session):
     assert session.tokens.allocate(Boundless(10**6)) == 100_000
     with pytest.raises(ConfigError, match="lowered and never raised"):
-        session._guard.session("s", id=session.id, tokens=TokenBudget(Boundless(10**9)))
+        guard.session("s", id=session.id, tokens=TokenBudget(Boundless(10**9)))
 
 
 def test_ten_reports_of_more_tokens_than_there_are_leave_the_books_open(session):

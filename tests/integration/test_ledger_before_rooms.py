@@ -1,0 +1,55 @@
+"""A ledger that the version before the rooms wrote: it opens, reports the same to the last digit, verifies, and goes on.
+
+The file holds a named budget by the day, three sessions (one tripped, one open), payments captured and in doubt, an ``upto`` that is
+held, LLM calls, tools, a child, a scope and refusals.
+"""
+
+import json
+import shutil
+import subprocess
+import sys
+from decimal import Decimal
+from pathlib import Path
+
+import pytest
+
+from tests.support.merchant import URL, Shop, client, make_guard
+from x402guard import SessionTripped
+
+DATA = Path(__file__).parents[1] / "data"
+REPORTS = json.loads((DATA / "ledger_before_rooms.json").read_text())
+
+
+@pytest.fixture
+def url(tmp_path):
+    shutil.copy(DATA / "ledger_before_rooms.sqlite", tmp_path / "spend.db")
+    return f"sqlite:///{tmp_path / 'spend.db'}"
+
+
+def command(*words):
+    return subprocess.run(
+        [sys.executable, "-m", "x402guard", *words], capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+@pytest.mark.parametrize("session", sorted(REPORTS))
+def test_its_reports_are_the_same(url, session):
+    done = command("report", session, "--json", "--ledger", url)
+    report = json.loads(done.stdout)
+    del report["duration_s"]  # an open session goes on
+    assert report == REPORTS[session]
+
+
+def test_it_verifies(url):
+    done = command("verify", "--ledger", url)
+    assert (done.returncode, "136 entries of 10 budgets" in done.stdout) == (0, True)
+
+
+def test_it_goes_on(url):
+    with make_guard(url, budget=None) as guard:
+        live = guard.session("live", id="run-3")
+        client(live, Shop()).get(f"{URL}/after")
+        assert live.spent == Decimal("0.02")
+        with pytest.raises(SessionTripped):
+            guard.session("looping", id="run-2").charge("other", "$0.01")
+    assert command("verify", "--ledger", url).returncode == 0
