@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, Validation
 
 from x402guard.errors import ProtocolError
 from x402guard.evm import MAX_UINT256
+from x402guard.strict_json import read_json
 
 PAYMENT_REQUIRED: Final = "payment-required"
 PAYMENT_SIGNATURE: Final = "payment-signature"
@@ -113,59 +114,13 @@ def decode_json(raw: bytes, *, field: str) -> Any:
 
     Raises ``ProtocolError`` naming *field*.
     """
-    if _depth(raw) > MAX_JSON_DEPTH:
-        raise ProtocolError(f"JSON nested deeper than {MAX_JSON_DEPTH} levels", field=field)
     try:
-        value = json.loads(
-            raw.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_no_constant, parse_float=_finite
-        )
+        value = read_json(raw.decode("utf-8"), most_depth=MAX_JSON_DEPTH)
         if b"\\u" in raw:
             compact_json(value).encode()  # a lone surrogate could be read but never sent back
         return value
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise ProtocolError(f"not acceptable JSON: {str(error)[:120]}", field=field) from None
-
-
-_NOT_STRUCTURE: Final = bytes(byte for byte in range(256) if byte not in b'"[]{}')
-
-
-def _depth(raw: bytes) -> int:
-    """Nesting of brackets outside strings, in one pass, so that no recursive parser meets a bomb.
-
-    Escaped backslashes go first, then escaped quotes, so that every quote left opens or closes a string; then all that is
-    neither quote nor bracket.
-    """
-    deepest = depth = 0
-    in_string = False
-    for byte in raw.replace(b"\\\\", b"").replace(b'\\"', b"").translate(None, _NOT_STRUCTURE):
-        if byte == 0x22:
-            in_string = not in_string
-        elif not in_string and byte in b"[{":
-            depth += 1
-            if depth > MAX_JSON_DEPTH:
-                return depth
-            deepest = max(deepest, depth)
-        elif not in_string:
-            depth -= 1
-    return deepest
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise ValueError("a key stands twice in one object")
-    return found
-
-
-def _no_constant(name: str) -> Any:
-    raise ValueError(f"{name} is not JSON")
-
-
-def _finite(text: str) -> float:
-    value = float(text)
-    if value in (float("inf"), float("-inf")):
-        raise ValueError("a number beyond all bounds is not JSON")
-    return value
 
 
 def _decode_base64_json(value: str, *, field: str) -> Any:
