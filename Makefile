@@ -8,6 +8,9 @@ READY := $(VENV)/.ready
 # A second chain to test on. Its lock holds the hashes; --ignore-scripts runs none of the package's own code.
 ANVIL := tests/anvil/node_modules/.ready
 WORKERS ?= 2
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
+# Hundreds of tests start a process; without bytecode on disk each of those compiles the package again.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test test-long soak lint types docs check clean
 
@@ -15,11 +18,11 @@ demo: $(READY)
 	$(BIN)/x402guard demo
 
 test: $(READY) $(ANVIL)
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -m "not long"
+	$(PYTEST) -m "not long"
 
 # The same promises on a second chain or store, longer searches, and soaks of guards that are broken on purpose.
 test-long: $(READY) $(ANVIL)
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -m long
+	$(PYTEST) -m long
 
 # Ten minutes; the last line is the sum. SOAK="--seconds 60 --seed 7" for another one.
 soak: $(READY) $(ANVIL)

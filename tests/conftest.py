@@ -1,6 +1,9 @@
 """What every test stands on: the same examples each time, no limit on a slow machine's patience, and every store."""
 
+import gc
 import os
+import signal
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -13,6 +16,40 @@ settings.register_profile("explore", deadline=None, max_examples=2_000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 
 STORES = ["memory", "sqlite"]
+
+# Whole files go to one worker, which then starts a module's chain once; the slowest first, so that both end together.
+FIRST = ("integration", "attacks", "property", "behaviour")
+
+
+def pytest_collection_modifyitems(config, items):
+    """With workers, group by file whatever names no group of its own."""
+    if not hasattr(config, "workerinput"):
+        return
+    for item in items:
+        if item.get_closest_marker("xdist_group") is None:
+            item.add_marker(pytest.mark.xdist_group(item.path.stem))
+    items.sort(key=_order)
+
+
+def _order(item):
+    folder = item.path.relative_to(Path(__file__).parent).parts[0]
+    return FIRST.index(folder) if folder in FIRST else len(FIRST)
+
+
+def pytest_collection_finish():
+    """What is loaded by now stays to the end: no garbage collection need look at it again."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def ctrl_c():
+    """Ctrl-C interrupts, though a shell has what it runs in the background ignore it, with all that this starts."""
+    before = signal.getsignal(signal.SIGINT)
+    if before is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture(params=STORES)

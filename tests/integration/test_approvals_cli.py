@@ -1,7 +1,6 @@
 """``x402guard approvals``: an agent's process waits, and a person answers it from another one."""
 
 import json
-import os
 import subprocess
 import sys
 import threading
@@ -10,6 +9,7 @@ from decimal import Decimal
 
 import pytest
 
+from tests.support.command_line import as_process, typed
 from tests.support.ledger import START_MS, Clock
 from tests.support.merchant import make_guard
 from x402guard.guard.approvers import QueueApprover, operating_user
@@ -22,20 +22,22 @@ pytestmark = pytest.mark.xdist_group("cli")
 
 AGENT = """
 import json, sys
-from tests.support.llm_provider import SYNC, Provider, metered
-from tests.support.merchant import URL, Shop, client
+import httpx
+from tests.support.merchant import URL, Shop, client, make_guard
 from x402guard import PaymentRefused, Policy, Rule
-from x402guard.stores import open_store
 url, what, people = sys.argv[1:]
 policy = Policy(rules=[Rule(name="ask", action="ask", approvers=int(people))], breaker=None)
 shop = Shop()
-with metered(store=open_store(url), budget="$1", guard={"policy": policy, "approver": "queue"}) as session:
-    provider = Provider(session)
-    ran = []
+with make_guard(url, policy=policy, approver="queue") as guard, guard.session("s", budget="$1") as session:
+    requests, ran = [], []
     wipe = session.tool(cost="$0.01", name="crm.wipe")(lambda disk, note="": ran.append(disk))
+    def think():
+        from tests.support.llm_provider import CHAT, ask, completion
+        answer = lambda request: (requests.append(request), httpx.Response(200, json=completion()))[1]
+        client(session, answer).post(CHAT, json=ask())
     uses = {
         "payment": lambda: client(session, shop).get(URL),
-        "llm": lambda: SYNC.post(session, provider),
+        "llm": think,
         "tool": lambda: wipe("sda", note=sys.stdin.readline().strip()),
     }
     said = "ran"
@@ -43,7 +45,7 @@ with metered(store=open_store(url), budget="$1", guard={"policy": policy, "appro
         uses[what]()
     except PaymentRefused as error:
         said = f"{error.rule}: {error}"
-    made = len(shop.payments) + len(provider.requests) + len(ran)
+    made = len(shop.payments) + len(requests) + len(ran)
     print(json.dumps({"said": said, "made": made, "held": str(session.held), "spent": str(session.spent)}))
 """
 
@@ -55,17 +57,8 @@ def url(tmp_path):
 
 @pytest.fixture
 def approvals(tmp_path, url):
-    def run(*arguments):
-        kept = {name: value for name, value in os.environ.items() if not name.startswith("X402GUARD_")}
-        done = subprocess.run(
-            [sys.executable, "-m", "x402guard", "approvals", *arguments, "--ledger", url],
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=60,
-            cwd=tmp_path,
-            env=kept,
-        )
+    def run(*arguments, way=typed):
+        done = way("approvals", *arguments, "--ledger", url, cwd=tmp_path)
         assert "Traceback" not in done.stderr
         return done.returncode, done.stdout + done.stderr
 
@@ -119,11 +112,11 @@ def ended(process):
 def test_what_is_allowed_in_one_process_is_done_in_another(url, agent, approvals, what):
     process = agent(what)
     [key] = waiting(url)
-    code, listed = approvals("list", "--json")
+    code, listed = approvals("list", "--json", way=as_process)
     [row] = json.loads(listed)
     assert (code, row["id"], row["yes"]) == (0, f"{key[:16]}.1", "0 of 1")
     assert "rule 'ask'" in row["words"]
-    code, said = approvals("allow", row["id"])
+    code, said = approvals("allow", row["id"], way=as_process)
     assert (code, said) == (0, f"allowed by {operating_user()}: {row['what']}\n")
     done = ended(process)
     assert (done["said"], done["made"], float(done["held"])) == ("ran", 1, 0)
@@ -134,7 +127,7 @@ def test_what_is_allowed_in_one_process_is_done_in_another(url, agent, approvals
 def test_what_is_denied_is_not_done(url, agent, approvals, what):
     process = agent(what)
     [key] = waiting(url)
-    assert approvals("deny", key)[0] == 0
+    assert approvals("deny", key, way=as_process)[0] == 0
     done = ended(process)
     assert done["said"].startswith("approval: ")
     assert (done["made"], float(done["held"]), float(done["spent"])) == (0, 0, 0)

@@ -1,28 +1,21 @@
-"""The command line as a user meets it: real processes, real output, real exit codes."""
+"""The command line as a user meets it: real output, real exit codes, and real processes where those make a difference."""
 
 import json
-import os
 import re
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
 import pytest
 
+from tests.support.command_line import as_process, typed
 from tests.support.merchant import KEY, URL, Shop, client, make_guard
 from x402guard import BudgetExhausted, SettlementUncertain
 
 pytestmark = pytest.mark.xdist_group("cli")
-
-
-def x402guard(*arguments, cwd, **environment):
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("X402GUARD_")}
-    return subprocess.run(
-        [sys.executable, "-m", "x402guard", *map(str, arguments)],
-        capture_output=True, text=True, check=False, timeout=100, cwd=cwd, env={**kept, **environment},
-    )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -44,36 +37,36 @@ def spent(tmp_path_factory):
 
 
 def test_sessions_lists_what_there_is(spent):
-    done = x402guard("sessions", "--json", cwd=spent)
+    done = typed("sessions", "--json", cwd=spent)
     assert done.returncode == 0, done.stderr
     wallet, session = json.loads(done.stdout)
     assert (wallet["id"], wallet["budget"], wallet["spent"], wallet["held"]) == ("wallet", "20.00", "0.02", "0.01")
     assert (session["id"], session["state"], session["terminated_by"]) == ("run-42", "closed", "budget_exhausted")
     assert (session["spent"], session["held"], session["remaining"]) == ("0.02", "0.01", "0.00")
-    assert "court-research" in x402guard("sessions", cwd=spent).stdout
+    assert "court-research" in typed("sessions", cwd=spent).stdout
 
 
 @pytest.mark.parametrize("which", [(), ("run-42",), ("court-research",)], ids=["last", "by id", "by name"])
 def test_report_prints_the_accounts(spent, which):
-    done = x402guard("report", *which, "--json", cwd=spent)
+    done = typed("report", *which, "--json", cwd=spent)
     report = json.loads(done.stdout)
     assert (report["spent"], report["held"], report["terminated_by"]) == ("0.02", "0.01", "budget_exhausted")
-    text = x402guard("report", *which, cwd=spent).stdout
+    text = typed("report", *which, cwd=spent).stdout
     assert "budget_exhausted" in text
     assert "outstanding" in text
 
 
 def test_holds_lists_what_may_still_be_taken_and_no_secrets(spent):
-    done = x402guard("holds", "--json", cwd=spent)
+    done = typed("holds", "--json", cwd=spent)
     [hold] = json.loads(done.stdout)
     assert (hold["amount"], hold["in_doubt"], hold["doubt"]) == ("0.01", True, "no answer: ReadError")
     assert hold["request"] == f"GET {URL}/3"
     assert "hidden" not in done.stdout
-    assert "0.01" in x402guard("holds", cwd=spent).stdout
+    assert "0.01" in typed("holds", cwd=spent).stdout
 
 
 def test_a_ledger_that_is_not_there_is_not_made_by_looking(tmp_path):
-    done = x402guard("sessions", cwd=tmp_path)
+    done = typed("sessions", cwd=tmp_path)
     assert done.returncode == 2
     assert "does not exist" in done.stderr
     assert "Traceback" not in done.stderr
@@ -100,14 +93,32 @@ def test_a_ledger_that_is_not_there_is_not_made_by_looking(tmp_path):
     ],
 )
 def test_mistakes_get_one_line_and_what_to_do(spent, arguments, environment, says):
-    done = x402guard(*arguments, cwd=spent, **environment)
+    done = typed(*arguments, cwd=spent, **environment)
     assert done.returncode == 2
     assert says in done.stderr
     assert "Traceback" not in done.stderr + done.stdout
 
 
+SAME = [
+    ("sessions", "--json"),
+    ("report", "run-42"),
+    ("holds",),
+    ("report", "nobody"),
+    ("sessions", "--ledger", "mysql://x"),
+    ("doctor", "--json"),
+]
+
+
+def test_a_process_says_the_same_with_the_same_exit_code(spent):
+    """So the other tests may do without one."""
+    with ThreadPoolExecutor(2) as threads:
+        said = list(threads.map(lambda words: as_process(*words, cwd=spent), SAME))
+    assert said == [typed(*words, cwd=spent) for words in SAME]
+    assert [done.returncode for done in said] == [0, 0, 0, 2, 2, 0]
+
+
 def test_doctor_says_what_works(spent):
-    done = x402guard("doctor", "--json", cwd=spent, X402GUARD_PRIVATE_KEY=KEY)
+    done = typed("doctor", "--json", cwd=spent, X402GUARD_PRIVATE_KEY=KEY)
     findings = {f["check"]: f for f in json.loads(done.stdout)}
     assert done.returncode == 0
     assert findings["key"]["detail"].startswith("pays from 0x")
@@ -129,7 +140,7 @@ def test_doctor_says_what_works(spent):
     ],
 )
 def test_doctor_names_what_does_not(tmp_path, environment, check):
-    done = x402guard("doctor", "--json", cwd=tmp_path, **environment)
+    done = typed("doctor", "--json", cwd=tmp_path, **environment)
     problems = [f["check"] for f in json.loads(done.stdout) if f["verdict"] == "problem"]
     assert problems == [check]
     assert done.returncode == 1
@@ -138,7 +149,7 @@ def test_doctor_names_what_does_not(tmp_path, environment, check):
 
 @pytest.mark.chain
 def test_the_demo_agrees_with_the_chain(tmp_path):
-    done = x402guard("demo", cwd=tmp_path)
+    done = as_process("demo", cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "refused before signing" in done.stdout
     assert "Ledger and chain agree to the atomic unit: 912345 units counted." in done.stdout

@@ -1,13 +1,11 @@
 """``x402guard policy``: a file is read as a guard would, and a real merchant's offer explained as it is judged."""
 
 import json
-import os
-import subprocess
-import sys
 
 import httpx
 import pytest
 
+from tests.support.command_line import as_process, typed
 from tests.support.merchant import KEY
 from x402guard import Guard, GuardedTransport, LocalSigner, PaymentRefused
 from x402guard.guard.settings import load_settings
@@ -21,18 +19,9 @@ PLAIN = "0x036CbD53842c5426634e7929541eC2318f3dCF7e"
 
 @pytest.fixture
 def policy(tmp_path):
-    def run(*arguments, text="", **environment):
+    def run(*arguments, text="", way=typed, **environment):
         (tmp_path / "rules.toml").write_text(text)
-        kept = {name: value for name, value in os.environ.items() if not name.startswith("X402GUARD_")}
-        done = subprocess.run(
-            [sys.executable, "-m", "x402guard", "policy", *arguments],
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=60,
-            cwd=tmp_path,
-            env={**kept, **environment},
-        )
+        done = way("policy", *arguments, cwd=tmp_path, **environment)
         assert "Traceback" not in done.stderr
         assert [path.name for path in tmp_path.iterdir()] == ["rules.toml"], "no ledger is opened"
         return done.returncode, done.stdout + done.stderr
@@ -57,7 +46,7 @@ match = "film*"
 
 
 def test_a_good_file_is_good_and_what_it_says_is_listed(policy):
-    code, said = policy("check", "rules.toml", text=GOOD)
+    code, said = policy("check", "rules.toml", text=GOOD, way=as_process)
     assert code == 0
     for words in (
         "rules.toml: the policy is valid",
@@ -189,7 +178,7 @@ RULES = {
 def test_an_offer_is_explained_as_it_would_be_judged(policy, merchant, tmp_path, case):
     text, path, expected = RULES[case]
     text = 'approver = "queue"\n' + text
-    code, said = policy("explain", f"{merchant}{path}", "--config", "rules.toml", "--json", text=text)
+    code, said = policy("explain", f"{merchant}{path}", "--config", "rules.toml", "--json", text=text, way=as_process if case == "paid" else typed)
     lines = json.loads(said)
     shown = [(line["verdict"].removeprefix("LOW: "), line["rule"]) for line in lines]
     assert (code, shown) == (0, expected)
@@ -211,6 +200,6 @@ def test_a_url_that_cannot_be_asked_is_a_mistake(policy, url):
 
 
 def test_no_key_is_needed_and_none_is_told(policy, merchant):
-    code, said = policy("explain", f"{merchant}/cents", "--config", "rules.toml", X402GUARD_PRIVATE_KEY=KEY)
+    code, said = policy("explain", f"{merchant}/cents", "--config", "rules.toml", way=as_process, X402GUARD_PRIVATE_KEY=KEY)
     assert code == 0
     assert KEY[2:] not in said

@@ -2,21 +2,17 @@
 
 import copy
 import hashlib
-import io
 import json
-import os
 import re
-import subprocess
-import sys
-from dataclasses import dataclass
+from functools import partial
 
 import httpx
 import pytest
 
 from tests.support import sdks
+from tests.support.command_line import as_process, typed
 from tests.support.sdks import LIMITED, TEXT, dollars
 from x402guard import ConfigError, Guard, GuardedTransport, Unpriced
-from x402guard.cli import main
 
 running, server = sdks.running, sdks.server
 
@@ -82,41 +78,13 @@ NEWER = changed(prices={"input_mtok": "0.10"})
 """A price that falls by a third."""
 
 
-@dataclass
-class Done:
-    """How a command ended, as ``subprocess`` tells it."""
-
-    returncode: int
-    stdout: str
-    stderr: str
-
-
 @pytest.fixture
-def prices(tmp_path, monkeypatch, capsys):
+def prices(tmp_path):
     """Run `x402guard prices` in a folder of its own: the whole command line, but for the process."""
-    for name in [name for name in os.environ if name.startswith("X402GUARD_")]:
-        monkeypatch.delenv(name)
-
-    def prices(*arguments, answer="", **environment):
-        with monkeypatch.context() as patch, pytest.raises(SystemExit) as stopped:
-            patch.chdir(tmp_path)
-            patch.setattr(sys, "argv", ["x402guard", "prices", *map(str, arguments)])
-            patch.setattr(sys, "stdin", io.StringIO(answer))
-            for name, value in environment.items():
-                patch.setenv(name, value)
-            main()
-        return Done(stopped.value.code or 0, *capsys.readouterr())
-
-    return prices
+    return partial(typed, "prices", cwd=tmp_path)
 
 
-def process(*arguments, cwd, answer="", **environment):
-    """The same as a process."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("X402GUARD_")}
-    return subprocess.run(
-        [sys.executable, "-m", "x402guard", "prices", *map(str, arguments)],
-        capture_output=True, text=True, check=False, timeout=60, cwd=cwd, input=answer, env={**kept, **environment},
-    )  # fmt: skip
+process = partial(as_process, "prices")
 
 
 @pytest.fixture

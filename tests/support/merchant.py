@@ -6,13 +6,11 @@ import threading
 from dataclasses import dataclass, field
 
 import httpx
-from eth_account import Account
-from eth_account.messages import encode_typed_data
 
 from x402guard import AsyncGuardedTransport, Guard, GuardedTransport, LocalSigner, Policy
 
 KEY = "0x" + "11" * 32
-PAYER = Account.from_key(KEY).address
+PAYER = LocalSigner.from_key(KEY).address
 PAYEE = "0x209693Bc6afc0C5328bA36FaF03C514EF312287C"
 OTHER_PAYEE = "0x857b06519E91e3A54538791bDbb0E22373e36b66"
 FACILITATOR = "0x6C6D4539DE4FC56445d4Eff7Da256B40D6014233"
@@ -113,6 +111,9 @@ _PERMIT2 = "0x000000000022D473030F116dDEE9F6B43aC78BA3"
 
 
 def _recover(types, primary, domain, message, signature):
+    from eth_account import Account  # half a second, which a process that is never paid need not take
+    from eth_account.messages import encode_typed_data
+
     data = {"types": types, "primaryType": primary, "domain": {**domain, "chainId": 84532}, "message": message}
     return Account.recover_message(encode_typed_data(full_message=data), signature=signature)
 

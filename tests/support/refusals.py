@@ -6,7 +6,6 @@ import json
 import anyio
 import httpx
 import pytest
-from eth_account import Account
 
 from tests.support.merchant import URL, async_client, client
 from x402guard import PolicyDenied, ProtocolError
@@ -93,4 +92,6 @@ class Chunks(httpx.SyncByteStream, httpx.AsyncByteStream):
 
 
 def fresh_address() -> str:
+    from eth_account import Account
+
     return Account.create().address

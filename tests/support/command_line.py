@@ -1,0 +1,52 @@
+"""``x402guard`` as it is typed: in this process, which is all of it but for the process, or as a process of its own."""
+
+import io
+import os
+import subprocess
+import sys
+from contextlib import chdir, redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from unittest import mock
+
+from x402guard.cli import main
+
+
+@dataclass
+class Done:
+    """How a command ended."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def typed(*arguments, cwd, answer="", **environment) -> Done:
+    """Run a command in *cwd*, with no setting of ours but those given; *answer* is typed into it."""
+    argv, out, err = ["x402guard", *map(str, arguments)], io.StringIO(), io.StringIO()
+    with (
+        chdir(cwd),
+        mock.patch.dict(os.environ, _kept() | environment, clear=True),
+        mock.patch.object(sys, "argv", argv),
+        mock.patch.object(sys, "stdin", io.StringIO(answer)),
+        redirect_stdout(out),
+        redirect_stderr(err),
+    ):
+        try:
+            main()
+            code = 0
+        except SystemExit as stopped:
+            code = stopped.code or 0
+    return Done(code, out.getvalue(), err.getvalue())
+
+
+def as_process(*arguments, cwd, answer="", **environment) -> Done:
+    """The same, as a process."""
+    done = subprocess.run(
+        [sys.executable, "-m", "x402guard", *map(str, arguments)],
+        capture_output=True, text=True, check=False, timeout=100, cwd=cwd, input=answer, env=_kept() | environment,
+    )  # fmt: skip
+    return Done(done.returncode, done.stdout, done.stderr)
+
+
+def _kept():
+    return {name: value for name, value in os.environ.items() if not name.startswith("X402GUARD_")}
