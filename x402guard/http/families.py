@@ -1,8 +1,7 @@
-"""What httpx and httpx2 call the same things.
+"""Maps the classes of httpx and httpx2 to common names.
 
-httpx2 is a fork: its classes have the shape of httpx's and are no kin of theirs, so a stream of one family breaks the clients of
-the other. Everything between the core and the transports is written once, over the names gathered here; the types in it are
-written as httpx's.
+httpx2 is a fork: its classes have the same interface as httpx's but are unrelated, so a stream of one family breaks the
+clients of the other. The code between core and transports is written once, over these names, with httpx's types.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ S = TypeVar("S")
 
 
 def _of(ours: type[S], theirs: type) -> type[S]:
-    """Return *ours* as a stream that the clients of a family accept."""
+    """Return *ours* as a subclass of a family's stream, so that its clients accept it."""
     return type(ours.__name__, (ours, theirs), {"__doc__": ours.__doc__, "__module__": ours.__module__})
 
 
@@ -30,12 +29,12 @@ class Library:
     """One family of HTTP classes.
 
     Attributes:
-        request, response, headers: what requests, responses and header lines are made of.
-        bytes_stream: a body in memory.
-        sync_stream, async_stream: what bodies derive from.
-        unsent: errors of the family's own transports after which it is certain that nothing left the machine.
-        stock: those transports, blocking and asynchronous.
-        transports: what they derive from.
+        request, response, headers: the classes of requests, responses and headers.
+        bytes_stream: the class of a body in memory.
+        sync_stream, async_stream: the base classes of bodies.
+        unsent: errors of the stock transports that prove that nothing was sent.
+        stock: the family's own transports, blocking and asynchronous.
+        transports: the base classes of transports.
     """
 
     request: type[httpx.Request]
@@ -50,40 +49,40 @@ class Library:
 
     @cached_property
     def replay(self) -> type[Replay]:
-        """See ``Replay``."""
+        """``Replay`` in this family."""
         return _of(Replay, self.sync_stream)
 
     @cached_property
     def async_replay(self) -> type[AsyncReplay]:
-        """See ``AsyncReplay``."""
+        """``AsyncReplay`` in this family."""
         return _of(AsyncReplay, self.async_stream)
 
     @cached_property
     def rest(self) -> type[Rest]:
-        """See ``Rest``."""
+        """``Rest`` in this family."""
         return _of(Rest, self.sync_stream)
 
     @cached_property
     def async_rest(self) -> type[AsyncRest]:
-        """See ``AsyncRest``."""
+        """``AsyncRest`` in this family."""
         return _of(AsyncRest, self.async_stream)
 
     @cached_property
     def watched(self) -> type[Watched]:
-        """See ``Watched``."""
+        """``Watched`` in this family."""
         return _of(Watched, self.sync_stream)
 
     @cached_property
     def async_watched(self) -> type[AsyncWatched]:
-        """See ``AsyncWatched``."""
+        """``AsyncWatched`` in this family."""
         return _of(AsyncWatched, self.async_stream)
 
     @cached_property
     def metered(self) -> type[Metered]:
-        """See ``Metered``."""
+        """``Metered`` in this family."""
         return _of(Metered, self.sync_stream)
 
     @cached_property
     def async_metered(self) -> type[AsyncMetered]:
-        """See ``AsyncMetered``."""
+        """``AsyncMetered`` in this family."""
         return _of(AsyncMetered, self.async_stream)

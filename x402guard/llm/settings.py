@@ -81,7 +81,7 @@ class Metering:
     def __post_init__(self) -> None:
         if self.unbounded_output not in get_args(UnboundedOutput):
             choices = ", ".join(get_args(UnboundedOutput))
-            raise ConfigError(f"metering.unbounded_output: {self.unbounded_output!r} is not one of {choices}")
+            raise ConfigError(f"metering.unbounded_output: {self.unbounded_output!r} is none of {choices}")
         check_flag("metering.include_usage", self.include_usage)
         for name in ("endpoints", "aliases", "price_context"):
             _check_texts(name, getattr(self, name))
@@ -101,7 +101,7 @@ class Metering:
                              for url, price in self.fixed_prices.items()})  # fmt: skip
         unknown = sorted(set(_mapping("allowances", self.allowances)) - set(ALLOWANCES), key=str)
         if unknown:
-            raise ConfigError(f"metering.allowances: {unknown[0]!r} is not one of {', '.join(ALLOWANCES)}")
+            raise ConfigError(f"metering.allowances: {unknown[0]!r} is none of {', '.join(ALLOWANCES)}")
         self._set("_allowed", {kind: nanos_to_decimal(_dollars(f"allowances[{kind!r}]", price))
                                for kind, price in self.allowances.items()})  # fmt: skip
         if isinstance(self.prices, Path):
@@ -201,7 +201,7 @@ def _mapping(name: str, value: object) -> Mapping[str, object]:
 
 def _collection(name: str, value: object) -> Collection[object]:
     if isinstance(value, str) or not isinstance(value, Collection):
-        raise ConfigError(f"metering.{name}: has to be a list of URLs, not {value!r}")
+        raise ConfigError(f"metering.{name}: write a list of URLs, not {value!r}")
     return value
 
 

@@ -125,7 +125,7 @@ def test_what_is_owed_is_never_said_to_be_unpaid(after_commit):
             store.at, store.count = 1, 0
             with pytest.raises(LedgerUnavailable) as failed:
                 use()
-            assert "look at session.spent before you re" in failed.value.advice
+            assert "check session.spent before you re" in failed.value.advice
             store.at = None
 
 
@@ -133,7 +133,7 @@ def test_a_call_reported_to_a_latched_session_is_said_to_be_booked(session):
     session.record_usage(*MINI, {"input_tokens": 10**7})
     with pytest.raises(SessionTripped, match="this call is in the ledger") as told:
         session.record_usage(*MINI, {"input_tokens": 10})
-    assert told.value.advice.startswith("This call is booked")
+    assert told.value.advice.startswith("This call is in the ledger")
     assert told.value.money_may_have_moved
 
 

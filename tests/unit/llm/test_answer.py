@@ -192,7 +192,7 @@ def test_a_packed_answer_is_unpacked_for_the_books_and_handed_on_packed(encoding
 @pytest.mark.parametrize(
     ("encoding", "body", "why"),
     [
-        ("br", b"\x1b\0", "a br answer is not read"),
+        ("br", b"\x1b\0", "an answer with encoding br is not read"),
         ("gzip", b"no gzip", "the answer cannot be decompressed"),
         ("zstd", b"", "zstd"),
     ],

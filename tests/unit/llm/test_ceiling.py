@@ -211,7 +211,7 @@ def test_a_model_of_another_vocabulary_is_not_counted_with_openais(provider, mod
 
 
 def test_a_vocabulary_that_is_not_the_one_tiktoken_pins_is_not_used():
-    with pytest.raises(ValueError, match=r"has the hash 446a9538.*, tiktoken pins 00"):
+    with pytest.raises(ValueError, match=r"has the hash 446a9538.*, but tiktoken pins 00"):
         _ranks("o200k_base", "00" * 32)
 
 
