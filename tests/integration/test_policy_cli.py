@@ -178,7 +178,15 @@ RULES = {
 def test_an_offer_is_explained_as_it_would_be_judged(policy, merchant, tmp_path, case):
     text, path, expected = RULES[case]
     text = 'approver = "queue"\n' + text
-    code, said = policy("explain", f"{merchant}{path}", "--config", "rules.toml", "--json", text=text, way=as_process if case == "paid" else typed)
+    code, said = policy(
+        "explain",
+        f"{merchant}{path}",
+        "--config",
+        "rules.toml",
+        "--json",
+        text=text,
+        way=as_process if case == "paid" else typed,
+    )
     lines = json.loads(said)
     shown = [(line["verdict"].removeprefix("LOW: "), line["rule"]) for line in lines]
     assert (code, shown) == (0, expected)
@@ -200,6 +208,8 @@ def test_a_url_that_cannot_be_asked_is_a_mistake(policy, url):
 
 
 def test_no_key_is_needed_and_none_is_told(policy, merchant):
-    code, said = policy("explain", f"{merchant}/cents", "--config", "rules.toml", way=as_process, X402GUARD_PRIVATE_KEY=KEY)
+    code, said = policy(
+        "explain", f"{merchant}/cents", "--config", "rules.toml", way=as_process, X402GUARD_PRIVATE_KEY=KEY
+    )
     assert code == 0
     assert KEY[2:] not in said
