@@ -19,7 +19,7 @@ from x402guard.ledger.budgets import trip
 from x402guard.ledger.view import LedgerView, MarkKey
 from x402guard.policy.checks import check_whole
 from x402guard.policy.step_guard import StepEnd, StepGuard
-from x402guard.policy.steps import Step, as_place, reset_mark
+from x402guard.policy.steps import Step, as_route, reset_mark
 
 _IGNORED: Final = frozenset({"request_id", "idempotency_key", "trace_id", "nonce", "timestamp", "created_at"})
 LOOP: Final = "loop_detected"
@@ -62,7 +62,7 @@ class Loop(StepGuard):
             raise ConfigError(f"policy.loop.own: {self.own!r} is no mapping from a tool or route to a number of calls")
         for name, calls in self.own.items():
             check_whole(f"policy.loop.own[{name!r}]", calls, 1, _MOST_CALLS, optional=True)
-        named = {as_place("loop.own", name): calls for name, calls in self.own.items()}
+        named = {as_route("loop.own", name): calls for name, calls in self.own.items()}
         object.__setattr__(self, "own", MappingProxyType(named))
         object.__setattr__(self, "ignored", frozenset(self.ignored))
 

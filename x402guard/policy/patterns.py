@@ -38,11 +38,11 @@ def check_pattern(setting: str, pattern: object) -> str:
     return f"{method.upper()} {plain_host(host.lower())}{_plain_place(path)}"
 
 
-def _plain_place(path: str) -> str:
+def _plain_route_path(path: str) -> str:
     return plain_path(f"/{path}".replace("*", _STAR)).replace(_STAR, "*")
 
 
-def is_place(pattern: str) -> bool:
+def is_route(pattern: str) -> bool:
     """Return whether a checked pattern is one of places, and not of tools or models."""
     return " " in pattern
 
@@ -52,17 +52,17 @@ def _compiled(pattern: str) -> re.Pattern[str]:
     return re.compile(".*".join(map(re.escape, pattern.split("*"))), re.DOTALL)
 
 
-def matches_place(pattern: str, place: str) -> bool:
+def matches_route(pattern: str, route: str) -> bool:
     """Return whether a place (``METHOD host/path``, uncut) is one of a pattern's, whatever its case, and its port where none is named."""
-    if not is_place(pattern):
+    if not is_route(pattern):
         return False
     wanted = _compiled(pattern.lower())
-    return any(wanted.fullmatch(spelled) for spelled in (place.lower(), _PORT.sub(r"\1", place.lower())))
+    return any(wanted.fullmatch(spelled) for spelled in (route.lower(), _PORT.sub(r"\1", route.lower())))
 
 
 def matches_word(pattern: str, word: str) -> bool:
     """Return whether a word, such as a model's name, is one of a pattern's, whatever its case."""
-    return not is_place(pattern) and bool(_compiled(pattern.lower()).fullmatch(word.lower()))
+    return not is_route(pattern) and bool(_compiled(pattern.lower()).fullmatch(word.lower()))
 
 
 def matches_name(pattern: str, tool: str, *, within: bool) -> bool:
@@ -70,7 +70,7 @@ def matches_name(pattern: str, tool: str, *, within: bool) -> bool:
 
     *within* looks behind every word of the name; without, behind what parts a server from its tools alone.
     """
-    if is_place(pattern):
+    if is_route(pattern):
         return False
     if matches_word(pattern, tool):
         return True

@@ -9,7 +9,7 @@ from typing import Any, Final, Literal, get_args
 
 from x402guard.errors import ConfigError
 from x402guard.ledger.model import HoldKind
-from x402guard.policy.patterns import check_pattern, is_disguised, matches_name, matches_place, matches_word
+from x402guard.policy.patterns import check_pattern, is_disguised, matches_name, matches_route, matches_word
 from x402guard.policy.verdicts import NO_VERDICT, Subject, Verdict
 
 Level = Literal["LOW", "MEDIUM", "HIGH", "CRITICAL"]
@@ -89,7 +89,7 @@ def _highest(levels: list[Level], otherwise: Level) -> Level:
 
 def _named(pattern: str, subject: Subject, *, within: bool) -> bool:
     return any(
-        matches_place(pattern, name)
+        matches_route(pattern, name)
         or (
             matches_name(pattern, name, within=within) if subject.kind is HoldKind.TOOL else matches_word(pattern, name)
         )

@@ -11,7 +11,7 @@ from x402guard.evm import parse_address
 from x402guard.ledger.model import HoldKind
 from x402guard.money import Dollars, Nanos, format_dollars
 from x402guard.policy.checks import check_dollars, check_texts
-from x402guard.policy.patterns import check_pattern, matches_name, matches_place, matches_word
+from x402guard.policy.patterns import check_pattern, matches_name, matches_route, matches_word
 from x402guard.policy.verdicts import NO_VERDICT, Action, Narrow, Subject, Verdict, strictest
 
 KINDS: Final = frozenset(str(kind) for kind in (HoldKind.PAYMENT, HoldKind.LLM, HoldKind.TOOL))
@@ -102,7 +102,7 @@ class Rule:
 
 
 def _matches(pattern: str, name: str, kind: HoldKind) -> bool:
-    if pattern == "*" or matches_place(pattern, name):
+    if pattern == "*" or matches_route(pattern, name):
         return True
     return matches_name(pattern, name, within=True) if kind is HoldKind.TOOL else matches_word(pattern, name)
 

@@ -21,7 +21,7 @@ from x402guard.policy.risk import Risk
 from x402guard.policy.rules import Rule, check_rules
 from x402guard.policy.spikes import Spike
 from x402guard.policy.step_guard import StepGuard
-from x402guard.policy.steps import as_place
+from x402guard.policy.steps import as_route
 from x402guard.policy.timeouts import Timeouts
 from x402guard.policy.velocity import Velocity
 
@@ -131,7 +131,7 @@ class Policy:
             raise ConfigError(f'policy.max_calls: {self.max_calls!r} is no mapping; write {{"serp": 50}}')
         for name, most in self.max_calls.items():
             check_whole(f"policy.max_calls[{name!r}]", most, 1)
-        self._set("max_calls", MappingProxyType({as_place("max_calls", n): most for n, most in self.max_calls.items()}))
+        self._set("max_calls", MappingProxyType({as_route("max_calls", n): most for n, most in self.max_calls.items()}))
         counts = Counts(self.max_steps, self.max_calls) if self.max_steps is not None or self.max_calls else None
         guards = (self.timeouts, self.breaker, counts, self.loop, self.velocity, self.spike)
         self._set("guards", tuple(guard for guard in guards if guard is not None))

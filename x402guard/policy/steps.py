@@ -63,13 +63,13 @@ def run_of(node_id: str) -> str:
     return node_id.split("/", 1)[0]
 
 
-def place(method: str, host: str, path: str) -> str:
+def short_route(method: str, host: str, path: str) -> str:
     """Return a request's place as the owner names it in a policy: ``GET host/path``, however it was spelled."""
-    return whole_place(method, host, path)[:_LONGEST_NAME]
+    return whole_route(method, host, path)[:_LONGEST_NAME]
 
 
 @lru_cache(maxsize=1024)
-def whole_place(method: str, host: str, path: str) -> str:
+def whole_route(method: str, host: str, path: str) -> str:
     """Return the same, however long: a rule sees all of it."""
     return f"{method.upper()} {plain_host(host.lower())}{plain_path(path)}"
 
@@ -79,7 +79,7 @@ def reset_mark(run_id: str) -> MarkKey:
     return "loop_reset", run_id
 
 
-def as_place(setting: str, name: object) -> str:
+def as_route(setting: str, name: object) -> str:
     """Return a tool's name, or a request's place, as the guards know it. Raises ``ConfigError`` for what would never match."""
     if not isinstance(name, str) or not name.strip() or "://" in name:
         raise ConfigError(f"policy.{setting}: {name!r:.80} is no tool, and no place such as 'GET api.example/status'")
@@ -87,7 +87,7 @@ def as_place(setting: str, name: object) -> str:
     if not space or not method.isalpha() or "/" not in where:
         return name
     host, _, path = where.partition("/")
-    return place(method, host, f"/{path}")
+    return short_route(method, host, f"/{path}")
 
 
 def step_of(hold: Hold) -> Step:
@@ -95,7 +95,7 @@ def step_of(hold: Hold) -> Step:
     purpose = hold.purpose
     name = purpose.tool
     if purpose.method:
-        name = place(purpose.method, purpose.host, urlsplit(purpose.url).path)
+        name = short_route(purpose.method, purpose.host, urlsplit(purpose.url).path)
     payee = hold.intent.payee if hold.intent is not None else ""
     return Step(hold.kind, name, purpose.step, hold.node_id, hold.amount, payee, priced=True)
 
