@@ -11,7 +11,7 @@ from x402guard.errors import BudgetExhausted, Unpriced
 from x402guard.flow.admission import check_standing
 from x402guard.flow.capture import ESTIMATED, HOLD_S, MEAN
 from x402guard.flow.context import Context
-from x402guard.flow.request import RequestFacts, place_of, purpose_of, ruled_place
+from x402guard.flow.request import RequestFacts, purpose_of, route_of, whole_route_of
 from x402guard.ledger.authorize import BUDGET, Refusal, authorize, check_room
 from x402guard.ledger.budgets import room_on_path
 from x402guard.ledger.model import WALLET, Hold, HoldKind
@@ -85,7 +85,7 @@ def call_step(context: Context, request: RequestFacts, said: bytes | Mapping[str
     """Return the step of an LLM call. *said* is its body, decoded if it was read."""
     loop = context.policy.loop
     key = "" if loop is None else request_key(HoldKind.LLM, request.method, request.url, said, loop.ignored)
-    return Step(HoldKind.LLM, place_of(request), key, context.node_id)
+    return Step(HoldKind.LLM, route_of(request), key, context.node_id)
 
 
 def call_scope(context: Context, request: RequestFacts, step: Step, marks: tuple[MarkKey, ...]) -> Scope:
@@ -137,7 +137,7 @@ def grant_call(
 
 def call_subject(request: RequestFacts, model: str, amount: Nanos) -> Subject:
     """Return an LLM call as the owner's rules see it."""
-    return Subject(HoldKind.LLM, (ruled_place(request), model), amount)
+    return Subject(HoldKind.LLM, (whole_route_of(request), model), amount)
 
 
 def _allow(

@@ -8,7 +8,7 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from x402guard.assets import TEST_NETWORKS
-from x402guard.flow.request import RequestFacts, ruled_place
+from x402guard.flow.request import RequestFacts, whole_route_of
 from x402guard.ledger.authorize import Refusal
 from x402guard.ledger.model import HoldKind
 from x402guard.money import Nanos, format_dollars
@@ -29,7 +29,7 @@ class Case:
     def subject(self) -> Subject:
         """What the owner's rules are shown of it."""
         amount, payee = Nanos(self.offer.amount_nanos), self.offer.payee
-        return Subject(HoldKind.PAYMENT, (ruled_place(self.request),), amount, payee)
+        return Subject(HoldKind.PAYMENT, (whole_route_of(self.request),), amount, payee)
 
 
 OfferRule = Callable[[Policy, Case], Refusal | None]

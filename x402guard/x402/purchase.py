@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from x402guard.flow.admission import check_clock, check_standing
 from x402guard.flow.context import Context
-from x402guard.flow.request import RequestFacts, place_of, purpose_of
+from x402guard.flow.request import RequestFacts, purpose_of, route_of
 from x402guard.ledger.authorize import BUDGET, Refusal, authorize, check_room
 from x402guard.ledger.in_doubt import in_doubt, take_over
 from x402guard.ledger.intent import Intent
@@ -64,7 +64,7 @@ def payment_step(context: Context, request: RequestFacts) -> Step:
     key = ""
     if loop is not None:
         key = request_key(HoldKind.PAYMENT, request.method, request.url, request.body or b"", loop.ignored)
-    return Step(HoldKind.PAYMENT, place_of(request), key, context.node_id)
+    return Step(HoldKind.PAYMENT, route_of(request), key, context.node_id)
 
 
 def purchase_scope(context: Context, request: RequestFacts, cases: tuple[Case, ...], step: Step) -> Scope:
