@@ -23,7 +23,7 @@ pytestmark = pytest.mark.xdist_group("contention")
 QUIET = Policy(loop=None, breaker=None)
 
 WORST_WAIT_S, LEAST_SHARE = 0.25, 0.5
-ROUNDS = 3
+ROUNDS, ROUND_S, TURNS = 5, 3, 60
 
 
 @pytest.fixture
@@ -42,10 +42,9 @@ def is_fair(served, waits):
 
 
 def fair_round(measure):
-    """Return the first fair one of up to three rounds, or the last.
+    """Return the first fair one of up to five rounds, or the last.
 
-    A machine that others keep busy stops a process for a quarter of a second all by itself, also one that holds the turn; a lock
-    that starves somebody does it every time.
+    A busy machine or disk stops a process for a quarter of a second all by itself; a lock that starves a waiter does it every time.
     """
     for _ in range(ROUNDS):
         served, waits = measure()
@@ -114,10 +113,9 @@ def test_64_threads_are_served_alike(url):
     def measure():
         served = [0] * 64
         with make_guard(url, policy=QUIET) as guard, guard.session("fleet", budget="$1000") as session:
-            until = time.monotonic() + 3
 
             def work(number):
-                while time.monotonic() < until:
+                while sum(served) < 64 * TURNS:  # counted, not timed: as many where the machine is busy
                     session.charge("serp", "$0.0001")
                     served[number] += 1
 
@@ -128,9 +126,10 @@ def test_64_threads_are_served_alike(url):
     assert min(served) >= LEAST_SHARE * max(served), sorted(served)
 
 
+@pytest.mark.parametrize("count", [500, pytest.param(2_000, marks=pytest.mark.long)])
 @pytest.mark.parametrize(("where", "backend"), [("memory", "asyncio"), ("sqlite", "asyncio"), ("sqlite", "trio")])
-def test_2000_tasks_are_allowed_exactly_what_fits(where, backend, sqlite_url):
-    shop, refused = Shop(), []
+def test_as_many_tasks_are_allowed_as_fit(where, backend, count, sqlite_url):
+    shop, refused, fits = Shop(), [], count // 20
 
     async def main(session):
         async with async_client(session, shop) as http, anyio.create_task_group() as tasks:
@@ -141,15 +140,15 @@ def test_2000_tasks_are_allowed_exactly_what_fits(where, backend, sqlite_url):
                 except BudgetExhausted:
                     refused.append(number)
 
-            for number in range(2_000):
+            for number in range(count):
                 tasks.start_soon(buy, number)
 
     ledger = "memory://" if where == "memory" else sqlite_url
-    with make_guard(ledger, policy=QUIET) as guard, guard.session("fleet", budget="$1.00") as session:
+    with make_guard(ledger, policy=QUIET) as guard, guard.session("fleet", budget=Decimal(fits) / 100) as session:
         anyio.run(main, session, backend=backend)
-        assert (session.spent, session.held, session.remaining) == (Decimal(1), 0, 0)
-    assert (len(shop.nonces), len(shop.payments), len(refused)) == (100, 100, 1_900)
-    assert shop.signed == 10**6  # overshoot $0.00
+        assert (session.spent, session.held, session.remaining) == (Decimal(fits) / 100, 0, 0)
+    assert (len(shop.nonces), len(shop.payments), len(refused)) == (fits, fits, count - fits)
+    assert shop.signed == fits * 10_000  # overshoot $0.00
 
 
 def test_8_processes_are_allowed_exactly_what_fits(sqlite_url):
@@ -164,7 +163,7 @@ def test_8_processes_are_served_alike_and_none_waits_for_long(sqlite_url):
     with make_guard(sqlite_url) as guard, guard.session("fleet", budget="$1000", id="fleet") as session:
 
         def measure():
-            done = fleet(sqlite_url, 8, seconds=10)
+            done = fleet(sqlite_url, 8, seconds=ROUND_S)
             assert sum(each["refused"] for each in done) == 0
             rounds.append(sum(each["served"] for each in done))
             return [each["served"] for each in done], [each["worst_s"] for each in done]

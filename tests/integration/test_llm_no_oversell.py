@@ -23,7 +23,7 @@ from x402guard.testing import Completion, LlmServer
 
 pytestmark = pytest.mark.xdist_group("llm-oversell")
 
-CALLS, FITS, CENT = 1_600, 500, Decimal("0.01")
+WORKERS, CENT = 32, Decimal("0.01")
 ASK = {"model": "house-model", "max_completion_tokens": 10, "messages": [{"role": "user", "content": "hi"}]}
 PRICE = ModelPrice(input="$0", output="$1000")  # ten tokens, as asked for and as used: a cent, held and captured
 
@@ -45,44 +45,59 @@ def guard(request, tmp_path, server):
         yield guard
 
 
-def check(server, session, answered):
-    assert len(server.calls) == answered == FITS
+@pytest.fixture(params=[320, pytest.param(1_600, marks=pytest.mark.long)])
+def calls(request):
+    return request.param
+
+
+@pytest.fixture
+def session(guard, calls):
+    with guard.session("fleet", budget=fitting(calls) * CENT) as session:
+        yield session
+
+
+def fitting(calls):
+    return calls * 5 // 16
+
+
+def check(server, session, answered, calls):
+    fits = fitting(calls)
+    assert len(server.calls) == answered == fits
     report = session.report().to_dict()
-    assert (session.spent, session.held, session.remaining) == (FITS * CENT, 0, 0)  # overshoot $0.00
-    assert (report["llm"]["calls"], report["evidence"]["provider_usage"]) == (FITS, "5.00")
+    assert (session.spent, session.held, session.remaining) == (fits * CENT, 0, 0)  # overshoot $0.00
+    assert (report["llm"]["calls"], report["evidence"]["provider_usage"]) == (fits, f"{fits * CENT}")
     [refusals] = report["refusals"]
-    assert (refusals["rule"], refusals["count"]) == ("budget", CALLS - FITS)
+    assert (refusals["rule"], refusals["count"]) == ("budget", calls - fits)
 
 
-def test_32_threads_of_50_calls_send_exactly_500(server, guard):
-    barrier, answered, failed = threading.Barrier(32), [], []
-    with guard.session("fleet", budget="$5.00") as session:
+def test_32_threads_send_exactly_what_fits(server, session, calls):
+    barrier, answered, failed = threading.Barrier(WORKERS), [], []
 
-        def work():
-            inner = httpx.HTTPTransport(verify=False)
-            with httpx.Client(
-                transport=GuardedTransport(session, inner), base_url=server.base("openai"), timeout=60
-            ) as http:
-                barrier.wait()
-                for _ in range(50):
-                    try:
-                        assert http.post("/v1/chat/completions", json=ASK).status_code == 200
-                        answered.append(1)
-                    except BudgetExhausted:
-                        pass
-                    except BaseException as error:
-                        failed.append(repr(error))
+    def work():
+        inner = httpx.HTTPTransport(verify=False)
+        with httpx.Client(
+            transport=GuardedTransport(session, inner), base_url=server.base("openai"), timeout=60
+        ) as http:
+            barrier.wait()
+            for _ in range(calls // WORKERS):
+                try:
+                    assert http.post("/v1/chat/completions", json=ASK).status_code == 200
+                    answered.append(1)
+                except BudgetExhausted:
+                    pass
+                except BaseException as error:
+                    failed.append(repr(error))
 
-        threads = [threading.Thread(target=work) for _ in range(32)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert failed == []
-        check(server, session, len(answered))
+    threads = [threading.Thread(target=work) for _ in range(WORKERS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failed == []
+    check(server, session, len(answered), calls)
 
 
-def test_1600_tasks_send_exactly_500(server, guard):
+def test_as_many_tasks_send_exactly_what_fits(server, session, calls):
     """All at once on one loop; 32 clients, because a pool of one client is quadratic in the requests that wait."""
     answered = []
 
@@ -100,14 +115,13 @@ def test_1600_tasks_send_exactly_500(server, guard):
 
     async def main():
         async with AsyncExitStack() as stack:
-            clients = [await stack.enter_async_context(new_client()) for _ in range(32)]
+            clients = [await stack.enter_async_context(new_client()) for _ in range(WORKERS)]
             async with anyio.create_task_group() as tasks:
-                for number in range(CALLS):
-                    tasks.start_soon(call, clients[number % 32])
+                for number in range(calls):
+                    tasks.start_soon(call, clients[number % WORKERS])
 
-    with guard.session("fleet", budget="$5.00") as session:
-        anyio.run(main)
-        check(server, session, len(answered))
+    anyio.run(main)
+    check(server, session, len(answered), calls)
 
 
 def test_calls_and_streams_of_siblings_share_one_budget(server, guard):

@@ -1,4 +1,4 @@
-"""``reconcile``, ``holds``, ``holds cancel`` and ``verify`` as an owner runs them: processes of their own, a real chain."""
+"""``reconcile``, ``holds``, ``holds cancel`` and ``verify`` as an owner runs them, on a real chain."""
 
 import json
 import os
@@ -11,6 +11,7 @@ import httpx
 import pytest
 from eth_account import Account
 
+from tests.support.command_line import as_process, typed
 from tests.support.merchant import make_guard
 from x402guard import GuardedTransport, LocalSigner, SettlementUncertain
 from x402guard.testing import Testnet
@@ -45,20 +46,13 @@ class Owner:
 
     def __init__(self, net, path):
         self.url = f"sqlite:///{path}"
-        mine = {name: value for name, value in os.environ.items() if not name.startswith("X402GUARD_")}
         chains = json.dumps({"base-sepolia": ["http://127.0.0.1:9", net.rpc]})
-        self.env = {**mine, "X402GUARD_LEDGER": self.url, "X402GUARD_CHAINS": chains, "COLUMNS": "200"}
+        self.env = {"X402GUARD_LEDGER": self.url, "X402GUARD_CHAINS": chains, "COLUMNS": "200"}
 
-    def start(self, *words, **env):
-        command = [sys.executable, "-m", "x402guard", *words]
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        return subprocess.Popen(command, env={**self.env, **env}, **pipes)
-
-    def run(self, *words, code=0, **env):
-        process = self.start(*words, **env)
-        out, err = process.communicate(timeout=60)
-        assert process.returncode == code, out + err
-        return out + err
+    def run(self, *words, code=0, way=typed, **env):
+        done = way(*words, cwd=".", **self.env | env)
+        assert done.returncode == code, done.stdout + done.stderr
+        return done.stdout + done.stderr
 
 
 @pytest.fixture
@@ -79,7 +73,7 @@ def owner(net, tmp_path):
 
 
 def test_what_is_claimed_is_proven_and_what_is_out_stays_out(owner):
-    said = owner.run("reconcile")
+    said = owner.run("reconcile", way=as_process)
     assert "asked about 2: 1 proven; 1 still open" in said
     assert "Permit2 may move $" in said
     [held] = json.loads(owner.run("holds", "--json"))
@@ -108,7 +102,10 @@ def test_a_payment_is_cancelled_by_whoever_pays_the_gas_and_freed_by_the_chain_a
 
 
 def test_it_goes_on_until_it_is_stopped(owner):
-    process = owner.start("reconcile", "--every", "1s", "--json")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "x402guard", "reconcile", "--every", "1s", "--json"],
+        env=os.environ | owner.env, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
     looks = [json.loads(process.stdout.readline()) for _ in range(2)]
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=30)
