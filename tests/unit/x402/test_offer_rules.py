@@ -135,7 +135,8 @@ def test_v1_knows_no_upto():
 
 def test_the_cheapest_comes_first_and_among_equals_eip3009():
     made = offers(permit2(10_000), accept(20_000), accept(10_000), accept(10_000, payTo=OTHER_PAYEE))
-    assert [offer.position for offer in rank(made)] == [2, 3, 0, 1]
+    cases = [Case(facts(), offer) for offer in made]
+    assert [case.offer.position for case in rank(cases)] == [2, 3, 0, 1]
 
 
 @pytest.mark.parametrize(
