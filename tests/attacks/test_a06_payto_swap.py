@@ -1,11 +1,9 @@
 """Row 6: the address to pay differs from the one seen before, or listed. Refused before anything is signed."""
 
-import subprocess
-import sys
-
 import httpx
 import pytest
 
+from tests.support import processes
 from tests.support.merchant import (
     OTHER_PAYEE,
     PAYEE,
@@ -147,12 +145,7 @@ with make_guard(sys.argv[1], policy=Policy(payee_change="refuse", breaker=None))
 def test_a06_of_two_processes_with_two_payees_one_alone_pays(ledger):
     with make_guard(ledger, policy=STRICT):
         pass
-    buyers = [
-        subprocess.Popen(
-            [sys.executable, "-c", BUYER, ledger, payee], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-        for payee in (PAYEE, OTHER_PAYEE)
-    ]
+    buyers = [processes.start(BUYER, ledger, payee) for payee in (PAYEE, OTHER_PAYEE)]
     ended = [buyer.communicate("go\n", timeout=90)[0].split() for buyer in buyers]
     assert sorted(ended) == [["1"], ["payee_change", "0"]]
 

@@ -7,9 +7,9 @@ from decimal import Decimal
 import httpx
 import pytest
 
+from tests.support import processes
 from tests.support.chain import MockChain
 from tests.support.merchant import URL, Shop, accept, client, make_guard, required
-from tests.support.processes import start
 from tests.support.refusals import fetch
 from tests.support.signers import SpySigner
 from x402guard import BudgetExhausted, Policy
@@ -74,7 +74,10 @@ def test_a15_odd_prices_stay_below_the_budget(guard):
 
 def test_a15_processes_and_their_threads_share_one_sqlite_file(ledger):
     with make_guard(ledger, budget="$0.30") as guard, guard.session("fleet", budget="$0.20", id="fleet"):
-        children = [start("buying_fleet", ledger, number, 12) for number in range(3)]
+        children = [
+            processes.start("tests.support.buying_fleet", ledger, number, 12, module=True, strict=True)
+            for number in range(3)
+        ]
         try:
             assert [child.stdout.readline().strip() for child in children] == ["ready"] * 3
             for child in children:

@@ -6,8 +6,8 @@ from decimal import Decimal
 
 import pytest
 
+from tests.support import processes
 from tests.support.merchant import URL, Shop, make_guard
-from tests.support.processes import start
 from tests.support.refusals import events, fetch
 from x402guard import BudgetExhausted
 
@@ -20,7 +20,7 @@ RUNS = [(stage, "kill") for stage in STAGES] + [("authorized", "exit"), ("sent",
 def crashed(ledger, request):
     """A ledger left behind by a process that died at a stage, with what the merchant had received by then."""
     stage, how = request.param
-    child = start("dying_buyer", ledger, stage, how)
+    child = processes.start("tests.support.dying_buyer", ledger, stage, how, module=True, strict=True)
     try:
         told, _ = child.communicate(timeout=60)
     finally:

@@ -1,8 +1,6 @@
 """A server may answer anything: the meter takes neither memory nor time, loses no byte, and never takes it for free."""
 
 import json
-import subprocess
-import sys
 import time
 import tracemalloc
 import zlib
@@ -10,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import processes
 from tests.support.llm_provider import SYNC, WAYS, Answer, Provider, ask, chunk, completion, metered, sse
 
 ROOT = Path(__file__).parents[2]
@@ -165,8 +164,7 @@ NESTED = {"request": "Unpriced True 0 0.00", "answer": "ceiling"}
 @pytest.mark.parametrize("where", NESTED)
 def test_a_hundred_thousand_levels_are_not_read_and_do_not_end_the_process(where):
     """A dependency of ours lets Python recurse that deep, and the C stack ends before: no exception, and no process."""
-    script = [sys.executable, "-c", DEEP, "100000", where]
-    done = subprocess.run(script, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
+    done = processes.run(DEEP, 100_000, where)
     assert (done.returncode, done.stdout.strip()) == (0, NESTED[where]), done.stderr[-300:]
 
 

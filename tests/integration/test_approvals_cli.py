@@ -1,14 +1,13 @@
 """``x402guard approvals``: an agent's process waits, and a person answers it from another one."""
 
 import json
-import subprocess
-import sys
 import threading
 import time
 from decimal import Decimal
 
 import pytest
 
+from tests.support import processes
 from tests.support.command_line import as_process, typed
 from tests.support.ledger import START_MS, Clock
 from tests.support.merchant import make_guard
@@ -73,12 +72,7 @@ def agent(url):
     def start(what="tool", people=1, note="to all"):
         with make_guard(url):
             pass
-        process = subprocess.Popen(
-            [sys.executable, "-c", AGENT, url, what, str(people)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        process = processes.start(AGENT, url, what, people)
         started.append(process)
         process.stdin.write(f"{note}\n")
         process.stdin.flush()

@@ -2,8 +2,6 @@
 
 import json
 import signal
-import subprocess
-import sys
 import threading
 import time
 from contextlib import contextmanager
@@ -13,6 +11,7 @@ from pathlib import Path
 import anyio
 import pytest
 
+from tests.support import processes
 from tests.support.merchant import Shop, async_client, make_guard
 from x402guard import BudgetExhausted, LedgerUnavailable, Policy
 from x402guard.ledger.view import Scope
@@ -55,16 +54,8 @@ def fair_round(measure):
 
 @contextmanager
 def contender(*args):
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tests.support.charging_fleet", *map(str, args)],
-        cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    try:
+    with processes.start("tests.support.charging_fleet", *args, module=True) as process:
         yield process
-    finally:
-        process.kill()
-        process.wait()
-        process.stdout.close()
 
 
 def fleet(url, processes, *, seconds, calls=10**9):

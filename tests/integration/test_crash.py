@@ -1,20 +1,17 @@
 """kill -9 with a signature out, and two processes on one ledger."""
 
 import signal
-import subprocess
-import sys
 import textwrap
 from decimal import Decimal
-from pathlib import Path
 
 import httpx
 import pytest
 
+from tests.support import processes
 from tests.support.merchant import KEY, Shop
 from x402guard import Guard, GuardedTransport, LocalSigner
 from x402guard.testing import Testnet
 
-ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.xdist_group("crash")
 
 DIES = textwrap.dedent("""
@@ -42,8 +39,7 @@ DIES = textwrap.dedent("""
 @pytest.mark.parametrize("stage", ["signed", "sent"])
 def test_kill_9_after_signing_leaves_the_hold_counted_in_full(stage, tmp_path):
     ledger = tmp_path / "spend.db"
-    command = [sys.executable, "-c", DIES, stage, str(ledger)]
-    died = subprocess.run(command, cwd=ROOT, check=False, timeout=60)
+    died = processes.run(DIES, stage, ledger)
     assert died.returncode == -signal.SIGKILL
     with Guard(signer=LocalSigner.from_key(KEY), ledger=f"sqlite:///{ledger}") as guard:
         with guard.session("agent", id="run-1") as session:
@@ -88,10 +84,7 @@ def test_two_processes_share_one_budget_on_one_chain(tmp_path):
         with Guard(ledger=f"sqlite:///{ledger}") as owner:
             session = owner.session("fleet", budget="$0.25", id="fleet")
             arguments = [str(ledger), net.rpc, net.merchant.url, net.payer_key]
-            pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "cwd": ROOT}
-            workers = [
-                subprocess.Popen([sys.executable, "-c", SPENDS, *arguments, start], **pipes) for start in ("0", "100")
-            ]
+            workers = [processes.start(SPENDS, *arguments, start) for start in ("0", "100")]
             try:
                 for worker in workers:
                     assert worker.stdout.readline() == "ready\n"

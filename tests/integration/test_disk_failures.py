@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 from eth_account import Account
 
+from tests.support import processes
 from tests.support.diskless_buyer import NOBODY, told
 from tests.support.merchant import KEY, NETWORK, URL, Shop, client, make_guard
-from tests.support.processes import ROOT
 from tests.support.signers import SpySigner
 from x402guard import ConfigError, LedgerUnavailable, LocalSigner, Policy, PolicyDenied, X402GuardError
 from x402guard.chain.reader import Chain, RpcChainReader
@@ -34,10 +34,7 @@ UNAVAILABLE = {
 
 
 def in_a_process(way, path) -> list:
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-m", "tests.support.diskless_buyer", way, f"sqlite:///{path}"],
-        cwd=ROOT, capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
+    done = processes.run("tests.support.diskless_buyer", way, f"sqlite:///{path}", module=True, strict=True)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 

@@ -1,8 +1,6 @@
 """A $10 parent and six children of $2 that spend at once, in threads and in processes: exactly $10.00 are captured."""
 
 import json
-import subprocess
-import sys
 import threading
 from contextlib import ExitStack
 from decimal import Decimal
@@ -11,6 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.support import processes
 from tests.support.ledger import START_MS, Clock
 from tests.support.merchant import URL, Shop, accept, client, make_guard, required
 from x402guard import BudgetExhausted, Policy, SettlementUncertain
@@ -192,11 +191,7 @@ def test_six_processes_on_one_file(tmp_path, under):
             if under == "budget"
             else guard.session("parent", budget="$10.00", id="parent")
         )
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "cwd": ROOT}
-        spenders = [
-            stack.enter_context(subprocess.Popen([sys.executable, "-c", SPENDER, url, str(n), under], **pipes))
-            for n in range(CHILDREN)
-        ]
+        spenders = [stack.enter_context(processes.start(SPENDER, url, n, under)) for n in range(CHILDREN)]
         for spender in spenders:
             assert spender.stdout.readline() == "ready\n"
         for spender in spenders:

@@ -3,17 +3,16 @@
 import json
 import random
 import signal
-import subprocess
 import sys
 import textwrap
 import threading
 import time
 from contextlib import ExitStack
-from pathlib import Path
 
 import anyio
 import pytest
 
+from tests.support import processes
 from tests.support.ledger import Clock
 from tests.support.llm_provider import BOOK, COUNTER, SYNC, Provider, completion
 from x402guard import BudgetExhausted, Guard, Metering, TokenBudget
@@ -22,7 +21,6 @@ from x402guard.stores import open_store
 
 pytestmark = pytest.mark.xdist_group("tokens-oversell")
 
-ROOT = Path(__file__).parents[2]
 TOTAL, WORKERS = 20_000, 32
 
 
@@ -221,16 +219,11 @@ ALLOCATES = textwrap.dedent("""
 """)
 
 
-def started(script, *arguments):
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "cwd": ROOT}
-    return subprocess.Popen([sys.executable, "-c", script, *map(str, arguments)], **pipes)
-
-
 def test_8_processes_are_granted_no_more_than_there_is_and_warned_once(tmp_path):
     ledger = tmp_path / "spend.db"
     with Guard(ledger=f"sqlite:///{ledger}") as guard, ExitStack() as stack:
         session = guard.session("fleet", budget="$1", id="fleet", tokens=TOTAL)
-        workers = [stack.enter_context(started(ALLOCATES, ledger, number)) for number in range(8)]
+        workers = [stack.enter_context(processes.start(ALLOCATES, ledger, number)) for number in range(8)]
         for _ in range(ROUNDS):
             for worker in workers:
                 assert worker.stdout.readline() == "ready\n"
@@ -264,7 +257,7 @@ def test_what_a_killed_process_had_reserved_is_held_for_900_seconds_and_used_aft
     store = open_store(f"sqlite:///{ledger}", clock_ms=clock)
     with Guard(ledger=store) as guard:
         tokens = guard.session("fleet", budget="$1", id="fleet", tokens=1_000).tokens
-        with started(DIES, ledger) as worker:
+        with processes.start(DIES, ledger) as worker:
             reservation = worker.communicate(timeout=60)[0].strip()
         assert worker.returncode == -signal.SIGKILL
         deadline = store.hold(reservation).deadline_unix

@@ -1,13 +1,12 @@
 """One budget, many who charge tools to it at once: threads, tasks and processes buy exactly what it pays for."""
 
 import asyncio
-import subprocess
-import sys
 import threading
 from decimal import Decimal
 
 import pytest
 
+from tests.support import processes
 from x402guard import BudgetExhausted, Guard
 
 FITS = 100
@@ -92,8 +91,7 @@ print(made)
 def test_8_processes_buy_exactly_what_fits(tmp_path):
     url = f"sqlite:///{tmp_path / 'l.db'}"
     with Guard(ledger=url) as guard, guard.session("s", budget="$1.00", id="run") as session:
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-        spenders = [subprocess.Popen([sys.executable, "-c", SPENDER, url], **pipes) for _ in range(8)]
+        spenders = [processes.start(SPENDER, url) for _ in range(8)]
         assert {spender.stdout.readline() for spender in spenders} == {"ready\n"}
         for spender in spenders:  # all at once, once all are there
             spender.stdin.write("go\n")

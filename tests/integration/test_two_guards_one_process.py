@@ -1,12 +1,11 @@
 """Two guards of one process on one file, while other processes come and go: nobody may believe itself alone with the books."""
 
-import subprocess
-import sys
 from decimal import Decimal
 from pathlib import Path
 
 import pytest
 
+from tests.support import processes
 from x402guard import BudgetExhausted, Guard
 
 LOOKS = "from x402guard.stores import open_store; import sys; s = open_store(sys.argv[1]); list(s.nodes()); s.close()"
@@ -23,9 +22,7 @@ with Guard(ledger=sys.argv[1]) as guard, guard.session("other", budget="$0.95") 
 
 
 def run(script, *arguments):
-    done = subprocess.run(
-        [sys.executable, "-c", script, *arguments], capture_output=True, text=True, check=False, timeout=60
-    )
+    done = processes.run(script, *arguments)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 

@@ -1,7 +1,5 @@
 """The queue in the ledger: one answer for one call, in time, by people who are named; and nothing of it is kept."""
 
-import subprocess
-import sys
 import threading
 import time
 from decimal import Decimal
@@ -9,6 +7,7 @@ from decimal import Decimal
 import anyio
 import pytest
 
+from tests.support import processes
 from tests.support.ledger import Clock
 from tests.support.merchant import make_guard
 from x402guard import Approvals, ConfigError, PaymentRefused, Policy, Rule
@@ -189,14 +188,14 @@ def test_an_answer_to_one_question_is_none_to_another(queue):
 
 def test_an_approval_is_asked_again_after_a_restart_and_keeps_who_has_said_yes(tmp_path):
     url = f"sqlite:///{tmp_path / 'books.db'}"
-    killed = subprocess.Popen([sys.executable, "-c", WAITS, url], stdout=subprocess.PIPE, text=True)
+    killed = processes.start(WAITS, url)
     books = Queue(url, people=2)
     books.clock.now_ms = int(time.time() * 1000)
     try:
         [key] = books.waiting()
         books.answer(key, "Ann")
         killed.kill()
-        killed.wait(20)
+        killed.communicate()
         ends = []
         with books.guard.session("s", budget="$1", id="run") as session:
             thread = charging(session, ends)

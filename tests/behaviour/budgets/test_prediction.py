@@ -1,12 +1,12 @@
 """What sessions of a name have cost: by rank, from five on, and for people to read alone."""
 
 import json
-import subprocess
-import sys
 from decimal import Decimal
 
 import pytest
 
+from tests.support import processes
+from tests.support.command_line import typed
 from tests.support.merchant import make_guard
 from x402guard import BudgetExhausted
 
@@ -78,8 +78,7 @@ def test_the_command_says_the_same(tmp_path, sessions):
         spend(guard, "clerk", *["$0.01"] * sessions)
 
     def x402guard(*arguments):
-        command = [sys.executable, "-m", "x402guard", *arguments, "--ledger", url]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100, cwd=tmp_path)
+        done = typed(*arguments, "--ledger", url, cwd=tmp_path)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
@@ -109,6 +108,6 @@ def test_sessions_whose_process_died_are_past_too(tmp_path):
         "import os, sys; from x402guard import Guard; guard = Guard(ledger=sys.argv[1]);"
         "[guard.session('clerk', budget='$9').charge('x', '$5') for _ in range(20)]; os._exit(9)"
     )
-    subprocess.run([sys.executable, "-c", dies, url], check=False, timeout=60)
+    processes.run(dies, url)
     with make_guard(url) as guard:
         assert str(guard.session("clerk", budget="$9").predict()) == "clerk: p50 $5.00, p95 $5.00, of 20 past sessions"

@@ -1,13 +1,12 @@
 """Tokens of sessions that are nested, resumed, used up or left: one account, beside that of dollars."""
 
 import asyncio
-import subprocess
-import sys
 import threading
 import time
 
 import pytest
 
+from tests.support import processes
 from tests.support.merchant import make_guard
 from x402guard import ConfigError, TokenBudget
 
@@ -60,14 +59,7 @@ with Guard(ledger=sys.argv[1]) as guard, guard.session("s", budget="$100", id="r
 
 
 def test_ctrl_c_at_any_moment_leaves_no_lock_behind(tmp_path, ledger_url):
-    done = subprocess.run(
-        [sys.executable, "-c", INTERRUPTED, ledger_url],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-        cwd=tmp_path,
-    )
+    done = processes.run(INTERRUPTED, ledger_url, cwd=tmp_path)
     assert done.stdout == "True\n", done.stderr[-2000:]
 
 

@@ -1,8 +1,6 @@
 """Breakers on the wire, on LLM calls and on tools; after a restart, in two processes, and with twenty who want to try at once."""
 
 import json
-import subprocess
-import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
@@ -10,6 +8,7 @@ from decimal import Decimal
 import httpx
 import pytest
 
+from tests.support import processes
 from tests.support.ledger import Clock
 from tests.support.llm_provider import CHAT, ERROR, ask, completion
 from tests.support.merchant import (
@@ -237,9 +236,8 @@ def test_one_process_learns_from_another(tmp_path, step):
     url = f"sqlite:///{tmp_path / 'books.db'}"
 
     def run():
-        done = subprocess.run(
-            [sys.executable, "-c", TWO, url, step.__name__], capture_output=True, text=True, check=True, timeout=60
-        )
+        done = processes.run(TWO, url, step.__name__)
+        assert done.returncode == 0, done.stderr
         return done.stdout.split()
 
     with make_guard(url, policy=POLICY) as guard:

@@ -1,13 +1,13 @@
 """The loop detector over payments, LLM calls and tools, after a restart and in two processes; and the latch that it leaves."""
 
 import json
-import subprocess
-import sys
 from decimal import Decimal
 
 import httpx
 import pytest
 
+from tests.support import processes
+from tests.support.command_line import typed
 from tests.support.ledger import Clock
 from tests.support.llm_provider import CHAT, ask, completion
 from tests.support.merchant import URL, Shop, client, make_guard
@@ -261,9 +261,7 @@ print(made)
 def test_two_processes_share_one_detector(tmp_path):
     url = f"sqlite:///{tmp_path / 'books.db'}"
     with make_guard(url) as guard, guard.session("s", budget="$5.00", id="run") as session:
-        spenders = [
-            subprocess.Popen([sys.executable, "-c", SPENDER, url], stdout=subprocess.PIPE, text=True) for _ in range(2)
-        ]
+        spenders = [processes.start(SPENDER, url) for _ in range(2)]
         made = [int(spender.communicate(timeout=60)[0]) for spender in spenders]
         assert sum(made) == 10
         assert session.report().to_dict()["terminated_by"] == "loop_detected"
@@ -273,10 +271,7 @@ def test_two_processes_share_one_detector(tmp_path):
 def command(tmp_path):
     def run(*arguments):
         url = f"sqlite:///{tmp_path / 'books.db'}"
-        done = subprocess.run(
-            [sys.executable, "-m", "x402guard", *arguments, "--ledger", url],
-            capture_output=True, text=True, check=False, timeout=60, cwd=tmp_path,
-        )  # fmt: skip
+        done = typed(*arguments, "--ledger", url, cwd=tmp_path)
         return done.returncode, done.stdout + done.stderr
 
     return run

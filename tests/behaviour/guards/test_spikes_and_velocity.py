@@ -1,11 +1,9 @@
 """Spikes and velocity over payments, LLM calls and tools, after a restart and in two processes; what latches and what passes again."""
 
-import subprocess
-import sys
-
 import httpx
 import pytest
 
+from tests.support import processes
 from tests.support.ledger import Clock
 from tests.support.llm_provider import CHAT, ask, completion
 from tests.support.merchant import PAYEE, URL, Shop, accept, client, make_guard, required
@@ -164,7 +162,5 @@ print(made)
 def test_two_processes_share_one_window(tmp_path):
     url = f"sqlite:///{tmp_path / 'books.db'}"
     with make_guard(url) as guard, guard.session("s", budget="$5.00", id="run"):
-        spenders = [
-            subprocess.Popen([sys.executable, "-c", SPENDER, url], stdout=subprocess.PIPE, text=True) for _ in range(2)
-        ]
+        spenders = [processes.start(SPENDER, url) for _ in range(2)]
         assert sum(int(spender.communicate(timeout=60)[0]) for spender in spenders) == 10

@@ -1,8 +1,6 @@
 """Threads that are used up, hang or outlive the main one, and event loops that end: what is paid is booked."""
 
 import asyncio
-import subprocess
-import sys
 import textwrap
 from decimal import Decimal
 from pathlib import Path
@@ -13,6 +11,7 @@ import anyio.to_thread
 import httpx
 import pytest
 
+from tests.support import processes
 from tests.support.merchant import URL, Shop, async_client, make_guard
 
 ROOT = Path(__file__).parents[3]
@@ -65,8 +64,7 @@ ENDS = textwrap.dedent("""
 
 
 def test_a_payment_in_a_thread_that_outlives_the_main_one_is_booked(tmp_path):
-    command = [sys.executable, "-c", ENDS, str(tmp_path / "l.db")]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
+    done = processes.run(ENDS, tmp_path / "l.db")
     assert done.stdout == "200 0.01 0.00\n", done.stderr
 
 

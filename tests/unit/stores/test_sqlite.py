@@ -3,13 +3,11 @@
 import os
 import sqlite3
 import stat
-import subprocess
-import sys
 import textwrap
-from pathlib import Path
 
 import pytest
 
+from tests.support import processes
 from tests.support.ledger import Books, usd
 from x402guard.errors import ConfigError, LedgerUnavailable
 from x402guard.ledger.authorize import Refusal
@@ -150,9 +148,7 @@ OPENS = textwrap.dedent("""
 
 
 def test_many_processes_may_open_a_new_ledger_at_once(path):
-    root = Path(__file__).parents[3]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "cwd": root}
-    workers = [subprocess.Popen([sys.executable, "-c", OPENS, str(path)], **pipes) for _ in range(8)]
+    workers = [processes.start(OPENS, path) for _ in range(8)]
     for worker in workers:
         worker.stdin.write("go\n")
         worker.stdin.flush()
@@ -204,10 +200,7 @@ WORKER = textwrap.dedent("""
 
 def test_processes_share_one_file_and_sell_each_cent_once(path):
     books = Books(f"sqlite:///{path}", wallet="$0.50", session="$0.50")
-    root = Path(__file__).parents[3]
-    command = [sys.executable, "-c", WORKER, str(path)]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "cwd": root}
-    workers = [subprocess.Popen([*command, str(n)], **pipes) for n in range(4)]
+    workers = [processes.start(WORKER, path, n) for n in range(4)]
     try:
         for worker in workers:
             assert worker.stdout.readline() == "ready\n"
@@ -237,9 +230,7 @@ def test_a_process_killed_in_a_transaction_leaves_the_books_as_they_were(path):
             os.kill(os.getpid(), signal.SIGKILL)
         books.change(die, nodes=("s",), holds=("h",))
     """)
-    done = subprocess.run(
-        [sys.executable, "-c", script, str(path)], cwd=Path(__file__).parents[3], check=False, timeout=60
-    )
+    done = processes.run(script, path)
     assert done.returncode == -9
     assert books.balances() == (0, 0, 0, 0)
     assert not isinstance(books.hold("h", "$0.10"), Refusal)
