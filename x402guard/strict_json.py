@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from decimal import Decimal
 from typing import Any, Final, NoReturn
 
@@ -19,20 +20,38 @@ class NotReadable(ValueError):  # noqa: N818 - becomes a refusal, or a ceiling
     """A body that is not one JSON object with only one possible reading."""
 
 
+def finite(text: str) -> float:
+    """Return a number. Raises ``NotReadable`` for one that a float cannot hold."""
+    value = float(text)
+    if value in (float("inf"), float("-inf")):
+        raise NotReadable("a number that is out of range")
+    return value
+
+
 def read_object(body: bytes | str) -> dict[str, Any]:
     """Return the JSON object in *body*. Numbers with a fraction become ``Decimal``.
 
     Raises ``NotReadable`` for anything else, and for JSON that readers disagree on: a key that appears twice in one
     object (one reader takes the first, another the last), NaN and infinities.
     """
-    check_depth(body)
+    value = read_json(body, parse_float=_decimal, parse_int=_integer)
+    if not isinstance(value, dict):
+        raise NotReadable(f"a JSON {type(value).__name__} instead of an object")
+    return value
+
+
+def read_json(
+    body: bytes | str,
+    *,
+    most_depth: int = _MAX_DEPTH,
+    parse_float: Callable[[str], object] = finite,
+    parse_int: Callable[[str], object] = int,
+) -> Any:
+    """Return the JSON value in *body*, nested at most *most_depth* levels deep. Raises ``NotReadable`` as ``read_object`` does."""
+    check_depth(body, most_depth)
     try:
-        value = json.loads(
-            body,
-            object_pairs_hook=_unique,
-            parse_float=_decimal,
-            parse_int=_integer,
-            parse_constant=_no_constant,
+        return json.loads(
+            body, object_pairs_hook=_unique, parse_float=parse_float, parse_int=parse_int, parse_constant=_no_constant
         )
     except NotReadable:
         raise
@@ -40,9 +59,6 @@ def read_object(body: bytes | str) -> dict[str, Any]:
         raise NotReadable("nested too deeply") from None
     except ValueError as error:
         raise NotReadable(f"not JSON: {str(error)[:120]}") from None
-    if not isinstance(value, dict):
-        raise NotReadable(f"a JSON {type(value).__name__} instead of an object")
-    return value
 
 
 def write_object(value: dict[str, Any]) -> bytes:
@@ -50,21 +66,21 @@ def write_object(value: dict[str, Any]) -> bytes:
     return json.dumps(value, separators=(",", ":"), default=_number).encode("ascii")
 
 
-def check_depth(body: bytes | str) -> None:
-    """Raise ``NotReadable`` for JSON that is nested more than 200 levels deep.
+def check_depth(body: bytes | str, most: int = _MAX_DEPTH) -> None:
+    """Raise ``NotReadable`` for JSON that is nested more than *most* levels deep.
 
     It is checked before the parser runs: with a raised recursion limit, the parser would crash the interpreter.
     """
     raw = body.encode("utf-8", "surrogatepass") if isinstance(body, str) else body
-    if raw.count(b"[") + raw.count(b"{") <= _MAX_DEPTH:
+    if raw.count(b"[") + raw.count(b"{") <= most:
         return
     depth = 0
     for match in _BRACKETS.finditer(raw):
         first = match[0][:1]
         if first in b"[{":
             depth += 1
-            if depth > _MAX_DEPTH:
-                raise NotReadable("nested too deeply")
+            if depth > most:
+                raise NotReadable(f"nested too deeply: more than {most} levels")
         elif first in b"]}":
             depth -= 1
 

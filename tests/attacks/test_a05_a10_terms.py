@@ -138,8 +138,8 @@ def test_a07_signed_fields_are_the_approved_fields(drawn):
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"asset": fresh_address()}, "is in no registry of ours"),
-        ({"asset": BASE_USDC}, f"token {BASE_USDC} on {NETWORK} is in no registry of ours"),
+        ({"asset": fresh_address()}, "is not in the asset registry"),
+        ({"asset": BASE_USDC}, f"token {BASE_USDC} on {NETWORK} is not in the asset registry"),
         ({"asset": USDC, "network": "eip155:11155111"}, f"token {USDC} on eip155:11155111"),
         (
             {"asset": fresh_address(), "extra": {"name": "USDC", "version": "2", "symbol": "USDC", "decimals": 6}},
@@ -158,7 +158,7 @@ def test_a09_asset_spoof_is_refused(mode, guard, change, says):
 def test_a09_decimals_are_never_the_servers_word(mode, guard, decimals):
     extra = {"name": "USDC", "version": "2", "decimals": decimals}
     shop = Shop(terms=required(accept(extra=extra)))
-    assert_refused(mode, guard, shop, rule="asset_domain", says=["decimals", "registry says 6"])
+    assert_refused(mode, guard, shop, rule="asset_domain", says=["decimals", "registry has 6"])
 
 
 @pytest.mark.parametrize(("decimals", "atomic"), [(8, 1_000_000), (18, 10_000_000_000_000_000)])

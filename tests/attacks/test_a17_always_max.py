@@ -42,7 +42,7 @@ def test_a17_twenty_settlements_at_the_ceiling_are_an_event_and_then_a_refusal(a
         assert not warnings(session)
         buy(http, 1)
         assert len(warnings(session)) == 1
-        with pytest.raises(PolicyDenied, match=r"upto_at_ceiling.*no measured use"):
+        with pytest.raises(PolicyDenied, match=r"upto_at_ceiling.*use is not measured"):
             http.get(f"{URL}/21")
         assert session.held == 0
 

@@ -64,31 +64,31 @@ def test_a23_a_live_hold_is_signed(signer, bound):
 
 
 def test_a23_no_ledger_no_signature(bound):
-    with pytest.raises(SignerError, match="bound to no ledger"):
+    with pytest.raises(SignerError, match="not bound to a ledger"):
         LocalSigner.from_key(KEY).sign(_live(bound))
 
 
 @pytest.mark.parametrize("shown", [b"\x19\x01" + b"0" * 64, "0x" + "ab" * 32, None, {"domain": {}, "message": {}}, 7])
 def test_a23_a_bare_message_is_no_hold(signer, bound, shown):
-    with pytest.raises(SignerError, match="no such payment"):
+    with pytest.raises(SignerError, match="the payment is not in the ledger"):
         signer.sign(shown)
 
 
 def test_a23_typed_data_and_intents_are_no_holds(signer, bound):
     intent = _live(bound).payment()
     for shown in (intent, typed_data(intent), typed_data(intent).digest()):
-        with pytest.raises(SignerError, match="no such payment"):
+        with pytest.raises(SignerError, match="the payment is not in the ledger"):
             signer.sign(shown)
 
 
 def test_a23_a_fabricated_hold_is_refused(signer, bound):
-    with pytest.raises(SignerError, match="no such payment"):
+    with pytest.raises(SignerError, match="the payment is not in the ledger"):
         signer.sign(dataclasses.replace(_live(bound), id="f" * 64))
 
 
 def test_a23_a_hold_of_another_ledger_is_refused(signer, bound):
     with make_guard() as other:
-        with pytest.raises(SignerError, match="no such payment"):
+        with pytest.raises(SignerError, match="the payment is not in the ledger"):
             signer.sign(_live(other))
         with pytest.raises(SignerError, match="another ledger"):
             signer.bind(other.shell.store.hold)
@@ -123,7 +123,7 @@ def _changed(hold, name):
 
 @pytest.mark.parametrize("name", [*INTENT_CHANGES, "hold amount", "hold deadline"])
 def test_a23_a_mutated_hold_is_refused(signer, bound, name):
-    with pytest.raises(SignerError, match="not what was shown"):
+    with pytest.raises(SignerError, match="differs from the hold given"):
         signer.sign(_changed(_live(bound), name))
 
 

@@ -283,9 +283,7 @@ UNBOUNDED = {
 def test_what_has_no_bound_is_refused_naming_field_and_fix(way, url, body, field, kind):
     fix = f'Metering(allowances={{"{kind}": '
     with metered() as session:
-        assert_refused(
-            way, session, body, f"{field}: the size of the request does not bound what this costs", fix, url=url
-        )
+        assert_refused(way, session, body, f"{field}: the size of the request does not bound its cost", fix, url=url)
 
 
 @pytest.mark.parametrize(("url", "body", "field", "kind"), UNBOUNDED.values(), ids=UNBOUNDED)
@@ -299,7 +297,7 @@ def test_the_fix_is_one(way, url, body, field, kind):
 @pytest.mark.parametrize("name", ["\ud800", "\u0000", "\u202e", "a" * 10_000, "ü"], ids=ascii)
 def test_a_field_of_an_odd_name_is_refused_all_the_same(way, written, name):
     body = ask(messages=[{"role": "user", "content": [{name: {"file_uri": "https://courts.example/1"}}]}])
-    assert_refused(way, written, body, "does not bound what this costs")
+    assert_refused(way, written, body, "does not bound its cost")
 
 
 PATHS = ["images/generations", "images/edits", "audio/speech", "audio/transcriptions", "batches", "files", "fine_tuning/jobs",
@@ -314,7 +312,7 @@ def test_a_path_that_nobody_can_price_is_refused(method, path):
     with metered() as session:
         provider = Provider(session)
         with way.library.Client(transport=way.transport(session, provider)) as http:
-            with pytest.raises(Unpriced, match="nothing says what this path of openai's costs; give it a price"):
+            with pytest.raises(Unpriced, match="the price of this path of openai is unknown; give it a price"):
                 http.request(method, f"{API}/{path}", json=ask())
         assert (provider.requests, session.held) == ([], 0)
 

@@ -99,7 +99,7 @@ def test_a_stream_that_stands_still_is_cut_after_chunk_s_and_costs_its_ceiling(s
     with session_at(server, chunk_s=1) as session:
         pieces, error, took_s = call(way, session, server)
         assert b"".join(pieces) == PIECES[0]
-        assert "no piece of the answer came within 1 s" in str(error)
+        assert "no piece of the answer arrived within 1 s" in str(error)
         assert 0.9 < took_s < 1.7
         assert is_at_its_ceiling(session)
 

@@ -326,10 +326,10 @@ def test_a_tampered_file_is_refused(prices, file, base, settings):
     for command in (("list",), ("diff", file()), ("update", file())):
         done = prices(*command, **IN_USE)
         assert done.returncode == 2
-        assert "was changed since it was taken in" in done.stderr
+        assert "was changed after its import" in done.stderr
     assert json.loads(base.read_text()) == content
     settings()
-    with pytest.raises(ConfigError, match=r"metering\.prices: .* was changed since it was taken in"):
+    with pytest.raises(ConfigError, match=r"metering\.prices: .* was changed after its import"):
         Guard.from_env()
 
 

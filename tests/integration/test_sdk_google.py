@@ -260,6 +260,6 @@ def test_a_model_without_a_price_is_refused_by_name(till, clients, on_refusal):
 
 
 def test_what_a_path_without_a_price_costs_is_not_guessed(till, clients):
-    with pytest.raises(errors.ClientError, match="nothing says what this path") as caught:
+    with pytest.raises(errors.ClientError, match="the price of this path") as caught:
         clients.sync(till).batches.create(model="gemini-2.5-flash", src=[{"contents": "hi"}])
     till.refused(caught.value, Unpriced)

@@ -209,7 +209,7 @@ def test_the_guarded_clients_answer_is_not_to_be_wrapped_again_and_would_count_t
 def test_a_budget_that_is_too_small_is_overshot_and_tripped(poor):
     answer = answered(poor, CALLS["chat"])
     assert poor.session.wrap(answer) is answer
-    with pytest.raises(SessionTripped, match="this call was booked"):
+    with pytest.raises(SessionTripped, match="this call is in the ledger"):
         poor.session.wrap(answer)
     report = poor.session.report().to_dict()
     assert (poor.session.spent, report["terminated_by"]) == (2 * MINI, "overshoot")

@@ -12,9 +12,10 @@ from x402guard import ProtocolError
 from x402guard.assets import AssetRegistry
 from x402guard.flow.effects import PeekBody, Reply
 from x402guard.ledger.authorize import Refusal
+from x402guard.strict_json import NotReadable, check_depth
 from x402guard.x402.challenge import read_challenge
 from x402guard.x402.offer import Offer, normalise
-from x402guard.x402.wire import _depth, decode_json, decode_payment_required, decode_receipt
+from x402guard.x402.wire import decode_json, decode_payment_required, decode_receipt
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=20),
@@ -118,4 +119,8 @@ tricky = st.text(alphabet='"\\\\[]{},:a', max_size=20)
     )
 )
 def test_brackets_in_strings_do_not_count_as_depth(value):
-    assert _depth(json.dumps(value).encode()) == slow_depth(value)
+    raw, depth = json.dumps(value).encode(), slow_depth(value)
+    check_depth(raw, depth)
+    if depth:
+        with pytest.raises(NotReadable, match="nested"):
+            check_depth(raw, depth - 1)

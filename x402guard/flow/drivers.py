@@ -161,7 +161,7 @@ def _told(answer: Any, shell: Shell) -> Any:
     if not isinstance(answer, _Transacted):
         return answer
     if answer.view.notices:
-        shell.teller.tell(answer.view.notices)
+        shell.notifier.notify(answer.view.notices)
     if answer.view.recheck:
         shell.recheck()
     return answer.result

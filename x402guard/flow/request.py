@@ -14,7 +14,7 @@ from x402guard.errors import (
 )
 from x402guard.flow.effects import Flow, SendFailed
 from x402guard.ledger.model import Purpose
-from x402guard.policy.steps import place, whole_place
+from x402guard.policy.steps import short_route, whole_route
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,14 +56,14 @@ class RequestFacts:
     body: bytes | None = field(default=None, repr=False)
 
 
-def place_of(request: RequestFacts) -> str:
+def route_of(request: RequestFacts) -> str:
     """Return a request's place as the owner names it in a policy: ``GET host/path``."""
-    return place(request.method, request.host, urlsplit(request.url).path)
+    return short_route(request.method, request.host, urlsplit(request.url).path)
 
 
-def ruled_place(request: RequestFacts) -> str:
+def whole_route_of(request: RequestFacts) -> str:
     """Return a request's place as the owner's rules see it: whole."""
-    return whole_place(request.method, request.host, urlsplit(request.url).path)
+    return whole_route(request.method, request.host, urlsplit(request.url).path)
 
 
 def purpose_of(request: RequestFacts, tool: str = "", *, step: str = "") -> Purpose:

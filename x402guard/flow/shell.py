@@ -19,15 +19,15 @@ from x402guard.policy.approvals import Answer, ApprovalRequest
 _LOG: Final = logging.getLogger("x402guard")
 
 
-class NoticeTeller(Protocol):
+class Notifier(Protocol):
     """Tells people what they ought to know."""
 
-    def tell(self, notices: Iterable[Notice]) -> None:
+    def notify(self, notices: Iterable[Notice]) -> None:
         """Tell of what has happened; never raises."""
 
 
 class _Log:
-    def tell(self, notices: Iterable[Notice]) -> None:
+    def notify(self, notices: Iterable[Notice]) -> None:
         for notice in notices:
             _LOG.log(logging.WARNING if notice.pressing else logging.INFO, notice.message)
 
@@ -56,7 +56,7 @@ class Shell:
     signer: Signer | None
     chain: ChainReader | None
     approver: Approver | None = None
-    teller: NoticeTeller = field(default_factory=_Log)
+    notifier: Notifier = field(default_factory=_Log)
     slots: Slots = field(default_factory=Slots)
     kill_file: Path | None = None
     recheck: Callable[[], None] = do_nothing

@@ -32,7 +32,7 @@ from x402guard.guard.arguments import (
     read_networks,
 )
 from x402guard.guard.named_budget import NamedBudget, open_budget
-from x402guard.guard.notices import OnNotice, Teller, Webhook
+from x402guard.guard.notices import NoticeSender, OnNotice, Webhook
 from x402guard.guard.opening import Basis, in_a_thread, parse_limit, session_request
 from x402guard.guard.rechecker import Rechecker
 from x402guard.guard.session import Session, current_session
@@ -114,7 +114,7 @@ class Guard:
             unsafe_trust_receipts=unsafe_trust_receipts,
         )
         limit, stop = parse_limit(budget, field="budget"), kill_path(kill_file)
-        self._teller = Teller(on_notice, webhook)
+        self._notifier = NoticeSender(on_notice, webhook)
         as_approver(approver)  # wrong ones are said before anything is opened
         chain = RpcChainReader(chains) if isinstance(chains, Mapping) else chains
         networks = read_networks(chain, self.policy, unsafe_no_chain=unsafe_no_chain)
@@ -140,7 +140,7 @@ class Guard:
         # What was given is its owner's to close; others may share it.
         self._closed, self._owns = False, (isinstance(ledger, str), isinstance(chains, Mapping))
         store = open_store(ledger, must_exist=ledger_must_exist) if isinstance(ledger, str) else ledger
-        shell = Shell(store, signer, chain, as_approver(approver, store), self._teller, kill_file=stop)
+        shell = Shell(store, signer, chain, as_approver(approver, store), self._notifier, kill_file=stop)
         self._open(shell, limit, checks=background_checks and chain is not None)
 
     def _open(self, shell: Shell, limit: Nanos | None, *, checks: bool) -> None:
@@ -271,7 +271,7 @@ class Guard:
             scope = Scope(nodes=(WALLET,))
             self.shell.store.transact(scope, lambda view: view.put_mark(instance_mark(self.instance), mark))
         finally:
-            self._teller.close()
+            self._notifier.close()
             self._release()
 
     def __enter__(self) -> Self:

@@ -92,7 +92,7 @@ def sign_delivery(secret: str, at_unix: int, body: bytes) -> str:
     return f"t={at_unix},v1={digest}"
 
 
-class Teller:
+class NoticeSender:
     """Tells each notice once. Neither a function that fails nor a webhook that hangs is felt by any payment."""
 
     def __init__(
@@ -112,7 +112,7 @@ class Teller:
         self._pid = os.getpid()
         self._ending = threading.Event()
 
-    def tell(self, notices: Iterable[Notice]) -> None:
+    def notify(self, notices: Iterable[Notice]) -> None:
         """Tell of what has happened, in the order given. Never raises, but for what is no ``Exception``."""
         for notice in notices:
             if not notice.pressing:

@@ -1,4 +1,4 @@
-"""Answers that have so many seconds: a body is cut when its time is over, however little a server sends however often."""
+"""Deadlines for answers: a body is cut off at its deadline, even if the server keeps sending small pieces."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _LOOK_AGAIN_S: Final = 0.5
 
 
 class Watch:
-    """How long one call may go on, and the slot that it takes. It is over once: ended, cut or left, and its slot with it.
+    """The deadline of one call and its bulkhead slot. It ends exactly once (finished, cut off or abandoned), with its slot.
 
-    What its caller takes to read a piece is not the server's time. Threads may use it at once.
+    The time in which the caller processes a piece does not count. Thread-safe.
 
     Args:
-        call_s: seconds from now to the end of the answer; None for any time.
-        chunk_s: seconds from asking for a piece of the answer to its coming.
+        call_s: seconds from now to the end of the answer; None for no limit.
+        chunk_s: seconds from the request for a piece of the answer to its arrival; None for no limit.
     """
 
     def __init__(self, call_s: int | None, chunk_s: int | None) -> None:
@@ -44,31 +44,31 @@ class Watch:
         self.cut = False
 
     def take(self, slot: Slot | None) -> None:
-        """Take a slot, from now on until it is over."""
+        """Keep a slot until the call is over."""
         self._slot = slot
 
     def wanted(self) -> None:
-        """The caller begins to read."""
+        """Note that the caller begins to read."""
         self._last_s = time.monotonic()
 
     def hand_over(self) -> None:
-        """A piece is given to the caller: time stands still."""
+        """Note that the caller gets a piece: the clock is paused."""
         self._handed_s = time.monotonic()
 
     def take_back(self) -> None:
-        """The caller wants the next piece."""
+        """Note that the caller wants the next piece: the clock runs again."""
         now_s = time.monotonic()
         if self._ends_s is not None and self._handed_s is not None:
             self._ends_s += now_s - self._handed_s
         self._last_s, self._handed_s = now_s, None
 
     def lift(self) -> None:
-        """It may take any time from now on."""
+        """Remove the deadline."""
         self._ends_s = self._chunk_s = None
 
     @property
     def until_s(self) -> float | None:
-        """When it has to be cut, on the monotonic clock; None for never, or as long as its caller reads."""
+        """The deadline on the monotonic clock; None for no deadline, or while the clock is paused."""
         if self._handed_s is not None:
             return None
         chunk_ends_s = None if self._chunk_s is None or self._last_s is None else self._last_s + self._chunk_s
@@ -78,12 +78,12 @@ class Watch:
 
     @property
     def left_s(self) -> float | None:
-        """Seconds until it has to be cut, 0 where that is past; None for any time."""
+        """Seconds until the deadline, 0 if it is past; None for no deadline."""
         until_s = self.until_s
         return None if until_s is None else max(0.0, until_s - time.monotonic())
 
     def look_s(self) -> float | None:
-        """When to look at it next, on the monotonic clock: time may stand still, or not have begun; None for never."""
+        """The time of the next check, on the monotonic clock, also while paused or before the start; None for never."""
         until_s = self.until_s
         still = self._handed_s is not None or (self._chunk_s is not None and self._last_s is None)
         if not still:
@@ -92,18 +92,18 @@ class Watch:
         return again_s if until_s is None else min(until_s, again_s)
 
     def end(self) -> None:
-        """It has ended, or nobody reads on."""
+        """End the call, because it is finished or abandoned."""
         with self._lock:
             self.over = True
         self.leave()
 
     def leave(self) -> None:
-        """Leave its slot, though it goes on."""
+        """Release the slot; the call itself continues."""
         if self._slot is not None:
             self._slot.leave()
 
     def cut_off(self, cut: Callable[[], None]) -> None:
-        """Its time is over: *cut* what is read, unless it has ended just now, and let somebody else have its slot."""
+        """Call *cut* after the deadline, unless the call has just ended, and release the slot."""
         with self._lock:
             if self.over:
                 return
@@ -112,25 +112,25 @@ class Watch:
         self.leave()
 
     def timeout(self) -> CallTimeout:
-        """Return the error of a call whose time is over."""
+        """Return the error of a call past its deadline."""
         whole_s = self._ends_s is not None and time.monotonic() >= self._ends_s
         if self._chunk_s is not None and self._last_s is not None and not whole_s:
-            return CallTimeout(f"no piece of the answer came within {self._chunk_s} s")
-        return CallTimeout(f"the call was not over within {self._call_s} s")
+            return CallTimeout(f"no piece of the answer arrived within {self._chunk_s} s")
+        return CallTimeout(f"the call did not end within {self._call_s} s")
 
 
 class _Cutter:
-    """One thread that looks after all bodies: whatever is past its time is cut, and leaves its slot, read or not."""
+    """One thread for all bodies: cuts off each body past its deadline and releases its slot, read or not."""
 
     def __init__(self) -> None:
         self._condition = threading.Condition()
-        # A body that was forgotten is not kept: its slot goes back with it.
+        # Weak references, so that an abandoned body is collected and its slot released.
         self._due: list[tuple[float, int, ReferenceType[Watch], Callable[[], None]]] = []
         self._number = itertools.count()
         self._pid = 0
 
     def look_after(self, watch: Watch, cut: Callable[[], None]) -> None:
-        """Call *cut* when *watch* is past its time and not over."""
+        """Call *cut* when *watch* is past its deadline and not over."""
         look_s = watch.look_s()
         if look_s is None:
             return
@@ -152,10 +152,10 @@ class _Cutter:
                 if watch is None or watch.over:
                     continue
                 until_s, look_s = watch.until_s, watch.look_s()
-                if until_s is None or until_s > time.monotonic():  # pieces have come meanwhile, or its caller reads one
+                if until_s is None or until_s > time.monotonic():  # a piece arrived, or the caller processes one
                     if look_s is not None:
                         heapq.heappush(self._due, (look_s, number, known, cut))
-                    watch = None  # not kept while we wait
+                    watch = None  # keep no reference while waiting
                     continue
             watch.cut_off(cut)
 
@@ -164,7 +164,7 @@ _CUTTER: Final = _Cutter()
 
 
 def _socket_of(extensions: Any) -> socket.socket | None:
-    """Return the socket that an answer is read from; None where there is none, or where other answers are read from it too."""
+    """Return the socket of an answer; None if it has none, or if the socket is shared with other answers (HTTP/2)."""
     stream = extensions.get("network_stream")
     if stream is None or extensions.get("http_version") not in (b"HTTP/1.1", b"HTTP/1.0"):
         return None
@@ -174,12 +174,12 @@ def _socket_of(extensions: Any) -> socket.socket | None:
 
 def _shut(connection: socket.socket | None) -> None:
     if connection is not None:
-        with suppress(OSError):  # it was closed meanwhile
+        with suppress(OSError):  # closed already
             connection.shutdown(socket.SHUT_RDWR)
 
 
 class Watched:
-    """A response stream with so many seconds. *late* is called when they are over, before that is raised."""
+    """A response stream with a deadline. *late* is called after a timeout or a broken stream, before the error is raised."""
 
     def __init__(self, response: httpx.Response, watch: Watch) -> None:
         self._stream: Any = response.stream
@@ -195,24 +195,24 @@ class Watched:
         try:
             for chunk in self._stream:
                 if watch.cut or watch.left_s == 0.0:
-                    raise self._timed_out()  # noqa: TRY301 - it is raised as it is
+                    raise self._timed_out()  # noqa: TRY301 - passed on unchanged
                 watch.hand_over()
                 yield chunk
                 watch.take_back()
             if watch.cut:
-                raise self._timed_out()  # noqa: TRY301 - a body without a length ends where its socket is shut
+                raise self._timed_out()  # noqa: TRY301 - a body without a length ends when its socket is shut down
         except CallTimeout:
             raise
         except Exception as error:
             if watch.cut:
                 raise self._timed_out() from error
-            self._say_late()  # it broke off
+            self._say_late()
             raise
         finally:
             watch.end()
 
     def end(self) -> None:
-        """Nobody waits for the rest."""
+        """End the watch, because the rest is not needed."""
         self._watch.end()
 
     def _timed_out(self) -> CallTimeout:
@@ -222,24 +222,24 @@ class Watched:
         return error
 
     def _say_late(self) -> None:
-        """Books that cannot be written take nothing from what the caller has to hear."""
+        """Call *late*. An unwritable ledger does not replace the timeout error."""
         if self.late is not None:
             with suppress(LedgerUnavailable):
                 self.late()
 
     def close(self) -> None:
-        """Leave the slot, and close the stream underneath."""
+        """Release the slot, and close the inner stream."""
         self._watch.end()
         self._stream.close()
 
 
 class AsyncWatched:
-    """The same as ``Watched``, for an asynchronous stream; *late* is awaited."""
+    """``Watched`` for an asynchronous stream; *late* is awaited."""
 
     def __init__(self, response: httpx.Response, watch: Watch) -> None:
         self._stream: Any = response.stream
         self._watch = watch
-        _CUTTER.look_after(watch, lambda: None)  # a task cuts itself; a body that nobody reads leaves its place
+        _CUTTER.look_after(watch, lambda: None)  # the reading task times out itself; an unread body releases its slot
         self.late: Callable[[], Any] | None = None
         self.hold_id: str | None = None
 
@@ -266,7 +266,7 @@ class AsyncWatched:
             watch.end()
 
     def end(self) -> None:
-        """Nobody waits for the rest."""
+        """End the watch, because the rest is not needed."""
         self._watch.end()
 
     async def _timed_out(self) -> CallTimeout:
@@ -281,6 +281,6 @@ class AsyncWatched:
                 await self.late()
 
     async def aclose(self) -> None:
-        """Leave the slot, and close the stream underneath."""
+        """Release the slot, and close the inner stream."""
         self._watch.end()
         await self._stream.aclose()

@@ -1,4 +1,4 @@
-"""One request's HTTP side, over the transport of either library: what the drivers send with, and what answered."""
+"""The HTTP side of one request, over a transport of httpx or httpx2: the drivers send and read through it."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
     import httpx
 
 GUARDED_SEND: Final[ContextVar[bool]] = ContextVar("x402guard_guarded_send", default=False)
-"""True while a transport of the caller's sends for us, by whatever library it may stand on."""
+"""True while the inner transport sends for a guarded transport, whatever library it uses."""
 
 
 def _showing_no_payment(effect: Send) -> AbstractContextManager[None]:
-    """The frames in which a payment could not be sent hold it in bytes and headers; what is not paid keeps its own."""
+    """Clear the frames of an error if a payment was sent: their locals hold it in bytes and headers."""
     return nullcontext() if effect.pays is None else forgetting()
 
 
 class _ExchangeState:
-    """What both kinds of exchange keep: the last response, the slot it takes and how long it may go on."""
+    """The common state of both exchanges: the last response, its slot and its deadline."""
 
     outgoing: OutgoingRequest
 
@@ -44,21 +44,21 @@ class _ExchangeState:
         self.is_stock = type(inner) in library.stock
 
     def keep(self, slot: Slot | None) -> None:
-        """See ``drivers.Exchange.keep``."""
+        """Keep a slot for the next send, in place of the previous one (see ``drivers.Exchange``)."""
         if self._slot is not None:
             self._slot.leave()
         if self._watch is not None:
-            self._watch.leave()  # the answer before is as good as read: nobody waits for a slot at a host while taking one
+            self._watch.leave()  # release the previous slot first, so a flow never waits while it holds one
         self._slot = slot
 
     def response(self) -> httpx.Response:
-        """Return the last response that was received."""
+        """Return the last response."""
         if self._response is None:
-            raise TypeError("no request was sent yet")
+            raise TypeError("no request has been sent")
         return self._response
 
     def begin(self, call_s: int | None, chunk_s: int | None) -> Watch | None:
-        """Watch what is sent now, where it has so many seconds or takes a slot."""
+        """Return a watch for the next send if it has a deadline or a slot; else None."""
         if call_s is None and chunk_s is None and self._slot is None:
             self._watch = None
         else:
@@ -66,33 +66,33 @@ class _ExchangeState:
         return self._watch
 
     def watch_body(self, response: httpx.Response, kind: type[Any]) -> None:
-        """Let the time go on while the body of *response* is read."""
+        """Continue the watch while the body of *response* is read."""
         self.watched = None
         if self._watch is None:
             return
-        self._watch.take(self._slot)  # it is the body's now
+        self._watch.take(self._slot)
         self._slot = None
         if response.is_closed:
-            self._watch.end()  # it is in memory already
+            self._watch.end()  # the body is in memory
         else:
             self.watched = kind(response, self._watch)
             response.stream = self.watched
 
     def lift(self) -> None:
-        """Nothing was paid or metered in the end: whoever reads the body has any time for it."""
+        """Remove the deadline of a body that is neither paid nor metered."""
         if self._watch is not None:
             self._watch.lift()
 
     def leave(self) -> None:
-        """Leave the slot that no answer takes any more."""
+        """Release the slot."""
         self.keep(None)
 
 
 class Exchanged(_ExchangeState):
-    """One request's exchange over a blocking transport; see ``drivers.Exchange``."""
+    """The exchange over a blocking transport (see ``drivers.Exchange``)."""
 
     def send(self, effect: Send) -> Reply:
-        """See ``drivers.Exchange.send``."""
+        """Send the request and return status and headers; the body stays unread."""
         try:
             self.close()
             with _showing_no_payment(effect):
@@ -110,17 +110,17 @@ class Exchanged(_ExchangeState):
         return Reply(response.status_code, tuple(response.headers.multi_items()))
 
     def _sent_aside(self, request: httpx.Request, watch: Watch) -> httpx.Response:
-        """Send in a thread of its own: a server that sends its headers byte by byte keeps every read from being late."""
+        """Send in a separate thread: a server that sends its headers byte by byte never causes a read timeout."""
         slot, self._slot = self._slot, None
 
         def call() -> httpx.Response:
-            return self._inner.handle_request(request)  # type: ignore[no-any-return]  # a transport of the library's
+            return self._inner.handle_request(request)  # type: ignore[no-any-return]  # of either family
 
         def late(response: httpx.Response | None) -> None:
             if slot is not None:
-                slot.leave()  # until now it was taken: a host that hangs hangs on to no more than its places
+                slot.leave()  # only now, so that a hanging host cannot use more than its slots
             if response is not None:
-                with suppress(Exception):  # nobody reads it
+                with suppress(Exception):
                     response.close()
 
         try:
@@ -134,7 +134,7 @@ class Exchanged(_ExchangeState):
         return response
 
     def peek(self, effect: PeekBody) -> bytes | None:
-        """See ``drivers.Exchange.peek``."""
+        """Return the decoded body, or None if it is too long or not decodable; it stays readable for the caller."""
         response = self.response()
         if not isinstance(response.stream, self._library.sync_stream):
             raise TypeError("the inner transport answered with an asynchronous stream")
@@ -150,23 +150,23 @@ class Exchanged(_ExchangeState):
         return None if raw is None else decoded_body(response, raw, effect.limit)
 
     def close(self) -> None:
-        """Close the response, where there is one."""
+        """Close the response, if there is one."""
         if self._response is not None:
             response, self._response = self._response, None
             response.close()
 
     def discard(self) -> None:
-        """Close an answer that nobody will read, on the way out of an error that matters more than how this ends."""
+        """Close an unread answer and release the slot while another error propagates; ignores errors."""
         with suppress(Exception):
             self.close()
         self.leave()
 
 
 class AsyncExchanged(_ExchangeState):
-    """The same, over an asynchronous transport."""
+    """The exchange over an asynchronous transport (see ``drivers.Exchange``)."""
 
     async def send(self, effect: Send) -> Reply:
-        """See ``drivers.Exchange.send``."""
+        """Send the request and return status and headers; the body stays unread."""
         try:
             await self.aclose()
             with _showing_no_payment(effect):
@@ -192,7 +192,7 @@ class AsyncExchanged(_ExchangeState):
             GUARDED_SEND.set(before)
 
     async def peek(self, effect: PeekBody) -> bytes | None:
-        """See ``drivers.Exchange.peek``."""
+        """Return the decoded body, or None if it is too long or not decodable; it stays readable for the caller."""
         response = self.response()
         if not isinstance(response.stream, self._library.async_stream):
             raise TypeError("the inner transport answered with a synchronous stream")
@@ -212,13 +212,13 @@ class AsyncExchanged(_ExchangeState):
         return None if raw is None else decoded_body(response, raw, effect.limit)
 
     async def aclose(self) -> None:
-        """Close the response, where there is one."""
+        """Close the response, if there is one."""
         if self._response is not None:
             response, self._response = self._response, None
             await response.aclose()
 
     async def discard(self) -> None:
-        """See ``Exchanged.discard``; a cancelled task still gives its connection back."""
+        """Do as ``Exchanged.discard``, also in a cancelled task."""
         with anyio.CancelScope(shield=True), suppress(Exception):
             await self.aclose()
         self.leave()

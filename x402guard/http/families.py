@@ -1,8 +1,7 @@
-"""What httpx and httpx2 call the same things.
+"""Maps the classes of httpx and httpx2 to common names.
 
-httpx2 is a fork: its classes have the shape of httpx's and are no kin of theirs, so a stream of one family breaks the clients of
-the other. Everything between the core and the transports is written once, over the names gathered here; the types in it are
-written as httpx's.
+httpx2 is a fork: its classes have the same interface as httpx's but are unrelated, so a stream of one family breaks the
+clients of the other. The code between core and transports is written once, over these names, with httpx's types.
 """
 
 from __future__ import annotations
@@ -22,12 +21,12 @@ class Library:
     """One family of HTTP classes.
 
     Attributes:
-        request, response, headers: what requests, responses and header lines are made of.
-        bytes_stream: a body in memory.
-        sync_stream, async_stream: what bodies derive from.
-        unsent: errors of the family's own transports after which it is certain that nothing left the machine.
-        stock: those transports, blocking and asynchronous.
-        transports: what they derive from.
+        request, response, headers: the classes of requests, responses and headers.
+        bytes_stream: the class of a body in memory.
+        sync_stream, async_stream: the base classes of bodies.
+        unsent: errors of the stock transports that prove that nothing was sent.
+        stock: the family's own transports, blocking and asynchronous.
+        transports: the base classes of transports.
     """
 
     request: type[httpx.Request]

@@ -1,9 +1,11 @@
-"""What every guarded transport does, whatever library it is for: facts in; a receipt, a metered body or a refusal out."""
+"""The common part of all guarded transports: runs the flow of a request; returns a receipt or metered body, or refuses."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self, get_args
+
+from typing_extensions import override
 
 from x402guard.errors import ConfigError, PaymentRefused, X402GuardError
 from x402guard.flow.context import Context
@@ -28,9 +30,7 @@ from x402guard.http.response import problem_response
 from x402guard.http.streams import EXTENSION, AsyncMetered, Metered
 from x402guard.ledger.authorize import Refusal
 from x402guard.ledger.model import HoldKind
-from x402guard.llm.authorize import (
-    note_unmetered,
-)
+from x402guard.llm.authorize import note_unmetered
 from x402guard.llm.flow import InFlight, Upload, called
 from x402guard.llm.meter import FixedPrice, Meter, Unmetered, classify
 from x402guard.llm.routes import Route
@@ -43,29 +43,29 @@ if TYPE_CHECKING:
 OnRefusal = Literal["raise", "respond"]
 
 Handed = InFlight | Receipt | None
-"""What a conversation ends with: a body to read along, a receipt, or nothing to account for."""
+"""The result of a flow: a body to meter, a receipt, or None for a free request."""
 
 
 class MeteredPayer(Payer, Protocol):
     """A budget that pays for requests: payments and LLM calls."""
 
     def innermost(self) -> MeteredPayer:
-        """Return the innermost budget in context; see ``Payer``."""
+        """Return the innermost budget in context (see ``Payer``)."""
 
     @property
     def meter(self) -> Meter | None:
-        """What LLM calls are held and priced by; None meters nothing."""
+        """The meter for LLM calls; None if metering is off."""
 
 
 class FindsPayer(Protocol):
     """A session, or a guard that finds the session in context."""
 
     def innermost(self) -> MeteredPayer:
-        """Return the innermost budget in context. Raises ``ConfigError`` where there is none of ours."""
+        """Return the innermost budget in context. Raises ``ConfigError`` if there is none."""
 
 
 class Guarded:
-    """The part of a transport that is the same for httpx and httpx2, blocking and not."""
+    """The common part of the transports for httpx and httpx2, blocking and asynchronous."""
 
     library: ClassVar[Library]
     _inner: Any
@@ -80,25 +80,25 @@ class Guarded:
         self._on_refusal = on_refusal
 
     def handle_request(self, request: Any) -> Any:  # noqa: ARG002 - of either family
-        """Say what a blocking client takes; overridden where this is one of those."""
-        raise ConfigError("AsyncGuardedTransport is for asynchronous clients; a blocking one takes GuardedTransport")
+        """Raise ``ConfigError`` with the right transport for a blocking client; ``BlockingGuard`` overrides it."""
+        raise ConfigError("AsyncGuardedTransport is for asynchronous clients; use GuardedTransport for blocking ones")
 
     async def handle_async_request(self, request: Any) -> Any:  # noqa: ARG002 - of either family
-        """Say what an asynchronous client takes; overridden where this is one of those."""
-        raise ConfigError("GuardedTransport is for blocking clients; an asynchronous one takes AsyncGuardedTransport")
+        """Raise ``ConfigError`` with the right transport for an asynchronous client; ``AwaitedGuard`` overrides it."""
+        raise ConfigError("GuardedTransport is for blocking clients; use AsyncGuardedTransport for asynchronous ones")
 
     @classmethod
     def around(cls, payer: FindsPayer, inner: object, on_refusal: OnRefusal) -> Self:
-        """Return a guard around whatever a client took for a transport, of its family's kin or not."""
+        """Return a guard around a client's transport of any class."""
         guarded = cls.__new__(cls)
         Guarded.__init__(guarded, payer, on_refusal)
         guarded._inner = inner  # noqa: SLF001 - of this class
         return guarded
 
     def exchange(self, inner: httpx.BaseTransport, request: httpx.Request) -> httpx.Response:
-        """Send *request* over *inner*, paying and metering as the session allows.
+        """Send *request* over *inner*, with payments and metering as the session allows.
 
-        Raises ``X402GuardError`` and what derives from it, and the inner transport's own errors.
+        Raises ``X402GuardError`` and its subclasses, and the inner transport's errors.
         """
         if is_guarded(request):
             return inner.handle_request(request)
@@ -120,7 +120,7 @@ class Guarded:
         return self._finish(logical, exchange, handed, payer, metered=self.library.of(Metered), driver=run)
 
     async def exchange_async(self, inner: httpx.AsyncBaseTransport, request: httpx.Request) -> httpx.Response:
-        """See ``exchange``."""
+        """``exchange`` for an asynchronous transport."""
         if is_guarded(request):
             return await inner.handle_async_request(request)
         logical, exchange = LogicalRequest.of(request), AsyncExchanged(self.library, inner)
@@ -136,7 +136,7 @@ class Guarded:
             return self._failed(error, request)
         except GeneratorExit:
             logical.end()
-            raise  # the coroutine is thrown away, its loop may be gone: nothing can be awaited
+            raise  # the coroutine is closed and its loop may be gone, so nothing can be awaited
         except BaseException:
             logical.end()
             await exchange.discard()
@@ -152,7 +152,7 @@ class Guarded:
         payer: tuple[Context, Meter | None],
         exchange: Exchanged | AsyncExchanged,
     ) -> Flow[Handed]:
-        """Return the conversation that a request needs."""
+        """Return the flow of a request."""
         context, meter = payer
         facts = describe_request(request, logical, body)
         exchange.outgoing = OutgoingRequest(self.library, request, body, logical, stock=exchange.is_stock)
@@ -167,11 +167,11 @@ class Guarded:
         return metered_request(facts, route, upload, context, meter)
 
     def _reading(self, response: httpx.Response, stream: Metered | AsyncMetered) -> httpx.Response:
-        """Return the same answer with another body: one that was in memory already would not be read along."""
+        """Return the same answer with a metered body. A new response, because a body in memory would not be metered."""
         metered = self.library.response(
             response.status_code,
             headers=response.headers,
-            stream=stream,  # type: ignore[arg-type]  # it is of the library's family, too
+            stream=stream,  # type: ignore[arg-type]  # also of the library's family
             extensions=response.extensions,
         )
         stream.extensions = metered.extensions
@@ -187,7 +187,7 @@ class Guarded:
         metered: type[Metered | AsyncMetered],
         driver: Callable[..., Any],
     ) -> httpx.Response:
-        """Hand the last response over, its body watched or metered, with the receipt in its extensions."""
+        """Return the last response, its body watched or metered, with the receipt in its extensions."""
         response = exchange.response()
         if handed is None:
             exchange.lift()
@@ -211,8 +211,8 @@ class Guarded:
             return problem_response(self.library, error, request)
         raise error
 
-    def answers(self, request: httpx.Request) -> bool:  # noqa: ARG002 - for those who look at it
-        """True where a refusal is answered, and not raised."""
+    def answers(self, request: httpx.Request) -> bool:  # noqa: ARG002 - overrides use it
+        """True if a refusal is answered with a local 402 instead of raised."""
         return self._on_refusal == "respond"
 
 
@@ -224,14 +224,14 @@ class BlockingGuard(Guarded):
         kind, stock = self.library.transports[0], self.library.stock[0]
         if transport is not None and not isinstance(transport, kind):
             raise wrong_transport(
-                transport, kind, f"for {kind.__module__.partition('.')[0]}.AsyncClient take AsyncGuardedTransport"
+                transport, kind, f"for {kind.__module__.partition('.')[0]}.AsyncClient use AsyncGuardedTransport"
             )
         self._inner = stock() if transport is None else transport
 
     def handle_request(self, request: Any) -> Any:
-        """Send *request*, paying for it where that is asked and allowed, metering it where it calls an LLM.
+        """Send *request*: pay if the server asks for it and the policy allows it, and meter LLM calls.
 
-        Raises ``X402GuardError`` and what derives from it, and the inner transport's own errors where no payment was involved.
+        Raises ``X402GuardError`` and its subclasses, and the inner transport's errors if no payment was involved.
         """
         return self.exchange(self._inner, request)
 
@@ -243,7 +243,7 @@ class BlockingGuard(Guarded):
         self._inner.__exit__(*left_by)
 
     def close(self) -> None:
-        """Close the inner transport. The session and its ledger stay as they are."""
+        """Close the inner transport; the session and its ledger stay open."""
         self._inner.close()
 
 
@@ -255,12 +255,12 @@ class AwaitedGuard(Guarded):
         kind, stock = self.library.transports[1], self.library.stock[1]
         if transport is not None and not isinstance(transport, kind):
             raise wrong_transport(
-                transport, kind, f"for {kind.__module__.partition('.')[0]}.Client take GuardedTransport"
+                transport, kind, f"for {kind.__module__.partition('.')[0]}.Client use GuardedTransport"
             )
         self._inner = stock() if transport is None else transport
 
+    @override
     async def handle_async_request(self, request: Any) -> Any:
-        """See ``BlockingGuard.handle_request``."""
         return await self.exchange_async(self._inner, request)
 
     async def __aenter__(self) -> Self:
@@ -271,21 +271,21 @@ class AwaitedGuard(Guarded):
         await self._inner.__aexit__(*left_by)
 
     async def aclose(self) -> None:
-        """Close the inner transport. The session and its ledger stay as they are."""
+        """Close the inner transport; the session and its ledger stay open."""
         await self._inner.aclose()
 
 
 def wrong_transport(transport: object, kind: type, other: str) -> ConfigError:
-    """Return the error for an inner transport of another family, or of the other kind."""
+    """Return the error for an inner transport of another family, or blocking in place of asynchronous."""
     family = kind.__module__.partition(".")[0]
     elsewhere = "x402guard.httpx2" if family == "httpx" else "x402guard"
     return ConfigError(
-        f"transport: {transport!r} is no {family}.{kind.__name__}; {other}, for another library the transports of {elsewhere}"
+        f"transport: {transport!r} is not a {family}.{kind.__name__}; {other}, for other libraries the transports of {elsewhere}"
     )
 
 
 def note_lateness(context: Context, receipt: Receipt, shell: Shell) -> Callable[[], Flow[None]]:
-    """Return the conversation that counts what a payment bought as late: a guard of its payee and host wants to know."""
+    """Return the flow that records a paid answer as late, for the circuit breakers of its payee and host."""
 
     def late() -> Flow[None]:
         hold = shell.store.hold(receipt.hold_id)
@@ -302,11 +302,10 @@ def _refuse(context: Context, refusal: Refusal) -> Flow[Handed]:
 def metered_request(
     request: RequestFacts, route: Route | FixedPrice, upload: Upload, context: Context, meter: Meter
 ) -> Flow[InFlight | Receipt | None]:
-    """Hold one call's conversation up to its answer's body.
+    """Run the flow of one call up to its answer's body; pay a 402 of a metered host like any other.
 
-    Returns an ``InFlight`` whose body is still to be read along, the receipt of a call that has ended, or None where it cost
-    nothing. A 402 from a metered host is answered like any other. Raises ``PaymentRefused`` and its kin, ``LedgerUnavailable``,
-    ``SendFailed``; with nothing sent and nothing held where it refuses.
+    Returns an ``InFlight`` whose body is to be metered, the receipt of a call that has ended, or None if it cost nothing.
+    Raises ``PaymentRefused`` and its subclasses (nothing is sent or held then), ``LedgerUnavailable``, ``SendFailed``.
     """
     handed, reply = yield from guarding_earlier_payment(request, called(request, route, upload, context, meter))
     if reply.status == PAYMENT_REQUIRED_STATUS:
@@ -315,6 +314,6 @@ def metered_request(
 
 
 def unmetered_request(request: RequestFacts, route: Unmetered, context: Context) -> Flow[Receipt | None]:
-    """Say in the books, once for each host, that what looks like an LLM call is not metered; then treat it as any request."""
+    """Record in the ledger, once per host, that an apparent LLM call is not metered; then handle it as any request."""
     yield Transact(*note_unmetered(context, request, route))
     return (yield from paid_request(request, context))

@@ -1,8 +1,8 @@
-"""Keeps payments and keys out of the logs of the libraries that we stand on, without touching their levels or handlers.
+"""Keeps payments and keys out of the logs of the HTTP libraries, without changes to their levels or handlers.
 
-At DEBUG, httpcore prints the headers of answers, and hpack those of requests, also as compressed blocks; httpx prints query strings
-at INFO. What carries a payment is in the x402 HTTP transport specification, section 2 (v2: ``PAYMENT-SIGNATURE``,
-``PAYMENT-RESPONSE``; v1: ``X-PAYMENT``, ``X-PAYMENT-RESPONSE``); the compressed blocks are RFC 7541's.
+At DEBUG, httpcore logs the headers of answers and hpack those of requests, also as compressed blocks (RFC 7541); httpx logs
+query strings at INFO. The payment headers are defined in the x402 HTTP transport specification, section 2 (v2:
+``PAYMENT-SIGNATURE``, ``PAYMENT-RESPONSE``; v1: ``X-PAYMENT``, ``X-PAYMENT-RESPONSE``).
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 from x402guard.x402.wire import PAYMENT_RESPONSE, PAYMENT_SIGNATURE, X_PAYMENT, X_PAYMENT_RESPONSE
 
 REDACTED: Final = "[redacted]"
-
 _HTTPCORE: Final = ("", ".connection", ".http11", ".http2", ".proxy", ".socks")
 _WEB3: Final = (
     "_utils.http_session_manager.HTTPSessionManager",
@@ -35,7 +34,6 @@ _WEB3: Final = (
     "providers.persistent.subscription_manager",
 )
 _URLLIB3: Final = ("connection", "connectionpool", "http2.connection", "poolmanager", "response", "util.retry")
-
 _ROOTS: Final = (
     "h2",
     "hpack",
@@ -71,20 +69,20 @@ LOGGERS: Final = (
     "websockets.protocol",
     "websockets.server",
 )
-"""The loggers that emit records: a filter on a logger does not see what its children log."""
+"""The loggers that emit records: a filter on a logger does not apply to its children's records."""
 
 _HEADERS: Final = (
     PAYMENT_SIGNATURE,
     PAYMENT_RESPONSE,
     X_PAYMENT_RESPONSE,
     X_PAYMENT,
-    "x402guard-signature",  # a webhook's
-    "authorization",  # and proxy-authorization: what stands in front of a name does not matter
+    "x402guard-signature",  # of a webhook
+    "authorization",  # also proxy-authorization: a name matches at the end of a longer one
     "cookie",
     "api[-_]?key",  # x-api-key, api-key, x-goog-api-key
 )
 _NAMES: Final = "|".join(_HEADERS)
-# Quoted as Python or JSON quote, once or twice, a whole value; else all to the end of the line, real or written as \r\n.
+# A whole value in (nested) Python or JSON quotes; else everything up to the end of the line, real or escaped as \r\n.
 _QUOTED: Final = r"""b?(?P<quote>\\*["'])(?:(?!(?P=quote))(?:\\.|[^\\]))*(?P=quote)"""
 _TO_LINE_END: Final = r"""(?:(?!\\+[rn])[^\r\n])*"""
 _HEADER: Final = re.compile(
@@ -94,7 +92,7 @@ _BASE64_JSON: Final = re.compile(
     r"""(?P<offer>payment-required[^\w]{1,8}b?["']?)?eyJ[A-Za-z0-9+/_=-]{60,}""", re.IGNORECASE
 )
 _LONG_HEX: Final = re.compile(r"(?:0x)?[0-9a-fA-F]{128,}")
-# A quote within a URL belongs to it where the text goes on behind it.
+# A quote belongs to a URL if the URL continues after it.
 _URL_TEXT: Final = r"""(?:[^\s'"<>\\]|'(?![\s,)\]}>:;]|$)|\\(?![rn'"]))"""
 _URL: Final = re.compile(rf"(?:https?|wss?)://{_URL_TEXT}+", re.IGNORECASE)
 _TARGET: Final = re.compile(rf"""(/[^\s'"?]*)\?{_URL_TEXT}+""")
@@ -103,24 +101,24 @@ _RAW_BYTES: Final = re.compile(
     r"""b(?P<quote>["'])(?:(?!(?P=quote))(?:\\.|[^\\]))*\\x(?:\\.|(?!(?P=quote)).)*(?P=quote)"""
 )
 _LEAST_TOKEN: Final = 12
-"""A part of a hidden URL of so many characters is hidden wherever it stands; shorter ones are words."""
+"""The least length of a part of a hidden URL that is redacted everywhere; shorter parts may be ordinary words."""
 
 
 def redacted(text: str, logger: str = "") -> str:
-    """Return *text*, a record of the *logger* of that name, without payments, credentials, query strings and hidden URLs."""
+    """Return *text*, a record of *logger* (a name), without payments, credentials, query strings and hidden URLs."""
     if logger.partition(".")[0] in ("hpack", "h2", "hyperframe"):
         text = _RAW_BYTES.sub(REDACTED, _BLOCK.sub(rf"\1 {REDACTED}", text))
     text = _HEADER.sub(rf"\g<name>{REDACTED}", text)
     text = _BASE64_JSON.sub(lambda found: found[0] if found["offer"] else REDACTED, text)
     text = _LONG_HEX.sub(REDACTED, text)
-    every_url = logger.partition(".")[0] == "web3"  # all that it speaks of are nodes, whose paths are access keys
+    every_url = logger.partition(".")[0] == "web3"  # its URLs are those of nodes, whose paths are access keys
     hidden = _HIDDEN
     text = _URL.sub(lambda found: hidden.shown(found[0], always=every_url), text)
     return hidden.parts.sub(REDACTED, _TARGET.sub(rf"\1?{REDACTED}", text))
 
 
 def bare_url(url: str) -> str:
-    """Return the scheme, host and port of *url*, and nothing else of it; ``[redacted]`` for what is no URL."""
+    """Return only the scheme, host and port of *url*; ``[redacted]`` if it is not a URL."""
     try:
         parts = urlsplit(url)
         port = "" if parts.port is None else f":{parts.port}"
@@ -131,9 +129,9 @@ def bare_url(url: str) -> str:
 
 
 def hide_url(url: str) -> str:
-    """Show *url* in logs as scheme and host from now on, here or in parts: its path or query is an access key. Return that.
+    """Redact *url*, whose path or query is an access key, and its parts in all later logs. Return its scheme and host.
 
-    Also installs what keeps the logs clean; see ``redact_logs``. Never fails.
+    Also calls ``redact_logs``. Never raises.
     """
     global _HIDDEN  # noqa: PLW0603 - replaced whole, so that a reader needs no lock
     redact_logs()
@@ -144,7 +142,7 @@ def hide_url(url: str) -> str:
 
 
 class _HiddenUrls:
-    """The URLs that are secrets, and a pattern of what they are made of. Never changed, only replaced."""
+    """The secret URLs, and a pattern of their parts. Immutable."""
 
     def __init__(self, origins: frozenset[str] = frozenset(), texts: frozenset[str] = frozenset()) -> None:
         self._origins, self._texts = origins, texts
@@ -152,7 +150,7 @@ class _HiddenUrls:
         self.parts = re.compile("|".join(map(_wherever, longest_first)) or r"(?!)")
 
     def also(self, url: str, bare: str) -> _HiddenUrls:
-        """Return these and *url*."""
+        """Return a copy with *url* added."""
         if bare == REDACTED:
             return _HiddenUrls(self._origins, self._texts | ({url} - {""}))
         parts = urlsplit(url)
@@ -163,7 +161,7 @@ class _HiddenUrls:
         return _HiddenUrls(self._origins | {bare}, self._texts | tokens | ({path} - {""}))
 
     def shown(self, url: str, *, always: bool) -> str:
-        """Return how *url* is shown: without credentials and query, and without a path where it is hidden, or *always*."""
+        """Return *url* for logs: without credentials and query, and without its path if it is hidden or *always* is set."""
         bare = bare_url(url)
         if always or bare in self._origins or bare == REDACTED:
             return bare
@@ -174,7 +172,7 @@ class _HiddenUrls:
 
 
 def _wherever(text: str) -> str:
-    """A pattern of a hidden path on its own, and not at the front of another; of any other text anywhere."""
+    """Return a pattern for *text*: a path matches only as a whole, other text matches anywhere."""
     return rf"(?<![\w/]){re.escape(text)}(?![\w/])" if text.startswith("/") else re.escape(text)
 
 
@@ -183,13 +181,13 @@ _LOCK: Final = threading.Lock()
 
 
 class RedactingFilter(logging.Filter):
-    """Lets every record pass, cleaned: see ``redacted``. One that has nothing to hide stays as it is, arguments and all."""
+    """Redacts every record (see ``redacted``) and drops none. A record without secrets stays unchanged."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Clean *record*; always True. What cannot be read is not shown: logging itself would print its arguments."""
+        """Redact *record* and return True. An unreadable record is replaced, because logging would print its arguments."""
         try:
             self._clean(record)
-        except Exception as error:  # noqa: BLE001 - no log record is worth a payment that fails
+        except Exception as error:  # noqa: BLE001 - a log record must never make a payment fail
             record.msg, record.args = f"{REDACTED}: a record that could not be read ({type(error).__name__})", ()
             record.exc_info = record.exc_text = record.stack_info = None
         return True
@@ -212,10 +210,10 @@ _FILTER: Final = RedactingFilter()
 
 
 def redact_logs() -> None:
-    """Clean the records of every logger in ``LOGGERS``, and of those of the same libraries that exist besides. Twice is once.
+    """Add the filter to every logger in ``LOGGERS`` and to the other existing loggers of the same libraries. Idempotent.
 
-    A logger belongs to its name for good, so it holds for those that a library takes up later, too. Levels, handlers and
-    propagation stay as they are; a logger that is off costs nothing.
+    A logger is permanent for its name, so this also covers loggers that a library uses later. Levels, handlers and
+    propagation do not change; a disabled logger has no cost.
     """
     with _LOCK:
         others = [name for name in list(logging.root.manager.loggerDict) if name.partition(".")[0] in _ROOTS]

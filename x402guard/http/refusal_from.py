@@ -1,4 +1,4 @@
-"""``refusal_from``: the typed refusal behind whatever exception a vendor's SDK made of it."""
+"""``refusal_from``: finds the typed refusal behind the exception of a vendor's SDK."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _BODIES: Final = ("body", "details", "response_json", "message")
 
 
 def refusal_from(error: BaseException) -> X402GuardError | None:
-    """Return our own error that *error* comes from, or None where it comes from something else.
+    """Return the ``X402GuardError`` that caused *error*, or None if another error caused it.
 
-    Looks through causes, contexts and groups for an error that a transport raised, and through the responses that SDKs keep
-    for the local 402 of ``on_refusal="respond"``.
+    Searches causes, contexts and groups for an error of a transport, and the responses that SDKs keep for the local 402 of
+    ``on_refusal="respond"``.
     """
     for link in _chain(error):
         if isinstance(link, X402GuardError):
@@ -59,7 +59,7 @@ def _of_response(response: object) -> X402GuardError | None:
 
 
 def _of_problem(told: object) -> PaymentRefused | None:
-    """Return the refusal that a problem+json body tells of, from its text or decoded."""
+    """Return the refusal in a problem+json body, given as text or decoded."""
     if isinstance(told, (bytes, str)) and len(told) < 100_000:
         text = told.decode("utf-8", "replace") if isinstance(told, bytes) else told
         try:
@@ -84,7 +84,7 @@ def _of_problem(told: object) -> PaymentRefused | None:
 
 
 def _of_words(error: BaseException) -> PaymentRefused | None:
-    """Return the refusal that an error's words end with: some frameworks keep nothing else of it."""
+    """Return the refusal named at the end of an error's message: some frameworks keep only the message."""
     words = str(error)[:_MOST_WORDS]
     match = _NAMED.search(words)
     if match is None:
@@ -98,7 +98,7 @@ def _nanos(dollars: Any) -> Nanos | None:
     try:
         return dollars_to_nanos(Decimal(str(dollars)[:40]))
     except (ArithmeticError, ValueError):
-        return None  # somebody else's body that only looks like ours
+        return None  # a body of another origin
 
 
 def _every(kind: type[PaymentRefused]) -> Iterator[type[PaymentRefused]]:

@@ -1,4 +1,4 @@
-"""The request side of a transport: what the core is told of a request, and what is sent in its place."""
+"""The request side of a transport: the facts of a request for the core, and the copies that are sent."""
 
 from __future__ import annotations
 
@@ -24,21 +24,20 @@ if TYPE_CHECKING:
 
 LOGICAL: Final = "x402guard.logical_request"
 GUARDED: Final = "x402guard.guarded"
-_MARK: Final = object()  # an object of ours, so that no caller can say it by accident
-
+_MARK: Final = object()  # an object, so that no caller can set it by accident
 _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
 
 
 class LogicalRequest:
-    """What one call of the caller's is, over all its redirect hops.
+    """One call of the caller over all its redirect hops.
 
-    httpx copies ``extensions`` to each hop, so this one shared object is the mark. It is over with the final answer: sending
-    the same request object again is a new purchase.
+    httpx copies ``extensions`` to each hop, so this shared object identifies the call. It ends with the final answer:
+    sending the same request object again is a new purchase.
 
     Attributes:
-        origin: where the first hop went.
-        paid_by: the hold whose signature has left, or None.
-        receipt: of what was paid on an earlier hop, or None; the last answer carries it.
+        origin: the origin of the first hop.
+        paid_by: the hold whose signature was sent, or None.
+        receipt: the receipt of a payment on an earlier hop, or None; the last answer carries it.
     """
 
     def __init__(self, origin: str) -> None:
@@ -51,7 +50,7 @@ class LogicalRequest:
 
     @classmethod
     def of(cls, request: httpx.Request) -> LogicalRequest:
-        """Return the mark of *request*, making one where this is a first hop."""
+        """Return the call of *request*, a new one for a first hop."""
         logical = request.extensions.get(LOGICAL)
         if not isinstance(logical, LogicalRequest) or logical.is_over(request):
             logical = cls(origin_of(request.url))
@@ -60,35 +59,34 @@ class LogicalRequest:
         return logical
 
     def is_over(self, request: httpx.Request) -> bool:
-        """True where *request* begins a new call: the last one has its answer, or the very same object is sent again.
+        """True if *request* begins a new call: the last call has its answer, or the same object is sent again.
 
-        Not where the answer to a payment was a challenge for credentials: httpx's auth flow sends the same object again then,
-        within the same call.
+        False after a 401 or 407 to a payment: then httpx's auth flow sends the same object again within the call.
         """
         return self._done or (not self._challenged and self._hop is not None and self._hop() is request)
 
     def answered(self, response: httpx.Response) -> None:
-        """Remember whether *response* ends the call or leads on."""
+        """Note whether *response* ends the call or another hop follows."""
         self._challenged = self.paid_by is not None and response.status_code in (401, 407)
         self._done = not response.has_redirect_location and not self._challenged
 
     def end(self) -> None:
-        """The call has failed; nothing leads on."""
+        """End the call after a failure."""
         self._done = True
 
 
 def is_guarded(request: httpx.Request) -> bool:
-    """True for a request that a guarded transport has sent: a second one further in lets it pass, and holds nothing twice."""
+    """True for a request from an outer guarded transport: an inner one passes it on and holds nothing a second time."""
     return request.extensions.get(GUARDED) is _MARK
 
 
 def marked_guarded() -> dict[str, Any]:
-    """Return the extensions of a request of our own, which is nobody's to guard."""
+    """Return the extensions of a request of this library, which no transport guards."""
     return {GUARDED: _MARK}
 
 
 def origin_of(url: httpx.URL) -> str:
-    """Return ``scheme://host:port`` in lower case, the port always written."""
+    """Return ``scheme://host:port`` in lower case, always with the port."""
     host = url.raw_host.decode("ascii").lower()
     port = url.port or _DEFAULT_PORTS.get(url.scheme, 0)
     return f"{url.scheme}://[{host}]:{port}" if ":" in host else f"{url.scheme}://{host}:{port}"
@@ -104,12 +102,12 @@ def _is_loopback(host: str) -> bool:
 
 
 def request_facts(request: httpx.Request) -> RequestFacts:
-    """Return the plain facts of a request that stands for itself, without a body."""
+    """Return the facts of a single request without a body."""
     return describe_request(request, LogicalRequest.of(request), b"")
 
 
 def describe_request(request: httpx.Request, logical: LogicalRequest, body: bytes | None) -> RequestFacts:
-    """Return the plain facts of *request* for the core, with 32 fresh random bytes."""
+    """Return the facts of *request* for the core, with 32 new random bytes."""
     extensions: Mapping[str, Any] = request.extensions
     purchase = extensions.get("purchase", request.headers.get("idempotency-key"))
     url = request.url
@@ -137,13 +135,13 @@ def describe_request(request: httpx.Request, logical: LogicalRequest, body: byte
 
 
 def buffer_body(library: Library, request: httpx.Request, limit: int) -> bytes | None:
-    """Return the request's body where it has at most *limit* bytes, so that a paid request can repeat it; else None.
+    """Return the request's body if it has at most *limit* bytes, so that a paid request can repeat it; else None.
 
-    A larger one streams on: what was read of it is put back in front. Nothing is lost either way.
+    A larger body continues to stream, with the bytes already read in front.
     """
     stream = request.stream
     if isinstance(stream, library.bytes_stream):
-        return b"".join(stream)  # in memory already, whatever its size
+        return b"".join(stream)  # in memory already, of any size
     if not isinstance(stream, library.sync_stream):
         raise _wrong_client(stream, "a blocking client with an asynchronous request body")
     kept, source = Buffered(), iter(stream)
@@ -157,10 +155,10 @@ def buffer_body(library: Library, request: httpx.Request, limit: int) -> bytes |
 
 
 async def buffer_body_async(library: Library, request: httpx.Request, limit: int) -> bytes | None:
-    """The same as ``buffer_body``, for an asynchronous body."""
+    """``buffer_body`` for an asynchronous body."""
     stream = request.stream
     if isinstance(stream, library.bytes_stream):
-        return b"".join(stream)  # in memory already, whatever its size
+        return b"".join(stream)  # in memory already, of any size
     if not isinstance(stream, library.async_stream):
         raise _wrong_client(stream, "an asynchronous client with a blocking request body")
     kept, source = Buffered(), aiter(stream)
@@ -174,24 +172,24 @@ async def buffer_body_async(library: Library, request: httpx.Request, limit: int
 
 
 def _wrong_client(stream: object, what: str) -> ConfigError:
-    """Return the error for a request that is not of the family that the transport is for."""
+    """Return the error for a request of another family than the transport's, or of the other kind."""
     families = {kind.__module__.partition(".")[0] for kind in type(stream).__mro__} & {"httpx", "httpx2"}
     if families:
         family = "x402guard.httpx2.GuardedTransport" if "httpx2" in families else "x402guard.GuardedTransport"
         return ConfigError(
-            f"transport: a client of {families.pop()}'s takes {family}; this one is for {what}, or another library"
+            f"transport: for a client of {families.pop()} use {family}; this was {what}, or a client of another library"
         )
     return ConfigError(f"transport: this was {what}")
 
 
 class OutgoingRequest:
-    """The requests that go out for one request of the caller's: copies, so that a payment header never leaves ours.
+    """The requests sent for one request of the caller: copies, so that the caller's request never has a payment header.
 
     Args:
-        request: the caller's; never changed.
-        body: its body, or None where it could not be kept.
-        logical: the mark of the call it belongs to.
-        stock: the inner transport is the library's own, whose errors tell whether anything left the machine.
+        request: the caller's request; never changed.
+        body: its body, or None if it is too large to keep.
+        logical: the call that it belongs to.
+        stock: True if the inner transport is the library's own, whose errors tell whether anything was sent.
     """
 
     def __init__(
@@ -205,14 +203,14 @@ class OutgoingRequest:
         self.stock = stock
 
     def copy(self, headers: tuple[HeaderLine, ...], pays: str | None, body: bytes | None) -> httpx.Request:
-        """Return the request to send, with *headers* in place of any of the same name; they pay the hold *pays*.
+        """Return the request to send. *headers* replace those of the same name, and pay the hold *pays*.
 
-        *body* goes in place of the request's own, where it is not None.
+        *body*, if not None, replaces the request's own.
         """
         original = self._request
         lines = self._library.headers(original.headers)
         if self._crossed:
-            # A payment header of the caller's own was meant for the first origin; httpx strips Authorization alone.
+            # The caller's own payment header is for the first origin only; httpx removes only Authorization.
             for name in PAYMENT_HEADERS:
                 lines.pop(name, None)
         for name, value in headers:
@@ -232,13 +230,13 @@ class OutgoingRequest:
         )
 
     def answered(self, response: httpx.Response) -> httpx.Response:
-        """Return *response* as the answer to the caller's request, where the transport says what it answers: ours has a payment."""
+        """Return *response*; if it refers to the sent copy, which may hold a payment, refer to the caller's request."""
         if isinstance(getattr(response, "_request", None), self._library.request):
             response.request = self._request
         return response
 
     def failed(self, error: Exception) -> SendFailed:
-        """Return the signal for the flow; only the stock transports tell reliably that nothing left the machine."""
+        """Return the signal for the flow. Only errors of the stock transports prove that nothing was sent."""
         if isinstance(getattr(error, "_request", None), self._library.request):
-            error.request = self._request  # type: ignore[attr-defined]  # theirs has the payment in its headers
+            error.request = self._request  # type: ignore[attr-defined]  # the sent copy has the payment in its headers
         return SendFailed(error, before_connection=self.stock and isinstance(error, self._library.unsent))

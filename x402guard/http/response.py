@@ -1,4 +1,4 @@
-"""The response side of a transport: looking into a 402 without taking it from the caller, and refusals as answers."""
+"""The response side of a transport: decodes the body of a 402, and builds refusals as responses."""
 
 from __future__ import annotations
 
@@ -13,23 +13,22 @@ if TYPE_CHECKING:
 
     from x402guard.http.families import Library
 
-
 REFUSAL: Final = "x402guard.refusal"
-"""Where a local refusal's error stands in ``response.extensions``."""
+"""The key of a local refusal's error in ``response.extensions``."""
 
 _WINDOW: Final = {"gzip": 31, "x-gzip": 31, "deflate": 15}
-"""zlib's window bits for the one layer of encoding that we undo."""
+"""zlib's window bits for each content encoding that is decoded."""
 
 
 def decoded_body(response: httpx.Response, raw: bytes, limit: int) -> bytes | None:
-    """Return *raw* with the response's content encoding undone, or None where it is not what its encoding says.
+    """Return *raw* with its content encoding decoded, or None if it does not match its encoding.
 
-    One layer of gzip or deflate and no more. Raises ``ProtocolError`` for stacked layers and for what unpacks to more than
-    *limit* bytes: a kilobyte can be a gigabyte then, and whoever reads on would find out.
+    Decodes one layer of gzip or deflate. Raises ``ProtocolError`` for several layers and for more than *limit* decoded
+    bytes, because a kilobyte can expand to a gigabyte.
     """
     encoding = response.headers.get("content-encoding", "identity").strip().lower()
     if "," in encoding:
-        raise ProtocolError(f"{encoding[:60]!r}: one encoding at most is read", field="content-encoding")
+        raise ProtocolError(f"{encoding[:60]!r}: at most one encoding is accepted", field="content-encoding")
     if encoding == "identity":
         return raw
     if encoding not in _WINDOW:
@@ -40,14 +39,14 @@ def decoded_body(response: httpx.Response, raw: bytes, limit: int) -> bytes | No
     except zlib.error:
         return None
     if len(body) > limit:
-        raise ProtocolError(f"what unpacks to more than {limit} bytes is not read", field="content-encoding")
+        raise ProtocolError(f"the decoded body has more than {limit} bytes", field="content-encoding")
     return body if unpacker.eof else None
 
 
 def problem_response(library: Library, error: PaymentRefused, request: httpx.Request) -> httpx.Response:
-    """Return a refusal as a local 402 with a problem+json body (RFC 9457), for agents that read answers better.
+    """Return a refusal as a local 402 with a problem+json body (RFC 9457), for agents that handle answers better.
 
-    It carries no ``PAYMENT-REQUIRED``, so that no outer client takes it for an offer, and tells SDKs not to retry.
+    It has no ``PAYMENT-REQUIRED`` header, so that no outer client reads it as an offer, and tells SDKs not to retry.
     """
     problem = {
         "type": f"urn:x402guard:{error.code}",
@@ -63,7 +62,7 @@ def problem_response(library: Library, error: PaymentRefused, request: httpx.Req
         "session": error.session,
         **error.amounts(),
         **({} if error.retry_after is None else {"retry_after": error.retry_after}),
-        # Where SDKs look for words to show.
+        # SDKs show this message.
         "error": {
             "message": f"{error} [urn:x402guard:{error.code}:{error.rule}]",
             "type": "x402guard",

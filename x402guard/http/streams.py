@@ -1,4 +1,4 @@
-"""The response streams of metered calls: the caller reads, the meter reads along, the end of the body writes the books."""
+"""The response streams of metered calls: the caller and the meter read the body; its end writes the ledger."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
 
 
 def _let_go(stream: object) -> None:
-    """The call has ended, be its last bytes read or not: it takes no place any more."""
+    """Release the bulkhead slot of a call that has ended, even if its last bytes are unread."""
     if isinstance(stream, (Watched, AsyncWatched)):
         stream.end()
 
 
 class Metered:
-    """A response stream that is read along. It ends once: with the provider's word, its last chunk, an error, or its closing.
+    """A metered response stream. It ends once: by the provider's end marker, its last chunk, an error, or ``close``.
 
     Attributes:
-        extensions: the response's, where the call's receipt takes its last form when it has ended.
+        extensions: those of the response; they get the final receipt when the call has ended.
     """
 
     def __init__(self, stream: httpx.SyncByteStream, flight: InFlight, shell: Shell) -> None:
@@ -58,7 +58,7 @@ class Metered:
             self.extensions[EXTENSION] = run(end_call(self._flight, ended=ended, failed=failed), self._shell)
 
     def close(self) -> None:
-        """End the call where its body has not, and close the stream underneath."""
+        """End the call if its body has not ended, and close the inner stream."""
         try:
             self._end(ended=False)
         finally:
@@ -66,7 +66,7 @@ class Metered:
 
 
 class AsyncMetered:
-    """The same as ``Metered``, for an asynchronous stream."""
+    """``Metered`` for an asynchronous stream."""
 
     def __init__(self, stream: httpx.AsyncByteStream, flight: InFlight, shell: Shell) -> None:
         self._stream, self._flight, self._shell = stream, flight, shell
@@ -83,7 +83,7 @@ class AsyncMetered:
                 if handed:
                     yield handed
         except GeneratorExit:
-            raise  # thrown away: nothing can be awaited here, and closing the response ends the call
+            raise  # the generator is closed: nothing can be awaited here, and closing the response ends the call
         except BaseException as error:
             await self._end(ended=False, failed=isinstance(error, Exception))
             raise
@@ -101,7 +101,7 @@ class AsyncMetered:
             )
 
     async def aclose(self) -> None:
-        """End the call where its body has not, and close the stream underneath."""
+        """End the call if its body has not ended, and close the inner stream."""
         with anyio.CancelScope(shield=True):
             try:
                 await self._end(ended=False)
@@ -110,25 +110,25 @@ class AsyncMetered:
 
 
 EXTENSION: Final = "x402guard"
-"""Where the receipt stands in ``response.extensions``."""
+"""The key of the receipt in ``response.extensions``."""
 
 
 class Buffered:
-    """The chunks of a stream that were read ahead, and how many bytes they are."""
+    """The chunks of a stream that were read ahead."""
 
     def __init__(self) -> None:
         self.chunks: list[bytes] = []
         self._size = 0
 
     def add(self, chunk: bytes, limit: int) -> bool:
-        """Keep a chunk; True while all of them are within *limit* bytes."""
+        """Keep a chunk. Returns True while all chunks together have at most *limit* bytes."""
         self.chunks.append(chunk)
         self._size += len(chunk)
         return self._size <= limit
 
 
 class Replay:
-    """A response stream that was read in part, and reads from its beginning all the same."""
+    """A response stream that was partly read ahead and can be read from its beginning."""
 
     def __init__(self, stream: httpx.SyncByteStream) -> None:
         self._stream = stream
@@ -137,7 +137,7 @@ class Replay:
         self._broken: Exception | None = None
 
     def keep(self, limit: int) -> bytes | None:
-        """Return the whole raw stream, or None once it is longer than *limit* bytes; both leave it readable."""
+        """Return the whole raw stream, or None if it is longer than *limit* bytes; it stays readable."""
         try:
             for chunk in self._source:
                 if not self._kept.add(chunk, limit):
@@ -150,16 +150,16 @@ class Replay:
     def __iter__(self) -> Iterator[bytes]:
         yield from self._kept.chunks
         if self._broken is not None:
-            raise self._broken  # where it broke off for us, it breaks off for the caller
+            raise self._broken  # the caller gets the error at the same byte
         yield from self._source
 
     def close(self) -> None:
-        """Close the stream underneath."""
+        """Close the inner stream."""
         self._stream.close()
 
 
 class AsyncReplay:
-    """The same as ``Replay``, for an asynchronous stream."""
+    """``Replay`` for an asynchronous stream."""
 
     def __init__(self, stream: httpx.AsyncByteStream) -> None:
         self._stream = stream
@@ -168,7 +168,7 @@ class AsyncReplay:
         self._broken: Exception | None = None
 
     async def keep(self, limit: int) -> bytes | None:
-        """See ``Replay.keep``."""
+        """Return the whole raw stream, or None if it is longer than *limit* bytes; it stays readable."""
         try:
             async for chunk in self._source:
                 if not self._kept.add(chunk, limit):
@@ -182,17 +182,17 @@ class AsyncReplay:
         for chunk in self._kept.chunks:
             yield chunk
         if self._broken is not None:
-            raise self._broken  # see Replay
+            raise self._broken
         async for chunk in self._source:
             yield chunk
 
     async def aclose(self) -> None:
-        """Close the stream underneath."""
+        """Close the inner stream."""
         await self._stream.aclose()
 
 
 class Rest:
-    """A body that was read ahead in part: once from its beginning, and after that whatever the original does."""
+    """A request body that was partly read ahead: the first read starts at its beginning, later reads use the original."""
 
     def __init__(self, stream: httpx.SyncByteStream, chunks: list[bytes], source: Iterator[bytes]) -> None:
         self._stream = stream
@@ -206,11 +206,11 @@ class Rest:
             self._chunks = []
             yield from self._source
         else:
-            yield from self._stream  # a redirect sends it again: multipart rewinds, a generator says that it cannot
+            yield from self._stream  # a redirect sends the body again: multipart rewinds, a generator raises
 
 
 class AsyncRest:
-    """The same as ``Rest``, for an asynchronous body."""
+    """``Rest`` for an asynchronous body."""
 
     def __init__(self, stream: httpx.AsyncByteStream, chunks: list[bytes], source: AsyncIterator[bytes]) -> None:
         self._stream = stream

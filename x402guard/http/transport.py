@@ -1,7 +1,7 @@
-"""``GuardedTransport`` and ``AsyncGuardedTransport``: httpx on the outside, a flow on the inside.
+"""``GuardedTransport`` and ``AsyncGuardedTransport``: transports for httpx that run a flow per request.
 
-The transport moves bytes and nothing else: it shows the flow status and headers, adds a payment header to its own copy of the
-request, and hands the last response over as it came.
+A transport only moves bytes: it passes status and headers to the flow, adds a payment header to its own copy of the request,
+and returns the last response unchanged.
 """
 
 from __future__ import annotations
@@ -27,13 +27,12 @@ HTTPX: Final = Library(
 
 
 class GuardedTransport(BlockingGuard, httpx.BaseTransport):
-    """An httpx transport that pays 402s and meters LLM calls out of a session's budget, and never past it.
+    """An httpx transport that pays 402s and meters LLM calls within a session's budget.
 
     Args:
-        session: a ``Session``, or a ``Guard`` for a client shared by many sessions: each request belongs to the session in
-            context.
-        transport: what really sends; ``httpx.HTTPTransport()`` when none is given.
-        on_refusal: ``"raise"`` raises the typed error; ``"respond"`` answers a local 402 with problem+json instead.
+        session: a ``Session``, or a ``Guard`` for a client shared by sessions: each request uses the session in context.
+        transport: the inner transport that sends; default: ``httpx.HTTPTransport()``.
+        on_refusal: ``"raise"`` raises the typed error; ``"respond"`` returns a local 402 with problem+json instead.
     """
 
     library = HTTPX
@@ -45,7 +44,7 @@ class GuardedTransport(BlockingGuard, httpx.BaseTransport):
 
 
 class AsyncGuardedTransport(AwaitedGuard, httpx.AsyncBaseTransport):
-    """``GuardedTransport`` for ``httpx.AsyncClient``; ``httpx.AsyncHTTPTransport()`` when none is given."""
+    """``GuardedTransport`` for ``httpx.AsyncClient``; default inner transport: ``httpx.AsyncHTTPTransport()``."""
 
     library = HTTPX
 

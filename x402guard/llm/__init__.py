@@ -1,4 +1,4 @@
-"""Metering: which request is an LLM call, what it costs at most before, and what it did cost after. Pure."""
+"""Metering core: recognises LLM calls, computes their ceilings before and their costs after. Pure."""
 
 from x402guard.llm.prices import ModelPrice
 from x402guard.llm.settings import Metering

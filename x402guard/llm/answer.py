@@ -1,4 +1,4 @@
-"""Reading along: every chunk goes on to the caller as it came, and the meter keeps what says what was used."""
+"""Reads an answer while it is passed on: the caller gets each chunk unchanged, and the meter keeps the stated usage."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from x402guard.llm.routes import Flavour
 from x402guard.strict_json import NotReadable, read_object
 
 MAX_ANSWER_BYTES: Final = 67_108_864
-"""A whole answer of more bytes than this is not read; it costs its ceiling."""
+"""The largest answer, in bytes, that is read whole. A larger one costs its ceiling."""
 
 MAX_EVENT_BYTES: Final = 16_777_216
-"""One event of a stream of more bytes than this is not read."""
+"""The largest event of a stream, in bytes, that is read."""
 
 _SMALL_BYTES: Final = 65_536
 _WINDOWS: Final = {"gzip": 31, "x-gzip": 31, "deflate": 15}
@@ -25,14 +25,14 @@ _LINE_ENDS: Final = re.compile(rb"\r\n|\n|\r")
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """What became of an answer's body.
+class AnswerRead:
+    """The result of reading an answer's body.
 
     Attributes:
-        body: what states the usage, decoded, or None where nothing could be read.
-        final: the provider has said all that it bills.
-        why: why not, in words for the books.
-        text: what was answered, where it was kept to be counted here.
+        body: the decoded part that states the usage, or None if nothing could be read.
+        final: True if the provider has stated everything that it bills.
+        why: the reason if *final* is False, for the ledger.
+        text: the text of the answer, if it was kept for a local count.
     """
 
     body: Mapping[str, Any] | None
@@ -42,13 +42,13 @@ class Answer:
 
 
 class AnswerReader:
-    """Reads one answer along. Pure: bytes in, bytes out, and an ``Answer`` at the end.
+    """Reads one answer. Pure: bytes in, bytes out, and an ``AnswerRead`` at the end.
 
     Args:
         flavour: the shape of the answer.
         content_type, encoding: the answer's headers.
-        hides_usage: the usage chunk at a stream's end was asked for by us, and is not handed on.
-        keeps_text: keep the text of a stream, to count it here where the provider states no usage.
+        hides_usage: do not pass on the usage chunk at a stream's end, because only the library asked for it.
+        keeps_text: keep the text of a stream, for a local count if the provider states no usage.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class AnswerReader:
         window = _WINDOWS.get(encoding.strip().lower())
         self._unpacker = None if window is None else zlib.decompressobj(window)
         self._plain = encoding.strip().lower() in ("", "identity")
-        self._problem = "" if self._plain or self._unpacker else f"a {encoding[:40]} answer is not read"
+        self._problem = "" if self._plain or self._unpacker else f"an answer with encoding {encoding[:40]} is not read"
         self._hides = hides_usage and self._events and self._plain
         self._keeps_text = keeps_text
         self._pending = bytearray()
@@ -70,7 +70,7 @@ class AnswerReader:
         self._done = False
 
     def feed(self, chunk: bytes) -> bytes:
-        """Read a chunk; return what is handed on for it: the same bytes but for a usage chunk that the caller never asked for."""
+        """Read a chunk and return the bytes to pass on: the same, without a usage chunk that the caller did not request."""
         if self._problem:
             return chunk if not self._hides else self._flush(chunk)
         plain = chunk if self._unpacker is None else self._unpack(chunk)
@@ -91,16 +91,16 @@ class AnswerReader:
 
     @property
     def over(self) -> bool:
-        """True once the provider has said that a stream has ended. Whoever reads it may stop here, and never close it."""
+        """True once the provider has ended the stream. A caller may stop reading here without closing it."""
         return self._done or self._reader.over
 
     @property
     def is_small(self) -> bool:
-        """True where what is left to read at the end is read in no time."""
+        """True if the remaining bytes are few enough to be parsed on the event loop."""
         return len(self._pending) + self._size <= _SMALL_BYTES
 
     def rest(self) -> bytes:
-        """Return, at the end of the body, what was held back of an event that never ended."""
+        """Return, at the end of the body, the bytes held back of an incomplete event."""
         if not self._events or not self._pending:
             return b""
         rest = bytes(self._pending)
@@ -108,29 +108,35 @@ class AnswerReader:
         hidden = self._read_event(rest)
         return rest if self._hides and not hidden else b""
 
-    def answer(self, *, ended: bool) -> Answer:
-        """Return what was read. *ended*: the body came to its end, and was not cut or abandoned."""
+    def answer(self, *, ended: bool) -> AnswerRead:
+        """Return the result. *ended*: the body was read to its end, and not cut off or abandoned."""
         if self._problem:
-            return Answer(None, final=False, why=self._problem)
+            return AnswerRead(None, final=False, why=self._problem)
         text = "".join(self._texts)
         if self._events:
             if ended or self._done:
                 self._reader.end(done=self._done)
             final = self._reader.final
-            why = "" if final else "the stream ended without its usage" if ended else "the stream was cut or abandoned"
-            return Answer(self._reader.body(), final=final, why=why, text=text if ended or self._done else "")
+            why = (
+                ""
+                if final
+                else "the stream ended without its usage"
+                if ended
+                else "the stream was cut off or abandoned"
+            )
+            return AnswerRead(self._reader.body(), final=final, why=why, text=text if ended or self._done else "")
         if not ended:
-            return Answer(None, final=False, why="the answer was cut or abandoned")
+            return AnswerRead(None, final=False, why="the answer was cut off or abandoned")
         try:
-            return Answer(self._whole(), final=True)
+            return AnswerRead(self._whole(), final=True)
         except NotReadable as error:
-            return Answer(None, final=False, why=f"the answer cannot be read: {error}")
+            return AnswerRead(None, final=False, why=f"the answer cannot be read: {error}")
 
     def _whole(self) -> dict[str, Any]:
         body = bytes(self._pending)
         if body.lstrip()[:1] != b"[":
             return read_object(body)
-        # Gemini streams one JSON array where no events were asked for.
+        # Gemini streams one JSON array if no server-sent events were requested.
         events = read_object(b'{"events":' + body + b"}")["events"]
         for event in events:
             if isinstance(event, dict):
@@ -153,14 +159,14 @@ class AnswerReader:
         if self._unpacker is None:
             return chunk
         if self._unpacker.eof:
-            return b""  # zlib would keep whatever follows, and copy it for every chunk more
+            return b""  # zlib would keep all later bytes, and copy them for each chunk
         try:
             plain = self._unpacker.decompress(chunk, MAX_ANSWER_BYTES)
         except zlib.error:
-            self._give_up("the answer does not unpack")
+            self._give_up("the answer cannot be decompressed")
             return None
         if self._unpacker.unconsumed_tail:
-            self._give_up(f"an answer that unpacks to more than {MAX_ANSWER_BYTES} bytes is not read")
+            self._give_up(f"an answer of more than {MAX_ANSWER_BYTES} decompressed bytes is not read")
             return None
         return plain
 
@@ -168,23 +174,23 @@ class AnswerReader:
         start, at = 0, self._scanned
         self._data = self._data or self._pending.find(b"data:", max(0, at - 2)) >= 0
         if not self._data:
-            # Nothing that counts, however many events it is: a kilobyte unpacks to a million of them.
+            # Skips events without data in one step: a kilobyte can decompress to a million of them.
             end = self._pending.rfind(b"\n\n", at) + 2
             if end > 1:
                 yield bytes(self._pending[:end])
                 start = at = end
         while (match := _EVENT_ENDS.search(self._pending, at)) is not None:
             if match.end() == len(self._pending) and match[0].endswith(b"\r") and match[0] != b"\r\r":
-                break  # a line feed may belong to it
+                break  # the next chunk may begin with the line feed of this carriage return
             yield bytes(self._pending[start : match.end()])
             start = at = match.end()
         if start:
             del self._pending[:start]
             self._data = self._data and b"data:" in self._pending
-        self._scanned = max(0, len(self._pending) - 3)  # an end may lie across two chunks
+        self._scanned = max(0, len(self._pending) - 3)  # the end of an event may be split over two chunks
 
     def _read_event(self, raw: bytes) -> bool:
-        """Take one event; True where it is the usage chunk that was asked for by us."""
+        """Process one event. Returns True for a usage chunk."""
         data = b"\n".join(line[5:].removeprefix(b" ") for line in _LINE_ENDS.split(raw) if line.startswith(b"data:"))
         if not data:
             return False
@@ -194,11 +200,11 @@ class AnswerReader:
         try:
             event = read_object(data)
         except NotReadable:
-            return False  # not one of the events that count; a stream without those costs its ceiling
+            return False  # a stream without readable usage costs its ceiling
         try:
             self._reader.take(event)
         except (TypeError, ValueError, LookupError, AttributeError) as error:
-            self._give_up(f"the stream makes no sense: {error}")
+            self._give_up(f"an event of the stream cannot be read: {error}")
             return False
         if self._keeps_text:
             self._keep_text(event)
@@ -213,12 +219,12 @@ class AnswerReader:
                 self._size += len(text)
                 self._texts.append(text)
         if self._size > MAX_ANSWER_BYTES:
-            self._give_up(f"more than {MAX_ANSWER_BYTES} characters are not counted here")
+            self._give_up(f"more than {MAX_ANSWER_BYTES} characters are not counted locally")
             self._texts.clear()
 
 
 def _texts_of(delta: Mapping[str, Any]) -> Iterator[str]:
-    """Yield every text in a chunk's delta: content, refusal, the arguments of tool calls."""
+    """Yield every text in a chunk's delta: content, refusal and the arguments of tool calls."""
     pending: list[Any] = list(delta.values())
     while pending:
         value = pending.pop()

@@ -1,4 +1,4 @@
-"""May this LLM call be sent, and with which output limit? Decided inside one ledger transaction. Pure."""
+"""Decides inside one ledger transaction whether an LLM call may be sent, and with which output limit. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from x402guard.errors import BudgetExhausted, Unpriced
 from x402guard.flow.admission import check_standing
 from x402guard.flow.capture import ESTIMATED, HOLD_S, MEAN
 from x402guard.flow.context import Context
-from x402guard.flow.request import RequestFacts, place_of, purpose_of, ruled_place
+from x402guard.flow.request import RequestFacts, purpose_of, route_of, whole_route_of
 from x402guard.ledger.authorize import BUDGET, Refusal, authorize, check_room
 from x402guard.ledger.budgets import room_on_path
 from x402guard.ledger.model import WALLET, Hold, HoldKind
@@ -20,20 +20,16 @@ from x402guard.llm.ceiling import UNBOUNDED_OUTPUT, Ceiling
 from x402guard.llm.meter import FixedPrice, Meter, Unmetered
 from x402guard.llm.request import Call, limit_field
 from x402guard.money import Nanos
-from x402guard.policy.guards import (
-    guard_marks,
-    judge_step,
-    note_taken,
-)
+from x402guard.policy.guards import guard_marks, judge_step, note_taken
 from x402guard.policy.judge import Consented, Unasked, objection, verdict_facts, verdict_of
 from x402guard.policy.steps import Step, request_key
 from x402guard.policy.verdicts import Subject, Verdict
 
 LEAST_FITTED: Final = 1_024
-"""An answer of fewer tokens than this is not worth buying: what leaves no room for it is refused."""
+"""The smallest output limit, in tokens, that the library writes into a request. If it does not fit, the call is refused."""
 
 _SHARE: Final = 4
-"""A limit that we write takes at most one part in this many of what is left."""
+"""An output limit that the library writes costs at most 1/4 of the remaining budget."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +37,13 @@ class Granted:
     """A call that may be sent.
 
     Attributes:
-        hold: as committed.
-        model: the model, or the place of a fixed price.
-        marks: the small rows that its end has to see.
-        limit: the output limit that is held for, in tokens for each choice.
-        written: the limit is ours and has to be written into the request.
-        bound: more output than this, for each choice, is impossible.
-        most_tokens: what it takes of a budget of tokens where nobody states what it used.
+        hold: the hold as committed.
+        model: the model, or the route of a fixed price.
+        marks: the marks that the end of the call reads.
+        limit: the output limit of the hold, in tokens for each choice.
+        written: True if the library chose the limit and has to write it into the request.
+        bound: the most output tokens that are possible for each choice.
+        most_tokens: the tokens counted in a token budget if the usage stays unknown.
     """
 
     hold: Hold
@@ -69,14 +65,14 @@ class _Choice:
 
 
 def call_id(request: RequestFacts) -> str:
-    """Return the id of a request's LLM hold: another than that of the payment which a 402 may ask of the same request."""
+    """Return the id of a request's LLM hold. It differs from the id of a payment for the same request (after a 402)."""
     return hashlib.sha256(b"llm call" + request.entropy).hexdigest()
 
 
 def call_marks(context: Context, call: Call, ceiling: Ceiling, meter: Meter) -> tuple[MarkKey, ...]:
-    """Return the keys of the small rows that a call's transactions see.
+    """Return the marks in the scope of a call's transactions.
 
-    What the ledger's calls to the model have cost so far; and where means are held, which budgets have such a call out.
+    These are the mean cost of the ledger's calls to the model and, if means are held, the budgets with such a call open.
     """
     mean = (MEAN, f"{call.route.provider} {ceiling.rates.priced.model}")
     if meter.settings.unbounded_output != "average" or ceiling.limit is not None:
@@ -86,14 +82,14 @@ def call_marks(context: Context, call: Call, ceiling: Ceiling, meter: Meter) -> 
 
 
 def call_step(context: Context, request: RequestFacts, said: bytes | Mapping[str, Any]) -> Step:
-    """Return the step that an LLM call is; *said* is its body, decoded where it was read."""
+    """Return the step of an LLM call. *said* is its body, decoded if it was read."""
     loop = context.policy.loop
     key = "" if loop is None else request_key(HoldKind.LLM, request.method, request.url, said, loop.ignored)
-    return Step(HoldKind.LLM, place_of(request), key, context.node_id)
+    return Step(HoldKind.LLM, route_of(request), key, context.node_id)
 
 
 def call_scope(context: Context, request: RequestFacts, step: Step, marks: tuple[MarkKey, ...]) -> Scope:
-    """Return the rows that ``grant_call`` and ``fix_price`` have to see."""
+    """Return the scope of ``grant_call`` and ``fix_price``."""
     seen = (*marks, *guard_marks(context.policy, step))
     return Scope(nodes=(context.node_id,), holds=(call_id(request),), marks=seen, durable=True)
 
@@ -110,7 +106,7 @@ def grant_call(
     meter: Meter,
     narrowed_by: str = "",
 ) -> Granted | Unasked | Refusal:
-    """Hold what *call* costs at most, on live rows, or refuse it, or ask about it first; *narrowed_by* is the rule that did."""
+    """Hold the ceiling of *call*, refuse the call, or return a question for approval. *narrowed_by* is the narrowing rule."""
     refusal = check_standing(view, context) or judge_step(view, context.policy, step)
     if refusal is not None:
         return refusal
@@ -140,14 +136,14 @@ def grant_call(
 
 
 def call_subject(request: RequestFacts, model: str, amount: Nanos) -> Subject:
-    """Return what the owner's rules are shown of an LLM call."""
-    return Subject(HoldKind.LLM, (ruled_place(request), model), amount)
+    """Return an LLM call as the owner's rules see it."""
+    return Subject(HoldKind.LLM, (whole_route_of(request), model), amount)
 
 
 def _allow(
     view: LedgerView, context: Context, about: tuple[Any, ...], *, subject: Subject, priced: Step, consented: Consented
 ) -> Verdict | Unasked | Refusal:
-    """Return what the rules say of a call at its price, where guards and rules let it pass."""
+    """Return the verdict on a call at its price if guards and rules allow it."""
     refusal = judge_step(view, context.policy, priced)
     if refusal is not None:
         return refusal
@@ -167,18 +163,18 @@ def fix_price(
     step: Step,
     price: FixedPrice,
 ) -> Granted | Unasked | Refusal:
-    """Hold what the owner says one request costs, or refuse it, or ask about it first."""
+    """Hold the owner's fixed price of a request, refuse the request, or return a question for approval."""
     refusal = check_standing(view, context) or judge_step(view, context.policy, step)
     if refusal is not None:
         return refusal
-    subject = call_subject(request, price.place, price.amount)
+    subject = call_subject(request, price.route_name, price.amount)
     about = (request.method, request.url, request.body_sha256 or "")
     decided = _allow(view, context, about, subject=subject, priced=step.at(price.amount), consented=consented)
     if not isinstance(decided, Verdict):
         return decided
-    hold = _new_hold(view, context, request, step.at(Nanos(max(1, price.amount))), price.place)
+    hold = _new_hold(view, context, request, step.at(Nanos(max(1, price.amount))), price.route_name)
     facts = {
-        **_journal_facts(hold, price.place),
+        **_journal_facts(hold, price.route_name),
         "provider": price.provider,
         "price": {"source": "owner", "fixed": True},
         **verdict_facts(decided),
@@ -187,13 +183,13 @@ def fix_price(
     if isinstance(written, Refusal):
         return written
     note_taken(view, context.policy, step.at(price.amount), hold.id)
-    return Granted(written, price.place)
+    return Granted(written, price.route_name)
 
 
 def _choose(
     view: LedgerView, context: Context, call: Call, ceiling: Ceiling, *, meter: Meter, marks: tuple[MarkKey, ...]
 ) -> _Choice | Refusal:
-    """Decide on an output limit. The request's own, where it has one; else the setting's way."""
+    """Choose the output limit: the request's own, or else the one that ``unbounded_output`` gives."""
     if ceiling.limit is not None:
         return _Choice(ceiling.amount(ceiling.limit), ceiling.limit, ceiling.limit)
     way = meter.settings.unbounded_output
@@ -204,7 +200,7 @@ def _choose(
     if ceiling.maximum is None:
         return Refusal(
             UNBOUNDED_OUTPUT,
-            f"{limit_field(call)}: the request sets no output limit, and nobody says how much {call.model!r} answers with; "
+            f"{limit_field(call)}: the request sets no output limit, and the maximum output of {call.model!r} is unknown; "
             "set one, or give the model a ModelPrice(max_output=…)",
             error=Unpriced,
         )
@@ -213,7 +209,7 @@ def _choose(
     mean = view.mark(marks[0]) if way == "average" and not _estimate_is_out(view, marks) else None
     if mean is not None:
         return _Choice(Nanos(-(-int(mean["nanos"]) // int(mean["calls"]))), most, bound, estimated=True)
-    # What people say of a model's maximum is made true: it goes into the request.
+    # A maximum that a setting states is enforced: the library writes it into the request.
     said = ceiling.rates.priced.source in ("owner", "session")
     whole = _Choice(ceiling.amount(most), most, most if said else bound, written=said)
     left = room_on_path(view, context.node_id, context.finalizing)
@@ -228,15 +224,15 @@ def _fit(call: Call, ceiling: Ceiling, left: Nanos) -> _Choice | Refusal:
     if limit < LEAST_FITTED:
         least = ceiling.amount(LEAST_FITTED)
         reason = (
-            f"{limit_field(call)}: a quarter of what is left pays for {max(limit, 0)} tokens of {call.model!r}, too few to choose "
-            f"a limit for you (the least is {LEAST_FITTED}); set one yourself, or finish with what you have"
+            f"{limit_field(call)}: a quarter of the remaining budget pays for {max(limit, 0)} tokens of {call.model!r}, too "
+            f"few for an automatic limit (the minimum is {LEAST_FITTED}); set a limit yourself, or finish without this call"
         )
         return Refusal(BUDGET, reason, least, share, error=BudgetExhausted)
     return _Choice(ceiling.amount(limit), limit, limit, written=True)
 
 
 def _estimate_is_out(view: LedgerView, marks: tuple[MarkKey, ...]) -> bool:
-    """True where a budget with a limit has a call out that is held at a mean: a second could overshoot beside it."""
+    """True if a budget with a limit has an open call held at a mean: a second one at once could exceed the limit."""
     for kind, node_id in marks:
         row = view.mark((kind, node_id))
         if kind == ESTIMATED and row is not None and row["hold"] and row["until"] >= view.now_unix:
@@ -251,13 +247,13 @@ def _note_estimate(view: LedgerView, marks: tuple[MarkKey, ...], hold: Hold) -> 
 
 
 def note_unmetered(context: Context, request: RequestFacts, route: Unmetered) -> tuple[Scope, Change[None]]:
-    """Return the transaction that remembers a host whose calls nobody meters: an event, the first time in a budget."""
+    """Return the transaction that records an unmetered host: one event per host and budget."""
     key = ("unmetered", f"{context.node_id} {request.host}")
 
     def change(view: LedgerView) -> None:
         if view.mark(key) is None:
-            view.put_mark(key, {"place": route.place})
-            view.record(context.node_id, "event", facts={"name": "unmetered", "place": route.place})
+            view.put_mark(key, {"place": route.route_name})
+            view.record(context.node_id, "event", facts={"name": "unmetered", "place": route.route_name})
 
     return Scope(nodes=(context.node_id,), marks=(key,)), change
 
@@ -290,7 +286,7 @@ def _journal_facts(hold: Hold, model: str) -> dict[str, Any]:
 
 
 def _facts(hold: Hold, call: Call, ceiling: Ceiling, choice: _Choice) -> Mapping[str, Any]:
-    """What the journal keeps of a call: by which prices it was held, and how its ceiling came about."""
+    """Return the journal facts of a call: the prices of its hold, and how its ceiling was computed."""
     held = {
         "input_tokens": ceiling.input_tokens,
         "counted_by": ceiling.counted_by,

@@ -1,4 +1,4 @@
-"""What a call did cost: from what its answer states, or its ceiling where the answer states nothing."""
+"""Computes the cost of a call from the usage that its answer states. Without a stated usage it is the ceiling."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final
 from x402guard.flow.capture import Bill, ceiling_bill
 from x402guard.flow.ports import Usage
 from x402guard.ledger.model import Evidence
-from x402guard.llm.answer import Answer
+from x402guard.llm.answer import AnswerRead
 from x402guard.llm.ceiling import DEARER, Ceiling, Rates, whole_nanos
 from x402guard.llm.models import reasons
 from x402guard.llm.prices import TokenCounter
@@ -20,10 +20,10 @@ from x402guard.money import MAX_NANOS, Nanos
 _STATED_BY_THE_TOKENS: Final = frozenset(
     {"audio", "cached_content", "document", "image_url", "stored_conversation", "video", "web_fetch", "model_fallback"}
 )
-"""Kinds of unbounded parts that only make the input larger: the usage has them."""
+"""Kinds of unbounded parts that only add input tokens: the stated usage includes them."""
 
 _FREE_OF_FEES: Final = frozenset({("google", "code_execution")})
-"""Tools that a provider bills by their tokens alone."""
+"""(provider, kind) of tools that are billed by their tokens only."""
 
 
 def bill_answer(
@@ -31,15 +31,15 @@ def bill_answer(
     ceiling: Ceiling,
     settings: Metering,
     counter: TokenCounter,
-    answer: Answer,
+    answer: AnswerRead,
     *,
     held: Nanos,
     limit: int | None,
 ) -> Bill:
-    """Return what *answer* costs.
+    """Return the cost of *answer*.
 
-    *held* is in nano-dollars; *limit* is the output limit that was sent, in tokens for each choice, or None. Nothing is ever
-    dropped or clamped: a plausible usage above the ceiling is billed in full, and an impossible one is disputed.
+    *held* is in nano-dollars; *limit* is the output limit that was sent, in tokens for each choice, or None. No count is
+    dropped or clamped: a possible usage above the ceiling is billed in full, and an impossible one is disputed.
     """
     if not answer.final or answer.body is None:
         return _counted_here(call, ceiling, counter, answer) or ceiling_bill(held, answer.why)
@@ -50,9 +50,9 @@ def bill_answer(
     except Impossible as error:
         return Bill(held, Evidence.ASSUMED, note=f"disputed: {error}", claimed=_claimed(call, ceiling, answer))
     except (ValueError, TypeError, LookupError, ArithmeticError) as error:
-        return ceiling_bill(held, f"the answer states no usage that can be read: {str(error)[:200]}")
+        return ceiling_bill(held, f"the answer states no readable usage: {str(error)[:200]}")
     if amount is None:
-        return ceiling_bill(held, "the answer was billed at a tier that the price book does not know")
+        return ceiling_bill(held, "the answer was billed at a tier that is not in the price book")
     if amount > MAX_NANOS:
         return Bill(held, Evidence.ASSUMED, stated.usage, "disputed: more than a billion dollars", claimed=amount)
     guessed = _guessed(call, ceiling.rates, settings, stated)
@@ -66,23 +66,23 @@ def _check_possible(call: Call, usage: Usage, ceiling: Ceiling, limit: int | Non
     into, out = usage.get("input_tokens", 0), usage.get("output_tokens", 0)
     check_parts(usage)
     if ceiling.input_bound is not None and into > ceiling.input_bound:
-        raise Impossible(f"{into} input tokens, where the request has bytes for {ceiling.input_bound}")
+        raise Impossible(f"{into} input tokens, but the request's bytes allow at most {ceiling.input_bound}")
     if any(part.field == "context_management" for part in call.unbounded):
-        limit = None  # a compaction answers as well, beside the limit
+        limit = None  # the output of a compaction does not count towards the limit
     allowed = None if limit is None else limit * ceiling.choices + ceiling.extra_output
     if allowed is not None and out > allowed:
-        raise Impossible(f"{out} output tokens, where {allowed} were allowed")
+        raise Impossible(f"{out} output tokens, but {allowed} were allowed")
 
 
 def stated_cost(call: Call, rates: Rates, settings: Metering, stated: Stated) -> Nanos | None:
-    """Return what a stated usage costs in nano-dollars; None for a tier that the book does not know.
+    """Return the cost of a stated usage in nano-dollars; None for a tier that is not in the price book.
 
     Raises ``Impossible`` for counts that contradict each other.
     """
     if stated.charged is not None:
         return whole_nanos(stated.charged)
     context = dict(settings.price_context)
-    # Only a dearer tier is believed on the request's word alone.
+    # A tier that only the request names counts only if it costs more.
     asked = {key: value for key, value in call.context.items() if value in DEARER}
     for key, value in {**asked, **stated.context}.items():
         if (key, value) in rates.priced.contexts:
@@ -97,7 +97,7 @@ def stated_cost(call: Call, rates: Rates, settings: Metering, stated: Stated) ->
 
 
 def _guessed(call: Call, rates: Rates, settings: Metering, stated: Stated) -> Decimal:
-    """Return the dollars for tools whose use no answer states, or that have no price: their allowance."""
+    """Return the allowances, in dollars, of tools whose use is not stated or that have no price."""
     priced = {kind for kind in stated.counted if UNITS[kind] in rates.priced.units}
     total = Decimal(0)
     for part in call.unbounded:
@@ -107,8 +107,8 @@ def _guessed(call: Call, rates: Rates, settings: Metering, stated: Stated) -> De
     return total
 
 
-def _claimed(call: Call, ceiling: Ceiling, answer: Answer) -> Nanos:
-    """Return what an impossible usage would cost, as far as it can be worked out; never below zero."""
+def _claimed(call: Call, ceiling: Ceiling, answer: AnswerRead) -> Nanos:
+    """Return the cost of an impossible usage, or 0 if it cannot be computed; never below zero."""
     try:
         stated = read_usage(call, answer.body or {}, ceiling.rates.book)
         return whole_nanos(stated.charged if stated.charged is not None else ceiling.rates.dollars(stated.usage))
@@ -116,13 +116,13 @@ def _claimed(call: Call, ceiling: Ceiling, answer: Answer) -> Nanos:
         return Nanos(0)
 
 
-def _counted_here(call: Call, ceiling: Ceiling, counter: TokenCounter, answer: Answer) -> Bill | None:
-    """Return a local count of a whole stream without usage, where the model hides no output; else None."""
+def _counted_here(call: Call, ceiling: Ceiling, counter: TokenCounter, answer: AnswerRead) -> Bill | None:
+    """Return the bill of a local count for a complete stream without usage; None if the model may hide output."""
     if not answer.text or reasons(call.model) or call.route.flavour not in ("chat", "completions"):
         return None
     try:
         out = counter.count(answer.text, provider=call.route.provider, model=ceiling.rates.priced.model)
-    except Exception:  # noqa: BLE001 - whatever ails a counter, the ceiling stands
+    except Exception:  # noqa: BLE001 - if a counter fails, the ceiling counts
         return None
     usage = {"input_tokens": ceiling.input_tokens, "output_tokens": out + 8 * call.choices}
-    return Bill(whole_nanos(ceiling.rates.dollars(usage)), Evidence.ESTIMATE, usage, "counted here")
+    return Bill(whole_nanos(ceiling.rates.dollars(usage)), Evidence.ESTIMATE, usage, "counted locally")

@@ -1,4 +1,4 @@
-"""What a call costs at most, before it is made."""
+"""Computes the ceiling of a call before it is sent."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ UNBOUNDED_INPUT: Final = "unbounded_input"
 UNBOUNDED_OUTPUT: Final = "unbounded_output"
 
 US_ONLY: Final = Decimal("1.1")
-"""Anthropic's factor on every token price for inference that stays in the United States."""
+"""Anthropic's factor on every token price for inference in the United States only."""
 
 _EXACT: Final = Context(prec=1000)
 _PER: Final = 1_000_000
 _COUNTED_BY_BYTES: Final = "bytes"
 _MOST_COUNTED: Final = 4_000_000
-"""Texts of more characters than this, all together, are not given to a counter: their bytes are the ceiling."""
+"""The most characters, over all texts, that a counter gets. Of longer input every byte counts as one token."""
 
 
 def whole_nanos(dollars: Decimal) -> Nanos:
-    """Return dollars in nano-dollars, rounded up: the one rounding of a call's cost."""
+    """Return dollars in nano-dollars, rounded up. A call's cost is rounded only here."""
     exact = _EXACT.multiply(dollars, Decimal(NANOS_PER_DOLLAR))
     return Nanos(int(exact.to_integral_value(rounding=ROUND_CEILING, context=_EXACT)))
 
@@ -43,10 +43,10 @@ class Rates:
     """A model's prices for one call.
 
     Attributes:
-        book: where the prices are from.
-        priced: the model in it.
-        based_on: the model whose price a dated name took, or None where the book has the name itself.
-        context: which of the model's other prices hold, the dearest that may apply.
+        book: the source of the prices.
+        priced: the model in the book.
+        based_on: the model whose price a dated name uses, or None if the book has the name itself.
+        context: selects the model's other prices: the most expensive that may apply.
     """
 
     book: PriceBook
@@ -55,14 +55,14 @@ class Rates:
     context: Mapping[str, str]
 
     def facts(self) -> dict[str, str]:
-        """Return what the journal keeps of the prices: where they are from, of which day and which model."""
+        """Return the journal facts of the prices: source, version, day and model."""
         day = dt.datetime.fromtimestamp(self.priced.at_unix, dt.UTC).date().isoformat()
         priced = self.priced
         facts = {"source": priced.source, "version": priced.version, "date": day, "model": priced.model}
         return facts if self.based_on is None else {**facts, "based_on": self.based_on}
 
     def dollars(self, usage: Usage, *, us_only: bool = False) -> Decimal:
-        """Return what *usage* costs in dollars, not rounded. Raises ``ValueError`` for counts that contradict each other."""
+        """Return the cost of *usage* in dollars, not rounded. Raises ``ValueError`` for contradictory counts."""
         with localcontext(_EXACT):
             cost = self.book.cost(self.priced, usage, self.context)
             if not us_only:
@@ -74,20 +74,20 @@ class Rates:
 
 @dataclass(frozen=True, slots=True)
 class Ceiling:
-    """The most that a call can cost, as a line: a fixed part and a price for each output token.
+    """The most that a call can cost, as a linear function: a fixed part and a price for each output token.
 
     Attributes:
         rates: the prices.
-        input_tokens: held for, an upper bound.
-        counted_by: who counted them: ``tiktoken``, ``bytes`` or the class of a user's own counter.
-        input_bound: more input than this is impossible for this body; None where something in it has no bound.
-        fixed: dollars for everything but output.
+        input_tokens: the upper bound of the input, used for the hold.
+        counted_by: what counted them: ``tiktoken``, ``bytes`` or the class of a user's own counter.
+        input_bound: the most input tokens that are possible for this body; None if a part of it has no bound.
+        fixed: dollars for everything except output.
         per_output: dollars for one output token of each choice.
-        choices: how many answers.
-        limit: the output limit that was asked for, in tokens, or None.
-        extra_output: output tokens that may be billed beyond the limit: a prediction that was wrong.
-        maximum: the most that the model can answer with, in tokens, or None where nobody says.
-        maximum_from: who says so.
+        choices: the number of answers.
+        limit: the requested output limit, in tokens, or None.
+        extra_output: output tokens that may be billed beyond the limit: a wrong prediction.
+        maximum: the most tokens that the model can answer with, or None if unknown.
+        maximum_from: the source of *maximum*.
     """
 
     rates: Rates
@@ -108,7 +108,7 @@ class Ceiling:
             return whole_nanos(self.fixed + self.per_output * (limit + self.extra_output))
 
     def affordable(self, nanos: int) -> int:
-        """Return the largest output limit whose ceiling is at most *nanos* nano-dollars; 0 or less where none is."""
+        """Return the largest output limit whose ceiling is at most *nanos* nano-dollars; 0 or less if there is none."""
         with localcontext(_EXACT):
             left = Decimal(nanos) / NANOS_PER_DOLLAR - self.fixed - self.per_output * self.extra_output
             if self.per_output == 0:
@@ -119,7 +119,7 @@ class Ceiling:
 def find_ceiling(
     call: Call, settings: Metering, book: PriceBook, counter: TokenCounter, at_unix: int
 ) -> Ceiling | Refusal:
-    """Return what *call* costs at most by the prices of *at_unix* (unix seconds), or why nobody can say."""
+    """Return the ceiling of *call* by the prices of *at_unix* (unix seconds), or a refusal if it cannot be computed."""
     rates = find_rates(call, settings, book, at_unix)
     if isinstance(rates, Refusal):
         return rates
@@ -150,7 +150,7 @@ def find_ceiling(
 
 
 def find_rates(call: Call, settings: Metering, book: PriceBook, at_unix: int) -> Rates | Refusal:
-    """Return the prices of a call's model at a moment (unix seconds), or why there are none."""
+    """Return the prices of a call's model at *at_unix* (unix seconds), or a refusal if there are none."""
     provider, asked = call.route.provider, settings.aliases.get(call.model, call.model)
     priced, based_on = book.find(provider, asked, at_unix), None
     if priced is None and (base := base_name(asked)) is not None:
@@ -169,22 +169,22 @@ def find_rates(call: Call, settings: Metering, book: PriceBook, at_unix: int) ->
     if "input_tokens" not in priced.units or (produces and "output_tokens" not in priced.units):
         return Refusal(
             UNPRICED,
-            f"model: {call.model!r} is not priced by tokens of text, so {call.route.flavour} is not",
+            f"model: {call.model!r} has no price for text tokens, so {call.route.flavour} calls cannot be priced",
             error=Unpriced,
         )
     if call.speaks and "output_audio_tokens" not in priced.units:
         return Refusal(
-            UNPRICED, f"modalities: the book has no price for the sound that {call.model!r} makes", error=Unpriced
+            UNPRICED, f"modalities: the price book has no price for audio output of {call.model!r}", error=Unpriced
         )
     context = dict(settings.price_context)
     for key, asked_for in call.context.items():
-        # Whoever says "auto" takes whatever it becomes.
+        # "auto" may become the most expensive tier.
         value = "priority" if asked_for == "auto" and (key, "priority") in priced.contexts else asked_for
         if value in DEARER and (key, value) in priced.contexts:
             context[key] = value
         elif value in DEARER:
             return Refusal(
-                UNPRICED, f"{key}: nothing says what {value!r} costs for {call.model!r}; leave it out", error=Unpriced
+                UNPRICED, f"{key}: the price of {value!r} for {call.model!r} is unknown; leave it out", error=Unpriced
             )
     return Rates(book, priced, based_on, context)
 
@@ -195,7 +195,7 @@ def _suggest(book: PriceBook, provider: str, model: str) -> str:
 
 
 DEARER: Final = frozenset({"priority", "fast", "scale"})
-"""Tiers that cost more than the standard one. A cheaper one is not held for: the provider may not grant it."""
+"""Tiers that cost more than the standard one. A cheaper tier does not lower a hold: the provider may not grant it."""
 
 
 def _allowances(call: Call, settings: Metering) -> Decimal | Refusal:
@@ -203,7 +203,7 @@ def _allowances(call: Call, settings: Metering) -> Decimal | Refusal:
     for part in call.unbounded:
         allowance = settings.allowance(part.kind)
         if allowance is None:
-            reason = f"{part.field}: the size of the request does not bound what this costs ({part.kind})"
+            reason = f"{part.field}: the size of the request does not bound its cost ({part.kind})"
             return Refusal(
                 UNBOUNDED_INPUT,
                 f'{reason}; leave it out, or set Metering(allowances={{"{part.kind}": "$0.10"}})',
@@ -235,7 +235,7 @@ def _media(call: Call, rates: Rates, settings: Metering) -> _MediaCost | Refusal
             dollars += allowance
             unsized = True
         else:
-            reason = f"{part.field}: what this {part.kind} costs cannot be told from its bytes"
+            reason = f"{part.field}: the cost of this {part.kind} cannot be computed from its bytes"
             return Refusal(UNBOUNDED_INPUT, f'{reason}; set Metering(allowances={{"{kind}": "$0.05"}})', error=Unpriced)
     return _MediaCost(tokens, audio, dollars, unsized)
 
@@ -244,20 +244,20 @@ def _media_tokens(part: Media, call: Call, rates: Rates) -> int | None:
     if part.kind == "image":
         return image_tokens(call.route.provider, rates.priced.model, part)
     if part.kind == "audio":
-        # Where sound has no price of its own, it may only be that the book lacks it; Google then bills it as text.
+        # Audio without its own price may be a gap in the book. Only Google is known to bill it as text then.
         known = "input_audio_tokens" in rates.priced.units or call.route.provider == "google"
         return audio_tokens(part) if known else None
     return None
 
 
 def _count(call: Call, model: str, counter: TokenCounter) -> tuple[int, str, int]:
-    """Return (tokens, who counted, bytes): a count that may be too low is no ceiling, so any error means bytes."""
+    """Return (tokens, counter name, bytes). After any error the bytes count, because a low count would be no ceiling."""
     by_bytes = sum(len(text.encode("utf-8", "surrogatepass")) + 1 for text in call.texts)
     if sum(map(len, call.texts)) > _MOST_COUNTED:
         return by_bytes, _COUNTED_BY_BYTES, by_bytes
     try:
         counts = [counter.count(text, provider=call.route.provider, model=model) for text in call.texts]
-    except Exception:  # noqa: BLE001 - whatever ails a counter, the bytes are there
+    except Exception:  # noqa: BLE001 - if a counter fails, the bytes count
         return by_bytes, _COUNTED_BY_BYTES, by_bytes
     if any(type(count) is not int or count < 0 for count in counts):
         return by_bytes, _COUNTED_BY_BYTES, by_bytes
@@ -266,7 +266,7 @@ def _count(call: Call, model: str, counter: TokenCounter) -> tuple[int, str, int
 
 
 def _worst_inputs(usage: Usage, call: Call, priced: PricedModel) -> Iterator[Usage]:
-    """Yield every way in which the input may be billed: plain, or written into a cache at a dearer price."""
+    """Yield every way to bill the input: plain, or written into a cache at a higher price."""
     held = usage["input_tokens"]
     yield usage
     if call.caches and "input_audio_tokens" not in usage:
@@ -276,10 +276,10 @@ def _worst_inputs(usage: Usage, call: Call, priced: PricedModel) -> Iterator[Usa
 
 
 def _per_output(usage: Usage, call: Call, rates: Rates) -> Decimal:
-    """Return the dollars for one output token, of all choices together, at the tier of this request's size."""
+    """Return the dollars for one output token of all choices together, at the price tier of this request's size."""
     if call.limit == 0:
         return Decimal(0)
-    # Sound is said to be wanted; everything else that has a price of its own may come unasked.
+    # Audio has to be requested; any other output with its own price may come without a request.
     silent = not call.speaks and call.route.provider != "google"
     own = {unit for unit in rates.priced.units if unit.startswith("output_") and unit.endswith("_tokens")}
     kinds = {"output_tokens", *own} - ({"output_audio_tokens"} if silent else set())
@@ -301,4 +301,4 @@ def _maximum(call: Call, rates: Rates) -> tuple[int | None, str]:
         largest = max(known, key=lambda row: row.output_tokens)
         return largest.output_tokens, f"{largest.page}, read on {READ_ON}"
     window = rates.priced.context_window
-    return window, "the context window" if window is not None else "nobody"
+    return window, "the context window" if window is not None else "unknown"

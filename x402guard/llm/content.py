@@ -1,4 +1,4 @@
-"""What a request's body holds: the text that is counted, the media that are not text, and what its size does not bound."""
+"""Reads a request's body: text to count, media, and parts whose cost the body's size does not bound."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ _LINK_KEYS: Final = {
 _OPAQUE: Final = frozenset(
     {"tools", "arguments", "args", "parameters", "metadata", "logit_bias", "documents", "document"}
 )
-"""Keys below which everything is text to a model, whatever it looks like: schemas, and what tools were called with."""
+"""Keys whose values a model reads as text, whatever they hold: schemas and the arguments of tool calls."""
 
 _SCHEMAS: Final = re.compile(r"(.*_)?schema|.*Schema")
 
 _Where = tuple[Any, ...]
-"""Where a value stands, as (where its parent stands, key)."""
+"""The path of a value, as (path of its parent, key)."""
 
 
 @dataclass(slots=True)
 class Content:
-    """What ``read_content`` found.
+    """The result of ``read_content``.
 
     Attributes:
-        texts: every text, as the model would read it.
-        numbers: how many numbers there are: the token ids of an embedding request are numbers.
-        media: the parts that are neither.
+        texts: every text, as the model reads it.
+        numbers: the count of numbers; the token ids of an embedding request are numbers.
+        media: images, audio, video and documents in the body.
         unbounded: the parts whose cost the body's size does not bound.
     """
 
@@ -50,7 +50,7 @@ class Content:
 
 
 def read_content(body: Mapping[str, Any], skip: frozenset[str]) -> Content:
-    """Return what *body* holds, the top-level keys in *skip* left out. No recursion: a body may be nested deeply."""
+    """Return the content of *body* without the top-level keys in *skip*. Not recursive: a body may be nested deeply."""
     content = Content()
     pending = list(_read_object({key: value for key, value in body.items() if key not in skip}, (), content))
     while pending:
@@ -72,7 +72,7 @@ def read_content(body: Mapping[str, Any], skip: frozenset[str]) -> Content:
 
 
 def _read_object(value: dict[str, Any], where: _Where, content: Content) -> Iterator[tuple[Any, _Where]]:
-    """Take what is recognised out of an object, and return the rest of its values."""
+    """Add the recognised parts of an object to *content*, and yield its other values."""
     taken = _media(value, where, content) | _stored(value, where, content)
     detail = str(value.get("detail") or "")
     parent = where[1] if where else None
@@ -105,7 +105,7 @@ def _is_opaque(key: str, item: Any, parent: Mapping[str, Any]) -> bool:
 
 
 def _stored(value: Mapping[str, Any], where: _Where, content: Content) -> frozenset[str]:
-    """Take references to what the provider keeps out of an object; return the keys that were them."""
+    """Add an object's references to data stored by the provider; return their keys."""
     if value.get("type") == "item_reference" or _is_bare_reference(value, where):
         content.unbounded.append(Unbounded(_field(where), "stored_conversation"))
         return frozenset(value)
@@ -118,14 +118,14 @@ def _stored(value: Mapping[str, Any], where: _Where, content: Content) -> frozen
 
 
 def _is_bare_reference(value: Mapping[str, Any], where: _Where) -> bool:
-    """True for an item of a Responses input that has an id and nothing to say: it stands for one that is stored."""
+    """True for an item of a Responses input with an id and no content: it refers to a stored item."""
     of_input = len(where) == 2 and isinstance(where[1], int) and where[0] == ((), "input")
     speaks = any(value.get(key) is not None for key in ("role", "content", "type"))
     return of_input and isinstance(value.get("id"), str) and not speaks
 
 
 def _media(value: dict[str, Any], where: _Where, content: Content) -> frozenset[str]:
-    """Take a base64 part with a type of its own out of an object; return the keys that were it."""
+    """Add an object's base64 part with its own type to the media; return its keys."""
     data = value.get("data")
     mime = value.get("media_type") or value.get("mimeType") or value.get("mime_type")
     if isinstance(data, str) and isinstance(mime, str):
@@ -146,7 +146,7 @@ def _media(value: dict[str, Any], where: _Where, content: Content) -> frozenset[
 
 
 def _read_link(text: str, where: _Where, content: Content, detail: str, kind: str) -> None:
-    """Take what stands where a link belongs: media that came along, or a place that only the provider looks at."""
+    """Read a link: a data URL holds the media itself; any other URL is fetched by the provider, so it is unbounded."""
     match = _DATA_URL.match(text)
     if match is None:
         content.unbounded.append(Unbounded(_field(where), kind))
@@ -184,17 +184,12 @@ ALLOWANCES: Final = (
     "web_fetch",
     "web_search",
 )
-"""Every kind that an owner can set an allowance for; ``provider_tool`` is any tool that has no kind of its own."""
+"""Every kind that can have an allowance; ``provider_tool`` is any tool without its own kind."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unbounded:
-    """Something whose cost the size of the body does not bound.
-
-    Attributes:
-        field: where it stands in the body.
-        kind: one of ``ALLOWANCES``.
-    """
+    """A part of the body at path ``field``, of a kind in ``ALLOWANCES``, whose cost the body's size does not bound."""
 
     field: str
     kind: str
@@ -222,26 +217,16 @@ _FIELDS: Final[Mapping[str, tuple[tuple[str, str], ...]]] = {
     "gemini": (("cachedContent", "cached_content"), ("cached_content", "cached_content")),
     "cohere": (("connectors", "web_search"),),
 }
-
-
 _MODELS: Final = (
     (re.compile(r":online\b"), "web_search"),
     (re.compile(r"-search(-preview|-api)?\b|deep-research"), "web_search"),
     (re.compile(r"\bcompound\b"), "provider_tool"),
 )
-
-
 _CLIENT_TYPES: Final = frozenset(
     {"function", "custom", "local_shell", "apply_patch", "computer_use_preview", "computer"}
 )
-
-
 _CLIENT_ANTHROPIC: Final = re.compile(r"(custom|bash_\d+|text_editor_\d+|computer_\d+|memory_\d+)")
-
-
 _CLIENT_GEMINI: Final = frozenset({"functionDeclarations", "function_declarations", "computerUse", "computer_use"})
-
-
 _KINDS: Final = (
     (re.compile(r"web_?fetch|url_?context"), "web_fetch"),
     (re.compile(r"web_?search|google_?search|google_?maps|enterprise_?web|browser_?search|x_search"), "web_search"),
@@ -254,19 +239,19 @@ _KINDS: Final = (
 
 
 def tools_of(body: Mapping[str, Any]) -> list[Any]:
-    """Return the tools that a request declares, whatever they are."""
+    """Return the tools that a request declares, unchecked."""
     tools = body.get("tools")
     return tools if isinstance(tools, list) else []
 
 
 def find_unbounded(route: Route, model: str, body: Mapping[str, Any]) -> Iterator[Unbounded]:
-    """Yield the fields of a request whose cost its size does not bound, links to media left out."""
+    """Yield the fields of a request whose cost its size does not bound, except links to media."""
     flavour = "chat" if route.flavour == "completions" else route.flavour
     for name, kind in _FIELDS.get(flavour, ()):
-        if body.get(name) not in (None, [], "", False):  # an empty object switches a search on
+        if body.get(name) not in (None, [], "", False):  # an empty object enables a search
             yield Unbounded(name, kind)
     if route.flavour == "messages" and "compact" in str(body.get("context_management")):
-        yield Unbounded("context_management", "stored_conversation")  # what is summed up is billed as a call of its own
+        yield Unbounded("context_management", "stored_conversation")  # a compaction is billed as a separate call
     if route.flavour in ("chat", "responses"):
         for pattern, kind in _MODELS:
             if pattern.search(model):
@@ -277,7 +262,7 @@ def find_unbounded(route: Route, model: str, body: Mapping[str, Any]) -> Iterato
 
 
 def _run_by_provider(route: Route, tool: Any) -> Iterator[str]:
-    """Yield the key, or ``type``, by which a tool is one that the provider runs and bills."""
+    """Yield the key that shows that the provider runs and bills a tool, or ``type`` if its value shows it."""
     if not isinstance(tool, dict):
         return
     if route.flavour == "gemini":
@@ -292,6 +277,6 @@ def _run_by_provider(route: Route, tool: Any) -> Iterator[str]:
 
 
 def kind_of(name: str) -> str:
-    """Return the kind of a tool by its name, one of ``ALLOWANCES``."""
+    """Return the kind of a tool, one of ``ALLOWANCES``, by its name."""
     lower = re.sub(r"([a-z])([A-Z])", r"\1_\2", name).lower()
     return next((kind for pattern, kind in _KINDS if pattern.search(lower)), "provider_tool")

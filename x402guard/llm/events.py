@@ -1,4 +1,4 @@
-"""What is kept of a streamed answer: the few events that say what was used. One class a flavour."""
+"""Collects the events of a streamed answer that state its usage. One class per flavour."""
 
 from __future__ import annotations
 
@@ -9,48 +9,45 @@ from x402guard.llm.routes import Flavour
 
 
 class EventReader(Protocol):
-    """Takes the events of one stream, and knows when the provider has said all that it bills."""
+    """Collects the usage from the events of one stream, and detects when it is complete."""
 
     final: bool
-    """True once the usage that stands is the whole call's."""
+    """True once the collected usage covers the whole call."""
 
     over: bool
-    """True once the provider has said that the stream has ended."""
+    """True once the provider has ended the stream."""
 
     def take(self, event: Mapping[str, Any]) -> None:
-        """Take one event's data."""
+        """Process one event's data."""
 
     def end(self, *, done: bool) -> None:
-        """The stream has come to its end; *done*: by the provider's word, and not only because nothing more came."""
+        """Handle the end of the stream. *done*: the provider sent an end marker."""
 
     def body(self) -> dict[str, Any]:
-        """Return the events as one answer, shaped like one that was not streamed."""
+        """Return the events as one answer in the shape of one that is not streamed."""
 
 
 class _Kept:
-    """What was kept so far."""
-
     def __init__(self) -> None:
         self.final = self.over = False
         self._body: dict[str, Any] = {}
 
     def end(self, *, done: bool) -> None:
-        """Most say with an event of their own that they have ended."""
+        """Default: do nothing, because most flavours end with their own event."""
 
     def body(self) -> dict[str, Any]:
-        """See ``EventReader.body``."""
         return self._body
 
 
 class _Chat(_Kept):
-    """OpenAI's chunks, and those of all who copy them."""
+    """OpenAI's chunks, also used by compatible providers."""
 
     def __init__(self) -> None:
         super().__init__()
         self._stale = self._finished = False
 
     def end(self, *, done: bool) -> None:
-        """What was stated last is the call's, unless more was said after it, or it broke off in the middle."""
+        """The last stated usage is the call's, unless content came after it or the stream broke off."""
         self.final = "usage" in self._body and not self._stale and (done or self._finished)
 
     def take(self, event: Mapping[str, Any]) -> None:
@@ -68,7 +65,7 @@ class _Chat(_Kept):
             self.final, self._stale = False, True
         if isinstance(usage, dict):
             self._body["usage"], self._stale = usage, False
-            # Some state the usage so far on every chunk; the last comes with an end, or with no choice at all.
+            # Some providers state a running usage on every chunk; the last one has a finish_reason or no choices.
             self.final = not choices or (isinstance(choices, list) and all(map(_has_ended, choices)))
 
 
@@ -77,7 +74,7 @@ def _has_ended(choice: object) -> bool:
 
 
 class _Responses(_Kept):
-    """OpenAI's Responses: the last event has the whole answer."""
+    """OpenAI's Responses: the last event holds the whole answer."""
 
     def take(self, event: Mapping[str, Any]) -> None:
         response = event.get("response")
@@ -88,7 +85,7 @@ class _Responses(_Kept):
 
 
 class _Messages(_Kept):
-    """Anthropic: what ``message_start`` says stands until a ``message_delta``, whose counts are cumulative."""
+    """Anthropic: the counts of ``message_start`` hold until a ``message_delta``, whose counts are cumulative."""
 
     def take(self, event: Mapping[str, Any]) -> None:
         message = event.get("message")
@@ -106,14 +103,14 @@ class _Messages(_Kept):
 
 
 class _Gemini(_Kept):
-    """Gemini: each chunk states the counts so far; they are the call's once a candidate has ended."""
+    """Gemini: each chunk states running counts; they are final at the stream's end if a candidate has ended."""
 
     def __init__(self) -> None:
         super().__init__()
         self._finished = False
 
-    def end(self, *, done: bool) -> None:  # noqa: ARG002 - it has no word for its end
-        """With several candidates the first that ends is not the last: only the stream's own end is."""
+    def end(self, *, done: bool) -> None:  # noqa: ARG002 - Gemini sends no end marker
+        """Only the end of the stream is final: with several candidates, the first that ends is not the last."""
         self.final = "usageMetadata" in self._body and self._finished
 
     def take(self, event: Mapping[str, Any]) -> None:
@@ -134,7 +131,7 @@ class _Gemini(_Kept):
 
 
 class _Cohere(_Kept):
-    """Cohere: ``message-end`` has the usage."""
+    """Cohere: ``message-end`` states the usage."""
 
     def take(self, event: Mapping[str, Any]) -> None:
         delta = event.get("delta")
@@ -154,5 +151,5 @@ def event_reader(flavour: Flavour) -> EventReader:
 
 
 def is_usage_only(event: Mapping[str, Any]) -> bool:
-    """True for the extra chunk that an OpenAI stream ends with where usage was asked for."""
+    """True for the extra chunk at the end of an OpenAI stream if usage was requested."""
     return event.get("choices") == [] and isinstance(event.get("usage"), dict)

@@ -1,7 +1,7 @@
-"""The conversation for one LLM call: a ceiling before, the truth after.
+"""The flow of one LLM call: holds the ceiling before the call and captures the cost after it.
 
-A ceiling is worked out · held, durably · the request is sent · the caller reads the answer while the meter reads along · the end
-of the body captures what was used. What nobody states costs its ceiling; nothing is dropped, nothing clamped.
+Computes the ceiling · holds it, durably · sends the request · the caller reads the answer while the meter reads it too · the
+end of the body captures the cost. A call without a stated usage costs its ceiling; no count is dropped or clamped.
 """
 
 from __future__ import annotations
@@ -33,15 +33,7 @@ from x402guard.ledger.authorize import Refusal
 from x402guard.ledger.model import Evidence, Hold, HoldKind
 from x402guard.ledger.view import MarkKey
 from x402guard.llm.answer import AnswerReader
-from x402guard.llm.authorize import (
-    Granted,
-    call_id,
-    call_marks,
-    call_scope,
-    call_step,
-    fix_price,
-    grant_call,
-)
+from x402guard.llm.authorize import Granted, call_id, call_marks, call_scope, call_step, fix_price, grant_call
 from x402guard.llm.bill import bill_answer
 from x402guard.llm.ceiling import Ceiling, find_ceiling
 from x402guard.llm.meter import FixedPrice, Meter
@@ -54,17 +46,17 @@ from x402guard.policy.steps import Step
 from x402guard.strict_json import NotReadable, read_object, write_object
 
 QUICK_BYTES: Final = 16_384
-"""A body up to this size is read, counted and priced on the event loop, once book and counter have loaded."""
+"""The largest body, in bytes, that is priced on the event loop once price book and counter have loaded."""
 
 ERROR_BYTES: Final = 262_144
-"""How much of an error's body is looked at."""
+"""The most bytes of an error's body that are read."""
 
 _TIMED_OUT: Final = frozenset({408, 499})
 
 
 @dataclass(frozen=True, slots=True)
 class Upload:
-    """A request's body, None where it streamed past the limit, and its content encoding."""
+    """A request's body (None if it streams past ``max_body_bytes``) and its content encoding."""
 
     body: bytes | None
     encoding: str
@@ -75,14 +67,14 @@ class InFlight:
     """A call whose answer the caller is reading.
 
     Attributes:
-        terms: what it works under.
-        hold: its line in the ledger.
-        marks: the small rows that its end has to see.
-        call, ceiling: what was asked, and what it costs at most.
-        limit: the output limit that holds, in tokens for each choice.
-        most_tokens: what it takes of a budget of tokens where nobody states what it used.
-        reader: reads along; the transport feeds it.
-        receipt: as long as the answer has not ended.
+        context, meter: the guard's side of the call.
+        hold: its hold in the ledger.
+        marks: the marks that its end reads.
+        call, ceiling: the call as read, and its ceiling.
+        limit: the most output tokens that are possible for each choice.
+        most_tokens: the tokens counted in a token budget if the usage stays unknown.
+        reader: reads the answer; the transport feeds it.
+        receipt: the receipt until the answer has ended.
     """
 
     context: Context
@@ -109,7 +101,7 @@ class _Ready:
 def called(
     request: RequestFacts, route: Route | FixedPrice, upload: Upload, context: Context, meter: Meter
 ) -> Flow[tuple[InFlight | Receipt | None, Reply]]:
-    """Hold an LLM call, send it, and end it where its answer has no body to meter; return what is in flight, and its head."""
+    """Hold and send an LLM call. Returns it in flight, or its receipt (None if free) if no body is metered, and the reply."""
     if isinstance(route, FixedPrice):
         quick = len(upload.body or b"") <= QUICK_BYTES
         step = yield Compute(lambda _now_ms: call_step(context, request, upload.body or b""), quick=quick)
@@ -157,7 +149,7 @@ def _prepare(
     narrowed = narrow_call(context, request, call, ceiling, price)
     if isinstance(narrowed, Refusal):
         return narrowed
-    step = call_step(context, request, call.body)  # as its caller said it: a rule makes no two calls the same
+    step = call_step(context, request, call.body)  # the caller's body: narrowing must not make two calls equal
     return _Ready(narrowed.call, narrowed.ceiling, step, narrowed.changed, narrowed.by)
 
 
@@ -168,7 +160,7 @@ def _hold(
     change: partial[Granted | Unasked | Refusal],
     marks: tuple[MarkKey, ...],
 ) -> Flow[Granted]:
-    """Write the hold; durable before anything is sent. Raises the refusal where it does not fit."""
+    """Write the hold; it is durable before anything is sent. Raises the refusal if it does not fit."""
 
     def undo(error: BaseException) -> Flow[None]:
         return give_back(context, call_id(request), f"nothing was sent: {error_name(error)}", error, marks)
@@ -178,7 +170,7 @@ def _hold(
 
 
 def _asks_for_usage(call: Call, meter: Meter) -> bool:
-    """True where a stream would end without its usage unless we asked for it."""
+    """True if a stream would end without its usage unless the library asks for it."""
     return (
         call.streams
         and meter.settings.include_usage
@@ -189,7 +181,7 @@ def _asks_for_usage(call: Call, meter: Meter) -> bool:
 
 
 def _body_to_send(ready: _Ready, granted: Granted, *, asks: bool) -> bytes | None:
-    """Return the body that goes out in place of the caller's, or None where that goes out as it is."""
+    """Return the body that replaces the caller's, or None if the caller's is sent unchanged."""
     call = ready.call
     if not asks and not granted.written and not ready.changed:
         return None
@@ -216,26 +208,29 @@ def _send(context: Context, granted: Granted, body: bytes | None) -> Flow[Reply]
     except SendFailed as failure:
         if failure.before_connection:
             reason = f"no connection: {error_name(failure)}"
-            yield from give_back(context, hold, reason, failure, granted.marks)  # nobody was asked
+            yield from give_back(context, hold, reason, failure, granted.marks)
         else:
-            # Providers go on generating for a caller who has gone, and bill it.
+            # Providers continue to generate, and bill, after the caller has disconnected.
             yield from _capture_anyway(context, granted, f"no answer: {error_name(failure)}", failure, outcome="failed")
         if isinstance(failure.cause, CallTimeout):
             failure.cause.hold_id = hold.id
         raise
     except BaseException as error:
-        yield from _capture_anyway(context, granted, "cancelled while the call was out", error)
+        yield from _capture_anyway(context, granted, "cancelled while the call was in flight", error)
         raise
 
 
 def _end_by_status(context: Context, granted: Granted, reply: Reply) -> Flow[Receipt | None]:
-    """End a call whose body is not read along; None where it cost nothing."""
+    """End a call whose body is not metered. Returns None if it cost nothing."""
     hold, status = granted.hold, reply.status
     outcome: Outcome = "ok"
     if 200 <= status < 300:
-        bill = Bill(hold.amount, Evidence.ESTIMATE, note="the price its owner set")
+        bill = Bill(hold.amount, Evidence.ESTIMATE, note="the owner's fixed price")
     elif status in _TIMED_OUT:
-        bill, outcome = ceiling_bill(hold.amount, f"status {status}: it may have been answered and billed"), "failed"
+        bill, outcome = (
+            ceiling_bill(hold.amount, f"status {status}: the call may have been answered and billed"),
+            "failed",
+        )
     elif status < 500:
         yield from give_back(context, hold, f"status {status}", None, granted.marks, outcome="ok")
         return None
@@ -244,20 +239,20 @@ def _end_by_status(context: Context, granted: Granted, reply: Reply) -> Flow[Rec
         try:
             error = yield from _peek_error()
         except Interrupted as cut:
-            yield from _capture_anyway(context, granted, "cancelled while its error was read", cut)
+            yield from _capture_anyway(context, granted, "cancelled while the error was read", cut)
             raise
         if error:
             yield from give_back(context, hold, f"status {status}, {error}", None, granted.marks, outcome="failed")
             return None
-        bill = ceiling_bill(hold.amount, f"status {status} without an error that says that nothing was made")
+        bill = ceiling_bill(hold.amount, f"status {status} without a provider error: it may have been billed")
     return (yield from _write(context, hold, bill, granted, outcome=outcome))
 
 
 def _peek_error() -> Flow[str]:
-    """Return "" unless the body of a 5xx is a provider's error and holds no content."""
+    """Return "" unless the body of a 5xx is a provider's error without content."""
     try:
         body = (yield PeekBody(ERROR_BYTES)) or b""
-        # Gemini streams an error as an array of one.
+        # Gemini streams an error as an array with one element.
         listed = read_object(b'{"errors":' + body + b"}")["errors"] if body.lstrip()[:1] == b"[" else None
         told = read_object(body) if listed is None else listed[0] if listed else {}
     except (NotReadable, ProtocolError, SendFailed):
@@ -266,7 +261,7 @@ def _peek_error() -> Flow[str]:
         return ""
     content = any(told.get(key) for key in ("choices", "candidates", "output", "content", "usage", "usageMetadata"))
     says = any(told.get(key) for key in ("error", "message", "detail"))
-    return "an error of the provider's" if says and not content else ""
+    return "provider error" if says and not content else ""
 
 
 def _in_flight(
@@ -303,9 +298,9 @@ def _receipt(hold: Hold, granted: Granted, model: str) -> Receipt:
 
 
 def end_call(flight: InFlight, *, ended: bool, failed: bool = False) -> Flow[Receipt]:
-    """Capture what a call cost, its answer having *ended*, or been left, or *failed*. Returns its last receipt.
+    """Capture the cost of a call whose answer has *ended*, was abandoned, or *failed*. Returns the final receipt.
 
-    Books that cannot be written take nothing from the caller: the hold stands in full, and lapses to its ceiling.
+    If the ledger cannot be written, the caller still gets the answer: the hold stays and later lapses to its ceiling.
     """
     meter = flight.meter
 
@@ -328,7 +323,7 @@ def end_call(flight: InFlight, *, ended: bool, failed: bool = False) -> Flow[Rec
     try:
         hold = yield from _booked(flight, bill, outcome="failed" if failed else "ok" if ended else "unknown")
     except LedgerUnavailable as error:
-        return replace(flight.receipt, in_doubt=True, note=f"the books could not be written: {error}")
+        return replace(flight.receipt, in_doubt=True, note=f"the ledger could not be written: {error}")
     after = receipt_of(hold, represented=False)
     return replace(
         after, model=flight.call.model, output_limit=flight.receipt.output_limit, usage=bill.usage, note=bill.note
@@ -343,7 +338,7 @@ def _write(context: Context, hold: Hold, bill: Bill, granted: Granted, *, outcom
     try:
         written = yield from book(context, hold, bill, granted.marks, most_tokens=granted.most_tokens, outcome=outcome)
     except LedgerUnavailable as error:
-        note = f"the books could not be written: {error}"
+        note = f"the ledger could not be written: {error}"
         return replace(_receipt(hold, granted, granted.model), in_doubt=True, note=note)
     return replace(_receipt(written, granted, granted.model), note=bill.note)
 
@@ -351,7 +346,7 @@ def _write(context: Context, hold: Hold, bill: Bill, granted: Granted, *, outcom
 def _capture_anyway(
     context: Context, granted: Granted, reason: str, error: BaseException, *, outcome: Outcome = "unknown"
 ) -> Flow[None]:
-    """Capture the ceiling on the way out of an error that matters more."""
+    """Capture the ceiling while another error propagates. A ledger failure becomes a note on that error."""
     hold = granted.hold
     try:
         bill = ceiling_bill(hold.amount, reason)

@@ -1,4 +1,4 @@
-"""``GenaiPriceBook``: the price book on genai-prices. Its bundled prices, or a file that the owner took in; never the network."""
+"""``GenaiPriceBook``: the price book on genai-prices, with its bundled prices or an imported file. No network access."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _FLAVOURS: Final[Mapping[str, tuple[str, ...]]] = {
     "cohere_embed": ("embeddings",),
     "converse": ("default",),
 }
-"""Our flavours → the extractors that read them, the first that a provider has."""
+"""Flavour → the genai-prices extractors that read it, in order of preference."""
 
 _DIALECTS: Final[Mapping[str, str]] = {
     "messages": "anthropic",
@@ -46,25 +46,23 @@ _DIALECTS: Final[Mapping[str, str]] = {
     "cohere_embed": "cohere",
     "converse": "aws",
 }
-"""Whose extractor reads a flavour where the provider has none: whose dialect it is."""
+"""Flavour → the provider whose extractor reads it if the call's own provider has none."""
 
 _MAKERS: Final = ("openai", "anthropic", "google", "mistral", "cohere", "deepseek")
-
 _MOST_NAMES: Final = 10_000
-
 _ROOTS: Final[Mapping[str, str]] = {
     "chat": "prompt_tokens", "completions": "prompt_tokens", "embeddings": "prompt_tokens", "responses": "input_tokens",
     "messages": "cache_read_input_tokens", "converse": "inputTokens",
 }  # fmt: skip
-"""A field that an extractor has to read, so that a provider's default one is not taken for another dialect's."""
+"""Flavour → a field that its extractor has to read, so that a provider's default extractor is not used for another flavour."""
 
 
 class GenaiPriceBook:
-    """Prices and usage of the providers that genai-prices knows.
+    """Prices and usage extractors of the providers in genai-prices.
 
     Args:
-        snapshot: its data, in place of the bundled one.
-        source, version: what the ledger says of where the prices are from.
+        snapshot: genai-prices data in place of the bundled data.
+        source, version: the source of the prices, as written in the ledger.
     """
 
     def __init__(
@@ -79,7 +77,7 @@ class GenaiPriceBook:
 
     @classmethod
     def of_raw(cls, providers: list[Any], *, source: str, version: str) -> GenaiPriceBook:
-        """Return the book of *providers*, decoded JSON in genai-prices' format. Raises ``ValueError`` for anything else."""
+        """Return the book of *providers*, decoded JSON in genai-prices' format. Raises ``ValueError`` for other data."""
         from genai_prices.data_snapshot import DataSnapshot
         from genai_prices.types import _providers_from_raw
 
@@ -88,7 +86,7 @@ class GenaiPriceBook:
         for provider, model in book.names():
             for label, price in book.every_price(provider, model, 0).items():
                 if not price.is_finite() or price < 0:
-                    raise ValueError(f"{provider}'s {model} has a price of {price} for {label}")
+                    raise ValueError(f"{provider}'s {model} has the price {price} for {label}")
         return book
 
     @property
@@ -98,19 +96,19 @@ class GenaiPriceBook:
 
     @property
     def snapshot(self) -> DataSnapshot:
-        """The data, loaded at first use."""
+        """The data, loaded on first use."""
         with self._lock:
             if self._snapshot is None:
                 import genai_prices
                 from genai_prices.data_snapshot import DataSnapshot
 
                 self._version = self._version or genai_prices.__version__
-                # Not the library's current snapshot: another part of the program may let that be fetched anew.
+                # Not genai-prices' global snapshot: other code in the process may update that from the network.
                 self._snapshot = DataSnapshot(providers=_bundled(), from_auto_update=False)
             return self._snapshot
 
     def find(self, provider: str, model: str, at_unix: int) -> PricedModel | None:
-        """See ``PriceBook.find``."""
+        """Return the prices of a model (see ``PriceBook``)."""
         found = self._look_up(provider, model)
         if found is None:
             return None
@@ -135,7 +133,7 @@ class GenaiPriceBook:
         )
 
     def cost(self, priced: PricedModel, usage: Usage, context: Mapping[str, str]) -> Decimal:
-        """See ``PriceBook.cost``. Two prices for one call (a tier and a batch, say) are the library's first match each."""
+        """Return the cost of *usage* (see ``PriceBook``). If several contexts match, genai-prices uses its first match."""
         from genai_prices import Usage as Counts
 
         info = self._priced.get((priced.provider, priced.model))
@@ -143,18 +141,18 @@ class GenaiPriceBook:
             raise ValueError(f"{priced.provider}'s {priced.model!r} was not found in this book")
         unknown = sorted(set(usage) - set(_price_keys()))
         if unknown:
-            raise ValueError(f"{unknown[0]} is no unit that anything has a price for")
+            raise ValueError(f"{unknown[0]} is not a unit with prices")
         chosen = {key: value for key, value in context.items() if (key, value) in priced.contexts}
         prices: ModelPrice = info.get_prices(_moment(priced.at_unix), chosen or None)
         return Decimal(prices.calc_price(Counts(**usage))["total_price"])
 
     def extract(self, provider: str, flavour: str, answer: Mapping[str, Any]) -> Usage:
-        """See ``PriceBook.extract``."""
+        """Return the usage that an answer states (see ``PriceBook``)."""
         _, counts = self._extractor(provider, flavour).extract(answer)
         return {key: int(value) for key, value in vars(counts).items()}
 
     def suggest(self, provider: str, model: str) -> str | None:
-        """See ``PriceBook.suggest``."""
+        """Return a hint for an unknown name (see ``PriceBook``)."""
         near = difflib.get_close_matches(
             model, [name for home, name in self.names() if home == provider], n=1, cutoff=0.85
         )
@@ -164,9 +162,9 @@ class GenaiPriceBook:
         return f"it is {others[0]}'s." if others else None
 
     def listing(self, at_unix: int) -> Iterator[tuple[str, str, Mapping[str, Decimal]]]:
-        """Yield (provider, model, unit → price) at a moment (unix seconds); of a tiered price the first tier.
+        """Yield (provider, model, unit → price) at *at_unix* (unix seconds); the first tier of a tiered price.
 
-        Prices are in dollars by the measure of their unit: a million tokens, a thousand searches.
+        Prices are in dollars per million tokens or per thousand searches.
         """
         for provider in self.snapshot.providers:
             for info in provider.models:
@@ -179,15 +177,15 @@ class GenaiPriceBook:
                 )
 
     def names(self) -> Iterator[tuple[str, str]]:
-        """Yield (provider, name) for every model, by its id and by every other name that the book writes out for it."""
+        """Yield (provider, name) for every model: its id and every other name that the book lists for it."""
         for provider in self.snapshot.providers:
             for name in dict.fromkeys(name for info in provider.models for name in (info.id, *_names_of(info.match))):
                 yield provider.id, name
 
     def every_price(self, provider: str, name: str, at_unix: int) -> Mapping[str, Decimal]:
-        """Return every price that a model has at any time and size and in any context, by a label; none for an unknown name.
+        """Return label → price for all prices of a model (any time, tier, context); empty for an unknown name.
 
-        The label is the unit for what holds at the moment (unix seconds), and says more for everything else:
+        The label of a price in force at *at_unix* (unix seconds) is its unit. Other labels add the condition:
         ``input_tokens above 200000``, ``input_tokens (processing=batch)``, ``input_tokens from 2027-02-01``.
         """
         found = self._look_up(provider, name)
@@ -216,14 +214,14 @@ class GenaiPriceBook:
 
     def _extractor(self, provider: str, flavour: str) -> UsageExtractor:
         for home_id in (provider, _DIALECTS.get(flavour, "openai")):
-            # A price file says what things cost, and not how answers are read: it could leave half of a bill out.
+            # Extractors come from the bundled data only: an imported price file could omit parts of a bill.
             home = next((p for p in _bundled() if p.id == home_id), None)
             extractors = {e.api_flavor: e for e in (home.extractors if home is not None else None) or ()}
             for name in _FLAVOURS[flavour]:
                 extractor = extractors.get(name)
                 if extractor is not None and _reads(extractor, _ROOTS.get(flavour)):
                     return extractor
-        raise ValueError(f"nothing reads the usage of {provider}'s {flavour}")
+        raise ValueError(f"no extractor reads the usage of {provider}'s {flavour}")
 
 
 def _reads(extractor: UsageExtractor, field: str | None) -> bool:
@@ -262,7 +260,7 @@ def _when(constraint: StartDateConstraint | TimeOfDateConstraint) -> str:
 
 
 def _names_of(match: Any) -> Iterator[str]:
-    """Yield the names that a rule of the book spells out."""
+    """Yield the exact names in a matching rule of the book."""
     if isinstance(name := getattr(match, "equals", None), str):
         yield name
     for inner in getattr(match, "or_", ()):

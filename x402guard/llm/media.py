@@ -1,4 +1,4 @@
-"""What pictures and sounds count in tokens: by dimensions and detail where the provider says how, else an upper bound."""
+"""Counts image and audio tokens: by the provider's documented formula, or else by an upper bound."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Final, Literal
 MediaKind = Literal["image", "audio", "document", "video"]
 
 HEADER_BYTES: Final = 524_288
-"""How much of a picture is looked at for its dimensions: a JPEG's stand behind its embedded previews and profiles."""
+"""The bytes of an image that are searched for its dimensions: in a JPEG they follow embedded previews and profiles."""
 
 BYTES_PER_AUDIO_TOKEN: Final = 20
-"""32 tokens a second is the most that a provider states, and speech codecs send no less than 640 bytes a second."""
+"""The lower bound: providers state at most 32 tokens a second, and speech codecs use at least 640 bytes a second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,11 +22,11 @@ class Media:
     """A part of a request that is not text.
 
     Attributes:
-        kind: what it is.
-        field: where it stands, for a refusal.
-        size: bytes, decoded.
-        width, height: pixels, or None where they cannot be read.
-        detail: what the request asks for: ``low``, ``high`` …, or "" where it says nothing.
+        kind: image, audio, document or video.
+        field: its path in the body, for a refusal.
+        size: decoded bytes.
+        width, height: pixels, or None if unknown.
+        detail: the requested detail (``low``, ``high`` …), or "" if the request sets none.
     """
 
     kind: MediaKind
@@ -38,7 +38,7 @@ class Media:
 
     @classmethod
     def of(cls, field: str, mime: str, encoded: str, detail: str = "") -> Media:
-        """Return the part whose *encoded* bytes (base64) are of type *mime*."""
+        """Return the part with base64 data *encoded* of MIME type *mime*."""
         kind = media_kind(mime)
         size = len(encoded) * 3 // 4
         dimensions = image_size(_head(encoded)) if kind == "image" else None
@@ -47,7 +47,7 @@ class Media:
 
 
 def media_kind(mime: str) -> MediaKind:
-    """Return what a MIME type is; what is neither picture, sound nor film counts as a document."""
+    """Return the kind of a MIME type. Everything except image, audio and video counts as a document."""
     top = mime.partition("/")[0].strip().lower()
     if top == "image":
         return "image"
@@ -68,7 +68,7 @@ def _head(encoded: str) -> bytes:
 
 
 def image_size(data: bytes) -> tuple[int, int] | None:
-    """Return (width, height) in pixels of a PNG, JPEG, GIF or WebP by its first bytes, or None where they do not say."""
+    """Return (width, height) in pixels from the first bytes of a PNG, JPEG, GIF or WebP, or None if they are missing."""
     size = None
     if data.startswith(b"\x89PNG\r\n\x1a\n") and len(data) >= 24:
         size = int.from_bytes(data[16:20]), int.from_bytes(data[20:24])
@@ -107,7 +107,7 @@ def _jpeg_size(data: bytes) -> tuple[int, int] | None:
 
 
 _TILES: Final[tuple[tuple[str, int, int], ...]] = (
-    # (model, base, a tile of 512 × 512): developers.openai.com/api/docs/guides/images-vision, longest name first.
+    # (model, base, tokens per tile of 512 × 512): developers.openai.com/api/docs/guides/images-vision.
     ("gpt-4o-mini", 2833, 5667),
     ("gpt-4.1", 85, 170),
     ("gpt-4o", 85, 170),
@@ -119,7 +119,7 @@ _TILES: Final[tuple[tuple[str, int, int], ...]] = (
     ("gpt-5", 70, 140),
 )
 _PATCHES: Final[tuple[tuple[str, int], ...]] = (
-    # (model, hundredths of a token for each patch of 32 × 32, of which there are 1,536 at most); the same page.
+    # (model, hundredths of a token per patch of 32 × 32, at most 1,536 patches); same page.
     ("gpt-4.1-mini", 162),
     ("gpt-4.1-nano", 246),
     ("gpt-5-mini", 162),
@@ -132,15 +132,15 @@ _GEMINI_MOST_OF_ONE: Final = 2_240
 
 
 def image_tokens(provider: str, model: str, image: Media) -> int | None:
-    """Return how many tokens a picture is at most, or None where its dimensions cannot be read.
+    """Return the most tokens that an image can count, or None if its dimensions are unknown.
 
-    OpenAI's tiles and patches, Anthropic's and Google's pages say how they count; for all other models one token for each
-    14 × 14 pixels, the finest patches in use.
+    OpenAI (tiles and patches), Anthropic and Google document their counting. For other models it is one token per
+    14 × 14 pixels, the smallest patches in use.
     """
     if image.width is None or image.height is None:
         return None
     width, height = image.width, image.height
-    vendor, _, name = model.rpartition("/")  # a gateway's name has the vendor before it
+    vendor, _, name = model.rpartition("/")  # a gateway's model name begins with the vendor
     if provider in ("openai", "azure") or vendor == "openai":
         return _of_openai(_DATE.sub("", name), image, width, height)
     if provider == "anthropic" or vendor == "anthropic":
@@ -167,7 +167,7 @@ def _grid(width: int, height: int, side: int) -> int:
 
 
 def _tiles(width: int, height: int) -> int:
-    """Tiles of 512 pixels after scaling into 2,048 × 2,048 and then the shortest side to 768."""
+    """Return the tiles of 512 × 512 pixels after scaling to fit 2,048 × 2,048 and then the shortest side to 768."""
     longest, shortest = max(width, height), min(width, height)
     if longest > 2048:
         shortest, longest = -(-shortest * 2048 // longest), 2048
@@ -176,5 +176,5 @@ def _tiles(width: int, height: int) -> int:
 
 
 def audio_tokens(sound: Media) -> int:
-    """Return how many tokens a sound is at most, by its size alone."""
+    """Return the most tokens that a sound can count, by its size."""
     return -(-sound.size // BYTES_PER_AUDIO_TOKEN)

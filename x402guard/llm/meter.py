@@ -1,4 +1,4 @@
-"""Which conversation a request needs: metered, at a fixed price, free, refused, or none of ours."""
+"""Classifies a request: metered call, fixed price, free, refused, or not an LLM call."""
 
 from __future__ import annotations
 
@@ -24,13 +24,7 @@ _COSTS_NOTHING: Final = frozenset({"GET", "HEAD", "OPTIONS", "DELETE", "TRACE"})
 
 @dataclass(frozen=True, slots=True)
 class Meter:
-    """What LLM calls are held and priced by.
-
-    Attributes:
-        settings: the owner's word.
-        book: prices, people's own before the library's.
-        counter: counts tokens before a call.
-    """
+    """The settings, price book (with the owner's and session's prices) and token counter for LLM calls."""
 
     settings: Metering
     book: PriceBook
@@ -38,48 +32,48 @@ class Meter:
 
     @property
     def ready(self) -> bool:
-        """True where book and counter have loaded what they need, so that using them is over in microseconds."""
+        """True once price book and counter have loaded their data, so that each use takes microseconds."""
         return all(getattr(part, "ready", True) for part in (self.book, self.counter))
 
 
 @dataclass(frozen=True, slots=True)
 class Unmetered:
-    """A request that looks like an LLM call, to a host that nobody meters: it goes out, and the books say so."""
+    """A request that looks like an LLM call to an unmetered host: it is sent, and the ledger records an event."""
 
-    place: str
+    route_name: str
 
 
 @dataclass(frozen=True, slots=True)
 class FixedPrice:
-    """A request that costs what its owner says, in nano-dollars, whatever it says."""
+    """A request with a fixed price that the owner set, in nano-dollars."""
 
     provider: str
-    place: str
+    route_name: str
     amount: Nanos
 
 
 def classify(meter: Meter, method: str, host: str, url: str) -> Route | FixedPrice | Unmetered | Refusal | None:
-    """Return what a request is; None for one that is not metered, or costs nothing.
+    """Return how to handle a request; None if it is not metered or free.
 
-    *method* in upper case; *host* with the port where it is not the default. On a metered host, what nobody can price is
-    refused: images, sound, batches and agents cost money too.
+    *method* is upper case; *host* includes the port if it is not the default. On a metered host, a request that cannot be
+    priced is refused: images, audio, batches and agents cost money too.
     """
     settings, host, path = meter.settings, plain_host(host), plain_path(urlsplit(url).path)
     endpoint = find_endpoint(host, path, settings.hosts)
-    place = place_of(host, path)
-    if method in _COSTS_NOTHING or settings.is_free(place):
+    route_name = place_of(host, path)
+    if method in _COSTS_NOTHING or settings.is_free(route_name):
         return None
     if endpoint is None:
-        return Unmetered(place) if _LOOKS_LIKE_A_CALL.fullmatch(path) else None
-    fixed = settings.fixed_price(place)
+        return Unmetered(route_name) if _LOOKS_LIKE_A_CALL.fullmatch(path) else None
+    fixed = settings.fixed_price(route_name)
     if fixed is not None:
-        return FixedPrice(endpoint.provider, place, fixed)
+        return FixedPrice(endpoint.provider, route_name, fixed)
     route = find_route(endpoint, path)
     if route is None:
-        address = f"{urlsplit(url).scheme}://{place}"
+        address = f"{urlsplit(url).scheme}://{route_name}"
         return Refusal(
             UNPRICED,
-            f"{method} {place}: nothing says what this path of {endpoint.provider}'s costs; give it a price with "
+            f"{method} {route_name}: the price of this path of {endpoint.provider} is unknown; give it a price with "
             f'Metering(fixed_prices={{"{address}": "$0.04"}}), or, only if it costs nothing, list it with '
             f'Metering(free=["{address}"])',
             error=Unpriced,

@@ -1,11 +1,11 @@
-"""How many tokens a model can answer with at most, for calls that set no limit of their own.
+"""The maximum output tokens of each model, for calls that set no output limit.
 
-A call without an output limit must still be held at its worst case before it is sent. The figures here are ceilings,
-so where sources disagree the larger one stands. A model that is missing is not unlimited: its context window bounds it.
+Such a call is held at its worst case before it is sent. The figures are ceilings, so if sources disagree, the larger one
+counts. A model that is missing here is bounded by its context window.
 
-Each row names the provider's own page. The pages were read as stored copies of 2025 and 2026, not live. A row
-marked ``2nd`` is one whose page could not be read itself: its figure is from another list (LiteLLM 1.109.1, models.dev
-of 2026-07-02) or from a quotation of the page. Retired models carry what their page said last.
+Each row names the provider's page, read as a stored copy of 2025 or 2026, not live. For a row marked ``2nd`` the page was
+not available: its figure is from another list (LiteLLM 1.109.1, models.dev of 2026-07-02) or from a quotation of the page.
+Retired models keep the last figure of their page.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from datetime import date
 from typing import Final
 
 READ_ON: Final = date(2026, 11, 22)
-"""The day this table was put together."""
+"""The date of this table."""
 
 _OPENAI: Final = "https://developers.openai.com/api/docs/models"
 _CLAUDE: Final = "https://platform.claude.com/docs/en/about-claude/models/overview"
@@ -31,20 +31,19 @@ _DEEPSEEK: Final = "https://api-docs.deepseek.com/quick_start/pricing"
 
 @dataclass(frozen=True, slots=True)
 class Maximum:
-    """The most tokens one answer of one model can have, and the provider's page that says so."""
+    """The most output tokens (reasoning included) in one answer of a model, by its base name without a date.
+
+    ``provider`` is ``openai``, ``anthropic``, ``google``, ``mistral`` or ``deepseek``; ``page`` is the provider's page.
+    """
 
     provider: str
-    """``openai``, ``anthropic``, ``google``, ``mistral`` or ``deepseek``."""
     model: str
-    """The model's base name, without a date."""
     output_tokens: int
-    """The largest answer, reasoning included."""
     page: str
-    """The provider's page on it."""
 
 
 MAXIMA: Final[tuple[Maximum, ...]] = (
-    # OpenAI. The models that talk over the Realtime and Live endpoints are not here.
+    # OpenAI, without the models of the Realtime and Live endpoints.
     Maximum("openai", "gpt-3.5-turbo", 4_096, f"{_OPENAI}/gpt-3.5-turbo"),  # 2nd
     Maximum("openai", "gpt-3.5-turbo-16k", 4_096, f"{_OPENAI}/gpt-3.5-turbo-16k-0613"),
     # The next row: the page says 4,096, LiteLLM 4,097 for -0914.
@@ -204,22 +203,21 @@ MAXIMA: Final[tuple[Maximum, ...]] = (
     Maximum("deepseek", "deepseek-v4-flash-vision-exp", 393_216, _DEEPSEEK),  # 2nd: LiteLLM alone
     Maximum("deepseek", "deepseek-v4-pro", 393_216, _DEEPSEEK),
 )
-"""What is known of each model's largest answer."""
+"""The known maxima."""
 
 _BY_NAME: Final = {(row.provider, row.model): row for row in MAXIMA}
-
 _DATE: Final = r"(?:\d{4}-\d{2}-\d{2}|\d{8}|\d{2}-\d{4}|\d{2}-\d{2}|\d{3,4})"
 """2024-08-06, 20250929, 09-2025, 05-06, 0613 or 2411, and Google's numbered snapshots (001)."""
 
 _SUFFIX: Final = re.compile(rf"-(?:latest|preview(?:-{_DATE})?|{_DATE}(?:-preview)?)", re.ASCII)
-"""All that may follow a base name: a date, ``latest`` or ``preview``, the last with or without a date."""
+"""The suffixes of a base name: a date, ``latest``, or ``preview`` with or without a date."""
 
 
 def model_maximum(provider: str, model: str) -> Maximum | None:
-    """Return the row for a model by its exact name, or by its base name followed by a date, ``latest`` or ``preview``.
+    """Return the row of a model by its exact name, or by its base name followed by a date, ``latest`` or ``preview``.
 
-    Any other longer name is another model: ``gpt-4o-mini`` is not ``gpt-4o``, nor ``gpt-4.1`` a ``gpt-4``. Where two
-    base names fit, as ``o1`` and ``o1-preview`` do for ``o1-preview-2024-09-12``, the longer one is meant.
+    Any other longer name is another model: ``gpt-4o-mini`` is not ``gpt-4o``, and ``gpt-4.1`` is not ``gpt-4``. If two
+    base names fit (``o1`` and ``o1-preview`` for ``o1-preview-2024-09-12``), the longer one counts.
     """
     exact = _BY_NAME.get((provider, model))
     if exact is not None:
@@ -233,15 +231,13 @@ def model_maximum(provider: str, model: str) -> Maximum | None:
 
 
 _DATED: Final = re.compile(r"(?P<base>.+)[-@](?P<year>20[0-9]{2})-?(?P<month>[0-9]{2})-?(?P<day>[0-9]{2})", re.ASCII)
-
-
 _NEVER_REASONS: Final = re.compile(
     r"(openai/)?(gpt-3\.5|gpt-4(?!\.5\d)|gpt-5[.\d]*-chat|chatgpt-4o|davinci|babbage)", re.ASCII
 )
 
 
 def base_name(model: str) -> str | None:
-    """Return what a dated name (``gpt-4o-2025-06-15``, ``claude-x-20250929``) is based on, or None for any other name."""
+    """Return the base name of a dated name (``gpt-4o-2025-06-15``, ``claude-x-20250929``), or None for other names."""
     match = _DATED.fullmatch(model)
     if match is None:
         return None
@@ -253,5 +249,5 @@ def base_name(model: str) -> str | None:
 
 
 def reasons(model: str) -> bool:
-    """True unless a model is known to bill no hidden output: what cannot be seen cannot be counted."""
+    """False only for a model known to bill no hidden output, because hidden output cannot be counted locally."""
     return _NEVER_REASONS.match(model) is None

@@ -1,4 +1,4 @@
-"""LLM calls that a rule of the owner's makes smaller: what is narrowed is what is priced, held and sent. Pure."""
+"""Narrows LLM calls by the owner's rules: the narrowed call is priced, held and sent. Pure."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Price = Callable[[Call], Ceiling | Refusal]
 
 @dataclass(frozen=True, slots=True)
 class Narrowed:
-    """A call as it will be priced and sent; *changed* where its body is not the caller's own any more; *by* which rule."""
+    """A call to price and send. *changed*: its body differs from the caller's. *by*: the narrowing rule."""
 
     call: Call
     ceiling: Ceiling
@@ -38,7 +38,7 @@ class Narrowed:
 def narrow_call(
     context: Context, request: RequestFacts, call: Call, ceiling: Ceiling, price: Price
 ) -> Narrowed | Refusal:
-    """Return a call as the owner's rules leave it, or why nothing of it is left. *price* works out a ceiling."""
+    """Return the call narrowed by the owner's rules, or a refusal. *price* computes a ceiling."""
     verdict = verdict_of(context.policy, call_subject(request, call.model, _most(ceiling)), asks=context.asks)
     narrow = verdict.narrow
     if narrow is None:
@@ -75,7 +75,7 @@ def _again(call: Call, body: dict[str, object], price: Price) -> tuple[Call, Cei
 def _fit(
     call: Call, ceiling: Ceiling, narrow: Narrow, verdict: Verdict, price: Price
 ) -> tuple[Call, Ceiling] | Refusal:
-    """Lower the output limit until the call costs at most what the rule leaves: the limit itself is input, so it is priced again."""
+    """Lower the output limit until the ceiling is at most the rule's amount. The limit is input too, so each try is priced."""
     most = narrow.most or Nanos(0)
     before = ceiling
     for _ in range(_TRIES):
@@ -91,8 +91,8 @@ def _fit(
         if _most(ceiling) <= most:
             return call, ceiling
     reason = (
-        f"rule {verdict.narrowed_by!r} narrows this to ${format_dollars(most)}, which pays for no answer of {call.model!r} "
-        f"worth having (the least is {_LEAST_NARROWED} tokens)"
+        f"rule {verdict.narrowed_by!r} narrows this to ${format_dollars(most)}, which is not enough for an answer of "
+        f"{call.model!r} (the minimum is {_LEAST_NARROWED} tokens)"
     )
     return Refusal(verdict.narrowed_by, reason, _most(before), most)
 
@@ -100,23 +100,23 @@ def _fit(
 def narrow_fixed(
     context: Context, request: RequestFacts, price: FixedPrice, body: bytes | None
 ) -> bytes | Refusal | None:
-    """Return the body of a call at a fixed price as the owner's rules leave it; None where it goes out as it is.
+    """Return the narrowed body of a call at a fixed price; None if it is sent unchanged.
 
-    Its price cannot be less: a rule that leaves less than that refuses it.
+    The price cannot be lowered: a rule that allows less refuses the call.
     """
-    verdict = verdict_of(context.policy, call_subject(request, price.place, price.amount), asks=context.asks)
+    verdict = verdict_of(context.policy, call_subject(request, price.route_name, price.amount), asks=context.asks)
     narrow, rule = verdict.narrow, verdict.narrowed_by
     if narrow is None:
         return None
     if narrow.most is not None and narrow.most < price.amount:
         cost = format_dollars(price.amount)
-        reason = f"rule {rule!r} narrows this to ${format_dollars(narrow.most)}, and its owner says it costs ${cost}"
+        reason = f"rule {rule!r} narrows this to ${format_dollars(narrow.most)}, but its fixed price is ${cost}"
         return Refusal(rule, reason, price.amount, narrow.most)
     if not narrow.remove:
         return None
     try:
         sent = read_object(body or b"")
     except NotReadable:
-        return Refusal(rule, f"rule {rule!r} removes fields of this body, which cannot be read", price.amount)
+        return Refusal(rule, f"rule {rule!r} removes fields of this body, but the body cannot be read", price.amount)
     removed = removed_fields(sent, narrow.remove)
     return write_object({name: value for name, value in sent.items() if name not in removed}) if removed else None

@@ -1,4 +1,4 @@
-"""Price files: taken in by the owner's word, with their hash shown, and never fetched."""
+"""Price files: imported by the owner's command after a look at their hash, and never downloaded."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from x402guard.llm.genai_prices import GenaiPriceBook
 from x402guard.strict_json import check_depth
 
 PRICES_FILE: Final = "x402guard-prices.json"
-"""Where ``x402guard prices update`` writes, in the working directory, unless the settings name another."""
+"""The file in the working directory that ``x402guard prices update`` writes, unless the settings name another."""
 
 _FORMAT: Final = "x402guard.llm.genai_prices.v1"
 _MOST_BYTES: Final = 67_108_864
@@ -25,12 +25,12 @@ Price = Decimal | None
 
 @dataclass(frozen=True, slots=True)
 class PriceChange:
-    """One price of one model that differs between two books, in dollars by the unit's own measure (a million tokens, say).
+    """One price of one model that differs between two books, in dollars per measure of the unit (a million tokens, say).
 
     Attributes:
-        provider, model, unit: what it is the price of.
-        before, after: None where a book has no such price.
-        dropped: the new book does not know the model at all: it is refused, and costs nothing.
+        provider, model, unit: the subject of the price.
+        before, after: None if that book has no such price.
+        dropped: True if the new book does not know the model: calls to it are refused, and cost nothing.
     """
 
     provider: str
@@ -42,14 +42,14 @@ class PriceChange:
 
     @property
     def falls_by_half(self) -> bool:
-        """True where less than half of the old price is left, or none of its own: what had one falls to another's."""
+        """True if the new price is less than half of the old one, or missing: then another unit's price applies."""
         if not self.before or self.dropped:
             return False
         return self.after is None or self.after * 2 < self.before
 
 
 def open_book(path: str | None) -> GenaiPriceBook:
-    """Return the bundled prices, or those of a file that ``write_prices`` wrote. Raises ``ConfigError``."""
+    """Return the bundled prices, or the prices of a file from ``write_prices``. Raises ``ConfigError``."""
     if path is None:
         return GenaiPriceBook()
     file = Path(path)
@@ -59,24 +59,24 @@ def open_book(path: str | None) -> GenaiPriceBook:
     providers = wrapped.get("providers")
     found = _hash(providers)
     if found != wrapped.get("sha256"):
-        raise ConfigError(f"metering.prices: {file} was changed since it was taken in: its hash is {found}")
+        raise ConfigError(f"metering.prices: {file} was changed after its import: its hash is {found}")
     return _book(providers, file, f"sha256:{found[:12]}")
 
 
 def read_prices(path: Path) -> tuple[GenaiPriceBook, str]:
-    """Return the prices of a file in genai-prices' own format (a list of providers), and their hash. Raises ``ConfigError``."""
+    """Return the prices of a file in genai-prices' format (a list of providers) and their hash. Raises ``ConfigError``."""
     providers, found = _providers_of(path)
     return _book(providers, path, f"sha256:{found[:12]}"), found
 
 
 def write_prices(source: Path, target: Path, *, seen: str | None = None) -> str:
-    """Take the prices of *source* in: write them to *target* with their hash, which is returned.
+    """Import the prices of *source*: write them to *target* with their hash, and return the hash.
 
-    *seen* is the hash of what its owner said yes to: a file that has changed since is refused. Raises ``ConfigError``.
+    *seen* is the hash that the owner confirmed: a file that changed after that is refused. Raises ``ConfigError``.
     """
     providers, found = _providers_of(source)
     if seen not in (None, found):
-        raise ConfigError(f"prices: {source} has changed since it was looked at: its hash is {found}")
+        raise ConfigError(f"prices: {source} was changed after its hash was confirmed: its hash is now {found}")
     _book(providers, source, found)
     text = json.dumps({"format": _FORMAT, "sha256": found, "providers": providers})
     partly = target.with_name(f".{target.name}.new")
@@ -89,10 +89,10 @@ def write_prices(source: Path, target: Path, *, seen: str | None = None) -> str:
 
 
 def compare(before: GenaiPriceBook, after: GenaiPriceBook, at_unix: int) -> Iterator[PriceChange]:
-    """Yield every price that differs, by provider, name and label: tiers, batches, prices to come and other names too.
+    """Yield every price that differs, by provider, name and label, with tiers, batch and future prices and other names.
 
-    A model is looked up in both books by each of its names, since a rule may lead a name elsewhere. A special price that one of
-    the books lacks is compared with the plain one that holds instead. *at_unix* (unix seconds) says which prices hold now.
+    Each name of a model is looked up in both books, because a matching rule may resolve it differently. A special price that
+    one book lacks is compared with that book's plain price. *at_unix* (unix seconds) is the moment of the current prices.
     """
     for provider, name in sorted({*before.names(), *after.names()}):
         old, new = before.every_price(provider, name, at_unix), after.every_price(provider, name, at_unix)
@@ -110,7 +110,7 @@ def compare(before: GenaiPriceBook, after: GenaiPriceBook, at_unix: int) -> Iter
 def _load(path: Path) -> Any:
     try:
         if path.stat().st_size > _MOST_BYTES:
-            raise ConfigError(f"prices: {path} is larger than any price file")
+            raise ConfigError(f"prices: {path} is too large for a price file")
         text = path.read_text(encoding="utf-8")
         check_depth(text)
         return json.loads(text)
@@ -131,7 +131,7 @@ def _hash(providers: Any) -> str:
 
 def _book(providers: Any, path: Path, version: str) -> GenaiPriceBook:
     if not isinstance(providers, list) or not providers:
-        raise ConfigError(f"prices: {path} is not a list of providers, the format of genai-prices")
+        raise ConfigError(f"prices: {path} is not a list of providers in the format of genai-prices")
     try:
         return GenaiPriceBook.of_raw(providers, source=path.name, version=version)
     except Exception as error:

@@ -1,4 +1,4 @@
-"""Prices that people give: the owner's in place of the book's, a session's for what the book lacks."""
+"""Registered prices: the owner's replace those of the price book; a session's add models that it lacks."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _UNITS: Final = frozenset({"input_tokens", "output_tokens", "cache_read_tokens"}
 
 @dataclass(frozen=True, kw_only=True)
 class ModelPrice:
-    """What a model costs, in dollars per million tokens.
+    """The price of a model, in dollars per million tokens.
 
     Args:
         input: for input that was not read from a cache.
         output: for output, hidden reasoning included.
-        cached_input: for input read from a cache; the same as ``input`` when left out.
-        max_output: the most tokens that it answers with; calls without a limit of their own are held at that.
+        cached_input: for input read from a cache; default: the same as ``input``.
+        max_output: the model's maximum output in tokens; calls without an output limit are held at it.
 
     Raises ``ConfigError`` naming the argument.
     """
@@ -45,12 +45,12 @@ class ModelPrice:
             raise ConfigError(f"max_output: {self.max_output!r} is not a number of tokens")
 
     def cost(self, usage: Usage) -> Decimal:
-        """Return what *usage* costs in dollars, exact. Raises ``ValueError`` where more was cached than was read."""
+        """Return the exact cost of *usage* in dollars. Raises ``ValueError`` if cached input exceeds all input."""
         into, out, cached = self.rates
         read = usage.get("cache_read_tokens", 0)
         fresh = usage.get("input_tokens", 0) - read
         if fresh < 0:
-            raise ValueError(f"{read} tokens from a cache are more than all input")
+            raise ValueError(f"{read} cached tokens are more than all input tokens")
         return (fresh * into + read * cached + usage.get("output_tokens", 0) * out) / _PER
 
 
@@ -63,12 +63,12 @@ def _nanos(name: str, price: Dollars) -> Nanos:
 
 @dataclass(frozen=True)
 class RegisteredBook:
-    """A price book with prices of people's own before it.
+    """A price book with registered prices in front of it.
 
     Attributes:
-        book: what is asked for everything else.
-        owner: name → price, whatever the book says.
-        session: name → price, for what has none, or dearer: what a session says is never less than what stood before.
+        book: prices all other models.
+        owner: name → price; it replaces the book's.
+        session: name → price, for a model without a price, or a higher price: a session never lowers one.
     """
 
     book: PriceBook
@@ -77,22 +77,22 @@ class RegisteredBook:
 
     @property
     def ready(self) -> bool:
-        """True where the book has loaded what it needs."""
+        """True once the book has loaded its data."""
         return bool(getattr(self.book, "ready", True))
 
     def find(self, provider: str, model: str, at_unix: int) -> PricedModel | None:
-        """See ``PriceBook.find``."""
+        """Return the prices of a model (see ``PriceBook``)."""
         before = self._before(provider, model, at_unix)
         price = self.session.get(model)
         return before if price is None else _priced("session", price, provider, model, at_unix, before=before)
 
     def suggest(self, provider: str, model: str) -> str | None:
-        """See ``PriceBook.suggest``."""
+        """Return a hint for an unknown name (see ``PriceBook``)."""
         asked: Callable[[str, str], str | None] | None = getattr(self.book, "suggest", None)
         return None if asked is None else asked(provider, model)
 
     def _before(self, provider: str, model: str, at_unix: int) -> PricedModel | None:
-        """What stands without the session: of a dated name that nobody knows, its base model's where that is asked for."""
+        """Return the prices without the session's. For an unknown dated name that it prices, use the base model's."""
         price = self.owner.get(model)
         if price is not None:
             return _priced("owner", price, provider, model, at_unix)
@@ -101,7 +101,7 @@ class RegisteredBook:
         return found if base is None else self.book.find(provider, base, at_unix)
 
     def cost(self, priced: PricedModel, usage: Usage, context: Mapping[str, str]) -> Decimal:
-        """See ``PriceBook.cost``."""
+        """Return the cost of *usage* (see ``PriceBook``)."""
         if priced.source == "owner" and priced.model in self.owner:
             return self.owner[priced.model].cost(usage)
         if priced.source != "session" or priced.model not in self.session:
@@ -111,20 +111,20 @@ class RegisteredBook:
         return own if before is None else max(own, self.cost(before, usage, context))
 
     def extract(self, provider: str, flavour: str, answer: Mapping[str, Any]) -> Usage:
-        """See ``PriceBook.extract``."""
+        """Return the usage that an answer states (see ``PriceBook``)."""
         return self.book.extract(provider, flavour, answer)
 
     def register(self, model: str, price: ModelPrice, at_unix: int) -> RegisteredBook:
-        """Return the book with one more price of a session's.
+        """Return the book with one more price of a session.
 
-        A session can price what nobody has a price for, and make a model dearer; never cheaper, or it would have a way round
-        its budget. Raises ``ConfigError``.
+        A session can price an unpriced model or raise a price. It cannot lower one, because that would bypass its budget.
+        Raises ``ConfigError``.
         """
         if not isinstance(model, str) or not model.strip():
             raise ConfigError(f"model: {model!r} is not the name of a model")
         standing = self.session.get(model) or self.owner.get(model)
         if standing is not None and any(new < old for new, old in zip(price.rates, standing.rates, strict=True)):
-            raise ConfigError(f"model: {model!r} has a price already, and a session cannot lower it; the owner can")
+            raise ConfigError(f"model: {model!r} has a price already; only the owner can lower it")
         if standing is None:
             self._check_against_book(model, price, at_unix)
         return replace(self, session={**self.session, model: price})
@@ -141,8 +141,8 @@ class RegisteredBook:
                 known = self.book.find(provider, name, at_unix)
                 if known is not None and any(self.book.cost(known, usage, {}) > rate for usage, rate in usages):
                     raise ConfigError(
-                        f"model: the book prices {name!r} ({provider}), and a session cannot lower that; "
-                        "the owner can, with Metering(models={…})"
+                        f"model: the price book has a price for {name!r} ({provider}); only the owner can lower it, with "
+                        "Metering(models={…})"
                     )
 
 
@@ -163,16 +163,16 @@ def _priced(
 
 @dataclass(frozen=True, slots=True)
 class PricedModel:
-    """One model's prices as they stood at one moment: what a price book finds, and is shown again to work out a cost.
+    """The prices of one model at one moment: ``PriceBook.find`` returns it, and ``PriceBook.cost`` takes it.
 
     Attributes:
         provider: the provider's id in the book.
         model: the model's id in the book.
         at_unix: the moment, in unix seconds; prices change by date, and some by the hour.
-        source, version: where the prices are from, for the ledger.
-        context_window: tokens that the model can take, or None where the book does not say.
-        units: the units that have a price of their own.
-        contexts: the (key, value) pairs that the model has other prices for, such as ``("service_tier", "flex")``.
+        source, version: the source of the prices, for the ledger.
+        context_window: the model's context window in tokens, or None if the book does not state it.
+        units: the units with their own price.
+        contexts: the (key, value) pairs with other prices, such as ``("service_tier", "flex")``.
     """
 
     provider: str
@@ -186,32 +186,32 @@ class PricedModel:
 
 
 class PriceBook(Protocol):
-    """What models cost, and how providers say what was used. Fetches nothing from a network."""
+    """The prices of models, and the reading of usage in answers. Makes no network requests."""
 
     def find(self, provider: str, model: str, at_unix: int) -> PricedModel | None:
-        """Return the prices of a model at a moment (unix seconds), or None for one that the book does not know.
+        """Return the prices of a model at *at_unix* (unix seconds), or None for an unknown model.
 
-        Exact names alone: the rules about dated names are not the book's.
+        Matches exact names only: the caller handles dated names.
         """
 
     def suggest(self, provider: str, model: str) -> str | None:
-        """Return a sentence on what an unknown name may have been meant for, or None."""
+        """Return a sentence with a hint for an unknown name, or None."""
 
     def cost(self, priced: PricedModel, usage: Usage, context: Mapping[str, str]) -> Decimal:
-        """Return what *usage* costs in dollars, exact and not rounded.
+        """Return the cost of *usage* in dollars, exact and not rounded.
 
-        *context* chooses other prices out of ``priced.contexts``. Raises ``ValueError`` for counts that contradict each other.
+        *context* selects other prices from ``priced.contexts``. Raises ``ValueError`` for contradictory counts.
         """
 
     def extract(self, provider: str, flavour: str, answer: Mapping[str, Any]) -> Usage:
-        """Return the usage that a provider's answer states. Raises ``ValueError`` where it states none that can be read."""
+        """Return the usage that a provider's answer states. Raises ``ValueError`` if it states no readable usage."""
 
 
 class TokenCounter(Protocol):
-    """Counts tokens before a call, so that its worst case can be held. Used from several threads at once."""
+    """Counts tokens before a call, so that its worst case can be held. Has to be thread-safe."""
 
     def count(self, text: str, *, provider: str, model: str) -> int:
-        """Return how many tokens *text* is for a provider's *model*.
+        """Return the number of tokens of *text* for a provider's *model*.
 
-        Raises ``LookupError`` for a model whose vocabulary it does not have. Whatever it raises, bytes are counted instead.
+        Raises ``LookupError`` for a model without a known vocabulary. After any error, bytes are counted instead.
         """

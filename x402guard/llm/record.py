@@ -1,4 +1,4 @@
-"""The conversation for an LLM call that no transport saw: it is owed already, so it is booked in full, and trips what it exceeds."""
+"""The flow of a reported LLM call. It is owed already, so its cost is captured in full and trips the limits it exceeds."""
 
 from __future__ import annotations
 
@@ -28,26 +28,26 @@ from x402guard.policy.guards import guard_marks, note_taken
 from x402guard.policy.steps import Step
 
 _OWED: Final = (
-    "The call is owed, and it may be booked already: look at session.spent before you report it again, once the ledger can be "
-    "written."
+    "The call is owed, and it may be in the ledger already: once the ledger can be written, check session.spent before you "
+    "report it again."
 )
 
 
 @dataclass(frozen=True, slots=True)
 class _Recorded:
     hold: Hold
-    latched: Refusal | None = None
+    tripped: Refusal | None = None
     warning: str = ""
 
 
 def record_call(context: Context, meter: Meter | None, entropy: bytes, statement: Statement) -> Flow[Receipt]:
-    """Book what a call cost, past the limit too, and return its receipt. *entropy* is 32 random bytes.
+    """Capture the cost of a reported call, past the limit too, and return its receipt. *entropy* is 32 random bytes.
 
-    Raises ``ValueError`` for counts that no call can have and ``Unpriced`` where nobody can say what it cost, with nothing
-    booked; ``SessionTripped``, having booked it, where the session was latched before: whoever asks no transport hears it here.
+    Raises ``ValueError`` for impossible counts and ``Unpriced`` for an unknown price; nothing is captured then. Raises
+    ``SessionTripped`` after the capture if the session was tripped before, because no transport refused the call.
     """
     if meter is None:
-        raise ConfigError("record_usage: this guard meters nothing")
+        raise ConfigError("record_usage: metering is off in this guard")
 
     def price(now_ms: int) -> tuple[Bill, Rates] | Refusal:
         return price_statement(meter, statement, now_ms // 1000)
@@ -56,7 +56,7 @@ def record_call(context: Context, meter: Meter | None, entropy: bytes, statement
     tokens = context.tokens
     nodes = (context.node_id,) if tokens is None else (context.node_id, tokens.node_id)
     marks = () if tokens is None else (soft_mark(tokens.node_id),)
-    # Nothing is judged, it is owed; but it counts for what comes after it. Nobody tells one report from another.
+    # Guards do not judge an owed call, but count it for later steps. Its key is empty: equal reports are no loop.
     step = Step(HoldKind.LLM, statement.model, "", context.node_id)
     marks = (*marks, *guard_marks(context.policy, step))
     scope = Scope(nodes=nodes, holds=(hold_id,), marks=marks, durable=True)
@@ -66,14 +66,14 @@ def record_call(context: Context, meter: Meter | None, entropy: bytes, statement
         try:
             priced = price(view.now_ms)
         except ValueError:
-            return  # it says nothing; the cancellation goes first
+            return  # the cancellation has priority over the invalid counts
         if not isinstance(priced, Refusal):
             book(view, priced)
 
     try:
         priced = yield Compute(price, quick=meter.ready)
     except Interrupted:
-        # A task that is cancelled owes what it used: priced inside the transaction, which is waited for.
+        # A cancelled task still owes the call: the transaction prices it, and the driver waits for the transaction.
         yield Transact(scope, late)
         raise
     if isinstance(priced, Refusal):
@@ -85,10 +85,10 @@ def record_call(context: Context, meter: Meter | None, entropy: bytes, statement
         raise
     if recorded.warning:
         yield Notify(recorded.warning)
-    if recorded.latched is not None:
-        # Not counted among the refusals: the call is in the books.
-        told = refusal_error(context, recorded.latched)
-        told.advice = "This call is booked. Only the owner can reset this session."
+    if recorded.tripped is not None:
+        # Not counted as a refusal, because the call is in the ledger.
+        told = refusal_error(context, recorded.tripped)
+        told.advice = "This call is in the ledger. Only the owner can reset this session."
         told.money_may_have_moved = True
         raise told
     receipt = receipt_of(recorded.hold, represented=False)
@@ -114,7 +114,7 @@ def _book(
         instance=context.instance,
         purpose=Purpose(tool=statement.model),
     )
-    # Whether it fits is not asked: what was used is owed.
+    # The budget is not checked, because the amount is owed.
     begin(view, hold, _facts(hold, statement, rates))
     usage: Mapping[str, int] = bill.usage or {}
     after = apply(view, hold_id, Capture(bill.amount, bill.evidence, usage=dict(usage)))
@@ -124,7 +124,7 @@ def _book(
     warning = soft_warning(view, context.tokens) if context.tokens is not None and reached else ""
     if closed is None or closed.rule != TRIPPED:
         return _Recorded(after, None, warning)
-    return _Recorded(after, replace(closed, reason=f"{closed.reason}; this call was booked"), warning)
+    return _Recorded(after, replace(closed, reason=f"{closed.reason}; this call is in the ledger"), warning)
 
 
 def _facts(hold: Hold, statement: Statement, rates: Rates) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A usage that somebody reports of a call that no transport saw: read, priced, and refused where nobody can say what it cost."""
+"""Reads and prices the caller-reported usage of a call that no transport saw; refuses it if its price is unknown."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _SHAPES: Final[tuple[tuple[str, Flavour], ...]] = (
     ("server_tool_use", "messages"),
     ("input_tokens", "responses"),
 )
-"""A field of a usage → whose dialect it is; the first that is there."""
+"""A field of a usage → its flavour; the first field that is present counts."""
 
 _MAKERS: Final[Mapping[Flavour, str]] = {
     "chat": "openai",
@@ -60,13 +60,13 @@ _FIX: Final = '{"input_tokens": 200, "output_tokens": 100}, or the usage as the 
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """What is reported of a call.
+    """The report of a call.
 
     Attributes:
         provider: the provider's id in the price book.
-        model: as it was asked for.
-        flavour: the shape of the answer, or None where the usage is in the price book's own units.
-        answer: the answer or the part of it that holds the usage; or the usage itself, in units.
+        model: the requested model.
+        flavour: the shape of the answer, or None if the usage is in the price book's units.
+        answer: the answer, or its part with the usage; or the usage itself, in units.
     """
 
     provider: str
@@ -76,13 +76,13 @@ class Statement:
 
 
 def read_statement(provider: str, model: str, usage: Mapping[str, Any]) -> Statement:
-    """Return what *usage* says, in the price book's units or in any provider's own words.
+    """Return the statement of a *usage* in the price book's units or in a provider's format.
 
-    Raises ``ValueError`` naming the argument where it says nothing that can be read.
+    Raises ``ValueError`` naming the argument if it cannot be read.
     """
     provider, model = _known_as(provider), _plain_name(model)
     if usage and all(isinstance(key, str) and _UNIT.fullmatch(key) for key in usage):
-        # Anthropic counts what was cached beside its input, and the book within it.
+        # The price book's input_tokens include cached tokens; Anthropic's do not.
         return Statement(provider, model, None, usage)
     if not usage:
         raise ValueError(f"usage: it is empty; write {_FIX}")
@@ -90,7 +90,7 @@ def read_statement(provider: str, model: str, usage: Mapping[str, Any]) -> State
     flavour = _flavour_of(usage)
     if flavour is None:
         shown = ", ".join(sorted(map(str, usage))[:6])
-        raise ValueError(f"usage: {shown[:200]} says nothing of tokens that can be read; write {_FIX}")
+        raise ValueError(f"usage: {shown[:200]} is not a known format of token counts; write {_FIX}")
     if flavour == "responses" and provider == "anthropic":
         flavour = "messages"
     billed = usage.get("billed_units")
@@ -101,7 +101,7 @@ def read_statement(provider: str, model: str, usage: Mapping[str, Any]) -> State
 
 
 def read_answer(answer: Mapping[str, Any], provider: str | None, model: str | None) -> Statement:
-    """Return what a whole *answer* says of its call; *provider* and *model* where it does not name them, or names others.
+    """Return the statement of a whole *answer*. *provider* and *model* override those that it names.
 
     Raises ``ValueError`` naming the argument that is missing.
     """
@@ -110,7 +110,7 @@ def read_answer(answer: Mapping[str, Any], provider: str | None, model: str | No
     flavour = _answer_flavour(answer)
     if flavour is None:
         raise ValueError(
-            "response: it states no usage that can be read; report it with session.record_usage(provider, model, usage)"
+            "response: it states no readable usage; report it with session.record_usage(provider, model, usage)"
         )
     named = answer.get("model") or answer.get("modelVersion") if model is None else model
     if not isinstance(named, str) or not named:
@@ -120,13 +120,13 @@ def read_answer(answer: Mapping[str, Any], provider: str | None, model: str | No
 
 
 def _known_as(provider: str) -> str:
-    """Return a provider by its id in the price book, where people call it otherwise."""
+    """Return a provider's id in the price book, also for its other common names."""
     folded = provider.strip().lower()
     return _ALSO_CALLED.get(folded, folded)
 
 
 def _plain_name(model: str) -> str:
-    """Return a model's name as the book has it. Raises ``ValueError`` for what no model is called: it goes into every report."""
+    """Return a model's name as in the price book. Raises ``ValueError`` for an invalid name, because reports show it."""
     name = model.removeprefix("models/")
     if not name.isprintable() or len(name) > 300:
         raise ValueError(f"model: {name[:60]!a} is not the name of a model")
@@ -149,16 +149,16 @@ def _flavour_of(usage: Mapping[str, Any]) -> Flavour | None:
 
 
 def _in_camels(value: Any) -> Any:
-    """Return what Google's libraries write with underscores in the words of its wire."""
+    """Return the snake_case keys of Google's libraries as the camelCase keys of its API."""
     if isinstance(value, dict):
         return {_SEPARATES.sub(lambda m: m[1].upper(), str(key)): _in_camels(item) for key, item in value.items()}
     return [_in_camels(item) for item in value] if isinstance(value, list) else value
 
 
 def price_statement(meter: Meter, statement: Statement, at_unix: int) -> tuple[Bill, Rates] | Refusal:
-    """Return what a reported call cost by the prices of *at_unix* (unix seconds), or why nobody can say.
+    """Return the cost of a reported call by the prices of *at_unix* (unix seconds), or a refusal if it is unknown.
 
-    Raises ``ValueError`` for counts that no call can have: nothing is booked on them.
+    Raises ``ValueError`` for impossible counts.
     """
     try:
         return _priced(meter, statement, at_unix)
@@ -176,7 +176,7 @@ def _priced(meter: Meter, statement: Statement, at_unix: int) -> tuple[Bill, Rat
     for unit in _without_price(stated.usage, rates):
         return Refusal(
             UNPRICED,
-            f"usage: nothing says what {unit} of {statement.model!r} cost; charge them yourself",
+            f"usage: the price of {unit} for {statement.model!r} is unknown; charge them yourself",
             error=Unpriced,
         )
     allowed = _tools_run(meter, statement)
@@ -186,7 +186,7 @@ def _priced(meter: Meter, statement: Statement, at_unix: int) -> tuple[Bill, Rat
     if amount is None:
         return Refusal(
             UNPRICED,
-            f"usage: {statement.model!r} was billed at a tier that the price book does not know",
+            f"usage: {statement.model!r} was billed at a tier that is not in the price book",
             error=Unpriced,
         )
     amount = Nanos(amount + allowed)
@@ -201,7 +201,7 @@ def _priced(meter: Meter, statement: Statement, at_unix: int) -> tuple[Bill, Rat
 
 
 def _tools_run(meter: Meter, statement: Statement) -> Nanos | Refusal:
-    """Return the allowances of what the provider ran beside the model, or why nobody can say what that cost."""
+    """Return the allowances of the tools that the provider ran, or a refusal if one has no allowance."""
     total = Decimal(0)
     for name in tools_run(statement.flavour or "chat", statement.answer):
         kind = kind_of(name)
@@ -209,7 +209,7 @@ def _tools_run(meter: Meter, statement: Statement) -> Nanos | Refusal:
         if allowance is None:
             hint = f'Metering(allowances={{"{kind}": "$0.05"}})'
             return Refusal(
-                UNPRICED, f"response: {name[:60]} was run, and nothing says what it cost; set {hint}", error=Unpriced
+                UNPRICED, f"response: {name[:60]} was run, and its cost is unknown; set {hint}", error=Unpriced
             )
         total += allowance
     return whole_nanos(total)
@@ -239,7 +239,7 @@ def _counts(usage: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
         if type(count) is not int or count < 0:
             vast = type(count) is int and count < -(10**40)
             shown = "far below zero" if vast else repr(count)[:40] if isinstance(count, (int, str)) else str(count)[:40]
-            raise ValueError(f"usage: {unit} is {shown}, and is to be a whole number that is not negative")
+            raise ValueError(f"usage: {unit} is {shown}, but has to be a whole number that is not negative")
         if count:
             yield unit, count
 
@@ -251,7 +251,7 @@ def _without_price(usage: Usage, rates: Rates) -> Iterator[str]:
 
 
 def _call(statement: Statement, *, produces: bool) -> Call:
-    """Return the call as far as it is known: nobody says what was asked for, so every tool that is counted may have been."""
+    """Return the known part of the call. The request is unknown, so every counted tool may have been offered."""
     flavour: Flavour = statement.flavour or "chat"
     endpoint = Endpoint(statement.provider, _DIALECTS.get(flavour, "openai"), "")
     kinds = ("web_search", "file_search") if flavour in _COUNTS_SEARCHES else ()
@@ -275,8 +275,6 @@ def _call(statement: Statement, *, produces: bool) -> Call:
 
 
 _COUNTS: Final = re.compile(r"(tokens?|count|units?)$", re.IGNORECASE)
-
-
 _KNOWN: Final[Mapping[Flavour, frozenset[str]]] = {
     "chat": frozenset({"prompt_tokens", "completion_tokens", "total_tokens", "cached_tokens", "prompt_cache_hit_tokens",
                        "prompt_cache_miss_tokens"}),
@@ -290,45 +288,38 @@ _KNOWN: Final[Mapping[Flavour, frozenset[str]]] = {
     "cohere": frozenset({"cached_tokens", "tokens", "billed_units"}),
     "cohere_embed": frozenset({"tokens", "billed_units"}),
 }  # fmt: skip
-"""The counts that are read of each dialect's usage, or are known to repeat others."""
-
+"""The counts of each flavour's usage that are read, or that are known to repeat others."""
 
 _TOTALS: Final = ("total_tokens", "totalTokenCount", "totalTokens")
-
-
 _CALLER_RUNS: Final = frozenset(
     {"function_call", "custom_tool_call", "computer_call", "local_shell_call", "shell_call", "apply_patch_call"}
 )
-
-
 _COUNTED: Final = frozenset({"web_search_call", "file_search_call"})
-
-
 _FREE_REQUESTS: Final = frozenset({"web_search_requests", "web_fetch_requests"})
 
 
 def check_said(flavour: Flavour, usage: Mapping[str, Any]) -> None:
-    """Raise ``ValueError`` for a count that nobody reads, or that is no number: what it costs would be left out."""
+    """Raise ``ValueError`` for an unknown count or one that is not a number: ignoring it would price it at zero."""
     known = _KNOWN.get(flavour, frozenset())
     for key, value in usage.items():
         name = str(key)[:60]
         if _COUNTS.search(name) and name not in known and value:
-            raise ValueError(f"{name} is no count that is known beside {', '.join(sorted(known))}")
+            raise ValueError(f"{name} is an unknown count; the known ones are {', '.join(sorted(known))}")
         if name in known and value is not None and not isinstance(value, (Mapping, int, Decimal)):
-            raise ValueError(f"{name} is a {type(value).__name__}, and is to be a number")
+            raise ValueError(f"{name} is a {type(value).__name__}, but has to be a number")
 
 
 def check_total(usage: Mapping[str, Any], read: Usage) -> None:
-    """Raise ``ValueError`` where the total that is said is more than the parts that were read: something would be left out."""
+    """Raise ``ValueError`` if the stated total is more than the parts that were read: a part would not be priced."""
     parts = read.get("input_tokens", 0) + read.get("output_tokens", 0)
     for name in _TOTALS:
         total = usage.get(name)
         if isinstance(total, (int, Decimal)) and total > parts:
-            raise ValueError(f"{name} is {str(total)[:40]}, and the parts that are stated come to {parts}")
+            raise ValueError(f"{name} is {str(total)[:40]}, but the sum of the stated parts is {parts}")
 
 
 def tools_run(flavour: Flavour, answer: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what the provider ran for an answer, and bills beside the tokens, and no count of a usage has."""
+    """Yield the tools that the provider ran for an answer and bills separately, and that no count of the usage covers."""
     if flavour == "responses":
         output = answer.get("output")
         for item in output if isinstance(output, list) else ():

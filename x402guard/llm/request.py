@@ -1,4 +1,4 @@
-"""A request to an LLM provider, read: the model, the output it asks for, and all that makes up its input."""
+"""Reads a request to an LLM provider: its model, its output limit and its input."""
 
 from __future__ import annotations
 
@@ -15,12 +15,11 @@ from x402guard.llm.routes import Flavour, Route
 from x402guard.strict_json import NotReadable, read_object
 
 UNREADABLE: Final = "unreadable_request"
-
 _TOKENS_A_MESSAGE: Final = 8
 _TOKENS_A_TOOL: Final = 32
 _TOKENS_A_CALL: Final = 32
 _TOKENS_OF_TOOL_USE: Final = 800
-"""What Anthropic adds to a request with tools, and again for each tool of its own making (its page on tool use)."""
+"""The tokens that Anthropic adds for a request with tools, and for each tool that it defines (its page on tool use)."""
 
 _LIMITS: Final[Mapping[Flavour, tuple[tuple[str, ...], ...]]] = {
     "chat": (("max_completion_tokens",), ("max_tokens",)),
@@ -36,7 +35,7 @@ _LIMITS: Final[Mapping[Flavour, tuple[tuple[str, ...], ...]]] = {
     "cohere": (("max_tokens",),),
 }
 _READS_MAX_TOKENS: Final = frozenset({"deepseek", "mistral"})
-"""Who knows nothing of ``max_completion_tokens``: a limit that is not read is none."""
+"""Providers that ignore ``max_completion_tokens``: there it sets no limit."""
 
 _CHOICES: Final[Mapping[Flavour, tuple[tuple[str, ...], ...]]] = {
     "chat": (("n",),),
@@ -54,24 +53,24 @@ _MAX_INT: Final = 10**12
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One LLM call as it was asked for.
+    """One LLM call as requested.
 
     Attributes:
-        route: where it goes.
-        model: the name as it was sent.
-        body: the request's body, decoded; never changed.
-        streams: the answer is to come in pieces.
-        limit: the most output tokens asked for, one choice, or None where the request sets no limit.
-        choices: how many answers are asked for.
-        texts: what is to be counted.
-        slack: input tokens to allow beyond the texts: what frames messages and tools, and token ids.
-        media: pictures, sounds and documents within the body.
-        unbounded: what the body's size does not bound.
-        predicted: bytes of predicted output, which are billed as output where the prediction was wrong.
-        context: which prices the request asks for: ``service_tier``, ``speed``.
-        us_only: inference in the United States is asked for.
-        caches: the request marks what is to be cached.
-        speaks: the answer may hold sound.
+        route: its endpoint and flavour.
+        model: the name as sent.
+        body: the decoded body of the request; never changed.
+        streams: True if a stream is requested.
+        limit: the output limit in tokens for one choice, or None if the request sets none.
+        choices: the number of requested answers.
+        texts: the texts to count.
+        slack: input tokens beyond the texts: the framing of messages and tools, and token ids.
+        media: images, audio, video and documents in the body.
+        unbounded: the parts whose cost the body's size does not bound.
+        predicted: bytes of predicted output, which are billed as output if the prediction was wrong.
+        context: the requested price tiers: ``service_tier``, ``speed``.
+        us_only: True if inference in the United States is requested.
+        caches: True if the request may write to a cache.
+        speaks: True if the answer may contain audio.
     """
 
     route: Route
@@ -92,26 +91,26 @@ class Call:
 
     @property
     def asked_for_usage(self) -> bool:
-        """True where the caller wants usage in an OpenAI stream."""
+        """True if the caller requested usage in an OpenAI stream."""
         options = self.body.get("stream_options")
         return isinstance(options, dict) and options.get("include_usage") is True
 
 
 def read_call(route: Route, body: bytes | None, content_encoding: str = "") -> Call | Refusal:
-    """Return the call that *body* is, or why it cannot be priced."""
+    """Return the call in *body*, or a refusal if it cannot be priced."""
     if body is None:
-        return _no(
+        return _unreadable(
             "body", "it streams past max_body_bytes, so it cannot be priced; send it in memory, or raise the limit"
         )
     if content_encoding.strip().lower() not in ("", "identity"):
-        return _no("content-encoding", f"a {content_encoding[:40]} body cannot be read; send it uncompressed")
+        return _unreadable("content-encoding", f"a {content_encoding[:40]} body cannot be read; send it uncompressed")
     try:
         sent = read_object(body)
     except NotReadable as error:
-        return _no("body", f"{error}; a metered call has to be one JSON object")
+        return _unreadable("body", f"{error}; a metered call has to be one JSON object")
     model = sent.get("model") if route.model is None else route.model
     if not isinstance(model, str) or not model.strip() or len(model) > 300:
-        return _no("model", "it names no model; nothing else says what the call costs")
+        return _unreadable("model", "the request names no model, so it cannot be priced")
     return _read(route, model.removeprefix("models/"), sent, caches=b"cache_control" in body)
 
 
@@ -147,12 +146,12 @@ def _read(route: Route, model: str, sent: dict[str, Any], *, caches: bool) -> Ca
     )
 
 
-def _no(field: str, reason: str) -> Refusal:
+def _unreadable(field: str, reason: str) -> Refusal:
     return Refusal(UNREADABLE, f"{field}: {reason}", error=Unpriced)
 
 
 def _numbers(sent: Mapping[str, Any], paths: tuple[tuple[str, ...], ...]) -> list[int] | Refusal:
-    """Return the whole numbers that stand at *paths*; null counts as left out."""
+    """Return the whole numbers at *paths*; null counts as missing."""
     found = []
     for path in paths:
         value: Any = sent
@@ -161,7 +160,7 @@ def _numbers(sent: Mapping[str, Any], paths: tuple[tuple[str, ...], ...]) -> lis
         if value is None:
             continue
         if type(value) is not int or not 1 <= value <= _MAX_INT:
-            return _no(".".join(path), f"{str(value)[:40]!r} is not a whole number from 1 on")
+            return _unreadable(".".join(path), f"{str(value)[:40]!r} is not a whole number from 1 on")
         found.append(value)
     return found
 
@@ -171,7 +170,7 @@ def _frame(route: Route, sent: Mapping[str, Any]) -> int:
         (sent[key] for key in ("messages", "input", "contents") if isinstance(sent.get(key), list)), []
     )
     tools = tools_of(sent)
-    said = sum(1 for turn in turns if type(turn) is not int)  # a number is a token
+    said = sum(1 for turn in turns if type(turn) is not int)  # a number is a token id
     tokens = _TOKENS_A_CALL + _TOKENS_A_MESSAGE * said + _TOKENS_A_TOOL * len(tools)
     if route.flavour == "messages" and tools:
         own = sum(1 for tool in tools if isinstance(tool, dict) and tool.get("type") not in (None, "custom"))
@@ -180,7 +179,7 @@ def _frame(route: Route, sent: Mapping[str, Any]) -> int:
 
 
 def _prompts(route: Route, sent: Mapping[str, Any]) -> int:
-    """Return how many prompts are answered: a list of them is, and a list of token ids is one."""
+    """Return the number of prompts: the length of a list of prompts, and 1 for a list of token ids."""
     prompt = sent.get("prompt")
     many = route.flavour == "completions" and isinstance(prompt, list) and any(type(p) is not int for p in prompt)
     return len(prompt) if many and isinstance(prompt, list) else 1
@@ -192,7 +191,7 @@ def _predicted(sent: Mapping[str, Any]) -> int:
 
 
 def limit_field(call: Call) -> str:
-    """Return the field in which a call's provider reads an output limit."""
+    """Return the field of the output limit at a call's provider."""
     flavour = call.route.flavour
     if flavour == "gemini":
         return "generationConfig.maxOutputTokens"
@@ -203,7 +202,7 @@ def limit_field(call: Call) -> str:
 
 
 def write_limit(call: Call, limit: int) -> dict[str, Any]:
-    """Return the call's body with an output limit of *limit* tokens for each choice, in the field its provider reads."""
+    """Return the call's body with an output limit of *limit* tokens for each choice, in the provider's field."""
     body = dict(call.body)
     flavour = call.route.flavour
     if flavour == "gemini":
@@ -213,13 +212,13 @@ def write_limit(call: Call, limit: int) -> dict[str, Any]:
         return body
     field = limit_field(call)
     if field == "max_completion_tokens":
-        body.pop("max_tokens", None)  # null, or it would be the limit
+        body.pop("max_tokens", None)  # it can only be null here: a number would be the call's limit
     body[field] = limit
     return body
 
 
 def lower_limits(call: Call, body: Mapping[str, Any], limit: int | None) -> dict[str, Any]:
-    """Return *body* with every output limit in it lowered to *limit* tokens, and one set where there is none; None lowers none."""
+    """Return *body* with every output limit lowered to *limit* tokens, or set to it if there is none; None changes nothing."""
     if limit is None or call.route.flavour not in _LIMITS:
         return dict(body)
     lowered, found = dict(body), False
@@ -234,12 +233,12 @@ def lower_limits(call: Call, body: Mapping[str, Any], limit: int | None) -> dict
 
 
 def removed_fields(body: Mapping[str, Any], names: Collection[str]) -> set[str]:
-    """Return those of a body's own fields that are named, in either spelling: Gemini takes ``safetySettings`` and ``safety_settings``."""
+    """Return the body's fields in *names*, in either spelling (Gemini accepts ``safetySettings`` and ``safety_settings``)."""
     wanted = {name.replace("_", "").lower() for name in names}
     return {key for key in body if key.replace("_", "").lower() in wanted}
 
 
 def ask_for_usage(body: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a streaming request's body such that the provider states the usage at the stream's end."""
+    """Return the body of a streaming request with the option that makes the provider state the usage at the end."""
     options = body.get("stream_options")
     return {**body, "stream_options": {**(options if isinstance(options, dict) else {}), "include_usage": True}}

@@ -1,4 +1,4 @@
-"""Which request is an LLM call: host and path, and nothing else, decide the provider and the shape of the bodies."""
+"""Finds LLM calls by host and path only: they decide the provider and the shape of the bodies."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 Dialect = Literal["openai", "azure", "anthropic", "google", "mistral", "cohere"]
-"""Whose paths and bodies an endpoint speaks."""
+"""The vendor whose API an endpoint implements."""
 
 Flavour = Literal[
     "chat",
@@ -23,18 +23,18 @@ Flavour = Literal[
     "converse",
     "free",
 ]
-"""The shape of one route's bodies; ``free`` costs nothing. No route is Bedrock's ``converse``: it is reported, not seen."""
+"""The shape of a route's bodies; ``free`` costs nothing. Bedrock's ``converse`` has no route: it is only reported."""
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """A metered host: everything sent to it by a method that may cost is priced, listed as free, or refused.
+    """A metered host: each request with a method that may cost is priced, listed as free, or refused.
 
     Attributes:
-        provider: the id of the provider whose prices hold, in the price book.
-        dialect: whose paths and bodies it speaks.
-        host: a host name, ``*.example.com`` for all below a domain, or ``host:port``.
-        path: what its paths begin with, "" for all of them.
+        provider: the provider's id in the price book.
+        dialect: the vendor whose API it implements.
+        host: a host name, ``*.example.com`` for all subdomains, or ``host:port``.
+        path: the prefix of its paths, "" for all paths.
     """
 
     provider: str
@@ -43,7 +43,7 @@ class Endpoint:
     path: str = ""
 
     def covers(self, host: str, path: str) -> bool:
-        """True where a request to *host* (with the port where it is not the default) and *path* belongs here."""
+        """True if a request to *host* (with the port if it is not the default) and *path* belongs to this endpoint."""
         name = host.partition(":")[0] if ":" not in self.host and not host.startswith("[") else host
         if self.host.startswith("*."):
             return name.endswith(self.host[1:]) and len(name) >= len(self.host)
@@ -52,13 +52,13 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """What a request to a metered host is.
+    """The route of a request to a metered host.
 
     Attributes:
-        endpoint: whose it is.
+        endpoint: the metered host.
         flavour: the shape of its bodies.
-        model: the model that the path names, or None where the body does.
-        streams: True where the path says so.
+        model: the model in the path, or None if the body names it.
+        streams: True if the path requests a stream.
     """
 
     endpoint: Endpoint
@@ -90,7 +90,7 @@ ENDPOINTS: Final[tuple[Endpoint, ...]] = (
     Endpoint("azure", "azure", "*.openai.azure.com"),
     Endpoint("azure", "azure", "*.cognitiveservices.azure.com"),
     Endpoint("azure", "azure", "*.services.ai.azure.com"),
-    # OpenAI's dialect, and prices in the book.
+    # Hosts with OpenAI's dialect and with prices in the book.
     Endpoint("x-ai", "openai", "api.x.ai"),
     Endpoint("together", "openai", "api.together.xyz"),
     Endpoint("together", "openai", "api.together.ai"),
@@ -102,7 +102,7 @@ ENDPOINTS: Final[tuple[Endpoint, ...]] = (
     Endpoint("novita", "openai", "api.novita.ai"),
     Endpoint("zai", "openai", "api.z.ai"),
 )
-"""The hosts that are metered without being told. ``-aiplatform`` hosts of single regions are matched by ``find_endpoint``."""
+"""The hosts that are metered by default. ``find_endpoint`` also matches the regional ``-aiplatform`` hosts."""
 
 _REGIONAL: Final = re.compile(r"[a-z0-9-]+-aiplatform\.googleapis\.com(:[0-9]+)?", re.ASCII)
 
@@ -151,14 +151,13 @@ _PATHS: Final[Mapping[Dialect, tuple[tuple[str, Flavour], ...]]] = {
     ),
 }
 
-
 _WILDCARDS: Final = tuple(endpoint for endpoint in ENDPOINTS if endpoint.host.startswith("*."))
 _SUFFIXES: Final = tuple(endpoint.host[1:] for endpoint in _WILDCARDS)
 _BY_HOST: Final = {host: tuple(each for each in ENDPOINTS if each.host == host) for host in {e.host for e in ENDPOINTS}}
 
 
 def find_endpoint(host: str, path: str, configured: tuple[Endpoint, ...]) -> Endpoint | None:
-    """Return the endpoint that a request belongs to: the owner's own first, the longest path first; or None."""
+    """Return the endpoint of a request, or None. The owner's endpoints come first, longest path first."""
     for endpoint in sorted(configured, key=lambda e: -len(e.path)):
         if endpoint.covers(host, path):
             return endpoint
@@ -170,7 +169,7 @@ def find_endpoint(host: str, path: str, configured: tuple[Endpoint, ...]) -> End
 
 
 def find_route(endpoint: Endpoint, path: str) -> Route | None:
-    """Return what a path of a metered host is, or None for one that nobody can price."""
+    """Return the route of a path of a metered host, or None if it is unknown and so cannot be priced."""
     rest = path[len(endpoint.path) :]
     for pattern, flavour in _PATHS[endpoint.dialect]:
         match = re.fullmatch(pattern, rest)

@@ -1,4 +1,4 @@
-"""``Metering``: what the owner says about LLM calls, checked when it is written down."""
+"""``Metering``: the owner's settings for LLM calls, checked when it is constructed."""
 
 from __future__ import annotations
 
@@ -44,23 +44,23 @@ class Metering:
     """How LLM calls are held and priced.
 
     Args:
-        unbounded_output: what to do with a call that sets no output limit. ``fit``: hold the model's maximum where it fits
-            into what is left, else write an affordable limit into the request, at most a quarter of what is left; under 1,024
-            tokens, refuse. ``model_max``: hold the maximum or refuse. ``average``: hold the mean of this ledger's calls to
-            that model. ``refuse``.
-        include_usage: ask for usage in OpenAI streams whose caller did not, and keep the extra chunk from the caller.
-        endpoints: base URL → provider, for hosts that are not known: ``{"http://127.0.0.1:8000/v1": "openai"}``. The provider
-            is one of the price book, or a name of yours for models that you give prices; either speaks OpenAI's dialect
-            unless it is anthropic, azure, cohere, google or mistral.
-        aliases: a model's name as it is sent → as the book has it (an Azure deployment, say).
-        models: name → ``ModelPrice``, in place of the book's.
-        free: URLs of metered hosts that cost nothing; ``*`` at the end stands for whatever follows.
-        fixed_prices: URL of a metered host → what one request costs, in dollars.
-        allowances: kind → dollars to hold for each thing that the request's size does not bound; the kinds are those of
+        unbounded_output: the handling of calls without an output limit. ``fit``: hold the model's maximum if it fits the
+            remaining budget; else write an affordable limit into the request, at most a quarter of the remaining budget;
+            under 1,024 tokens, refuse. ``model_max``: hold the maximum or refuse. ``average``: hold the mean of this
+            ledger's calls to that model. ``refuse``.
+        include_usage: request usage in OpenAI streams if the caller did not, and hide the extra chunk from the caller.
+        endpoints: base URL → provider, for other hosts: ``{"http://127.0.0.1:8000/v1": "openai"}``. The provider is one of
+            the price book, or your own name for models to which you give prices. Its dialect is OpenAI's unless it is
+            anthropic, azure, cohere, google or mistral.
+        aliases: a model's name as sent → its name in the price book (for an Azure deployment, say).
+        models: name → ``ModelPrice``, in place of the book's price.
+        free: URLs of metered hosts that cost nothing; a ``*`` at the end matches any suffix.
+        fixed_prices: URL of a metered host → the price of one request, in dollars.
+        allowances: kind → dollars to hold for each part whose cost the request's size does not bound; the kinds are in
             ``docs/reference/metering.md``.
-        price_context: which of the book's other prices hold for every call, such as ``{"processing": "batch"}``.
-        counter: counts tokens before a call; tiktoken with the vocabularies that it has, when none is given.
-        prices: a price book, or the path of one that ``x402guard prices update`` wrote; the bundled one when none is given.
+        price_context: selects other prices of the book for every call, such as ``{"processing": "batch"}``.
+        counter: counts tokens before a call; default: tiktoken with its bundled vocabularies.
+        prices: a price book, or the path of a file from ``x402guard prices update``; default: the bundled price book.
 
     Raises ``ConfigError`` naming the setting.
     """
@@ -89,7 +89,7 @@ class Metering:
             if value not in _CONTEXTS.get(key, ()):
                 known = "; ".join(f"{name}: {', '.join(values)}" for name, values in _CONTEXTS.items())
                 raise ConfigError(
-                    f"metering.price_context: nothing has another price for {key}={value!r}; known are {known}"
+                    f"metering.price_context: no model has another price for {key}={value!r}; known are {known}"
                 )
         for name, price in _mapping("models", self.models).items():
             if not isinstance(price, ModelPrice):
@@ -108,8 +108,8 @@ class Metering:
             self._set("prices", str(self.prices))
         if self.counter is not None and not _counts(self.counter):
             raise ConfigError(
-                f"metering.counter: {self.counter!r} has no count(text, *, provider, model); what counts for a context, such as "
-                "CharsPerToken, only estimates, and money is never held by that"
+                f"metering.counter: {self.counter!r} has no count(text, *, provider, model); a counter for contexts, such as "
+                "CharsPerToken, only estimates, so it cannot be used to hold money"
             )
         if self.prices is not None and not isinstance(self.prices, str) and not hasattr(self.prices, "find"):
             raise ConfigError(f"metering.prices: {self.prices!r} is neither a path nor a price book")
@@ -118,28 +118,28 @@ class Metering:
         object.__setattr__(self, name, value)
 
     def allowance(self, kind: str) -> Decimal | None:
-        """Return the dollars to hold for one thing of a kind, or None where the owner set none."""
+        """Return the dollars to hold for one part of a kind, or None if the owner set none."""
         allowed: Mapping[str, Decimal] = self._allowed  # type: ignore[attr-defined]
         return allowed.get(kind)
 
-    def is_free(self, place: str) -> bool:
-        """True where the owner lists a place (see ``place_of``) as free."""
+    def is_free(self, route_name: str) -> bool:
+        """True if the owner lists a route (see ``place_of``) as free."""
         patterns: tuple[str, ...] = self._free  # type: ignore[attr-defined]
-        return any(_matches(pattern, place) for pattern in patterns)
+        return any(_matches(pattern, route_name) for pattern in patterns)
 
-    def fixed_price(self, place: str) -> Nanos | None:
-        """Return what the owner says one request to a place costs, in nano-dollars, or None."""
+    def fixed_price(self, route_name: str) -> Nanos | None:
+        """Return the owner's price of one request to a route (see ``place_of``), in nano-dollars, or None."""
         prices: Mapping[str, Nanos] = self._fixed  # type: ignore[attr-defined]
-        return next((price for pattern, price in prices.items() if _matches(pattern, place)), None)
+        return next((price for pattern, price in prices.items() if _matches(pattern, route_name)), None)
 
 
 def place_of(host: str, path: str) -> str:
-    """Return what a request's place is called in ``free`` and ``fixed_prices``: host (port where not the default) and path."""
+    """Return the name of a route in ``free`` and ``fixed_prices``: host (with the port if not the default) and path."""
     return f"{host}{path}".rstrip("/")
 
 
-def _matches(pattern: str, place: str) -> bool:
-    return place.startswith(pattern[:-1]) if pattern.endswith("*") else place == pattern
+def _matches(pattern: str, route_name: str) -> bool:
+    return route_name.startswith(pattern[:-1]) if pattern.endswith("*") else route_name == pattern
 
 
 def _split(field_name: str, url: str) -> tuple[str, str]:
@@ -164,7 +164,7 @@ def _counts(counter: object) -> bool:
     except TypeError:
         return False
     except ValueError:
-        return True  # written in C, and says nothing of what it takes
+        return True  # a C function without a signature
     return True
 
 
@@ -172,11 +172,11 @@ def _endpoint(url: str, provider: str) -> Endpoint:
     host, path = _split("endpoints", url)
     if find_route(Endpoint(provider, _DIALECTS.get(provider, "openai"), host), path) is not None:
         raise ConfigError(
-            f"metering.endpoints: {url!r} is one address; write the base URL that an SDK is given, such as '…/v1'"
+            f"metering.endpoints: {url!r} is the URL of one route; write the base URL for an SDK, such as '…/v1'"
         )
     near = difflib.get_close_matches(provider, _KNOWN, n=1, cutoff=0.8)
     if near and provider not in _KNOWN:
-        raise ConfigError(f"metering.endpoints: {provider!r} is no provider with prices; did you mean {near[0]!r}?")
+        raise ConfigError(f"metering.endpoints: {provider!r} is not a provider with prices; did you mean {near[0]!r}?")
     return Endpoint(provider, _DIALECTS.get(provider, "openai"), host, path)
 
 
@@ -208,4 +208,4 @@ def _collection(name: str, value: object) -> Collection[object]:
 def _check_texts(name: str, value: object) -> None:
     for key, item in _mapping(name, value).items():
         if not (isinstance(key, str) and key and isinstance(item, str) and item):
-            raise ConfigError(f"metering.{name}: {key!r} → {item!r}: both are to be texts")
+            raise ConfigError(f"metering.{name}: {key!r} → {item!r}: both have to be non-empty strings")

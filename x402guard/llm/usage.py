@@ -1,4 +1,4 @@
-"""What an answer says was used: each provider's peculiarities put right before the price book reads it."""
+"""Reads the usage that an answer states, after normalizing each provider's special cases for the price book."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ _TIERS: Final = {
 
 
 class Impossible(ValueError):  # noqa: N818 - becomes a dispute
-    """A usage that no call can have: counts below zero, parts larger than the whole, fractions of a token."""
+    """An impossible usage: counts below zero, parts larger than the whole, fractions of a token."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stated:
-    """What an answer states.
+    """The usage that an answer states.
 
     Attributes:
         usage: counts by unit of the price book.
-        context: which prices it was billed at, where it says.
-        charged: dollars that the gateway says it took, or None.
-        us_only: it was answered in the United States by request, which costs more.
+        context: the price tiers it was billed at, as far as stated.
+        charged: the dollars that the gateway states it charged, or None.
+        us_only: True if it was answered in the United States on request, which costs more.
         counted: kinds of provider-run tools whose use is among the counts.
     """
 
@@ -47,12 +47,12 @@ class Stated:
 
 
 def read_usage(call: Call, answer: Mapping[str, Any], book: PriceBook) -> Stated:
-    """Return what *answer* states. Raises ``Impossible``, and ``ValueError`` where it states nothing that can be read."""
+    """Return what *answer* states. Raises ``Impossible``, and ``ValueError`` if it states no readable usage."""
     flavour = call.route.flavour
     found = answer.get("usageMetadata" if flavour in ("gemini", "gemini_embed") else "usage")
     stated = found if isinstance(found, dict) else {}
     _check_counts(stated)
-    answer = _put_right(answer, stated)
+    answer = _normalized(answer, stated)
     usage = dict(book.extract(call.route.provider, flavour, answer))
     searches = dict(_tools_used(call, answer, stated))
     usage |= {UNITS[kind]: count for kind, count in searches.items() if kind in UNITS}
@@ -66,12 +66,12 @@ def read_usage(call: Call, answer: Mapping[str, Any], book: PriceBook) -> Stated
 
 
 def check_parts(usage: Usage) -> None:
-    """Raise ``Impossible`` where a part of the tokens is more than the whole of them."""
+    """Raise ``Impossible`` if a part of the tokens is more than their total."""
     into, out = usage.get("input_tokens", 0), usage.get("output_tokens", 0)
     for unit, count in usage.items():
         whole = out if unit.startswith("output_") else into
         if unit.endswith("_tokens") and count > whole:
-            raise Impossible(f"{count} {unit} are more than the whole of {whole}")
+            raise Impossible(f"{count} {unit} are more than the total of {whole}")
 
 
 def _check_counts(stated: Mapping[str, Any]) -> None:
@@ -88,9 +88,9 @@ def _check_counts(stated: Mapping[str, Any]) -> None:
             raise Impossible(f"{key!a:.60} is {value if value > -(10**40) else 'far below zero'}")
 
 
-def _put_right(answer: Mapping[str, Any], stated: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the answer with what a provider says in words of its own said in OpenAI's."""
-    iterations = stated.get("iterations")  # Anthropic: the total leaves compactions out, their sum does not
+def _normalized(answer: Mapping[str, Any], stated: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the answer with a provider's special fields in the standard form of its flavour."""
+    iterations = stated.get("iterations")  # Anthropic: the total leaves out compactions; the sum includes them
     if isinstance(iterations, list) and len(iterations) > 1:
         rounds = [each for each in iterations if isinstance(each, dict)]
         sums = {key: sum(int(each.get(key) or 0) for each in rounds) for key in _SUMMED}
@@ -107,7 +107,7 @@ def _put_right(answer: Mapping[str, Any], stated: Mapping[str, Any]) -> Mapping[
 
 
 def _context(answer: Mapping[str, Any], stated: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield which prices the answer was billed at: its own word decides, and not the request's."""
+    """Yield the price tiers that the answer was billed at, as the answer states them."""
     for tier in (
         answer.get("service_tier"),
         stated.get("service_tier"),
@@ -121,7 +121,7 @@ def _context(answer: Mapping[str, Any], stated: Mapping[str, Any]) -> Iterator[t
 
 
 def _charged(call: Call, stated: Mapping[str, Any]) -> Decimal | None:
-    """Return what OpenRouter says it took; with a key of the caller's own, the provider's bill comes on top of its fee."""
+    """Return the charge that OpenRouter states; with the caller's own key (BYOK), the provider's bill is added to its fee."""
     cost = stated.get("cost")
     if call.route.provider != "openrouter" or isinstance(cost, bool) or not isinstance(cost, (int, Decimal)):
         return None
@@ -136,14 +136,14 @@ def _charged(call: Call, stated: Mapping[str, Any]) -> Decimal | None:
 
 
 UNITS: Final = {"web_search": "web_searches", "file_search": "storage_searches"}
-"""Kinds of tools whose calls are counted → their unit in the price book."""
+"""Kinds of tools whose calls are counted → unit in the price book."""
 
 _MOST_USES: Final = 1_000
 _CALLS: Final = {"web_search_call": "web_search", "file_search_call": "file_search"}
 
 
 def _tools_used(call: Call, answer: Mapping[str, Any], stated: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
-    """Yield (kind, how often) for the provider-run tools that an answer shows to have run, and that have a price."""
+    """Yield (kind, count) for the priced provider-run tools that an answer shows to have run."""
     flavour: Flavour = call.route.flavour
     if flavour == "responses":
         output = answer.get("output")
@@ -161,11 +161,11 @@ def _tools_used(call: Call, answer: Mapping[str, Any], stated: Mapping[str, Any]
     elif flavour == "gemini" and any(part.kind == "web_search" for part in call.unbounded):
         yield "web_search", _grounded(call.model, answer)
     elif _searches_each_call(call):
-        yield "web_search", 1  # billed a call, whether it searched or not
+        yield "web_search", 1  # billed per call, with or without a search
 
 
 def _used(kind: str, count: int, *, asked: bool) -> int:
-    """Return how often a tool was used. Raises ``Impossible`` for one that was not offered, or for thousands of uses."""
+    """Return *count*. Raises ``Impossible`` for a tool that was not offered, or for more than 1,000 uses."""
     if (count and not asked) or count > _MOST_USES:
         raise Impossible(f"{count} uses of {kind}, {'which was offered' if asked else 'which was not offered'}")
     return count
@@ -177,14 +177,14 @@ def _searches_each_call(call: Call) -> bool:
 
 
 def _called(item: Mapping[str, Any]) -> str | None:
-    """Return the type of an output item; opening a page that was found is no search, and costs nothing."""
+    """Return the type of an output item; None for opening a found page, which is free."""
     action = item.get("action")
     opens = isinstance(action, dict) and action.get("type") not in (None, "search")
     return None if opens else item.get("type")
 
 
 def _grounded(model: str, answer: Mapping[str, Any]) -> int:
-    """Return how many searches Gemini bills: each query from version 3 on, each grounded answer before it."""
+    """Return the searches that Gemini bills: each query from version 3 on, each grounded answer before version 3."""
     candidates = answer.get("candidates")
     queries = grounded = 0
     for candidate in candidates if isinstance(candidates, list) else ():

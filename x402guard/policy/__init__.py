@@ -1,4 +1,4 @@
-"""The owner's rules: which offers may be paid at all. The budget is not here: it is an invariant of the ledger."""
+"""The owner's rules for steps. The budget is not among them: it is an invariant of the ledger."""
 
 from x402guard.policy.approvals import Answer, ApprovalRequest, Approvals
 from x402guard.policy.breakers import Breaker, Bulkhead

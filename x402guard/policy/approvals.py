@@ -1,4 +1,4 @@
-"""When a person is asked, what they are shown, and what counts as a yes."""
+"""Approvals: which steps need one, what the approver sees, and what counts as a yes."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any, Final
 
-from x402guard.errors import ConfigError
-from x402guard.money import Dollars, Nanos, dollars_to_nanos, format_dollars
+from x402guard.money import Dollars, Nanos, format_dollars
+from x402guard.policy.checks import check_dollars, check_whole
 from x402guard.policy.verdicts import NO_VERDICT, Subject, Verdict
 
 APPROVAL: Final = "approval"
@@ -20,11 +20,11 @@ _LONGEST_S: Final = 7 * 86_400
 
 @dataclass(frozen=True, kw_only=True)
 class Approvals:
-    """When a person is asked, and for how long.
+    """Which amounts need approval, and how long an answer may take.
 
     Args:
-        above: dollars; whatever costs more, or may, is asked about. None asks for no sum.
-        timeout_s: whole seconds after which silence is a no (1 to a week).
+        above: dollars; a step that costs more, or may, needs approval. None: no amount needs approval.
+        timeout_s: whole seconds after which no answer counts as a no (1 to a week).
 
     Raises ``ConfigError`` naming the setting.
     """
@@ -34,33 +34,26 @@ class Approvals:
     more_than: Nanos | None = field(init=False, repr=False, compare=False, default=None)
 
     def __post_init__(self) -> None:
-        if type(self.timeout_s) is not int or not 1 <= self.timeout_s <= _LONGEST_S:
-            raise ConfigError(
-                f"policy.approvals.timeout_s: {self.timeout_s!r} is not a whole number of seconds from 1 to {_LONGEST_S}"
-            )
+        check_whole("policy.approvals.timeout_s", self.timeout_s, 1, _LONGEST_S, what="of seconds ")
         if self.above is not None:
-            try:
-                nanos = dollars_to_nanos(self.above, field="policy.approvals.above")
-            except (TypeError, ValueError) as error:
-                raise ConfigError(str(error)) from error
-            object.__setattr__(self, "more_than", nanos)
+            object.__setattr__(self, "more_than", check_dollars("policy.approvals.above", self.above))
 
 
 @dataclass(frozen=True, slots=True)
 class ApprovalRequest:
-    """What a person is asked: may this be paid, once?
+    """The question to an approver: may this be paid, once?
 
     Attributes:
         id: the same for the same call in the same session, and for no other.
         session: the session's id.
         kind: ``payment``, ``llm`` or ``tool``.
         what: the tool, or ``METHOD host/path``.
-        amount: dollars that it costs, or costs at most.
+        amount: the price or the ceiling, in dollars.
         payee, network: of a payment; else "".
-        arguments: of a tool, where they were told.
-        rule, reason: why it is asked.
-        approvers: how many different people have to say yes.
-        timeout_s: seconds after which silence is a no.
+        arguments: of a tool, or None if unknown.
+        rule, reason: why approval is needed.
+        approvers: how many different approvers have to say yes.
+        timeout_s: seconds after which no answer counts as a no.
     """
 
     id: str
@@ -79,12 +72,12 @@ class ApprovalRequest:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What was said.
+    """An approver's answer.
 
     Attributes:
         allowed: yes, by all of *by*.
-        by: who said it; of people who said it twice, once.
-        reason: a word for the books.
+        by: the names of the approvers; a name that is given twice counts once.
+        reason: a note for the ledger.
     """
 
     allowed: bool
@@ -94,7 +87,7 @@ class Answer:
     def __post_init__(self) -> None:
         given: object = self.by
         if isinstance(given, str):
-            object.__setattr__(self, "by", (given,))  # one person, and not one for each letter
+            object.__setattr__(self, "by", (given,))  # one name, not one per letter
 
     @classmethod
     def no(cls, reason: str, by: tuple[str, ...] = ()) -> Answer:
@@ -103,21 +96,21 @@ class Answer:
 
 
 def count_people(names: tuple[str, ...]) -> int:
-    """Return how many different people *names* are."""
+    """Return how many different people *names* stand for."""
     return len({" ".join(name.split()).casefold() for name in names if isinstance(name, str) and name.strip()})
 
 
 def request_id(session_id: str, facts: list[Any]) -> str:
-    """Return what makes two questions the same: the session, and everything that the answer is about. SHA-256 in hex."""
+    """Return the deduplication key of a question: SHA-256 in hex of the session and all that the answer is about."""
     return hashlib.sha256(json.dumps([session_id, facts], sort_keys=True, default=str).encode()).hexdigest()
 
 
 def judge_sum(approvals: Approvals, subject: Subject) -> Verdict:
-    """Return whether a step costs more than may be paid unasked."""
+    """Return whether a step needs approval because of its amount."""
     if approvals.more_than is None or subject.amount <= approvals.more_than:
         return NO_VERDICT
     reason = (
         f"${format_dollars(subject.amount)} is above policy.approvals.above (${format_dollars(approvals.more_than)}): "
-        "a person has to allow it"
+        "an approver has to allow it"
     )
     return Verdict("ask", APPROVAL, reason, 1)

@@ -1,7 +1,7 @@
-"""Circuit breakers and bulkheads: a payee, host or tool that keeps failing is given a rest, and may hold up so many calls at once.
+"""Circuit breakers stop calls to a payee, host or tool that keeps failing; bulkheads limit how many run at once.
 
-A breaker lies in the ledger, so that it survives a restart and one process of a run learns from another. It counts failures in a row; when there are too many it is
-open, and whoever calls is told at once how long to wait. After its rest one call may try: if that goes well it is closed again.
+A breaker's state is a row in the ledger: it survives a restart, and a run's processes share it. Too many consecutive
+failures open the circuit, which refuses calls at once. After ``rest_s`` one call may probe; if it succeeds, it closes.
 """
 
 from __future__ import annotations
@@ -27,14 +27,13 @@ _FORGOTTEN_MS: Final = 3_600_000
 
 @dataclass(frozen=True, kw_only=True)
 class Breaker(StepGuard):
-    """When a payee, host or tool is given a rest.
+    """When the circuit of a payee, host or tool opens.
 
-    Failures are answers that were lost or late, a 5xx, and a payment that was not answered with what was paid for; of a tool,
-    what it raises.
+    Failures are a lost or late answer, a 5xx, a payment without its delivery, and an error that a tool raises.
 
     Args:
-        failures: so many in a row, none an hour after the last, open it (1 to 1,000).
-        rest_s: seconds after which one call may try again (1 to 86,400).
+        failures: consecutive failures that open the circuit (1 to 1,000); forgotten an hour after the last one.
+        rest_s: seconds until one call may probe an open circuit (1 to 86,400).
 
     Raises ``ConfigError`` naming the setting.
     """
@@ -55,14 +54,14 @@ class Breaker(StepGuard):
 
     @override
     def judge(self, view: LedgerView, step: Step) -> Refusal | None:
-        # The host or tool is asked about before the price is known, the payee once it is.
+        # The host or tool is judged before the price is known, the payee once it is.
         target = _target(step)
         if step.priced:
             target = _payee(step, step.payee) if step.payee else None
         return None if target is None else self._open(view, step, *target)
 
     def _open(self, view: LedgerView, step: Step, what: str, watched: str) -> Refusal | None:
-        """Return the refusal of a step while a circuit is open; None where it may go, be it as the probe."""
+        """Return the refusal of a step while the circuit is open; None if it may pass, also as the probe."""
         row = _row(view, watched)
         if row["opened_ms"] is None:
             return None
@@ -73,9 +72,9 @@ class Breaker(StepGuard):
             wait_s = 1
         else:
             return None
-        again = "one call is trying it now" if view.now_ms >= ends_ms else f"it rests for {wait_s} s more"
+        again = "a probe is under way" if view.now_ms >= ends_ms else f"the circuit is open for {wait_s} s more"
         reason = f"{what} has failed {row['failures']} times in a row; {again} (policy.breaker)"
-        advice = "Do something else meanwhile, or ask another server or tool."
+        advice = "Wait, or use another server or tool."
         requested = step.amount or None
         return Refusal(BREAKER, reason, requested, retry_after_s=wait_s, error=CircuitOpen, advice=advice)
 
@@ -85,7 +84,7 @@ class Breaker(StepGuard):
             return
         for _, watched in _targets(step):
             row = _row(view, watched)
-            if row["opened_ms"] is not None:  # this call is the probe; every other one waits for its end
+            if row["opened_ms"] is not None:  # this call is the probe; all others wait for its end
                 view.put_mark(_key(watched), {**row, "trying": hold_id, "tried_ms": view.now_ms})
 
     @override
@@ -106,16 +105,16 @@ class Breaker(StepGuard):
         failures = 1 if forgotten else before + 1
         opens = failures >= self.failures
         if opens and row["opened_ms"] is None:
-            message = f"{what} has failed {failures} times in a row, and is given a rest of {self.rest_s} s"
+            message = f"{what} has failed {failures} times in a row; its circuit is open for {self.rest_s} s"
             view.notices.append(Notice(BREAKER, message, {"what": what, "failures": failures, "rest_s": self.rest_s}))
         opened_ms = view.now_ms if opens else None
         stamps = {"failed_ms": view.now_ms, "opened_ms": opened_ms, "before": 0}
-        view.put_mark(_key(watched), {**row, "failures": failures, **stamps})  # another may be trying meanwhile
+        view.put_mark(_key(watched), {**row, "failures": failures, **stamps})  # a probe may be under way
 
 
 def _target(step: Step) -> tuple[str, str] | None:
-    """Return (what it is called, where its state stands) of the host or tool that a step calls."""
-    # Of its run alone: a server may name any address as payee and fail in its name, and an agent may make any call fail.
+    """Return (label, key of its state) of the host or tool that a step calls, or None."""
+    # Kept by run: a server may name any address as payee and fail in its name, and an agent may make any call fail.
     if step.kind is HoldKind.TOOL:
         return f"tool {step.name}", f"{step.run_id} tool {step.name}"
     if step.name:
@@ -129,7 +128,7 @@ def _payee(step: Step, payee: str) -> tuple[str, str]:
 
 
 def _targets(step: Step) -> list[tuple[str, str]]:
-    """Return the host or tool that a step calls and, once that is known, the payee."""
+    """Return the host or tool that a step calls and, if known, the payee."""
     target = _target(step)
     found = [] if target is None else [target]
     return [*found, _payee(step, step.payee)] if step.payee else found
@@ -148,11 +147,11 @@ def _row(view: LedgerView, watched: str) -> Mapping[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class Bulkhead:
-    """How many calls to one host, or uses of one tool, may be under way at once in this process; the next waits its turn.
+    """How many calls to one host, or uses of one tool, may run at once in this process; the others wait for a slot.
 
     Args:
-        per_host: payments and LLM calls to one host (1 to 10,000); None for any number.
-        per_tool: uses of one decorated tool; None for any number.
+        per_host: payments and LLM calls to one host (1 to 10,000); None for no limit.
+        per_tool: uses of one decorated tool (1 to 10,000); None for no limit.
 
     Raises ``ConfigError`` naming the setting.
     """
@@ -166,7 +165,7 @@ class Bulkhead:
 
 
 def slot_of(bulkhead: Bulkhead | None, kind: HoldKind, name: str) -> tuple[str, int] | None:
-    """Return what a call takes a place of, and how many places there are; None where it needs none."""
+    """Return the name and the number of the slots that a call needs one of; None if it needs none."""
     if bulkhead is None:
         return None
     what, most = ("tool", bulkhead.per_tool) if kind is HoldKind.TOOL else ("host", bulkhead.per_host)

@@ -1,4 +1,4 @@
-"""Checks of settings, shared by all of them: each names the setting, the value and the fix."""
+"""Checks that all settings share. Each error names the setting, the value and the fix."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from x402guard.ledger.budgets import PARTS
 from x402guard.money import Dollars, Nanos, dollars_to_nanos
 
 SoftLimits = float | str | Decimal | Collection[float | str | Decimal]
-"""0.9 or several of them: parts of a budget, no money, so a float says it well enough."""
+"""One part of a budget, such as 0.9, or several. They are not money, so floats are allowed."""
 
 _MOST_PARTS: Final = 20
 _LONGEST: Final = 100
@@ -21,7 +21,7 @@ _DIGITS: Final = 6
 def check_whole(
     name: str, value: object, least: int, most: int | None = None, *, optional: bool = False, what: str = ""
 ) -> int:
-    """Return a whole number within its bounds. Raises ``ConfigError``; a bool is no number. *optional* takes None, too."""
+    """Return a whole number within its bounds, or 0 for None if *optional*. Raises ``ConfigError``, also for a bool."""
     if (type(value) is int and least <= value and (most is None or value <= most)) or (optional and value is None):
         return value or 0
     bounds = f"from {least} to {most:,}" if most is not None else f"of {least} or more"
@@ -29,13 +29,13 @@ def check_whole(
 
 
 def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
-    """Raise ``ConfigError`` for what is none of the choices."""
+    """Raise ``ConfigError`` if *value* is not one of the choices."""
     if value not in choices:
-        raise ConfigError(f"{name}: {value!r:.80} is none of {', '.join(map(repr, choices))}")
+        raise ConfigError(f"{name}: {value!r:.80} is not one of {', '.join(map(repr, choices))}")
 
 
 def check_dollars(name: str, value: Dollars) -> Nanos:
-    """Return a dollar amount in nano-dollars. Raises ``ConfigError`` naming the setting for what is none."""
+    """Return dollars as nano-dollars. Raises ``ConfigError`` naming the setting."""
     try:
         return dollars_to_nanos(value, field=name)
     except (TypeError, ValueError) as error:
@@ -43,29 +43,29 @@ def check_dollars(name: str, value: Dollars) -> Nanos:
 
 
 def check_flag(name: str, value: object) -> None:
-    """Raise ``ConfigError`` for what is neither True nor False: ``"false"`` would count as true."""
+    """Raise ``ConfigError`` if *value* is neither True nor False: the text ``"false"`` would count as true."""
     if type(value) is not bool:
         raise ConfigError(f"{name}: {value!r} is neither True nor False")
 
 
 def check_flags(**flags: object) -> None:
-    """Raise ``ConfigError`` naming the first of the settings that is neither True nor False."""
+    """Raise ``ConfigError`` naming the first setting that is neither True nor False."""
     for name, value in flags.items():
         check_flag(name, value)
 
 
 def check_texts(name: str, values: object, what: str) -> frozenset[str]:
-    """Return a collection of texts. Raises ``ConfigError`` for one text, a mapping, or anything else."""
+    """Return a collection of texts as a set. Raises ``ConfigError`` for a single text, a mapping, or anything else."""
     if isinstance(values, (str, Mapping)) or not isinstance(values, Iterable):
-        raise ConfigError(f"{name}: {values!r:.80} is no list of {what}")
+        raise ConfigError(f"{name}: {values!r:.80} is not a list of {what}")
     listed = tuple(values)
     if not all(isinstance(value, str) and value for value in listed):
-        raise ConfigError(f"{name}: {listed!r:.80} is no list of {what}")
+        raise ConfigError(f"{name}: {listed!r:.80} is not a list of {what}")
     return frozenset(listed)
 
 
 def parts_of(setting: str, limits: SoftLimits) -> tuple[int, ...]:
-    """Return the parts in millionths, lowest first. Raises ``ConfigError`` naming *setting* for what is no part of a whole."""
+    """Return the soft limits in millionths, lowest first. Raises ``ConfigError`` naming *setting*."""
     listed = [limits] if isinstance(limits, (float, int, str, Decimal)) else limits
     if not isinstance(listed, Collection) or len(listed) > _MOST_PARTS:
         raise ConfigError(
@@ -87,6 +87,6 @@ def _part(setting: str, value: object) -> int:
         or part != round(part, _DIGITS)
     ):
         raise ConfigError(
-            f"{setting}: {value!r:.60} is no part of a budget; write a number between 0 and 1, such as 0.9"
+            f"{setting}: {value!r:.60} is not a part of a budget; write a number between 0 and 1, such as 0.9"
         )
     return int(part * PARTS)

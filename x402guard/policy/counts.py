@@ -1,4 +1,4 @@
-"""The most steps of a run, and the most uses of one tool or route."""
+"""Limits the steps of a run, and the uses of one tool or route."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MAX_CALLS: Final = "max_calls"
 
 @dataclass(frozen=True, slots=True)
 class Counts(StepGuard):
-    """Counts the steps of a run. ``max_steps`` and ``max_calls`` are those of the policy."""
+    """Counts the steps of a run. ``max_steps`` and ``max_calls`` come from the policy."""
 
     max_steps: int | None
     max_calls: Mapping[str, int]
@@ -41,7 +41,7 @@ class Counts(StepGuard):
             return None
         for rule, what, most, key in self._limits(step):
             if _count(view, key) >= most:
-                return Refusal(rule, f"this run has taken {most} {what}, all that it may (policy.{rule})")
+                return Refusal(rule, f"this run has taken {most} {what}, which is its limit (policy.{rule})")
         return None
 
     @override

@@ -1,4 +1,4 @@
-"""What all of the owner's rules come to for one step: its rules as data, its risk, and the sum above which a person is asked."""
+"""Combines the owner's rules, the risk level and the approval threshold into one verdict on a step."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from x402guard.policy.verdicts import Subject, Verdict, strictest
 
 
 def judge(policy: Policy, subject: Subject) -> Verdict:
-    """Return the strictest of what the rules say of a step. Pure, but for the owner's own ``classify``."""
+    """Return the strictest verdict of all rules. Pure, except for the owner's ``classify``."""
     verdict = judge_rules(policy.rules or (), subject)
     for other in (judge_risk(policy.risk, subject), judge_sum(policy.approvals, subject)):
         verdict = strictest(verdict, other)
@@ -24,17 +24,17 @@ def judge(policy: Policy, subject: Subject) -> Verdict:
 
 
 Consented = AbstractSet[tuple[Any, ...]]
-"""What a person has allowed: the key of each ``Unasked``."""
+"""What approvers have allowed: the key of each ``Unasked``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unasked:
-    """It would fit, and no guard has anything against it; but a person has to allow it first.
+    """A step that fits the budget and passes every guard, but needs approval first.
 
     Attributes:
-        subject: what is to be allowed.
+        subject: the step that needs approval.
         verdict: why.
-        facts: everything that the answer is about, as plain values: none of it may change after it.
+        facts: everything that the answer is about, as plain values. None of it may change after the answer.
         network: of a payment; else "".
     """
 
@@ -45,29 +45,29 @@ class Unasked:
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """All that a yes is good for: this step at this price, and what was asked of how many people."""
+        """What a yes allows: this step at this price, for this rule and number of approvers."""
         subject, verdict = self.subject, self.verdict
         step = (str(subject.kind), *subject.names, subject.amount, subject.payee)
         return (*step, *self.facts, verdict.rule, verdict.approvers)
 
 
 def verdict_of(policy: Policy, subject: Subject, *, asks: bool) -> Verdict:
-    """Return what the owner's rules say of a step; where they would ask and there is nobody to ask, they deny."""
+    """Return the owner's verdict on a step. Without an approver (*asks* is False) it denies instead of asking."""
     verdict = judge(policy, subject)
     if verdict.action == "ask" and not asks:
-        reason = f"{verdict.reason}, and this guard has nobody to ask; give it one with Guard(approver=…)"
+        reason = f"{verdict.reason}, and this guard has no approver; set one with Guard(approver=…)"
         return replace(verdict, action="deny", rule=NEEDS_REVIEW, reason=reason, error=NeedsReview)
     return verdict
 
 
 def objection(verdict: Verdict, subject: Subject) -> Refusal | None:
-    """Return the refusal of what the owner's rules deny, or None."""
+    """Return the refusal of a verdict that denies, or None."""
     if verdict.action != "deny":
         return None
     return Refusal(verdict.rule, verdict.reason, subject.amount or None, error=verdict.error)
 
 
 def verdict_facts(verdict: Verdict) -> dict[str, Any]:
-    """Return what the journal keeps of a verdict that let a call pass."""
+    """Return what the journal keeps of a verdict that lets a call pass."""
     said = {"rule": verdict.rule, "narrowed_by": verdict.narrowed_by, "risk": verdict.level}
     return {name: value for name, value in said.items() if value}

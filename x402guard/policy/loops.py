@@ -1,7 +1,7 @@
-"""The loop detector: the same call, again and again, is stopped long before the budget is.
+"""Loop detector: stops a call that repeats, long before the budget is used up.
 
-Pure, and of the same cost at the millionth call: a ring of stamps for each key, and for each period one count of how long the
-latest steps have repeated. All of it lies in the ledger, so that it survives a restart and spans processes.
+Pure, with the same cost for every call: a ring of stamps for each key, and for each cycle length a count of the latest
+steps that repeat. All of it is kept in the ledger, so it survives a restart and spans processes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from x402guard.ledger.budgets import trip
 from x402guard.ledger.view import LedgerView, MarkKey
 from x402guard.policy.checks import check_whole
 from x402guard.policy.step_guard import StepEnd, StepGuard
-from x402guard.policy.steps import Step, as_place, reset_mark
+from x402guard.policy.steps import Step, as_route, reset_mark
 
 _IGNORED: Final = frozenset({"request_id", "idempotency_key", "trace_id", "nonce", "timestamp", "created_at"})
 LOOP: Final = "loop_detected"
@@ -30,16 +30,16 @@ _STREAK_MS: Final = 3_600_000
 
 @dataclass(frozen=True, kw_only=True)
 class Loop(StepGuard):
-    """When the same call is one too many. What trips here latches the session until its owner resets it.
+    """When a repeated call is a loop. A loop trips the session until its owner resets it.
 
     Args:
-        calls: how many identical calls may fall within the window (1 to 1,000); one more trips.
-        window_s: in seconds (1 to 86,400).
-        longest_cycle: how many different steps may make up a cycle, such as A-B-A-B (2); more than ``calls`` full repeats of one
-            trip, unless a pause longer than the window parts them. 1 looks for no cycles; at most 16.
-        failures: so many payments in a row to one payee without what was paid for trip, too; 0 counts none.
-        ignored: fields of a JSON body or of a tool's arguments that do not tell one call from another, wherever they stand.
-        own: tool, or ``METHOD host/path`` → its own number of calls, or None for one that may repeat for ever.
+        calls: identical calls that are allowed within the window (1 to 1,000); one more trips.
+        window_s: the window in seconds (1 to 86,400).
+        longest_cycle: the most different steps in a cycle (1 to 16; A-B-A-B has 2); more than ``calls`` full repeats
+            trip, unless a pause longer than the window separates them. 1 looks for no cycles.
+        failures: consecutive payments to one payee without delivery that trip, too; 0 counts none.
+        ignored: top-level fields of a JSON body or of a tool's arguments that do not distinguish calls.
+        own: tool, or ``METHOD host/path`` → its own number of calls, or None for no limit.
 
     Raises ``ConfigError`` naming the setting.
     """
@@ -57,17 +57,17 @@ class Loop(StepGuard):
         check_whole("policy.loop.longest_cycle", self.longest_cycle, 1, 16)
         check_whole("policy.loop.failures", self.failures, 0, _MOST_CALLS)
         if isinstance(self.ignored, str) or not all(isinstance(name, str) for name in self.ignored):
-            raise ConfigError(f"policy.loop.ignored: {self.ignored!r} is no list of field names")
+            raise ConfigError(f"policy.loop.ignored: {self.ignored!r} is not a list of field names")
         if not isinstance(self.own, Mapping):
-            raise ConfigError(f"policy.loop.own: {self.own!r} is no mapping from a tool or route to a number of calls")
+            raise ConfigError(f"policy.loop.own: {self.own!r} is not a mapping: tool or route to a number of calls")
         for name, calls in self.own.items():
             check_whole(f"policy.loop.own[{name!r}]", calls, 1, _MOST_CALLS, optional=True)
-        named = {as_place("loop.own", name): calls for name, calls in self.own.items()}
+        named = {as_route("loop.own", name): calls for name, calls in self.own.items()}
         object.__setattr__(self, "own", MappingProxyType(named))
         object.__setattr__(self, "ignored", frozenset(self.ignored))
 
     def calls_of(self, name: str) -> int | None:
-        """Return how many identical calls of a tool or route may fall within the window; None for any number."""
+        """Return how many identical calls of a tool or route are allowed within the window; None for no limit."""
         return self.own.get(name, self.calls)
 
     def _counts(self, step: Step) -> bool:
@@ -86,18 +86,18 @@ class Loop(StepGuard):
         if loop is None:
             return None
         trip(view, step.run_id, LOOP, loop)
-        reason = f"{loop}; the session is latched until its owner resets it"
+        reason = f"{loop}; the session is tripped until its owner resets it"
         return Refusal(LOOP, reason, error=LoopDetected, advice=ONLY_RESET)
 
     def find_loop(self, view: LedgerView, step: Step) -> str | None:
-        """Return why *step* is one too many, or None."""
+        """Return why *step* is a loop, or None."""
         calls = self.calls_of(step.name)
         if not step.key or calls is None:
             return None
         reset_ms = _reset_ms(view, step)
         since_ms = max(view.clock_ms - self.window_s * 1000, reset_ms + 1)
         if len([at for at in _stamps(view, step) if at >= since_ms]) >= calls:
-            words = f"{step.name} was called {calls} times within {self.window_s} s, and is asked for once more in the same words"
+            words = f"{step.name} was called {calls} times within {self.window_s} s, and this call is identical"
             return f"{words} (policy.loop; own= gives a tool or route its own number)"
         keys, runs = self._cycle_of(view, step, reset_ms)
         for period, matches in self._matches(keys, runs, step):
@@ -156,12 +156,12 @@ class Loop(StepGuard):
         return ([], {}) if paused or row["at"] <= reset_ms else (row["keys"], row["runs"])
 
     def _matches(self, keys: list[str], runs: Mapping[str, int], step: Step) -> list[tuple[int, int]]:
-        """Return (period, how many of the latest steps were the same as those a period before), *step* included."""
+        """Return (cycle length, how many of the latest steps equal the step one cycle earlier), *step* included."""
         key = step.key[:_SHORT]
         found = []
         for period in range(2, self.longest_cycle + 1):
             latest = [*keys, key][-period:]
-            # One call over and over is no cycle: the ring of its stamps has it, and a slow one is a poll.
+            # One repeated call is no cycle: the ring of its stamps counts it, and a slow repetition is polling.
             repeats = len(keys) >= period and keys[-period] == key and len(set(latest)) > 1
             found.append((period, runs.get(str(period), 0) + 1 if repeats else 0))
         return found
@@ -176,12 +176,12 @@ def _cycle(step: Step) -> MarkKey:
 
 
 def streak_mark(run_id: str, payee: str) -> MarkKey:
-    """Return the key of the row that counts a payee's failures in a row."""
+    """Return the key of the row that counts consecutive failures of a payee."""
     return "streak", f"{run_id} {payee}"
 
 
 def _stamps(view: LedgerView, step: Step) -> list[int]:
-    """Return when a step was taken, by the clock; what a clock wrote that was set back since is forgotten."""
+    """Return the stamps of a step, without those later than now: the clock was set back after them."""
     return [at for at in (view.mark(_ring(step)) or {"at": []})["at"] if at <= view.clock_ms]
 
 
@@ -191,5 +191,5 @@ def _reset_ms(view: LedgerView, step: Step) -> int:
 
 
 def forget_before(view: LedgerView, run_id: str) -> None:
-    """Count from now on: the owner has reset the run."""
+    """Count from now on, because the owner has reset the run."""
     view.put_mark(reset_mark(run_id), {"at": view.clock_ms})

@@ -1,4 +1,4 @@
-"""How dangerous a tool is, by its name: what may run, what is logged, what a person is asked about, and what never runs."""
+"""Risk levels of tools, by name: which run, which are logged, which need approval, and which never run."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from typing import Any, Final, Literal, get_args
 
 from x402guard.errors import ConfigError
 from x402guard.ledger.model import HoldKind
-from x402guard.policy.patterns import check_pattern, is_disguised, matches_name, matches_place, matches_word
+from x402guard.policy.checks import check_whole
+from x402guard.policy.patterns import check_pattern, is_disguised, matches_name, matches_route, matches_word
 from x402guard.policy.verdicts import NO_VERDICT, Subject, Verdict
 
 Level = Literal["LOW", "MEDIUM", "HIGH", "CRITICAL"]
-"""LOW runs · MEDIUM is logged and runs · HIGH asks a person · CRITICAL is denied, or asks several."""
+"""LOW runs · MEDIUM is logged and runs · HIGH needs approval · CRITICAL is denied, or needs several approvers."""
 
 Classify = Callable[[str, Mapping[str, Any] | None], str | None]
 
@@ -30,7 +31,7 @@ DEFAULT_LEVELS: Final[Mapping[str, Level]] = MappingProxyType(
         "truncate_*": "CRITICAL",
     }
 )
-"""Pattern → level. Whatever matches none is MEDIUM."""
+"""Pattern → level. A tool that matches none is MEDIUM."""
 
 RISK: Final = "risk"
 _RANK: Final[Mapping[str, int]] = {level: rank for rank, level in enumerate(get_args(Level))}
@@ -39,14 +40,15 @@ _MOST_APPROVERS: Final = 10
 
 @dataclass(frozen=True, kw_only=True)
 class Risk:
-    """Which tools run, and which do not without a person.
+    """Which tools run, and which need approval.
 
     Args:
-        levels: pattern → ``LOW``, ``MEDIUM``, ``HIGH`` or ``CRITICAL``; before the default table, and the strictest of those that
-            match. A pattern is a tool's name, with ``*`` for anything; or ``METHOD host/path``, for payments and LLM calls.
-        approvers: how many different people have to allow what is CRITICAL; with fewer than two it is denied.
-        classify: a function of a tool and its arguments (plain values, or None where they were not told) that returns a level, or
-            None. It raises the level, and never lowers it; where it fails, the tool does not run.
+        levels: pattern → ``LOW``, ``MEDIUM``, ``HIGH`` or ``CRITICAL``, before the default table; the strictest match
+            counts. A pattern is a tool's name, with ``*`` for anything; for payments and LLM calls ``METHOD
+            host/path``.
+        approvers: how many different approvers a CRITICAL step needs; with fewer than two it is denied.
+        classify: a function of a tool and its arguments (plain values, or None if unknown) that returns a level or
+            None. It can raise the level and never lower it; if it fails, the tool does not run.
 
     Raises ``ConfigError`` naming the setting.
     """
@@ -57,21 +59,18 @@ class Risk:
 
     def __post_init__(self) -> None:
         if not isinstance(self.levels, Mapping):
-            raise ConfigError(f'policy.risk.levels: {self.levels!r} is no mapping; write {{"wipe_*": "CRITICAL"}}')
+            raise ConfigError(f'policy.risk.levels: {self.levels!r} is not a mapping; write {{"wipe_*": "CRITICAL"}}')
         checked = {check_pattern("policy.risk.levels", pattern): level for pattern, level in self.levels.items()}
         for pattern, level in self.levels.items():
             if not isinstance(level, str) or level not in _RANK:
-                raise ConfigError(f"policy.risk.levels: {level!r} of {pattern!r} is none of {', '.join(_RANK)}")
-        if type(self.approvers) is not int or not 1 <= self.approvers <= _MOST_APPROVERS:
-            raise ConfigError(
-                f"policy.risk.approvers: {self.approvers!r} is not a whole number from 1 to {_MOST_APPROVERS}"
-            )
+                raise ConfigError(f"policy.risk.levels: {level!r} of {pattern!r} is not one of {', '.join(_RANK)}")
+        check_whole("policy.risk.approvers", self.approvers, 1, _MOST_APPROVERS)
         if self.classify is not None and not callable(self.classify):
-            raise ConfigError(f"policy.risk.classify: {self.classify!r} is no function of a tool and its arguments")
+            raise ConfigError(f"policy.risk.classify: {self.classify!r} is not a function of a tool and its arguments")
         object.__setattr__(self, "levels", MappingProxyType(checked))
 
     def level_of(self, subject: Subject) -> Level:
-        """Return the level of a step, by its name alone. A payment or an LLM call that no pattern of the owner's names is LOW."""
+        """Return the level of a step by its name alone. A payment or LLM call that matches no own pattern is LOW."""
         own = [level for pattern, level in self.levels.items() if _named(pattern, subject, within=_RANK[level] > 1)]
         if own or subject.kind is not HoldKind.TOOL:
             return _highest(own, "LOW")
@@ -79,7 +78,7 @@ class Risk:
         if not found:
             found = [level for pattern, level in DEFAULT_LEVELS.items() if _named(pattern, subject, within=True)]
         if is_disguised(subject.names[0]):
-            found.append("HIGH")  # nobody can say which word that is
+            found.append("HIGH")  # it is unknown which word it reads as
         return _highest(found, "MEDIUM")
 
 
@@ -89,7 +88,7 @@ def _highest(levels: list[Level], otherwise: Level) -> Level:
 
 def _named(pattern: str, subject: Subject, *, within: bool) -> bool:
     return any(
-        matches_place(pattern, name)
+        matches_route(pattern, name)
         or (
             matches_name(pattern, name, within=within) if subject.kind is HoldKind.TOOL else matches_word(pattern, name)
         )
@@ -98,20 +97,20 @@ def _named(pattern: str, subject: Subject, *, within: bool) -> bool:
 
 
 def judge_risk(risk: Risk | None, subject: Subject) -> Verdict:
-    """Return what the level of a step comes to: it runs, a person is asked, or it is denied."""
+    """Return the verdict of a step's risk level: it runs, needs approval, or is denied."""
     if risk is None:
         return NO_VERDICT
     what, level = subject.names[0], risk.level_of(subject)
     if risk.classify is not None and subject.kind is HoldKind.TOOL:
         try:
             raised = risk.classify(what, subject.arguments)
-        except Exception as error:  # noqa: BLE001 - the owner's own code; what cannot be judged does not run
+        except Exception as error:  # noqa: BLE001 - the owner's code; if it fails, the tool does not run
             return Verdict(
                 "deny", RISK, f"{what}: policy.risk.classify failed: {type(error).__name__}", level="CRITICAL"
             )
         if raised is not None and not (isinstance(raised, str) and raised in _RANK):
             return Verdict(
-                "deny", RISK, f"{what}: policy.risk.classify said {raised!r:.60}, which is no level", level="CRITICAL"
+                "deny", RISK, f"{what}: policy.risk.classify returned {raised!r:.60}, not a level", level="CRITICAL"
             )
         if raised is not None and _RANK[raised] > _RANK[level]:
             level = next(known for known in get_args(Level) if known == raised)
@@ -120,5 +119,5 @@ def judge_risk(risk: Risk | None, subject: Subject) -> Verdict:
         return Verdict("deny", RISK, reason, level=level)
     if level in ("HIGH", "CRITICAL"):
         people = risk.approvers if level == "CRITICAL" else 1
-        return Verdict("ask", RISK, f"{what} is {level}: a person has to allow it", people, level=level)
+        return Verdict("ask", RISK, f"{what} is {level}: it needs approval", people, level=level)
     return Verdict(level=level)

@@ -1,4 +1,4 @@
-"""The owner's own rules, as data: what to deny, what to ask a person about, and what to make smaller. The strictest decides."""
+"""The owner's rules as data: what to deny, what needs approval, and what to narrow. The strictest rule decides."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from x402guard.errors import ConfigError
 from x402guard.evm import parse_address
 from x402guard.ledger.model import HoldKind
 from x402guard.money import Dollars, Nanos, format_dollars
-from x402guard.policy.checks import check_dollars, check_texts
-from x402guard.policy.patterns import check_pattern, matches_name, matches_place, matches_word
+from x402guard.policy.checks import check_dollars, check_texts, check_whole
+from x402guard.policy.patterns import check_pattern, matches_name, matches_route, matches_word
 from x402guard.policy.verdicts import NO_VERDICT, Action, Narrow, Subject, Verdict, strictest
 
 KINDS: Final = frozenset(str(kind) for kind in (HoldKind.PAYMENT, HoldKind.LLM, HoldKind.TOOL))
@@ -20,17 +20,17 @@ _MOST_APPROVERS: Final = 10
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """One rule of the owner's. It holds for what matches all that it says; the strictest of those that hold decides.
+    """One rule of the owner. It applies if all its conditions match; the strictest of the rules that apply decides.
 
     Args:
-        name: as it stands in refusals and reports.
-        action: ``deny``, ``ask`` (a person, for this one call), ``narrow``, or ``allow`` (which loosens no other rule).
+        name: the name in refusals and reports.
+        action: ``deny``, ``ask`` (for approval of this call), ``narrow``, or ``allow`` (which loosens no other rule).
         match: a tool, in any spelling; a model; or ``METHOD host/path`` without the query. ``*`` stands for anything.
-        kinds: ``payment``, ``llm``, ``tool``; all of them when none is given.
-        above: dollars; the rule holds for what costs more than that, or may.
-        payees: addresses; for payments alone.
-        approvers: how many different people have to allow it, with ``ask``.
-        ceiling, output_limit, remove: what is left, with ``narrow``; see ``Narrow``.
+        kinds: ``payment``, ``llm``, ``tool``; all by default.
+        above: dollars; the rule applies to a step that costs more, or may.
+        payees: addresses; only for payments.
+        approvers: how many different approvers have to allow it, with ``ask``.
+        ceiling, output_limit, remove: the limits to set, with ``narrow``; see ``Narrow``.
 
     Raises ``ConfigError`` naming the field.
     """
@@ -51,7 +51,7 @@ class Rule:
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name.isprintable() or not 0 < len(self.name) <= 100:
             raise ConfigError(
-                f"policy.rules.name: {self.name!r:.120} is no name for a rule; write text such as 'big-documents'"
+                f"policy.rules.name: {self.name!r:.120} is not a name for a rule; write text such as 'big-documents'"
             )
         try:
             self._check()
@@ -62,23 +62,20 @@ class Rule:
     def _check(self) -> None:
         if self.action not in get_args(Action):
             raise ConfigError(
-                f"policy.rules.action: {self.action!r} of rule {self.name!r} is none of {', '.join(get_args(Action))}"
+                f"policy.rules.action: {self.action!r} of rule {self.name!r} is not one of {', '.join(get_args(Action))}"
             )
         self._set("match", check_pattern(f"policy.rules.match of rule {self.name!r}", self.match))
         kinds = check_texts("policy.rules.kinds", self.kinds, "payment, llm, tool")
         if not kinds or not kinds <= KINDS:
             raise ConfigError(
-                f"policy.rules.kinds: {self.kinds!r} of rule {self.name!r} is no list of payment, llm, tool"
+                f"policy.rules.kinds: {self.kinds!r} of rule {self.name!r} is not a list of payment, llm, tool"
             )
         self._set("remove", check_texts("policy.rules.remove", self.remove, "field names"))
-        if type(self.approvers) is not int or not 1 <= self.approvers <= _MOST_APPROVERS:
-            raise ConfigError(
-                f"policy.rules.approvers: {self.approvers!r} is not a whole number from 1 to {_MOST_APPROVERS}"
-            )
+        check_whole("policy.rules.approvers", self.approvers, 1, _MOST_APPROVERS)
         narrows = self.ceiling is not None or self.output_limit is not None or bool(self.remove)
         if narrows is not (self.action == "narrow"):
             raise ConfigError(
-                f"policy.rules: rule {self.name!r}: a rule that narrows says what to (ceiling, output_limit, remove), and no other does"
+                f"policy.rules: rule {self.name!r}: action 'narrow' needs ceiling, output_limit or remove, and no other action takes them"
             )
         self._set("kinds", kinds)
         if narrows:
@@ -92,7 +89,7 @@ class Rule:
         object.__setattr__(self, name, value)
 
     def holds_for(self, subject: Subject) -> bool:
-        """Return whether the rule says anything of a step."""
+        """Return whether the rule applies to a step."""
         return (
             str(subject.kind) in self.kinds
             and any(_matches(self.match, name, subject.kind) for name in subject.names)
@@ -102,7 +99,7 @@ class Rule:
 
 
 def _matches(pattern: str, name: str, kind: HoldKind) -> bool:
-    if pattern == "*" or matches_place(pattern, name):
+    if pattern == "*" or matches_route(pattern, name):
         return True
     return matches_name(pattern, name, within=True) if kind is HoldKind.TOOL else matches_word(pattern, name)
 
@@ -110,7 +107,7 @@ def _matches(pattern: str, name: str, kind: HoldKind) -> bool:
 def _addresses(rule: str, payees: object) -> frozenset[str]:
     listed = check_texts("policy.rules.payees", payees, "addresses")
     if not listed:
-        raise ConfigError(f"policy.rules.payees: an empty list of rule {rule!r} is nobody's; leave it out")
+        raise ConfigError(f"policy.rules.payees: the list of rule {rule!r} is empty and matches no payee; leave it out")
     try:
         return frozenset(parse_address(payee).lower() for payee in listed)
     except (TypeError, ValueError) as error:
@@ -118,26 +115,26 @@ def _addresses(rule: str, payees: object) -> frozenset[str]:
 
 
 def check_rules(rules: object) -> tuple[Rule, ...] | None:
-    """Return the rules as a tuple. Raises ``ConfigError`` for what is no list of them, for an empty one, and for a name used twice."""
+    """Return the rules as a tuple. Raises ``ConfigError`` for anything but a list of rules with unique names."""
     if rules is None:
         return None
     if isinstance(rules, (str, Mapping)) or not isinstance(rules, Iterable):
-        raise ConfigError(f"policy.rules: {rules!r} is no list of Rule")
+        raise ConfigError(f"policy.rules: {rules!r} is not a list of Rule")
     listed = tuple(rules)
     if not listed:
         raise ConfigError("policy.rules: an empty list reads like 'nothing is allowed'; leave it out, or write a rule")
     for rule in listed:
         if not isinstance(rule, Rule):
-            raise ConfigError(f"policy.rules: {rule!r} is no Rule; write Rule(name=…, action=…)")
+            raise ConfigError(f"policy.rules: {rule!r} is not a Rule; write Rule(name=…, action=…)")
     names = [rule.name for rule in listed]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise ConfigError(f"policy.rules: two rules are called {twice[0]!r}; a report has to tell them apart")
+        raise ConfigError(f"policy.rules: two rules are named {twice[0]!r}; give each its own name")
     return listed
 
 
 def judge_rules(rules: Iterable[Rule], subject: Subject) -> Verdict:
-    """Return what the rules say of a step."""
+    """Return the combined verdict of the rules on a step."""
     verdict = NO_VERDICT
     for rule in rules:
         if rule.holds_for(subject):

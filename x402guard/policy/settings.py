@@ -1,4 +1,4 @@
-"""``Policy``: every rule the owner can set, checked when it is written down and not at the first payment."""
+"""``Policy``: every rule that the owner can set, checked when it is created, not at the first payment."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from x402guard.policy.risk import Risk
 from x402guard.policy.rules import Rule, check_rules
 from x402guard.policy.spikes import Spike
 from x402guard.policy.step_guard import StepGuard
-from x402guard.policy.steps import as_place
+from x402guard.policy.steps import as_route
 from x402guard.policy.timeouts import Timeouts
 from x402guard.policy.velocity import Velocity
 
 MIN_LIFETIME_S: Final = 10
-"""A signature that is good for less than this many seconds would be dead before it could be settled."""
+"""A signature that is valid for less than this many seconds would expire before it could be settled."""
 
 ResourceMismatch = Literal["warn", "refuse"]
 UptoAtCeiling = Literal["warn", "refuse"]
@@ -39,39 +39,36 @@ _HOST: Final = re.compile(r"((\*\.)?[a-z0-9_-]+(\.[a-z0-9_-]+)*|\[[0-9a-f:.]+\])
 
 @dataclass(frozen=True, kw_only=True)
 class Policy:
-    """What may be paid, to whom, where and how. ``None`` means: any that is known.
+    """What may be paid, to whom, where and how. ``None`` means: any known value.
 
     Args:
-        per_payment_cap: the most that one payment may be, in dollars; None for no cap but the budget.
-        networks: CAIP-2 or v1 names; test networks unless told otherwise. A v1 name binds its CAIP-2 twin.
+        per_payment_cap: the most that one payment may cost, in dollars; None for no cap except the budget.
+        networks: CAIP-2 or v1 names; by default the test networks. A v1 name includes its CAIP-2 twin.
         hosts: host names, ``host:port``, or ``*.example.com`` for all below a domain (and not the domain itself).
         payees: addresses that may be paid.
         facilitators: addresses that may settle an ``upto``; None: the first three that an origin shows.
-        assets: symbols or contract addresses out of the registry.
+        assets: symbols or contract addresses from the registry.
         schemes: ``exact``, ``upto``.
-        flows: values of ``extra.paymentFlow``; ``authorization`` alone pays after delivery is promised.
-        max_lifetime_s: the longest that a signature may be good for, in seconds (10 to 86,400).
-        resource_mismatch: what to do where an offer names another host than was asked: ``warn`` or ``refuse``.
-        upto_at_ceiling: what to do with a payee whose last twenty ``upto`` settlements all took the ceiling: ``warn`` (an
-            event in the report) or ``refuse``.
-        payee_change: what to do where an origin that was paid before names a payee that it was never paid by: ``allow``, since
-            honest sellers rotate, or ``refuse``.
+        flows: values of ``extra.paymentFlow``; only ``authorization`` pays after delivery is promised.
+        max_lifetime_s: the longest validity of a signature, in seconds (10 to 86,400).
+        resource_mismatch: if an offer names another host than the request: ``warn`` or ``refuse``.
+        upto_at_ceiling: if a payee's last twenty ``upto`` settlements took the ceiling: ``warn`` (event) or ``refuse``.
+        payee_change: if a paid origin names a new payee: ``allow`` (honest sellers rotate) or ``refuse``.
         unsafe_pay_after_redirect: pay an origin that a redirect led to.
         rules: the owner's own rules; None for none.
-        risk: which tools run, and which do not without a person; None asks about none.
-        approvals: when a person is asked, and for how long.
-        breaker: when a payee, host or tool is given a rest; None for never.
-        bulkhead: how many calls to one host or tool may be under way at once; None for any number.
+        risk: which tools run, and which need approval; None turns risk levels off.
+        approvals: which amounts need approval, and how long an answer may take.
+        breaker: when the circuit of a payee, host or tool opens; None for never.
+        bulkhead: how many calls to one host or tool may run at once; None for no limit.
         timeouts: how long a call, a step and the run may take.
-        soft_limits: the parts of a budget (0 < part < 1, such as 0.9) at which people are told, each once; () for none.
-        loop: when the same call is one too many; None for no loop detector.
-        spike: when a step costs too much beside those before it; None for no spike detector.
-        velocity: how fast may be spent; None for no limits of that kind.
-        max_steps: the most payments, LLM calls and uses of tools, all together, in one run; None for any number.
+        soft_limits: the parts of a budget (0 < part < 1, such as 0.9) that send a notice, each once; () for none.
+        loop: when a repeated call is a loop; None for no loop detector.
+        spike: when a step costs too much compared with earlier steps; None for no spike detector.
+        velocity: how fast a run may spend; None for no such limits.
+        max_steps: the most payments, LLM calls and tool uses, all together, in one run; None for no limit.
         max_calls: tool, or ``METHOD host/path`` → the most uses of it in one run.
 
-    Raises ``ConfigError`` naming the setting. An empty collection is an error too: it reads like "none" and would be
-    taken for "any".
+    Raises ``ConfigError`` naming the setting, also for an empty collection: it reads like "none", but would mean "any".
     """
 
     per_payment_cap: Dollars | None = "$1.00"
@@ -123,15 +120,15 @@ class Policy:
             value = getattr(self, name)
             if not isinstance(value, kind) and not (optional and value is None):
                 write = f"write {kind.__name__}({example})" + (", or None" if optional else "")
-                raise ConfigError(f"policy.{name}: {value!r} is no {kind.__name__}; {write}")
+                raise ConfigError(f"policy.{name}: {value!r} is not of type {kind.__name__}; {write}")
         self._set("rules", check_rules(self.rules))
         self._set("soft_parts", parts_of("policy.soft_limits", self.soft_limits))
         check_whole("policy.max_steps", self.max_steps, 1, optional=True)
         if not isinstance(self.max_calls, Mapping):
-            raise ConfigError(f'policy.max_calls: {self.max_calls!r} is no mapping; write {{"serp": 50}}')
+            raise ConfigError(f'policy.max_calls: {self.max_calls!r} is not a mapping; write {{"serp": 50}}')
         for name, most in self.max_calls.items():
             check_whole(f"policy.max_calls[{name!r}]", most, 1)
-        self._set("max_calls", MappingProxyType({as_place("max_calls", n): most for n, most in self.max_calls.items()}))
+        self._set("max_calls", MappingProxyType({as_route("max_calls", n): most for n, most in self.max_calls.items()}))
         counts = Counts(self.max_steps, self.max_calls) if self.max_steps is not None or self.max_calls else None
         guards = (self.timeouts, self.breaker, counts, self.loop, self.velocity, self.spike)
         self._set("guards", tuple(guard for guard in guards if guard is not None))
@@ -155,7 +152,7 @@ _PARTS: Final[Mapping[str, tuple[type, str, bool]]] = {
     "bulkhead": (Bulkhead, "per_host=8, per_tool=8", True),
     "timeouts": (Timeouts, "payment_s=10", False),
 }
-"""Setting → (its kind, how one is written, None is a choice)."""
+"""Setting → (its class, an example of its arguments, whether None is allowed)."""
 
 
 def _cap(cap: Dollars | None) -> Nanos | None:
@@ -199,7 +196,7 @@ def _host(pattern: str) -> str:
 def _network(name: str) -> str:
     network = resolve_network(_text(name))
     if network is None:
-        raise ValueError(f"{name!r} is not a network we know; write eip155:<chain id>, or one of {', '.join(V1_NAMES)}")
+        raise ValueError(f"{name!r} is not a known network; write eip155:<chain id>, or one of {', '.join(V1_NAMES)}")
     return network
 
 
@@ -209,5 +206,5 @@ def _asset(name: str) -> str:
 
 def _scheme(name: str) -> str:
     if name not in _SCHEMES:
-        raise ValueError(f"{name!r} is not a scheme we can pay; known are 'exact' and 'upto'")
+        raise ValueError(f"{name!r} is not a supported scheme; write 'exact' or 'upto'")
     return name

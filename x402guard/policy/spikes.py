@@ -1,4 +1,4 @@
-"""The spike detector: a step that costs far more than those of its kind before it."""
+"""Spike detector: finds a step that costs far more than earlier steps of its kind."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ _MOST: Final = 1_000
 
 @dataclass(frozen=True, kw_only=True)
 class Spike(StepGuard):
-    """When a step costs too much beside those before it, of its kind: payments, LLM calls and tools each by themselves.
+    """When a step costs too much compared with earlier steps of its kind: payment, LLM call or tool.
 
-    What counts is what is held: the price of a payment, the ceiling of a call or tool.
+    The held amount counts: the price of a payment, the ceiling of a call or tool.
 
     Args:
-        multiplier: a step may cost so many times the mean of those before it (1 to 1,000).
-        window: how many steps are looked at, the new one included (2 to 1,000); there is no spike before so many.
-        action: ``warn`` (an event in the report) or ``trip``: refused, and the session latched until its owner resets it.
-        min_step: dollars under which no step is a spike.
+        multiplier: a step may cost this many times the mean of the steps before it (1 to 1,000).
+        window: how many steps are compared, the new one included (2 to 1,000); fewer steps make no spike.
+        action: ``warn`` (an event in the report) or ``trip`` (refuse the step and trip the session).
+        min_step: dollars; a cheaper step is no spike.
 
     Raises ``ConfigError`` naming the setting.
     """
@@ -58,9 +58,9 @@ class Spike(StepGuard):
             return None
         spike = self.find_spike(view, step)
         if spike is None or find_shortfall(view, step.node_id, step.amount) is not None:
-            return None  # what does not fit refuses itself alone
+            return None  # the budget refuses what does not fit, without a trip
         trip(view, step.run_id, SPIKE, spike)
-        reason = f"{spike}; the session is latched until its owner resets it"
+        reason = f"{spike}; the session is tripped until its owner resets it"
         return Refusal(SPIKE, reason, step.amount, error=SpendSpike, advice=ONLY_RESET)
 
     def find_spike(self, view: LedgerView, step: Step) -> str | None:
@@ -70,7 +70,7 @@ class Spike(StepGuard):
             return None
         before = _before(view, step)[-(self.window - 1) :]
         total = sum(before)
-        # Compared without dividing; beside steps that cost nothing nothing can be said.
+        # Compared without dividing. If all earlier steps cost nothing, there is nothing to compare with.
         if len(before) < self.window - 1 or total == 0 or amount * len(before) <= self.multiplier * total:
             return None
         mean = format_dollars(-(-total // len(before)))
@@ -92,7 +92,7 @@ class Spike(StepGuard):
             return
         costs = list(row["costs"])
         if costs[-1] == step.amount and row.get("before") is not None:
-            costs = row["before"]  # as if it had never been
+            costs = row["before"]  # as if the step had never been taken
         else:
             del costs[len(costs) - 1 - costs[::-1].index(step.amount)]
         view.put_mark(_costs(step), {**row, "costs": costs, "before": None})

@@ -1,4 +1,4 @@
-"""The protocol of a guard: what every guard over a step can do, inside the transaction that would hold for the step."""
+"""The protocol of a guard: what it can do with a step, inside the transaction that writes the step's hold."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from x402guard.ledger.view import LedgerView, MarkKey
 from x402guard.policy.steps import Step
 
 Outcome = Literal["ok", "failed", "unknown"]
-"""How a call ended, as far as the server or tool that was called is concerned; ``unknown`` says nothing of it."""
+"""How a call ended as far as the called server or tool is concerned; ``unknown`` says nothing about it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,9 +20,9 @@ class StepEnd:
 
     Attributes:
         hold_id: the id of its hold.
-        outcome: what it says of the server or tool that was called.
-        again: the same payment failed before; it counts once in a streak of failures, and each time for a circuit breaker.
-        late: the answer had begun well and was counted as ``ok``, before it failed.
+        outcome: what the end says about the called server or tool.
+        again: the same payment failed before; a streak of failures counts it once, a circuit breaker each time.
+        late: the answer began and was counted as ``ok`` before it failed.
     """
 
     hold_id: str
@@ -32,30 +32,30 @@ class StepEnd:
 
 
 class StepGuard:
-    """A guard does nothing unless it overrides one of these; ``Policy.guards`` lists them in the order in which they judge.
+    """Base class of guards. Its methods do nothing. ``Policy.guards`` lists the guards in the order of judging.
 
-    All run on live rows and only read the rows that ``marks`` names.
+    All methods run on live rows and read only the rows that ``marks`` names.
     """
 
     def marks(self, step: Step, payees: tuple[str, ...], *, ending: bool) -> Iterable[MarkKey]:  # noqa: ARG002 - none
-        """Return the keys of the rows that the other methods see; their number never grows with the run.
+        """Return the keys of the rows that the other methods read; their number does not grow with the run.
 
-        *payees* are the addresses that the step may pay. *ending* is True where only ``ended`` follows.
+        *payees* are the addresses that the step may pay. *ending*: only ``ended`` follows.
         """
         return ()
 
     def judge(self, view: LedgerView, step: Step) -> Refusal | None:  # noqa: ARG002 - no objection
-        """Return the objection to a step, or None. It may trip the run; nothing of the step is written.
+        """Return the objection to a step, or None. It may trip the run; it writes nothing about the step.
 
-        Asked twice in a transaction: before the price is known, and at the price (``step.priced``). A guard answers once.
+        Called before the price is known and again at the price (``step.priced``), in one transaction. It answers once.
         """
         return None
 
     def taken(self, view: LedgerView, step: Step, hold_id: str) -> None:
-        """Record a step that was held for, by the hold of that id; "" where the step is over already."""
+        """Record a step. *hold_id* is the id of its hold, "" if the step is over already."""
 
     def given_back(self, view: LedgerView, step: Step, at_ms: int) -> None:
-        """Remove a step that was taken at *at_ms* (unix milliseconds) and never paid for."""
+        """Remove a step that was taken at *at_ms* (unix milliseconds) and never paid."""
 
     def ended(self, view: LedgerView, step: Step, end: StepEnd) -> None:
         """Record how a step ended. It may trip the run."""

@@ -1,4 +1,4 @@
-"""One step of an agent, as the guards see it: a payment, an LLM call or the use of a tool, and what makes two of them the same."""
+"""One step of an agent as the guards see it (a payment, an LLM call or a tool use), and its deduplication key."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ _TIMES: Final = frozenset({"timestamp", "created_at"})
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What is about to be held for.
+    """A step that is about to be held for.
 
     Attributes:
         kind: payment, LLM call or tool.
-        name: for people and for the owner's exceptions: the tool, or ``POST host/path``.
-        key: the deduplication key: SHA-256 in hex, the same for identical calls; "" where calls cannot be told apart.
+        name: the tool, or ``POST host/path``, as messages and the owner's settings name it.
+        key: the deduplication key: SHA-256 in hex, the same for identical calls; "" if calls cannot be distinguished.
         node_id: the budget that pays.
-        amount: nano-dollars that are to be held, where ``priced``.
+        amount: nano-dollars to hold, if ``priced``.
         payee: the address that is paid; "" for an LLM call or a tool.
         priced: the amount and the payee are known.
         run_id: the run: the outermost session.
-        reset_key: the key of the row that says from when on the run's loops and spikes count.
+        reset_key: the key of the row with the time from which the run's loops and spikes count.
     """
 
     kind: HoldKind
@@ -59,43 +59,43 @@ class Step:
 
 
 def run_of(node_id: str) -> str:
-    """Return the id of the run that a budget belongs to: its outermost session. Children give nobody fresh counters."""
+    """Return the run of a budget: the id of its outermost session. Children share its counters."""
     return node_id.split("/", 1)[0]
 
 
-def place(method: str, host: str, path: str) -> str:
-    """Return a request's place as the owner names it in a policy: ``GET host/path``, however it was spelled."""
-    return whole_place(method, host, path)[:_LONGEST_NAME]
+def short_route(method: str, host: str, path: str) -> str:
+    """Return a request's route, ``GET host/path``, as a policy names it; in any spelling, cut to 200 characters."""
+    return whole_route(method, host, path)[:_LONGEST_NAME]
 
 
 @lru_cache(maxsize=1024)
-def whole_place(method: str, host: str, path: str) -> str:
-    """Return the same, however long: a rule sees all of it."""
+def whole_route(method: str, host: str, path: str) -> str:
+    """Return the same in full, for rules."""
     return f"{method.upper()} {plain_host(host.lower())}{plain_path(path)}"
 
 
 def reset_mark(run_id: str) -> MarkKey:
-    """Return the key of the small row that says from when on a run's loops and spikes count."""
+    """Return the key of the row with the time from which a run's loops and spikes count."""
     return "loop_reset", run_id
 
 
-def as_place(setting: str, name: object) -> str:
-    """Return a tool's name, or a request's place, as the guards know it. Raises ``ConfigError`` for what would never match."""
+def as_route(setting: str, name: object) -> str:
+    """Return a tool's name or a route as the guards know it. Raises ``ConfigError`` if it could never match."""
     if not isinstance(name, str) or not name.strip() or "://" in name:
-        raise ConfigError(f"policy.{setting}: {name!r:.80} is no tool, and no place such as 'GET api.example/status'")
+        raise ConfigError(f"policy.{setting}: {name!r:.80} is not a tool or a route such as 'GET api.example/status'")
     method, space, where = name.partition(" ")
     if not space or not method.isalpha() or "/" not in where:
         return name
     host, _, path = where.partition("/")
-    return place(method, host, f"/{path}")
+    return short_route(method, host, f"/{path}")
 
 
 def step_of(hold: Hold) -> Step:
-    """Return the step that a hold was taken for."""
+    """Return the step that a hold was written for."""
     purpose = hold.purpose
     name = purpose.tool
     if purpose.method:
-        name = place(purpose.method, purpose.host, urlsplit(purpose.url).path)
+        name = short_route(purpose.method, purpose.host, urlsplit(purpose.url).path)
     payee = hold.intent.payee if hold.intent is not None else ""
     return Step(hold.kind, name, purpose.step, hold.node_id, hold.amount, payee, priced=True)
 
@@ -103,10 +103,10 @@ def step_of(hold: Hold) -> Step:
 def request_key(
     kind: HoldKind, method: str, url: str, body: bytes | Mapping[str, Any], ignored: Collection[str]
 ) -> str:
-    """Return what makes two requests the same: kind, method, URL with its query, and the body.
+    """Return the deduplication key of a request: kind, method, URL with its query, and the body.
 
-    A body that is JSON counts as what it says, whatever its order and spaces, without those of its own fields that are
-    *ignored*; any other by its bytes. Path and query always count whole.
+    A JSON body counts by its content, whatever its order and spaces, without its own fields that are *ignored*; any
+    other body counts by its bytes. Path and query always count in full.
     """
     parts = urlsplit(url)
     host = plain_host(parts.hostname or "")
@@ -127,9 +127,9 @@ def _said(body: bytes | Mapping[str, Any], ignored: Collection[str]) -> object:
 
 
 def tool_key(tool: str, arguments: Mapping[str, Any] | None, ignored: Collection[str]) -> str:
-    """Return what makes two uses of a tool the same; "" where its arguments were not told.
+    """Return the deduplication key of a tool use; "" if its arguments are unknown.
 
-    Of what is *ignored* the times count all the same: for a tool they are what it is asked about.
+    Times count even if they are *ignored*: they are part of what a tool is asked for.
     """
     if arguments is None:
         return ""
@@ -137,7 +137,7 @@ def tool_key(tool: str, arguments: Mapping[str, Any] | None, ignored: Collection
 
 
 def masked(value: Mapping[str, Any], ignored: Collection[str]) -> dict[str, Any]:
-    """Return a decoded JSON object without those of its own fields that are ignored."""
+    """Return a decoded JSON object without its own fields that are ignored."""
     return {key: item for key, item in value.items() if key not in ignored}
 
 
@@ -147,6 +147,6 @@ def _digest(parts: list[Any]) -> str:
 
 
 def _number(value: object) -> list[str]:
-    """Return a decimal such that 1.0, 1.00 and 1e0 are one, and none of them is a text."""
+    """Return a decimal such that 1.0, 1.00 and 1e0 are the same, and differ from any text."""
     shown = value.normalize() if isinstance(value, Decimal) and value.is_finite() else value
     return [type(value).__name__, str(shown)]

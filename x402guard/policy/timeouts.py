@@ -1,4 +1,4 @@
-"""Time limits in three layers: a call, a step of the agent from one answer of its model to the next question, and the whole run."""
+"""Time limits for a call, for an agent's step (from an LLM answer to the next LLM request), and for the run."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ _LONGEST_S: Final = 366 * 86_400
 
 @dataclass(frozen=True, kw_only=True)
 class Timeouts(StepGuard):
-    """How long things may take, in whole seconds (1 to a year); None for any time.
+    """Time limits in whole seconds (1 to 366 days); None for no limit.
 
     Args:
-        payment_s: from sending a payment to the end of what it bought.
+        payment_s: from sending a payment to the end of the answer that it bought.
         tool_s: one use of a decorated tool.
         llm_s: one LLM call, from its request to the end of its answer.
-        chunk_s: from one piece of an LLM's answer to the next.
-        step_s: of the agent: from one LLM answer to the next LLM request, or from ``session.step()``; past it the step's next
-            payment or tool is refused.
-        session_s: the run, from its first opening or its last reset; past it the session is latched.
+        chunk_s: from one chunk of an LLM's answer to the next.
+        step_s: a step of the agent: from an LLM answer, or ``session.step()``, to the next LLM request. After it the
+            step's next payment or tool use is refused.
+        session_s: the run, from its first opening or its last reset. After it the session is tripped.
 
     Raises ``ConfigError`` naming the setting.
     """
@@ -55,7 +55,7 @@ class Timeouts(StepGuard):
         return self.run_marks(step.run_id)
 
     def run_marks(self, run_id: str) -> tuple[MarkKey, ...]:
-        """Return the keys of the rows of a run that the other methods see."""
+        """Return the keys of a run's rows that the other methods read."""
         begun = () if self.step_s is None else (_begun(run_id),)
         return begun if self.session_s is None else (*begun, reset_mark(run_id))
 
@@ -64,13 +64,13 @@ class Timeouts(StepGuard):
         return None if step.priced else self.find_late(view, step.run_id, step.kind)
 
     def find_late(self, view: LedgerView, run_id: str, kind: HoldKind) -> Refusal | None:
-        """Return why it is too late for a step of a kind, or None. Past the run's own time the run is tripped."""
+        """Return why a step of a kind is too late, or None. Trips a run that is past ``session_s``."""
         if self.session_s is not None and view.has_node(run_id):
             since_ms = max(view.node(run_id).created_ms, int((view.mark(reset_mark(run_id)) or {"at": 0})["at"]))
             if view.now_ms - since_ms > self.session_s * 1000:
                 reason = f"the session has run for more than {self.session_s} s (policy.timeouts.session_s)"
                 trip(view, run_id, SESSION_TIMEOUT, reason)
-                reason = f"{reason}; it is latched until its owner resets it"
+                reason = f"{reason}; it is tripped until its owner resets it"
                 return Refusal(SESSION_TIMEOUT, reason, error=SessionTripped, advice=ONLY_RESET)
         if self.step_s is None or kind is HoldKind.LLM:
             return None
@@ -85,7 +85,7 @@ class Timeouts(StepGuard):
 
     @override
     def taken(self, view: LedgerView, step: Step, hold_id: str) -> None:
-        if step.kind is HoldKind.LLM and self.step_s is not None:  # the model is asked again: the agent's step is over
+        if step.kind is HoldKind.LLM and self.step_s is not None:  # the next LLM request ends the agent's step
             view.put_mark(_begun(step.run_id), {"at": None})
 
     @override
@@ -94,7 +94,7 @@ class Timeouts(StepGuard):
             self.begin_step(view, step.run_id)
 
     def begin_step(self, view: LedgerView, run_id: str) -> None:
-        """Begin a step of the agent: the model has answered, or the agent says so."""
+        """Begin a step of the agent: the model has answered, or the agent called ``session.step()``."""
         if self.step_s is not None:
             view.put_mark(_begun(run_id), {"at": view.now_ms})
 

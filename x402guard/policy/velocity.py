@@ -1,7 +1,6 @@
-"""How fast money may go: by the minute, hour and day, to how many new payees, to any one of them, and at which prices.
+"""Velocity limits: dollars and calls per minute, hour and day, new payees, one payee's share, and prices.
 
-Windows are rings of buckets: what is counted may be up to one bucket older than the window, and is never younger. A window only
-moves forward.
+Windows are rings of buckets and only move forward. An amount may count up to one bucket too long, and never too short.
 """
 
 from __future__ import annotations
@@ -23,32 +22,29 @@ from x402guard.policy.checks import check_dollars, check_whole
 from x402guard.policy.step_guard import StepGuard
 from x402guard.policy.steps import Step
 
+# Window → (seconds of a bucket, buckets).
 _WINDOWS: Final[Mapping[str, tuple[int, int]]] = {"minute": (5, 12), "hour": (60, 60), "day": (3600, 24)}
-"""Window → (seconds of a bucket, buckets)."""
-
 _ONE: Final = {"minute": "a minute", "hour": "an hour", "day": "a day"}
 _PRICES: Final = 20
 _FEWEST_PRICES: Final = 5
-_LEAST_PRICE: Final = 10_000_000
-"""Under a cent (in nano-dollars) no price is too high: else one that begins at nearly nothing could never become one."""
+_LEAST_PRICE: Final = 10_000_000  # nano-dollars: no lower price is too high, so that a price near zero can rise
 
 _DAY_MS: Final = 86_400_000
 _NEW_PER_HOST: Final = 5
-_CALM_PERCENT: Final = 125
-"""A price above so much of the median does not move it: else each step of a ramp would excuse the next."""
+_CALM_PERCENT: Final = 125  # a price above this part of the median does not move it: else a ramp could pass
 
 
 @dataclass(frozen=True, kw_only=True)
 class Velocity(StepGuard):
-    """How fast a run may spend. What exceeds is refused, nothing latches, and it passes again when its window has moved on.
+    """How fast a run may spend. A step past a limit is refused without a trip, and passes when its window has moved on.
 
     Args:
-        dollars_per_minute, dollars_per_hour, dollars_per_day: what is held for, in dollars; None (the default) for no limit.
-        calls_per_minute, calls_per_hour, calls_per_day: payments, LLM calls and uses of tools; None for no limit.
-        new_payees_per_day: payees whom this ledger has never paid; 10 by default, None for no limit.
-        percent_per_payee: of the run's budget, to any one payee (1 to 100); None for no limit.
-        price_ratio: a price may be so many times the median of the last twenty for its route (2 by default), from the sixth on;
-            None for any price.
+        dollars_per_minute, dollars_per_hour, dollars_per_day: dollars that are held; None (the default) for no limit.
+        calls_per_minute, calls_per_hour, calls_per_day: payments, LLM calls and tool uses; None for no limit.
+        new_payees_per_day: payees that this ledger has never paid; 10 by default, None for no limit.
+        percent_per_payee: the share of the run's budget for any one payee (1 to 100); None for no limit.
+        price_ratio: a price may be this many times the median of its route's last twenty (2 by default), from the sixth
+            price on; None for any price.
 
     Raises ``ConfigError`` naming the setting.
     """
@@ -98,7 +94,7 @@ class Velocity(StepGuard):
             spent, made = _sums(view, _window(step, window), window)
             if calls is not None and made + 1 > calls:
                 return _excess(
-                    step, f"calls_per_{window}", f"{made} calls were made within {_ONE[window]}, all that may be"
+                    step, f"calls_per_{window}", f"{made} calls were made within {_ONE[window]}, which is the limit"
                 )
             if dollars is not None and spent + step.amount > dollars:
                 allowed = f"${format_dollars(spent)} of ${format_dollars(dollars)} were spent within {_ONE[window]}"
@@ -185,7 +181,7 @@ _VARYING: Final = re.compile(r"(?<=/)[^/]*\d[^/]*")
 
 @lru_cache(maxsize=1024)
 def price_route(name: str) -> str:
-    """Return a route without what changes from call to call: ``GET host/opinion/42`` is one route with ``/opinion/43``."""
+    """Return a route without its variable segments: ``GET host/opinion/42`` is one route with ``/opinion/43``."""
     method, space, route = name.partition(" ")
     return f"{method}{space or ' '}{_VARYING.sub('*', route)}"
 
@@ -222,20 +218,20 @@ def _prices(step: Step, payee: str) -> MarkKey:
 
 
 def _usual(view: LedgerView, step: Step) -> list[int]:
-    """Return what a payee has asked for a route within a day, oldest first."""
+    """Return the prices that a payee asked for a route within a day, oldest first."""
     row = view.mark(_prices(step, step.payee)) or {"prices": []}
     return [price for price, at in row["prices"] if at > view.now_ms - _DAY_MS]
 
 
 def _median(prices: list[int]) -> int:
-    """Return the lower middle of the prices: against the seller."""
+    """Return the lower median, which is the stricter one for the seller."""
     return sorted(prices)[(len(prices) - 1) // 2]
 
 
 def _ring(view: LedgerView, key: MarkKey, window: str) -> tuple[int, dict[str, list[int]]]:
     seconds, count = _WINDOWS[window]
     row: Mapping[str, Any] = view.mark(key) or {"now": 0, "buckets": {}}
-    now = max(view.now_ms // (seconds * 1000), int(row["now"]))  # a window never goes back
+    now = max(view.now_ms // (seconds * 1000), int(row["now"]))  # a window never moves back
     return now, {at: sums for at, sums in row["buckets"].items() if int(at) >= now - count}
 
 

@@ -1,4 +1,4 @@
-"""What a rule is shown of a step, and what it says: allow, narrow, ask or deny."""
+"""What a rule sees of a step, and its verdict: allow, narrow, ask or deny."""
 
 from __future__ import annotations
 
@@ -9,23 +9,20 @@ from typing import Any, Final, Literal, get_args
 from x402guard.errors import ConfigError, PaymentRefused, PolicyDenied
 from x402guard.ledger.model import HoldKind
 from x402guard.money import Dollars, Nanos, format_dollars
-from x402guard.policy.checks import check_dollars, check_texts
+from x402guard.policy.checks import check_dollars, check_texts, check_whole
 
 Action = Literal["allow", "narrow", "ask", "deny"]
-
-
 _STRICT: Final[Mapping[str, int]] = {action: rank for rank, action in enumerate(get_args(Action))}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Narrow:
-    """What a rule leaves of a call. What is narrowed is what is checked, held and sent.
+    """The limits that a rule sets for a call. The narrowed call is the one that is checked, held and sent.
 
     Args:
-        ceiling: dollars that it may cost at most: an LLM call's output is limited to that, a tool's hold lowered; a payment that
-            asks for more is refused, since its price is the seller's.
+        ceiling: dollars at most: limits an LLM call's output, lowers a tool's hold, refuses a payment that costs more.
         output_limit: tokens of an LLM's answer, or of a decorated tool's result.
-        remove: fields of an LLM request's body, or arguments of a decorated tool, that are left out.
+        remove: fields of an LLM request's body, or arguments of a decorated tool, to leave out.
 
     Raises ``ConfigError`` naming the field.
     """
@@ -38,16 +35,13 @@ class Narrow:
     def __post_init__(self) -> None:
         if self.ceiling is not None:
             object.__setattr__(self, "most", check_dollars("policy.rules.ceiling", self.ceiling))
-        if self.output_limit is not None and (type(self.output_limit) is not int or self.output_limit <= 0):
-            raise ConfigError(
-                f"policy.rules.output_limit: {self.output_limit!r} is not a positive whole number of tokens"
-            )
+        check_whole("policy.rules.output_limit", self.output_limit, 1, optional=True, what="of tokens ")
         object.__setattr__(self, "remove", check_texts("policy.rules.remove", self.remove, "field names"))
         if self.ceiling is None and self.output_limit is None and not self.remove:
-            raise ConfigError("policy.rules: a rule that narrows says what to: ceiling, output_limit or remove")
+            raise ConfigError("policy.rules: action 'narrow' needs ceiling, output_limit or remove")
 
     def and_also(self, other: Narrow) -> Narrow:
-        """Return what is left where both narrow: the lower of each limit, and no field that either removes."""
+        """Return both narrowings combined: the lower of each limit, and the fields that either removes."""
         least = min((n.most for n in (self, other) if n.most is not None), default=None)
         limits = [n.output_limit for n in (self, other) if n.output_limit is not None]
         return Narrow(
@@ -59,14 +53,14 @@ class Narrow:
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What a rule is shown of a step.
+    """What a rule sees of a step.
 
     Attributes:
         kind: payment, LLM call or tool.
-        names: what it goes by: the tool; or ``METHOD host/path``, and the model.
-        amount: nano-dollars that it costs, or costs at most.
-        payee: who is paid, or "".
-        arguments: a tool's, where they were told.
+        names: the tool; or ``METHOD host/path``, and the model.
+        amount: the price or the ceiling, in nano-dollars.
+        payee: the address that is paid, or "".
+        arguments: of a tool, or None if unknown.
     """
 
     kind: HoldKind
@@ -78,17 +72,17 @@ class Subject:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What the owner's rules say of one step, all together.
+    """The combined verdict of the owner's rules on one step.
 
     Attributes:
-        action: the strictest that any says.
-        rule: whose it is, "" for nobody's.
-        reason: a sentence for people.
-        approvers: how many people have to allow it, where it is to ask.
-        narrow: what is left of it; None for all.
+        action: the strictest action.
+        rule: the rule that decided, or "".
+        reason: a sentence for the owner.
+        approvers: how many approvers have to allow it, if the action is ``ask``.
+        narrow: the limits for the call, or None.
         narrowed_by: the first rule that narrows it, or "".
-        level: its level of risk, or "".
-        error: the class that the caller gets where it denies.
+        level: its risk level, or "".
+        error: the class of the error that the caller gets, if the action is ``deny``.
     """
 
     action: Action = "allow"
@@ -105,7 +99,7 @@ NO_VERDICT: Final = Verdict()
 
 
 def strictest(one: Verdict, other: Verdict) -> Verdict:
-    """Return what two verdicts come to: the stricter action, the more people, the narrower call."""
+    """Return two verdicts combined: the stricter action, the higher number of approvers, the narrower call."""
     if other is NO_VERDICT:
         return one
     ours, theirs = (_STRICT[one.action], one.approvers), (_STRICT[other.action], other.approvers)

@@ -1,4 +1,4 @@
-"""Cancels a payment that is out: the signature that asks the token to, and nothing more. Only the chain frees the hold."""
+"""Signs the cancellation of a signed payment. The hold is freed only when the chain shows the cancellation."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from x402guard.x402.schemes.cancellation import cancellation_call
 
 @dataclass(frozen=True, slots=True)
 class Cancellation:
-    """A transaction that cancels a payment, for whoever pays the gas to send, from any account.
+    """A transaction that cancels a payment. Any account can send it and pay the gas.
 
-    Until the chain shows it the payment may still be taken, and its hold counts in full: ``reconcile`` frees it.
+    Until the chain shows it, the payment may still be taken and its hold counts in full. ``reconcile`` frees the hold.
 
     Attributes:
-        hold_id: the payment.
+        hold_id: the hold of the payment.
         network: CAIP-2.
         to: the token's contract.
-        data: the calldata, as 0x and hex. It cancels this payment and can do nothing else.
-        deadline: unix time in seconds after which the payment is worthless anyway.
+        data: the calldata, as 0x and hex. It can only cancel this payment.
+        deadline: unix time in seconds after which the payment is worthless.
     """
 
     hold_id: str
@@ -34,10 +34,10 @@ class Cancellation:
 
 
 def cancelled(shell: Shell, hold_id: str) -> Cancellation:
-    """Write down that a payment is to be cancelled, then sign that. See ``Guard.cancel``."""
+    """Record the request to cancel a payment, then sign the cancellation. See ``Guard.cancel``."""
     signer = shell.signer
     if signer is None:
-        raise SignerError("there is no key to sign a cancellation with")
+        raise SignerError("a cancellation needs a key to sign it")
 
     def change(view: LedgerView) -> Hold:
         hold = _cancellable(view.hold(hold_id), hold_id, view.now_unix)
@@ -59,11 +59,11 @@ def _cancellable(hold: Hold | None, hold_id: str, now_unix: int) -> Hold:
         raise ConfigError(f"hold: {hold.id} is {hold.state}; only a live one can be cancelled")
     if hold.intent.method != "eip3009":
         raise ConfigError(
-            f"hold: {hold.id} is paid by {hold.intent.method}, which no signature cancels; the wallet itself can call "
+            f"hold: {hold.id} is paid by {hold.intent.method}, which a signature cannot cancel; the wallet itself can call "
             "invalidateUnorderedNonces of Permit2"
         )
     if hold.intent.dead_at(now_unix):
         raise ConfigError(
-            f"hold: {hold.id} was good until {hold.deadline_unix} and is worthless by now; reconcile frees it"
+            f"hold: {hold.id} was valid until {hold.deadline_unix} and is worthless now; reconcile frees it"
         )
     return hold

@@ -1,4 +1,4 @@
-"""Steps 3 and 4: is this 402 an offer, and which of its offers may be paid?"""
+"""Steps 3 and 4: reads the offers of a 402 and selects those that may be paid."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ BODY_FIELD = "body"
 
 @dataclass(frozen=True, slots=True)
 class Challenge:
-    """What a 402 asks for: terms, and the terms in the body beside a v2 header, where there are any."""
+    """The terms of a 402, and the terms in the body beside a v2 header, or None."""
 
     required: PaymentRequired
     body: PaymentRequired | None = None
@@ -43,17 +43,17 @@ class Challenge:
 
 @dataclass(frozen=True, slots=True)
 class Payable:
-    """What came of screening: offers that the rules let pass, and why the others do not."""
+    """The result of screening: the allowed offers, and the refusals of the others."""
 
     cases: tuple[Case, ...]
     refusals: tuple[Refusal, ...]
 
 
 def read_challenge(reply: Reply, call_s: int | None = None) -> Flow[Challenge | None]:
-    """Return the terms of a 402, or None where it is none of ours: not every 402 is an offer.
+    """Return the terms of a 402, or None if it is not an x402 offer.
 
-    v2 terms come in the header, v1 terms in the body. A failed settlement is a 402 with a receipt and without terms.
-    Raises ``ProtocolError`` for terms that cannot be read, ``CallTimeout`` for a body that takes longer than *call_s* seconds.
+    v2 terms are in the header, v1 terms in the body. A failed settlement is a 402 with a receipt and without terms.
+    Raises ``ProtocolError`` for unreadable terms, ``CallTimeout`` for a body that takes longer than *call_s* seconds.
     """
     header = only_header(reply.headers, PAYMENT_REQUIRED)
     if header is not None:
@@ -72,19 +72,19 @@ def _peeked(call_s: int | None) -> Flow[bytes | None]:
     except SendFailed as failure:
         if isinstance(failure.cause, CallTimeout):
             failure.cause.money_may_have_moved = False
-            failure.cause.advice = "Nothing was paid: the offer did not come whole. Ask again, or somebody else."
+            failure.cause.advice = "Nothing was paid: the offer is incomplete. Ask again, or ask another server."
             failure.cause.retry = "later"
         raise
 
 
 def _body_terms(reply: Reply, call_s: int | None) -> Flow[PaymentRequired | None]:
-    """x402 terms in a JSON body; None for a body that is not JSON, or is about something else."""
+    """Return the x402 terms in a JSON body; None for a body that is not JSON or has no terms."""
     kinds = [value.lower() for name, value in reply.headers if name.lower() == "content-type"]
     if len(kinds) != 1 or "json" not in kinds[0]:
         return None
     raw = yield from _peeked(call_s)
     if raw is None and only_header(reply.headers, PAYMENT_REQUIRED) is not None:
-        raise ProtocolError(f"terms beside more than {MAX_BODY_BYTES} bytes of JSON are not read", field=BODY_FIELD)
+        raise ProtocolError(f"a JSON body of more than {MAX_BODY_BYTES} bytes is not read", field=BODY_FIELD)
     if raw is None or b"x402Version" not in raw:
         return None
     value = decode_json(raw, field=BODY_FIELD)
@@ -94,7 +94,7 @@ def _body_terms(reply: Reply, call_s: int | None) -> Flow[PaymentRequired | None
 
 
 def screen(challenge: Challenge, request: RequestFacts, context: Context) -> Flow[Payable]:
-    """Normalise every offer and keep those that the registry, the rules and, where a chain is read, the account allow."""
+    """Normalise every offer and keep those that the registry, the rules and (if a chain is read) the account allow."""
     cases: list[Case] = []
     refusals: list[Refusal] = []
     for offer in normalise(challenge.required, context.registry):
@@ -125,37 +125,35 @@ def _unpayable(offer: Offer, context: Context) -> Flow[Refusal | None]:
     if offer.network not in context.chains:
         if offer.network in TEST_NETWORKS or context.unsafe_no_chain:
             return None
-        reason = (
-            f"no RPC for {offer.network}: claims about real money could not be checked; set chains or unsafe_no_chain"
-        )
+        reason = f"no RPC for {offer.network}: claims about real money cannot be checked; set chains or unsafe_no_chain"
         return Refusal("no_chain", reason)
     return (yield from _unaffordable(offer, context))
 
 
 def _denied(case: Case) -> Refusal | None:
-    """Return what the owner's own rules deny, and what would have to be smaller: the price is the seller's."""
+    """Return the refusal if the owner's rules deny the offer or narrow it below the seller's price."""
     verdict, amount = case.verdict, Nanos(case.offer.amount_nanos)
     if verdict.action == "deny":
         return Refusal(verdict.rule, verdict.reason, amount, error=verdict.error)
     most = None if verdict.narrow is None else verdict.narrow.most
     if most is not None and amount > most:
         rule = verdict.narrowed_by
-        reason = f"rule {rule!r} narrows this to ${format_dollars(most)}, and the seller asks ${format_dollars(amount)}"
+        reason = f"rule {rule!r} narrows this to ${format_dollars(most)}, but the price is ${format_dollars(amount)}"
         return Refusal(rule, reason, amount, most)
     return None
 
 
 def _unaffordable(offer: Offer, context: Context) -> Flow[Refusal | None]:
-    """A payment that the account cannot make would only burn the budget until its deadline."""
+    """Return the refusal of a payment that the account cannot make: it would hold budget until its deadline."""
     if context.payer is None:
         return None
     funds = yield AskChain(AccountFunds(offer.network, offer.asset.contract, context.payer))
     if funds is None and context.unsafe_no_chain:
         return None
     if funds is None:
-        reason = f"no RPC of {offer.network} answers, so nobody could say what became of a payment"
+        reason = f"no RPC of {offer.network} answers, so the outcome of a payment could not be checked"
         return Refusal(
-            "chain_unreadable", f"{reason}; see `x402guard doctor`, name several URLs, or say unsafe_no_chain"
+            "chain_unreadable", f"{reason}; see `x402guard doctor`, set several URLs, or set unsafe_no_chain"
         )
     if funds.balance < offer.amount_atomic:
         have = Nanos(offer.asset.value_nanos(funds.balance))

@@ -1,9 +1,9 @@
-"""The conversation for one request, step by step. The numbers are those of ``docs/architecture.md``.
+"""The flow of one paid request. The step numbers are those of ``docs/architecture.md``.
 
-2. send it · 3. read the offer · 4. screen and freeze one · 5. rules · 6. write the hold · 7. sign · 8. send again, paid ·
-9. believe the receipt as far as it goes · 10. hand the response over.
+2. send the request · 3. read the offers · 4. screen them · 5. rules · 6. write the hold · 7. sign · 8. send the payment ·
+9. record the receipt as a claim · 10. return the response.
 
-What is written before what is signed, what is signed before what is sent: this file is the order.
+This file fixes the order: the hold is written before the signature, and the signature exists before the send.
 """
 
 from __future__ import annotations
@@ -62,23 +62,22 @@ from x402guard.x402.settlement import (
 
 PAYMENT_REQUIRED_STATUS: Final = 402
 QUICK_BYTES: Final = 16_384
-"""A body up to this size is compared with those before it on the event loop."""
+"""The largest body, in bytes, whose deduplication key is computed on the event loop."""
 
 ONE_PAYMENT: Final = "one_payment_per_request"
 
 
 def paid_request(request: RequestFacts, context: Context, reply: Reply | None = None) -> Flow[Receipt | None]:
-    """Return one request's whole conversation; the driver hands over the last response that was sent.
+    """Return the whole flow of one request; the driver returns the last response.
 
-    *reply* is the answer that it begins with, where the request was sent already.
-    The flow returns the receipt of what was paid, or None where nothing was. It raises ``PaymentRefused`` and what derives from
-    it, ``ProtocolError``, ``SettlementUncertain``, ``SignerError``, ``LedgerUnavailable``; and ``SendFailed`` where no payment
-    was involved.
+    *reply* is the first answer, if the request was sent already. The flow returns the receipt of the payment, or None
+    without one. It raises ``PaymentRefused`` and its subclasses, ``ProtocolError``, ``SettlementUncertain``,
+    ``SignerError``, ``LedgerUnavailable``; and ``SendFailed`` if no payment was involved.
     """
-    return guarding_earlier_payment(request, _conversation(request, context, reply))
+    return guarding_earlier_payment(request, _steps(request, context, reply))
 
 
-def _conversation(request: RequestFacts, context: Context, reply: Reply | None) -> Flow[Receipt | None]:
+def _steps(request: RequestFacts, context: Context, reply: Reply | None) -> Flow[Receipt | None]:
     reply = reply or (yield Send())  # 2
     if reply.status != PAYMENT_REQUIRED_STATUS or request.pays_itself:
         return None
@@ -86,24 +85,24 @@ def _conversation(request: RequestFacts, context: Context, reply: Reply | None) 
     challenge = yield from read_challenge(reply, timeouts.payment_s)  # 3
     if challenge is None:
         return None
-    no = partial(refused, context)
-    if challenge.required.version == 2:  # refused or not, the origin is not believed in v1 any more
+    refuse = partial(refused, context)
+    if challenge.required.version == 2:  # even after a refusal, this origin's v1 offers are not accepted any more
         learn, key = partial(note_version, origin=request.origin), origin_mark(request.origin)
-        no = partial(refused, context, also=learn, marks=(key,))
+        refuse = partial(refused, context, also=learn, marks=(key,))
     impossible = _cannot_pay(request, context)
     if impossible is not None:
-        raise (yield from no(impossible))
+        raise (yield from refuse(impossible))
     payable = yield from screen(challenge, request, context)  # 4, 5
     if not payable.cases:
-        raise (yield from no(_none_payable(payable)))
-    authorized = yield from _authorize(request, context, rank(payable.cases), no)  # 6
+        raise (yield from refuse(_none_payable(payable)))
+    authorized = yield from _authorize(request, context, rank(payable.cases), refuse)  # 6
     header = yield from _sign(context, authorized)  # 7
     hold = yield from _present(context, authorized, header)  # 8, 9
     return receipt_of(hold, represented=authorized.represented)  # 10
 
 
 def _cannot_pay(request: RequestFacts, context: Context) -> Refusal | None:
-    """What keeps us from paying whatever is offered."""
+    """Return the refusal that applies to every offer, or None."""
     if request.paid_by is not None:
         reason = f"this request has paid already (hold {request.paid_by[:16]}…); one request signs at most once"
         return Refusal(ONE_PAYMENT, reason)
@@ -114,7 +113,7 @@ def _cannot_pay(request: RequestFacts, context: Context) -> Refusal | None:
             advice="Give the guard a key.",
         )
     if request.body_sha256 is None:
-        reason = "the request body streamed on past the buffer limit, so the paid request could not repeat it"
+        reason = "the request body streams past max_body_bytes, so the paid request could not repeat it"
         return Refusal("not_replayable", reason, advice="Send the body in memory, or raise max_body_bytes.")
     return None
 
@@ -123,9 +122,9 @@ def _authorize(
     request: RequestFacts,
     context: Context,
     cases: tuple[Case, ...],
-    no: Callable[[Refusal], Flow[PaymentRefused]],
+    refuse: Callable[[Refusal], Flow[PaymentRefused]],
 ) -> Flow[Authorized]:
-    """Step 6: durable before anything is signed. A person who has to be asked is asked here, with nothing held."""
+    """Step 6: write the hold, durable before anything is signed. Approvers are asked before it, with nothing held."""
     if len(request.body or b"") <= QUICK_BYTES:
         step = payment_step(context, request)
     else:
@@ -136,13 +135,13 @@ def _authorize(
         return authorize_purchase(view, consented, context=context, cases=cases, step=step)
 
     def undo(error: BaseException) -> Flow[None]:
-        # The commit may have happened although its answer was lost. Nothing was signed, so nothing is owed.
+        # The commit may have succeeded although its answer was lost. Nothing was signed, so nothing can be taken.
         reason = f"the commit's answer was lost: {error_name(error)}"
         yield from _give_back(context, request.entropy.hex(), reason, error)
 
     seat = Seat(HoldKind.PAYMENT, request.host)
     while True:
-        holding: Flow[Authorized | Stuck] = hold_or_refuse(context, scope, change, undo, refuse=no, seat=seat)
+        holding: Flow[Authorized | Stuck] = hold_or_refuse(context, scope, change, undo, refuse=refuse, seat=seat)
         decided = yield from holding
         if isinstance(decided, Authorized):
             return decided
@@ -150,19 +149,19 @@ def _authorize(
 
 
 def _resolve(hold: Hold) -> Flow[None]:
-    """A purchase in doubt that cannot be presented again: only the chain can say whether it may be bought anew."""
+    """Ask the chain about a purchase in doubt that cannot be presented again; return only if it may be bought again."""
     after = (yield from ask_chain(hold)) if hold.chain_evidence else hold
     if proven_taken(after):
         raise uncertain_of(
             PaidNotDelivered,
             hold,
-            f"the chain shows that {hold.payment().payee} took this payment, and no answer ever came",
+            f"the chain shows that {hold.payment().payee} took this payment, but no answer came",
         )
     if after.state is HoldState.HELD:
         uncertain = uncertain_of(
             SettlementUncertain,
             hold,
-            f"a payment for this very request is in doubt ({after.doubt or 'no answer came'}) and can't be presented again",
+            f"a payment for the same request is in doubt ({after.doubt or 'no answer came'}) and cannot be presented again",
             advice="Wait until the chain is past its deadline, or ask with extensions={'pay_again': True} to pay a second time.",
         )
         uncertain.retry = "later"
@@ -170,7 +169,7 @@ def _resolve(hold: Hold) -> Flow[None]:
 
 
 def _sign(context: Context, authorized: Authorized) -> Flow[HeaderLine]:
-    """Step 7: the header, made from the committed hold alone. Before the signature a cancellation costs nothing."""
+    """Step 7: build the header from the committed hold only. A cancelled task before the signature costs nothing."""
     hold = authorized.hold
     signing = False
     try:
@@ -180,16 +179,16 @@ def _sign(context: Context, authorized: Authorized) -> Flow[HeaderLine]:
     except GeneratorExit:
         raise
     except SignerError as error:
-        # A definite no. But a cheque that was out before, or that somebody took over meanwhile, is out all the same.
+        # Nothing was signed now, but a hold that was presented before or taken over may have a signature in use.
         if not authorized.represented and (
             yield from _give_back(context, hold, f"the signer refused: {error}", error, hold.presented)
         ):
             raise
         raise (
-            yield from _uncertain(context, hold, "the signer refused a payment that may be out", error, sent=False)
+            yield from _uncertain(context, hold, "the signer refused a payment that may be in use", error, sent=False)
         ) from error
     except Exception as error:
-        # A remote signer that timed out may have signed.
+        # A remote signer may have signed before it timed out.
         raise (
             yield from _uncertain(context, hold, f"signing failed: {type(error).__name__}", error, sent=False)
         ) from error
@@ -208,7 +207,7 @@ def _sealed_header(hold: Hold, signature: Sealed[bytes]) -> HeaderLine:
 
 
 def _present(context: Context, authorized: Authorized, header: HeaderLine) -> Flow[Hold]:
-    """Steps 8 and 9: the cheque leaves. From here on only proof frees the hold, and no error says that nothing was paid."""
+    """Steps 8 and 9: send the payment. From here on only a proof frees the hold; no error says that nothing was paid."""
     hold = authorized.hold
     try:
         reply: Reply = yield Send((header,), pays=hold.id, call_s=context.policy.timeouts.payment_s)
@@ -217,7 +216,7 @@ def _present(context: Context, authorized: Authorized, header: HeaderLine) -> Fl
         raise
     except SendFailed as failure:
         unsent = failure.before_connection and not authorized.represented
-        reason = f"no connection, it never left: {type(failure.cause).__name__}"
+        reason = f"no connection, nothing was sent: {type(failure.cause).__name__}"
         if unsent and (yield from _give_back(context, hold, reason, failure, hold.presented)):
             raise
         reason = f"no answer: {type(failure.cause).__name__}"
@@ -229,14 +228,14 @@ def _present(context: Context, authorized: Authorized, header: HeaderLine) -> Fl
     except Exception as error:
         raise (yield from _uncertain(context, hold, f"no answer: {type(error).__name__}", error)) from error
     except BaseException as error:
-        yield from _uncertain(context, hold, "cancelled while the payment was out", error, sent=False)
+        yield from _uncertain(context, hold, "cancelled while the payment was in flight", error, sent=False)
         raise
 
 
 def _book(context: Context, authorized: Authorized, reply: Reply) -> Flow[Hold]:
-    """Step 9: a claim is written down, and checked later; anything else is a doubt.
+    """Step 9: record the server's claim, to be checked later; without a claim the hold is in doubt.
 
-    Books that cannot be written now do not take the answer from the caller: the hold stands in full, and is in doubt by age.
+    If the ledger cannot be written, the caller still gets the answer: the hold counts in full, and is in doubt by its age.
     """
     hold = authorized.hold
     claim = judge_reply(reply, hold)
@@ -247,7 +246,7 @@ def _book(context: Context, authorized: Authorized, reply: Reply) -> Flow[Hold]:
             )
             return (yield from _check_soon(hold))
         if authorized.represented and hold.chain_evidence:
-            # Facilitators answer a nonce that is used already like a new offer; the chain knows better.
+            # Facilitators answer a used nonce with a new offer, so the chain is asked.
             yield from _resolve_represented(hold)
         hold = yield from note_doubt(context, hold, claim.reason, claim.transaction, sent=reply.status >= 400)
         return (yield from _check_soon(hold)) if claim.transaction else hold
@@ -255,42 +254,40 @@ def _book(context: Context, authorized: Authorized, reply: Reply) -> Flow[Hold]:
         return (
             hold
             if hold.state is HoldState.CAPTURED
-            else replace(hold, doubt=f"the books could not be written: {error}")
+            else replace(hold, doubt=f"the ledger could not be written: {error}")
         )
 
 
 def _check_soon(hold: Hold) -> Flow[Hold]:
-    """Ask the chain at once about a payment that counts in full until its transaction is named; others wait for the recheck."""
+    """Ask the chain at once about a taken payment without a proof; others wait for the background recheck."""
     return (yield from ask_chain(hold)) if proven_taken(hold) and hold.proof is None else hold
 
 
 def _resolve_represented(hold: Hold) -> Flow[None]:
     after = yield from ask_chain(hold)
     if proven_taken(after):
-        words = "the payment was presented again, and the chain shows that it had been taken already"
+        words = "the payment was presented again, but the chain shows that it was taken before"
         raise uncertain_of(PaidNotDelivered, hold, words)
 
 
 def _give_back(context: Context, held: Hold | str, reason: str, error: BaseException, presented: int = 0) -> Flow[bool]:
-    """Void on the way out of an error; True where it is certain that nothing of the hold can be taken any more.
+    """Void a hold while another error propagates. Returns True if it is certain that nothing of the hold can be taken.
 
-    A ledger that cannot be written now keeps the hold: that costs budget until the deadline and never money.
+    If the ledger cannot be written, the hold stays: this costs budget until the deadline, but no money.
     """
     try:
         return (yield from void(context, held, reason[:300], presented=presented))
     except Exception as again:  # noqa: BLE001 - no bookkeeping failure may hide that money is at risk
-        cause(error).add_note(
-            f"hold {held if isinstance(held, str) else held.id} could not be given back either: {again}"
-        )
+        cause(error).add_note(f"hold {held if isinstance(held, str) else held.id} could not be voided either: {again}")
         return False
 
 
 def _uncertain(
     context: Context, hold: Hold, reason: str, error: BaseException, *, sent: bool = True
 ) -> Flow[SettlementUncertain]:
-    """Note a doubt on the way out of an error, and return the error that says what the caller has to know.
+    """Record a doubt while another error propagates, and return the error for the caller.
 
-    Unwritten, the doubt is derived from the hold's age all the same.
+    If the ledger cannot be written, the hold is still in doubt by its age.
     """
     try:
         yield from note_doubt(context, hold, reason, sent=sent)
@@ -302,14 +299,14 @@ def _uncertain(
 
 
 def _timed_out(timeout: CallTimeout, uncertain: SettlementUncertain) -> CallTimeout:
-    """Our own time limit, with what the caller has to know: the payment is out, and asking again shows the same one."""
+    """Return the time-out with the facts of the payment: it may be taken, and the same request presents it again."""
     timeout.hold_id, timeout.deadline = uncertain.hold_id, uncertain.deadline
     timeout.retry, timeout.advice = "same_request", uncertain.advice
     return timeout
 
 
 def _none_payable(payable: Payable) -> Refusal:
-    """No offer may be paid: one offer's own rule, or all the reasons together."""
+    """Return the refusal of a single offer, or one refusal with the reasons of all offers."""
     reasons = payable.refusals
     first = reasons[0]
     if len(reasons) == 1:

@@ -1,4 +1,4 @@
-"""One offer, v1 or v2, normalised and checked against the asset registry. What is checked is what is signed."""
+"""Normalises an offer (v1 or v2) and checks it against the asset registry. The checked values are the signed values."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ KNOWN_SCHEMES: Final = frozenset({"exact", "upto"})
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """One way to pay that we understand in full.
+    """One way to pay that is fully supported.
 
     Attributes:
-        version: the x402 version it was made in, 1 or 2.
+        version: the x402 version, 1 or 2.
         scheme: ``exact`` or ``upto``.
-        method: how the token moves: ``eip3009`` or ``permit2``.
-        asset: our own registry's entry, never the offer's word.
+        method: the transfer method: ``eip3009`` or ``permit2``.
+        asset: the entry of the asset registry, not the offer's data.
         amount_atomic: atomic units of the asset; the ceiling for ``upto``.
         amount_nanos: the same in nano-dollars, rounded up.
-        payee: who is paid.
-        max_timeout_s: how long the server would like the signature to be good for, in seconds.
-        facilitator: who alone may settle an ``upto``; None for ``exact``.
-        flow: ``authorization``, or another that the server asks for in ``extra.paymentFlow``.
-        resource_url: the URL the offer says it is for, or None.
-        accepted_json: the requirement exactly as received, as compact JSON; a payment echoes it.
+        payee: the address that is paid.
+        max_timeout_s: the lifetime of the signature that the server requests, in seconds.
+        facilitator: the only address that may settle an ``upto``; None for ``exact``.
+        flow: ``authorization``, or another that the server requests in ``extra.paymentFlow``.
+        resource_url: the URL in the offer's ``resource``, or None.
+        accepted_json: the requirement as received, as compact JSON; a payment echoes it.
         resource_json: v2's ``resource`` as compact JSON, or None.
         extensions_json: v2's ``extensions`` as compact JSON, or None.
-        position: its index in ``accepts``.
-        network: the network in CAIP-2, whatever the offer called it.
+        position: the index in ``accepts``.
+        network: the network in CAIP-2 form.
     """
 
     version: Literal[1, 2]
@@ -66,18 +66,17 @@ class Offer:
         object.__setattr__(self, "network", self.asset.network)
 
     def describe(self) -> str:
-        """Return a short phrase for messages: amount, token, network, payee."""
+        """Return scheme, amount, token, network and payee for messages."""
         return f"{self.scheme} {self.amount_atomic} {self.asset.symbol} units on {self.network} to {self.payee}"
 
 
 def normalise(required: PaymentRequired, registry: AssetRegistry) -> list[Offer | Refusal]:
-    """Return every entry of ``accepts`` as an ``Offer``, or the reason why it cannot be one, in their order.
+    """Return each entry of ``accepts`` as an ``Offer`` or a refusal, in the same order.
 
-    Raises ``ProtocolError`` for an entry that claims a scheme and network we know and is malformed: a peer that breaks the
-    protocol once is not asked twice.
+    Raises ``ProtocolError`` for a malformed entry with a supported scheme and network.
     """
     if not required.accepts:
-        raise ProtocolError("no way to pay is offered", field="accepts")
+        raise ProtocolError("the list of offers is empty", field="accepts")
     return [_normalise_one(required, entry, index, registry) for index, entry in enumerate(required.accepts)]
 
 
@@ -87,12 +86,12 @@ def _normalise_one(
     field = f"accepts[{index}]"
     scheme, network_as_offered = entry.get("scheme"), entry.get("network")
     if not isinstance(scheme, str) or not isinstance(network_as_offered, str):
-        raise ProtocolError("scheme and network have to be text", field=field)
+        raise ProtocolError("scheme and network have to be strings", field=field)
     network = resolve_network(network_as_offered)
     if scheme not in KNOWN_SCHEMES or (scheme == "upto" and required.version == 1):
-        return Refusal("schemes", f"scheme {scheme[:40]!r} of x402 v{required.version} is not one we can pay")
+        return Refusal("schemes", f"scheme {scheme[:40]!r} of x402 v{required.version} is not supported")
     if network is None:
-        return Refusal("networks", f"network {network_as_offered[:60]!r} is not an EVM network we know")
+        return Refusal("networks", f"network {network_as_offered[:60]!r} is not a known EVM network")
     requirement: PaymentRequirements | PaymentRequirementsV1
     if required.version == 1:
         requirement = parse_message(PaymentRequirementsV1, entry, field=field)
@@ -103,7 +102,7 @@ def _normalise_one(
     if asset is None:
         return Refusal(
             "assets",
-            f"token {requirement.asset} on {network} is in no registry of ours; add it with Guard(assets=[Asset(…)])",
+            f"token {requirement.asset} on {network} is not in the asset registry; add it with Guard(assets=[Asset(…)])",
         )
     if (mismatch := _domain_mismatch(asset, extra)) is not None:
         return mismatch
@@ -144,9 +143,9 @@ def _address(text: str, field: str) -> Address:
 def _amount(text: str, field: str) -> int:
     amount = int(text)
     if amount == 0:
-        raise ProtocolError("a payment of zero is not a payment", field=field)
+        raise ProtocolError("the amount is zero", field=field)
     if amount > MAX_UINT256:
-        raise ProtocolError("more than a uint256 holds", field=field)
+        raise ProtocolError("does not fit into a uint256", field=field)
     return amount
 
 
@@ -158,7 +157,7 @@ def _payee(text: str, asset: Asset, field: str) -> Address:
 
 
 def _facilitator(extra: Mapping[str, Any], field: str) -> Address:
-    # Specification, upto on EVM: the witness binds the one address that may settle, so an upto without it is no offer.
+    # Specification, upto on EVM: the witness binds the one address that may settle, so the offer has to name it.
     value = extra.get("facilitatorAddress")
     if not isinstance(value, str):
         raise ProtocolError("an upto offer has to name its facilitator", field=field)
@@ -171,7 +170,7 @@ def _facilitator(extra: Mapping[str, Any], field: str) -> Address:
 def _flow(extra: Mapping[str, Any], field: str) -> str:
     flow = extra.get("paymentFlow", "authorization")
     if not isinstance(flow, str):
-        raise ProtocolError("has to be text", field=field)
+        raise ProtocolError("has to be a string", field=field)
     return flow
 
 
@@ -192,21 +191,21 @@ def _method(scheme: str, asset: Asset, extra: Mapping[str, Any]) -> TransferMeth
 
 
 def _domain_mismatch(asset: Asset, extra: Mapping[str, Any]) -> Refusal | None:
-    """The offer may repeat what we know of the token; where it says otherwise, one of us is wrong and nobody signs."""
+    """Return the refusal if the offer's data of the token differ from the registry, because one of them is wrong."""
     ours = {"name": asset.name, "version": asset.version, "decimals": asset.decimals}
     for key, value in ours.items():
         offered = extra.get(key)
         if offered is not None and offered != value:
             return Refusal(
                 "asset_domain",
-                f"the offer says {key} {str(offered)[:60]!r} for {asset.contract} on {asset.network}, "
-                f"our registry says {value!r}; correct it with Guard(assets=[Asset(…)]) if the registry is wrong",
+                f"the offer has {key} {str(offered)[:60]!r} for {asset.contract} on {asset.network}, but the asset registry "
+                f"has {value!r}; correct it with Guard(assets=[Asset(…)]) if the registry is wrong",
             )
     return None
 
 
 def conflicts_with_body(offer: Offer, body: PaymentRequired) -> bool:
-    """True where a body carries terms and none of them agrees with *offer* on network, asset, amount and payee."""
+    """True if a body has terms and none of them has the network, asset, amount and payee of *offer*."""
     if not body.accepts:
         return False
     wanted = (offer.network, offer.asset.contract.lower(), str(offer.amount_atomic), offer.payee.lower())

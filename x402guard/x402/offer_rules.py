@@ -1,4 +1,4 @@
-"""One rule, one function: ``(Policy, Case) → Refusal or None``. Each names the rule, the value and the setting."""
+"""The built-in rules for offers: one function ``(Policy, Case) → Refusal or None`` per rule."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from x402guard.assets import TEST_NETWORKS
-from x402guard.flow.request import RequestFacts, ruled_place
+from x402guard.flow.request import RequestFacts, whole_route_of
 from x402guard.ledger.authorize import Refusal
 from x402guard.ledger.model import HoldKind
 from x402guard.money import Nanos, format_dollars
@@ -19,7 +19,7 @@ from x402guard.x402.offer import Offer
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One offer, made in answer to one request, and what the owner's rules say of it once they were asked."""
+    """One offer in answer to one request, and the verdict of the owner's rules on it."""
 
     request: RequestFacts
     offer: Offer
@@ -27,28 +27,28 @@ class Case:
 
     @property
     def subject(self) -> Subject:
-        """What the owner's rules are shown of it."""
+        """The payment as the owner's rules see it."""
         amount, payee = Nanos(self.offer.amount_nanos), self.offer.payee
-        return Subject(HoldKind.PAYMENT, (ruled_place(self.request),), amount, payee)
+        return Subject(HoldKind.PAYMENT, (whole_route_of(self.request),), amount, payee)
 
 
 OfferRule = Callable[[Policy, Case], Refusal | None]
 
 
 def https(_policy: Policy, case: Case) -> Refusal | None:
-    """Plain http is read and changed by anybody on the way; only loopback on a test network may use it."""
+    """Refuse plain http, because anyone on the path can change it; allowed only for loopback on a test network."""
     if case.request.secure or (case.request.loopback and case.offer.network in TEST_NETWORKS):
         return None
     where = "a real network" if case.request.loopback else "another machine"
     return Refusal(
         "https",
-        f"{case.request.origin} is plain http to {where}; payments go over https",
+        f"{case.request.origin} is plain http to {where}; payments need https",
         advice="Ask the server over https.",
     )
 
 
 def redirect(policy: Policy, case: Case) -> Refusal | None:
-    """A redirect to another origin is that origin's offer, not the one that was asked for."""
+    """Refuse an offer after a redirect to another origin."""
     start = case.request.redirected_from
     if start is None or policy.unsafe_pay_after_redirect:
         return None
@@ -59,7 +59,7 @@ def redirect(policy: Policy, case: Case) -> Refusal | None:
 
 
 def hosts(policy: Policy, case: Case) -> Refusal | None:
-    """Only hosts on the list, where there is one."""
+    """Allow only hosts on the list, if there is one."""
     if policy.hosts is None or _host_listed(case.request.host, policy.hosts):
         return None
     return Refusal("hosts", f"host {case.request.host} is not in policy.hosts ({_some(policy.hosts)})")
@@ -73,7 +73,7 @@ def _host_listed(host: str, listed: Collection[str]) -> bool:
 
 
 def networks(policy: Policy, case: Case) -> Refusal | None:
-    """Only networks on the list; test networks unless the owner says otherwise."""
+    """Allow only networks on the list (default: test networks)."""
     network = case.offer.network
     if policy.networks is None or network in policy.networks:
         return None
@@ -82,7 +82,7 @@ def networks(policy: Policy, case: Case) -> Refusal | None:
 
 
 def assets(policy: Policy, case: Case) -> Refusal | None:
-    """Only tokens on the list, where there is one; symbols are our registry's, never the offer's."""
+    """Allow only tokens on the list, if there is one; the symbols are those of the asset registry, not the offer's."""
     asset = case.offer.asset
     if policy.assets is None or asset.symbol.upper() in policy.assets or asset.contract in policy.assets:
         return None
@@ -90,14 +90,14 @@ def assets(policy: Policy, case: Case) -> Refusal | None:
 
 
 def schemes(policy: Policy, case: Case) -> Refusal | None:
-    """Only schemes on the list."""
+    """Allow only schemes on the list."""
     if case.offer.scheme in policy.schemes:
         return None
     return Refusal("schemes", f"scheme {case.offer.scheme} is not in policy.schemes ({_some(policy.schemes)})")
 
 
 def flows(policy: Policy, case: Case) -> Refusal | None:
-    """Paying upfront or into an escrow gives money away before anything is delivered."""
+    """Allow only payment flows on the list: upfront and escrow flows move money before delivery."""
     if case.offer.flow in policy.flows:
         return None
     return Refusal(
@@ -106,24 +106,24 @@ def flows(policy: Policy, case: Case) -> Refusal | None:
 
 
 def payees(policy: Policy, case: Case) -> Refusal | None:
-    """Only payees on the list, where there is one."""
+    """Allow only payees on the list, if there is one."""
     if policy.payees is None or case.offer.payee in policy.payees:
         return None
     return Refusal("payees", f"payee {case.offer.payee} is not in policy.payees ({_some(policy.payees)})")
 
 
 def lifetime(policy: Policy, case: Case) -> Refusal | None:
-    """A signature that is over at once is worthless; a long one is cut to our own maximum, not refused."""
+    """Refuse a lifetime that is too short to use; a long one is lowered to ``max_lifetime_s``, not refused."""
     seconds = lifetime_s(policy, case)
     if seconds >= MIN_LIFETIME_S:
         return None
     return Refusal(
-        "lifetime", f"maxTimeoutSeconds {case.offer.max_timeout_s} leaves less than the {MIN_LIFETIME_S} s that we need"
+        "lifetime", f"maxTimeoutSeconds {case.offer.max_timeout_s} leaves less than the required {MIN_LIFETIME_S} s"
     )
 
 
 def cap(policy: Policy, case: Case) -> Refusal | None:
-    """No single payment above the cap."""
+    """Refuse a payment above the cap."""
     limit, amount = policy.cap_nanos, case.offer.amount_nanos
     if limit is None or amount <= limit:
         return None
@@ -132,18 +132,18 @@ def cap(policy: Policy, case: Case) -> Refusal | None:
 
 
 def resource(policy: Policy, case: Case) -> Refusal | None:
-    """The signature does not cover the URL, so an offer made for another host could be one made for another buyer."""
+    """Refuse an offer for another host: the signature does not cover the URL, so it may be another buyer's offer."""
     named = resource_host(case)
     if policy.resource_mismatch == "warn" or named is None:
         return None
     return Refusal(
         "resource_mismatch",
-        f"the offer is for host {named[:80]}, {case.request.host} was asked; setting policy.resource_mismatch",
+        f"the offer is for host {named[:80]}, but the request is for {case.request.host}; setting policy.resource_mismatch",
     )
 
 
 def resource_host(case: Case) -> str | None:
-    """Return the host that the offer's ``resource`` names where it is not the one that was asked; else None."""
+    """Return the host in the offer's ``resource`` if it is not the request's; else None."""
     if case.offer.resource_url is None:
         return None
     try:
@@ -155,7 +155,7 @@ def resource_host(case: Case) -> str | None:
 
 
 def lifetime_s(policy: Policy, case: Case) -> int:
-    """Return how long the signature will be good for, in seconds: what the server asks, cut to our own maximum."""
+    """Return the lifetime of the signature in seconds: the server's request, at most ``max_lifetime_s``."""
     return min(case.offer.max_timeout_s, policy.max_lifetime_s)
 
 
@@ -168,11 +168,11 @@ def _some(values: Collection[str], most: int = 4) -> str:
 OFFER_RULES: Final[tuple[OfferRule, ...]] = (
     https, redirect, hosts, networks, assets, schemes, flows, payees, lifetime, resource, cap,
 )  # fmt: skip
-"""In this order; the first that objects decides, so that a refusal is the same every time."""
+"""The order is fixed and the first objection decides, so the refusal is the same every time."""
 
 
 def judge_offer(policy: Policy, case: Case) -> Refusal | None:
-    """Return the first rule that objects to an offer, or None."""
+    """Return the refusal of the first rule that objects to an offer, or None."""
     for rule in OFFER_RULES:
         objection = rule(policy, case)
         if objection is not None:
@@ -181,7 +181,7 @@ def judge_offer(policy: Policy, case: Case) -> Refusal | None:
 
 
 def rank(cases: Iterable[Case]) -> tuple[Case, ...]:
-    """Return the offers cheapest first; among equals EIP-3009 before Permit2, then in the server's own order."""
+    """Return the offers, cheapest first; for equal amounts EIP-3009 before Permit2, then in the server's order."""
     return tuple(sorted(cases, key=_cost))
 
 

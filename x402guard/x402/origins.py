@@ -1,4 +1,4 @@
-"""Which offer, if any: the rules on each, then the cheapest of what is left."""
+"""Checks offers against the ledger's marks of their origin: protocol version, payees and facilitators."""
 
 from __future__ import annotations
 
@@ -13,40 +13,38 @@ from x402guard.x402.offer import Offer
 from x402guard.x402.offer_rules import Case
 
 FACILITATORS_PER_ORIGIN: Final = 3
-"""Official servers pick among several addresses of their facilitator; a fourth new one is no longer that."""
+"""Accepted facilitators per origin without a list: official servers use several addresses of one facilitator."""
 
 
 def origin_mark(origin: str) -> MarkKey:
-    """Return the key of what the ledger remembers of an origin: that it has spoken v2, and its facilitators."""
+    """Return the key of an origin's mark: whether it used v2 or was paid, and its facilitators."""
     return "origin", origin
 
 
 def payee_mark(origin: str, payee: str) -> MarkKey:
-    """Return the key of the small row that says that an origin was paid by way of a payee."""
+    """Return the key of the mark that a payee was paid for an origin."""
     return "paid_at", f"{origin} {payee}"
 
 
 def judge_live(view: LedgerView, policy: Policy, case: Case) -> Refusal | None:
-    """Return what the ledger's memory of the origin has against an offer, and remember what is new.
+    """Return the objection of the origin's marks to an offer, or None; update the marks.
 
-    v1 is taken only until an origin has spoken v2. The facilitator of an ``upto`` is on the owner's list or, without a
-    list, one of the first three of its origin.
+    v1 is accepted only until an origin has used v2. The facilitator of an ``upto`` has to be on the owner's list or,
+    without a list, one of the first three of its origin.
     """
     offer, key = case.offer, origin_mark(case.request.origin)
     known: Mapping[str, Any] = view.mark(key) or {"v2": False, "facilitators": []}
     if offer.version == 1 and known["v2"]:
-        reason = (
-            f"{case.request.origin} has spoken x402 v2 before and now offers v1: somebody may have stripped its header"
-        )
+        reason = f"{case.request.origin} has used x402 v2 before and now offers v1: its v2 header may have been removed"
         return Refusal("version_downgrade", reason)
     if policy.upto_at_ceiling == "refuse" and offer.scheme == "upto" and always_at_ceiling(view, offer.payee):
         reason = (
-            f"the last {LAST_SETTLEMENTS} settlements of {offer.payee} took the whole ceiling: that is no measured use"
+            f"the last {LAST_SETTLEMENTS} settlements of {offer.payee} took the whole ceiling, so use is not measured"
         )
         return Refusal("upto_at_ceiling", f"{reason} (policy.upto_at_ceiling)")
     paid = bool(known.get("paid"))
     if policy.payee_change == "refuse" and paid and view.mark(payee_mark(case.request.origin, offer.payee)) is None:
-        reason = f"{case.request.origin} was paid before and never by way of {offer.payee}; setting policy.payee_change"
+        reason = f"{case.request.origin} was paid before, but never to {offer.payee}; setting policy.payee_change"
         return Refusal("payee_change", reason)
     seen = list(known["facilitators"])
     if offer.facilitator is not None:
@@ -61,7 +59,7 @@ def judge_live(view: LedgerView, policy: Policy, case: Case) -> Refusal | None:
 
 
 def note_payee(view: LedgerView, case: Case) -> None:
-    """Remember whom an origin was paid by way of: a row each, so that no decision grows with their number."""
+    """Record the payee of an origin: one mark each, so that the cost of a decision does not grow with their number."""
     origin = case.request.origin
     known: Mapping[str, Any] = view.mark(origin_mark(origin)) or {"v2": False, "facilitators": []}
     view.put_mark(origin_mark(origin), {**known, "paid": True})
@@ -69,7 +67,7 @@ def note_payee(view: LedgerView, case: Case) -> None:
 
 
 def note_version(view: LedgerView, origin: str) -> None:
-    """Remember that an origin has spoken v2, also where its offer was refused."""
+    """Record that an origin has used v2, also if its offer was refused."""
     key = origin_mark(origin)
     view.put_mark(key, {"facilitators": [], **(view.mark(key) or {}), "v2": True})
 
@@ -83,5 +81,5 @@ def _facilitator(policy: Policy, offer: Offer, seen: list[str]) -> Refusal | Non
         return None
     return Refusal(
         "facilitators",
-        f"facilitator {offer.facilitator} is the fourth that this origin shows; list those you trust in policy.facilitators",
+        f"facilitator {offer.facilitator} is the fourth of this origin; list those you trust in policy.facilitators",
     )

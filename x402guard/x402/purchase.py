@@ -1,4 +1,4 @@
-"""The decision to buy, taken inside one ledger transaction. Pure."""
+"""Decides on a purchase inside one ledger transaction. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from x402guard.flow.admission import check_clock, check_standing
 from x402guard.flow.context import Context
-from x402guard.flow.request import RequestFacts, place_of, purpose_of
+from x402guard.flow.request import RequestFacts, purpose_of, route_of
 from x402guard.ledger.authorize import BUDGET, Refusal, authorize, check_room
 from x402guard.ledger.in_doubt import in_doubt, take_over
 from x402guard.ledger.intent import Intent
@@ -28,12 +28,12 @@ from x402guard.x402.schemes import scheme_for
 from x402guard.x402.schemes.scheme import Proposal
 
 MIN_REMAINING_S: Final = 10
-"""A cheque in doubt is presented again only while it is good for more than this many seconds."""
+"""A payment in doubt is presented again only while it is valid for more than this many seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Authorized:
-    """A hold that may be signed; ``represented`` where it is one in doubt, presented again."""
+    """A hold that may be signed. ``represented``: the hold was in doubt, and the same payment is presented again."""
 
     hold: Hold
     represented: bool
@@ -41,15 +41,15 @@ class Authorized:
 
 @dataclass(frozen=True, slots=True)
 class Stuck:
-    """A hold for this very purchase is in doubt and can't be presented again: only the chain knows."""
+    """A hold for the same purchase is in doubt and cannot be presented again, so the chain has to be asked."""
 
     hold: Hold
 
 
 def purchase_key(context: Context, request: RequestFacts) -> str:
-    """Return what makes two requests the same purchase: the session, and the caller's word or the request itself.
+    """Return the deduplication key of a purchase: the session, and the caller's purchase name or the request itself.
 
-    A name is good for one origin: a cheque made out for one server is never shown to another.
+    A name is valid for one origin, so that a payment for one server is never sent to another.
     """
     if request.purchase is not None:
         parts = [context.session_id, "named", request.origin, request.purchase]
@@ -59,16 +59,16 @@ def purchase_key(context: Context, request: RequestFacts) -> str:
 
 
 def payment_step(context: Context, request: RequestFacts) -> Step:
-    """Return the step that paying for a request is."""
+    """Return the step of paying for a request."""
     loop = context.policy.loop
     key = ""
     if loop is not None:
         key = request_key(HoldKind.PAYMENT, request.method, request.url, request.body or b"", loop.ignored)
-    return Step(HoldKind.PAYMENT, place_of(request), key, context.node_id)
+    return Step(HoldKind.PAYMENT, route_of(request), key, context.node_id)
 
 
 def purchase_scope(context: Context, request: RequestFacts, cases: tuple[Case, ...], step: Step) -> Scope:
-    """Return the rows that ``authorize_purchase`` has to see."""
+    """Return the scope of ``authorize_purchase``."""
     marks = [origin_mark(request.origin)]
     payees: list[str] = []
     for case in cases:
@@ -95,11 +95,10 @@ def authorize_purchase(
     cases: tuple[Case, ...],
     step: Step,
 ) -> Authorized | Stuck | Unasked | Refusal:
-    """Decide on live rows: present a cheque in doubt again, hold the best offer, ask about it first, or refuse.
+    """Present a payment in doubt again, hold the best offer, return a question for approval, or refuse.
 
-    *cases* are all that the rules let pass, best first: any of them may match a hold in doubt, and the first that the
-    ledger's memory of the origin has nothing against is taken. *step* is what the guards see; *consented* are the offers that a
-    person has allowed.
+    *cases* are the offers that the rules allow, best first. Any of them may match a hold in doubt; else the first one that
+    the origin's marks allow is held. *step* is the step that the guards judge; *consented* are the approved offers.
     """
     closed = check_standing(view, context) or check_clock(view)
     if closed is not None:
@@ -120,7 +119,7 @@ def authorize_purchase(
     for case in cases:
         decided = _buy(view, context, case, step, consented)
         if not isinstance(decided, Refusal) or decided.rule in (SPIKE, BUDGET):
-            return decided  # the best offer does not fit, so no dearer one does
+            return decided  # the other offers are not cheaper, so they do not fit either
         refusals.append(decided)
     return refusals[0]
 
@@ -128,10 +127,10 @@ def authorize_purchase(
 def _present_again(view: LedgerView, context: Context, hold: Hold, asked: Step) -> Authorized | Refusal:
     step, policy = step_of(hold), context.policy
     if policy.breaker is not None:
-        # The host before the price is known, the payee once it is: as for a step that is held for.
+        # The breakers of the host and of the payee judge it, as they judge a new payment.
         is_open = policy.breaker.judge(view, asked) or policy.breaker.judge(view, step)
         if is_open is not None:
-            reason = f"{is_open.reason}; the payment of hold {hold.id[:16]}… stays out until its deadline"
+            reason = f"{is_open.reason}; the payment of hold {hold.id[:16]}… may be taken until its deadline"
             return replace(is_open, reason=reason, is_out=True)
         policy.breaker.taken(view, step, hold.id)
     return Authorized(take_over(view, hold, instance=context.instance), represented=True)
@@ -140,7 +139,7 @@ def _present_again(view: LedgerView, context: Context, hold: Hold, asked: Step) 
 def _buy(
     view: LedgerView, context: Context, case: Case, step: Step, consented: Consented
 ) -> Authorized | Unasked | Refusal:
-    """Hold one offer, if the ledger's memory, the guards, the budget and, where one has to be asked, a person allow it."""
+    """Hold one offer if the origin's marks, the guards, the budget and (if the rules ask) an approver allow it."""
     offer = case.offer
     objection = judge_live(view, context.policy, case)
     if objection is not None:
@@ -165,7 +164,7 @@ def _buy(
 
 
 def _asked_about(case: Case) -> tuple[Any, ...]:
-    """Everything that a person allows: this offer in answer to this request, and no other."""
+    """Return what an approval covers: exactly this offer for this request."""
     offer, request = case.offer, case.request
     return (
         offer.version, offer.scheme, offer.method, offer.network, offer.asset.contract, str(offer.amount_atomic), offer.payee,
@@ -176,13 +175,13 @@ def _asked_about(case: Case) -> tuple[Any, ...]:
 def _still_matches(view: LedgerView, hold: Hold, cases: tuple[Case, ...]) -> bool:
     if hold.deadline_unix - view.now_unix <= MIN_REMAINING_S:
         return False
-    held = _cheque(hold.payment())
+    held = _terms(hold.payment())
     return any(held == (o.version, o.scheme, o.method, o.network, o.asset.contract, o.amount_atomic, o.payee,
                        ) for o in (case.offer for case in cases))  # fmt: skip
 
 
-def _cheque(intent: Intent) -> tuple[object, ...]:
-    # Not the facilitator: the cheque names its own, and official servers show another one each time.
+def _terms(intent: Intent) -> tuple[object, ...]:
+    # Without the facilitator: the signed payment names its own, and official servers offer another one each time.
     return (
         intent.version,
         intent.scheme,
@@ -226,7 +225,7 @@ def _hold(view: LedgerView, context: Context, case: Case, step: Step) -> Hold:
 
 
 def _facts(case: Case, hold: Hold) -> Mapping[str, Any]:
-    """What the journal keeps of a purchase, for the report."""
+    """Return the journal facts of a purchase, for the report."""
     offer, purpose = case.offer, hold.purpose
     return {
         "kind": HoldKind.PAYMENT,

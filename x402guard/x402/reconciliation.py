@@ -1,7 +1,7 @@
-"""The books beside the chain: every payment whose end is not proven is asked about, and what left the wallet is compared.
+"""Reconciles the ledger with the chain: checks every payment without a final proof, and compares the wallet's Transfers.
 
-What the books say and the chain does not bear out is corrected in the books, and told. What left the wallet and stands in no book is
-an alarm: nothing here can explain it.
+If the chain contradicts the ledger, the ledger is corrected and the owner is notified. A Transfer that no payment in the
+ledger explains raises an alarm.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ from x402guard.x402.settlement import is_open, is_worth_asking, weighed
 
 @dataclass(slots=True)
 class Reconciliation:
-    """What one look at the chain has changed. Amounts in nano-dollars.
+    """The result of one reconciliation. Amounts in nano-dollars.
 
     Attributes:
-        asked: how many payments the chain was asked about.
-        proven: how many are proven now by a final block, and were not before.
-        captured, expired, voided, reopened: how many it has ended, or brought back to life.
-        still_open: how many are not proven yet.
-        freed, added: what the budgets got back, and what was counted on top.
+        asked: payments that the chain was asked about.
+        proven: payments newly proven by a final block.
+        captured, expired, voided, reopened: payments that it ended, or made live again.
+        still_open: payments that are not proven yet.
+        freed, added: the amounts given back to budgets, and counted in addition.
         contradicted: ids of payments whose receipt the chain contradicts.
-        unreadable: network → why it could not be read.
-        unexplained: Transfers that left the wallet, and that no payment in the books explains.
-        unexplained_total: what these are worth.
-        allowances: what Permit2 may still move, one line a token.
-        complete: False where there was more to look through than one look takes; the next one goes on.
+        unreadable: network → the reason why it could not be read.
+        unexplained: Transfers out of the wallet that no payment in the ledger explains.
+        unexplained_total: their total value.
+        allowances: the amounts that Permit2 may still move, one row per token.
+        complete: False if one run could not read all Transfers; the next one continues.
     """
 
     asked: int = 0
@@ -65,11 +65,11 @@ class Reconciliation:
 
     @property
     def is_alarming(self) -> bool:
-        """True where money moved otherwise than the books say."""
+        """True if money moved that the ledger does not account for."""
         return bool(self.contradicted or self.unexplained)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as plain values; amounts as decimal dollars."""
+        """Return the result as plain values; amounts as decimal dollars."""
         rows: dict[str, Any] = dataclasses.asdict(self)
         for name in ("freed", "added", "unexplained_total"):
             rows[name] = format_dollars(rows[name])
@@ -78,7 +78,7 @@ class Reconciliation:
         return rows
 
     def note(self, before: Hold, after: Hold) -> None:
-        """Count what became of one payment."""
+        """Count the change of one payment."""
         counted, counts = _counted(before), _counted(after)
         self.freed += max(0, counted - counts)
         self.added += max(0, counts - counted)
@@ -96,21 +96,21 @@ def _counted(hold: Hold) -> int:
 
 
 def reconcile_holds(context: Context, hold_ids: Iterable[str], result: Reconciliation) -> Flow[None]:
-    """Ask the chain about payments, oldest first, and let what it shows take effect. A network out of reach is asked once."""
+    """Ask the chain about payments, oldest first, and apply its findings. An unreadable network is asked only once."""
     for hold_id in hold_ids:
         hold = yield from _pick(context, hold_id, result)
         if hold is None:
             continue
         network = hold.payment().network
         if network not in context.chains:
-            result.unreadable.setdefault(network, "no RPC is configured for it")
+            result.unreadable.setdefault(network, "no RPC is configured")
         if network in result.unreadable:
             result.still_open += 1
             continue
         finding = yield AskChain(HoldStatus(hold))
         if isinstance(finding, Unreadable):
             result.still_open += 1
-            if not finding.alone:  # else who names what nobody can find would keep all others from being asked about
+            if not finding.alone:  # one unreadable payment must not stop the checks of the others
                 result.unreadable[network] = finding.reason
             continue
         result.asked += 1
@@ -125,9 +125,9 @@ def _book(hold: Hold, finding: Finding, result: Reconciliation) -> Flow[None]:
 
 
 def _pick(context: Context, hold_id: str, result: Reconciliation) -> Flow[Hold | None]:
-    """Return a payment that the chain is to be asked about; None for one whose answer is still on its way.
+    """Return a payment to check on the chain; None if its request is still in flight.
 
-    What lapses at its deadline does so first. A payment from a time when no chain was configured can be proven from now on.
+    Lapses it first if its deadline is past. A payment from before a chain was configured can be proven from now on.
     """
     lapsed = False
 
@@ -152,14 +152,14 @@ def _pick(context: Context, hold_id: str, result: Reconciliation) -> Flow[Hold |
 
 
 def scan_mark(token: Asset, payer: Address) -> MarkKey:
-    """Return the key under which it is remembered how far a wallet's Transfers were compared."""
+    """Return the key of the mark with the last block up to which a wallet's Transfers were compared."""
     return "scan", f"{token.network}/{token.contract}/{payer}"
 
 
 def reconcile_wallet(token: Asset, payer: Address, since_unix: int, result: Reconciliation) -> Flow[None]:
-    """Compare what left the wallet with what the books have proven, and note what Permit2 may still move.
+    """Compare the wallet's outgoing Transfers with the proven payments, and note the allowance of Permit2.
 
-    *since_unix* (unix seconds) is where the first comparison begins; the next ones go on where the last one ended.
+    *since_unix* (unix seconds) is the start of the first comparison; later ones continue from the last block compared.
     """
     yield from _note_allowance(token, payer, result)
     after = _block_of((yield from _read_mark(scan_mark(token, payer))))
@@ -169,26 +169,26 @@ def reconcile_wallet(token: Asset, payer: Address, since_unix: int, result: Reco
     if isinstance(found, Unreadable):
         result.unreadable.setdefault(token.network, found.reason)
         return
-    strangers: list[OutgoingTransfer] = []
+    unexplained: list[OutgoingTransfer] = []
     for transfer in found.outgoing:
         if transfer.amount_atomic == 0:
-            continue  # anybody can have a token say that nothing left a wallet
+            continue  # anyone can cause a Transfer of zero from any wallet
         known = yield from _explained(token, payer, transfer, result)
         if isinstance(known, Unreadable):
             result.unreadable.setdefault(token.network, known.reason)
-            return  # nothing of it is remembered as compared
+            return  # the next run compares all of them again
         if not known:
-            strangers.append(transfer)
+            unexplained.append(transfer)
     result.complete = result.complete and found.complete
-    told = yield from _note_scan(token, payer, after, found.upto, strangers)
-    result.unexplained += told
-    result.unexplained_total += sum(row["amount"] for row in told)
+    reported = yield from _note_scan(token, payer, after, found.upto, unexplained)
+    result.unexplained += reported
+    result.unexplained_total += sum(row["amount"] for row in reported)
 
 
 def _explained(
     token: Asset, payer: Address, transfer: OutgoingTransfer, result: Reconciliation
 ) -> Flow[bool | Unreadable]:
-    """Is there a payment in the books that this Transfer proves? One whose proof was missing has it from now on."""
+    """True if this Transfer proves a payment in the ledger. Records the proof if the payment had none."""
     proof = proof_key(token.network, transfer.transaction, transfer.log_index)
     if (yield from _read_mark(proof)) is not None:
         return True
@@ -196,7 +196,7 @@ def _explained(
     if isinstance(nonce, Unreadable):
         return nonce
     if nonce is None:
-        return (yield from _stands_for_one(token, transfer, proof))
+        return (yield from _explained_without_nonce(token, transfer, proof))
     hold_id = f"{nonce:064x}"
     hold = yield Transact(Scope(holds=(hold_id,)), lambda view: view.hold(hold_id))
     if hold is None or hold.intent is None:
@@ -209,8 +209,8 @@ def _explained(
     return (yield from _read_mark(proof)) is not None
 
 
-def _stands_for_one(token: Asset, transfer: OutgoingTransfer, proof: MarkKey) -> Flow[bool]:
-    """A settlement wrapped in a contract of the payee's shows no nonce: it is of one of the payments whose cause nobody knows."""
+def _explained_without_nonce(token: Asset, transfer: OutgoingTransfer, proof: MarkKey) -> Flow[bool]:
+    """True if a settlement inside a payee's contract, which shows no nonce, fits a taken payment without a transaction."""
     key = unshown_mark(token.network, token.contract, transfer.payee)
     scope = Scope(marks=(key, proof))
     answer: bool = yield Transact(scope, lambda view: explain(view, key, proof, transfer.amount_atomic))
@@ -227,23 +227,25 @@ def _block_of(mark: Mapping[str, Any] | None) -> int | None:
 
 
 def _note_scan(
-    token: Asset, payer: Address, after: int | None, upto: int, strangers: list[OutgoingTransfer]
+    token: Asset, payer: Address, after: int | None, upto: int, unexplained: list[OutgoingTransfer]
 ) -> Flow[list[dict[str, Any]]]:
-    """Remember how far the wallet was compared, and tell of what stands in no book; return what was told."""
+    """Record the last block compared, notify the owner of unexplained Transfers, and return their rows."""
     key = scan_mark(token, payer)
-    rows = [_stranger(token, transfer) for transfer in strangers]
+    rows = [_unexplained_row(token, transfer) for transfer in unexplained]
     total = sum(row["amount"] for row in rows)
 
     def change(view: LedgerView) -> list[dict[str, Any]]:
         compared = _block_of(view.mark(key))
         if compared != after or compared == upto:
-            return []  # somebody else has gone on from there, and told of it; what is beyond is for the next look
+            return []  # another reconciliation has compared these blocks; the next one continues
         view.put_mark(key, {"block": upto, "at_ms": view.now_ms})
         for row in rows:
             view.record(WALLET, "event", facts={"name": "unexplained_transfer", **row})
         if rows:
             what = "1 transfer" if len(rows) == 1 else f"{len(rows)} transfers"
-            message = f"{what} of ${format_dollars(total)} left the wallet on {token.network} and stand in no book"
+            message = (
+                f"{what} of ${format_dollars(total)} left the wallet on {token.network}, not explained by the ledger"
+            )
             view.notices.append(
                 Notice("unexplained_transfer", message, {"total": format_dollars(total), "transfers": rows[:20]})
             )
@@ -253,7 +255,7 @@ def _note_scan(
     return answer
 
 
-def _stranger(token: Asset, transfer: OutgoingTransfer) -> dict[str, Any]:
+def _unexplained_row(token: Asset, transfer: OutgoingTransfer) -> dict[str, Any]:
     return {
         "network": token.network,
         "token": token.contract,
@@ -282,7 +284,7 @@ def _note_allowance(token: Asset, payer: Address, result: Reconciliation) -> Flo
 
 
 def reconcile_node(shell: Shell, context: Context, node_id: str) -> Reconciliation:
-    """Ask the chain about every unproven payment of a budget and all below it, and write down what it shows."""
+    """Reconcile every unproven payment of a budget and its descendants with the chain."""
     store = shell.store
     inside = {node.id for node in below(nodes_of(store, node_id), node_id)}
     result = Reconciliation()
@@ -293,13 +295,13 @@ def reconcile_node(shell: Shell, context: Context, node_id: str) -> Reconciliati
 
 
 def reconcile_ledger(shell: Shell, context: Context) -> Reconciliation:
-    """The same for all of a ledger; then compare what left its wallet with what its payments have proven."""
+    """Reconcile every unproven payment of a ledger, then compare the wallet's Transfers with the proven payments."""
     store = shell.store
     result = Reconciliation()
     run(reconcile_holds(context, store.unsettled(store.now_ms() // 1000), result), shell)
     row = store.marks(*PAYER_MARK).get(PAYER_MARK[1])
     if row is None:
-        return result  # nobody has signed anything
+        return result  # nothing was ever signed
     payer = parse_address(str(row["address"]))
     since_unix = min(node.created_ms for node in store.nodes() if node.id == WALLET) // 1000
     for token in context.registry.on(context.chains):

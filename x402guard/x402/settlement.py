@@ -1,4 +1,4 @@
-"""Step 9 and after: what a paid reply says, what the chain says, and what the books make of both."""
+"""Step 9 and after: applies the reply to a payment, and the findings of the chain, to the ledger."""
 
 from __future__ import annotations
 
@@ -7,10 +7,7 @@ from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from x402guard.assets import resolve_network
-from x402guard.errors import (
-    ProtocolError,
-    SettlementUncertain,
-)
+from x402guard.errors import ProtocolError, SettlementUncertain
 from x402guard.flow.context import Context
 from x402guard.flow.effects import AskChain, Flow, Reply, Transact
 from x402guard.flow.ports import HoldStatus
@@ -39,25 +36,25 @@ from x402guard.policy.steps import step_of
 from x402guard.x402.wire import SettleResponse, decode_receipt
 
 SWEEP_SIZE: Final = 16
-"""How many holds one sweep asks the chain about, at most."""
+"""The most holds that one sweep asks the chain about."""
 
 SWEEP_PAUSE_MS: Final = 2_000
-"""A hold that the chain was asked about less than this many milliseconds ago is not asked about again."""
+"""The least time in milliseconds between two sweeps that check the same hold."""
 
 
 @dataclass(frozen=True, slots=True)
 class Doubt:
-    """Why a reply says nothing that can be relied on, and the transaction that it names all the same, or ""."""
+    """The reason why a reply is not a valid claim, and the transaction that it names, or ""."""
 
     reason: str
     transaction: str = ""
 
 
 def judge_reply(reply: Reply, hold: Hold) -> Claim | Doubt:
-    """Return what the reply to a paid request claims, or why it says nothing that can be relied on.
+    """Return the claim in the reply to a paid request, or a doubt.
 
-    Only a success receipt for this payer and network is a claim; any other status, silence, failure or another 402 leaves the
-    signature out there: the server still has it.
+    Only a success receipt for this payer and network is a claim. After a reply without a receipt, a failure or another 402
+    the server still has the signature and can use it.
     """
     try:
         receipt = decode_receipt(reply.headers)
@@ -66,12 +63,12 @@ def judge_reply(reply: Reply, hold: Hold) -> Claim | Doubt:
     if receipt is None:
         return Doubt(f"status {reply.status} without a receipt")
     if not receipt.success:
-        # A failure that names a transaction may only not have waited for it: the chain can be asked about that one.
+        # A server may report a failure before its transaction is mined, so the chain is asked about the transaction.
         reason = f"status {reply.status}, settlement failed: {receipt.error_reason or 'no reason given'}"[:300]
         return Doubt(reason, receipt.transaction)
     intent = hold.payment()
     if receipt.network and resolve_network(receipt.network) != intent.network:
-        return Doubt(f"the receipt is for network {receipt.network!r}, the payment was on {intent.network}")
+        return Doubt(f"the receipt is for network {receipt.network!r}, but the payment is on {intent.network}")
     if receipt.payer is not None and receipt.payer.lower() != intent.payer.lower():
         return Doubt("the receipt names another payer")
     return _claim(receipt, hold)
@@ -80,19 +77,19 @@ def judge_reply(reply: Reply, hold: Hold) -> Claim | Doubt:
 def _claim(receipt: SettleResponse, hold: Hold) -> Claim | Doubt:
     intent = hold.payment()
     if intent.scheme == "exact":
-        return Claim(hold.amount, receipt.transaction)  # live exact receipts carry no amount: it is what was signed
+        return Claim(hold.amount, receipt.transaction)  # exact receipts have no amount: it is the signed amount
     if receipt.amount is None:
         return Claim(hold.amount, receipt.transaction)
     claimed = int(receipt.amount)
     if claimed > intent.amount_atomic:
-        return Doubt(f"the receipt claims {claimed} units, more than the {intent.amount_atomic} that were signed")
+        return Doubt(f"the receipt claims {claimed} units, more than the signed {intent.amount_atomic}")
     return Claim(Nanos(-(-hold.amount * claimed // intent.amount_atomic)), receipt.transaction)
 
 
 def write_claim(context: Context, hold: Hold, claim: Claim, *, delivered: bool) -> Flow[Hold]:
-    """Write down a claim. ``exact`` is captured in full as claimed; an ``upto`` stays held beside its claim.
+    """Record a claim. ``exact`` is captured in full as claimed; an ``upto`` stays held and keeps the claim.
 
-    *delivered* is False where the answer is none that was worth paying for: the guards count that.
+    *delivered* is False for an answer with a 402 or 5xx status: the guards count it as a failure.
     """
     intent = hold.payment()
     believe = intent.scheme == "exact" or (context.unsafe_trust_receipts and not hold.chain_evidence)
@@ -111,10 +108,10 @@ def write_claim(context: Context, hold: Hold, claim: Claim, *, delivered: bool) 
 
 
 def note_doubt(context: Context, hold: Hold, reason: str, transaction: str = "", *, sent: bool = True) -> Flow[Hold]:
-    """Write down that nobody knows how a payment ended. It stays held and counts in full.
+    """Record that the outcome of a payment is unknown. It stays held and counts in full.
 
-    A *transaction* that was named is kept with it, as one that may have taken all of it. *sent* is False where the payee cannot
-    be what failed.
+    A *transaction* that the server named is kept as a claim of the full amount. *sent* is False if the failure cannot be
+    the payee's.
     """
     step = step_of(hold)
 
@@ -133,7 +130,7 @@ def note_doubt(context: Context, hold: Hold, reason: str, transaction: str = "",
 
 
 def note_late(context: Context, hold: Hold) -> Flow[None]:
-    """Count that what a payment bought did not come in time, or not whole. The payment itself stands as it is."""
+    """Count a paid answer that was late or incomplete as a failure for the guards. The payment itself is unchanged."""
     step = step_of(hold)
 
     def change(view: LedgerView) -> None:
@@ -144,10 +141,10 @@ def note_late(context: Context, hold: Hold) -> Flow[None]:
 
 
 def void(context: Context, held: Hold | str, reason: str, *, presented: int = 0) -> Flow[bool]:
-    """Give a hold back whose signature cannot exist or never left; True where nothing of it is left to be taken.
+    """Void a hold that was not signed or not sent. Returns True if nothing of it can be taken.
 
-    Compare-and-set: a hold that somebody has taken over since (*presented* has moved on) may be out by now, and stays. A hold
-    that was never written is no error.
+    Compare-and-set: a hold that another instance has taken over (*presented* has changed) may have been sent, so it stays.
+    A hold that was never written is not an error.
     """
     hold_id, step = (held.id, step_of(held)) if isinstance(held, Hold) else (held, None)
 
@@ -172,19 +169,19 @@ def _scope_of(context: Context, hold_id: str) -> Scope:
 
 
 def ask_chain(hold: Hold) -> Flow[Hold]:
-    """Read the chain about one payment and let the answer take effect; return the hold after it."""
+    """Ask the chain about one payment, apply its finding, and return the hold after it."""
     finding = yield AskChain(HoldStatus(hold))
     return hold if isinstance(finding, Unreadable) else (yield from take_effect(hold, finding))
 
 
 def take_effect(hold: Hold, finding: Finding) -> Flow[Hold]:
-    """Let what the chain shows of a payment take effect; return the hold after it."""
+    """Apply a finding of the chain to a payment; return the hold after it."""
     after, _ = yield from weighed(hold, finding)
     return after
 
 
 def weighed(hold: Hold, finding: Finding) -> Flow[tuple[Hold, bool]]:
-    """The same; return the hold after it, and whether the chain contradicts the receipt that was shown for it."""
+    """Apply a finding; return the hold after it, and whether the chain contradicts the payment's receipt."""
     payment = hold.payment()
     marks = [ceiling_mark(payment.payee), unshown_mark(payment.network, payment.token, payment.payee)]
     if isinstance(finding, Settled):
@@ -194,7 +191,7 @@ def weighed(hold: Hold, finding: Finding) -> Flow[tuple[Hold, bool]]:
         after = weigh(view, hold.id, finding)
         return after, any(notice.name == CONTRADICTED for notice in view.notices)
 
-    # An upward correction restrains, so this transaction has to survive a power cut.
+    # Durable, because an upward correction reduces the budget.
     scope = Scope(nodes=(hold.node_id,), holds=(hold.id,), marks=tuple(marks), durable=True)
     answer: tuple[Hold, bool] = yield Transact(scope, change)
     return answer
@@ -202,13 +199,13 @@ def weighed(hold: Hold, finding: Finding) -> Flow[tuple[Hold, bool]]:
 
 @dataclass(frozen=True, slots=True)
 class Swept:
-    """What a sweep saw.
+    """The result of a sweep.
 
     Attributes:
-        still_open: how many payments are open after it.
-        more: there may be more that it did not see.
-        asked: how many it asked about.
-        room: nano-dollars that fitted where it was asked for, when it began; None without a limit.
+        still_open: payments that are open after it.
+        more: True if there may be more payments to check.
+        asked: payments that it asked the chain about.
+        room: nano-dollars that fitted into the budgets when it began; None without a limit.
     """
 
     still_open: int
@@ -218,10 +215,9 @@ class Swept:
 
 
 def sweep(context: Context) -> Flow[Swept]:
-    """Ask the chain about payments whose end is not proven.
+    """Ask the chain about up to ``SWEEP_SIZE`` unproven payments, those with the oldest check first.
 
-    At most sixteen, longest unasked first; those that it was asked about a moment ago are not asked about again. A network that
-    cannot be read is not asked a second time.
+    Skips payments checked within ``SWEEP_PAUSE_MS``. An unreadable network is asked only once.
     """
     waiting = seen = 0
     room: Nanos | None = None
@@ -251,16 +247,16 @@ def sweep(context: Context) -> Flow[Swept]:
 
 
 def may_fit_now(context: Context, fitted: Nanos) -> Flow[bool]:
-    """Ask the chain about claims, which may have cost less than is held; True where more than *fitted* may fit now.
+    """Ask the chain about claims that may cost less than their holds. Returns True if more than *fitted* may fit now.
 
-    True also where nothing was asked and another caller has just found that out.
+    *fitted* is in nano-dollars. Also True if another caller's sweep has just freed budget.
     """
     swept = yield from sweep(context)
     return swept.asked > 0 or swept.room is None or swept.room > fitted
 
 
 def _note_asked(holds: list[Hold]) -> Flow[None]:
-    """Remember that the chain was asked, so that not every refusal asks one that is out of reach."""
+    """Record the time of the check, so that not every refusal asks an unreadable network."""
 
     def change(view: LedgerView) -> None:
         for hold in holds:
@@ -271,20 +267,20 @@ def _note_asked(holds: list[Hold]) -> Flow[None]:
 
 
 def is_worth_asking(view: LedgerView, hold: Hold, flight_ms: int) -> bool:
-    """Nobody waits for its answer any more, or what stands is somebody's word, or a block that is not final."""
+    """True if the hold is in doubt, or if its evidence is a claim, an assumption or a block that is not final."""
     if hold.state is HoldState.HELD:
         return hold.claim is not None or in_doubt(view, hold, flight_ms=flight_ms)
     return is_open(hold)
 
 
 def is_open(hold: Hold) -> bool:
-    """True for a payment whose end no final block has shown."""
+    """True for a payment whose outcome no final block has proven."""
     on_word = hold.evidence in (Evidence.CLAIMED, Evidence.CHAIN_HEAD, Evidence.ASSUMED)
     return hold.state is HoldState.HELD or (hold.state is HoldState.CAPTURED and on_word)
 
 
 def proven_taken(hold: Hold) -> bool:
-    """True where the chain says that a payment was taken."""
+    """True if the chain shows that a payment was taken."""
     return hold.state is HoldState.CAPTURED and hold.evidence in (Evidence.CHAIN, Evidence.CHAIN_HEAD)
 
 
@@ -292,7 +288,7 @@ E = TypeVar("E", bound=SettlementUncertain)
 
 
 def uncertain_of(kind: type[E], hold: Hold, message: str, *, advice: str | None = None) -> E:
-    """Return the error that says what a caller has to know of a payment that may be taken, or was, to ask again."""
+    """Return the error with the facts of a payment that was or may be taken."""
     payment, purpose = hold.payment(), hold.purpose
     return kind(
         message,

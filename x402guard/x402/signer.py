@@ -1,4 +1,4 @@
-"""The only code that sees a key."""
+"""Signs payments. This is the only code with access to a private key."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _KEY_BYTES: Final = 32
 
 
 class LocalSigner:
-    """Signs with a key in this process's memory. It shows its address and nothing else: no repr, pickle or copy of the key.
+    """Signs with a key in this process's memory. It exposes only its address: it cannot be pickled or copied.
 
-    A signer is bound to one ledger by ``Guard`` and from then on signs only holds that stand live in it.
+    ``Guard`` binds a signer to one ledger. From then on it signs only holds that are live in that ledger.
     """
 
     __slots__ = ("_address", "_key", "_lock", "_lookup")
@@ -34,7 +34,7 @@ class LocalSigner:
     def __init__(self, key: object) -> None:
         if not isinstance(key, coincurve.PrivateKey):
             del key
-            raise ConfigError("LocalSigner: write LocalSigner.from_key(…) for a key in bytes or hex")
+            raise ConfigError("LocalSigner: use LocalSigner.from_key(…) for a key in bytes or hex")
         self._key = key
         self._address = checksum_address(keccak(key.public_key.format(compressed=False)[1:])[12:])
         self._lookup: HoldLookup | None = None
@@ -44,12 +44,12 @@ class LocalSigner:
     def from_key(cls, key: str | bytes) -> LocalSigner:
         """Return a signer for a private key of 32 bytes, or as hex with or without ``0x``.
 
-        Raises ``ConfigError`` for anything else; the message never repeats what was given.
+        Raises ``ConfigError`` for anything else; the message never contains the key.
         """
         parsed = _parse_key(key)
-        del key  # a traceback with local variables must not show even a mistyped one
+        del key  # a traceback with local variables must not show even an invalid key
         if parsed is None:
-            raise ConfigError("private key: 32 bytes are needed, as hex with or without 0x")
+            raise ConfigError("private key: it has to have 32 bytes, as hex with or without 0x")
         return cls(parsed)
 
     @property
@@ -58,39 +58,41 @@ class LocalSigner:
         return self._address
 
     def bind(self, lookup: HoldLookup) -> None:
-        """Tie the signer to the ledger whose holds it may sign, for good."""
+        """Bind the signer permanently to the ledger whose holds it may sign."""
         with self._lock:
             if self._lookup is not None and self._lookup != lookup:
-                raise SignerError("this signer is bound to another ledger already; give each Guard a signer of its own")
+                raise SignerError("this signer is bound to another ledger; give each Guard its own signer")
             self._lookup = lookup
 
     def sign(self, hold: Hold) -> bytes:
-        """Return the signature of a committed, live hold. Raises ``SignerError`` for anything else, having signed nothing."""
+        """Return the signature of a committed, live hold. Signs nothing and raises ``SignerError`` for anything else."""
         return self._signed(_checked_digest(self._live(hold), self._address))
 
     def sign_cancellation(self, hold: Hold) -> bytes:
         """Return the signature of the ``CancelAuthorization`` of a committed, live EIP-3009 hold (EIP-3009, cancelAuthorization).
 
-        Raises ``SignerError`` for anything else, having signed nothing.
+        Signs nothing and raises ``SignerError`` for anything else.
         """
         row = self._live(hold)
-        _checked_digest(row, self._address)  # nothing is cancelled but what could be signed
+        _checked_digest(row, self._address)  # the same checks as for the payment
         if row.payment().method != "eip3009":
-            raise SignerError(f"hold {row.id} is paid by {row.payment().method}, which no signature cancels")
+            raise SignerError(f"hold {row.id} is paid by {row.payment().method}, which a signature cannot cancel")
         return self._signed(cancellation_data(row.payment()).digest())
 
     def _live(self, hold: Hold) -> Hold:
-        """Return the hold's row as committed, which has to be what was shown, and live."""
+        """Return the hold's committed row. Raises ``SignerError`` unless it is live and equal to *hold*."""
         if self._lookup is None:
-            raise SignerError("this signer is bound to no ledger; it signs nothing that is not first in one")
+            raise SignerError("this signer is not bound to a ledger; it signs only payments that are in one")
         try:
             row = self._lookup(hold.id) if isinstance(hold, Hold) else None
         except LedgerUnavailable as error:
-            raise SignerError(f"the ledger cannot be read, and nothing is signed that is not in it: {error}") from error
+            raise SignerError(f"the ledger cannot be read, and only payments in it are signed: {error}") from error
         if row is None or row.intent is None:
-            raise SignerError("there is no such payment in the ledger; nothing is signed that is not first in it")
+            raise SignerError("the payment is not in the ledger, and only payments in it are signed")
         if _as_authorized(row) != _as_authorized(hold) or row.state is not HoldState.HELD:
-            raise SignerError(f"hold {row.id} is {row.state} in the ledger and not what was shown to the signer")
+            raise SignerError(
+                f"hold {row.id} is {row.state} in the ledger, or differs from the hold given to the signer"
+            )
         return row
 
     def _signed(self, digest: bytes) -> bytes:
@@ -100,11 +102,11 @@ class LocalSigner:
         return f"LocalSigner({self._address})"
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError("a signer is never pickled or copied: it holds a key")
+        raise TypeError("a signer cannot be pickled or copied: it holds a key")
 
 
 def _parse_key(key: str | bytes) -> coincurve.PrivateKey | None:
-    """Return the key, or None for what is none; never an exception, whose traceback would hold the text."""
+    """Return the key, or None if it is invalid. Never raises, because the traceback would contain the text."""
     try:
         raw = bytes.fromhex(key.strip().removeprefix("0x").removeprefix("0X")) if isinstance(key, str) else key
         in_range = isinstance(raw, bytes) and len(raw) == _KEY_BYTES and 0 < int.from_bytes(raw, "big") < _ORDER
@@ -114,12 +116,12 @@ def _parse_key(key: str | bytes) -> coincurve.PrivateKey | None:
 
 
 def _as_authorized(hold: Hold) -> Hold:
-    """The hold without what may change while its request is out: a doubt, a claim, when the chain was asked, and whether it can be."""
+    """Return the hold without the fields that may change while its request is in flight."""
     return replace(hold, checked_ms=0, doubt=None, claim=None, chain_evidence=False)
 
 
 def _checked_digest(hold: Hold, address: Address) -> bytes:
-    """Recompute the digest from the hold's row, and compare every term with what the server offered and we held."""
+    """Recompute the digest from the hold's row, and compare every term with the server's offer and the hold."""
     intent = hold.payment()
     offered: dict[str, Any] = json.loads(intent.accepted_json)
     amount = offered.get("maxAmountRequired" if intent.version == 1 else "amount")
@@ -134,7 +136,7 @@ def _checked_digest(hold: Hold, address: Address) -> bytes:
     }
     for name, (ours, theirs) in compared.items():
         if ours != theirs:
-            raise SignerError(f"hold {hold.id}: {name} is {ours} in the payment and {theirs} in the hold or its offer")
+            raise SignerError(f"hold {hold.id}: {name} is {ours} in the payment, but {theirs} in the hold or its offer")
     digest = typed_data(intent).digest()
     if not hmac.compare_digest(digest.hex(), intent.digest):
         raise SignerError(f"hold {hold.id}: the recomputed digest is not the one that was authorized")

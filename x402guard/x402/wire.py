@@ -1,7 +1,7 @@
-"""x402 on the wire, version 2 and version 1: the header codec and the messages.
+"""The x402 wire format, version 2 and version 1: the header codec and the messages.
 
-Sources: x402 specification v2 section 5 (types) and its HTTP transport; v1 sections of the same. Everything here was sent
-by someone we do not trust, so sizes, depth, counts and duplicates are bounded before anything is decoded.
+Sources: x402 specification v2 section 5 (types) and its HTTP transport; the same sections of v1. All input is untrusted, so
+sizes, depth, counts and duplicates are bounded before anything is decoded.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, Validation
 
 from x402guard.errors import ProtocolError
 from x402guard.evm import MAX_UINT256
+from x402guard.strict_json import read_json
 
 PAYMENT_REQUIRED: Final = "payment-required"
 PAYMENT_SIGNATURE: Final = "payment-signature"
@@ -33,14 +34,14 @@ MAX_ACCEPTS: Final = 64
 M = TypeVar("M", bound=BaseModel)
 
 Headers = Iterable[tuple[str, str]]
-"""Header lines as they came, names in any case, duplicates kept."""
+"""Header lines as received: names in any case, with duplicates."""
 
 Seconds = Annotated[int, Field(ge=-(2**53))]
 AtomicAmount = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,78}$", max_length=78)]
 
 
 class _Message(BaseModel):
-    # Unknown fields are kept, because a payment has to echo what was offered.
+    # Unknown fields are kept, because a payment has to echo the offer.
     model_config = ConfigDict(frozen=True, extra="allow", strict=True)
 
 
@@ -70,10 +71,9 @@ class PaymentRequirementsV1(_Message):
 
 
 class PaymentRequired(_Message):
-    """What a 402 says: a version and ways to pay, each still as it was sent (specification 5.1).
+    """The terms of a 402: a version and the ways to pay (specification 5.1).
 
-    The entries of ``accepts`` stay plain JSON objects here: one for a chain or scheme we do not know has to be passed over,
-    not to fail the others.
+    The entries of ``accepts`` stay plain JSON objects, so that one with an unknown chain or scheme does not fail the others.
     """
 
     version: Literal[1, 2] = Field(alias="x402Version")
@@ -84,9 +84,9 @@ class PaymentRequired(_Message):
 
 
 class SettleResponse(_Message):
-    """A receipt (specification v2, 5.3): a *claim* of the server, no more.
+    """A receipt (specification v2, 5.3). It is only a *claim* of the server.
 
-    ``exact`` receipts carry no ``amount``; an ``upto`` settled at zero has an empty ``transaction``.
+    ``exact`` receipts have no ``amount``; an ``upto`` settled at zero has an empty ``transaction``.
     """
 
     success: bool
@@ -98,79 +98,33 @@ class SettleResponse(_Message):
 
 
 def only_header(headers: Headers, name: str) -> str | None:
-    """Return the value of the one header called *name* (lower case), or None where there is none.
+    """Return the value of the header *name* (lower case), or None if it is missing.
 
-    Raises ``ProtocolError`` where it stands more than once: two readers could each believe another one.
+    Raises ``ProtocolError`` if it occurs more than once, because two readers could use different ones.
     """
     values = [value for key, value in headers if key.lower() == name]
     if len(values) > 1:
-        raise ProtocolError(f"the header stands {len(values)} times; exactly one is allowed", field=name.upper())
+        raise ProtocolError(f"the header occurs {len(values)} times; only one is allowed", field=name.upper())
     return values[0] if values else None
 
 
 def decode_json(raw: bytes, *, field: str) -> Any:
-    """Return the JSON value in *raw* (UTF-8), with duplicate keys, NaN, depth over 32 and bad text refused.
+    """Return the JSON value in *raw* (UTF-8).
 
-    Raises ``ProtocolError`` naming *field*.
+    Raises ``ProtocolError`` naming *field* for duplicate keys, NaN, a depth over 32 and invalid text.
     """
-    if _depth(raw) > MAX_JSON_DEPTH:
-        raise ProtocolError(f"JSON nested deeper than {MAX_JSON_DEPTH} levels", field=field)
     try:
-        value = json.loads(
-            raw.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_no_constant, parse_float=_finite
-        )
+        value = read_json(raw.decode("utf-8"), most_depth=MAX_JSON_DEPTH)
         if b"\\u" in raw:
-            compact_json(value).encode()  # a lone surrogate could be read but never sent back
+            compact_json(value).encode()  # raises for a lone surrogate, which could be read but not sent back
         return value
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise ProtocolError(f"not acceptable JSON: {str(error)[:120]}", field=field) from None
-
-
-_NOT_STRUCTURE: Final = bytes(byte for byte in range(256) if byte not in b'"[]{}')
-
-
-def _depth(raw: bytes) -> int:
-    """Nesting of brackets outside strings, in one pass, so that no recursive parser meets a bomb.
-
-    Escaped backslashes go first, then escaped quotes, so that every quote left opens or closes a string; then all that is
-    neither quote nor bracket.
-    """
-    deepest = depth = 0
-    in_string = False
-    for byte in raw.replace(b"\\\\", b"").replace(b'\\"', b"").translate(None, _NOT_STRUCTURE):
-        if byte == 0x22:
-            in_string = not in_string
-        elif not in_string and byte in b"[{":
-            depth += 1
-            if depth > MAX_JSON_DEPTH:
-                return depth
-            deepest = max(deepest, depth)
-        elif not in_string:
-            depth -= 1
-    return deepest
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise ValueError("a key stands twice in one object")
-    return found
-
-
-def _no_constant(name: str) -> Any:
-    raise ValueError(f"{name} is not JSON")
-
-
-def _finite(text: str) -> float:
-    value = float(text)
-    if value in (float("inf"), float("-inf")):
-        raise ValueError("a number beyond all bounds is not JSON")
-    return value
 
 
 def _decode_base64_json(value: str, *, field: str) -> Any:
     if len(value) > MAX_HEADER_CHARS:
-        raise ProtocolError(f"{len(value)} characters; at most {MAX_HEADER_CHARS} are read", field=field)
+        raise ProtocolError(f"{len(value)} characters; at most {MAX_HEADER_CHARS} are allowed", field=field)
     try:
         raw = base64.b64decode(value.encode("ascii"), validate=True)
     except (UnicodeEncodeError, binascii.Error):
@@ -179,7 +133,7 @@ def _decode_base64_json(value: str, *, field: str) -> Any:
 
 
 def parse_message(model: type[M], value: Any, *, field: str) -> M:
-    """Return *value* (decoded JSON) as *model*. Raises ``ProtocolError`` naming the first field that is wrong."""
+    """Return *value* (decoded JSON) as *model*. Raises ``ProtocolError`` naming the first invalid field."""
     try:
         return model.model_validate(value)
     except ValidationError as error:
@@ -189,26 +143,26 @@ def parse_message(model: type[M], value: Any, *, field: str) -> M:
 
 
 def parse_payment_required(value: Any, *, field: str) -> PaymentRequired:
-    """Return decoded JSON as ``PaymentRequired``, refusing more than 64 ``accepts`` before looking at any."""
+    """Return decoded JSON as ``PaymentRequired``. Raises ``ProtocolError`` for more than 64 ``accepts`` before parsing."""
     if isinstance(value, Mapping) and isinstance(value.get("accepts"), list) and len(value["accepts"]) > MAX_ACCEPTS:
         count = len(value["accepts"])
-        raise ProtocolError(f"{count} offers; at most {MAX_ACCEPTS} are read", field=f"{field}.accepts")
+        raise ProtocolError(f"{count} offers; at most {MAX_ACCEPTS} are allowed", field=f"{field}.accepts")
     return parse_message(PaymentRequired, value, field=field)
 
 
 def decode_payment_required(value: str) -> PaymentRequired:
-    """Return what a ``PAYMENT-REQUIRED`` header says (HTTP transport v2). Raises ``ProtocolError``."""
+    """Return the terms in a ``PAYMENT-REQUIRED`` header (HTTP transport v2). Raises ``ProtocolError``."""
     field = PAYMENT_REQUIRED.upper()
     required = parse_payment_required(_decode_base64_json(value, field=field), field=field)
     if required.version != 2:
-        raise ProtocolError("version 1 terms belong into the body", field=f"{field}.x402Version")
+        raise ProtocolError("terms of version 1 belong in the body", field=f"{field}.x402Version")
     return required
 
 
 def decode_receipt(headers: Headers) -> SettleResponse | None:
-    """Return the receipt in ``PAYMENT-RESPONSE`` or ``X-PAYMENT-RESPONSE``, or None where there is neither.
+    """Return the receipt in ``PAYMENT-RESPONSE`` or ``X-PAYMENT-RESPONSE``, or None if both are missing.
 
-    Raises ``ProtocolError`` for one that cannot be read, or for both at once with different contents.
+    Raises ``ProtocolError`` for an unreadable receipt, or for two different ones.
     """
     lines = list(headers)
     found = []
@@ -218,18 +172,18 @@ def decode_receipt(headers: Headers) -> SettleResponse | None:
             decoded = _decode_base64_json(value, field=name.upper())
             found.append(parse_message(SettleResponse, decoded, field=name.upper()))
     if len(found) > 1 and found[0] != found[1]:
-        raise ProtocolError("two receipts that differ", field=PAYMENT_RESPONSE.upper())
+        raise ProtocolError("two different receipts", field=PAYMENT_RESPONSE.upper())
     receipt = found[0] if found else None
     if receipt is not None and receipt.amount is not None and int(receipt.amount) > MAX_UINT256:
-        raise ProtocolError("more than a uint256 holds", field=f"{PAYMENT_RESPONSE.upper()}.amount")
+        raise ProtocolError("does not fit into a uint256", field=f"{PAYMENT_RESPONSE.upper()}.amount")
     return receipt
 
 
 def compact_json(value: Any) -> str:
-    """Return *value* as JSON without white space, keys in their order, text as UTF-8."""
+    """Return *value* as JSON without white space, keys in their order, non-ASCII text unescaped."""
     return json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
 
 def encode_header(message: Mapping[str, Any]) -> str:
-    """Return a message as base64 of its compact JSON, as the HTTP transport wants it."""
+    """Return a message as base64 of its compact JSON, as the HTTP transport requires."""
     return base64.b64encode(compact_json(message).encode()).decode("ascii")

@@ -15,7 +15,7 @@ import pytest
 from tests.support.merchant import URL, Shop, client, make_guard
 from x402guard import Notice, Policy, Webhook
 from x402guard.guard import notices as telling
-from x402guard.guard.notices import Teller
+from x402guard.guard.notices import NoticeSender
 
 SECRET = "a secret of the test only"
 
@@ -81,7 +81,7 @@ class Receiver:
 def webhooked(receiver, ledger="memory://", pauses_s=(0.01,) * 4, **more):
     """A guard that posts to the receiver, and tries again after next to no pause."""
     with make_guard(ledger, webhook=Webhook(url=receiver.url, secret=SECRET), **more) as guard:
-        guard._teller._pauses_s = pauses_s
+        guard._notifier._pauses_s = pauses_s
         yield guard
 
 
@@ -268,24 +268,24 @@ def test_more_than_can_wait_are_in_the_log_alone(caplog):
         handler.say(200)
 
     with Receiver(hangs) as receiver:
-        teller = Teller(None, Webhook(url=receiver.url, secret=SECRET), pauses_s=())
-        teller.tell([Notice("first", "m", {})])
+        sender = NoticeSender(None, Webhook(url=receiver.url, secret=SECRET), pauses_s=())
+        sender.notify([Notice("first", "m", {})])
         receiver.wait_for(1)
-        teller.tell([Notice("many", "m", {"n": n}) for n in range(telling._MOST_WAITING + 5)])
+        sender.notify([Notice("many", "m", {"n": n}) for n in range(telling._MOST_WAITING + 5)])
         let_go.set()
         receiver.wait_for(1 + telling._MOST_WAITING, 60)
-        teller.close()
+        sender.close()
     lost = [record for record in caplog.records if "in the log alone" in record.message]
     assert len(lost) == 5
 
 
 def test_closing_delivers_what_waits_and_closing_twice_is_fine():
     with Receiver() as receiver:
-        teller = Teller(None, Webhook(url=receiver.url, secret=SECRET))
-        teller.tell([Notice("n", "m", {"n": n}) for n in range(50)])
-        teller.close()
+        sender = NoticeSender(None, Webhook(url=receiver.url, secret=SECRET))
+        sender.notify([Notice("n", "m", {"n": n}) for n in range(50)])
+        sender.close()
         assert [body["n"] for body in receiver.bodies] == list(range(50))
-        teller.close()
+        sender.close()
 
 
 def test_a_secret_is_shown_by_nothing():

@@ -312,7 +312,7 @@ def test_a_payment_in_doubt_is_not_shown_to_a_host_at_rest_and_the_error_says_so
     with pytest.raises(CircuitOpen) as refused:
         http.get(URL)
     assert refused.value.money_may_have_moved
-    assert "stays out until its deadline" in str(refused.value)
+    assert "may be taken until its deadline" in str(refused.value)
     assert json.loads(refused.value.as_tool_result("call_1")["content"])["money_may_have_moved"] is True
     assert (len(shop.payments), len(shop.nonces), opened.held) == (3, 1, Decimal("0.01"))
     clock.tick(30)

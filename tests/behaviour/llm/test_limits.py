@@ -144,7 +144,7 @@ def test_fit_refuses_where_a_quarter_of_what_is_left_pays_for_less_than_1024_tok
     with metered(budget=some(held, 1000)) as session:
         provider = Provider(session)
         with pytest.raises(
-            BudgetExhausted, match=rf"{'.'.join(field)}: a quarter of what is left pays for \d+ tokens"
+            BudgetExhausted, match=rf"{'.'.join(field)}: a quarter of the remaining budget pays for \d+ tokens"
         ) as caught:
             way.post(session, provider, body, url=url)
         assert (provider.requests, session.held, session.spent) == ([], 0, 0)
@@ -224,7 +224,7 @@ def test_a_model_whose_maximum_nobody_knows_is_refused_by_name(setting):
     price = {"house-model": ModelPrice(input="$1", output="$2")}
     with metered(unbounded_output=setting, models=price) as session:
         provider = Provider(session)
-        with pytest.raises(Unpriced, match="nobody says how much 'house-model' answers with"):
+        with pytest.raises(Unpriced, match="the maximum output of 'house-model' is unknown"):
             SYNC.post(session, provider, {**UNLIMITED, "model": "house-model"})
         assert (provider.requests, session.held) == ([], 0)
 

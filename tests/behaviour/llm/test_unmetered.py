@@ -48,11 +48,11 @@ def test_a_client_of_the_other_library_or_kind_is_told_what_it_takes():
     import httpx2
 
     with Guard(ledger="memory://") as guard, guard.session("s", budget="$1") as session:
-        with pytest.raises(ConfigError, match=r"httpx2's takes x402guard\.httpx2\.GuardedTransport"):
+        with pytest.raises(ConfigError, match=r"client of httpx2 use x402guard\.httpx2\.GuardedTransport"):
             httpx2.Client(transport=GuardedTransport(session)).get("https://a.example")
-        with pytest.raises(ConfigError, match=r"httpx's takes x402guard\.GuardedTransport"):
+        with pytest.raises(ConfigError, match=r"client of httpx use x402guard\.GuardedTransport"):
             httpx.Client(transport=x402guard.httpx2.GuardedTransport(session)).get("https://a.example")
-        with pytest.raises(ConfigError, match="takes GuardedTransport"):
+        with pytest.raises(ConfigError, match="use GuardedTransport"):
             httpx.Client(transport=AsyncGuardedTransport(session)).get("https://a.example")
 
         async def blocking_in_async():
@@ -63,5 +63,5 @@ def test_a_client_of_the_other_library_or_kind_is_told_what_it_takes():
                 finally:
                     http._transport = httpx.AsyncHTTPTransport()
 
-        with pytest.raises(ConfigError, match="takes AsyncGuardedTransport"):
+        with pytest.raises(ConfigError, match="use AsyncGuardedTransport"):
             anyio.run(blocking_in_async)

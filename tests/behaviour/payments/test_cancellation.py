@@ -123,7 +123,7 @@ def test_a_cancelled_payment_is_presented_again_not_signed_again(tmp_path):
             assert scope.cancelled_caught
             assert len(shop.nonces) == 1
             [hold] = guard.shell.store.outstanding()
-            assert hold.doubt == "cancelled while the payment was out"
+            assert hold.doubt == "cancelled while the payment was in flight"
             shop.paid = None
             async with async_client(session, shop) as http:
                 response = await http.get(URL)
@@ -144,7 +144,7 @@ def test_ctrl_c_while_the_payment_is_out_notes_the_doubt_and_goes_on():
         with pytest.raises(KeyboardInterrupt):
             client(session, shop).get(URL)
         [hold] = guard.shell.store.outstanding()
-        assert hold.doubt == "cancelled while the payment was out"
+        assert hold.doubt == "cancelled while the payment was in flight"
 
 
 CENT = Decimal("0.01")

@@ -29,7 +29,7 @@ def test_a_request_that_stalled_does_not_void_what_another_has_presented_meanwhi
 
     with make_guard(open_store("memory://", clock_ms=clock), signer=Stalling(meanwhile)) as guard:
         session = guard.session("s", budget="$0.01")
-        with pytest.raises(SettlementUncertain, match="may be out") as caught:
+        with pytest.raises(SettlementUncertain, match="may be in use") as caught:
             client(session, shop).get(URL)
         assert isinstance(caught.value.__cause__, SignerError)
         assert (session.held, shop.signed) == (CENT, 10_000)

@@ -94,7 +94,7 @@ def test_a_transport_of_the_wrong_kind_is_named_when_it_is_made():
         session = guard.session("s", budget="$1")
         with pytest.raises(ConfigError, match="AsyncGuardedTransport"):
             GuardedTransport(session, httpx.AsyncHTTPTransport())
-        with pytest.raises(ConfigError, match="take GuardedTransport"):
+        with pytest.raises(ConfigError, match="use GuardedTransport"):
             AsyncGuardedTransport(session, httpx.HTTPTransport())
         with pytest.raises(ConfigError, match="neither a Session nor a Guard"):
             GuardedTransport(Guard)

@@ -109,7 +109,7 @@ def test_a_whole_stream_ends_with_the_usage_that_stands(name, flavour, events, u
 def test_a_stream_that_does_not_say_all_is_not_final(flavour, events, ended):
     _, answer = read(flavour, sse(*events), ended=ended)
     assert not answer.final
-    assert answer.why == ("the stream ended without its usage" if ended else "the stream was cut or abandoned")
+    assert answer.why == ("the stream ended without its usage" if ended else "the stream was cut off or abandoned")
 
 
 @pytest.mark.parametrize(("name", "flavour", "events", "usage"), STREAMS, ids=[name for name, *_ in STREAMS])
@@ -158,7 +158,7 @@ def test_an_answer_in_one_piece_is_read_when_it_has_ended():
     body = json.dumps({"usage": USAGE}).encode()
     handed, answer = read("chat", body, JSON)
     assert (handed, answer.final, answer.body) == (body, True, {"usage": USAGE})
-    assert read("chat", body, JSON, ended=False)[1].why == "the answer was cut or abandoned"
+    assert read("chat", body, JSON, ended=False)[1].why == "the answer was cut off or abandoned"
 
 
 @pytest.mark.parametrize(
@@ -192,8 +192,8 @@ def test_a_packed_answer_is_unpacked_for_the_books_and_handed_on_packed(encoding
 @pytest.mark.parametrize(
     ("encoding", "body", "why"),
     [
-        ("br", b"\x1b\0", "a br answer is not read"),
-        ("gzip", b"no gzip", "the answer does not unpack"),
+        ("br", b"\x1b\0", "an answer with encoding br is not read"),
+        ("gzip", b"no gzip", "the answer cannot be decompressed"),
         ("zstd", b"", "zstd"),
     ],
 )

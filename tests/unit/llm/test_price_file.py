@@ -18,7 +18,7 @@ def test_a_file_that_changed_after_the_yes_is_not_taken_in(tmp_path):
     path.write_text(a_book(1))
     seen = read_prices(path)[1]
     path.write_text(a_book(0))
-    with pytest.raises(ConfigError, match="has changed since it was looked at"):
+    with pytest.raises(ConfigError, match="was changed after its hash was confirmed"):
         write_prices(path, target, seen=seen)
     assert not target.exists()
     path.write_text(a_book(1))

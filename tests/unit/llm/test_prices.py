@@ -275,7 +275,7 @@ def test_a_file_that_was_changed_since_it_was_taken_in_is_refused(put, tmp_path,
     write_prices(put(provider(PLAIN)), target)
     key, value = change
     target.write_text(json.dumps({**json.loads(target.read_text()), key: value}))
-    with pytest.raises(ConfigError, match=r"taken\.json was changed since it was taken in: its hash is"):
+    with pytest.raises(ConfigError, match=r"taken\.json was changed after its import: its hash is"):
         open_book(str(target))
 
 
@@ -317,7 +317,7 @@ def test_a_huge_file_or_none_at_all_is_named(put, tmp_path):
     with huge.open("r+b") as file:
         file.truncate(100_000_000)
     for path, says in (
-        (huge, "is larger than any price file"),
+        (huge, "is too large for a price file"),
         (tmp_path / "none.json", "cannot be read"),
         (tmp_path, "cannot be read"),
     ):

@@ -137,7 +137,7 @@ def test_a_limit_that_is_no_number_is_refused_by_its_name(place, field, value):
         (b'{"model": "a", "n": ' + b"9" * 500 + b"}", "body: a number with hundreds of digits"),
         (b'{"model": "a", "x": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "body: nested too deeply"),
         (b'{"model": "\xff"}', "body: not JSON"),
-        (b"{}", "model: it names no model"),
+        (b"{}", "model: the request names no model"),
         (b'{"model": " "}', "model: "),
         (b'{"model": 5}', "model: "),
         (json.dumps({"model": "x" * 301}).encode(), "model: "),

@@ -119,7 +119,7 @@ def test_after_the_rest_one_tries_and_the_others_wait_a_second_at_a_time():
     rows.wait(30)
     came = [rows.begin(f"h{n}") for n in range(20)]
     assert [refusal and refusal.retry_after_s for refusal in came] == [None] + [1] * 19
-    assert "one call is trying it now" in came[1].reason
+    assert "a probe is under way" in came[1].reason
 
 
 @pytest.mark.parametrize(("well", "then"), [(True, None), (False, 30), (None, "tries")])

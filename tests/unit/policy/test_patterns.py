@@ -3,11 +3,11 @@
 import pytest
 
 from x402guard import ConfigError
-from x402guard.policy.patterns import check_pattern, matches_place, matches_word
+from x402guard.policy.patterns import check_pattern, matches_route, matches_word
 
 
 @pytest.mark.parametrize(
-    ("pattern", "place", "holds"),
+    ("pattern", "route", "holds"),
     [
         ("POST bank.example/*", "POST bank.example/pay", True),
         ("POST bank.example/*", "POST bank.example:8443/pay", True),
@@ -24,8 +24,8 @@ from x402guard.policy.patterns import check_pattern, matches_place, matches_word
         ("delete_*", "GET a.example/delete_x", False),
     ],
 )
-def test_places(pattern, place, holds):
-    assert matches_place(check_pattern("match", pattern), place) is holds
+def test_places(pattern, route, holds):
+    assert matches_route(check_pattern("match", pattern), route) is holds
 
 
 def test_a_model_with_a_slash_is_no_place():

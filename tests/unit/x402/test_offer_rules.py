@@ -135,7 +135,8 @@ def test_v1_knows_no_upto():
 
 def test_the_cheapest_comes_first_and_among_equals_eip3009():
     made = offers(permit2(10_000), accept(20_000), accept(10_000), accept(10_000, payTo=OTHER_PAYEE))
-    assert [offer.position for offer in rank(made)] == [2, 3, 0, 1]
+    cases = [Case(facts(), offer) for offer in made]
+    assert [case.offer.position for case in rank(cases)] == [2, 3, 0, 1]
 
 
 @pytest.mark.parametrize(
@@ -146,20 +147,20 @@ def test_the_cheapest_comes_first_and_among_equals_eip3009():
         ({"per_payment_cap": "lots"}, "policy.per_payment_cap: 'lots' is not a dollar amount"),
         ({"networks": set()}, "policy.networks: an empty list would allow nothing"),
         ({"networks": "base"}, "policy.networks: write a set or list"),
-        ({"networks": {"mars"}}, "'mars' is not a network we know"),
+        ({"networks": {"mars"}}, "'mars' is not a known network"),
         ({"hosts": {"https://courts.example/x"}}, "write the host alone, such as 'courts.example'"),
         ({"hosts": {"*"}}, "policy.hosts: .* is not a host"),
         ({"hosts": {" courts.example"}}, "is not a host"),
         ({"payees": {"0x1234"}}, "policy.payees: '0x1234' is not an address"),
         ({"payees": {PAYEE.replace("B", "b")}}, "fails its EIP-55 checksum"),
         ({"facilitators": [FACILITATOR, 7]}, "policy.facilitators"),
-        ({"schemes": {"deferred"}}, "'deferred' is not a scheme we can pay"),
+        ({"schemes": {"deferred"}}, "'deferred' is not a supported scheme"),
         ({"schemes": None}, "policy.schemes: None is not a choice"),
         ({"flows": None}, "policy.flows: None is not a choice"),
         ({"max_lifetime_s": 9}, "policy.max_lifetime_s: 9 is not"),
         ({"max_lifetime_s": 86_401}, "policy.max_lifetime_s"),
         ({"max_lifetime_s": True}, "policy.max_lifetime_s"),
-        ({"resource_mismatch": "ignore"}, "none of 'warn', 'refuse'"),
+        ({"resource_mismatch": "ignore"}, "not one of 'warn', 'refuse'"),
         ({"unsafe_pay_after_redirect": "no"}, "'no' is neither True nor False"),
     ],
 )

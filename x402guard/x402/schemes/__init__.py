@@ -1,4 +1,4 @@
-"""The payment schemes we can sign, one file each. A new one is a file and a line here.
+"""The supported payment schemes, one file each. A new scheme needs a file and an entry here.
 
 Source: x402 specification, ``schemes/exact`` and ``schemes/upto`` on EVM.
 """
@@ -28,7 +28,7 @@ SCHEMES: Final[Mapping[tuple[str, str], Scheme]] = MappingProxyType(
 
 
 def scheme_for(name: str, method: str) -> Scheme:
-    """Return the scheme that moves money by *method*. Raises ``IllegalTransition`` for one that was never offered."""
+    """Return the scheme *name* with the transfer method *method*. Raises ``IllegalTransition`` if there is none."""
     try:
         return SCHEMES[name, method]
     except KeyError:
@@ -36,10 +36,10 @@ def scheme_for(name: str, method: str) -> Scheme:
 
 
 def typed_data(intent: Intent) -> TypedData:
-    """Return what is signed for *intent*, built from its own fields alone."""
+    """Return the typed data to sign for *intent*, built from its fields only."""
     return scheme_for(intent.scheme, intent.method).typed_data(intent)
 
 
 def payment_header(intent: Intent, signature: bytes) -> tuple[str, str]:
-    """Return the name and value of the header that pays *intent* with a 65-byte signature."""
+    """Return the name and value of the payment header for *intent* with a 65-byte signature."""
     return envelope(intent, scheme_for(intent.scheme, intent.method).payload(intent, signature))

@@ -1,4 +1,4 @@
-"""Cancelling an EIP-3009 authorization before it is used. Source: EIP-3009, ``cancelAuthorization``."""
+"""Cancels an EIP-3009 authorization before it is used. Source: EIP-3009, ``cancelAuthorization``."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ _SELECTOR: Final = keccak(b"cancelAuthorization(address,bytes32,uint8,bytes32,by
 
 
 def cancellation_data(intent: Intent) -> TypedData:
-    """Return what is signed to cancel *intent*, from its own fields alone. Raises ``ValueError`` for what is not EIP-3009."""
+    """Return the typed data that cancels *intent*, from its fields only. Raises ``ValueError`` unless it is EIP-3009."""
     if intent.method != "eip3009":
-        raise ValueError(f"a {intent.method} payment has no cancellation by signature")
+        raise ValueError(f"a signature cannot cancel a {intent.method} payment")
     domain = Domain(intent.domain_name, intent.domain_version, intent.chain_id, intent.token)
     message = {"authorizer": intent.payer, "nonce": f"0x{intent.nonce:064x}"}
     return TypedData(domain, _TYPES, "CancelAuthorization", message)
 
 
 def cancellation_call(intent: Intent, signature: bytes) -> bytes:
-    """Return the calldata that cancels *intent* with a 65-byte signature; anybody may send it to the token."""
+    """Return the calldata that cancels *intent* with a 65-byte signature; any account may send it to the token."""
     if not 0 <= intent.nonce <= MAX_UINT256 or len(signature) != 65:
-        raise ValueError("a nonce has 32 bytes, a signature 65")
+        raise ValueError("a nonce has 32 bytes and a signature 65")
     payer = bytes.fromhex(intent.payer.removeprefix("0x")).rjust(32, b"\0")
     r, s, v = signature[:32], signature[32:64], signature[64:]
     return _SELECTOR + payer + intent.nonce.to_bytes(32, "big") + v.rjust(32, b"\0") + r + s

@@ -1,4 +1,4 @@
-"""EIP-712: hashing typed structured data. Only the types that our schemes use: address, uint256, bytes32, structs."""
+"""EIP-712: hashes typed structured data. Supports the types of the schemes: address, uint256, bytes32, structs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _PLACE: Final = (("chainId", "uint256"), ("verifyingContract", "address"))
 
 @dataclass(frozen=True, slots=True)
 class Domain:
-    """The EIP-712 domain. ``version`` is None where the contract's domain has none (Permit2's)."""
+    """The EIP-712 domain. ``version`` is None if the contract's domain has none (Permit2)."""
 
     name: str
     version: str | None
@@ -44,7 +44,7 @@ def _separator(name: str, version: str | None, chain_id: int, contract: Address)
 
 @dataclass(frozen=True, slots=True)
 class TypedData:
-    """A message to sign: domain, struct types, the struct's name, and its values (addresses as text, numbers as int)."""
+    """A message to sign: domain, struct types, the struct's name and its values (addresses as str, numbers as int)."""
 
     domain: Domain
     types: Types
@@ -66,7 +66,7 @@ def _signature(name: str, fields: Any) -> str:
 
 @lru_cache(maxsize=64)
 def _type_hash(structs: tuple[tuple[str, tuple[tuple[str, str], ...]], ...], name: str) -> bytes:
-    """``keccak256(encodeType)``: the struct first, then those it refers to, sorted by name."""
+    """Return ``keccak256(encodeType)``: the struct first, then the structs it refers to, sorted by name."""
     types = dict(structs)
     referred = sorted(_referred(types, name) - {name})
     return keccak("".join(_signature(part, types[part]) for part in (name, *referred)).encode())
@@ -89,7 +89,7 @@ def _hash_struct(types: Types, name: str, values: Mapping[str, Any]) -> bytes:
 
 
 def _word(kind: str, value: Any) -> bytes:
-    """``encodeData`` of one atomic value: a 32-byte word. Raises ``ValueError`` for what does not fit its type."""
+    """Return ``encodeData`` of one atomic value, a 32-byte word. Raises ``ValueError`` for a value of another type."""
     if kind == "uint256" and type(value) is int and 0 <= value <= MAX_UINT256:
         return value.to_bytes(32, "big")
     if kind == "address" and isinstance(value, str):

@@ -1,4 +1,4 @@
-"""The message around a signed payload, v2 and v1, and the header it travels in."""
+"""The payment message around a signed payload, v2 and v1, and its header."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ _IDENTIFIER = "payment-identifier"
 
 
 def envelope(intent: Intent, payload: Mapping[str, Any]) -> tuple[str, str]:
-    """Return the header name and value that carry *payload* for *intent*."""
+    """Return the name and value of the header with *payload* for *intent*."""
     name = X_PAYMENT if intent.version == 1 else PAYMENT_SIGNATURE
     return name.upper(), encode_header(payment_message(intent, payload))
 
 
 def payment_message(intent: Intent, payload: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the payment message: v1 (specification v1, 5.2), or v2 (specification v2, 5.2) which echoes the offer."""
+    """Return the payment message: v1 (specification v1, 5.2) or v2 (specification v2, 5.2), which echoes the offer."""
     if intent.version == 1:
         return {
             "x402Version": 1,
@@ -40,7 +40,7 @@ def payment_message(intent: Intent, payload: Mapping[str, Any]) -> dict[str, Any
 
 
 def _extensions(offered_json: str, payment_id: str | None) -> Mapping[str, Any]:
-    # Specification v2, 5.1.2: echo at least what was received; append, never overwrite.
+    # Specification v2, 5.1.2: echo at least the received extensions; append, never overwrite.
     extensions: dict[str, Any] = json.loads(offered_json)
     offered = extensions.get(_IDENTIFIER)
     if payment_id is not None and isinstance(offered, dict):

@@ -1,4 +1,4 @@
-"""``exact``: pay precisely what was offered, by EIP-3009 or by Permit2 through the x402 exact proxy.
+"""``exact``: pays exactly the offered amount, by EIP-3009 or by Permit2 through the x402 exact proxy.
 
 Sources: EIP-3009 (TransferWithAuthorization), Permit2's SignatureTransfer, x402 specification ``schemes/exact`` on EVM.
 """
@@ -15,7 +15,7 @@ from x402guard.x402.schemes.permit2 import permit_domain, permit_message, permit
 from x402guard.x402.schemes.scheme import Proposal, draft
 
 EXACT_PROXY: Final = Address("0x402085c248EeA27D92E8b30b2C58ed07f9E20001")
-"""The x402 exact proxy, the same on every EVM chain; it sends to ``witness.to`` and nowhere else."""
+"""The x402 exact proxy, the same on every EVM chain; it sends only to ``witness.to``."""
 
 _TRANSFER: Final[Types] = {
     "TransferWithAuthorization": (
@@ -32,10 +32,10 @@ _PERMIT: Final = permit_types(_WITNESS)
 
 
 class Eip3009:
-    """``exact`` by the token's own ``transferWithAuthorization``. Good while validAfter < t < validBefore."""
+    """``exact`` by the token's ``transferWithAuthorization``. Valid while validAfter < t < validBefore."""
 
     def propose(self, proposal: Proposal) -> Intent:
-        """Return the unsigned transfer, under the token's own domain."""
+        """Return the unsigned transfer in the token's domain."""
         asset = proposal.offer.asset
         return draft(self, proposal, spender=None, domain=(asset.name, asset.version))
 
@@ -53,14 +53,14 @@ class Eip3009:
         return TypedData(domain, _TRANSFER, "TransferWithAuthorization", message)
 
     def payload(self, intent: Intent, signature: bytes) -> Mapping[str, Any]:
-        """Return the authorization with its numbers as text, and the signature."""
+        """Return the authorization, with numbers as strings, and the signature."""
         message = self.typed_data(intent).message
         authorization = {key: str(value) for key, value in message.items()}
         return {"authorization": authorization, "signature": f"0x{signature.hex()}"}
 
 
 class Permit2:
-    """``exact`` by Permit2, with the exact proxy as spender. Good while validAfter ≤ t ≤ deadline."""
+    """``exact`` by Permit2, with the exact proxy as spender. Valid while validAfter ≤ t ≤ deadline."""
 
     def propose(self, proposal: Proposal) -> Intent:
         """Return the unsigned permit for the exact proxy."""
@@ -74,5 +74,5 @@ class Permit2:
         return TypedData(permit_domain(intent), _PERMIT, "PermitWitnessTransferFrom", message)
 
     def payload(self, intent: Intent, signature: bytes) -> Mapping[str, Any]:
-        """Return the permit with its numbers as text, and the signature."""
+        """Return the permit, with numbers as strings, and the signature."""
         return permit_payload(intent, self.typed_data(intent), signature)

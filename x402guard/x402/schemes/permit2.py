@@ -1,4 +1,4 @@
-"""What the two Permit2 schemes share: the domain, the types around a witness, and the message.
+"""The common part of the two Permit2 schemes: the domain, the types around a witness, and the message.
 
 Source: Permit2's SignatureTransfer (PermitWitnessTransferFrom); x402 specification, asset transfer method ``permit2``.
 """
@@ -15,7 +15,7 @@ from x402guard.x402.schemes.scheme import PERMIT2
 
 
 def permit_types(witness: tuple[tuple[str, str], ...]) -> Types:
-    """Return the struct types of PermitWitnessTransferFrom around a witness struct of the given fields."""
+    """Return the struct types of PermitWitnessTransferFrom with the given witness fields."""
     return {
         "PermitWitnessTransferFrom": (
             ("permitted", "TokenPermissions"),
@@ -35,7 +35,7 @@ def permit_domain(intent: Intent) -> Domain:
 
 
 def permit_message(intent: Intent, spender: Address, witness: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the struct that is signed; *spender* is the proxy, whatever the intent says."""
+    """Return the struct to sign; *spender* is the proxy and does not come from the intent."""
     return {
         "permitted": {"token": intent.token, "amount": intent.amount_atomic},
         "spender": spender,
@@ -46,7 +46,7 @@ def permit_message(intent: Intent, spender: Address, witness: Mapping[str, Any])
 
 
 def permit_payload(intent: Intent, data: TypedData, signature: bytes) -> Mapping[str, Any]:
-    """Return the ``payload`` object: the signed struct with its numbers as text, who signed, and the signature."""
+    """Return the ``payload`` object: the signed struct with numbers as strings, the payer and the signature."""
     permit = {"from": intent.payer, **_as_text(data.message)}
     return {"permit2Authorization": permit, "signature": f"0x{signature.hex()}"}
 

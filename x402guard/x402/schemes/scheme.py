@@ -1,4 +1,4 @@
-"""What every scheme is given and gives back."""
+"""The interface of all payment schemes."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ PERMIT2: Final = Address("0x000000000022D473030F116dDEE9F6B43aC78BA3")
 """Permit2's canonical address, the same on every EVM chain."""
 
 V1_BACKDATE_S: Final = 600
-"""How far back v1 dates ``validAfter``, in seconds, for facilitators whose clock is behind."""
+"""Seconds by which v1 backdates ``validAfter``, for facilitators whose clock is behind."""
 
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """What a payment is made from.
+    """The input of a payment.
 
     Attributes:
-        offer: the frozen offer that was checked.
+        offer: the checked offer.
         payer: the account that pays.
         now_unix: the ledger's clock in unix seconds.
-        lifetime_s: how long the signature is to be good, in seconds, already clamped.
-        nonce: 32 fresh bytes as an integer.
-        payment_id: what to send as ``payment-identifier`` where the server offers it.
+        lifetime_s: the lifetime of the signature in seconds, already clamped.
+        nonce: 32 new random bytes as an integer.
+        payment_id: the ``payment-identifier`` to send if the server offers it.
     """
 
     offer: Offer
@@ -41,20 +41,20 @@ class Proposal:
 
 
 class Scheme(Protocol):
-    """One way of paying: from a proposal to an unsigned intent, to what is signed, to what is sent."""
+    """One way to pay: makes the unsigned intent of a proposal, the data to sign and the payload to send."""
 
     def propose(self, proposal: Proposal) -> Intent:
-        """Return the whole unsigned payment, its digest included."""
+        """Return the unsigned payment with its digest."""
 
     def typed_data(self, intent: Intent) -> TypedData:
-        """Return what is signed, from the intent's own fields alone."""
+        """Return the data to sign, from the intent's fields only."""
 
     def payload(self, intent: Intent, signature: bytes) -> Mapping[str, Any]:
         """Return the ``payload`` object of the payment message."""
 
 
 def draft(scheme: Scheme, proposal: Proposal, *, spender: Address | None, domain: tuple[str, str]) -> Intent:
-    """Return the intent of a proposal, with its digest; what differs between schemes is handed in."""
+    """Return the intent of a proposal with its digest. The arguments are what differs between schemes."""
     offer = proposal.offer
     offered = json.loads(offer.accepted_json)
     back = V1_BACKDATE_S if offer.version == 1 else None

@@ -1,6 +1,6 @@
-"""``upto``: sign a ceiling, be charged what was used, by Permit2 through the x402 upto proxy.
+"""``upto``: signs a ceiling and is charged for the use, by Permit2 through the x402 upto proxy.
 
-The server alone decides the amount; the witness binds the payee and the one facilitator that may settle.
+Only the server decides the amount; the witness binds the payee and the one facilitator that may settle.
 Sources: Permit2's SignatureTransfer, x402 specification ``schemes/upto`` on EVM.
 """
 
@@ -23,7 +23,7 @@ _PERMIT: Final = permit_types((("to", "address"), ("facilitator", "address"), ("
 
 
 class Permit2:
-    """``upto`` by Permit2, with the upto proxy as spender. Good while validAfter ≤ t ≤ deadline."""
+    """``upto`` by Permit2, with the upto proxy as spender. Valid while validAfter ≤ t ≤ deadline."""
 
     def propose(self, proposal: Proposal) -> Intent:
         """Return the unsigned permit for the upto proxy; its amount is the ceiling."""
@@ -33,11 +33,11 @@ class Permit2:
     def typed_data(self, intent: Intent) -> TypedData:
         """Return PermitWitnessTransferFrom with payee and facilitator as witness."""
         if intent.facilitator is None:
-            raise IllegalTransition("an upto payment without a facilitator was never an offer")
+            raise IllegalTransition("an upto payment has no facilitator")
         witness = {"to": intent.payee, "facilitator": intent.facilitator, "validAfter": intent.valid_after}
         message = permit_message(intent, UPTO_PROXY, witness)
         return TypedData(permit_domain(intent), _PERMIT, "PermitWitnessTransferFrom", message)
 
     def payload(self, intent: Intent, signature: bytes) -> Mapping[str, Any]:
-        """Return the permit with its numbers as text, and the signature."""
+        """Return the permit, with numbers as strings, and the signature."""
         return permit_payload(intent, self.typed_data(intent), signature)
