@@ -2,6 +2,7 @@
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ ACCIDENTS = (
 )  # fmt: skip
 
 
+@cache
 def named_tests():
     """Every test function of this folder, methods of classes included."""
     found = set()

@@ -22,7 +22,8 @@ pytestmark = pytest.mark.xdist_group("contention")
 QUIET = Policy(loop=None, breaker=None)
 
 WORST_WAIT_S, LEAST_SHARE = 0.25, 0.5
-ROUNDS, ROUND_S, TURNS = 5, 3, 60
+ROUNDS, ROUND_S = 5, 3
+TURNS = (50, 150, 450)
 
 
 @pytest.fixture
@@ -101,20 +102,22 @@ def test_64_threads_are_allowed_exactly_what_fits(url):
 
 
 def test_64_threads_are_served_alike(url):
-    def measure():
-        served = [0] * 64
+    """The longer the more alike, as each waits for its turn; of those that a lock starves the share gets no better."""
+
+    def served(turns):
+        counts = [0] * 64
         with make_guard(url, policy=QUIET) as guard, guard.session("fleet", budget="$1000") as session:
 
             def work(number):
-                while sum(served) < 64 * TURNS:  # counted, not timed: as many where the machine is busy
+                while sum(counts) < 64 * turns:  # counted, not timed: as many where the machine is busy
                     session.charge("serp", "$0.0001")
-                    served[number] += 1
+                    counts[number] += 1
 
             rush(64, work)
-        return served, [0.0]
+        return sorted(counts)
 
-    served, _ = fair_round(measure)
-    assert min(served) >= LEAST_SHARE * max(served), sorted(served)
+    counts = next((each for each in map(served, TURNS) if each[0] >= LEAST_SHARE * each[-1]), None)
+    assert counts, f"none of {TURNS} turns each was enough"
 
 
 @pytest.mark.parametrize("count", [500, pytest.param(2_000, marks=pytest.mark.long)])

@@ -2,7 +2,6 @@
 
 import asyncio
 import threading
-import time
 
 import pytest
 
@@ -49,12 +48,12 @@ def use(session, pause):
 
 with Guard(ledger=sys.argv[1]) as guard, guard.session("s", budget="$100", id="run") as session:
     signal.signal(signal.SIGALRM, signal.default_int_handler)
-    ended, cut, calls = time.monotonic() + 3, 0, 0
-    while time.monotonic() < ended:
+    ended, cut, calls = time.monotonic() + 30, 0, 0
+    while cut <= 200 and time.monotonic() < ended:
         calls += 1
         cut += use(session, 0.00005 + calls % 40 * 0.00005)
     session.charge("last", "$0.01")
-    print(cut > 50)
+    print(cut > 200)
 """
 
 
@@ -65,11 +64,11 @@ def test_ctrl_c_at_any_moment_leaves_no_lock_behind(tmp_path, ledger_url):
 
 def test_a_large_result_is_cut_and_counted_off_the_event_loop():
     def count(text):
-        time.sleep(0.05)
         seen.add(threading.get_ident())
+        assert goes_on.wait(20), "the event loop stands still meanwhile"
         return len(text)
 
-    seen = set()
+    seen, goes_on = set(), threading.Event()
     with make_guard() as guard, guard.session("s", budget="$1.00", tokens=TokenBudget(100, counter=count)) as session:
 
         @session.tool(mode="raw", render=lambda result, _mode: result, max_tokens=10)
@@ -77,16 +76,15 @@ def test_a_large_result_is_cut_and_counted_off_the_event_loop():
             return "x" * size
 
         async def main():
-            longest, before = 0.0, time.monotonic()
-            task = asyncio.create_task(read(100_000))
+            task = asyncio.create_task(read(30_000))
             while not task.done():
                 await asyncio.sleep(0)
-                longest, before = max(longest, time.monotonic() - before), time.monotonic()
-            return await task, longest
+                if seen:
+                    goes_on.set()
+            return await task
 
-        text, longest = asyncio.run(main())
+        text = asyncio.run(main())
     assert text == "x" * 9 + "…"
-    assert longest < 0.04
     assert threading.get_ident() not in seen
 
 
