@@ -39,7 +39,7 @@ from x402guard.flow.effects import (
 )
 from x402guard.flow.ports import Signer, Slot
 from x402guard.flow.sealed import Sealed, forgetting
-from x402guard.flow.shell import _LOG, Approver, Shell
+from x402guard.flow.shell import LOG, Approver, Shell
 from x402guard.ledger.model import Hold
 from x402guard.ledger.view import LedgerView
 from x402guard.policy.approvals import Answer, ApprovalRequest, count_people
@@ -293,7 +293,7 @@ def _perform(effect: Effect, shell: Shell) -> Any:
         case Compute(job, _):
             return job(shell.store.now_ms())
         case Notify(message):
-            return _LOG.warning(message)
+            return LOG.warning(message)
         case Sign(hold):
             if shell.signer is None:
                 raise SignerError("there is no signer")

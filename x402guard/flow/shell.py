@@ -16,7 +16,7 @@ from x402guard.ledger.store import LedgerStore
 from x402guard.ledger.view import Notice
 from x402guard.policy.approvals import Answer, ApprovalRequest
 
-_LOG: Final = logging.getLogger("x402guard")
+LOG: Final = logging.getLogger("x402guard")
 
 
 class Notifier(Protocol):
@@ -29,7 +29,7 @@ class Notifier(Protocol):
 class _Log:
     def notify(self, notices: Iterable[Notice]) -> None:
         for notice in notices:
-            _LOG.log(logging.WARNING if notice.pressing else logging.INFO, notice.message)
+            LOG.log(logging.WARNING if notice.pressing else logging.INFO, notice.message)
 
 
 def do_nothing() -> None:

@@ -288,5 +288,5 @@ class Guard:
             await anyio.to_thread.run_sync(self.close)
 
     def __repr__(self) -> str:
-        context = getattr(self, "terms", None)  # a crash reporter may look at a guard that was never finished
+        context = getattr(self, "context", None)  # a crash reporter may look at a guard that was never finished
         return "Guard(unfinished)" if context is None else f"Guard(payer={context.payer}, instance={self.instance!r})"

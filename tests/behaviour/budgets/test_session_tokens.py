@@ -16,7 +16,9 @@ from tests.support.merchant import make_guard
 from x402guard import BudgetExhausted, ConfigError, Metering, SessionTripped, TokenBudget
 from x402guard.stores import open_store
 
-SCHEMA = Draft202012Validator(json.loads((Path(__file__).parents[3] / "docs" / "reference" / "report.schema.json").read_text()))
+SCHEMA = Draft202012Validator(
+    json.loads((Path(__file__).parents[3] / "docs" / "reference" / "report.schema.json").read_text())
+)
 STREAM = Answer.stream(*sse(chunk("Yes."), chunk(choices=[], usage=USED), "[DONE]"))
 kinds = pytest.mark.parametrize("kind", ["def", "async def"])
 
