@@ -65,11 +65,11 @@ class LocalSigner:
             self._lookup = lookup
 
     def sign(self, hold: Hold) -> bytes:
-        """Return the signature of a committed, live hold. Signs nothing and raises ``SignerError`` for anything else."""
+        """Return the signature of a committed, live hold. Signs nothing else: raises ``SignerError``."""
         return self._signed(_checked_digest(self._live(hold), self._address))
 
     def sign_cancellation(self, hold: Hold) -> bytes:
-        """Return the signature of the ``CancelAuthorization`` of a committed, live EIP-3009 hold (EIP-3009, cancelAuthorization).
+        """Return the signature of the ``CancelAuthorization`` (EIP-3009) of a committed, live EIP-3009 hold.
 
         Signs nothing and raises ``SignerError`` for anything else.
         """
