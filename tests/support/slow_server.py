@@ -183,11 +183,37 @@ def slow_terms(line):
     return line.trickle(terms.ljust(4000))
 
 
+class Lag:
+    """Seconds for which this process had to wait for its turn, while it is entered: no time limit can be kept in them."""
+
+    def __init__(self):
+        self.seconds, self._over = 0.0, threading.Event()
+
+    def __enter__(self):
+        self._over.clear()
+        self._thread = threading.Thread(target=self._look)
+        self._thread.start()
+
+    def __exit__(self, *error):
+        self._over.set()
+        self._thread.join()
+
+    def _look(self):
+        begun = time.monotonic()
+        while not self._over.wait(0.01):
+            now = time.monotonic()
+            self.seconds, begun = self.seconds + now - begun - 0.01, now
+
+
+LAG = Lag()
+
+
 @dataclass
 class Came:
-    """What came of one request, and after how many seconds."""
+    """What came of one request, after how many seconds, and in how many of them this process was not kept waiting by others."""
 
     took_s: float
+    awake_s: float
     error: BaseException | None
     response: object = None
     content: bytes = b""
@@ -195,12 +221,17 @@ class Came:
 
 def fetch(way, session, url, *, http=None, **options):
     """GET *url* whole; errors of ours are returned, and how long it took."""
-    begun = time.monotonic()
+    begun, lag = time.monotonic(), LAG.seconds
+
+    def came(*what):
+        took_s = time.monotonic() - begun
+        return Came(took_s, took_s - (LAG.seconds - lag), *what)
+
     try:
         response = _whole(way, session, url, http, options)
     except x402guard.X402GuardError as error:
-        return Came(time.monotonic() - begun, error)
-    return Came(time.monotonic() - begun, None, response, response.content)
+        return came(error)
+    return came(None, response, response.content)
 
 
 def settings_of(way, session):
