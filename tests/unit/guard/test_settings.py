@@ -140,7 +140,7 @@ def test_everything_but_the_key_can_come_from_a_file_and_the_environment_wins(tm
         ('[policy]\nhost = ["a"]', "policy.host: .* did you mean hosts"),
         ('[policy]\nhosts = "a"', "policy.hosts: .* write a list"),
         ("budget = ", "x402guard.toml: cannot be read"),
-        (f'private_key = "{KEY}"', "private_key: a key does not belong into a settings file"),
+        (f'private_key = "{KEY}"', "private_key: a key does not belong in a settings file"),
     ],
 )
 def test_a_wrong_file_is_named_with_the_line_to_mend(tmp_path, text, says):
