@@ -25,15 +25,11 @@ class TooLate(Exception):  # noqa: N818 - a signal, never seen by a user
     """A call did not return in time. Not a ``TimeoutError``, because the call may raise one itself."""
 
 
-def _discard(_handle: object) -> None:
-    """Ignore the handle that asyncio returns."""
-
-
 class Wakeable:
     """An event of the running event loop (asyncio or trio) that any thread may set."""
 
     def __init__(self) -> None:
-        self._set: Callable[[], None]
+        self._set: Callable[[], object]
         if on_trio():
             import trio  # it runs us, so it is there
 
@@ -44,7 +40,7 @@ class Wakeable:
         else:
             done, loop = asyncio.Event(), asyncio.get_running_loop()
             self._wait = done.wait
-            self._set = lambda: _discard(loop.call_soon_threadsafe(done.set))
+            self._set = lambda: loop.call_soon_threadsafe(done.set)
             self._gone = RuntimeError
 
     def set(self) -> None:
