@@ -2,10 +2,7 @@
 
 import ast
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import get_args
 
@@ -14,6 +11,7 @@ import jsonschema
 import pytest
 from typer.testing import CliRunner
 
+from tests.support import processes
 from tests.support.merchant import URL, Shop, client, make_guard
 from x402guard import BudgetExhausted, PolicyDenied, SettlementUncertain, X402GuardError
 from x402guard.cli import app
@@ -148,17 +146,7 @@ RUN = sorted((*DOCS.glob("tutorial/*.md"), *DOCS.glob("how-to/*.md")))
 @pytest.mark.parametrize("page", RUN, ids=name_of)
 def test_a_page_runs_as_it_is_written(page, tmp_path):
     """The Python of a page, from top to bottom as one program, prints what the page says that it prints."""
-    (tmp_path / "page.py").write_text("\n".join(blocks_of(page, "python")))
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [sys.executable, "page.py"],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
+    done = processes.run("\n".join(blocks_of(page, "python")), cwd=tmp_path, timeout=100)
     assert done.returncode == 0, done.stderr
     shown = [line.strip() for block in blocks_of(page, "text") for line in block.splitlines()]
     assert shown

@@ -8,7 +8,7 @@ from decimal import Decimal
 import pytest
 
 from tests.support import processes
-from tests.support.command_line import as_process, typed
+from tests.support.command_line import forked, typed
 from tests.support.ledger import START_MS, Clock
 from tests.support.merchant import make_guard
 from x402guard.guard.approvers import QueueApprover, operating_user
@@ -106,11 +106,11 @@ def ended(process):
 def test_what_is_allowed_in_one_process_is_done_in_another(url, agent, approvals, what):
     process = agent(what)
     [key] = waiting(url)
-    code, listed = approvals("list", "--json", way=as_process)
+    code, listed = approvals("list", "--json", way=forked)
     [row] = json.loads(listed)
     assert (code, row["id"], row["yes"]) == (0, f"{key[:16]}.1", "0 of 1")
     assert "rule 'ask'" in row["words"]
-    code, said = approvals("allow", row["id"], way=as_process)
+    code, said = approvals("allow", row["id"], way=forked)
     assert (code, said) == (0, f"allowed by {operating_user()}: {row['what']}\n")
     done = ended(process)
     assert (done["said"], done["made"], float(done["held"])) == ("ran", 1, 0)
@@ -121,7 +121,7 @@ def test_what_is_allowed_in_one_process_is_done_in_another(url, agent, approvals
 def test_what_is_denied_is_not_done(url, agent, approvals, what):
     process = agent(what)
     [key] = waiting(url)
-    assert approvals("deny", key, way=as_process)[0] == 0
+    assert approvals("deny", key, way=forked)[0] == 0
     done = ended(process)
     assert done["said"].startswith("approval: ")
     assert (done["made"], float(done["held"]), float(done["spent"])) == (0, 0, 0)

@@ -3,16 +3,15 @@
 import json
 import re
 import signal
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import httpx
 import pytest
 
-from tests.support.command_line import as_process, typed
+from tests.support import processes
+from tests.support.command_line import as_process, forked, typed
 from tests.support.merchant import KEY, URL, Shop, client, make_guard
+from tests.support.processes import ROOT
 from x402guard import BudgetExhausted, SettlementUncertain
 
 pytestmark = pytest.mark.xdist_group("cli")
@@ -100,10 +99,7 @@ def test_mistakes_get_one_line_and_what_to_do(spent, arguments, environment, say
 
 
 SAME = [
-    ("sessions", "--json"),
     ("report", "run-42"),
-    ("holds",),
-    ("report", "nobody"),
     ("sessions", "--ledger", "mysql://x"),
     ("doctor", "--json"),
 ]
@@ -114,7 +110,8 @@ def test_a_process_says_the_same_with_the_same_exit_code(spent):
     with ThreadPoolExecutor(2) as threads:
         said = list(threads.map(lambda words: as_process(*words, cwd=spent), SAME))
     assert said == [typed(*words, cwd=spent) for words in SAME]
-    assert [done.returncode for done in said] == [0, 0, 0, 2, 2, 0]
+    assert said == [forked(*words, cwd=spent) for words in SAME]
+    assert [done.returncode for done in said] == [0, 2, 0]
 
 
 def test_doctor_says_what_works(spent):
@@ -162,9 +159,7 @@ def test_the_demo_agrees_with_the_chain(tmp_path):
 
 @pytest.mark.chain
 def test_the_testnet_prints_where_it_is_and_stops_when_told(tmp_path):
-    process = subprocess.Popen(
-        [sys.executable, "-m", "x402guard", "testnet"], stdout=subprocess.PIPE, text=True, cwd=tmp_path
-    )
+    process = processes.start("x402guard", "testnet", module=True, cwd=tmp_path)
     try:
         lines = []
         while not lines or lines[-1] != "}\n":
@@ -183,10 +178,7 @@ def test_the_testnet_prints_where_it_is_and_stops_when_told(tmp_path):
 
 @pytest.mark.chain
 def test_the_agent_that_thinks_and_buys_runs(tmp_path):
-    script = Path(__file__).parents[2] / "examples" / "research_agent.py"
-    done = subprocess.run(
-        [sys.executable, str(script)], capture_output=True, text=True, check=False, timeout=100, cwd=tmp_path
-    )
+    done = processes.run((ROOT / "examples" / "research_agent.py").read_text(), cwd=tmp_path, timeout=100)
     assert done.returncode == 0, done.stderr
     assert "stopped after 4 documents: budget: $0.10 does not fit" in done.stdout
     assert re.search(r"llm +5 calls +\$0\.0039375 +1\.0 %", done.stdout)
@@ -194,10 +186,7 @@ def test_the_agent_that_thinks_and_buys_runs(tmp_path):
 
 
 def test_the_agent_with_two_budgets_runs(tmp_path):
-    script = Path(__file__).parents[2] / "examples" / "two_budgets.py"
-    done = subprocess.run(
-        [sys.executable, str(script)], capture_output=True, text=True, check=False, timeout=100, cwd=tmp_path
-    )
+    done = processes.run((ROOT / "examples" / "two_budgets.py").read_text(), cwd=tmp_path, timeout=100)
     assert done.returncode == 0, done.stderr
     assert "stopped at search 11: budget: $0.02 does not fit" in done.stdout
     assert re.findall(r"shown as (\w+)", done.stdout) == ["raw"] * 3 + ["table"] * 7
@@ -209,10 +198,7 @@ def test_the_agent_with_two_budgets_runs(tmp_path):
 
 @pytest.mark.chain
 def test_the_example_runs(tmp_path):
-    script = Path(__file__).parents[2] / "examples" / "court_research.py"
-    done = subprocess.run(
-        [sys.executable, str(script)], capture_output=True, text=True, check=False, timeout=100, cwd=tmp_path
-    )
+    done = processes.run((ROOT / "examples" / "court_research.py").read_text(), cwd=tmp_path, timeout=100)
     assert done.returncode == 0, done.stderr
     assert "stopped after 5 documents: budget: $0.10 does not fit" in done.stdout
     assert "answers: [200, 200, 200]" in done.stdout

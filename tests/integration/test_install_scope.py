@@ -21,6 +21,7 @@ from fastapi import Depends, FastAPI
 
 import x402guard
 from tests.support import sdks
+from tests.support.command_line import forked
 from tests.support.sdks import HI, LARGE, LIMITED, MINI, TEXT, UNTOUCHED, ask_openai, calls, seams
 from x402guard import BudgetExhausted, ConfigError, Session, SessionClosed
 from x402guard.guard.session import current_session
@@ -365,12 +366,7 @@ def test_aiohttp_goes_past_the_guard_to_no_metered_host_by_a_base_url_either(ins
 
 
 def doctor(cwd, *arguments, **environment):
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("X402GUARD_")}
-    done = subprocess.run(
-        [sys.executable, "-m", "x402guard", "doctor", "--json", *arguments],
-        capture_output=True, text=True, check=False, timeout=60, cwd=cwd,
-        env={**kept, "X402GUARD_LEDGER": "memory://", **environment},
-    )  # fmt: skip
+    done = forked("doctor", "--json", *arguments, cwd=cwd, **{"X402GUARD_LEDGER": "memory://", **environment})
     unseen = [finding for finding in json.loads(done.stdout) if finding["check"] == "unseen"]
     return done.returncode, [(finding["verdict"], finding["detail"]) for finding in unseen]
 

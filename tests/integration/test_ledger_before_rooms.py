@@ -6,13 +6,13 @@ held, LLM calls, tools, a child, a scope and refusals.
 
 import json
 import shutil
-import subprocess
-import sys
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from tests.support.command_line import typed
 from tests.support.merchant import URL, Shop, client, make_guard
 from x402guard import SessionTripped
 
@@ -26,10 +26,7 @@ def url(tmp_path):
     return f"sqlite:///{tmp_path / 'spend.db'}"
 
 
-def command(*words):
-    return subprocess.run(
-        [sys.executable, "-m", "x402guard", *words], capture_output=True, text=True, timeout=60, check=False
-    )
+command = partial(typed, cwd=".")
 
 
 @pytest.mark.parametrize("session", sorted(REPORTS))

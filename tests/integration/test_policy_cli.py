@@ -5,7 +5,7 @@ import json
 import httpx
 import pytest
 
-from tests.support.command_line import as_process, typed
+from tests.support.command_line import forked, typed
 from tests.support.merchant import KEY
 from x402guard import Guard, GuardedTransport, LocalSigner, PaymentRefused
 from x402guard.guard.settings import load_settings
@@ -46,7 +46,7 @@ match = "film*"
 
 
 def test_a_good_file_is_good_and_what_it_says_is_listed(policy):
-    code, said = policy("check", "rules.toml", text=GOOD, way=as_process)
+    code, said = policy("check", "rules.toml", text=GOOD, way=forked)
     assert code == 0
     for words in (
         "rules.toml: the policy is valid",
@@ -185,7 +185,7 @@ def test_an_offer_is_explained_as_it_would_be_judged(policy, merchant, tmp_path,
         "rules.toml",
         "--json",
         text=text,
-        way=as_process if case == "paid" else typed,
+        way=forked if case == "paid" else typed,
     )
     lines = json.loads(said)
     shown = [(line["verdict"].removeprefix("LOW: "), line["rule"]) for line in lines]
@@ -208,8 +208,6 @@ def test_a_url_that_cannot_be_asked_is_a_mistake(policy, url):
 
 
 def test_no_key_is_needed_and_none_is_told(policy, merchant):
-    code, said = policy(
-        "explain", f"{merchant}/cents", "--config", "rules.toml", way=as_process, X402GUARD_PRIVATE_KEY=KEY
-    )
+    code, said = policy("explain", f"{merchant}/cents", "--config", "rules.toml", way=forked, X402GUARD_PRIVATE_KEY=KEY)
     assert code == 0
     assert KEY[2:] not in said

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from tests.support import sdks
-from tests.support.command_line import as_process, typed
+from tests.support.command_line import forked, typed
 from tests.support.sdks import LIMITED, TEXT, dollars
 from x402guard import ConfigError, Guard, GuardedTransport, Unpriced
 
@@ -84,7 +84,7 @@ def prices(tmp_path):
     return partial(typed, "prices", cwd=tmp_path)
 
 
-process = partial(as_process, "prices")
+process = partial(forked, "prices")
 
 
 @pytest.fixture
@@ -164,7 +164,7 @@ def test_diff_with_the_same_prices_shows_none(prices, file, base):
     assert done.stdout == f"no price differs\n0 prices differ; sha256 {sha256(canonical(BASE))}\n"
 
 
-def test_the_same_as_processes(file, tmp_path):
+def test_the_same_as_a_process(file, tmp_path):
     """Against the bundled prices: whatever the file lacks may fall to another model's price, so it needs a yes."""
     path = file()
     shown = process("diff", path, cwd=tmp_path)

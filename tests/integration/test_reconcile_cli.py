@@ -11,7 +11,7 @@ import httpx
 import pytest
 from eth_account import Account
 
-from tests.support.command_line import as_process, typed
+from tests.support.command_line import forked, typed
 from tests.support.merchant import make_guard
 from x402guard import GuardedTransport, LocalSigner, SettlementUncertain
 from x402guard.testing import Testnet
@@ -73,7 +73,7 @@ def owner(net, tmp_path):
 
 
 def test_what_is_claimed_is_proven_and_what_is_out_stays_out(owner):
-    said = owner.run("reconcile", way=as_process)
+    said = owner.run("reconcile", way=forked)
     assert "asked about 2: 1 proven; 1 still open" in said
     assert "Permit2 may move $" in said
     [held] = json.loads(owner.run("holds", "--json"))

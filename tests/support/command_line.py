@@ -1,23 +1,15 @@
-"""``x402guard`` as it is typed: in this process, which is all of it but for the process, or as a process of its own."""
+"""``x402guard`` as it is typed: in this process, which is all of it but for the process, in a fork, or as a shell starts it."""
 
 import io
 import os
 import subprocess
 import sys
 from contextlib import chdir, redirect_stderr, redirect_stdout
-from dataclasses import dataclass
 from unittest import mock
 
+from tests.support import processes
+from tests.support.processes import Done
 from x402guard.cli import main
-
-
-@dataclass
-class Done:
-    """How a command ended."""
-
-    returncode: int
-    stdout: str
-    stderr: str
 
 
 def typed(*arguments, cwd, answer="", **environment) -> Done:
@@ -39,8 +31,14 @@ def typed(*arguments, cwd, answer="", **environment) -> Done:
     return Done(code, out.getvalue(), err.getvalue())
 
 
+def forked(*arguments, cwd, answer="", **environment) -> Done:
+    """The same in a process of its own."""
+    env = _kept() | environment
+    return processes.run("x402guard", *arguments, module=True, cwd=cwd, answer=answer, env=env, timeout=100)
+
+
 def as_process(*arguments, cwd, answer="", **environment) -> Done:
-    """The same, as a process."""
+    """The same as a shell starts it, with an interpreter of its own."""
     done = subprocess.run(
         [sys.executable, "-m", "x402guard", *map(str, arguments)],
         capture_output=True, text=True, check=False, timeout=100, cwd=cwd, input=answer, env=_kept() | environment,

@@ -27,6 +27,8 @@ FORK = b"fork"
 LOADED = (
     "x402guard.cli",
     "x402guard.stores.sqlite",
+    "x402guard.testing.eth_tester_engine",
+    "x402guard.testing.testnet",
     "tests.support.llm_provider",
     "tests.support.signers",
     "eth_account",
