@@ -44,7 +44,7 @@ def parse_address(text: str) -> Address:
     return address
 
 
-_ORDER: Final = 0xFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFEBAAEDCE6AF48A03BBFD25E8CD0364141
+ORDER: Final = 0xFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFEBAAEDCE6AF48A03BBFD25E8CD0364141
 
 
 def normalise_signature(signature: bytes) -> bytes:
@@ -57,8 +57,8 @@ def normalise_signature(signature: bytes) -> bytes:
         raise ValueError(f"a signature has 65 bytes, not {len(signature)}")
     r, s, v = signature[:32], int.from_bytes(signature[32:64], "big"), signature[64]
     parity = v - 27 if v >= 27 else v
-    if parity not in (0, 1) or not 0 < s < _ORDER:
+    if parity not in (0, 1) or not 0 < s < ORDER:
         raise ValueError("the signature is malformed")
-    if s > _ORDER // 2:
-        s, parity = _ORDER - s, 1 - parity
+    if s > ORDER // 2:
+        s, parity = ORDER - s, 1 - parity
     return r + s.to_bytes(32, "big") + bytes([27 + parity])

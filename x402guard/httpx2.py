@@ -1,4 +1,4 @@
-"""The same two transports for httpx2, on which the newer vendor SDKs are built: thin, over the same core.
+"""The two transports for httpx2, which newer vendor SDKs use.
 
 ::
 
@@ -7,8 +7,8 @@
 
     client = anthropic.Anthropic(http_client=httpx2.Client(transport=GuardedTransport(session)))
 
-They answer a refusal with a local 402 unless told to raise: SDKs retry what a transport raises, and hide it. What was refused is
-given back, typed, by ``x402guard.refusal_from(error)`` from whatever exception the SDK makes of it.
+They answer a refusal with a local 402 unless ``on_refusal`` is ``raise``: SDKs retry what a transport raises, and hide
+it. ``x402guard.refusal_from(error)`` returns the typed refusal from the SDK's own exception.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["EXTENSION", "HTTPX2", "AsyncGuardedTransport", "GuardedTransport"]
 
 
 def _same(theirs: type) -> Any:
-    """Return a class of httpx2's as the class of httpx's whose shape it has."""
+    """Return an httpx2 class with the type of the httpx class of the same shape."""
     return cast("Any", theirs)
 
 
@@ -43,7 +43,7 @@ HTTPX2: Final = Library(
 
 
 class GuardedTransport(BlockingGuard, httpx2.BaseTransport):
-    """``x402guard.GuardedTransport`` for ``httpx2.Client``; ``httpx2.HTTPTransport()`` when none is given."""
+    """``x402guard.GuardedTransport`` for ``httpx2.Client``; default: ``httpx2.HTTPTransport()``."""
 
     library = HTTPX2
 
@@ -54,7 +54,7 @@ class GuardedTransport(BlockingGuard, httpx2.BaseTransport):
 
 
 class AsyncGuardedTransport(AwaitedGuard, httpx2.AsyncBaseTransport):
-    """``x402guard.AsyncGuardedTransport`` for ``httpx2.AsyncClient``; ``httpx2.AsyncHTTPTransport()`` when none is given."""
+    """``x402guard.AsyncGuardedTransport`` for ``httpx2.AsyncClient``; default: ``httpx2.AsyncHTTPTransport()``."""
 
     library = HTTPX2
 

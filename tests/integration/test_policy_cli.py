@@ -82,7 +82,7 @@ def test_an_empty_file_is_the_defaults(policy):
         ("[policy]\nper_payment_cap = 0.5", "as text"),
         ("[policy]\nper_paymnt_cap = '$1'", "did you mean per_payment_cap?"),
         ("[policy", "cannot be read"),
-        ("private_key = '0x11'", "does not belong into a settings file"),
+        ("private_key = '0x11'", "does not belong in a settings file"),
     ],
     ids=lambda text: text[:40].replace("\n", " "),
 )

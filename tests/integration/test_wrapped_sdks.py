@@ -371,14 +371,14 @@ CANNOT = {
                TypeError, "a Stream"),
     "raw": (lambda till: of_openai(till.server, till.keep(httpx2.Client())).chat.completions.with_raw_response.create(
         model="gpt-4o-mini", messages=HI), TypeError, "a LegacyAPIResponse"),
-    "empty": (lambda till: {}, ValueError, "it states no usage"),
-    "null": (lambda till: chat_of(usage=None), ValueError, "it states no usage"),
-    "usage-list": (lambda till: chat_of(usage=[COUNTS]), ValueError, "it states no usage"),
+    "empty": (lambda till: {}, ValueError, "it states no readable usage"),
+    "null": (lambda till: chat_of(usage=None), ValueError, "it states no readable usage"),
+    "usage-list": (lambda till: chat_of(usage=[COUNTS]), ValueError, "it states no readable usage"),
     "silent-chat": (lambda till: answered(till, Call(connect=of_openai, ask=chat("gpt-4o-mini"), reply=Completion(omit_usage=True))),
-                    ValueError, "it states no usage"),
+                    ValueError, "it states no readable usage"),
     "silent-gemini": (lambda till: answered(till, Call(connect=of_google, ask=CALLS["gemini"].ask, reply=Completion(omit_usage=True))),
-                      ValueError, "it states no usage"),
-    "null-aliased": (lambda till: OfAliased(), ValueError, "it states no usage"),
+                      ValueError, "it states no readable usage"),
+    "null-aliased": (lambda till: OfAliased(), ValueError, "it states no readable usage"),
 }  # fmt: skip
 
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from x402guard.cli import approvals, books, demo, doctor, owner, policy, prices, reconcile, testnet, verify
+from x402guard.cli import approvals, demo, doctor, owner, policy, prices, reconcile, sessions, testnet, verify
 from x402guard.errors import X402GuardError
 from x402guard.ledger.report_text import printable
 
@@ -40,11 +40,11 @@ def _options(
 
 app.command("demo")(demo.demo)
 app.command("testnet")(testnet.testnet)
-app.command("sessions")(books.sessions)
-app.command("report")(books.report)
-app.add_typer(books.holds, name="holds")
+app.command("sessions")(sessions.sessions)
+app.command("report")(sessions.report)
+app.add_typer(sessions.holds, name="holds")
 app.command("reconcile")(reconcile.reconcile)
-app.command("predict")(books.predict)
+app.command("predict")(sessions.predict)
 app.command("trip")(owner.trip)
 app.command("reset")(owner.reset)
 app.add_typer(owner.budget, name="budget")

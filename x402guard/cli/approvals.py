@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from x402guard.cli.books import AsJson, LedgerUrl, opened, show
+from x402guard.cli.sessions import AsJson, LedgerUrl, opened, show
 from x402guard.errors import ConfigError
 from x402guard.guard.approvers import operating_user
 from x402guard.ledger.questions import answer_of, approval_mark, give_answer, take_answer

@@ -19,7 +19,7 @@ import typer
 from x402guard.assets import resolve_network
 from x402guard.chain.reader import RpcChainReader
 from x402guard.chain.rpc import ChainUnreadable, JsonRpc
-from x402guard.cli.books import AsJson, LedgerUrl
+from x402guard.cli.sessions import AsJson, LedgerUrl
 from x402guard.errors import ConfigError, LedgerUnavailable
 from x402guard.guard.guard import Guard
 from x402guard.guard.settings import Settings, load_settings

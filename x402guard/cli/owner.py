@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from x402guard.cli.books import LedgerUrl, find_budget, opened
+from x402guard.cli.sessions import LedgerUrl, find_budget, opened
 from x402guard.errors import ConfigError
 from x402guard.guard.approvers import operating_user
 from x402guard.guard.guard import Guard

@@ -12,7 +12,7 @@ import httpx
 import typer
 
 from x402guard.assets import AssetRegistry
-from x402guard.cli.books import AsJson
+from x402guard.cli.sessions import AsJson
 from x402guard.errors import ConfigError, ProtocolError, X402GuardError
 from x402guard.flow.request import RequestFacts
 from x402guard.guard.guard import Guard

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from x402guard.cli.books import AsJson, LedgerUrl, holds, opened
+from x402guard.cli.sessions import AsJson, LedgerUrl, holds, opened
 from x402guard.errors import ConfigError, LedgerUnavailable
 from x402guard.guard.guard import Guard
 from x402guard.guard.settings import PRIVATE_KEY, load_settings

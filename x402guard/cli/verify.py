@@ -6,7 +6,7 @@ import json
 
 import typer
 
-from x402guard.cli.books import AsJson, LedgerUrl, opened
+from x402guard.cli.sessions import AsJson, LedgerUrl, opened
 from x402guard.errors import ConfigError
 from x402guard.ledger.report_text import printable
 from x402guard.stores.sqlite import SqliteStore

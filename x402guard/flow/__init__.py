@@ -1,3 +1,3 @@
-"""What every conversation shares: effects, admission, capture, refusals, and the drivers that run it."""
+"""Common parts of all flows: effects, admission, capture, refusals, and the drivers."""
 
 __all__: list[str] = []

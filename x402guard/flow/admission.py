@@ -1,4 +1,4 @@
-"""What stands before every hold, whatever it is for: an open session, a clock that can be believed, a kill file, a free place."""
+"""Checks before every hold: an open session, a plausible clock, no kill file, a free slot, and approval if needed."""
 
 from __future__ import annotations
 
@@ -22,16 +22,14 @@ from x402guard.policy.judge import Consented, Unasked
 from x402guard.policy.steps import run_of
 
 BUSY: Final = "bulkhead"
-LONGEST_WAIT_S: Final = 300
-"""How long a call waits for a place before it is refused, in seconds."""
-
+LONGEST_WAIT_S: Final = 300  # for a slot; then the call is refused
 _MAX_BEHIND_MS: Final = 60_000
 
 
 def check_standing(view: LedgerView, context: Context) -> Refusal | None:
-    """Return why nothing may be held now, or None: no kill file, a plausible clock, and open budgets up to the root.
+    """Return why nothing may be held now, or None. Checks the kill file, the clock, and the budgets up to the root.
 
-    A kill file trips the run. Holds past their own deadline lapse here, where the clock is believed.
+    A kill file trips the run. If the clock is plausible, holds past their own deadline lapse here.
     """
     if view.killed_by:
         trip_node(view, run_of(context.node_id), f"there is a kill file, {view.killed_by}")
@@ -41,13 +39,13 @@ def check_standing(view: LedgerView, context: Context) -> Refusal | None:
         return check_open(view, context.node_id)
     reason = (
         f"this machine's clock has jumped {view.ahead_ms // 1000} s ahead since the ledger was opened (max_clock_jump_s is "
-        f"{context.max_clock_jump_ms // 1000}); set it right, or open the guard again where it is right now"
+        f"{context.max_clock_jump_ms // 1000}); set it right, or open the guard again if it is right now"
     )
     return Refusal("clock", reason, advice="Set this machine's clock.")
 
 
 def check_clock(view: LedgerView) -> Refusal | None:
-    """A ledger that was written by a clock running ahead would date signatures by it, and make them good for too long."""
+    """Return a refusal if the clock is behind the ledger's time, which would make new signatures valid for too long."""
     if view.behind_ms <= _MAX_BEHIND_MS:
         return None
     seconds = view.behind_ms // 1000
@@ -59,9 +57,9 @@ def check_clock(view: LedgerView) -> Refusal | None:
 
 
 class Seat:
-    """A place at a host, or of a tool, while one call is under way; none where the owner's bulkhead needs none.
+    """A slot at a host or of a tool for one call; none if the owner's bulkhead needs none.
 
-    Taken before anything is held, and left while a person is asked.
+    It is taken before the hold is written, and released while an approver is asked.
     """
 
     def __init__(self, kind: HoldKind, name: str) -> None:
@@ -69,7 +67,7 @@ class Seat:
         self.slot: Slot | None = None
 
     def take(self, context: Context) -> Flow[Refusal | None]:
-        """Wait for a place; the refusal where none came free in time."""
+        """Wait for a slot. Returns the refusal if none is free in time."""
         slot = slot_of(context.policy.bulkhead, self._kind, self._name)
         if slot is None:
             return None
@@ -85,13 +83,13 @@ class Seat:
         )
 
     def leave(self) -> None:
-        """Leave it, where it was taken. Leaving twice is fine."""
+        """Release the slot, if one is taken. May be called twice."""
         if self.slot is not None:
             self.slot.leave()
 
 
 def consent(context: Context, unasked: Unasked) -> Flow[Refusal | None]:
-    """Ask, and write the answer down. None is a yes, good for this one call; the caller runs all its checks again after it."""
+    """Ask the approver and record the answer. None: a yes for this one call; the caller then repeats all its checks."""
     subject, verdict = unasked.subject, unasked.verdict
     request = ApprovalRequest(
         id=request_id(context.session_id, list(unasked.key)),
@@ -137,7 +135,6 @@ def consent(context: Context, unasked: Unasked) -> Flow[Refusal | None]:
 
 T = TypeVar("T")
 
-
 _MOST_QUESTIONS: Final = 8
 
 
@@ -150,12 +147,12 @@ def hold_or_refuse(
     refuse: Callable[[Refusal], Flow[PaymentRefused]] | None = None,
     seat: Seat | None = None,
 ) -> Flow[T]:
-    """Write a hold, durably, and return what *change* made of it; before a refusal for lack of budget, sweep once.
+    """Write a hold durably, and return the result of *change*. Before a refusal for lack of budget, sweep once.
 
-    A place is taken first, where a *seat* is given. Where a person has to be asked, that comes before the hold, with no place taken;
-    then *change* is run anew, and shown what was allowed.
-    *undo* gives back what may have been written where nobody knows: the answer of the books was lost, or the task was cancelled.
-    Raises the refusal, counted in the books by *refuse*, and ``LedgerUnavailable``.
+    With a *seat*, its slot is taken first. If *change* needs approval, the slot is released while the approver is
+    asked; then *change* runs again and is shown what was allowed. If the ledger's answer is lost or the task is
+    cancelled, it is unknown whether the hold was written, and *undo* gives it back. Raises ``LedgerUnavailable`` and
+    the refusal that *refuse* counts.
     """
     no = refuse or partial(refused, context)
     consented: frozenset[tuple[Any, ...]] = frozenset()
@@ -195,7 +192,7 @@ def _asked_too_often(unasked: Unasked, consented: Consented) -> Refusal | None:
     what, times = unasked.subject.names[0], len(consented)
     return Refusal(
         APPROVAL,
-        f"{what}: what it costs has changed {times} times while people were asked",
+        f"{what}: its cost has changed {times} times while approvers were asked",
         unasked.subject.amount,
         error=ApprovalDenied,
         advice="Ask again if it matters, or go on without.",

@@ -1,4 +1,4 @@
-"""Places at hosts and tools: so many calls to one may be under way in this process, and the next waits, first come, first served."""
+"""Bulkheads: slots limit the concurrent calls to a host or tool in this process; others wait in order of arrival."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from typing import Final
 
 from x402guard.flow.detached import TooLate, Wakeable, within
 
-_LOOK_S: Final = 1.0
-"""How often whoever waits looks for places that were forgotten, in seconds."""
+_LOOK_S: Final = 1.0  # seconds between two searches of a waiting call for slots of forgotten calls
 
 
 class TakenSlot:
@@ -24,7 +23,7 @@ class TakenSlot:
         self._left = False
 
     def leave(self) -> None:
-        """Give it to whoever has waited longest. Leaving twice is fine, and so is leaving it to the garbage collector."""
+        """Release it to the call that has waited longest. May be called twice, or left to the garbage collector."""
         with self._lock:
             if self._left:
                 return
@@ -44,7 +43,7 @@ class _Waiting:
 
 
 class Slots:
-    """Who is where. Threads and tasks of any event loop wait in one line."""
+    """All slots and their queues. Threads and tasks of any event loop wait in one queue."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -53,11 +52,11 @@ class Slots:
         self._lines: dict[str, deque[_Waiting]] = {}
 
     def drop(self, where: str) -> None:
-        """Take note of a place whose call was forgotten. The garbage collector says so at any moment, and takes no lock."""
+        """Note the slot of a forgotten call. The garbage collector may call this at any moment, so it takes no lock."""
         self._dropped.append(where)
 
     def _collect(self) -> None:
-        """Give back what was dropped."""
+        """Give back the slots that were dropped."""
         with suppress(IndexError):
             while True:
                 self.give_back(self._dropped.popleft())
@@ -75,7 +74,7 @@ class Slots:
             return waiting
 
     def give_back(self, where: str) -> None:
-        """Hand a place to the next in line, or leave it free."""
+        """Hand a slot to the next in the queue, or free it."""
         with self._lock:
             line = self._lines.get(where)
             if line:
@@ -92,7 +91,7 @@ class Slots:
                 del self._taken[where]
 
     def _end(self, where: str, waiting: _Waiting, *, keep: bool) -> TakenSlot | None:
-        """Return the place where it was granted; else stand in line no more. Not kept, it goes to the next."""
+        """Return the slot if it was granted, else leave the queue. A slot that is not kept goes to the next."""
         with self._lock:
             if not waiting.granted:
                 self._lines[where].remove(waiting)
@@ -105,7 +104,7 @@ class Slots:
         return slot
 
     def enter(self, where: str, most: int, wait_s: float) -> TakenSlot | None:
-        """Return one of *most* places, or None where none was left within *wait_s* seconds."""
+        """Return one of *most* slots, or None if none is free within *wait_s* seconds."""
         event = threading.Event()
         waiting = self._try(where, most, event.set)
         keep = False
@@ -120,7 +119,7 @@ class Slots:
         return slot
 
     async def enter_async(self, where: str, most: int, wait_s: float) -> TakenSlot | None:
-        """The same, awaited."""
+        """Do the same, awaited."""
         event = Wakeable()
         waiting = self._try(where, most, event.set)
         keep = False

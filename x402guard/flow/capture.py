@@ -1,4 +1,4 @@
-"""The decisions about an LLM call that are taken inside one ledger transaction: what is captured, and what is given back. Pure."""
+"""Decisions in one ledger transaction about the end of an LLM call: what is captured, what is given back. Pure."""
 
 from __future__ import annotations
 
@@ -19,9 +19,7 @@ from x402guard.policy.guards import give_step_back, guard_marks, note_end
 from x402guard.policy.step_guard import Outcome, StepEnd
 from x402guard.policy.steps import Step, step_of
 
-HOLD_S: Final = 900
-"""A call whose end nobody reports is captured at its ceiling after this many seconds."""
-
+HOLD_S: Final = 900  # seconds after which a call without a reported end is captured at its ceiling
 DISPUTED: Final = "disputed_usage"
 MEAN: Final = "llm_mean"
 ESTIMATED: Final = "llm_estimated"
@@ -29,7 +27,7 @@ ESTIMATED: Final = "llm_estimated"
 
 @dataclass(frozen=True, slots=True)
 class Booked:
-    """A hold as its end left it, and what people ought to be told, or ""."""
+    """A hold as its end left it, and a warning for the owner, or ""."""
 
     hold: Hold
     warning: str = ""
@@ -44,9 +42,9 @@ def write_void(
     step: Step | None = None,
     outcome: Outcome = "unknown",
 ) -> tuple[Scope, Change[Hold | None]]:
-    """Return the transaction that gives back what was never billed, and its *step*: the guards do not count it.
+    """Return the transaction that voids a hold that was never billed, and removes its *step* from the guards' counts.
 
-    But they count whether whoever was called has answered *well*; None says nothing of that. A hold that was never written is no error.
+    The guards still count its *outcome*. A hold that was never written is no error.
     """
     seen = () if step is None else guard_marks(context.policy, step)
 
@@ -72,10 +70,9 @@ def write_bill(
     most_tokens: int = 0,
     outcome: Outcome = "ok",
 ) -> tuple[Scope, Change[Booked]]:
-    """Return the transaction that captures a cost: its scope, and the change. It is done once; again does nothing.
+    """Return the transaction that captures a cost: its scope and the change, which is idempotent.
 
-    What was used is counted among the session's tokens: what is stated, else *most_tokens*. *well* is whether whoever was called
-    has answered well; None says nothing of that.
+    The session's tokens count the stated usage, or *most_tokens* without one. The guards count the *outcome*.
     """
     step = step_of(hold)
     restrains = bill.amount > hold.amount or bill.claimed is not None
@@ -102,7 +99,7 @@ def write_bill(
 
 
 def tokens_in(usage: Usage) -> int:
-    """Return the tokens in a usage: what a model was shown, and what it wrote."""
+    """Return the tokens in a usage: input and output."""
     return usage.get("input_tokens", 0) + usage.get("output_tokens", 0)
 
 
@@ -122,7 +119,7 @@ def _end(view: LedgerView, now: Hold, bill: Bill, marks: tuple[MarkKey, ...]) ->
 
 
 def _late(view: LedgerView, hold: Hold, bill: Bill) -> Hold:
-    """Take what a call's end says after it had lapsed to its ceiling: more than that is owed, less frees nothing."""
+    """Apply a bill that comes after the hold lapsed to its ceiling: what is above it is owed, less frees nothing."""
     if hold.state is not HoldState.CAPTURED or hold.evidence is not Evidence.ASSUMED:
         return hold
     if bill.claimed is not None:
@@ -155,14 +152,14 @@ def _forget_estimate(view: LedgerView, marks: tuple[MarkKey, ...], hold_id: str)
 
 @dataclass(frozen=True, slots=True)
 class Bill:
-    """What is to be captured, and why.
+    """An amount to capture, and why.
 
     Attributes:
         amount: nano-dollars.
-        evidence: why that is believed.
-        usage: what was used, by unit, where it was stated.
-        note: for the books: why it is the ceiling, or what was odd.
-        claimed: nano-dollars that an impossible usage would cost: the amount is disputed; None where it is not.
+        evidence: why the amount is believed.
+        usage: what was used, by unit, if stated.
+        note: for the ledger: why it is the ceiling, or what was unusual.
+        claimed: nano-dollars that an impossible usage would cost, if the amount is disputed; else None.
     """
 
     amount: Nanos
@@ -173,7 +170,7 @@ class Bill:
 
 
 def ceiling_bill(held: Nanos, note: str) -> Bill:
-    """Return the bill of a call whose cost nobody states: all that was held."""
+    """Return the bill of a call whose cost is unknown: all that was held."""
     return Bill(held, Evidence.ASSUMED, note=note)
 
 
@@ -186,7 +183,7 @@ def book(
     most_tokens: int = 0,
     outcome: Outcome = "ok",
 ) -> Flow[Hold]:
-    """Capture what was used, and say so where that reached the soft limit of the session's tokens. See ``write_bill``."""
+    """Capture what was used, and warn if that reaches the soft limit of the session's tokens. See ``write_bill``."""
     written = yield from transact_anyway(
         *write_bill(context, hold, bill, marks, most_tokens=most_tokens, outcome=outcome)
     )
@@ -204,16 +201,14 @@ def give_back(
     *,
     outcome: Outcome = "unknown",
 ) -> Flow[None]:
-    """Void what was never billed: a hold, or its id where nobody knows whether it was written.
+    """Void what was never billed: a hold, or its id if it is unknown whether the hold was written.
 
-    *well* says whether whoever was called has answered; None says nothing of that.
-
-    A ledger that cannot be written keeps the hold: that costs budget, never money.
+    If the ledger cannot be written, the hold stays: that costs budget, never money. The guards count the *outcome*.
     """
     hold_id, step = (held.id, step_of(held)) if isinstance(held, Hold) else (held, None)
     try:
         yield from transact_anyway(*write_void(context, hold_id, reason, marks, step=step, outcome=outcome))
     except LedgerUnavailable as again:
         if error is None:
-            return  # the hold lapses to its ceiling; what was answered is the caller's all the same
+            return  # the hold lapses to its ceiling; the caller still gets the answer
         cause(error).add_note(f"hold {hold_id} could not be given back: {again}")

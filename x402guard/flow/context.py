@@ -1,4 +1,4 @@
-"""What a flow works under: plain facts, the same for every request of a session."""
+"""The settings that a flow works under."""
 
 from __future__ import annotations
 
@@ -13,39 +13,35 @@ from x402guard.ledger.token_budget import TokenLimit
 from x402guard.money import Nanos
 from x402guard.policy import Policy
 
-MAX_CLOCK_JUMP_S: Final = 300
-"""How far the clock may run ahead of time passing, in seconds, unless the owner says otherwise."""
-
-
-DEFAULT_BODY_BYTES: Final = 10_485_760
-"""How much of a streaming request body is kept, in bytes, unless the owner says otherwise."""
+MAX_CLOCK_JUMP_S: Final = 300  # default of max_clock_jump_s
+DEFAULT_BODY_BYTES: Final = 10_485_760  # default of max_body_bytes
 
 Sweep = Callable[["Context", Nanos], Flow[bool]]
 
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What a flow works under; plain facts, the same for every request of a session.
+    """The settings that a flow works under: plain facts, the same for every request of a session.
 
     Attributes:
-        session_id: whose report a refusal stands in.
+        session_id: the session whose report lists a refusal.
         node_id: the budget that pays: the session, or a scope inside it.
         instance: this process instance.
         policy: the owner's rules.
-        payer: the signer's account, or None where there is no signer and so nothing is ever signed.
+        payer: the signer's account; None without a signer: nothing is signed.
         chains: networks whose chain can be read.
-        flight_ms: how long a request may be out before its hold is in doubt, in milliseconds.
+        flight_ms: how long a request may be in flight before its hold is in doubt, in milliseconds.
         unsafe_no_chain: pay on real networks whose chain cannot be read.
-        unsafe_trust_receipts: capture what an ``upto`` receipt claims where no chain can tell.
-        tokens: where the tokens of LLM calls are counted; None counts none.
+        unsafe_trust_receipts: capture the claim of an ``upto`` receipt if no chain can prove it.
+        tokens: where the tokens of LLM calls are counted, or None.
         finalizing: budgets whose reserve an LLM call may use now.
-        asks: there is somebody to ask.
+        asks: the guard has an approver.
         max_clock_jump_ms: how far the clock may run ahead of time passing, in milliseconds.
         registry: the tokens that may be paid with.
-        max_body_bytes: how much of a streaming request body is kept, so that a paid request can repeat it.
-        sweep: asks the chain about claims before a refusal that lacks budget, given how much fitted (nano-dollars); True where
-            more may fit now. None without a chain.
-        session_budget: nano-dollars of a session that names no budget; None where it has to name one.
+        max_body_bytes: the most bytes of a streaming request body that are kept to repeat it in a paid request.
+        sweep: asks the chain about claims before a refusal for lack of budget, given the amount that fitted
+            (nano-dollars). Returns True if more may fit now. None without a chain.
+        session_budget: nano-dollars of a session that names no budget; None if it has to name one.
         gone: process instances that are known to have ended.
     """
 

@@ -1,4 +1,4 @@
-"""Calls that may never come back, run in threads of their own that are left behind: nobody waits longer than was said."""
+"""Runs calls that may never return in threads of their own. A call that takes too long is abandoned."""
 
 from __future__ import annotations
 
@@ -16,24 +16,20 @@ R = TypeVar("R")
 
 
 def on_trio() -> bool:
-    """True inside a task of trio's."""
+    """Return whether this is a task of trio."""
     trio = sys.modules.get("trio")
     return trio is not None and bool(trio.lowlevel.in_trio_run())
 
 
 class TooLate(Exception):  # noqa: N818 - a signal, never seen by a user
-    """A call did not come back in time. No ``TimeoutError``: the call may raise one of its own."""
-
-
-def _discard(_handle: object) -> None:
-    """Nobody needs it."""
+    """A call did not return in time. Not a ``TimeoutError``, because the call may raise one itself."""
 
 
 class Wakeable:
-    """An event of the running event loop, asyncio's or trio's, that any thread may set."""
+    """An event of the running event loop (asyncio or trio) that any thread may set."""
 
     def __init__(self) -> None:
-        self._set: Callable[[], None]
+        self._set: Callable[[], object]
         if on_trio():
             import trio  # it runs us, so it is there
 
@@ -44,11 +40,11 @@ class Wakeable:
         else:
             done, loop = asyncio.Event(), asyncio.get_running_loop()
             self._wait = done.wait
-            self._set = lambda: _discard(loop.call_soon_threadsafe(done.set))
+            self._set = lambda: loop.call_soon_threadsafe(done.set)
             self._gone = RuntimeError
 
     def set(self) -> None:
-        """Wake whoever waits; nobody does where the loop has been closed."""
+        """Wake the waiting task, if the loop is still open."""
         with suppress(self._gone):
             self._set()
 
@@ -58,7 +54,7 @@ class Wakeable:
 
 
 async def within(seconds: float | None, call: Callable[[], Awaitable[R]]) -> R:
-    """Return what is awaited, or raise ``TooLate`` where it does not come in so many seconds; it is cancelled then."""
+    """Return what is awaited. After that many seconds cancel it and raise ``TooLate``."""
     if seconds is None:
         return await call()
     scope = anyio.move_on_after(seconds)
@@ -66,7 +62,7 @@ async def within(seconds: float | None, call: Callable[[], Awaitable[R]]) -> R:
     try:
         result = await call()
     except GeneratorExit:
-        raise  # thrown away, perhaps with its loop: there is nothing left to be cancelled, and nobody to be told
+        raise  # the coroutine is closed, perhaps with its loop: nothing is left to cancel
     except BaseException as error:
         if scope.__exit__(type(error), error, error.__traceback__):
             raise TooLate from None
@@ -76,9 +72,9 @@ async def within(seconds: float | None, call: Callable[[], Awaitable[R]]) -> R:
 
 
 class Aside(Generic[R]):
-    """One call in a daemon thread of its own, with the caller's context variables. It is waited for, and may be left behind.
+    """One call in its own daemon thread, with the caller's context variables. The caller waits for it or abandons it.
 
-    *late* is called once it has come to its end, where it was left behind: with its result, or None where it failed.
+    *late* is called when an abandoned call has ended: with its result, or None if it failed.
     """
 
     def __init__(self, call: Callable[[], R], late: Callable[[R | None], None] | None = None) -> None:
@@ -96,7 +92,7 @@ class Aside(Generic[R]):
         error: BaseException | None = None
         try:
             result = self._context.run(self._call)
-        except BaseException as raised:  # noqa: BLE001 - it is raised where it is waited for
+        except BaseException as raised:  # noqa: BLE001 - raised again in the waiting caller
             error = raised
         with self._lock:
             self._result, self._error, self._over = result, error, True
@@ -107,14 +103,14 @@ class Aside(Generic[R]):
 
     @property
     def was_left(self) -> bool:
-        """True once nobody waits for it any more."""
+        """True once the call is abandoned."""
         return self._left
 
     def _start(self) -> None:
         threading.Thread(target=self._run, name="x402guard-aside", daemon=True).start()
 
     def _leave(self) -> None:
-        """Nobody waits any more; what came meanwhile is put away."""
+        """Abandon the call; a result that has come already goes to *late*."""
         with self._lock:
             self._left, over = True, self._over
         if over and self._late is not None:
@@ -126,7 +122,7 @@ class Aside(Generic[R]):
         return cast("R", self._result)
 
     def within(self, seconds: float | None) -> R:
-        """Return its result, or raise its error; ``TooLate`` where neither came in time."""
+        """Return its result or raise its error. Raises ``TooLate`` if neither comes in time."""
         self._start()
         try:
             came = self._done.wait(seconds)
@@ -139,7 +135,7 @@ class Aside(Generic[R]):
         return self._ended()
 
     async def awaited_within(self, seconds: float | None) -> R:
-        """The same, awaited; a cancelled task leaves the call behind."""
+        """Do the same, awaited. A cancelled task abandons the call."""
         event = Wakeable()
         self._wake = event.set
         self._start()

@@ -1,4 +1,4 @@
-"""Run a flow: one short loop that blocks, one that awaits. The only place that waits."""
+"""The drivers run a flow: one blocks, one awaits. No other module waits."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from x402guard.flow.effects import (
 )
 from x402guard.flow.ports import Signer, Slot
 from x402guard.flow.sealed import Sealed, forgetting
-from x402guard.flow.shell import _LOG, Approver, Shell
+from x402guard.flow.shell import LOG, Approver, Shell
 from x402guard.ledger.model import Hold
 from x402guard.ledger.view import LedgerView
 from x402guard.policy.approvals import Answer, ApprovalRequest, count_people
@@ -49,20 +49,20 @@ X = TypeVar("X")
 
 
 class Exchange(Protocol):
-    """One request's HTTP side. Raises ``SendFailed`` where a request or its answer is lost."""
+    """The HTTP side of one request. Raises ``SendFailed`` if a request or its answer is lost."""
 
     def send(self, effect: Send) -> Reply:
-        """Send the request as *effect* says; keep the response in place of the one before."""
+        """Send the request as *effect* says; the response replaces the one kept before."""
 
     def peek(self, effect: PeekBody) -> bytes | None:
-        """Return the kept response's decoded body, or None beyond the limit; it stays readable for the caller."""
+        """Return the kept response's decoded body, or None beyond the limit. The caller can still read it."""
 
     def keep(self, slot: Slot | None) -> None:
-        """Keep a slot until the last response has ended; the one kept before is left."""
+        """Keep a slot until the last response has ended, and release the one kept before."""
 
 
 class AsyncExchange(Protocol):
-    """The same as ``Exchange``, awaited."""
+    """``Exchange``, awaited."""
 
     async def send(self, effect: Send) -> Reply:
         """See ``Exchange.send``."""
@@ -80,7 +80,7 @@ class _Result(Generic[R]):
 
 
 def _advance(flow: Flow[R], answer: Any, failure: BaseException | None) -> Effect | _Result[R]:
-    """Give a flow its answer or its failure; return what it asks for next, or its result."""
+    """Send a flow its answer or its failure. Returns its next effect, or its result."""
     try:
         return flow.send(answer) if failure is None else flow.throw(failure)
     except StopIteration as done:
@@ -90,7 +90,7 @@ def _advance(flow: Flow[R], answer: Any, failure: BaseException | None) -> Effec
 
 
 def run(flow: Flow[R], shell: Shell, exchange: Exchange | None = None) -> R:
-    """Run *flow* to its end on this thread, and return its result. A flow without HTTP effects needs no *exchange*."""
+    """Run *flow* to its end on this thread, and return its result. Only HTTP effects need an *exchange*."""
     answer: Any = None
     failure: BaseException | None = None
     while True:
@@ -112,15 +112,15 @@ def run(flow: Flow[R], shell: Shell, exchange: Exchange | None = None) -> R:
                 answer = _told(_perform(effect, shell), shell)
         except Exception as error:  # noqa: BLE001 - the flow decides what every failure means
             failure = error
-        except BaseException as error:  # noqa: BLE001 - Ctrl-C too: the flow brings the books in order first
+        except BaseException as error:  # noqa: BLE001 - Ctrl-C too: the flow updates the ledger first
             failure = Interrupted(error)
 
 
 async def run_async(flow: Flow[R], shell: Shell, exchange: AsyncExchange | None = None) -> R:
     """Run *flow* to its end in this task, and return its result.
 
-    What blocks runs in a thread; a transaction is waited for to its end, so a cancelled task never leaves a row half done. The
-    cancellation is thrown into the flow, which puts the books in order and lets it go on.
+    Blocking effects run in a thread. A transaction always runs to its end, so a cancelled task never leaves a row half
+    written. The cancellation is thrown into the flow, which updates the ledger and passes it on.
     """
     answer: Any = None
     failure: BaseException | None = None
@@ -146,7 +146,7 @@ async def run_async(flow: Flow[R], shell: Shell, exchange: AsyncExchange | None 
                 answer = _told(call() if _is_inline(effect, shell) else await _in_thread(effect, call, shell), shell)
         except Exception as error:  # noqa: BLE001 - the flow decides what every failure means
             failure = error
-        except BaseException as error:  # noqa: BLE001 - cancellation: the flow brings the books in order first
+        except BaseException as error:  # noqa: BLE001 - cancellation: the flow updates the ledger first
             failure = Interrupted(error)
 
 
@@ -157,7 +157,7 @@ class _Transacted:
 
 
 def _told(answer: Any, shell: Shell) -> Any:
-    """Return the result of what was run; after a transaction, send its notices and have its claims checked soon."""
+    """Return the result of an effect. After a transaction, send its notices and request checks of its claims."""
     if not isinstance(answer, _Transacted):
         return answer
     if answer.view.notices:
@@ -171,7 +171,7 @@ def _transact(effect: Transact[Any], shell: Shell) -> _Transacted:
     views: list[LedgerView] = []
 
     def change(view: LedgerView) -> Any:
-        views[:] = [view]  # of the run that was committed
+        views[:] = [view]  # the change may run again: the last run is the committed one
         if shell.kill_file is not None and _is_there(shell.kill_file):
             view.killed_by = str(shell.kill_file)
         return effect.change(view)
@@ -180,7 +180,7 @@ def _transact(effect: Transact[Any], shell: Shell) -> _Transacted:
     return _Transacted(result, views[0])
 
 
-_SILENCE: Final = Answer.no("nobody answered in time")
+_SILENCE: Final = Answer.no("no approver answered in time")
 
 
 def _ask(effect: Ask, shell: Shell) -> Answer:
@@ -209,7 +209,7 @@ def _is_there(path: Path) -> bool:
     except FileNotFoundError:
         return False
     except OSError:
-        return True  # unknown: the safe side is to stop
+        return True  # unknown: stop, to be safe
 
 
 _OTHER_TURN: RunVar[anyio.CapacityLimiter] = RunVar("x402guard_other_turn")
@@ -218,10 +218,10 @@ _OTHER_THREADS: Final = 16
 
 
 async def _in_thread(effect: Effect, call: Callable[[], Any], shell: Shell) -> Any:
-    """Run a blocking call in a thread of our own, so that a caller who has used up the common ones cannot lock us out.
+    """Run a blocking call in a thread of our own: a caller who has used up the common ones cannot block it.
 
-    A transaction is waited for to its end, whatever becomes of the task. Signers and chains are abandoned when the task is
-    cancelled: they may take for ever, and the flow knows that a signature may exist.
+    A transaction runs to its end, even if the task is cancelled. Signers and chains are abandoned then: they may never
+    return, and the flow knows that a signature may exist.
     """
     if isinstance(effect, Transact):
         return await _to_the_end(call, shell)
@@ -234,17 +234,17 @@ async def _in_thread(effect: Effect, call: Callable[[], Any], shell: Shell) -> A
 
 
 async def _to_the_end(call: Callable[[], Any], shell: Shell) -> Any:
-    """Run a transaction and wait for it although the task is cancelled meanwhile; then let the cancellation go on.
+    """Run a transaction to its end even if the task is cancelled, and let the cancellation continue after it.
 
-    asyncio's own ``task.cancel()`` (``wait_for``, ``timeout``, ``TaskGroup``, the end of the loop) pierces anyio's shield, and a
-    transaction that ran on behind our back would be followed by one that came too early. Waiting happens in the event loop,
-    two transactions a ledger at a time, and not in forty threads: the books are written one at a time anyway, and every
-    waiting thread would fight the loop for the interpreter.
+    asyncio's own ``task.cancel()`` (``wait_for``, ``timeout``, ``TaskGroup``, the end of the loop) breaks anyio's
+    shield, and a transaction still running in the background could be followed by one that comes too early. The event
+    loop waits, with two transactions per ledger at a time, not forty threads: the ledger writes one at a time anyway,
+    and every waiting thread would compete with the loop for the interpreter.
     """
     try:
         work = _ledger_threads(os.getpid(), id(shell.store)).submit(call)
     except RuntimeError:
-        return call()  # the interpreter is ending and takes no more work; the books still have to be put in order
+        return call()  # the interpreter is ending and starts no threads; the ledger still has to be updated
     done = Wakeable()
     work.add_done_callback(lambda _: done.set())
     cancelled: asyncio.CancelledError | None = None
@@ -254,23 +254,23 @@ async def _to_the_end(call: Callable[[], Any], shell: Shell) -> Any:
                 await done.wait()
         except asyncio.CancelledError as error:
             if work.cancel():
-                raise  # it had not begun
+                raise  # the transaction has not begun
             cancelled = error
     if cancelled is not None:
         if work.exception() is None:
             _told(work.result(), shell)
-        raise cancelled  # the flow learns of the cancellation, and looks into the books for the rest
+        raise cancelled  # the flow gets the cancellation, and reads the ledger
     return work.result()
 
 
 @lru_cache(maxsize=64)
 def _ledger_threads(_pid: int, _store: int) -> ThreadPoolExecutor:
-    # One pool a ledger, so that none waits for another; and a process: a parent's threads do not exist after a fork.
+    # One pool per ledger, so that none waits for another; and per process: a fork has none of its parent's threads.
     return ThreadPoolExecutor(_LEDGER_THREADS, thread_name_prefix="x402guard-ledger")
 
 
 def _is_inline(effect: Effect, shell: Shell) -> bool:
-    """True where an effect is over in microseconds, so that an event loop may run it without a thread."""
+    """Return whether an effect takes only microseconds, so that an event loop may run it without a thread."""
     match effect:
         case Transact():
             return shell.store.inline
@@ -293,7 +293,7 @@ def _perform(effect: Effect, shell: Shell) -> Any:
         case Compute(job, _):
             return job(shell.store.now_ms())
         case Notify(message):
-            return _LOG.warning(message)
+            return LOG.warning(message)
         case Sign(hold):
             if shell.signer is None:
                 raise SignerError("there is no signer")
@@ -311,29 +311,29 @@ def _signed(signer: Signer, hold: Hold) -> Sealed[bytes]:
 
 def _needed(exchange: X | None) -> X:
     if exchange is None:
-        raise TypeError("this flow sends a request, and was started without one")
+        raise TypeError("this flow sends a request, and was started without an exchange")
     return exchange
 
 
 ABANDONED: Final[ContextVar[Callable[[], bool]]] = ContextVar("x402guard_abandoned", default=lambda: False)
-"""Tells whoever asks whether anybody still waits for the answer."""
+"""Returns whether the caller no longer waits for the approver's answer."""
 
 
 def ask_aside(approver: Approver | None, request: ApprovalRequest) -> Aside[Answer]:
-    """Return the call that asks; whatever goes wrong with it is a no."""
+    """Return the call that asks an approver. Any failure is a no."""
 
     def call() -> Answer:
         if approver is None:
-            return Answer.no("this guard has nobody to ask")
+            return Answer.no("this guard has no approver")
         ABANDONED.set(lambda: aside.was_left)
         try:
             answer: object = approver.ask(request)
-        except Exception as error:  # noqa: BLE001 - an approver that fails has not allowed anything
+        except Exception as error:  # noqa: BLE001 - an approver that fails allows nothing
             return Answer.no(f"asking failed: {type(error).__name__}")
         if not isinstance(answer, Answer):
             return Answer.no(f"the approver answered with a {type(answer).__name__}")
         if answer.allowed is True and count_people(answer.by) < request.approvers:
-            return Answer.no(f"{request.approvers} different people have to allow it", answer.by)
+            return Answer.no(f"{request.approvers} different approvers have to allow it", answer.by)
         return answer
 
     aside = Aside(call)

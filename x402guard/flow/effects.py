@@ -1,7 +1,7 @@
-"""What a conversation may ask of the world, as values.
+"""The effects of a flow, as values.
 
-A flow is a generator: it yields effects, is sent their answers, and returns a result. It is shown status, headers and bytes,
-and never an HTTP library's object. ``drivers`` runs it, blocking or async.
+A flow is a generator: it yields effects, is sent their answers, and returns a result. It sees status, headers and
+bytes, never an HTTP library's object. ``drivers`` runs it, blocking or async.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from x402guard.policy.approvals import ApprovalRequest
 R = TypeVar("R")
 
 HeaderLine = tuple[str, str | Sealed[str]]
-"""The name and value of a header to be added to a request; sealed where it is a payment."""
+"""Name and value of a header to add to a request; sealed if it is a payment."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """The head of a response: status, and header lines as they came."""
+    """The head of a response: status, and the header lines as received."""
 
     status: int
     headers: tuple[tuple[str, str], ...] = field(repr=False)
@@ -33,11 +33,11 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Send the request, with these header lines added to a copy of it. Answered by a ``Reply``.
+    """Send a copy of the request with these header lines added. Answered by a ``Reply``.
 
-    A payment is sealed among them, and ``pays`` its hold, or None; ``body`` is sent in place of the request's own, where it is
-    not None. ``call_s`` is how many seconds it may all take to the end of the answer's body, ``chunk_s`` from one piece of that
-    to the next; None for any time. Fails with ``SendFailed``.
+    A payment header is sealed, and ``pays`` is its hold, or None; ``body`` replaces the request's own unless it is
+    None. ``call_s`` limits the seconds to the end of the answer's body, ``chunk_s`` those between two of its chunks;
+    None for no limit. Fails with ``SendFailed``.
     """
 
     headers: tuple[HeaderLine, ...] = ()
@@ -49,9 +49,9 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class PeekBody:
-    """Read the current response's body, at most *limit* bytes within *call_s* seconds, without taking it from the caller.
+    """Read at most *limit* bytes of the current response's body in *call_s* seconds. The caller can still read it.
 
-    Answered by the bytes, or None where there are more. Fails with ``SendFailed``.
+    Answered by the bytes, or None if there are more. Fails with ``SendFailed``.
     """
 
     limit: int
@@ -60,7 +60,7 @@ class PeekBody:
 
 @dataclass(frozen=True, slots=True)
 class Transact(Generic[R]):
-    """Run a change in the ledger. Never abandoned half-way; fails with ``LedgerUnavailable``."""
+    """Run a change in the ledger. It is never abandoned halfway. Fails with ``LedgerUnavailable``."""
 
     scope: Scope
     change: Change[R]
@@ -68,7 +68,7 @@ class Transact(Generic[R]):
 
 @dataclass(frozen=True, slots=True)
 class Compute(Generic[R]):
-    """Run a pure function of the ledger's clock (unix milliseconds) that may take long: off the event loop, unless *quick*."""
+    """Run a pure function of the ledger's clock (unix milliseconds): off the event loop, unless it is *quick*."""
 
     job: Callable[[int], R]
     quick: bool
@@ -76,17 +76,17 @@ class Compute(Generic[R]):
 
 @dataclass(frozen=True, slots=True)
 class Notify:
-    """Write a warning for the owner into the log, in one sentence. It never fails."""
+    """Log one sentence as a warning to the owner. It never fails."""
 
     message: str
 
 
 @dataclass(frozen=True, slots=True)
 class TakeSlot:
-    """Take one of *most* slots at a host or tool, waiting at most *wait_s* seconds for it.
+    """Take one of *most* slots at a host or tool. Waits at most *wait_s* seconds.
 
-    Answered by a ``Slot``, or None where none came free in time. It is left when the request's answer has ended; a flow without
-    a request leaves it itself.
+    Answered by a ``Slot``, or None if none is free in time. It is released when the request's answer has ended; a flow
+    without a request releases it itself.
     """
 
     where: str
@@ -96,14 +96,14 @@ class TakeSlot:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """Ask an approver. Answered by an ``Answer``; silence and failures are a no."""
+    """Ask an approver. Answered by an ``Answer``; no answer in time and failures are a no."""
 
     request: ApprovalRequest
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """The last moment to be cancelled before a signature exists."""
+    """The last moment to cancel before a signature exists."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,7 @@ class Sign:
 
 @dataclass(frozen=True, slots=True)
 class AskChain:
-    """Ask a chain; the question says what it is answered by. It never fails: "could not be read" is an answer."""
+    """Ask a chain; the question names the type of its answer. It never fails: "could not be read" is an answer."""
 
     question: ChainQuestion
 
@@ -128,7 +128,7 @@ Flow = Generator[Effect, Any, R]
 class SendFailed(Exception):  # noqa: N818 - a signal between driver and flow, never seen by a user
     """The request or its answer was lost. ``cause`` is the HTTP library's error.
 
-    ``before_connection`` is True where it is certain that nothing left this machine.
+    ``before_connection``: it is certain that nothing left this machine.
     """
 
     def __init__(self, cause: Exception, *, before_connection: bool) -> None:
@@ -138,7 +138,7 @@ class SendFailed(Exception):  # noqa: N818 - a signal between driver and flow, n
 
 
 class Interrupted(BaseException):  # a signal between driver and flow, never seen by a user
-    """The task was cancelled, or Ctrl-C came, while an effect ran. ``cause`` is what has to be raised in the end."""
+    """The task was cancelled, or Ctrl-C came, while an effect ran. ``cause`` has to be raised in the end."""
 
     def __init__(self, cause: BaseException) -> None:
         super().__init__(str(cause))
@@ -146,7 +146,7 @@ class Interrupted(BaseException):  # a signal between driver and flow, never see
 
 
 def transact(scope: Scope, change: Change[R]) -> Flow[R]:
-    """Run *change* in the ledger and return its result: ``Transact`` as a flow of its own."""
+    """Run *change* in the ledger and return its result: ``Transact`` as a flow."""
     result: R = yield Transact(scope, change)
     return result
 
@@ -159,16 +159,16 @@ def transact_anyway(scope: Scope, change: Change[R]) -> Flow[R]:
         try:
             yield Transact(scope, change)
         except LedgerUnavailable as error:
-            cut.cause.add_note(f"the books could not be written on the way out: {error}")
+            cut.cause.add_note(f"the ledger could not be written after the cancellation: {error}")
         raise
     return result
 
 
 def error_name(error: BaseException) -> str:
-    """Return the name of what stands behind a flow's signal."""
+    """Return the name of the error behind a flow's signal."""
     return type(cause(error)).__name__
 
 
 def cause(error: BaseException) -> BaseException:
-    """Return what stands behind a flow's signal, or the error itself."""
+    """Return the error behind a flow's signal, or the error itself."""
     return error.cause if isinstance(error, (Interrupted, SendFailed)) else error

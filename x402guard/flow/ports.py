@@ -1,4 +1,4 @@
-"""What the core asks of the world: the protocols that the shell implements."""
+"""The protocols that the core needs from outside; the adapters implement them."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from x402guard.ledger.evidence import Finding, Unreadable
 from x402guard.ledger.model import Hold
 
 HoldLookup = Callable[[str], Hold | None]
-"""Reads one hold, as committed, by its id."""
+"""Reads one committed hold by its id."""
 
 
 class Slot(Protocol):
     """A slot of a bulkhead: one call under way at a host or tool."""
 
     def leave(self) -> None:
-        """Release it to the next call that waits. Leaving twice is fine."""
+        """Release it to the next call that waits. May be called twice."""
 
 
 class Signer(Protocol):
-    """The key. It signs nothing but a committed hold, and is shown no bare message."""
+    """The key. It signs only a committed hold, and never sees a bare message."""
 
     @property
     def address(self) -> Address:
@@ -30,13 +30,13 @@ class Signer(Protocol):
 
     @property
     def inline(self) -> bool:
-        """True where signing takes well under a millisecond and asks nobody."""
+        """True if signing takes well under a millisecond and needs no other process or device."""
 
     def bind(self, lookup: HoldLookup) -> None:
-        """Tie the signer to the ledger whose holds it may sign. Raises ``SignerError`` where it is tied to another."""
+        """Tie the signer to the ledger whose holds it may sign. Raises ``SignerError`` if it is tied to another."""
 
     def sign_cancellation(self, hold: Hold) -> bytes:
-        """Return the 65-byte signature of the ``CancelAuthorization`` of a live EIP-3009 hold, read and checked as in ``sign``.
+        """Return the 65-byte signature of the ``CancelAuthorization`` of a live EIP-3009 hold, checked as in ``sign``.
 
         Raises ``SignerError`` for any other hold.
         """
@@ -44,46 +44,46 @@ class Signer(Protocol):
     def sign(self, hold: Hold) -> bytes:
         """Return the 65-byte signature of a hold's payment.
 
-        The signer reads the hold's row itself, recomputes everything it is about to sign, and compares. Raises
+        The signer reads the hold's row itself, recomputes everything that it signs, and compares. Raises
         ``SignerError`` for a definite no. Any other exception means that a signature may exist somewhere.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class Funds:
-    """What an account could pay with: balance, and allowance for Permit2, both in the token's atomic units."""
+    """What an account can pay with: its balance and its Permit2 allowance, in the token's atomic units."""
 
     balance: int
     permit2_allowance: int
 
 
 class ChainReader(Protocol):
-    """Reads what happened to a payment. Never raises for a chain that is out of reach: that is an answer."""
+    """Reads what happened to a payment. An unreachable chain is an answer, never an exception."""
 
     @property
     def networks(self) -> frozenset[str]:
         """The networks (CAIP-2) that can be read."""
 
     def read(self, hold: Hold) -> Finding:
-        """Return what the chain shows of a payment hold; ``Unreadable`` where it cannot be read."""
+        """Return what the chain shows of a payment hold; ``Unreadable`` if it cannot be read."""
 
     def funds(self, network: str, token: Address, owner: Address) -> Funds | None:
-        """Return what *owner* could pay with, possibly some seconds old, or None where it cannot be read.
+        """Return what *owner* can pay with, possibly some seconds old, or None if it cannot be read.
 
-        Raises ``ConfigError`` where what is configured for the network serves another one.
+        Raises ``ConfigError`` if the endpoint of the network serves another network.
         """
 
     def close(self) -> None:
-        """Release connections. Closing twice is fine."""
+        """Release connections. May be called twice."""
 
 
 @dataclass(frozen=True, slots=True)
 class OutgoingTransfer:
-    """A Transfer that left the wallet, in a block that cannot be undone.
+    """A Transfer that left the wallet, in a final block.
 
     Attributes:
-        transaction, log_index: where.
-        payee: whom it went to.
+        transaction, log_index: where it is.
+        payee: the address that received it.
         amount_atomic: in the token's atomic units.
     """
 
@@ -98,9 +98,9 @@ class Transfers:
     """The Transfers of one token that left the wallet, up to a block.
 
     Attributes:
-        upto: the number of the last block that was looked at.
+        upto: the number of the last block that was read.
         outgoing: in order.
-        complete: True where that is the last final block; False where there was too much to look at.
+        complete: True if that is the last final block; False if there was too much to read.
     """
 
     upto: int
@@ -110,17 +110,17 @@ class Transfers:
 
 @runtime_checkable
 class WalletReader(Protocol):
-    """A ``ChainReader`` that can also say what left the wallet, so that the books can be compared with it."""
+    """A ``ChainReader`` that also reads what left the wallet, so that the ledger can be compared with it."""
 
     def transfers(
         self, network: str, token: Address, payer: Address, *, after: int | None, since_unix: int
     ) -> Transfers | Unreadable:
-        """Return what left *payer* after the block *after*, or since *since_unix* (unix seconds) where that is None."""
+        """Return what left *payer* after the block *after* or, if that is None, since *since_unix* (unix seconds)."""
 
     def nonce_behind(
         self, network: str, token: Address, payer: Address, transfer: OutgoingTransfer
     ) -> int | Unreadable | None:
-        """Return the nonce of the authorization that moved *transfer*, or None where the chain does not show one."""
+        """Return the nonce of the authorization that moved *transfer*, or None if the chain does not show one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +132,7 @@ class HoldStatus:
 
 @dataclass(frozen=True, slots=True)
 class AccountFunds:
-    """What could an account pay with? Answered by ``Funds``, or None where it is unknown."""
+    """What can an account pay with? Answered by ``Funds``, or None if unknown."""
 
     network: str
     token: Address
@@ -164,6 +164,6 @@ ChainQuestion = HoldStatus | AccountFunds | WalletTransfers | TransferNonce
 
 
 Usage = Mapping[str, int]
-"""What a call used: unit → count, none negative. The units are those of the price book: ``input_tokens`` (all of them, cached
-ones too), ``output_tokens`` (all, reasoning too), and parts of these: ``cache_read_tokens``, ``cache_write_tokens``,
+"""What a call used: unit → count, none negative. Units as in the price book: ``input_tokens`` (all, cached too),
+``output_tokens`` (all, reasoning too), and parts of these: ``cache_read_tokens``, ``cache_write_tokens``,
 ``input_audio_tokens``, ``output_reasoning_tokens``, ``web_searches`` …"""

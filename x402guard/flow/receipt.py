@@ -1,4 +1,4 @@
-"""What a caller learns of one payment, call or tool: the receipt."""
+"""The receipt of one payment, call or tool, for the caller."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from x402guard.money import nanos_to_decimal
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """What became of a payment, as ``response.extensions["x402guard"]``.
+    """The state of a payment, as ``response.extensions["x402guard"]``.
 
     Attributes:
-        hold_id: its line in the ledger.
-        amount: dollars captured, or held while that is not known.
+        hold_id: its hold in the ledger.
+        amount: dollars captured, or dollars held while the hold is live.
         evidence: why the amount is believed: ``chain``, ``chain_head``, ``claimed`` …; None while it is held.
         state: ``captured`` or ``held``.
-        in_doubt: nobody has said how it ended; it counts in full.
+        in_doubt: the outcome is unknown; the hold counts in full.
         transaction: the hash that the server names, or "".
         deadline: unix time in seconds after which the signature is worthless.
-        represented: a payment in doubt was presented again, none was signed anew.
+        represented: a payment in doubt was presented again; no new one was signed.
         model: the model of an LLM call, "" for a payment. Its receipt is complete once the answer's body has ended.
         output_limit: the output limit that was written into an LLM call without one, in tokens; else None.
-        usage: what an LLM call used, by unit, where its provider stated it.
-        note: what the books say about an amount that the provider did not state.
+        usage: what an LLM call used, by unit, if its provider stated it.
+        note: the ledger's note on an amount that the provider did not state.
     """
 
     hold_id: str

@@ -1,4 +1,4 @@
-"""How a refusal leaves: counted in the ledger, and raised as its typed error."""
+"""Counts a refusal in the ledger, and makes its typed error."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ def refused(
     also: Callable[[LedgerView], None] | None = None,
     marks: tuple[MarkKey, ...] = (),
 ) -> Flow[PaymentRefused]:
-    """Count the refusal in the ledger, and return it as the error to raise. Nothing is signed, nothing is held.
+    """Count the refusal in the ledger, and return the error to raise. Nothing is signed, nothing is held.
 
-    *also* runs in the same transaction, on the rows *marks*: what the refused request teaches all the same.
+    *also* runs in the same transaction on the rows *marks*: it records what the refused request shows.
     """
     node_id = context.node_id
-    # The text of a request or a server may hold lone surrogates, which no file can encode.
+    # A request or an answer may contain lone surrogates, which no file can encode.
     reason = refusal.reason.encode("utf-8", "backslashreplace").decode("utf-8")
     refusal = replace(refusal, reason=reason)
 
@@ -50,7 +50,7 @@ def refusal_error(context: Context, refusal: Refusal) -> PaymentRefused:
     error.money_may_have_moved = refusal.is_out
     if refusal.is_out:
         error.advice = (
-            "A payment for this is out until its deadline, and counts. Ask again when retry_after has passed."
+            "A payment for this can be taken until its deadline, and counts. Ask again when retry_after has passed."
         )
     elif refusal.advice:
         error.advice = f"Nothing was paid. {refusal.advice}"

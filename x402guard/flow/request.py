@@ -1,4 +1,4 @@
-"""One request as plain facts, and what every conversation about it shares."""
+"""One request as plain facts, and what all flows about it share."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from x402guard.policy.steps import short_route, whole_route
 
 @dataclass(frozen=True, slots=True)
 class RequestFacts:
-    """One request as the core sees it; no HTTP library's type among it.
+    """One request as the core sees it, without types of an HTTP library.
 
     Attributes:
         method: upper case.
         url: in full, query included; it never leaves the process.
-        origin: ``scheme://host:port``, lower case, the port always written.
-        host: host name, and the port where it is not the scheme's default.
+        origin: ``scheme://host:port``, lower case, always with the port.
+        host: host name, and the port if it is not the scheme's default.
         secure: the scheme is https.
-        loopback: the host is this very machine.
-        body_sha256: of the request body in hex; None where the body could not be kept.
+        loopback: the host is this machine.
+        body_sha256: of the request body in hex; None if the body could not be kept.
         entropy: 32 random bytes; the hold's id and the payment's nonce.
         purchase: the caller's own name for what is bought, or None.
-        pay_again: the caller wants a second payment although one may be in doubt.
-        pays_itself: the caller put a payment header of its own on the request.
-        redirected_from: the origin that the logical request began at, where this hop has another; else None.
-        paid_by: the hold that this logical request has signed already, on an earlier hop; else None.
-        paid_until: until when that signature is good, in unix seconds.
+        pay_again: the caller wants a second payment even if one is in doubt.
+        pays_itself: the caller set a payment header on the request.
+        redirected_from: the origin of the first hop, if this hop has another; else None.
+        paid_by: the hold that an earlier hop of this request has signed; else None.
+        paid_until: the deadline of that signature, in unix seconds.
         body: of the request, as far as it was kept.
     """
 
@@ -57,17 +57,17 @@ class RequestFacts:
 
 
 def route_of(request: RequestFacts) -> str:
-    """Return a request's place as the owner names it in a policy: ``GET host/path``."""
+    """Return a request's route as a policy names it: ``GET host/path``, cut to 200 characters."""
     return short_route(request.method, request.host, urlsplit(request.url).path)
 
 
 def whole_route_of(request: RequestFacts) -> str:
-    """Return a request's place as the owner's rules see it: whole."""
+    """Return a request's route in full, as the owner's rules see it."""
     return whole_route(request.method, request.host, urlsplit(request.url).path)
 
 
 def purpose_of(request: RequestFacts, tool: str = "", *, step: str = "") -> Purpose:
-    """Return what a hold for *request* is for; *tool* is the model or tool it calls, *step* what makes it the same as others."""
+    """Return the purpose of a hold. *tool* is the model or tool that *request* calls, *step* its deduplication key."""
     what = json.dumps([request.method, request.url, request.body_sha256 or ""])
     # No query, no fragment, and no user:password@ before the host.
     url = urlsplit(request.url)._replace(netloc=request.host, query="", fragment="").geturl()
@@ -78,7 +78,7 @@ R = TypeVar("R")
 
 
 def guarding_earlier_payment(request: RequestFacts, conversation: Flow[R]) -> Flow[R]:
-    """Return a conversation none of whose errors denies what an earlier hop of the same call has paid."""
+    """Return a flow whose errors never deny that an earlier hop of the same request was paid."""
     return conversation if request.paid_by is None else _after_payment(request, conversation)
 
 

@@ -1,4 +1,4 @@
-"""Values that must not be shown: signatures and payment headers on their way out."""
+"""Values that must not be shown: signatures and payment headers."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ V = TypeVar("V")
 
 
 class Sealed(Generic[V]):
-    """A value that a crash report, a debugger's list of variables or a log shows as ``Sealed(…)``, and nothing else.
+    """A value that crash reports, debuggers and logs show only as ``Sealed(…)``.
 
-    No subclass of ``str``: what shortens long text for display would cut a plain piece out of it. It is neither pickled nor
-    copied. ``reveal`` gives it back, to be used in place and never bound to a variable.
+    It is not a ``str``: code that shortens long text for display would show a part of it. It cannot be pickled or
+    copied. Use the result of ``reveal`` in place, and never bind it to a variable.
     """
 
     __slots__ = ("_value",)
@@ -36,7 +36,7 @@ class Sealed(Generic[V]):
 
 @contextmanager
 def forgetting() -> Iterator[None]:
-    """Forget the local variables of whatever fails inside: see ``forget_locals``."""
+    """Clear the local variables of an error that is raised inside: see ``forget_locals``."""
     try:
         yield
     except BaseException as error:
@@ -45,10 +45,10 @@ def forgetting() -> Iterator[None]:
 
 
 def forget_locals(error: BaseException) -> None:
-    """Clear the local variables of the frames in which *error* was raised, from where it is caught downwards.
+    """Clear the local variables of the frames in which *error* was raised, from the catching frame down.
 
-    The traceback keeps its files and lines. Causes and contexts are followed as far as they were raised below here: an error
-    that the caller was handling meanwhile is the caller's, and a generator of the caller's may be waiting in it.
+    The traceback keeps its files and lines. Causes and contexts are included if they were raised below here: an error
+    that the caller was handling belongs to the caller, and one of the caller's generators may be suspended in it.
     """
     below: set[FrameType] = set()
     waiting: list[tuple[BaseException | None, bool]] = [(error, True)]

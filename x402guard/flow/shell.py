@@ -1,4 +1,4 @@
-"""What a guard's flows run on, and what pays for them."""
+"""The drivers and adapters that a guard's flows run on, and the budgets that pay for them."""
 
 from __future__ import annotations
 
@@ -16,40 +16,40 @@ from x402guard.ledger.store import LedgerStore
 from x402guard.ledger.view import Notice
 from x402guard.policy.approvals import Answer, ApprovalRequest
 
-_LOG: Final = logging.getLogger("x402guard")
+LOG: Final = logging.getLogger("x402guard")
 
 
 class Notifier(Protocol):
-    """Tells people what they ought to know."""
+    """Sends notices to the owner."""
 
     def notify(self, notices: Iterable[Notice]) -> None:
-        """Tell of what has happened; never raises."""
+        """Send notices. Never raises."""
 
 
 class _Log:
     def notify(self, notices: Iterable[Notice]) -> None:
         for notice in notices:
-            _LOG.log(logging.WARNING if notice.pressing else logging.INFO, notice.message)
+            LOG.log(logging.WARNING if notice.pressing else logging.INFO, notice.message)
 
 
 def do_nothing() -> None:
-    """Nobody is there to ask the chain behind a caller's back."""
+    """Default ``recheck``: background checks are off."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shell:
-    """What every flow of a guard runs on.
+    """The adapters that every flow of a guard runs on.
 
     Attributes:
-        store: the books.
-        signer: the key, if any.
-        chain: the chains, if any.
-        approver: who is asked, if anybody.
-        teller: who is told what happens.
-        slots: the bulkheads: how many calls are under way, and where.
-        kill_file: a file whose being there stops everything, if any.
-        recheck: has the chain asked soon about what is claimed; returns at once.
-        single_flight: what the chain is being asked at the moment.
+        store: the ledger.
+        signer: the key, or None.
+        chain: the chains, or None.
+        approver: the approver, or None.
+        notifier: sends notices.
+        slots: the slots of the bulkheads.
+        kill_file: a file that stops everything while it exists, or None.
+        recheck: requests a background check of the claims; returns at once.
+        single_flight: coalesces chain reads.
     """
 
     store: LedgerStore
@@ -64,7 +64,7 @@ class Shell:
 
 
 class Approver(Protocol):
-    """Asks a person, in a thread of its own. What it raises, and what comes too late, is a no."""
+    """Asks a person, in a thread of its own. An exception and a late answer are a no."""
 
     def ask(self, request: ApprovalRequest) -> Answer:
         """Return the answer."""
@@ -74,12 +74,12 @@ class Payer(Protocol):
     """A budget that pays: a session or a scope."""
 
     def innermost(self) -> Payer:
-        """Return the innermost budget in context: this one, or one inside it. Raises ``ConfigError``, ``SessionClosed``."""
+        """Return the innermost budget in context, at or below this one. Raises ``ConfigError``, ``SessionClosed``."""
 
     @property
     def context(self) -> Context:
-        """What its flows work under."""
+        """The settings of its flows."""
 
     @property
     def shell(self) -> Shell:
-        """What its flows run on."""
+        """The adapters of its flows."""

@@ -1,4 +1,4 @@
-"""Asks a chain what flows want to know. "Could not read" is an answer, also from a reader of the user's that raises."""
+"""Reads chains for flows. "Could not read" is an answer, also if a user's reader raises."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from x402guard.flow.ports import (
 from x402guard.ledger.evidence import Finding, Unreadable
 
 _Key = tuple[str, int, str]
-
 _NO_CHAIN = Unreadable("no chain is configured")
 
 
@@ -29,18 +28,18 @@ class SingleFlight:
     """
 
     def __init__(self) -> None:
-        # No lock: every step is one operation on a dict with plain keys, which Ctrl-C cannot leave half done.
+        # No lock: every step is one operation on a dict with plain keys, which Ctrl-C cannot interrupt halfway.
         self._under_way: dict[_Key, Future[Finding]] = {}
 
     def ask(self, question: ChainQuestion, chain: ChainReader | None) -> Finding | Funds | Transfers | int | None:
-        """Return the answer to one question. Raises ``ConfigError`` alone: where an endpoint serves another chain."""
+        """Return the answer to one question. Raises only ``ConfigError``, if an endpoint serves another chain."""
         if isinstance(question, HoldStatus):
             return _NO_CHAIN if chain is None else self._read(question, chain)
         if isinstance(question, AccountFunds):
             return None if chain is None else _funds(question, chain)
         wallet: object = chain
         if not isinstance(wallet, WalletReader):
-            return Unreadable("what is configured for the chain cannot say what left the wallet")
+            return Unreadable("the configured chain reader cannot list what left the wallet")
         try:
             if isinstance(question, TransferNonce):
                 return wallet.nonce_behind(question.network, question.token, question.payer, question.transfer)
@@ -63,7 +62,7 @@ class SingleFlight:
             finally:
                 self._end(key, mine)
         finally:
-            # Ctrl-C may have come in the midst of that, and would keep everybody waiting who asks the same. Twice is once.
+            # Ctrl-C may have interrupted that, and others would wait for ever. Ending twice is harmless.
             self._end(key, mine)
 
     def _end(self, key: _Key, mine: Future[Finding]) -> None:
@@ -84,6 +83,6 @@ def _funds(question: AccountFunds, chain: ChainReader) -> Funds | None:
     try:
         return chain.funds(question.network, question.token, question.account)
     except ConfigError:
-        raise  # it serves another chain: the owner has to know, and nothing is signed yet
+        raise  # it serves another chain: an error for the owner; nothing is signed yet
     except Exception:  # noqa: BLE001 - see ask
         return None

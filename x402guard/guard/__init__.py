@@ -1,3 +1,3 @@
-"""What users hold in their hands: Guard, Session, settings, approvers, notices, install."""
+"""The user's interface: Guard, Session, settings, approvers, notices, install."""
 
 __all__: list[str] = []

@@ -1,4 +1,4 @@
-"""What a ledger says of its budgets: how one stands, a session's report, and what those of a name have cost so far."""
+"""The numbers of a budget in the ledger: its balances, its report, and what is outstanding when it is tripped."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from x402guard.policy.steps import run_of
 
 @dataclass(frozen=True, slots=True)
 class Outstanding:
-    """A payment or call that is out already, and counts until its end whatever is tripped.
+    """A payment or call that was sent before a trip. It counts until its end.
 
     Attributes:
-        hold_id: its line in the ledger.
-        amount: dollars that it may take at most.
-        payee: whom it pays; the model or tool where it is no payment.
+        hold_id: its hold in the ledger.
+        amount: its ceiling in dollars.
+        payee: the address that it pays; the model or tool if it is no payment.
         deadline: unix time in seconds after which it is worthless.
     """
 
@@ -35,12 +35,12 @@ class Outstanding:
 
 
 class Account(ABC):
-    """A budget's own numbers, as the ledger has them now: all in exact dollars, and in its window where it has one."""
+    """A budget's current numbers in the ledger: exact dollars, of its current window if it has one."""
 
     @property
     @abstractmethod
     def shell(self) -> Shell:
-        """The ports it runs on."""
+        """The adapters that it runs on."""
 
     @property
     @abstractmethod
@@ -58,43 +58,43 @@ class Account(ABC):
 
     @property
     def spent(self) -> Decimal:
-        """What was captured here and below, in dollars, exact."""
+        """Dollars captured in this budget and below, exact."""
         return nanos_to_decimal(self._nodes()[self.id].spent)
 
     @property
     def held(self) -> Decimal:
-        """What live holds here and below may still take, in dollars, exact."""
+        """Dollars that live holds in this budget and below may still take, exact."""
         return nanos_to_decimal(self._nodes()[self.id].live)
 
     @property
     def remaining(self) -> Decimal:
-        """The largest payment that fits into this budget and every one above it, in dollars, exact."""
+        """The largest payment that fits this budget and every budget above it, in dollars, exact."""
         left = remaining(self._nodes(), self.id)
         return Decimal("Infinity") if left is None else nanos_to_decimal(left)
 
     def would_exceed(self, amount: Dollars) -> bool:
-        """True where a payment of *amount* dollars would not fit now, here or in a budget above. It holds nothing.
+        """Return whether a payment of *amount* dollars would not fit now, here or in a budget above. Holds nothing.
 
-        Raises ``TypeError`` for a float, ``ValueError`` for what is no dollar amount.
+        Raises ``TypeError`` for a float, ``ValueError`` for anything else that is not a dollar amount.
         """
         nanos = dollars_to_nanos(amount, field="amount")
         left = remaining(self._nodes(), self.id)
         return left is not None and nanos > left
 
     def trip(self, reason: str) -> tuple[Outstanding, ...]:
-        """Latch the run that this belongs to: nothing is signed or sent in it until its owner resets it.
+        """Trip the run of this budget: nothing is signed or sent in it until its owner resets it.
 
-        Returns what is out already, oldest first: that may be taken until its end, and counts.
+        Returns what is outstanding, oldest first: it can be taken until its end, and counts.
         """
         if not isinstance(reason, str) or not reason.strip():
-            raise ConfigError("reason: say why the session is tripped, for whoever has to reset it")
+            raise ConfigError("reason: write why the session is tripped, for the owner who resets it")
         run_id = run_of(self.id)
         store = self.shell.store
         store.transact(Scope(nodes=(run_id,), durable=True), lambda view: trip_node(view, run_id, reason[:300]))
         return tuple(map(_as_outstanding, outstanding_of(store, run_id)))
 
     def report(self) -> Report:
-        """Return the accounts of this budget and all below it, as they stand in the ledger now."""
+        """Return the current report of this budget and all below it."""
         return report_of(self.shell.store, self.id)
 
 

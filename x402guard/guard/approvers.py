@@ -1,4 +1,4 @@
-"""Who is asked: a function, a person at the terminal, or people who answer from another process through the ledger."""
+"""Approvers: a function, a person at the terminal, or people who answer in another process through the ledger."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Callback = Callable[[ApprovalRequest], object]
 
 
 def operating_user() -> str:
-    """Return the name of the operating system's user: what the environment says of it counts for nothing."""
+    """Return the name of the operating system's user. The environment is not trusted."""
     try:
         return pwd.getpwuid(os.getuid()).pw_name
     except KeyError:
@@ -41,26 +41,24 @@ def operating_user() -> str:
 
 
 class _Asked:
-    """A function: True is a yes, an ``Answer`` says who gave it, and anything else is a no."""
+    """A function: True is a yes, an ``Answer`` names the approver, and anything else is a no."""
 
     def __init__(self, function: Callback) -> None:
         self._function = function
         self._name = getattr(function, "__qualname__", type(function).__name__)
 
     def ask(self, request: ApprovalRequest) -> Answer:
-        """See ``Approver.ask``."""
         said = self._function(request)
         return said if isinstance(said, Answer) else Answer(said is True, (self._name,))
 
 
 class _Several:
-    """Several, asked one after the other until one says no, or enough people have said yes."""
+    """Several approvers, asked one after the other until one says no or enough people have said yes."""
 
     def __init__(self, approvers: Sequence[Approver]) -> None:
         self._approvers = approvers
 
     def ask(self, request: ApprovalRequest) -> Answer:
-        """See ``Approver.ask``."""
         people: tuple[str, ...] = ()
         for approver in self._approvers:
             missing = max(1, request.approvers - count_people(people))
@@ -70,14 +68,14 @@ class _Several:
             people += answer.by
             if count_people(people) >= request.approvers:
                 return Answer(allowed=True, by=people, reason=answer.reason)
-        return Answer.no(f"{request.approvers} different people have to allow it", people)
+        return Answer.no(f"{request.approvers} different approvers have to allow it", people)
 
 
 class TerminalApprover:
-    """Asks whoever sits at the terminal, one question at a time; where there is no terminal, there is no yes.
+    """Asks the user at the terminal, one question at a time. Without a terminal the answer is no.
 
     Args:
-        terminal: where to ask, opened for reading and writing; the process's own terminal when none is given.
+        terminal: where to ask, open for reading and writing; by default the process's own terminal.
     """
 
     def __init__(self, terminal: TextIO | None = None) -> None:
@@ -87,7 +85,7 @@ class TerminalApprover:
         """See ``Approver.ask``."""
         until_s = time.monotonic() + request.timeout_s
         if not _TERMINAL.acquire(timeout=request.timeout_s):
-            return Answer.no("nobody answered in time")
+            return Answer.no("no approver answered in time")
         try:
             if self._terminal is not None:
                 return self._asked(self._terminal, request, until_s)
@@ -99,18 +97,17 @@ class TerminalApprover:
             _TERMINAL.release()
 
     def _asked(self, terminal: TextIO, request: ApprovalRequest, until_s: float) -> Answer:
-        with suppress(termios.error, OSError, ValueError):  # what was typed before the question answers another
+        with suppress(termios.error, OSError, ValueError):  # input from before the question is no answer
             termios.tcflush(terminal.fileno(), termios.TCIFLUSH)
         terminal.write(f"\n{describe(request)}\nAllow it, once? [y/N] ")
         terminal.flush()
         if ABANDONED.get()() or not _is_answered(terminal, max(0.0, until_s - time.monotonic())):
             terminal.write("\ntoo late\n")
-            return Answer.no("nobody answered in time")
+            return Answer.no("no approver answered in time")
         return Answer(terminal.readline().strip().lower() in ("y", "yes"), (operating_user(),))
 
 
-_TERMINAL: Final = threading.Lock()
-"""Two questions at once would leave open which of them an answer is to."""
+_TERMINAL: Final = threading.Lock()  # one question at a time, so that it is clear which one an answer is to
 
 
 def _own_terminal() -> TextIO:
@@ -119,7 +116,7 @@ def _own_terminal() -> TextIO:
 
 
 def _is_answered(terminal: TextIO, timeout_s: float) -> bool:
-    """Wait for a line; what is no file of the system's is read as it is."""
+    """Wait for a line. A terminal that is not a file of the system is read without waiting."""
     try:
         ready, _, _ = select.select([terminal.fileno()], [], [], timeout_s)
     except (OSError, ValueError):
@@ -128,7 +125,7 @@ def _is_answered(terminal: TextIO, timeout_s: float) -> bool:
 
 
 def _written(arguments: Mapping[str, Any]) -> str:
-    """Return arguments in words: every name, and as much of each value as fits."""
+    """Return arguments as text: every name, and as much of each value as fits."""
     each = max(_LEAST_SHOWN, _SHOWN // max(1, len(arguments)))
     written = []
     for name, value in arguments.items():
@@ -138,7 +135,7 @@ def _written(arguments: Mapping[str, Any]) -> str:
 
 
 def describe(request: ApprovalRequest) -> str:
-    """Return a question in words, safe to print: what an agent says of itself may hold control characters."""
+    """Return a question as text that is safe to print: an agent's texts may contain control characters."""
     whom = f" to {request.payee} on {request.network}" if request.payee else ""
     shown = "" if request.arguments is None else f" with {_written(request.arguments)}"
     return printable(
@@ -147,9 +144,9 @@ def describe(request: ApprovalRequest) -> str:
 
 
 class QueueApprover:
-    """Writes the question into the ledger, where ``x402guard approvals`` answers it from another process.
+    """Writes the question into the ledger. ``x402guard approvals`` answers it from another process.
 
-    A tool's arguments stand beside the question while it waits, and are taken out of the ledger with its end.
+    The arguments of a tool are kept with the question and leave the ledger when it ends.
     """
 
     def __init__(self, store: LedgerStore, pause: Callable[[float], None] = time.sleep) -> None:
@@ -170,7 +167,7 @@ class QueueApprover:
         give_up = time.monotonic() + request.timeout_s
         while time.monotonic() < give_up:
             if ABANDONED.get()():
-                return Answer.no("nobody waits for it any more")  # whoever asks the same again takes the answer
+                return Answer.no("the request was abandoned")  # an identical request takes the answer
             row: Mapping[str, Any] = self._store.marks("approval", request.id).get(request.id, {})
             if answer_of(row, self._store.now_ms()) is not None:
                 break
@@ -180,7 +177,7 @@ class QueueApprover:
 
 
 def as_approver(given: object, store: LedgerStore | None = None) -> Approver | None:
-    """Return who is asked. Raises ``ConfigError`` naming ``approver`` for what can ask nobody."""
+    """Return the approver of an argument. Raises ``ConfigError`` naming ``approver``."""
     if given is None:
         return None
     if given == "terminal":
@@ -195,7 +192,7 @@ def as_approver(given: object, store: LedgerStore | None = None) -> Approver | N
         return cast("Approver", given)
     if not callable(given) or isinstance(given, type):
         raise ConfigError(
-            f"approver: {given!r} is neither 'terminal', 'queue', a function of a request, nor a list of these"
+            f"approver: {given!r} is not 'terminal', 'queue', a function of a request, or a list of these"
         )
     _check_plain(given)
     return _Asked(given)
@@ -204,10 +201,10 @@ def as_approver(given: object, store: LedgerStore | None = None) -> Approver | N
 def _one(given: object, store: LedgerStore | None) -> Approver:
     approver = as_approver(given, store)
     if approver is None and given is None:
-        raise ConfigError("approver: None among several asks nobody; leave it out")
-    return approver or TerminalApprover()  # without a store nothing is asked: it is only checked
+        raise ConfigError("approver: None in a list is no approver; leave it out")
+    return approver or TerminalApprover()  # without a store the argument is only checked
 
 
 def _check_plain(function: object) -> None:
     if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None)):  # noqa: B004
-        raise ConfigError("approver: it is called in a thread of its own; write a plain function, not an `async def`")
+        raise ConfigError("approver: it runs in its own thread; write a plain function, not an `async def`")

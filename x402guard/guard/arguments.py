@@ -1,4 +1,4 @@
-"""The arguments of a ``Guard``, checked when they are written down and before anything is opened."""
+"""Checks the arguments of a ``Guard`` before anything is opened."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from x402guard.policy import Policy
 
 
 def meter_of(metering: Metering | None) -> Meter:
-    """Return what LLM calls are held and priced by. Raises ``ConfigError`` for what is no ``Metering``."""
+    """Return the meter of LLM calls. Raises ``ConfigError`` for anything but a ``Metering``."""
     if metering is not None and not isinstance(metering, Metering):
         raise ConfigError(
             f"metering: a {type(metering).__name__} is not a Metering; write Metering(unbounded_output=…)"
@@ -33,7 +33,7 @@ def meter_of(metering: Metering | None) -> Meter:
 
 
 def check_kinds(signer: object, ledger: object, policy: object, chains: object) -> None:
-    """Say which argument is of the wrong kind, before anything is opened; and never what it holds: it may be a key."""
+    """Raise ``ConfigError`` for an argument of the wrong type. The message never shows the value: it may be a key."""
     if signer is not None and (
         isinstance(signer, type) or not (hasattr(signer, "sign") and hasattr(signer, "address"))
     ):
@@ -47,7 +47,7 @@ def check_kinds(signer: object, ledger: object, policy: object, chains: object) 
 
 
 def each_asset(assets: Iterable[Asset]) -> tuple[Asset, ...]:
-    """Return tokens as a tuple. Raises ``ConfigError`` for what is no list of ``Asset``."""
+    """Return tokens as a tuple. Raises ``ConfigError`` for anything but a list of ``Asset``."""
     if not isinstance(assets, Iterable):
         raise ConfigError(f"assets: {assets!r} is not a list of Asset")
     listed = tuple(assets)
@@ -58,21 +58,21 @@ def each_asset(assets: Iterable[Asset]) -> tuple[Asset, ...]:
 
 
 def machine() -> str:
-    """Return what tells this machine, and this container's process ids, from any other that shares the ledger's file."""
+    """Return a name that no other machine or container (with its own process ids) with the same ledger file has."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         return f"{socket.gethostname()}/{boot}/{Path('/proc/self/ns/pid').readlink()}"
     except OSError:
-        return socket.gethostname()  # not Linux: the host name has to do
+        return socket.gethostname()  # not Linux: only the host name is known
 
 
 def is_gone(row: Mapping[str, object]) -> bool:
-    """Return whether an instance's process exists no more on this machine."""
+    """Return whether an instance's process has ended on this machine."""
     pid = row.get("pid")
     if not isinstance(pid, int) or pid == os.getpid():
         return False
     try:
-        os.kill(pid, 0)  # signal 0 sends nothing: it asks whether the process exists
+        os.kill(pid, 0)  # signal 0 sends nothing and checks that the process exists
     except ProcessLookupError:
         return True
     except (PermissionError, OverflowError):
@@ -81,7 +81,7 @@ def is_gone(row: Mapping[str, object]) -> bool:
 
 
 def positive(name: str, value: int) -> int:
-    """Return a positive whole number. Raises ``ConfigError`` naming it for anything else."""
+    """Return a positive whole number. Raises ``ConfigError`` naming it."""
     if type(value) is not int or value <= 0:
         raise ConfigError(f"{name}: {value!r} is not a positive whole number")
     return value
@@ -90,7 +90,7 @@ def positive(name: str, value: int) -> int:
 def read_networks(chain: ChainReader | None, policy: Policy, *, unsafe_no_chain: bool) -> frozenset[str]:
     """Return the networks whose chain can be read.
 
-    Real money needs a chain to check claims against, or the owner's word that it does not: else ``ConfigError``.
+    Raises ``ConfigError`` if a real network has no chain to check claims against, unless *unsafe_no_chain* allows it.
     """
     readable: frozenset[str] = frozenset() if chain is None else chain.networks
     if policy.networks is None or unsafe_no_chain:
@@ -99,15 +99,15 @@ def read_networks(chain: ChainReader | None, policy: Policy, *, unsafe_no_chain:
     if blind:
         raise ConfigError(
             f"chains: policy.networks allows {', '.join(blind[:3])}, where real money moves, and no RPC is configured; "
-            f'add chains={{"{blind[0]}": "https://…"}}, or say unsafe_no_chain=True'
+            f'add chains={{"{blind[0]}": "https://…"}}, or set unsafe_no_chain=True'
         )
     return readable
 
 
 def kill_path(kill_file: Path | str | None) -> Path | None:
-    """Return where a kill file would be, absolute: a process may change its directory. Raises ``ConfigError`` for what is no path."""
+    """Return the absolute path of a kill file, since a process may change its directory. Raises ``ConfigError``."""
     if kill_file is None:
         return None
     if not isinstance(kill_file, (str, Path)) or not str(kill_file).strip() or str(kill_file) == ".":
-        raise ConfigError(f"kill_file: {kill_file!r} is no path; write '/run/x402guard.stop'")
+        raise ConfigError(f"kill_file: {kill_file!r} is not a path; write '/run/x402guard.stop'")
     return Path(kill_file).absolute()

@@ -1,4 +1,4 @@
-"""What a session can be charged with beside requests: tools, anything that a block holds for, and calls that no transport saw."""
+"""What a session pays for besides requests: tools, blocks that hold an amount, and LLM calls past the transport."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ R = TypeVar("R")
 
 
 class Rendered(Protocol):
-    """Decorates a function such that it returns a text, and awaits one where it was awaited."""
+    """Decorates a function so that it returns a text, awaited if the function is."""
 
     @overload
     def __call__(self, function: Callable[P, Coroutine[Any, Any, Any]], /) -> Callable[P, Coroutine[Any, Any, str]]: ...
@@ -36,26 +36,26 @@ class Rendered(Protocol):
 
 
 class Charges(ToolPayer):
-    """The part of a session that tools and reported calls go through. All of it pays from the innermost budget in context."""
+    """The part of a session for tools and reported calls. All of it pays from the innermost budget in context."""
 
     @abstractmethod
     def recording(self) -> MeteredPayer:
-        """Return the budget in which what is owed already is booked: also after the session's end."""
+        """Return the budget that records what is owed already, even after the session's end."""
 
     # -- tools ------------------------------------------------------------------------------------------------------
 
     def charge(self, tool: str, cost: Dollars, *, arguments: Mapping[str, Any] | None = None) -> Receipt:
-        """Book what one use of a tool costs, in dollars, before it runs; return its receipt.
+        """Capture the cost of one use of a tool, in dollars, before it runs. Returns its receipt.
 
-        *arguments* tell one use from another; a hash of them goes into the books, and nothing else. Raises
-        ``BudgetExhausted`` where it does not fit and ``SessionTripped`` or ``SessionClosed``, with nothing booked; ``TypeError``
-        for a float, ``ValueError`` for what is no dollar amount, ``ConfigError`` for another argument.
+        *arguments* distinguish one use from another; the ledger keeps only a hash of them. Raises ``BudgetExhausted``
+        if the cost does not fit, ``SessionTripped`` or ``SessionClosed``, with nothing captured; ``TypeError`` for a
+        float, ``ValueError`` for anything else that is not a dollar amount, ``ConfigError`` for another argument.
         """
         call = tool_call(tool, cost, field="cost", arguments=arguments, fixed=True)
         return run(charge_tool(self.innermost().context, call), self.shell)
 
     async def acharge(self, tool: str, cost: Dollars, *, arguments: Mapping[str, Any] | None = None) -> Receipt:
-        """The same as ``charge``, awaited: the ledger is written off the event loop."""
+        """Do the same as ``charge``, awaited: the ledger is written off the event loop."""
         call = tool_call(tool, cost, field="cost", arguments=arguments, fixed=True)
         return await run_async(charge_tool(self.innermost().context, call), self.shell)
 
@@ -67,11 +67,11 @@ class Charges(ToolPayer):
         arguments: Mapping[str, Any] | None = None,
         lifetime_s: int = TOOL_HOLD_S,
     ) -> ToolHold:
-        """Return a block, for ``with`` or ``async with``, that holds what one use of a tool may cost at most, in dollars.
+        """Return a block, for ``with`` or ``async with``, that holds the ceiling of one use of a tool, in dollars.
 
-        The block says ``capture`` or ``void``; whatever leaves it without a word captures the ceiling. A process that ends within
-        it leaves a hold that counts in full, and is captured *lifetime_s* seconds after it began. Raises as ``charge`` does, on
-        entering where it does not fit.
+        The block calls ``capture`` or ``void``; without a call its end captures the ceiling. If the process ends inside
+        the block, the hold counts in full and is captured *lifetime_s* seconds after it began. Raises as ``charge``
+        does; on entering if the ceiling does not fit.
         """
         return ToolHold(self, tool_call(tool, up_to, field="up_to", arguments=arguments, lifetime_s=lifetime_s))
 
@@ -99,24 +99,24 @@ class Charges(ToolPayer):
     ) -> Rendered: ...
 
     def tool(self, *only: Callable[..., Any], name: str | None = None, **options: Any) -> Callable[..., Any]:
-        """Decorate a function, plain or ``async``, whose every call costs money or takes room in the context.
+        """Decorate a function, plain or ``async``, whose calls cost money or take tokens of the context.
 
         Args:
-            cost: dollars for each call, held before it and captured after it; or a function of the result that says so.
-            up_to: with such a function: the most that a call may cost, in dollars. It is held.
-            name: as it stands in reports; the function's own by default.
-            mode: how results are shown while there are tokens enough: ``raw``, ``table``, ``summary``, ``handle_only``. The call
-                then returns the text of ``render(result, mode)`` in the mode that ``tokens`` suggests, cut to what was granted.
-            render: with a mode: the text of a result in a mode.
-            max_tokens: the most tokens of one result, 4,000 by default; so many are reserved while the tool runs.
-            lifetime_s: seconds after which a call whose end nobody reports counts in full.
+            cost: dollars for each call, held before and captured after it; or a function of the result.
+            up_to: with such a function: the ceiling of a call, in dollars. It is held.
+            name: the name in reports; by default the function's own.
+            mode: how results are shown while there are enough tokens: ``raw``, ``table``, ``summary``, ``handle_only``.
+                The call returns ``render(result, mode)`` in the mode that ``tokens`` suggests, cut to the granted size.
+            render: with a mode: a function that returns the text of a result in a mode.
+            max_tokens: the most tokens of one result, 4,000 by default; they are reserved while the tool runs.
+            lifetime_s: seconds after which a call without a reported end counts in full.
 
-        A call that raises, or whose cost cannot be told, captures what was held. Raises ``ConfigError`` naming the argument,
-        ``TypeError`` for a float; the calls raise as ``charge`` does, and ``BudgetExhausted`` where no token is left, before the
-        function is run.
+        A call that raises, or whose cost is unknown, captures what was held. Raises ``ConfigError`` naming the
+        argument, ``TypeError`` for a float. Calls raise as ``charge``, and ``BudgetExhausted`` before they run if no
+        token is left.
         """
         if only:
-            raise ConfigError('tool: write @session.tool(cost="$0.01"), saying what a call costs, above the function')
+            raise ConfigError('tool: write @session.tool(cost="$0.01"), with the cost of a call, above the function')
         unknown = sorted(set(options) - set(ToolOptions.__dataclass_fields__))
         if unknown:
             raise ConfigError(f"{unknown[0]}: tool() takes {', '.join(ToolOptions.__dataclass_fields__)} and name")
@@ -126,30 +126,30 @@ class Charges(ToolPayer):
     # -- calls that no transport saw ----------------------------------------------------------------------------------
 
     def record_usage(self, provider: str, model: str, usage: object) -> Receipt:
-        """Book an LLM call that went past the transport (boto3, gRPC): what it used is owed already, so it counts in full.
+        """Record an LLM call past the transport (boto3, gRPC): what it used is owed already, so it counts in full.
 
-        *usage* is in the units of the price book (``{"input_tokens": 200, "output_tokens": 100}``), or as the provider states it.
-        What it exceeds is tripped; in a session that was tripped before, the call is booked and ``SessionTripped`` raised.
-        Raises ``Unpriced`` where nobody can say what it cost and ``ValueError`` or ``TypeError`` for a usage that says nothing, with
-        nothing booked.
+        *usage* is in the units of the price book (``{"input_tokens": 200, "output_tokens": 100}``), or as the provider
+        states it. Trips the budgets that it exceeds; in a session that was tripped before, the call is recorded and
+        ``SessionTripped`` raised. With nothing recorded, raises ``Unpriced`` if its price is unknown, and
+        ``ValueError`` or ``TypeError`` for an unusable usage.
         """
         return run(self._recorded(_stated(provider, model, usage)), self.shell)
 
     async def arecord_usage(self, provider: str, model: str, usage: object) -> Receipt:
-        """The same as ``record_usage``, awaited."""
+        """Do the same as ``record_usage``, awaited."""
         return await run_async(self._recorded(_stated(provider, model, usage)), self.shell)
 
     def wrap(self, response: R, *, provider: str | None = None, model: str | None = None) -> R:
-        """Book what a whole answer of a vendor's library says it used, as ``record_usage`` does, and return the answer.
+        """Record the usage in a complete answer of a vendor's library, as ``record_usage`` does, and return the answer.
 
-        *provider* and *model* where the answer does not name them: Bedrock's names no model, and OpenAI's dialect is spoken by
-        many. Raises as ``record_usage`` does.
+        Give *provider* and *model* if the answer does not name them: Bedrock's names no model, and many providers speak
+        OpenAI's dialect. Raises as ``record_usage`` does.
         """
         run(self._recorded(_answered(response, provider, model)), self.shell)
         return response
 
     async def awrap(self, response: R, *, provider: str | None = None, model: str | None = None) -> R:
-        """The same as ``wrap``, awaited."""
+        """Do the same as ``wrap``, awaited."""
         await run_async(self._recorded(_answered(response, provider, model)), self.shell)
         return response
 

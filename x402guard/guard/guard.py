@@ -1,4 +1,4 @@
-"""``Guard``: wires the ledger, the key, the chains and the rules together, and opens sessions."""
+"""``Guard``: connects the ledger, the key, the chains and the rules, and opens sessions."""
 
 from __future__ import annotations
 
@@ -53,33 +53,32 @@ from x402guard.x402.settlement import may_fit_now, sweep
 
 
 class Guard:
-    """One wallet, one ledger. Everything that spends goes through a session of it.
+    """One wallet, one ledger. Everything that spends goes through one of its sessions.
 
     Args:
         signer: the key; None meters and never signs.
-        ledger: URL of the books (``memory://``, ``sqlite:///spend.db``), or a store, which its owner closes.
+        ledger: URL of the ledger (``memory://``, ``sqlite:///spend.db``), or a store, which its owner closes.
         policy: the owner's rules.
-        assets: tokens beside the built-in ones.
-        chains: network → JSON-RPC URL, several of them, or a ``Chain``, for chain evidence; or a ``ChainReader``, which its owner
-            closes.
+        assets: tokens besides the built-in ones.
+        chains: network → JSON-RPC URL, several, or a ``Chain``; or a ``ChainReader``, which its owner closes.
         unsafe_no_chain: pay on real networks whose chain cannot be read; claims about real money stay unchecked.
-        unsafe_trust_receipts: capture what an ``upto`` receipt claims where no chain can tell.
-        budget: the wallet's own limit in dollars, over all sessions of this ledger; None takes what the ledger says.
-        max_body_bytes: how much of a streaming request body is kept, so that a paid request can repeat it.
+        unsafe_trust_receipts: capture the claim of an ``upto`` receipt if no chain can prove it.
+        budget: the wallet's own limit in dollars, over all sessions of this ledger; None uses the limit in the ledger.
+        max_body_bytes: the most bytes of a streaming request body that are kept to repeat it in a paid request.
         flight_s: seconds after which a request without an answer is in doubt.
         metering: how LLM calls are held and priced.
-        session_budget: the budget in dollars of a session that names none; without, such a session is an error.
-        approver: who is asked where a rule wants a person: a function of an ``ApprovalRequest`` that returns True, ``"terminal"``,
-            ``"queue"`` (answered by ``x402guard approvals``), or a list of these. None denies what would be asked.
-        on_notice: a function that is told of soft limits and open breakers, each a ``Notice``.
-        webhook: where the same is posted to.
-        kill_file: a path; while there is a file, every run that wants to spend is latched.
-        max_clock_jump_s: how far this machine's clock may run ahead of time passing, in seconds, before everything is refused.
-        background_checks: ask the chain about claims in a thread of its own; without, ``reconcile`` and the refusals that a lack
-            of budget would bring ask it alone.
-        ledger_must_exist: refuse a ledger that is not there instead of making a new one, with a new budget.
+        session_budget: the budget in dollars of a session that names none; without it, such a session is an error.
+        approver: the approver: a function of an ``ApprovalRequest`` that returns True, ``"terminal"``, ``"queue"``
+            (answered by ``x402guard approvals``), or a list of these. None denies every step that needs approval.
+        on_notice: a function that gets a ``Notice`` of each soft limit and open circuit.
+        webhook: where the same notices are posted to.
+        kill_file: a path; while the file exists, every run that wants to spend is tripped.
+        max_clock_jump_s: seconds that this machine's clock may run ahead of elapsed time; past it all is refused.
+        background_checks: ask the chain about claims in a background thread; without, only ``reconcile`` asks, and a
+            refusal for lack of budget before it is raised.
+        ledger_must_exist: refuse a missing ledger instead of creating a new one with a new budget.
 
-    Raises ``ConfigError`` naming the setting, ``LedgerUnavailable`` where the books cannot be opened.
+    Raises ``ConfigError`` naming the setting, ``LedgerUnavailable`` if the ledger cannot be opened.
     """
 
     def __init__(
@@ -115,7 +114,7 @@ class Guard:
         )
         limit, stop = parse_limit(budget, field="budget"), kill_path(kill_file)
         self._notifier = NoticeSender(on_notice, webhook)
-        as_approver(approver)  # wrong ones are said before anything is opened
+        as_approver(approver)  # raises before anything is opened
         chain = RpcChainReader(chains) if isinstance(chains, Mapping) else chains
         networks = read_networks(chain, self.policy, unsafe_no_chain=unsafe_no_chain)
         self.instance = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
@@ -137,7 +136,7 @@ class Guard:
             session_budget=parse_limit(session_budget, field="session_budget"),
         )
         self.meter = meter_of(metering)
-        # What was given is its owner's to close; others may share it.
+        # A store or reader that was given is closed by its owner; others may share it.
         self._closed, self._owns = False, (isinstance(ledger, str), isinstance(chains, Mapping))
         store = open_store(ledger, must_exist=ledger_must_exist) if isinstance(ledger, str) else ledger
         shell = Shell(store, signer, chain, as_approver(approver, store), self._notifier, kill_file=stop)
@@ -163,7 +162,7 @@ class Guard:
             self.shell.chain.close()
 
     def _enter_books(self, limit: Nanos | None) -> frozenset[str]:
-        """Write down the wallet, whose it is, and that this instance runs; end instances whose process is gone."""
+        """Record the wallet, its owner and this instance, and end the instances whose process is gone."""
         store, host = self.shell.store, machine()
         rows = store.marks("instance", "")
         ended = {key for key, row in rows.items() if not row["ended"] and row.get("host") == host and is_gone(row)}
@@ -182,9 +181,9 @@ class Guard:
 
     @classmethod
     def from_env(cls, path: Path | str | None = None) -> Guard:
-        """Return a guard set up by ``X402GUARD_*`` variables and ``x402guard.toml``; see ``docs/reference/settings.md``.
+        """Return a guard from ``X402GUARD_*`` variables and ``x402guard.toml``; see ``docs/reference/settings.md``.
 
-        The private key is read once and removed from the environment, so that no child process inherits it. Raises
+        Reads the private key once and removes it from the environment, so that no child process inherits it. Raises
         ``ConfigError`` naming the setting.
         """
         from x402guard.guard.settings import load_settings
@@ -201,12 +200,12 @@ class Guard:
         reserve: Dollars | None = None,
         soft_limit: SoftLimits | None = None,
     ) -> Session:
-        """Open a session with a budget, or with ``id`` resume the one of that id with what it has left.
+        """Open a session with a budget, or resume the session ``id`` with what it has left.
 
-        ``budget`` is in dollars, ``tokens`` what its context may take (100,000 by default); those of a resumed session can be
-        lowered and never raised. ``reserve`` (dollars, or a part such as ``"10%"``) is kept for LLM calls inside
-        ``session.finalizing()``; ``soft_limit`` are the parts of the budget at which people are told, such as 0.9, in place of the
-        policy's. Raises ``ConfigError``.
+        ``budget`` is in dollars, ``tokens`` are the most in its context (100,000 by default); those of a resumed
+        session can be lowered, never raised. ``reserve`` (dollars, or a part such as ``"10%"``) is kept for LLM calls
+        inside ``session.finalizing()``; ``soft_limit`` are the parts of the budget that send a notice, such as 0.9,
+        instead of the policy's. Raises ``ConfigError``.
         """
         request = session_request(
             self._basis, WALLET, name, budget=budget, session_id=id, reserve=reserve, soft_limit=soft_limit
@@ -216,17 +215,17 @@ class Guard:
     def budget(
         self, name: str, limit: Dollars | None = None, *, per: str | None = None, tz: str = "UTC"
     ) -> NamedBudget:
-        """Return the budget of a name, opened at first use: a parent of many sessions and budgets, in all processes.
+        """Return a named budget, opened at first use: a parent of many sessions and budgets, in all processes.
 
-        ``limit`` is in dollars, and can be lowered and never raised; with ``per`` (``day``, ``week``, ``month``) it begins anew by
-        the calendar of ``tz``, such as ``Europe/Berlin``. Without either, it is the one that stands. Raises ``ConfigError``.
+        ``limit`` is in dollars and can be lowered, never raised. With ``per`` (``day``, ``week``, ``month``) it starts
+        again by the calendar of ``tz``, such as ``Europe/Berlin``. Default: the stored ones. Raises ``ConfigError``.
         """
         return open_budget(self._basis, WALLET, name, limit, per=per, tz=tz)
 
     def innermost(self) -> Session:
         """Return the innermost budget in context, for a client that many sessions share.
 
-        Raises ``ConfigError`` where no session of this guard is in context.
+        Raises ``ConfigError`` if no session of this guard is in context.
         """
         inner = current_session()
         if inner is None or inner.shell is not self.shell:
@@ -237,31 +236,30 @@ class Guard:
         return inner.innermost()
 
     def reconcile(self) -> Reconciliation:
-        """Ask the chains about every payment that is not proven, and compare what left the wallet with what the books explain.
+        """Ask the chains about every unproven payment, and compare what left the wallet with the ledger.
 
-        What is found is written down: proven, expired, or corrected. Raises ``LedgerUnavailable``; a chain that cannot be read is
-        named in the result.
+        Records what is proven, expired or corrected; names chains that cannot be read. Raises ``LedgerUnavailable``.
         """
         return reconcile_ledger(self.shell, self.context)
 
     async def areconcile(self) -> Reconciliation:
-        """The same, awaited."""
+        """Do the same, awaited."""
         return await in_a_thread(self.reconcile)
 
     def sweep(self) -> None:
-        """Ask the chains once about the live payments longest unasked, at most sixteen, and write down what they say."""
+        """Ask the chains once about the sixteen live payments longest unasked, at most, and record the answers."""
         run(sweep(self.context), self.shell)
 
     def cancel(self, hold_id: str) -> Cancellation:
-        """Sign the cancellation of a live EIP-3009 payment, for whoever pays the gas to send; see ``Cancellation``.
+        """Sign the cancellation of a live EIP-3009 payment, for any account to send and pay gas; see ``Cancellation``.
 
-        The hold counts in full until the chain proves the cancellation. Raises ``ConfigError`` for a hold that cannot be cancelled,
-        ``SignerError`` where there is no key.
+        The hold counts in full until the chain proves the cancellation. Raises ``ConfigError`` for a hold that cannot
+        be cancelled, ``SignerError`` without a key.
         """
         return cancelled(self.shell, hold_id)
 
     def close(self) -> None:
-        """End this instance and release the ledger. Live holds stay and go on counting. Closing twice is fine."""
+        """End this instance and release the ledger. Live holds stay and count. May be called twice."""
         mark = {"since_ms": self.shell.store.now_ms(), "ended": True, "host": machine(), "pid": os.getpid()}
         if self._closed:
             return
@@ -288,5 +286,5 @@ class Guard:
             await anyio.to_thread.run_sync(self.close)
 
     def __repr__(self) -> str:
-        context = getattr(self, "terms", None)  # a crash reporter may look at a guard that was never finished
+        context = getattr(self, "context", None)  # a crash reporter may show an unfinished guard
         return "Guard(unfinished)" if context is None else f"Guard(payer={context.payer}, instance={self.instance!r})"

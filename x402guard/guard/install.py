@@ -1,8 +1,8 @@
-"""The two-line drop-in: ``install(budget=…)`` guards every httpx and httpx2 client of the process, ``uninstall()`` undoes it.
+"""``install(budget=…)`` guards every httpx and httpx2 client of the process; ``uninstall()`` undoes it.
 
-Clients made before and after, with transports of their own and with mounts: what is guarded is the moment a client chooses the
-transport for a request. Each request belongs to the session in its context, and to the installed one where there is none; tasks
-and ``to_thread`` inherit that, plain threads take it by ``session.bind(fn)``.
+It covers clients made before and after, with their own transports and with mounts: it replaces the method by which a
+client chooses the transport for a request. A request belongs to the session in context, else to the installed one;
+tasks and ``to_thread`` inherit the context, plain threads get it by ``session.bind(fn)``.
 """
 
 from __future__ import annotations
@@ -25,23 +25,18 @@ from x402guard.http.guarded import Guarded, OnRefusal
 from x402guard.ledger.report import Report
 from x402guard.money import Dollars
 
-_SEAM: Final = "_transport_for_url"
-"""The method of every client, in both libraries, that chooses a request's transport. A test holds it in its place."""
-
-_WATCHED: Final = frozenset({"aiohttp", "google.genai"})
-"""What sends past the guard and is refused by the tripwire, so that nobody has to be warned of it."""
-
+_SEAM: Final = "_transport_for_url"  # the method of all clients, in both libraries, that chooses a request's transport
+_WATCHED: Final = frozenset({"aiohttp", "google.genai"})  # refused by ``refuse_aiohttp``, so no warning is needed
 _LOCK: Final = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True)
 class _InContext:
-    """Finds whose request it is: the session in context, else the installed one."""
+    """Finds the session of a request: the one in context, else the installed one."""
 
     installed: Session
 
     def innermost(self) -> Session:
-        """Return the innermost budget in context, else the installed session."""
         return (current_session() or self.installed).innermost()
 
 
@@ -60,19 +55,19 @@ _installed: _Installation | None = None
 def install(
     budget: Dollars, *, guard: Guard | None = None, name: str = "installed", on_refusal: OnRefusal | None = None
 ) -> Session:
-    """Guard every httpx and httpx2 client of this process, and return the session that pays where no other is in context.
+    """Guard every httpx and httpx2 client of this process. Returns the session that pays if no other is in context.
 
     Args:
         budget: of that session, in dollars.
-        guard: whose; ``Guard.from_env()`` when none is given, which ``uninstall`` closes.
+        guard: its guard; by default ``Guard.from_env()``, which ``uninstall`` closes.
         name: of that session, in reports.
-        on_refusal: as for the transports. Unless told, httpx2 responds, and httpx raises but to vendors' SDKs, which retry
-            what a transport raises and hide it.
+        on_refusal: as for the transports. By default httpx2 responds, and httpx raises, except to vendors' SDKs, which
+            retry what a transport raises and hide it.
 
-    A client that has a guarded transport already keeps it. Warns of loaded libraries whose requests are not seen. Raises
-    ``ConfigError`` where it is installed already.
+    A client that already has a guarded transport keeps it. Warns of loaded libraries whose requests are not seen.
+    Raises ``ConfigError`` if it is installed already.
     """
-    global _installed  # noqa: PLW0603 - a process is what is guarded
+    global _installed  # noqa: PLW0603 - it guards the whole process
     with _LOCK:
         if _installed is not None:
             raise ConfigError("install: x402guard is installed already; call uninstall() first")
@@ -96,7 +91,7 @@ def install(
 
 
 def uninstall() -> Report | None:
-    """Undo ``install``: every client sends as it did before. Returns the session's last report; None where nothing was installed."""
+    """Undo ``install``: clients send as before. Returns the session's last report; None if nothing was installed."""
     global _installed
     with _LOCK:
         installation, _installed = _installed, None
@@ -140,7 +135,7 @@ def _patch(payer: _InContext, on_refusal: OnRefusal | None) -> tuple[tuple[type[
 
 
 def _is_of_sdk(request: httpx.Request) -> bool:
-    """True for requests of the SDKs that retry what a transport raises: they say who they are."""
+    """Return whether a request is of an SDK that retries what a transport raises; its headers show that."""
     return any(name.startswith("x-stainless-") for name in request.headers)
 
 
@@ -155,7 +150,7 @@ class _AsyncMindfulOfSdks(on_httpx.AsyncGuardedTransport):
 
 
 def _has_guard(transport: object, depth: int = 4) -> bool:
-    """True where a transport is guarded, or sends by one that is: a retry or a cache around it, say."""
+    """Return whether a transport is guarded, or wraps one that is (as a retry or a cache does)."""
     if isinstance(transport, Guarded):
         return True
     parts = getattr(transport, "__dict__", {}).values() if depth else ()
@@ -172,7 +167,7 @@ def _choosing(
     def transport_for_url(client: Any, url: Any) -> Any:
         chosen = original(client, url)
         if _has_guard(chosen) or isinstance(client, RpcClient):
-            return chosen  # guarded already; or our own way to a chain, which pays for nothing
+            return chosen  # already guarded; or our own client for a chain, which pays for nothing
         return wrapper.around(payer, chosen, on_refusal)
 
     return transport_for_url

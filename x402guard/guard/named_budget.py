@@ -1,4 +1,4 @@
-"""Budgets with a name, for a customer, a key or a team: parents of many sessions, and of each other; by the day if need be."""
+"""Named budgets, for a customer, a key or a team: parents of sessions and of each other, optionally with a window."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from x402guard.tools.token_budget import TokenBudget
 
 
 class NamedBudget(Account):
-    """A budget with a name. Every process that names it has the same one; it has no block, and never ends.
+    """A budget with a name. Every process that names it shares it; it has no block, and never ends.
 
-    Its numbers are those of its window, where it has one.
+    Its numbers are those of its window, if it has one.
     """
 
     def __init__(self, basis: Basis, node_id: str, name: str) -> None:
@@ -28,7 +28,7 @@ class NamedBudget(Account):
 
     @property
     def shell(self) -> Shell:
-        """The ports it runs on."""
+        """The adapters that it runs on."""
         return self._basis.shell
 
     @property
@@ -51,7 +51,7 @@ class NamedBudget(Account):
         reserve: Dollars | None = None,
         soft_limit: SoftLimits | None = None,
     ) -> Session:
-        """Open a session that is paid for out of this budget; otherwise as ``Guard.session``."""
+        """Open a session that this budget pays for; otherwise as ``Guard.session``."""
         request = session_request(
             self._basis, self._node_id, name, budget=budget, session_id=id, reserve=reserve, soft_limit=soft_limit
         )
@@ -70,18 +70,16 @@ class NamedBudget(Account):
 def open_budget(
     basis: Basis, parent_id: str, name: str, limit: Dollars | None, *, per: str | None, tz: str
 ) -> NamedBudget:
-    """Open a budget, or take the one of that name. Raises ``ConfigError`` naming the argument."""
+    """Open a budget, or return the existing one of that name. Raises ``ConfigError`` naming the argument."""
     check_name(name)
     if "/" in name:
-        raise ConfigError(
-            f"name: {name!r} cannot be a budget's name: a slash stands between a session and its children"
-        )
+        raise ConfigError(f"name: {name!r} cannot be a budget's name: a slash separates a session from its children")
     node_id = f"{BUDGET_PREFIX}{name}"
     window = check_window("day" if per is None else per, tz)
     if limit is None and per is None:
         for node in basis.shell.store.nodes(node_id):
             if node.id == node_id and node.parent_id != parent_id:
-                raise ConfigError(f"name: budget {name!r} is under {node.parent_id!r}, and not under {parent_id!r}")
+                raise ConfigError(f"name: budget {name!r} is under {node.parent_id!r}, not under {parent_id!r}")
             if node.id == node_id:
                 return NamedBudget(basis, node_id, name)
     request = NodeRequest(

@@ -1,4 +1,4 @@
-"""Tells people what they ought to know: a log record, a function of theirs, and a webhook that no payment waits for."""
+"""Sends notices to the owner: a log record, a function, and a webhook. No payment waits for the webhook."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ class Webhook:
     """Where notices are posted to, as JSON.
 
     Args:
-        url: https; or http on this very machine.
-        secret: at least 16 characters; every delivery is signed with it.
+        url: https; or http on this machine.
+        secret: at least 16 characters; it signs every delivery.
 
-    A delivery has the headers ``x402guard-delivery`` (its id: one that comes twice has the same) and ``x402guard-signature``:
+    A delivery has the headers ``x402guard-delivery`` (its id, the same if repeated) and ``x402guard-signature``:
     ``t=<unix seconds>,v1=<hex>``, HMAC-SHA256 of ``<unix seconds>.<body>``. Raises ``ConfigError`` naming the setting.
     """
 
@@ -54,23 +54,23 @@ class Webhook:
             url = httpx.URL(self.url)
             self.url.encode("utf-8")
         except (httpx.InvalidURL, TypeError, ValueError, AttributeError) as error:
-            raise ConfigError("webhook.url: that is no URL; write https://…") from error
+            raise ConfigError("webhook.url: not a URL; write https://…") from error
         if not url.host or url.scheme not in ("http", "https") or any(c.isspace() for c in self.url):
-            raise ConfigError("webhook.url: that is no URL; write https://…")
+            raise ConfigError("webhook.url: not a URL; write https://…")
         if not all(0 < len(label) < 64 for label in url.host.rstrip(".").split(".")) or (url.port or 1) > 65_535:
             raise ConfigError(f"webhook.url: {url.host!r:.80} or its port cannot be reached; write https://…")
         if url.scheme == "http" and not _is_here(url.host):
             raise ConfigError(
-                f"webhook.url: {url.host} is another machine, and plain http is read on the way; write https://…"
+                f"webhook.url: {url.host} is another machine, and plain http can be read in transit; write https://…"
             )
         try:
             enough = isinstance(self.secret, str) and len(self.secret.encode("utf-8")) >= _LEAST_SECRET
         except UnicodeEncodeError:
             enough = False
         if not enough:
-            raise ConfigError(f"webhook.secret: a secret of at least {_LEAST_SECRET} characters signs what is sent")
+            raise ConfigError(f"webhook.secret: a secret of at least {_LEAST_SECRET} characters signs each delivery")
 
-        hide_url(self.url)  # those of chat services hold their key in the path
+        hide_url(self.url)  # a chat service's URL holds its key in the path
 
     def __repr__(self) -> str:
         return f"Webhook(url={bare_url(self.url)!r})"
@@ -87,13 +87,13 @@ def _is_here(host: str) -> bool:
 
 
 def sign_delivery(secret: str, at_unix: int, body: bytes) -> str:
-    """Return the value of ``x402guard-signature`` for a body, as a receiver works it out to compare."""
+    """Return the value of ``x402guard-signature`` for a body. A receiver computes it the same way to compare."""
     digest = hmac.new(secret.encode(), f"{at_unix}.".encode() + body, hashlib.sha256).hexdigest()
     return f"t={at_unix},v1={digest}"
 
 
 class NoticeSender:
-    """Tells each notice once. Neither a function that fails nor a webhook that hangs is felt by any payment."""
+    """Sends each notice once. A function that fails or a webhook that hangs does not affect payments."""
 
     def __init__(
         self,
@@ -102,9 +102,9 @@ class NoticeSender:
         pauses_s: tuple[float, ...] = _PAUSES_S,
     ) -> None:
         if on_notice is not None and not callable(on_notice):
-            raise ConfigError(f"on_notice: {on_notice!r} is no function of a Notice")
+            raise ConfigError(f"on_notice: {on_notice!r} is not a function of a Notice")
         if webhook is not None and not isinstance(webhook, Webhook):
-            raise ConfigError(f"webhook: a {type(webhook).__name__} is no Webhook; write Webhook(url=…, secret=…)")
+            raise ConfigError(f"webhook: a {type(webhook).__name__} is not a Webhook; write Webhook(url=…, secret=…)")
         self._on_notice, self._webhook, self._pauses_s = on_notice, webhook, pauses_s
         self._waiting: queue.Queue[tuple[str, bytes] | None] = queue.Queue(_MOST_WAITING)
         self._lock = threading.Lock()
@@ -113,7 +113,7 @@ class NoticeSender:
         self._ending = threading.Event()
 
     def notify(self, notices: Iterable[Notice]) -> None:
-        """Tell of what has happened, in the order given. Never raises, but for what is no ``Exception``."""
+        """Send notices in the order given. Never raises an ``Exception``."""
         for notice in notices:
             if not notice.pressing:
                 _LOG.info(notice.message)
@@ -122,7 +122,7 @@ class NoticeSender:
             if self._on_notice is not None:
                 try:
                     self._on_notice(notice)
-                except Exception:  # noqa: BLE001 - a payment goes on whatever its owner's function does
+                except Exception:  # noqa: BLE001 - an error of the owner's function must not stop a payment
                     _LOG.exception("on_notice failed")
             if self._webhook is not None:
                 self._enqueue(notice)
@@ -132,7 +132,7 @@ class NoticeSender:
         try:
             self._waiting.put_nowait((secrets.token_hex(16), body.encode("utf-8", "replace")))
         except queue.Full:
-            _LOG.error("webhook: %d notices wait already; this one is in the log alone", _MOST_WAITING)
+            _LOG.error("webhook: %d notices wait already; this one is only in the log", _MOST_WAITING)
             return
         with self._lock:
             if self._thread is None or self._pid != os.getpid():  # threads do not survive a fork
@@ -160,7 +160,7 @@ class NoticeSender:
             }
             try:
                 status = self._post(http, body, headers)
-            except Exception as error:  # noqa: BLE001 - whatever it is, the next notice goes out
+            except Exception as error:  # noqa: BLE001 - after any error the next notice is sent
                 problem = type(error).__name__
                 continue
             if 200 <= status < 300:
@@ -172,17 +172,17 @@ class NoticeSender:
 
     def _post(self, http: httpx.Client, body: bytes, headers: dict[str, str]) -> int:
         url = "" if self._webhook is None else self._webhook.url
-        # What it says is nobody's to read: it may go on for ever.
+        # The body of the answer is not read: it may never end.
         with http.stream("POST", url, content=body, headers=headers, extensions=marked_guarded()) as answer:
             return answer.status_code
 
     def close(self) -> None:
-        """Wait a few seconds at most for what is under way."""
+        """Wait a few seconds at most for deliveries under way."""
         with self._lock:
             thread, self._thread = self._thread, None
         if thread is None or self._pid != os.getpid():
             return
-        with suppress(queue.Full):  # then it is not waited for to its end
+        with suppress(queue.Full):  # a full queue is not waited for
             self._waiting.put_nowait(None)
         thread.join(_CLOSING_S / 2)
         self._ending.set()

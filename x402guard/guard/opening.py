@@ -28,31 +28,28 @@ from x402guard.tools.token_budget import TokenBudget
 R = TypeVar("R")
 
 _NONE: Final[frozenset[str]] = frozenset()
-
 _FINALIZING: Final[ContextVar[tuple[Finalizing, ...]]] = ContextVar("x402guard_finalizing", default=())
 
 
 def finalizing_ids() -> frozenset[str]:
-    """Return the sessions whose last LLM calls are made in this context; a task that outlives their block has none."""
+    """Return the sessions with an open ``finalizing`` block in this context; none in a task that outlives a block."""
     blocks = _FINALIZING.get()
     return frozenset(block.node_id for block in blocks if block.is_open) if blocks else _NONE
 
 
-BUDGET_PREFIX: Final = "budget:"
-"""What the id of a named budget begins with, and no session's."""
-
+BUDGET_PREFIX: Final = "budget:"  # begins the id of every named budget, and of no session
 _ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,99}", re.ASCII)
 _PERCENT: Final = re.compile(r"([0-9]{1,2})\s*%", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
 class Basis:
-    """What a guard gives to each of its sessions and named budgets.
+    """What a guard shares with its sessions and named budgets.
 
     Attributes:
-        shell: what flows run on.
-        context: what flows work under.
-        meter: what LLM calls are held and priced by; None meters nothing.
+        shell: the adapters that flows run on.
+        context: the settings that flows work under.
+        meter: how LLM calls are held and priced; None meters nothing.
     """
 
     shell: Shell
@@ -61,14 +58,14 @@ class Basis:
 
 
 def parse_limit(budget: Dollars | None, *, field: str) -> Nanos | None:
-    """Return a budget in nano-dollars. Raises ``ConfigError`` naming *field*; zero is a budget that nothing fits into."""
+    """Return a budget in nano-dollars; nothing fits a budget of zero. Raises ``ConfigError`` naming *field*."""
     return None if budget is None else check_dollars(field, budget)
 
 
 def parse_reserve(reserve: Dollars | None, limit: Nanos | None) -> Nanos | None:
-    """Return what is kept for last LLM calls, in nano-dollars: dollars, or a part of the budget such as ``10%``.
+    """Return the reserve for last LLM calls in nano-dollars, from dollars or a part of the budget such as ``10%``.
 
-    Raises ``ConfigError`` for anything else, and for as much as the whole budget.
+    Raises ``ConfigError`` for anything else, and for a reserve as large as the budget.
     """
     if reserve is None:
         return None
@@ -99,7 +96,7 @@ def session_request(
     reserve: Dollars | None,
     soft_limit: SoftLimits | None,
 ) -> NodeRequest:
-    """Return what a session asks of the ledger. Raises ``ConfigError`` naming the argument."""
+    """Return the ledger request that opens a session. Raises ``ConfigError`` naming the argument."""
     check_name(name)
     if session_id is not None and (
         not isinstance(session_id, str)
@@ -134,7 +131,7 @@ def opener_of(context: Context) -> str:
 
 
 class Finalizing:
-    """The block of a session's last LLM calls, which may use what it keeps in reserve; once in its life. For ``with`` or ``async with``."""
+    """The block (``with`` or ``async with``) of a session's last LLM calls, which may use its reserve; only once."""
 
     def __init__(self, store: LedgerStore, node_id: str) -> None:
         self._store, self.node_id = store, node_id
@@ -171,13 +168,13 @@ class Finalizing:
 
 
 def check_name(name: object) -> None:
-    """Raise ``ConfigError`` for what cannot be the name of a session: a report has to print it."""
+    """Raise ``ConfigError`` unless *name* can name a session: reports print it."""
     if not isinstance(name, str) or not name or not name.isprintable() or len(name) > 200 or name == WALLET:
         raise ConfigError(f"name: {name!r} is not a name for a session; write text such as 'court-research'")
 
 
 def as_budget(tokens: TokenBudget | int | None) -> TokenBudget | None:
-    """Return what is to count a session's tokens, a number of them being a budget. Raises ``ConfigError`` for what is none."""
+    """Return a session's token budget; a number becomes one. Raises ``ConfigError`` for any other value of a number."""
     if isinstance(tokens, int):
         try:
             return TokenBudget(tokens)
@@ -188,15 +185,15 @@ def as_budget(tokens: TokenBudget | int | None) -> TokenBudget | None:
 
 
 def check_tokens(shell: Shell, path_ids: Collection[str], tokens: object) -> None:
-    """Raise ``ConfigError`` for what cannot count a session's tokens: no budget of tokens, or one of other books or sessions.
+    """Raise ``ConfigError`` unless *tokens* is None or a token budget that this session may use.
 
-    *path_ids* are the session and those around it, whose budgets it may share.
+    A budget in use by another ledger or session is refused. *path_ids* are the session and those around it.
     """
     if tokens is None:
         return
     if not isinstance(tokens, TokenBudget):
         raise ConfigError(
-            f"tokens: {tokens!r} is no TokenBudget; write TokenBudget(total=100_000), or a number of tokens"
+            f"tokens: {tokens!r} is not a TokenBudget; write TokenBudget(total=100_000), or a number of tokens"
         )
     kept = tokens.kept_in(shell)
     if kept is False or (kept and tokens.limit.session_id not in path_ids):
@@ -204,7 +201,7 @@ def check_tokens(shell: Shell, path_ids: Collection[str], tokens: object) -> Non
 
 
 def bind_tokens(shell: Shell, context: Context, node: Node, given: TokenBudget | None) -> TokenBudget:
-    """Return what counts a session's tokens: the budget given, or one as the ledger has it."""
+    """Return a session's token budget: the one given, or the one in the ledger."""
     budget = given or TokenBudget()
     if budget.kept_in(shell) is None:
         limit = TokenLimit(tokens_node(node.id), budget.asked[1], node.id)
@@ -213,5 +210,5 @@ def bind_tokens(shell: Shell, context: Context, node: Node, given: TokenBudget |
 
 
 async def in_a_thread(look: Callable[[], R]) -> R:
-    """Run one look at the chain in a thread, and return what it found. A cancelled task leaves it behind: it ends by itself."""
+    """Run one chain read in a thread and return its result. A cancelled task abandons it; it ends by itself."""
     return await anyio.to_thread.run_sync(look, abandon_on_cancel=True)

@@ -1,4 +1,4 @@
-"""Has the chain asked about claims, in a thread that lives while there are any: no paid answer waits for a chain."""
+"""Checks claims on the chain in a background thread while there are any, so that no paid answer waits for a chain."""
 
 from __future__ import annotations
 
@@ -11,21 +11,18 @@ from x402guard.errors import X402GuardError
 from x402guard.x402.settlement import Swept
 
 _LOG: Final = logging.getLogger("x402guard")
+# Seconds from a claim to the first check: many claims are checked together, and none while its payment is under way.
 FIRST_PAUSE_S: Final = 1.0
-"""Seconds between a claim and the first question, so that many claims are asked about together, and none while it is still paid for."""
-
-MOST_AT_ONCE: Final = 64
-"""How many sweeps one look takes, at most."""
-
+MOST_AT_ONCE: Final = 64  # sweeps in one check
 LONGEST_PAUSE_S: Final = 30.0
 _CLOSING_S: Final = 5.0
 
 
 class Rechecker:
-    """Looks once after it was nudged, then in growing pauses until nothing is open any more.
+    """Checks once after a nudge, then in growing pauses until nothing is open.
 
     Args:
-        look: asks the chain about some payments.
+        look: one sweep: asks the chain about some payments.
     """
 
     def __init__(self, look: Callable[[], Swept]) -> None:
@@ -37,7 +34,7 @@ class Rechecker:
         self._closed = False
 
     def nudge(self) -> None:
-        """Look soon; returns at once."""
+        """Request a check soon. Returns at once."""
         with self._lock:
             if self._closed:
                 return
@@ -52,7 +49,7 @@ class Rechecker:
             if self._wake.wait(pause_s):
                 self._wake.clear()
                 pause_s = FIRST_PAUSE_S
-                # Not the same event: a nudge a moment later is one more claim for the same look.
+                # A separate event: a nudge during this pause adds its claim to the same check.
                 self._pause.wait(FIRST_PAUSE_S)
             still_open = self._looked()
             with self._lock:
@@ -70,11 +67,11 @@ class Rechecker:
             return swept.still_open
         except X402GuardError as error:
             if not self._closed:
-                _LOG.warning("claims could not be checked in the background, they will be later: %s", error)
+                _LOG.warning("claims could not be checked in the background and will be checked later: %s", error)
             return 1
 
     def close(self) -> None:
-        """Stop; a question that is on its way is waited for, for five seconds at most. Closing twice is fine."""
+        """Stop. Waits at most five seconds for a check under way. May be called twice."""
         with self._lock:
             self._closed = True
             thread = self._thread

@@ -1,4 +1,4 @@
-"""A session: one run's budget, its report, and the budgets nested in it."""
+"""A session: the budget of one run, its report, and the budgets nested in it."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """A session's block, and the one around it. Kept in the context and not in the session, which tasks may share."""
+    """A session's block, and the block around it. Kept in the context, because tasks may share the session."""
 
     session: Session
     outer: _Block | None
@@ -63,16 +63,16 @@ _CURRENT: ContextVar[_Block | None] = ContextVar("x402guard_session", default=No
 def current_session() -> Session | None:
     """Return the innermost session or scope whose block is open in this context, or None."""
     block = _CURRENT.get()
-    # A session that was left in another context is over here too; a scope is not skipped, its limit would be lost with it.
+    # A session that was left in another context is over here, too. A scope is never skipped: its limit would be lost.
     while block is not None and block.session.is_over:
         block = block.outer
     return None if block is None else block.session
 
 
 class Session(Charges, Account):
-    """One run's budget. Made by ``Guard.session`` and ``Session.child``; used as a block, sync or async.
+    """The budget of one run. Made by ``Guard.session`` and ``Session.child``; used as a block, sync or async.
 
-    Inside its block it is the session in context: tasks and ``to_thread`` inherit it, plain threads take it by ``bind``.
+    Inside its block it is the session in context: tasks and ``to_thread`` inherit it, plain threads get it by ``bind``.
     """
 
     def __init__(
@@ -99,13 +99,13 @@ class Session(Charges, Account):
     def open(
         cls, basis: Basis, request: NodeRequest, parent: Session | None, tokens: TokenBudget | int | None = None
     ) -> Session:
-        """Open or resume a node of the ledger, and its budget of tokens. Raises ``ConfigError``, ``LedgerUnavailable``."""
+        """Open or resume a node of the ledger and its token budget. Raises ``ConfigError``, ``LedgerUnavailable``."""
         given = as_budget(tokens)
         around = parent._path_ids() if parent is not None else ()
         check_tokens(basis.shell, (request.id, *around), given)
         most = None if parent is None or given is None else parent.tokens.total
         total = None if given is None else given.asked[0]
-        # Nobody is told of tokens that nobody set a limit to; a limit of its own says where to tell.
+        # The default token limit sends no notices. A budget with its own soft limits keeps them.
         parts = () if given is None or given.asked[1] is not None else request.soft or basis.context.policy.soft_parts
         if most is not None and (total or DEFAULT_TOKENS) > most:
             raise ConfigError(
@@ -142,29 +142,29 @@ class Session(Charges, Account):
 
     @property
     def is_over(self) -> bool:
-        """True where this is a session, and no scope, that has ended."""
+        """True if this is a session, not a scope, and has ended."""
         return self._ended and self._kind is NodeKind.SESSION
 
     @property
     def shell(self) -> Shell:
-        """The ports it runs on."""
+        """The adapters that it runs on."""
         return self._basis.shell
 
     @property
     def tokens(self) -> TokenBudget:
-        """The tokens of this session: its own budget, or that of the session around it. Its metered calls count in it."""
+        """The token budget of this session: its own, or that of the session around it. Metered calls count in it."""
         return self._tokens
 
     def recording(self) -> Session:
-        """Return the budget for what is owed already: booked after the session's end, and inside another's block, too."""
+        """Return the budget for what is owed already, even after the session's end or inside the block of another."""
         inner = current_session()
         return inner if inner is not None and inner._descends_from(self) else self
 
     def innermost(self) -> Session:
         """Return the innermost budget in context: this session, or one inside it.
 
-        Raises ``ConfigError`` where the block in context belongs to another session: a client that pays from one budget
-        inside the block of another is a mistake that must not pick one silently.
+        Raises ``ConfigError`` if the block in context belongs to another session: paying from one budget inside
+        another's block is a mistake, and neither is chosen silently.
         """
         self._check_open()
         inner = current_session()
@@ -179,13 +179,13 @@ class Session(Charges, Account):
 
     @property
     def context(self) -> Context:
-        """What the flows of this session work under."""
+        """The settings that the flows of this session work under."""
         finalizing = finalizing_ids()
         return replace(self._context, finalizing=finalizing) if finalizing else self._context
 
     @property
     def meter(self) -> Meter | None:
-        """What LLM calls are held and priced by, with the prices registered here and above."""
+        """How LLM calls are held and priced, with the prices registered here and above."""
         models: dict[str, ModelPrice] = {}
         session: Session | None = self
         while session is not None:
@@ -205,10 +205,10 @@ class Session(Charges, Account):
         cached_input: Dollars | None = None,
         max_output: int | None = None,
     ) -> None:
-        """Give a model that the price book lacks a price, in dollars per million tokens, for this session and all below it.
+        """Set a price for a model that the price book lacks, in dollars per million tokens, in this session and below.
 
-        *max_output* is the most tokens that it answers with: calls without an output limit are held at that. What has a price
-        already can be made dearer, never cheaper. Raises ``ConfigError`` naming the argument.
+        *max_output* is the most tokens of an answer: calls without an output limit are held at that. A known price can
+        be raised, never lowered. Raises ``ConfigError`` naming the argument.
         """
         price = ModelPrice(input=input, output=output, cached_input=cached_input, max_output=max_output)
         meter = self.meter
@@ -230,51 +230,51 @@ class Session(Charges, Account):
         return False
 
     def predict(self) -> Prediction:
-        """Return what past sessions of this name have cost: p50 and p95 in dollars, or no data under five. It loosens nothing."""
+        """Return p50 and p95 of the cost of past sessions of this name, in dollars; none under five. Limits nothing."""
         return prediction_of(self.shell.store, self._name, but=self._node_id)
 
-    # -- how it goes on -----------------------------------------------------------------------------------------------
+    # -- progress -----------------------------------------------------------------------------------------------------
 
     def reconcile(self) -> Reconciliation:
-        """Ask the chains about every payment of this session and below that is not proven, and write down what they show.
+        """Ask the chains about every unproven payment of this session and below, and record the answers.
 
-        ``Guard.reconcile`` does so for all sessions, and compares the wallet with the books. Raises ``LedgerUnavailable``; a chain
-        that cannot be read is named in the result.
+        ``Guard.reconcile`` does so for all sessions, and compares the wallet with the ledger. Raises
+        ``LedgerUnavailable``; the result names a chain that cannot be read.
         """
         return reconcile_node(self.shell, self._context, self._node_id)
 
     async def areconcile(self) -> Reconciliation:
-        """The same, awaited."""
+        """Do the same, awaited."""
         return await in_a_thread(self.reconcile)
 
     def step(self) -> None:
-        """Say that a step of the agent begins now, for ``policy.timeouts.step_s``; every answer of its model says so, too."""
+        """Begin a step of the agent, for ``policy.timeouts.step_s``. Every answer of its model begins one, too."""
         timeouts = self._context.policy.timeouts
         run_id = run_of(self._node_id)
         scope = Scope(nodes=(self._node_id,), marks=timeouts.run_marks(run_id))
         self.shell.store.transact(scope, lambda view: timeouts.begin_step(view, run_id))
 
     def finalizing(self) -> Finalizing:
-        """Return a block, for ``with`` or ``async with``, in which LLM calls may use the session's reserve; once in its life.
+        """Return a block, for ``with`` or ``async with``, whose LLM calls may use the session's reserve; only once.
 
-        Raises ``ConfigError`` on entering where the session has none, or has used it before.
+        Raises ``ConfigError`` on entering if the session has no reserve, or has used it before.
         """
         return Finalizing(self.shell.store, self._node_id)
 
     # -- nesting ----------------------------------------------------------------------------------------------------
 
     def child(self, name: str, *, budget: Dollars, tokens: TokenBudget | int | None = None) -> Session:
-        """Open a session inside this one, with a budget of its own out of this one's.
+        """Open a session inside this one, with its own part of this one's budget.
 
-        *tokens* gives it a context of its own; without, it shares this one's. Raises ``ConfigError`` for a budget that is no
-        dollar amount.
+        *tokens* gives it its own context; without, it shares this one's. Raises ``ConfigError`` for a budget that is
+        not a dollar amount.
         """
         check_name(name)
         return self._nest(NodeKind.SESSION, name, budget, tokens)
 
     @contextmanager
     def scope(self, budget: Dollars) -> Iterator[Session]:
-        """Narrow a block: inside it no more than *budget* of this session is spent. The report stays this session's."""
+        """Narrow a block: it spends at most *budget* of this session. The report stays this session's."""
         with self._nest(NodeKind.SCOPE, "scope", budget) as scope:
             yield scope
 
@@ -303,7 +303,7 @@ class Session(Charges, Account):
         )
 
     def bind(self, function: Callable[P, R]) -> Callable[P, R]:
-        """Return *function* such that it runs inside this session, also in a plain thread, which inherits no context."""
+        """Return *function* so that it runs inside this session, even in a plain thread, which inherits no context."""
 
         @wraps(function)
         def bound(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -341,9 +341,9 @@ class Session(Charges, Account):
                 await anyio.to_thread.run_sync(self.close, error)
 
     def _leave(self) -> bool:
-        """Put back what was around the block; True where it was the last.
+        """Restore the block around this one. Returns True if it was the last.
 
-        ``Token.reset`` fails where a framework enters and leaves in different contexts; setting what was there does not.
+        ``Token.reset`` fails if a framework enters and leaves in different contexts, so the old value is set instead.
         """
         above: list[Session] = []
         block = _CURRENT.get()
@@ -352,7 +352,7 @@ class Session(Charges, Account):
             block = block.outer
         if block is not None:
             outer = block.outer
-            for session in reversed(above):  # blocks opened inside this one and not left yet go on narrowing
+            for session in reversed(above):  # open blocks inside this one still narrow
                 outer = _Block(session, outer)
             _CURRENT.set(outer)
         with self._lock:
@@ -360,7 +360,7 @@ class Session(Charges, Account):
             return self._blocks == 0
 
     def close(self, error: BaseException | None = None) -> None:
-        """End this opening of the session; *error* is what its block was left by. Live holds go on counting."""
+        """End this opening of the session; *error* is the error that left its block. Live holds still count."""
         self._ended = True
         refused = isinstance(error, BudgetExhausted) and error.rule == BUDGET and error.session == self._report_id()
         scope = Scope(nodes=(self._node_id,))

@@ -1,4 +1,4 @@
-"""Every setting, from the environment and ``x402guard.toml``, listed once. ``docs/reference/settings.md`` is checked against this."""
+"""All settings, from the environment and ``x402guard.toml``. Tests check ``docs/reference/settings.md`` against it."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ else:
 
 
 def _as_table(given: object) -> object:
-    """A URL, or a list of them, is a chain with nothing else said."""
+    """Return a table for a URL or a list of URLs."""
     return {"urls": given} if isinstance(given, (str, list)) else given
 
 
@@ -68,10 +68,10 @@ class ChainSettings(BaseModel):
 
 
 class Settings(BaseSettings):
-    """What ``Guard.from_env`` reads: ``X402GUARD_*`` first, then ``x402guard.toml``.
+    """The settings that ``Guard.from_env`` reads: ``X402GUARD_*`` first, then ``x402guard.toml``.
 
-    Lists and tables in the environment are JSON; a key of ``[policy]`` is ``X402GUARD_POLICY__…``, one of ``[metering]``
-    ``X402GUARD_METERING__…``.
+    Lists and tables in the environment are JSON. A key of ``[policy]`` is ``X402GUARD_POLICY__…``, one of
+    ``[metering]`` ``X402GUARD_METERING__…``.
     """
 
     model_config = SettingsConfigDict(
@@ -81,7 +81,7 @@ class Settings(BaseSettings):
     private_key: SecretStr | None = None
     ledger: str = DEFAULT_LEDGER
     budget: str | None = None
-    # Both kinds of URL often hold an access key.
+    # A URL often holds an access key: in ``chains`` and in ``webhook_url``.
     chains: dict[str, Annotated[ChainSettings, BeforeValidator(_as_table)]] = Field({}, repr=False)
     assets: list[AssetSettings] = []
     policy: PolicySettings = PolicySettings()
@@ -108,14 +108,14 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - pydantic's signature
         file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - pydantic's signature
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Environment before file; a ``.env`` file is not read: it is where keys leak from."""
+        """The environment goes before the file. A ``.env`` file is not read: keys leak from there."""
         return init_settings, env_settings, _TomlWithoutKey(settings_cls)
 
     def guard_arguments(self) -> dict[str, Any]:
         """Return the arguments for ``Guard``."""
         secret = self.private_key
         return {
-            # Unwrapped in place: a local variable would stand in a crash report that shows them.
+            # Unwrapped in place: crash reports show local variables.
             "signer": None if secret is None else LocalSigner.from_key(secret.get_secret_value()),
             "ledger": self.ledger,
             "policy": self.policy.build(),
@@ -137,7 +137,7 @@ class Settings(BaseSettings):
         }
 
     def read_chains(self) -> dict[str, Chain]:
-        """Return how each network is read. Raises ``ConfigError`` naming it."""
+        """Return each network's chain. Raises ``ConfigError`` naming the network."""
         chains = {}
         for network, given in self.chains.items():
             try:
@@ -154,10 +154,10 @@ class Settings(BaseSettings):
 
 
 def load_settings(path: Path | None = None) -> Settings:
-    """Read the settings, and take the private key out of the environment.
+    """Read the settings, and remove the secrets from the environment.
 
-    ``path`` is a TOML file; by default ``x402guard.toml`` in the working directory, where there is one. Raises
-    ``ConfigError`` naming the setting, never with the key in it.
+    ``path`` is a TOML file; by default ``x402guard.toml`` in the working directory, if there is one. Raises
+    ``ConfigError`` naming the setting, never with a secret in it.
     """
     try:
         if path is not None and not path.is_file():
@@ -184,7 +184,7 @@ def _read(path: Path | None) -> Settings:
     except ConfigError:
         raise
     except SettingsError as error:
-        # pydantic names the field and keeps its value to itself.
+        # pydantic names the field, but not its value.
         field = str(error).partition('field "')[2].partition('"')[0]
         hint = "lists and tables in the environment are JSON, such as " + _JSON_HINTS.get(field, '["a", "b"]')
         raise ConfigError(f"{ENV_PREFIX}{field.upper()}: not JSON; {hint}") from None
@@ -193,9 +193,9 @@ def _read(path: Path | None) -> Settings:
 
 
 def _in_our_words(error: ValidationError, path: Path | None) -> str:
-    """The first thing that is wrong, by the name its owner wrote and with how to write it."""
+    """Return the first error with the setting's name as its owner wrote it, and how to write it."""
     first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-    # Of a table that may be false as well, pydantic names the model; its owner wrote nothing like that.
+    # For a table that may also be false, pydantic names the model, which the owner never wrote.
     loc = [str(part) for part in first["loc"] if not (isinstance(part, str) and part.endswith("Settings"))]
     if first["type"] == "extra_forbidden":
         known = _fields_at(Settings, loc[:-1])
@@ -217,7 +217,7 @@ def _in_our_words(error: ValidationError, path: Path | None) -> str:
 
 
 def _fields_at(table: type[BaseModel], loc: list[str]) -> Mapping[str, object]:
-    """Return the settings of the table at *loc*; numbers and free names in it lead through lists and mappings."""
+    """Return the settings of the table at *loc*. Its numbers and free names go through lists and mappings."""
     for part in loc:
         field = table.model_fields.get(part)
         inner = [] if field is None else _tables_in(field.annotation)
@@ -232,13 +232,9 @@ def _tables_in(annotation: object) -> list[type[BaseModel]]:
 
 
 _SECRETS: Final = frozenset({"private_key", "webhook_secret"})
-
+# Tables of the file whose keys can also be set one by one in the environment.
 _TABLES: Final[dict[str, type[BaseModel]]] = {"policy": PolicySettings, "metering": MeteringSettings}
-"""The tables of the file whose keys can be set one by one in the environment."""
-
-_NO_SETTINGS: Final = frozenset({"X402GUARD_ANVIL"})
-"""What `x402guard.testing` reads: it may stand in the environment of a guard, and means nothing to it."""
-
+_NO_SETTINGS: Final = frozenset({"X402GUARD_ANVIL"})  # read by ``x402guard.testing``; a guard ignores it
 _JSON_HINTS: Final = {
     "chains": '{"base-sepolia": "https://…"}',
     "assets": '[{"network": "…", "address": "…"}]',
@@ -248,18 +244,18 @@ _JSON_HINTS: Final = {
 
 
 class _TomlWithoutKey(TomlConfigSettingsSource):
-    """The TOML file, in which a private key has no place: files are copied, committed and backed up."""
+    """The TOML file without secrets: files are copied, committed and backed up."""
 
     def __call__(self) -> dict[str, Any]:
         values = super().__call__()
         for name, what, variable in (("private_key", "key", PRIVATE_KEY), ("webhook_secret", "secret", WEBHOOK_SECRET)):
             if name in values:
-                raise ConfigError(f"{name}: a {what} does not belong into a settings file; set {variable} instead")
+                raise ConfigError(f"{name}: a {what} does not belong in a settings file; set {variable} instead")
         return values
 
 
 def _check_names() -> None:
-    """A mistyped name would be ignored, and a guard without the limit its owner wrote is no guard."""
+    """Raise ``ConfigError`` for an unknown ``X402GUARD_*`` name: ignoring a typo would drop a limit."""
     known = {f"{ENV_PREFIX}{name.upper()}" for name in Settings.model_fields}  # the whole policy as JSON, too
     nested = {
         f"{ENV_PREFIX}{table.upper()}__{name.upper()}" for table, kind in _TABLES.items() for name in kind.model_fields

@@ -1,7 +1,7 @@
-"""The tables of ``x402guard.toml``, made from the classes that they set: each argument of ``Policy`` is one key, checked once.
+"""The tables of ``x402guard.toml``, made from the classes that they set: each argument of ``Policy`` is one key.
 
-A table is a pydantic model with the fields of a dataclass; what is not among them is an error. The dataclass itself checks the
-values, and names the setting.
+A table is a pydantic model with the fields of a dataclass; any other key is an error. The dataclass checks the values
+and names the setting.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from x402guard.policy import Bulkhead, Loop, Timeouts, Velocity
 
 _ZERO: Final = (0, "0", "$0")
 _ZERO_IS_NONE: Final = (Bulkhead, Timeouts, Velocity)
-"""TOML has no null: in these, and in ``loop.own``, 0 is no limit of that kind."""
+"""TOML has no null: in these classes, and in ``loop.own``, 0 means no limit."""
 
 
 class Table(BaseModel):
-    """One table; ``build`` makes what it sets."""
+    """One table. ``build`` makes the object that it sets."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     def build(self) -> Any:
-        """Return the object that the table sets; what is left out keeps its default. Raises ``ConfigError``."""
+        """Return the object that the table sets. A missing key keeps its default. Raises ``ConfigError``."""
         kind = _KINDS[type(self)]
         given: dict[str, Any] = {}
         for name, field in type(self).model_fields.items():
             value = getattr(self, name)
             if value is None:
                 continue
-            is_off = value is False and bool not in get_args(field.annotation)  # a table may be false: none of its kind
+            is_off = value is False and bool not in get_args(field.annotation)  # false instead of a table: None
             no_limit = kind in _ZERO_IS_NONE and value in _ZERO
             given[name] = None if is_off or no_limit else _built(value, zero_is_none=kind is Loop)
         return kind(**given)
@@ -58,7 +58,7 @@ def table_of(kind: type[Any]) -> type[Table]:
 
 
 def _in_toml(annotation: Any) -> Any:
-    """Return how TOML says what an argument takes; None for what it cannot say, such as a function."""
+    """Return the type of an argument in TOML; None if TOML cannot express it, as for a function."""
     args = [each for each in get_args(annotation) if each is not type(None)]
     if get_origin(annotation) in (types.UnionType, Union):
         if float in args:
@@ -67,7 +67,7 @@ def _in_toml(annotation: Any) -> Any:
             return str
         [only] = args
         inner = _in_toml(only)
-        return inner | Literal[False] if dataclasses.is_dataclass(only) else inner  # false is none of its kind
+        return inner | Literal[False] if dataclasses.is_dataclass(only) else inner  # false means None
     match get_origin(annotation):
         case origin if origin is Callable:
             return None

@@ -1,4 +1,4 @@
-"""Clients that no transport of ours sees: found where they are loaded, and aiohttp refused where it calls a metered host."""
+"""Clients that send past our transports: finds the loaded ones, and refuses aiohttp's calls to metered hosts."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _PORTS = {"http": 80, "https": 443}
 
 
 def refuse_aiohttp(payers: FindsPayer, meter: Meter) -> Callable[[], None]:
-    """Refuse every request of aiohttp's to a metered host, but those of clients that are guarded; return what undoes it.
+    """Refuse every aiohttp request to a metered host, except by guarded clients. Returns the function that undoes it.
 
-    Nothing happens where aiohttp is not installed. What is refused raises ``PolicyDenied``, and is counted in the books.
+    Does nothing if aiohttp is not installed. A refusal raises ``PolicyDenied`` and is counted in the ledger.
     """
     try:
         from aiohttp import ClientSession
@@ -52,7 +52,7 @@ async def _refuse_metered(payers: FindsPayer, meter: Meter, method: str, url: st
     if isinstance(classify(meter, method.upper(), host.lower(), url), Unmetered | None):
         return
     reason = (
-        f"{method.upper()} {host}{parts.path} goes by aiohttp, which the guard does not see; give the SDK a client of httpx's or "
+        f"{method.upper()} {host}{parts.path} goes by aiohttp, which the guard does not see; give the SDK a client of httpx or "
         "httpx2's (google-genai: http_options=HttpOptions(httpx_async_client=httpx2.AsyncClient()))"
     )
     payer = payers.innermost()
@@ -61,7 +61,7 @@ async def _refuse_metered(payers: FindsPayer, meter: Meter, method: str, url: st
 
 @dataclass(frozen=True, slots=True)
 class Unseen:
-    """A library, by the name it is imported by, and what to do about it."""
+    """A library, by its import name, and how to guard its calls."""
 
     name: str
     hint: str
@@ -89,15 +89,15 @@ _GOOGLE: Final = Unseen(
 
 
 def unseen_libraries(*, loaded: bool) -> list[Unseen]:
-    """Return what this process has loaded, or else what is installed, that no transport of ours sees.
+    """Return the loaded (else the installed) libraries that send past our transports.
 
-    What web3 loads by itself (requests, aiohttp) is left out where web3 is what loaded it: it is ours, and sends nothing.
+    Libraries that web3 loads itself (requests, aiohttp) are left out if web3 is loaded: it is ours, and sends nothing.
     """
     if not loaded:
         return [library for library in _KNOWN if importlib.util.find_spec(library.name) is not None]
     ours: set[str] = {"requests", "aiohttp", "urllib3"} if "web3" in sys.modules else set()
     if {"openai", "anthropic"} & sys.modules.keys():
-        ours = {*ours, "aiohttp"}  # loaded for clients of theirs that are httpx2's, and seen
+        ours = {*ours, "aiohttp"}  # they load it, but their clients are httpx2's, and seen
     if "requests" in sys.modules:
         ours = {*ours, "urllib3"}  # one name is enough
     found = [library for library in _KNOWN if library.name in sys.modules and library.name not in ours]

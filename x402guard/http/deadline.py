@@ -24,7 +24,7 @@ _LOOK_AGAIN_S: Final = 0.5
 
 
 class Watch:
-    """The deadline of one call and its bulkhead slot. It ends exactly once (finished, cut off or abandoned), with its slot.
+    """The deadline of one call and its slot. It ends exactly once: finished, cut off or abandoned.
 
     The time in which the caller processes a piece does not count. Thread-safe.
 
@@ -179,7 +179,7 @@ def _shut(connection: socket.socket | None) -> None:
 
 
 class Watched:
-    """A response stream with a deadline. *late* is called after a timeout or a broken stream, before the error is raised."""
+    """A response stream with a deadline. *late* is called before the error of a timeout or broken stream is raised."""
 
     def __init__(self, response: httpx.Response, watch: Watch) -> None:
         self._stream: Any = response.stream

@@ -1,4 +1,4 @@
-"""The common part of all guarded transports: runs the flow of a request; returns a receipt or metered body, or refuses."""
+"""The common part of all guarded transports: runs the flow of a request and returns its response, or refuses it."""
 
 from __future__ import annotations
 
@@ -304,8 +304,9 @@ def metered_request(
 ) -> Flow[InFlight | Receipt | None]:
     """Run the flow of one call up to its answer's body; pay a 402 of a metered host like any other.
 
-    Returns an ``InFlight`` whose body is to be metered, the receipt of a call that has ended, or None if it cost nothing.
-    Raises ``PaymentRefused`` and its subclasses (nothing is sent or held then), ``LedgerUnavailable``, ``SendFailed``.
+    Returns an ``InFlight`` whose body is to be metered, the receipt of a call that has ended, or None if it cost
+    nothing. Raises ``PaymentRefused`` and its subclasses (nothing is sent or held then), ``LedgerUnavailable``,
+    ``SendFailed``.
     """
     handed, reply = yield from guarding_earlier_payment(request, called(request, route, upload, context, meter))
     if reply.status == PAYMENT_REQUIRED_STATUS:

@@ -1,7 +1,7 @@
 """Keeps payments and keys out of the logs of the HTTP libraries, without changes to their levels or handlers.
 
-At DEBUG, httpcore logs the headers of answers and hpack those of requests, also as compressed blocks (RFC 7541); httpx logs
-query strings at INFO. The payment headers are defined in the x402 HTTP transport specification, section 2 (v2:
+At DEBUG, httpcore logs the headers of answers and hpack those of requests, also as compressed blocks (RFC 7541); httpx
+logs query strings at INFO. The payment headers are defined in the x402 HTTP transport specification, section 2 (v2:
 ``PAYMENT-SIGNATURE``, ``PAYMENT-RESPONSE``; v1: ``X-PAYMENT``, ``X-PAYMENT-RESPONSE``).
 """
 
@@ -161,7 +161,7 @@ class _HiddenUrls:
         return _HiddenUrls(self._origins | {bare}, self._texts | tokens | ({path} - {""}))
 
     def shown(self, url: str, *, always: bool) -> str:
-        """Return *url* for logs: without credentials and query, and without its path if it is hidden or *always* is set."""
+        """Return *url* without credentials and query, and without its path if it is hidden or *always* is set."""
         bare = bare_url(url)
         if always or bare in self._origins or bare == REDACTED:
             return bare
@@ -184,7 +184,7 @@ class RedactingFilter(logging.Filter):
     """Redacts every record (see ``redacted``) and drops none. A record without secrets stays unchanged."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Redact *record* and return True. An unreadable record is replaced, because logging would print its arguments."""
+        """Redact *record* and return True. Replaces an unreadable record, because logging would print its arguments."""
         try:
             self._clean(record)
         except Exception as error:  # noqa: BLE001 - a log record must never make a payment fail
@@ -210,7 +210,7 @@ _FILTER: Final = RedactingFilter()
 
 
 def redact_logs() -> None:
-    """Add the filter to every logger in ``LOGGERS`` and to the other existing loggers of the same libraries. Idempotent.
+    """Add the filter to the loggers in ``LOGGERS`` and all other existing loggers of the same libraries. Idempotent.
 
     A logger is permanent for its name, so this also covers loggers that a library uses later. Levels, handlers and
     propagation do not change; a disabled logger has no cost.

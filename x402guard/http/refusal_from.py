@@ -23,8 +23,8 @@ _BODIES: Final = ("body", "details", "response_json", "message")
 def refusal_from(error: BaseException) -> X402GuardError | None:
     """Return the ``X402GuardError`` that caused *error*, or None if another error caused it.
 
-    Searches causes, contexts and groups for an error of a transport, and the responses that SDKs keep for the local 402 of
-    ``on_refusal="respond"``.
+    Searches causes, contexts and groups for an error of a transport, and the responses that SDKs keep for the local 402
+    of ``on_refusal="respond"``.
     """
     for link in _chain(error):
         if isinstance(link, X402GuardError):

@@ -192,7 +192,7 @@ class AsyncReplay:
 
 
 class Rest:
-    """A request body that was partly read ahead: the first read starts at its beginning, later reads use the original."""
+    """A request body partly read ahead: the first read starts at its beginning, later reads use the original."""
 
     def __init__(self, stream: httpx.SyncByteStream, chunks: list[bytes], source: Iterator[bytes]) -> None:
         self._stream = stream

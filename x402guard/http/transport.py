@@ -1,7 +1,7 @@
 """``GuardedTransport`` and ``AsyncGuardedTransport``: transports for httpx that run a flow per request.
 
-A transport only moves bytes: it passes status and headers to the flow, adds a payment header to its own copy of the request,
-and returns the last response unchanged.
+A transport only moves bytes: it passes status and headers to the flow, adds a payment header to its own copy of the
+request, and returns the last response unchanged.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class GuardedTransport(BlockingGuard, httpx.BaseTransport):
     """An httpx transport that pays 402s and meters LLM calls within a session's budget.
 
     Args:
-        session: a ``Session``, or a ``Guard`` for a client shared by sessions: each request uses the session in context.
+        session: a ``Session``, or a ``Guard`` if sessions share the client: each request uses the session in context.
         transport: the inner transport that sends; default: ``httpx.HTTPTransport()``.
         on_refusal: ``"raise"`` raises the typed error; ``"respond"`` returns a local 402 with problem+json instead.
     """

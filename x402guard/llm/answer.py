@@ -70,7 +70,7 @@ class AnswerReader:
         self._done = False
 
     def feed(self, chunk: bytes) -> bytes:
-        """Read a chunk and return the bytes to pass on: the same, without a usage chunk that the caller did not request."""
+        """Read a chunk and return the bytes to pass on: all, except a usage chunk that the caller did not request."""
         if self._problem:
             return chunk if not self._hides else self._flush(chunk)
         plain = chunk if self._unpacker is None else self._unpack(chunk)

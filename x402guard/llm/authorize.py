@@ -26,7 +26,7 @@ from x402guard.policy.steps import Step, request_key
 from x402guard.policy.verdicts import Subject, Verdict
 
 LEAST_FITTED: Final = 1_024
-"""The smallest output limit, in tokens, that the library writes into a request. If it does not fit, the call is refused."""
+"""The smallest output limit, in tokens, that the library writes. If it does not fit, the call is refused."""
 
 _SHARE: Final = 4
 """An output limit that the library writes costs at most 1/4 of the remaining budget."""
@@ -72,7 +72,8 @@ def call_id(request: RequestFacts) -> str:
 def call_marks(context: Context, call: Call, ceiling: Ceiling, meter: Meter) -> tuple[MarkKey, ...]:
     """Return the marks in the scope of a call's transactions.
 
-    These are the mean cost of the ledger's calls to the model and, if means are held, the budgets with such a call open.
+    These are the mean cost of the ledger's calls to the model and, if means are held, the budgets with such a call
+    open.
     """
     mean = (MEAN, f"{call.route.provider} {ceiling.rates.priced.model}")
     if meter.settings.unbounded_output != "average" or ceiling.limit is not None:
@@ -106,7 +107,7 @@ def grant_call(
     meter: Meter,
     narrowed_by: str = "",
 ) -> Granted | Unasked | Refusal:
-    """Hold the ceiling of *call*, refuse the call, or return a question for approval. *narrowed_by* is the narrowing rule."""
+    """Hold the ceiling of *call*, refuse it, or return a question for approval. *narrowed_by* is the narrowing rule."""
     refusal = check_standing(view, context) or judge_step(view, context.policy, step)
     if refusal is not None:
         return refusal

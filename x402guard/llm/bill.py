@@ -38,8 +38,8 @@ def bill_answer(
 ) -> Bill:
     """Return the cost of *answer*.
 
-    *held* is in nano-dollars; *limit* is the output limit that was sent, in tokens for each choice, or None. No count is
-    dropped or clamped: a possible usage above the ceiling is billed in full, and an impossible one is disputed.
+    *held* is in nano-dollars; *limit* is the output limit that was sent, in tokens for each choice, or None. No count
+    is dropped or clamped: a possible usage above the ceiling is billed in full, and an impossible one is disputed.
     """
     if not answer.final or answer.body is None:
         return _counted_here(call, ceiling, counter, answer) or ceiling_bill(held, answer.why)

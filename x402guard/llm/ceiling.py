@@ -251,7 +251,7 @@ def _media_tokens(part: Media, call: Call, rates: Rates) -> int | None:
 
 
 def _count(call: Call, model: str, counter: TokenCounter) -> tuple[int, str, int]:
-    """Return (tokens, counter name, bytes). After any error the bytes count, because a low count would be no ceiling."""
+    """Return (tokens, counter name, bytes). After an error the bytes count: a count that is too low is no ceiling."""
     by_bytes = sum(len(text.encode("utf-8", "surrogatepass")) + 1 for text in call.texts)
     if sum(map(len, call.texts)) > _MOST_COUNTED:
         return by_bytes, _COUNTED_BY_BYTES, by_bytes

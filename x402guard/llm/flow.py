@@ -1,7 +1,7 @@
 """The flow of one LLM call: holds the ceiling before the call and captures the cost after it.
 
-Computes the ceiling · holds it, durably · sends the request · the caller reads the answer while the meter reads it too · the
-end of the body captures the cost. A call without a stated usage costs its ceiling; no count is dropped or clamped.
+Computes the ceiling · holds it, durably · sends the request · meters the answer while the caller reads it · captures
+the cost at the end of the body. A call without a stated usage costs its ceiling; no count is dropped or clamped.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class _Ready:
 def called(
     request: RequestFacts, route: Route | FixedPrice, upload: Upload, context: Context, meter: Meter
 ) -> Flow[tuple[InFlight | Receipt | None, Reply]]:
-    """Hold and send an LLM call. Returns it in flight, or its receipt (None if free) if no body is metered, and the reply."""
+    """Hold and send an LLM call. Returns (call in flight, receipt if it has ended or None if free; reply)."""
     if isinstance(route, FixedPrice):
         quick = len(upload.body or b"") <= QUICK_BYTES
         step = yield Compute(lambda _now_ms: call_step(context, request, upload.body or b""), quick=quick)

@@ -1,4 +1,4 @@
-"""``GenaiPriceBook``: the price book on genai-prices, with its bundled prices or an imported file. No network access."""
+"""``GenaiPriceBook``: the price book on genai-prices, with bundled prices or an imported file. No network access."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ _ROOTS: Final[Mapping[str, str]] = {
     "chat": "prompt_tokens", "completions": "prompt_tokens", "embeddings": "prompt_tokens", "responses": "input_tokens",
     "messages": "cache_read_input_tokens", "converse": "inputTokens",
 }  # fmt: skip
-"""Flavour → a field that its extractor has to read, so that a provider's default extractor is not used for another flavour."""
+"""Flavour → a field that its extractor has to read; excludes a default extractor of another flavour."""
 
 
 class GenaiPriceBook:
@@ -77,7 +77,7 @@ class GenaiPriceBook:
 
     @classmethod
     def of_raw(cls, providers: list[Any], *, source: str, version: str) -> GenaiPriceBook:
-        """Return the book of *providers*, decoded JSON in genai-prices' format. Raises ``ValueError`` for other data."""
+        """Return the book of *providers*, decoded JSON in genai-prices' format. Raises ``ValueError`` if invalid."""
         from genai_prices.data_snapshot import DataSnapshot
         from genai_prices.types import _providers_from_raw
 
@@ -133,7 +133,7 @@ class GenaiPriceBook:
         )
 
     def cost(self, priced: PricedModel, usage: Usage, context: Mapping[str, str]) -> Decimal:
-        """Return the cost of *usage* (see ``PriceBook``). If several contexts match, genai-prices uses its first match."""
+        """Return the cost of *usage* (see ``PriceBook``). Of several matching contexts, the first one counts."""
         from genai_prices import Usage as Counts
 
         info = self._priced.get((priced.provider, priced.model))

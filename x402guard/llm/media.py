@@ -68,7 +68,7 @@ def _head(encoded: str) -> bytes:
 
 
 def image_size(data: bytes) -> tuple[int, int] | None:
-    """Return (width, height) in pixels from the first bytes of a PNG, JPEG, GIF or WebP, or None if they are missing."""
+    """Return (width, height) in pixels from the first bytes of a PNG, JPEG, GIF or WebP, or None if unknown."""
     size = None
     if data.startswith(b"\x89PNG\r\n\x1a\n") and len(data) >= 24:
         size = int.from_bytes(data[16:20]), int.from_bytes(data[20:24])

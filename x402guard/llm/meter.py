@@ -55,8 +55,8 @@ class FixedPrice:
 def classify(meter: Meter, method: str, host: str, url: str) -> Route | FixedPrice | Unmetered | Refusal | None:
     """Return how to handle a request; None if it is not metered or free.
 
-    *method* is upper case; *host* includes the port if it is not the default. On a metered host, a request that cannot be
-    priced is refused: images, audio, batches and agents cost money too.
+    *method* is upper case; *host* includes the port if it is not the default. On a metered host, a request that cannot
+    be priced is refused: images, audio, batches and agents cost money too.
     """
     settings, host, path = meter.settings, plain_host(host), plain_path(urlsplit(url).path)
     endpoint = find_endpoint(host, path, settings.hosts)

@@ -1,11 +1,11 @@
 """The maximum output tokens of each model, for calls that set no output limit.
 
-Such a call is held at its worst case before it is sent. The figures are ceilings, so if sources disagree, the larger one
-counts. A model that is missing here is bounded by its context window.
+Such a call is held at its worst case before it is sent. The figures are ceilings, so if sources disagree, the larger
+one counts. A model that is missing here is bounded by its context window.
 
-Each row names the provider's page, read as a stored copy of 2025 or 2026, not live. For a row marked ``2nd`` the page was
-not available: its figure is from another list (LiteLLM 1.109.1, models.dev of 2026-07-02) or from a quotation of the page.
-Retired models keep the last figure of their page.
+Each row names the provider's page, read as a stored copy of 2025 or 2026, not live. For a row marked ``2nd`` the page
+was not available: its figure is from another list (LiteLLM 1.109.1, models.dev of 2026-07-02) or from a quotation of
+the page. Retired models keep the last figure of their page.
 """
 
 from __future__ import annotations

@@ -75,7 +75,7 @@ def _again(call: Call, body: dict[str, object], price: Price) -> tuple[Call, Cei
 def _fit(
     call: Call, ceiling: Ceiling, narrow: Narrow, verdict: Verdict, price: Price
 ) -> tuple[Call, Ceiling] | Refusal:
-    """Lower the output limit until the ceiling is at most the rule's amount. The limit is input too, so each try is priced."""
+    """Lower the output limit until the ceiling fits the rule's amount. The limit is input too: each try is priced."""
     most = narrow.most or Nanos(0)
     before = ceiling
     for _ in range(_TRIES):

@@ -25,7 +25,7 @@ Price = Decimal | None
 
 @dataclass(frozen=True, slots=True)
 class PriceChange:
-    """One price of one model that differs between two books, in dollars per measure of the unit (a million tokens, say).
+    """One price of a model that differs between two books, in dollars per measure of the unit (a million tokens, say).
 
     Attributes:
         provider, model, unit: the subject of the price.
@@ -64,7 +64,7 @@ def open_book(path: str | None) -> GenaiPriceBook:
 
 
 def read_prices(path: Path) -> tuple[GenaiPriceBook, str]:
-    """Return the prices of a file in genai-prices' format (a list of providers) and their hash. Raises ``ConfigError``."""
+    """Return the prices and hash of a file in genai-prices' format (a list of providers). Raises ``ConfigError``."""
     providers, found = _providers_of(path)
     return _book(providers, path, f"sha256:{found[:12]}"), found
 
@@ -91,8 +91,9 @@ def write_prices(source: Path, target: Path, *, seen: str | None = None) -> str:
 def compare(before: GenaiPriceBook, after: GenaiPriceBook, at_unix: int) -> Iterator[PriceChange]:
     """Yield every price that differs, by provider, name and label, with tiers, batch and future prices and other names.
 
-    Each name of a model is looked up in both books, because a matching rule may resolve it differently. A special price that
-    one book lacks is compared with that book's plain price. *at_unix* (unix seconds) is the moment of the current prices.
+    Each name of a model is looked up in both books, because a matching rule may resolve it differently. A special price
+    that one book lacks is compared with that book's plain price. *at_unix* (unix seconds) is the moment of the current
+    prices.
     """
     for provider, name in sorted({*before.names(), *after.names()}):
         old, new = before.every_price(provider, name, at_unix), after.every_price(provider, name, at_unix)

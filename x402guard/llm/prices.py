@@ -117,8 +117,8 @@ class RegisteredBook:
     def register(self, model: str, price: ModelPrice, at_unix: int) -> RegisteredBook:
         """Return the book with one more price of a session.
 
-        A session can price an unpriced model or raise a price. It cannot lower one, because that would bypass its budget.
-        Raises ``ConfigError``.
+        A session can price an unpriced model or raise a price. It cannot lower one, because that would bypass its
+        budget. Raises ``ConfigError``.
         """
         if not isinstance(model, str) or not model.strip():
             raise ConfigError(f"model: {model!r} is not the name of a model")

@@ -1,4 +1,4 @@
-"""The flow of a reported LLM call. It is owed already, so its cost is captured in full and trips the limits it exceeds."""
+"""The flow of a reported LLM call. It is owed, so its cost is captured in full and trips the limits it exceeds."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from x402guard.policy.guards import guard_marks, note_taken
 from x402guard.policy.steps import Step
 
 _OWED: Final = (
-    "The call is owed, and it may be in the ledger already: once the ledger can be written, check session.spent before you "
-    "report it again."
+    "The call is owed, and it may be in the ledger already: once the ledger can be written, check session.spent before "
+    "you report it again."
 )
 
 

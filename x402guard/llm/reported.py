@@ -126,7 +126,7 @@ def _known_as(provider: str) -> str:
 
 
 def _plain_name(model: str) -> str:
-    """Return a model's name as in the price book. Raises ``ValueError`` for an invalid name, because reports show it."""
+    """Return a model's name as in the price book. Raises ``ValueError`` for a name that reports cannot show."""
     name = model.removeprefix("models/")
     if not name.isprintable() or len(name) > 300:
         raise ValueError(f"model: {name[:60]!a} is not the name of a model")
@@ -319,7 +319,7 @@ def check_total(usage: Mapping[str, Any], read: Usage) -> None:
 
 
 def tools_run(flavour: Flavour, answer: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the tools that the provider ran for an answer and bills separately, and that no count of the usage covers."""
+    """Yield the tools that the provider ran and bills separately, and that no count of the usage covers."""
     if flavour == "responses":
         output = answer.get("output")
         for item in output if isinstance(output, list) else ():

@@ -218,7 +218,7 @@ def write_limit(call: Call, limit: int) -> dict[str, Any]:
 
 
 def lower_limits(call: Call, body: Mapping[str, Any], limit: int | None) -> dict[str, Any]:
-    """Return *body* with every output limit lowered to *limit* tokens, or set to it if there is none; None changes nothing."""
+    """Return *body* with all output limits lowered to *limit* tokens, or set if there is none; None changes nothing."""
     if limit is None or call.route.flavour not in _LIMITS:
         return dict(body)
     lowered, found = dict(body), False
@@ -233,7 +233,7 @@ def lower_limits(call: Call, body: Mapping[str, Any], limit: int | None) -> dict
 
 
 def removed_fields(body: Mapping[str, Any], names: Collection[str]) -> set[str]:
-    """Return the body's fields in *names*, in either spelling (Gemini accepts ``safetySettings`` and ``safety_settings``)."""
+    """Return the body's fields in *names*, in either spelling (for Gemini: ``safetySettings``, ``safety_settings``)."""
     wanted = {name.replace("_", "").lower() for name in names}
     return {key for key in body if key.replace("_", "").lower() in wanted}
 

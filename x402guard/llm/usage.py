@@ -121,7 +121,7 @@ def _context(answer: Mapping[str, Any], stated: Mapping[str, Any]) -> Iterator[t
 
 
 def _charged(call: Call, stated: Mapping[str, Any]) -> Decimal | None:
-    """Return the charge that OpenRouter states; with the caller's own key (BYOK), the provider's bill is added to its fee."""
+    """Return the charge that OpenRouter states; with the caller's own key, the provider's bill is added to its fee."""
     cost = stated.get("cost")
     if call.route.provider != "openrouter" or isinstance(cost, bool) or not isinstance(cost, (int, Decimal)):
         return None

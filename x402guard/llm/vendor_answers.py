@@ -14,11 +14,11 @@ _DEEPEST: Final = 32
 
 
 def as_mapping(answer: object, *, field: str) -> Mapping[str, Any]:
-    """Return an answer of a vendor's library, or a part of it, as plain values: dictionaries, lists, strings and numbers.
+    """Return an answer of a vendor's library, or a part of it, as plain dictionaries, lists, strings and numbers.
 
     Accepts mappings, pydantic models (OpenAI, Anthropic, Mistral, Cohere, google-genai), dataclasses, protocol buffers
-    (Google's gRPC clients), and objects with ``to_dict``. Raises ``TypeError`` naming the argument for anything else, for
-    example a stream, whose usage has to be recorded after its end.
+    (Google's gRPC clients), and objects with ``to_dict``. Raises ``TypeError`` naming the argument for anything else,
+    for example a stream, whose usage has to be recorded after its end.
     """
     found = _plain(answer, _DEEPEST)
     if isinstance(found, Mapping):

@@ -1,4 +1,4 @@
-"""What wraps an agent rather than a request: tools that no transport sees, and what its context may take."""
+"""Guards the agent itself: tools that no transport sees, and the tokens of its context."""
 
 from x402guard.tools.counting import CharsPerToken
 from x402guard.tools.hold import ToolHold

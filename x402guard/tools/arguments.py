@@ -1,4 +1,4 @@
-"""A tool's arguments as plain JSON, so that two uses can be told apart without their values going into any book. Pure."""
+"""Converts a tool's arguments to plain JSON, to compare uses without storing their values in the ledger. Pure."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _LARGE: Final = 10**30
 
 
 def fingerprint_of(arguments: object) -> str:
-    """Return the SHA-256 of a tool's arguments in hex, whatever their order; "" for None. Their values go into no book.
+    """Return the SHA-256 of a tool's arguments in hex, independent of their order; "" for None.
 
     Raises as ``plain_arguments`` does.
     """
@@ -35,21 +35,21 @@ def fingerprint_of(arguments: object) -> str:
 
 
 def fingerprint(plain: Mapping[str, Any] | None) -> str:
-    """Return the SHA-256 of plain arguments in hex, whatever their order; "" for None."""
+    """Return the SHA-256 of plain arguments in hex, independent of their order; "" for None."""
     return "" if plain is None else hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
 
 
 def plain_arguments(arguments: object) -> Mapping[str, Any] | None:
-    """Return a tool's arguments as plain JSON, so that two uses can be told apart; None where they were not told.
+    """Return a tool's arguments as plain JSON for comparison; None if they are unknown or not comparable.
 
-    Dates, decimals, paths, dataclasses and models count by what they say, bytes by their hash; with anything else among them
-    nobody can tell, and None is returned. Raises ``ConfigError`` naming the argument for what is no mapping, nests deeper
-    than 64 levels, or holds more than 10,000 values or a million characters.
+    Dates, decimals, paths, dataclasses and models are compared by value, bytes by their hash; any other object makes
+    them not comparable. Raises ``ConfigError`` naming the argument if it is not a mapping, is nested deeper than 64
+    levels, or has more than 10,000 values or a million characters.
     """
     if arguments is None:
         return None
     if not isinstance(arguments, Mapping):
-        raise ConfigError(f'arguments: a {type(arguments).__name__} is no mapping; write {{"query": …}}')
+        raise ConfigError(f'arguments: a {type(arguments).__name__} is not a mapping; write {{"query": …}}')
     left = [_MOST_VALUES]
     try:
         plain = _plain(arguments, _DEEPEST, left)
@@ -62,7 +62,7 @@ def plain_arguments(arguments: object) -> Mapping[str, Any] | None:
 def _plain(value: object, deeper: int, left: list[int]) -> object:
     left[0] -= 1 + (len(value) // 100 if isinstance(value, (str, bytes)) else 0)
     if left[0] < 0:
-        raise ConfigError(f"arguments: more than {_MOST_VALUES:,} values; give those that tell one call from another")
+        raise ConfigError(f"arguments: more than {_MOST_VALUES:,} values; give those that distinguish the calls")
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if deeper == 0:
@@ -83,7 +83,7 @@ def _plain(value: object, deeper: int, left: list[int]) -> object:
         return [name, _plain(fields, deeper - 1, left)]
     if callable(dump := getattr(value, "model_dump", None)) and not isinstance(value, type):
         return [name, _plain(dump(), deeper - 1, left)]
-    left.append(0)  # it says nothing of itself: nobody can tell it from another
+    left.append(0)  # marks the arguments as not comparable
     return [name]
 
 
@@ -98,9 +98,9 @@ def _key(key: object) -> str:
 
 
 def shown_arguments(arguments: object) -> Mapping[str, Any] | None:
-    """Return a tool's arguments for a person to read, or for the owner's own code to judge: as plain JSON, dates and decimals as text.
+    """Return a tool's arguments as plain JSON for approvers and the owner's code, with dates and decimals as strings.
 
-    What says nothing of itself stands as the name of its kind, and what is too much of it as "…": nothing is left out unseen.
+    An unsupported object is shown as the name of its class, and an omitted part as "…".
     """
     if not isinstance(arguments, Mapping):
         return None

@@ -1,4 +1,4 @@
-"""A function's arguments: as plain values that tell one call from another, and as they are given to it in the end."""
+"""Binds a function's arguments: as plain values for comparison, and as they are passed to the function."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ class Bound:
     """The arguments of one call.
 
     Attributes:
-        arguments: as plain values, or None where nobody can tell them apart.
-        shown: the same for people to read.
-        needs: names of those that the function cannot be called without.
-        known: names of those that can be left out; None for any: nothing was given by its place alone.
-        groups: name of what gathers others (``**more``) → the names that it gathers.
-        given: positional and named arguments as they were given.
-        named: the same by the function's own names, where those are known.
+        arguments: as plain values, or None if they are not comparable.
+        shown: the same for approvers.
+        needs: names of the required arguments.
+        known: names that a rule can remove; None for any name, if no argument is only positional.
+        groups: name of the ``**`` parameter → the names in it.
+        given: positional and keyword arguments as given.
+        named: the arguments by parameter name, or None if the signature is unknown.
     """
 
     arguments: Mapping[str, Any] | None
@@ -41,7 +41,7 @@ class Bound:
     named: inspect.BoundArguments | None
 
     def changed(self, fingerprint: str, narrow: Narrow | None) -> bool:
-        """Return whether the arguments are others by now than those of a *fingerprint*: a caller may change what it gave."""
+        """True if the caller has changed the arguments since *fingerprint* was computed."""
         if not fingerprint or self.named is None:
             return False
         now = plain_named(self.named)
@@ -50,7 +50,7 @@ class Bound:
         return fingerprint_of(now) != fingerprint
 
     def call_on(self, function: Callable[..., Any], narrow: Narrow | None) -> Callable[[], Any]:
-        """Return the call, without the arguments that a rule removes."""
+        """Return the call without the arguments that a rule removes."""
         args, kwargs = self.given
         if narrow is None or not narrow.remove or self.named is None:
             return lambda: function(*args, **kwargs)
@@ -59,7 +59,7 @@ class Bound:
         for name in narrow.remove:
             kind = parameters[name].kind if name in parameters else None
             if kind in _NAMED:
-                names[name] = parameters[name].default  # those after it may be given by their place
+                names[name] = parameters[name].default  # later arguments may be positional
             elif kind is not None:
                 names[name] = () if kind is inspect.Parameter.VAR_POSITIONAL else {}
             elif rest is not None and rest in names:
@@ -73,23 +73,22 @@ def _without_self(bound: inspect.BoundArguments) -> dict[str, Any]:
 
 
 def plain_named(bound: inspect.BoundArguments) -> Mapping[str, Any] | None:
-    """Return arguments by their names as plain values, or None where nobody can tell them apart."""
-    return _told_apart(_without_self(bound))
+    """Return arguments by their names as plain values, or None if they are not comparable."""
+    return _plain_or_none(_without_self(bound))
 
 
-def _told_apart(named: Mapping[str, Any]) -> Mapping[str, Any] | None:
+def _plain_or_none(named: Mapping[str, Any]) -> Mapping[str, Any] | None:
     try:
         return plain_arguments(named)
     except ConfigError:
-        return None  # a function may be given what is too large to be told apart by it
+        return None  # too large to compare
 
 
 class Binding:
-    """How a function takes its arguments."""
+    """The signature of a function, to bind the arguments of its calls."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         try:
-            # What is called is what has to be called right.
             self._signature: inspect.Signature | None = inspect.signature(function, follow_wrapped=False)
         except (TypeError, ValueError):
             self._signature = None
@@ -99,16 +98,16 @@ class Binding:
         self._needs = frozenset(p.name for p in parameters if p.kind in _NAMED and p.default is p.empty)
 
     def _spread(self, named: dict[str, Any]) -> dict[str, Any]:
-        """Return arguments by the names that rules know: those in ``**more`` by their own."""
+        """Return arguments by the names for rules: those in the ``**`` parameter by their own names."""
         more = named.get(self._more or "")
         return named if not isinstance(more, dict) else {**{k: v for k, v in named.items() if k != self._more}, **more}
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Bound:
-        """Return the arguments of one call. Raises ``TypeError`` for those that do not fit."""
+        """Return the arguments of one call. Raises ``TypeError`` if they do not fit the signature."""
         bound = None if self._signature is None else self._signature.bind(*args, **kwargs)
         if bound is None:
             named: dict[str, Any] = {"args": args, "kwargs": kwargs}
-            plain = _told_apart(named)
+            plain = _plain_or_none(named)
         else:
             bound.apply_defaults()
             named, plain = _without_self(bound), plain_named(bound)

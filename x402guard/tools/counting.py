@@ -1,4 +1,4 @@
-"""Counting the tokens of a text for a context, and cutting a text to so many of them."""
+"""Counts the tokens of a text for a context, and cuts a text to a number of tokens."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _CUT: Final = "…"
 
 
 class ContextCounter(Protocol):
-    """Counts the tokens of a text that goes into a context."""
+    """Counts the tokens of a text for a context."""
 
     def count(self, text: str) -> int:
-        """Return how many tokens *text* is."""
+        """Return the number of tokens of *text*."""
 
 
 TextCounter = Callable[[str], int]
@@ -22,9 +22,9 @@ TextCounter = Callable[[str], int]
 
 
 class CharsPerToken:
-    """An estimate: so many characters are one token, rounded up. Good for a context, and for no ceiling of money.
+    """Estimates one token per *chars* characters, rounded up. For contexts only, never for a ceiling in money.
 
-    Raises ``ConfigError`` for what is no positive whole number of characters.
+    Raises ``ConfigError`` unless *chars* is a positive whole number.
     """
 
     def __init__(self, chars: int = 4) -> None:
@@ -33,7 +33,7 @@ class CharsPerToken:
         self._chars = chars
 
     def count(self, text: str) -> int:
-        """Return how many tokens *text* is, about."""
+        """Return the estimated number of tokens of *text*."""
         return -(-len(text) // self._chars)
 
     def __repr__(self) -> str:
@@ -41,16 +41,16 @@ class CharsPerToken:
 
 
 def counting(counter: ContextCounter | TextCounter) -> TextCounter:
-    """Return the function that counts: the counter's ``count``, or a function as it is. Raises ``ConfigError`` for neither.
+    """Return a checked counting function: the counter's ``count``, or the function itself. Raises ``ConfigError``.
 
-    What it counts is checked: anything but a whole number that is not negative raises ``ConfigError``. A text that it cannot
-    count (``LookupError``, ``ValueError``: tiktoken gives up on a megabyte of spaces) is as many tokens as bytes.
+    A result that is not a whole number from 0 on raises ``ConfigError``. A text that cannot be counted
+    (``LookupError``, ``ValueError``: tiktoken fails on a megabyte of spaces) counts one token per byte.
     """
     own = None if isinstance(counter, (str, bytes, list, tuple, type)) else getattr(counter, "count", None)
     chosen = own if callable(own) else counter
     if not callable(chosen) or isinstance(chosen, type):
         raise ConfigError(
-            f"counter: {counter!r} has no count(text), and is no function of a text; write CharsPerToken(4)"
+            f"counter: {counter!r} has no count(text) and is not a function of a text; write CharsPerToken(4)"
         )
     count: TextCounter = chosen
 
@@ -60,16 +60,16 @@ def counting(counter: ContextCounter | TextCounter) -> TextCounter:
         except (LookupError, ValueError):
             return len(text.encode("utf-8", "surrogatepass"))
         if type(tokens) is not int or tokens < 0:
-            raise ConfigError(f"counter: {counter!r} counted {tokens!r}, which is no number of tokens")
+            raise ConfigError(f"counter: {counter!r} returned {tokens!r}, which is not a number of tokens")
         return tokens
 
     return checked
 
 
 def cut(text: str, tokens: int, count: TextCounter) -> str:
-    """Return *text*, or as much of its beginning as is at most *tokens* tokens, a mark of the cut included.
+    """Return *text*, or its longest beginning with at most *tokens* tokens including a final "…".
 
-    Never counts much more than it keeps, however long the text is.
+    The counted text is never much longer than the kept text.
     """
     size = max(64, 8 * tokens)
     while size < len(text) and count(text[:size]) <= tokens:
@@ -89,14 +89,13 @@ def cut(text: str, tokens: int, count: TextCounter) -> str:
 
 
 Mode = Literal["raw", "table", "summary", "handle_only"]
-"""All of it; its rows and columns; what it comes to; or no more than a name to ask for it by. Each shows less than the one before."""
-
+"""The whole result; its rows and columns; a summary; only a handle to request it. Each shows less than the previous."""
 
 _MODES: Final[tuple[Mode, ...]] = get_args(Mode)
 
 
 def check_mode(name: str, mode: str) -> Mode:
-    """Return *mode*. Raises ``ConfigError`` naming the argument for what is none."""
+    """Return *mode*. Raises ``ConfigError`` naming the argument if it is not a mode."""
     for known in _MODES:
         if mode == known:
             return known
@@ -104,9 +103,9 @@ def check_mode(name: str, mode: str) -> Mode:
 
 
 def suggest_mode(requested: Mode, *, left: int, total: int) -> Mode:
-    """Return the mode for *left* tokens of *total*: what was requested, or less, never more.
+    """Return the mode for *left* tokens of *total*: the requested one, or one that shows less.
 
-    Of 100 left: above 50 as requested; from 50 down, a table; from 20 down, a summary; below 5, the handle alone.
+    Above 50 % left: as requested; at most 50 %: table; at most 20 %: summary; below 5 %: only the handle.
     """
     if left * 100 > 50 * total:
         floor: Mode = "raw"

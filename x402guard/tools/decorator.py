@@ -1,4 +1,4 @@
-"""``@session.tool``: a function whose every call is paid for, and whose results are shown in as many tokens as there are."""
+"""``@session.tool``: charges every call of a function, and fits its results into the remaining tokens."""
 
 from __future__ import annotations
 
@@ -41,31 +41,30 @@ from x402guard.tools.runner import Running
 from x402guard.tools.token_budget import Allotment, TokenBudget
 
 RESULT_TOKENS: Final = 4_000
-"""The most tokens of one result, unless told otherwise."""
-
+"""The default maximum of tokens in one result."""
 
 QUICK_CHARACTERS: Final = 16_384
-"""A result up to this size is cut and counted on the event loop, once its counter has loaded."""
+"""The largest result, in characters, that is cut and counted on the event loop once its counter has loaded."""
 
 CostOf = Callable[[Any], Dollars]
-"""What a call cost in dollars, told from its result."""
+"""Returns the cost of a call in dollars from its result."""
 
 Render = Callable[[Any, Mode], str]
-"""The text of a result in a mode."""
+"""Returns the text of a result in a mode."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ToolOptions:
-    """What a decorated tool costs, and how its results are shown; checked when it is written down.
+    """The cost of a decorated tool and the rendering of its results; checked when it is constructed.
 
     Attributes:
-        cost: dollars for each call, or a function of the result; None for what costs none.
-        up_to: with a function: the most that a call may cost, in dollars.
-        mode: how a result is shown where there are tokens enough; None shows it as it is.
-        render: with a mode: the text of a result in a mode.
+        cost: dollars for each call, or a function of the result; None if the tool is not held for.
+        up_to: with a function: the ceiling of a call, in dollars.
+        mode: how to show a result if enough tokens are left; None returns it unchanged.
+        render: with a mode: returns the text of a result in a mode.
         max_tokens: the most tokens of one result.
-        lifetime_s: seconds after which a call whose end nobody reports counts in full.
-        timeout_s: seconds that a call may take; None for the policy's, 0 for any time.
+        lifetime_s: seconds after which a call without a reported end is captured at its ceiling.
+        timeout_s: seconds that a call may take; None for the policy's limit, 0 for no limit.
     """
 
     cost: Dollars | CostOf | None = None
@@ -83,26 +82,25 @@ class ToolOptions:
             )
         if self.cost is None and self.mode is None:
             raise ConfigError(
-                'cost: say what a call costs, cost="$0.01" (or "$0" for what is free), or how it is shown, '
-                'mode="raw", render=…'
+                'cost: give the cost of a call, cost="$0.01" ("$0" if it is free), or a way to show it, mode="raw", render=…'
             )
         if callable(self.cost) and self.up_to is None:
-            raise ConfigError('up_to: the cost is known after the call, so say what it may be at most: up_to="$0.05"')
+            raise ConfigError('up_to: the cost is known after the call, so give its ceiling: up_to="$0.05"')
         if self.up_to is not None and not callable(self.cost):
             raise ConfigError(
-                "up_to: it goes with a cost that is a function of the result; a fixed cost is its own ceiling"
+                "up_to: it needs a cost that is a function of the result; a fixed cost is its own ceiling"
             )
         if (self.mode is None) is not (self.render is None):
-            raise ConfigError('mode: it goes with render: mode="raw", render=lambda result, mode: …')
+            raise ConfigError('mode: it needs render, and render needs it: mode="raw", render=lambda result, mode: …')
         if self.mode is not None:
             check_mode("mode", self.mode)
             if not callable(self.render):
-                raise ConfigError(f"render: {self.render!r} is no function of a result and a mode")
+                raise ConfigError(f"render: {self.render!r} is not a function of a result and a mode")
             if type(self.max_tokens) is not int or not 0 < self.max_tokens <= MOST_TOKENS:
                 raise ConfigError(f"max_tokens: {self.max_tokens!r:.60} is not a positive whole number of tokens")
 
     def call(self, tool: str) -> ToolCall | None:
-        """Return one call of the tool, without its arguments; None where it costs nothing."""
+        """Return one call of the tool, without its arguments; None if no cost is set."""
         if self.cost is None:
             return None
         if callable(self.cost):
@@ -113,7 +111,7 @@ class ToolOptions:
 
 @dataclass(frozen=True, slots=True)
 class _Use:
-    """One call under way: what is held for it, what is kept of the context, and what the owner's rules leave of it."""
+    """One running call: its hold, its reserved tokens, and the narrowing by the owner's rules."""
 
     context: Context
     held: HeldTool | None
@@ -126,7 +124,7 @@ class _Use:
 
 @dataclass(frozen=True, slots=True)
 class _Outcome:
-    """How a call ended, and what its caller is given: a value, or an error."""
+    """The end of a call, and the value or error for its caller."""
 
     end: ToolEnd
     used_tokens: int | None = None
@@ -138,19 +136,19 @@ class _Outcome:
 def decorate(
     payer: ToolPayer, options: ToolOptions, name: str | None, function: Callable[..., Any]
 ) -> Callable[..., Any]:
-    """Return *function* such that every call of it is held for, captured and shown as *terms* say.
+    """Return *function* wrapped, so that each call is held, captured and shown as *options* define.
 
-    Raises ``ConfigError`` for what cannot be called once and be over: a generator is held for with ``session.hold``.
+    Raises ``ConfigError`` for a generator, which does not end with its call: use ``session.hold`` for it.
     """
     if not callable(function):
-        raise ConfigError(f'tool: {function!r} is no function; write @session.tool(cost="$0.01") above one')
+        raise ConfigError(f'tool: {function!r} is not a function; write @session.tool(cost="$0.01") above one')
     if isinstance(function, staticmethod):
         return staticmethod(decorate(payer, options, name, function.__func__))
     called = function if inspect.isroutine(function) else getattr(function, "__call__", function)  # noqa: B004
     if any(inspect.isgeneratorfunction(each) or inspect.isasyncgenfunction(each) for each in (function, called)):
-        raise ConfigError("tool: a generator goes on after its call; hold for it with `with session.hold(…)`")
+        raise ConfigError("tool: a generator continues after its call; use `with session.hold(…)` for it")
     tool = check_tool(name if name is not None else getattr(function, "__name__", type(function).__name__))
-    options.call(tool)  # the amounts are checked here, and not at the first call
+    options.call(tool)  # checks the amounts now, not at the first call
     binding = Binding(function)
 
     @wraps(function)
@@ -178,7 +176,7 @@ def decorate(
 
 
 _INSIDE: Final[ContextVar[frozenset[str]]] = ContextVar("x402guard_inside_tools", default=frozenset())
-"""The tools that run in this context."""
+"""The tools that are running in this context."""
 
 
 def _slot_of(seat: Seat | None) -> Slot | None:
@@ -186,10 +184,10 @@ def _slot_of(seat: Seat | None) -> Slot | None:
 
 
 def _begin(payer: ToolPayer, options: ToolOptions, tool: str, bound: Bound) -> Flow[_Use]:
-    """Reserve the tokens, wait for a slot, then hold the dollars: what is refused first costs nothing."""
+    """Reserve the tokens, wait for a slot, then hold the dollars, so that an early refusal costs nothing."""
     budget = payer.innermost()
     paying, tokens = budget.context, budget.tokens
-    seat = None if tool in _INSIDE.get() else Seat(HoldKind.TOOL, tool)  # one that calls itself would wait for itself
+    seat = None if tool in _INSIDE.get() else Seat(HoldKind.TOOL, tool)  # a recursive call would wait for itself
     allotment = None
     try:
         if options.mode is not None:
@@ -225,26 +223,30 @@ def _begin(payer: ToolPayer, options: ToolOptions, tool: str, bound: Bound) -> F
 
 
 def _refuse_changed(context: Context, held: HeldTool, call: ToolCall) -> Flow[None]:
-    """A yes was said to other arguments than there are by now."""
+    """Void the hold and refuse, because the arguments differ from those that were approved."""
     yield from end_tool(context, held.hold, ToolEnd(void="its arguments were changed"), ceiling=held.ceiling)
-    reason = f"{call.tool}: its arguments were changed while a person was asked about them"
+    reason = f"{call.tool}: its arguments were changed while an approver was asked about them"
     raise (
         yield from refused(
             context,
             Refusal(
-                APPROVAL, reason, call.amount, error=ApprovalDenied, advice="Ask again if it matters, or go on without."
+                APPROVAL,
+                reason,
+                call.amount,
+                error=ApprovalDenied,
+                advice="Ask again if it matters, or continue without it.",
             ),
         )
     )
 
 
 def _finish(use: _Use, outcome: _Outcome) -> Flow[_Outcome]:
-    """Write down what it cost and what it showed; both, whatever interrupts the first."""
+    """Record the cost and the tokens; both, even if the first is interrupted."""
     try:
         outcome = yield from _fitted(use, outcome)
         yield from _finish_dollars(use, outcome)
     except Interrupted:
-        # Whichever was cut short: writing it twice does nothing.
+        # Either may have been interrupted; both are idempotent.
         yield from _finish_dollars(use, outcome)
         yield from _finish_tokens(use, outcome)
         raise
@@ -260,17 +262,17 @@ def _finish_dollars(use: _Use, outcome: _Outcome) -> Flow[None]:
 
 
 def _finish_tokens(use: _Use, outcome: _Outcome) -> Flow[None]:
-    """Books that cannot be written take nothing from the caller: the reservation counts as used when its time is over."""
+    """Record the tokens. If the ledger cannot be written, the reservation later counts as used."""
     if use.allotment is None:
         return
     try:
         yield from use.tokens.end(use.allotment.tokens.reservation, outcome.used_tokens)
     except LedgerUnavailable as error:
-        yield Notify(f"tokens: the books could not be written: {error}; {int(use.allotment.tokens):,} stay reserved")
+        yield Notify(f"tokens: the ledger could not be written: {error}; {int(use.allotment.tokens):,} stay reserved")
 
 
 def _fitted(use: _Use, outcome: _Outcome) -> Flow[_Outcome]:
-    """Cut a rendered result to what was granted, and count it: off the event loop where that may take long."""
+    """Cut a rendered result to the granted tokens and count it, off the event loop if that may take long."""
     if outcome.rendered is None or use.allotment is None:
         return outcome
     granted, rendered, tokens = int(use.allotment.tokens), outcome.rendered, use.tokens
@@ -281,7 +283,7 @@ def _fitted(use: _Use, outcome: _Outcome) -> Flow[_Outcome]:
         try:
             text = tokens.cut(rendered, granted)
             return replace(outcome, value=text, used_tokens=tokens.count(text))
-        except Exception as error:  # noqa: BLE001 - a counter is the caller's own code, and may raise anything
+        except Exception as error:  # noqa: BLE001 - the counter is the caller's code and may raise any error
             return replace(outcome, error=error)
 
     quick = tokens.counts_at_once and len(rendered) <= QUICK_CHARACTERS
@@ -294,17 +296,17 @@ def _outcome_of(options: ToolOptions, use: _Use, call: Callable[[], Any]) -> _Ou
     _INSIDE.set(before | {use.running.tool})
     try:
         result = use.running.run(call)
-    except BaseException as error:  # noqa: BLE001 - Ctrl-C too: it is raised once the books are in order
+    except BaseException as error:  # noqa: BLE001 - also Ctrl-C: it is raised after the ledger is written
         return _failed(error)
     finally:
-        _INSIDE.set(before)  # a coroutine may be thrown away in another context
+        _INSIDE.set(before)  # not reset(token): a coroutine may be closed in another context
     if inspect.isgenerator(result):
-        return _failed(TypeError("tool: the function returned a generator; hold for it with `with session.hold(…)`"))
+        return _failed(TypeError("tool: the function returned a generator; use `with session.hold(…)` for it"))
     if inspect.isawaitable(result):
         close = getattr(result, "close", None)
         if close is not None:
             close()
-        return _failed(TypeError("tool: the function returned something to await; decorate an `async def`"))
+        return _failed(TypeError("tool: the function returned an awaitable; decorate an `async def`"))
     return _shown(options, use, result)
 
 
@@ -313,10 +315,10 @@ async def _awaited_outcome_of(options: ToolOptions, use: _Use, call: Callable[[]
     _INSIDE.set(before | {use.running.tool})
     try:
         result = await use.running.awaited(call)
-    except BaseException as error:  # noqa: BLE001 - cancellation too: it is raised once the books are in order
+    except BaseException as error:  # noqa: BLE001 - also cancellation: it is raised after the ledger is written
         return _failed(error)
     finally:
-        _INSIDE.set(before)  # a coroutine may be thrown away in another context
+        _INSIDE.set(before)
     return _shown(options, use, result)
 
 
@@ -326,8 +328,8 @@ def _failed(error: BaseException) -> _Outcome:
 
 
 def _shown(options: ToolOptions, use: _Use, result: Any) -> _Outcome:
-    """Return what a result cost and how it is shown. What goes wrong here is raised; the tool has run, and is paid for."""
-    end = ToolEnd(note="nobody said what it cost")
+    """Return the cost and the rendering of a result. Errors are for the caller; the tool has run, so it is captured."""
+    end = ToolEnd(note="its cost was not reported")
     try:
         cost = _cost_of(options.cost, result) if callable(options.cost) else options.cost
         if cost is not None:
@@ -338,7 +340,7 @@ def _shown(options: ToolOptions, use: _Use, result: Any) -> _Outcome:
             return _Outcome(end, value=result)
         mode = suggest_mode(options.mode, left=use.allotment.left, total=use.allotment.total)
         return _Outcome(end, rendered=_text(options.render(result, mode)))
-    except BaseException as error:  # noqa: BLE001 - it is the caller's own code, and may raise anything
+    except BaseException as error:  # noqa: BLE001 - the caller's code may raise any error
         return _Outcome(end, error=error)
 
 
@@ -346,14 +348,14 @@ def _cost_of(cost: CostOf, result: Any) -> Dollars:
     try:
         return cost(result)
     except Exception as error:
-        error.add_note("raised by the tool's cost function; what was held for the call is booked")
+        error.add_note("raised by the tool's cost function; the call is captured at its ceiling")
         raise
 
 
 def _text(rendered: object) -> str:
     if not isinstance(rendered, str):
-        raise TypeError(f"render: it returned a {type(rendered).__name__}, and is to return a text")
-    return str.__str__(rendered)  # a subclass may say of itself what it likes
+        raise TypeError(f"render: it returned a {type(rendered).__name__}, but has to return a string")
+    return str.__str__(rendered)  # a subclass may override __str__
 
 
 def _handed(outcome: _Outcome) -> Any:

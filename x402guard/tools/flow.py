@@ -1,4 +1,4 @@
-"""What a tool costs that no transport sees: held before it runs, captured when it has; or charged at once. Pure."""
+"""The flows of tools that no transport sees: held before they run and captured after, or charged at once. Pure."""
 
 from __future__ import annotations
 
@@ -21,12 +21,7 @@ from x402guard.ledger.model import Evidence, Hold, HoldKind, HoldState, Purpose
 from x402guard.ledger.transitions import Capture, apply
 from x402guard.ledger.view import LedgerView, Notice, Scope
 from x402guard.money import Nanos, format_dollars
-from x402guard.policy.guards import (
-    guard_marks,
-    judge_step,
-    note_end,
-    note_taken,
-)
+from x402guard.policy.guards import guard_marks, judge_step, note_end, note_taken
 from x402guard.policy.judge import Consented, Unasked, objection, verdict_facts, verdict_of
 from x402guard.policy.step_guard import Outcome, StepEnd
 from x402guard.policy.steps import Step, step_of, tool_key
@@ -34,7 +29,7 @@ from x402guard.policy.verdicts import Narrow, Subject, Verdict
 from x402guard.tools.arguments import fingerprint
 
 TOOL_HOLD_S: Final = 900
-"""A tool whose end nobody reports is captured at its ceiling after this many seconds, unless told otherwise."""
+"""The default of ``lifetime_s``: seconds after which a tool without a reported end is captured at its ceiling."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,17 +37,17 @@ class ToolCall:
     """One use of a tool.
 
     Attributes:
-        tool: its name, as it stands in reports.
-        amount: nano-dollars: what it costs, or costs at most.
+        tool: its name, as in reports.
+        amount: its cost or its ceiling, in nano-dollars.
         entropy: 32 random bytes, from which its hold's id derives.
-        arguments: its arguments as plain JSON, or None where they were not told. They go into no book.
+        arguments: its arguments as plain JSON, or None if unknown. They are not stored in the ledger.
         fingerprint: their SHA-256 in hex, or "" for None.
-        lifetime_s: seconds after which its hold counts in full, if nobody says how it ended.
-        fixed: the amount is what it costs, and cannot be less.
-        needs: names of the arguments that it cannot be called without.
-        known: names that can be left out; None for any.
-        groups: name of what gathers others (``**more``) → the names that it gathers.
-        shown: its arguments for people and for the owner's own code; they stand in no book.
+        lifetime_s: seconds after which its hold is captured at the ceiling if its end is not reported.
+        fixed: True if the amount is the exact cost.
+        needs: names of the required arguments.
+        known: names that a rule can remove; None for any name.
+        groups: name of the ``**`` parameter → the names in it.
+        shown: its arguments for approvers and the owner's code. They are not stored in the ledger.
     """
 
     tool: str
@@ -72,7 +67,7 @@ class ToolCall:
 
     @property
     def hold_id(self) -> str:
-        """The id of its hold: another than that of a payment or an LLM call of the same random bytes."""
+        """The id of its hold; it differs from that of a payment or an LLM call with the same random bytes."""
         return hashlib.sha256(b"tool call" + self.entropy).hexdigest()
 
 
@@ -81,11 +76,11 @@ class ToolEnd:
     """How a use of a tool ended.
 
     Attributes:
-        amount: nano-dollars that it cost, or None where nobody says: the ceiling counts.
-        void: why it was not billed, or None where it was, or may have been.
-        note: for the books.
-        forgotten: it ended well, and its caller said nothing: people ought to know.
-        well: it did what it is for; None says nothing of that.
+        amount: its cost in nano-dollars, or None if not reported: then the ceiling counts.
+        void: the reason why it was not billed, or None if it was or may have been billed.
+        note: a note for the ledger.
+        forgotten: True if it succeeded and its caller reported no cost: the owner is notified.
+        outcome: ok, failed or unknown.
     """
 
     amount: Nanos | None = None
@@ -100,10 +95,10 @@ class HeldTool:
     """A use of a tool that may begin.
 
     Attributes:
-        hold: as committed.
-        ceiling: nano-dollars that it costs where nobody says.
-        narrow: what the owner's rules leave of it; None for all.
-        fingerprint: of the arguments that it was held, and asked, for.
+        hold: the hold as committed.
+        ceiling: the nano-dollars captured if no cost is reported.
+        narrow: the narrowing by the owner's rules, or None.
+        fingerprint: that of the approved arguments, or "" if no approver was asked.
     """
 
     hold: Hold
@@ -113,19 +108,19 @@ class HeldTool:
 
 
 def check_tool(tool: object) -> str:
-    """Return a tool's name as plain text. Raises ``ConfigError`` for what is none: a report has to print it."""
+    """Return a tool's name as a plain string. Raises ``ConfigError`` for a name that reports cannot print."""
     if not isinstance(tool, str):
-        raise ConfigError(f"tool: a {type(tool).__name__} is not a name for a tool; write text such as 'serp'")
-    name = str.__str__(tool)  # a subclass may say of itself what it likes
+        raise ConfigError(f"tool: a {type(tool).__name__} is not a name for a tool; write a string such as 'serp'")
+    name = str.__str__(tool)  # a subclass may override __str__
     if not name or not name.isprintable() or len(name) > 200:
-        raise ConfigError(f"tool: {name[:60]!a} is not a name for a tool; write text such as 'serp'")
+        raise ConfigError(f"tool: {name[:60]!a} is not a name for a tool; write a string such as 'serp'")
     return name
 
 
 def hold_tool(context: Context, call: ToolCall, seat: Seat | None = None) -> Flow[HeldTool]:
-    """Hold what a tool costs at most, durably. Raises the refusal where it does not fit, ``LedgerUnavailable``; nothing held.
+    """Hold the ceiling of a tool, durably. Raises the refusal or ``LedgerUnavailable``, with nothing held.
 
-    *seat* is taken first, where one is given; whoever gives it leaves it.
+    Takes *seat*, if given, first; the caller releases it.
     """
 
     def undo(error: BaseException) -> Flow[None]:
@@ -139,7 +134,7 @@ def hold_tool(context: Context, call: ToolCall, seat: Seat | None = None) -> Flo
     change = partial(_hold, context=context, call=call, step=step, verdict=verdict)
     held = yield from hold_or_refuse(context, _scope(context, call, step), change, undo, seat=seat)
     try:
-        yield Checkpoint()  # cancelled while it was written: it is given back, before the tool has begun
+        yield Checkpoint()  # if cancelled during the write, the hold is voided before the tool runs
     except GeneratorExit:
         raise
     except BaseException as error:
@@ -149,7 +144,7 @@ def hold_tool(context: Context, call: ToolCall, seat: Seat | None = None) -> Flo
 
 
 def judge_tool(context: Context, call: ToolCall) -> Flow[tuple[ToolCall, Verdict] | Refusal]:
-    """Return a use of a tool as the owner's rules leave it, and what they say of that; or why nothing of it is left."""
+    """Return a use of a tool narrowed by the owner's rules, and their verdict on it; or a refusal."""
     risk = context.policy.risk
     quick = risk is None or risk.classify is None
 
@@ -160,9 +155,7 @@ def judge_tool(context: Context, call: ToolCall) -> Flow[tuple[ToolCall, Verdict
         narrowed = _narrowed(call, before)
         if isinstance(narrowed, Refusal):
             return narrowed
-        after = verdict_of(
-            context.policy, _subject(narrowed), asks=context.asks
-        )  # a rule above a sum is about what is left
+        after = verdict_of(context.policy, _subject(narrowed), asks=context.asks)  # the rules judge the narrowed amount
         return narrowed, replace(after, narrow=before.narrow, narrowed_by=before.narrowed_by)
 
     answer: tuple[ToolCall, Verdict] | Refusal = yield Compute(job, quick=quick)
@@ -174,18 +167,18 @@ def _subject(call: ToolCall) -> Subject:
 
 
 def _narrowed(call: ToolCall, verdict: Verdict) -> ToolCall | Refusal:
-    """Return a use of a tool as the owner's rules leave it, or why nothing of it is left."""
+    """Return a use of a tool narrowed by *verdict*, or a refusal."""
     narrow, rule = verdict.narrow, verdict.narrowed_by
     if narrow is None:
         return call
     lost = sorted(call.needs & frozenset(narrow.remove))
     if lost:
         return Refusal(
-            rule, f"rule {rule!r} removes {lost[0]!r}, without which {call.tool} cannot be called", call.amount
+            rule, f"rule {rule!r} removes {lost[0]!r}, but {call.tool} cannot be called without it", call.amount
         )
     unknown = [] if call.known is None else sorted(frozenset(narrow.remove) - call.known)
     if unknown:
-        reason = f"rule {rule!r} removes {unknown[0]!r}, and nobody can tell which of {call.tool}'s arguments that is"
+        reason = f"rule {rule!r} removes {unknown[0]!r}, but it is unknown which of {call.tool}'s arguments that is"
         return Refusal(rule, reason, call.amount)
     removed = frozenset(narrow.remove).union(*(call.groups.get(name, ()) for name in narrow.remove))
     kept, shown = (_without(removed, arguments) for arguments in (call.arguments, call.shown))
@@ -193,7 +186,7 @@ def _narrowed(call: ToolCall, verdict: Verdict) -> ToolCall | Refusal:
         return replace(call, arguments=kept, shown=shown)
     if call.fixed:
         cost, most = format_dollars(call.amount), format_dollars(narrow.most)
-        reason = f"rule {rule!r} narrows {call.tool} to ${most}, and it costs ${cost}"
+        reason = f"rule {rule!r} narrows {call.tool} to ${most}, but it costs ${cost}"
         return Refusal(rule, reason, call.amount, narrow.most)
     return replace(call, arguments=kept, shown=shown, amount=narrow.most)
 
@@ -205,7 +198,7 @@ def _without(removed: frozenset[str], arguments: Mapping[str, Any] | None) -> Ma
 
 
 def charge_tool(context: Context, call: ToolCall) -> Flow[Receipt]:
-    """Hold and capture what a tool costs, in one transaction. Raises as ``hold_tool`` does."""
+    """Hold and capture the cost of a tool in one transaction. Raises as ``hold_tool`` does."""
     judged = yield from judge_tool(context, call)
     if isinstance(judged, Refusal):
         raise (yield from refused(context, judged))
@@ -219,26 +212,26 @@ def charge_tool(context: Context, call: ToolCall) -> Flow[Receipt]:
         held = _hold(view, consented, context=context, call=call, step=step, verdict=verdict)
         if not isinstance(held, Hold):
             return held
-        # It has not run yet, and how it ends is never said.
+        # The tool has not run yet, and its end is never reported.
         note_end(view, context.policy, step.at(call.amount), StepEnd(held.id, "unknown"))
         return apply(view, held.id, Capture(call.amount, Evidence.ESTIMATE))
 
     def undo(error: BaseException) -> Flow[None]:
-        # What was captured stays so: it costs budget, and was the caller's own word.
+        # A captured charge stays, because the caller reported it.
         return give_back(context, call.hold_id, f"the tool never ran: {error_name(error)}", error)
 
     try:
         captured = yield from hold_or_refuse(context, _scope(context, call, step), change, undo)
     except LedgerUnavailable as error:
-        error.advice = "The charge may have been booked: look at session.spent before you repeat it."
+        error.advice = "The charge may be in the ledger: check session.spent before you repeat it."
         raise
     return receipt_of(captured, represented=False)
 
 
 def end_tool(context: Context, hold: Hold, end: ToolEnd, *, ceiling: Nanos) -> Flow[Receipt]:
-    """Write down how a tool ended. What it cost is captured past the ceiling too; the ceiling, where nobody said.
+    """Record the end of a tool: capture its cost, also above the ceiling, or else the ceiling; or void it.
 
-    Books that cannot be written take nothing from the caller: the hold stands in full, and lapses to its ceiling.
+    If the ledger cannot be written, nothing is raised: the hold counts in full, and later lapses to its ceiling.
     """
     try:
         if end.void is not None:
@@ -246,26 +239,30 @@ def end_tool(context: Context, hold: Hold, end: ToolEnd, *, ceiling: Nanos) -> F
             receipt = replace(receipt_of(voided, represented=False), note=end.void)
             return replace(receipt, amount=Decimal(0)) if voided.state is HoldState.VOIDED else receipt
         if end.amount is None:
-            bill = Bill(ceiling, Evidence.ASSUMED, note=end.note)  # what is free is held as a nano-dollar
+            bill = Bill(
+                ceiling, Evidence.ASSUMED, note=end.note
+            )  # not hold.amount: a free tool is held at 1 nano-dollar
         else:
             bill = Bill(end.amount, Evidence.ESTIMATE, note=end.note)
         ended = yield from book(context, hold, bill, outcome=end.outcome)
         if end.forgotten:
-            yield Notify(f"tool {hold.purpose.tool!r}: {end.note}, so its ceiling ${format_dollars(ceiling)} is booked")
+            yield Notify(
+                f"tool {hold.purpose.tool!r}: {end.note}, so its ceiling ${format_dollars(ceiling)} is captured"
+            )
         elif end.amount is not None and end.amount > hold.amount:
             cost, most = format_dollars(end.amount), format_dollars(ceiling)
             yield Notify(f"tool {hold.purpose.tool!r}: it cost ${cost}, above its ceiling ${most}")
     except LedgerUnavailable as error:
-        problem = f"the books could not be written: {error}"
+        problem = f"the ledger could not be written: {error}"
         yield Notify(f"tool {hold.purpose.tool!r}: {problem}; its hold {hold.id} counts in full")
         return replace(receipt_of(hold, represented=False), in_doubt=True, note=problem)
     return replace(receipt_of(ended, represented=False), note=end.note)
 
 
 def check_free(context: Context, call: ToolCall, seat: Seat | None) -> Flow[Narrow | None]:
-    """Raise the refusal of a tool that costs no dollars: of a session that is tripped or closed, late, at rest, or by a rule.
+    """Check a tool that costs no dollars, and return its narrowing by the rules. ``end_free`` records its end.
 
-    Returns what the rules leave of it. What it does is told with ``end_free``.
+    Raises the refusal: of a tripped or closed session, a timeout, an open circuit or another guard, or a rule.
     """
     judged = yield from judge_tool(context, call)
     if isinstance(judged, Refusal):
@@ -286,7 +283,7 @@ def check_free(context: Context, call: ToolCall, seat: Seat | None) -> Flow[Narr
         return refusal or True
 
     def undo(_error: BaseException) -> Flow[None]:
-        yield from ()  # nothing was written
+        yield from ()  # nothing to undo
 
     marks = guard_marks(context.policy, step)
     scope = Scope(nodes=(context.node_id,), marks=marks, durable=True)
@@ -295,7 +292,7 @@ def check_free(context: Context, call: ToolCall, seat: Seat | None) -> Flow[Narr
 
 
 def end_free(context: Context, call: ToolCall, *, outcome: Outcome) -> Flow[None]:
-    """Count how a tool ended that costs no dollars; a ledger that cannot be written takes nothing from its caller."""
+    """Count the end of a tool that costs no dollars for the guards. Notifies, and never raises, if the ledger fails."""
     step = Step(HoldKind.TOOL, call.tool, "", context.node_id)
     marks = guard_marks(context.policy, step, ending=True)
     if not marks:
@@ -307,11 +304,11 @@ def end_free(context: Context, call: ToolCall, *, outcome: Outcome) -> Flow[None
     try:
         yield Transact(Scope(marks=marks), change)
     except LedgerUnavailable as error:
-        yield Notify(f"tool {call.tool!r}: the books could not be written: {error}")
+        yield Notify(f"tool {call.tool!r}: the ledger could not be written: {error}")
 
 
 def _unconsented(call: ToolCall, verdict: Verdict, consented: Consented) -> Unasked | Refusal | None:
-    # Arguments that nobody can tell apart are one use's alone.
+    # Without comparable arguments an approval covers only this use.
     unasked = Unasked(_subject(call), verdict, (call.fingerprint or call.hold_id,))
     if verdict.action == "ask":
         return None if unasked.key in consented else unasked
@@ -320,7 +317,7 @@ def _unconsented(call: ToolCall, verdict: Verdict, consented: Consented) -> Unas
 
 def _note_medium(view: LedgerView, call: ToolCall, verdict: Verdict) -> None:
     if verdict.level == "MEDIUM":
-        message = f"tool {call.tool!r} is of medium risk, and runs"
+        message = f"tool {call.tool!r} has medium risk and runs"
         view.notices.append(Notice("risk_medium", message, {"tool": call.tool}, pressing=False))
 
 

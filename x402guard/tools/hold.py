@@ -1,4 +1,4 @@
-"""Tools that cost money: held for as a block, or as a decorated function. One conversation, blocking and awaited."""
+"""Holds for tools that cost money, as a ``with`` block; the same flow blocking and awaited."""
 
 from __future__ import annotations
 
@@ -16,30 +16,22 @@ from x402guard.flow.shell import Payer
 from x402guard.money import Dollars, Nanos, dollars_to_nanos, format_dollars, nanos_to_decimal
 from x402guard.policy.step_guard import Outcome
 from x402guard.tools.arguments import plain_arguments, shown_arguments
-from x402guard.tools.flow import (
-    TOOL_HOLD_S,
-    HeldTool,
-    ToolCall,
-    ToolEnd,
-    check_tool,
-    end_tool,
-    hold_tool,
-)
+from x402guard.tools.flow import TOOL_HOLD_S, HeldTool, ToolCall, ToolEnd, check_tool, end_tool, hold_tool
 from x402guard.tools.token_budget import TokenBudget
 
 LONGEST_S: Final = 31 * 86_400
-"""The longest that one use of a tool may be held for, or may take, in seconds."""
+"""The maximum lifetime of a tool's hold, and of its timeout, in seconds."""
 
 
 class ToolPayer(Payer, Protocol):
     """A budget that pays for tools: a session or a scope."""
 
     def innermost(self) -> ToolPayer:
-        """Return the innermost budget in context; see ``Payer``."""
+        """Return the innermost budget in context (see ``Payer``)."""
 
     @property
     def tokens(self) -> TokenBudget:
-        """Counts the tokens of its context window."""
+        """The token budget of its context window."""
 
 
 def tool_call(
@@ -51,11 +43,9 @@ def tool_call(
     lifetime_s: object = TOOL_HOLD_S,
     fixed: bool = False,
 ) -> ToolCall:
-    """Return one use of a tool, its arguments checked. *field* is what the amount is called in an error.
+    """Return one use of a tool, checked. *field* names the amount in errors; *fixed*: it is the cost, not a ceiling.
 
-    *fixed* is True where the amount is what it costs, and no ceiling.
-
-    Raises ``TypeError`` for a float, ``ValueError`` for what is no dollar amount, ``ConfigError`` for everything else.
+    Raises ``TypeError`` for a float, ``ValueError`` for an invalid dollar amount, ``ConfigError`` for other errors.
     """
     name = check_tool(tool)
     if type(lifetime_s) is not int or not 1 <= lifetime_s <= LONGEST_S:
@@ -73,10 +63,10 @@ def tool_call(
 
 
 class ToolHold:
-    """What one use of a tool may cost at most, held while its block runs. Made by ``Session.hold``; sync or async.
+    """The ceiling of one use of a tool, held while its block runs. Made by ``Session.hold``; blocking or async.
 
-    The block says how it ended: ``capture`` what it cost, or ``void`` where it was not billed. It is written as the block is
-    left. Whatever leaves the block without a word, an exception too, captures the ceiling.
+    The block reports the end: ``capture`` with the cost, or ``void`` if the tool was not billed. The exit of the block
+    writes it. A block that reports nothing, or that an exception leaves before a report, captures the ceiling.
     """
 
     def __init__(self, payer: ToolPayer, call: ToolCall) -> None:
@@ -98,34 +88,34 @@ class ToolHold:
 
     @property
     def hold_id(self) -> str:
-        """Its line in the ledger."""
+        """The id of the hold in the ledger."""
         return self._call.hold_id
 
     @property
     def receipt(self) -> Receipt | None:
-        """What became of it, once the block was left; None before."""
+        """The receipt after the exit of the block; None before."""
         return self._receipt
 
     def capture(self, amount: Dollars) -> None:
-        """Say what it cost, in dollars; more than the ceiling is owed all the same, and trips what it exceeds.
+        """Report the cost in dollars. More than the ceiling is owed too, and trips the limits that it exceeds.
 
-        Raises ``TypeError`` for a float, ``ValueError`` for what is no dollar amount, ``ConfigError`` where its end was said
-        already, or outside of its block.
+        Raises ``TypeError`` for a float, ``ValueError`` for an invalid dollar amount, ``ConfigError`` if the end was
+        reported already, or outside the block.
         """
         nanos = dollars_to_nanos(amount, field="amount")
         self._end(f"captured ${format_dollars(nanos)}")
         self._captured = nanos
 
     def void(self, reason: str = "not billed") -> None:
-        """Say that it was not billed: everything held is given back. Raises ``ConfigError`` as ``capture`` does."""
+        """Report that the tool was not billed: the hold is voided. Raises ``ConfigError`` as ``capture`` does."""
         self._end("voided")
         self._voided = str(reason)
 
     def _end(self, ending: str) -> None:
         if self._held is None or self._left:
-            raise ConfigError(f"hold: {self._call.tool!r} is not held here; say how it ended within its `with` block")
+            raise ConfigError(f"hold: {self._call.tool!r} is not held here; report its end inside its `with` block")
         if self._ending is not None:
-            raise ConfigError(f"hold: the end of {self._call.tool!r} has been said already: {self._ending}")
+            raise ConfigError(f"hold: the end of {self._call.tool!r} was reported already: {self._ending}")
         self._ending = ending
 
     def __enter__(self) -> Self:
@@ -163,5 +153,5 @@ class ToolHold:
             outcome: Outcome = "failed" if isinstance(error, Exception) else "unknown"
             end = ToolEnd(note=f"its block was left by {type(error).__name__}", outcome=outcome)
         else:
-            end = ToolEnd(note="nobody said what it cost", forgotten=True)
+            end = ToolEnd(note="its cost was not reported", forgotten=True)
         return end_tool(self._context, self._held.hold, end, ceiling=self._held.ceiling)

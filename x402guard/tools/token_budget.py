@@ -1,4 +1,4 @@
-"""``TokenBudget``: what an agent's context may take over all its calls, so that many small results do not overflow it."""
+"""``TokenBudget``: limits the tokens of an agent's context over all calls, so that small results do not overflow it."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ _ALONE: Final = "tokens"
 
 
 class Allocation(int):
-    """How many tokens were granted: a whole number that knows which reservation it is.
+    """The number of granted tokens, with their reservation.
 
     Attributes:
         reservation: the hold's id in the ledger.
-        requested: how many were asked for.
+        requested: the number of requested tokens.
     """
 
     reservation: str = ""
@@ -82,12 +82,7 @@ def _restored(tokens: int, reservation: str, requested: int) -> Allocation:
 
 @dataclass(frozen=True, slots=True)
 class Allotment:
-    """What was granted, and how the budget stood before it.
-
-    Attributes:
-        tokens: the allocation.
-        left, total: tokens that remained, of all.
-    """
+    """An allocation, with the remaining and total tokens of the budget before it."""
 
     tokens: Allocation
     left: int
@@ -95,15 +90,16 @@ class Allotment:
 
 
 class TokenBudget:
-    """A budget of tokens over many calls. All usage counts, past the total too; only allocations are refused.
+    """A token budget over many calls. All usage counts, past the total too; only allocations are refused.
 
-    By itself it lives in this process. Given to a session, ``guard.session(…, tokens=TokenBudget(…))``, it lives in the ledger, is
-    shared by every process that opens that session, and is fed by its metered calls. Threads and tasks may share one object.
+    Alone it is kept in this process. Given to a session, ``guard.session(…, tokens=TokenBudget(…))``, it is kept in the
+    ledger, shared by every process that opens the session, and counts the session's metered calls. Thread-safe and
+    task-safe.
 
     Args:
-        total: tokens; 100,000 when none is given, or what a session that is resumed has.
-        soft: tokens used at which one warning is due (a log record, and an event in the report); None for no warning.
-        counter: counts a text: an object with ``count(text)``, or a function. ``TiktokenCounter()`` counts as OpenAI does.
+        total: tokens; default: 100,000, or the total of a resumed session.
+        soft: used tokens at which one warning is given (a log record, and an event in the report); None for no warning.
+        counter: an object with ``count(text)``, or a function of a text. ``TiktokenCounter()`` counts as OpenAI does.
 
     Raises ``ConfigError`` naming the argument.
     """
@@ -118,7 +114,7 @@ class TokenBudget:
         self._soft = None if soft is None else _positive("soft", soft)
         if self._soft is not None and self._total is not None and self._soft > self._total:
             raise ConfigError(
-                f"soft: {self._soft:,} is above the total of {self._total:,}, and would never be reached before it"
+                f"soft: {self._soft:,} is above the total of {self._total:,}, so it could not be reached first"
             )
         self._counter = CharsPerToken() if counter is None else counter
         self._count = counting(self._counter)
@@ -127,10 +123,8 @@ class TokenBudget:
         self._limit = TokenLimit(_ALONE, self._soft)
         self._context: Context | None = None
 
-    # -- where it is kept -------------------------------------------------------------------------------------------
-
     def _keep(self) -> Shell:
-        """Return the books it is kept in: its own, where no session has given it another."""
+        """Return the shell of its ledger: the session's, or its own in memory."""
         with self._lock:
             if self._shell is None:
                 store = open_store("memory://")
@@ -140,26 +134,26 @@ class TokenBudget:
             return self._shell
 
     def bind(self, shell: Shell, context: Context, limit: TokenLimit) -> None:
-        """Keep it in a session's ledger from now on; the session does this. Raises ``ConfigError`` for one that was used before."""
+        """Keep it in a session's ledger (called by the session). Raises ``ConfigError`` if it was used before."""
         with self._lock:
             if self._shell is not None:
                 raise ConfigError(
-                    "tokens: this TokenBudget was used before the session; give the session one of its own"
+                    "tokens: this TokenBudget was used before the session; give the session its own TokenBudget"
                 )
             self._shell, self._context, self._limit = shell, context, limit
 
     @property
     def limit(self) -> TokenLimit:
-        """Where it stands in the ledger."""
+        """Its node and soft limit in the ledger."""
         return self._limit
 
     @property
     def asked(self) -> tuple[int | None, int | None]:
-        """The total and the soft limit that it was made with, as far as they were given."""
+        """The total and the soft limit as given, each None if not given."""
         return self._total, self._soft
 
     def kept_in(self, shell: Shell) -> bool | None:
-        """True where it is kept in those books, False in others, None where it is not in use yet."""
+        """True if it is kept in the ledger of *shell*, False if in another one, None if it is not in use yet."""
         with self._lock:
             return None if self._shell is None else self._shell.store is shell.store
 
@@ -167,21 +161,19 @@ class TokenBudget:
         store = self._keep().store
         return next(node for node in store.nodes(self._limit.node_id) if node.id == self._limit.node_id)
 
-    # -- what stands ------------------------------------------------------------------------------------------------
-
     @property
     def total(self) -> int:
-        """The most tokens that are handed out."""
+        """The limit of allocations, in tokens."""
         return self._node().limit or 0
 
     @property
     def used(self) -> int:
-        """Every token that was recorded, past the total too."""
+        """All recorded tokens, past the total too."""
         return self._node().captured
 
     @property
     def reserved(self) -> int:
-        """Tokens that were allocated, and neither recorded nor released yet."""
+        """Tokens that are allocated, and neither recorded nor released yet."""
         return self._node().held
 
     @property
@@ -191,55 +183,53 @@ class TokenBudget:
 
     @property
     def usage_fraction(self) -> float:
-        """What was used, as a part of the total; above 1 once it is passed."""
+        """The used part of the total; above 1 if the total is exceeded."""
         node = self._node()
         return node.captured / (node.limit or 1)
 
     def suggested_mode(self, requested: Mode) -> Mode:
-        """Return how a result is to be shown: as *requested* while more than half remains, and with less of it after.
+        """Return the mode in which to show a result: *requested* while more than half remains, or one that shows less.
 
-        At 50 % remaining ``raw`` becomes ``table``; at 20 % everything a ``summary``; below 5 % ``handle_only``. What was
-        requested is never relaxed. Raises ``ConfigError`` for what is no mode.
+        At most 50 % left: ``raw`` becomes ``table``; at most 20 %: ``summary``; below 5 %: ``handle_only``. Never shows
+        more than *requested*. Raises ``ConfigError`` if it is not a mode.
         """
         node = self._node()
         return suggest_mode(check_mode("requested", requested), left=tokens_left(node), total=node.limit or 0)
 
     def count(self, text: str) -> int:
-        """Return how many tokens *text* is, by this budget's counter."""
+        """Return the number of tokens of *text*, by this budget's counter."""
         return self._count(text)
 
     @property
     def counts_at_once(self) -> bool:
-        """True where the counter has loaded what it needs."""
+        """True if the counter has loaded its data."""
         return bool(getattr(self._counter, "ready", True))
 
     def cut(self, text: str, tokens: int) -> str:
-        """Return *text*, or as much of its beginning as is at most *tokens* tokens, ending in "…" where it was cut."""
+        """Return *text*, or its longest beginning with at most *tokens* tokens including a final "…"."""
         return cut(text, tokens, self._count)
 
-    # -- what is asked of it ----------------------------------------------------------------------------------------
-
     def allocate(self, requested: int, *, tool: str = "") -> Allocation:
-        """Reserve *requested* tokens, or what is left of them, and return how many.
+        """Reserve *requested* tokens, or the remaining ones if they are fewer, and return the allocation.
 
-        Raises ``BudgetExhausted`` where nothing is left, ``ConfigError`` for what is no positive whole number. What is neither
-        recorded nor released within 900 s counts as used.
+        Raises ``BudgetExhausted`` if nothing is left, ``ConfigError`` unless *requested* is a positive whole number. A
+        reservation that is neither recorded nor released within 900 s counts as used.
         """
         return run(self._allocate(requested, tool), self._keep())
 
     async def aallocate(self, requested: int, *, tool: str = "") -> Allocation:
-        """The same as ``allocate``, awaited: the ledger is written off the event loop."""
+        """``allocate`` for asynchronous code: the ledger is written off the event loop."""
         return await run_async(self._allocate(requested, tool), self._keep())
 
     def record_usage(self, actual: int, reservation: Allocation | None = None) -> None:
-        """Count *actual* tokens as used, in place of their *reservation* where there is one; more than it counts in full.
+        """Count *actual* tokens as used, in place of their *reservation* if given; more than it counts in full.
 
-        Raises ``ConfigError`` for a reservation that was used or released already, or is of another budget.
+        Raises ``ConfigError`` for a reservation that was recorded or released already, or is of another budget.
         """
         run(self._record(actual, reservation), self._keep())
 
     async def arecord_usage(self, actual: int, reservation: Allocation | None = None) -> None:
-        """The same as ``record_usage``, awaited."""
+        """``record_usage`` for asynchronous code."""
         await run_async(self._record(actual, reservation), self._keep())
 
     def release(self, reservation: Allocation) -> None:
@@ -247,10 +237,8 @@ class TokenBudget:
         run(self.end(_id_of(reservation), None), self._keep())
 
     async def arelease(self, reservation: Allocation) -> None:
-        """The same as ``release``, awaited."""
+        """``release`` for asynchronous code."""
         await run_async(self.end(_id_of(reservation), None), self._keep())
-
-    # -- the conversations ------------------------------------------------------------------------------------------
 
     def _scope(self, hold_id: str) -> Scope:
         node_id, session_id = self._limit.node_id, self._limit.session_id
@@ -261,7 +249,7 @@ class TokenBudget:
         return "" if self._context is None else self._context.instance
 
     def reserve(self, requested: int, tool: str) -> Flow[Allotment]:
-        """Return the conversation behind ``allocate``: what was granted, and what was left of what before it."""
+        """Return the flow of ``allocate``. It returns the allotment."""
         named = check_tool(tool) if tool != "" else ""
         wanted = Reservation(secrets.token_hex(32), _positive("requested", requested), self._instance(), named)
 
@@ -274,7 +262,7 @@ class TokenBudget:
         try:
             hold, before, warning = yield Transact(scope, change)
         except (Interrupted, LedgerUnavailable) as error:
-            # It may have been written although its answer was lost.
+            # The write may have succeeded although its answer was lost.
             yield from self._give_back(scope, wanted.id, error)
             raise
         if warning:
@@ -295,7 +283,7 @@ class TokenBudget:
     def _exhausted(self, node: Node, requested: int) -> Flow[PaymentRefused]:
         reason = (
             f"nothing is left of {node.limit or 0:,} tokens ({node.captured:,} used, {node.held:,} reserved); "
-            f"{requested:,} were asked for"
+            f"{requested:,} were requested"
         )
         if self._context is None:
             return BudgetExhausted(f"{TOKENS}: {reason}", rule=TOKENS)
@@ -329,7 +317,7 @@ class TokenBudget:
         return soft_warning(view, self._limit) if reached else ""
 
     def end(self, hold_id: str, used: int | None) -> Flow[None]:
-        """Return the conversation behind ``record_usage`` and ``release``: tokens *used*, or None to give them back."""
+        """Return the flow of ``record_usage`` and ``release``: *used* tokens, or None to release the reservation."""
         scope = self._scope(hold_id)
         try:
             written = transact(
@@ -355,7 +343,7 @@ class TokenBudget:
 
 
 def _whole(value: object) -> int:
-    """Return a whole number as a plain one: a subclass may compare as it likes. -1 for what is none."""
+    """Return a whole number as a plain int, because a subclass may override comparisons; -1 for anything else."""
     return int.__index__(value) if isinstance(value, int) and not isinstance(value, bool) else -1
 
 

@@ -1,7 +1,7 @@
 """The flow of one paid request. The step numbers are those of ``docs/architecture.md``.
 
-2. send the request · 3. read the offers · 4. screen them · 5. rules · 6. write the hold · 7. sign · 8. send the payment ·
-9. record the receipt as a claim · 10. return the response.
+2. send the request · 3. read the offers · 4. screen them · 5. rules · 6. write the hold · 7. sign ·
+8. send again with the payment · 9. record the receipt as a claim · 10. return the response.
 
 This file fixes the order: the hold is written before the signature, and the signature exists before the send.
 """
@@ -207,7 +207,7 @@ def _sealed_header(hold: Hold, signature: Sealed[bytes]) -> HeaderLine:
 
 
 def _present(context: Context, authorized: Authorized, header: HeaderLine) -> Flow[Hold]:
-    """Steps 8 and 9: send the payment. From here on only a proof frees the hold; no error says that nothing was paid."""
+    """Steps 8 and 9: send the payment. From here on only a proof frees the hold, and no error denies a payment."""
     hold = authorized.hold
     try:
         reply: Reply = yield Send((header,), pays=hold.id, call_s=context.policy.timeouts.payment_s)
@@ -235,7 +235,8 @@ def _present(context: Context, authorized: Authorized, header: HeaderLine) -> Fl
 def _book(context: Context, authorized: Authorized, reply: Reply) -> Flow[Hold]:
     """Step 9: record the server's claim, to be checked later; without a claim the hold is in doubt.
 
-    If the ledger cannot be written, the caller still gets the answer: the hold counts in full, and is in doubt by its age.
+    If the ledger cannot be written, the caller still gets the answer: the hold counts in full, and is in doubt by its
+    age.
     """
     hold = authorized.hold
     claim = judge_reply(reply, hold)

@@ -97,8 +97,9 @@ def authorize_purchase(
 ) -> Authorized | Stuck | Unasked | Refusal:
     """Present a payment in doubt again, hold the best offer, return a question for approval, or refuse.
 
-    *cases* are the offers that the rules allow, best first. Any of them may match a hold in doubt; else the first one that
-    the origin's marks allow is held. *step* is the step that the guards judge; *consented* are the approved offers.
+    *cases* are the offers that the rules allow, best first. Any of them may match a hold in doubt; else the first one
+    that the origin's marks allow is held. *step* is the step that the guards judge; *consented* are the approved
+    offers.
     """
     closed = check_standing(view, context) or check_clock(view)
     if closed is not None:

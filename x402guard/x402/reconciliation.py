@@ -1,7 +1,7 @@
-"""Reconciles the ledger with the chain: checks every payment without a final proof, and compares the wallet's Transfers.
+"""Reconciles the ledger with the chain: checks payments without a final proof, and compares the wallet's Transfers.
 
-If the chain contradicts the ledger, the ledger is corrected and the owner is notified. A Transfer that no payment in the
-ledger explains raises an alarm.
+If the chain contradicts the ledger, the ledger is corrected and the owner is notified. A Transfer that no payment in
+the ledger explains raises an alarm.
 """
 
 from __future__ import annotations
@@ -210,7 +210,7 @@ def _explained(
 
 
 def _explained_without_nonce(token: Asset, transfer: OutgoingTransfer, proof: MarkKey) -> Flow[bool]:
-    """True if a settlement inside a payee's contract, which shows no nonce, fits a taken payment without a transaction."""
+    """True if a settlement inside a contract, which shows no nonce, fits a taken payment without a transaction."""
     key = unshown_mark(token.network, token.contract, transfer.payee)
     scope = Scope(marks=(key, proof))
     answer: bool = yield Transact(scope, lambda view: explain(view, key, proof, transfer.amount_atomic))

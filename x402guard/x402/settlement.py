@@ -53,8 +53,8 @@ class Doubt:
 def judge_reply(reply: Reply, hold: Hold) -> Claim | Doubt:
     """Return the claim in the reply to a paid request, or a doubt.
 
-    Only a success receipt for this payer and network is a claim. After a reply without a receipt, a failure or another 402
-    the server still has the signature and can use it.
+    Only a success receipt for this payer and network is a claim. After a reply without a receipt, a failure or another
+    402 the server still has the signature and can use it.
     """
     try:
         receipt = decode_receipt(reply.headers)
@@ -110,8 +110,8 @@ def write_claim(context: Context, hold: Hold, claim: Claim, *, delivered: bool) 
 def note_doubt(context: Context, hold: Hold, reason: str, transaction: str = "", *, sent: bool = True) -> Flow[Hold]:
     """Record that the outcome of a payment is unknown. It stays held and counts in full.
 
-    A *transaction* that the server named is kept as a claim of the full amount. *sent* is False if the failure cannot be
-    the payee's.
+    A *transaction* that the server named is kept as a claim of the full amount. *sent* is False if the failure cannot
+    be the payee's.
     """
     step = step_of(hold)
 
@@ -143,8 +143,8 @@ def note_late(context: Context, hold: Hold) -> Flow[None]:
 def void(context: Context, held: Hold | str, reason: str, *, presented: int = 0) -> Flow[bool]:
     """Void a hold that was not signed or not sent. Returns True if nothing of it can be taken.
 
-    Compare-and-set: a hold that another instance has taken over (*presented* has changed) may have been sent, so it stays.
-    A hold that was never written is not an error.
+    Compare-and-set: a hold that another instance has taken over (*presented* has changed) may have been sent, so it
+    stays. A hold that was never written is not an error.
     """
     hold_id, step = (held.id, step_of(held)) if isinstance(held, Hold) else (held, None)
 

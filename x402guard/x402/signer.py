@@ -12,7 +12,7 @@ import coincurve
 from eth_hash.auto import keccak
 
 from x402guard.errors import ConfigError, LedgerUnavailable, SignerError
-from x402guard.evm import _ORDER, Address, checksum_address, normalise_signature
+from x402guard.evm import ORDER, Address, checksum_address, normalise_signature
 from x402guard.flow.ports import HoldLookup
 from x402guard.ledger.model import Hold, HoldState
 from x402guard.x402.schemes import typed_data
@@ -65,11 +65,11 @@ class LocalSigner:
             self._lookup = lookup
 
     def sign(self, hold: Hold) -> bytes:
-        """Return the signature of a committed, live hold. Signs nothing and raises ``SignerError`` for anything else."""
+        """Return the signature of a committed, live hold. Signs nothing else: raises ``SignerError``."""
         return self._signed(_checked_digest(self._live(hold), self._address))
 
     def sign_cancellation(self, hold: Hold) -> bytes:
-        """Return the signature of the ``CancelAuthorization`` of a committed, live EIP-3009 hold (EIP-3009, cancelAuthorization).
+        """Return the signature of the ``CancelAuthorization`` (EIP-3009) of a committed, live EIP-3009 hold.
 
         Signs nothing and raises ``SignerError`` for anything else.
         """
@@ -109,7 +109,7 @@ def _parse_key(key: str | bytes) -> coincurve.PrivateKey | None:
     """Return the key, or None if it is invalid. Never raises, because the traceback would contain the text."""
     try:
         raw = bytes.fromhex(key.strip().removeprefix("0x").removeprefix("0X")) if isinstance(key, str) else key
-        in_range = isinstance(raw, bytes) and len(raw) == _KEY_BYTES and 0 < int.from_bytes(raw, "big") < _ORDER
+        in_range = isinstance(raw, bytes) and len(raw) == _KEY_BYTES and 0 < int.from_bytes(raw, "big") < ORDER
         return coincurve.PrivateKey(raw) if in_range else None
     except ValueError:
         return None

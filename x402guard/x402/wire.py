@@ -1,7 +1,7 @@
 """The x402 wire format, version 2 and version 1: the header codec and the messages.
 
-Sources: x402 specification v2 section 5 (types) and its HTTP transport; the same sections of v1. All input is untrusted, so
-sizes, depth, counts and duplicates are bounded before anything is decoded.
+Sources: x402 specification v2 section 5 (types) and its HTTP transport; the same sections of v1. All input is
+untrusted, so sizes, depth, counts and duplicates are bounded before anything is decoded.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class PaymentRequirementsV1(_Message):
 class PaymentRequired(_Message):
     """The terms of a 402: a version and the ways to pay (specification 5.1).
 
-    The entries of ``accepts`` stay plain JSON objects, so that one with an unknown chain or scheme does not fail the others.
+    The entries of ``accepts`` stay plain JSON, so that one with an unknown chain or scheme does not fail the others.
     """
 
     version: Literal[1, 2] = Field(alias="x402Version")
@@ -143,7 +143,7 @@ def parse_message(model: type[M], value: Any, *, field: str) -> M:
 
 
 def parse_payment_required(value: Any, *, field: str) -> PaymentRequired:
-    """Return decoded JSON as ``PaymentRequired``. Raises ``ProtocolError`` for more than 64 ``accepts`` before parsing."""
+    """Return decoded JSON as ``PaymentRequired``. Raises ``ProtocolError``; over 64 ``accepts`` before parsing."""
     if isinstance(value, Mapping) and isinstance(value.get("accepts"), list) and len(value["accepts"]) > MAX_ACCEPTS:
         count = len(value["accepts"])
         raise ProtocolError(f"{count} offers; at most {MAX_ACCEPTS} are allowed", field=f"{field}.accepts")

@@ -43,7 +43,7 @@ def test_a_tool_whose_arguments_change_while_a_person_thinks_does_not_run(opened
     async def awaited(ids):
         ran.append(list(ids))
 
-    with pytest.raises(ApprovalDenied, match="its arguments were changed while a person was asked"):
+    with pytest.raises(ApprovalDenied, match="its arguments were changed while an approver was asked"):
         if awaits:
             asyncio.run(awaited(ids))
         else:

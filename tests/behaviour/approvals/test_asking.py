@@ -211,7 +211,7 @@ def test_so_many_different_people_have_to_say_yes(ledger_url, people, wanted, al
 )
 def test_one_person_is_not_two_however_it_is_said(answer):
     with make_guard(policy=asks(2), approver=lambda _: answer) as guard, guard.session("s", budget="$1") as session:
-        with pytest.raises(PaymentRefused, match="2 different people"):
+        with pytest.raises(PaymentRefused, match="2 different approvers"):
             charges(session)
         assert session.spent == 0
 

@@ -25,7 +25,7 @@ def test_what_changes_for_ever_is_asked_about_eight_times():
     with make_guard(approver=lambda request: asked.append(request) or True) as guard:
         with guard.session("s", budget="$1.00") as session:
             terms = session.innermost().context
-            with pytest.raises(ApprovalDenied, match="has changed 8 times while people were asked"):
+            with pytest.raises(ApprovalDenied, match="has changed 8 times while approvers were asked"):
                 run(hold_or_refuse(terms, Scope(nodes=(session.id,)), change, lambda _error: iter(())), session.shell)
             assert session.held == 0
     assert [request.amount for request in asked] == sorted({request.amount for request in asked})

@@ -275,7 +275,7 @@ def test_more_than_can_wait_are_in_the_log_alone(caplog):
         let_go.set()
         receiver.wait_for(1 + telling._MOST_WAITING, 60)
         sender.close()
-    lost = [record for record in caplog.records if "in the log alone" in record.message]
+    lost = [record for record in caplog.records if "only in the log" in record.message]
     assert len(lost) == 5
 
 

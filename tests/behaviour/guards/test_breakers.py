@@ -346,7 +346,7 @@ def test_a_tool_that_takes_too_long_has_failed(ledger_url):
     let_go = threading.Event()
     with make_guard(ledger_url, policy=policy) as guard, guard.session("s", budget="$1") as session:
         slow = session.tool(cost="$0.01", name="slow")(lambda: let_go.wait(20))
-        with pytest.raises(CallTimeout, match="'slow' was not over within 1 s") as late:
+        with pytest.raises(CallTimeout, match="'slow' did not end within 1 s") as late:
             slow()
         let_go.set()
         assert late.value.hold_id

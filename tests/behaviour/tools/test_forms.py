@@ -121,7 +121,7 @@ def test_a_block_that_says_nothing_captures_its_ceiling(session, block):
     hold = block.run(session.hold("serp", up_to=CEILING), lambda hold: None)
     check(session, "0.05", "assumed")
     assert (hold.receipt.amount, hold.receipt.evidence, hold.receipt.state) == (Decimal("0.05"), "assumed", "captured")
-    assert hold.receipt.note == "nobody said what it cost"
+    assert hold.receipt.note == "its cost was not reported"
 
 
 @every_block

@@ -32,10 +32,10 @@ def counted(guard):
         ({"session_budget": True}, "session_budget: money is never a bool"),
         ({"budget": "1e3"}, "budget: '1e3' is not a dollar amount"),
         ({"budget": "2000000000"}, "budget: .* more than a billion dollars"),
-        ({"on_notice": "print"}, "on_notice: 'print' is no function"),
-        ({"on_notice": 5}, "on_notice: 5 is no function"),
-        ({"webhook": URL}, r"webhook: a str is no Webhook; write Webhook\(url=…, secret=…\)"),
-        ({"webhook": {"url": URL}}, "webhook: a dict is no Webhook"),
+        ({"on_notice": "print"}, "on_notice: 'print' is not a function"),
+        ({"on_notice": 5}, "on_notice: 5 is not a function"),
+        ({"webhook": URL}, r"webhook: a str is not a Webhook; write Webhook\(url=…, secret=…\)"),
+        ({"webhook": {"url": URL}}, "webhook: a dict is not a Webhook"),
         ({"max_clock_jump_s": 0}, "max_clock_jump_s: 0 is not a positive whole number"),
         ({"max_clock_jump_s": -5}, "max_clock_jump_s: -5"),
         ({"max_clock_jump_s": 1.5}, "max_clock_jump_s: 1.5"),
@@ -178,7 +178,7 @@ def test_of_a_window(guard, more, says):
         ({"url": "http://10.0.0.1/x"}, "webhook.url: 10.0.0.1 is another machine"),
         ({"url": "http://localhost.evil.example/x"}, "webhook.url: localhost.evil.example is another"),
         ({"url": "http://127.0.0.1@example.com/x"}, "webhook.url: example.com is another"),
-        ({"url": "ftp://example.com"}, "webhook.url: that is no URL; write https://…"),
+        ({"url": "ftp://example.com"}, "webhook.url: not a URL; write https://…"),
         ({"url": "example.com/x"}, "webhook.url: "),
         ({"url": "https://"}, "webhook.url: "),
         ({"url": ""}, "webhook.url: "),
@@ -228,7 +228,7 @@ def test_of_would_exceed_by_value(guard, amount):
 @pytest.mark.parametrize("reason", ["", "  ", None, 5])
 def test_of_a_reason_to_trip(guard, reason):
     customer = guard.budget("tripped", "$1")
-    with pytest.raises(ConfigError, match="reason: say why"):
+    with pytest.raises(ConfigError, match="reason: write why"):
         customer.trip(reason)
     customer.session("s", budget="$1").charge("serp", "$0.10")
 

@@ -140,7 +140,7 @@ def test_everything_but_the_key_can_come_from_a_file_and_the_environment_wins(tm
         ('[policy]\nhost = ["a"]', "policy.host: .* did you mean hosts"),
         ('[policy]\nhosts = "a"', "policy.hosts: .* write a list"),
         ("budget = ", "x402guard.toml: cannot be read"),
-        (f'private_key = "{KEY}"', "private_key: a key does not belong into a settings file"),
+        (f'private_key = "{KEY}"', "private_key: a key does not belong in a settings file"),
     ],
 )
 def test_a_wrong_file_is_named_with_the_line_to_mend(tmp_path, text, says):
@@ -153,3 +153,9 @@ def test_a_wrong_file_is_named_with_the_line_to_mend(tmp_path, text, says):
 def test_a_file_that_is_not_there_is_named(tmp_path):
     with pytest.raises(ConfigError, match="there is no file"):
         Guard.from_env(tmp_path / "none.toml")
+
+
+def test_a_guard_shows_who_pays_and_nothing_else_of_the_key():
+    with make_guard() as guard:
+        assert repr(guard) == f"Guard(payer={PAYER}, instance={guard.instance!r})"
+    assert repr(Guard.__new__(Guard)) == "Guard(unfinished)"

@@ -76,9 +76,9 @@ AMOUNTS = [
 NAMES = ["", None, 5, b"serp", "s" * 201, "a\nb", "a\x00b", "\x1b[31m", "\udc80", ["serp"]]
 LIFETIMES = [0, -1, 1.5, "900", None, True, 31 * 86_400 + 1, float("inf")]
 ARGUMENTS = [
-    ("q=Roe", "a str is no mapping"),
-    ([("q", "Roe")], "a list is no mapping"),
-    (5, "an? int is no mapping"),
+    ("q=Roe", "a str is not a mapping"),
+    ([("q", "Roe")], "a list is not a mapping"),
+    (5, "an? int is not a mapping"),
     (nested(65), "nested deeper than 64 levels"),
     (ITSELF, "nested deeper than 64 levels"),
     ({"ids": list(range(10_001))}, "more than 10,000 values"),
@@ -172,15 +172,15 @@ async def async_generator():
 TERMS = [
     ({}, "cost: "),
     ({"cost": None}, "cost: "),
-    ({"cost": said}, "up_to: .*at most"),
+    ({"cost": said}, "up_to: .*ceiling"),
     ({"cost": "$0.01", "up_to": "$0.05"}, "up_to: .*its own ceiling"),
     ({"up_to": "$0.05"}, "cost: "),
     ({"mode": "raw", "up_to": "$0.05", "render": str}, "up_to: "),
-    ({"cost": "$0.01", "mode": "raw"}, "mode: it goes with render"),
-    ({"cost": "$0.01", "render": str}, "mode: it goes with render"),
+    ({"cost": "$0.01", "mode": "raw"}, "mode: it needs render"),
+    ({"cost": "$0.01", "render": str}, "mode: it needs render"),
     ({"mode": "everything", "render": str}, "mode: 'everything' is none of raw, table, summary, handle_only"),
     ({"mode": ["raw"], "render": str}, "mode: .* is none of"),
-    ({"mode": "raw", "render": "text"}, "render: 'text' is no function"),
+    ({"mode": "raw", "render": "text"}, "render: 'text' is not a function"),
     *[({"mode": "raw", "render": str, "max_tokens": most}, "max_tokens: ") for most in (0, -1, True, 1.5, "9", None)],
     ({"cost": "$0.01", "price": "$0.01"}, "price: tool\\(\\) takes cost, up_to, mode"),
 ]
@@ -216,7 +216,7 @@ def test_what_is_no_function_is_no_tool_and_a_bare_decorator_is_told_how_to_be_w
             return query
 
     for nothing in (None, "serp", 5, classmethod(said)):
-        with pytest.raises(ConfigError, match=r"tool: .* is no function"):
+        with pytest.raises(ConfigError, match=r"tool: .* is not a function"):
             session.tool(cost="$0.01")(nothing)
     check_untouched(session)
 
@@ -288,7 +288,7 @@ def test_the_end_is_said_once(session, first, again):
 
     with session.hold("serp", up_to=CEILING) as hold:
         word(hold, first)
-        with pytest.raises(ConfigError, match="said already"):
+        with pytest.raises(ConfigError, match="reported already"):
             word(hold, again)
     check(session, "0.02" if first == "capture" else "0", "estimate", calls=int(first == "capture"))
 

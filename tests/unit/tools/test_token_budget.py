@@ -98,7 +98,7 @@ def test_nothing_is_granted_once_nothing_is_left(used, reserved):
     budget.record_usage(used)
     if reserved:
         budget.allocate(reserved)
-    with pytest.raises(BudgetExhausted, match=r"^tokens: nothing is left of 100 tokens .* 7 were asked for$") as caught:
+    with pytest.raises(BudgetExhausted, match=r"^tokens: nothing is left of 100 tokens .* 7 were requested$") as caught:
         budget.allocate(7)
     error = caught.value
     assert (error.rule, error.session, error.requested, error.available) == ("tokens", None, None, None)
@@ -309,7 +309,7 @@ def test_a_bug_in_a_counter_comes_through(error):
 
 @pytest.mark.parametrize("counted", [1.0, -1, "3", None, True])
 def test_a_counter_that_returns_no_count_is_a_clear_error(counted):
-    with pytest.raises(ConfigError, match=r"^counter: .*counted"):
+    with pytest.raises(ConfigError, match=r"^counter: .*returned"):
         TokenBudget(counter=lambda text: counted).cut("text", 3)
 
 

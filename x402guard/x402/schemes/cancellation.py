@@ -15,7 +15,7 @@ _SELECTOR: Final = keccak(b"cancelAuthorization(address,bytes32,uint8,bytes32,by
 
 
 def cancellation_data(intent: Intent) -> TypedData:
-    """Return the typed data that cancels *intent*, from its fields only. Raises ``ValueError`` unless it is EIP-3009."""
+    """Return the typed data that cancels *intent*, from its fields only. Raises ``ValueError`` if not EIP-3009."""
     if intent.method != "eip3009":
         raise ValueError(f"a signature cannot cancel a {intent.method} payment")
     domain = Domain(intent.domain_name, intent.domain_version, intent.chain_id, intent.token)

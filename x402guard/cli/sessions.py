@@ -18,7 +18,7 @@ from rich.text import Text
 
 from x402guard.errors import ConfigError
 from x402guard.guard.settings import load_settings
-from x402guard.ledger.in_doubt import in_doubt, instance_mark
+from x402guard.ledger.in_doubt import DEFAULT_FLIGHT_S, in_doubt, instance_mark
 from x402guard.ledger.model import WALLET, Hold, HoldKind, Node, NodeKind
 from x402guard.ledger.queries import nodes_of, prediction_of, report_of
 from x402guard.ledger.report import remaining
@@ -36,7 +36,7 @@ LedgerUrl = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 _LISTED: Final = (NodeKind.WALLET, NodeKind.BUDGET, NodeKind.SESSION)
-_FLIGHT_MS: Final = 30_000
+_FLIGHT_MS: Final = DEFAULT_FLIGHT_S * 1000
 _PIPE_WIDTH: Final = 1000
 _HOLD_ID: Final = re.compile(r"[0-9a-f]{64}")
 _BRIEF_HOLD: Final = ("id", "session", "amount", "payee", "deadline", "in_doubt", "claimed", "request")
