@@ -9,7 +9,7 @@ import pytest
 from tests.support import processes
 from tests.support.merchant import URL, Shop, make_guard
 from tests.support.refusals import events, fetch
-from x402guard import BudgetExhausted
+from x402guard import BudgetExhausted, SettlementUncertain
 
 CENT = Decimal("0.01")
 STAGES = ["authorized", "signed", "sent", "answered", "booked"]
@@ -67,12 +67,15 @@ def test_a32_crash_does_not_give_the_budget_back(crashed):
 def test_a32_crash_is_taken_over_by_one_of_many(crashed):
     """Several who come after ask for the same at once: each cheque is one of the holds, and all are counted."""
     _, ledger, received = crashed
-    shop, barrier = Shop(), threading.Barrier(4)
+    shop, barrier, uncertain = Shop(), threading.Barrier(4), []
     with make_guard(ledger, budget="$1.00") as guard, guard.session("run", id="run") as session:
 
         def retry():
             barrier.wait(30)
-            fetch("sync", session, shop)
+            try:
+                fetch("sync", session, shop)
+            except SettlementUncertain as error:  # another one took the hold over while this one's was signed
+                uncertain.append(error)
 
         threads = [threading.Thread(target=retry) for _ in range(4)]
         for thread in threads:
@@ -81,4 +84,5 @@ def test_a32_crash_is_taken_over_by_one_of_many(crashed):
             thread.join(60)
         assert received <= shop.nonces
         assert session.held + session.spent == CENT * len(shop.nonces | received)
-    assert len(shop.payments) == 4
+    assert len(shop.payments) + len(uncertain) == 4
+    assert shop.payments
