@@ -13,12 +13,15 @@ from tests.support.ledger import Clock
 from tests.support.llm_provider import CHAT, ERROR, ask, completion
 from tests.support.merchant import (
     OTHER_PAYEE,
+    PAYEE,
     URL,
     Shop,
     accept,
+    b64,
     client,
     make_guard,
     offer_response,
+    receipt,
     required,
     required_v1,
 )
@@ -250,11 +253,13 @@ def test_one_process_learns_from_another(tmp_path, step):
             step(guard.session("s", budget="$5", id="run"), Fickle())()
 
 
+SETTLED = {"PAYMENT-RESPONSE": b64(receipt())}
 PAID_BUT = {
     "lost": httpx.ReadError("gone"),
     "late": httpx.ReadTimeout("late"),
     "402 again": lambda request, _shop: offer_response(required()),
     "5xx": lambda request, _shop: httpx.Response(503),
+    "5xx and settled": lambda request, _shop: httpx.Response(503, headers=SETTLED),
     "403": lambda request, _shop: httpx.Response(403),
 }
 
@@ -319,6 +324,23 @@ def test_a_payment_in_doubt_is_not_shown_to_a_host_at_rest_and_the_error_says_so
     shop.paid = None
     assert http.get(URL).status_code == 200
     assert (len(shop.payments), len(shop.nonces), opened.spent) == (4, 1, Decimal("0.01"))
+
+
+@pytest.mark.parametrize("rests", ["host", "payee"])
+def test_a_payment_in_doubt_is_not_shown_where_the_host_alone_or_the_payee_alone_is_at_rest(opened, rests):
+    lost = Shop(paid=httpx.ReadError("gone"))
+    with pytest.raises(SettlementUncertain):
+        client(opened, lost).get(URL)
+    url, payee = (URL, OTHER_PAYEE) if rests == "host" else ("https://elsewhere.example/a", PAYEE)
+    failing = Shop(
+        lambda request: required(accept(payTo=payee), url=str(request.url)), lambda request, _shop: httpx.Response(500)
+    )
+    for n in range(2):
+        client(opened, failing).get(f"{url}/{n}")
+    with pytest.raises(CircuitOpen, match=f"{rests} .* has failed 3 times in a row") as refused:
+        client(opened, lost).get(URL)
+    assert refused.value.money_may_have_moved
+    assert len(lost.payments) == 1
 
 
 def test_what_may_have_been_paid_is_not_said_to_be_unpaid(opened):

@@ -10,7 +10,7 @@ from tests.support import processes
 from tests.support.command_line import typed
 from tests.support.ledger import Clock
 from tests.support.llm_provider import CHAT, ask, completion
-from tests.support.merchant import URL, Shop, client, make_guard
+from tests.support.merchant import URL, Shop, b64, client, make_guard, receipt
 from x402guard import (
     BudgetExhausted,
     ConfigError,
@@ -220,6 +220,26 @@ def test_five_payments_in_a_row_without_what_was_paid_for_trip(ledger_url, failu
                 http.get(f"{URL}/6")
         assert len(shop.nonces) == 5
         assert session.report().to_dict()["terminated_by"] == "loop_detected"
+
+
+def test_a_settled_payment_whose_answer_trips_the_run_is_booked_all_the_same(ledger_url):
+    failed = httpx.Response(500, headers={"PAYMENT-RESPONSE": b64(receipt())})
+    with make_guard(ledger_url) as guard, guard.session("s", budget="$5.00") as session:
+        http = client(session, Shop(paid=lambda _request, _shop: failed))
+        for number in range(5):
+            http.get(f"{URL}/{number}")
+        assert session.report().to_dict()["terminated_by"] == "loop_detected"
+        assert (session.spent, session.held) == (Decimal("0.05"), 0)
+
+
+def test_where_no_number_of_failures_is_set_none_trips(ledger_url):
+    shop = Shop(paid=lambda _request, _shop: httpx.Response(500))
+    with make_guard(ledger_url, policy=Policy(loop=Loop(failures=0), breaker=None)) as guard:
+        with guard.session("s", budget="$5.00") as session:
+            for number in range(6):
+                client(session, shop).get(f"{URL}/{number}")
+            assert session.report().to_dict()["state"] == "open"
+    assert len(shop.nonces) == 6
 
 
 def test_steps_and_calls_have_a_maximum_by_rules_of_their_own(ledger_url):

@@ -122,6 +122,26 @@ def test_a_second_call_waits_until_the_first_answer_was_read(session):
         assert not second.is_alive()
 
 
+def test_a_call_that_gets_no_place_in_time_is_refused_with_nothing_held(session, monkeypatch):
+    monkeypatch.setattr("x402guard.flow.admission.LONGEST_WAIT_S", 0)
+    shop = Shop(paid=lambda request, _shop: lazily(200, PAID, b"a"))
+    with client(session, shop) as http:
+        first = http.send(http.build_request("GET", URL), stream=True)
+        with pytest.raises(CircuitOpen, match=r"1 calls of host courts\.example are under way") as refused:
+            http.get(f"{URL}/2")
+        first.read()
+    assert (refused.value.rule, refused.value.retry_after) == ("bulkhead", 1)
+    assert (len(shop.payments), session.held) == (1, 0)
+
+
+def test_a_model_that_asks_for_payment_leaves_its_place_to_that(session, monkeypatch):
+    monkeypatch.setattr("x402guard.flow.admission.LONGEST_WAIT_S", 0)
+    shop = Shop(lambda _request: lazily(402, {"PAYMENT-REQUIRED": b64(required(url=CHAT))}, b"{}"))
+    with client(session, shop) as http:
+        assert http.post(CHAT, json=ask()).status_code == 200
+    assert len(shop.payments) == 1
+
+
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
 def test_a_task_that_is_cancelled_while_it_waits_holds_nothing(session, backend):
     shop = Shop(paid=lambda request, _shop: lazily(200, PAID, b"a"))

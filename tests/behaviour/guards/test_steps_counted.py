@@ -11,6 +11,7 @@ from tests.support.agent import Agent, owner_resets
 from tests.support.ledger import Clock
 from tests.support.llm_provider import CHAT, ask
 from tests.support.merchant import URL, Shop, async_client, b64, client, make_guard, open_terms, receipt
+from tests.support.signers import SpySigner
 from x402guard import (
     CallTimeout,
     CircuitOpen,
@@ -20,6 +21,7 @@ from x402guard import (
     Policy,
     SessionTripped,
     SettlementUncertain,
+    SignerError,
     Spike,
     Velocity,
 )
@@ -208,3 +210,20 @@ def test_what_is_held_and_given_back_lifts_no_mean(ledger_url):
                 except PaymentRefused:
                     break
             assert agent.take("charge", 9, 90) in ("spend_spike", "session_tripped")
+
+
+def test_a_payment_that_was_never_signed_is_no_step(ledger_url):
+    refusals = [SignerError("not now")] * 4
+
+    def refuse(_hold):
+        if refusals:
+            raise refusals.pop()
+
+    policy = Policy(loop=Loop(calls=2), velocity=Velocity(calls_per_day=2), max_steps=2, breaker=None)
+    with make_guard(ledger_url, policy=policy, signer=SpySigner(before=refuse)) as guard:
+        with guard.session("s", budget="$5.00") as session:
+            agent = Agent(session)
+            for _ in range(4):
+                with pytest.raises(SignerError):
+                    agent.pay()
+            assert [agent.take("pay") for _ in range(3)] == [None, None, "max_steps"]

@@ -1,5 +1,6 @@
 """A payment that is out is presented again: never twice signed, and never voided by another request."""
 
+import dataclasses
 from decimal import Decimal
 
 import httpx
@@ -10,14 +11,25 @@ from tests.support.ledger import Clock
 from tests.support.merchant import URL, Shop, b64, client, make_guard, receipt, required, upto
 from tests.support.signers import Stalling
 from x402guard import (
+    Breaker,
     GuardedTransport,
     LedgerUnavailable,
+    Policy,
     SettlementUncertain,
     SignerError,
 )
 from x402guard.stores import open_store
 
 CENT = Decimal("0.01")
+
+
+def believed(session, inner):
+    """A client over a transport that is believed when it says that nothing left the machine, as the library's own are."""
+
+    class Believing(GuardedTransport):
+        library = dataclasses.replace(GuardedTransport.library, stock=(type(inner), httpx.AsyncHTTPTransport))
+
+    return httpx.Client(transport=Believing(session, inner))
 
 
 def test_a_request_that_stalled_does_not_void_what_another_has_presented_meanwhile():
@@ -48,15 +60,10 @@ def test_a_connection_that_fails_late_does_not_void_what_another_has_presented_m
                 raise httpx.ConnectTimeout("too slow")
             return shop(request)
 
-    import x402guard.http.transport as module
-
     with make_guard(open_store("memory://", clock_ms=clock)) as guard:
         session = guard.session("s", budget="$0.01")
-        transport = GuardedTransport(session, Late())
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(module.httpx, "HTTPTransport", Late)
-            with httpx.Client(transport=transport) as http, pytest.raises(SettlementUncertain):
-                http.get(URL)
+        with believed(session, Late()) as http, pytest.raises(SettlementUncertain):
+            http.get(URL)
         assert (session.held, shop.signed) == (CENT, 10_000)
 
 
@@ -74,6 +81,33 @@ def test_a_presentation_that_is_lost_again_presents_the_same_cheque_again():
         assert client(session, shop).get(URL).extensions["x402guard"].represented
         assert len(shop.nonces) == 1
         assert session.held == 0
+
+
+def test_a_payment_in_doubt_that_finds_no_connection_again_is_no_failure_of_its_payees():
+    shop = Shop(paid=httpx.ReadError("gone"))
+    with make_guard(policy=Policy(breaker=Breaker())) as guard:
+        session = guard.session("s", budget="$1")
+        with pytest.raises(SettlementUncertain):
+            client(session, shop).get(URL)
+        shop.paid = httpx.ConnectError("no route")
+        with believed(session, httpx.MockTransport(shop)) as http:
+            for _ in range(3):
+                with pytest.raises(SettlementUncertain):
+                    http.get(URL)
+        shop.paid = None
+        assert client(session, shop).get(URL).extensions["x402guard"].represented
+        assert len(shop.nonces) == 1
+
+
+def test_a_payment_in_doubt_is_presented_by_its_own_session_alone():
+    shop = Shop(paid=httpx.ReadError("gone"))
+    with make_guard() as guard:
+        one, other = guard.session("one", budget="$1"), guard.session("other", budget="$1")
+        for session in (one, other):
+            with pytest.raises(SettlementUncertain):
+                client(session, shop).get(URL)
+        assert len(shop.nonces) == 2
+        assert (one.held, other.held) == (CENT, CENT)
 
 
 def test_an_upto_that_was_answered_is_bought_again_and_not_presented_again():

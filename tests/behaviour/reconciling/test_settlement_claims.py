@@ -1,5 +1,6 @@
 """What a seller says of a settlement, and what the chain says later: a claim is counted until it is proven or cannot be."""
 
+import threading
 from decimal import Decimal
 
 import httpx
@@ -103,6 +104,22 @@ def test_a_failure_that_names_a_transaction_is_settled_by_that_transaction(statu
         guard.sweep()
         assert (session.spent, session.held) == (Decimal("0.012345"), 0)
         assert seen == ["0x" + "ab" * 32]
+
+
+@pytest.mark.parametrize(("status", "success"), [(200, True), (402, False)], ids=["claimed", "named by a failure"])
+def test_a_payment_whose_transaction_is_named_is_asked_about_in_the_background(monkeypatch, status, success):
+    monkeypatch.setattr("x402guard.guard.rechecker.FIRST_PAUSE_S", 0.01)
+    asked = threading.Event()
+
+    def finding(hold):
+        asked.set()
+        return Settled(10_000, hold.claim.transaction, 0, final=True)
+
+    named = {"PAYMENT-RESPONSE": b64(receipt(success=success))}
+    shop = Shop(paid=lambda request, shop: httpx.Response(status, headers=named))
+    with make_guard(chains=MockChain(finding), background_checks=True) as guard:
+        client(guard.session("s", budget="$1"), shop).get(URL)
+        assert asked.wait(10)
 
 
 def test_a_failure_that_names_a_transaction_stays_a_doubt_until_the_chain_has_it():

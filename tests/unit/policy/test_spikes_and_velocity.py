@@ -8,7 +8,7 @@ import pytest
 from tests.support.ledger import Books, usd
 from x402guard import ConfigError, Policy, Spike, Velocity
 from x402guard.ledger.model import HoldKind
-from x402guard.policy.guards import guard_marks, judge_step, note_taken
+from x402guard.policy.guards import give_step_back, guard_marks, judge_step, note_taken
 from x402guard.policy.steps import Step
 from x402guard.policy.velocity import price_route
 
@@ -37,6 +37,12 @@ class Run:
 
         found = self.books.change(change, nodes=("s",), marks=guard_marks(self.policy, step, payees))
         return None if found is None else found.rule
+
+    def give_back(self, amount, *, payee):
+        """Give back a step that was taken just now."""
+        step, at_ms = Step(HoldKind.PAYMENT, "GET shop/docs/1", "", "s").at(usd(amount), payee), self.books.clock()
+        marks = guard_marks(self.policy, step, (payee,))
+        self.books.change(lambda view: give_step_back(view, self.policy, step, at_ms), nodes=("s",), marks=marks)
 
     def events(self):
         return [entry.facts()["name"] for entry in self.books.store.entries("s") if entry.event == "event"]
@@ -173,6 +179,13 @@ def test_a_share_of_the_budget_to_one_payee():
     assert [run.step("$2.50", payee=A), run.step("$2.50", payee=A)] == [None, None]
     assert run.step("$0.01", payee=A) == "percent_per_payee"
     assert run.step("$2.50", payee=B) is None
+
+
+def test_what_was_given_back_is_no_part_of_a_payees_share():
+    run = Run(velocity=Velocity(percent_per_payee=50))
+    assert run.step("$5.00", payee=A) is None
+    run.give_back("$5.00", payee=A)
+    assert [run.step("$5.00", payee=A), run.step("$0.01", payee=A)] == [None, "percent_per_payee"]
 
 
 def test_a_price_above_twice_the_median_of_its_route():

@@ -1,0 +1,66 @@
+"""Who asks about a payment while the chain is being asked about it shares that answer; every other question has its own."""
+
+import dataclasses
+import threading
+
+import pytest
+
+from tests.support.chain import MockChain
+from tests.support.ledger import a_hold
+from x402guard.flow.ports import HoldStatus
+from x402guard.flow.singleflight import SingleFlight
+from x402guard.ledger.evidence import Unused
+from x402guard.ledger.model import Claim
+
+ONE, OTHER = a_hold("h1"), a_hold("h2")
+
+
+def claiming(hold, transaction="0x" + "ab" * 32):
+    return dataclasses.replace(hold, claim=Claim(hold.amount, transaction))
+
+
+class SlowChain(MockChain):
+    """A chain that answers each question by its number, once two have come or half a second is over."""
+
+    def __init__(self):
+        super().__init__()
+        self.begun, self.both = threading.Event(), threading.Event()
+
+    def read(self, hold):
+        self.asked.append(hold.id)
+        number = self.reads
+        self.begun.set()
+        if number == 2:
+            self.both.set()
+        self.both.wait(0.5)
+        return Unused(number)
+
+
+def ask_at_once(first, second):
+    """Return the answers to two questions, the second asked while the chain is busy with the first."""
+    flight, chain, answers = SingleFlight(), SlowChain(), {}
+
+    def ask(name, hold):
+        answers[name] = flight.ask(HoldStatus(hold), chain)
+
+    threads = [threading.Thread(target=ask, args=question) for question in (("first", first), ("second", second))]
+    threads[0].start()
+    assert chain.begun.wait(10)
+    threads[1].start()
+    for thread in threads:
+        thread.join(10)
+    return answers["first"], answers["second"]
+
+
+@pytest.mark.parametrize("hold", [ONE, claiming(ONE)], ids=["in doubt", "claimed"])
+def test_who_asks_the_same_meanwhile_shares_the_answer(hold):
+    assert ask_at_once(hold, hold) == (Unused(1), Unused(1))
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [(ONE, OTHER), (claiming(ONE), claiming(OTHER)), (ONE, claiming(ONE)), (claiming(ONE), claiming(ONE, "0x" + "cd" * 32))],
+    ids=["two in doubt", "two of one transaction", "claimed since", "another transaction named"],
+)  # fmt: skip
+def test_another_question_has_an_answer_of_its_own(first, second):
+    assert ask_at_once(first, second) == (Unused(1), Unused(2))
