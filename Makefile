@@ -22,7 +22,7 @@ test: $(READY) $(ANVIL)
 
 # The same promises on a second chain or store, longer searches, and soaks of guards that are broken on purpose.
 test-long: $(READY) $(ANVIL)
-	$(PYTEST) -m long
+	HYPOTHESIS_PROFILE=full $(PYTEST) -m "long or hypothesis"
 
 # Ten minutes; the last line is the sum. SOAK="--seconds 60 --seed 7" for another one.
 soak: $(READY) $(ANVIL)

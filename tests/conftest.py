@@ -7,16 +7,15 @@ import shutil
 import signal
 from pathlib import Path
 
+import eth_account  # noqa: F401 - it raises the limit of recursion as it loads, which hypothesis would take for a test's doing
 import pytest
 import uvicorn
 from hypothesis import settings
 
+from tests.support.examples import PROFILE
 from tests.support.ledger import Books, Clock
 
-# Repeatable by default: a failure that nobody can repeat is no failure report. HYPOTHESIS_PROFILE=explore looks further.
-settings.register_profile("repeatable", deadline=None, derandomize=True)
-settings.register_profile("explore", deadline=None, max_examples=2_000)
-settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
+settings.load_profile(PROFILE)
 
 STORES = ["memory", "sqlite"]
 

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from tests.support.examples import examples
 from tests.support.merchant import PAYEE, USDC, Shop, accept, make_guard, required, required_v1, upto
 from tests.support.refusals import ZERO, assert_malformed, assert_refused, assert_untouched, fetch, raw_header
 from x402guard import Policy, PolicyDenied, ProtocolError, X402GuardError
@@ -44,7 +45,7 @@ def test_a26_malformed_amount_is_refused_by_both_transports_and_for_upto(mode, g
     assert "amount" in str(error) or "PAYMENT-REQUIRED" in str(error)
 
 
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=examples(300), deadline=None, derandomize=True)
 @given(
     st.text(max_size=90)
     | st.integers()
@@ -59,7 +60,7 @@ def test_a26_whatever_is_no_plain_number_is_refused(amount):
     _never_signs(lambda _: _v2(json.dumps(amount)))
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=examples(100), deadline=None, derandomize=True)
 @given(st.from_regex(r"\A[0-9]{1,78}\Z").filter(str.isascii))
 def test_a26_whatever_is_a_plain_number_is_signed_as_it_is_or_refused(amount):
     shop = Shop(terms=lambda _: _v2(json.dumps(amount)))

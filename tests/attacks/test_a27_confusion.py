@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.broken_offers import CORPUS, GOOD, V1, V2, bomb, headers
+from tests.support.examples import examples
 from tests.support.merchant import OTHER_PAYEE, PAYEE, Shop, accept, make_guard, required
 from tests.support.refusals import Chunks, assert_refused, assert_untouched, fetch, raw_header
 from x402guard import PaymentRefused, ProtocolError
@@ -116,14 +117,14 @@ def test_a27_two_amounts_in_a_v1_offer_are_refused_or_the_v1_name_counts(mode, g
             assert [amount for _, amount, _ in shop.payments] == [10_000]
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=examples(200), deadline=None, derandomize=True)
 @given(st.binary(max_size=300) | st.text(max_size=200).map(str.encode))
 def test_a27_any_bytes_in_the_header_are_refused_or_handed_over(raw):
     with make_guard() as guard:
         _survive("sync", guard, Shop(terms=lambda _: raw_header(raw)))
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=examples(200), deadline=None, derandomize=True)
 @given(st.text(st.characters(min_codepoint=33, max_codepoint=126), max_size=200))
 def test_a27_any_text_in_the_header_is_refused_or_handed_over(text):
     with make_guard() as guard:
@@ -138,7 +139,7 @@ JSON_VALUES = st.recursive(
 FIELDS = ["scheme", "network", "asset", "amount", "payTo", "maxTimeoutSeconds", "extra"]
 
 
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=examples(300), deadline=None, derandomize=True)
 @given(st.sampled_from(FIELDS), JSON_VALUES)
 def test_a27_any_value_in_any_field_is_refused_or_signed_as_what_was_offered(name, value):
     shop = Shop(terms=lambda _: raw_header(json.dumps(required({**accept(), name: value}))))

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from starlette.responses import Response
 
-from tests.support import fuzz_entries
+from tests.support import fuzz_entries, processes
 from tests.support.broken_offers import bomb
 from tests.support.fuzz_entries import METHODS, PURE, SEEDS, TRUE, node, read_chain
 from tests.support.llm_provider import SYNC, Answer, Provider, ask, metered, sse
@@ -140,8 +140,7 @@ with node() as world:
 @pytest.mark.parametrize("name", NESTED)
 def test_a_nested_answer_of_a_node_does_not_end_the_process(name, limit, method):
     """Others raise the limit of recursion (py-evm does), and json's parser then goes down with the interpreter."""
-    command = [sys.executable, "-c", DEEP, str(limit), method, NESTED[name]]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    done = processes.run(DEEP, limit, method, NESTED[name])
     assert done.returncode == 0, f"{done.returncode}: {done.stderr[:300]}"
     assert "Unreadable" in done.stdout
 

@@ -28,13 +28,19 @@ pytestmark = [
 SEEDS = (7, 8, 9)
 
 
-def start(tmp_path, *arguments, seconds, seed=7) -> subprocess.Popen:
+@pytest.fixture
+def folder(tmp_path_factory):
+    """With a short name: a socket in it may have a path of 100 letters at most."""
+    return tmp_path_factory.mktemp("s")
+
+
+def start(folder, *arguments, seconds, seed=7) -> subprocess.Popen:
     """A soak in a session of its own, so that whoever it leaves behind can be found."""
     command = [sys.executable, "-m", "tests.soak", "--seconds", str(seconds), "--seed", str(seed)]
     return subprocess.Popen(
         [*command, "--engine", "eth-tester", *arguments],
         cwd=ROOT,
-        env={**os.environ, "TMPDIR": str(tmp_path)},
+        env={**os.environ, "TMPDIR": str(folder)},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -42,9 +48,9 @@ def start(tmp_path, *arguments, seconds, seed=7) -> subprocess.Popen:
     )
 
 
-def soak(tmp_path, *arguments, seconds, seed=7):
+def soak(folder, *arguments, seconds, seed=7):
     """Run one; return its exit code, what it printed, and the numbers of its last line."""
-    running = start(tmp_path, *arguments, seconds=seconds, seed=seed)
+    running = start(folder, *arguments, seconds=seconds, seed=seed)
     printed, _ = running.communicate(timeout=230)
     assert_nobody_is_left(running.pid)
     sums = LAST_LINE.fullmatch(printed.splitlines()[-1])
@@ -77,15 +83,15 @@ def assert_counted(code, printed, sums):
     assert 0 < sums["settled"] == sums["counted"] <= sums["budget"]
 
 
-def test_what_leaves_the_wallet_is_what_was_counted(tmp_path):
-    code, printed, sums = soak(tmp_path, "--least", "20", seconds=8)
+def test_what_leaves_the_wallet_is_what_was_counted(folder):
+    code, printed, sums = soak(folder, "--least", "20", seconds=8)
     assert_counted(code, printed, sums)
     assert number(printed, "kills") >= 1
 
 
 @pytest.mark.long
-def test_what_leaves_the_wallet_is_what_was_counted_while_everything_goes_wrong(tmp_path):
-    code, printed, sums = soak(tmp_path, "--least", "60", seconds=22)
+def test_what_leaves_the_wallet_is_what_was_counted_while_everything_goes_wrong(folder):
+    code, printed, sums = soak(folder, "--least", "60", seconds=22)
     assert_counted(code, printed, sums)
     assert sums["settled"] < sums["signed"]  # what was never taken is not counted in the end
     for what, least in {
@@ -106,10 +112,10 @@ def test_what_leaves_the_wallet_is_what_was_counted_while_everything_goes_wrong(
         ("aside", "lost"),  # the key is used past the guard
     ],
 )
-def test_a_guard_that_is_broken_does_not_pass(tmp_path, fault, shown):
+def test_a_guard_that_is_broken_does_not_pass(folder, fault, shown):
     for seed in SEEDS:  # the dice decide what happens; on a machine with other work, little may
-        (tmp_path / str(seed)).mkdir()
-        code, printed, sums = soak(tmp_path / str(seed), "--fault", fault, seconds=60, seed=seed)
+        (folder / str(seed)).mkdir()
+        code, printed, sums = soak(folder / str(seed), "--fault", fault, seconds=60, seed=seed)
         if sums[shown] > 0:
             break
     assert code == 1, printed
@@ -117,12 +123,12 @@ def test_a_guard_that_is_broken_does_not_pass(tmp_path, fault, shown):
     assert f"again with: python -m tests.soak --seed {seed} --engine eth-tester" in printed
 
 
-def test_a_soak_that_is_killed_takes_its_agents_along(tmp_path):
-    running = start(tmp_path, seconds=60)
+def test_a_soak_that_is_killed_takes_its_agents_along(folder):
+    running = start(folder, seconds=60)
     try:
         assert running.stdout.readline().startswith("seed 7, 60 s on eth-tester")
         deadline = time.monotonic() + 30
-        while not (signed := list(tmp_path.glob("*/signed.jsonl"))) or not signed[0].stat().st_size:
+        while not (signed := list(folder.glob("*/signed.jsonl"))) or not signed[0].stat().st_size:
             assert time.monotonic() < deadline, "nobody has signed anything"
             time.sleep(0.05)
     finally:

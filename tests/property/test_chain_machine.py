@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, precondition, rule
 
+from tests.support.examples import examples
 from tests.support.ledger import START_MS, Books, an_intent
 from x402guard.ledger.evidence import (
     Cancelled,
@@ -161,7 +162,7 @@ class ChainMachine(RuleBasedStateMachine):
 
 
 TestChainMachine = ChainMachine.TestCase
-TestChainMachine.settings = settings(max_examples=150, stateful_step_count=30, deadline=None)
+TestChainMachine.settings = settings(max_examples=examples(150), stateful_step_count=30, deadline=None)
 
 
 findings = st.one_of(
@@ -188,7 +189,7 @@ def is_final(finding):
     st.lists(findings, min_size=1, max_size=12),
     st.sampled_from(["eip3009", "permit2"]),
 )
-@settings(max_examples=400)
+@settings(max_examples=examples(400))
 def test_whatever_is_shown_in_whatever_order_the_books_hold(start, shown, method):
     """Told anything by anybody they never break; what is not final never lowers what counts; the same again changes nothing."""
     machine = ChainMachine()

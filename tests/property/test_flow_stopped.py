@@ -6,6 +6,7 @@ The world here is a seller who takes whatever it ever saw, at the worst moment, 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.examples import examples
 from tests.support.ledger import Clock
 from tests.support.merchant import KEY, NETWORK, accept, b64, permit2, receipt, required, unb64, upto
 from x402guard import Guard, LocalSigner, Policy, X402GuardError
@@ -155,7 +156,7 @@ def facts(entropy, number):
 MOODS = ["settles", "lies", "dies", "takes and dies", "refuses"]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(
     offer=st.sampled_from(sorted(OFFERS)),
     runs=st.lists(

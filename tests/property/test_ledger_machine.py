@@ -6,6 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
+from tests.support.examples import examples
 from tests.support.ledger import Books
 from x402guard.ledger.authorize import Refusal
 from x402guard.ledger.model import Evidence, HoldState, NodeState
@@ -139,4 +140,4 @@ class LedgerMachine(RuleBasedStateMachine):
 
 
 TestLedgerMachine = LedgerMachine.TestCase
-TestLedgerMachine.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestLedgerMachine.settings = settings(max_examples=examples(60), stateful_step_count=30, deadline=None)

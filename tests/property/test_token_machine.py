@@ -8,6 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
 
+from tests.support.examples import examples
 from tests.support.ledger import Clock
 from x402guard import BudgetExhausted, ConfigError, TokenBudget
 from x402guard.ledger.model import NodeState
@@ -144,4 +145,4 @@ class TokenMachine(RuleBasedStateMachine):
 
 
 TestTokenMachine = TokenMachine.TestCase
-TestTokenMachine.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestTokenMachine.settings = settings(max_examples=examples(150), stateful_step_count=40, deadline=None)

@@ -4,6 +4,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
 
+from tests.support.examples import examples
 from tests.support.ledger import Books
 from x402guard.ledger.authorize import Refusal
 from x402guard.ledger.model import WALLET, Evidence, HoldKind, NodeKind, NodeState, Window
@@ -192,4 +193,4 @@ class WindowMachine(RuleBasedStateMachine):
 
 
 TestWindowMachine = WindowMachine.TestCase
-TestWindowMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestWindowMachine.settings = settings(max_examples=examples(60), stateful_step_count=40, deadline=None)

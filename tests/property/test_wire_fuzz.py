@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.examples import examples
 from tests.support.merchant import accept, b64, required, upto
 from x402guard import ProtocolError
 from x402guard.assets import AssetRegistry
@@ -34,13 +35,13 @@ def parse(text):
         return None
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(st.text(max_size=300) | st.binary(max_size=300).map(lambda raw: base64.b64encode(raw).decode()))
 def test_any_text_as_payment_required(text):
     parse(text)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(json_values)
 def test_any_json_as_payment_required(value):
     parse(b64(value))
@@ -56,7 +57,7 @@ def mutated_terms(draw):
     return terms
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=examples(600), deadline=None)
 @given(mutated_terms())
 def test_nearly_right_terms(terms):
     found = parse(b64(terms))
@@ -67,7 +68,7 @@ def test_nearly_right_terms(terms):
             assert json.loads(offer.accepted_json) in terms["accepts"]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.text(max_size=200) | json_values.map(b64))
 def test_any_text_as_a_receipt(text):
     try:
@@ -76,7 +77,7 @@ def test_any_text_as_a_receipt(text):
         assert error.field
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.binary(max_size=400) | json_values.map(lambda value: json.dumps(value).encode()))
 def test_any_bytes_as_a_v1_body(raw):
     flow = read_challenge(Reply(402, (("content-type", "application/json"),)))
@@ -89,7 +90,7 @@ def test_any_bytes_as_a_v1_body(raw):
         assert error.field
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(json_values)
 def test_json_comes_back_as_it_was(value):
     assert decode_json(json.dumps(value).encode(), field="x") == value
@@ -112,7 +113,7 @@ def slow_depth(value):
 tricky = st.text(alphabet='"\\\\[]{},:a', max_size=20)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(
     st.recursive(
         tricky, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(tricky, inner, max_size=3), max_leaves=20

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.examples import examples
 from x402guard import Breaker, Bulkhead, ConfigError, Policy
 from x402guard.ledger.model import HoldKind
 from x402guard.ledger.view import LedgerView
@@ -246,7 +247,7 @@ OPENED = [("begin",), ("begin",), ("end", 0, False), ("wait", 30)]
 
 
 @given(VERBS)
-@settings(max_examples=1_500)
+@settings(max_examples=examples(1_500))
 def test_whatever_happens_never_more_than_one_tries_at_a_time(verbs):
     """Every try ends within the minute after which it would count as lost."""
     rows, out, tries = Rows(failures=1), {}, set()
