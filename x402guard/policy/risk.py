@@ -35,6 +35,9 @@ DEFAULT_LEVELS: Final[Mapping[str, Level]] = MappingProxyType(
 
 RISK: Final = "risk"
 _RANK: Final[Mapping[str, int]] = {level: rank for rank, level in enumerate(get_args(Level))}
+_MOST_KNOWN: Final = 1_024
+"""How many names keep their level: finding it takes some two hundred comparisons with patterns."""
+
 _MOST_APPROVERS: Final = 10
 
 
@@ -56,6 +59,9 @@ class Risk:
     levels: Mapping[str, Level] = field(default_factory=dict, hash=False)
     approvers: int = 1
     classify: Classify | None = None
+    _known: dict[tuple[HoldKind, tuple[str, ...]], Level] = field(
+        init=False, repr=False, compare=False, hash=False, default_factory=dict
+    )
 
     def __post_init__(self) -> None:
         if not isinstance(self.levels, Mapping):
@@ -71,6 +77,15 @@ class Risk:
 
     def level_of(self, subject: Subject) -> Level:
         """Return the level of a step by its name alone. A payment or LLM call that matches no own pattern is LOW."""
+        key = (subject.kind, subject.names)
+        level = self._known.get(key)
+        if level is None:
+            if len(self._known) >= _MOST_KNOWN:
+                self._known.clear()
+            level = self._known[key] = self._find_level(subject)
+        return level
+
+    def _find_level(self, subject: Subject) -> Level:
         own = [level for pattern, level in self.levels.items() if _named(pattern, subject, within=_RANK[level] > 1)]
         if own or subject.kind is not HoldKind.TOOL:
             return _highest(own, "LOW")

@@ -5,6 +5,7 @@ import pytest
 from x402guard import Policy, Risk
 from x402guard.ledger.model import HoldKind
 from x402guard.money import Nanos
+from x402guard.policy import risk as risk_module
 from x402guard.policy.judge import judge
 from x402guard.policy.risk import DEFAULT_LEVELS, judge_risk
 from x402guard.policy.verdicts import Subject
@@ -208,3 +209,17 @@ def test_a_name_that_mixes_alphabets_needs_a_person(tool):
 @pytest.mark.parametrize("tool", ["検索", "поиск", "suche_gerät"])
 def test_a_name_of_one_alphabet_is_what_it_is(tool):
     assert Risk().level_of(Subject(HoldKind.TOOL, (tool,), Nanos(0))) == "MEDIUM"
+
+
+def test_a_level_is_worked_out_once_for_a_name(monkeypatch):
+    asked = []
+    monkeypatch.setattr(risk_module, "matches_name", lambda pattern, name, within: asked.append(name) or False)
+    risk = Risk(levels={"wipe_*": "CRITICAL"})
+    subject = Subject(HoldKind.TOOL, ("erase",), Nanos(1))
+    assert {risk.level_of(subject) for _ in range(50)} == {"MEDIUM"}
+    first = len(asked)
+    assert risk.level_of(Subject(HoldKind.TOOL, ("other",), Nanos(1))) == "MEDIUM"
+    assert len(asked) == 2 * first  # each name once
+    for number in range(3_000):
+        risk.level_of(Subject(HoldKind.TOOL, (f"tool-{number}",), Nanos(1)))
+    assert len(risk._known) <= 1_024
