@@ -20,8 +20,8 @@ from x402guard.testing.chain_client import ChainClient, calldata
 pytestmark = [pytest.mark.chain, pytest.mark.xdist_group("reconcile_cli")]
 
 
-@pytest.fixture(scope="module")
-def net():
+@pytest.fixture
+def net():  # one a test: a wallet on its own chain has no payments of an earlier owner
     with Testnet() as running:
         yield running
 
