@@ -3,6 +3,8 @@
 import ast
 import json
 import re
+import shlex
+import subprocess
 from pathlib import Path
 from typing import get_args
 
@@ -170,6 +172,37 @@ def test_the_modes_are_those_of_the_page(row, left):
     modes = re.findall(r"`(\w+)`", next(line for line in lines if line.startswith(f"| {row} |")))
     for asked, shown in zip(names, modes, strict=True):
         assert {suggest_mode(asked, left=part, total=1000) for part in left} == {shown}
+
+
+def commands_of(page):
+    """The commands of x402guard in a page: in its text, where one may stand on two lines, and in its blocks for a shell."""
+    text = page.read_text()
+    prose = re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
+    lines = [
+        line
+        for language in ("sh", "bash", "console")
+        for block in blocks_of(page, language)
+        for line in block.splitlines()
+    ]
+    found = [" ".join(code.split()) for code in re.findall(r"`([^`]+)`", prose)] + [
+        line.removeprefix("$ ") for line in lines
+    ]
+    return [command for command in found if command.startswith(("x402guard ", "uv run x402guard "))]
+
+
+def as_a_shell_reads(command):
+    ran = subprocess.run(
+        ["bash", "-uc", f"printf '%s\\0' {command}"], check=False, capture_output=True, text=True, timeout=10
+    )
+    return ran.stdout.split("\0")[:-1]
+
+
+@pytest.mark.parametrize("page", [page for page in WRITTEN if commands_of(page)], ids=name_of)
+def test_a_shell_changes_no_word_of_a_command(page):
+    """Without its quotes, `$20.00` is the value of `$2` and then 0.00."""
+    for command in commands_of(page):
+        words = shlex.split(command, comments=True)
+        assert as_a_shell_reads(command) == words, command
 
 
 def test_links_lead_somewhere():

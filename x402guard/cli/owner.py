@@ -63,7 +63,9 @@ def reset(session: SessionName, ledger: LedgerUrl = None) -> None:
 @budget.command("set")
 def set_budget(
     session: SessionName,
-    amount: Annotated[str, typer.Argument(help="The new limit in dollars, such as $20.00.")],
+    amount: Annotated[
+        str, typer.Argument(help="The new limit in dollars, such as '$20.00'; a shell reads $2 without the quotes.")
+    ],
     ledger: LedgerUrl = None,
     new: Annotated[bool, typer.Option("--new", help="Create the ledger, which must not exist yet.")] = False,
 ) -> None:

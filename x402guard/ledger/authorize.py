@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -64,7 +65,7 @@ def check_open(view: LedgerView, node_id: str) -> Refusal | None:
     for node in view.path(node_id):
         if node.state is NodeState.TRIPPED:
             why = f"{node.terminated_by}: {node.trip_reason}" if node.trip_reason else node.terminated_by
-            reset = f"x402guard reset {node.id}"
+            reset = shlex.join(("x402guard", "reset", node.id))
             return Refusal(
                 TRIPPED,
                 f"{node.kind} {node.name!r} is tripped ({why}); only its owner can reset it: {reset}",

@@ -338,7 +338,7 @@ def test_what_stands_past_its_limit_is_raised_before_it_is_reset(tmp_path, comma
                 job.capture("$0.30")
             code, said = command("reset", "run")
             assert code == 2
-            assert "raise its limit first: x402guard budget set run $0.30" in said
+            assert "raise its limit first: x402guard budget set run '$0.30'" in said
             assert command("budget", "set", "run", "$0.40")[0] == 0
             assert command("reset", "run")[0] == 0
             session.charge("serp", "$0.10")

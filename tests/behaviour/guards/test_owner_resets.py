@@ -126,7 +126,7 @@ def test_the_owner_sets_a_limit_below_what_is_used_and_the_session_is_latched_un
         assert command(url, "budget", "set", "run", "$0.20")[1] == "session run (s): $0.20, $0.00 left, tripped\n"
         assert Agent(session).tries_everything() == {"session_tripped"}
         code, said = command(url, "reset", "run")
-        assert (code != 0, "budget set run $0.30" in said) == (True, True)
+        assert (code != 0, "budget set run '$0.30'" in said) == (True, True)
         assert command(url, "budget", "set", "run", "$0.35")[0] == 0
         with pytest.raises(SessionTripped, match="overshoot"):
             session.charge("serp", "$0.01")  # a limit raised is no reset
