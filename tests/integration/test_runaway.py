@@ -231,13 +231,14 @@ def test_what_its_owner_does_stops_it_at_the_next_call(net, runaway, name):
     assert_stopped(run, *run.runs(always_new, acts, at=3), paid=3, rule=rule, word=word)
 
 
-def test_a_step_that_takes_too_long_stops_it_until_the_model_is_asked(net, runaway):
+@pytest.mark.parametrize("tries", [6, pytest.param(MOST_TRIES, marks=pytest.mark.long)])
+def test_a_step_that_takes_too_long_stops_it_until_the_model_is_asked(net, runaway, tries):
     run = runaway(made(net, {"timeouts": Timeouts(step_s=60)}))
     run.session.step()
     through, rules = run.runs(always_new, lambda now: now.clock.tick(61), at=3)
     assert_stopped(run, through, rules, paid=3, rule="step_timeout", word=None)
     run.session.step()
-    assert len(run.runs(always_new, tries=6)[0]) == 6
+    assert len(run.runs(always_new, tries=tries)[0]) == tries
 
 
 def test_five_failures_in_a_row_stop_it_with_nothing_moved(net, runaway):
@@ -250,8 +251,12 @@ def test_five_failures_in_a_row_stop_it_with_nothing_moved(net, runaway):
     assert "loop_detected" in json.dumps(report)
 
 
-def test_without_a_guard_nothing_but_the_script_ends_it(net, runaway):
+ONE_MORE = 1 + max(paid for _, _, paid, _, _ in ROWS.values())
+
+
+@pytest.mark.parametrize("tries", [ONE_MORE, pytest.param(MOST_TRIES, marks=pytest.mark.long)])
+def test_without_a_guard_nothing_but_the_script_ends_it(net, runaway, tries):
     """Else the rows above would prove nothing: this is one more than any of them lets pass."""
-    run, tries = runaway(made(net, {})), 1 + max(paid for _, _, paid, _, _ in ROWS.values())
+    run = runaway(made(net, {}))
     through, rules = run.runs(the_same, tries=tries)
     assert (len(through), rules, sum(run.moved)) == (tries, [], tries * CENT)

@@ -149,7 +149,8 @@ def test_the_five_thousandth_step_costs_what_the_hundredth_did(tmp_path, kind, m
     store.close()
 
 
-def test_a_refusal_costs_the_same_however_many_there_were(tmp_path):
+@pytest.mark.parametrize("many", [500, pytest.param(1_500, marks=pytest.mark.long)])
+def test_a_refusal_costs_the_same_however_many_there_were(tmp_path, many):
     store = CountingSqlite(tmp_path / "l.db", Clock())
     with make_guard(store, policy=Policy(max_steps=1)) as guard, guard.session("s", budget="$1") as session:
         agent = Agent(session)
@@ -161,13 +162,14 @@ def test_a_refusal_costs_the_same_however_many_there_were(tmp_path):
         for number in range(90):
             refused(number)
         early = cost_of(store, refused, range(10))
-        for number in range(500):
+        for number in range(many):
             refused(number)
         assert_flat(early, cost_of(store, refused, range(10)))
     store.close()
 
 
-def test_payments_in_doubt_make_no_later_decision_dearer(tmp_path):
+@pytest.mark.parametrize("many", [200, pytest.param(600, marks=pytest.mark.long)])
+def test_payments_in_doubt_make_no_later_decision_dearer(tmp_path, many):
     clock = Clock()
     store = CountingSqlite(tmp_path / "l.db", clock)
     with make_guard(store, policy=EVERY_GUARD) as guard, guard.session("s", budget="$800") as session:
@@ -182,14 +184,15 @@ def test_payments_in_doubt_make_no_later_decision_dearer(tmp_path):
         for number in range(50):
             lost(number)
         early = cost_of(store, agent.pay, range(10))
-        for number in range(50, 200):
+        for number in range(50, many):
             lost(number)
         assert_flat(early, cost_of(store, agent.pay, range(20, 30)))
-        assert len(store.outstanding()) == 200
+        assert len(store.outstanding()) == many
     store.close()
 
 
-def test_many_sessions_and_payees_make_no_decision_of_one_dearer(tmp_path):
+@pytest.mark.parametrize("many", [100, pytest.param(300, marks=pytest.mark.long)])
+def test_many_sessions_and_payees_make_no_decision_of_one_dearer(tmp_path, many):
     clock = Clock()
     store = CountingSqlite(tmp_path / "l.db", clock)
     policy = Policy(velocity=Velocity(new_payees_per_day=None), breaker=None)
@@ -198,7 +201,7 @@ def test_many_sessions_and_payees_make_no_decision_of_one_dearer(tmp_path):
         for number in range(20):
             agent.pay(number)
         early = cost_of(store, agent.pay, range(100, 110))
-        for number in range(100):
+        for number in range(many):
             with guard.session(f"other {number}", budget="$1") as other:
                 stranger = Agent(other)
                 stranger.payee = f"0x{number + 1:040x}"
