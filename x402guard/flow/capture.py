@@ -26,6 +26,30 @@ ESTIMATED: Final = "llm_estimated"
 
 
 @dataclass(frozen=True, slots=True)
+class Bill:
+    """An amount to capture, and why.
+
+    Attributes:
+        amount: nano-dollars.
+        evidence: why the amount is believed.
+        usage: what was used, by unit, if stated.
+        note: for the ledger: why it is the ceiling, or what was unusual.
+        claimed: nano-dollars that an impossible usage would cost, if the amount is disputed; else None.
+    """
+
+    amount: Nanos
+    evidence: Evidence
+    usage: Usage | None = None
+    note: str = ""
+    claimed: Nanos | None = None
+
+
+def ceiling_bill(held: Nanos, note: str) -> Bill:
+    """Return the bill of a call whose cost is unknown: all that was held."""
+    return Bill(held, Evidence.ASSUMED, note=note)
+
+
+@dataclass(frozen=True, slots=True)
 class Booked:
     """A hold as its end left it, and a warning for the owner, or ""."""
 
@@ -148,30 +172,6 @@ def _forget_estimate(view: LedgerView, marks: tuple[MarkKey, ...], hold_id: str)
         row = view.mark((kind, node_id))
         if kind == ESTIMATED and row is not None and row["hold"] == hold_id:
             view.put_mark((kind, node_id), {"hold": None, "until": 0})
-
-
-@dataclass(frozen=True, slots=True)
-class Bill:
-    """An amount to capture, and why.
-
-    Attributes:
-        amount: nano-dollars.
-        evidence: why the amount is believed.
-        usage: what was used, by unit, if stated.
-        note: for the ledger: why it is the ceiling, or what was unusual.
-        claimed: nano-dollars that an impossible usage would cost, if the amount is disputed; else None.
-    """
-
-    amount: Nanos
-    evidence: Evidence
-    usage: Usage | None = None
-    note: str = ""
-    claimed: Nanos | None = None
-
-
-def ceiling_bill(held: Nanos, note: str) -> Bill:
-    """Return the bill of a call whose cost is unknown: all that was held."""
-    return Bill(held, Evidence.ASSUMED, note=note)
 
 
 def book(

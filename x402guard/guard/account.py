@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from decimal import Decimal
 
 from x402guard.errors import ConfigError
 from x402guard.flow.shell import Shell
+from x402guard.guard.opening import Basis
 from x402guard.ledger.model import Hold, Node
 from x402guard.ledger.owner import trip_node
 from x402guard.ledger.queries import nodes_of, outstanding_of, report_of
@@ -34,18 +34,27 @@ class Outstanding:
     deadline: int
 
 
-class Account(ABC):
+class Account:
     """A budget's current numbers in the ledger: exact dollars, of its current window if it has one."""
 
-    @property
-    @abstractmethod
-    def shell(self) -> Shell:
-        """The adapters that it runs on."""
+    _basis: Basis
+    _node_id: str
+    _name: str
 
     @property
-    @abstractmethod
+    def shell(self) -> Shell:
+        """The adapters that it runs on."""
+        return self._basis.shell
+
+    @property
     def id(self) -> str:
         """Its id in the ledger."""
+        return self._node_id
+
+    @property
+    def name(self) -> str:
+        """The name it was given."""
+        return self._name
 
     def _nodes(self) -> dict[str, Node]:
         return nodes_of(self.shell.store, self.id)

@@ -31,9 +31,9 @@ from x402guard.guard.arguments import (
     positive,
     read_networks,
 )
-from x402guard.guard.named_budget import NamedBudget, open_budget
+from x402guard.guard.named_budget import BudgetParent
 from x402guard.guard.notices import NoticeSender, OnNotice, Webhook
-from x402guard.guard.opening import Basis, in_a_thread, parse_limit, session_request
+from x402guard.guard.opening import Basis, in_a_thread, parse_limit
 from x402guard.guard.rechecker import Rechecker
 from x402guard.guard.session import Session, current_session
 from x402guard.ledger.in_doubt import DEFAULT_FLIGHT_S, instance_mark
@@ -44,15 +44,14 @@ from x402guard.ledger.view import LedgerView, Scope
 from x402guard.llm import Metering
 from x402guard.money import Dollars, Nanos
 from x402guard.policy import Policy
-from x402guard.policy.checks import SoftLimits, check_flags
+from x402guard.policy.checks import check_flags
 from x402guard.stores import DEFAULT_LEDGER, open_store
-from x402guard.tools.token_budget import TokenBudget
 from x402guard.x402.cancel import Cancellation, cancelled
 from x402guard.x402.reconciliation import Reconciliation, reconcile_ledger
 from x402guard.x402.settlement import may_fit_now, sweep
 
 
-class Guard:
+class Guard(BudgetParent):
     """One wallet, one ledger. Everything that spends goes through one of its sessions.
 
     Args:
@@ -149,7 +148,7 @@ class Guard:
             self.context = replace(self.context, gone=self._enter_books(limit))
             if self.shell.signer is not None:
                 self.shell.signer.bind(self.shell.store.hold)
-            self._basis = Basis(self.shell, self.context, self.meter)
+            self._node_id, self._basis = WALLET, Basis(self.shell, self.context, self.meter)
         except BaseException:
             self._release()
             raise
@@ -189,38 +188,6 @@ class Guard:
         from x402guard.guard.settings import load_settings
 
         return cls(**load_settings(None if path is None else Path(path)).guard_arguments())
-
-    def session(
-        self,
-        name: str,
-        *,
-        budget: Dollars | None = None,
-        tokens: TokenBudget | int | None = None,
-        id: str | None = None,  # noqa: A002 - the user's word
-        reserve: Dollars | None = None,
-        soft_limit: SoftLimits | None = None,
-    ) -> Session:
-        """Open a session with a budget, or resume the session ``id`` with what it has left.
-
-        ``budget`` is in dollars, ``tokens`` are the most in its context (100,000 by default); those of a resumed
-        session can be lowered, never raised. ``reserve`` (dollars, or a part such as ``"10%"``) is kept for LLM calls
-        inside ``session.finalizing()``; ``soft_limit`` are the parts of the budget that send a notice, such as 0.9,
-        instead of the policy's. Raises ``ConfigError``.
-        """
-        request = session_request(
-            self._basis, WALLET, name, budget=budget, session_id=id, reserve=reserve, soft_limit=soft_limit
-        )
-        return Session.open(self._basis, request, None, tokens)
-
-    def budget(
-        self, name: str, limit: Dollars | None = None, *, per: str | None = None, tz: str = "UTC"
-    ) -> NamedBudget:
-        """Return a named budget, opened at first use: a parent of many sessions and budgets, in all processes.
-
-        ``limit`` is in dollars and can be lowered, never raised. With ``per`` (``day``, ``week``, ``month``) it starts
-        again by the calendar of ``tz``, such as ``Europe/Berlin``. Default: the stored ones. Raises ``ConfigError``.
-        """
-        return open_budget(self._basis, WALLET, name, limit, per=per, tz=tz)
 
     def innermost(self) -> Session:
         """Return the innermost budget in context, for a client that many sessions share.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from x402guard.errors import ConfigError
-from x402guard.flow.shell import Shell
 from x402guard.guard.account import Account
 from x402guard.guard.opening import BUDGET_PREFIX, Basis, check_name, parse_limit, session_request
 from x402guard.guard.session import Session
@@ -17,29 +16,11 @@ from x402guard.policy.checks import SoftLimits
 from x402guard.tools.token_budget import TokenBudget
 
 
-class NamedBudget(Account):
-    """A budget with a name. Every process that names it shares it; it has no block, and never ends.
+class BudgetParent:
+    """What pays for sessions and named budgets below it: a guard's wallet, or a named budget."""
 
-    Its numbers are those of its window, if it has one.
-    """
-
-    def __init__(self, basis: Basis, node_id: str, name: str) -> None:
-        self._basis, self._node_id, self._name = basis, node_id, name
-
-    @property
-    def shell(self) -> Shell:
-        """The adapters that it runs on."""
-        return self._basis.shell
-
-    @property
-    def id(self) -> str:
-        """Its id in the ledger."""
-        return self._node_id
-
-    @property
-    def name(self) -> str:
-        """The name it was given."""
-        return self._name
+    _basis: Basis
+    _node_id: str
 
     def session(
         self,
@@ -51,7 +32,13 @@ class NamedBudget(Account):
         reserve: Dollars | None = None,
         soft_limit: SoftLimits | None = None,
     ) -> Session:
-        """Open a session that this budget pays for; otherwise as ``Guard.session``."""
+        """Open a session with a budget, or resume the session ``id`` with what it has left.
+
+        ``budget`` is in dollars, ``tokens`` are the most in its context (100,000 by default); those of a resumed
+        session can be lowered, never raised. ``reserve`` (dollars, or a part such as ``"10%"``) is kept for LLM calls
+        inside ``session.finalizing()``; ``soft_limit`` are the parts of the budget that send a notice, such as 0.9,
+        instead of the policy's. Raises ``ConfigError``.
+        """
         request = session_request(
             self._basis, self._node_id, name, budget=budget, session_id=id, reserve=reserve, soft_limit=soft_limit
         )
@@ -60,8 +47,22 @@ class NamedBudget(Account):
     def budget(
         self, name: str, limit: Dollars | None = None, *, per: str | None = None, tz: str = "UTC"
     ) -> NamedBudget:
-        """Open a budget inside this one; otherwise as ``Guard.budget``."""
+        """Return a named budget, opened at first use: a parent of many sessions and budgets, in all processes.
+
+        ``limit`` is in dollars and can be lowered, never raised. With ``per`` (``day``, ``week``, ``month``) it starts
+        again by the calendar of ``tz``, such as ``Europe/Berlin``. Default: the stored ones. Raises ``ConfigError``.
+        """
         return open_budget(self._basis, self._node_id, name, limit, per=per, tz=tz)
+
+
+class NamedBudget(BudgetParent, Account):
+    """A budget with a name. Every process that names it shares it; it has no block, and never ends.
+
+    Its numbers are those of its window, if it has one.
+    """
+
+    def __init__(self, basis: Basis, node_id: str, name: str) -> None:
+        self._basis, self._node_id, self._name = basis, node_id, name
 
     def __repr__(self) -> str:
         return f"NamedBudget({self._name!r})"

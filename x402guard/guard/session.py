@@ -15,7 +15,6 @@ import anyio.to_thread
 
 from x402guard.errors import BudgetExhausted, ConfigError, SessionClosed
 from x402guard.flow.context import Context
-from x402guard.flow.shell import Shell
 from x402guard.guard.account import Account
 from x402guard.guard.charges import Charges
 from x402guard.guard.opening import (
@@ -69,7 +68,7 @@ def current_session() -> Session | None:
     return None if block is None else block.session
 
 
-class Session(Charges, Account):
+class Session(Account, Charges):
     """The budget of one run. Made by ``Guard.session`` and ``Session.child``; used as a block, sync or async.
 
     Inside its block it is the session in context: tasks and ``to_thread`` inherit it, plain threads get it by ``bind``.
@@ -131,24 +130,9 @@ class Session(Charges, Account):
         return self._parent.id if self._kind is NodeKind.SCOPE and self._parent is not None else self._node_id
 
     @property
-    def id(self) -> str:
-        """The session's id in the ledger."""
-        return self._node_id
-
-    @property
-    def name(self) -> str:
-        """The name it was given."""
-        return self._name
-
-    @property
     def is_over(self) -> bool:
         """True if this is a session, not a scope, and has ended."""
         return self._ended and self._kind is NodeKind.SESSION
-
-    @property
-    def shell(self) -> Shell:
-        """The adapters that it runs on."""
-        return self._basis.shell
 
     @property
     def tokens(self) -> TokenBudget:

@@ -8,6 +8,7 @@ import anyio.lowlevel
 import httpx
 import pytest
 
+from tests.support.cancellation import cancelled_after
 from tests.support.faults import Tripwire
 from tests.support.llm_provider import CHAT, COST, USED, Provider, ask, chunk, completion, metered, sse
 from tests.support.merchant import async_client, client
@@ -54,28 +55,14 @@ def books(session, provider):
 def test_cancellation_at_every_await_leaves_true_books(backend):
     outcomes = set()
 
-    async def cancelled_after(steps):
-        finished = False
-
-        async def call(scope):
-            nonlocal finished
-            with scope:
-                async with async_client(session, slow(provider)) as http:
-                    await http.post(CHAT, json=ask())
-                    finished = True
-
-        scope = anyio.CancelScope()
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(call, scope)
-            for _ in range(steps):
-                await anyio.lowlevel.checkpoint()
-            scope.cancel()
-        return finished
+    async def call():
+        async with async_client(session, slow(provider)) as http:
+            await http.post(CHAT, json=ask())
 
     for steps in range(STEPS):
         with metered() as session:
             provider = Provider(session)
-            finished = anyio.run(cancelled_after, steps, backend=backend)
+            finished = anyio.run(cancelled_after, steps, call, backend=backend)
             outcome = books(session, provider)
             left = finished or bool(provider.requests)
             assert outcome in ("ceiling", "usage") or (outcome in ("nothing", "void") and not left), (

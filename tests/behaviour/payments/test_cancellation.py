@@ -10,6 +10,7 @@ import anyio.lowlevel
 import httpx
 import pytest
 
+from tests.support.cancellation import cancelled_after
 from tests.support.faults import Tripwire
 from tests.support.merchant import (
     URL,
@@ -37,24 +38,12 @@ class Slow(Shop):
         return response
 
 
-async def cancelled_after(steps, session, shop):
-    """Run one paid request and cancel it after so many turns of the event loop. True where it had finished before."""
-    finished = False
+def one_request(session, shop):
+    async def request():
+        async with async_client(session, shop) as http:
+            await http.get(URL)
 
-    async def request(scope):
-        nonlocal finished
-        with scope:
-            async with async_client(session, shop) as http:
-                await http.get(URL)
-                finished = True
-
-    scope = anyio.CancelScope()
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(request, scope)
-        for _ in range(steps):
-            await anyio.lowlevel.checkpoint()
-        scope.cancel()
-    return finished
+    return request
 
 
 def check_books(guard, session, shop, finished, where):
@@ -79,7 +68,7 @@ def test_cancellation_at_every_await_leaves_true_books(backend):
         shop = Slow()
         with make_guard() as guard:
             session = guard.session("s", budget="$1.00")
-            finished = anyio.run(cancelled_after, steps, session, shop, backend=backend)
+            finished = anyio.run(cancelled_after, steps, one_request(session, shop), backend=backend)
             outcomes.add(check_books(guard, session, shop, finished, f"after {steps} steps"))
     assert {NOTHING, IN_DOUBT, DONE} <= outcomes  # all three kinds of end were really met
 

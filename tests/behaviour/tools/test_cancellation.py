@@ -6,6 +6,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 
+from tests.support.cancellation import cancelled_after
 from tests.support.faults import Tripwire
 from x402guard import Guard, TokenBudget
 from x402guard.stores import open_store
@@ -54,25 +55,6 @@ def outcome(session):
     """``nothing``, ``ceiling`` or ``said``; anything else is a hold that leaks or a cost that is lost."""
     assert (session.held, session.tokens.reserved) == (0, 0)
     return {Decimal(0): "nothing", Decimal("0.05"): "ceiling", Decimal("0.02"): "said"}[session.spent]
-
-
-async def cancelled_after(steps, use):
-    """Cancel *use* after so many turns of the event loop; True where it came to its end all the same."""
-    finished = False
-
-    async def run(scope):
-        nonlocal finished
-        with scope:
-            await use()
-            finished = True
-
-    scope = anyio.CancelScope()
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(run, scope)
-        for _ in range(steps):
-            await anyio.lowlevel.checkpoint()
-        scope.cancel()
-    return finished
 
 
 @both_loops
