@@ -7,7 +7,8 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 # A second chain to test on. Its lock holds the hashes; --ignore-scripts runs none of the package's own code.
 ANVIL := tests/anvil/node_modules/.ready
-WORKERS ?= 2
+# Two for each of two cores: a third of the time a test waits for a process or a socket.
+WORKERS ?= 4
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
 # Hundreds of tests start a process; without bytecode on disk each of those compiles the package again.
 unexport PYTHONDONTWRITEBYTECODE

@@ -255,10 +255,11 @@ class SettlementUncertain(X402GuardError):
     Attributes:
         hold_id: the hold in the ledger.
         deadline: unix time in seconds after which the signature is worthless.
-        amount: the ceiling of the payment in dollars; None if unknown here.
+        amount: what was taken in dollars, or the ceiling of the payment as long as that is unknown; None if unknown here.
         payee, network: the paid address and its network (CAIP-2); "" if unknown here.
         place: the method and URL of the request, without the query; "" if unknown here.
         payment_id: the ``payment-identifier`` that is sent each time; None if the server does not use it.
+        transaction: the transaction that took it, as far as a chain or the server has named it; else "".
     """
 
     phase: Phase = "settlement"
@@ -278,6 +279,7 @@ class SettlementUncertain(X402GuardError):
         network: str = "",
         place: str = "",
         payment_id: str | None = None,
+        transaction: str = "",
     ) -> None:
         super().__init__(message, advice=advice)
         self.hold_id = hold_id
@@ -286,13 +288,21 @@ class SettlementUncertain(X402GuardError):
         self.payee, self.network = payee, network
         self.place = place
         self.payment_id = payment_id
+        self.transaction = transaction
 
 
 class PaidNotDelivered(SettlementUncertain):
-    """The chain shows that the money was taken, but no answer came. Raised once; the next call may buy again."""
+    """The money was taken, and its answer was not handed over. Raised for each identical request, which signs nothing.
+
+    A new payment needs ``extensions={"pay_again": True}`` on the request, ``x402guard holds forgive ID`` by the owner,
+    or ``purchase_memory_s`` (24 hours) to pass.
+    """
 
     retry: Retry = "no"
-    advice = "The payment is captured. Contact the payee; repeating the call is a new purchase."
+    advice = (
+        "The payment is captured, and nothing was signed now. Contact the payee; to pay a second time, send the request "
+        "with extensions={'pay_again': True}."
+    )
 
 
 class SignerError(X402GuardError):

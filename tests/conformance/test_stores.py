@@ -8,7 +8,8 @@ import pytest
 from tests.support.ledger import a_hold, an_intent, usd
 from x402guard.errors import IllegalTransition
 from x402guard.ledger.authorize import Refusal, authorize, lapse_due
-from x402guard.ledger.model import Claim, Entry, Evidence, HoldKind, HoldState
+from x402guard.ledger.model import Claim, Delivery, Entry, Evidence, HoldKind, HoldState
+from x402guard.ledger.purchases import hand_over
 from x402guard.ledger.transitions import Capture, Note, Void, apply
 
 
@@ -130,14 +131,19 @@ def test_a_sweep_sees_what_a_chain_can_settle_longest_unchecked_first(make_books
     assert books.change(lambda view: view.sweep, sweep=2) == ("b", "c")
 
 
-def test_a_purchase_finds_its_live_holds_oldest_first(make_books):
+def test_a_purchase_finds_its_holds_without_a_delivery_oldest_first(make_books):
     books = make_books()
-    for name in ("first", "second", "ended"):
-        hold = dataclasses.replace(a_hold(name, "$0.01", now_ms=books.clock.now_ms), purchase_key="k")
+    for name in ("first", "second", "voided", "taken", "delivered"):
+        now_ms = books.clock.now_ms
+        hold = dataclasses.replace(a_hold(name, "$0.01", now_ms=now_ms), purchase_key="k", delivery=Delivery.OPEN)
         books.change(lambda view, h=hold: authorize(view, h, {}), nodes=("s",), holds=(name,))
         books.clock.tick(1)
-    books.step("ended", Void("not signed"))
-    assert books.change(lambda view: view.purchase, purchase="k") == ("first", "second")
+    books.step("voided", Void("not signed"))
+    for name in ("taken", "delivered"):
+        books.step(name, Capture(usd("$0.01"), Evidence.CHAIN_HEAD))
+    books.change(lambda view: hand_over(view, "delivered"), holds=("delivered",))
+    assert books.change(lambda view: view.purchase, purchase="k") == ("first", "second", "taken")
+    assert [books.store.hold(name).delivery for name in ("taken", "delivered")] == [Delivery.OPEN, Delivery.DONE]
     assert books.change(lambda view: view.purchase, purchase="other") == ()
 
 

@@ -216,10 +216,11 @@ def test_a_nonce_that_was_used_looks_like_an_offer_and_is_none(shop, kind, mode)
     hold_id = shop.ask(session, kind, mode).extensions["x402guard"].hold_id
     assert shop.take()["success"]
     shop.seller.says = None
-    with pytest.raises(PaidNotDelivered) as caught:
-        shop.ask(session, kind, mode)
-    assert (caught.value.hold_id, session.spent, len(shop.net.transfers())) == (hold_id, DIME, 1)
-    again = shop.ask(session, kind, mode)
+    for _ in range(3):
+        with pytest.raises(PaidNotDelivered) as caught:
+            shop.ask(session, kind, mode)
+        assert (caught.value.hold_id, session.spent, len(shop.net.transfers())) == (hold_id, DIME, 1)
+    again = shop.ask(session, kind, mode, extensions={"pay_again": True})
     assert (again.status_code, len(shop.net.transfers())) == (200, 2)
     assert again.extensions["x402guard"].hold_id != hold_id
 

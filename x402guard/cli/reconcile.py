@@ -1,4 +1,4 @@
-"""Defines the commands ``reconcile`` and ``holds cancel``."""
+"""Defines the commands ``reconcile``, ``holds cancel`` and ``holds forgive``."""
 
 from __future__ import annotations
 
@@ -6,16 +6,19 @@ import dataclasses
 import json
 import re
 import time
+from collections.abc import Iterable
 from typing import Annotated, Any, Final
 
 import typer
 
 from x402guard.cli.sessions import AsJson, LedgerUrl, holds, opened
 from x402guard.errors import ConfigError, LedgerUnavailable
+from x402guard.guard.approvers import operating_user
 from x402guard.guard.guard import Guard
 from x402guard.guard.settings import PRIVATE_KEY, load_settings
+from x402guard.ledger.purchases import forgive
 from x402guard.ledger.report_text import printable
-from x402guard.ledger.store import LedgerStore
+from x402guard.ledger.view import Scope
 from x402guard.money import format_dollars
 from x402guard.x402.reconciliation import Reconciliation
 
@@ -61,13 +64,30 @@ def cancel(
     The payment counts in full until the chain shows the cancellation and `x402guard reconcile` has read it.
     """
     with _guard(ledger, key=True) as guard:
-        made = guard.cancel(_whole_id(guard.shell.store, hold))
+        live = (each.id for each in guard.shell.store.outstanding())
+        made = guard.cancel(_whole_id(hold, live))
     if as_json:
         typer.echo(json.dumps(dataclasses.asdict(made), indent=2))
         return
     typer.echo(f"Send this transaction on {made.network} before the payment is taken, from any account with gas:")
     typer.echo(f"  to    {made.to}\n  data  {made.data}")
     typer.echo(f"Then run `x402guard reconcile`. Until the chain shows it, hold {made.hold_id[:16]}… counts in full.")
+
+
+@holds.command("forgive")
+def forgive_purchase(
+    hold: Annotated[str, typer.Argument(help="The hold's id, or the beginning of it if that is unique.")],
+    ledger: LedgerUrl = None,
+) -> None:
+    """Let the same request sign a new payment, although this one was or may be taken and its answer was lost.
+
+    The payment itself is unchanged and counts as before.
+    """
+    with opened(ledger) as store:
+        hold_id = _whole_id(hold, store.unsettled(0))
+        scope = Scope(holds=(hold_id,), durable=True)
+        after = store.transact(scope, lambda view: forgive(view, hold_id, operating_user()))
+    typer.echo(printable(f"hold {after.id} is forgiven; the same request signs a new payment now"))
 
 
 def _guard(ledger: str | None, *, key: bool) -> Guard:
@@ -91,9 +111,9 @@ def _seconds(every: str) -> int:
     return seconds
 
 
-def _whole_id(store: LedgerStore, hold: str) -> str:
+def _whole_id(hold: str, known: Iterable[str]) -> str:
     given = hold.rstrip("…").lower().removeprefix("0x")
-    found = [live.id for live in store.outstanding() if given and live.id.startswith(given)]
+    found = [hold_id for hold_id in known if given and hold_id.startswith(given)]
     if len(found) > 1:
         raise ConfigError(f"hold: {len(found)} ids begin with {hold!r}; write more of the id")
     return found[0] if found else hold

@@ -31,6 +31,7 @@ class Context:
         payer: the signer's account; None without a signer: nothing is signed.
         chains: networks whose chain can be read.
         flight_ms: how long a request may be in flight before its hold is in doubt, in milliseconds.
+        memory_ms: how long a taken payment without an answer keeps its purchase open, in milliseconds.
         unsafe_no_chain: pay on real networks whose chain cannot be read.
         unsafe_trust_receipts: capture the claim of an ``upto`` receipt if no chain can prove it.
         tokens: where the tokens of LLM calls are counted, or None.
@@ -52,6 +53,7 @@ class Context:
     payer: Address | None
     chains: frozenset[str]
     flight_ms: int = 30_000
+    memory_ms: int = 86_400_000
     unsafe_no_chain: bool = False
     unsafe_trust_receipts: bool = False
     tokens: TokenLimit | None = None

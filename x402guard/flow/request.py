@@ -8,11 +8,9 @@ from dataclasses import dataclass, field
 from typing import Final, TypeVar
 from urllib.parse import urlsplit
 
-from x402guard.errors import (
-    SettlementUncertain,
-    X402GuardError,
-)
+from x402guard.errors import PaymentRefused, PolicyDenied, SettlementUncertain, X402GuardError
 from x402guard.flow.effects import Flow, SendFailed
+from x402guard.ledger.authorize import Refusal
 from x402guard.ledger.model import Purpose
 from x402guard.policy.steps import short_route, whole_route
 
@@ -37,6 +35,7 @@ class RequestFacts:
         paid_by: the hold that an earlier hop of this request has signed; else None.
         paid_until: the deadline of that signature, in unix seconds.
         body: of the request, as far as it was kept.
+        host_header: the ``Host`` header, if it names another host than the URL; else "".
     """
 
     method: str
@@ -54,6 +53,7 @@ class RequestFacts:
     paid_by: str | None = None
     paid_until: int = 0
     body: bytes | None = field(default=None, repr=False)
+    host_header: str = ""
 
 
 def route_of(request: RequestFacts) -> str:
@@ -72,6 +72,16 @@ def purpose_of(request: RequestFacts, tool: str = "", *, step: str = "") -> Purp
     # No query, no fragment, and no user:password@ before the host.
     url = urlsplit(request.url)._replace(netloc=request.host, query="", fragment="").geturl()
     return Purpose(request.method, url, request.host, hashlib.sha256(what.encode()).hexdigest(), tool, step)
+
+
+def host_refusal(request: RequestFacts, error: type[PaymentRefused] = PolicyDenied) -> Refusal:
+    """Return the refusal of a request whose ``Host`` header names another host than its URL."""
+    return Refusal(
+        "host_header",
+        f"the request goes to {request.host} with Host: {request.host_header[:100]}; whom it would pay is not what was judged",
+        error=error,
+        advice="Name the host in the URL, and set no Host header.",
+    )
 
 
 R = TypeVar("R")

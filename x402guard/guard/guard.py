@@ -38,6 +38,7 @@ from x402guard.guard.rechecker import Rechecker
 from x402guard.guard.session import Session, current_session
 from x402guard.ledger.in_doubt import DEFAULT_FLIGHT_S, instance_mark
 from x402guard.ledger.model import WALLET
+from x402guard.ledger.purchases import DEFAULT_MEMORY_S
 from x402guard.ledger.sessions import PAYER_MARK, ensure_payer, ensure_wallet
 from x402guard.ledger.store import LedgerStore
 from x402guard.ledger.view import LedgerView, Scope
@@ -65,6 +66,8 @@ class Guard(BudgetParent):
         budget: the wallet's own limit in dollars, over all sessions of this ledger; None uses the limit in the ledger.
         max_body_bytes: the most bytes of a streaming request body that are kept to repeat it in a paid request.
         flight_s: seconds after which a request without an answer is in doubt.
+        purchase_memory_s: seconds for which a payment that was taken without an answer keeps the same request from a
+            new signature.
         metering: how LLM calls are held and priced.
         session_budget: the budget in dollars of a session that names none; without it, such a session is an error.
         approver: the approver: a function of an ``ApprovalRequest`` that returns True, ``"terminal"``, ``"queue"``
@@ -93,6 +96,7 @@ class Guard(BudgetParent):
         budget: Dollars | None = None,
         max_body_bytes: int = DEFAULT_BODY_BYTES,
         flight_s: int = DEFAULT_FLIGHT_S,
+        purchase_memory_s: int = DEFAULT_MEMORY_S,
         metering: Metering | None = None,
         session_budget: Dollars | None = None,
         approver: object = None,
@@ -111,7 +115,7 @@ class Guard(BudgetParent):
             unsafe_no_chain=unsafe_no_chain,
             unsafe_trust_receipts=unsafe_trust_receipts,
         )
-        limit, stop = parse_limit(budget, field="budget"), kill_path(kill_file)
+        limit, stop, self.meter = parse_limit(budget, field="budget"), kill_path(kill_file), meter_of(metering)
         self._notifier = NoticeSender(on_notice, webhook)
         as_approver(approver)  # raises before anything is opened
         chain = RpcChainReader(chains) if isinstance(chains, Mapping) else chains
@@ -125,6 +129,7 @@ class Guard(BudgetParent):
             payer=None if signer is None else signer.address,
             chains=networks,
             flight_ms=positive("flight_s", flight_s) * 1000,
+            memory_ms=positive("purchase_memory_s", purchase_memory_s) * 1000,
             unsafe_no_chain=unsafe_no_chain,
             unsafe_trust_receipts=unsafe_trust_receipts,
             asks=approver is not None,
@@ -134,8 +139,6 @@ class Guard(BudgetParent):
             sweep=may_fit_now if networks else None,
             session_budget=parse_limit(session_budget, field="session_budget"),
         )
-        self.meter = meter_of(metering)
-        # A store or reader that was given is closed by its owner; others may share it.
         self._closed, self._owns = False, (isinstance(ledger, str), isinstance(chains, Mapping))
         store = open_store(ledger, must_exist=ledger_must_exist) if isinstance(ledger, str) else ledger
         shell = Shell(store, signer, chain, as_approver(approver, store), self._notifier, kill_file=stop)

@@ -25,6 +25,7 @@ from x402guard.flow.context import DEFAULT_BODY_BYTES, MAX_CLOCK_JUMP_S
 from x402guard.guard.notices import Webhook
 from x402guard.guard.tables import table_of
 from x402guard.ledger.in_doubt import DEFAULT_FLIGHT_S
+from x402guard.ledger.purchases import DEFAULT_MEMORY_S
 from x402guard.llm import Metering
 from x402guard.policy import Policy
 from x402guard.stores import DEFAULT_LEDGER
@@ -90,6 +91,7 @@ class Settings(BaseSettings):
     unsafe_trust_receipts: bool = False
     max_body_bytes: int = DEFAULT_BODY_BYTES
     flight_s: int = DEFAULT_FLIGHT_S
+    purchase_memory_s: int = DEFAULT_MEMORY_S
     session_budget: str | None = None
     approver: Literal["terminal", "queue"] | None = None
     webhook_url: str | None = Field(None, repr=False)
@@ -127,6 +129,7 @@ class Settings(BaseSettings):
             "budget": self.budget,
             "max_body_bytes": self.max_body_bytes,
             "flight_s": self.flight_s,
+            "purchase_memory_s": self.purchase_memory_s,
             "session_budget": self.session_budget,
             "approver": self.approver,
             "webhook": self._webhook(),

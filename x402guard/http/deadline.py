@@ -8,14 +8,17 @@ import os
 import socket
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 from weakref import ReferenceType, ref
 
-from x402guard.errors import CallTimeout, LedgerUnavailable
+import anyio
+
+from x402guard.errors import CallTimeout
 from x402guard.flow.detached import TooLate, within
 from x402guard.flow.ports import Slot
+from x402guard.x402.settlement import AnswerEnd
 
 if TYPE_CHECKING:
     import httpx
@@ -179,13 +182,18 @@ def _shut(connection: socket.socket | None) -> None:
 
 
 class Watched:
-    """A response stream with a deadline. *late* is called before the error of a timeout or broken stream is raised."""
+    """A response stream with a deadline.
+
+    *ended* is called once: ``whole`` at the end of the body or if the caller closes it early, ``late`` before the error
+    of a timeout or broken stream is raised, ``cut`` after any other error, such as Ctrl-C.
+    """
 
     def __init__(self, response: httpx.Response, watch: Watch) -> None:
         self._stream: Any = response.stream
         self._watch = watch
-        self.late: Callable[[], None] | None = None
+        self.ended: Callable[[AnswerEnd], None] | None = None
         self.hold_id: str | None = None
+        self._cut = False
         connection = _socket_of(response.extensions)
         _CUTTER.look_after(watch, lambda: _shut(connection))
 
@@ -201,12 +209,16 @@ class Watched:
                 watch.take_back()
             if watch.cut:
                 raise self._timed_out()  # noqa: TRY301 - a body without a length ends when its socket is shut down
-        except CallTimeout:
+            self._end("whole")
+        except (CallTimeout, GeneratorExit):
             raise
         except Exception as error:
             if watch.cut:
                 raise self._timed_out() from error
-            self._say_late()
+            self._end("late")
+            raise
+        except BaseException:
+            self._cut = True
             raise
         finally:
             watch.end()
@@ -218,30 +230,33 @@ class Watched:
     def _timed_out(self) -> CallTimeout:
         error = self._watch.timeout()
         error.hold_id = self.hold_id
-        self._say_late()
+        self._end("late")
         return error
 
-    def _say_late(self) -> None:
-        """Call *late*. An unwritable ledger does not replace the timeout error."""
-        if self.late is not None:
-            with suppress(LedgerUnavailable):
-                self.late()
+    def _end(self, end: AnswerEnd) -> None:
+        ended, self.ended = self.ended, None
+        if ended is not None:
+            ended(end)
 
     def close(self) -> None:
         """Release the slot, and close the inner stream."""
         self._watch.end()
-        self._stream.close()
+        try:
+            self._end("cut" if self._cut else "whole")
+        finally:
+            self._stream.close()
 
 
 class AsyncWatched:
-    """``Watched`` for an asynchronous stream; *late* is awaited."""
+    """``Watched`` for an asynchronous stream; *ended* is awaited."""
 
     def __init__(self, response: httpx.Response, watch: Watch) -> None:
         self._stream: Any = response.stream
         self._watch = watch
         _CUTTER.look_after(watch, lambda: None)  # the reading task times out itself; an unread body releases its slot
-        self.late: Callable[[], Any] | None = None
+        self.ended: Callable[[AnswerEnd], Awaitable[None]] | None = None
         self.hold_id: str | None = None
+        self._cut = False
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         watch, source = self._watch, aiter(self._stream)
@@ -255,13 +270,17 @@ class AsyncWatched:
                 except TooLate:
                     raise await self._timed_out() from None
                 except Exception:
-                    await self._say_late()
+                    await self._end("late")
+                    raise
+                except BaseException:
+                    self._cut = True
                     raise
                 if watch.cut or watch.left_s == 0.0:
                     raise await self._timed_out()
                 watch.hand_over()
                 yield chunk
                 watch.take_back()
+            await self._end("whole")
         finally:
             watch.end()
 
@@ -272,15 +291,19 @@ class AsyncWatched:
     async def _timed_out(self) -> CallTimeout:
         error = self._watch.timeout()
         error.hold_id = self.hold_id
-        await self._say_late()
+        await self._end("late")
         return error
 
-    async def _say_late(self) -> None:
-        if self.late is not None:
-            with suppress(LedgerUnavailable):
-                await self.late()
+    async def _end(self, end: AnswerEnd) -> None:
+        ended, self.ended = self.ended, None
+        if ended is not None:
+            with anyio.CancelScope(shield=True):
+                await ended(end)
 
     async def aclose(self) -> None:
         """Release the slot, and close the inner stream."""
         self._watch.end()
-        await self._stream.aclose()
+        try:
+            await self._end("cut" if self._cut else "whole")
+        finally:
+            await self._stream.aclose()

@@ -57,12 +57,10 @@ class _ExchangeState:
             raise TypeError("no request has been sent")
         return self._response
 
-    def begin(self, call_s: int | None, chunk_s: int | None) -> Watch | None:
-        """Return a watch for the next send if it has a deadline or a slot; else None."""
-        if call_s is None and chunk_s is None and self._slot is None:
-            self._watch = None
-        else:
-            self._watch = Watch(call_s, chunk_s)
+    def begin(self, effect: Send) -> Watch | None:
+        """Return a watch for the next send if it pays, or has a deadline or a slot; else None."""
+        plain = effect.pays is None and effect.call_s is None and effect.chunk_s is None and self._slot is None
+        self._watch = None if plain else Watch(effect.call_s, effect.chunk_s)
         return self._watch
 
     def watch_body(self, response: httpx.Response, kind: type[Any]) -> None:
@@ -97,7 +95,7 @@ class Exchanged(_ExchangeState):
             self.close()
             with _showing_no_payment(effect):
                 request = self.outgoing.copy(effect.headers, effect.pays, effect.body)
-                watch = self.begin(effect.call_s, effect.chunk_s)
+                watch = self.begin(effect)
                 if watch is not None and watch.left_s is not None and self.outgoing.stock:
                     response = self._sent_aside(request, watch)
                 else:
@@ -171,7 +169,7 @@ class AsyncExchanged(_ExchangeState):
             await self.aclose()
             with _showing_no_payment(effect):
                 request = self.outgoing.copy(effect.headers, effect.pays, effect.body)
-                watch = self.begin(effect.call_s, effect.chunk_s)
+                watch = self.begin(effect)
                 response = await self._sent(request, watch)
         except Exception as error:
             raise self.outgoing.failed(error) from error

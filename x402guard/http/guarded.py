@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self, get_args
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, Protocol, Self, get_args
 
+import anyio
 from typing_extensions import override
 
-from x402guard.errors import ConfigError, PaymentRefused, X402GuardError
+from x402guard.errors import ConfigError, LedgerUnavailable, PaymentRefused, Unpriced, X402GuardError
 from x402guard.flow.context import Context
 from x402guard.flow.drivers import run, run_async
 from x402guard.flow.effects import Flow, Transact
 from x402guard.flow.receipt import Receipt
 from x402guard.flow.refusals import refused
-from x402guard.flow.request import RequestFacts, guarding_earlier_payment
+from x402guard.flow.request import RequestFacts, guarding_earlier_payment, host_refusal
 from x402guard.flow.shell import Payer, Shell
 from x402guard.http.exchange import AsyncExchanged, Exchanged
 from x402guard.http.families import Library
@@ -29,18 +32,19 @@ from x402guard.http.request import (
 from x402guard.http.response import problem_response
 from x402guard.http.streams import EXTENSION, AsyncMetered, Metered
 from x402guard.ledger.authorize import Refusal
-from x402guard.ledger.model import HoldKind
 from x402guard.llm.authorize import note_unmetered
 from x402guard.llm.flow import InFlight, Upload, called
 from x402guard.llm.meter import FixedPrice, Meter, Unmetered, classify
 from x402guard.llm.routes import Route
-from x402guard.x402.flow import PAYMENT_REQUIRED_STATUS, paid_request
-from x402guard.x402.settlement import note_late
+from x402guard.x402.flow import paid_request
+from x402guard.x402.settlement import PAYMENT_REQUIRED_STATUS, AnswerEnd, note_answer_end, note_late, succeeded
 
 if TYPE_CHECKING:
     import httpx
 
 OnRefusal = Literal["raise", "respond"]
+
+NoteEnd = Callable[[AnswerEnd], Flow[None]]
 
 Handed = InFlight | Receipt | None
 """The result of a flow: a body to meter, a receipt, or None for a free request."""
@@ -117,7 +121,13 @@ class Guarded:
             logical.end()
             exchange.discard()
             raise
-        return self._finish(logical, exchange, handed, payer, metered=self.library.of(Metered), driver=run)
+        response, note_end = self._finish(logical, exchange, handed, payer, metered=self.library.of(Metered))
+        if note_end is not None:
+            if exchange.watched is None:  # its body is in memory already
+                note_answer(payer.shell, note_end, "whole")
+            else:
+                exchange.watched.ended = partial(note_answer, payer.shell, note_end)
+        return response
 
     async def exchange_async(self, inner: httpx.AsyncBaseTransport, request: httpx.Request) -> httpx.Response:
         """``exchange`` for an asynchronous transport."""
@@ -141,7 +151,14 @@ class Guarded:
             logical.end()
             await exchange.discard()
             raise
-        return self._finish(logical, exchange, handed, payer, metered=self.library.of(AsyncMetered), driver=run_async)
+        response, note_end = self._finish(logical, exchange, handed, payer, metered=self.library.of(AsyncMetered))
+        if note_end is not None:
+            if exchange.watched is None:
+                with anyio.CancelScope(shield=True):  # once this is written, the answer reaches the caller
+                    await note_answer_async(payer.shell, note_end, "whole")
+            else:
+                exchange.watched.ended = partial(note_answer_async, payer.shell, note_end)
+        return response
 
     def _begin(
         self,
@@ -155,10 +172,14 @@ class Guarded:
         """Return the flow of a request."""
         context, meter = payer
         facts = describe_request(request, logical, body)
+        if "target" in request.extensions:
+            return _refuse(context, _TARGET)
         exchange.outgoing = OutgoingRequest(self.library, request, body, logical, stock=exchange.is_stock)
         route = None if meter is None else classify(meter, facts.method, facts.host, facts.url)
         if route is None or meter is None:
             return paid_request(facts, context)
+        if facts.host_header:
+            return _refuse(context, host_refusal(facts, Unpriced))
         if isinstance(route, Refusal):
             return _refuse(context, route)
         if isinstance(route, Unmetered):
@@ -185,25 +206,26 @@ class Guarded:
         payer: MeteredPayer,
         *,
         metered: type[Metered | AsyncMetered],
-        driver: Callable[..., Any],
-    ) -> httpx.Response:
-        """Return the last response, its body watched or metered, with the receipt in its extensions."""
-        response = exchange.response()
+    ) -> tuple[httpx.Response, NoteEnd | None]:
+        """Return the last response, its body watched or metered, with the receipt in its extensions.
+
+        Also returns the flow that records how the body of a paid answer ends, if that makes a difference.
+        """
+        response, note_end = exchange.response(), None
         if handed is None:
             exchange.lift()
-        elif exchange.watched is not None and isinstance(handed, Receipt):
-            late = note_lateness(payer.context, handed, payer.shell)
+        elif isinstance(handed, Receipt) and exchange.watched is not None:
             exchange.watched.hold_id = handed.hold_id
-            exchange.watched.late = lambda: driver(late(), payer.shell)
-        if isinstance(handed, InFlight):
-            response = self._reading(response, metered(response.stream, handed, payer.shell))  # type: ignore[arg-type]
         if isinstance(handed, Receipt) and not handed.model:
             logical.receipt = handed
+            note_end = note_end_of(payer.context, handed, payer.shell, success=succeeded(response.status_code))
+        if isinstance(handed, InFlight):
+            response = self._reading(response, metered(response.stream, handed, payer.shell))  # type: ignore[arg-type]
         receipt = handed.receipt if isinstance(handed, InFlight) else handed or logical.receipt
         if receipt is not None:
             response.extensions[EXTENSION] = receipt
         logical.answered(response)
-        return response
+        return response, note_end
 
     def _failed(self, error: X402GuardError, request: httpx.Request) -> httpx.Response:
         error.request = request
@@ -284,15 +306,37 @@ def wrong_transport(transport: object, kind: type, other: str) -> ConfigError:
     )
 
 
-def note_lateness(context: Context, receipt: Receipt, shell: Shell) -> Callable[[], Flow[None]]:
-    """Return the flow that records a paid answer as late, for the circuit breakers of its payee and host."""
+def note_end_of(context: Context, receipt: Receipt, shell: Shell, *, success: bool) -> NoteEnd:
+    """Return the flow that records how a paid answer ended. An answer without *success* delivers nothing."""
 
-    def late() -> Flow[None]:
-        hold = shell.store.hold(receipt.hold_id)
-        if hold is not None and hold.kind is HoldKind.PAYMENT:
-            yield from note_late(context, hold)
+    def note_end(end: AnswerEnd) -> Flow[None]:
+        if end == "late":
+            hold = shell.store.hold(receipt.hold_id)
+            if hold is not None:
+                yield from note_late(context, hold)
+        elif success:
+            yield from note_answer_end(context, receipt.hold_id, end)
 
-    return late
+    return note_end
+
+
+def note_answer(shell: Shell, note_end: NoteEnd, end: AnswerEnd) -> None:
+    """Record how a paid answer ended. The answer is the caller's, whether or not the ledger can be written."""
+    with suppress(LedgerUnavailable):
+        run(note_end(end), shell)
+
+
+async def note_answer_async(shell: Shell, note_end: NoteEnd, end: AnswerEnd) -> None:
+    """``note_answer``, awaited."""
+    with suppress(LedgerUnavailable):
+        await run_async(note_end(end), shell)
+
+
+_TARGET: Final = Refusal(
+    "target",
+    "extensions['target'] sends another path than the URL that was judged",
+    advice="Write the path into the URL.",
+)
 
 
 def _refuse(context: Context, refusal: Refusal) -> Flow[Handed]:

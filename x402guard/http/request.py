@@ -131,7 +131,19 @@ def describe_request(request: httpx.Request, logical: LogicalRequest, body: byte
         paid_by=logical.paid_by,
         paid_until=0 if logical.receipt is None else logical.receipt.deadline,
         body=body,
+        host_header=_other_host(request),
     )
+
+
+def _other_host(request: httpx.Request) -> str:
+    """Return the ``Host`` header if it names another host or port than the URL; else ""."""
+    named = request.headers.get("host", "")
+    url, default = request.url, _DEFAULT_PORTS.get(request.url.scheme, 0)
+    host = url.raw_host.decode("ascii").lower()
+    host = f"[{host}]" if ":" in host else host
+    port = url.port or default
+    same = {"", f"{host}:{port}", *([host] if port == default else [])}
+    return "" if named.strip().lower() in same else named
 
 
 def buffer_body(library: Library, request: httpx.Request, limit: int) -> bytes | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Final
 
 from x402guard.ledger.model import Hold, HoldState
@@ -33,18 +32,3 @@ def in_doubt(view: LedgerView, hold: Hold, *, flight_ms: int) -> bool:
         return True
     row = view.mark(instance_mark(hold.instance))
     return row is not None and bool(row["ended"])
-
-
-def take_over(view: LedgerView, hold: Hold, *, instance: str) -> Hold:
-    """Make *instance* responsible for a hold in doubt. This is a compare-and-set, because this change locks the row.
-
-    The doubt stays until a server claims a settlement: if this presentation is lost too, the next caller presents the
-    same signed payment at once.
-    """
-    doubt = hold.doubt or "no answer came"
-    taken = dataclasses.replace(
-        hold, instance=instance, flying_since_ms=view.now_ms, doubt=doubt, presented=hold.presented + 1
-    )
-    view.put_hold(taken)
-    view.record(hold.node_id, "represent", hold_id=hold.id, facts={"was_in_doubt": doubt})
-    return taken

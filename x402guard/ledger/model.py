@@ -198,6 +198,19 @@ class Claim:
     transaction: str
 
 
+class Delivery(StrEnum):
+    """Whether the answer that a payment bought was handed over to the caller."""
+
+    OPEN = "open"
+    """The request is in flight, or its answer is being read."""
+
+    LOST = "lost"
+    """No answer came, or one without success, or its body broke."""
+
+    DONE = "done"
+    """The whole answer was handed over, or the purchase was forgiven; also for a hold that is no payment."""
+
+
 @dataclass(frozen=True, slots=True)
 class Hold:
     """A reservation of budget, written before anything is signed or sent.
@@ -216,6 +229,7 @@ class Hold:
         checked_ms: when the chain was last asked, in unix ms; 0 for never.
         presented: how often an instance took it over to present it again; an earlier instance may no longer void it.
         closed_ms: when it was first captured, in unix ms; 0 before the capture.
+        delivery: whether the answer that it bought was handed over.
     """
 
     id: str
@@ -240,6 +254,7 @@ class Hold:
     checked_ms: int = 0
     presented: int = 0
     closed_ms: int = 0
+    delivery: Delivery = Delivery.DONE
 
     def payment(self) -> Intent:
         """Return the intent of a payment hold. Raises ``ValueError`` for a hold of another kind."""

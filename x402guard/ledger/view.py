@@ -33,7 +33,8 @@ class Scope:
     Attributes:
         nodes: node ids; all their ancestors are included.
         holds: hold ids; the node of each and its ancestors are included.
-        purchase: a purchase key; the live holds of that key are included.
+        purchase: a purchase key; the holds of that key are included that are live or captured, and whose answer was not
+            handed over.
         marks: keys of marks.
         sweep: the maximum number of payment holds to include whose outcome a chain may prove, longest unchecked first:
             HELD ones that are noted or older than ``flight_ms`` (milliseconds), and ones captured on a claim or on a
@@ -85,7 +86,7 @@ class LedgerView:
         ahead_ms: how far the machine's clock is ahead of the store's clock, in milliseconds; 0 if it is believed.
         nodes, holds: the rows loaded.
         marks: the marks asked for that exist, decoded, by key.
-        purchase: ids of the live holds with the purchase key of the scope, oldest first.
+        purchase: ids of the holds with the purchase key of the scope whose answer was not handed over, oldest first.
         due: ids of the live holds in view that lapse at their own deadline and are past it.
         sweep: ids of the payment holds whose outcome a chain may prove.
 

@@ -10,7 +10,7 @@ from typing import Any, Final, TypeVar
 
 from x402guard.errors import LedgerUnavailable
 from x402guard.ledger.evidence import is_unsettled
-from x402guard.ledger.model import Entry, Evidence, Hold, HoldState, Node
+from x402guard.ledger.model import Delivery, Entry, Evidence, Hold, HoldState, Node
 from x402guard.ledger.view import Change, LedgerView, MarkKey, Scope
 from x402guard.stores.views import StoreClock, check_change, load_view
 
@@ -31,7 +31,7 @@ class MemoryStore:
         self._holds: dict[str, Hold] = {}
         self._live: dict[str, Hold] = {}
         self._unproven: dict[str, Hold] = {}
-        self._by_purchase: dict[str, dict[str, Hold]] = {}
+        self._purchases: dict[str, dict[str, Hold]] = {}
         self._marks: dict[MarkKey, Mapping[str, Any]] = {}
         self._entries: dict[str, dict[int, Entry]] = {}
         self._pid = os.getpid()
@@ -67,21 +67,22 @@ class MemoryStore:
             self._nodes[node.id] = node
         for hold in view.hold_rows():
             self._holds[hold.id] = hold
-            same_purchase = self._by_purchase.setdefault(hold.purchase_key or "", {})
-            if hold.state is HoldState.HELD:
-                self._live[hold.id] = same_purchase[hold.id] = hold
-            else:
-                self._live.pop(hold.id, None)
-                same_purchase.pop(hold.id, None)
-            if not same_purchase:
-                del self._by_purchase[hold.purchase_key or ""]
-            if hold.chain_evidence and hold.intent is not None and _unproven(hold):
-                self._unproven[hold.id] = hold
-            else:
-                self._unproven.pop(hold.id, None)
+            _index(self._live, hold, inside=hold.state is HoldState.HELD)
+            self._write_purchase(hold)
+            proves = hold.chain_evidence and hold.intent is not None
+            _index(self._unproven, hold, inside=proves and _unproven(hold))
         self._marks.update(view.mark_rows())
         for entry in view.entries:
             self._entries.setdefault(entry.node_id, {})[entry.seq] = entry
+
+    def _write_purchase(self, hold: Hold) -> None:
+        if hold.purchase_key is None:
+            return
+        same = self._purchases.setdefault(hold.purchase_key, {})
+        ended = hold.state not in (HoldState.HELD, HoldState.CAPTURED)
+        _index(same, hold, inside=not ended and hold.delivery is not Delivery.DONE)
+        if not same:
+            del self._purchases[hold.purchase_key]
 
     def get_nodes(self, node_ids: Iterable[str]) -> Iterable[Node]:
         """See ``Rows``."""
@@ -97,9 +98,9 @@ class MemoryStore:
         """See ``Rows``."""
         return [self._holds[hold_id] for hold_id in hold_ids if hold_id in self._holds]
 
-    def live_by_purchase(self, key: str) -> Iterable[Hold]:
+    def open_purchases(self, key: str) -> Iterable[Hold]:
         """See ``Rows``."""
-        return sorted(self._by_purchase.get(key, {}).values(), key=lambda h: h.created_ms)
+        return sorted(self._purchases.get(key, {}).values(), key=lambda h: h.created_ms)
 
     def due(self, node_ids: Iterable[str], now_unix: int, most: int) -> Iterable[Hold]:
         """See ``Rows``."""
@@ -174,6 +175,13 @@ class MemoryStore:
     def close(self) -> None:
         """See ``LedgerStore.close``."""
         self._closed = True
+
+
+def _index(holds: dict[str, Hold], hold: Hold, *, inside: bool) -> None:
+    if inside:
+        holds[hold.id] = hold
+    else:
+        holds.pop(hold.id, None)
 
 
 def _unproven(hold: Hold) -> bool:

@@ -106,5 +106,12 @@ UPDATE nodes SET live = (
 );
 """
 
-MIGRATIONS: Final[tuple[str, ...]] = (_FIRST, _WINDOWS)
+_DELIVERY: Final = """
+ALTER TABLE holds ADD COLUMN delivery TEXT NOT NULL DEFAULT 'done';
+UPDATE holds SET delivery = 'open' WHERE state = 'held' AND intent IS NOT NULL AND claim IS NULL;
+DROP INDEX live_by_purchase;
+CREATE INDEX by_purchase ON holds (purchase_key, delivery, created_ms) WHERE purchase_key IS NOT NULL;
+"""
+
+MIGRATIONS: Final[tuple[str, ...]] = (_FIRST, _WINDOWS, _DELIVERY)
 """Migration N takes a ledger from version N to N + 1. The version is SQLite's ``user_version``."""

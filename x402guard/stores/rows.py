@@ -12,6 +12,7 @@ from x402guard.errors import ConfigError
 from x402guard.ledger.intent import Intent
 from x402guard.ledger.model import (
     Claim,
+    Delivery,
     Entry,
     Evidence,
     Hold,
@@ -95,6 +96,7 @@ def hold_record(hold: Hold) -> Record:
         state=str(hold.state),
         evidence=None if hold.evidence is None else str(hold.evidence),
         claim=None if hold.claim is None else json.dumps(dataclasses.asdict(hold.claim)),
+        delivery=str(hold.delivery),
     )
     return tuple(row.values())
 
@@ -111,6 +113,7 @@ def to_hold(record: Sequence[Any]) -> Hold:
             state=HoldState(row["state"]),
             evidence=None if row["evidence"] is None else Evidence(row["evidence"]),
             claim=None if row["claim"] is None else _claim(json.loads(row["claim"])),
+            delivery=Delivery(row["delivery"]),
         )
         return Hold(**row)
 

@@ -296,9 +296,9 @@ class SqliteStore:
         ids = tuple(hold_ids)
         return [to_hold(row) for row in self._writer.execute(f"{_HOLDS} WHERE id IN ({_places(len(ids))})", ids)]
 
-    def live_by_purchase(self, key: str) -> Iterable[Hold]:
+    def open_purchases(self, key: str) -> Iterable[Hold]:
         """See ``Rows``."""
-        where = "WHERE purchase_key = ? AND state = 'held' ORDER BY created_ms"
+        where = "WHERE purchase_key = ? AND delivery IN ('open', 'lost') AND state IN ('held', 'captured') ORDER BY created_ms"
         return [to_hold(row) for row in self._writer.execute(f"{_HOLDS} {where}", (key,))]
 
     def due(self, node_ids: Iterable[str], now_unix: int, most: int) -> Iterable[Hold]:

@@ -27,8 +27,8 @@ class Rows(Protocol):
     def get_holds(self, hold_ids: Iterable[str]) -> Iterable[Hold]:
         """Return the holds that exist."""
 
-    def live_by_purchase(self, key: str) -> Iterable[Hold]:
-        """Return the HELD holds of a purchase key, oldest first."""
+    def open_purchases(self, key: str) -> Iterable[Hold]:
+        """Return the HELD and CAPTURED holds of a purchase key whose answer was not handed over, oldest first."""
 
     def due(self, node_ids: Iterable[str], now_unix: int, most: int) -> Iterable[Hold]:
         """Return at most *most* HELD holds of the nodes without chain evidence whose deadline is before *now_unix*."""
@@ -84,7 +84,7 @@ def load_view(rows: Rows, scope: Scope, clock: StoreClock) -> LedgerView:
     now_ms, ahead_ms = clock.read()
     nodes = {node.id: node for node in rows.get_nodes(scope.nodes)}
     named = list(rows.get_holds(scope.holds)) if scope.holds else []
-    purchase = list(rows.live_by_purchase(scope.purchase)) if scope.purchase else []
+    purchase = list(rows.open_purchases(scope.purchase)) if scope.purchase else []
     sweep = list(rows.sweepable(scope.sweep, now_ms - scope.flight_ms)) if scope.sweep else []
     due = list(rows.due(tuple(nodes), now_ms // 1000, DUE_AT_ONCE)) if nodes else []
     holds = {hold.id: hold for hold in (*named, *purchase, *sweep, *due)}

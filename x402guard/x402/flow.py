@@ -38,11 +38,12 @@ from x402guard.flow.effects import (
 )
 from x402guard.flow.receipt import Receipt, receipt_of
 from x402guard.flow.refusals import refused
-from x402guard.flow.request import RequestFacts, guarding_earlier_payment
+from x402guard.flow.request import RequestFacts, guarding_earlier_payment, host_refusal
 from x402guard.flow.sealed import Sealed, forgetting
 from x402guard.ledger.authorize import Refusal
-from x402guard.ledger.model import Hold, HoldKind, HoldState
+from x402guard.ledger.model import Evidence, Hold, HoldKind, HoldState
 from x402guard.ledger.view import LedgerView
+from x402guard.money import format_dollars
 from x402guard.policy.judge import Consented, Unasked
 from x402guard.x402.challenge import Payable, read_challenge, screen
 from x402guard.x402.offer_rules import Case, rank
@@ -50,17 +51,19 @@ from x402guard.x402.origins import note_version, origin_mark
 from x402guard.x402.purchase import Authorized, Stuck, authorize_purchase, payment_step, purchase_scope
 from x402guard.x402.schemes import payment_header
 from x402guard.x402.settlement import (
+    PAYMENT_REQUIRED_STATUS,
     Doubt,
     ask_chain,
     judge_reply,
     note_doubt,
     proven_taken,
+    succeeded,
     uncertain_of,
     void,
+    was_taken,
     write_claim,
 )
 
-PAYMENT_REQUIRED_STATUS: Final = 402
 QUICK_BYTES: Final = 16_384
 """The largest body, in bytes, whose deduplication key is computed on the event loop."""
 
@@ -106,6 +109,8 @@ def _cannot_pay(request: RequestFacts, context: Context) -> Refusal | None:
     if request.paid_by is not None:
         reason = f"this request has paid already (hold {request.paid_by[:16]}…); one request signs at most once"
         return Refusal(ONE_PAYMENT, reason)
+    if request.host_header:
+        return host_refusal(request)
     if context.payer is None:
         return Refusal(
             "no_signer",
@@ -149,23 +154,31 @@ def _authorize(
 
 
 def _resolve(hold: Hold) -> Flow[None]:
-    """Ask the chain about a purchase in doubt that cannot be presented again; return only if it may be bought again."""
-    after = (yield from ask_chain(hold)) if hold.chain_evidence else hold
-    if proven_taken(after):
-        raise uncertain_of(
-            PaidNotDelivered,
-            hold,
-            f"the chain shows that {hold.payment().payee} took this payment, but no answer came",
-        )
-    if after.state is HoldState.HELD:
+    """Ask the chain about an open purchase that cannot be presented again; return only if it may be bought again."""
+    asks = hold.chain_evidence and hold.evidence is not Evidence.CHAIN
+    after = (yield from ask_chain(hold)) if asks else hold
+    if was_taken(after):
+        raise _not_delivered(after)
+    if after.state is HoldState.HELD or after.captured:
         uncertain = uncertain_of(
             SettlementUncertain,
-            hold,
+            after,
             f"a payment for the same request is in doubt ({after.doubt or 'no answer came'}) and cannot be presented again",
             advice="Wait until the chain is past its deadline, or ask with extensions={'pay_again': True} to pay a second time.",
         )
         uncertain.retry = "later"
         raise uncertain
+
+
+def _not_delivered(hold: Hold) -> PaidNotDelivered:
+    """Return the error about a payment that was taken, and whose answer was not handed over."""
+    shown = "the chain shows" if proven_taken(hold) else "the server's receipt says"
+    return uncertain_of(
+        PaidNotDelivered,
+        hold,
+        f"{shown} that {hold.payment().payee} took ${format_dollars(hold.captured)} for this request (hold {hold.id[:16]}…), "
+        "but its answer was not handed over",
+    )
 
 
 def _sign(context: Context, authorized: Authorized) -> Flow[HeaderLine]:
@@ -242,15 +255,19 @@ def _book(context: Context, authorized: Authorized, reply: Reply) -> Flow[Hold]:
     claim = judge_reply(reply, hold)
     try:
         if not isinstance(claim, Doubt):
-            hold = yield from write_claim(
-                context, hold, claim, delivered=reply.status < 500 and reply.status != PAYMENT_REQUIRED_STATUS
-            )
-            return (yield from _check_soon(hold))
-        if authorized.represented and hold.chain_evidence:
-            # Facilitators answer a used nonce with a new offer, so the chain is asked.
-            yield from _resolve_represented(hold)
-        hold = yield from note_doubt(context, hold, claim.reason, claim.transaction, sent=reply.status >= 400)
-        return (yield from _check_soon(hold)) if claim.transaction else hold
+            hold = yield from write_claim(context, hold, claim, status=reply.status)
+            hold = yield from _check_soon(hold)
+        else:
+            sent = not succeeded(reply.status)
+            hold = yield from note_doubt(context, hold, claim.reason, claim.transaction, sent=sent)
+            if sent and authorized.represented and hold.chain_evidence and hold.proof is None:
+                # Facilitators answer a used nonce with a new offer, so the chain is asked.
+                hold = yield from ask_chain(hold)
+            elif claim.transaction:
+                hold = yield from _check_soon(hold)
+        if authorized.represented and not succeeded(reply.status) and was_taken(hold):
+            raise _not_delivered(hold)
+        return hold
     except LedgerUnavailable as error:
         return (
             hold
@@ -262,13 +279,6 @@ def _book(context: Context, authorized: Authorized, reply: Reply) -> Flow[Hold]:
 def _check_soon(hold: Hold) -> Flow[Hold]:
     """Ask the chain at once about a taken payment without a proof; others wait for the background recheck."""
     return (yield from ask_chain(hold)) if proven_taken(hold) and hold.proof is None else hold
-
-
-def _resolve_represented(hold: Hold) -> Flow[None]:
-    after = yield from ask_chain(hold)
-    if proven_taken(after):
-        words = "the payment was presented again, but the chain shows that it was taken before"
-        raise uncertain_of(PaidNotDelivered, hold, words)
 
 
 def _give_back(context: Context, held: Hold | str, reason: str, error: BaseException, presented: int = 0) -> Flow[bool]:
@@ -291,9 +301,11 @@ def _uncertain(
     If the ledger cannot be written, the hold is still in doubt by its age.
     """
     try:
-        yield from note_doubt(context, hold, reason, sent=sent)
+        hold = yield from note_doubt(context, hold, reason, sent=sent)
     except Exception as again:  # noqa: BLE001 - no bookkeeping failure may hide that money is at risk
         cause(error).add_note(f"the doubt about hold {hold.id} could not be written: {again}")
+    if was_taken(hold):
+        return _not_delivered(hold)
     return uncertain_of(
         SettlementUncertain, hold, f"{reason}; the payment of hold {hold.id[:16]}… may be taken until its deadline"
     )

@@ -12,9 +12,16 @@ from x402guard.flow.admission import check_clock, check_standing
 from x402guard.flow.context import Context
 from x402guard.flow.request import RequestFacts, purpose_of, route_of
 from x402guard.ledger.authorize import BUDGET, Refusal, authorize, check_room
-from x402guard.ledger.in_doubt import in_doubt, take_over
 from x402guard.ledger.intent import Intent
-from x402guard.ledger.model import Hold, HoldKind
+from x402guard.ledger.model import Delivery, Hold, HoldKind, HoldState
+from x402guard.ledger.purchases import (
+    hand_over,
+    is_in_flight_elsewhere,
+    is_lost,
+    may_be_presented,
+    open_purchases,
+    take_over,
+)
 from x402guard.ledger.upto_sellers import ceiling_mark
 from x402guard.ledger.view import LedgerView, Scope
 from x402guard.money import Nanos
@@ -31,9 +38,13 @@ MIN_REMAINING_S: Final = 10
 """A payment in doubt is presented again only while it is valid for more than this many seconds."""
 
 
+IN_FLIGHT: Final = "in_flight"
+"""The rule of a request whose purchase another process is paying for."""
+
+
 @dataclass(frozen=True, slots=True)
 class Authorized:
-    """A hold that may be signed. ``represented``: the hold was in doubt, and the same payment is presented again."""
+    """A hold that may be signed. ``represented``: the same payment is presented again."""
 
     hold: Hold
     represented: bool
@@ -41,7 +52,7 @@ class Authorized:
 
 @dataclass(frozen=True, slots=True)
 class Stuck:
-    """A hold for the same purchase is in doubt and cannot be presented again, so the chain has to be asked."""
+    """A hold keeps the same purchase open and cannot be presented again, so the chain has to be asked."""
 
     hold: Hold
 
@@ -81,7 +92,7 @@ def purchase_scope(context: Context, request: RequestFacts, cases: tuple[Case, .
     return Scope(
         nodes=(context.node_id,),
         holds=(request.entropy.hex(),),
-        purchase=None if request.pay_again else purchase_key(context, request),
+        purchase=purchase_key(context, request),
         marks=(*marks, *guard_marks(context.policy, step, tuple(payees))),
         durable=True,
     )
@@ -95,24 +106,18 @@ def authorize_purchase(
     cases: tuple[Case, ...],
     step: Step,
 ) -> Authorized | Stuck | Unasked | Refusal:
-    """Present a payment in doubt again, hold the best offer, return a question for approval, or refuse.
+    """Present a lost payment again, hold the best offer, return a question for approval, or refuse.
 
-    *cases* are the offers that the rules allow, best first. Any of them may match a hold in doubt; else the first one
+    *cases* are the offers that the rules allow, best first. Any of them may match a lost payment; else the first one
     that the origin's marks allow is held. *step* is the step that the guards judge; *consented* are the approved
     offers.
     """
     closed = check_standing(view, context) or check_clock(view)
     if closed is not None:
         return closed
-    doubtful = [hold for hold in view.live(view.purchase) if in_doubt(view, hold, flight_ms=context.flight_ms)]
-    late = context.policy.timeouts.judge(view, step) if doubtful else None
-    if late is not None:
-        return late
-    for hold in doubtful:
-        if _still_matches(view, hold, cases):
-            return _present_again(view, context, hold, step)
-    if doubtful:
-        return Stuck(doubtful[0])
+    unfinished = _unfinished(view, context, cases, step)
+    if unfinished is not None:
+        return unfinished
     guarded = judge_step(view, context.policy, step)
     if guarded is not None:
         return guarded
@@ -123,6 +128,38 @@ def authorize_purchase(
             return decided  # the other offers are not cheaper, so they do not fit either
         refusals.append(decided)
     return refusals[0]
+
+
+def _unfinished(
+    view: LedgerView, context: Context, cases: tuple[Case, ...], step: Step
+) -> Authorized | Stuck | Refusal | None:
+    """Return what an open purchase asks for: the same payment again, the chain, or to wait. None to sign a new one."""
+    found = open_purchases(view, memory_ms=context.memory_ms)
+    if found and cases[0].request.pay_again:
+        for hold in found:
+            if hold.state is HoldState.CAPTURED:
+                hand_over(view, hold.id)  # the caller has decided; its payment counts as before
+        return None
+    instance, flight_ms = context.instance, context.flight_ms
+    lost = [hold for hold in found if is_lost(view, hold, instance=instance, flight_ms=flight_ms)]
+    late = context.policy.timeouts.judge(view, step) if lost else None
+    if late is not None:
+        return late
+    for hold in lost:
+        if may_be_presented(hold) and _still_matches(view, hold, cases):
+            return _present_again(view, context, hold, step)
+    if lost:
+        return Stuck(lost[0])
+    for hold in found:
+        if is_in_flight_elsewhere(hold, instance=instance):
+            wait_ms = hold.flying_since_ms + flight_ms - view.now_ms
+            return Refusal(
+                IN_FLIGHT,
+                f"another process is paying for the same request (hold {hold.id[:16]}…), and its answer may still come",
+                retry_after_s=max(1, -(-wait_ms // 1000)),
+                is_out=True,
+            )
+    return None
 
 
 def _present_again(view: LedgerView, context: Context, hold: Hold, asked: Step) -> Authorized | Refusal:
@@ -222,6 +259,7 @@ def _hold(view: LedgerView, context: Context, case: Case, step: Step) -> Hold:
         chain_evidence=offer.network in context.chains,
         purchase_key=purchase_key(context, request),
         intent=intent,
+        delivery=Delivery.OPEN,
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Final, TypeVar
+from typing import Final, Literal, TypeVar
 
 from x402guard.assets import resolve_network
 from x402guard.errors import ProtocolError, SettlementUncertain
@@ -26,6 +26,7 @@ from x402guard.ledger.evidence import (
 )
 from x402guard.ledger.in_doubt import in_doubt
 from x402guard.ledger.model import Claim, Evidence, Hold, HoldState
+from x402guard.ledger.purchases import hand_over, lose
 from x402guard.ledger.transitions import Note, Void, apply
 from x402guard.ledger.upto_sellers import ceiling_mark
 from x402guard.ledger.view import LedgerView, Scope
@@ -40,6 +41,14 @@ SWEEP_SIZE: Final = 16
 
 SWEEP_PAUSE_MS: Final = 2_000
 """The least time in milliseconds between two sweeps that check the same hold."""
+
+
+PAYMENT_REQUIRED_STATUS: Final = 402
+
+
+def succeeded(status: int) -> bool:
+    """True for the status of an answer that delivers what was paid for."""
+    return status < 400
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,23 +95,25 @@ def _claim(receipt: SettleResponse, hold: Hold) -> Claim | Doubt:
     return Claim(Nanos(-(-hold.amount * claimed // intent.amount_atomic)), receipt.transaction)
 
 
-def write_claim(context: Context, hold: Hold, claim: Claim, *, delivered: bool) -> Flow[Hold]:
+def write_claim(context: Context, hold: Hold, claim: Claim, *, status: int) -> Flow[Hold]:
     """Record a claim. ``exact`` is captured in full as claimed; an ``upto`` stays held and keeps the claim.
 
-    *delivered* is False for an answer with a 402 or 5xx status: the guards count it as a failure.
+    An answer with a *status* of 400 or more delivers nothing; the guards count a 402 or a 5xx as a failure.
     """
+    failed = status >= 500 or status == PAYMENT_REQUIRED_STATUS
     intent = hold.payment()
     believe = intent.scheme == "exact" or (context.unsafe_trust_receipts and not hold.chain_evidence)
     step = step_of(hold)
 
     def change(view: LedgerView) -> Hold:
-        note_end(view, context.policy, step, StepEnd(hold.id, "ok" if delivered else "failed"))
+        note_end(view, context.policy, step, StepEnd(hold.id, "failed" if failed else "ok"))
         view.recheck = hold.chain_evidence
-        return claim_settlement(view, hold.id, claim, believe=believe)
+        after = claim_settlement(view, hold.id, claim, believe=believe)
+        return after if succeeded(status) else lose(view, hold.id)
 
     receipt = [receipt_mark(intent.network, claim.transaction)] if claim.transaction else []
     marks = (ceiling_mark(intent.payee), *receipt, *guard_marks(context.policy, step, ending=True))
-    scope = dataclasses.replace(_scope_of(context, hold.id), marks=marks, durable=not delivered)
+    scope = dataclasses.replace(_scope_of(context, hold.id), marks=marks, durable=failed)
     answer: Hold = yield Transact(scope, change)
     return answer
 
@@ -122,19 +133,32 @@ def note_doubt(context: Context, hold: Hold, reason: str, transaction: str = "",
         note_end(view, context.policy, step, end)
         claim = Claim(now.amount, transaction) if transaction else None
         view.recheck = claim is not None and hold.chain_evidence
-        return apply(view, hold.id, Note(reason, claim)) if now.state is HoldState.HELD else now
+        if now.state is HoldState.HELD:
+            apply(view, hold.id, Note(reason, claim))
+        return lose(view, hold.id)
 
     marks = guard_marks(context.policy, step, ending=True)
     answer: Hold = yield Transact(dataclasses.replace(_scope_of(context, hold.id), marks=marks, durable=sent), change)
     return answer
 
 
+AnswerEnd = Literal["whole", "late", "cut"]
+"""How a paid answer ended: handed over; late or broken by the server; cut off on the caller's side."""
+
+
+def note_answer_end(context: Context, hold_id: str, end: AnswerEnd) -> Flow[None]:
+    """Record whether a paid answer was handed over. A purchase whose answer was lost stays open."""
+    change = hand_over if end == "whole" else lose
+    yield Transact(_scope_of(context, hold_id), lambda view: change(view, hold_id))
+
+
 def note_late(context: Context, hold: Hold) -> Flow[None]:
-    """Count a paid answer that was late or incomplete as a failure for the guards. The payment itself is unchanged."""
+    """Record that a paid answer was late or broke: it is lost, and a failure for the guards. The payment is unchanged."""
     step = step_of(hold)
 
     def change(view: LedgerView) -> None:
         note_end(view, context.policy, step, StepEnd(hold.id, "failed", late=True))
+        lose(view, hold.id)
 
     marks = guard_marks(context.policy, step, ending=True)
     yield Transact(dataclasses.replace(_scope_of(context, hold.id), marks=marks, durable=True), change)
@@ -279,6 +303,11 @@ def is_open(hold: Hold) -> bool:
     return hold.state is HoldState.HELD or (hold.state is HoldState.CAPTURED and on_word)
 
 
+def was_taken(hold: Hold) -> bool:
+    """True if the chain shows that a payment was taken, or if the server said so."""
+    return hold.state is HoldState.CAPTURED and hold.captured > 0 and hold.evidence is not Evidence.ASSUMED
+
+
 def proven_taken(hold: Hold) -> bool:
     """True if the chain shows that a payment was taken."""
     return hold.state is HoldState.CAPTURED and hold.evidence in (Evidence.CHAIN, Evidence.CHAIN_HEAD)
@@ -295,9 +324,16 @@ def uncertain_of(kind: type[E], hold: Hold, message: str, *, advice: str | None 
         hold_id=hold.id,
         deadline=hold.deadline_unix,
         advice=advice,
-        amount=hold.amount,
+        amount=hold.captured if was_taken(hold) else hold.amount,
         payee=payment.payee,
         network=payment.network,
         place=f"{purpose.method} {purpose.url}",
         payment_id=payment.payment_id,
+        transaction=_transaction_of(hold),
     )
+
+
+def _transaction_of(hold: Hold) -> str:
+    if hold.proof is not None:
+        return hold.proof.split("/")[1]
+    return "" if hold.claim is None else hold.claim.transaction

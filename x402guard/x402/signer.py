@@ -14,7 +14,7 @@ from eth_hash.auto import keccak
 from x402guard.errors import ConfigError, LedgerUnavailable, SignerError
 from x402guard.evm import ORDER, Address, checksum_address, normalise_signature
 from x402guard.flow.ports import HoldLookup
-from x402guard.ledger.model import Hold, HoldState
+from x402guard.ledger.model import NOTHING, Delivery, Hold, HoldState
 from x402guard.x402.schemes import typed_data
 from x402guard.x402.schemes.cancellation import cancellation_data
 
@@ -89,7 +89,9 @@ class LocalSigner:
             raise SignerError(f"the ledger cannot be read, and only payments in it are signed: {error}") from error
         if row is None or row.intent is None:
             raise SignerError("the payment is not in the ledger, and only payments in it are signed")
-        if _as_authorized(row) != _as_authorized(hold) or row.state is not HoldState.HELD:
+        # A captured payment is signed again only while it is presented again: the same nonce can be taken only once.
+        again = row.state is HoldState.CAPTURED and row.presented > 0 and row.delivery is not Delivery.DONE
+        if _as_authorized(row) != _as_authorized(hold) or not (row.state is HoldState.HELD or again):
             raise SignerError(
                 f"hold {row.id} is {row.state} in the ledger, or differs from the hold given to the signer"
             )
@@ -117,7 +119,20 @@ def _parse_key(key: str | bytes) -> coincurve.PrivateKey | None:
 
 def _as_authorized(hold: Hold) -> Hold:
     """Return the hold without the fields that may change while its request is in flight."""
-    return replace(hold, checked_ms=0, doubt=None, claim=None, chain_evidence=False)
+    return replace(
+        hold,
+        checked_ms=0,
+        doubt=None,
+        claim=None,
+        chain_evidence=False,
+        state=HoldState.HELD,
+        captured=NOTHING,
+        evidence=None,
+        proof=None,
+        ended_by=None,
+        closed_ms=0,
+        delivery=Delivery.OPEN,
+    )
 
 
 def _checked_digest(hold: Hold, address: Address) -> bytes:

@@ -1,0 +1,163 @@
+"""One purchase, one payment: whoever finds out that it was taken, and wherever the agent asks again."""
+
+import signal
+import subprocess
+import sys
+import time
+
+import httpx
+import pytest
+
+from tests.support import processes
+from tests.support.ledger import Clock
+from tests.support.merchant import URL, Shop, b64, make_guard, receipt
+from tests.support.refusals import events, fetch
+from x402guard import PaidNotDelivered, PolicyDenied, SettlementUncertain
+from x402guard.guard import guard as guard_module
+from x402guard.ledger.evidence import Settled, weigh
+from x402guard.ledger.model import Delivery
+from x402guard.ledger.view import Scope
+from x402guard.stores import open_store
+
+MODES = pytest.mark.parametrize("mode", ["sync", "async"])
+
+
+def taken_on_chain(guard, hold):
+    """What any reader of the chain writes into the ledger: this payment was taken, in a final block."""
+    finding = Settled(hold.payment().amount_atomic, "0x" + "ab" * 32, 0, final=True)
+    marks = (("proof", f"{hold.payment().network}/{finding.transaction}/0"), ("upto", hold.payment().payee))
+    scope = Scope(nodes=(hold.node_id,), holds=(hold.id,), marks=marks, durable=True)
+    guard.shell.store.transact(scope, lambda view: weigh(view, hold.id, finding))
+
+
+@MODES
+def test_a56_a_payment_found_on_the_chain_before_the_retry_is_presented_once_more_and_never_signed_anew(mode, ledger):
+    shop = Shop(paid=httpx.ReadError("the answer was lost"))
+    with make_guard(ledger) as guard, guard.session("s", budget="$1.00", id="run") as session:
+        with pytest.raises(SettlementUncertain):
+            fetch(mode, session, shop)
+        [hold] = guard.shell.store.outstanding()
+        taken_on_chain(guard, hold)
+        for _ in range(3):
+            with pytest.raises(PaidNotDelivered) as caught:
+                fetch(mode, session, shop)
+            error = caught.value
+            assert (error.hold_id, error.transaction) == (hold.id, "0x" + "ab" * 32)
+            assert "pay_again" in error.advice
+            assert error.money_may_have_moved
+        assert (len(shop.payments), len(shop.nonces)) == (2, 1)
+        assert len(events(session, "authorize")) == 1
+
+
+@MODES
+def test_a56_a_seller_with_an_idempotency_key_delivers_to_the_payment_that_is_presented_once_more(mode, ledger):
+    shop = Shop(paid=httpx.ReadError("the answer was lost"))
+    with make_guard(ledger) as guard, guard.session("s", budget="$1.00", id="run") as session:
+        with pytest.raises(SettlementUncertain):
+            fetch(mode, session, shop)
+        [hold] = guard.shell.store.outstanding()
+        taken_on_chain(guard, hold)
+        shop.paid = lambda _request, _shop: httpx.Response(200, text="the goods")  # and no receipt
+        answer = fetch(mode, session, shop)
+        assert (answer.text, answer.extensions["x402guard"].represented) == ("the goods", True)
+        assert guard.shell.store.hold(hold.id).delivery is Delivery.DONE
+        assert len(shop.nonces) == 1
+        fetch(mode, session, shop)  # this is the next purchase
+        assert len(shop.nonces) == 2
+
+
+@MODES
+def test_a56_a_body_that_the_caller_closes_early_was_handed_over(mode, ledger):
+    def parts():
+        yield b"some"
+        yield b"more"
+
+    class Body(httpx.SyncByteStream, httpx.AsyncByteStream):
+        def __iter__(self):
+            yield from parts()
+
+        async def __aiter__(self):
+            for part in parts():
+                yield part
+
+    answer = httpx.Response(200, headers={"PAYMENT-RESPONSE": b64(receipt())}, stream=Body())
+    shop = Shop(paid=lambda *_: answer)
+    with make_guard(ledger) as guard, guard.session("s", budget="$1.00", id="run") as session:
+        reads_a_part(mode, session, shop)
+        [hold_id] = guard.shell.store.unsettled(0)
+        assert guard.shell.store.hold(hold_id).delivery is Delivery.DONE
+
+
+def reads_a_part(mode, session, shop):
+    import anyio
+
+    from tests.support.merchant import async_client, client
+
+    if mode == "sync":
+        with client(session, shop) as http, http.stream("GET", URL) as response:
+            next(response.iter_raw())
+        return
+
+    async def main():
+        async with async_client(session, shop) as http, http.stream("GET", URL) as response:
+            async for _ in response.aiter_raw():
+                break
+
+    anyio.run(main)
+
+
+@pytest.fixture
+def killed(ledger):
+    """A ledger left behind by a buyer that was killed after its payment had left, with the nonce that left."""
+    child = processes.start("tests.support.dying_buyer", ledger, "sent", "kill", module=True, strict=True)
+    told, _ = child.communicate(timeout=60)
+    assert child.returncode == -signal.SIGKILL
+    [nonce] = told.split()
+    return ledger, int(nonce, 16)
+
+
+@MODES
+def test_a57_a_restart_on_another_machine_waits_and_then_presents_the_same_payment(killed, mode, monkeypatch):
+    ledger, nonce = killed
+    monkeypatch.setattr(guard_module, "machine", lambda: "another machine")
+    clock, shop = Clock(int(time.time() * 1000)), Shop()
+    store = open_store(ledger, clock_ms=clock)
+    with make_guard(store, budget="$1.00") as guard, guard.session("run", id="run") as session:
+        with pytest.raises(PolicyDenied) as caught:
+            fetch(mode, session, shop)
+        assert (caught.value.rule, shop.payments) == ("in_flight", [])
+        assert 0 < caught.value.retry_after <= 30
+        assert caught.value.money_may_have_moved
+        clock.tick(caught.value.retry_after + 1)
+        assert fetch(mode, session, shop).extensions["x402guard"].represented
+        assert shop.nonces == {nonce}
+    store.close()
+
+
+RETRY = """
+import sys
+from tests.support.merchant import Shop, make_guard
+from tests.support.refusals import fetch
+shop = Shop()
+with make_guard(sys.argv[1], budget="$1.00") as guard, guard.session("run", id="run") as session:
+    try:
+        fetch("sync", session, shop)
+    except Exception as error:
+        print(type(error).__name__, error.rule, error.retry_after)
+print(sorted(map(hex, shop.nonces)))
+"""
+
+
+def test_a57_a_restart_in_another_pid_namespace_signs_nothing_new(killed):
+    ledger, nonce = killed
+    command = ["unshare", "--pid", "--fork", sys.executable, "-c", RETRY, ledger]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    except FileNotFoundError:
+        pytest.skip("there is no `unshare` here, which makes a pid namespace")
+    if "unshare failed" in done.stderr:
+        pytest.skip(f"this user may make no pid namespace: {done.stderr.strip()}")
+    assert done.returncode == 0, done.stderr
+    said, nonces = done.stdout.splitlines()
+    assert said.startswith("PolicyDenied in_flight ")
+    assert nonces in ("[]", f"['{nonce:#x}']")

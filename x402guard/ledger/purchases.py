@@ -1,0 +1,108 @@
+"""Decides whether a purchase is still open: it was paid or may be, and its answer was not handed over. From rows alone.
+
+An open purchase is never signed anew: the same payment is presented again, or the caller hears that it was paid.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Final
+
+from x402guard.errors import ConfigError
+from x402guard.ledger.in_doubt import instance_mark
+from x402guard.ledger.model import Delivery, Hold, HoldState
+from x402guard.ledger.view import LedgerView
+
+DEFAULT_MEMORY_S: Final = 86_400
+"""Default of ``purchase_memory_s``: seconds for which a taken payment without an answer keeps its purchase open."""
+
+
+def open_purchases(view: LedgerView, *, memory_ms: int) -> list[Hold]:
+    """Return the holds in view that keep the purchase of the scope open, oldest first.
+
+    A captured one does so for *memory_ms* (milliseconds) after its capture, and only if something was taken.
+    """
+    found = []
+    for hold in filter(None, map(view.hold, view.purchase)):
+        taken = hold.state is HoldState.CAPTURED and hold.captured > 0 and view.now_ms - hold.closed_ms <= memory_ms
+        if hold.delivery is not Delivery.DONE and (hold.state is HoldState.HELD or taken):
+            found.append(hold)
+    return found
+
+
+def is_lost(view: LedgerView, hold: Hold, *, instance: str, flight_ms: int) -> bool:
+    """True if nothing more will be handed over for an open purchase.
+
+    That is so if a note says it, if the process that sent the request has ended, or if no answer came within
+    *flight_ms* (milliseconds). *instance* is the caller's own: it notes a body that breaks, however long it reads it.
+    """
+    if hold.delivery is Delivery.LOST or hold.doubt is not None:
+        return True
+    row = view.mark(instance_mark(hold.instance))
+    if row is not None and row["ended"]:
+        return True
+    is_read = hold.claim is not None and hold.instance == instance and not hold.presented
+    return not is_read and view.now_ms - hold.flying_since_ms > flight_ms
+
+
+def is_in_flight_elsewhere(hold: Hold, *, instance: str) -> bool:
+    """True for an open purchase of another instance, or one that is being presented again: no reason to sign anew."""
+    return hold.instance != instance or hold.presented > 0
+
+
+def may_be_presented(hold: Hold) -> bool:
+    """True if a lost purchase may be presented again: a live hold each time, a captured one once."""
+    return hold.state is HoldState.HELD or not hold.presented
+
+
+def take_over(view: LedgerView, hold: Hold, *, instance: str) -> Hold:
+    """Make *instance* responsible for a lost purchase. This is a compare-and-set, because this change locks the row.
+
+    The doubt about a live hold stays until a server claims a settlement: if this presentation is lost too, the next
+    caller presents the same signed payment at once.
+    """
+    live = hold.state is HoldState.HELD
+    doubt = hold.doubt or ("no answer came" if hold.claim is None else "its answer was not handed over")
+    taken = dataclasses.replace(
+        hold,
+        instance=instance,
+        flying_since_ms=view.now_ms,
+        doubt=doubt if live else None,
+        presented=hold.presented + 1,
+        delivery=Delivery.OPEN,
+    )
+    view.put_hold(taken)
+    view.record(hold.node_id, "represent", hold_id=hold.id, facts={"was_in_doubt": doubt})
+    return taken
+
+
+def hand_over(view: LedgerView, hold_id: str) -> Hold:
+    """Record that the whole answer of a purchase was handed over."""
+    return _put(view, view.known_hold(hold_id), Delivery.DONE)
+
+
+def lose(view: LedgerView, hold_id: str) -> Hold:
+    """Record that the answer of an open purchase will not be handed over."""
+    hold = view.known_hold(hold_id)
+    return hold if hold.delivery is Delivery.DONE else _put(view, hold, Delivery.LOST)
+
+
+def forgive(view: LedgerView, hold_id: str, by: str) -> Hold:
+    """Close an open purchase for its owner *by*, so that the next identical request signs a new payment.
+
+    The payment itself is unchanged and counts as before. Raises ``ConfigError`` for a hold that keeps no purchase open.
+    """
+    hold = view.hold(hold_id)
+    if hold is None or hold.intent is None:
+        raise ConfigError(f"hold: {hold_id!r} is no payment in this ledger")
+    if hold.delivery is Delivery.DONE or hold.state not in (HoldState.HELD, HoldState.CAPTURED):
+        raise ConfigError(f"hold: {hold_id!r} keeps no purchase open (it is {hold.state}); there is nothing to forgive")
+    view.record(hold.node_id, "forgive", hold_id=hold_id, facts={"by": by})
+    return _put(view, hold, Delivery.DONE)
+
+
+def _put(view: LedgerView, hold: Hold, delivery: Delivery) -> Hold:
+    after = dataclasses.replace(hold, delivery=delivery)
+    if after != hold:
+        view.put_hold(after)
+    return after
