@@ -13,6 +13,7 @@ from tests.support.http_server import WIRES, HangUpError, needs_http2, serving
 from tests.support.merchant import KEY, Shop, accept, b64, make_guard, permit2, receipt, required, required_v1, upto
 from tests.support.payment_secrets import everything_logged, forms_of, found, payment_header
 from x402guard import AsyncGuardedTransport, GuardedTransport, SettlementUncertain
+from x402guard.http import redaction
 from x402guard.http.redaction import RedactingFilter, redact_logs
 
 TOKEN = "token-of-the-callers-own-0123456789"
@@ -80,6 +81,12 @@ def _outcome(call):
         return call()
     except Exception as error:
         return error
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_hidden_yet(monkeypatch):
+    """The process forgets the URLs of chains from other tests: the OS uses their ports again."""
+    monkeypatch.setattr(redaction, "_HIDDEN", type(redaction._HIDDEN)())
 
 
 @pytest.mark.parametrize("offer", OFFERS)

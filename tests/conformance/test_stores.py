@@ -95,7 +95,7 @@ def test_entries_are_those_of_a_node_and_all_below_it(make_books):
     assert books.store.nodes("nobody") == []
 
 
-def test_whatever_touches_a_node_ends_what_is_past_its_deadline(make_books):
+def test_whatever_decides_ends_what_is_past_its_deadline_in_any_budget(make_books):
     books = make_books(wallet="$5.00")
     books.open("s/c", "$0.50", parent="s")
     books.hold("on-s", "$0.10", "s")
@@ -108,10 +108,9 @@ def test_whatever_touches_a_node_ends_what_is_past_its_deadline(make_books):
     assert states == {
         "on-s": HoldState.CAPTURED,
         "tool": HoldState.CAPTURED,
-        "on-child": HoldState.HELD,
+        "on-child": HoldState.CAPTURED,  # also what no later call of the same session will touch
         "on-chain": HoldState.HELD,
     }
-    books.change(lapse_due, nodes=("s/c",))
     assert books.store.hold("on-child").evidence is Evidence.ASSUMED
     assert books.node("s").captured + books.node("s/c").captured == usd("$0.30")
 
@@ -129,6 +128,27 @@ def test_a_sweep_sees_what_a_chain_can_settle_longest_unchecked_first(make_books
     books.change(check, holds=("a",))
     assert books.change(lambda view: view.sweep, sweep=10) == ("b", "c", "a")
     assert books.change(lambda view: view.sweep, sweep=2) == ("b", "c")
+
+
+def test_no_number_of_live_holds_keeps_a_claim_from_a_sweep(make_books):
+    books = make_books()
+    for number in range(20):
+        books.hold(f"live{number}", "$0.01", chain_evidence=True)
+        books.clock.tick(1)
+    books.hold("claimed", "$0.01", chain_evidence=True)
+    books.step("claimed", Capture(usd("$0.01"), Evidence.CLAIMED))
+    asked = set()
+
+    def look(view):
+        for hold_id in view.sweep:
+            asked.add(hold_id)
+            view.put_hold(dataclasses.replace(view.hold(hold_id), checked_ms=view.now_ms))
+        return view.sweep
+
+    assert "claimed" not in books.change(look, sweep=16, live_first=True)
+    books.clock.tick(10)
+    assert "claimed" in books.change(look, sweep=16)
+    assert len(asked) == 21
 
 
 def test_a_purchase_finds_its_holds_without_a_delivery_oldest_first(make_books):

@@ -34,6 +34,7 @@ class Model:
 
     def __init__(self, now):
         self.now, self.live, self.captured, self.node, self.closed, self.tripped = now, {}, {}, {}, {}, set()
+        self.expired = set()
 
     def inside(self, node):
         return [hold for hold, leaf in self.node.items() if node in PATHS[leaf]]
@@ -56,16 +57,19 @@ class Model:
             return False
         return all(LIMITS[n] is None or self.counted(n) + amount <= LIMITS[n] for n in PATHS[leaf])
 
-    def capture(self, hold, amount):
+    def capture(self, hold, amount, at=None):
+        """*at*: when it closed, if that was before now."""
         ceiling = self.live.pop(hold, 0)
-        self.closed[hold] = self.now
-        self.captured[hold] = [(self.now, amount)]
+        self.closed[hold] = self.now if at is None else at
+        self.captured[hold] = [(self.closed[hold], amount)]
         if amount > ceiling:
             self.trip(hold)
 
     def correct(self, hold, amount):
         """What comes back is of when it was taken, and so is what is taken again; more than at first is owed now."""
         before, first = sum(n for _, n in self.captured[hold]), self.captured[hold][0][1]
+        if hold in self.expired:
+            first = before  # its row does not keep what was taken at first: all that is taken again counts now
         back = min(amount - before, min(amount, first) - min(before, first))
         self.captured[hold] += [(self.closed[hold], back), (self.now, amount - before - back)]
         if amount > before:
@@ -133,11 +137,13 @@ class WindowMachine(RuleBasedStateMachine):
         row = self.books.store.hold(hold)
         self.go_on(row.deadline_unix + 1 - self.books.clock.now_ms // 1000)
         if not row.chain_evidence:
+            self.go_on(late * 60)
             self.books.step(hold, Lapse())
-            self.model.capture(hold, row.amount)
+            self.model.capture(hold, row.amount, at=max(row.created_ms, row.deadline_unix * 1000))
             return hold
         self.books.step(hold, Expire(2**40))
         del self.model.live[hold]
+        self.model.expired.add(hold)
         self.go_on(late * 60)
         amount = row.amount // 2 + 1
         self.books.step(hold, Correct(Nanos(amount), Evidence.CHAIN))

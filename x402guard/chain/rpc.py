@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -142,7 +143,8 @@ class JsonRpc:
         if not isinstance(answer, Mapping) or "result" not in answer:
             problem = answer.get("error") if isinstance(answer, Mapping) else answer
             # Some nodes repeat the requested path, which contains an access key.
-            raise NodeRefuses(f"{method}: {redacted(str(problem))[:200]}")
+            told = f"{method}: {redacted(str(problem))[:200]}"
+            raise ChainUnreadable(told) if _is_rate_limit(problem) else NodeRefuses(told)
         return answer["result"]
 
     def _posted(self, url: str, body: bytes) -> bytes:
@@ -189,6 +191,18 @@ class JsonRpc:
 
 class NodeRefuses(ChainUnreadable):
     """A reachable node answers with an error, with nothing, or with too many bytes, so a repeated call is useless."""
+
+
+_RATE_CODES: Final = frozenset({-32016, -32029, 429})
+_RATE_WORDS: Final = re.compile(
+    r"rate.?limit|too many requests|request (limit|count)|throttl|compute units", re.IGNORECASE
+)
+
+
+def _is_rate_limit(problem: Any) -> bool:
+    """True for an error that says nothing about the question: the node answers it later, or another node does."""
+    code = problem.get("code") if isinstance(problem, Mapping) else None
+    return code in _RATE_CODES or _RATE_WORDS.search(str(problem)[:1_000]) is not None
 
 
 def selector(name: str, types: Sequence[str]) -> bytes:

@@ -36,8 +36,10 @@ from x402guard.guard.notices import NoticeSender, OnNotice, Webhook
 from x402guard.guard.opening import Basis, in_a_thread, parse_limit
 from x402guard.guard.rechecker import Rechecker
 from x402guard.guard.session import Session, current_session
+from x402guard.ledger.authorize import lapse_due
 from x402guard.ledger.in_doubt import DEFAULT_FLIGHT_S, instance_mark
 from x402guard.ledger.model import WALLET
+from x402guard.ledger.owner import owner_mark
 from x402guard.ledger.purchases import DEFAULT_MEMORY_S
 from x402guard.ledger.sessions import PAYER_MARK, ensure_payer, ensure_wallet
 from x402guard.ledger.store import LedgerStore
@@ -177,8 +179,10 @@ class Guard(BudgetParent):
             view.put_mark(instance_mark(self.instance), mine)
             for key in ended:
                 view.put_mark(instance_mark(key), {**rows[key], "ended": True})
+            if view.ahead_ms <= self.context.max_clock_jump_ms:
+                lapse_due(view)
 
-        store.transact(Scope(nodes=(WALLET,), marks=(PAYER_MARK,), durable=True), change)
+        store.transact(Scope(nodes=(WALLET,), marks=(PAYER_MARK, owner_mark(WALLET)), durable=True), change)
         return frozenset(ended | {key for key, row in rows.items() if row["ended"]})
 
     @classmethod

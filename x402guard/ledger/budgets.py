@@ -92,6 +92,13 @@ def correct_past(view: LedgerView, hold: Hold, amount: int) -> None:
             view.put_node(dataclasses.replace(node, past=max(0, node.past - less)))
 
 
+def count_in_past(view: LedgerView, hold: Hold) -> None:
+    """Count a captured amount in the window in which its hold was closed, if that window is over."""
+    for node in view.path(hold.node_id):
+        if node.window is not None and hold.closed_ms < node.since_ms:
+            view.put_node(dataclasses.replace(node, past=node.past + hold.captured))
+
+
 def note_soft_limits(view: LedgerView, node_id: str) -> None:
     """Write an event and a notice for each soft limit reached on the path: once, and once again in each new window."""
     for node in view.path(node_id):

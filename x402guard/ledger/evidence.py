@@ -12,6 +12,7 @@ from typing import Final
 
 from x402guard.assets import TEST_NETWORKS
 from x402guard.evm import Address
+from x402guard.ledger.budgets import trip_exceeded
 from x402guard.ledger.model import Claim, Evidence, Hold, HoldState
 from x402guard.ledger.transitions import CANCELLED, Capture, Correct, Expire, Note, Reopen, Void, apply, was_cancelled
 from x402guard.ledger.upto_sellers import note_settlement
@@ -29,6 +30,9 @@ SURELY_LATER_S: Final = 30
 
 MOST_UNSHOWN: Final = 100
 """How many payments per payee are remembered, at most, whose nonce is used but whose transaction was not found."""
+
+UNSHOWN_S: Final = 86_400
+"""How many seconds after its deadline a used nonce without a transaction is looked up again."""
 
 CONTRADICTED: Final = "claim_contradicted"
 """The name of the journal event and notice if a receipt and the chain disagree."""
@@ -100,14 +104,16 @@ def is_unsettled(hold: Hold, now_unix: int) -> bool:
     """True for a payment whose chain state can still change, as of *now_unix* (unix seconds).
 
     A payment that a final block has proven is checked again while its signature is valid: if even that block is undone,
-    the payment can be taken again.
+    the payment can be taken again. One that is booked at its ceiling without a proof is checked for ``UNSHOWN_S`` more:
+    another node may show its transaction.
     """
     if hold.intent is None:
         return False
     alive = hold.deadline_unix >= now_unix
     if hold.state is HoldState.VOIDED:
         return alive and was_cancelled(hold)
-    proven = hold.evidence is Evidence.CHAIN and not alive
+    unshown = hold.captured > 0 and hold.proof is None and hold.deadline_unix >= now_unix - UNSHOWN_S
+    proven = hold.evidence is Evidence.CHAIN and not alive and not unshown
     return hold.state is HoldState.HELD or (hold.state is HoldState.CAPTURED and not proven)
 
 
@@ -238,6 +244,9 @@ def _settle(view: LedgerView, hold: Hold, finding: Settled) -> Hold:
     amount = Nanos(-(-hold.amount * finding.amount_atomic // intent.amount_atomic))
     if not finding.final and _was_undone(hold, key[1]):
         hold = apply(view, hold.id, Reopen(0))  # another block has settled it since
+        if amount < hold.amount:
+            trip_exceeded(view, hold.node_id)
+            return hold  # a block that can still be undone frees nothing
     if not finding.final and amount < hold.amount and hold.state in (HoldState.VOIDED, HoldState.EXPIRED):
         return apply(view, hold.id, Correct(hold.amount, Evidence.CHAIN_HEAD))
     if not finding.final and amount < hold.amount and not (hold.state is HoldState.CAPTURED and amount > hold.captured):
@@ -256,24 +265,34 @@ def _note_unshown(view: LedgerView, hold: Hold) -> None:
     key = unshown_mark(payment.network, payment.token, payment.payee)
     waiting = dict((view.mark(key) or {}).get("holds", {}))
     if hold.proof is None and hold.id not in waiting and len(waiting) < MOST_UNSHOWN:
-        waiting[hold.id] = str(payment.amount_atomic)
+        waiting[hold.id] = f"{_EXACTLY if payment.scheme == 'exact' else ''}{payment.amount_atomic}"
         view.put_mark(key, {"holds": waiting})
 
 
 def explain(view: LedgerView, key: MarkKey, proof: MarkKey, amount_atomic: int) -> bool:
-    """Match a Transfer of *amount_atomic* to one payment whose settling transaction was not found.
+    """Match a Transfer of *amount_atomic* to the smallest fitting payment whose settling transaction was not found.
 
     Returns False if no such payment of at least that amount exists, or if the Transfer already proves a hold. It frees
     nothing: the payment stays captured at its ceiling. It only shows that the Transfer belongs to a known payment.
     """
     waiting = dict((view.mark(key) or {}).get("holds", {}))
-    fitting = [hold_id for hold_id, most in waiting.items() if amount_atomic <= int(most)]
+    ceilings = {hold_id: int(most.removeprefix(_EXACTLY)) for hold_id, most in waiting.items()}
+    fitting = [
+        hold_id
+        for hold_id, most in ceilings.items()
+        if amount_atomic == most or (amount_atomic < most and not waiting[hold_id].startswith(_EXACTLY))
+    ]
     if not fitting or view.mark(proof) is not None:
         return False
-    del waiting[fitting[0]]
+    best = min(fitting, key=ceilings.__getitem__)  # a larger one may explain a larger Transfer
+    del waiting[best]
     view.put_mark(key, {"holds": waiting})
-    view.put_mark(proof, {"hold": fitting[0]})
+    view.put_mark(proof, {"hold": best})
     return True
+
+
+_EXACTLY: Final = "="
+"""Before the amount of a payment of the scheme ``exact``, whose Transfer has exactly that amount."""
 
 
 def _was_undone(hold: Hold, proof: str | None) -> bool:

@@ -59,8 +59,9 @@ def ensure_wallet(view: LedgerView, limit: Nanos | None, soft: tuple[int, ...] =
     if soft != wallet.soft:
         wallet = dataclasses.replace(wallet, soft=soft)
         view.put_node(wallet)
-    if limit is None or limit == wallet.limit:
-        return wallet
+    set_by_owner = view.mark(owner_mark(WALLET))
+    if limit is None or limit == wallet.limit or (set_by_owner is not None and limit == set_by_owner["was"]):
+        return wallet  # the limit of the ledger, also where its owner has changed it since
     if wallet.limit is None:
         return _lower(view, wallet, limit)
     raise ConfigError(

@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from x402guard.errors import IllegalTransition
-from x402guard.ledger.budgets import correct_past, note_soft_limits, settle_grants, trip_exceeded
+from x402guard.ledger.budgets import correct_past, count_in_past, note_soft_limits, settle_grants, trip_exceeded
 from x402guard.ledger.model import NOTHING, Claim, Evidence, Hold, HoldKind, HoldState
 from x402guard.ledger.view import LedgerView
 from x402guard.money import MAX_NANOS, Nanos
@@ -145,7 +145,10 @@ def apply(view: LedgerView, hold_id: str, event: Event) -> Hold:
         raise IllegalTransition(f"{name} of hold {hold_id}: {objection}")
     after = _after(hold, event, target)
     if after.state is _CAPTURED and not hold.closed_ms:
-        after = dataclasses.replace(after, closed_ms=view.now_ms)
+        # A lapse closes at the deadline: it counts in that window, also if it is written days later.
+        lapsed_ms = min(view.now_ms, max(hold.created_ms, hold.deadline_unix * 1000))
+        closed_ms = lapsed_ms if isinstance(event, Lapse) else view.now_ms
+        after = dataclasses.replace(after, closed_ms=closed_ms)
     held = (hold.amount if after.state is _HELD else 0) - (hold.amount if hold.state is _HELD else 0)
     counted_before = hold.amount if hold.state is _HELD else hold.captured
     counted_after = after.amount if after.state is _HELD else after.captured
@@ -162,7 +165,11 @@ def apply(view: LedgerView, hold_id: str, event: Event) -> Hold:
     settle_grants(view, hold.node_id)
     if hold.state is _CAPTURED:
         correct_past(view, hold, after.captured)
-    if counted_after > counted_before:
+    elif after.state is _CAPTURED and hold.state is _HELD:
+        count_in_past(view, after)
+    # What was captured in an earlier window and is reopened counts in this one, unless it is captured again at once.
+    moved = isinstance(event, Reopen) and event.block_time == 0
+    if counted_after > counted_before or (hold.state is _CAPTURED and not moved):
         trip_exceeded(view, hold.node_id)
     note_soft_limits(view, hold.node_id)
     return after
@@ -267,7 +274,7 @@ def _after(hold: Hold, event: Event, target: HoldState) -> Hold:
                 evidence=None,
                 proof=None,
                 ended_by=None,
-                closed_ms=0,
+                closed_ms=0 if event.block_time else hold.closed_ms,
                 doubt=_UNDONE,
             )
         case Void() | Expire():

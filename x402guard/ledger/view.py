@@ -39,6 +39,7 @@ class Scope:
         sweep: the maximum number of payment holds to include whose outcome a chain may prove, longest unchecked first:
             HELD ones that are noted or older than ``flight_ms`` (milliseconds), and ones captured on a claim or on a
             block that is not final yet.
+        live_first: see ``sweep``; HELD ones first, because they take budget.
         flight_ms: see ``sweep``.
         durable: True if the change restrains (authorize, trip, a lower limit, an upward correction) and therefore must
             survive a power cut; False if it only frees or notes.
@@ -49,6 +50,7 @@ class Scope:
     purchase: str | None = None
     marks: tuple[MarkKey, ...] = ()
     sweep: int = 0
+    live_first: bool = False
     flight_ms: int = 0
     durable: bool = False
 

@@ -12,7 +12,7 @@ from x402guard.errors import LedgerUnavailable
 from x402guard.ledger.evidence import is_unsettled
 from x402guard.ledger.model import Delivery, Entry, Evidence, Hold, HoldState, Node
 from x402guard.ledger.view import Change, LedgerView, MarkKey, Scope
-from x402guard.stores.views import StoreClock, check_change, load_view
+from x402guard.stores.views import StoreClock, check_change, least_checked, load_view
 
 R = TypeVar("R")
 
@@ -102,21 +102,19 @@ class MemoryStore:
         """See ``Rows``."""
         return sorted(self._purchases.get(key, {}).values(), key=lambda h: h.created_ms)
 
-    def due(self, node_ids: Iterable[str], now_unix: int, most: int) -> Iterable[Hold]:
+    def due(self, now_unix: int, most: int) -> Iterable[Hold]:
         """See ``Rows``."""
-        nodes = set(node_ids)
-        due = (
-            hold
-            for hold in self._live.values()
-            if hold.node_id in nodes and not hold.chain_evidence and hold.deadline_unix < now_unix
-        )
+        due = (hold for hold in self._live.values() if not hold.chain_evidence and hold.deadline_unix < now_unix)
         return sorted(due, key=lambda h: h.deadline_unix)[:most]
 
-    def sweepable(self, most: int, flown_before_ms: int) -> Iterable[Hold]:
+    def sweepable(self, most: int, flown_before_ms: int) -> tuple[Iterable[Hold], Iterable[Hold]]:
         """See ``Rows``."""
-        found = (hold for hold in self._unproven.values() if _may_be_asked_about(hold, flown_before_ms))
-        # Live holds first: they take budget, while captured ones only wait for confirmation.
-        return nsmallest(most, found, key=lambda h: (h.state is not HoldState.HELD, h.checked_ms, h.created_ms))
+        found = [hold for hold in self._unproven.values() if _may_be_asked_about(hold, flown_before_ms)]
+        live, captured = (
+            nsmallest(most, (hold for hold in found if (hold.state is HoldState.HELD) is held), key=least_checked)
+            for held in (True, False)
+        )
+        return live, captured
 
     def get_marks(self, keys: Iterable[MarkKey]) -> Mapping[MarkKey, Mapping[str, Any]]:
         """See ``Rows``."""

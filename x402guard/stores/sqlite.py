@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from x402guard.errors import LedgerUnavailable
+from x402guard.ledger.evidence import UNSHOWN_S
 from x402guard.ledger.model import Entry, Hold, Node
 from x402guard.ledger.transitions import CANCELLED
 from x402guard.ledger.view import Change, LedgerView, MarkKey, Scope
@@ -301,23 +302,24 @@ class SqliteStore:
         where = "WHERE purchase_key = ? AND delivery IN ('open', 'lost') AND state IN ('held', 'captured') ORDER BY created_ms"
         return [to_hold(row) for row in self._writer.execute(f"{_HOLDS} {where}", (key,))]
 
-    def due(self, node_ids: Iterable[str], now_unix: int, most: int) -> Iterable[Hold]:
+    def due(self, now_unix: int, most: int) -> Iterable[Hold]:
         """See ``Rows``."""
-        ids = tuple(node_ids)
-        where = (
-            f"WHERE state = 'held' AND node_id IN ({_places(len(ids))}) AND deadline_unix < ? AND chain_evidence = 0 "
-            "ORDER BY deadline_unix LIMIT ?"
-        )
-        return [to_hold(row) for row in self._writer.execute(f"{_HOLDS} {where}", (*ids, now_unix, most))]
+        where = "WHERE state = 'held' AND chain_evidence = 0 AND deadline_unix < ? ORDER BY deadline_unix LIMIT ?"
+        return [to_hold(row) for row in self._writer.execute(f"{_HOLDS} {where}", (now_unix, most))]
 
-    def sweepable(self, most: int, flown_before_ms: int) -> Iterable[Hold]:
+    def sweepable(self, most: int, flown_before_ms: int) -> tuple[Iterable[Hold], Iterable[Hold]]:
         """See ``Rows``."""
         where = (
             "WHERE chain_evidence = 1 AND (state = 'held' OR evidence IN ('claimed', 'chain_head')) "
+            "AND (state = 'captured') = ? AND intent IS NOT NULL "
             "AND (state = 'captured' OR doubt IS NOT NULL OR claim IS NOT NULL OR flying_since_ms < ?) "
-            "AND intent IS NOT NULL ORDER BY state = 'captured', checked_ms, created_ms LIMIT ?"
+            "ORDER BY checked_ms, created_ms LIMIT ?"
         )
-        return [to_hold(row) for row in self._writer.execute(f"{_HOLDS} {where}", (flown_before_ms, most))]
+        live, captured = (
+            [to_hold(row) for row in self._writer.execute(f"{_HOLDS} {where}", (ended, flown_before_ms, most))]
+            for ended in (0, 1)
+        )
+        return live, captured
 
     def get_marks(self, keys: Iterable[MarkKey]) -> Mapping[MarkKey, Mapping[str, Any]]:
         """See ``Rows``."""
@@ -363,10 +365,12 @@ class SqliteStore:
         """See ``LedgerStore.unsettled``."""
         where = (
             "WHERE intent IS NOT NULL AND (state = 'held' OR (state = 'captured' AND evidence <> 'chain') "
-            f"OR (deadline_unix >= ? AND (state = 'captured' OR ended_by LIKE '%{CANCELLED}%'))) "
+            f"OR (deadline_unix >= ? AND (state = 'captured' OR ended_by LIKE '%{CANCELLED}%')) "
+            "OR (deadline_unix >= ? AND state = 'captured' AND captured > 0 AND proof IS NULL)) "
             "ORDER BY created_ms, rowid"
         )
-        return self._read(lambda row: str(row[0]), f"SELECT id FROM holds {where}", (now_unix,))
+        sql = f"SELECT id FROM holds {where}"
+        return self._read(lambda row: str(row[0]), sql, (now_unix, now_unix - UNSHOWN_S))
 
     def marks(self, kind: str, prefix: str) -> Mapping[str, Mapping[str, Any]]:
         """See ``LedgerStore.marks``."""

@@ -30,11 +30,14 @@ class Rows(Protocol):
     def open_purchases(self, key: str) -> Iterable[Hold]:
         """Return the HELD and CAPTURED holds of a purchase key whose answer was not handed over, oldest first."""
 
-    def due(self, node_ids: Iterable[str], now_unix: int, most: int) -> Iterable[Hold]:
-        """Return at most *most* HELD holds of the nodes without chain evidence whose deadline is before *now_unix*."""
+    def due(self, now_unix: int, most: int) -> Iterable[Hold]:
+        """Return at most *most* HELD holds without chain evidence whose deadline is before *now_unix*."""
 
-    def sweepable(self, most: int, flown_before_ms: int) -> Iterable[Hold]:
-        """Return payment holds whose outcome a chain may prove, longest unchecked first; see ``Scope.sweep``."""
+    def sweepable(self, most: int, flown_before_ms: int) -> tuple[Iterable[Hold], Iterable[Hold]]:
+        """Return at most *most* live and *most* captured payment holds whose outcome a chain may prove.
+
+        Those with the oldest check come first; see ``Scope.sweep``.
+        """
 
     def get_marks(self, keys: Iterable[MarkKey]) -> Mapping[MarkKey, Mapping[str, Any]]:
         """Return the marks that exist."""
@@ -85,8 +88,8 @@ def load_view(rows: Rows, scope: Scope, clock: StoreClock) -> LedgerView:
     nodes = {node.id: node for node in rows.get_nodes(scope.nodes)}
     named = list(rows.get_holds(scope.holds)) if scope.holds else []
     purchase = list(rows.open_purchases(scope.purchase)) if scope.purchase else []
-    sweep = list(rows.sweepable(scope.sweep, now_ms - scope.flight_ms)) if scope.sweep else []
-    due = list(rows.due(tuple(nodes), now_ms // 1000, DUE_AT_ONCE)) if nodes else []
+    sweep = _swept(rows, scope, now_ms) if scope.sweep else []
+    due = list(rows.due(now_ms // 1000, DUE_AT_ONCE)) if nodes else []
     holds = {hold.id: hold for hold in (*named, *purchase, *sweep, *due)}
     elsewhere = {hold.node_id for hold in holds.values()} - set(nodes)
     if elsewhere:
@@ -102,6 +105,17 @@ def load_view(rows: Rows, scope: Scope, clock: StoreClock) -> LedgerView:
         due=map(_ID, due),
         sweep=map(_ID, sweep),
     )
+
+
+def _swept(rows: Rows, scope: Scope, now_ms: int) -> list[Hold]:
+    live, captured = rows.sweepable(scope.sweep, now_ms - scope.flight_ms)
+    found = [*live, *captured]
+    return (found if scope.live_first else sorted(found, key=least_checked))[: scope.sweep]
+
+
+def least_checked(hold: Hold) -> tuple[int, int]:
+    """Return the key that sorts holds by their last check, oldest first."""
+    return hold.checked_ms, hold.created_ms
 
 
 def check_change(view: LedgerView, scope: Scope) -> None:

@@ -18,6 +18,7 @@ from x402guard.flow.drivers import run
 from x402guard.flow.effects import AskChain, Flow, Transact
 from x402guard.flow.ports import AccountFunds, HoldStatus, OutgoingTransfer, TransferNonce, Transfers, WalletTransfers
 from x402guard.flow.shell import Shell
+from x402guard.ledger.authorize import lapse_due
 from x402guard.ledger.evidence import Finding, Unreadable, explain, proof_key, unshown_mark
 from x402guard.ledger.model import WALLET, Claim, Evidence, Hold, HoldState
 from x402guard.ledger.queries import ALLOWANCE, nodes_of
@@ -26,7 +27,7 @@ from x402guard.ledger.sessions import PAYER_MARK
 from x402guard.ledger.transitions import Lapse, apply
 from x402guard.ledger.view import LedgerView, MarkKey, Notice, Scope
 from x402guard.money import format_dollars
-from x402guard.x402.settlement import is_open, is_worth_asking, weighed
+from x402guard.x402.settlement import is_open, is_worth_asking, weighed_alone
 
 
 @dataclass(slots=True)
@@ -118,7 +119,11 @@ def reconcile_holds(context: Context, hold_ids: Iterable[str], result: Reconcili
 
 
 def _book(hold: Hold, finding: Finding, result: Reconciliation) -> Flow[None]:
-    after, contradicted = yield from weighed(hold, finding)
+    taken = yield from weighed_alone(hold, finding)
+    if taken is None:
+        result.still_open += 1
+        return
+    after, contradicted = taken
     result.note(hold, after)
     if contradicted:
         result.contradicted.append(hold.id)
@@ -201,12 +206,17 @@ def _explained(
     hold = yield Transact(Scope(holds=(hold_id,)), lambda view: view.hold(hold_id))
     if hold is None or hold.intent is None:
         return False
+    if hold.proof is not None and proof != ("proof", hold.proof):
+        # The event before this Transfer belongs to another Transfer of the same transaction.
+        return (yield from _explained_without_nonce(token, transfer, proof))
     shown = dataclasses.replace(hold, claim=Claim(hold.amount, transfer.transaction))
     finding = yield AskChain(HoldStatus(shown))
     if isinstance(finding, Unreadable):
         return finding
     yield from _book(hold, finding, result)
-    return (yield from _read_mark(proof)) is not None
+    if (yield from _read_mark(proof)) is not None:
+        return True
+    return (yield from _explained_without_nonce(token, transfer, proof))
 
 
 def _explained_without_nonce(token: Asset, transfer: OutgoingTransfer, proof: MarkKey) -> Flow[bool]:
@@ -294,10 +304,24 @@ def reconcile_node(shell: Shell, context: Context, node_id: str) -> Reconciliati
     return result
 
 
+def _lapse(context: Context, result: Reconciliation) -> Flow[None]:
+    """Lapse what is past its own deadline, whatever session it is in: a process that died leaves such holds."""
+
+    def change(view: LedgerView) -> list[Hold]:
+        due = [] if view.ahead_ms > context.max_clock_jump_ms else list(view.live(view.due))
+        if due:
+            lapse_due(view)
+        return due
+
+    while lapsed := (yield Transact(Scope(nodes=(WALLET,), durable=True), change)):
+        result.captured += sum(hold.intent is not None for hold in lapsed)
+
+
 def reconcile_ledger(shell: Shell, context: Context) -> Reconciliation:
     """Reconcile every unproven payment of a ledger, then compare the wallet's Transfers with the proven payments."""
     store = shell.store
     result = Reconciliation()
+    run(_lapse(context, result), shell)
     run(reconcile_holds(context, store.unsettled(store.now_ms() // 1000), result), shell)
     row = store.marks(*PAYER_MARK).get(PAYER_MARK[1])
     if row is None:

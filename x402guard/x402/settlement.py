@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Final, Literal, TypeVar
 
 from x402guard.assets import resolve_network
-from x402guard.errors import ProtocolError, SettlementUncertain
+from x402guard.errors import IllegalTransition, ProtocolError, SettlementUncertain
 from x402guard.flow.context import Context
-from x402guard.flow.effects import AskChain, Flow, Reply, Transact
+from x402guard.flow.effects import AskChain, Flow, Notify, Reply, Transact
 from x402guard.flow.ports import HoldStatus
 from x402guard.ledger.budgets import room_on_path
 from x402guard.ledger.evidence import (
@@ -221,6 +221,15 @@ def weighed(hold: Hold, finding: Finding) -> Flow[tuple[Hold, bool]]:
     return answer
 
 
+def weighed_alone(hold: Hold, finding: Finding) -> Flow[tuple[Hold, bool] | None]:
+    """Do as ``weighed``; None if the ledger's table forbids it: the error of one payment ends no check of the others."""
+    try:
+        return (yield from weighed(hold, finding))
+    except IllegalTransition as error:
+        yield Notify(f"hold {hold.id[:16]}… keeps its state, although the chain shows another one: {error}")
+        return None
+
+
 @dataclass(frozen=True, slots=True)
 class Swept:
     """The result of a sweep.
@@ -238,10 +247,10 @@ class Swept:
     room: Nanos | None = None
 
 
-def sweep(context: Context) -> Flow[Swept]:
+def sweep(context: Context, *, live_first: bool = False) -> Flow[Swept]:
     """Ask the chain about up to ``SWEEP_SIZE`` unproven payments, those with the oldest check first.
 
-    Skips payments checked within ``SWEEP_PAUSE_MS``. An unreadable network is asked only once.
+    *live_first*: those that take budget before those that only wait for a confirmation. Skips payments checked within ``SWEEP_PAUSE_MS``. An unreadable network is asked only once.
     """
     waiting = seen = 0
     room: Nanos | None = None
@@ -254,17 +263,18 @@ def sweep(context: Context) -> Flow[Swept]:
         waiting, seen = len(worth) - len(chosen), len(chosen)
         return chosen
 
-    scope = Scope(nodes=(context.node_id,), sweep=SWEEP_SIZE, flight_ms=context.flight_ms)
+    scope = Scope(nodes=(context.node_id,), sweep=SWEEP_SIZE, live_first=live_first, flight_ms=context.flight_ms)
     still_open, unreadable, asked = 0, set[str](), list[Hold]()
     for hold in (yield Transact(scope, pick)):
         network = hold.payment().network
         finding = Unreadable("") if network in unreadable else (yield AskChain(HoldStatus(hold)))
-        if not isinstance(finding, Unreadable):
-            still_open += is_open((yield from take_effect(hold, finding)))
-            continue
-        asked.append(hold)
-        if not finding.alone:
+        if isinstance(finding, Unreadable) and not finding.alone:
             unreadable.add(network)
+        taken = None if isinstance(finding, Unreadable) else (yield from weighed_alone(hold, finding))
+        if taken is None:
+            asked.append(hold)
+        else:
+            still_open += is_open(taken[0])
     if asked:
         yield from _note_asked(asked)
     return Swept(still_open + len(asked) + waiting, seen == SWEEP_SIZE and not asked, seen, room)
@@ -275,7 +285,7 @@ def may_fit_now(context: Context, fitted: Nanos) -> Flow[bool]:
 
     *fitted* is in nano-dollars. Also True if another caller's sweep has just freed budget.
     """
-    swept = yield from sweep(context)
+    swept = yield from sweep(context, live_first=True)
     return swept.asked > 0 or swept.room is None or swept.room > fitted
 
 

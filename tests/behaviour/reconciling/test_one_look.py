@@ -22,12 +22,13 @@ from tests.support.merchant import (
     required,
     upto,
 )
-from x402guard import Asset
+from x402guard import Asset, IllegalTransition
 from x402guard.flow.ports import OutgoingTransfer, Transfers
-from x402guard.ledger.evidence import Settled, Unreadable
+from x402guard.ledger.evidence import Settled, Unreadable, weigh
 from x402guard.ledger.transitions import Void, apply
 from x402guard.ledger.view import Scope
 from x402guard.stores import open_store
+from x402guard.x402 import settlement
 
 CENT = Decimal("0.01")
 TX, OTHER_TX = "0x" + "ab" * 32, "0x" + "cd" * 32
@@ -99,6 +100,25 @@ def test_a_seller_that_names_a_transaction_nobody_sees_holds_up_no_other_payment
         {"reconcile": guard.reconcile, "sweep": guard.sweep, "session": session.reconcile}[look]()
         assert chain.asked == [unseen, seen]
         assert (session.spent, session.held) == (Decimal("0.012345"), Decimal("0.05"))
+
+
+@pytest.mark.parametrize("look", ["reconcile", "sweep", "session"])
+def test_a_payment_that_cannot_be_written_holds_up_no_other_payment(look, monkeypatch, caplog):
+    clock, chain = Clock(), Wallet()
+    with make_guard(open_store("memory://", clock_ms=clock), chains=chain) as guard:
+        session, first, second = paid(guard, chain)
+        chain.finding = Settled(12_345, OTHER_TX, 0, final=True)
+
+        def weighs(view, hold_id, finding):
+            if hold_id == first:
+                raise IllegalTransition("no row says how")
+            return weigh(view, hold_id, finding)
+
+        monkeypatch.setattr(settlement, "weigh", weighs)
+        found = {"reconcile": guard.reconcile, "sweep": guard.sweep, "session": session.reconcile}[look]()
+        assert look == "sweep" or found.still_open == 1
+        assert (guard.shell.store.hold(first).state, guard.shell.store.hold(second).state) == ("held", "captured")
+    assert "no row says how" in caplog.text
 
 
 @pytest.mark.parametrize("look", ["reconcile", "sweep"])

@@ -242,6 +242,15 @@ def test_a_payment_to_the_seller_in_the_block_of_the_event_may_have_taken_it(kin
     assert _read(LogsRpc(INTENTS[kind], [moved(5, 1, block=0xF), given_up()]), INTENTS[kind], "").final
 
 
+@pytest.mark.parametrize("kind", PERMITS)
+def test_another_payment_to_the_seller_in_the_block_of_the_event_has_not_taken_it(kind):
+    node = LogsRpc(INTENTS[kind], [moved(100_000, 1), given_up()])
+    node.sent = _sent(INTENTS[kind], nonce=8)
+    assert _read(node, INTENTS[kind], "") == Cancelled("0x" + "ef" * 32, final=True)
+    node.sent = None  # it is in the logs, but the node does not show it
+    assert _read(node, INTENTS[kind], "") == Used(final=True)
+
+
 @pytest.mark.parametrize("kind", INTENTS)
 @pytest.mark.parametrize("with_permit", [False, True])
 def test_the_nonce_behind_a_settling_call_is_read_from_it(kind, with_permit):

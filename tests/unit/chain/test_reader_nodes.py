@@ -1,5 +1,7 @@
 """What a reading by fresh eyes of chain evidence has found: nodes that disagree, that hide, and that are shown odd transactions."""
 
+import json
+
 import pytest
 from eth_hash.auto import keccak
 
@@ -91,6 +93,30 @@ def invalidated(intent, number):
     data = f"0x{intent.nonce >> 8:064x}{1 << (intent.nonce & 255):064x}"
     entry = {"address": PERMIT2, "topics": [INVALIDATED, topic(PAYER)], "data": data, "logIndex": "0x9"}
     return in_block(entry, number)
+
+
+LIMITS = {
+    "over rate limit": (-32016, "over rate limit", False),
+    "a code alone": (-32029, "no", False),
+    "http's own": (429, "Too Many Requests", False),
+    "a day's requests": (-32005, "daily request count exceeded, request rate limited", False),
+    "too many logs": (-32005, "query returned more than 10000 results", True),
+    "no such block": (-32000, "header not found", True),
+    "no history": (4444, "pruned history unavailable", True),
+}
+
+
+@pytest.mark.parametrize("says", LIMITS)
+def test_a_node_that_is_asked_too_often_says_nothing_about_the_question(says, monkeypatch):
+    code, message, refuses = LIMITS[says]
+    answer = {"jsonrpc": "2.0", "id": 1, "error": {"code": code, "message": message}}
+    rpc = JsonRpc("eip155:84532", "http://node.example", pause=lambda _seconds: None)
+    monkeypatch.setattr(rpc, "_posted", lambda *_: json.dumps(answer).encode())
+    rpc._right.add("http://node.example")
+    with pytest.raises(ChainUnreadable) as caught:
+        rpc.call("eth_getLogs", {})
+    assert isinstance(caught.value, NodeRefuses) == refuses
+    rpc.close()
 
 
 @pytest.mark.parametrize("most", [10**9, 10])

@@ -3,10 +3,12 @@
 import pytest
 
 from tests.support.ledger import START_MS, Books, a_hold, an_intent, usd
-from x402guard.ledger.evidence import Cancelled, Settled, Unused, Used, proof_mark, reuse_mark, weigh
-from x402guard.ledger.model import Claim, Evidence, HoldState
+from x402guard.ledger.evidence import Cancelled, Settled, Unused, Used, explain, proof_mark, reuse_mark, weigh
+from x402guard.ledger.model import WALLET, Claim, Evidence, HoldState, NodeKind, NodeState
+from x402guard.ledger.sessions import NodeRequest, open_node
 from x402guard.ledger.transitions import Note
 from x402guard.ledger.upto_sellers import ceiling_mark
+from x402guard.ledger.windows import check_window
 
 NOW = START_MS // 1000
 ONE, TWO = "0x" + "11" * 32, "0x" + "22" * 32
@@ -149,3 +151,89 @@ def test_a_node_that_is_behind_is_not_taken_for_the_last_to_have_seen_it():
     books.clock.tick(3)
     assert looked(books, Unused(NOW + 33)).state is HoldState.HELD
     books.close()
+
+
+DAY_S = 86_400
+
+
+def two_days(first, second):
+    """A team's daily dollar: one payment at the end of a day, shown by a block that is not final; another one the next day."""
+    books = Books(session=None)
+    window = check_window("day", "UTC")
+    request = NodeRequest("team", WALLET, NodeKind.BUDGET, "team", usd("$1.00"), "", window=window)
+    books.change(lambda view: open_node(view, request), nodes=("team", WALLET))
+    books.open("s", "$5.00", parent="team")
+    midnight = (books.clock.now_ms // 1000 // DAY_S + 1) * DAY_S
+    books.clock.tick(midnight - books.clock.now_ms / 1000 - 13)
+    atomic = usd(first) // 1000
+    books.hold("h1", first, chain_evidence=True, deadline_s=300)
+    shown(books, settled(atomic, final=False))
+    books.clock.tick(20)
+    books.hold("h2", second, chain_evidence=True, deadline_s=300)
+    assert (books.node("team").spent, books.node("team").live) == (0, usd(second))
+    return books, atomic
+
+
+def shown(books, finding):
+    marks = [ceiling_mark(an_intent().payee), reuse_mark("h1")]
+    if isinstance(finding, Settled):
+        marks.append(proof_mark(an_intent().network, finding))
+    return books.change(lambda view: weigh(view, "h1", finding), holds=("h1",), marks=tuple(marks))
+
+
+def test_a_block_of_yesterday_that_is_undone_counts_today_and_trips_a_budget_that_it_passes():
+    books, _ = two_days("$0.60", "$0.70")
+    books.clock.tick(40)
+    assert shown(books, Unused(books.clock.now_ms // 1000 + 31)).state is HoldState.HELD
+    team = books.node("team")
+    assert (team.counted, team.state) == (usd("$1.30"), NodeState.TRIPPED)
+
+
+def test_a_transaction_of_yesterday_that_moved_within_its_block_stays_in_yesterday():
+    books, atomic = two_days("$0.60", "$0.70")
+    books.clock.tick(40)
+    after = shown(books, settled(atomic, log=3, final=False))
+    team = books.node("team")
+    assert (after.state, team.counted, team.state) == (HoldState.CAPTURED, usd("$0.70"), NodeState.OPEN)
+    shown(books, settled(atomic, log=3))
+    assert books.node("team").counted == usd("$0.70")
+
+
+def test_one_taken_for_less_in_another_block_of_today_counts_in_full_until_that_block_is_final():
+    books, atomic = two_days("$0.20", "$0.70")
+    books.clock.tick(40)
+    assert shown(books, settled(atomic // 2, TWO, final=False)).state is HoldState.HELD
+    assert books.node("team").counted == usd("$0.90")
+
+
+@pytest.mark.parametrize(
+    ("amount", "explained"),
+    [(60_000, "small"), (50_000, "small"), (100_000, "large"), (99_000, "large"), (100_001, None)],
+)
+def test_a_transfer_without_a_nonce_is_explained_by_the_smallest_payment_that_fits(amount, explained):
+    books, key = Books(), ("unshown", "somewhere")
+    waiting = {"large": "100000", "exact": "=70000", "small": "60000"}
+    books.change(lambda view: view.put_mark(key, {"holds": waiting}), marks=(key,))
+    proof = ("proof", "p")
+    found = books.change(lambda view: explain(view, key, proof, amount), marks=(key, proof))
+    assert found == (explained is not None)
+    assert books.store.marks(*proof).get("p") == ({"hold": explained} if explained else None)
+
+
+def test_an_exact_payment_explains_its_own_amount_alone():
+    books, key, proof = Books(), ("unshown", "somewhere"), ("proof", "p")
+    books.change(lambda view: view.put_mark(key, {"holds": {"exact": "=70000"}}), marks=(key,))
+    assert not books.change(lambda view: explain(view, key, proof, 69_999), marks=(key, proof))
+    assert books.change(lambda view: explain(view, key, proof, 70_000), marks=(key, proof))
+
+
+@pytest.mark.parametrize("where", ["memory://", "sqlite"])
+def test_a_used_nonce_without_a_transaction_is_looked_up_for_another_day(where, tmp_path):
+    books = Books(where if where == "memory://" else f"sqlite:///{tmp_path / 'l.db'}")
+    books.hold("h1", "$0.10", chain_evidence=True)
+    shown(books, Used(final=True))
+    deadline = books.store.hold("h1").deadline_unix
+    for later_s, asked in ((1, True), (DAY_S, True), (DAY_S + 1, False)):
+        assert (books.store.unsettled(deadline + later_s) == ["h1"]) == asked
+    assert shown(books, settled(LITTLE)).captured == usd("$0.012")
+    assert books.store.unsettled(deadline + 1) == []
