@@ -43,6 +43,7 @@ class Context:
         sweep: asks the chain about claims before a refusal for lack of budget, given the amount that fitted
             (nano-dollars). Returns True if more may fit now. None without a chain.
         session_budget: nano-dollars of a session that names no budget; None if it has to name one.
+        quotes: (pattern of routes, nano-dollars): the prices that the session expects.
         gone: process instances that are known to have ended.
     """
 
@@ -64,4 +65,5 @@ class Context:
     max_body_bytes: int = DEFAULT_BODY_BYTES
     sweep: Sweep | None = None
     session_budget: Nanos | None = None
+    quotes: tuple[tuple[str, Nanos], ...] = ()
     gone: frozenset[str] = frozenset()

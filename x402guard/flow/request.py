@@ -12,6 +12,7 @@ from x402guard.errors import PaymentRefused, PolicyDenied, SettlementUncertain, 
 from x402guard.flow.effects import Flow, SendFailed
 from x402guard.ledger.authorize import Refusal
 from x402guard.ledger.model import Purpose
+from x402guard.money import Nanos
 from x402guard.policy.steps import short_route, whole_route
 
 
@@ -35,6 +36,7 @@ class RequestFacts:
         paid_by: the hold that an earlier hop of this request has signed; else None.
         paid_until: the deadline of that signature, in unix seconds.
         body: of the request, as far as it was kept.
+        max_price: the price that the caller was quoted, in nano-dollars; None without one.
         host_header: the ``Host`` header, if it names another host than the URL; else "".
     """
 
@@ -53,6 +55,7 @@ class RequestFacts:
     paid_by: str | None = None
     paid_until: int = 0
     body: bytes | None = field(default=None, repr=False)
+    max_price: Nanos | None = None
     host_header: str = ""
 
 

@@ -39,7 +39,9 @@ from x402guard.ledger.token_budget import DEFAULT_TOKENS, open_tokens, tokens_no
 from x402guard.ledger.view import LedgerView, Scope
 from x402guard.llm.meter import Meter
 from x402guard.llm.prices import ModelPrice, RegisteredBook
-from x402guard.money import Dollars
+from x402guard.money import Dollars, Nanos
+from x402guard.policy.checks import check_dollars
+from x402guard.policy.patterns import check_pattern, is_route
 from x402guard.policy.steps import run_of
 from x402guard.tools.token_budget import TokenBudget
 from x402guard.x402.reconciliation import Reconciliation, reconcile_node
@@ -87,6 +89,7 @@ class Session(Account, Charges):
         self._lock = threading.Lock()
         self._ended = False
         self._models: dict[str, ModelPrice] = {}
+        self._quotes: tuple[tuple[str, Nanos], ...] = ()
         context = replace(basis.context, node_id=node.id, session_id=self._report_id())
         if parent is None or tokens is not None:
             self._tokens = bind_tokens(basis.shell, context, node, tokens)
@@ -164,8 +167,8 @@ class Session(Account, Charges):
     @property
     def context(self) -> Context:
         """The settings that the flows of this session work under."""
-        finalizing = finalizing_ids()
-        return replace(self._context, finalizing=finalizing) if finalizing else self._context
+        finalizing, quotes = finalizing_ids(), self._all_quotes()
+        return replace(self._context, finalizing=finalizing, quotes=quotes) if finalizing or quotes else self._context
 
     @property
     def meter(self) -> Meter | None:
@@ -201,6 +204,23 @@ class Session(Account, Charges):
         meter.book.register(name, price, self.shell.store.now_ms() // 1000)
         with self._lock:
             self._models = {**self._models, name: price}
+
+    def expect(self, pattern: str, price: Dollars) -> None:
+        """Refuse offers above the quoted *price*, in dollars, at the routes of *pattern*, in this session and below.
+
+        *pattern* is a route as in the owner's rules, such as ``GET seller.example/*``. A later, higher price for it
+        does not loosen an earlier one. ``extensions={"max_price": "$0.01"}`` does the same for one request. Raises
+        ``ConfigError`` naming the argument.
+        """
+        quote = (check_pattern("pattern", pattern), check_dollars("price", price))
+        if not is_route(quote[0]):
+            raise ConfigError(f"pattern: {pattern!r} is not a route; write 'GET seller.example/*'")
+        with self._lock:
+            self._quotes = (*self._quotes, quote)
+
+    def _all_quotes(self) -> tuple[tuple[str, Nanos], ...]:
+        above = () if self._parent is None else self._parent._all_quotes()
+        return (*above, *self._quotes)
 
     def _path_ids(self) -> tuple[str, ...]:
         return (self._node_id, *(() if self._parent is None else self._parent._path_ids()))

@@ -15,6 +15,7 @@ from x402guard.flow.receipt import Receipt
 from x402guard.flow.request import RequestFacts
 from x402guard.flow.sealed import Sealed
 from x402guard.http.streams import AsyncRest, Buffered, Rest
+from x402guard.policy.checks import check_dollars
 from x402guard.x402.wire import PAYMENT_HEADERS
 
 if TYPE_CHECKING:
@@ -110,6 +111,7 @@ def describe_request(request: httpx.Request, logical: LogicalRequest, body: byte
     """Return the facts of *request* for the core, with 32 new random bytes."""
     extensions: Mapping[str, Any] = request.extensions
     purchase = extensions.get("purchase", request.headers.get("idempotency-key"))
+    quoted = extensions.get("max_price")
     url = request.url
     name = url.raw_host.decode("ascii").lower()
     host = f"[{name}]" if ":" in name else name
@@ -131,6 +133,7 @@ def describe_request(request: httpx.Request, logical: LogicalRequest, body: byte
         paid_by=logical.paid_by,
         paid_until=0 if logical.receipt is None else logical.receipt.deadline,
         body=body,
+        max_price=None if quoted is None else check_dollars("extensions['max_price']", quoted),
         host_header=_other_host(request),
     )
 

@@ -9,10 +9,11 @@ from x402guard.errors import CallTimeout, ProtocolError
 from x402guard.flow.context import Context
 from x402guard.flow.effects import AskChain, Flow, PeekBody, Reply, SendFailed
 from x402guard.flow.ports import AccountFunds
-from x402guard.flow.request import RequestFacts
+from x402guard.flow.request import RequestFacts, whole_route_of
 from x402guard.ledger.authorize import Refusal
 from x402guard.money import Nanos, format_dollars
 from x402guard.policy.judge import verdict_of
+from x402guard.policy.patterns import matches_route
 from x402guard.x402.offer import Offer, conflicts_with_body, normalise
 from x402guard.x402.offer_rules import Case, judge_offer
 from x402guard.x402.schemes.exact import EXACT_PROXY
@@ -114,11 +115,25 @@ def _judged(case: Case, challenge: Challenge, context: Context) -> Case | Refusa
         return Refusal("header_body_conflict", "header and body of the 402 ask for different payments")
     if offer.payee in (context.payer, PERMIT2, EXACT_PROXY, UPTO_PROXY):
         return Refusal("payee", f"payee {offer.payee} is the payer itself or a contract of the protocol, not a seller")
-    objection = judge_offer(policy, case)
+    objection = judge_offer(policy, case) or _above_quote(case, context)
     if objection is not None:
         return objection
     case = replace(case, verdict=verdict_of(policy, case.subject, asks=context.asks))
     return _denied(case) or case
+
+
+def _above_quote(case: Case, context: Context) -> Refusal | None:
+    """Return the refusal of an offer above a price that the request or its session was quoted."""
+    quotes = [] if case.request.max_price is None else [(case.request.max_price, "extensions['max_price']")]
+    if context.quotes:
+        route = whole_route_of(case.request)
+        quotes += [(most, f"session.expect({of!r})") for of, most in context.quotes if matches_route(of, route)]
+    most, said_by = min(quotes, default=(None, ""))
+    amount = Nanos(case.offer.amount_nanos)
+    if most is None or amount <= most:
+        return None
+    reason = f"${format_dollars(amount)} is above the quoted ${format_dollars(most)} ({said_by})"
+    return Refusal("price_above_quote", reason, amount, most, advice="Ask for the price again, and decide anew.")
 
 
 def _unpayable(offer: Offer, context: Context) -> Flow[Refusal | None]:
