@@ -12,6 +12,7 @@
 from x402guard.assets import Asset
 from x402guard.chain.reader import Chain
 from x402guard.errors import (
+    AlreadyPaid,
     ApprovalDenied,
     BudgetExhausted,
     CallTimeout,
@@ -72,6 +73,7 @@ from x402guard.x402.signer import LocalSigner
 __version__ = "0.1.0"
 
 __all__ = [
+    "AlreadyPaid",
     "Answer",
     "ApprovalDenied",
     "ApprovalRequest",

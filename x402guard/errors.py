@@ -16,7 +16,8 @@
     │   ├── SessionTripped       the session is tripped until its owner resets it
     │   ├── SessionClosed        the session has ended
     │   ├── Unpriced             the cost is unknown
-    │   └── NeedsReview          a person has to review it first
+    │   ├── NeedsReview          a person has to review it first
+    │   └── AlreadyPaid          this named purchase was paid and handed over
     ├── ProtocolError            the peer broke the protocol; nothing was signed
     ├── CallTimeout              a time limit of the guard ran out; the hold stays held
     ├── SettlementUncertain      a signed payment was sent and may still be taken
@@ -211,6 +212,22 @@ class Unpriced(PaymentRefused):
 
 class NeedsReview(PaymentRefused):
     """A person has to review this before it can continue."""
+
+
+class AlreadyPaid(PaymentRefused):
+    """A purchase of this name was paid, and its answer was handed over. A name is good for one payment.
+
+    Attributes:
+        receipt: the ``Receipt`` of that payment.
+    """
+
+    phase: Phase = "ledger"
+    retry: Retry = "no"
+    advice = (
+        "Nothing was paid now. Use the answer of that payment; to pay a second time, use another name, or "
+        "extensions={'pay_again': True}."
+    )
+    receipt: object = None
 
 
 class ProtocolError(X402GuardError):

@@ -23,7 +23,7 @@ from tests.support.merchant import (
     required_v1,
     upto,
 )
-from x402guard import BudgetExhausted, ConfigError, Policy, PolicyDenied, SettlementUncertain
+from x402guard import AlreadyPaid, BudgetExhausted, ConfigError, Policy, PolicyDenied, SettlementUncertain
 
 
 class Both:
@@ -284,8 +284,9 @@ def test_a_purchase_has_a_name_of_the_callers(both, session, name):
     shop.paid = None
     both.send(session, shop, "POST", json={"stamp": 2}, **name)
     assert len(shop.nonces) == 1
-    both.send(session, shop, "POST", json={"stamp": 3}, **name)
-    assert len(shop.nonces) == 2  # the first has its answer: this is a new purchase
+    with pytest.raises(AlreadyPaid):  # the name has its answer
+        both.send(session, shop, "POST", json={"stamp": 3}, **name)
+    assert len(shop.nonces) == 1
 
 
 def test_the_callers_own_headers_and_extensions_survive(both, session):

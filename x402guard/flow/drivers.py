@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
@@ -108,7 +109,10 @@ def run(flow: Flow[R], shell: Shell, exchange: Exchange | None = None) -> R:
                 answer = _kept(exchange, shell.slots.enter(effect.where, effect.most, effect.wait_s))
             elif isinstance(effect, Ask):
                 answer = _ask(effect, shell)
-            elif not isinstance(effect, Checkpoint):
+            elif isinstance(effect, Checkpoint):
+                if effect.pause_s:
+                    time.sleep(effect.pause_s)
+            else:
                 answer = _told(_perform(effect, shell), shell)
         except Exception as error:  # noqa: BLE001 - the flow decides what every failure means
             failure = error
@@ -140,7 +144,7 @@ async def run_async(flow: Flow[R], shell: Shell, exchange: AsyncExchange | None 
             elif isinstance(effect, Ask):
                 answer = await _ask_async(effect, shell)
             elif isinstance(effect, Checkpoint):
-                await anyio.lowlevel.checkpoint()
+                await anyio.sleep(effect.pause_s)
             else:
                 call = partial(_perform, effect, shell)
                 answer = _told(call() if _is_inline(effect, shell) else await _in_thread(effect, call, shell), shell)

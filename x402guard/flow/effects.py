@@ -103,7 +103,9 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """The last moment to cancel before a signature exists."""
+    """A moment at which the task can be cancelled, after a pause in seconds."""
+
+    pause_s: float = 0
 
 
 @dataclass(frozen=True, slots=True)

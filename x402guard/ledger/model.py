@@ -208,7 +208,10 @@ class Delivery(StrEnum):
     """No answer came, or one without success, or its body broke."""
 
     DONE = "done"
-    """The whole answer was handed over, or the purchase was forgiven; also for a hold that is no payment."""
+    """The whole answer was handed over; also for a hold that is no payment."""
+
+    FORGIVEN = "forgiven"
+    """The owner, or the caller with ``pay_again``, has closed the purchase: the same request may sign a new payment."""
 
 
 @dataclass(frozen=True, slots=True)

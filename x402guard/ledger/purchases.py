@@ -13,6 +13,8 @@ from x402guard.ledger.in_doubt import instance_mark
 from x402guard.ledger.model import Delivery, Hold, HoldState
 from x402guard.ledger.view import LedgerView
 
+_OPEN: Final = frozenset({Delivery.OPEN, Delivery.LOST})
+
 DEFAULT_MEMORY_S: Final = 86_400
 """Default of ``purchase_memory_s``: seconds for which a taken payment without an answer keeps its purchase open."""
 
@@ -22,12 +24,25 @@ def open_purchases(view: LedgerView, *, memory_ms: int) -> list[Hold]:
 
     A captured one does so for *memory_ms* (milliseconds) after its capture, and only if something was taken.
     """
-    found = []
-    for hold in filter(None, map(view.hold, view.purchase)):
-        taken = hold.state is HoldState.CAPTURED and hold.captured > 0 and view.now_ms - hold.closed_ms <= memory_ms
-        if hold.delivery is not Delivery.DONE and (hold.state is HoldState.HELD or taken):
-            found.append(hold)
-    return found
+    return [
+        hold
+        for hold in map(view.known_hold, view.purchase)
+        if hold.delivery in _OPEN and (hold.state is HoldState.HELD or _is_remembered(view, hold, memory_ms))
+    ]
+
+
+def bought_before(view: LedgerView, *, memory_ms: int) -> Hold | None:
+    """Return the last payment for the purchase of the scope whose answer was handed over, or None.
+
+    It is remembered for *memory_ms* (milliseconds) after its capture, or as long as it is live.
+    """
+    hold = None if view.bought is None else view.known_hold(view.bought)
+    known = hold is not None and (hold.state is HoldState.HELD or _is_remembered(view, hold, memory_ms))
+    return hold if known else None
+
+
+def _is_remembered(view: LedgerView, hold: Hold, memory_ms: int) -> bool:
+    return hold.state is HoldState.CAPTURED and hold.captured > 0 and view.now_ms - hold.closed_ms <= memory_ms
 
 
 def is_lost(view: LedgerView, hold: Hold, *, instance: str, flight_ms: int) -> bool:
@@ -36,7 +51,7 @@ def is_lost(view: LedgerView, hold: Hold, *, instance: str, flight_ms: int) -> b
     That is so if a note says it, if the process that sent the request has ended, or if no answer came within
     *flight_ms* (milliseconds). *instance* is the caller's own: it notes a body that breaks, however long it reads it.
     """
-    if hold.delivery is Delivery.LOST or hold.doubt is not None:
+    if hold.delivery is Delivery.LOST:
         return True
     row = view.mark(instance_mark(hold.instance))
     if row is not None and row["ended"]:
@@ -58,8 +73,7 @@ def may_be_presented(hold: Hold) -> bool:
 def take_over(view: LedgerView, hold: Hold, *, instance: str) -> Hold:
     """Make *instance* responsible for a lost purchase. This is a compare-and-set, because this change locks the row.
 
-    The doubt about a live hold stays until a server claims a settlement: if this presentation is lost too, the next
-    caller presents the same signed payment at once.
+    The doubt about a live hold stays until a server claims a settlement, so that the chain is asked about it meanwhile.
     """
     live = hold.state is HoldState.HELD
     doubt = hold.doubt or ("no answer came" if hold.claim is None else "its answer was not handed over")
@@ -84,7 +98,12 @@ def hand_over(view: LedgerView, hold_id: str) -> Hold:
 def lose(view: LedgerView, hold_id: str) -> Hold:
     """Record that the answer of an open purchase will not be handed over."""
     hold = view.known_hold(hold_id)
-    return hold if hold.delivery is Delivery.DONE else _put(view, hold, Delivery.LOST)
+    return _put(view, hold, Delivery.LOST) if hold.delivery in _OPEN else hold
+
+
+def close_purchase(view: LedgerView, hold_id: str) -> Hold:
+    """Close an open purchase without its answer, so that the next identical request signs a new payment."""
+    return _put(view, view.known_hold(hold_id), Delivery.FORGIVEN)
 
 
 def forgive(view: LedgerView, hold_id: str, by: str) -> Hold:
@@ -95,10 +114,10 @@ def forgive(view: LedgerView, hold_id: str, by: str) -> Hold:
     hold = view.hold(hold_id)
     if hold is None or hold.intent is None:
         raise ConfigError(f"hold: {hold_id!r} is no payment in this ledger")
-    if hold.delivery is Delivery.DONE or hold.state not in (HoldState.HELD, HoldState.CAPTURED):
+    if hold.delivery not in _OPEN or hold.state not in (HoldState.HELD, HoldState.CAPTURED):
         raise ConfigError(f"hold: {hold_id!r} keeps no purchase open (it is {hold.state}); there is nothing to forgive")
     view.record(hold.node_id, "forgive", hold_id=hold_id, facts={"by": by})
-    return _put(view, hold, Delivery.DONE)
+    return close_purchase(view, hold_id)
 
 
 def _put(view: LedgerView, hold: Hold, delivery: Delivery) -> Hold:

@@ -35,6 +35,8 @@ class Scope:
         holds: hold ids; the node of each and its ancestors are included.
         purchase: a purchase key; the holds of that key are included that are live or captured, and whose answer was not
             handed over.
+        named: True if the purchase has a name of the caller's: the last hold of that key is included whose answer was
+            handed over.
         marks: keys of marks.
         sweep: the maximum number of payment holds to include whose outcome a chain may prove, longest unchecked first:
             HELD ones that are noted or older than ``flight_ms`` (milliseconds), and ones captured on a claim or on a
@@ -48,6 +50,7 @@ class Scope:
     nodes: tuple[str, ...] = ()
     holds: tuple[str, ...] = ()
     purchase: str | None = None
+    named: bool = False
     marks: tuple[MarkKey, ...] = ()
     sweep: int = 0
     live_first: bool = False
@@ -89,6 +92,7 @@ class LedgerView:
         nodes, holds: the rows loaded.
         marks: the marks asked for that exist, decoded, by key.
         purchase: ids of the holds with the purchase key of the scope whose answer was not handed over, oldest first.
+        bought: id of the last hold with that key whose answer was handed over, if the scope asks for it.
         due: ids of the live holds in view that lapse at their own deadline and are past it.
         sweep: ids of the payment holds whose outcome a chain may prove.
 
@@ -109,6 +113,7 @@ class LedgerView:
         holds: Iterable[Hold] = (),
         marks: Mapping[MarkKey, Mapping[str, Any]] | None = None,
         purchase: Iterable[str] = (),
+        bought: str | None = None,
         due: Iterable[str] = (),
         sweep: Iterable[str] = (),
     ) -> None:
@@ -124,6 +129,7 @@ class LedgerView:
         self.clock_ms = now_ms
         self.ahead_ms = ahead_ms
         self.purchase = tuple(purchase)
+        self.bought = bought
         self.due = tuple(due)
         self.sweep = tuple(sweep)
         self.entries: list[Entry] = []

@@ -31,6 +31,7 @@ class MemoryStore:
         self._holds: dict[str, Hold] = {}
         self._live: dict[str, Hold] = {}
         self._unproven: dict[str, Hold] = {}
+        self._bought: dict[str, Hold] = {}
         self._purchases: dict[str, dict[str, Hold]] = {}
         self._marks: dict[MarkKey, Mapping[str, Any]] = {}
         self._entries: dict[str, dict[int, Entry]] = {}
@@ -80,9 +81,14 @@ class MemoryStore:
             return
         same = self._purchases.setdefault(hold.purchase_key, {})
         ended = hold.state not in (HoldState.HELD, HoldState.CAPTURED)
-        _index(same, hold, inside=not ended and hold.delivery is not Delivery.DONE)
+        _index(same, hold, inside=not ended and hold.delivery in (Delivery.OPEN, Delivery.LOST))
         if not same:
             del self._purchases[hold.purchase_key]
+        last = self._bought.get(hold.purchase_key)
+        if hold.delivery is Delivery.DONE and not ended and (last is None or last.created_ms <= hold.created_ms):
+            self._bought[hold.purchase_key] = hold
+        elif last is not None and last.id == hold.id:
+            del self._bought[hold.purchase_key]
 
     def get_nodes(self, node_ids: Iterable[str]) -> Iterable[Node]:
         """See ``Rows``."""
@@ -101,6 +107,10 @@ class MemoryStore:
     def open_purchases(self, key: str) -> Iterable[Hold]:
         """See ``Rows``."""
         return sorted(self._purchases.get(key, {}).values(), key=lambda h: h.created_ms)
+
+    def last_bought(self, key: str) -> Iterable[Hold]:
+        """See ``Rows``."""
+        return [self._bought[key]] if key in self._bought else []
 
     def due(self, now_unix: int, most: int) -> Iterable[Hold]:
         """See ``Rows``."""

@@ -302,6 +302,14 @@ class SqliteStore:
         where = "WHERE purchase_key = ? AND delivery IN ('open', 'lost') AND state IN ('held', 'captured') ORDER BY created_ms"
         return [to_hold(row) for row in self._writer.execute(f"{_HOLDS} {where}", (key,))]
 
+    def last_bought(self, key: str) -> Iterable[Hold]:
+        """See ``Rows``."""
+        where = (
+            "WHERE purchase_key = ? AND delivery = 'done' AND state IN ('held', 'captured') "
+            "ORDER BY created_ms DESC LIMIT 1"
+        )
+        return [to_hold(row) for row in self._writer.execute(f"{_HOLDS} {where}", (key,))]
+
     def due(self, now_unix: int, most: int) -> Iterable[Hold]:
         """See ``Rows``."""
         where = "WHERE state = 'held' AND chain_evidence = 0 AND deadline_unix < ? ORDER BY deadline_unix LIMIT ?"

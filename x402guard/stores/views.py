@@ -30,6 +30,9 @@ class Rows(Protocol):
     def open_purchases(self, key: str) -> Iterable[Hold]:
         """Return the HELD and CAPTURED holds of a purchase key whose answer was not handed over, oldest first."""
 
+    def last_bought(self, key: str) -> Iterable[Hold]:
+        """Return the last HELD or CAPTURED hold of a purchase key whose answer was handed over, if there is one."""
+
     def due(self, now_unix: int, most: int) -> Iterable[Hold]:
         """Return at most *most* HELD holds without chain evidence whose deadline is before *now_unix*."""
 
@@ -88,9 +91,10 @@ def load_view(rows: Rows, scope: Scope, clock: StoreClock) -> LedgerView:
     nodes = {node.id: node for node in rows.get_nodes(scope.nodes)}
     named = list(rows.get_holds(scope.holds)) if scope.holds else []
     purchase = list(rows.open_purchases(scope.purchase)) if scope.purchase else []
+    bought = list(rows.last_bought(scope.purchase)) if scope.purchase and scope.named else []
     sweep = _swept(rows, scope, now_ms) if scope.sweep else []
     due = list(rows.due(now_ms // 1000, DUE_AT_ONCE)) if nodes else []
-    holds = {hold.id: hold for hold in (*named, *purchase, *sweep, *due)}
+    holds = {hold.id: hold for hold in (*named, *purchase, *bought, *sweep, *due)}
     elsewhere = {hold.node_id for hold in holds.values()} - set(nodes)
     if elsewhere:
         nodes.update((node.id, node) for node in rows.get_nodes(elsewhere))
@@ -102,6 +106,7 @@ def load_view(rows: Rows, scope: Scope, clock: StoreClock) -> LedgerView:
         holds=holds.values(),
         marks=rows.get_marks(keys) if keys else {},
         purchase=map(_ID, purchase),
+        bought=bought[0].id if bought else None,
         due=map(_ID, due),
         sweep=map(_ID, sweep),
     )

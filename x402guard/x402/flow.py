@@ -8,12 +8,13 @@ This file fixes the order: the hold is written before the signature, and the sig
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Final
 
 from x402guard.errors import (
+    AlreadyPaid,
     CallTimeout,
     LedgerUnavailable,
     NoAcceptableOffer,
@@ -48,7 +49,17 @@ from x402guard.policy.judge import Consented, Unasked
 from x402guard.x402.challenge import Payable, read_challenge, screen
 from x402guard.x402.offer_rules import Case, rank
 from x402guard.x402.origins import note_version, origin_mark
-from x402guard.x402.purchase import Authorized, Stuck, authorize_purchase, payment_step, purchase_scope
+from x402guard.x402.purchase import (
+    ALREADY_PAID,
+    Authorized,
+    Bought,
+    Decision,
+    Flying,
+    Stuck,
+    authorize_purchase,
+    payment_step,
+    purchase_scope,
+)
 from x402guard.x402.schemes import payment_header
 from x402guard.x402.settlement import (
     PAYMENT_REQUIRED_STATUS,
@@ -66,6 +77,9 @@ from x402guard.x402.settlement import (
 
 QUICK_BYTES: Final = 16_384
 """The largest body, in bytes, whose deduplication key is computed on the event loop."""
+
+_FIRST_PAUSE_S: Final = 0.02
+_LONGEST_PAUSE_S: Final = 1.0
 
 ONE_PAYMENT: Final = "one_payment_per_request"
 
@@ -136,7 +150,7 @@ def _authorize(
         step = yield Compute(lambda _now_ms: payment_step(context, request), quick=False)
     scope = purchase_scope(context, request, cases, step)
 
-    def change(view: LedgerView, consented: Consented) -> Authorized | Stuck | Unasked | Refusal:
+    def change(view: LedgerView, consented: Consented) -> Decision | Unasked | Refusal:
         return authorize_purchase(view, consented, context=context, cases=cases, step=step)
 
     def undo(error: BaseException) -> Flow[None]:
@@ -144,13 +158,43 @@ def _authorize(
         reason = f"the commit's answer was lost: {error_name(error)}"
         yield from _give_back(context, request.entropy.hex(), reason, error)
 
-    seat = Seat(HoldKind.PAYMENT, request.host)
+    seat, pauses = Seat(HoldKind.PAYMENT, request.host), _pauses(context.flight_ms)
     while True:
-        holding: Flow[Authorized | Stuck] = hold_or_refuse(context, scope, change, undo, refuse=refuse, seat=seat)
+        holding: Flow[Decision] = hold_or_refuse(context, scope, change, undo, refuse=refuse, seat=seat)
         decided = yield from holding
-        if isinstance(decided, Authorized):
-            return decided
-        yield from _resolve(decided.hold)
+        match decided:
+            case Authorized():
+                return decided
+            case Stuck(hold):
+                yield from _resolve(hold)
+            case Bought(hold):
+                raise (yield from _already_paid(request, hold, refuse))
+            case Flying(refusal):
+                pause_s = next(pauses, None)
+                if pause_s is None:
+                    raise (yield from refuse(refusal))
+                seat.leave()
+                yield Checkpoint(pause_s)
+
+
+def _pauses(flight_ms: int) -> Iterator[float]:
+    """Yield pauses in seconds, each half as long again as the one before, of *flight_ms* (milliseconds) in all."""
+    pause_s, left_s = _FIRST_PAUSE_S, flight_ms / 1000
+    while left_s > 0:
+        yield pause_s
+        left_s -= pause_s
+        pause_s = min(_LONGEST_PAUSE_S, pause_s * 1.5)
+
+
+def _already_paid(
+    request: RequestFacts, hold: Hold, refuse: Callable[[Refusal], Flow[PaymentRefused]]
+) -> Flow[PaymentRefused]:
+    paid = f"${format_dollars(hold.captured or hold.amount)} to {hold.payment().payee} (hold {hold.id[:16]}…)"
+    reason = f"the purchase {str(request.purchase)[:100]!r} was paid with {paid}, and its answer was handed over"
+    error = yield from refuse(Refusal(ALREADY_PAID, reason, error=AlreadyPaid))
+    if isinstance(error, AlreadyPaid):
+        error.receipt = receipt_of(hold, represented=False)
+    return error
 
 
 def _resolve(hold: Hold) -> Flow[None]:

@@ -15,7 +15,8 @@ from x402guard.ledger.authorize import BUDGET, Refusal, authorize, check_room
 from x402guard.ledger.intent import Intent
 from x402guard.ledger.model import Delivery, Hold, HoldKind, HoldState
 from x402guard.ledger.purchases import (
-    hand_over,
+    bought_before,
+    close_purchase,
     is_in_flight_elsewhere,
     is_lost,
     may_be_presented,
@@ -39,7 +40,10 @@ MIN_REMAINING_S: Final = 10
 
 
 IN_FLIGHT: Final = "in_flight"
-"""The rule of a request whose purchase another process is paying for."""
+"""The rule of a request whose purchase another call is paying for."""
+
+ALREADY_PAID: Final = "already_paid"
+"""The rule of a named purchase that was paid and handed over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +59,23 @@ class Stuck:
     """A hold keeps the same purchase open and cannot be presented again, so the chain has to be asked."""
 
     hold: Hold
+
+
+@dataclass(frozen=True, slots=True)
+class Flying:
+    """Another request of the same name is paying, and its outcome decides. *refusal*: the answer after a long wait."""
+
+    refusal: Refusal
+
+
+@dataclass(frozen=True, slots=True)
+class Bought:
+    """The hold of a named purchase whose answer was handed over."""
+
+    hold: Hold
+
+
+Decision = Authorized | Stuck | Flying | Bought
 
 
 def purchase_key(context: Context, request: RequestFacts) -> str:
@@ -93,6 +114,7 @@ def purchase_scope(context: Context, request: RequestFacts, cases: tuple[Case, .
         nodes=(context.node_id,),
         holds=(request.entropy.hex(),),
         purchase=purchase_key(context, request),
+        named=request.purchase is not None,
         marks=(*marks, *guard_marks(context.policy, step, tuple(payees))),
         durable=True,
     )
@@ -105,7 +127,7 @@ def authorize_purchase(
     context: Context,
     cases: tuple[Case, ...],
     step: Step,
-) -> Authorized | Stuck | Unasked | Refusal:
+) -> Decision | Unasked | Refusal:
     """Present a lost payment again, hold the best offer, return a question for approval, or refuse.
 
     *cases* are the offers that the rules allow, best first. Any of them may match a lost payment; else the first one
@@ -130,15 +152,13 @@ def authorize_purchase(
     return refusals[0]
 
 
-def _unfinished(
-    view: LedgerView, context: Context, cases: tuple[Case, ...], step: Step
-) -> Authorized | Stuck | Refusal | None:
-    """Return what an open purchase asks for: the same payment again, the chain, or to wait. None to sign a new one."""
-    found = open_purchases(view, memory_ms=context.memory_ms)
-    if found and cases[0].request.pay_again:
+def _unfinished(view: LedgerView, context: Context, cases: tuple[Case, ...], step: Step) -> Decision | Refusal | None:
+    """Return what an earlier payment asks for: the same one again, the chain, or to wait. None to sign a new one."""
+    found, request = open_purchases(view, memory_ms=context.memory_ms), cases[0].request
+    if request.pay_again:
         for hold in found:
             if hold.state is HoldState.CAPTURED:
-                hand_over(view, hold.id)  # the caller has decided; its payment counts as before
+                close_purchase(view, hold.id)  # the caller has decided; its payment counts as before
         return None
     instance, flight_ms = context.instance, context.flight_ms
     lost = [hold for hold in found if is_lost(view, hold, instance=instance, flight_ms=flight_ms)]
@@ -151,15 +171,22 @@ def _unfinished(
     if lost:
         return Stuck(lost[0])
     for hold in found:
+        if request.purchase is not None:
+            return Flying(_in_flight(view, hold, flight_ms))
         if is_in_flight_elsewhere(hold, instance=instance):
-            wait_ms = hold.flying_since_ms + flight_ms - view.now_ms
-            return Refusal(
-                IN_FLIGHT,
-                f"another process is paying for the same request (hold {hold.id[:16]}…), and its answer may still come",
-                retry_after_s=max(1, -(-wait_ms // 1000)),
-                is_out=True,
-            )
-    return None
+            return _in_flight(view, hold, flight_ms)
+    bought = None if request.purchase is None else bought_before(view, memory_ms=context.memory_ms)
+    return None if bought is None else Bought(bought)
+
+
+def _in_flight(view: LedgerView, hold: Hold, flight_ms: int) -> Refusal:
+    wait_ms = hold.flying_since_ms + flight_ms - view.now_ms
+    return Refusal(
+        IN_FLIGHT,
+        f"another call is paying for the same request (hold {hold.id[:16]}…), and its answer may still come",
+        retry_after_s=max(1, -(-wait_ms // 1000)),
+        is_out=True,
+    )
 
 
 def _present_again(view: LedgerView, context: Context, hold: Hold, asked: Step) -> Authorized | Refusal:

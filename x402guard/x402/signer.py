@@ -90,7 +90,7 @@ class LocalSigner:
         if row is None or row.intent is None:
             raise SignerError("the payment is not in the ledger, and only payments in it are signed")
         # A captured payment is signed again only while it is presented again: the same nonce can be taken only once.
-        again = row.state is HoldState.CAPTURED and row.presented > 0 and row.delivery is not Delivery.DONE
+        again = row.state is HoldState.CAPTURED and row.presented > 0 and row.delivery in (Delivery.OPEN, Delivery.LOST)
         if _as_authorized(row) != _as_authorized(hold) or not (row.state is HoldState.HELD or again):
             raise SignerError(
                 f"hold {row.id} is {row.state} in the ledger, or differs from the hold given to the signer"
