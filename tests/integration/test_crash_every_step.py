@@ -300,7 +300,8 @@ def test_killed_at_any_step_of_asking_a_person_nothing_is_held_while_nobody_has_
     assert held[asked[-1]] == PRICE
 
 
-def test_killed_at_any_step_of_reconciling_the_next_one_ends_it(zygote, tmp_path):
+@pytest.mark.parametrize("every", [3, pytest.param(1, marks=pytest.mark.long)], ids=["each third", "each"])
+def test_killed_at_any_step_of_reconciling_the_next_one_ends_it(zygote, tmp_path, every):
     """Every copy of one ledger is reconciled by somebody who dies on the way, and then by somebody who lives."""
     world = World(zygote, tmp_path, "upto")
     try:
@@ -321,7 +322,7 @@ def test_killed_at_any_step_of_reconciling_the_next_one_ends_it(zygote, tmp_path
 
         counted = world.live(**copied("whole.db")).steps
         assert {"before HoldStatus", "before WalletTransfers", "inside Transact"} <= set(counted)
-        for number, step in enumerate(counted):
+        for number, step in [*enumerate(counted)][::every]:
             life = world.live(at=number, **copied(f"{number}.db"))
             assert (life.code, life.steps) == (-signal.SIGKILL, counted[: number + 1])
             for session in sold:

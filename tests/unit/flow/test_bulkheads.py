@@ -260,7 +260,6 @@ def test_the_collector_may_come_at_any_moment_and_no_place_is_lost_or_given_twic
             second.leave()
             assert is_free(places), f"in turn {turn}"
     finally:
-        gc.unfreeze()
         gc.set_threshold(*before)
         gc.enable()
 
