@@ -315,7 +315,7 @@ def note_end_of(context: Context, receipt: Receipt, shell: Shell, *, success: bo
             if hold is not None:
                 yield from note_late(context, hold)
         elif success:
-            yield from note_answer_end(context, receipt.hold_id, end)
+            yield from note_answer_end(receipt.hold_id, end)
 
     return note_end
 

@@ -146,10 +146,10 @@ AnswerEnd = Literal["whole", "late", "cut"]
 """How a paid answer ended: handed over; late or broken by the server; cut off on the caller's side."""
 
 
-def note_answer_end(context: Context, hold_id: str, end: AnswerEnd) -> Flow[None]:
+def note_answer_end(hold_id: str, end: AnswerEnd) -> Flow[None]:
     """Record whether a paid answer was handed over. A purchase whose answer was lost stays open."""
     change = hand_over if end == "whole" else lose
-    yield Transact(_scope_of(context, hold_id), lambda view: change(view, hold_id))
+    yield Transact(Scope(holds=(hold_id,)), lambda view: change(view, hold_id))
 
 
 def note_late(context: Context, hold: Hold) -> Flow[None]:
