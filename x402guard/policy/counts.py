@@ -10,6 +10,7 @@ from typing_extensions import override
 
 from x402guard.ledger.authorize import Refusal
 from x402guard.ledger.view import LedgerView, MarkKey
+from x402guard.policy.patterns import is_route, matches_name, matches_route
 from x402guard.policy.step_guard import StepGuard
 from x402guard.policy.steps import Step
 
@@ -27,9 +28,9 @@ class Counts(StepGuard):
     def _limits(self, step: Step) -> Iterator[tuple[str, str, int, MarkKey]]:
         if self.max_steps is not None:
             yield MAX_STEPS, "steps", self.max_steps, ("steps", step.run_id)
-        most = self.max_calls.get(step.name)
-        if most is not None:
-            yield MAX_CALLS, f"calls of {step.name}", most, ("calls", f"{step.run_id} {step.name}")
+        for pattern, most in self.max_calls.items():
+            if _matches(pattern, step.name):
+                yield MAX_CALLS, f"calls of {pattern}", most, ("calls", f"{step.run_id} {pattern}")
 
     @override
     def marks(self, step: Step, payees: tuple[str, ...], *, ending: bool) -> Iterator[MarkKey]:
@@ -54,6 +55,12 @@ class Counts(StepGuard):
         for _, _, _, key in self._limits(step):
             if _count(view, key):
                 view.put_mark(key, {"count": _count(view, key) - 1})
+
+
+def _matches(pattern: str, name: str) -> bool:
+    if "*" not in pattern:
+        return pattern == name
+    return matches_route(pattern, name) if is_route(pattern) else matches_name(pattern, name, within=False)
 
 
 def _count(view: LedgerView, key: MarkKey) -> int:

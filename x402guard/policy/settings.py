@@ -17,6 +17,7 @@ from x402guard.policy.breakers import Breaker, Bulkhead
 from x402guard.policy.checks import SoftLimits, check_choice, check_dollars, check_flag, check_whole, parts_of
 from x402guard.policy.counts import Counts
 from x402guard.policy.loops import Loop
+from x402guard.policy.patterns import check_pattern
 from x402guard.policy.risk import Risk
 from x402guard.policy.rules import Rule, check_rules
 from x402guard.policy.spikes import Spike
@@ -66,7 +67,8 @@ class Policy:
         spike: when a step costs too much compared with earlier steps; None for no spike detector.
         velocity: how fast a run may spend; None for no such limits.
         max_steps: the most payments, LLM calls and tool uses, all together, in one run; None for no limit.
-        max_calls: tool, or ``METHOD host/path`` → the most uses of it in one run.
+        max_calls: tool, or ``METHOD host/path``, or a pattern of either with ``*`` → the most uses of all that it
+            matches in one run.
 
     Raises ``ConfigError`` naming the setting, also for an empty collection: it reads like "none", but would mean "any".
     """
@@ -128,7 +130,8 @@ class Policy:
             raise ConfigError(f'policy.max_calls: {self.max_calls!r} is not a mapping; write {{"serp": 50}}')
         for name, most in self.max_calls.items():
             check_whole(f"policy.max_calls[{name!r}]", most, 1)
-        self._set("max_calls", MappingProxyType({as_route("max_calls", n): most for n, most in self.max_calls.items()}))
+        named = {_counted(name): most for name, most in self.max_calls.items()}
+        self._set("max_calls", MappingProxyType(named))
         counts = Counts(self.max_steps, self.max_calls) if self.max_steps is not None or self.max_calls else None
         guards = (self.timeouts, self.breaker, counts, self.loop, self.velocity, self.spike)
         self._set("guards", tuple(guard for guard in guards if guard is not None))
@@ -208,3 +211,10 @@ def _scheme(name: str) -> str:
     if name not in _SCHEMES:
         raise ValueError(f"{name!r} is not a supported scheme; write 'exact' or 'upto'")
     return name
+
+
+def _counted(name: object) -> str:
+    """Return a key of ``max_calls`` as it is compared. Raises ``ConfigError`` if it could never match."""
+    if isinstance(name, str) and "*" in name:
+        return check_pattern(f"policy.max_calls[{name!r:.80}]", name)
+    return as_route("max_calls", name)

@@ -10,7 +10,7 @@ from tests.support import processes
 from tests.support.command_line import typed
 from tests.support.ledger import Clock
 from tests.support.llm_provider import CHAT, ask, completion
-from tests.support.merchant import URL, Shop, b64, client, make_guard, receipt
+from tests.support.merchant import URL, Shop, b64, client, make_guard, receipt, required
 from x402guard import (
     BudgetExhausted,
     ConfigError,
@@ -261,6 +261,29 @@ def test_steps_and_calls_have_a_maximum_by_rules_of_their_own(ledger_url):
                 session.charge("other", "$0.01")
             assert refused.value.rule == "max_steps"
             assert session.report().to_dict()["state"] == "open"
+
+
+@pytest.mark.parametrize("pattern", ["GET courts.example/*", "* courts.example/opinion/*", "get COURTS.example/op*"])
+def test_a_pattern_counts_all_that_it_matches(ledger_url, pattern):
+    policy = Policy(max_calls={pattern: 2, "look_*": 1})
+    with make_guard(ledger_url, policy=policy) as guard, guard.session("s", budget="$5.00", id="run") as session:
+        shop = Shop()
+        for number in range(2):
+            client(session, shop).get(f"{URL}/{number}")
+        with pytest.raises(PolicyDenied, match=r"policy.max_calls"):
+            client(session, shop).get(f"{URL}/2")
+        elsewhere = Shop(required(url="https://other.example/opinion/1"))
+        assert client(session, elsewhere).get("https://other.example/opinion/1").status_code == 200
+        session.charge("look_up", "$0.01")
+        with pytest.raises(PolicyDenied, match="look_"):
+            session.charge("look_around", "$0.01")
+        session.charge("overlook", "$0.01")
+
+
+@pytest.mark.parametrize("pattern", ["https://courts.example/*", "GET courts.example*", "G*T! a.example/*", "*" * 501])
+def test_a_pattern_that_can_match_nothing_is_an_error(pattern):
+    with pytest.raises(ConfigError, match=r"policy\.max_calls"):
+        Policy(max_calls={pattern: 1})
 
 
 SPENDER = """
