@@ -88,7 +88,7 @@ def test_a56_a_body_that_the_caller_closes_early_was_handed_over(mode, ledger):
         assert guard.shell.store.hold(hold_id).delivery is Delivery.DONE
 
 
-def reads_a_part(mode, session, shop):
+def reads_a_part(mode, session, shop, then=None):
     import anyio
 
     from tests.support.merchant import async_client, client
@@ -96,12 +96,16 @@ def reads_a_part(mode, session, shop):
     if mode == "sync":
         with client(session, shop) as http, http.stream("GET", URL) as response:
             next(response.iter_raw())
+            if then is not None:
+                raise then
         return
 
     async def main():
         async with async_client(session, shop) as http, http.stream("GET", URL) as response:
             async for _ in response.aiter_raw():
                 break
+            if then is not None:
+                raise then
 
     anyio.run(main)
 
@@ -161,3 +165,85 @@ def test_a57_a_restart_in_another_pid_namespace_signs_nothing_new(killed):
     said, nonces = done.stdout.splitlines()
     assert said.startswith("PolicyDenied in_flight ")
     assert nonces in ("[]", f"['{nonce:#x}']")
+
+
+class Garbage(httpx.SyncByteStream, httpx.AsyncByteStream):
+    """A body that says gzip and is none."""
+
+    def __iter__(self):
+        yield b"this is not gzip"
+
+    async def __aiter__(self):
+        yield b"this is not gzip"
+
+
+@MODES
+def test_a56_an_answer_that_cannot_be_decoded_was_not_handed_over(mode, ledger):
+    def garbage(_request, _shop):
+        headers = {"PAYMENT-RESPONSE": b64(receipt()), "content-encoding": "gzip"}
+        return httpx.Response(200, headers=headers, stream=Garbage())
+
+    shop = Shop(paid=garbage)
+    with make_guard(ledger) as guard, guard.session("s", budget="$1.00", id="run") as session:
+        for error in (httpx.DecodingError, httpx.DecodingError, PaidNotDelivered, PaidNotDelivered):
+            with pytest.raises(error):
+                fetch(mode, session, shop)
+        assert (len(shop.payments), len(shop.nonces)) == (2, 1)
+
+
+@MODES
+def test_a56_an_error_of_the_caller_in_the_middle_of_a_body_leaves_the_purchase_open(mode, ledger):
+    class Parts(httpx.SyncByteStream, httpx.AsyncByteStream):
+        def __iter__(self):
+            yield b"some"
+            yield b"more"
+
+        async def __aiter__(self):
+            yield b"some"
+            yield b"more"
+
+    shop = Shop(paid=lambda *_: httpx.Response(200, headers={"PAYMENT-RESPONSE": b64(receipt())}, stream=Parts()))
+    with make_guard(ledger) as guard, guard.session("s", budget="$1.00", id="run") as session:
+        with pytest.raises(KeyboardInterrupt):
+            reads_a_part(mode, session, shop, then=KeyboardInterrupt)
+        try:
+            raise ValueError("of something else")
+        except ValueError:  # an error that is being handled already says nothing about this answer
+            reads_a_part(mode, session, shop)
+        assert len(shop.nonces) == 1
+        [hold_id] = guard.shell.store.unsettled(0)
+        assert guard.shell.store.hold(hold_id).delivery is Delivery.DONE
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_a56_an_interrupt_while_the_end_of_an_answer_is_written_leaves_the_purchase_open(after):
+    class Interrupted:
+        inline = True
+
+        def __init__(self, store):
+            self.store, self.left = store, None
+
+        def __getattr__(self, name):
+            return getattr(self.store, name)
+
+        def transact(self, scope, change):
+            result = None if self.left == 1 and not after else self.store.transact(scope, change)
+            if self.left is not None:
+                self.left -= 1
+                if self.left == 0:
+                    self.left = None
+                    raise KeyboardInterrupt
+            return result
+
+    class Body(httpx.SyncByteStream):
+        def __iter__(self):
+            yield b"all"
+
+    shop = Shop(paid=lambda *_: httpx.Response(200, headers={"PAYMENT-RESPONSE": b64(receipt())}, stream=Body()))
+    store = Interrupted(open_store("memory://"))
+    with make_guard(store) as guard, guard.session("s", budget="$1.00", id="run") as session:
+        store.left = 3  # the hold, the claim, the end
+        with pytest.raises(KeyboardInterrupt):
+            fetch("sync", session, shop)
+        assert fetch("sync", session, shop).extensions["x402guard"].represented
+        assert len(shop.nonces) == 1

@@ -278,9 +278,11 @@ def _paid_in(rpc: JsonRpc, intent: Intent, block: int) -> bool:
         return True
     for log in paid:
         sent = rpc.call("eth_getTransactionByHash", log.transaction)
-        shown = isinstance(sent, Mapping)
-        nonce = _nonce_of(rpc, intent.token, intent.payer, (sent, log.transaction, log.index, block)) if shown else None
-        if nonce in (None, intent.nonce):
+        # The calldata alone: an event of another payment in the same transaction may stand before this Transfer.
+        known = isinstance(sent, Mapping) and nonce_settled(
+            intent.token, str(sent.get("to")), octets(sent.get("input", "0x"))
+        )
+        if known in (None, False, intent.nonce):
             return True
     return False
 
@@ -309,17 +311,10 @@ def nonce_behind(rpc: JsonRpc, token: Address, payer: Address, transaction: str,
     sent = rpc.call("eth_getTransactionByHash", transaction)
     if not isinstance(sent, Mapping):
         raise ChainUnreadable(f"transaction {transaction} is in the logs, but the node does not show it")
-    return _nonce_of(rpc, token, payer, (sent, transaction, log_index, quantity(sent["blockNumber"])))
-
-
-def _nonce_of(
-    rpc: JsonRpc, token: Address, payer: Address, transfer: tuple[Mapping[str, Any], str, int, int]
-) -> int | None:
-    """Return the nonce behind a Transfer: (its transaction, the transaction's hash, its log index, its block)."""
-    sent, transaction, log_index, block = transfer
     nonce = nonce_settled(token, str(sent.get("to")), octets(sent.get("input", "0x")))
     if nonce is not None:
         return nonce
+    block = quantity(sent["blockNumber"])
     used = [
         log for log in _all_logs_of(rpc, token, [_USED, _padded(payer)], block, block)
         if log.transaction == transaction and log.topics[:2] == (_USED, _padded(payer)) and log.index < log_index

@@ -6,6 +6,7 @@ import heapq
 import itertools
 import os
 import socket
+import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -181,6 +182,16 @@ def _shut(connection: socket.socket | None) -> None:
             connection.shutdown(socket.SHUT_RDWR)
 
 
+def _error() -> BaseException | None:
+    """Return the error that is being handled here, or None.
+
+    While one propagates, the HTTP library closes the answer and the caller gets the error instead: an answer that
+    cannot be decoded, or an error of the caller's own code in the middle of a body.
+    """
+    error = sys.exc_info()[1]
+    return None if isinstance(error, GeneratorExit) else error
+
+
 class Watched:
     """A response stream with a deadline.
 
@@ -193,7 +204,7 @@ class Watched:
         self._watch = watch
         self.ended: Callable[[AnswerEnd], None] | None = None
         self.hold_id: str | None = None
-        self._cut = False
+        self._cut, self._around = False, _error()
         connection = _socket_of(response.extensions)
         _CUTTER.look_after(watch, lambda: _shut(connection))
 
@@ -234,15 +245,20 @@ class Watched:
         return error
 
     def _end(self, end: AnswerEnd) -> None:
-        ended, self.ended = self.ended, None
+        ended = self.ended
         if ended is not None:
-            ended(end)
+            try:
+                ended(end)
+            except BaseException:
+                self._cut = True  # the caller gets this error, so its answer is lost; closing writes that
+                raise
+            self.ended = None
 
     def close(self) -> None:
         """Release the slot, and close the inner stream."""
         self._watch.end()
         try:
-            self._end("cut" if self._cut else "whole")
+            self._end("cut" if self._cut or _error() not in (None, self._around) else "whole")
         finally:
             self._stream.close()
 
@@ -256,7 +272,7 @@ class AsyncWatched:
         _CUTTER.look_after(watch, lambda: None)  # the reading task times out itself; an unread body releases its slot
         self.ended: Callable[[AnswerEnd], Awaitable[None]] | None = None
         self.hold_id: str | None = None
-        self._cut = False
+        self._cut, self._around = False, _error()
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         watch, source = self._watch, aiter(self._stream)
@@ -295,15 +311,20 @@ class AsyncWatched:
         return error
 
     async def _end(self, end: AnswerEnd) -> None:
-        ended, self.ended = self.ended, None
+        ended = self.ended
         if ended is not None:
-            with anyio.CancelScope(shield=True):
-                await ended(end)
+            try:
+                with anyio.CancelScope(shield=True):
+                    await ended(end)
+            except BaseException:
+                self._cut = True  # a task of asyncio can be cancelled in spite of the shield
+                raise
+            self.ended = None
 
     async def aclose(self) -> None:
         """Release the slot, and close the inner stream."""
         self._watch.end()
         try:
-            await self._end("cut" if self._cut else "whole")
+            await self._end("cut" if self._cut or _error() not in (None, self._around) else "whole")
         finally:
             await self._stream.aclose()

@@ -92,13 +92,20 @@ def take_over(view: LedgerView, hold: Hold, *, instance: str) -> Hold:
 
 def hand_over(view: LedgerView, hold_id: str) -> Hold:
     """Record that the whole answer of a purchase was handed over."""
-    return _put(view, view.known_hold(hold_id), Delivery.DONE)
+    hold = view.known_hold(hold_id)
+    return hold if hold.delivery is Delivery.FORGIVEN else _put(view, hold, Delivery.DONE)
 
 
 def lose(view: LedgerView, hold_id: str) -> Hold:
     """Record that the answer of an open purchase will not be handed over."""
     hold = view.known_hold(hold_id)
     return _put(view, hold, Delivery.LOST) if hold.delivery in _OPEN else hold
+
+
+def take_back(view: LedgerView, hold_id: str) -> Hold:
+    """Record that an answer did not reach its caller, although its body was read to the end."""
+    hold = view.known_hold(hold_id)
+    return hold if hold.delivery is Delivery.FORGIVEN else _put(view, hold, Delivery.LOST)
 
 
 def close_purchase(view: LedgerView, hold_id: str) -> Hold:

@@ -109,7 +109,7 @@ UPDATE nodes SET live = (
 _DELIVERY: Final = """
 ALTER TABLE holds ADD COLUMN delivery TEXT NOT NULL DEFAULT 'done';
 UPDATE holds SET delivery = iif(doubt IS NULL, 'open', 'lost')
-    WHERE state = 'held' AND intent IS NOT NULL AND claim IS NULL;
+    WHERE state = 'held' AND intent IS NOT NULL AND (claim IS NULL OR doubt IS NOT NULL);
 DROP INDEX live_by_purchase;
 DROP INDEX live_by_node;
 CREATE INDEX live_by_deadline ON holds (chain_evidence, deadline_unix) WHERE state = 'held';

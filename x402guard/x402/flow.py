@@ -204,13 +204,15 @@ def _resolve(hold: Hold) -> Flow[None]:
     if was_taken(after):
         raise _not_delivered(after)
     if after.state is HoldState.HELD or after.captured:
+        live = after.state is HoldState.HELD
+        wait = "Wait until the chain is past its deadline, or ask" if live else "No chain can tell how it ended. Ask"
         uncertain = uncertain_of(
             SettlementUncertain,
             after,
             f"a payment for the same request is in doubt ({after.doubt or 'no answer came'}) and cannot be presented again",
-            advice="Wait until the chain is past its deadline, or ask with extensions={'pay_again': True} to pay a second time.",
+            advice=f"{wait} with extensions={{'pay_again': True}} to pay a second time.",
         )
-        uncertain.retry = "later"
+        uncertain.retry = "later" if live else "no"
         raise uncertain
 
 

@@ -160,6 +160,9 @@ def _unfinished(view: LedgerView, context: Context, cases: tuple[Case, ...], ste
             if hold.state is HoldState.CAPTURED:
                 close_purchase(view, hold.id)  # the caller has decided; its payment counts as before
         return None
+    bought = None if request.purchase is None else bought_before(view, memory_ms=context.memory_ms)
+    if bought is not None:
+        return Bought(bought)
     instance, flight_ms = context.instance, context.flight_ms
     lost = [hold for hold in found if is_lost(view, hold, instance=instance, flight_ms=flight_ms)]
     late = context.policy.timeouts.judge(view, step) if lost else None
@@ -175,8 +178,7 @@ def _unfinished(view: LedgerView, context: Context, cases: tuple[Case, ...], ste
             return Flying(_in_flight(view, hold, flight_ms))
         if is_in_flight_elsewhere(hold, instance=instance):
             return _in_flight(view, hold, flight_ms)
-    bought = None if request.purchase is None else bought_before(view, memory_ms=context.memory_ms)
-    return None if bought is None else Bought(bought)
+    return None
 
 
 def _in_flight(view: LedgerView, hold: Hold, flight_ms: int) -> Refusal:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from dataclasses import dataclass
 from typing import Final, Literal, TypeVar
 
@@ -26,7 +27,7 @@ from x402guard.ledger.evidence import (
 )
 from x402guard.ledger.in_doubt import in_doubt
 from x402guard.ledger.model import Claim, Evidence, Hold, HoldState
-from x402guard.ledger.purchases import hand_over, lose
+from x402guard.ledger.purchases import hand_over, lose, take_back
 from x402guard.ledger.transitions import Note, Void, apply
 from x402guard.ledger.upto_sellers import ceiling_mark
 from x402guard.ledger.view import LedgerView, Scope
@@ -35,6 +36,8 @@ from x402guard.policy.guards import give_step_back, guard_marks, note_end
 from x402guard.policy.step_guard import StepEnd
 from x402guard.policy.steps import step_of
 from x402guard.x402.wire import SettleResponse, decode_receipt
+
+_HASH: Final = re.compile(r"0x[0-9a-fA-F]{64}", re.ASCII)
 
 SWEEP_SIZE: Final = 16
 """The most holds that one sweep asks the chain about."""
@@ -148,7 +151,7 @@ AnswerEnd = Literal["whole", "late", "cut"]
 
 def note_answer_end(hold_id: str, end: AnswerEnd) -> Flow[None]:
     """Record whether a paid answer was handed over. A purchase whose answer was lost stays open."""
-    change = hand_over if end == "whole" else lose
+    change = hand_over if end == "whole" else take_back
     yield Transact(Scope(holds=(hold_id,)), lambda view: change(view, hold_id))
 
 
@@ -346,4 +349,5 @@ def uncertain_of(kind: type[E], hold: Hold, message: str, *, advice: str | None 
 def _transaction_of(hold: Hold) -> str:
     if hold.proof is not None:
         return hold.proof.split("/")[1]
-    return "" if hold.claim is None else hold.claim.transaction
+    named = "" if hold.claim is None else hold.claim.transaction
+    return named if _HASH.fullmatch(named) else ""  # a seller may write any text there

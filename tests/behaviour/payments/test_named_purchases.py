@@ -150,6 +150,18 @@ def test_a_wait_for_another_call_of_the_name_ends_with_a_refusal(mode):
         assert asked == [("in_flight", 1, True)]
 
 
+def test_a_name_that_was_paid_again_is_not_presented_a_third_time(ledger_url):
+    shop, named = Shop(paid=httpx.ReadError("lost")), {"purchase": "report 7"}
+    with make_guard(ledger_url) as guard, guard.session("s", budget="$1.00") as session:
+        with pytest.raises(SettlementUncertain):
+            fetch("sync", session, shop, extensions=named)
+        shop.paid = None
+        assert fetch("sync", session, shop, extensions={**named, "pay_again": True}).status_code == 200
+        with pytest.raises(AlreadyPaid):
+            fetch("sync", session, shop, extensions=named)
+        assert len(shop.payments) == 2
+
+
 def test_a_forgiven_name_is_bought_again(ledger_url):
     from x402guard.ledger.purchases import forgive
 
