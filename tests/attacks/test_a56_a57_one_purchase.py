@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from tests.support import processes
+from tests.support.faults import FailingFrom
 from tests.support.ledger import Clock
 from tests.support.merchant import URL, Shop, b64, make_guard, receipt
 from tests.support.refusals import events, fetch
@@ -246,4 +247,40 @@ def test_a56_an_interrupt_while_the_end_of_an_answer_is_written_leaves_the_purch
         with pytest.raises(KeyboardInterrupt):
             fetch("sync", session, shop)
         assert fetch("sync", session, shop).extensions["x402guard"].represented
+        assert len(shop.nonces) == 1
+
+
+@MODES
+def test_a56_a_doubt_that_could_not_be_written_keeps_the_purchase_open_all_the_same(mode):
+    store = FailingFrom(open_store("memory://"))
+    shop = Shop(paid=httpx.ReadError("the answer was lost"))
+    with make_guard(store) as guard, guard.session("s", budget="$1.00", id="run") as session:
+        store.at = store.count + 2  # the hold is written, and nothing after it
+        with pytest.raises(SettlementUncertain):
+            fetch(mode, session, shop)
+        store.at, shop.paid = None, None  # the disk has room again, long before flight_s
+        assert fetch(mode, session, shop).extensions["x402guard"].represented
+        assert len(shop.nonces) == 1
+
+
+@MODES
+def test_a56_a_body_that_broke_while_the_ledger_could_not_be_written_keeps_the_purchase_open(mode):
+    class Broken(httpx.SyncByteStream, httpx.AsyncByteStream):
+        def __iter__(self):
+            yield b"some"
+            store.at = 0
+            raise httpx.ReadError("cut")
+
+        async def __aiter__(self):
+            yield b"some"
+            store.at = 0
+            raise httpx.ReadError("cut")
+
+    shop = Shop(paid=lambda *_: httpx.Response(200, headers={"PAYMENT-RESPONSE": b64(receipt())}, stream=Broken()))
+    store = FailingFrom(open_store("memory://"))
+    with make_guard(store) as guard, guard.session("s", budget="$1.00", id="run") as session:
+        with pytest.raises(httpx.ReadError):
+            fetch(mode, session, shop)
+        store.at, shop.paid = None, None
+        assert fetch(mode, session, shop).extensions["x402guard"].represented
         assert len(shop.nonces) == 1

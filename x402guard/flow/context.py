@@ -44,6 +44,7 @@ class Context:
             (nano-dollars). Returns True if more may fit now. None without a chain.
         session_budget: nano-dollars of a session that names no budget; None if it has to name one.
         quotes: (pattern of routes, nano-dollars): the prices that the session expects.
+        in_flight: the holds of this instance whose request or answer is under way now; shared by all its sessions.
         gone: process instances that are known to have ended.
     """
 
@@ -66,4 +67,5 @@ class Context:
     sweep: Sweep | None = None
     session_budget: Nanos | None = None
     quotes: tuple[tuple[str, Nanos], ...] = ()
+    in_flight: set[str] = field(default_factory=set, compare=False, hash=False)
     gone: frozenset[str] = frozenset()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import weakref
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, Protocol, Self, get_args
@@ -43,8 +43,6 @@ if TYPE_CHECKING:
     import httpx
 
 OnRefusal = Literal["raise", "respond"]
-
-NoteEnd = Callable[[AnswerEnd], Flow[None]]
 
 Handed = InFlight | Receipt | None
 """The result of a flow: a body to meter, a receipt, or None for a free request."""
@@ -127,6 +125,7 @@ class Guarded:
                 note_answer(payer.shell, note_end, "whole")
             else:
                 exchange.watched.ended = partial(note_answer, payer.shell, note_end)
+                weakref.finalize(exchange.watched, note_end.gone)
         return response
 
     async def exchange_async(self, inner: httpx.AsyncBaseTransport, request: httpx.Request) -> httpx.Response:
@@ -158,6 +157,7 @@ class Guarded:
                     await note_answer_async(payer.shell, note_end, "whole")
             else:
                 exchange.watched.ended = partial(note_answer_async, payer.shell, note_end)
+                weakref.finalize(exchange.watched, note_end.gone)
         return response
 
     def _begin(
@@ -206,7 +206,7 @@ class Guarded:
         payer: MeteredPayer,
         *,
         metered: type[Metered | AsyncMetered],
-    ) -> tuple[httpx.Response, NoteEnd | None]:
+    ) -> tuple[httpx.Response, AnswerEnding | None]:
         """Return the last response, its body watched or metered, with the receipt in its extensions.
 
         Also returns the flow that records how the body of a paid answer ends, if that makes a difference.
@@ -218,7 +218,7 @@ class Guarded:
             exchange.watched.hold_id = handed.hold_id
         if isinstance(handed, Receipt) and not handed.model:
             logical.receipt = handed
-            note_end = note_end_of(payer.context, handed, payer.shell, success=succeeded(response.status_code))
+            note_end = AnswerEnding(payer.context, handed, payer.shell, success=succeeded(response.status_code))
         if isinstance(handed, InFlight):
             response = self._reading(response, metered(response.stream, handed, payer.shell))  # type: ignore[arg-type]
         receipt = handed.receipt if isinstance(handed, InFlight) else handed or logical.receipt
@@ -306,30 +306,42 @@ def wrong_transport(transport: object, kind: type, other: str) -> ConfigError:
     )
 
 
-def note_end_of(context: Context, receipt: Receipt, shell: Shell, *, success: bool) -> NoteEnd:
-    """Return the flow that records how a paid answer ended. An answer without *success* delivers nothing."""
+class AnswerEnding:
+    """The flow that records how a paid answer ended. An answer without *success* delivers nothing."""
 
-    def note_end(end: AnswerEnd) -> Flow[None]:
+    def __init__(self, context: Context, receipt: Receipt, shell: Shell, *, success: bool) -> None:
+        self._context, self._hold_id, self._shell, self._success = context, receipt.hold_id, shell, success
+
+    def __call__(self, end: AnswerEnd) -> Flow[None]:
+        """Return the flow for one *end*."""
         if end == "late":
-            hold = shell.store.hold(receipt.hold_id)
+            hold = self._shell.store.hold(self._hold_id)
             if hold is not None:
-                yield from note_late(context, hold)
-        elif success:
-            yield from note_answer_end(receipt.hold_id, end)
+                yield from note_late(self._context, hold)
+        elif self._success:
+            yield from note_answer_end(self._hold_id, end)
 
-    return note_end
+    def gone(self) -> None:
+        """Note, in memory alone, that nothing of the answer is under way any more, whether or not its end was written."""
+        self._context.in_flight.discard(self._hold_id)
 
 
-def note_answer(shell: Shell, note_end: NoteEnd, end: AnswerEnd) -> None:
+def note_answer(shell: Shell, note_end: AnswerEnding, end: AnswerEnd) -> None:
     """Record how a paid answer ended. The answer is the caller's, whether or not the ledger can be written."""
-    with suppress(LedgerUnavailable):
-        run(note_end(end), shell)
+    try:
+        with suppress(LedgerUnavailable):
+            run(note_end(end), shell)
+    finally:
+        note_end.gone()
 
 
-async def note_answer_async(shell: Shell, note_end: NoteEnd, end: AnswerEnd) -> None:
+async def note_answer_async(shell: Shell, note_end: AnswerEnding, end: AnswerEnd) -> None:
     """``note_answer``, awaited."""
-    with suppress(LedgerUnavailable):
-        await run_async(note_end(end), shell)
+    try:
+        with suppress(LedgerUnavailable):
+            await run_async(note_end(end), shell)
+    finally:
+        note_end.gone()
 
 
 _TARGET: Final = Refusal(

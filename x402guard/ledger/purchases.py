@@ -6,6 +6,7 @@ An open purchase is never signed anew: the same payment is presented again, or t
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Container
 from typing import Final
 
 from x402guard.errors import ConfigError
@@ -45,18 +46,20 @@ def _is_remembered(view: LedgerView, hold: Hold, memory_ms: int) -> bool:
     return hold.state is HoldState.CAPTURED and hold.captured > 0 and view.now_ms - hold.closed_ms <= memory_ms
 
 
-def is_lost(view: LedgerView, hold: Hold, *, instance: str, flight_ms: int) -> bool:
+def is_lost(view: LedgerView, hold: Hold, *, instance: str, in_flight: Container[str], flight_ms: int) -> bool:
     """True if nothing more will be handed over for an open purchase.
 
-    That is so if a note says it, if the process that sent the request has ended, or if no answer came within
-    *flight_ms* (milliseconds). *instance* is the caller's own: it notes a body that breaks, however long it reads it.
+    That is so if a note says it; if the call that sent the request has ended, because it is one of the caller's own
+    *instance* that is not *in_flight*, or of a process that has ended; or if no answer came within *flight_ms*
+    (milliseconds). A body of the own instance may be read for longer.
     """
-    if hold.delivery is Delivery.LOST:
+    own = hold.instance == instance
+    if hold.delivery is Delivery.LOST or (own and hold.id not in in_flight):
         return True
     row = view.mark(instance_mark(hold.instance))
     if row is not None and row["ended"]:
         return True
-    is_read = hold.claim is not None and hold.instance == instance and not hold.presented
+    is_read = own and hold.claim is not None and not hold.presented
     return not is_read and view.now_ms - hold.flying_since_ms > flight_ms
 
 

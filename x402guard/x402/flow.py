@@ -113,8 +113,12 @@ def _steps(request: RequestFacts, context: Context, reply: Reply | None) -> Flow
     if not payable.cases:
         raise (yield from refuse(_none_payable(payable)))
     authorized = yield from _authorize(request, context, rank(payable.cases), refuse)  # 6
-    header = yield from _sign(context, authorized)  # 7
-    hold = yield from _present(context, authorized, header)  # 8, 9
+    try:
+        header = yield from _sign(context, authorized)  # 7
+        hold = yield from _present(context, authorized, header)  # 8, 9
+    except BaseException:
+        context.in_flight.discard(authorized.hold.id)
+        raise
     return receipt_of(hold, represented=authorized.represented)  # 10
 
 
@@ -149,11 +153,17 @@ def _authorize(
     else:
         step = yield Compute(lambda _now_ms: payment_step(context, request), quick=False)
     scope = purchase_scope(context, request, cases, step)
+    begun: list[str] = []
 
     def change(view: LedgerView, consented: Consented) -> Decision | Unasked | Refusal:
-        return authorize_purchase(view, consented, context=context, cases=cases, step=step)
+        decided = authorize_purchase(view, consented, context=context, cases=cases, step=step)
+        if isinstance(decided, Authorized):  # before the commit: no other call may take it for one that is over
+            begun.append(decided.hold.id)
+            context.in_flight.add(decided.hold.id)
+        return decided
 
     def undo(error: BaseException) -> Flow[None]:
+        context.in_flight.difference_update(begun)
         # The commit may have succeeded although its answer was lost. Nothing was signed, so nothing can be taken.
         reason = f"the commit's answer was lost: {error_name(error)}"
         yield from _give_back(context, request.entropy.hex(), reason, error)

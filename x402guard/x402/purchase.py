@@ -164,7 +164,11 @@ def _unfinished(view: LedgerView, context: Context, cases: tuple[Case, ...], ste
     if bought is not None:
         return Bought(bought)
     instance, flight_ms = context.instance, context.flight_ms
-    lost = [hold for hold in found if is_lost(view, hold, instance=instance, flight_ms=flight_ms)]
+    lost = [
+        hold
+        for hold in found
+        if is_lost(view, hold, instance=instance, in_flight=context.in_flight, flight_ms=flight_ms)
+    ]
     late = context.policy.timeouts.judge(view, step) if lost else None
     if late is not None:
         return late
