@@ -178,7 +178,7 @@ def _authorize(
             case Stuck(hold):
                 yield from _resolve(hold)
             case Bought(hold):
-                raise (yield from _already_paid(request, hold, refuse))
+                raise (yield from _already_paid(hold, refuse))
             case Flying(refusal):
                 pause_s = next(pauses, None)
                 if pause_s is None:
@@ -196,11 +196,10 @@ def _pauses(flight_ms: int) -> Iterator[float]:
         pause_s = min(_LONGEST_PAUSE_S, pause_s * 1.5)
 
 
-def _already_paid(
-    request: RequestFacts, hold: Hold, refuse: Callable[[Refusal], Flow[PaymentRefused]]
-) -> Flow[PaymentRefused]:
+def _already_paid(hold: Hold, refuse: Callable[[Refusal], Flow[PaymentRefused]]) -> Flow[PaymentRefused]:
+    # Without the name: it may be an Idempotency-Key, of which the ledger keeps a hash alone.
     paid = f"${format_dollars(hold.captured or hold.amount)} to {hold.payment().payee} (hold {hold.id[:16]}…)"
-    reason = f"the purchase {str(request.purchase)[:100]!r} was paid with {paid}, and its answer was handed over"
+    reason = f"a purchase of this name was paid with {paid}, and its answer was handed over"
     error = yield from refuse(Refusal(ALREADY_PAID, reason, error=AlreadyPaid))
     if isinstance(error, AlreadyPaid):
         error.receipt = receipt_of(hold, represented=False)
