@@ -135,7 +135,7 @@ def test_64_threads_are_served_alike_within_three_seconds(url):
             rush(64, work)
         return counts, [0.0]
 
-    served, _ = fair_round(measure)
+    served, _ = fair_round(measure, rounds=10)  # by time and not by turns: other workers take a share of it
     assert min(served) >= LEAST_SHARE * max(served), sorted(served)
 
 
