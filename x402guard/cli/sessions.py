@@ -28,7 +28,9 @@ from x402guard.ledger.view import LedgerView
 from x402guard.money import format_dollars
 from x402guard.stores import ledger_path, open_store
 
-holds = typer.Typer(help="List the live holds, cancel one, or forgive a purchase whose answer was lost.", invoke_without_command=True)
+holds = typer.Typer(
+    help="List the live holds, cancel one, or forgive a purchase whose answer was lost.", invoke_without_command=True
+)
 
 LedgerUrl = Annotated[
     str | None, typer.Option("--ledger", help="Ledger URL; default: X402GUARD_LEDGER or x402guard.toml.")
