@@ -12,7 +12,7 @@ from tests.support import processes
 from tests.support.faults import FailingFrom
 from tests.support.ledger import Clock
 from tests.support.merchant import URL, Shop, b64, make_guard, receipt
-from tests.support.refusals import events, fetch
+from tests.support.refusals import Chunks, events, fetch
 from x402guard import PaidNotDelivered, PolicyDenied, SettlementUncertain
 from x402guard.guard import guard as guard_module
 from x402guard.ledger.evidence import Settled, weigh
@@ -31,14 +31,20 @@ def taken_on_chain(guard, hold):
     guard.shell.store.transact(scope, lambda view: weigh(view, hold.id, finding))
 
 
+def lost_and_taken(mode, guard, session):
+    """Buy once without an answer, and find on the chain that the payment was taken. Returns the shop and the hold."""
+    shop = Shop(paid=httpx.ReadError("the answer was lost"))
+    with pytest.raises(SettlementUncertain):
+        fetch(mode, session, shop)
+    [hold] = guard.shell.store.outstanding()
+    taken_on_chain(guard, hold)
+    return shop, hold
+
+
 @MODES
 def test_a56_a_payment_found_on_the_chain_before_the_retry_is_presented_once_more_and_never_signed_anew(mode, ledger):
-    shop = Shop(paid=httpx.ReadError("the answer was lost"))
     with make_guard(ledger) as guard, guard.session("s", budget="$1.00", id="run") as session:
-        with pytest.raises(SettlementUncertain):
-            fetch(mode, session, shop)
-        [hold] = guard.shell.store.outstanding()
-        taken_on_chain(guard, hold)
+        shop, hold = lost_and_taken(mode, guard, session)
         for _ in range(3):
             with pytest.raises(PaidNotDelivered) as caught:
                 fetch(mode, session, shop)
@@ -52,12 +58,8 @@ def test_a56_a_payment_found_on_the_chain_before_the_retry_is_presented_once_mor
 
 @MODES
 def test_a56_a_seller_with_an_idempotency_key_delivers_to_the_payment_that_is_presented_once_more(mode, ledger):
-    shop = Shop(paid=httpx.ReadError("the answer was lost"))
     with make_guard(ledger) as guard, guard.session("s", budget="$1.00", id="run") as session:
-        with pytest.raises(SettlementUncertain):
-            fetch(mode, session, shop)
-        [hold] = guard.shell.store.outstanding()
-        taken_on_chain(guard, hold)
+        shop, hold = lost_and_taken(mode, guard, session)
         shop.paid = lambda _request, _shop: httpx.Response(200, text="the goods")  # and no receipt
         answer = fetch(mode, session, shop)
         assert (answer.text, answer.extensions["x402guard"].represented) == ("the goods", True)
@@ -69,19 +71,7 @@ def test_a56_a_seller_with_an_idempotency_key_delivers_to_the_payment_that_is_pr
 
 @MODES
 def test_a56_a_body_that_the_caller_closes_early_was_handed_over(mode, ledger):
-    def parts():
-        yield b"some"
-        yield b"more"
-
-    class Body(httpx.SyncByteStream, httpx.AsyncByteStream):
-        def __iter__(self):
-            yield from parts()
-
-        async def __aiter__(self):
-            for part in parts():
-                yield part
-
-    answer = httpx.Response(200, headers={"PAYMENT-RESPONSE": b64(receipt())}, stream=Body())
+    answer = httpx.Response(200, headers={"PAYMENT-RESPONSE": b64(receipt())}, stream=Chunks(b"some", b"more"))
     shop = Shop(paid=lambda *_: answer)
     with make_guard(ledger) as guard, guard.session("s", budget="$1.00", id="run") as session:
         reads_a_part(mode, session, shop)
@@ -168,21 +158,11 @@ def test_a57_a_restart_in_another_pid_namespace_signs_nothing_new(killed):
     assert nonces in ("[]", f"['{nonce:#x}']")
 
 
-class Garbage(httpx.SyncByteStream, httpx.AsyncByteStream):
-    """A body that says gzip and is none."""
-
-    def __iter__(self):
-        yield b"this is not gzip"
-
-    async def __aiter__(self):
-        yield b"this is not gzip"
-
-
 @MODES
 def test_a56_an_answer_that_cannot_be_decoded_was_not_handed_over(mode, ledger):
     def garbage(_request, _shop):
         headers = {"PAYMENT-RESPONSE": b64(receipt()), "content-encoding": "gzip"}
-        return httpx.Response(200, headers=headers, stream=Garbage())
+        return httpx.Response(200, headers=headers, stream=Chunks(b"this is not gzip"))
 
     shop = Shop(paid=garbage)
     with make_guard(ledger) as guard, guard.session("s", budget="$1.00", id="run") as session:
@@ -194,16 +174,11 @@ def test_a56_an_answer_that_cannot_be_decoded_was_not_handed_over(mode, ledger):
 
 @MODES
 def test_a56_an_error_of_the_caller_in_the_middle_of_a_body_leaves_the_purchase_open(mode, ledger):
-    class Parts(httpx.SyncByteStream, httpx.AsyncByteStream):
-        def __iter__(self):
-            yield b"some"
-            yield b"more"
-
-        async def __aiter__(self):
-            yield b"some"
-            yield b"more"
-
-    shop = Shop(paid=lambda *_: httpx.Response(200, headers={"PAYMENT-RESPONSE": b64(receipt())}, stream=Parts()))
+    shop = Shop(
+        paid=lambda *_: httpx.Response(
+            200, headers={"PAYMENT-RESPONSE": b64(receipt())}, stream=Chunks(b"some", b"more")
+        )
+    )
     with make_guard(ledger) as guard, guard.session("s", budget="$1.00", id="run") as session:
         with pytest.raises(KeyboardInterrupt):
             reads_a_part(mode, session, shop, then=KeyboardInterrupt)
@@ -216,8 +191,10 @@ def test_a56_an_error_of_the_caller_in_the_middle_of_a_body_leaves_the_purchase_
         assert guard.shell.store.hold(hold_id).delivery is Delivery.DONE
 
 
-@pytest.mark.parametrize("after", [False, True])
-def test_a56_an_interrupt_while_the_end_of_an_answer_is_written_leaves_the_purchase_open(after):
+@MODES
+@pytest.mark.parametrize("content", [{"stream": Chunks(b"all")}, {"content": b"all"}], ids=["streamed", "in memory"])
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+def test_a56_an_interrupt_while_the_end_of_an_answer_is_written_leaves_the_purchase_open(mode, content, after):
     class Interrupted:
         inline = True
 
@@ -236,17 +213,13 @@ def test_a56_an_interrupt_while_the_end_of_an_answer_is_written_leaves_the_purch
                     raise KeyboardInterrupt
             return result
 
-    class Body(httpx.SyncByteStream):
-        def __iter__(self):
-            yield b"all"
-
-    shop = Shop(paid=lambda *_: httpx.Response(200, headers={"PAYMENT-RESPONSE": b64(receipt())}, stream=Body()))
+    shop = Shop(paid=lambda *_: httpx.Response(200, headers={"PAYMENT-RESPONSE": b64(receipt())}, **content))
     store = Interrupted(open_store("memory://"))
     with make_guard(store) as guard, guard.session("s", budget="$1.00", id="run") as session:
         store.left = 3  # the hold, the claim, the end
         with pytest.raises(KeyboardInterrupt):
-            fetch("sync", session, shop)
-        assert fetch("sync", session, shop).extensions["x402guard"].represented
+            fetch(mode, session, shop)
+        assert fetch(mode, session, shop).extensions["x402guard"].represented
         assert len(shop.nonces) == 1
 
 
@@ -265,18 +238,15 @@ def test_a56_a_doubt_that_could_not_be_written_keeps_the_purchase_open_all_the_s
 
 @MODES
 def test_a56_a_body_that_broke_while_the_ledger_could_not_be_written_keeps_the_purchase_open(mode):
-    class Broken(httpx.SyncByteStream, httpx.AsyncByteStream):
-        def __iter__(self):
-            yield b"some"
-            store.at = 0
-            raise httpx.ReadError("cut")
+    def full():
+        store.at = 0  # the disk is full from here on
+        return httpx.ReadError("cut")
 
-        async def __aiter__(self):
-            yield b"some"
-            store.at = 0
-            raise httpx.ReadError("cut")
-
-    shop = Shop(paid=lambda *_: httpx.Response(200, headers={"PAYMENT-RESPONSE": b64(receipt())}, stream=Broken()))
+    shop = Shop(
+        paid=lambda *_: httpx.Response(
+            200, headers={"PAYMENT-RESPONSE": b64(receipt())}, stream=Chunks(b"some", error=full)
+        )
+    )
     store = FailingFrom(open_store("memory://"))
     with make_guard(store) as guard, guard.session("s", budget="$1.00", id="run") as session:
         with pytest.raises(httpx.ReadError):

@@ -10,6 +10,7 @@ import pytest
 
 from tests.support.command_line import forked
 from tests.support.ledger import Clock
+from tests.support.refusals import Chunks
 from x402guard import (
     AsyncGuardedTransport,
     Guard,
@@ -36,16 +37,9 @@ PAID = ("payment-signature", "x-payment")
 numbers = itertools.count()
 
 
-class Cut(httpx.SyncByteStream, httpx.AsyncByteStream):
+def cut():
     """A body that breaks after its first bytes."""
-
-    def __iter__(self):
-        yield b"{"
-        raise httpx.RemoteProtocolError("the body was cut")
-
-    async def __aiter__(self):
-        yield b"{"
-        raise httpx.RemoteProtocolError("the body was cut")
+    return Chunks(b"{", error=lambda: httpx.RemoteProtocolError("the body was cut"))
 
 
 class Cancelled(BaseException):
@@ -82,8 +76,8 @@ LOSSES = {
     "5xx": lambda _response: httpx.Response(502),
     "5xx with its receipt": lambda response: httpx.Response(500, headers=receipt_of(response)),
     "404 with its receipt": lambda response: httpx.Response(404, headers=receipt_of(response)),
-    "body cut": lambda response: httpx.Response(200, headers=receipt_of(response), stream=Cut()),
-    "body cut, no receipt": lambda _response: httpx.Response(200, stream=Cut()),
+    "body cut": lambda response: httpx.Response(200, headers=receipt_of(response), stream=cut()),
+    "body cut, no receipt": lambda _response: httpx.Response(200, stream=cut()),
     "cancelled in the claim": lambda response: response,
 }
 

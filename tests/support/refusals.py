@@ -78,16 +78,18 @@ def authorization_of(request) -> dict:
 
 
 class Chunks(httpx.SyncByteStream, httpx.AsyncByteStream):
-    """A body that comes in exactly these pieces."""
+    """A body that comes in exactly these pieces, and then breaks with *error* (made by a function), if there is one."""
 
-    def __init__(self, *pieces) -> None:
-        self.pieces = pieces
+    def __init__(self, *pieces, error=None) -> None:
+        self.pieces, self.error = pieces, error
 
     def __iter__(self):
         yield from self.pieces
+        if self.error is not None:
+            raise self.error()
 
     async def __aiter__(self):
-        for piece in self.pieces:
+        for piece in self:
             yield piece
 
 

@@ -279,10 +279,9 @@ def _paid_in(rpc: JsonRpc, intent: Intent, block: int) -> bool:
     for log in paid:
         sent = rpc.call("eth_getTransactionByHash", log.transaction)
         # The calldata alone: an event of another payment in the same transaction may stand before this Transfer.
-        known = isinstance(sent, Mapping) and nonce_settled(
-            intent.token, str(sent.get("to")), octets(sent.get("input", "0x"))
-        )
-        if known in (None, False, intent.nonce):
+        if not isinstance(sent, Mapping):
+            return True
+        if nonce_settled(intent.token, str(sent.get("to")), octets(sent.get("input", "0x"))) in (None, intent.nonce):
             return True
     return False
 

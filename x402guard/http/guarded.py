@@ -122,7 +122,11 @@ class Guarded:
         response, note_end = self._finish(logical, exchange, handed, payer, metered=self.library.of(Metered))
         if note_end is not None:
             if exchange.watched is None:  # its body is in memory already
-                note_answer(payer.shell, note_end, "whole")
+                try:
+                    note_answer(payer.shell, note_end, "whole")
+                except BaseException:  # the caller gets this error, so its answer is lost
+                    note_answer(payer.shell, note_end, "cut")
+                    raise
             else:
                 exchange.watched.ended = partial(note_answer, payer.shell, note_end)
                 weakref.finalize(exchange.watched, note_end.gone)
@@ -153,8 +157,12 @@ class Guarded:
         response, note_end = self._finish(logical, exchange, handed, payer, metered=self.library.of(AsyncMetered))
         if note_end is not None:
             if exchange.watched is None:
-                with anyio.CancelScope(shield=True):  # once this is written, the answer reaches the caller
-                    await note_answer_async(payer.shell, note_end, "whole")
+                with anyio.CancelScope(shield=True):  # a task of asyncio can be cancelled in spite of it
+                    try:
+                        await note_answer_async(payer.shell, note_end, "whole")
+                    except BaseException:
+                        await note_answer_async(payer.shell, note_end, "cut")
+                        raise
             else:
                 exchange.watched.ended = partial(note_answer_async, payer.shell, note_end)
                 weakref.finalize(exchange.watched, note_end.gone)

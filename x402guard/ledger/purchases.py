@@ -1,4 +1,4 @@
-"""Decides whether a purchase is still open: it was paid or may be, and its answer was not handed over. From rows alone.
+"""Decides whether a purchase is still open: it was paid or may be, and its answer was not handed over.
 
 An open purchase is never signed anew: the same payment is presented again, or the caller hears that it was paid.
 """
