@@ -9,6 +9,7 @@ from typing import Final
 from x402guard.assets import AssetRegistry
 from x402guard.evm import Address
 from x402guard.flow.effects import Flow
+from x402guard.ledger.purchases import Presentation
 from x402guard.ledger.token_budget import TokenLimit
 from x402guard.money import Nanos
 from x402guard.policy import Policy
@@ -44,7 +45,7 @@ class Context:
             (nano-dollars). Returns True if more may fit now. None without a chain.
         session_budget: nano-dollars of a session that names no budget; None if it has to name one.
         quotes: (pattern of routes, nano-dollars): the prices that the session expects.
-        in_flight: the holds of this instance whose request or answer is under way now; shared by all its sessions.
+        in_flight: the presentations of this instance whose request or answer is under way now; shared by its sessions.
         gone: process instances that are known to have ended.
     """
 
@@ -67,5 +68,5 @@ class Context:
     sweep: Sweep | None = None
     session_budget: Nanos | None = None
     quotes: tuple[tuple[str, Nanos], ...] = ()
-    in_flight: set[str] = field(default_factory=set, compare=False, hash=False)
+    in_flight: set[Presentation] = field(default_factory=set, compare=False, hash=False)
     gone: frozenset[str] = frozenset()

@@ -22,7 +22,7 @@ class Receipt:
         in_doubt: the outcome is unknown; the hold counts in full.
         transaction: the hash that the server names, or "".
         deadline: unix time in seconds after which the signature is worthless.
-        represented: a payment in doubt was presented again; no new one was signed.
+        presented: how often the payment had been presented before; 0 for one that was signed for this request.
         model: the model of an LLM call, "" for a payment. Its receipt is complete once the answer's body has ended.
         output_limit: the output limit that was written into an LLM call without one, in tokens; else None.
         usage: what an LLM call used, by unit, if its provider stated it.
@@ -36,14 +36,19 @@ class Receipt:
     in_doubt: bool
     transaction: str
     deadline: int
-    represented: bool
+    presented: int
     model: str = ""
     output_limit: int | None = None
     usage: Mapping[str, int] | None = None
     note: str = ""
 
+    @property
+    def represented(self) -> bool:
+        """A payment in doubt was presented again; no new one was signed."""
+        return self.presented > 0
 
-def receipt_of(hold: Hold, *, represented: bool) -> Receipt:
+
+def receipt_of(hold: Hold) -> Receipt:
     """Return the receipt of a hold as it stands."""
     amount = hold.captured if hold.state is HoldState.CAPTURED else hold.amount
     return Receipt(
@@ -54,5 +59,5 @@ def receipt_of(hold: Hold, *, represented: bool) -> Receipt:
         in_doubt=hold.state is HoldState.HELD and hold.doubt is not None,
         transaction="" if hold.claim is None else hold.claim.transaction,
         deadline=hold.deadline_unix,
-        represented=represented,
+        presented=hold.presented,
     )

@@ -319,6 +319,7 @@ class AnswerEnding:
 
     def __init__(self, context: Context, receipt: Receipt, shell: Shell, *, success: bool) -> None:
         self._context, self._hold_id, self._shell, self._success = context, receipt.hold_id, shell, success
+        self._presentation = (receipt.hold_id, receipt.presented)
 
     def __call__(self, end: AnswerEnd) -> Flow[None]:
         """Return the flow for one *end*."""
@@ -331,7 +332,7 @@ class AnswerEnding:
 
     def gone(self) -> None:
         """Note, in memory alone, that nothing of the answer is under way any more, whether or not its end was written."""
-        self._context.in_flight.discard(self._hold_id)
+        self._context.in_flight.discard(self._presentation)
 
 
 def note_answer(shell: Shell, note_end: AnswerEnding, end: AnswerEnd) -> None:

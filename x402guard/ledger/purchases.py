@@ -20,6 +20,15 @@ DEFAULT_MEMORY_S: Final = 86_400
 """Default of ``purchase_memory_s``: seconds for which a taken payment without an answer keeps its purchase open."""
 
 
+Presentation = tuple[str, int]
+"""One call's use of a payment: the id of its hold, and how often the payment had been presented before."""
+
+
+def presentation_of(hold: Hold) -> Presentation:
+    """Return the presentation of a hold that is under way, or that was the last."""
+    return hold.id, hold.presented
+
+
 def open_purchases(view: LedgerView, *, memory_ms: int) -> list[Hold]:
     """Return the holds in view that keep the purchase of the scope open, oldest first.
 
@@ -46,7 +55,7 @@ def _is_remembered(view: LedgerView, hold: Hold, memory_ms: int) -> bool:
     return hold.state is HoldState.CAPTURED and hold.captured > 0 and view.now_ms - hold.closed_ms <= memory_ms
 
 
-def is_lost(view: LedgerView, hold: Hold, *, instance: str, in_flight: Container[str], flight_ms: int) -> bool:
+def is_lost(view: LedgerView, hold: Hold, *, instance: str, in_flight: Container[Presentation], flight_ms: int) -> bool:
     """True if nothing more will be handed over for an open purchase.
 
     That is so if a note says it; if the call that sent the request has ended, because it is one of the caller's own
@@ -54,7 +63,7 @@ def is_lost(view: LedgerView, hold: Hold, *, instance: str, in_flight: Container
     (milliseconds). A body of the own instance may be read for longer.
     """
     own = hold.instance == instance
-    if hold.delivery is Delivery.LOST or (own and hold.id not in in_flight):
+    if hold.delivery is Delivery.LOST or (own and presentation_of(hold) not in in_flight):
         return True
     row = view.mark(instance_mark(hold.instance))
     if row is not None and row["ended"]:

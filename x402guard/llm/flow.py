@@ -292,9 +292,7 @@ def _in_flight(
 
 
 def _receipt(hold: Hold, granted: Granted, model: str) -> Receipt:
-    return replace(
-        receipt_of(hold, represented=False), model=model, output_limit=granted.limit if granted.written else None
-    )
+    return replace(receipt_of(hold), model=model, output_limit=granted.limit if granted.written else None)
 
 
 def end_call(flight: InFlight, *, ended: bool, failed: bool = False) -> Flow[Receipt]:
@@ -324,7 +322,7 @@ def end_call(flight: InFlight, *, ended: bool, failed: bool = False) -> Flow[Rec
         hold = yield from _booked(flight, bill, outcome="failed" if failed else "ok" if ended else "unknown")
     except LedgerUnavailable as error:
         return replace(flight.receipt, in_doubt=True, note=f"the ledger could not be written: {error}")
-    after = receipt_of(hold, represented=False)
+    after = receipt_of(hold)
     return replace(
         after, model=flight.call.model, output_limit=flight.receipt.output_limit, usage=bill.usage, note=bill.note
     )

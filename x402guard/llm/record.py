@@ -91,7 +91,7 @@ def record_call(context: Context, meter: Meter | None, entropy: bytes, statement
         told.advice = "This call is in the ledger. Only the owner can reset this session."
         told.money_may_have_moved = True
         raise told
-    receipt = receipt_of(recorded.hold, represented=False)
+    receipt = receipt_of(recorded.hold)
     return replace(receipt, model=statement.model, usage=priced[0].usage)
 
 

@@ -225,7 +225,7 @@ def charge_tool(context: Context, call: ToolCall) -> Flow[Receipt]:
     except LedgerUnavailable as error:
         error.advice = "The charge may be in the ledger: check session.spent before you repeat it."
         raise
-    return receipt_of(captured, represented=False)
+    return receipt_of(captured)
 
 
 def end_tool(context: Context, hold: Hold, end: ToolEnd, *, ceiling: Nanos) -> Flow[Receipt]:
@@ -236,7 +236,7 @@ def end_tool(context: Context, hold: Hold, end: ToolEnd, *, ceiling: Nanos) -> F
     try:
         if end.void is not None:
             voided = (yield from transact_anyway(*write_void(context, hold.id, end.void, step=step_of(hold)))) or hold
-            receipt = replace(receipt_of(voided, represented=False), note=end.void)
+            receipt = replace(receipt_of(voided), note=end.void)
             return replace(receipt, amount=Decimal(0)) if voided.state is HoldState.VOIDED else receipt
         if end.amount is None:
             bill = Bill(
@@ -255,8 +255,8 @@ def end_tool(context: Context, hold: Hold, end: ToolEnd, *, ceiling: Nanos) -> F
     except LedgerUnavailable as error:
         problem = f"the ledger could not be written: {error}"
         yield Notify(f"tool {hold.purpose.tool!r}: {problem}; its hold {hold.id} counts in full")
-        return replace(receipt_of(hold, represented=False), in_doubt=True, note=problem)
-    return replace(receipt_of(ended, represented=False), note=end.note)
+        return replace(receipt_of(hold), in_doubt=True, note=problem)
+    return replace(receipt_of(ended), note=end.note)
 
 
 def check_free(context: Context, call: ToolCall, seat: Seat | None) -> Flow[Narrow | None]:

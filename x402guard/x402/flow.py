@@ -43,6 +43,7 @@ from x402guard.flow.request import RequestFacts, guarding_earlier_payment, host_
 from x402guard.flow.sealed import Sealed, forgetting
 from x402guard.ledger.authorize import Refusal
 from x402guard.ledger.model import Evidence, Hold, HoldKind, HoldState
+from x402guard.ledger.purchases import Presentation, presentation_of
 from x402guard.ledger.view import LedgerView
 from x402guard.money import format_dollars
 from x402guard.policy.judge import Consented, Unasked
@@ -117,9 +118,9 @@ def _steps(request: RequestFacts, context: Context, reply: Reply | None) -> Flow
         header = yield from _sign(context, authorized)  # 7
         hold = yield from _present(context, authorized, header)  # 8, 9
     except BaseException:
-        context.in_flight.discard(authorized.hold.id)
+        context.in_flight.discard(presentation_of(authorized.hold))
         raise
-    return receipt_of(hold, represented=authorized.represented)  # 10
+    return replace(receipt_of(hold), presented=authorized.hold.presented)  # 10
 
 
 def _cannot_pay(request: RequestFacts, context: Context) -> Refusal | None:
@@ -153,13 +154,13 @@ def _authorize(
     else:
         step = yield Compute(lambda _now_ms: payment_step(context, request), quick=False)
     scope = purchase_scope(context, request, cases, step)
-    begun: list[str] = []
+    begun: list[Presentation] = []
 
     def change(view: LedgerView, consented: Consented) -> Decision | Unasked | Refusal:
         decided = authorize_purchase(view, consented, context=context, cases=cases, step=step)
         if isinstance(decided, Authorized):  # before the commit: no other call may take it for one that is over
-            begun.append(decided.hold.id)
-            context.in_flight.add(decided.hold.id)
+            begun.append(presentation_of(decided.hold))
+            context.in_flight.update(begun)
         return decided
 
     def undo(error: BaseException) -> Flow[None]:
@@ -202,7 +203,7 @@ def _already_paid(hold: Hold, refuse: Callable[[Refusal], Flow[PaymentRefused]])
     reason = f"a purchase of this name was paid with {paid}, and its answer was handed over"
     error = yield from refuse(Refusal(ALREADY_PAID, reason, error=AlreadyPaid))
     if isinstance(error, AlreadyPaid):
-        error.receipt = receipt_of(hold, represented=False)
+        error.receipt = receipt_of(hold)
     return error
 
 

@@ -8,11 +8,12 @@ import httpx
 import pytest
 
 from tests.support.ledger import Clock
-from tests.support.merchant import URL, Shop, async_client, client, make_guard
+from tests.support.merchant import URL, Shop, async_client, b64, client, make_guard, receipt
 from tests.support.refusals import events, fetch
 from x402guard import AlreadyPaid, PolicyDenied, SettlementUncertain
 from x402guard.ledger.view import Scope
 from x402guard.stores import open_store
+from x402guard.x402.settlement import uncertain_of
 
 CENT = Decimal("0.01")
 MODES = pytest.mark.parametrize("mode", ["sync", "async"])
@@ -123,6 +124,47 @@ def test_tasks_that_ask_for_one_name_at_once_pay_once_and_the_next_takes_over_a_
         anyio.run(main, backend=backend)
         assert sorted(outcomes) == ["AlreadyPaid", "SettlementUncertain", "presented again"]
         assert (len(shop.nonces), session.spent, session.held) == (1, CENT, 0)
+
+
+def test_a_call_that_fails_late_does_not_end_the_call_that_took_its_payment_over(ledger_url, monkeypatch):
+    """The doubt is in the ledger before its own call ends, so another call may present the payment in between."""
+    shop, doubted, second, go, outcomes = Shop(), threading.Event(), threading.Event(), threading.Event(), []
+
+    def lost_then_slow(request, _shop):
+        if len(_shop.payments) == 1:
+            raise httpx.ReadError("the first answer is lost")
+        second.set()
+        go.wait(10)
+        return httpx.Response(200, headers={"PAYMENT-RESPONSE": b64(receipt())}, text="the goods")
+
+    def slow_to_end(*args, **kwargs):
+        error = uncertain_of(*args, **kwargs)
+        doubted.set()
+        second.wait(10)
+        return error
+
+    shop.paid = lost_then_slow
+    monkeypatch.setattr("x402guard.x402.flow.uncertain_of", slow_to_end)
+    with make_guard(ledger_url) as guard, guard.session("s", budget="$1.00") as session:
+
+        def ask():
+            try:
+                outcomes.append(fetch("sync", session, shop, extensions={"purchase": "report 7"}).text)
+            except (AlreadyPaid, PolicyDenied, SettlementUncertain) as error:
+                outcomes.append(type(error).__name__)
+
+        threads = [threading.Thread(target=session.bind(ask)) for _ in range(3)]
+        threads[0].start()
+        assert doubted.wait(10)
+        threads[1].start()
+        threads[0].join(10)
+        threads[2].start()
+        threads[2].join(0.3)
+        go.set()
+        for thread in threads[1:]:
+            thread.join(10)
+        assert outcomes == ["SettlementUncertain", "the goods", "AlreadyPaid"]
+        assert (len(shop.payments), len(shop.nonces)) == (2, 1)
 
 
 @MODES
