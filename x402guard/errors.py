@@ -34,12 +34,15 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Final, Literal, get_args
 
 from x402guard.money import Nanos, nanos_to_decimal
 
 Phase = Literal["configuration", "request", "offer", "policy", "ledger", "signing", "settlement"]
 Retry = Literal["no", "later", "same_request", "after_change"]
+
+MOST_QUOTED: Final = 200
+"""How many characters of a peer's words are kept."""
 
 
 class X402GuardError(Exception):
@@ -52,6 +55,8 @@ class X402GuardError(Exception):
         retry: ``no``; ``later`` (the same call may pass later); ``same_request`` (repeating the request is safe and
             presents the same payment again); ``after_change`` (of a setting, or of the request).
         advice: what to do next.
+        detail: the peer's own words that the error is about, quoted, at most 200 characters; else "". They may be
+            instructions for a model, so they stand in no message, tool result or problem+json.
         request: the HTTP request of the error as the HTTP library's own object, or None.
     """
 
@@ -60,6 +65,7 @@ class X402GuardError(Exception):
     money_may_have_moved: bool = False
     retry: Retry = "no"
     advice: str = "Read the message; nothing was paid."
+    detail: str = ""
     request: Any = None
 
     def __init_subclass__(cls) -> None:
@@ -89,6 +95,12 @@ class X402GuardError(Exception):
         """Pickle without the request, which may contain sockets and headers."""
         state = {name: value for name, value in self.__dict__.items() if name != "request"}
         return _rebuild, (type(self), self.args, state)
+
+
+def quoted(words: object) -> str:
+    """Return the first 200 characters of a peer's words in quotes, as one line; "" for none."""
+    text = str(words)[:MOST_QUOTED]
+    return repr(text) if text else ""
 
 
 def _rebuild(kind: type[X402GuardError], args: tuple[Any, ...], state: dict[str, Any]) -> X402GuardError:
@@ -240,9 +252,10 @@ class ProtocolError(X402GuardError):
     phase: Phase = "offer"
     advice = "Nothing was paid. The server's offer is malformed; tell its operator."
 
-    def __init__(self, message: str, *, field: str, advice: str | None = None) -> None:
+    def __init__(self, message: str, *, field: str, advice: str | None = None, words: object = "") -> None:
         super().__init__(f"{field}: {message}", advice=advice)
         self.field = field
+        self.detail = quoted(words)
 
 
 class CallTimeout(X402GuardError):

@@ -17,7 +17,11 @@ _BRACKETS: Final = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"?|[\[\]{}]', re.DOTALL)
 
 
 class NotReadable(ValueError):  # noqa: N818 - becomes a refusal, or a ceiling
-    """A body that is not one JSON object with only one possible reading."""
+    """A body that is not one JSON object with only one possible reading. ``words``: the part of it that is wrong."""
+
+    def __init__(self, message: str, words: str = "") -> None:
+        super().__init__(message)
+        self.words = words
 
 
 def finite(text: str) -> float:
@@ -91,7 +95,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         seen = set[str]()
         for key, _ in pairs:
             if key in seen:
-                raise NotReadable(f"the key {key[:60]!r} appears twice in one object")
+                raise NotReadable("a key appears twice in one object", key)
             seen.add(key)
     return found
 

@@ -1,6 +1,5 @@
 """Rows 16, 19 and 20: what an offer adds beside its price is not signed, not trusted and not paid."""
 
-import coincurve
 import pytest
 
 from tests.support.merchant import (
@@ -38,19 +37,6 @@ SPONSORING = {
         "schema": {"type": "object", "required": ["from", "asset", "spender", "amount", "signedTransaction"]},
     },
 }
-
-
-@pytest.fixture
-def key_uses(monkeypatch):
-    """Every digest that any private key of this process signs."""
-    uses, real = [], coincurve.PrivateKey.sign_recoverable
-
-    def counted(self, message, *args, **kwargs):
-        uses.append(message)
-        return real(self, message, *args, **kwargs)
-
-    monkeypatch.setattr(coincurve.PrivateKey, "sign_recoverable", counted)
-    return uses
 
 
 @pytest.mark.parametrize("offer", [accept(), permit2(), upto()], ids=["eip3009", "permit2", "upto"])
@@ -146,8 +132,9 @@ def _flow(flow, make=accept):
 @pytest.mark.parametrize("flow", FLOWS)
 @pytest.mark.parametrize("make", [accept, permit2, upto])
 def test_a20_flow_downgrade_is_refused(guard, flow, make):
-    says = [f"extra.paymentFlow {flow[:40]!r}", "policy.flows (authorization)"]
-    assert_refused("sync", guard, Shop(terms=required(_flow(flow, make))), rule="flows", says=says)
+    says = ["extra.paymentFlow is not in policy.flows (authorization)"]
+    error = assert_refused("sync", guard, Shop(terms=required(_flow(flow, make))), rule="flows", says=says)
+    assert error.detail == (repr(flow[:200]) if flow else "")
 
 
 def test_a20_a_v1_offer_is_judged_alike(mode, guard):
@@ -172,7 +159,7 @@ def test_a20_a_flow_that_the_owner_lists_is_held_in_full_and_paid(mode, flow):
     assert len(shop.payments) == 1
 
 
-@pytest.mark.parametrize("scheme", ["batch-settlement", "escrow", "deposit", "EXACT", "exact "])
+@pytest.mark.parametrize("scheme", ["escrow", "deposit", "EXACT", "exact "])
 def test_a20_a_scheme_that_pays_ahead_is_none_of_ours(mode, guard, scheme):
     assert_refused(mode, guard, Shop(terms=required(accept(scheme=scheme))), rule="schemes", says=[repr(scheme)])
 
@@ -186,5 +173,5 @@ def test_a20_only_the_offer_that_keeps_the_flow_is_paid(mode, guard):
 
 def test_a20_none_is_paid_where_all_pay_ahead(mode, guard):
     shop = Shop(terms=required(_flow("upfront"), _flow("escrow")))
-    says = ["'upfront'", "'escrow'", "policy.flows"]
+    says = ["'upfront; escrow'", "policy.flows"]
     assert_refused(mode, guard, shop, rule="no_acceptable_offer", says=says, kind=NoAcceptableOffer)

@@ -118,10 +118,13 @@ NOT_ONE_OBJECT = {
     "multipart": (b"--x\r\ncontent-disposition: form-data\r\n\r\n1\r\n--x--", "not JSON"),
     "a limit twice": (
         TEXT.encode()[:-1] + b', "max_completion_tokens": 100000}',
-        "'max_completion_tokens' appears twice",
+        "appears twice in one object ('max_completion_tokens')",
     ),
-    "a model twice": (TEXT.encode()[:-1] + b', "model": "gpt-4o-mini"}', "'model' appears twice"),
-    "twice by an escape": (TEXT.encode()[:-1] + b', "mo\\u0064el": "gpt-4o-mini"}', "'model' appears twice"),
+    "a model twice": (TEXT.encode()[:-1] + b', "model": "gpt-4o-mini"}', "appears twice in one object ('model')"),
+    "twice by an escape": (
+        TEXT.encode()[:-1] + b', "mo\\u0064el": "gpt-4o-mini"}',
+        "appears twice in one object ('model')",
+    ),
     "a thousand digits": (replaced(seed="1" * 1000), "hundreds of digits"),
     "ten thousand digits": (replaced(seed="1" * 10_000), "hundreds of digits"),
     "more than a float holds": (replaced(max_completion_tokens="1e400"), ""),

@@ -30,13 +30,13 @@ def fetch(mode, payer, shop, url=URL, method="GET", **more) -> httpx.Response:
 
 
 def assert_refused(mode, guard, shop, *, rule, says=(), kind=PolicyDenied, **more):
-    """The offer is refused by *rule* in words that name value and setting; nothing is signed, nothing held."""
+    """The offer is refused by *rule*, which names the setting, with the value in it or beside it; nothing is signed."""
     with guard.session("attacked", budget="$1.00") as session:
         with pytest.raises(kind) as caught:
             fetch(mode, session, shop, **more)
         assert caught.value.rule == rule
         for words in says:
-            assert words in str(caught.value)
+            assert words in f"{caught.value} {caught.value.detail}"
         assert not caught.value.money_may_have_moved
         assert_untouched(session, shop)
         assert [(row["rule"], row["count"]) for row in session.report().to_dict()["refusals"]] == [(rule, 1)]

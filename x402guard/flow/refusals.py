@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from x402guard.errors import PaymentRefused
+from x402guard.errors import PaymentRefused, quoted
 from x402guard.flow.context import Context
 from x402guard.flow.effects import Flow, Transact
 from x402guard.ledger.authorize import Refusal, note_refusal, refusal_marks
@@ -48,6 +48,7 @@ def refusal_error(context: Context, refusal: Refusal) -> PaymentRefused:
         retry_after=refusal.retry_after_s,
     )
     error.money_may_have_moved = refusal.is_out
+    error.detail = quoted(refusal.words)
     if refusal.is_out:
         error.advice = (
             "A payment for this can be taken until its deadline, and counts. Ask again when retry_after has passed."

@@ -28,7 +28,7 @@ def decoded_body(response: httpx.Response, raw: bytes, limit: int) -> bytes | No
     """
     encoding = response.headers.get("content-encoding", "identity").strip().lower()
     if "," in encoding:
-        raise ProtocolError(f"{encoding[:60]!r}: at most one encoding is accepted", field="content-encoding")
+        raise ProtocolError("at most one encoding is accepted", field="content-encoding", words=encoding)
     if encoding == "identity":
         return raw
     if encoding not in _WINDOW:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from x402guard.errors import BudgetExhausted, PaymentRefused, PolicyDenied, SessionClosed, SessionTripped
+from x402guard.errors import BudgetExhausted, PaymentRefused, PolicyDenied, SessionClosed, SessionTripped, quoted
 from x402guard.ledger.budgets import find_shortfall
 from x402guard.ledger.model import Hold, HoldKind, Node, NodeKind, NodeState
 from x402guard.ledger.transitions import Lapse, apply, begin
@@ -42,6 +42,7 @@ class Refusal:
         is_out: True if a payment for the same purchase was signed earlier and can still be taken.
         error: the class of the error that the caller gets.
         advice: what the caller can do, as a sentence; "" if the reason says it.
+        words: the peer's own words that the reason is about, or "".
     """
 
     rule: str
@@ -52,6 +53,7 @@ class Refusal:
     is_out: bool = False
     error: type[PaymentRefused] = PolicyDenied
     advice: str = ""
+    words: str = ""
 
 
 def lapse_due(view: LedgerView) -> None:
@@ -156,6 +158,7 @@ def note_refusal(view: LedgerView, node_id: str, refusal: Refusal) -> None:
         "requested": refusal.requested,
         "available": refusal.available,
         "at_ms": view.now_ms,
+        **({"words": quoted(refusal.words)} if refusal.words else {}),
     }
     first = view.now_ms if before is None else before["first_ms"]
     view.put_mark(counter, {**sample, "count": count + 1, "first_ms": first})

@@ -23,10 +23,14 @@ from x402guard.money import MAX_NANOS, Nanos
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """A fact about a live hold: why its outcome is unknown, or a server's claim. It changes no balance."""
+    """A fact about a live hold: why its outcome is unknown, or a server's claim. It changes no balance.
+
+    *words* are the server's own words about it, for the journal alone.
+    """
 
     doubt: str | None = None
     claim: Claim | None = None
+    words: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

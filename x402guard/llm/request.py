@@ -107,7 +107,8 @@ def read_call(route: Route, body: bytes | None, content_encoding: str = "") -> C
     try:
         sent = read_object(body)
     except NotReadable as error:
-        return _unreadable("body", f"{error}; a metered call has to be one JSON object")
+        key = f" ({error.words[:60]!r})" if error.words else ""  # the caller's own words
+        return _unreadable("body", f"{error}{key}; a metered call has to be one JSON object")
     model = sent.get("model") if route.model is None else route.model
     if not isinstance(model, str) or not model.strip() or len(model) > 300:
         return _unreadable("model", "the request names no model, so it cannot be priced")

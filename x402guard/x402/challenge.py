@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Final
 
 from x402guard.assets import TEST_NETWORKS
 from x402guard.errors import CallTimeout, ProtocolError
 from x402guard.flow.context import Context
-from x402guard.flow.effects import AskChain, Flow, PeekBody, Reply, SendFailed
+from x402guard.flow.effects import AskChain, Flow, PeekBody, Reply, SendFailed, Transact
 from x402guard.flow.ports import AccountFunds
-from x402guard.flow.request import RequestFacts, whole_route_of
+from x402guard.flow.request import RequestFacts, route_of, whole_route_of
 from x402guard.ledger.authorize import Refusal
+from x402guard.ledger.view import LedgerView, Scope
 from x402guard.money import Nanos, format_dollars
 from x402guard.policy.judge import verdict_of
 from x402guard.policy.patterns import matches_route
@@ -32,6 +34,9 @@ from x402guard.x402.wire import (
 )
 
 BODY_FIELD = "body"
+
+SIGN_IN: Final = "sign-in-with-x"
+"""The extension of a 402 that asks the wallet to sign a login."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +97,23 @@ def _body_terms(reply: Reply, call_s: int | None) -> Flow[PaymentRequired | None
     if not isinstance(value, dict) or "x402Version" not in value or "accepts" not in value:
         return None
     return parse_payment_required(value, field=BODY_FIELD)
+
+
+def asks_to_sign_in(required: PaymentRequired) -> bool:
+    """True for a 402 that offers nothing for sale and asks the wallet to sign in, which the guard never signs."""
+    return not required.accepts and SIGN_IN in (required.extensions or {})
+
+
+def note_sign_in(context: Context, request: RequestFacts) -> Flow[None]:
+    """Record that a server asked the wallet to sign in: one event per origin and budget."""
+    key = ("sign_in", f"{context.node_id} {request.origin}")
+
+    def change(view: LedgerView) -> None:
+        if view.mark(key) is None:
+            view.put_mark(key, {"place": route_of(request)})
+            view.record(context.node_id, "event", facts={"name": "sign_in_asked", "place": route_of(request)})
+
+    yield Transact(Scope(nodes=(context.node_id,), marks=(key,)), change)
 
 
 def screen(challenge: Challenge, request: RequestFacts, context: Context) -> Flow[Payable]:

@@ -47,7 +47,7 @@ from x402guard.ledger.purchases import Presentation, presentation_of
 from x402guard.ledger.view import LedgerView
 from x402guard.money import format_dollars
 from x402guard.policy.judge import Consented, Unasked
-from x402guard.x402.challenge import Payable, read_challenge, screen
+from x402guard.x402.challenge import Payable, asks_to_sign_in, note_sign_in, read_challenge, screen
 from x402guard.x402.offer_rules import Case, rank
 from x402guard.x402.origins import note_version, origin_mark
 from x402guard.x402.purchase import (
@@ -102,6 +102,9 @@ def _steps(request: RequestFacts, context: Context, reply: Reply | None) -> Flow
     timeouts = context.policy.timeouts
     challenge = yield from read_challenge(reply, timeouts.payment_s)  # 3
     if challenge is None:
+        return None
+    if asks_to_sign_in(challenge.required):
+        yield from note_sign_in(context, request)
         return None
     refuse = partial(refused, context)
     if challenge.required.version == 2:  # even after a refusal, this origin's v1 offers are not accepted any more
@@ -315,7 +318,7 @@ def _book(context: Context, authorized: Authorized, reply: Reply) -> Flow[Hold]:
             hold = yield from _check_soon(hold)
         else:
             sent = not succeeded(reply.status)
-            hold = yield from note_doubt(context, hold, claim.reason, claim.transaction, sent=sent)
+            hold = yield from note_doubt(context, hold, claim, sent=sent)
             if sent and authorized.represented and hold.chain_evidence and hold.proof is None:
                 # Facilitators answer a used nonce with a new offer, so the chain is asked.
                 hold = yield from ask_chain(hold)
@@ -357,7 +360,7 @@ def _uncertain(
     If the ledger cannot be written, the hold is still in doubt by its age.
     """
     try:
-        hold = yield from note_doubt(context, hold, reason, sent=sent)
+        hold = yield from note_doubt(context, hold, Doubt(reason), sent=sent)
     except Exception as again:  # noqa: BLE001 - no bookkeeping failure may hide that money is at risk
         cause(error).add_note(f"the doubt about hold {hold.id} could not be written: {again}")
     if was_taken(hold):
@@ -382,6 +385,6 @@ def _none_payable(payable: Payable) -> Refusal:
         return first
     listed = "; ".join(f"({i + 1}) {r.rule}: {r.reason}" for i, r in enumerate(reasons[:8]))
     more = f"; and {len(reasons) - 8} more" if len(reasons) > 8 else ""
-    return Refusal(
-        "no_acceptable_offer", f"none of {len(reasons)} offers may be paid: {listed}{more}", error=NoAcceptableOffer
-    )
+    reason = f"none of {len(reasons)} offers may be paid: {listed}{more}"
+    words = "; ".join(r.words for r in reasons if r.words)
+    return Refusal("no_acceptable_offer", reason, error=NoAcceptableOffer, words=words)

@@ -21,6 +21,15 @@ from x402guard.x402.wire import (
 
 KNOWN_SCHEMES: Final = frozenset({"exact", "upto"})
 
+_DEPOSITING: Final = {
+    "batch-settlement": "it takes a deposit before the sale",
+    "auth-capture": "it may be captured again, and with fees, until its deadline",
+}
+"""Schemes that are known and not supported, with the reason."""
+
+GATEWAY_DOMAIN: Final = "GatewayWalletBatched"
+"""The domain name of an offer that Circle Gateway settles from its own wallet contract, not from the token."""
+
 
 @dataclass(frozen=True, slots=True)
 class Offer:
@@ -88,10 +97,12 @@ def _normalise_one(
     if not isinstance(scheme, str) or not isinstance(network_as_offered, str):
         raise ProtocolError("scheme and network have to be strings", field=field)
     network = resolve_network(network_as_offered)
+    if scheme in _DEPOSITING:
+        return Refusal("schemes", f"scheme {scheme} is not supported: {_DEPOSITING[scheme]}")
     if scheme not in KNOWN_SCHEMES or (scheme == "upto" and required.version == 1):
-        return Refusal("schemes", f"scheme {scheme[:40]!r} of x402 v{required.version} is not supported")
+        return Refusal("schemes", f"a scheme of x402 v{required.version} that is not supported", words=scheme)
     if network is None:
-        return Refusal("networks", f"network {network_as_offered[:60]!r} is not a known EVM network")
+        return Refusal("networks", "not a known EVM network", words=network_as_offered)
     requirement: PaymentRequirements | PaymentRequirementsV1
     if required.version == 1:
         requirement = parse_message(PaymentRequirementsV1, entry, field=field)
@@ -103,6 +114,13 @@ def _normalise_one(
         return Refusal(
             "assets",
             f"token {requirement.asset} on {network} is not in the asset registry; add it with Guard(assets=[Asset(…)])",
+        )
+    if extra.get("name") == GATEWAY_DOMAIN:
+        reason = (
+            "the offer is paid from a deposit in Circle Gateway's wallet contract; only the token itself is supported"
+        )
+        return Refusal(
+            "unsupported_wallet", reason, advice="Ask the seller for an offer of the exact scheme on the token."
         )
     if (mismatch := _domain_mismatch(asset, extra)) is not None:
         return mismatch
@@ -136,8 +154,9 @@ def _normalise_one(
 def _address(text: str, field: str) -> Address:
     try:
         return parse_address(text)
-    except ValueError as error:
-        raise ProtocolError(str(error), field=field) from None
+    except ValueError:
+        reason = "not an address: 0x and forty hex digits, in mixed case with a correct EIP-55 checksum"
+        raise ProtocolError(reason, field=field, words=text) from None
 
 
 def _amount(text: str, field: str) -> int:
@@ -185,9 +204,8 @@ def _method(scheme: str, asset: Asset, extra: Mapping[str, Any]) -> TransferMeth
     for method in asset.methods:
         if method == wanted and asked in (None, wanted):
             return method
-    return Refusal(
-        "methods", f"transfer method {str(asked or wanted)[:40]!r} cannot be used for {asset.symbol} on {asset.network}"
-    )
+    reason = f"the transfer method cannot be used for {asset.symbol} on {asset.network}"
+    return Refusal("methods", reason, words=str(asked or wanted))
 
 
 def _domain_mismatch(asset: Asset, extra: Mapping[str, Any]) -> Refusal | None:
@@ -198,8 +216,9 @@ def _domain_mismatch(asset: Asset, extra: Mapping[str, Any]) -> Refusal | None:
         if offered is not None and offered != value:
             return Refusal(
                 "asset_domain",
-                f"the offer has {key} {str(offered)[:60]!r} for {asset.contract} on {asset.network}, but the asset registry "
-                f"has {value!r}; correct it with Guard(assets=[Asset(…)]) if the registry is wrong",
+                f"the offer's {key} of {asset.contract} on {asset.network} differs: the asset registry has {value!r}; "
+                "correct it with Guard(assets=[Asset(…)]) if the registry is wrong",
+                words=str(offered),
             )
     return None
 

@@ -100,9 +100,7 @@ def flows(policy: Policy, case: Case) -> Refusal | None:
     """Allow only payment flows on the list: upfront and escrow flows move money before delivery."""
     if case.offer.flow in policy.flows:
         return None
-    return Refusal(
-        "flows", f"extra.paymentFlow {case.offer.flow[:40]!r} is not in policy.flows ({_some(policy.flows)})"
-    )
+    return Refusal("flows", f"extra.paymentFlow is not in policy.flows ({_some(policy.flows)})", words=case.offer.flow)
 
 
 def payees(policy: Policy, case: Case) -> Refusal | None:
@@ -138,7 +136,8 @@ def resource(policy: Policy, case: Case) -> Refusal | None:
         return None
     return Refusal(
         "resource_mismatch",
-        f"the offer is for host {named[:80]}, but the request is for {case.request.host}; setting policy.resource_mismatch",
+        f"the offer is for another host than the request's {case.request.host}; setting policy.resource_mismatch",
+        words=named,
     )
 
 

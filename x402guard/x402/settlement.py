@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final, Literal, TypeVar
 
 from x402guard.assets import resolve_network
-from x402guard.errors import IllegalTransition, ProtocolError, SettlementUncertain
+from x402guard.errors import IllegalTransition, ProtocolError, SettlementUncertain, quoted
 from x402guard.flow.context import Context
 from x402guard.flow.effects import AskChain, Flow, Notify, Reply, Transact
 from x402guard.flow.ports import HoldStatus
@@ -56,10 +56,11 @@ def succeeded(status: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Doubt:
-    """The reason why a reply is not a valid claim, and the transaction that it names, or ""."""
+    """The reason why a reply is not a valid claim, and the transaction and the server's words in it, or ""."""
 
     reason: str
     transaction: str = ""
+    words: str = ""
 
 
 def judge_reply(reply: Reply, hold: Hold) -> Claim | Doubt:
@@ -76,11 +77,10 @@ def judge_reply(reply: Reply, hold: Hold) -> Claim | Doubt:
         return Doubt(f"status {reply.status} without a receipt")
     if not receipt.success:
         # A server may report a failure before its transaction is mined, so the chain is asked about the transaction.
-        reason = f"status {reply.status}, settlement failed: {receipt.error_reason or 'no reason given'}"[:300]
-        return Doubt(reason, receipt.transaction)
+        return Doubt(f"status {reply.status}, settlement failed", receipt.transaction, receipt.error_reason or "")
     intent = hold.payment()
     if receipt.network and resolve_network(receipt.network) != intent.network:
-        return Doubt(f"the receipt is for network {receipt.network!r}, but the payment is on {intent.network}")
+        return Doubt(f"the receipt is for another network than {intent.network}", words=receipt.network)
     if receipt.payer is not None and receipt.payer.lower() != intent.payer.lower():
         return Doubt("the receipt names another payer")
     return _claim(receipt, hold)
@@ -121,13 +121,13 @@ def write_claim(context: Context, hold: Hold, claim: Claim, *, status: int) -> F
     return answer
 
 
-def note_doubt(context: Context, hold: Hold, reason: str, transaction: str = "", *, sent: bool = True) -> Flow[Hold]:
+def note_doubt(context: Context, hold: Hold, doubt: Doubt, *, sent: bool = True) -> Flow[Hold]:
     """Record that the outcome of a payment is unknown. It stays held and counts in full.
 
-    A *transaction* that the server named is kept as a claim of the full amount. *sent* is False if the failure cannot
-    be the payee's.
+    A transaction that the server named is kept as a claim of the full amount. *sent* is False if the failure cannot be
+    the payee's.
     """
-    step = step_of(hold)
+    step, transaction = step_of(hold), doubt.transaction
 
     def change(view: LedgerView) -> Hold:
         now = view.known_hold(hold.id)
@@ -137,7 +137,7 @@ def note_doubt(context: Context, hold: Hold, reason: str, transaction: str = "",
         claim = Claim(now.amount, transaction) if transaction else None
         view.recheck = claim is not None and hold.chain_evidence
         if now.state is HoldState.HELD:
-            apply(view, hold.id, Note(reason, claim))
+            apply(view, hold.id, Note(doubt.reason, claim, quoted(doubt.words) or None))
         return lose(view, hold.id)
 
     marks = guard_marks(context.policy, step, ending=True)

@@ -119,7 +119,8 @@ def decode_json(raw: bytes, *, field: str) -> Any:
             compact_json(value).encode()  # raises for a lone surrogate, which could be read but not sent back
         return value
     except ValueError as error:
-        raise ProtocolError(f"not acceptable JSON: {str(error)[:120]}", field=field) from None
+        words = getattr(error, "words", "")
+        raise ProtocolError(f"not acceptable JSON: {str(error)[:120]}", field=field, words=words) from None
 
 
 def _decode_base64_json(value: str, *, field: str) -> Any:

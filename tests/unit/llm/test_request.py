@@ -131,8 +131,11 @@ def test_a_limit_that_is_no_number_is_refused_by_its_name(place, field, value):
         (b"", "body: not JSON"),
         (b"model=gpt-4o", "body: not JSON"),
         (b"[]", "body: a JSON list"),
-        (b'{"model": "a", "model": "b"}', "body: the key 'model' appears twice"),
-        (b'{"model": "a", "messages": [{"content": "x", "content": "y"}]}', "body: the key 'content' appears twice"),
+        (b'{"model": "a", "model": "b"}', "body: a key appears twice in one object ('model')"),
+        (
+            b'{"model": "a", "messages": [{"content": "x", "content": "y"}]}',
+            "body: a key appears twice in one object ('content')",
+        ),
         (b'{"model": "a", "temperature": NaN}', "body: NaN is not a JSON number"),
         (b'{"model": "a", "n": ' + b"9" * 500 + b"}", "body: a number with hundreds of digits"),
         (b'{"model": "a", "x": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "body: nested too deeply"),
