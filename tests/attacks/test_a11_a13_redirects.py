@@ -168,7 +168,7 @@ def _to(url, status):
         ("https://courts.example/same", True),
     ],
 )
-def test_a12_a_callers_own_payment_header_stays_with_its_origin(mode, guard, name, target, kept):
+def test_a12_a_callers_own_payment_header_stays_with_its_origin(mode, name, target, kept):
     seen = []
 
     def server(request):
@@ -178,7 +178,8 @@ def test_a12_a_callers_own_payment_header_stays_with_its_origin(mode, guard, nam
     async def answer(request):
         return server(request)
 
-    with guard.session("s", budget="$1.00") as session:
+    policy = Policy(foreign_payments="allow")
+    with make_guard(policy=policy) as guard, guard.session("s", budget="$1.00") as session:
         asked = server if mode == "sync" else answer
         fetch(mode, session, asked, headers={name: "a cheque"}, follow_redirects=True)
     assert seen[0].headers[name] == "a cheque"

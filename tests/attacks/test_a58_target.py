@@ -1,11 +1,13 @@
 """What leaves is what was judged: httpx's ``target`` sends another path than the URL says."""
 
+from decimal import Decimal
+
 import httpx
 import pytest
 
-from tests.support.merchant import Shop, make_guard
+from tests.support.merchant import URL, Shop, client, make_guard
 from tests.support.refusals import fetch
-from x402guard import PolicyDenied, Rule, Unpriced
+from x402guard import BudgetExhausted, PolicyDenied, Rule, Unpriced
 from x402guard.policy import Policy
 
 
@@ -19,6 +21,25 @@ def test_a58_a_request_that_sends_another_path_than_its_url_is_refused(mode, tar
             fetch(mode, session, shop, url="https://api.example/free", extensions={"target": target})
         assert (caught.value.rule, caught.value.request.url.path) == ("target", "/free")
         assert (shop.seen, session.held, session.spent) == ([], 0, 0)
+
+
+def test_a58_the_mark_of_a_guarded_request_counts_for_that_object_once():
+    """A transport below the guard copies the extensions, and the caller sends them along: no way past."""
+    shop, sent = Shop(), []
+
+    def below(request):
+        sent.append(request)
+        return shop(request)
+
+    with make_guard() as guard, guard.session("s", budget="$0.01") as session, client(session, below) as http:
+        assert http.get(URL).status_code == 200
+        copied = {key: value for key, value in sent[0].extensions.items() if "guarded" in key}
+        assert copied
+        for request in (http.build_request("GET", f"{URL}/2", extensions=copied), sent[0], sent[0]):
+            request.headers.pop("payment-signature", None)
+            with pytest.raises(BudgetExhausted):  # so it is guarded
+                http.send(request)
+        assert (len(shop.payments), session.spent) == (1, Decimal("0.01"))
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])

@@ -297,15 +297,16 @@ def test_the_callers_own_headers_and_extensions_survive(both, session):
         assert request.extensions["timeout"] == {"read": 3.0}
 
 
-def test_a_caller_who_pays_itself_is_left_alone(both, session):
+def test_a_caller_who_pays_itself_is_left_alone_if_the_policy_says_so(both):
     def answer(request):
         return httpx.Response(402, headers={"PAYMENT-REQUIRED": b64(required())}, json={})
 
-    response = both.send(
-        session, answer if both.kind == "sync" else _async(answer), headers={"PAYMENT-SIGNATURE": "mine"}
-    )
-    assert response.status_code == 402
-    assert session.held == session.spent == 0
+    asked = answer if both.kind == "sync" else _async(answer)
+    policy = Policy(foreign_payments="allow")
+    with make_guard(policy=policy) as guard, guard.session("test", budget="$1.00") as session:
+        response = both.send(session, asked, headers={"PAYMENT-SIGNATURE": "mine"})
+        assert response.status_code == 402
+        assert session.held == session.spent == 0
 
 
 def _async(function):

@@ -6,6 +6,7 @@ import pytest
 from eth_account import Account
 
 from tests.support.contract_seller import PRICE, Wild, any_hash
+from x402guard import Policy, SessionTripped
 from x402guard.chain.reader import Chain, RpcChainReader
 from x402guard.chain.rpc import NodeRefuses
 from x402guard.stores import open_store
@@ -44,6 +45,21 @@ def test_money_that_leaves_past_the_books_is_an_alarm(net, tmp_path):
         )
         chain.close()
         assert [row["payee"] for row in wild.guard.reconcile().unexplained] == [wild.seller.address]
+
+
+def test_money_that_leaves_past_the_books_trips_the_wallet_if_the_owner_wants_it(net, tmp_path):
+    with Wild(net, tmp_path, policy=Policy(unexplained_transfer="trip")) as wild:
+        wild.buy()
+        assert not wild.guard.reconcile().is_alarming
+        chain = ChainClient(net.rpc, net.chain_id)
+        thief = Account.from_key(net.payer_key)
+        chain.receipt(
+            chain.send(thief, net.token, calldata("transfer(address,uint256)", wild.seller.address, 7), gas=10**5)
+        )
+        chain.close()
+        assert len(wild.guard.reconcile().unexplained) == 1
+        with pytest.raises(SessionTripped, match="unexplained_transfer"):
+            wild.buy("/2")
 
 
 def test_a_payment_taken_by_a_contract_of_the_sellers_is_no_alarm(net, tmp_path):

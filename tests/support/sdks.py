@@ -183,9 +183,14 @@ ALL_LOADED = "ignore:loaded, and not seen by x402guard:UserWarning"
 
 
 def seams():
-    """What every client chooses a request's transport with: the attributes themselves, not bound to anything."""
+    """What install replaces in every client and lowest transport: the attributes themselves, not bound to anything."""
     kinds = (httpx.Client, httpx.AsyncClient, httpx2.Client, httpx2.AsyncClient)
-    return [kind.__dict__["_transport_for_url"] for kind in kinds]
+    lowest = [
+        library.__dict__[kind].__dict__[name]
+        for library in (httpx, httpx2)
+        for kind, name in (("HTTPTransport", "handle_request"), ("AsyncHTTPTransport", "handle_async_request"))
+    ]
+    return [*(kind.__dict__["_transport_for_url"] for kind in kinds), *lowest]
 
 
 UNTOUCHED = seams()

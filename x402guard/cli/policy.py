@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,7 +18,7 @@ from x402guard.errors import ConfigError, ProtocolError, X402GuardError
 from x402guard.flow.request import RequestFacts
 from x402guard.guard.guard import Guard
 from x402guard.guard.settings import Settings, load_settings
-from x402guard.http.request import marked_guarded, request_facts
+from x402guard.http.request import mark_guarded, request_facts
 from x402guard.ledger.authorize import Refusal
 from x402guard.ledger.model import HoldKind
 from x402guard.ledger.report_text import printable
@@ -136,9 +137,9 @@ def _line(what: str, verdict: Verdict, *, asks: bool) -> dict[str, Any]:
 def _explain_url(url: str, settings: Settings, rules: Policy) -> list[dict[str, Any]]:
     try:
         with httpx.Client(timeout=_WAIT_S, trust_env=False) as http:
-            request = http.build_request("GET", url, extensions=marked_guarded())
+            request = http.build_request("GET", url)
             facts = request_facts(request)
-            with http.stream("GET", url, extensions=marked_guarded()) as answer:
+            with closing(http.send(mark_guarded(request), stream=True)) as answer:
                 body = _read(answer)
     except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
         raise ConfigError(f"url: the request to {url[:200]!r} failed: {type(error).__name__}: {error}") from error

@@ -9,9 +9,11 @@ from typing import Final, TypeVar
 from urllib.parse import urlsplit
 
 from x402guard.errors import PaymentRefused, PolicyDenied, SettlementUncertain, X402GuardError
-from x402guard.flow.effects import Flow, SendFailed
+from x402guard.flow.context import Context
+from x402guard.flow.effects import Flow, SendFailed, Transact
 from x402guard.ledger.authorize import Refusal
 from x402guard.ledger.model import Purpose
+from x402guard.ledger.view import LedgerView, Scope
 from x402guard.money import Nanos
 from x402guard.policy.steps import short_route, whole_route
 
@@ -31,7 +33,7 @@ class RequestFacts:
         entropy: 32 random bytes; the hold's id and the payment's nonce.
         purchase: the caller's own name for what is bought, or None.
         pay_again: the caller wants a second payment even if one is in doubt.
-        pays_itself: the caller set a payment header on the request.
+        pays_itself: the request has a payment already.
         redirected_from: the origin of the first hop, if this hop has another; else None.
         paid_by: the hold that an earlier hop of this request has signed; else None.
         paid_until: the deadline of that signature, in unix seconds.
@@ -75,6 +77,18 @@ def purpose_of(request: RequestFacts, tool: str = "", *, step: str = "") -> Purp
     # No query, no fragment, and no user:password@ before the host.
     url = urlsplit(request.url)._replace(netloc=request.host, query="", fragment="").geturl()
     return Purpose(request.method, url, request.host, hashlib.sha256(what.encode()).hexdigest(), tool, step)
+
+
+def note_once(context: Context, name: str, where: str, place: str) -> Flow[None]:
+    """Record the event *name* with its *place*, once per budget and *where* (a host or an origin)."""
+    key = ("once", f"{context.node_id} {name} {where}")
+
+    def change(view: LedgerView) -> None:
+        if view.mark(key) is None:
+            view.put_mark(key, {"place": place})
+            view.record(context.node_id, "event", facts={"name": name, "place": place})
+
+    yield Transact(Scope(nodes=(context.node_id,), marks=(key,)), change)
 
 
 def host_refusal(request: RequestFacts, error: type[PaymentRefused] = PolicyDenied) -> Refusal:

@@ -1,7 +1,8 @@
 """``install(budget=…)`` guards every httpx and httpx2 client of the process; ``uninstall()`` undoes it.
 
 It covers clients made before and after, with their own transports and with mounts: it replaces the method by which a
-client chooses the transport for a request. A request belongs to the session in context, else to the installed one;
+client chooses the transport for a request. Where the libraries' own transports send, payments of other clients are judged
+(``Policy.foreign_payments``), whatever transport made them. A request belongs to the session in context, else to the installed one;
 tasks and ``to_thread`` inherit the context, plain threads get it by ``session.bind(fn)``.
 """
 
@@ -18,9 +19,12 @@ import httpx
 import x402guard.http.transport as on_httpx
 from x402guard.chain.rpc import RpcClient
 from x402guard.errors import ConfigError
+from x402guard.flow.drivers import run, run_async
 from x402guard.guard.guard import Guard
 from x402guard.guard.session import Session, current_session
 from x402guard.guard.unseen import refuse_aiohttp, unseen_libraries
+from x402guard.http.families import Library
+from x402guard.http.foreign import judge_leaving
 from x402guard.http.guarded import Guarded, OnRefusal
 from x402guard.ledger.report import Report
 from x402guard.money import Dollars
@@ -45,7 +49,7 @@ class _Installation:
     guard: Guard
     owned: bool
     session: Session
-    originals: tuple[tuple[type[Any], Any], ...]
+    originals: tuple[tuple[type[Any], str, Any], ...]
     allow_aiohttp: Callable[[], None]
 
 
@@ -97,8 +101,8 @@ def uninstall() -> Report | None:
         installation, _installed = _installed, None
         if installation is None:
             return None
-        for kind, original in installation.originals:
-            setattr(kind, _SEAM, original)
+        for kind, name, original in installation.originals:
+            setattr(kind, name, original)
         installation.allow_aiohttp()
     installation.session.close()
     report = installation.session.report()
@@ -107,7 +111,7 @@ def uninstall() -> Report | None:
     return report
 
 
-def _patch(payer: _InContext, on_refusal: OnRefusal | None) -> tuple[tuple[type[Any], Any], ...]:
+def _patch(payer: _InContext, on_refusal: OnRefusal | None) -> tuple[tuple[type[Any], str, Any], ...]:
     import httpx2  # it takes a tenth of a second, and most programs never install
 
     import x402guard.httpx2 as on_httpx2
@@ -128,10 +132,47 @@ def _patch(payer: _InContext, on_refusal: OnRefusal | None) -> tuple[tuple[type[
         raise ConfigError(
             f"install: {missing[0].__module__} has changed; guard its clients one by one with a transport"
         )
-    originals = tuple((kind, getattr(kind, _SEAM)) for kind, _, _ in wraps)
+    lowest: tuple[tuple[type[Any], str, Any], ...] = tuple(
+        (kind, name, judging)
+        for library in (on_httpx.HTTPX, on_httpx2.HTTPX2)
+        for kind, name, judging in zip(
+            library.stock,
+            ("handle_request", "handle_async_request"),
+            _judging(library, payer),
+            strict=True,
+        )
+    )
+    originals = tuple((kind, _SEAM, getattr(kind, _SEAM)) for kind, _, _ in wraps)
+    originals += tuple((kind, name, getattr(kind, name)) for kind, name, _ in lowest)
     for kind, wrapper, default in wraps:
         setattr(kind, _SEAM, _choosing(getattr(kind, _SEAM), wrapper, payer, on_refusal or default))
+    for kind, name, judging in lowest:
+        setattr(kind, name, judging(getattr(kind, name)))
     return originals
+
+
+def _judging(library: Library, payer: _InContext) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
+    """Return the two wrappers of the library's own transports, which judge payments that no guard knows."""
+
+    def blocking(original: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+        def handle_request(transport: Any, request: Any) -> Any:
+            judgement = judge_leaving(payer.innermost, library, request)
+            if judgement is not None:
+                run(*judgement)
+            return original(transport, request)
+
+        return handle_request
+
+    def awaited(original: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+        async def handle_async_request(transport: Any, request: Any) -> Any:
+            judgement = judge_leaving(payer.innermost, library, request)
+            if judgement is not None:
+                await run_async(*judgement)
+            return await original(transport, request)
+
+        return handle_async_request
+
+    return blocking, awaited
 
 
 def _is_of_sdk(request: httpx.Request) -> bool:

@@ -12,7 +12,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterable
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 from typing import Final
@@ -21,7 +21,7 @@ import httpx
 
 from x402guard.errors import ConfigError
 from x402guard.http.redaction import bare_url, hide_url
-from x402guard.http.request import marked_guarded
+from x402guard.http.request import mark_guarded
 from x402guard.ledger.view import Notice
 
 _LOG: Final = logging.getLogger("x402guard")
@@ -173,7 +173,8 @@ class NoticeSender:
     def _post(self, http: httpx.Client, body: bytes, headers: dict[str, str]) -> int:
         url = "" if self._webhook is None else self._webhook.url
         # The body of the answer is not read: it may never end.
-        with http.stream("POST", url, content=body, headers=headers, extensions=marked_guarded()) as answer:
+        request = mark_guarded(http.build_request("POST", url, content=body, headers=headers))
+        with closing(http.send(request, stream=True)) as answer:
             return answer.status_code
 
     def close(self) -> None:

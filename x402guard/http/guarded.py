@@ -13,13 +13,14 @@ from typing_extensions import override
 from x402guard.errors import ConfigError, LedgerUnavailable, PaymentRefused, Unpriced, X402GuardError
 from x402guard.flow.context import Context
 from x402guard.flow.drivers import run, run_async
-from x402guard.flow.effects import Flow, Transact
+from x402guard.flow.effects import Flow
 from x402guard.flow.receipt import Receipt
 from x402guard.flow.refusals import refused
-from x402guard.flow.request import RequestFacts, guarding_earlier_payment, host_refusal
+from x402guard.flow.request import RequestFacts, guarding_earlier_payment, host_refusal, note_once, route_of
 from x402guard.flow.shell import Payer, Shell
 from x402guard.http.exchange import AsyncExchanged, Exchanged
 from x402guard.http.families import Library
+from x402guard.http.foreign import after_foreign
 from x402guard.http.redaction import redact_logs
 from x402guard.http.request import (
     LogicalRequest,
@@ -28,11 +29,12 @@ from x402guard.http.request import (
     buffer_body_async,
     describe_request,
     is_guarded,
+    payments_of,
+    unknown_payments,
 )
 from x402guard.http.response import problem_response
 from x402guard.http.streams import EXTENSION, AsyncMetered, Metered
 from x402guard.ledger.authorize import Refusal
-from x402guard.llm.authorize import note_unmetered
 from x402guard.llm.flow import InFlight, Upload, called
 from x402guard.llm.meter import FixedPrice, Meter, Unmetered, classify
 from x402guard.llm.routes import Route
@@ -179,10 +181,19 @@ class Guarded:
     ) -> Flow[Handed]:
         """Return the flow of a request."""
         context, meter = payer
-        facts = describe_request(request, logical, body)
+        payments = payments_of(request, logical, body)
+        facts = describe_request(request, logical, body, pays_itself=bool(payments))
         if "target" in request.extensions:
             return _refuse(context, _TARGET)
         exchange.outgoing = OutgoingRequest(self.library, request, body, logical, stock=exchange.is_stock)
+        flow = self._flow_of(facts, request, body, context, meter)
+        foreign = unknown_payments(request, payments)
+        return after_foreign(context, foreign, route_of(facts), flow) if foreign else flow
+
+    def _flow_of(
+        self, facts: RequestFacts, request: httpx.Request, body: bytes | None, context: Context, meter: Meter | None
+    ) -> Flow[Handed]:
+        """Return the flow of a request by its route: metered, or free until a server asks for a payment."""
         route = None if meter is None else classify(meter, facts.method, facts.host, facts.url)
         if route is None or meter is None:
             return paid_request(facts, context)
@@ -381,5 +392,5 @@ def metered_request(
 
 def unmetered_request(request: RequestFacts, route: Unmetered, context: Context) -> Flow[Receipt | None]:
     """Record in the ledger, once per host, that an apparent LLM call is not metered; then handle it as any request."""
-    yield Transact(*note_unmetered(context, request, route))
+    yield from note_once(context, "unmetered", request.host, route.route_name)
     return (yield from paid_request(request, context))

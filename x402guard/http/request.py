@@ -16,6 +16,7 @@ from x402guard.flow.request import RequestFacts
 from x402guard.flow.sealed import Sealed
 from x402guard.http.streams import AsyncRest, Buffered, Rest
 from x402guard.policy.checks import check_dollars
+from x402guard.x402.foreign import ForeignPayment, payments_in
 from x402guard.x402.wire import PAYMENT_HEADERS
 
 if TYPE_CHECKING:
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 
 LOGICAL: Final = "x402guard.logical_request"
 GUARDED: Final = "x402guard.guarded"
-_MARK: Final = object()  # an object, so that no caller can set it by accident
 _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
 
 
@@ -76,14 +76,47 @@ class LogicalRequest:
         self._done = True
 
 
+class _Mark:
+    """Says that one request object is guarded, once, and which payments in it the guard knows.
+
+    httpx and the callers' transports copy ``extensions`` to other requests, for which the mark does not count.
+    """
+
+    def __init__(self, request: httpx.Request, payments: tuple[ForeignPayment, ...]) -> None:
+        self.known = frozenset(payment.digest for payment in payments)
+        self._request: weakref.ref[httpx.Request] | None = weakref.ref(request)
+
+    def use(self, request: httpx.Request) -> bool:
+        """True once, for the request that it was made for."""
+        meant, self._request = self._request, None
+        return meant is not None and meant() is request
+
+
 def is_guarded(request: httpx.Request) -> bool:
     """True for a request from an outer guarded transport: an inner one passes it on and holds nothing a second time."""
-    return request.extensions.get(GUARDED) is _MARK
+    mark = request.extensions.get(GUARDED)
+    return isinstance(mark, _Mark) and mark.use(request)
 
 
-def marked_guarded() -> dict[str, Any]:
-    """Return the extensions of a request of this library, which no transport guards."""
-    return {GUARDED: _MARK}
+def mark_guarded(request: httpx.Request) -> httpx.Request:
+    """Return *request*, one of this library's own, marked so that no transport guards it."""
+    request.extensions = {**request.extensions, GUARDED: _Mark(request, ())}
+    return request
+
+
+def payments_of(request: httpx.Request, logical: LogicalRequest, body: bytes | None) -> tuple[ForeignPayment, ...]:
+    """Return the payments that a request would take along: its headers for another origin stay behind."""
+    lines = request.headers.multi_items()
+    if origin_of(request.url) != logical.origin:
+        lines = [(name, value) for name, value in lines if name.lower() not in PAYMENT_HEADERS]
+    return payments_in(lines, body)
+
+
+def unknown_payments(request: httpx.Request, found: tuple[ForeignPayment, ...]) -> tuple[ForeignPayment, ...]:
+    """Return those of the payments *found* in a request that no guard has made or judged."""
+    mark = request.extensions.get(GUARDED)
+    known = mark.known if isinstance(mark, _Mark) else frozenset()
+    return tuple(payment for payment in found if payment.digest not in known)
 
 
 def origin_of(url: httpx.URL) -> str:
@@ -107,7 +140,9 @@ def request_facts(request: httpx.Request) -> RequestFacts:
     return describe_request(request, LogicalRequest.of(request), b"")
 
 
-def describe_request(request: httpx.Request, logical: LogicalRequest, body: bytes | None) -> RequestFacts:
+def describe_request(
+    request: httpx.Request, logical: LogicalRequest, body: bytes | None, *, pays_itself: bool = False
+) -> RequestFacts:
     """Return the facts of *request* for the core, with 32 new random bytes."""
     extensions: Mapping[str, Any] = request.extensions
     purchase = extensions.get("purchase", request.headers.get("idempotency-key"))
@@ -128,7 +163,7 @@ def describe_request(request: httpx.Request, logical: LogicalRequest, body: byte
         entropy=secrets.token_bytes(32),
         purchase=None if purchase is None else str(purchase),
         pay_again=extensions.get("pay_again") is True,
-        pays_itself=not crossed and not PAYMENT_HEADERS.isdisjoint(map(str.lower, request.headers)),
+        pays_itself=pays_itself,
         redirected_from=logical.origin if crossed else None,
         paid_by=logical.paid_by,
         paid_until=0 if logical.receipt is None else logical.receipt.deadline,
@@ -236,13 +271,11 @@ class OutgoingRequest:
             lines["content-length"] = str(len(body))
         whole = self._body if body is None else body
         stream = original.stream if whole is None else self._library.bytes_stream(whole)
-        return self._library.request(
-            original.method,
-            original.url,
-            headers=lines,
-            stream=stream,
-            extensions={**original.extensions, GUARDED: _MARK},
+        copy = self._library.request(
+            original.method, original.url, headers=lines, stream=stream, extensions={**original.extensions}
         )
+        copy.extensions[GUARDED] = _Mark(copy, payments_in(lines.multi_items(), whole))
+        return copy
 
     def answered(self, response: httpx.Response) -> httpx.Response:
         """Return *response*; if it refers to the sent copy, which may hold a payment, refer to the caller's request."""

@@ -15,9 +15,9 @@ from x402guard.flow.request import RequestFacts, purpose_of, route_of, whole_rou
 from x402guard.ledger.authorize import BUDGET, Refusal, authorize, check_room
 from x402guard.ledger.budgets import room_on_path
 from x402guard.ledger.model import WALLET, Hold, HoldKind
-from x402guard.ledger.view import Change, LedgerView, MarkKey, Scope
+from x402guard.ledger.view import LedgerView, MarkKey, Scope
 from x402guard.llm.ceiling import UNBOUNDED_OUTPUT, Ceiling
-from x402guard.llm.meter import FixedPrice, Meter, Unmetered
+from x402guard.llm.meter import FixedPrice, Meter
 from x402guard.llm.request import Call, limit_field
 from x402guard.money import Nanos
 from x402guard.policy.guards import guard_marks, judge_step, note_taken
@@ -245,18 +245,6 @@ def _note_estimate(view: LedgerView, marks: tuple[MarkKey, ...], hold: Hold) -> 
     for kind, node_id in marks:
         if kind == ESTIMATED and view.node(node_id).limit is not None:
             view.put_mark((kind, node_id), {"hold": hold.id, "until": hold.deadline_unix})
-
-
-def note_unmetered(context: Context, request: RequestFacts, route: Unmetered) -> tuple[Scope, Change[None]]:
-    """Return the transaction that records an unmetered host: one event per host and budget."""
-    key = ("unmetered", f"{context.node_id} {request.host}")
-
-    def change(view: LedgerView) -> None:
-        if view.mark(key) is None:
-            view.put_mark(key, {"place": route.route_name})
-            view.record(context.node_id, "event", facts={"name": "unmetered", "place": route.route_name})
-
-    return Scope(nodes=(context.node_id,), marks=(key,)), change
 
 
 def _new_hold(view: LedgerView, context: Context, request: RequestFacts, step: Step, model: str) -> Hold:

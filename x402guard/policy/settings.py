@@ -32,6 +32,8 @@ MIN_LIFETIME_S: Final = 10
 ResourceMismatch = Literal["warn", "refuse"]
 UptoAtCeiling = Literal["warn", "refuse"]
 PayeeChange = Literal["allow", "refuse"]
+ForeignPayments = Literal["refuse", "book", "allow"]
+UnexplainedTransfer = Literal["warn", "trip"]
 
 _SCHEMES: Final = frozenset({"exact", "upto"})
 _MAX_LIFETIME_S: Final = 86_400
@@ -55,6 +57,10 @@ class Policy:
         resource_mismatch: if an offer names another host than the request: ``warn`` or ``refuse``.
         upto_at_ceiling: if a payee's last twenty ``upto`` settlements took the ceiling: ``warn`` (event) or ``refuse``.
         payee_change: if a paid origin names a new payee: ``allow`` (honest sellers rotate) or ``refuse``.
+        foreign_payments: if a request has a payment that the guard did not make: ``refuse``, ``book`` (its amount is
+            read and charged) or ``allow``.
+        unexplained_transfer: if ``reconcile`` finds a Transfer out of the wallet that no payment explains: ``warn`` or
+            ``trip`` the wallet.
         unsafe_pay_after_redirect: pay an origin that a redirect led to.
         rules: the owner's own rules; None for none.
         risk: which tools run, and which need approval; None turns risk levels off.
@@ -85,6 +91,8 @@ class Policy:
     resource_mismatch: ResourceMismatch = "warn"
     upto_at_ceiling: UptoAtCeiling = "warn"
     payee_change: PayeeChange = "allow"
+    foreign_payments: ForeignPayments = "refuse"
+    unexplained_transfer: UnexplainedTransfer = "warn"
     unsafe_pay_after_redirect: bool = False
     rules: Collection[Rule] | None = None
     risk: Risk | None = field(default_factory=Risk)
@@ -144,6 +152,8 @@ _CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
     "resource_mismatch": get_args(ResourceMismatch),
     "upto_at_ceiling": get_args(UptoAtCeiling),
     "payee_change": get_args(PayeeChange),
+    "foreign_payments": get_args(ForeignPayments),
+    "unexplained_transfer": get_args(UnexplainedTransfer),
 }
 _PARTS: Final[Mapping[str, tuple[type, str, bool]]] = {
     "loop": (Loop, "calls=10, window_s=60", True),

@@ -8,11 +8,10 @@ from typing import Final
 from x402guard.assets import TEST_NETWORKS
 from x402guard.errors import CallTimeout, ProtocolError
 from x402guard.flow.context import Context
-from x402guard.flow.effects import AskChain, Flow, PeekBody, Reply, SendFailed, Transact
+from x402guard.flow.effects import AskChain, Flow, PeekBody, Reply, SendFailed
 from x402guard.flow.ports import AccountFunds
-from x402guard.flow.request import RequestFacts, route_of, whole_route_of
+from x402guard.flow.request import RequestFacts, whole_route_of
 from x402guard.ledger.authorize import Refusal
-from x402guard.ledger.view import LedgerView, Scope
 from x402guard.money import Nanos, format_dollars
 from x402guard.policy.judge import verdict_of
 from x402guard.policy.patterns import matches_route
@@ -24,11 +23,10 @@ from x402guard.x402.schemes.upto import UPTO_PROXY
 from x402guard.x402.wire import (
     MAX_BODY_BYTES,
     PAYMENT_REQUIRED,
-    PAYMENT_RESPONSE,
-    X_PAYMENT_RESPONSE,
     PaymentRequired,
     decode_json,
     decode_payment_required,
+    has_receipt,
     only_header,
     parse_payment_required,
 )
@@ -65,7 +63,7 @@ def read_challenge(reply: Reply, call_s: int | None = None) -> Flow[Challenge | 
     if header is not None:
         required = decode_payment_required(header)
         return Challenge(required, (yield from _body_terms(reply, call_s)))
-    if any(only_header(reply.headers, name) is not None for name in (PAYMENT_RESPONSE, X_PAYMENT_RESPONSE)):
+    if has_receipt(reply.headers):
         return None
     body = yield from _body_terms(reply, call_s)
     return Challenge(body) if body is not None and body.version == 1 else None
@@ -102,18 +100,6 @@ def _body_terms(reply: Reply, call_s: int | None) -> Flow[PaymentRequired | None
 def asks_to_sign_in(required: PaymentRequired) -> bool:
     """True for a 402 that offers nothing for sale and asks the wallet to sign in, which the guard never signs."""
     return not required.accepts and SIGN_IN in (required.extensions or {})
-
-
-def note_sign_in(context: Context, request: RequestFacts) -> Flow[None]:
-    """Record that a server asked the wallet to sign in: one event per origin and budget."""
-    key = ("sign_in", f"{context.node_id} {request.origin}")
-
-    def change(view: LedgerView) -> None:
-        if view.mark(key) is None:
-            view.put_mark(key, {"place": route_of(request)})
-            view.record(context.node_id, "event", facts={"name": "sign_in_asked", "place": route_of(request)})
-
-    yield Transact(Scope(nodes=(context.node_id,), marks=(key,)), change)
 
 
 def screen(challenge: Challenge, request: RequestFacts, context: Context) -> Flow[Payable]:

@@ -39,7 +39,7 @@ from x402guard.flow.effects import (
 )
 from x402guard.flow.receipt import Receipt, receipt_of
 from x402guard.flow.refusals import refused
-from x402guard.flow.request import RequestFacts, guarding_earlier_payment, host_refusal
+from x402guard.flow.request import RequestFacts, guarding_earlier_payment, host_refusal, note_once, route_of
 from x402guard.flow.sealed import Sealed, forgetting
 from x402guard.ledger.authorize import Refusal
 from x402guard.ledger.model import Evidence, Hold, HoldKind, HoldState
@@ -47,7 +47,7 @@ from x402guard.ledger.purchases import Presentation, presentation_of
 from x402guard.ledger.view import LedgerView
 from x402guard.money import format_dollars
 from x402guard.policy.judge import Consented, Unasked
-from x402guard.x402.challenge import Payable, asks_to_sign_in, note_sign_in, read_challenge, screen
+from x402guard.x402.challenge import Payable, asks_to_sign_in, read_challenge, screen
 from x402guard.x402.offer_rules import Case, rank
 from x402guard.x402.origins import note_version, origin_mark
 from x402guard.x402.purchase import (
@@ -75,6 +75,7 @@ from x402guard.x402.settlement import (
     was_taken,
     write_claim,
 )
+from x402guard.x402.wire import has_receipt
 
 QUICK_BYTES: Final = 16_384
 """The largest body, in bytes, whose deduplication key is computed on the event loop."""
@@ -98,13 +99,15 @@ def paid_request(request: RequestFacts, context: Context, reply: Reply | None = 
 def _steps(request: RequestFacts, context: Context, reply: Reply | None) -> Flow[Receipt | None]:
     reply = reply or (yield Send())  # 2
     if reply.status != PAYMENT_REQUIRED_STATUS or request.pays_itself:
+        if request.paid_by is None and has_receipt(reply.headers) and not request.pays_itself:
+            yield from note_once(context, "foreign_receipt", request.origin, route_of(request))
         return None
     timeouts = context.policy.timeouts
     challenge = yield from read_challenge(reply, timeouts.payment_s)  # 3
     if challenge is None:
         return None
     if asks_to_sign_in(challenge.required):
-        yield from note_sign_in(context, request)
+        yield from note_once(context, "sign_in_asked", request.origin, route_of(request))
         return None
     refuse = partial(refused, context)
     if challenge.required.version == 2:  # even after a refusal, this origin's v1 offers are not accepted any more

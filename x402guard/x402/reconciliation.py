@@ -19,6 +19,7 @@ from x402guard.flow.effects import AskChain, Flow, Transact
 from x402guard.flow.ports import AccountFunds, HoldStatus, OutgoingTransfer, TransferNonce, Transfers, WalletTransfers
 from x402guard.flow.shell import Shell
 from x402guard.ledger.authorize import lapse_due
+from x402guard.ledger.budgets import trip
 from x402guard.ledger.evidence import Finding, Unreadable, explain, proof_key, unshown_mark
 from x402guard.ledger.model import WALLET, Claim, Evidence, Hold, HoldState
 from x402guard.ledger.queries import ALLOWANCE, nodes_of
@@ -161,10 +162,13 @@ def scan_mark(token: Asset, payer: Address) -> MarkKey:
     return "scan", f"{token.network}/{token.contract}/{payer}"
 
 
-def reconcile_wallet(token: Asset, payer: Address, since_unix: int, result: Reconciliation) -> Flow[None]:
+def reconcile_wallet(
+    token: Asset, payer: Address, since_unix: int, result: Reconciliation, *, trips: bool = False
+) -> Flow[None]:
     """Compare the wallet's outgoing Transfers with the proven payments, and note the allowance of Permit2.
 
     *since_unix* (unix seconds) is the start of the first comparison; later ones continue from the last block compared.
+    *trips*: a Transfer that nothing explains trips the wallet.
     """
     yield from _note_allowance(token, payer, result)
     after = _block_of((yield from _read_mark(scan_mark(token, payer))))
@@ -185,7 +189,7 @@ def reconcile_wallet(token: Asset, payer: Address, since_unix: int, result: Reco
         if not known:
             unexplained.append(transfer)
     result.complete = result.complete and found.complete
-    reported = yield from _note_scan(token, payer, after, found.upto, unexplained)
+    reported = yield from _note_scan(token, payer, after, found.upto, unexplained, trips=trips)
     result.unexplained += reported
     result.unexplained_total += sum(row["amount"] for row in reported)
 
@@ -237,9 +241,12 @@ def _block_of(mark: Mapping[str, Any] | None) -> int | None:
 
 
 def _note_scan(
-    token: Asset, payer: Address, after: int | None, upto: int, unexplained: list[OutgoingTransfer]
+    token: Asset, payer: Address, after: int | None, upto: int, unexplained: list[OutgoingTransfer], *, trips: bool
 ) -> Flow[list[dict[str, Any]]]:
-    """Record the last block compared, notify the owner of unexplained Transfers, and return their rows."""
+    """Record the last block compared, notify the owner of unexplained Transfers, and return their rows.
+
+    *trips*: they also trip the wallet.
+    """
     key = scan_mark(token, payer)
     rows = [_unexplained_row(token, transfer) for transfer in unexplained]
     total = sum(row["amount"] for row in rows)
@@ -259,9 +266,12 @@ def _note_scan(
             view.notices.append(
                 Notice("unexplained_transfer", message, {"total": format_dollars(total), "transfers": rows[:20]})
             )
+            if trips:
+                trip(view, WALLET, "unexplained_transfer", message)
         return rows
 
-    answer: list[dict[str, Any]] = yield Transact(Scope(nodes=(WALLET,), marks=(key,)), change)
+    scope = Scope(nodes=(WALLET,), marks=(key,), durable=trips)
+    answer: list[dict[str, Any]] = yield Transact(scope, change)
     return answer
 
 
@@ -328,6 +338,7 @@ def reconcile_ledger(shell: Shell, context: Context) -> Reconciliation:
         return result  # nothing was ever signed
     payer = parse_address(str(row["address"]))
     since_unix = min(node.created_ms for node in store.nodes() if node.id == WALLET) // 1000
+    trips = context.policy.unexplained_transfer == "trip"
     for token in context.registry.on(context.chains):
-        run(reconcile_wallet(token, payer, since_unix, result), shell)
+        run(reconcile_wallet(token, payer, since_unix, result, trips=trips), shell)
     return result

@@ -123,7 +123,8 @@ def decode_json(raw: bytes, *, field: str) -> Any:
         raise ProtocolError(f"not acceptable JSON: {str(error)[:120]}", field=field, words=words) from None
 
 
-def _decode_base64_json(value: str, *, field: str) -> Any:
+def decode_base64_json(value: str, *, field: str) -> Any:
+    """Return the JSON value in a header. Raises ``ProtocolError`` naming *field*."""
     if len(value) > MAX_HEADER_CHARS:
         raise ProtocolError(f"{len(value)} characters; at most {MAX_HEADER_CHARS} are allowed", field=field)
     try:
@@ -154,10 +155,15 @@ def parse_payment_required(value: Any, *, field: str) -> PaymentRequired:
 def decode_payment_required(value: str) -> PaymentRequired:
     """Return the terms in a ``PAYMENT-REQUIRED`` header (HTTP transport v2). Raises ``ProtocolError``."""
     field = PAYMENT_REQUIRED.upper()
-    required = parse_payment_required(_decode_base64_json(value, field=field), field=field)
+    required = parse_payment_required(decode_base64_json(value, field=field), field=field)
     if required.version != 2:
         raise ProtocolError("terms of version 1 belong in the body", field=f"{field}.x402Version")
     return required
+
+
+def has_receipt(headers: Headers) -> bool:
+    """True if a header holds a receipt, readable or not."""
+    return any(name.lower() in (PAYMENT_RESPONSE, X_PAYMENT_RESPONSE) for name, _ in headers)
 
 
 def decode_receipt(headers: Headers) -> SettleResponse | None:
@@ -170,7 +176,7 @@ def decode_receipt(headers: Headers) -> SettleResponse | None:
     for name in (PAYMENT_RESPONSE, X_PAYMENT_RESPONSE):
         value = only_header(lines, name)
         if value is not None:
-            decoded = _decode_base64_json(value, field=name.upper())
+            decoded = decode_base64_json(value, field=name.upper())
             found.append(parse_message(SettleResponse, decoded, field=name.upper()))
     if len(found) > 1 and found[0] != found[1]:
         raise ProtocolError("two different receipts", field=PAYMENT_RESPONSE.upper())

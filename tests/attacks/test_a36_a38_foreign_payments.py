@@ -1,0 +1,322 @@
+"""Payments that the guard did not make: another payer in the process, and one purchase over two rails."""
+
+import json
+from decimal import Decimal
+
+import anyio
+import httpx
+import httpx2
+import pytest
+
+import x402guard
+from tests.support import official_sdk
+from tests.support.merchant import (
+    NETWORK,
+    URL,
+    USDC,
+    Shop,
+    async_client,
+    b64,
+    client,
+    make_guard,
+    required,
+    required_v1,
+)
+from tests.support.refusals import events, fetch
+from tests.support.slow_server import Trickler
+from x402guard import BudgetExhausted, ConfigError, Policy, PolicyDenied, Rule, refusal_from
+from x402guard.testing import Server, Testnet
+
+MODES = pytest.mark.parametrize("mode", ["sync", "async"])
+PAYEE = "0x857b06519E91e3A54538791bDbb0E22373e36b66"
+SIGNED = {"from": PAYEE, "to": PAYEE, "value": "250000", "validAfter": "0", "validBefore": "9999999999", "nonce": "0x1"}
+PAID = {
+    "x402Version": 2,
+    "accepted": {"scheme": "exact", "network": NETWORK, "asset": USDC, "amount": "1", "payTo": PAYEE},
+    "payload": {"authorization": SIGNED, "signature": "0x00"},
+}
+PAID_V1 = {"x402Version": 1, "scheme": "exact", "network": "base-sepolia", "payload": PAID["payload"]}
+PERMIT = {**PAID, "payload": {"permit2Authorization": {"permitted": {"token": USDC, "amount": "250000"}}}}
+
+
+def rpc(payment):
+    params = {"name": "search", "arguments": {}, "_meta": {"x402/payment": payment}}
+    return {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}
+
+
+CARRIED = {
+    "PAYMENT-SIGNATURE": {"headers": {"PAYMENT-SIGNATURE": b64(PAID)}},
+    "payment-signature, permit2": {"headers": {"payment-signature": b64(PERMIT)}},
+    "X-PAYMENT": {"headers": {"X-PAYMENT": b64(PAID_V1)}},
+    "JSON-RPC": {"method": "POST", "json": rpc(PAID)},
+    "JSON-RPC, a batch": {"method": "POST", "json": [{"jsonrpc": "2.0", "id": 0, "method": "ping"}, rpc(PAID)]},
+}
+UNREADABLE = {
+    "MPP": {"headers": {"Authorization": "Payment eyJjaGFsbGVuZ2UiOiB7fX0"}},
+    "MPP, in lower case": {"headers": {"authorization": "payment abc"}},
+    "no base64": {"headers": {"PAYMENT-SIGNATURE": "a cheque"}},
+    "an unknown token": {"headers": {"X-PAYMENT": b64({**PAID, "accepted": {**PAID["accepted"], "asset": PAYEE}})}},
+    "an unknown network": {"headers": {"X-PAYMENT": b64({**PAID_V1, "network": "solana"})}},
+    "no amount": {"headers": {"X-PAYMENT": b64({**PAID_V1, "payload": {"authorization": {"value": "1e9"}}})}},
+    "JSON-RPC, no object": {"method": "POST", "json": rpc("a cheque")},
+}
+
+
+def send(mode, session, shop, *, method="GET", **asked):
+    if mode == "sync":
+        with client(session, shop) as http:
+            return http.request(method, URL, **asked)
+
+    async def main():
+        async with async_client(session, _async(shop)) as http:
+            return await http.request(method, URL, **asked)
+
+    return anyio.run(main)
+
+
+def _async(function):
+    async def answer(request):
+        return function(request)
+
+    return answer
+
+
+def takes_anything(seen):
+    def answer(request):
+        seen.append(request)
+        return httpx.Response(200, text="the goods")
+
+    return answer
+
+
+@MODES
+@pytest.mark.parametrize("carried", [*CARRIED, *UNREADABLE])
+def test_a36_a_payment_of_another_client_is_refused(mode, carried):
+    seen = []
+    with make_guard() as guard, guard.session("s", budget="$1.00") as session:
+        with pytest.raises(PolicyDenied, match=r"payment of another client.*policy\.foreign_payments") as caught:
+            send(mode, session, takes_anything(seen), **(CARRIED | UNREADABLE)[carried])
+        assert (caught.value.rule, seen, session.spent, session.held) == ("foreign_payment", [], 0, 0)
+
+
+@MODES
+@pytest.mark.parametrize("carried", CARRIED)
+def test_a36_a_payment_of_another_client_can_be_booked(mode, carried):
+    seen = []
+    with make_guard(policy=Policy(foreign_payments="book")) as guard, guard.session("s", budget="$0.60") as session:
+        for _ in range(2):  # the same payment, presented again, is one
+            assert send(mode, session, takes_anything(seen), **CARRIED[carried]).text == "the goods"
+        assert (session.spent, session.held) == (Decimal("0.25"), 0)
+        [row] = [event for event in events(session, "authorize") if event["tool"] == "foreign_payment"]
+        assert row["amount"] == "0.25"
+    with make_guard(policy=Policy(foreign_payments="book")) as guard, guard.session("s", budget="$0.20") as session:
+        with pytest.raises(BudgetExhausted):
+            send(mode, session, takes_anything(seen), **CARRIED[carried])
+        assert (len(seen), session.spent) == (2, 0)
+
+
+@pytest.mark.parametrize("carried", UNREADABLE)
+def test_a36_what_cannot_be_read_cannot_be_booked(carried):
+    seen = []
+    with make_guard(policy=Policy(foreign_payments="book")) as guard, guard.session("s", budget="$1.00") as session:
+        with pytest.raises(PolicyDenied, match="its amount cannot be read"):
+            send("sync", session, takes_anything(seen), **UNREADABLE[carried])
+        assert (seen, session.spent) == ([], 0)
+
+
+def test_a36_the_owners_rules_see_what_is_booked():
+    policy = Policy(foreign_payments="book", rules=[Rule(name="none", action="deny", match="foreign_payment")])
+    with make_guard(policy=policy) as guard, guard.session("s", budget="$1.00") as session:
+        with pytest.raises(PolicyDenied) as caught:
+            send("sync", session, takes_anything([]), **CARRIED["X-PAYMENT"])
+        assert caught.value.rule == "none"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"messages": [{"role": "user", "content": 'what is _meta["x402/payment"]?'}]},
+        {"params": {"x402/payment": PAID}},
+        {"params": {"_meta": {"progressToken": "x402/payment"}}},
+        {"_meta": {"x402/payment": PAID}},
+    ],
+)
+def test_a36_words_about_payments_are_no_payment(body):
+    seen = []
+    with make_guard() as guard, guard.session("s", budget="$1.00") as session:
+        assert send("sync", session, takes_anything(seen), method="POST", json=body).text == "the goods"
+        assert len(seen) == 1
+
+
+@MODES
+def test_a36_a_receipt_that_was_not_bought_is_an_event(mode):
+    def answer(_request):
+        return httpx.Response(200, headers={"PAYMENT-RESPONSE": b64({"success": True})})
+
+    with make_guard() as guard, guard.session("s", budget="$1.00") as session:
+        for _ in range(2):
+            send(mode, session, answer)
+        assert [event["place"] for event in events(session, "foreign_receipt")] == ["GET courts.example/opinion/42"]
+        fetch(mode, session, Shop(), url="https://other.example/a")  # with a receipt of ours
+        assert len(events(session, "foreign_receipt")) == 1
+
+
+@pytest.mark.parametrize("choice", ["", "Refuse", None, True])
+def test_a36_the_choice_is_one_of_three(choice):
+    with pytest.raises(ConfigError, match=r"^policy\.foreign_payments: "):
+        Policy(foreign_payments=choice)
+
+
+@pytest.fixture(scope="module")
+def net():
+    with Testnet() as net:
+        yield net
+
+
+@pytest.fixture
+def install(tmp_path):
+    def install(budget, net=None, **policy):
+        guard = make_guard(f"sqlite:///{tmp_path}/l.db", policy=Policy(**policy))
+        guards.append(guard)
+        return x402guard.install(budget, guard=guard)
+
+    guards = []
+    yield install
+    x402guard.uninstall()
+    for guard in guards:
+        guard.close()
+
+
+@pytest.mark.chain
+@pytest.mark.xdist_group("foreign")
+def test_a36_the_official_sdk_pays_nothing_under_install(net, install):
+    session, before = install("$0.000001"), net.balance(net.payer)
+    with pytest.raises(Exception, match=r"."):  # the SDK's own class; behind it is the refusal
+        official_sdk.pay(net.payer_key, "GET", f"{net.merchant.url}/documents/1")
+    assert net.balance(net.payer) == before
+    [refusal] = session.report().to_dict()["refusals"]
+    assert (refusal["rule"], refusal["count"]) == ("foreign_payment", 1)
+
+
+@pytest.mark.chain
+@pytest.mark.xdist_group("foreign")
+def test_a36_the_refusal_is_found_behind_the_sdks_error(net, install):
+    install("$1.00")
+    try:
+        official_sdk.pay(net.payer_key, "GET", f"{net.merchant.url}/documents/1")
+    except Exception as error:
+        assert refusal_from(error).rule == "foreign_payment"
+    else:
+        pytest.fail("it paid")
+
+
+@pytest.mark.chain
+@pytest.mark.xdist_group("foreign")
+def test_a36_the_official_sdks_payment_is_booked_if_the_policy_says_so(net, install):
+    session, before = install("$0.15", foreign_payments="book"), net.balance(net.payer)
+    response, _ = official_sdk.pay(net.payer_key, "GET", f"{net.merchant.url}/documents/1")
+    assert response.status_code == 200
+    assert before - net.balance(net.payer) == 100_000
+    assert (session.spent, session.held) == (Decimal("0.10"), 0)
+    with pytest.raises(Exception, match=r"."):
+        official_sdk.pay(net.payer_key, "GET", f"{net.merchant.url}/documents/2")
+    assert before - net.balance(net.payer) == 100_000
+
+
+@MODES
+@pytest.mark.parametrize("library", [httpx, httpx2], ids=["httpx", "httpx2"])
+def test_a36_a_payment_is_seen_where_the_librarys_own_transport_sends(mode, library, install):
+    """A transport that has its own idea of payments stands below the guard, and copies all extensions."""
+    session = install("$1.00")
+
+    def paying(request):
+        headers = {**request.headers, "PAYMENT-SIGNATURE": b64(PAID)}
+        return library.Request(request.method, request.url, headers=headers, extensions=dict(request.extensions))
+
+    class Sync(library.HTTPTransport):
+        def handle_request(self, request):
+            return super().handle_request(paying(request))
+
+    class Async(library.AsyncHTTPTransport):
+        async def handle_async_request(self, request):
+            return await super().handle_async_request(paying(request))
+
+    async def ask(url):
+        async with library.AsyncClient(transport=Async(trust_env=False)) as http:
+            return await http.get(url)
+
+    def sent(url):
+        if mode == "async":
+            return anyio.run(ask, url)
+        with library.Client(transport=Sync(trust_env=False)) as http:
+            return http.get(url)
+
+    with Trickler() as server:
+        if library is httpx:
+            with pytest.raises(PolicyDenied, match="another client"):
+                sent(server.url)
+        else:  # httpx2's guards answer
+            assert "another client" in sent(server.url).json()["detail"]
+    assert session.report().to_dict()["refusals"][0]["rule"] == "foreign_payment"
+
+
+TWO_RAILS = {"WWW-Authenticate": 'Payment id="x", realm="shop", method="tempo", intent="charge", request="e30"'}
+
+
+@MODES
+def test_a38_one_purchase_over_two_rails_is_paid_once(mode):
+    """A 402 has x402's terms and another protocol's; a client of that one stands above the guard."""
+    shop = Shop()
+
+    def server(request):
+        response = shop(request)
+        if response.status_code == 402:
+            response.headers.update(TWO_RAILS)
+        return response
+
+    with make_guard() as guard, guard.session("s", budget="$1.00") as session:
+        assert send(mode, session, server).status_code == 200  # paid by x402, so the other client never sees a 402
+        with pytest.raises(PolicyDenied, match="Payment"):
+            send(mode, session, server, headers={"Authorization": "Payment abc"})
+        assert (len(shop.payments), session.spent) == (1, Decimal("0.01"))
+
+
+@MODES
+def test_a38_what_another_rail_has_paid_is_not_paid_again(mode):
+    """The owner allows the other rail; its payment is not enough for this server, which asks again."""
+    shop = Shop()
+    with make_guard(policy=Policy(foreign_payments="allow")) as guard, guard.session("s", budget="$1.00") as session:
+        assert send(mode, session, shop, headers={"Authorization": "Payment abc"}).status_code == 402
+        assert (shop.payments, session.spent, session.held) == ([], 0, 0)
+
+
+@MODES
+@pytest.mark.parametrize("terms", [required(), required_v1()], ids=["v2", "v1"])
+def test_a36_our_own_payment_passes_the_librarys_own_transport(mode, terms, install):
+    from starlette.applications import Starlette
+    from starlette.responses import JSONResponse
+    from starlette.routing import Route
+
+    paid = []
+
+    async def sell(request):
+        name = "payment-signature" if terms["x402Version"] == 2 else "x-payment"
+        if name in request.headers:
+            paid.append(request.headers[name])
+            return JSONResponse({})
+        headers = {"PAYMENT-REQUIRED": b64(terms)} if terms["x402Version"] == 2 else {}
+        return JSONResponse(terms, status_code=402, headers=headers)
+
+    async def ask(url):
+        async with httpx.AsyncClient(trust_env=False) as http:
+            return await http.get(url)
+
+    install("$1.00", resource_mismatch="warn")
+    with Server(Starlette(routes=[Route("/a", sell)])) as server:
+        if mode == "async":
+            answer = anyio.run(ask, f"{server.url}/a")
+        else:
+            with httpx.Client(trust_env=False) as http:
+                answer = http.get(f"{server.url}/a")
+    assert (answer.status_code, len(paid)) == (200, 1)
+    assert json.loads(answer.text) == {}

@@ -1,0 +1,74 @@
+"""Judges payments that the guard did not make, in a guarded client and, under ``install``, where requests leave."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from x402guard.flow.context import Context
+from x402guard.flow.effects import Flow
+from x402guard.flow.refusals import refused
+from x402guard.flow.request import route_of
+from x402guard.http.request import request_facts, unknown_payments
+from x402guard.ledger.authorize import Refusal
+from x402guard.tools.flow import ToolCall, charge_tool
+from x402guard.x402.foreign import ForeignPayment, most_taken, payments_in
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    import httpx
+
+    from x402guard.flow.shell import Payer, Shell
+    from x402guard.http.families import Library
+
+FOREIGN: Final = "foreign_payment"
+"""The rule that refuses a payment of another client, and the name under which it is booked."""
+
+R = TypeVar("R")
+
+
+def judge_foreign(context: Context, payments: Sequence[ForeignPayment], route: str) -> Flow[None]:
+    """Refuse, book or let pass the payments of a request that the guard did not make, as the policy says.
+
+    A booked one is charged before it is sent, once however often it is sent. Raises the refusal.
+    """
+    choice = context.policy.foreign_payments
+    for payment in payments if choice != "allow" else ():
+        amount = most_taken(payment, context.registry) if choice == "book" else None
+        if amount is None:
+            raise (yield from refused(context, _refusal(payment, route, choice)))
+        call = ToolCall(FOREIGN, amount, payment.digest, arguments={"route": route}, fixed=True)
+        yield from charge_tool(context, call)
+
+
+def after_foreign(context: Context, payments: Sequence[ForeignPayment], route: str, flow: Flow[R]) -> Flow[R]:
+    """Return *flow* after the judgement on a request's foreign payments."""
+    yield from judge_foreign(context, payments, route)
+    return (yield from flow)
+
+
+def judge_leaving(
+    innermost: Callable[[], Payer], library: Library, request: httpx.Request
+) -> tuple[Flow[None], Shell] | None:
+    """Return the judgement on a request that a library's own transport is about to send; None if it needs none.
+
+    A transport below a guarded one, such as another x402 client's, can have put a payment into it.
+    """
+    body = b"".join(request.stream) if isinstance(request.stream, library.bytes_stream) else None
+    payments = unknown_payments(request, payments_in(request.headers.multi_items(), body))
+    if not payments:
+        return None
+    payer = innermost()
+    return judge_foreign(payer.context, payments, route_of(request_facts(request))), payer.shell
+
+
+def _refusal(payment: ForeignPayment, route: str, choice: str) -> Refusal:
+    if choice == "book":
+        reason = f"{payment.where} of {route} is a payment of another client, and its amount cannot be read"
+    else:
+        reason = f"{payment.where} of {route} is a payment of another client, which no budget counts"
+    return Refusal(
+        FOREIGN,
+        f"{reason} (policy.foreign_payments)",
+        advice="Send the request without it, and the guard pays; or ask the owner to set policy.foreign_payments.",
+    )
