@@ -22,8 +22,8 @@ from x402guard.chain.rpc import ChainUnreadable, JsonRpc
 from x402guard.cli.sessions import AsJson, LedgerUrl
 from x402guard.errors import ConfigError, LedgerUnavailable
 from x402guard.guard.guard import Guard
-from x402guard.guard.settings import Settings, load_settings
-from x402guard.guard.unseen import unseen_libraries
+from x402guard.guard.settings import Settings, load_settings, settings_sources
+from x402guard.guard.unseen import clients_past_guard, unseen_libraries
 from x402guard.ledger.model import WALLET, HoldKind
 from x402guard.ledger.sessions import PAYER_MARK
 from x402guard.money import dollars_to_nanos, format_dollars
@@ -75,6 +75,7 @@ def _examine(ledger: str | None, config: Path | None) -> Iterator[Finding]:
     versions = ", ".join(f"{name} {metadata.version(name)}" for name in _SHOWN)
     yield Finding("versions", "ok", versions)
     try:
+        sources = settings_sources(config)  # before the secrets leave the environment
         settings = load_settings(config)
         policy = settings.policy.build()
     except ConfigError as error:
@@ -87,7 +88,7 @@ def _examine(ledger: str | None, config: Path | None) -> Iterator[Finding]:
     except ConfigError as error:
         yield Finding("settings", "problem", str(error))
         return
-    yield Finding("settings", "ok", "a guard can be created from them")
+    yield Finding("settings", "ok", f"a guard can be created from them: {sources}")
     signer = arguments["signer"]
     if signer is None:
         yield Finding("key", "warning", "X402GUARD_PRIVATE_KEY is not set: this guard meters and never pays")
@@ -116,8 +117,10 @@ def _unseen(module: str | None) -> Iterator[Finding]:
         return
     finally:
         sys.path.remove("")
+    past = clients_past_guard()
+    yield from (Finding("unseen", "problem", f"{module}: {told}") for told in past)
     found = [library for library in unseen_libraries(loaded=True) if library.name not in before]
-    if not found:
+    if not found and not past:
         yield Finding("unseen", "ok", f"{module} loads nothing that the guard does not see")
     for library in found:
         detail = f"{module} loads {library.name}, whose requests are neither held nor paid: {library.hint}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -40,6 +41,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a ta
 _LISTED: Final = (NodeKind.WALLET, NodeKind.BUDGET, NodeKind.SESSION)
 _FLIGHT_MS: Final = DEFAULT_FLIGHT_S * 1000
 _PIPE_WIDTH: Final = 1000
+_BY_ID: Final = "id="
 _HOLD_ID: Final = re.compile(r"[0-9a-f]{64}")
 _BRIEF_HOLD: Final = ("id", "session", "amount", "payee", "deadline", "in_doubt", "claimed", "request")
 
@@ -121,21 +123,21 @@ def report(
 
 
 def find_budget(store: LedgerStore, session: str) -> str:
-    """Return the id of a session, a named budget or the wallet. *session* is an id, or else the name of one run.
+    """Return the id of a session, a named budget or the wallet. *session* is an id, the name of one run, or ``id=ID``.
 
     Children do not count if a run has the name, because an agent names them. Raises ``ConfigError`` if there is no such
-    session, or if several have the name.
+    session, and if several have the word as their name or their id.
     """
-    nodes = [node for node in store.nodes() if node.kind in _LISTED and node.id != WALLET]
-    if session == WALLET or any(node.id == session for node in nodes):
+    if session == WALLET:
         return session
-    named = [node.id for node in nodes if node.name == session]
-    runs = [node_id for node_id in named if "/" not in node_id] or named
+    nodes = [node for node in store.nodes() if node.kind in _LISTED and node.id != WALLET]
+    exact = session.removeprefix(_BY_ID) if session.startswith(_BY_ID) else None
+    meant = [node for node in nodes if (node.id == exact if exact is not None else session in (node.id, node.name))]
+    runs = [node for node in meant if "/" not in node.id] or meant
     if len(runs) > 1:
-        raise ConfigError(
-            f"session: {len(runs)} sessions have the name {session!r}; use the id of one: {', '.join(runs[-5:])}"
-        )
-    return runs[0] if runs else _find(store, session)
+        listed = "; ".join(f"{node.kind} {node.name!r} by {shlex.quote(_BY_ID + node.id)}" for node in runs[-5:])
+        raise ConfigError(f"session: {session!r} may mean {len(runs)} of them; name one: {listed}")
+    return runs[0].id if runs else _find(store, session)
 
 
 def _find(store: LedgerStore, session: str | None) -> str:

@@ -22,10 +22,10 @@ from x402guard.errors import ConfigError
 from x402guard.flow.drivers import run, run_async
 from x402guard.guard.guard import Guard
 from x402guard.guard.session import Session, current_session
-from x402guard.guard.unseen import refuse_aiohttp, unseen_libraries
+from x402guard.guard.unseen import clients_past_guard, refuse_aiohttp, unseen_libraries
 from x402guard.http.families import Library
 from x402guard.http.foreign import judge_leaving
-from x402guard.http.guarded import Guarded, OnRefusal
+from x402guard.http.guarded import OnRefusal, has_guard
 from x402guard.ledger.report import Report
 from x402guard.money import Dollars
 
@@ -81,6 +81,8 @@ def install(
         if unseen:  # before anything is changed: a warning may be an error
             listed = "; ".join(f"{library.name} ({library.hint})" for library in unseen)
             warnings.warn(f"loaded, and not seen by x402guard: {listed}", stacklevel=2)
+        for past in clients_past_guard():
+            warnings.warn(f"{past}; until uninstall it pays from the installed session", stacklevel=2)
         owned, guard = guard is None, guard or Guard.from_env()
         try:
             session = guard.session(name, budget=budget)
@@ -190,24 +192,12 @@ class _AsyncMindfulOfSdks(on_httpx.AsyncGuardedTransport):
         return _is_of_sdk(request)
 
 
-def _has_guard(transport: object, depth: int = 4) -> bool:
-    """Return whether a transport is guarded, or wraps one that is (as a retry or a cache does)."""
-    if isinstance(transport, Guarded):
-        return True
-    parts = getattr(transport, "__dict__", {}).values() if depth else ()
-    return any(
-        _has_guard(part, depth - 1)
-        for part in parts
-        if hasattr(part, "handle_request") or hasattr(part, "handle_async_request")
-    )
-
-
 def _choosing(
     original: Callable[[Any, Any], Any], wrapper: type[Any], payer: _InContext, on_refusal: OnRefusal
 ) -> Callable[[Any, Any], Any]:
     def transport_for_url(client: Any, url: Any) -> Any:
         chosen = original(client, url)
-        if _has_guard(chosen) or isinstance(client, RpcClient):
+        if has_guard(chosen) or isinstance(client, RpcClient):
             return chosen  # already guarded; or our own client for a chain, which pays for nothing
         return wrapper.around(payer, chosen, on_refusal)
 

@@ -7,9 +7,7 @@ from x402guard.guard.account import Account
 from x402guard.guard.opening import BUDGET_PREFIX, Basis, check_name, parse_limit, session_request
 from x402guard.guard.session import Session
 from x402guard.ledger.model import NodeKind
-from x402guard.ledger.owner import owner_mark
-from x402guard.ledger.sessions import NodeRequest, open_node
-from x402guard.ledger.view import Scope
+from x402guard.ledger.sessions import NodeRequest, open_node, opening_scope
 from x402guard.ledger.windows import check_window
 from x402guard.money import Dollars
 from x402guard.policy.checks import SoftLimits
@@ -93,6 +91,5 @@ def open_budget(
         window=window if per is not None else None,
         soft=basis.context.policy.soft_parts,
     )
-    scope = Scope(nodes=(node_id, parent_id), marks=(owner_mark(node_id),), durable=True)
-    basis.shell.store.transact(scope, lambda view: open_node(view, request))
+    basis.shell.store.transact(opening_scope(request), lambda view: open_node(view, request))
     return NamedBudget(basis, node_id, name)

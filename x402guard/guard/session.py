@@ -31,10 +31,9 @@ from x402guard.guard.opening import (
 )
 from x402guard.ledger.authorize import BUDGET
 from x402guard.ledger.model import Node, NodeKind
-from x402guard.ledger.owner import owner_mark
 from x402guard.ledger.prediction import Prediction
 from x402guard.ledger.queries import prediction_of
-from x402guard.ledger.sessions import NodeRequest, close_node, open_node
+from x402guard.ledger.sessions import NodeRequest, close_node, open_node, opening_scope
 from x402guard.ledger.token_budget import DEFAULT_TOKENS, open_tokens, tokens_node
 from x402guard.ledger.view import LedgerView, Scope
 from x402guard.llm.meter import Meter
@@ -115,11 +114,7 @@ class Session(Account, Charges):
             )
         store, own = basis.shell.store, tokens_node(request.id)
         opens = (parent is None or given is not None) and (given is None or given.kept_in(basis.shell) is None)
-        scope = Scope(
-            nodes=(request.id, request.parent_id, *((own,) if opens else ())),
-            marks=(owner_mark(request.id),),
-            durable=True,
-        )
+        scope = opening_scope(request, *((own,) if opens else ()))
 
         def change(view: LedgerView) -> Node:
             node = open_node(view, request)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import difflib
+import grp
 import os
+import pwd
+import stat
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -35,6 +38,7 @@ ENV_PREFIX: Final = "X402GUARD_"
 PRIVATE_KEY: Final = "X402GUARD_PRIVATE_KEY"
 WEBHOOK_SECRET: Final = "X402GUARD_WEBHOOK_SECRET"  # noqa: S105 - a name
 CONFIG_FILE: Final = "x402guard.toml"
+CONFIG: Final = "X402GUARD_CONFIG"
 
 
 if TYPE_CHECKING:  # the tables are made as this module loads
@@ -76,7 +80,7 @@ class Settings(BaseSettings):
     """
 
     model_config = SettingsConfigDict(
-        env_prefix=ENV_PREFIX, env_nested_delimiter="__", toml_file=CONFIG_FILE, extra="forbid", frozen=True
+        env_prefix=ENV_PREFIX, env_nested_delimiter="__", toml_file=None, extra="forbid", frozen=True
     )
 
     private_key: SecretStr | None = None
@@ -159,29 +163,78 @@ class Settings(BaseSettings):
 def load_settings(path: Path | None = None) -> Settings:
     """Read the settings, and remove the secrets from the environment.
 
-    ``path`` is a TOML file; by default ``x402guard.toml`` in the working directory, if there is one. Raises
-    ``ConfigError`` naming the setting, never with a secret in it.
+    ``path`` is a TOML file; by default that of ``X402GUARD_CONFIG``, else ``x402guard.toml`` in the working directory, if
+    there is one. Raises ``ConfigError`` naming the setting, never with a secret in it.
     """
     try:
-        if path is not None and not path.is_file():
-            raise ConfigError(f"config: there is no file {path}")
         _check_names()
-        return _read(path)
+        return _read(settings_file(path))
     finally:
         for name in [name for name in os.environ if name.upper() in (PRIVATE_KEY, WEBHOOK_SECRET)]:
             del os.environ[name]
 
 
-def _read(path: Path | None) -> Settings:
-    kind = Settings
+def settings_file(path: Path | None = None) -> Path | None:
+    """Return the TOML file to read, or None.
+
+    Raises ``ConfigError`` if a named file is missing, and for a file in the working directory that others can write: an
+    agent, or another user of a shared directory, would write the owner's rules.
+    """
+    named = os.environ.get(CONFIG, "")
+    if path is None and named:
+        path = None if named == "none" else Path(named)
+        if path is None:
+            return None
     if path is not None:
-
-        class FromFile(Settings):
-            model_config = SettingsConfigDict(toml_file=path)
-
-        kind = FromFile
+        if not path.is_file():
+            raise ConfigError(f"config: there is no file {path}")
+        return path
+    found = Path(CONFIG_FILE)
     try:
-        return kind()
+        state = found.stat()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise ConfigError(f"{CONFIG_FILE}: cannot be read: {error}") from None
+    fix = f"name it with {CONFIG}={found.absolute()} if it is yours, or set {CONFIG}=none"
+    if state.st_uid not in (os.getuid(), 0):
+        raise ConfigError(f"{CONFIG_FILE}: it belongs to another user (uid {state.st_uid}), and is not read; {fix}")
+    if state.st_mode & stat.S_IWOTH or (state.st_mode & stat.S_IWGRP and not _is_own_group(state)):
+        raise ConfigError(f"{CONFIG_FILE}: other users can write it, and it is not read; run: chmod go-w {CONFIG_FILE}")
+    return found
+
+
+def _is_own_group(state: os.stat_result) -> bool:
+    """True if a file's group is its owner's alone, as many systems set it up."""
+    try:
+        name, group = pwd.getpwuid(state.st_uid).pw_name, grp.getgrgid(state.st_gid)
+    except KeyError:
+        return False
+    return group.gr_name == name and not set(group.gr_mem) - {name}
+
+
+def settings_sources(path: Path | None = None) -> str:
+    """Return which settings come from the environment and which from the file, in one line. Raises as ``load_settings``."""
+    given = sorted(name for name in os.environ if name.upper().startswith(ENV_PREFIX) and name not in _NO_SETTINGS)
+    said = f"{', '.join(given) or 'nothing'} from the environment"
+    file = settings_file(path)
+    if file is None:
+        return f"{said}; no file"
+    keys = ", ".join(tomllib.loads(file.read_text()))
+    unused = "; its table [policy] is not used, because the environment sets the policy" if _sets_policy() else ""
+    return f"{said}; {keys or 'nothing'} from {file.absolute()}{unused}"
+
+
+def _sets_policy() -> bool:
+    return any(name.upper().startswith(f"{ENV_PREFIX}POLICY") for name in os.environ)
+
+
+def _read(path: Path | None) -> Settings:
+    class FromFile(Settings):
+        model_config = SettingsConfigDict(toml_file=path)
+
+    try:
+        return FromFile()
     except ValidationError as error:
         raise ConfigError(_in_our_words(error, path)) from None
     except ConfigError:
@@ -237,7 +290,7 @@ def _tables_in(annotation: object) -> list[type[BaseModel]]:
 _SECRETS: Final = frozenset({"private_key", "webhook_secret"})
 # Tables of the file whose keys can also be set one by one in the environment.
 _TABLES: Final[dict[str, type[BaseModel]]] = {"policy": PolicySettings, "metering": MeteringSettings}
-_NO_SETTINGS: Final = frozenset({"X402GUARD_ANVIL"})  # read by ``x402guard.testing``; a guard ignores it
+_NO_SETTINGS: Final = frozenset({"X402GUARD_ANVIL", CONFIG})  # the first is read by ``x402guard.testing`` alone
 _JSON_HINTS: Final = {
     "chains": '{"base-sepolia": "https://…"}',
     "assets": '[{"network": "…", "address": "…"}]',
@@ -247,14 +300,17 @@ _JSON_HINTS: Final = {
 
 
 class _TomlWithoutKey(TomlConfigSettingsSource):
-    """The TOML file without secrets: files are copied, committed and backed up."""
+    """The TOML file without secrets, and without its policy if the environment sets one, which would be mixed with it.
+
+    Files are copied, committed and backed up.
+    """
 
     def __call__(self) -> dict[str, Any]:
         values = super().__call__()
         for name, what, variable in (("private_key", "key", PRIVATE_KEY), ("webhook_secret", "secret", WEBHOOK_SECRET)):
             if name in values:
                 raise ConfigError(f"{name}: a {what} does not belong in a settings file; set {variable} instead")
-        return values
+        return {name: value for name, value in values.items() if name != "policy" or not _sets_policy()}
 
 
 def _check_names() -> None:

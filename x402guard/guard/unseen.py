@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import sys
 from collections.abc import Callable
@@ -12,7 +13,7 @@ from urllib.parse import urlsplit
 from x402guard.flow.drivers import run_async
 from x402guard.flow.refusals import refused
 from x402guard.http.exchange import GUARDED_SEND
-from x402guard.http.guarded import FindsPayer
+from x402guard.http.guarded import FindsPayer, has_guard
 from x402guard.ledger.authorize import Refusal
 from x402guard.llm.meter import Meter, Unmetered, classify
 
@@ -57,6 +58,33 @@ async def _refuse_metered(payers: FindsPayer, meter: Meter, method: str, url: st
     )
     payer = payers.innermost()
     raise await run_async(refused(payer.context, Refusal("unseen", reason)), payer.shell)
+
+
+def clients_past_guard() -> list[str]:
+    """Return what is wrong with each client that has a guarded transport and also sends by one that is not guarded.
+
+    A client's ``proxy=`` and ``mounts=`` go past its ``transport=``.
+    """
+    found, kinds = [], _client_kinds()
+    for client in gc.get_objects():
+        if not isinstance(client, kinds):
+            continue
+        transport, mounts = client._transport, client._mounts  # noqa: SLF001 - there is no public way
+        if not has_guard(transport):
+            continue
+        past = [pattern.pattern for pattern, mount in mounts.items() if not has_guard(mount or transport)]
+        if past:
+            kind = type(client)
+            found.append(
+                f"{kind.__module__.partition('.')[0]}.{kind.__name__} sends {', '.join(past)} past its guarded transport (proxy= or "
+                "mounts=); give the guard the proxy: GuardedTransport(session, transport=HTTPTransport(proxy=…))"
+            )
+    return found
+
+
+def _client_kinds() -> tuple[type[Any], ...]:
+    loaded = (sys.modules.get(name) for name in ("httpx", "httpx2"))
+    return tuple(kind for library in loaded if library is not None for kind in (library.Client, library.AsyncClient))
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,7 @@ from x402guard.http.request import (
     buffer_body_async,
     describe_request,
     is_guarded,
+    is_plain_host,
     payments_of,
     unknown_payments,
 )
@@ -185,6 +186,8 @@ class Guarded:
         facts = describe_request(request, logical, body, pays_itself=bool(payments))
         if "target" in request.extensions:
             return _refuse(context, _TARGET)
+        if not is_plain_host(facts.host):
+            return _refuse(context, Refusal("host", _HOST, words=facts.host, advice="Write the host as it is."))
         exchange.outgoing = OutgoingRequest(self.library, request, body, logical, stock=exchange.is_stock)
         flow = self._flow_of(facts, request, body, context, meter)
         foreign = unknown_payments(request, payments)
@@ -194,7 +197,11 @@ class Guarded:
         self, facts: RequestFacts, request: httpx.Request, body: bytes | None, context: Context, meter: Meter | None
     ) -> Flow[Handed]:
         """Return the flow of a request by its route: metered, or free until a server asks for a payment."""
-        route = None if meter is None else classify(meter, facts.method, facts.host, facts.url)
+        route = (
+            None
+            if meter is None
+            else classify(meter, facts.method, facts.host, facts.url, upgrades="upgrade" in request.headers)
+        )
         if route is None or meter is None:
             return paid_request(facts, context)
         if facts.host_header:
@@ -369,6 +376,21 @@ _TARGET: Final = Refusal(
     "extensions['target'] sends another path than the URL that was judged",
     advice="Write the path into the URL.",
 )
+
+
+_HOST: Final = "the URL's host has other characters than letters, digits, '-', '_' and '.', and is no IP address"
+
+
+def has_guard(transport: object, depth: int = 4) -> bool:
+    """True if a transport is guarded, or wraps one that is (as a retry or a cache does)."""
+    if isinstance(transport, Guarded):
+        return True
+    parts = getattr(transport, "__dict__", {}).values() if depth else ()
+    return any(
+        has_guard(part, depth - 1)
+        for part in parts
+        if hasattr(part, "handle_request") or hasattr(part, "handle_async_request")
+    )
 
 
 def _refuse(context: Context, refusal: Refusal) -> Flow[Handed]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import ipaddress
+import re
 import secrets
 import weakref
 from collections.abc import Mapping
@@ -126,6 +127,19 @@ def origin_of(url: httpx.URL) -> str:
     return f"{url.scheme}://[{host}]:{port}" if ":" in host else f"{url.scheme}://{host}:{port}"
 
 
+_HOST_NAME: Final = re.compile(r"[a-z0-9_.-]+(:[0-9]+)?", re.ASCII)
+
+
+def is_plain_host(host: str) -> bool:
+    """True for a host name of letters, digits, ``-``, ``_`` and ``.``, or an IP address; with a port or without."""
+    if not host.startswith("["):
+        return _HOST_NAME.fullmatch(host) is not None
+    try:
+        return ipaddress.ip_address(host[1:].partition("]")[0]).version == 6
+    except ValueError:
+        return False
+
+
 def _is_loopback(host: str) -> bool:
     if host == "localhost":
         return True
@@ -232,6 +246,30 @@ def _wrong_client(stream: object, what: str) -> ConfigError:
     return ConfigError(f"transport: this was {what}")
 
 
+_MOST_LINKS: Final = 100
+
+
+def forget_payment(error: BaseException, own: httpx.Request) -> None:
+    """Take the payment headers off every request that an error keeps: in itself, its causes, contexts, groups, args.
+
+    The caller's *own* request, which has no payment of the guard's, stays as it is.
+    """
+    pending, seen = [error], set[int]()
+    while pending and len(seen) < _MOST_LINKS:
+        link = pending.pop()
+        if id(link) in seen:
+            continue
+        seen.add(id(link))
+        answers = [getattr(link, "response", None), *link.args]
+        for kept in (*answers, *(getattr(it, "_request", None) for it in (link, *answers))):
+            if isinstance(kept, type(own)) and kept is not own:
+                for name in PAYMENT_HEADERS:
+                    kept.headers.pop(name, None)
+        members = link.exceptions if isinstance(link, BaseExceptionGroup) else ()
+        told = (link.__cause__, link.__context__, *members, *link.args)
+        pending.extend(part for part in told if isinstance(part, BaseException))
+
+
 class OutgoingRequest:
     """The requests sent for one request of the caller: copies, so that the caller's request never has a payment header.
 
@@ -285,6 +323,7 @@ class OutgoingRequest:
 
     def failed(self, error: Exception) -> SendFailed:
         """Return the signal for the flow. Only errors of the stock transports prove that nothing was sent."""
+        forget_payment(error, self._request)
         if isinstance(getattr(error, "_request", None), self._library.request):
-            error.request = self._request  # type: ignore[attr-defined]  # the sent copy has the payment in its headers
+            error.request = self._request  # type: ignore[attr-defined]  # the sent copy had the payment in its headers
         return SendFailed(error, before_connection=self.stock and isinstance(error, self._library.unsent))

@@ -11,7 +11,7 @@ from x402guard.evm import Address
 from x402guard.ledger.budgets import trip_exceeded
 from x402guard.ledger.model import NOTHING, WALLET, Node, NodeKind, NodeState, Window
 from x402guard.ledger.owner import owner_mark
-from x402guard.ledger.view import LedgerView, MarkKey
+from x402guard.ledger.view import LedgerView, MarkKey, Scope
 from x402guard.ledger.windows import window_start_ms
 from x402guard.money import Nanos, format_dollars
 
@@ -70,6 +70,17 @@ def ensure_wallet(view: LedgerView, limit: Nanos | None, soft: tuple[int, ...] =
     )
 
 
+def name_mark(name: str) -> MarkKey:
+    """Return the key of the mark that keeps the first session or named budget of a name."""
+    return "named", name
+
+
+def opening_scope(request: NodeRequest, *more: str) -> Scope:
+    """Return the scope of ``open_node``; *more* are other nodes that the same transaction opens."""
+    marks = (owner_mark(request.id), name_mark(request.id), name_mark(request.name))
+    return Scope(nodes=(request.id, request.parent_id, *more), marks=marks, durable=True)
+
+
 PAYER_MARK: Final[MarkKey] = ("wallet", "payer")
 
 
@@ -92,7 +103,7 @@ def open_node(view: LedgerView, request: NodeRequest) -> Node:
     """Open a node, or resume the stored node with its id and the amount it has left.
 
     Raises ``ConfigError`` if the stored node has another parent, kind or window, if its limit would be raised, if its
-    reserve would be lowered or take the whole budget, or if a new node has no limit.
+    reserve would be lowered or take the whole budget, if a new node has no limit, or if its id is another one's name.
     """
     if not view.has_node(request.id):
         return _create(view, request)
@@ -173,6 +184,12 @@ def _create(view: LedgerView, request: NodeRequest) -> Node:
         raise ConfigError(
             f'budget: a new {request.kind} needs a budget, such as budget="$5.00" (there is no {request.id!r} to resume)'
         )
+    named = view.mark(name_mark(request.id))
+    if named is not None and named["id"] != request.id:
+        reason = f"is the name of another budget ({named['id']}), and its owner could not tell them apart"
+        raise ConfigError(f"id: {request.id!r} {reason}; choose another id")
+    if "/" not in request.id and view.mark(name_mark(request.name)) is None:
+        view.put_mark(name_mark(request.name), {"id": request.id})
     view.restrains = True
     node = Node(
         id=request.id,

@@ -52,15 +52,21 @@ class FixedPrice:
     amount: Nanos
 
 
-def classify(meter: Meter, method: str, host: str, url: str) -> Route | FixedPrice | Unmetered | Refusal | None:
+def classify(
+    meter: Meter, method: str, host: str, url: str, *, upgrades: bool = False
+) -> Route | FixedPrice | Unmetered | Refusal | None:
     """Return how to handle a request; None if it is not metered or free.
 
     *method* is upper case; *host* includes the port if it is not the default. On a metered host, a request that cannot
-    be priced is refused: images, audio, batches and agents cost money too.
+    be priced is refused: images, audio, batches and agents cost money too, and so does what runs over a connection that
+    the request *upgrades*.
     """
     settings, host, path = meter.settings, plain_host(host), plain_path(urlsplit(url).path)
     endpoint = find_endpoint(host, path, settings.hosts)
     route_name = place_of(host, path)
+    if upgrades and endpoint is not None and not settings.is_free(route_name):
+        reason = f"{method} {route_name} upgrades the connection, and what runs over it cannot be metered"
+        return Refusal(UNPRICED, reason, error=Unpriced, advice="Call the model by plain requests.")
     if method in _COSTS_NOTHING or settings.is_free(route_name):
         return None
     if endpoint is None:

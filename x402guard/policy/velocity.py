@@ -31,6 +31,7 @@ _LEAST_PRICE: Final = 10_000_000  # nano-dollars: no lower price is too high, so
 
 _DAY_MS: Final = 86_400_000
 _NEW_PER_HOST: Final = 5
+_NEW_PER_RUN_PERCENT: Final = 80  # of the day's new payees, so that one run cannot use up those of all others
 _CALM_PERCENT: Final = 125  # a price above this part of the median does not move it: else a ramp could pass
 
 
@@ -41,7 +42,8 @@ class Velocity(StepGuard):
     Args:
         dollars_per_minute, dollars_per_hour, dollars_per_day: dollars that are held; None (the default) for no limit.
         calls_per_minute, calls_per_hour, calls_per_day: payments, LLM calls and tool uses; None for no limit.
-        new_payees_per_day: payees that this ledger has never paid; 10 by default, None for no limit.
+        new_payees_per_day: payees that this ledger has never paid; 10 by default, None for no limit. One run may use
+            80 % of them, rounded up.
         percent_per_payee: the share of the run's budget for any one payee (1 to 100); None for no limit.
         price_ratio: a price may be this many times the median of its route's last twenty (2 by default), from the sixth
             price on; None for any price.
@@ -81,7 +83,7 @@ class Velocity(StepGuard):
             return []
         marks = [_window(step, window) for window, _, _ in self.limits] if self.limits else []
         if payees:
-            marks += [_NEW_PAYEES, _new_at(step)]
+            marks += [_NEW_PAYEES, _new_of(step), _new_at(step)]
         for payee in payees:
             marks += [_known(payee), _to(step, payee), _prices(step, payee)]
         return marks
@@ -110,6 +112,12 @@ class Velocity(StepGuard):
             return None
         if _sums(view, _NEW_PAYEES, "day")[1] >= most:
             reason = f"{payee} was never paid before, and {most} new payees were paid within a day"
+            return _excess(step, "new_payees_per_day", reason)
+        share = -(-most * _NEW_PER_RUN_PERCENT // 100)
+        if _sums(view, _new_of(step), "day")[1] >= share:
+            reason = (
+                f"{payee} was never paid before, and this run has paid {share} new payees within a day"
+            )
             return _excess(step, "new_payees_per_day", reason)
         if _sums(view, _new_at(step), "day")[1] >= _NEW_PER_HOST:
             reason = (
@@ -150,6 +158,7 @@ class Velocity(StepGuard):
         if view.mark(_known(payee)) is None:
             view.put_mark(_known(payee), {"since": view.now_ms})
             _add(view, _NEW_PAYEES, "day", Nanos(0))
+            _add(view, _new_of(step), "day", Nanos(0))
             _add(view, _new_at(step), "day", Nanos(0))
         view.put_mark(_to(step, payee), {"nanos": _paid_to(view, step) + amount})
         prices = _usual(view, step)
@@ -176,6 +185,7 @@ def _excess(step: Step, rule: str, reason: str, error: type[PaymentRefused] = Ve
     return Refusal(rule, f"{reason} (policy.velocity.{rule})", step.amount, error=error)
 
 
+_PORT: Final = re.compile(r":[0-9]+$")
 _VARYING: Final = re.compile(r"(?<=/)[^/]*\d[^/]*")
 
 
@@ -198,7 +208,12 @@ _NEW_PAYEES: Final[MarkKey] = ("velocity", "new payees day")
 
 
 def _host(step: Step) -> str:
-    return step.name.partition(" ")[2].partition("/")[0]
+    host = step.name.partition(" ")[2].partition("/")[0]
+    return _PORT.sub("", host)  # ports of one host are one host
+
+
+def _new_of(step: Step) -> MarkKey:
+    return "velocity", f"new payees of {step.run_id}"
 
 
 def _new_at(step: Step) -> MarkKey:

@@ -59,14 +59,22 @@ def redirect(policy: Policy, case: Case) -> Refusal | None:
 
 
 def hosts(policy: Policy, case: Case) -> Refusal | None:
-    """Allow only hosts on the list, if there is one."""
+    """Allow only hosts on the list, if there is one. A name with other letters than ASCII's has to be on it."""
+    if policy.hosts is None and any(part.startswith("xn--") for part in case.request.host.split(".")):
+        reason = f"host {case.request.host} has letters that can look like others; list it in policy.hosts"
+        return Refusal("hosts", reason)
     if policy.hosts is None or _host_listed(case.request.host, policy.hosts):
         return None
     return Refusal("hosts", f"host {case.request.host} is not in policy.hosts ({_some(policy.hosts)})")
 
 
+def host_name(host: str) -> str:
+    """Return a host without its port."""
+    return host.rpartition(":")[0] or host if not host.endswith("]") else host
+
+
 def _host_listed(host: str, listed: Collection[str]) -> bool:
-    name = host.rpartition(":")[0] or host if not host.endswith("]") else host
+    name = host_name(host)
     return any(
         pattern in (host, name) or (pattern.startswith("*.") and name.endswith(pattern[1:])) for pattern in listed
     )

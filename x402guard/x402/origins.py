@@ -10,7 +10,9 @@ from x402guard.ledger.upto_sellers import LAST_SETTLEMENTS, always_at_ceiling
 from x402guard.ledger.view import LedgerView, MarkKey
 from x402guard.policy.settings import Policy
 from x402guard.x402.offer import Offer
-from x402guard.x402.offer_rules import Case
+from x402guard.x402.offer_rules import Case, host_name
+
+_LOOKS_LIKE: Final = str.maketrans({"0": "o", "1": "l", "i": "l", "5": "s", "-": None, "_": None})
 
 FACILITATORS_PER_ORIGIN: Final = 3
 """Accepted facilitators per origin without a list: official servers use several addresses of one facilitator."""
@@ -26,10 +28,16 @@ def payee_mark(origin: str, payee: str) -> MarkKey:
     return "paid_at", f"{origin} {payee}"
 
 
+def shape_mark(host: str) -> MarkKey:
+    """Return the key of the mark of hosts that look alike: ``weather-rep0rt.example`` and ``weatherreport.example``."""
+    return "shape", host_name(host).translate(_LOOKS_LIKE).replace("rn", "m").replace("vv", "w")
+
+
 def judge_live(view: LedgerView, policy: Policy, case: Case) -> Refusal | None:
     """Return the objection of the origin's marks to an offer, or None; update the marks.
 
-    v1 is accepted only until an origin has used v2. The facilitator of an ``upto`` has to be on the owner's list or,
+    v1 is accepted only until an origin has used v2. A host must not look like another one that was paid before, unless
+    the owner lists it. The facilitator of an ``upto`` has to be on the owner's list or,
     without a list, one of the first three of its origin.
     """
     offer, key = case.offer, origin_mark(case.request.origin)
@@ -37,6 +45,10 @@ def judge_live(view: LedgerView, policy: Policy, case: Case) -> Refusal | None:
     if offer.version == 1 and known["v2"]:
         reason = f"{case.request.origin} has used x402 v2 before and now offers v1: its v2 header may have been removed"
         return Refusal("version_downgrade", reason)
+    shaped = view.mark(shape_mark(case.request.host))
+    if policy.hosts is None and shaped is not None and shaped["host"] != host_name(case.request.host):
+        reason = f"{case.request.host} looks like {shaped['host']}, which was paid before; list it in policy.hosts"
+        return Refusal("look_alike_host", reason, advice="Check the name of the host.")
     if policy.upto_at_ceiling == "refuse" and offer.scheme == "upto" and always_at_ceiling(view, offer.payee):
         reason = (
             f"the last {LAST_SETTLEMENTS} settlements of {offer.payee} took the whole ceiling, so use is not measured"
@@ -64,6 +76,9 @@ def note_payee(view: LedgerView, case: Case) -> None:
     known: Mapping[str, Any] = view.mark(origin_mark(origin)) or {"v2": False, "facilitators": []}
     view.put_mark(origin_mark(origin), {**known, "paid": True})
     view.put_mark(payee_mark(origin, case.offer.payee), {"known": True})
+    shape = shape_mark(case.request.host)
+    if view.mark(shape) is None:
+        view.put_mark(shape, {"host": host_name(case.request.host)})
 
 
 def note_version(view: LedgerView, origin: str) -> None:

@@ -31,7 +31,7 @@ from x402guard.policy.judge import Consented, Unasked, verdict_facts
 from x402guard.policy.spikes import SPIKE
 from x402guard.policy.steps import Step, request_key, step_of
 from x402guard.x402.offer_rules import Case, lifetime_s, resource_host
-from x402guard.x402.origins import judge_live, note_payee, origin_mark, payee_mark
+from x402guard.x402.origins import judge_live, note_payee, origin_mark, payee_mark, shape_mark
 from x402guard.x402.schemes import scheme_for
 from x402guard.x402.schemes.scheme import Proposal
 
@@ -101,7 +101,7 @@ def payment_step(context: Context, request: RequestFacts) -> Step:
 
 def purchase_scope(context: Context, request: RequestFacts, cases: tuple[Case, ...], step: Step) -> Scope:
     """Return the scope of ``authorize_purchase``."""
-    marks = [origin_mark(request.origin)]
+    marks = [origin_mark(request.origin), shape_mark(request.host)]
     payees: list[str] = []
     for case in cases:
         payee = case.offer.payee

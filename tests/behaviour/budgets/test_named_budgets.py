@@ -105,7 +105,7 @@ def test_it_begins_by_the_calendar_of_its_zone(opened):
     berlin = guard.budget("berlin", "$1.00", per="day", tz="Europe/Berlin")
     utc = guard.budget("utc", "$1.00", per="day")
     for customer in (berlin, utc):
-        customer.session("s", budget="$1.00", id=customer.name).charge("serp", "$0.40")
+        customer.session("s", budget="$1.00", id=f"for-{customer.name}").charge("serp", "$0.40")
     opened.clock.tick(1)
     assert (berlin.remaining, utc.remaining) == (Decimal("1.00"), Decimal("0.60"))
 

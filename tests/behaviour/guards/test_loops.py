@@ -378,7 +378,7 @@ def test_a_child_that_is_named_as_the_run_keeps_no_run_from_being_stopped(tmp_pa
             guard.session("job", budget="$1")
             code, said = command("trip", "job")
             assert code == 2
-            assert "2 sessions have the name 'job'; use the id of one: run-42, s_" in said
+            assert "'job' may mean 2 of them; name one: session 'job' by id=run-42; session 'job' by id=s_" in said
         with pytest.raises(ConfigError, match="name: 'wallet'"):
             guard.session("wallet", budget="$1")
 

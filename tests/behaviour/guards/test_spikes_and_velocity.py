@@ -116,6 +116,25 @@ def test_new_payees_are_counted_over_all_sessions_and_a_refusal_names_the_rule(l
                     assert [row["rule"] for row in session.report().to_dict()["refusals"]] == ["new_payees_per_day"]
 
 
+def test_one_run_leaves_new_payees_to_the_others(ledger_url):
+    """A run whose agent was led astray pays ten new sellers, one after the other; the next run still finds its own."""
+    fresh = (f"0x{n:040x}" for n in range(1, 100))
+
+    def pays(session):
+        """The new payees that a session pays until it is refused."""
+        for count, payee in enumerate(fresh):
+            url = f"https://seller-{payee[-2:]}.example/a"
+            try:
+                client(session, Shop(required(accept(payTo=payee), url=url))).get(url)
+            except VelocityExceeded as error:
+                return count, error.rule
+        return None
+
+    with make_guard(ledger_url) as guard:
+        found = [pays(guard.session(name, budget="$5.00")) for name in ("astray", "honest", "third")]
+    assert found == [(8, "new_payees_per_day"), (2, "new_payees_per_day"), (0, "new_payees_per_day")]
+
+
 def test_of_two_offers_the_one_whose_payee_may_be_paid_is_taken(ledger_url):
     with make_guard(ledger_url, policy=Policy(velocity=Velocity(new_payees_per_day=1))) as guard:
         with guard.session("s", budget="$5.00") as session:

@@ -126,8 +126,9 @@ def test_everything_but_the_key_can_come_from_a_file_and_the_environment_wins(tm
     )
     monkeypatch.setenv("X402GUARD_POLICY__PER_PAYMENT_CAP", "$0.50")
     with Guard.from_env() as guard:
-        assert (guard.policy.cap_nanos, guard.policy.max_lifetime_s) == (500_000_000, 60)
+        assert (guard.policy.cap_nanos, guard.policy.max_lifetime_s) == (500_000_000, 300)  # not the file's policy
         assert guard.context.registry.find("eip155:84532", TOKEN["address"]).symbol == "EXA"
+    monkeypatch.delenv("X402GUARD_POLICY__PER_PAYMENT_CAP")
     with Guard.from_env(str(tmp_path / "x402guard.toml")) as guard:
         assert guard.policy.max_lifetime_s == 60
 
