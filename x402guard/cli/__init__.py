@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from x402guard.cli import approvals, demo, doctor, owner, policy, prices, reconcile, sessions, testnet, verify
+from x402guard.cli import approvals, demo, doctor, ledger, owner, policy, prices, reconcile, sessions, testnet, verify
 from x402guard.errors import X402GuardError
 from x402guard.ledger.report_text import printable
 
@@ -51,6 +51,7 @@ app.add_typer(owner.budget, name="budget")
 app.add_typer(approvals.approvals, name="approvals")
 app.add_typer(policy.policy, name="policy")
 app.add_typer(prices.prices, name="prices")
+app.add_typer(ledger.ledger, name="ledger")
 app.command("verify")(verify.verify)
 app.command("doctor")(doctor.doctor)
 

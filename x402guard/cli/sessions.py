@@ -46,16 +46,21 @@ _HOLD_ID: Final = re.compile(r"[0-9a-f]{64}")
 _BRIEF_HOLD: Final = ("id", "session", "amount", "payee", "deadline", "in_doubt", "claimed", "request")
 
 
+def ledger_in_use(ledger: str | None) -> str:
+    """Return the URL of the ledger that a command means. Raises ``ConfigError`` for a missing file."""
+    url = ledger or load_settings().ledger
+    if url.startswith("sqlite:///") and not ledger_path(url).exists():
+        raise ConfigError(f"ledger: {url} does not exist; set another one with --ledger or X402GUARD_LEDGER")
+    return url
+
+
 @contextmanager
 def opened(ledger: str | None, *, verified: bool = True) -> Iterator[LedgerStore]:
     """Open the ledger. Raises ``ConfigError`` for a missing file instead of creating it.
 
     Raises ``LedgerUnavailable`` if the ledger is inconsistent, unless *verified* is False.
     """
-    url = ledger or load_settings().ledger
-    if url.startswith("sqlite:///") and not ledger_path(url).exists():
-        raise ConfigError(f"ledger: {url} does not exist; set another one with --ledger or X402GUARD_LEDGER")
-    store = open_store(url, verified=verified)
+    store = open_store(ledger_in_use(ledger), verified=verified)
     try:
         yield store
     finally:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
+from collections.abc import Iterable
 from typing import Final
 
 from x402guard.errors import ConfigError
 from x402guard.ledger.budgets import forget_soft_limits, trip, trip_exceeded
-from x402guard.ledger.model import Node, NodeKind, NodeState
+from x402guard.ledger.model import WALLET, Evidence, Hold, HoldKind, Node, NodeKind, NodeState, Purpose
+from x402guard.ledger.transitions import Capture, apply, begin
 from x402guard.ledger.view import LedgerView, MarkKey
 from x402guard.money import Nanos, format_dollars
 
 KILL_SWITCH: Final = "kill_switch"
+RESTORED: Final = "a lost ledger"
 _NEVER_OVER: Final = frozenset({NodeKind.WALLET, NodeKind.BUDGET})
 
 
@@ -71,6 +74,33 @@ def set_limit(view: LedgerView, node_id: str, limit: Nanos, by: str) -> Node:
     forget_soft_limits(view, node_id)
     trip_exceeded(view, node_id)
     return view.node(node_id)
+
+
+def count_lost(view: LedgerView, hold_id: str, lost: Nanos, by: str, node_ids: Iterable[str]) -> None:
+    """Count what a lost ledger had used beyond this older one, and trip every session and named budget of *node_ids*.
+
+    *lost* (nano-dollars) is captured in the wallet as a hold with the id *hold_id*.
+    """
+    view.restrains = True
+    view.record(WALLET, "event", facts={"name": "restored", "lost": lost, "by": by})
+    if lost:
+        facts = {"kind": HoldKind.TOOL, "amount": lost, "tool": RESTORED, "deadline": view.now_unix}
+        hold = Hold(
+            id=hold_id,
+            node_id=WALLET,
+            kind=HoldKind.TOOL,
+            amount=lost,
+            created_ms=view.now_ms,
+            deadline_unix=view.now_unix,
+            flying_since_ms=view.now_ms,
+            instance="",
+            purpose=Purpose(tool=RESTORED),
+        )
+        apply(view, begin(view, hold, facts).id, Capture(lost, Evidence.ASSUMED, note="spent in a ledger that is lost"))
+    for node in map(view.node, node_ids):
+        if node.kind in (NodeKind.SESSION, NodeKind.BUDGET):
+            trip(view, node.id, KILL_SWITCH, "the ledger was restored from an older copy")
+    trip_exceeded(view, WALLET)
 
 
 def known_budget(view: LedgerView, node_id: str) -> Node:

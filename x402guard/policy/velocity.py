@@ -115,9 +115,7 @@ class Velocity(StepGuard):
             return _excess(step, "new_payees_per_day", reason)
         share = -(-most * _NEW_PER_RUN_PERCENT // 100)
         if _sums(view, _new_of(step), "day")[1] >= share:
-            reason = (
-                f"{payee} was never paid before, and this run has paid {share} new payees within a day"
-            )
+            reason = f"{payee} was never paid before, and this run has paid {share} new payees within a day"
             return _excess(step, "new_payees_per_day", reason)
         if _sums(view, _new_at(step), "day")[1] >= _NEW_PER_HOST:
             reason = (

@@ -55,6 +55,26 @@ def unsound(path: Path, problem: str) -> LedgerUnavailable:
     )
 
 
+def changed(path: Path) -> LedgerUnavailable:
+    """Return the error for a ledger one of whose files was removed or replaced while it was open."""
+    return LedgerUnavailable(
+        f"{path}, or its -wal or -shm file, was removed or replaced while it was open; restore it, or open the ledger again"
+    )
+
+
+def older(path: Path, commits: int) -> LedgerUnavailable:
+    """Return the error for a ledger that is older than the one that was here: payments since then are not in it."""
+    error = LedgerUnavailable(
+        f"the ledger {path} is older than the one that was here: {commits} durable commits are not in it",
+        advice=(
+            "Nothing was paid. Put the newer file back, with its -wal file. If it is lost, the owner runs `x402guard ledger "
+            "restore --accept-older`, which counts what may be out and trips every session."
+        ),
+    )
+    error.retry = "after_change"
+    return error
+
+
 def refuse_unless_kept(path: Path) -> None:
     """Raise ``LedgerUnavailable`` for a deleted ledger. Creating a new one would let a deletion restore the budget."""
     if Path(f"{path}-lock").exists() and not path.exists():

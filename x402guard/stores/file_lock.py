@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import time
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 from weakref import WeakSet
@@ -20,6 +22,15 @@ PATIENCE_S: Final = 0.05
 """After this many seconds a waiter polls as often as it can."""
 
 _NAMES: Final = ("lock", "queue")
+_RECORD: Final = re.compile(rb"x402guard ([0-9]{20}) ([0-9]{20})\n")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Generation:
+    """How far a ledger has come: *n* counts its durable commits, *used* is what the wallet had used then, in nanos."""
+
+    n: int = 0
+    used: int = 0
 
 
 class FileTurn:
@@ -88,7 +99,16 @@ class FileTurn:
     def note_used(self) -> None:
         """Remember that a ledger was completely created beside these files."""
         if not self.was_used:
-            os.write(self._turn, b"x402guard\n")
+            self.note(Generation())
+
+    def generation(self) -> Generation:
+        """Return the last generation that was noted here; the first one for a file of an earlier version."""
+        found = _RECORD.fullmatch(os.pread(self._turn, 100, 0))
+        return Generation() if found is None else Generation(int(found[1]), int(found[2]))
+
+    def note(self, generation: Generation) -> None:
+        """Note a generation of the ledger, after its commit. Only with the turn."""
+        os.pwrite(self._turn, f"x402guard {generation.n:020d} {generation.used:020d}\n".encode(), 0)
 
     def remove_fresh(self) -> None:
         """Remove the lock files that this instance created: the database belongs to another program."""

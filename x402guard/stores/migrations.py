@@ -116,5 +116,10 @@ CREATE INDEX live_by_deadline ON holds (chain_evidence, deadline_unix) WHERE sta
 CREATE INDEX by_purchase ON holds (purchase_key, delivery, created_ms) WHERE purchase_key IS NOT NULL;
 """
 
-MIGRATIONS: Final[tuple[str, ...]] = (_FIRST, _WINDOWS, _DELIVERY)
+_GENERATION: Final = """
+CREATE TABLE generation (n INTEGER NOT NULL, used INTEGER NOT NULL) STRICT;
+INSERT INTO generation VALUES (0, 0);
+"""
+
+MIGRATIONS: Final[tuple[str, ...]] = (_FIRST, _WINDOWS, _DELIVERY, _GENERATION)
 """Migration N takes a ledger from version N to N + 1. The version is SQLite's ``user_version``."""

@@ -23,8 +23,17 @@ from x402guard.ledger.transitions import CANCELLED
 from x402guard.ledger.view import Change, LedgerView, MarkKey, Scope
 from x402guard.stores.audit import MOST_AT_OPENING, audit
 from x402guard.stores.fair_lock import Line
-from x402guard.stores.file_errors import foreign, gone, refuse_unless_kept, refuse_unless_writable, unavailable, unsound
-from x402guard.stores.file_lock import FileTurn
+from x402guard.stores.file_errors import (
+    changed,
+    foreign,
+    gone,
+    older,
+    refuse_unless_kept,
+    refuse_unless_writable,
+    unavailable,
+    unsound,
+)
+from x402guard.stores.file_lock import FileTurn, Generation
 from x402guard.stores.migrations import MIGRATIONS
 from x402guard.stores.rows import (
     ENTRY_COLUMNS,
@@ -93,8 +102,10 @@ class SqliteStore:
         clock_ms: returns unix milliseconds; the system's clock by default.
         steady_ms: returns milliseconds of a clock that cannot be set; see ``StoreClock``.
         verified: refuse an inconsistent ledger; see ``audit``.
+        accept_older: open a ledger that is older than the one that was here, for ``restore_older``.
 
-    Raises ``LedgerUnavailable`` if the file cannot be opened, is not a ledger, or is inconsistent.
+    Raises ``LedgerUnavailable`` if the file cannot be opened, is not a ledger, is inconsistent, or is older than the one
+    that was here.
     """
 
     inline: Final = False
@@ -106,12 +117,14 @@ class SqliteStore:
         clock_ms: Callable[[], int] | None = None,
         steady_ms: Callable[[], int] | None = None,
         verified: bool = True,
+        accept_older: bool = False,
     ) -> None:
         self._path = path.absolute()  # a later chdir must not change which file it is
         self._clock = StoreClock(clock_ms, steady_ms)
         self._line = Line()
         self._read_lock = threading.Lock()
         self._closed = False
+        self._accepts_older = accept_older
         self._synchronous = ""
         self._pid = os.getpid()
         with unavailable("cannot open the ledger", self._path):
@@ -127,14 +140,16 @@ class SqliteStore:
             # another process could write at the same time.
             os.close(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
         refuse_unless_writable(self._path)
-        self._file = _identity(self._path.stat())
         with ExitStack() as undo:
             self._turn = FileTurn(self._path)
             undo.callback(self._turn.close)
             self._writer = self._connect()
             undo.callback(self._writer.close)
+            self._files: tuple[tuple[int, int] | None, ...] | None = None
             self._in_turn(self._prepare)  # several processes may open a new ledger at the same time
             self._reader = self._connect()
+            self._reader.execute("SELECT n FROM generation").fetchone()
+            self._files = _identities(self._path)  # the connections keep -wal and -shm from now on
             undo.pop_all()
 
     def _refuse_unless_sound(self) -> None:
@@ -184,6 +199,12 @@ class SqliteStore:
             settings = f"PRAGMA user_version = {number + 1}; PRAGMA application_id = {APPLICATION_ID};"
             self._writer.executescript(f"BEGIN IMMEDIATE; {MIGRATIONS[number]} {settings} COMMIT;")
         self._turn.note_used()
+        behind = self._turn.generation().n - self._generation().n
+        if behind > 0 and not self._accepts_older:
+            raise older(self._path, behind)
+
+    def _generation(self) -> Generation:
+        return Generation(*self._writer.execute("SELECT n, used FROM generation").fetchone())
 
     def _check_usable(self) -> None:
         # The process is checked first: after a fork a thread that does not exist here may hold the lock.
@@ -195,15 +216,9 @@ class SqliteStore:
             )
 
     def _check_file(self) -> None:
-        """Refuse a file that was deleted or replaced while open: beside it, a new file would be a second budget."""
-        try:
-            there = _identity(self._path.stat())
-        except OSError:
-            there = None
-        if there != self._file:
-            raise LedgerUnavailable(
-                f"{self._path} was removed or replaced while it was open; restore it, or open the ledger again"
-            )
+        """Refuse files that were deleted or replaced while open: beside them, a new file would be a second budget."""
+        if self._files is not None and _identities(self._path) != self._files:
+            raise changed(self._path)
 
     def transact(self, scope: Scope, change: Change[R]) -> R:
         """See ``LedgerStore.transact``."""
@@ -256,11 +271,47 @@ class SqliteStore:
             result = change(view)
             check_change(view, scope)
             self._write(view)
+            generation = self._next_generation() if scope.durable else None
             self._writer.execute("COMMIT")
         except BaseException:
             self._roll_back()
             raise
+        if generation is not None:
+            self._check_file()  # a commit into a file that others do not see is none
+            self._turn.note(generation)
         return result
+
+    def _next_generation(self) -> Generation:
+        """Count this commit. A database that is behind the lock file was replaced by an older one while it was open."""
+        used = "(SELECT captured + held + granted_out FROM nodes WHERE id = 'wallet')"
+        sql = f"UPDATE generation SET n = n + 1, used = coalesce({used}, 0) RETURNING n, used"
+        [row] = self._writer.execute(sql).fetchall()
+        reached, noted = Generation(*row), self._turn.generation()
+        if reached.n > noted.n:
+            return reached
+        if not self._accepts_older:
+            raise older(self._path, noted.n - reached.n + 1)
+        return noted
+
+    def behind(self) -> tuple[int, int]:
+        """Return how much of the ledger that was here is missing: durable commits, and nano-dollars used by the wallet."""
+
+        def work() -> tuple[int, int]:
+            noted, here = self._turn.generation(), self._generation()
+            return max(0, noted.n - here.n), max(0, noted.used - here.used)
+
+        return self._in_turn(work)
+
+    def restored(self) -> None:
+        """Make an older ledger the one that counts, once what may be out is in it."""
+
+        def work() -> None:
+            n = max(self._turn.generation().n, self._generation().n)
+            self._writer.execute("UPDATE generation SET n = ?", (n,))
+            self._turn.note(self._generation())
+            self._accepts_older = False
+
+        self._in_turn(work)
 
     def _check_version(self) -> None:
         [version] = self._writer.execute("PRAGMA user_version").fetchone()
@@ -408,5 +459,14 @@ class SqliteStore:
             self._turn.close()
 
 
-def _identity(stat: os.stat_result) -> tuple[int, int]:
-    return stat.st_dev, stat.st_ino
+def _identities(path: Path) -> tuple[tuple[int, int] | None, ...]:
+    """Return device and inode of the database and of the two files that SQLite keeps beside it; None for a missing one."""
+    found: list[tuple[int, int] | None] = []
+    for name in ("", "-wal", "-shm"):
+        try:
+            stat = os.stat(f"{path}{name}")  # noqa: PTH116 - three times as fast
+        except OSError:
+            found.append(None)
+        else:
+            found.append((stat.st_dev, stat.st_ino))
+    return tuple(found)

@@ -1,0 +1,64 @@
+"""Defines the owner's commands on the ledger's file: ``ledger restore``."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from x402guard.cli.sessions import LedgerUrl, ledger_in_use
+from x402guard.errors import ConfigError
+from x402guard.guard.approvers import operating_user
+from x402guard.ledger.model import WALLET
+from x402guard.ledger.owner import count_lost
+from x402guard.ledger.report_text import printable
+from x402guard.ledger.view import Scope
+from x402guard.money import Nanos, format_dollars
+from x402guard.stores import ledger_path
+from x402guard.stores.sqlite import SqliteStore
+
+ledger = typer.Typer(no_args_is_help=True, help="Repair the ledger's file. Only the owner should be able to.")
+
+
+@ledger.callback()
+def _group() -> None:
+    """Repair the ledger's file. Only the owner should be able to."""
+
+
+@ledger.command("restore")
+def restore(
+    accept_older: Annotated[
+        bool, typer.Option("--accept-older", help="Take this older ledger as the one that counts.")
+    ] = False,
+    ledger_url: LedgerUrl = None,
+) -> None:
+    """Take a ledger into use that is older than the one that was here, such as a backup.
+
+    What the lost ledger had used, as far as the lock file knows, is captured in the wallet. Every session and named
+    budget is tripped until it is reset, because what it has spent since is unknown.
+    """
+    if not accept_older:
+        raise ConfigError("ledger restore: this cannot be undone; repeat it with --accept-older")
+    url = ledger_in_use(ledger_url)
+    if not url.startswith("sqlite:///"):
+        raise ConfigError("ledger: only a ledger in a file can be restored, such as sqlite:///x402guard.db")
+    store = SqliteStore(ledger_path(url), accept_older=True)
+    try:
+        commits, lost = store.behind()
+        if not commits:
+            raise ConfigError(f"ledger: {url} is not older than the one that was here; there is nothing to restore")
+        nodes = tuple(node.id for node in store.nodes())
+        hold_id = f"restored:{commits}:{store.now_ms()}"
+        scope = Scope(nodes=nodes, holds=(hold_id,), durable=True)
+        by = operating_user()
+        store.transact(scope, lambda view: count_lost(view, hold_id, Nanos(lost), by, nodes))
+        store.restored()
+        tripped = sum(node.id != WALLET and node.state == "tripped" for node in store.nodes())
+    finally:
+        store.close()
+    typer.echo(
+        printable(
+            f"{commits} durable commits are lost; ${format_dollars(Nanos(lost))} are captured in the wallet, and {tripped} sessions and "
+            "budgets are tripped until you reset them"
+        )
+    )
