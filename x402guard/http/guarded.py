@@ -346,7 +346,7 @@ class AnswerEnding:
             if hold is not None:
                 yield from note_late(self._context, hold)
         elif self._success:
-            yield from note_answer_end(self._hold_id, end)
+            yield from note_answer_end(self._context, self._hold_id, end)
 
     def gone(self) -> None:
         """Note, in memory alone, that nothing of the answer is under way any more, whether or not its end was written."""

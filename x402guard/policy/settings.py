@@ -32,6 +32,7 @@ MIN_LIFETIME_S: Final = 10
 ResourceMismatch = Literal["warn", "refuse"]
 UptoAtCeiling = Literal["warn", "refuse"]
 PayeeChange = Literal["allow", "refuse"]
+Repeat = Literal["allow", "ask", "refuse"]
 ForeignPayments = Literal["refuse", "book", "allow"]
 UnexplainedTransfer = Literal["warn", "trip"]
 
@@ -57,6 +58,8 @@ class Policy:
         resource_mismatch: if an offer names another host than the request: ``warn`` or ``refuse``.
         upto_at_ceiling: if a payee's last twenty ``upto`` settlements took the ceiling: ``warn`` (event) or ``refuse``.
         payee_change: if a paid origin names a new payee: ``allow`` (honest sellers rotate) or ``refuse``.
+        repeat: if the run has bought the same request before (method, URL, body) and was given its answer: ``allow``,
+            ``ask`` an approver, or ``refuse``. It stops that call alone; ``extensions={"pay_again": True}`` passes.
         foreign_payments: if a request has a payment that the guard did not make: ``refuse``, ``book`` (its amount is
             read and charged) or ``allow``.
         unexplained_transfer: if ``reconcile`` finds a Transfer out of the wallet that no payment explains: ``warn`` or
@@ -91,6 +94,7 @@ class Policy:
     resource_mismatch: ResourceMismatch = "warn"
     upto_at_ceiling: UptoAtCeiling = "warn"
     payee_change: PayeeChange = "allow"
+    repeat: Repeat = "allow"
     foreign_payments: ForeignPayments = "refuse"
     unexplained_transfer: UnexplainedTransfer = "warn"
     unsafe_pay_after_redirect: bool = False
@@ -152,6 +156,7 @@ _CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
     "resource_mismatch": get_args(ResourceMismatch),
     "upto_at_ceiling": get_args(UptoAtCeiling),
     "payee_change": get_args(PayeeChange),
+    "repeat": get_args(Repeat),
     "foreign_payments": get_args(ForeignPayments),
     "unexplained_transfer": get_args(UnexplainedTransfer),
 }

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from x402guard.errors import NeedsReview, PolicyDenied
 from x402guard.flow.admission import check_clock, check_standing
 from x402guard.flow.context import Context
 from x402guard.flow.request import RequestFacts, purpose_of, route_of
@@ -24,7 +25,7 @@ from x402guard.ledger.purchases import (
     take_over,
 )
 from x402guard.ledger.upto_sellers import ceiling_mark
-from x402guard.ledger.view import LedgerView, Scope
+from x402guard.ledger.view import LedgerView, MarkKey, Scope
 from x402guard.money import Nanos
 from x402guard.policy.guards import guard_marks, judge_step, note_taken
 from x402guard.policy.judge import Consented, Unasked, verdict_facts
@@ -34,6 +35,7 @@ from x402guard.x402.offer_rules import Case, lifetime_s, resource_host
 from x402guard.x402.origins import judge_live, note_payee, origin_mark, payee_mark, shape_mark
 from x402guard.x402.schemes import scheme_for
 from x402guard.x402.schemes.scheme import Proposal
+from x402guard.x402.settlement import bought_mark
 
 MIN_REMAINING_S: Final = 10
 """A payment in doubt is presented again only while it is valid for more than this many seconds."""
@@ -41,6 +43,9 @@ MIN_REMAINING_S: Final = 10
 
 IN_FLIGHT: Final = "in_flight"
 """The rule of a request whose purchase another call is paying for."""
+
+REPEAT: Final = "repeat"
+"""The rule of a request that the run has bought before."""
 
 ALREADY_PAID: Final = "already_paid"
 """The rule of a named purchase that was paid and handed over."""
@@ -115,7 +120,7 @@ def purchase_scope(context: Context, request: RequestFacts, cases: tuple[Case, .
         holds=(request.entropy.hex(),),
         purchase=purchase_key(context, request),
         named=request.purchase is not None,
-        marks=(*marks, *guard_marks(context.policy, step, tuple(payees))),
+        marks=(*marks, *_repeats(context, request), *guard_marks(context.policy, step, tuple(payees))),
         durable=True,
     )
 
@@ -143,8 +148,13 @@ def authorize_purchase(
     guarded = judge_step(view, context.policy, step)
     if guarded is not None:
         return guarded
+    repeated = _repeated(view, context, cases[0].request)
+    if isinstance(repeated, Refusal):
+        return repeated
     refusals: list[Refusal] = []
     for case in cases:
+        if repeated:
+            case = replace(case, verdict=replace(case.verdict, action="ask", rule=REPEAT, reason=repeated))  # noqa: PLW2901
         decided = _buy(view, context, case, step, consented)
         if not isinstance(decided, Refusal) or decided.rule in (SPIKE, BUDGET):
             return decided  # the other offers are not cheaper, so they do not fit either
@@ -183,6 +193,30 @@ def _unfinished(view: LedgerView, context: Context, cases: tuple[Case, ...], ste
         if is_in_flight_elsewhere(hold, instance=instance):
             return _in_flight(view, hold, flight_ms)
     return None
+
+
+def _repeats(context: Context, request: RequestFacts) -> tuple[MarkKey, ...]:
+    """Return the key of an earlier purchase of the same request by this run, if the policy asks for it."""
+    if context.policy.repeat == "allow" or request.pay_again or request.purchase is not None:
+        return ()
+    return (bought_mark(context, purpose_of(request).fingerprint),)
+
+
+def _repeated(view: LedgerView, context: Context, request: RequestFacts) -> Refusal | str:
+    """Return the refusal of a request that this run has bought before, or why an approver is asked; "" for a new one."""
+    known = next(filter(None, map(view.mark, _repeats(context, request))), None)
+    if known is None:
+        return ""
+    reason = f"this run has bought the same request before and was given its answer (hold {known['hold'][:16]}…)"
+    if context.policy.repeat == "ask" and context.asks:
+        return f"{reason} (policy.repeat)"
+    return Refusal(
+        REPEAT,
+        f"{reason}; setting policy.repeat"
+        + ("" if context.policy.repeat == "refuse" else ", and this guard has no approver"),
+        error=PolicyDenied if context.policy.repeat == "refuse" else NeedsReview,
+        advice="Use the answer that you have. To buy it again, send the request with extensions={'pay_again': True}.",
+    )
 
 
 def _in_flight(view: LedgerView, hold: Hold, flight_ms: int) -> Refusal:

@@ -30,11 +30,11 @@ from x402guard.ledger.model import Claim, Evidence, Hold, HoldState
 from x402guard.ledger.purchases import hand_over, lose, take_back
 from x402guard.ledger.transitions import Note, Void, apply
 from x402guard.ledger.upto_sellers import ceiling_mark
-from x402guard.ledger.view import LedgerView, Scope
+from x402guard.ledger.view import LedgerView, MarkKey, Scope
 from x402guard.money import Nanos
 from x402guard.policy.guards import give_step_back, guard_marks, note_end
 from x402guard.policy.step_guard import StepEnd
-from x402guard.policy.steps import step_of
+from x402guard.policy.steps import run_of, step_of
 from x402guard.x402.wire import SettleResponse, decode_receipt
 
 _HASH: Final = re.compile(r"0x[0-9a-fA-F]{64}", re.ASCII)
@@ -149,10 +149,25 @@ AnswerEnd = Literal["whole", "late", "cut"]
 """How a paid answer ended: handed over; late or broken by the server; cut off on the caller's side."""
 
 
-def note_answer_end(hold_id: str, end: AnswerEnd) -> Flow[None]:
+def bought_mark(context: Context, fingerprint: str) -> MarkKey:
+    """Return the key of the mark that a run has bought a request and was given its answer (``Policy.repeat``)."""
+    return "bought", f"{run_of(context.node_id)} {fingerprint}"
+
+
+def note_answer_end(context: Context, hold_id: str, end: AnswerEnd) -> Flow[None]:
     """Record whether a paid answer was handed over. A purchase whose answer was lost stays open."""
     change = hand_over if end == "whole" else take_back
-    yield Transact(Scope(holds=(hold_id,)), lambda view: change(view, hold_id))
+    if end != "whole" or context.policy.repeat == "allow":
+        yield Transact(Scope(holds=(hold_id,)), lambda view: change(view, hold_id))
+        return
+    found = yield Transact(Scope(holds=(hold_id,)), lambda view: view.known_hold(hold_id))
+    key = bought_mark(context, found.purpose.fingerprint)
+
+    def note(view: LedgerView) -> None:
+        hand_over(view, hold_id)
+        view.put_mark(key, {"hold": hold_id})
+
+    yield Transact(Scope(holds=(hold_id,), marks=(key,)), note)
 
 
 def note_late(context: Context, hold: Hold) -> Flow[None]:
