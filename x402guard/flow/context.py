@@ -13,6 +13,7 @@ from x402guard.ledger.purchases import Presentation
 from x402guard.ledger.token_budget import TokenLimit
 from x402guard.money import Nanos
 from x402guard.policy import Policy
+from x402guard.policy.reach import Reach
 
 MAX_CLOCK_JUMP_S: Final = 300  # default of max_clock_jump_s
 DEFAULT_BODY_BYTES: Final = 10_485_760  # default of max_body_bytes
@@ -45,6 +46,8 @@ class Context:
             (nano-dollars). Returns True if more may fit now. None without a chain.
         session_budget: nano-dollars of a session that names no budget; None if it has to name one.
         quotes: (pattern of routes, nano-dollars): the prices that the session expects.
+        reach: what the session and those around it narrow the policy to.
+        named_by: URLs that a 3xx answer named, with the origin that did; shared by all sessions of a guard.
         in_flight: the presentations of this instance whose request or answer is under way now; shared by its sessions.
         gone: process instances that are known to have ended.
     """
@@ -68,5 +71,7 @@ class Context:
     sweep: Sweep | None = None
     session_budget: Nanos | None = None
     quotes: tuple[tuple[str, Nanos], ...] = ()
+    reach: tuple[Reach, ...] = ()
+    named_by: dict[str, str] = field(default_factory=dict, compare=False, hash=False)
     in_flight: set[Presentation] = field(default_factory=set, compare=False, hash=False)
     gone: frozenset[str] = frozenset()

@@ -20,7 +20,7 @@ from x402guard.flow.context import DEFAULT_BODY_BYTES, MAX_CLOCK_JUMP_S, Context
 from x402guard.flow.drivers import run
 from x402guard.flow.ports import ChainReader, Signer
 from x402guard.flow.shell import Shell
-from x402guard.guard.approvers import as_approver
+from x402guard.guard.approvers import as_approver, limited_approver
 from x402guard.guard.arguments import (
     check_kinds,
     each_asset,
@@ -143,7 +143,7 @@ class Guard(BudgetParent):
         )
         self._closed, self._owns = False, (isinstance(ledger, str), isinstance(chains, Mapping))
         store = open_store(ledger, must_exist=ledger_must_exist) if isinstance(ledger, str) else ledger
-        shell = Shell(store, signer, chain, as_approver(approver, store), self._notifier, kill_file=stop)
+        shell = Shell(store, signer, chain, limited_approver(approver, store), self._notifier, kill_file=stop)
         self._open(shell, limit, checks=background_checks and chain is not None)
 
     def _open(self, shell: Shell, limit: Nanos | None, *, checks: bool) -> None:

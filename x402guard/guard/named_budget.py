@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from x402guard.errors import ConfigError
 from x402guard.guard.account import Account
 from x402guard.guard.opening import BUDGET_PREFIX, Basis, check_name, parse_limit, session_request
@@ -11,6 +13,7 @@ from x402guard.ledger.sessions import NodeRequest, open_node, opening_scope
 from x402guard.ledger.windows import check_window
 from x402guard.money import Dollars
 from x402guard.policy.checks import SoftLimits
+from x402guard.policy.reach import reach_of
 from x402guard.tools.token_budget import TokenBudget
 
 
@@ -29,18 +32,24 @@ class BudgetParent:
         id: str | None = None,  # noqa: A002 - the user's word
         reserve: Dollars | None = None,
         soft_limit: SoftLimits | None = None,
+        hosts: Collection[str] | None = None,
+        payees: Collection[str] | None = None,
+        tools: Collection[str] | None = None,
     ) -> Session:
         """Open a session with a budget, or resume the session ``id`` with what it has left.
 
         ``budget`` is in dollars, ``tokens`` are the most in its context (100,000 by default); those of a resumed
         session can be lowered, never raised. ``reserve`` (dollars, or a part such as ``"10%"``) is kept for LLM calls
         inside ``session.finalizing()``; ``soft_limit`` are the parts of the budget that send a notice, such as 0.9,
-        instead of the policy's. Raises ``ConfigError``.
+        instead of the policy's. ``hosts`` and ``payees`` are the only ones that it may pay, ``tools`` (names, or patterns
+        such as ``search_*``) the only ones that it may use: they narrow the policy, and are given again at each opening.
+        Raises ``ConfigError``.
         """
+        reach = reach_of(self._basis.context.policy, hosts, payees, tools)
         request = session_request(
             self._basis, self._node_id, name, budget=budget, session_id=id, reserve=reserve, soft_limit=soft_limit
         )
-        return Session.open(self._basis, request, None, tokens)
+        return Session.open(self._basis, request, None, tokens=tokens, reach=reach)
 
     def budget(
         self, name: str, limit: Dollars | None = None, *, per: str | None = None, tz: str = "UTC"

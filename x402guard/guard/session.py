@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
@@ -41,6 +41,7 @@ from x402guard.llm.prices import ModelPrice, RegisteredBook
 from x402guard.money import Dollars, Nanos
 from x402guard.policy.checks import check_dollars
 from x402guard.policy.patterns import check_pattern, is_route
+from x402guard.policy.reach import Reach, reach_of
 from x402guard.policy.steps import run_of
 from x402guard.tools.token_budget import TokenBudget
 from x402guard.x402.reconciliation import Reconciliation, reconcile_node
@@ -76,7 +77,14 @@ class Session(Account, Charges):
     """
 
     def __init__(
-        self, basis: Basis, node: Node, opener: str, parent: Session | None, tokens: TokenBudget | None = None
+        self,
+        basis: Basis,
+        node: Node,
+        opener: str,
+        parent: Session | None,
+        *,
+        tokens: TokenBudget | None = None,
+        reach: Reach | None = None,
     ) -> None:
         self._basis = basis
         self._node_id = node.id
@@ -94,11 +102,20 @@ class Session(Account, Charges):
             self._tokens = bind_tokens(basis.shell, context, node, tokens)
         else:
             self._tokens = parent.tokens
-        self._context = replace(context, tokens=self._tokens.limit)
+        self._reach: tuple[Reach, ...] = () if parent is None else parent._reach
+        if reach is not None:
+            self._reach = (*self._reach, reach)
+        self._context = replace(context, tokens=self._tokens.limit, reach=self._reach)
 
     @classmethod
     def open(
-        cls, basis: Basis, request: NodeRequest, parent: Session | None, tokens: TokenBudget | int | None = None
+        cls,
+        basis: Basis,
+        request: NodeRequest,
+        parent: Session | None,
+        *,
+        tokens: TokenBudget | int | None = None,
+        reach: Reach | None = None,
     ) -> Session:
         """Open or resume a node of the ledger and its token budget. Raises ``ConfigError``, ``LedgerUnavailable``."""
         given = as_budget(tokens)
@@ -122,7 +139,7 @@ class Session(Account, Charges):
                 open_tokens(view, own, total, node.name, parts)
             return node
 
-        return cls(basis, store.transact(scope, change), request.opener, parent, given)
+        return cls(basis, store.transact(scope, change), request.opener, parent, tokens=given, reach=reach)
 
     def _report_id(self) -> str:
         return self._parent.id if self._kind is NodeKind.SCOPE and self._parent is not None else self._node_id
@@ -262,19 +279,40 @@ class Session(Account, Charges):
 
     # -- nesting ----------------------------------------------------------------------------------------------------
 
-    def child(self, name: str, *, budget: Dollars, tokens: TokenBudget | int | None = None) -> Session:
+    def child(
+        self,
+        name: str,
+        *,
+        budget: Dollars,
+        tokens: TokenBudget | int | None = None,
+        hosts: Collection[str] | None = None,
+        payees: Collection[str] | None = None,
+        tools: Collection[str] | None = None,
+    ) -> Session:
         """Open a session inside this one, with its own part of this one's budget.
 
-        *tokens* gives it its own context; without, it shares this one's. Raises ``ConfigError`` for a budget that is
-        not a dollar amount.
+        *tokens* gives it its own context; without, it shares this one's. *hosts*, *payees* and *tools* narrow what it
+        may pay and use, further than this one. Raises ``ConfigError`` naming the argument.
         """
         check_name(name)
-        return self._nest(NodeKind.SESSION, name, budget, tokens)
+        reach = reach_of(self._context.policy, hosts, payees, tools)
+        return self._nest(NodeKind.SESSION, name, budget, tokens, reach)
 
     @contextmanager
-    def scope(self, budget: Dollars) -> Iterator[Session]:
-        """Narrow a block: it spends at most *budget* of this session. The report stays this session's."""
-        with self._nest(NodeKind.SCOPE, "scope", budget) as scope:
+    def scope(
+        self,
+        budget: Dollars,
+        *,
+        hosts: Collection[str] | None = None,
+        payees: Collection[str] | None = None,
+        tools: Collection[str] | None = None,
+    ) -> Iterator[Session]:
+        """Narrow a block: it spends at most *budget* of this session. The report stays this session's.
+
+        *hosts*, *payees* and *tools* narrow what the block may pay and use. Raises ``ConfigError`` naming the argument.
+        """
+        reach = reach_of(self._context.policy, hosts, payees, tools)
+        with self._nest(NodeKind.SCOPE, "scope", budget, reach=reach) as scope:
             yield scope
 
     def _check_open(self) -> None:
@@ -284,7 +322,14 @@ class Session(Account, Charges):
                 f"session {self._name!r} has ended", rule="session_closed", session=self._report_id(), advice=advice
             )
 
-    def _nest(self, kind: NodeKind, name: str, budget: Dollars, tokens: TokenBudget | int | None = None) -> Session:
+    def _nest(
+        self,
+        kind: NodeKind,
+        name: str,
+        budget: Dollars,
+        tokens: TokenBudget | int | None = None,
+        reach: Reach | None = None,
+    ) -> Session:
         self._check_open()
         return Session.open(
             self._basis,
@@ -298,7 +343,8 @@ class Session(Account, Charges):
                 soft=self._context.policy.soft_parts if kind is NodeKind.SESSION else None,
             ),
             self,
-            tokens,
+            tokens=tokens,
+            reach=reach,
         )
 
     def bind(self, function: Callable[P, R]) -> Callable[P, R]:

@@ -183,7 +183,7 @@ class Guarded:
         """Return the flow of a request."""
         context, meter = payer
         payments = payments_of(request, logical, body)
-        facts = describe_request(request, logical, body, pays_itself=bool(payments))
+        facts = describe_request(request, logical, body, pays_itself=bool(payments), named_by=context.named_by)
         if "target" in request.extensions:
             return _refuse(context, _TARGET)
         if not is_plain_host(facts.host):
@@ -251,6 +251,7 @@ class Guarded:
         if receipt is not None:
             response.extensions[EXTENSION] = receipt
         logical.answered(response)
+        exchange.outgoing.note_named(payer.context.named_by, response)
         return response, note_end
 
     def _failed(self, error: X402GuardError, request: httpx.Request) -> httpx.Response:

@@ -154,10 +154,21 @@ def request_facts(request: httpx.Request) -> RequestFacts:
     return describe_request(request, LogicalRequest.of(request), b"")
 
 
+_MOST_NAMED: Final = 10_000
+
+
 def describe_request(
-    request: httpx.Request, logical: LogicalRequest, body: bytes | None, *, pays_itself: bool = False
+    request: httpx.Request,
+    logical: LogicalRequest,
+    body: bytes | None,
+    *,
+    pays_itself: bool = False,
+    named_by: Mapping[str, str] | None = None,
 ) -> RequestFacts:
-    """Return the facts of *request* for the core, with 32 new random bytes."""
+    """Return the facts of *request* for the core, with 32 new random bytes.
+
+    *named_by* are the URLs that a 3xx answer named, with its origin.
+    """
     extensions: Mapping[str, Any] = request.extensions
     purchase = extensions.get("purchase", request.headers.get("idempotency-key"))
     quoted = extensions.get("max_price")
@@ -178,7 +189,7 @@ def describe_request(
         purchase=None if purchase is None else str(purchase),
         pay_again=extensions.get("pay_again") is True,
         pays_itself=pays_itself,
-        redirected_from=logical.origin if crossed else None,
+        redirected_from=logical.origin if crossed else (named_by or {}).get(str(url.copy_with(fragment=None))),
         paid_by=logical.paid_by,
         paid_until=0 if logical.receipt is None else logical.receipt.deadline,
         body=body,
@@ -327,3 +338,18 @@ class OutgoingRequest:
         if isinstance(getattr(error, "_request", None), self._library.request):
             error.request = self._request  # type: ignore[attr-defined]  # the sent copy had the payment in its headers
         return SendFailed(error, before_connection=self.stock and isinstance(error, self._library.unsent))
+
+    def note_named(self, named_by: dict[str, str], response: httpx.Response) -> None:
+        """Remember the URL that a 3xx answer names at another origin: who follows it by hand follows a redirect."""
+        if not response.has_redirect_location:
+            return
+        try:
+            url = self._request.url.join(response.headers["location"])
+            named, origin = str(url.copy_with(fragment=None)), origin_of(self._request.url)
+            crossed = origin_of(url) != origin
+        except Exception:  # noqa: BLE001 - the libraries raise their own errors for a location that is no URL
+            return  # which no client can follow
+        if crossed:
+            while len(named_by) >= _MOST_NAMED:
+                named_by.pop(next(iter(named_by)), None)
+            named_by[named] = origin

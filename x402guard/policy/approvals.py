@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from typing import Any, Final
 
+from x402guard.ledger.view import LedgerView, MarkKey
 from x402guard.money import Dollars, Nanos, format_dollars
 from x402guard.policy.checks import check_dollars, check_whole
 from x402guard.policy.verdicts import NO_VERDICT, Subject, Verdict
@@ -23,7 +24,8 @@ class Approvals:
     """Which amounts need approval, and how long an answer may take.
 
     Args:
-        above: dollars; a step that costs more, or may, needs approval. None: no amount needs approval.
+        above: dollars; a step that costs more, or may, needs approval, and so does a payment with which a run has paid
+            more to one payee since the last approval for it. None: no amount needs approval.
         timeout_s: whole seconds after which no answer counts as a no (1 to a week).
 
     Raises ``ConfigError`` naming the setting.
@@ -103,6 +105,40 @@ def count_people(names: tuple[str, ...]) -> int:
 def request_id(session_id: str, facts: list[Any]) -> str:
     """Return the deduplication key of a question: SHA-256 in hex of the session and all that the answer is about."""
     return hashlib.sha256(json.dumps([session_id, facts], sort_keys=True, default=str).encode()).hexdigest()
+
+
+def unapproved_mark(run_id: str, payee: str) -> MarkKey:
+    """Return the key of the mark with what a run has paid to a payee since the last approval, in nano-dollars."""
+    return "unapproved", f"{run_id} {payee}"
+
+
+def judge_unapproved(
+    view: LedgerView, approvals: Approvals, subject: Subject, run_id: str, verdict: Verdict
+) -> Verdict:
+    """Return the verdict on a payment: as before, or to ask because many small ones went to its payee.
+
+    A threshold for one payment is no limit for a seller that asks for twenty of half its size.
+    """
+    most = approvals.more_than
+    if most is None or verdict.action in ("ask", "deny"):
+        return verdict
+    paid = int((view.mark(unapproved_mark(run_id, subject.payee)) or {"nanos": 0})["nanos"])
+    total = Nanos(paid + subject.amount)
+    if total <= most:
+        return verdict
+    reason = (
+        f"${format_dollars(total)} to {subject.payee} since the last approval are above policy.approvals.above "
+        f"(${format_dollars(most)}): an approver has to allow it"
+    )
+    return replace(verdict, action="ask", rule=APPROVAL, reason=reason, approvers=1)
+
+
+def note_unapproved(view: LedgerView, approvals: Approvals, subject: Subject, run_id: str, *, approved: bool) -> None:
+    """Add a payment to what its payee got without an approval, or begin again after one."""
+    if approvals.more_than is not None:
+        key = unapproved_mark(run_id, subject.payee)
+        paid = 0 if approved else int((view.mark(key) or {"nanos": 0})["nanos"]) + subject.amount
+        view.put_mark(key, {"nanos": paid})
 
 
 def judge_sum(approvals: Approvals, subject: Subject) -> Verdict:

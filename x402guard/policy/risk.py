@@ -27,6 +27,11 @@ DEFAULT_LEVELS: Final[Mapping[str, Level]] = MappingProxyType(
         "delete_*": "HIGH",
         "send_email": "HIGH",
         "send_sms": "HIGH",
+        "send_money": "HIGH",
+        "send_payment": "HIGH",
+        "send_token*": "HIGH",
+        "transfer_*": "HIGH",
+        "withdraw_*": "HIGH",
         "drop_*": "CRITICAL",
         "truncate_*": "CRITICAL",
     }

@@ -116,16 +116,16 @@ class Policy:
 
     def __post_init__(self) -> None:
         self._set("cap_nanos", _cap(self.per_payment_cap))
-        self._set("networks", _each("networks", self.networks, _network))
-        self._set("hosts", _each("hosts", self.hosts, _host))
-        self._set("payees", _each("payees", self.payees, parse_address))
-        self._set("facilitators", _each("facilitators", self.facilitators, parse_address))
-        self._set("assets", _each("assets", self.assets, _asset))
+        self._set("networks", each_of("policy.networks", self.networks, _network))
+        self._set("hosts", each_of("policy.hosts", self.hosts, as_host))
+        self._set("payees", each_of("policy.payees", self.payees, parse_address))
+        self._set("facilitators", each_of("policy.facilitators", self.facilitators, parse_address))
+        self._set("assets", each_of("policy.assets", self.assets, _asset))
         for name in ("schemes", "flows"):
             if getattr(self, name) is None:
                 raise ConfigError(f"policy.{name}: None is not a choice; name what is allowed, or leave it out")
-        self._set("schemes", _each("schemes", self.schemes, _scheme))
-        self._set("flows", _each("flows", self.flows, _text))
+        self._set("schemes", each_of("policy.schemes", self.schemes, _scheme))
+        self._set("flows", each_of("policy.flows", self.flows, _text))
         check_whole("policy.max_lifetime_s", self.max_lifetime_s, MIN_LIFETIME_S, _MAX_LIFETIME_S, what="of seconds ")
         check_flag("policy.unsafe_pay_after_redirect", self.unsafe_pay_after_redirect)
         for name, choices in _CHOICES.items():
@@ -182,17 +182,18 @@ def _cap(cap: Dollars | None) -> Nanos | None:
     return nanos
 
 
-def _each(name: str, values: Collection[str] | None, check: Callable[[str], str]) -> frozenset[str] | None:
+def each_of(setting: str, values: Collection[str] | None, check: Callable[[str], str]) -> frozenset[str] | None:
+    """Return a list of the owner's as a set of checked texts; None for None. Raises ``ConfigError`` naming *setting*."""
     if values is None:
         return None
     if isinstance(values, str) or not isinstance(values, Collection):
-        raise ConfigError(f"policy.{name}: write a set or list of texts, such as {{{str(values)!r}}}")
+        raise ConfigError(f"{setting}: write a set or list of texts, such as {{{str(values)!r}}}")
     if not values:
-        raise ConfigError(f"policy.{name}: an empty list would allow nothing; leave it out, or name what is allowed")
+        raise ConfigError(f"{setting}: an empty list would allow nothing; leave it out, or name what is allowed")
     try:
         return frozenset(check(value) for value in values)
     except (TypeError, ValueError, AttributeError) as error:
-        raise ConfigError(f"policy.{name}: {error}") from error
+        raise ConfigError(f"{setting}: {error}") from error
 
 
 def _text(value: str) -> str:
@@ -201,7 +202,8 @@ def _text(value: str) -> str:
     return value
 
 
-def _host(pattern: str) -> str:
+def as_host(pattern: str) -> str:
+    """Return a host or a ``*.domain`` pattern in lower case. Raises ``ValueError`` for anything else."""
     lower = _text(pattern).lower()
     if "/" in lower:
         name = lower.partition("://")[2].partition("/")[0] or lower.partition("/")[0]

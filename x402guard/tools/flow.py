@@ -23,6 +23,7 @@ from x402guard.ledger.view import LedgerView, Notice, Scope
 from x402guard.money import Nanos, format_dollars
 from x402guard.policy.guards import guard_marks, judge_step, note_end, note_taken
 from x402guard.policy.judge import Consented, Unasked, objection, verdict_facts, verdict_of
+from x402guard.policy.reach import judge_reach
 from x402guard.policy.step_guard import Outcome, StepEnd
 from x402guard.policy.steps import Step, step_of, tool_key
 from x402guard.policy.verdicts import Narrow, Subject, Verdict
@@ -145,6 +146,9 @@ def hold_tool(context: Context, call: ToolCall, seat: Seat | None = None) -> Flo
 
 def judge_tool(context: Context, call: ToolCall) -> Flow[tuple[ToolCall, Verdict] | Refusal]:
     """Return a use of a tool narrowed by the owner's rules, and their verdict on it; or a refusal."""
+    excluded = judge_reach(context.reach, tool=call.tool)
+    if excluded is not None:
+        return excluded
     risk = context.policy.risk
     quick = risk is None or risk.classify is None
 

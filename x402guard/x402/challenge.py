@@ -15,6 +15,7 @@ from x402guard.ledger.authorize import Refusal
 from x402guard.money import Nanos, format_dollars
 from x402guard.policy.judge import verdict_of
 from x402guard.policy.patterns import matches_route
+from x402guard.policy.reach import judge_reach
 from x402guard.x402.offer import Offer, conflicts_with_body, normalise
 from x402guard.x402.offer_rules import Case, judge_offer
 from x402guard.x402.schemes.exact import EXACT_PROXY
@@ -123,7 +124,8 @@ def _judged(case: Case, challenge: Challenge, context: Context) -> Case | Refusa
         return Refusal("header_body_conflict", "header and body of the 402 ask for different payments")
     if offer.payee in (context.payer, PERMIT2, EXACT_PROXY, UPTO_PROXY):
         return Refusal("payee", f"payee {offer.payee} is the payer itself or a contract of the protocol, not a seller")
-    objection = judge_offer(policy, case) or _above_quote(case, context)
+    reached = judge_reach(context.reach, host=case.request.host, payee=offer.payee)
+    objection = judge_offer(policy, case) or reached or _above_quote(case, context)
     if objection is not None:
         return objection
     case = replace(case, verdict=verdict_of(policy, case.subject, asks=context.asks))

@@ -12,6 +12,7 @@ from x402guard.flow.request import RequestFacts, whole_route_of
 from x402guard.ledger.authorize import Refusal
 from x402guard.ledger.model import HoldKind
 from x402guard.money import Nanos, format_dollars
+from x402guard.policy.reach import host_listed
 from x402guard.policy.settings import MIN_LIFETIME_S, Policy
 from x402guard.policy.verdicts import NO_VERDICT, Subject, Verdict
 from x402guard.x402.offer import Offer
@@ -63,21 +64,9 @@ def hosts(policy: Policy, case: Case) -> Refusal | None:
     if policy.hosts is None and any(part.startswith("xn--") for part in case.request.host.split(".")):
         reason = f"host {case.request.host} has letters that can look like others; list it in policy.hosts"
         return Refusal("hosts", reason)
-    if policy.hosts is None or _host_listed(case.request.host, policy.hosts):
+    if policy.hosts is None or host_listed(case.request.host, policy.hosts):
         return None
     return Refusal("hosts", f"host {case.request.host} is not in policy.hosts ({_some(policy.hosts)})")
-
-
-def host_name(host: str) -> str:
-    """Return a host without its port."""
-    return host.rpartition(":")[0] or host if not host.endswith("]") else host
-
-
-def _host_listed(host: str, listed: Collection[str]) -> bool:
-    name = host_name(host)
-    return any(
-        pattern in (host, name) or (pattern.startswith("*.") and name.endswith(pattern[1:])) for pattern in listed
-    )
 
 
 def networks(policy: Policy, case: Case) -> Refusal | None:

@@ -8,9 +8,10 @@ from typing import Any, Final
 from x402guard.ledger.authorize import Refusal
 from x402guard.ledger.upto_sellers import LAST_SETTLEMENTS, always_at_ceiling
 from x402guard.ledger.view import LedgerView, MarkKey
+from x402guard.policy.reach import host_name
 from x402guard.policy.settings import Policy
 from x402guard.x402.offer import Offer
-from x402guard.x402.offer_rules import Case, host_name
+from x402guard.x402.offer_rules import Case
 
 _LOOKS_LIKE: Final = str.maketrans({"0": "o", "1": "l", "i": "l", "5": "s", "-": None, "_": None})
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from x402guard.errors import NeedsReview, PolicyDenied
+from x402guard.errors import NeedsReview
 from x402guard.flow.admission import check_clock, check_standing
 from x402guard.flow.context import Context
 from x402guard.flow.request import RequestFacts, purpose_of, route_of
@@ -27,10 +27,11 @@ from x402guard.ledger.purchases import (
 from x402guard.ledger.upto_sellers import ceiling_mark
 from x402guard.ledger.view import LedgerView, MarkKey, Scope
 from x402guard.money import Nanos
+from x402guard.policy.approvals import NEEDS_REVIEW, judge_unapproved, note_unapproved, unapproved_mark
 from x402guard.policy.guards import guard_marks, judge_step, note_taken
 from x402guard.policy.judge import Consented, Unasked, verdict_facts
 from x402guard.policy.spikes import SPIKE
-from x402guard.policy.steps import Step, request_key, step_of
+from x402guard.policy.steps import Step, request_key, run_of, step_of
 from x402guard.x402.offer_rules import Case, lifetime_s, resource_host
 from x402guard.x402.origins import judge_live, note_payee, origin_mark, payee_mark, shape_mark
 from x402guard.x402.schemes import scheme_for
@@ -113,6 +114,8 @@ def purchase_scope(context: Context, request: RequestFacts, cases: tuple[Case, .
         if payee not in payees:
             payees.append(payee)
             marks.append(payee_mark(request.origin, payee))
+            if context.policy.approvals.more_than is not None:
+                marks.append(unapproved_mark(run_of(context.node_id), payee))
         if case.offer.scheme == "upto":
             marks.append(ceiling_mark(payee))
     return Scope(
@@ -208,13 +211,11 @@ def _repeated(view: LedgerView, context: Context, request: RequestFacts) -> Refu
     if known is None:
         return ""
     reason = f"this run has bought the same request before and was given its answer (hold {known['hold'][:16]}…)"
-    if context.policy.repeat == "ask" and context.asks:
+    if context.policy.repeat == "ask":
         return f"{reason} (policy.repeat)"
     return Refusal(
         REPEAT,
-        f"{reason}; setting policy.repeat"
-        + ("" if context.policy.repeat == "refuse" else ", and this guard has no approver"),
-        error=PolicyDenied if context.policy.repeat == "refuse" else NeedsReview,
+        f"{reason}; setting policy.repeat",
         advice="Use the answer that you have. To buy it again, send the request with extensions={'pay_again': True}.",
     )
 
@@ -253,7 +254,12 @@ def _buy(
     excess = judge_step(view, context.policy, priced)
     if excess is not None:
         return excess
-    verdict = case.verdict
+    run_id, approvals = run_of(context.node_id), context.policy.approvals
+    verdict = judge_unapproved(view, approvals, case.subject, run_id, case.verdict)
+    if verdict.action == "ask" and not context.asks:
+        return Refusal(
+            NEEDS_REVIEW, f"{verdict.reason}, and this guard has no approver", priced.amount, error=NeedsReview
+        )
     if verdict.action == "ask":
         unasked = Unasked(case.subject, verdict, _asked_about(case), offer.network)
         if unasked.key not in consented:
@@ -264,6 +270,7 @@ def _buy(
         return decided
     note_taken(view, context.policy, priced, decided.id)
     note_payee(view, case)
+    note_unapproved(view, approvals, case.subject, run_id, approved=verdict.action == "ask")
     _note_resource(view, decided, case)
     return Authorized(decided, represented=False)
 

@@ -108,7 +108,7 @@ def test_without_an_approver_the_answer_is_no():
         fetch("sync", session, shop)
         with pytest.raises(NeedsReview, match="this guard has no approver") as caught:
             fetch("sync", session, shop)
-        assert (caught.value.rule, len(shop.payments)) == ("repeat", 1)
+        assert (caught.value.rule, len(shop.payments)) == ("needs_review", 1)
 
 
 def test_by_default_a_run_may_buy_as_often_as_it_wants():

@@ -30,6 +30,11 @@ def test_the_default_table_is_the_one_that_was_promised():
         "delete_*": "HIGH",
         "send_email": "HIGH",
         "send_sms": "HIGH",
+        "send_money": "HIGH",
+        "send_payment": "HIGH",
+        "send_token*": "HIGH",
+        "transfer_*": "HIGH",
+        "withdraw_*": "HIGH",
         "drop_*": "CRITICAL",
         "truncate_*": "CRITICAL",
     }

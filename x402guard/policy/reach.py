@@ -1,0 +1,77 @@
+"""What a session or a scope narrows the owner's policy to: hosts, payees and tools."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from x402guard.errors import ConfigError
+from x402guard.evm import parse_address
+from x402guard.ledger.authorize import Refusal
+from x402guard.policy.patterns import matches_name
+from x402guard.policy.settings import Policy, as_host, each_of
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """The hosts and payees that a block may pay, and the tools that it may use; None where it narrows nothing."""
+
+    hosts: frozenset[str] | None = None
+    payees: frozenset[str] | None = None
+    tools: frozenset[str] | None = None
+
+
+def reach_of(
+    policy: Policy, hosts: Collection[str] | None, payees: Collection[str] | None, tools: Collection[str] | None
+) -> Reach | None:
+    """Return the narrowing by the arguments of a session; None without one.
+
+    *hosts* and *payees* are written as in the policy, *tools* as names, or patterns such as ``search_*``. Raises
+    ``ConfigError`` naming the argument, also for a host or payee that the policy does not allow.
+    """
+    if hosts is None and payees is None and tools is None:
+        return None
+    reach = Reach(
+        each_of("hosts", hosts, as_host), each_of("payees", payees, parse_address), each_of("tools", tools, _tool)
+    )
+    for host in sorted(reach.hosts or ()):
+        if policy.hosts is not None and host not in policy.hosts and not host_listed(host, policy.hosts):
+            raise ConfigError(f"hosts: {host!r} is not in policy.hosts; a session can only narrow the policy")
+    for payee in sorted(reach.payees or ()):
+        if policy.payees is not None and payee not in policy.payees:
+            raise ConfigError(f"payees: {payee!r} is not in policy.payees; a session can only narrow the policy")
+    return reach
+
+
+def _tool(name: str) -> str:
+    if not isinstance(name, str) or not name.strip() or " " in name.strip():
+        raise ValueError(f"{name!r} is not the name of a tool; write 'search', or a pattern such as 'search_*'")
+    return name.strip()
+
+
+def host_name(host: str) -> str:
+    """Return a host without its port."""
+    return host.rpartition(":")[0] or host if not host.endswith("]") else host
+
+
+def host_listed(host: str, listed: Collection[str]) -> bool:
+    """True if a host, with its port if that is not the default one, is on a list of hosts and ``*.domain`` patterns."""
+    name = host_name(host)
+    return any(
+        pattern in (host, name) or (pattern.startswith("*.") and name.endswith(pattern[1:])) for pattern in listed
+    )
+
+
+def judge_reach(reach: tuple[Reach, ...], *, host: str = "", payee: str = "", tool: str = "") -> Refusal | None:
+    """Return the refusal of a payment or a tool that one of the narrowings on the path excludes, or None."""
+    for part in reach:
+        if host and part.hosts is not None and not host_listed(host, part.hosts):
+            return Refusal("hosts", f"host {host} is not among this session's hosts=", advice=_ADVICE)
+        if payee and part.payees is not None and payee not in part.payees:
+            return Refusal("payees", f"payee {payee} is not among this session's payees=", advice=_ADVICE)
+        if tool and part.tools is not None and not any(matches_name(one, tool, within=False) for one in part.tools):
+            return Refusal("tools", f"tool {tool!r} is not among this session's tools=", advice=_ADVICE)
+    return None
+
+
+_ADVICE = "Finish the task with what the session may use, or open another session for this."
