@@ -15,7 +15,7 @@ from tests.support.merchant import URL, Shop, b64, make_guard, receipt
 from tests.support.refusals import Chunks, events, fetch
 from x402guard import PaidNotDelivered, PolicyDenied, SettlementUncertain
 from x402guard.guard import guard as guard_module
-from x402guard.ledger.evidence import Settled, weigh
+from x402guard.ledger.evidence import Settled, weigh, weigh_marks
 from x402guard.ledger.model import Delivery
 from x402guard.ledger.view import Scope
 from x402guard.stores import open_store
@@ -26,8 +26,7 @@ MODES = pytest.mark.parametrize("mode", ["sync", "async"])
 def taken_on_chain(guard, hold):
     """What any reader of the chain writes into the ledger: this payment was taken, in a final block."""
     finding = Settled(hold.payment().amount_atomic, "0x" + "ab" * 32, 0, final=True)
-    marks = (("proof", f"{hold.payment().network}/{finding.transaction}/0"), ("upto", hold.payment().payee))
-    scope = Scope(nodes=(hold.node_id,), holds=(hold.id,), marks=marks, durable=True)
+    scope = Scope(nodes=(hold.node_id,), holds=(hold.id,), marks=weigh_marks(hold, finding), durable=True)
     guard.shell.store.transact(scope, lambda view: weigh(view, hold.id, finding))
 
 

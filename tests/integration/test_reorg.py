@@ -7,6 +7,7 @@ import pytest
 
 from tests.support.engines import needs_anvil
 from tests.support.market import CEILING, DIME, FAILS, TAKEN, market
+from x402guard import BudgetExhausted, Policy, SessionTripped
 from x402guard.evm import checksum_address
 from x402guard.ledger.model import HoldState
 from x402guard.testing import AnvilEngine
@@ -183,3 +184,38 @@ def test_money_that_leaves_past_the_guard_in_a_replaced_block_is_an_alarm(shop):
     shop.mine(2)
     assert [row["transaction"] for row in guard.reconcile().unexplained] == [gone]
     assert checksum_address(bytes.fromhex("44" * 20)) in shop.told[-1].facts["transfers"][0]["payee"]
+
+
+def test_a_remainder_is_used_before_finality_as_far_as_the_owner_allows(shop):
+    """A ceiling of $0.05 and a use of $0.012: a budget of $0.10 takes two calls, and with the exposure seven."""
+    strict = shop.final_after(20).session("strict", budget="$0.10")
+    for _ in range(2):
+        shop.ask(strict)
+    with pytest.raises(
+        BudgetExhausted, match=r"\$0\.07531 more wait for the finality of their blocks.*policy\.reorg_exposure"
+    ):
+        shop.ask(strict)
+    policy = Policy(breaker=None, loop=None, reorg_exposure="$1.00")
+    guard = shop.final_after(20, policy=policy)
+    session, calls = guard.session("exposed", budget="$0.10"), 0
+    while calls < 20:
+        try:
+            shop.ask(session)
+        except BudgetExhausted:
+            break
+        calls += 1
+    settlement = session.report().to_dict()["settlement"]
+    assert calls >= 5
+    assert (
+        Decimal(settlement["exposed_to_reorg"])
+        == calls * (Decimal("0.05") - TAKEN) - Decimal(settlement["exposed"]) * 0
+    )
+    assert session.spent == calls * TAKEN
+    assert session.spent + session.held <= Decimal("0.10")
+    undo(shop, calls)
+    shop.mine(25)  # a final block is later than the last look
+    guard.reconcile()
+    assert Decimal(session.report().to_dict()["settlement"]["exposed_to_reorg"]) == 0
+    assert session.held == calls * CEILING  # all of it counts again, past the limit
+    with pytest.raises(SessionTripped):
+        shop.ask(session)

@@ -15,9 +15,9 @@ from x402guard.ledger.evidence import (
     Unused,
     Used,
     claim_settlement,
-    proof_mark,
     receipt_mark,
     weigh,
+    weigh_marks,
 )
 from x402guard.ledger.model import Claim, HoldState, NodeState
 from x402guard.ledger.transitions import Void
@@ -63,12 +63,8 @@ class ChainMachine(RuleBasedStateMachine):
 
     def weighed(self, hold_id, finding):
         hold = self.books.store.hold(hold_id)
-        marks = [ceiling_mark(hold.payment().payee)]
-        marks += [proof_mark(hold.payment().network, finding)] if isinstance(finding, Settled) else []
-        nodes, holds = (hold.node_id,), (hold_id,)
-        return self.books.change(
-            lambda view: weigh(view, hold_id, finding), nodes=nodes, holds=holds, marks=tuple(marks)
-        )
+        marks, nodes, holds = weigh_marks(hold, finding), (hold.node_id,), (hold_id,)
+        return self.books.change(lambda view: weigh(view, hold_id, finding), nodes=nodes, holds=holds, marks=marks)
 
     def new_transaction(self):
         self.count += 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final, TypeVar
 
@@ -156,7 +157,7 @@ def hold_or_refuse(
     """
     no = refuse or partial(refused, context)
     consented: frozenset[tuple[Any, ...]] = frozenset()
-    swept, seated = False, seat is None
+    swept, seated, waits = False, seat is None, ""
     while True:
         if seat is not None and not seated:
             full = yield from seat.take(context)
@@ -178,12 +179,15 @@ def hold_or_refuse(
             consented |= {decided.key}
         elif not isinstance(decided, Refusal):
             return decided
-        elif decided.rule != BUDGET or swept or context.sweep is None:
-            raise (yield from no(decided))
         else:
-            swept = True
-            if not (yield from context.sweep(context, decided.available or NOTHING)):
-                raise (yield from no(decided))
+            may_fit = False
+            if decided.rule == BUDGET and not swept and context.sweep is not None:
+                swept = True
+                looked = yield from context.sweep(context, decided.available or NOTHING)
+                may_fit, waits = looked.may_fit, looked.waits
+            if not may_fit:
+                reason = decided.reason + (waits if decided.rule == BUDGET else "")
+                raise (yield from no(replace(decided, reason=reason)))
 
 
 def _asked_too_often(unasked: Unasked, consented: Consented) -> Refusal | None:

@@ -18,7 +18,16 @@ from x402guard.policy.reach import Reach
 MAX_CLOCK_JUMP_S: Final = 300  # default of max_clock_jump_s
 DEFAULT_BODY_BYTES: Final = 10_485_760  # default of max_body_bytes
 
-Sweep = Callable[["Context", Nanos], Flow[bool]]
+
+@dataclass(frozen=True, slots=True)
+class Looked:
+    """What a look at the chain before a refusal has shown: whether more may fit now, and what waits, as a sentence."""
+
+    may_fit: bool
+    waits: str = ""
+
+
+Sweep = Callable[["Context", Nanos], Flow[Looked]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +52,7 @@ class Context:
         registry: the tokens that may be paid with.
         max_body_bytes: the most bytes of a streaming request body that are kept to repeat it in a paid request.
         sweep: asks the chain about claims before a refusal for lack of budget, given the amount that fitted
-            (nano-dollars). Returns True if more may fit now. None without a chain.
+            (nano-dollars). None without a chain.
         session_budget: nano-dollars of a session that names no budget; None if it has to name one.
         quotes: (pattern of routes, nano-dollars): the prices that the session expects.
         reach: what the session and those around it narrow the policy to.

@@ -261,7 +261,15 @@ def _in_our_words(error: ValidationError, path: Path | None) -> str:
         )
         return f"{'.'.join(loc)}: there is no such setting (in {path or CONFIG_FILE} or {ENV_PREFIX}*){hint}"
     hint = '; write a list, such as ["a", "b"]' if first["type"] == "list_type" else ""
-    money = loc[-1] in ("session_budget", "above", "ceiling", "budget", "per_payment_cap", "usd") or loc[:2] in (
+    money = loc[-1] in (
+        "session_budget",
+        "above",
+        "ceiling",
+        "budget",
+        "per_payment_cap",
+        "reorg_exposure",
+        "usd",
+    ) or loc[:2] in (
         ["metering", "models"],
         ["metering", "fixed_prices"],
         ["metering", "allowances"],

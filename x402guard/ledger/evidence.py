@@ -13,9 +13,9 @@ from typing import Final
 from x402guard.assets import TEST_NETWORKS
 from x402guard.evm import Address
 from x402guard.ledger.budgets import trip_exceeded
-from x402guard.ledger.model import Claim, Evidence, Hold, HoldState
+from x402guard.ledger.model import NOTHING, Claim, Evidence, Hold, HoldState
 from x402guard.ledger.transitions import CANCELLED, Capture, Correct, Expire, Note, Reopen, Void, apply, was_cancelled
-from x402guard.ledger.upto_sellers import note_settlement
+from x402guard.ledger.upto_sellers import ceiling_mark, note_settlement
 from x402guard.ledger.view import LedgerView, MarkKey, Notice
 from x402guard.money import Nanos, format_dollars
 
@@ -161,10 +161,60 @@ def _note_receipt(view: LedgerView, hold: Hold, claim: Claim) -> None:
         view.record(hold.node_id, "event", hold_id=hold.id, facts=facts)
 
 
-def weigh(view: LedgerView, hold_id: str, finding: Finding) -> Hold:
+EXPOSED: Final[MarkKey] = ("exposed", "total")
+"""The mark with the sum of all remainders that were given back before their block was final, in nano-dollars."""
+
+
+def exposed_mark(hold_id: str) -> MarkKey:
+    """Return the key of the mark with one payment's part of that sum."""
+    return "exposed", hold_id
+
+
+def weigh_marks(hold: Hold, finding: Finding) -> tuple[MarkKey, ...]:
+    """Return the keys of the marks that ``weigh`` reads and writes."""
+    payment = hold.payment()
+    marks = (
+        ceiling_mark(payment.payee),
+        unshown_mark(payment.network, payment.token, payment.payee),
+        EXPOSED,
+        exposed_mark(hold.id),
+    )
+    return (
+        (*marks, proof_mark(payment.network, finding), reuse_mark(hold.id)) if isinstance(finding, Settled) else marks
+    )
+
+
+def weigh(view: LedgerView, hold_id: str, finding: Finding, *, most_exposed: Nanos = NOTHING) -> Hold:
     """Apply a finding to a payment hold, and return the hold after it.
 
-    - ``Settled``: captures the amount moved.
+    *most_exposed* (nano-dollars) is how much of all remainders may be used before their blocks are final. See below.
+    """
+    after = _weighed(view, hold_id, finding, most_exposed)
+    _note_exposed(view, after)
+    return after
+
+
+def _note_exposed(view: LedgerView, hold: Hold) -> None:
+    """Keep the sum of remainders in use that a block which is undone would take back."""
+    head = hold.state is HoldState.CAPTURED and hold.evidence is Evidence.CHAIN_HEAD
+    exposed = hold.amount - hold.captured if head else 0
+    known = view.mark(exposed_mark(hold.id))
+    before = 0 if known is None else int(known["nanos"])
+    if exposed != before:
+        total = 0 if (row := view.mark(EXPOSED)) is None else int(row["nanos"])
+        view.put_mark(exposed_mark(hold.id), {"nanos": exposed})
+        view.put_mark(EXPOSED, {"nanos": max(0, total + exposed - before)})
+
+
+def _may_expose(view: LedgerView, remainder: int, most: Nanos) -> bool:
+    row = view.mark(EXPOSED) if most else None
+    return bool(most) and remainder + (0 if row is None else int(row["nanos"])) <= most
+
+
+def _weighed(view: LedgerView, hold_id: str, finding: Finding, most_exposed: Nanos) -> Hold:
+    """Apply a finding.
+
+    - ``Settled``: captures the amount moved. A block that is not final frees a remainder only within *most_exposed*.
     - ``Used``: captures the ceiling.
     - ``Cancelled`` in a final block: captures nothing (voids a live hold).
     - ``Unused`` at a final block that can no longer take the payment: expires a live hold, corrects a captured one to
@@ -183,7 +233,7 @@ def weigh(view: LedgerView, hold_id: str, finding: Finding) -> Hold:
     view.put_hold(hold)
     match finding:
         case Settled():
-            return _settle(view, hold, finding)
+            return _settle(view, hold, finding, most_exposed)
         case Used(final=False) if hold.captured < hold.amount and _was_undone(hold, None):
             return _take(view, apply(view, hold.id, Reopen(0)), hold.amount, Evidence.CHAIN_HEAD, None)
         case Used(final):
@@ -231,7 +281,7 @@ def _unused(view: LedgerView, hold: Hold, block_time: int) -> Hold:
     return hold
 
 
-def _settle(view: LedgerView, hold: Hold, finding: Settled) -> Hold:
+def _settle(view: LedgerView, hold: Hold, finding: Settled, most_exposed: Nanos) -> Hold:
     intent = hold.payment()
     key = proof_mark(intent.network, finding)
     owner = view.mark(key)
@@ -249,7 +299,9 @@ def _settle(view: LedgerView, hold: Hold, finding: Settled) -> Hold:
             return hold  # a block that can still be undone frees nothing
     if not finding.final and amount < hold.amount and hold.state in (HoldState.VOIDED, HoldState.EXPIRED):
         return apply(view, hold.id, Correct(hold.amount, Evidence.CHAIN_HEAD))
-    if not finding.final and amount < hold.amount and not (hold.state is HoldState.CAPTURED and amount > hold.captured):
+    higher = hold.state is HoldState.CAPTURED and amount > hold.captured
+    used = hold.state is HoldState.HELD and _may_expose(view, hold.amount - amount, most_exposed)
+    if not finding.final and amount < hold.amount and not higher and not used:
         return hold  # a block that can still be undone frees nothing; the chain is asked again later
     view.put_mark(key, {"hold": hold.id})
     return _take(view, hold, amount, _chain(final=finding.final), key[1])

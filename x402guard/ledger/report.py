@@ -221,11 +221,16 @@ def _by_evidence(lines: Iterable[HoldLine]) -> dict[str, str]:
 
 
 def _settlement(lines: Iterable[HoldLine]) -> dict[str, str]:
-    """Return payment sums: proven by the chain, claimed by sellers, assumed at the ceiling, and exposed (held)."""
-    totals = dict.fromkeys(("proven", "claimed", "assumed", "exposed"), 0)
+    """Return payment sums: proven by the chain, claimed by sellers, assumed at the ceiling, and exposed (held).
+
+    ``exposed_to_reorg`` are the remainders that are in use before the block that shows them is final.
+    """
+    totals = dict.fromkeys(("proven", "claimed", "assumed", "exposed", "exposed_to_reorg"), 0)
     for line in lines:
         if line.kind == HoldKind.PAYMENT:
             totals["exposed"] += line.held
+            if line.evidence == Evidence.CHAIN_HEAD:
+                totals["exposed_to_reorg"] += int(line.facts["amount"]) - line.captured
             if line.evidence is not None:
                 totals[_SETTLED.get(line.evidence, line.evidence)] += line.captured
     return {name: format_dollars(total) for name, total in totals.items()}

@@ -64,6 +64,8 @@ class Policy:
             read and charged) or ``allow``.
         unexplained_transfer: if ``reconcile`` finds a Transfer out of the wallet that no payment explains: ``warn`` or
             ``trip`` the wallet.
+        reorg_exposure: dollars of all remainders of ``upto`` payments that may be used before their blocks are final; a
+            block that is undone makes them count again. None: a remainder comes back with the owner's finality.
         unsafe_pay_after_redirect: pay an origin that a redirect led to.
         rules: the owner's own rules; None for none.
         risk: which tools run, and which need approval; None turns risk levels off.
@@ -97,6 +99,7 @@ class Policy:
     repeat: Repeat = "allow"
     foreign_payments: ForeignPayments = "refuse"
     unexplained_transfer: UnexplainedTransfer = "warn"
+    reorg_exposure: Dollars | None = None
     unsafe_pay_after_redirect: bool = False
     rules: Collection[Rule] | None = None
     risk: Risk | None = field(default_factory=Risk)
@@ -110,12 +113,15 @@ class Policy:
     velocity: Velocity | None = field(default_factory=Velocity)
     max_steps: int | None = None
     max_calls: Mapping[str, int] = field(default_factory=dict, hash=False)
+    most_exposed: Nanos = field(init=False, repr=False, compare=False, default=Nanos(0))
     cap_nanos: Nanos | None = field(init=False, repr=False, compare=False, default=None)
     soft_parts: tuple[int, ...] = field(init=False, repr=False, compare=False, default=())
     guards: tuple[StepGuard, ...] = field(init=False, repr=False, compare=False, default=())
 
     def __post_init__(self) -> None:
         self._set("cap_nanos", _cap(self.per_payment_cap))
+        if self.reorg_exposure is not None:
+            self._set("most_exposed", check_dollars("policy.reorg_exposure", self.reorg_exposure))
         self._set("networks", each_of("policy.networks", self.networks, _network))
         self._set("hosts", each_of("policy.hosts", self.hosts, as_host))
         self._set("payees", each_of("policy.payees", self.payees, parse_address))

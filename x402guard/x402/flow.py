@@ -183,7 +183,7 @@ def _authorize(
             case Authorized():
                 return decided
             case Stuck(hold):
-                yield from _resolve(hold)
+                yield from _resolve(context, hold)
             case Bought(hold):
                 raise (yield from _already_paid(hold, refuse))
             case Flying(refusal):
@@ -213,10 +213,10 @@ def _already_paid(hold: Hold, refuse: Callable[[Refusal], Flow[PaymentRefused]])
     return error
 
 
-def _resolve(hold: Hold) -> Flow[None]:
+def _resolve(context: Context, hold: Hold) -> Flow[None]:
     """Ask the chain about an open purchase that cannot be presented again; return only if it may be bought again."""
     asks = hold.chain_evidence and hold.evidence is not Evidence.CHAIN
-    after = (yield from ask_chain(hold)) if asks else hold
+    after = (yield from ask_chain(context, hold)) if asks else hold
     if was_taken(after):
         raise _not_delivered(after)
     if after.state is HoldState.HELD or after.captured:
@@ -318,15 +318,15 @@ def _book(context: Context, authorized: Authorized, reply: Reply) -> Flow[Hold]:
     try:
         if not isinstance(claim, Doubt):
             hold = yield from write_claim(context, hold, claim, status=reply.status)
-            hold = yield from _check_soon(hold)
+            hold = yield from _check_soon(context, hold)
         else:
             sent = not succeeded(reply.status)
             hold = yield from note_doubt(context, hold, claim, sent=sent)
             if sent and authorized.represented and hold.chain_evidence and hold.proof is None:
                 # Facilitators answer a used nonce with a new offer, so the chain is asked.
-                hold = yield from ask_chain(hold)
+                hold = yield from ask_chain(context, hold)
             elif claim.transaction:
-                hold = yield from _check_soon(hold)
+                hold = yield from _check_soon(context, hold)
         if authorized.represented and not succeeded(reply.status) and was_taken(hold):
             raise _not_delivered(hold)
         return hold
@@ -338,9 +338,9 @@ def _book(context: Context, authorized: Authorized, reply: Reply) -> Flow[Hold]:
         )
 
 
-def _check_soon(hold: Hold) -> Flow[Hold]:
+def _check_soon(context: Context, hold: Hold) -> Flow[Hold]:
     """Ask the chain at once about a taken payment without a proof; others wait for the background recheck."""
-    return (yield from ask_chain(hold)) if proven_taken(hold) and hold.proof is None else hold
+    return (yield from ask_chain(context, hold)) if proven_taken(hold) and hold.proof is None else hold
 
 
 def _give_back(context: Context, held: Hold | str, reason: str, error: BaseException, presented: int = 0) -> Flow[bool]:

@@ -116,11 +116,11 @@ def reconcile_holds(context: Context, hold_ids: Iterable[str], result: Reconcili
                 result.unreadable[network] = finding.reason
             continue
         result.asked += 1
-        yield from _book(hold, finding, result)
+        yield from _book(context, hold, finding, result)
 
 
-def _book(hold: Hold, finding: Finding, result: Reconciliation) -> Flow[None]:
-    taken = yield from weighed_alone(hold, finding)
+def _book(context: Context, hold: Hold, finding: Finding, result: Reconciliation) -> Flow[None]:
+    taken = yield from weighed_alone(context, hold, finding)
     if taken is None:
         result.still_open += 1
         return
@@ -163,12 +163,11 @@ def scan_mark(token: Asset, payer: Address) -> MarkKey:
 
 
 def reconcile_wallet(
-    token: Asset, payer: Address, since_unix: int, result: Reconciliation, *, trips: bool = False
+    context: Context, token: Asset, payer: Address, since_unix: int, result: Reconciliation
 ) -> Flow[None]:
     """Compare the wallet's outgoing Transfers with the proven payments, and note the allowance of Permit2.
 
     *since_unix* (unix seconds) is the start of the first comparison; later ones continue from the last block compared.
-    *trips*: a Transfer that nothing explains trips the wallet.
     """
     yield from _note_allowance(token, payer, result)
     after = _block_of((yield from _read_mark(scan_mark(token, payer))))
@@ -182,20 +181,22 @@ def reconcile_wallet(
     for transfer in found.outgoing:
         if transfer.amount_atomic == 0:
             continue  # anyone can cause a Transfer of zero from any wallet
-        known = yield from _explained(token, payer, transfer, result)
+        known = yield from _explained(context, token, payer, transfer, result)
         if isinstance(known, Unreadable):
             result.unreadable.setdefault(token.network, known.reason)
             return  # the next run compares all of them again
         if not known:
             unexplained.append(transfer)
     result.complete = result.complete and found.complete
-    reported = yield from _note_scan(token, payer, after, found.upto, unexplained, trips=trips)
+    reported = yield from _note_scan(
+        token, payer, after, found.upto, unexplained, trips=context.policy.unexplained_transfer == "trip"
+    )
     result.unexplained += reported
     result.unexplained_total += sum(row["amount"] for row in reported)
 
 
 def _explained(
-    token: Asset, payer: Address, transfer: OutgoingTransfer, result: Reconciliation
+    context: Context, token: Asset, payer: Address, transfer: OutgoingTransfer, result: Reconciliation
 ) -> Flow[bool | Unreadable]:
     """True if this Transfer proves a payment in the ledger. Records the proof if the payment had none."""
     proof = proof_key(token.network, transfer.transaction, transfer.log_index)
@@ -217,7 +218,7 @@ def _explained(
     finding = yield AskChain(HoldStatus(shown))
     if isinstance(finding, Unreadable):
         return finding
-    yield from _book(hold, finding, result)
+    yield from _book(context, hold, finding, result)
     if (yield from _read_mark(proof)) is not None:
         return True
     return (yield from _explained_without_nonce(token, transfer, proof))
@@ -338,7 +339,6 @@ def reconcile_ledger(shell: Shell, context: Context) -> Reconciliation:
         return result  # nothing was ever signed
     payer = parse_address(str(row["address"]))
     since_unix = min(node.created_ms for node in store.nodes() if node.id == WALLET) // 1000
-    trips = context.policy.unexplained_transfer == "trip"
     for token in context.registry.on(context.chains):
-        run(reconcile_wallet(token, payer, since_unix, result, trips=trips), shell)
+        run(reconcile_wallet(context, token, payer, since_unix, result), shell)
     return result

@@ -5,33 +5,31 @@ from __future__ import annotations
 import dataclasses
 import re
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Final, Literal, TypeVar
 
 from x402guard.assets import resolve_network
 from x402guard.errors import IllegalTransition, ProtocolError, SettlementUncertain, quoted
-from x402guard.flow.context import Context
+from x402guard.flow.context import Context, Looked
 from x402guard.flow.effects import AskChain, Flow, Notify, Reply, Transact
 from x402guard.flow.ports import HoldStatus
 from x402guard.ledger.budgets import room_on_path
 from x402guard.ledger.evidence import (
     CONTRADICTED,
     Finding,
-    Settled,
     Unreadable,
     claim_settlement,
-    proof_mark,
     receipt_mark,
-    reuse_mark,
-    unshown_mark,
     weigh,
+    weigh_marks,
 )
 from x402guard.ledger.in_doubt import in_doubt
-from x402guard.ledger.model import Claim, Evidence, Hold, HoldState
+from x402guard.ledger.model import NOTHING, Claim, Evidence, Hold, HoldState
 from x402guard.ledger.purchases import hand_over, lose, take_back
 from x402guard.ledger.transitions import Note, Void, apply
 from x402guard.ledger.upto_sellers import ceiling_mark
 from x402guard.ledger.view import LedgerView, MarkKey, Scope
-from x402guard.money import Nanos
+from x402guard.money import Nanos, format_dollars
 from x402guard.policy.guards import give_step_back, guard_marks, note_end
 from x402guard.policy.step_guard import StepEnd
 from x402guard.policy.steps import run_of, step_of
@@ -210,39 +208,33 @@ def _scope_of(context: Context, hold_id: str) -> Scope:
     return Scope(nodes=(context.node_id,), holds=(hold_id,))
 
 
-def ask_chain(hold: Hold) -> Flow[Hold]:
+def ask_chain(context: Context, hold: Hold) -> Flow[Hold]:
     """Ask the chain about one payment, apply its finding, and return the hold after it."""
     finding = yield AskChain(HoldStatus(hold))
-    return hold if isinstance(finding, Unreadable) else (yield from take_effect(hold, finding))
-
-
-def take_effect(hold: Hold, finding: Finding) -> Flow[Hold]:
-    """Apply a finding of the chain to a payment; return the hold after it."""
-    after, _ = yield from weighed(hold, finding)
+    if isinstance(finding, Unreadable):
+        return hold
+    after, _ = yield from weighed(context, hold, finding)
     return after
 
 
-def weighed(hold: Hold, finding: Finding) -> Flow[tuple[Hold, bool]]:
+def weighed(context: Context, hold: Hold, finding: Finding) -> Flow[tuple[Hold, bool]]:
     """Apply a finding; return the hold after it, and whether the chain contradicts the payment's receipt."""
-    payment = hold.payment()
-    marks = [ceiling_mark(payment.payee), unshown_mark(payment.network, payment.token, payment.payee)]
-    if isinstance(finding, Settled):
-        marks += [proof_mark(payment.network, finding), reuse_mark(hold.id)]
+    most = context.policy.most_exposed
 
     def change(view: LedgerView) -> tuple[Hold, bool]:
-        after = weigh(view, hold.id, finding)
+        after = weigh(view, hold.id, finding, most_exposed=most)
         return after, any(notice.name == CONTRADICTED for notice in view.notices)
 
     # Durable, because an upward correction reduces the budget.
-    scope = Scope(nodes=(hold.node_id,), holds=(hold.id,), marks=tuple(marks), durable=True)
+    scope = Scope(nodes=(hold.node_id,), holds=(hold.id,), marks=weigh_marks(hold, finding), durable=True)
     answer: tuple[Hold, bool] = yield Transact(scope, change)
     return answer
 
 
-def weighed_alone(hold: Hold, finding: Finding) -> Flow[tuple[Hold, bool] | None]:
+def weighed_alone(context: Context, hold: Hold, finding: Finding) -> Flow[tuple[Hold, bool] | None]:
     """Do as ``weighed``; None if the ledger's table forbids it: the error of one payment ends no check of the others."""
     try:
-        return (yield from weighed(hold, finding))
+        return (yield from weighed(context, hold, finding))
     except IllegalTransition as error:
         yield Notify(f"hold {hold.id[:16]}… keeps its state, although the chain shows another one: {error}")
         return None
@@ -257,12 +249,16 @@ class Swept:
         more: True if there may be more payments to check.
         asked: payments that it asked the chain about.
         room: nano-dollars that fitted into the budgets when it began; None without a limit.
+        waits: nano-dollars of claimed payments that are given back once their blocks are final.
+        until: unix seconds by which they are decided, once a block after it is final; 0 if nothing waits.
     """
 
     still_open: int
     more: bool
     asked: int = 0
     room: Nanos | None = None
+    waits: Nanos = NOTHING
+    until: int = 0
 
 
 def sweep(context: Context, *, live_first: bool = False) -> Flow[Swept]:
@@ -283,28 +279,41 @@ def sweep(context: Context, *, live_first: bool = False) -> Flow[Swept]:
 
     scope = Scope(nodes=(context.node_id,), sweep=SWEEP_SIZE, live_first=live_first, flight_ms=context.flight_ms)
     still_open, unreadable, asked = 0, set[str](), list[Hold]()
+    waits, until = 0, 0
     for hold in (yield Transact(scope, pick)):
         network = hold.payment().network
         finding = Unreadable("") if network in unreadable else (yield AskChain(HoldStatus(hold)))
         if isinstance(finding, Unreadable) and not finding.alone:
             unreadable.add(network)
-        taken = None if isinstance(finding, Unreadable) else (yield from weighed_alone(hold, finding))
+        taken = None if isinstance(finding, Unreadable) else (yield from weighed_alone(context, hold, finding))
         if taken is None:
             asked.append(hold)
         else:
             still_open += is_open(taken[0])
+        now = hold if taken is None else taken[0]
+        if now.state is HoldState.HELD and now.claim is not None and now.claim.amount < now.amount:
+            waits, until = waits + now.amount - now.claim.amount, max(until, now.deadline_unix)
     if asked:
         yield from _note_asked(asked)
-    return Swept(still_open + len(asked) + waiting, seen == SWEEP_SIZE and not asked, seen, room)
+    return Swept(still_open + len(asked) + waiting, seen == SWEEP_SIZE and not asked, seen, room, Nanos(waits), until)
 
 
-def may_fit_now(context: Context, fitted: Nanos) -> Flow[bool]:
-    """Ask the chain about claims that may cost less than their holds. Returns True if more than *fitted* may fit now.
+def may_fit_now(context: Context, fitted: Nanos) -> Flow[Looked]:
+    """Ask the chain about claims that may cost less than their holds, and return whether more than *fitted* may fit now.
 
-    *fitted* is in nano-dollars. Also True if another caller's sweep has just freed budget.
+    *fitted* is in nano-dollars. More may also fit if another caller's sweep has just freed budget.
     """
     swept = yield from sweep(context, live_first=True)
-    return swept.asked > 0 or swept.room is None or swept.room > fitted
+    may_fit = swept.asked > 0 or swept.room is None or swept.room > fitted
+    return Looked(may_fit, _waiting(swept) if swept.waits else "")
+
+
+def _waiting(swept: Swept) -> str:
+    until = datetime.fromtimestamp(swept.until, UTC).strftime("%H:%M:%S UTC")
+    return (
+        f"; ${format_dollars(swept.waits)} more wait for the finality of their blocks, at the latest of one after {until} "
+        "(policy.reorg_exposure lets remainders be used before)"
+    )
 
 
 def _note_asked(holds: list[Hold]) -> Flow[None]:

@@ -109,10 +109,10 @@ def test_a_payment_that_cannot_be_written_holds_up_no_other_payment(look, monkey
         session, first, second = paid(guard, chain)
         chain.finding = Settled(12_345, OTHER_TX, 0, final=True)
 
-        def weighs(view, hold_id, finding):
+        def weighs(view, hold_id, finding, **more):
             if hold_id == first:
                 raise IllegalTransition("no row says how")
-            return weigh(view, hold_id, finding)
+            return weigh(view, hold_id, finding, **more)
 
         monkeypatch.setattr(settlement, "weigh", weighs)
         found = {"reconcile": guard.reconcile, "sweep": guard.sweep, "session": session.reconcile}[look]()

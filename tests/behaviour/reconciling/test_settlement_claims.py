@@ -44,7 +44,7 @@ def test_a_claim_that_the_chain_never_settled_is_taken_back_when_it_no_longer_ca
         from x402guard.flow.drivers import run
         from x402guard.x402.settlement import ask_chain
 
-        hold = run(ask_chain(guard.shell.store.hold(paid.hold_id)), guard.shell)
+        hold = run(ask_chain(guard.context, guard.shell.store.hold(paid.hold_id)), guard.shell)
         assert (hold.captured, str(hold.evidence), session.spent) == (0, "chain", 0)
         events = [event["event"] for event in session.report().to_dict()["events"]]
         assert "claim_contradicted" in events

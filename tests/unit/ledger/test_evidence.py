@@ -3,11 +3,10 @@
 import pytest
 
 from tests.support.ledger import START_MS, Books, a_hold, an_intent, usd
-from x402guard.ledger.evidence import Cancelled, Settled, Unused, Used, explain, proof_mark, reuse_mark, weigh
+from x402guard.ledger.evidence import EXPOSED, Cancelled, Settled, Unused, Used, explain, weigh, weigh_marks
 from x402guard.ledger.model import WALLET, Claim, Evidence, HoldState, NodeKind, NodeState
 from x402guard.ledger.sessions import NodeRequest, open_node
 from x402guard.ledger.transitions import Note
-from x402guard.ledger.upto_sellers import ceiling_mark
 from x402guard.ledger.windows import check_window
 
 NOW = START_MS // 1000
@@ -28,13 +27,13 @@ def books():
     return books
 
 
-def show(books, finding):
+def show(books, finding, most=0):
     """Weigh a finding; return (state, what counts in nano-dollars, evidence)."""
     hold = books.store.hold("h1")
-    marks = [ceiling_mark(hold.payment().payee), reuse_mark("h1")]
-    if isinstance(finding, Settled):
-        marks.append(proof_mark(hold.payment().network, finding))
-    after = books.change(lambda view: weigh(view, "h1", finding), nodes=("s",), holds=("h1",), marks=tuple(marks))
+    marks = weigh_marks(hold, finding)
+    after = books.change(
+        lambda view: weigh(view, "h1", finding, most_exposed=most), nodes=("s",), holds=("h1",), marks=marks
+    )
     counts = after.amount if after.state == "held" else after.captured
     node = books.node("s")
     others = sum(hold.amount for hold in books.store.outstanding() if hold.id != "h1")
@@ -107,9 +106,8 @@ TX = "0x" + "ab" * 32
 
 
 def looked(books, finding):
-    marks = () if not isinstance(finding, Settled) else (("proof", f"eip155:84532/{TX}/3"),)
-    scope = {"holds": ("h1",), "marks": (*marks, ("upto", an_intent().payee))}
-    return books.change(lambda view: weigh(view, "h1", finding), **scope)
+    marks = weigh_marks(books.store.hold("h1"), finding)
+    return books.change(lambda view: weigh(view, "h1", finding), holds=("h1",), marks=marks)
 
 
 def an_upto(books):
@@ -175,10 +173,8 @@ def two_days(first, second):
 
 
 def shown(books, finding):
-    marks = [ceiling_mark(an_intent().payee), reuse_mark("h1")]
-    if isinstance(finding, Settled):
-        marks.append(proof_mark(an_intent().network, finding))
-    return books.change(lambda view: weigh(view, "h1", finding), holds=("h1",), marks=tuple(marks))
+    marks = weigh_marks(books.store.hold("h1"), finding)
+    return books.change(lambda view: weigh(view, "h1", finding), holds=("h1",), marks=marks)
 
 
 def test_a_block_of_yesterday_that_is_undone_counts_today_and_trips_a_budget_that_it_passes():
@@ -237,3 +233,50 @@ def test_a_used_nonce_without_a_transaction_is_looked_up_for_another_day(where, 
         assert (books.store.unsettled(deadline + later_s) == ["h1"]) == asked
     assert shown(books, settled(LITTLE)).captured == usd("$0.012")
     assert books.store.unsettled(deadline + 1) == []
+
+
+HEAD = {"final": False}
+
+
+def exposed(books):
+    return books.store.marks(*EXPOSED).get(EXPOSED[1], {"nanos": 0})["nanos"]
+
+
+def test_a_remainder_is_used_before_its_block_is_final_only_within_the_owners_exposure(books):
+    least = ALL - LITTLE
+    remainder = usd("$0.10") - CENTS[LITTLE]
+    assert show(books, settled(LITTLE, **HEAD), most=remainder - 1) == ("held", usd("$0.10"), None)
+    assert (exposed(books), least) == (0, 88_000)
+    assert show(books, settled(LITTLE, **HEAD), most=remainder) == ("captured", CENTS[LITTLE], "chain_head")
+    assert exposed(books) == remainder
+    assert show(books, settled(LITTLE)) == ("captured", CENTS[LITTLE], "chain")
+    assert exposed(books) == 0
+
+
+@pytest.mark.parametrize(
+    "after", [LATER, settled(MORE, TWO, **HEAD), Used(final=False)], ids=["undone", "anew", "used"]
+)
+def test_a_block_that_is_undone_makes_the_remainder_count_again(books, after):
+    remainder = usd("$0.10") - CENTS[LITTLE]
+    show(books, settled(LITTLE, **HEAD), most=remainder)
+    books.clock.tick(40)
+    assert show(books, after)[1] == usd("$0.10")
+    assert exposed(books) == 0
+
+
+def test_the_exposure_is_one_sum_for_all_payments(books):
+    books.hold("h2", "$0.10", chain_evidence=True)
+    remainder = usd("$0.10") - CENTS[LITTLE]
+    show(books, settled(LITTLE, **HEAD), most=remainder * 3 // 2)
+    second = books.store.hold("h2")
+    finding = settled(LITTLE, TWO, 1, final=False)
+
+    def weighs(most):
+        marks = weigh_marks(second, finding)
+        return books.change(
+            lambda view: weigh(view, "h2", finding, most_exposed=most), nodes=("s",), holds=("h2",), marks=marks
+        )
+
+    assert weighs(remainder * 3 // 2).state == "held"
+    assert weighs(remainder * 2).state == "captured"
+    assert exposed(books) == remainder * 2
