@@ -168,7 +168,7 @@ def test_the_report_tells_proven_claimed_assumed_and_exposed_apart(shop):
     shop.seller.says = FAILS
     holds = [shop.ask(session, kind).extensions["x402guard"].hold_id for kind in ("upto", "eip3009")]
     report = session.report().to_dict()
-    known = {"proven": "0.10", "claimed": "0.10", "assumed": "0.00", "exposed": "0.15"}
+    known = {"proven": "0.10", "claimed": "0.10", "assumed": "0.00", "exposed": "0.15", "exposed_to_reorg": "0.00"}
     assert report["settlement"] == known
     until = {row["hold_id"]: row["exposed_until"] for row in report["outstanding"]}
     upto, eip3009 = (guard.shell.store.hold(hold_id).payment().valid_until for hold_id in holds)

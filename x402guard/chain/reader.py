@@ -141,6 +141,11 @@ class RpcChainReader:
         self._funds[key] = (self._monotonic(), funds)
         return funds
 
+    def head_unix(self, network: str) -> int | None:
+        """See ``HeadReader.head_unix``."""
+        found = self._readable(network, lambda rpc: _final_block(rpc, 0).time)
+        return None if isinstance(found, Unreadable) else found
+
     def transfers(
         self, network: str, token: Address, payer: Address, *, after: int | None, since_unix: int
     ) -> Transfers | Unreadable:

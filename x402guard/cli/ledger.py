@@ -1,16 +1,18 @@
-"""Defines the owner's commands on the ledger's file: ``ledger restore``."""
+"""Defines the owner's commands that repair a ledger: ``ledger restore`` and ``ledger clock``."""
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Annotated
 
 import typer
 
-from x402guard.cli.sessions import LedgerUrl, ledger_in_use
+from x402guard.cli.sessions import LedgerUrl, ledger_in_use, opened
 from x402guard.errors import ConfigError
 from x402guard.guard.approvers import operating_user
+from x402guard.guard.clock import ACCEPTED
 from x402guard.ledger.model import WALLET
-from x402guard.ledger.owner import count_lost
+from x402guard.ledger.owner import accept_clock, count_lost
 from x402guard.ledger.report_text import printable
 from x402guard.ledger.view import Scope
 from x402guard.money import Nanos, format_dollars
@@ -23,6 +25,32 @@ ledger = typer.Typer(no_args_is_help=True, help="Repair the ledger's file. Only 
 @ledger.callback()
 def _group() -> None:
     """Repair the ledger's file. Only the owner should be able to."""
+
+
+@ledger.command("clock")
+def clock(
+    accept: Annotated[bool, typer.Option("--accept", help="Take this machine's clock as right.")] = False,
+    ledger_url: LedgerUrl = None,
+) -> None:
+    """Compare this machine's clock with the ledger's last entry, and take it as right.
+
+    That lets a guard open whose clock is a day ahead, and mends a ledger that a wrong clock has led ahead of the time.
+    """
+    with opened(ledger_url) as store:
+        nodes = tuple(node.id for node in store.nodes())
+        now_ms, last_ms = store.now_ms(), max((node.last_ms for node in store.nodes()), default=0)
+        typer.echo(f"this machine: {_shown(now_ms)}; the ledger's last entry: {_shown(last_ms)}")
+        if accept:
+            by = operating_user()
+            scope = Scope(nodes=nodes, marks=(ACCEPTED,), durable=True)
+            store.transact(scope, lambda view: accept_clock(view, ACCEPTED, by))
+            typer.echo("this machine's clock is accepted")
+        elif last_ms > now_ms:
+            typer.echo("the ledger is ahead of this clock; if this clock is right, repeat it with --accept")
+
+
+def _shown(at_ms: int) -> str:
+    return datetime.fromtimestamp(at_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 @ledger.command("restore")

@@ -123,6 +123,18 @@ class WalletReader(Protocol):
         """Return the nonce of the authorization that moved *transfer*, or None if the chain does not show one."""
 
 
+@runtime_checkable
+class HeadReader(Protocol):
+    """A ``ChainReader`` that also reads the time of the latest block."""
+
+    @property
+    def networks(self) -> frozenset[str]:
+        """The networks (CAIP-2) that can be read."""
+
+    def head_unix(self, network: str) -> int | None:
+        """Return the time of a network's latest block in unix seconds, or None if it cannot be read."""
+
+
 @dataclass(frozen=True, slots=True)
 class HoldStatus:
     """What does the chain show of a payment hold? Answered by a ``Finding``."""

@@ -60,10 +60,17 @@ def each_asset(assets: Iterable[Asset]) -> tuple[Asset, ...]:
 def machine() -> str:
     """Return a name that no other machine or container (with its own process ids) with the same ledger file has."""
     try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-        return f"{socket.gethostname()}/{boot}/{Path('/proc/self/ns/pid').readlink()}"
+        return f"{socket.gethostname()}/{boot_id()}/{Path('/proc/self/ns/pid').readlink()}"
     except OSError:
         return socket.gethostname()  # not Linux: only the host name is known
+
+
+def boot_id() -> str:
+    """Return what names this boot of the machine, on which its steady clock counts; "" if the system does not say."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return ""  # not Linux
 
 
 def is_gone(row: Mapping[str, object]) -> bool:

@@ -8,7 +8,7 @@ import socket
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import anyio
 import anyio.to_thread
@@ -22,6 +22,7 @@ from x402guard.flow.ports import ChainReader, Signer
 from x402guard.flow.shell import Shell
 from x402guard.guard.approvers import as_approver, limited_approver
 from x402guard.guard.arguments import (
+    boot_id,
     check_kinds,
     each_asset,
     is_gone,
@@ -31,6 +32,7 @@ from x402guard.guard.arguments import (
     positive,
     read_networks,
 )
+from x402guard.guard.clock import refuse_strange_clock
 from x402guard.guard.named_budget import BudgetParent
 from x402guard.guard.notices import NoticeSender, OnNotice, Webhook
 from x402guard.guard.opening import Basis, in_a_thread, parse_limit
@@ -168,9 +170,10 @@ class Guard(BudgetParent):
     def _enter_books(self, limit: Nanos | None) -> frozenset[str]:
         """Record the wallet, its owner and this instance, and end the instances whose process is gone."""
         store, host = self.shell.store, machine()
+        refuse_strange_clock(store, self.shell.chain, boot_id())
         rows = store.marks("instance", "")
         ended = {key for key, row in rows.items() if not row["ended"] and row.get("host") == host and is_gone(row)}
-        mine = {"since_ms": store.now_ms(), "ended": False, "host": host, "pid": os.getpid()}
+        mine = self._row(ended=False)
 
         def change(view: LedgerView) -> None:
             ensure_wallet(view, limit, self.policy.soft_parts)
@@ -184,6 +187,10 @@ class Guard(BudgetParent):
 
         store.transact(Scope(nodes=(WALLET,), marks=(PAYER_MARK, owner_mark(WALLET)), durable=True), change)
         return frozenset(ended | {key for key, row in rows.items() if row["ended"]})
+
+    def _row(self, *, ended: bool) -> dict[str, Any]:
+        store, me = self.shell.store, {"host": machine(), "pid": os.getpid(), "boot": boot_id()}
+        return {"since_ms": store.now_ms(), "steady_ms": store.steady_ms(), "ended": ended, **me}
 
     @classmethod
     def from_env(cls, path: Path | str | None = None) -> Guard:
@@ -234,7 +241,7 @@ class Guard(BudgetParent):
 
     def close(self) -> None:
         """End this instance and release the ledger. Live holds stay and count. May be called twice."""
-        mark = {"since_ms": self.shell.store.now_ms(), "ended": True, "host": machine(), "pid": os.getpid()}
+        mark = self._row(ended=True)
         if self._closed:
             return
         self._closed = True

@@ -12,6 +12,7 @@ from x402guard.ledger.budgets import forget_soft_limits, trip, trip_exceeded
 from x402guard.ledger.model import WALLET, Evidence, Hold, HoldKind, Node, NodeKind, NodeState, Purpose
 from x402guard.ledger.transitions import Capture, apply, begin
 from x402guard.ledger.view import LedgerView, MarkKey
+from x402guard.ledger.windows import window_start_ms
 from x402guard.money import Nanos, format_dollars
 
 KILL_SWITCH: Final = "kill_switch"
@@ -101,6 +102,23 @@ def count_lost(view: LedgerView, hold_id: str, lost: Nanos, by: str, node_ids: I
         if node.kind in (NodeKind.SESSION, NodeKind.BUDGET):
             trip(view, node.id, KILL_SWITCH, "the ledger was restored from an older copy")
     trip_exceeded(view, WALLET)
+
+
+def accept_clock(view: LedgerView, accepted: MarkKey, by: str) -> None:
+    """Take the machine's clock as right, although the ledger's last entry is a day behind it, or ahead of it.
+
+    Times of budgets that are in the future become the present. *accepted* is the key of the mark that remembers it.
+    """
+    view.restrains = True
+    view.record(WALLET, "event", facts={"name": "clock_accepted", "by": by, "ahead_ms": -view.behind_ms})
+    view.put_mark(accepted, {"at_ms": view.clock_ms})
+    for node in view.nodes():
+        since_ms = node.since_ms
+        if node.window is not None and since_ms > view.clock_ms:
+            since_ms = window_start_ms(node.window, view.clock_ms)
+        last_ms = min(node.last_ms, view.clock_ms)
+        if (since_ms, last_ms) != (node.since_ms, node.last_ms):
+            view.put_node(dataclasses.replace(view.node(node.id), since_ms=since_ms, last_ms=last_ms))
 
 
 def known_budget(view: LedgerView, node_id: str) -> Node:

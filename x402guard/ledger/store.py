@@ -51,6 +51,9 @@ class LedgerStore(Protocol):
     def marks(self, kind: str, prefix: str) -> Mapping[str, Mapping[str, Any]]:
         """Return the marks of a kind whose key starts with *prefix*, by key."""
 
+    def steady_ms(self) -> int:
+        """Return milliseconds of a clock that cannot be set, from any start."""
+
     def now_ms(self) -> int:
         """Return the store's clock in unix milliseconds."""
 

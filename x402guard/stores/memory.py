@@ -176,6 +176,10 @@ class MemoryStore:
         with self._lock:
             return {key: value for (of, key), value in self._marks.items() if of == kind and key.startswith(prefix)}
 
+    def steady_ms(self) -> int:
+        """See ``LedgerStore.steady_ms``."""
+        return self._clock.steady_ms()
+
     def now_ms(self) -> int:
         """See ``LedgerStore.now_ms``."""
         return self._clock()

@@ -436,6 +436,10 @@ class SqliteStore:
         sql = "SELECT kind, key, value FROM marks WHERE kind = ? AND substr(key, 1, length(?)) = ?"
         return {key: value for (_, key), value in self._read(to_mark, sql, (kind, prefix, prefix))}
 
+    def steady_ms(self) -> int:
+        """See ``LedgerStore.steady_ms``."""
+        return self._clock.steady_ms()
+
     def now_ms(self) -> int:
         """See ``LedgerStore.now_ms``."""
         return self._clock()

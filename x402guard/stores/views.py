@@ -65,6 +65,10 @@ class StoreClock:
         now_ms, _ = self.read()
         return now_ms
 
+    def steady_ms(self) -> int:
+        """Return milliseconds of the steady clock."""
+        return self._steady()
+
     def read(self) -> tuple[int, int]:
         """Return (the believed time in unix milliseconds, how far the wall clock is ahead of it in milliseconds)."""
         clock_ms, (wall_ms, steady_ms) = self._wall(), self._began

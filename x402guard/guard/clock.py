@@ -1,0 +1,63 @@
+"""Asks the owner before a ledger is used by a clock that is days ahead of it, and may be wrong.
+
+A clock that is wrong ends holds, starts the windows of budgets again, and writes times that the right clock cannot pass.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from x402guard.errors import ConfigError
+from x402guard.flow.ports import ChainReader, HeadReader
+from x402guard.ledger.model import WALLET, HoldKind
+from x402guard.ledger.store import LedgerStore
+from x402guard.ledger.view import MarkKey
+
+ACCEPTED: Final[MarkKey] = ("clock", "accepted")
+"""The mark with the time, in unix milliseconds, that the owner has accepted last."""
+
+_DAY_MS: Final = 86_400_000
+_RIGHT_MS: Final = 3_600_000
+
+
+def refuse_strange_clock(store: LedgerStore, chain: ChainReader | None, boot: str) -> None:
+    """Raise ``ConfigError`` if the clock is over a day ahead of the ledger's last entry, and nothing shows that it is right.
+
+    It is right if the steady clock of this *boot* of the machine agrees, or the head of a chain. Nothing is asked for a
+    ledger without live holds and without spending in a window, for which the time makes no difference.
+    """
+    now_ms = store.now_ms()
+    wallet = next((node for node in store.nodes(WALLET) if node.id == WALLET), None)
+    if wallet is None:
+        return
+    accepted = store.marks(*ACCEPTED).get(ACCEPTED[1], {"at_ms": 0})
+    ahead_ms = now_ms - max(wallet.last_ms, int(accepted["at_ms"]))
+    if ahead_ms <= _DAY_MS or _agrees(store, boot) or _head_agrees(chain, now_ms) or not _matters(store):
+        return
+    raise ConfigError(
+        f"clock: this machine's clock is {ahead_ms // 3_600_000} hours ahead of the ledger's last entry, and nothing shows that it "
+        "is right; set it, or, if it is right, run: x402guard ledger clock --accept"
+    )
+
+
+def _agrees(store: LedgerStore, boot: str) -> bool:
+    """True if the steady clock shows that the time passed since another guard opened or closed on this boot."""
+    known = [row for row in store.marks("instance", "").values() if boot and row.get("boot") == boot]
+    if not known:
+        return False
+    last = max(known, key=lambda row: int(row["steady_ms"]))
+    expected_ms = int(last["since_ms"]) + store.steady_ms() - int(last["steady_ms"])
+    return abs(store.now_ms() - expected_ms) <= _RIGHT_MS
+
+
+def _head_agrees(chain: object, now_ms: int) -> bool:
+    if not isinstance(chain, HeadReader):
+        return False
+    heads = (chain.head_unix(network) for network in sorted(chain.networks))
+    return any(head is not None and abs(head * 1000 - now_ms) <= _RIGHT_MS for head in heads)
+
+
+def _matters(store: LedgerStore) -> bool:
+    if any(hold.kind is not HoldKind.TOKENS for hold in store.outstanding()):
+        return True
+    return any(node.window is not None and node.counted for node in store.nodes())
