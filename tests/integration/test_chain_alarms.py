@@ -6,6 +6,7 @@ import pytest
 from eth_account import Account
 
 from tests.support.contract_seller import PRICE, Wild, any_hash
+from tests.support.ledger import Clock
 from x402guard import Policy, SessionTripped
 from x402guard.chain.reader import Chain, RpcChainReader
 from x402guard.chain.rpc import NodeRefuses
@@ -98,6 +99,57 @@ def test_one_payment_that_cannot_be_read_keeps_no_other_from_being_proven(net, t
         look(wild)
         proven = wild.session.report().to_dict()["settlement"]["proven"]
         assert float(proven) == PRICE / DOLLAR, "the honest payment behind it was never asked about"
+
+
+def hidden(wild):
+    """Take by a contract of the seller's own, and name a transaction that nobody will ever see."""
+
+    def take(payload):
+        wild.settle_wrapped(payload)
+        return any_hash()
+
+    return take
+
+
+def test_a_payment_that_is_not_decided_yet_is_no_theft(net, tmp_path):
+    """Its Transfer shows no nonce, so the comparison of the wallet comes to it before the payment is decided."""
+    store = open_store(f"sqlite:///{tmp_path / 'spend.db'}", clock_ms=(clock := Clock(int(time.time() * 1000))))
+    with Wild(net, tmp_path, "permit2", ledger=store) as wild:
+        wild.take = hidden(wild)
+        wild.buy()
+        for _ in range(3):
+            found = wild.guard.reconcile()
+            assert (found.unexplained, found.still_open, found.complete) == ([], 1, False)
+        for _ in range(2):  # the deadline of the payment passes
+            net.advance(200)
+            clock.tick(200)
+        found = wild.guard.reconcile()
+        assert (found.unexplained, wild.session.spent * DOLLAR) == ([], PRICE)
+        assert wild.guard.reconcile().complete
+    store.close()
+
+
+def test_a_theft_behind_a_payment_that_is_not_decided_yet_is_told_once_it_is(net, tmp_path):
+    store = open_store(f"sqlite:///{tmp_path / 'spend.db'}", clock_ms=(clock := Clock(int(time.time() * 1000))))
+    with Wild(net, tmp_path, "permit2", ledger=store) as wild:
+        thief = Account.from_key(net.payer_key)
+
+        def steal(payee):
+            move = calldata("transfer(address,uint256)", payee, 7)
+            wild.chain.receipt(wild.chain.send(thief, net.token, move, gas=10**5))
+
+        steal(Account.create().address)
+        assert len(wild.guard.reconcile().unexplained) == 1
+        wild.take = hidden(wild)
+        wild.buy()
+        steal(Account.create().address)
+        assert wild.guard.reconcile().unexplained == []
+        for _ in range(2):
+            net.advance(200)
+            clock.tick(200)
+        told = [row for _ in range(2) for row in wild.guard.reconcile().unexplained]
+        assert [row["amount"] for row in told] == [7_000]
+    store.close()
 
 
 def test_what_was_spent_before_the_ledger_began_is_no_alarm(net, tmp_path):

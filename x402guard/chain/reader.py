@@ -157,7 +157,9 @@ class RpcChainReader:
             first = (block_at(rpc, since_unix - 1) if after is None else after) + 1
             upto, found, endpoint = first - 1, [], rpc.endpoint
             for end, logs in outgoing_logs(rpc, token, payer, first, final.number):
-                found += [OutgoingTransfer(log.transaction, log.index, log.payee, log.amount) for log in logs]
+                found += [
+                    OutgoingTransfer(log.transaction, log.index, log.payee, log.amount, log.block) for log in logs
+                ]
                 upto = end
             if rpc.endpoint != endpoint:
                 raise ChainUnreadable("the endpoint changed during the read, and the other one may be at another block")

@@ -85,12 +85,14 @@ class OutgoingTransfer:
         transaction, log_index: where it is.
         payee: the address that received it.
         amount_atomic: in the token's atomic units.
+        block: its number; 0 if the reader does not say.
     """
 
     transaction: str
     log_index: int
     payee: Address
     amount_atomic: int
+    block: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ the ledger explains raises an alarm.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +21,7 @@ from x402guard.flow.shell import Shell
 from x402guard.ledger.authorize import lapse_due
 from x402guard.ledger.budgets import trip
 from x402guard.ledger.evidence import Finding, Unreadable, explain, proof_key, unshown_mark
+from x402guard.ledger.intent import Intent
 from x402guard.ledger.model import WALLET, Claim, Evidence, Hold, HoldState
 from x402guard.ledger.queries import ALLOWANCE, nodes_of
 from x402guard.ledger.report import below
@@ -163,11 +164,19 @@ def scan_mark(token: Asset, payer: Address) -> MarkKey:
 
 
 def reconcile_wallet(
-    context: Context, token: Asset, payer: Address, since_unix: int, result: Reconciliation
+    context: Context,
+    token: Asset,
+    payer: Address,
+    since_unix: int,
+    result: Reconciliation,
+    *,
+    undecided: Sequence[Intent] = (),
 ) -> Flow[None]:
     """Compare the wallet's outgoing Transfers with the proven payments, and note the allowance of Permit2.
 
     *since_unix* (unix seconds) is the start of the first comparison; later ones continue from the last block compared.
+    A Transfer that may be one of the *undecided* payments is told by none of them: the comparison stops before it, and
+    the next one continues there.
     """
     yield from _note_allowance(token, payer, result)
     after = _block_of((yield from _read_mark(scan_mark(token, payer))))
@@ -178,6 +187,7 @@ def reconcile_wallet(
         result.unreadable.setdefault(token.network, found.reason)
         return
     unexplained: list[OutgoingTransfer] = []
+    upto = found.upto
     for transfer in found.outgoing:
         if transfer.amount_atomic == 0:
             continue  # anyone can cause a Transfer of zero from any wallet
@@ -185,14 +195,26 @@ def reconcile_wallet(
         if isinstance(known, Unreadable):
             result.unreadable.setdefault(token.network, known.reason)
             return  # the next run compares all of them again
+        if not known and transfer.block and any(_may_be(transfer, intent, token) for intent in undecided):
+            upto = transfer.block - 1
+            break
         if not known:
             unexplained.append(transfer)
-    result.complete = result.complete and found.complete
+    result.complete = result.complete and found.complete and upto == found.upto
     reported = yield from _note_scan(
-        token, payer, after, found.upto, unexplained, trips=context.policy.unexplained_transfer == "trip"
+        token, payer, after, upto, unexplained, trips=context.policy.unexplained_transfer == "trip"
     )
     result.unexplained += reported
     result.unexplained_total += sum(row["amount"] for row in reported)
+
+
+def _may_be(transfer: OutgoingTransfer, intent: Intent, token: Asset) -> bool:
+    """True if a Transfer may have taken a payment that the chain has not decided yet."""
+    if (intent.network, intent.token, intent.payee) != (token.network, token.contract, transfer.payee):
+        return False
+    if intent.scheme == "exact":
+        return transfer.amount_atomic == intent.amount_atomic
+    return transfer.amount_atomic <= intent.amount_atomic
 
 
 def _explained(
@@ -339,6 +361,8 @@ def reconcile_ledger(shell: Shell, context: Context) -> Reconciliation:
         return result  # nothing was ever signed
     payer = parse_address(str(row["address"]))
     since_unix = min(node.created_ms for node in store.nodes() if node.id == WALLET) // 1000
+    open_now = map(store.hold, store.unsettled(store.now_ms() // 1000))
+    undecided = [hold.payment() for hold in open_now if hold is not None and hold.proof is None and is_open(hold)]
     for token in context.registry.on(context.chains):
-        run(reconcile_wallet(context, token, payer, since_unix, result), shell)
+        run(reconcile_wallet(context, token, payer, since_unix, result, undecided=undecided), shell)
     return result
