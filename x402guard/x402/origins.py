@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any, Final
+from urllib.parse import unquote
 
+from x402guard.flow.request import route_of
 from x402guard.ledger.authorize import Refusal
+from x402guard.ledger.model import Hold
 from x402guard.ledger.upto_sellers import LAST_SETTLEMENTS, always_at_ceiling
 from x402guard.ledger.view import LedgerView, MarkKey
 from x402guard.policy.reach import host_name
@@ -14,6 +18,13 @@ from x402guard.x402.offer import Offer
 from x402guard.x402.offer_rules import Case
 
 _LOOKS_LIKE: Final = str.maketrans({"0": "o", "1": "l", "i": "l", "5": "s", "-": None, "_": None})
+
+_SECRET: Final = re.compile(
+    r"\bsk-[\w-]{16,}|\bgh[pousr]_\w{20,}|\bAKIA[0-9A-Z]{16}\b|\bxox[abprs]-[\w-]{10,}|\beyJ[\w-]{10,}\.[\w-]{10,}"
+    r"|\b0x[0-9a-fA-F]{64}\b|-----BEGIN ",
+    re.ASCII,
+)
+"""What looks like an API key, a token, or a private key."""
 
 FACILITATORS_PER_ORIGIN: Final = 3
 """Accepted facilitators per origin without a list: official servers use several addresses of one facilitator."""
@@ -80,6 +91,14 @@ def note_payee(view: LedgerView, case: Case) -> None:
     shape = shape_mark(case.request.host)
     if view.mark(shape) is None:
         view.put_mark(shape, {"host": host_name(case.request.host)})
+
+
+def note_secret(view: LedgerView, hold: Hold, case: Case) -> None:
+    """Record an event if the URL of a payment to a new payee holds what looks like a key, without the key."""
+    new = view.mark(payee_mark(case.request.origin, case.offer.payee)) is None
+    if new and _SECRET.search(unquote(case.request.url)):
+        facts = {"name": "secret_in_url", "place": route_of(case.request), "payee": case.offer.payee}
+        view.record(hold.node_id, "event", hold_id=hold.id, facts=facts)
 
 
 def note_version(view: LedgerView, origin: str) -> None:

@@ -33,7 +33,7 @@ from x402guard.policy.judge import Consented, Unasked, verdict_facts
 from x402guard.policy.spikes import SPIKE
 from x402guard.policy.steps import Step, request_key, run_of, step_of
 from x402guard.x402.offer_rules import Case, lifetime_s, resource_host
-from x402guard.x402.origins import judge_live, note_payee, origin_mark, payee_mark, shape_mark
+from x402guard.x402.origins import judge_live, note_payee, note_secret, origin_mark, payee_mark, shape_mark
 from x402guard.x402.schemes import scheme_for
 from x402guard.x402.schemes.scheme import Proposal
 from x402guard.x402.settlement import bought_mark
@@ -269,6 +269,7 @@ def _buy(
     if isinstance(decided, Refusal):
         return decided
     note_taken(view, context.policy, priced, decided.id)
+    note_secret(view, decided, case)
     note_payee(view, case)
     note_unapproved(view, approvals, case.subject, run_id, approved=verdict.action == "ask")
     _note_resource(view, decided, case)
