@@ -7,11 +7,15 @@ import anyio
 import httpx
 import httpx2
 import pytest
+from starlette.applications import Starlette
+from starlette.responses import JSONResponse
+from starlette.routing import Route
 
 import x402guard
 from tests.support import official_sdk
 from tests.support.merchant import (
     NETWORK,
+    OTHER_PAYEE,
     URL,
     USDC,
     Shop,
@@ -24,7 +28,7 @@ from tests.support.merchant import (
 )
 from tests.support.refusals import events, fetch
 from tests.support.slow_server import Trickler
-from x402guard import BudgetExhausted, ConfigError, Policy, PolicyDenied, Rule, refusal_from
+from x402guard import Asset, BudgetExhausted, ConfigError, Policy, PolicyDenied, Rule, refusal_from
 from x402guard.testing import Server, Testnet
 
 MODES = pytest.mark.parametrize("mode", ["sync", "async"])
@@ -97,6 +101,122 @@ def test_a36_a_payment_of_another_client_is_refused(mode, carried):
         with pytest.raises(PolicyDenied, match=r"payment of another client.*policy\.foreign_payments") as caught:
             send(mode, session, takes_anything(seen), **(CARRIED | UNREADABLE)[carried])
         assert (caught.value.rule, seen, session.spent, session.held) == ("foreign_payment", [], 0, 0)
+
+
+PLAIN = json.dumps(rpc(PAID))
+SPELLED = {
+    "arguments nested deeply": PLAIN.replace('"arguments": {}', '"arguments": ' + "[" * 100 + "]" * 100),
+    "a lone surrogate": PLAIN.replace('"search"', r'"\ud800"'),
+    "NaN": PLAIN.replace('"arguments": {}', '"arguments": {"x": NaN}'),
+    "a key twice, first": PLAIN[:-1] + ', "params": {}}',
+    "a key twice, last": '{"params": {}, ' + PLAIN[1:],
+    "an escaped key": PLAIN.replace("x402/payment", r"\u0078402\u002fpayment"),
+    "behind a thousand others": json.dumps([{"jsonrpc": "2.0"}] * 1500 + [rpc(PAID)]),
+    "a byte order mark": b"\xef\xbb\xbf" + PLAIN.encode(),
+    "UTF-16": PLAIN.encode("utf-16"),
+    "unreadable": PLAIN[:-1] + ', "more": ' + "[" * 100_000,
+}
+
+
+@pytest.mark.parametrize("how", SPELLED)
+def test_a36_a_payment_in_json_is_seen_however_it_is_spelled(how):
+    seen = []
+    with make_guard() as guard, guard.session("s", budget="$1.00") as session:
+        with pytest.raises(PolicyDenied, match="another client"):
+            send("sync", session, takes_anything(seen), method="POST", content=SPELLED[how])
+        assert seen == []
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Authorization": "Bearer token, Payment abc"},
+        {"Authorization": "Bearer token,pAyMeNt abc"},
+        {"Authorization": "Payment\tabc"},
+        {"Payment_Signature": b64(PAID)},
+        {"x_payment": b64(PAID)},
+    ],
+    ids=str,
+)
+def test_a36_a_payment_in_a_header_is_seen_however_it_is_spelled(headers):
+    seen = []
+    with make_guard() as guard, guard.session("s", budget="$1.00") as session:
+        with pytest.raises(PolicyDenied, match="another client"):
+            send("sync", session, takes_anything(seen), headers=headers)
+        send("sync", session, takes_anything(seen), headers={"Authorization": "Bearer payment-token", "X-Paid": "no"})
+        assert len(seen) == 1
+
+
+WORSE = {
+    "two payloads": {**PAID, "payload": PAID["payload"] | PERMIT["payload"]},
+    "a token of its own": {**PAID, "accepted": {**PAID["accepted"], "asset": PAYEE}},
+}
+
+
+@pytest.mark.parametrize("how", WORSE)
+def test_a36_what_may_take_more_than_it_says_cannot_be_booked(how):
+    with make_guard(policy=Policy(foreign_payments="book")) as guard, guard.session("s", budget="$1.00") as session:
+        with pytest.raises(PolicyDenied, match="cannot be read"):
+            send("sync", session, takes_anything([]), headers={"X-PAYMENT": b64(WORSE[how])})
+
+
+def test_a36_the_dearest_token_counts_because_the_token_is_not_signed():
+    cheap = Asset("eip155:84532", OTHER_PAYEE, "CHEAP", 18, "Cheap", "1")
+    claims = {**PAID, "accepted": {**PAID["accepted"], "asset": OTHER_PAYEE}}
+    with make_guard(policy=Policy(foreign_payments="book"), assets=[cheap]) as guard:
+        with guard.session("s", budget="$1.00") as session:
+            send("sync", session, takes_anything([]), headers={"X-PAYMENT": b64(claims)})
+            assert session.spent == Decimal("0.25")
+
+
+@pytest.mark.parametrize(
+    ("policy", "session", "rule"),
+    [
+        ({"hosts": {"other.example"}}, {}, "hosts"),
+        ({"payees": {"0x" + "11" * 20}}, {}, "payees"),
+        ({"per_payment_cap": "$0.20"}, {}, "per_payment_cap"),
+        ({}, {"hosts": {"other.example"}}, "hosts"),
+        ({}, {"payees": {"0x" + "11" * 20}}, "payees"),
+        ({}, {"tools": {"search"}}, None),
+    ],
+)
+def test_a36_the_owners_lists_hold_for_what_is_booked(policy, session, rule):
+    seen = []
+    with make_guard(policy=Policy(foreign_payments="book", **policy)) as guard:
+        with guard.session("s", budget="$1.00", **session) as opened:
+            if rule is None:
+                send("sync", opened, takes_anything(seen), **CARRIED["X-PAYMENT"])
+            else:
+                with pytest.raises(PolicyDenied) as caught:
+                    send("sync", opened, takes_anything(seen), **CARRIED["X-PAYMENT"])
+                assert (caught.value.rule, opened.spent) == (rule, 0)
+            assert len(seen) == (rule is None)
+
+
+def test_a36_our_own_payment_passes_below_a_transport_that_makes_its_requests_anew(install):
+    seen = []
+
+    class Lowest(httpx.HTTPTransport):
+        """As a tracing or retrying transport that keeps method, URL, headers and body, and nothing else."""
+
+        def handle_request(self, request):
+            return super().handle_request(
+                httpx.Request(request.method, request.url, headers=request.headers, content=b"")
+            )
+
+    def sell(request):
+        seen.append(request.headers.get("payment-signature"))
+        if seen[-1]:
+            return JSONResponse({})
+        return JSONResponse({}, status_code=402, headers={"PAYMENT-REQUIRED": b64(required())})
+
+    install("$1.00")
+    with (
+        Server(Starlette(routes=[Route("/a", sell)])) as server,
+        httpx.Client(transport=Lowest(trust_env=False)) as http,
+    ):
+        assert http.get(f"{server.url}/a").status_code == 200
+    assert [bool(header) for header in seen] == [False, True]
 
 
 @MODES
@@ -293,10 +413,6 @@ def test_a38_what_another_rail_has_paid_is_not_paid_again(mode):
 @MODES
 @pytest.mark.parametrize("terms", [required(), required_v1()], ids=["v2", "v1"])
 def test_a36_our_own_payment_passes_the_librarys_own_transport(mode, terms, install):
-    from starlette.applications import Starlette
-    from starlette.responses import JSONResponse
-    from starlette.routing import Route
-
     paid = []
 
     async def sell(request):

@@ -47,6 +47,26 @@ def test_a45_letters_that_look_like_two(one, two, ledger):
             fetch("sync", session, shop, url=f"https://{two}/a")
 
 
+@pytest.mark.parametrize(
+    ("one", "two", "paid"),
+    [
+        ("eu-1.shop.example", "eu1.shop.example", True),
+        ("api-1.shop.co.uk", "api1.shop.co.uk", True),
+        ("sh0p.co.uk", "shop.co.uk", False),
+        ("api.sh0p.co.uk", "api.shop.co.uk", False),
+    ],
+)
+def test_a45_hosts_of_one_domain_are_siblings(one, two, paid, ledger):
+    shop = Shop()
+    with make_guard(ledger) as guard, guard.session("s", budget="$1.00") as session:
+        fetch("sync", session, shop, url=f"https://{one}/a")
+        if paid:
+            assert fetch("sync", session, shop, url=f"https://{two}/a").status_code == 200
+        else:
+            with pytest.raises(PolicyDenied, match="looks like"):
+                fetch("sync", session, shop, url=f"https://{two}/a")
+
+
 def test_a45_hosts_that_differ_are_paid(ledger):
     shop = Shop()
     hosts = ["api2.example", "api3.example", "a.example", "b.example", "127.0.0.1", "127.0.0.10", "[::1]"]

@@ -13,12 +13,14 @@ from tests.support.faults import FailingFrom
 from tests.support.ledger import Clock
 from tests.support.merchant import URL, Shop, b64, make_guard, receipt
 from tests.support.refusals import Chunks, events, fetch
-from x402guard import PaidNotDelivered, PolicyDenied, SettlementUncertain
+from x402guard import PaidNotDelivered, Policy, PolicyDenied, SettlementUncertain
+from x402guard.flow.drivers import run
 from x402guard.guard import guard as guard_module
 from x402guard.ledger.evidence import Settled, weigh, weigh_marks
 from x402guard.ledger.model import Delivery
 from x402guard.ledger.view import Scope
 from x402guard.stores import open_store
+from x402guard.x402.settlement import note_answer_end
 
 MODES = pytest.mark.parametrize("mode", ["sync", "async"])
 
@@ -155,6 +157,21 @@ def test_a57_a_restart_in_another_pid_namespace_signs_nothing_new(killed):
     said, nonces = done.stdout.splitlines()
     assert said.startswith("PolicyDenied in_flight ")
     assert nonces in ("[]", f"['{nonce:#x}']")
+
+
+def test_a56_the_end_of_an_earlier_presentation_says_nothing_about_a_later_one(ledger):
+    shop = Shop(paid=lambda *_: httpx.Response(500))
+    with (
+        make_guard(ledger, policy=Policy(breaker=None)) as guard,
+        guard.session("s", budget="$1.00", id="run") as session,
+    ):
+        hold_id = fetch("sync", session, shop).extensions["x402guard"].hold_id
+        del shop.paid
+        assert fetch("sync", session, shop).extensions["x402guard"].presented == 1  # the goods
+        run(note_answer_end(guard.context, (hold_id, 0), "cut"), guard.shell)
+        assert guard.shell.store.hold(hold_id).delivery is Delivery.DONE
+        run(note_answer_end(guard.context, (hold_id, 1), "cut"), guard.shell)
+        assert guard.shell.store.hold(hold_id).delivery is Delivery.LOST
 
 
 @MODES

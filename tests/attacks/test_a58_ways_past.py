@@ -121,6 +121,12 @@ def _response(request):
     raise httpx.HTTPStatusError("gone", request=request, response=httpx.Response(500, request=request))
 
 
+def _attribute(request):
+    error = KeyError("gone")
+    error.sent = request
+    raise error
+
+
 def _copied(request):
     """As an SDK does that makes its own request of ours."""
     copy = httpx.Request(request.method, request.url, headers=request.headers)
@@ -128,7 +134,7 @@ def _copied(request):
 
 
 @MODES
-@pytest.mark.parametrize("fail", [_from_cause, _from_context, _group, _args, _response, _copied])
+@pytest.mark.parametrize("fail", [_from_cause, _from_context, _group, _args, _response, _attribute, _copied])
 def test_a58_an_error_that_keeps_the_paid_request_keeps_no_header(mode, fail):
     shop, kept = Shop(paid=lambda request, _shop: fail(request)), []
 
@@ -147,8 +153,8 @@ def test_a58_an_error_that_keeps_the_paid_request_keeps_no_header(mode, fail):
             if isinstance(part, httpx.Response):
                 self.walk(getattr(part, "_request", None))
             if isinstance(part, BaseException):
-                for name in ("_request", "response", "__cause__", "__context__"):
-                    self.walk(getattr(part, name, None))
+                for kept_part in (part.__cause__, part.__context__, *vars(part).values()):
+                    self.walk(kept_part)
                 for inner in (*part.args, *getattr(part, "exceptions", ())):
                     self.walk(inner)
 

@@ -46,18 +46,26 @@ def put_back(path, source):
         shutil.copy(kept, path.parent / kept.name)
 
 
-@pytest.mark.parametrize("suffix", ["-wal", "-shm"])
-def test_a59_a_file_removed_under_an_open_ledger_is_noticed_before_anything_is_signed(path, suffix):
+@pytest.mark.parametrize("suffix", ["-wal", "-shm", "-lock"])
+@pytest.mark.parametrize("linked", [False, True], ids=["a file", "a link"])
+def test_a59_a_file_removed_under_an_open_ledger_is_noticed_before_anything_is_signed(path, suffix, linked, tmp_path):
     shop = Shop()
+    if linked:  # SQLite keeps the other files beside the link's target
+        (tmp_path / "shared").mkdir()
+        target = tmp_path / "shared" / "spend.db"
+        path.symlink_to(target)
+        path, link = target, path
+    else:
+        link = path
     with (
         pytest.raises(LedgerUnavailable, match="removed or replaced"),
-        make_guard(f"sqlite:///{path}", budget=NICKEL) as guard,
+        make_guard(f"sqlite:///{link}", budget=NICKEL) as guard,
     ):
         with guard.session("s", budget=NICKEL, id="s") as session:
             for number in range(2):
                 buy(session, shop, number)
             path.with_name(path.name + suffix).unlink()
-            with pytest.raises(LedgerUnavailable, match=r"-wal or -shm file, was removed or replaced"):
+            with pytest.raises(LedgerUnavailable, match="was removed or replaced"):
                 buy(session, shop, 2)
     assert len(shop.payments) == 2
 
@@ -158,6 +166,20 @@ def test_a59_an_older_copy_is_refused_at_opening_with_what_to_do(path, restored)
             open_it()
         assert "x402guard ledger restore --accept-older" in caught.value.advice
     assert len(restored.payments) == 5
+
+
+def test_a59_what_was_given_back_and_spent_again_counts_although_the_sum_is_the_same(path, tmp_path):
+    with (
+        make_guard(f"sqlite:///{path}", budget="$1.00") as guard,
+        guard.session("s", budget="$1.00", id="s") as session,
+    ):
+        with session.hold("search", up_to="$0.40") as held:
+            copied(path, tmp_path / "backup")
+            held.void("nothing was found")
+        session.charge("other", "$0.40")
+    put_back(path, tmp_path / "backup")
+    said = run(path, "ledger", "restore", "--accept-older")
+    assert "$0.40 are captured in the wallet" in said.output
 
 
 def run(path, *words):

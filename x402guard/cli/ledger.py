@@ -40,6 +40,8 @@ def clock(
         nodes = tuple(node.id for node in store.nodes())
         now_ms, last_ms = store.now_ms(), max((node.last_ms for node in store.nodes()), default=0)
         typer.echo(f"this machine: {_shown(now_ms)}; the ledger's last entry: {_shown(last_ms)}")
+        if accept and WALLET not in nodes:
+            raise ConfigError("ledger: no guard has used this ledger yet; there is no time to accept")
         if accept:
             by = operating_user()
             scope = Scope(nodes=nodes, marks=(ACCEPTED,), durable=True)

@@ -56,7 +56,7 @@ class Context:
         session_budget: nano-dollars of a session that names no budget; None if it has to name one.
         quotes: (pattern of routes, nano-dollars): the prices that the session expects.
         reach: what the session and those around it narrow the policy to.
-        named_by: URLs that a 3xx answer named, with the origin that did; shared by all sessions of a guard.
+        named_by: places that a 3xx answer of the run named, with the origin that did.
         in_flight: the presentations of this instance whose request or answer is under way now; shared by its sessions.
         gone: process instances that are known to have ended.
     """

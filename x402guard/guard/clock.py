@@ -16,7 +16,9 @@ from x402guard.ledger.view import MarkKey
 ACCEPTED: Final[MarkKey] = ("clock", "accepted")
 """The mark with the time, in unix milliseconds, that the owner has accepted last."""
 
-_DAY_MS: Final = 86_400_000
+_DAY_MS: Final = 26 * 3_600_000
+"""A day, and two hours for a job that is late."""
+
 _RIGHT_MS: Final = 3_600_000
 
 

@@ -105,7 +105,8 @@ class Session(Account, Charges):
         self._reach: tuple[Reach, ...] = () if parent is None else parent._reach
         if reach is not None:
             self._reach = (*self._reach, reach)
-        self._context = replace(context, tokens=self._tokens.limit, reach=self._reach)
+        self._named_by: dict[str, str] = {} if parent is None else parent._named_by
+        self._context = replace(context, tokens=self._tokens.limit, reach=self._reach, named_by=self._named_by)
 
     @classmethod
     def open(

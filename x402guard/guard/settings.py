@@ -196,6 +196,8 @@ def settings_file(path: Path | None = None) -> Path | None:
         return None
     except OSError as error:
         raise ConfigError(f"{CONFIG_FILE}: cannot be read: {error}") from None
+    if not stat.S_ISREG(state.st_mode):
+        raise ConfigError(f"{CONFIG_FILE}: it is no file; set {CONFIG}=none, or name a file with {CONFIG}")
     fix = f"name it with {CONFIG}={found.absolute()} if it is yours, or set {CONFIG}=none"
     if state.st_uid not in (os.getuid(), 0):
         raise ConfigError(f"{CONFIG_FILE}: it belongs to another user (uid {state.st_uid}), and is not read; {fix}")

@@ -16,7 +16,7 @@ from x402guard.flow.drivers import run, run_async
 from x402guard.flow.effects import Flow
 from x402guard.flow.receipt import Receipt
 from x402guard.flow.refusals import refused
-from x402guard.flow.request import RequestFacts, guarding_earlier_payment, host_refusal, note_once, route_of
+from x402guard.flow.request import RequestFacts, guarding_earlier_payment, host_refusal, note_once
 from x402guard.flow.shell import Payer, Shell
 from x402guard.http.exchange import AsyncExchanged, Exchanged
 from x402guard.http.families import Library
@@ -191,7 +191,7 @@ class Guarded:
         exchange.outgoing = OutgoingRequest(self.library, request, body, logical, stock=exchange.is_stock)
         flow = self._flow_of(facts, request, body, context, meter)
         foreign = unknown_payments(request, payments)
-        return after_foreign(context, foreign, route_of(facts), flow) if foreign else flow
+        return after_foreign(context, foreign, facts, flow) if foreign else flow
 
     def _flow_of(
         self, facts: RequestFacts, request: httpx.Request, body: bytes | None, context: Context, meter: Meter | None
@@ -347,7 +347,7 @@ class AnswerEnding:
             if hold is not None:
                 yield from note_late(self._context, hold)
         elif self._success:
-            yield from note_answer_end(self._context, self._hold_id, end)
+            yield from note_answer_end(self._context, self._presentation, end)
 
     def gone(self) -> None:
         """Note, in memory alone, that nothing of the answer is under way any more, whether or not its end was written."""

@@ -77,14 +77,26 @@ class LogicalRequest:
         self._done = True
 
 
+_MADE: Final[dict[bytes, None]] = {}
+"""The digests of the last payments that guards of this process have made: transports below may rebuild a request."""
+
+_MOST_MADE: Final = 10_000
+
+
+def _note_made(payments: tuple[ForeignPayment, ...]) -> None:
+    _MADE.update((payment.digest, None) for payment in payments)
+    while len(_MADE) > _MOST_MADE:
+        _MADE.pop(next(iter(_MADE)), None)
+
+
 class _Mark:
-    """Says that one request object is guarded, once, and which payments in it the guard knows.
+    """Says that one request object is guarded, once, and which payments of others in it were judged.
 
     httpx and the callers' transports copy ``extensions`` to other requests, for which the mark does not count.
     """
 
-    def __init__(self, request: httpx.Request, payments: tuple[ForeignPayment, ...]) -> None:
-        self.known = frozenset(payment.digest for payment in payments)
+    def __init__(self, request: httpx.Request, judged: tuple[ForeignPayment, ...]) -> None:
+        self.judged = frozenset(payment.digest for payment in judged)
         self._request: weakref.ref[httpx.Request] | None = weakref.ref(request)
 
     def use(self, request: httpx.Request) -> bool:
@@ -114,10 +126,10 @@ def payments_of(request: httpx.Request, logical: LogicalRequest, body: bytes | N
 
 
 def unknown_payments(request: httpx.Request, found: tuple[ForeignPayment, ...]) -> tuple[ForeignPayment, ...]:
-    """Return those of the payments *found* in a request that no guard has made or judged."""
+    """Return those of the payments *found* in a request that no guard of this process has made, and none has judged."""
     mark = request.extensions.get(GUARDED)
-    known = mark.known if isinstance(mark, _Mark) else frozenset()
-    return tuple(payment for payment in found if payment.digest not in known)
+    judged = mark.judged if isinstance(mark, _Mark) else frozenset()
+    return tuple(payment for payment in found if payment.digest not in judged and payment.digest not in _MADE)
 
 
 def origin_of(url: httpx.URL) -> str:
@@ -154,7 +166,7 @@ def request_facts(request: httpx.Request) -> RequestFacts:
     return describe_request(request, LogicalRequest.of(request), b"")
 
 
-_MOST_NAMED: Final = 10_000
+_MOST_NAMED: Final = 1_000
 
 
 def describe_request(
@@ -167,7 +179,7 @@ def describe_request(
 ) -> RequestFacts:
     """Return the facts of *request* for the core, with 32 new random bytes.
 
-    *named_by* are the URLs that a 3xx answer named, with its origin.
+    *named_by* are the places that a 3xx answer named, with its origin.
     """
     extensions: Mapping[str, Any] = request.extensions
     purchase = extensions.get("purchase", request.headers.get("idempotency-key"))
@@ -189,7 +201,7 @@ def describe_request(
         purchase=None if purchase is None else str(purchase),
         pay_again=extensions.get("pay_again") is True,
         pays_itself=pays_itself,
-        redirected_from=logical.origin if crossed else (named_by or {}).get(str(url.copy_with(fragment=None))),
+        redirected_from=logical.origin if crossed else (named_by or {}).get(place_of(url)),
         paid_by=logical.paid_by,
         paid_until=0 if logical.receipt is None else logical.receipt.deadline,
         body=body,
@@ -260,6 +272,11 @@ def _wrong_client(stream: object, what: str) -> ConfigError:
 _MOST_LINKS: Final = 100
 
 
+def _request_class(request: httpx.Request) -> type[Any]:
+    """Return the library's own class of a request, also of one of a subclass."""
+    return [kind for kind in type(request).__mro__ if kind is not object][-1]
+
+
 def forget_payment(error: BaseException, own: httpx.Request) -> None:
     """Take the payment headers off every request that an error keeps: in itself, its causes, contexts, groups, args.
 
@@ -271,9 +288,9 @@ def forget_payment(error: BaseException, own: httpx.Request) -> None:
         if id(link) in seen:
             continue
         seen.add(id(link))
-        answers = [getattr(link, "response", None), *link.args]
+        answers = [*vars(link).values(), *link.args]
         for kept in (*answers, *(getattr(it, "_request", None) for it in (link, *answers))):
-            if isinstance(kept, type(own)) and kept is not own:
+            if kept is not own and isinstance(kept, _request_class(own)):
                 for name in PAYMENT_HEADERS:
                     kept.headers.pop(name, None)
         members = link.exceptions if isinstance(link, BaseExceptionGroup) else ()
@@ -299,6 +316,7 @@ class OutgoingRequest:
         self._body = body
         self._logical = logical
         self._crossed = origin_of(request.url) != logical.origin
+        self._copy: httpx.Request | None = None
         self.stock = stock
 
     def copy(self, headers: tuple[HeaderLine, ...], pays: str | None, body: bytes | None) -> httpx.Request:
@@ -323,7 +341,11 @@ class OutgoingRequest:
         copy = self._library.request(
             original.method, original.url, headers=lines, stream=stream, extensions={**original.extensions}
         )
-        copy.extensions[GUARDED] = _Mark(copy, payments_in(lines.multi_items(), whole))
+        payments = payments_in(lines.multi_items(), whole)
+        copy.extensions[GUARDED] = _Mark(copy, () if pays else payments)
+        if pays:
+            _note_made(payments)
+        self._copy = copy
         return copy
 
     def answered(self, response: httpx.Response) -> httpx.Response:
@@ -334,22 +356,34 @@ class OutgoingRequest:
 
     def failed(self, error: Exception) -> SendFailed:
         """Return the signal for the flow. Only errors of the stock transports prove that nothing was sent."""
+        if self._copy is not None:
+            for name in PAYMENT_HEADERS:
+                self._copy.headers.pop(name, None)  # whatever keeps it
         forget_payment(error, self._request)
         if isinstance(getattr(error, "_request", None), self._library.request):
             error.request = self._request  # type: ignore[attr-defined]  # the sent copy had the payment in its headers
         return SendFailed(error, before_connection=self.stock and isinstance(error, self._library.unsent))
 
     def note_named(self, named_by: dict[str, str], response: httpx.Response) -> None:
-        """Remember the URL that a 3xx answer names at another origin: who follows it by hand follows a redirect."""
-        if not response.has_redirect_location:
+        """Remember the place that a 3xx answer names at another host: who follows it by hand follows a redirect."""
+        location = response.headers.get("location", "")
+        if not location or not 300 <= response.status_code < 400:
             return
         try:
-            url = self._request.url.join(response.headers["location"])
-            named, origin = str(url.copy_with(fragment=None)), origin_of(self._request.url)
-            crossed = origin_of(url) != origin
+            url = self._request.url.join(location)
+            place, origin = place_of(url), origin_of(self._request.url)
         except Exception:  # noqa: BLE001 - the libraries raise their own errors for a location that is no URL
             return  # which no client can follow
-        if crossed:
+        if _host_of(url) != _host_of(self._request.url):
             while len(named_by) >= _MOST_NAMED:
                 named_by.pop(next(iter(named_by)), None)
-            named_by[named] = origin
+            named_by[place] = origin
+
+
+def place_of(url: httpx.URL) -> str:
+    """Return a URL's origin and path, as one of its spellings: no user, no query, no dot after the host."""
+    return f"{url.scheme}://{_host_of(url)}:{url.port or _DEFAULT_PORTS.get(url.scheme, 0)}{url.path}"
+
+
+def _host_of(url: httpx.URL) -> str:
+    return url.raw_host.decode("ascii").lower().rstrip(".")

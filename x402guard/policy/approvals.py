@@ -12,6 +12,7 @@ from typing import Any, Final
 from x402guard.ledger.view import LedgerView, MarkKey
 from x402guard.money import Dollars, Nanos, format_dollars
 from x402guard.policy.checks import check_dollars, check_whole
+from x402guard.policy.steps import Step
 from x402guard.policy.verdicts import NO_VERDICT, Subject, Verdict
 
 APPROVAL: Final = "approval"
@@ -139,6 +140,14 @@ def note_unapproved(view: LedgerView, approvals: Approvals, subject: Subject, ru
         key = unapproved_mark(run_id, subject.payee)
         paid = 0 if approved else int((view.mark(key) or {"nanos": 0})["nanos"]) + subject.amount
         view.put_mark(key, {"nanos": paid})
+
+
+def give_unapproved_back(view: LedgerView, approvals: Approvals, step: Step) -> None:
+    """Take a payment that was never sent out of what its payee got."""
+    if approvals.more_than is not None:
+        key = unapproved_mark(step.run_id, step.payee)
+        paid = int((view.mark(key) or {"nanos": 0})["nanos"]) - step.amount
+        view.put_mark(key, {"nanos": max(0, paid)})
 
 
 def judge_sum(approvals: Approvals, subject: Subject) -> Verdict:

@@ -58,7 +58,7 @@ def unsound(path: Path, problem: str) -> LedgerUnavailable:
 def changed(path: Path) -> LedgerUnavailable:
     """Return the error for a ledger one of whose files was removed or replaced while it was open."""
     return LedgerUnavailable(
-        f"{path}, or its -wal or -shm file, was removed or replaced while it was open; restore it, or open the ledger again"
+        f"{path}, or its -wal, -shm or -lock file, was removed or replaced while it was open; restore it, or open the ledger again"
     )
 
 

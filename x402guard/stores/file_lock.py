@@ -27,7 +27,10 @@ _RECORD: Final = re.compile(rb"x402guard ([0-9]{20}) ([0-9]{20})\n")
 
 @dataclass(frozen=True, slots=True, order=True)
 class Generation:
-    """How far a ledger has come: *n* counts its durable commits, *used* is what the wallet had used then, in nanos."""
+    """How far a ledger has come: *n* counts its durable commits, *used* is all that its wallet has ever spent.
+
+    In nano-dollars; in the lock file with what was live then.
+    """
 
     n: int = 0
     used: int = 0

@@ -117,8 +117,13 @@ CREATE INDEX by_purchase ON holds (purchase_key, delivery, created_ms) WHERE pur
 """
 
 _GENERATION: Final = """
-CREATE TABLE generation (n INTEGER NOT NULL, used INTEGER NOT NULL) STRICT;
-INSERT INTO generation VALUES (0, 0);
+CREATE TABLE generation (n INTEGER NOT NULL, spent INTEGER NOT NULL) STRICT;
+INSERT INTO generation
+    SELECT 0, coalesce(sum(captured + held + granted_out - live), 0) FROM nodes WHERE id = 'wallet';
+CREATE TRIGGER what_the_wallet_has_spent_never_falls AFTER UPDATE ON nodes WHEN NEW.id = 'wallet'
+BEGIN UPDATE generation SET spent = spent + max(0,
+    NEW.captured + NEW.held + NEW.granted_out - NEW.live - OLD.captured - OLD.held - OLD.granted_out + OLD.live);
+END;
 """
 
 MIGRATIONS: Final[tuple[str, ...]] = (_FIRST, _WINDOWS, _DELIVERY, _GENERATION)

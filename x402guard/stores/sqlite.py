@@ -119,7 +119,8 @@ class SqliteStore:
         verified: bool = True,
         accept_older: bool = False,
     ) -> None:
-        self._path = path.absolute()  # a later chdir must not change which file it is
+        # A later chdir must not change which file it is; and SQLite keeps its files beside a link's target.
+        self._path = path.resolve()
         self._clock = StoreClock(clock_ms, steady_ms)
         self._line = Line()
         self._read_lock = threading.Lock()
@@ -204,7 +205,7 @@ class SqliteStore:
             raise older(self._path, behind)
 
     def _generation(self) -> Generation:
-        return Generation(*self._writer.execute("SELECT n, used FROM generation").fetchone())
+        return Generation(*self._writer.execute("SELECT n, spent FROM generation").fetchone())
 
     def _check_usable(self) -> None:
         # The process is checked first: after a fork a thread that does not exist here may hold the lock.
@@ -283,9 +284,8 @@ class SqliteStore:
 
     def _next_generation(self) -> Generation:
         """Count this commit. A database that is behind the lock file was replaced by an older one while it was open."""
-        used = "(SELECT captured + held + granted_out FROM nodes WHERE id = 'wallet')"
-        sql = f"UPDATE generation SET n = n + 1, used = coalesce({used}, 0) RETURNING n, used"
-        [row] = self._writer.execute(sql).fetchall()
+        live = "coalesce((SELECT live FROM nodes WHERE id = 'wallet'), 0)"
+        [row] = self._writer.execute(f"UPDATE generation SET n = n + 1 RETURNING n, spent + {live}").fetchall()
         reached, noted = Generation(*row), self._turn.generation()
         if reached.n > noted.n:
             return reached
@@ -294,7 +294,10 @@ class SqliteStore:
         return noted
 
     def behind(self) -> tuple[int, int]:
-        """Return how much of the ledger that was here is missing: durable commits, and nano-dollars used by the wallet."""
+        """Return how much of the ledger that was here is missing: durable commits, and nano-dollars spent or live then.
+
+        A live hold of the older ledger may have ended since, so it is not taken off: that counts too much, never too little.
+        """
 
         def work() -> tuple[int, int]:
             noted, here = self._turn.generation(), self._generation()
@@ -464,9 +467,9 @@ class SqliteStore:
 
 
 def _identities(path: Path) -> tuple[tuple[int, int] | None, ...]:
-    """Return device and inode of the database and of the two files that SQLite keeps beside it; None for a missing one."""
+    """Return device and inode of the database and of the files beside it; None for a missing one."""
     found: list[tuple[int, int] | None] = []
-    for name in ("", "-wal", "-shm"):
+    for name in ("", "-wal", "-shm", "-lock"):
         try:
             stat = os.stat(f"{path}{name}")  # noqa: PTH116 - three times as fast
         except OSError:

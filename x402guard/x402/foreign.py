@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import json
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -12,13 +14,13 @@ from x402guard.errors import ProtocolError
 from x402guard.evm import MAX_UINT256, parse_address
 from x402guard.flow.sealed import Sealed
 from x402guard.money import Nanos
-from x402guard.x402.wire import PAYMENT_HEADERS, decode_base64_json, decode_json
+from x402guard.strict_json import check_depth
+from x402guard.x402.wire import PAYMENT_HEADERS, decode_base64_json
 
 META: Final = "x402/payment"
 """The member of ``params._meta`` that holds a payment in JSON-RPC (x402 specification, MCP transport)."""
 
 _AUTHORIZATION: Final = "authorization"
-_MOST_MESSAGES: Final = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,37 +45,72 @@ def payments_in(headers: Iterable[tuple[str, str]], body: bytes | None) -> tuple
     """
     found = []
     for name, value in headers:
-        lower = name.lower()
-        if lower in PAYMENT_HEADERS or (lower == _AUTHORIZATION and value[:8].lower() == "payment "):
+        lower = name.lower().replace("_", "-")  # many servers read both alike
+        if lower in PAYMENT_HEADERS or (lower == _AUTHORIZATION and _PAYMENT.search(value)):
             where = f"the header {lower.upper()}" + (": Payment" if lower == _AUTHORIZATION else "")
             found.append(ForeignPayment(where, _digest(value), Sealed(value)))
-    if body and b"x402" in body:
+    if body and _HINT.search(body):
         where = f"_meta[{META!r}]"
         found += [ForeignPayment(where, _digest(repr(message)), Sealed(message)) for message in _members(body)]
     return tuple(found)
+
+
+_PAYMENT: Final = re.compile(r"(?:^|,)\s*payment\s", re.IGNORECASE)
+"""One of the schemes in an Authorization header is Payment."""
+
+_HINT: Final = re.compile(rb"x402|x\x004\x000\x002|\\u00[37]", re.IGNORECASE)
+"""What a body with a payment has in it: the word in UTF-8 or UTF-16, or an escaped letter or digit of it."""
 
 
 def _digest(text: str) -> bytes:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
 
 
+class _Members(list[tuple[str, Any]]):
+    """The members of a JSON object in order. Of a key that appears twice, servers read the first or the last."""
+
+
 def _members(body: bytes) -> Iterator[Any]:
-    """Yield the payments in a JSON-RPC message, or in a batch of them. Unreadable JSON is no payment to any server."""
+    """Yield the payments in a JSON-RPC message, or in a batch of them, read as leniently as any server reads it.
+
+    A body that cannot be read and names a payment is one itself.
+    """
     try:
-        value = decode_json(body, field="body")
-    except ProtocolError:
+        check_depth(body)
+        value = json.loads(body, object_pairs_hook=_Members)
+    except (ValueError, RecursionError):
+        if META.encode() in body:
+            yield None
         return
-    for message in value[:_MOST_MESSAGES] if isinstance(value, list) else [value]:
-        params = message.get("params") if isinstance(message, dict) else None
-        meta = params.get("_meta") if isinstance(params, dict) else None
-        if isinstance(meta, dict) and META in meta:
-            yield meta[META]
+    for message in [value] if isinstance(value, _Members) else value if isinstance(value, list) else ():
+        for params in _values(message, "params"):
+            for meta in _values(params, "_meta"):
+                yield from map(_plain, _values(meta, META))
 
 
-def most_taken(payment: ForeignPayment, registry: AssetRegistry) -> Nanos | None:
-    """Return the most that a payment may take, in nano-dollars rounded up; None if that cannot be read.
+def _values(value: object, key: str) -> list[Any]:
+    return [part for name, part in value if name == key] if isinstance(value, _Members) else []
 
-    The signed value counts, not the offer's. v1 names no token, so the dearest one of its network counts.
+
+def _plain(value: object) -> Any:
+    if isinstance(value, _Members):
+        return {name: _plain(part) for name, part in value}
+    return [_plain(part) for part in value] if isinstance(value, list) else value
+
+
+@dataclass(frozen=True, slots=True)
+class Taking:
+    """The most that a payment may take, in nano-dollars rounded up, and to whom; the payee is "" if it is not known."""
+
+    amount: Nanos
+    payee: str
+
+
+def most_taken(payment: ForeignPayment, registry: AssetRegistry) -> Taking | None:
+    """Return the most that a payment may take, or None if that cannot be read.
+
+    The signed values count. The network and the token of an EIP-3009 payment stand outside of what is signed, so the
+    dearest token of the registry counts.
     """
     try:
         message = payment.message.reveal()
@@ -84,21 +121,25 @@ def most_taken(payment: ForeignPayment, registry: AssetRegistry) -> Nanos | None
         return None  # of another protocol, or of no known form
 
 
-def _most(message: Mapping[str, Any], registry: AssetRegistry) -> Nanos | None:
+def _most(message: Mapping[str, Any], registry: AssetRegistry) -> Taking | None:
     accepted, payload = message.get("accepted") or message, message["payload"]
     network = resolve_network(accepted["network"])
-    permit = payload.get("permit2Authorization")
-    if permit is None:
-        amount, token = payload["authorization"]["value"], accepted.get("asset")
+    if network is None or len({"authorization", "permit2Authorization"} & payload.keys()) != 1:
+        return None
+    known = registry.on({network})
+    if "authorization" in payload:
+        signed = payload["authorization"]
+        amount, payee, assets = signed["value"], signed["to"], known
+        named = accepted.get("asset")
+        if named is not None and registry.find(network, parse_address(named)) is None:
+            return None
     else:
-        amount, token = permit["permitted"]["amount"], permit["permitted"]["token"]
-    if network is None or not isinstance(amount, str) or not amount.isascii() or not amount.isdigit():
+        signed = payload["permit2Authorization"]
+        amount, payee = signed["permitted"]["amount"], signed.get("witness", {}).get("to", "")
+        assets = tuple(asset for asset in known if asset.contract == parse_address(signed["permitted"]["token"]))
+    if not assets or not isinstance(amount, str) or not amount.isascii() or not amount.isdigit():
         return None
     if len(amount) > 78 or int(amount) > MAX_UINT256:
         return None
-    if token is None:
-        assets = registry.on({network})
-    else:
-        known = registry.find(network, parse_address(token))
-        assets = () if known is None else (known,)
-    return max((asset.value_nanos(int(amount)) for asset in assets), default=None)
+    most = max(asset.value_nanos(int(amount)) for asset in assets)
+    return Taking(most, parse_address(payee) if payee else "")

@@ -45,6 +45,16 @@ def shape_mark(host: str) -> MarkKey:
     return "shape", host_name(host).translate(_LOOKS_LIKE).replace("rn", "m").replace("vv", "w")
 
 
+def _is_sibling(one: str, two: str) -> bool:
+    """True for one host, or two of one domain: ``eu-1.shop.example`` and ``eu1.shop.example`` have one owner.
+
+    Under a short second label (``co.uk``, ``com.au``) the domain has three labels.
+    """
+    ours, theirs = one.split("."), two.split(".")
+    labels = 2 if len(ours[-2:][0]) > 3 or len(ours) == 2 else 3
+    return one == two or (min(len(ours), len(theirs)) > labels and ours[-labels:] == theirs[-labels:])
+
+
 def judge_live(view: LedgerView, policy: Policy, case: Case) -> Refusal | None:
     """Return the objection of the origin's marks to an offer, or None; update the marks.
 
@@ -58,7 +68,7 @@ def judge_live(view: LedgerView, policy: Policy, case: Case) -> Refusal | None:
         reason = f"{case.request.origin} has used x402 v2 before and now offers v1: its v2 header may have been removed"
         return Refusal("version_downgrade", reason)
     shaped = view.mark(shape_mark(case.request.host))
-    if policy.hosts is None and shaped is not None and shaped["host"] != host_name(case.request.host):
+    if policy.hosts is None and shaped is not None and not _is_sibling(shaped["host"], host_name(case.request.host)):
         reason = f"{case.request.host} looks like {shaped['host']}, which was paid before; list it in policy.hosts"
         return Refusal("look_alike_host", reason, advice="Check the name of the host.")
     if policy.upto_at_ceiling == "refuse" and offer.scheme == "upto" and always_at_ceiling(view, offer.payee):

@@ -25,11 +25,12 @@ from x402guard.ledger.evidence import (
 )
 from x402guard.ledger.in_doubt import in_doubt
 from x402guard.ledger.model import NOTHING, Claim, Evidence, Hold, HoldState
-from x402guard.ledger.purchases import hand_over, lose, take_back
+from x402guard.ledger.purchases import Presentation, hand_over, lose, presentation_of, take_back
 from x402guard.ledger.transitions import Note, Void, apply
 from x402guard.ledger.upto_sellers import ceiling_mark
 from x402guard.ledger.view import LedgerView, MarkKey, Scope
 from x402guard.money import Nanos, format_dollars
+from x402guard.policy.approvals import give_unapproved_back, unapproved_mark
 from x402guard.policy.guards import give_step_back, guard_marks, note_end
 from x402guard.policy.step_guard import StepEnd
 from x402guard.policy.steps import run_of, step_of
@@ -152,9 +153,17 @@ def bought_mark(context: Context, fingerprint: str) -> MarkKey:
     return "bought", f"{run_of(context.node_id)} {fingerprint}"
 
 
-def note_answer_end(context: Context, hold_id: str, end: AnswerEnd) -> Flow[None]:
-    """Record whether a paid answer was handed over. A purchase whose answer was lost stays open."""
-    change = hand_over if end == "whole" else take_back
+def note_answer_end(context: Context, presentation: Presentation, end: AnswerEnd) -> Flow[None]:
+    """Record whether a paid answer was handed over. A purchase whose answer was lost stays open.
+
+    The end of an earlier presentation says nothing about a later one.
+    """
+    hold_id = presentation[0]
+
+    def change(view: LedgerView, _hold_id: str) -> None:
+        if presentation_of(view.known_hold(hold_id)) == presentation:
+            (hand_over if end == "whole" else take_back)(view, hold_id)
+
     if end != "whole" or context.policy.repeat == "allow":
         yield Transact(Scope(holds=(hold_id,)), lambda view: change(view, hold_id))
         return
@@ -162,7 +171,7 @@ def note_answer_end(context: Context, hold_id: str, end: AnswerEnd) -> Flow[None
     key = bought_mark(context, found.purpose.fingerprint)
 
     def note(view: LedgerView) -> None:
-        hand_over(view, hold_id)
+        change(view, hold_id)
         view.put_mark(key, {"hold": hold_id})
 
     yield Transact(Scope(holds=(hold_id,), marks=(key,)), note)
@@ -196,10 +205,13 @@ def void(context: Context, held: Hold | str, reason: str, *, presented: int = 0)
             hold = apply(view, hold_id, Void(reason))
             if step is not None:
                 give_step_back(view, context.policy, step, hold.created_ms)
+                give_unapproved_back(view, context.policy.approvals, step)
                 note_end(view, context.policy, step, StepEnd(hold.id, "unknown"))
         return hold.state is HoldState.VOIDED
 
     marks = () if step is None else guard_marks(context.policy, step, (step.payee,))
+    if step is not None and context.policy.approvals.more_than is not None:
+        marks = (*marks, unapproved_mark(step.run_id, step.payee))
     answer: bool = yield Transact(dataclasses.replace(_scope_of(context, hold_id), marks=marks), change)
     return answer
 

@@ -143,6 +143,27 @@ def test_the_owner_accepts_the_clock(machine, use, monkeypatch):
     machine.open().close()
 
 
+def test_the_owners_commands_do_not_take_a_wrong_clock_in(machine, monkeypatch):
+    with machine.open() as guard:
+        holds(guard)
+    machine.wall.tick(30 * DAY_S)
+    machine.reboots("boot-2")
+    monkeypatch.setattr("x402guard.cli.owner.boot_id", lambda: "boot-2")
+    monkeypatch.setattr("x402guard.stores.views._system_clock_ms", machine.wall)
+    for words in (["budget", "set", "wallet", "$20"], ["trip", "wallet"], ["trip", "s"]):
+        said = CliRunner().invoke(app, [*words, "--ledger", machine.url])
+        assert "ledger clock --accept" in str(said.exception)
+    with pytest.raises(ConfigError, match="clock:"):
+        machine.open()
+
+
+def test_a_ledger_without_a_guard_has_no_time_to_accept(tmp_path):
+    open_store(f"sqlite:///{tmp_path}/l.db").close()
+    assert "no guard has used this ledger yet" in str(
+        run("--accept", "--ledger", f"sqlite:///{tmp_path}/l.db").exception
+    )
+
+
 def test_a_clock_that_was_taken_in_is_mended(machine, monkeypatch):
     """The ledger was used with a clock a year ahead; then the clock is set right, and the ledger is ahead of it."""
     with machine.open() as guard:

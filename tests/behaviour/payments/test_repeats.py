@@ -1,5 +1,6 @@
 """``Policy.repeat``: a request that this run has bought and been given."""
 
+import threading
 from decimal import Decimal
 
 import httpx
@@ -37,6 +38,34 @@ def test_a_request_that_was_bought_and_given_is_refused_for_that_call_alone(mode
                 fetch(mode, session.child("c", budget="$0.10"), shop)  # of the same run
         with guard.session("another run", budget="$1.00") as session:
             assert fetch(mode, session, shop).status_code == 200
+
+
+def test_requests_at_once_are_one_purchase():
+    shop, first, go, outcomes = Shop(), threading.Event(), threading.Event(), []
+
+    def slow(_request, _shop):
+        first.set()
+        go.wait(10)
+        return httpx.Response(200, headers={"PAYMENT-RESPONSE": b64(receipt())})
+
+    shop.paid = slow
+    with make_guard(policy=Policy(repeat="refuse")) as guard, guard.session("s", budget="$1.00") as session:
+
+        def ask():
+            try:
+                outcomes.append(str(fetch("sync", session, shop).status_code))
+            except PolicyDenied as error:
+                outcomes.append(error.rule)
+
+        threads = [threading.Thread(target=session.bind(ask)) for _ in range(4)]
+        threads[0].start()
+        assert first.wait(10)
+        for thread in threads[1:]:
+            thread.start()
+        go.set()
+        for thread in threads:
+            thread.join(30)
+        assert (sorted(outcomes), len(shop.nonces)) == (["200", "repeat", "repeat", "repeat"], 1)
 
 
 @MODES
