@@ -108,7 +108,7 @@ class Velocity(StepGuard):
 
     def _new_payee(self, view: LedgerView, step: Step) -> Refusal | None:
         payee, most = step.payee, self.new_payees_per_day
-        if most is None or view.mark(_known(payee)) is not None:
+        if most is None or _is_known(view, payee):
             return None
         if _sums(view, _NEW_PAYEES, "day")[1] >= most:
             reason = f"{payee} was never paid before, and {most} new payees were paid within a day"
@@ -153,7 +153,7 @@ class Velocity(StepGuard):
             _add(view, _window(step, window), window, amount)
         if not payee:
             return
-        if view.mark(_known(payee)) is None:
+        if not _is_known(view, payee):
             view.put_mark(_known(payee), {"since": view.now_ms})
             _add(view, _NEW_PAYEES, "day", Nanos(0))
             _add(view, _new_of(step), "day", Nanos(0))
@@ -168,15 +168,14 @@ class Velocity(StepGuard):
     @override
     def given_back(self, view: LedgerView, step: Step, at_ms: int) -> None:
         for window, _, _ in self.limits:
-            seconds, _ = _WINDOWS[window]
-            now, buckets = _ring(view, _window(step, window), window)
-            at = str(at_ms // (seconds * 1000))
-            if at in buckets:
-                spent, made = buckets[at]
-                left = [max(0, spent - step.amount), max(0, made - 1)]
-                view.put_mark(_window(step, window), {"now": now, "buckets": {**buckets, at: left}})
-        if step.payee:
-            view.put_mark(_to(step, step.payee), {"nanos": max(0, _paid_to(view, step) - step.amount)})
+            _remove(view, _window(step, window), window, step.amount, at_ms)
+        if not step.payee:
+            return
+        view.put_mark(_to(step, step.payee), {"nanos": max(0, _paid_to(view, step) - step.amount)})
+        if (view.mark(_known(step.payee)) or {}).get("since") == at_ms:  # so it was this step that made it known
+            view.put_mark(_known(step.payee), {"since": None})
+            for key in (_NEW_PAYEES, _new_of(step), _new_at(step)):
+                _remove(view, key, "day", Nanos(0), at_ms)
 
 
 def _excess(step: Step, rule: str, reason: str, error: type[PaymentRefused] = VelocityExceeded) -> Refusal:
@@ -203,6 +202,10 @@ def _known(payee: str) -> MarkKey:
 
 
 _NEW_PAYEES: Final[MarkKey] = ("velocity", "new payees day")
+
+
+def _is_known(view: LedgerView, payee: str) -> bool:
+    return (view.mark(_known(payee)) or {}).get("since") is not None
 
 
 def _host(step: Step) -> str:
@@ -259,3 +262,13 @@ def _add(view: LedgerView, key: MarkKey, window: str, amount: Nanos) -> None:
     now, buckets = _ring(view, key, window)
     spent, made = buckets.get(str(now), [0, 0])
     view.put_mark(key, {"now": now, "buckets": {**buckets, str(now): [spent + amount, made + 1]}})
+
+
+def _remove(view: LedgerView, key: MarkKey, window: str, amount: Nanos, at_ms: int) -> None:
+    """Take a step of *at_ms* (unix milliseconds) out of a window, if its bucket is still there."""
+    seconds, _ = _WINDOWS[window]
+    now, buckets = _ring(view, key, window)
+    at = str(at_ms // (seconds * 1000))
+    if at in buckets:
+        spent, made = buckets[at]
+        view.put_mark(key, {"now": now, "buckets": {**buckets, at: [max(0, spent - amount), max(0, made - 1)]}})

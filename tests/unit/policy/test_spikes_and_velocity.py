@@ -137,6 +137,19 @@ def test_eight_new_payees_a_day_in_one_run():
     assert run.step("$0.01", payee="0xnew", after_s=90_000) is None
 
 
+def test_a_new_payee_that_was_never_paid_is_given_back():
+    run = Run(velocity=Velocity(new_payees_per_day=2))
+    for _ in range(5):
+        assert run.step("$0.01", payee="0x1") is None
+        run.give_back("$0.01", payee="0x1")
+    assert run.step("$0.01", payee="0x2") is None
+    assert run.step("$0.01", payee="0x3", after_s=1) is None
+    assert run.step("$0.01", payee="0x1", after_s=1) == "new_payees_per_day"
+    assert run.step("$0.01", payee="0x2", after_s=1) is None
+    run.give_back("$0.01", payee="0x2")  # another step than the one that made it known
+    assert run.step("$0.01", payee="0x2", after_s=1) is None
+
+
 def test_thirty_new_hosts_in_a_minute_end_at_the_eighth():
     run = Run(velocity=Velocity())
     found = [run.step("$0.01", payee=f"0x{n}", name=f"GET shop-{n}/x", after_s=2) for n in range(30)]
