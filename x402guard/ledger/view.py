@@ -38,6 +38,7 @@ class Scope:
         named: True if the purchase has a name of the caller's: the last hold of that key is included whose answer was
             handed over.
         marks: keys of marks.
+        out: (network, token): the sum of their payments is included that are live, and that no server has claimed.
         sweep: the maximum number of payment holds to include whose outcome a chain may prove, longest unchecked first:
             HELD ones that are noted or older than ``flight_ms`` (milliseconds), and ones captured on a claim or on a
             block that is not final yet.
@@ -52,6 +53,7 @@ class Scope:
     purchase: str | None = None
     named: bool = False
     marks: tuple[MarkKey, ...] = ()
+    out: tuple[tuple[str, str], ...] = ()
     sweep: int = 0
     live_first: bool = False
     flight_ms: int = 0
@@ -95,6 +97,7 @@ class LedgerView:
         bought: id of the last hold with that key whose answer was handed over, if the scope asks for it.
         due: ids of the live holds in view that lapse at their own deadline and are past it.
         sweep: ids of the payment holds whose outcome a chain may prove.
+        out: (network, token) → nano-dollars of its live payments that no server has claimed.
 
     Attributes:
         node: id → a node in view; raises ``IllegalTransition`` for one outside the scope.
@@ -116,6 +119,7 @@ class LedgerView:
         bought: str | None = None,
         due: Iterable[str] = (),
         sweep: Iterable[str] = (),
+        out: Mapping[tuple[str, str], int] | None = None,
     ) -> None:
         found = tuple(nodes)
         self.now_ms = max(now_ms, *map(_LAST_MS, found)) if found else now_ms
@@ -132,6 +136,7 @@ class LedgerView:
         self.bought = bought
         self.due = tuple(due)
         self.sweep = tuple(sweep)
+        self.out = dict(out or {})
         self.entries: list[Entry] = []
         self.notices: list[Notice] = []
         self.changed_nodes: set[str] = set()

@@ -108,6 +108,13 @@ class MemoryStore:
         """See ``Rows``."""
         return sorted(self._purchases.get(key, {}).values(), key=lambda h: h.created_ms)
 
+    def live_payments(self, network: str, token: str) -> int:
+        """See ``Rows``."""
+        payments = (hold for hold in self._live.values() if hold.intent is not None and hold.claim is None)
+        return sum(
+            hold.amount for hold in payments if (hold.payment().network, hold.payment().token) == (network, token)
+        )
+
     def last_bought(self, key: str) -> Iterable[Hold]:
         """See ``Rows``."""
         return [self._bought[key]] if key in self._bought else []

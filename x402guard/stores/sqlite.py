@@ -356,6 +356,14 @@ class SqliteStore:
         where = "WHERE purchase_key = ? AND delivery IN ('open', 'lost') AND state IN ('held', 'captured') ORDER BY created_ms"
         return [to_hold(row) for row in self._writer.execute(f"{_HOLDS} {where}", (key,))]
 
+    def live_payments(self, network: str, token: str) -> int:
+        """See ``Rows``."""
+        sql = (
+            "SELECT coalesce(sum(amount), 0) FROM holds WHERE state = 'held' AND intent IS NOT NULL AND claim IS NULL "
+            "AND json_extract(intent, '$.network') = ? AND json_extract(intent, '$.token') = ?"
+        )
+        return int(self._writer.execute(sql, (network, token)).fetchone()[0])
+
     def last_bought(self, key: str) -> Iterable[Hold]:
         """See ``Rows``."""
         where = (

@@ -30,6 +30,9 @@ class Rows(Protocol):
     def open_purchases(self, key: str) -> Iterable[Hold]:
         """Return the HELD and CAPTURED holds of a purchase key whose answer was not handed over, oldest first."""
 
+    def live_payments(self, network: str, token: str) -> int:
+        """Return the nano-dollars of the HELD payments of a token that no server has claimed."""
+
     def last_bought(self, key: str) -> Iterable[Hold]:
         """Return the last HELD or CAPTURED hold of a purchase key whose answer was handed over, if there is one."""
 
@@ -113,6 +116,7 @@ def load_view(rows: Rows, scope: Scope, clock: StoreClock) -> LedgerView:
         bought=bought[0].id if bought else None,
         due=map(_ID, due),
         sweep=map(_ID, sweep),
+        out={key: rows.live_payments(*key) for key in scope.out},
     )
 
 

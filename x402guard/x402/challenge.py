@@ -109,11 +109,11 @@ def screen(challenge: Challenge, request: RequestFacts, context: Context) -> Flo
     refusals: list[Refusal] = []
     for offer in normalise(challenge.required, context.registry):
         case = offer if isinstance(offer, Refusal) else _judged(Case(request, offer), challenge, context)
-        objection = case if isinstance(case, Refusal) else (yield from _unpayable(case.offer, context))
-        if objection is not None:
-            refusals.append(objection)
+        funds = case if isinstance(case, Refusal) else (yield from _unpayable(case.offer, context))
+        if isinstance(funds, Refusal):
+            refusals.append(funds)
         elif isinstance(case, Case):
-            cases.append(case)
+            cases.append(replace(case, funds=funds))
     return Payable(tuple(cases), tuple(refusals))
 
 
@@ -146,7 +146,8 @@ def _above_quote(case: Case, context: Context) -> Refusal | None:
     return Refusal("price_above_quote", reason, amount, most, advice="Ask for the price again, and decide anew.")
 
 
-def _unpayable(offer: Offer, context: Context) -> Flow[Refusal | None]:
+def _unpayable(offer: Offer, context: Context) -> Flow[Refusal | Nanos | None]:
+    """Return why an offer cannot be paid; else what the account has for it, in nano-dollars, or None if unknown."""
     if offer.network not in context.chains:
         if offer.network in TEST_NETWORKS or context.unsafe_no_chain:
             return None
@@ -168,8 +169,8 @@ def _denied(case: Case) -> Refusal | None:
     return None
 
 
-def _unaffordable(offer: Offer, context: Context) -> Flow[Refusal | None]:
-    """Return the refusal of a payment that the account cannot make: it would hold budget until its deadline."""
+def _unaffordable(offer: Offer, context: Context) -> Flow[Refusal | Nanos | None]:
+    """Return the refusal of a payment that the account cannot make, which would hold budget; else what it has."""
     if context.payer is None:
         return None
     funds = yield AskChain(AccountFunds(offer.network, offer.asset.contract, context.payer))
@@ -190,4 +191,5 @@ def _unaffordable(offer: Offer, context: Context) -> Flow[Refusal | None]:
             "approve Permit2 on the token once, from the wallet itself"
         )
         return Refusal("permit2_allowance", reason, offer.amount_nanos)
-    return None
+    most = funds.balance if offer.method == "eip3009" else min(funds.balance, funds.permit2_allowance)
+    return Nanos(offer.asset.value_nanos(most))

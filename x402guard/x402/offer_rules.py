@@ -20,11 +20,15 @@ from x402guard.x402.offer import Offer
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One offer in answer to one request, and the verdict of the owner's rules on it."""
+    """One offer in answer to one request, the verdict of the owner's rules on it, and what the account can pay with.
+
+    *funds* are in nano-dollars, by the chain; None where no chain is read.
+    """
 
     request: RequestFacts
     offer: Offer
     verdict: Verdict = NO_VERDICT
+    funds: Nanos | None = None
 
     @property
     def subject(self) -> Subject:

@@ -26,12 +26,13 @@ from x402guard.ledger.purchases import (
 )
 from x402guard.ledger.upto_sellers import ceiling_mark
 from x402guard.ledger.view import LedgerView, MarkKey, Scope
-from x402guard.money import Nanos
+from x402guard.money import Nanos, format_dollars
 from x402guard.policy.approvals import NEEDS_REVIEW, judge_unapproved, note_unapproved, unapproved_mark
 from x402guard.policy.guards import guard_marks, judge_step, note_taken
 from x402guard.policy.judge import Consented, Unasked, verdict_facts
 from x402guard.policy.spikes import SPIKE
 from x402guard.policy.steps import Step, request_key, run_of, step_of
+from x402guard.x402.offer import Offer
 from x402guard.x402.offer_rules import Case, lifetime_s, resource_host
 from x402guard.x402.origins import judge_live, note_payee, note_secret, origin_mark, payee_mark, shape_mark
 from x402guard.x402.schemes import scheme_for
@@ -124,8 +125,13 @@ def purchase_scope(context: Context, request: RequestFacts, cases: tuple[Case, .
         purchase=purchase_key(context, request),
         named=request.purchase is not None,
         marks=(*marks, *_repeats(context, request), *guard_marks(context.policy, step, tuple(payees))),
+        out=tuple({_token(case.offer) for case in cases if case.funds is not None}),
         durable=True,
     )
+
+
+def _token(offer: Offer) -> tuple[str, str]:
+    return offer.network, offer.asset.contract
 
 
 def authorize_purchase(
@@ -250,6 +256,9 @@ def _buy(
     objection = judge_live(view, context.policy, case)
     if objection is not None:
         return replace(objection, requested=Nanos(offer.amount_nanos))
+    objection = _beyond_funds(view, case)
+    if objection is not None:
+        return objection
     priced = step.at(Nanos(offer.amount_nanos), offer.payee)
     excess = judge_step(view, context.policy, priced)
     if excess is not None:
@@ -274,6 +283,25 @@ def _buy(
     note_unapproved(view, approvals, case.subject, run_id, approved=verdict.action == "ask")
     _note_resource(view, decided, case)
     return Authorized(decided, represented=False)
+
+
+def _beyond_funds(view: LedgerView, case: Case) -> Refusal | None:
+    """Return the refusal of a payment for which the account has too little beside what is signed and not yet taken."""
+    if case.funds is None:
+        return None
+    out, amount = view.out.get(_token(case.offer), 0), Nanos(case.offer.amount_nanos)
+    if out + amount <= case.funds:
+        return None
+    symbol, network = case.offer.asset.symbol, case.offer.network
+    reason = (
+        f"the account can pay ${format_dollars(case.funds)} of {symbol} on {network}, and payments of "
+        f"${format_dollars(Nanos(out))} are out already"
+    )
+    return Refusal("balance", reason, amount, Nanos(max(0, case.funds - out)), retry_after_s=_SETTLES_S)
+
+
+_SETTLES_S: Final = 30
+"""Seconds after which a payment that is out has mostly been taken."""
 
 
 def _asked_about(case: Case) -> tuple[Any, ...]:
