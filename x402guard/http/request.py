@@ -316,7 +316,6 @@ class OutgoingRequest:
         self._body = body
         self._logical = logical
         self._crossed = origin_of(request.url) != logical.origin
-        self._copy: httpx.Request | None = None
         self.stock = stock
 
     def copy(self, headers: tuple[HeaderLine, ...], pays: str | None, body: bytes | None) -> httpx.Request:
@@ -345,7 +344,6 @@ class OutgoingRequest:
         copy.extensions[GUARDED] = _Mark(copy, () if pays else payments)
         if pays:
             _note_made(payments)
-        self._copy = copy
         return copy
 
     def answered(self, response: httpx.Response) -> httpx.Response:
@@ -356,9 +354,6 @@ class OutgoingRequest:
 
     def failed(self, error: Exception) -> SendFailed:
         """Return the signal for the flow. Only errors of the stock transports prove that nothing was sent."""
-        if self._copy is not None:
-            for name in PAYMENT_HEADERS:
-                self._copy.headers.pop(name, None)  # whatever keeps it
         forget_payment(error, self._request)
         if isinstance(getattr(error, "_request", None), self._library.request):
             error.request = self._request  # type: ignore[attr-defined]  # the sent copy had the payment in its headers
