@@ -85,7 +85,7 @@ def test_an_authorization_taken_by_a_contract_of_the_sellers_is_proven_by_the_to
     "look", [lambda wild: wild.session.reconcile(), lambda wild: wild.guard.sweep()], ids=["reconcile", "sweep"]
 )
 def test_one_payment_that_cannot_be_read_keeps_no_other_from_being_proven(net, tmp_path, look):
-    """A seller takes by a contract of its own and names a transaction that nobody will ever see."""
+    """A seller takes by a contract of its own and names a transaction that never appears on the chain."""
     with Wild(net, tmp_path, "permit2") as wild:
 
         def hidden(payload):
@@ -102,7 +102,7 @@ def test_one_payment_that_cannot_be_read_keeps_no_other_from_being_proven(net, t
 
 
 def hidden(wild):
-    """Take by a contract of the seller's own, and name a transaction that nobody will ever see."""
+    """Take by a contract of the seller's own, and name a transaction that never appears on the chain."""
 
     def take(payload):
         wild.settle_wrapped(payload)

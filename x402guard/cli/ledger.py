@@ -10,9 +10,8 @@ import typer
 from x402guard.cli.sessions import LedgerUrl, ledger_in_use, opened
 from x402guard.errors import ConfigError
 from x402guard.guard.approvers import operating_user
-from x402guard.guard.clock import ACCEPTED
 from x402guard.ledger.model import WALLET
-from x402guard.ledger.owner import accept_clock, count_lost
+from x402guard.ledger.owner import CLOCK_MARK, accept_clock, count_lost
 from x402guard.ledger.report_text import printable
 from x402guard.ledger.view import Scope
 from x402guard.money import Nanos, format_dollars
@@ -44,8 +43,8 @@ def clock(
             raise ConfigError("ledger: no guard has used this ledger yet; there is no time to accept")
         if accept:
             by = operating_user()
-            scope = Scope(nodes=nodes, marks=(ACCEPTED,), durable=True)
-            store.transact(scope, lambda view: accept_clock(view, ACCEPTED, by))
+            scope = Scope(nodes=nodes, marks=(CLOCK_MARK,), durable=True)
+            store.transact(scope, lambda view: accept_clock(view, by))
             typer.echo("this machine's clock is accepted")
         elif last_ms > now_ms:
             typer.echo("the ledger is ahead of this clock; if this clock is right, repeat it with --accept")

@@ -10,13 +10,10 @@ from typing import Final
 from x402guard.errors import ConfigError
 from x402guard.flow.ports import ChainReader, HeadReader
 from x402guard.ledger.model import WALLET, HoldKind
+from x402guard.ledger.owner import CLOCK_MARK
 from x402guard.ledger.store import LedgerStore
-from x402guard.ledger.view import MarkKey
 
-ACCEPTED: Final[MarkKey] = ("clock", "accepted")
-"""The mark with the time, in unix milliseconds, that the owner has accepted last."""
-
-_DAY_MS: Final = 26 * 3_600_000
+_MOST_AHEAD_MS: Final = 26 * 3_600_000
 """A day, and two hours for a job that is late."""
 
 _RIGHT_MS: Final = 3_600_000
@@ -32,9 +29,9 @@ def refuse_strange_clock(store: LedgerStore, chain: ChainReader | None, boot: st
     wallet = next((node for node in store.nodes(WALLET) if node.id == WALLET), None)
     if wallet is None:
         return
-    accepted = store.marks(*ACCEPTED).get(ACCEPTED[1], {"at_ms": 0})
+    accepted = store.marks(*CLOCK_MARK).get(CLOCK_MARK[1], {"at_ms": 0})
     ahead_ms = now_ms - max(wallet.last_ms, int(accepted["at_ms"]))
-    if ahead_ms <= _DAY_MS or _agrees(store, boot) or _head_agrees(chain, now_ms) or not _matters(store):
+    if ahead_ms <= _MOST_AHEAD_MS or _agrees(store, boot) or _head_agrees(chain, now_ms) or not _matters(store):
         return
     raise ConfigError(
         f"clock: this machine's clock is {ahead_ms // 3_600_000} hours ahead of the ledger's last entry, and nothing shows that it "

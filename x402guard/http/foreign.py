@@ -11,10 +11,10 @@ from x402guard.flow.refusals import refused
 from x402guard.flow.request import RequestFacts, route_of
 from x402guard.http.request import request_facts, unknown_payments
 from x402guard.ledger.authorize import Refusal
-from x402guard.money import format_dollars
-from x402guard.policy.reach import host_listed, judge_reach
+from x402guard.policy.reach import judge_reach
 from x402guard.tools.flow import ToolCall, charge_tool
 from x402guard.x402.foreign import ForeignPayment, Taking, most_taken, payments_in
+from x402guard.x402.offer_rules import judge_amount, judge_host, judge_payee
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -35,8 +35,7 @@ def judge_foreign(context: Context, payments: Sequence[ForeignPayment], host: st
 
     A booked one is charged before it is sent, once however often it is sent. Raises the refusal.
     """
-    policy = context.policy
-    choice = policy.foreign_payments
+    choice = context.policy.foreign_payments
     for payment in payments if choice != "allow" else ():
         taking = most_taken(payment, context.registry) if choice == "book" else None
         if taking is None:
@@ -51,15 +50,9 @@ def judge_foreign(context: Context, payments: Sequence[ForeignPayment], host: st
 
 def _objection(context: Context, taking: Taking, host: str) -> Refusal | None:
     """Return the refusal by the owner's lists and cap, which hold for every payment."""
-    policy, amount = context.policy, taking.amount
-    if policy.hosts is not None and not host_listed(host, policy.hosts):
-        return Refusal("hosts", f"host {host} is not in policy.hosts", amount)
-    if policy.payees is not None and taking.payee not in policy.payees:
-        return Refusal("payees", f"payee {taking.payee or 'unknown'} is not in policy.payees", amount)
-    if policy.cap_nanos is not None and amount > policy.cap_nanos:
-        reason = f"${format_dollars(amount)} is above policy.per_payment_cap (${format_dollars(policy.cap_nanos)})"
-        return Refusal("per_payment_cap", reason, amount, policy.cap_nanos)
-    return judge_reach(context.reach, host=host, payee=taking.payee or "unknown")
+    policy, payee = context.policy, taking.payee or "unknown"
+    listed = judge_host(policy, host) or judge_payee(policy, payee) or judge_amount(policy, taking.amount)
+    return listed or judge_reach(context.reach, host=host, payee=payee)
 
 
 def after_foreign(

@@ -188,7 +188,9 @@ class Guarded:
             return _refuse(context, _TARGET)
         if not is_plain_host(facts.host):
             return _refuse(context, Refusal("host", _HOST, words=facts.host, advice="Write the host as it is."))
-        exchange.outgoing = OutgoingRequest(self.library, request, body, logical, stock=exchange.is_stock)
+        exchange.outgoing = OutgoingRequest(
+            self.library, request, body, logical, stock=exchange.is_stock, judged=payments
+        )
         flow = self._flow_of(facts, request, body, context, meter)
         foreign = unknown_payments(request, payments)
         return after_foreign(context, foreign, facts, flow) if foreign else flow

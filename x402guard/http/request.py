@@ -282,7 +282,7 @@ def forget_payment(error: BaseException, own: httpx.Request) -> None:
 
     The caller's *own* request, which has no payment of the guard's, stays as it is.
     """
-    pending, seen = [error], set[int]()
+    kind, pending, seen = _request_class(own), [error], set[int]()
     while pending and len(seen) < _MOST_LINKS:
         link = pending.pop()
         if id(link) in seen:
@@ -290,7 +290,7 @@ def forget_payment(error: BaseException, own: httpx.Request) -> None:
         seen.add(id(link))
         answers = [*vars(link).values(), *link.args]
         for kept in (*answers, *(getattr(it, "_request", None) for it in (link, *answers))):
-            if kept is not own and isinstance(kept, _request_class(own)):
+            if kept is not own and isinstance(kept, kind):
                 for name in PAYMENT_HEADERS:
                     kept.headers.pop(name, None)
         members = link.exceptions if isinstance(link, BaseExceptionGroup) else ()
@@ -306,16 +306,25 @@ class OutgoingRequest:
         body: its body, or None if it is too large to keep.
         logical: the call that it belongs to.
         stock: True if the inner transport is the library's own, whose errors tell whether anything was sent.
+        judged: the payments in it, which the guard knows or has judged.
     """
 
     def __init__(
-        self, library: Library, request: httpx.Request, body: bytes | None, logical: LogicalRequest, *, stock: bool
+        self,
+        library: Library,
+        request: httpx.Request,
+        body: bytes | None,
+        logical: LogicalRequest,
+        *,
+        stock: bool,
+        judged: tuple[ForeignPayment, ...],
     ) -> None:
         self._library = library
         self._request = request
         self._body = body
         self._logical = logical
         self._crossed = origin_of(request.url) != logical.origin
+        self._judged = judged
         self.stock = stock
 
     def copy(self, headers: tuple[HeaderLine, ...], pays: str | None, body: bytes | None) -> httpx.Request:
@@ -340,10 +349,9 @@ class OutgoingRequest:
         copy = self._library.request(
             original.method, original.url, headers=lines, stream=stream, extensions={**original.extensions}
         )
-        payments = payments_in(lines.multi_items(), whole)
-        copy.extensions[GUARDED] = _Mark(copy, () if pays else payments)
+        copy.extensions[GUARDED] = _Mark(copy, self._judged)
         if pays:
-            _note_made(payments)
+            _note_made(payments_in(lines.multi_items(), None))
         return copy
 
     def answered(self, response: httpx.Response) -> httpx.Response:

@@ -104,14 +104,18 @@ def count_lost(view: LedgerView, hold_id: str, lost: Nanos, by: str, node_ids: I
     trip_exceeded(view, WALLET)
 
 
-def accept_clock(view: LedgerView, accepted: MarkKey, by: str) -> None:
+CLOCK_MARK: Final[MarkKey] = ("clock", "accepted")
+"""The key of the mark with the time, in unix milliseconds, that the owner has accepted last."""
+
+
+def accept_clock(view: LedgerView, by: str) -> None:
     """Take the machine's clock as right, although the ledger's last entry is a day behind it, or ahead of it.
 
-    Times of budgets that are in the future become the present. *accepted* is the key of the mark that remembers it.
+    Times of budgets that are in the future become the present.
     """
     view.restrains = True
     view.record(WALLET, "event", facts={"name": "clock_accepted", "by": by, "ahead_ms": -view.behind_ms})
-    view.put_mark(accepted, {"at_ms": view.clock_ms})
+    view.put_mark(CLOCK_MARK, {"at_ms": view.clock_ms})
     for node in view.nodes():
         since_ms = node.since_ms
         if node.window is not None and since_ms > view.clock_ms:

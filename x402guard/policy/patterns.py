@@ -40,6 +40,11 @@ def _plain_route_path(path: str) -> str:
     return plain_path(f"/{path}".replace("*", _STAR)).replace(_STAR, "*")
 
 
+def host_name(host: str) -> str:
+    """Return a host without its port."""
+    return host.rpartition(":")[0] or host if not host.endswith("]") else host
+
+
 def is_route(pattern: str) -> bool:
     """Return whether a checked pattern is for routes, not for tools or models."""
     return " " in pattern

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from x402guard.errors import ConfigError
 from x402guard.evm import parse_address
 from x402guard.ledger.authorize import Refusal
-from x402guard.policy.patterns import matches_name
+from x402guard.policy.patterns import host_name, matches_name
 from x402guard.policy.settings import Policy, as_host, each_of
 
 
@@ -47,11 +47,6 @@ def _tool(name: str) -> str:
     if not isinstance(name, str) or not name.strip() or " " in name.strip():
         raise ValueError(f"{name!r} is not the name of a tool; write 'search', or a pattern such as 'search_*'")
     return name.strip()
-
-
-def host_name(host: str) -> str:
-    """Return a host without its port."""
-    return host.rpartition(":")[0] or host if not host.endswith("]") else host
 
 
 def host_listed(host: str, listed: Collection[str]) -> bool:

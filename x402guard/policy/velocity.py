@@ -19,6 +19,7 @@ from x402guard.ledger.authorize import Refusal
 from x402guard.ledger.view import LedgerView, MarkKey
 from x402guard.money import Dollars, Nanos, format_dollars
 from x402guard.policy.checks import check_dollars, check_whole
+from x402guard.policy.patterns import host_name
 from x402guard.policy.step_guard import StepGuard
 from x402guard.policy.steps import Step
 
@@ -182,7 +183,6 @@ def _excess(step: Step, rule: str, reason: str, error: type[PaymentRefused] = Ve
     return Refusal(rule, f"{reason} (policy.velocity.{rule})", step.amount, error=error)
 
 
-_PORT: Final = re.compile(r":[0-9]+$")
 _VARYING: Final = re.compile(r"(?<=/)[^/]*\d[^/]*")
 
 
@@ -209,8 +209,7 @@ def _is_known(view: LedgerView, payee: str) -> bool:
 
 
 def _host(step: Step) -> str:
-    host = step.name.partition(" ")[2].partition("/")[0]
-    return _PORT.sub("", host)  # ports of one host are one host
+    return host_name(step.name.partition(" ")[2].partition("/")[0])  # ports of one host are one host
 
 
 def _new_of(step: Step) -> MarkKey:

@@ -102,7 +102,7 @@ class SqliteStore:
         clock_ms: returns unix milliseconds; the system's clock by default.
         steady_ms: returns milliseconds of a clock that cannot be set; see ``StoreClock``.
         verified: refuse an inconsistent ledger; see ``audit``.
-        accept_older: open a ledger that is older than the one that was here, for ``restore_older``.
+        accept_older: open a ledger that is older than the one that was here, until ``restored`` is called.
 
     Raises ``LedgerUnavailable`` if the file cannot be opened, is not a ledger, is inconsistent, or is older than the one
     that was here.

@@ -68,9 +68,7 @@ def hosts(policy: Policy, case: Case) -> Refusal | None:
     if policy.hosts is None and any(part.startswith("xn--") for part in case.request.host.split(".")):
         reason = f"host {case.request.host} has letters that can look like others; list it in policy.hosts"
         return Refusal("hosts", reason)
-    if policy.hosts is None or host_listed(case.request.host, policy.hosts):
-        return None
-    return Refusal("hosts", f"host {case.request.host} is not in policy.hosts ({_some(policy.hosts)})")
+    return judge_host(policy, case.request.host)
 
 
 def networks(policy: Policy, case: Case) -> Refusal | None:
@@ -106,9 +104,7 @@ def flows(policy: Policy, case: Case) -> Refusal | None:
 
 def payees(policy: Policy, case: Case) -> Refusal | None:
     """Allow only payees on the list, if there is one."""
-    if policy.payees is None or case.offer.payee in policy.payees:
-        return None
-    return Refusal("payees", f"payee {case.offer.payee} is not in policy.payees ({_some(policy.payees)})")
+    return judge_payee(policy, case.offer.payee)
 
 
 def lifetime(policy: Policy, case: Case) -> Refusal | None:
@@ -123,7 +119,26 @@ def lifetime(policy: Policy, case: Case) -> Refusal | None:
 
 def cap(policy: Policy, case: Case) -> Refusal | None:
     """Refuse a payment above the cap."""
-    limit, amount = policy.cap_nanos, case.offer.amount_nanos
+    return judge_amount(policy, Nanos(case.offer.amount_nanos))
+
+
+def judge_host(policy: Policy, host: str) -> Refusal | None:
+    """Return the refusal of a payment to a host that is not on the owner's list, or None."""
+    if policy.hosts is None or host_listed(host, policy.hosts):
+        return None
+    return Refusal("hosts", f"host {host} is not in policy.hosts ({_some(policy.hosts)})")
+
+
+def judge_payee(policy: Policy, payee: str) -> Refusal | None:
+    """Return the refusal of a payment to a payee that is not on the owner's list, or None."""
+    if policy.payees is None or payee in policy.payees:
+        return None
+    return Refusal("payees", f"payee {payee} is not in policy.payees ({_some(policy.payees)})")
+
+
+def judge_amount(policy: Policy, amount: Nanos) -> Refusal | None:
+    """Return the refusal of a payment above the cap, or None."""
+    limit = policy.cap_nanos
     if limit is None or amount <= limit:
         return None
     reason = f"${format_dollars(amount)} is above policy.per_payment_cap (${format_dollars(limit)})"

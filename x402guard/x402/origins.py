@@ -12,7 +12,7 @@ from x402guard.ledger.authorize import Refusal
 from x402guard.ledger.model import Hold
 from x402guard.ledger.upto_sellers import LAST_SETTLEMENTS, always_at_ceiling
 from x402guard.ledger.view import LedgerView, MarkKey
-from x402guard.policy.reach import host_name
+from x402guard.policy.patterns import host_name
 from x402guard.policy.settings import Policy
 from x402guard.x402.offer import Offer
 from x402guard.x402.offer_rules import Case
