@@ -66,14 +66,14 @@ UNREADABLE = {
 }
 
 
-def send(mode, session, shop, *, method="GET", **asked):
+def send(mode, session, shop, *, method="GET", url=URL, **asked):
     if mode == "sync":
         with client(session, shop) as http:
-            return http.request(method, URL, **asked)
+            return http.request(method, url, **asked)
 
     async def main():
         async with async_client(session, _async(shop)) as http:
-            return await http.request(method, URL, **asked)
+            return await http.request(method, url, **asked)
 
     return anyio.run(main)
 
@@ -101,6 +101,43 @@ def test_a36_a_payment_of_another_client_is_refused(mode, carried):
         with pytest.raises(PolicyDenied, match=r"payment of another client.*policy\.foreign_payments") as caught:
             send(mode, session, takes_anything(seen), **(CARRIED | UNREADABLE)[carried])
         assert (caught.value.rule, seen, session.spent, session.held) == ("foreign_payment", [], 0, 0)
+
+
+def tool_server(seen):
+    """A paid tool over MCP: its terms stand in the result of the call, its payment in ``_meta``."""
+
+    def answer(request):
+        seen.append(request)
+        asked = json.loads(request.content)
+        terms = {"x402Version": 2, "accepts": [PAID["accepted"]], "error": "Payment required"}
+        if asked["params"]["name"] == "search":
+            result = {
+                "isError": True,
+                "structuredContent": terms,
+                "content": [{"type": "text", "text": json.dumps(terms)}],
+            }
+            return httpx.Response(200, json={"jsonrpc": "2.0", "id": 1, "result": result})
+        failed = {"code": 402, "message": "Payment required", "data": terms}
+        return httpx.Response(200, json={"jsonrpc": "2.0", "id": 1, "error": failed})
+
+    return answer
+
+
+@MODES
+@pytest.mark.parametrize("quoted", ["search", "translate"])
+@pytest.mark.parametrize("called", ["search", "translate"])
+@pytest.mark.parametrize("url", [URL, "https://other.example/mcp"], ids=["same server", "another server"])
+def test_a37_terms_in_band_are_not_paid_and_no_payment_in_band_leaves_whatever_it_is_for(mode, quoted, called, url):
+    """Quoted for one tool of one server; another client's payment leaves with the call of another tool or server."""
+    seen = []
+    with make_guard() as guard, guard.session("s", budget="$1.00") as session:
+        asked = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": quoted, "arguments": {}}}
+        assert send(mode, session, tool_server(seen), method="POST", json=asked).status_code == 200
+        paid = rpc(PAID)
+        paid["params"]["name"] = called
+        with pytest.raises(PolicyDenied) as caught:
+            send(mode, session, tool_server(seen), method="POST", url=url, json=paid)
+        assert (caught.value.rule, len(seen), session.spent, session.held) == ("foreign_payment", 1, 0, 0)
 
 
 PLAIN = json.dumps(rpc(PAID))

@@ -192,6 +192,25 @@ def test_a50_a_purchase_that_is_planned_anew_under_its_name_is_paid_once(mode):
         assert len(shop.payments) == 1
 
 
+@MODES
+def test_a50_the_same_route_with_another_body_is_paid_and_told_while_a_payment_for_it_is_in_doubt(mode):
+    shop = Shop(paid=httpx.ReadError("the answer was lost"))
+    with make_guard(policy=wide()) as guard, guard.session("s", budget="$1.00") as session:
+        with pytest.raises(SettlementUncertain) as lost:
+            fetch(mode, session, shop, method="POST", json={"month": "March"})
+        del shop.paid
+        fetch(mode, session, shop, method="POST", json={"month": "march"})
+        [event] = events(session, "like_purchase_in_doubt")
+        assert (event["in_doubt"], event["place"]) == (lost.value.hold_id, "POST courts.example/opinion/42")
+        fetch(mode, session, shop, method="POST", json={"month": "March"})  # the first again, and its answer
+        fetch(mode, session, shop, method="POST", json={"month": "MARCH"})
+        assert len(events(session, "like_purchase_in_doubt")) == 1
+        assert len(shop.nonces) == 3
+        with guard.session("another run", budget="$1.00") as other:
+            fetch(mode, other, shop, method="POST", json={"month": "april"})
+            assert events(other, "like_purchase_in_doubt") == []
+
+
 @pytest.mark.chain
 @pytest.mark.xdist_group("reviewed_chain")
 @pytest.mark.parametrize("method", ["eip3009", "permit2"])

@@ -4,6 +4,8 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
+from dataclasses import replace
 
 import httpx
 import pytest
@@ -17,10 +19,11 @@ from x402guard import PaidNotDelivered, Policy, PolicyDenied, SettlementUncertai
 from x402guard.flow.drivers import run
 from x402guard.guard import guard as guard_module
 from x402guard.ledger.evidence import Settled, weigh, weigh_marks
-from x402guard.ledger.model import Delivery
+from x402guard.ledger.model import Claim, Delivery
+from x402guard.ledger.purchases import presentation_of
 from x402guard.ledger.view import Scope
 from x402guard.stores import open_store
-from x402guard.x402.settlement import note_answer_end
+from x402guard.x402.settlement import Doubt, note_answer_end, note_doubt, note_late, write_claim
 
 MODES = pytest.mark.parametrize("mode", ["sync", "async"])
 
@@ -172,6 +175,41 @@ def test_a56_the_end_of_an_earlier_presentation_says_nothing_about_a_later_one(l
         assert guard.shell.store.hold(hold_id).delivery is Delivery.DONE
         run(note_answer_end(guard.context, (hold_id, 1), "cut"), guard.shell)
         assert guard.shell.store.hold(hold_id).delivery is Delivery.LOST
+
+
+EARLIER_ENDS = {
+    "a doubt": lambda guard, hold: note_doubt(guard.context, hold, Doubt("no answer: ReadTimeout")),
+    "a late end": lambda guard, hold: note_late(guard.context, hold, presentation_of(hold)),
+    "a claim with a failure": lambda guard, hold: write_claim(
+        guard.context, hold, Claim(hold.amount, "0x" + "ab" * 32), status=500
+    ),
+}
+
+
+@pytest.mark.parametrize("end", EARLIER_ENDS)
+def test_a56_an_earlier_call_that_ends_late_leaves_a_presentation_that_is_under_way(ledger, end):
+    ids = []
+
+    def ends_while_the_next_is_under_way(_request, _shop):
+        [row] = guard.shell.store.outstanding()
+        ids.append(row.id)
+        assert (row.presented, row.delivery) == (1, Delivery.OPEN)
+        run(EARLIER_ENDS[end](guard, replace(row, presented=0)), guard.shell)
+        assert guard.shell.store.hold(row.id).delivery is Delivery.OPEN
+        return httpx.Response(500)
+
+    shop = Shop(paid=httpx.ReadError("the answer was lost"))
+    with (
+        make_guard(ledger, policy=Policy(breaker=None)) as guard,
+        guard.session("s", budget="$1.00", id="run") as session,
+    ):
+        with pytest.raises(SettlementUncertain):
+            fetch("sync", session, shop)
+        shop.paid = ends_while_the_next_is_under_way
+        with suppress(PaidNotDelivered):  # after the claim, its own 500 is that
+            fetch("sync", session, shop)
+        hold = guard.shell.store.hold(ids[0])
+        assert (hold.presented, hold.delivery) == (1, Delivery.LOST)
 
 
 @MODES

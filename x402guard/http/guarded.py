@@ -347,7 +347,7 @@ class AnswerEnding:
         if end == "late":
             hold = self._shell.store.hold(self._hold_id)
             if hold is not None:
-                yield from note_late(self._context, hold)
+                yield from note_late(self._context, hold, self._presentation)
         elif self._success:
             yield from note_answer_end(self._context, self._presentation, end)
 

@@ -108,10 +108,11 @@ def hand_over(view: LedgerView, hold_id: str) -> Hold:
     return hold if hold.delivery is Delivery.FORGIVEN else _put(view, hold, Delivery.DONE)
 
 
-def lose(view: LedgerView, hold_id: str) -> Hold:
-    """Record that the answer of an open purchase will not be handed over."""
-    hold = view.known_hold(hold_id)
-    return _put(view, hold, Delivery.LOST) if hold.delivery in _OPEN else hold
+def lose(view: LedgerView, presentation: Presentation) -> Hold:
+    """Record that the answer to a presentation will not be handed over. It says nothing about a later presentation."""
+    hold = view.known_hold(presentation[0])
+    concerned = hold.delivery in _OPEN and presentation_of(hold) == presentation
+    return _put(view, hold, Delivery.LOST) if concerned else hold
 
 
 def take_back(view: LedgerView, hold_id: str) -> Hold:

@@ -37,7 +37,7 @@ from x402guard.x402.offer_rules import Case, lifetime_s, resource_host
 from x402guard.x402.origins import judge_live, note_payee, note_secret, origin_mark, payee_mark, shape_mark
 from x402guard.x402.schemes import scheme_for
 from x402guard.x402.schemes.scheme import Proposal
-from x402guard.x402.settlement import bought_mark
+from x402guard.x402.settlement import bought_mark, doubted_mark
 
 MIN_REMAINING_S: Final = 10
 """A payment in doubt is presented again only while it is valid for more than this many seconds."""
@@ -108,7 +108,7 @@ def payment_step(context: Context, request: RequestFacts) -> Step:
 
 def purchase_scope(context: Context, request: RequestFacts, cases: tuple[Case, ...], step: Step) -> Scope:
     """Return the scope of ``authorize_purchase``."""
-    marks = [origin_mark(request.origin), shape_mark(request.host)]
+    marks = [origin_mark(request.origin), shape_mark(request.host), doubted_mark(context, step.name)]
     payees: list[str] = []
     for case in cases:
         payee = case.offer.payee
@@ -282,6 +282,7 @@ def _buy(
     note_payee(view, case)
     note_unapproved(view, approvals, case.subject, run_id, approved=verdict.action == "ask")
     _note_resource(view, decided, case)
+    _note_like(view, context, decided, priced)
     return Authorized(decided, represented=False)
 
 
@@ -390,4 +391,12 @@ def _note_resource(view: LedgerView, hold: Hold, case: Case) -> None:
     named = resource_host(case)
     if named is not None:
         facts = {"name": "resource_mismatch", "offered_for": named[:200], "asked": case.request.host}
+        view.record(hold.node_id, "event", hold_id=hold.id, facts=facts)
+
+
+def _note_like(view: LedgerView, context: Context, hold: Hold, step: Step) -> None:
+    """Record that another payment of the run at the same route is in doubt: this may be the same purchase, planned anew."""
+    doubted = view.mark(doubted_mark(context, step.name))
+    if doubted is not None and view.now_unix <= doubted["until"]:
+        facts = {"name": "like_purchase_in_doubt", "place": step.name, "in_doubt": doubted["hold"]}
         view.record(hold.node_id, "event", hold_id=hold.id, facts=facts)

@@ -111,7 +111,7 @@ def write_claim(context: Context, hold: Hold, claim: Claim, *, status: int) -> F
         note_end(view, context.policy, step, StepEnd(hold.id, "failed" if failed else "ok"))
         view.recheck = hold.chain_evidence
         after = claim_settlement(view, hold.id, claim, believe=believe)
-        return after if succeeded(status) else lose(view, hold.id)
+        return after if succeeded(status) else lose(view, presentation_of(hold))
 
     receipt = [receipt_mark(intent.network, claim.transaction)] if claim.transaction else []
     marks = (ceiling_mark(intent.payee), *receipt, *guard_marks(context.policy, step, ending=True))
@@ -127,6 +127,7 @@ def note_doubt(context: Context, hold: Hold, doubt: Doubt, *, sent: bool = True)
     the payee's.
     """
     step, transaction = step_of(hold), doubt.transaction
+    place = doubted_mark(context, step.name)
 
     def change(view: LedgerView) -> Hold:
         now = view.known_hold(hold.id)
@@ -137,9 +138,10 @@ def note_doubt(context: Context, hold: Hold, doubt: Doubt, *, sent: bool = True)
         view.recheck = claim is not None and hold.chain_evidence
         if now.state is HoldState.HELD:
             apply(view, hold.id, Note(doubt.reason, claim, quoted(doubt.words) or None))
-        return lose(view, hold.id)
+            view.put_mark(place, {"hold": hold.id, "until": hold.deadline_unix})
+        return lose(view, presentation_of(hold))
 
-    marks = guard_marks(context.policy, step, ending=True)
+    marks = (place, *guard_marks(context.policy, step, ending=True))
     answer: Hold = yield Transact(dataclasses.replace(_scope_of(context, hold.id), marks=marks, durable=sent), change)
     return answer
 
@@ -153,37 +155,49 @@ def bought_mark(context: Context, fingerprint: str) -> MarkKey:
     return "bought", f"{run_of(context.node_id)} {fingerprint}"
 
 
+def doubted_mark(context: Context, route: str) -> MarkKey:
+    """Return the key of the mark that a run has a payment in doubt at a route."""
+    return "doubted", f"{run_of(context.node_id)} {route}"
+
+
 def note_answer_end(context: Context, presentation: Presentation, end: AnswerEnd) -> Flow[None]:
     """Record whether a paid answer was handed over. A purchase whose answer was lost stays open.
 
     The end of an earlier presentation says nothing about a later one.
     """
-    hold_id = presentation[0]
+    hold_id, represented = presentation
 
-    def change(view: LedgerView, _hold_id: str) -> None:
-        if presentation_of(view.known_hold(hold_id)) == presentation:
+    def change(view: LedgerView) -> Hold:
+        hold = view.known_hold(hold_id)
+        if presentation_of(hold) == presentation:
             (hand_over if end == "whole" else take_back)(view, hold_id)
+        return hold
 
-    if end != "whole" or context.policy.repeat == "allow":
-        yield Transact(Scope(holds=(hold_id,)), lambda view: change(view, hold_id))
+    if end != "whole" or (context.policy.repeat == "allow" and not represented):
+        yield Transact(Scope(holds=(hold_id,)), change)
         return
     found = yield Transact(Scope(holds=(hold_id,)), lambda view: view.known_hold(hold_id))
-    key = bought_mark(context, found.purpose.fingerprint)
+    bought = bought_mark(context, found.purpose.fingerprint)
+    doubted = doubted_mark(context, step_of(found).name)
 
     def note(view: LedgerView) -> None:
-        change(view, hold_id)
-        view.put_mark(key, {"hold": hold_id})
+        change(view)
+        if context.policy.repeat != "allow":
+            view.put_mark(bought, {"hold": hold_id})
+        known = view.mark(doubted)
+        if known is not None and known["hold"] == hold_id:
+            view.put_mark(doubted, {"hold": hold_id, "until": 0})
 
-    yield Transact(Scope(holds=(hold_id,), marks=(key,)), note)
+    yield Transact(Scope(holds=(hold_id,), marks=(bought, doubted)), note)
 
 
-def note_late(context: Context, hold: Hold) -> Flow[None]:
+def note_late(context: Context, hold: Hold, presentation: Presentation) -> Flow[None]:
     """Record that a paid answer was late or broke: it is lost, and a failure for the guards. The payment is unchanged."""
     step = step_of(hold)
 
     def change(view: LedgerView) -> None:
         note_end(view, context.policy, step, StepEnd(hold.id, "failed", late=True))
-        lose(view, hold.id)
+        lose(view, presentation)
 
     marks = guard_marks(context.policy, step, ending=True)
     yield Transact(dataclasses.replace(_scope_of(context, hold.id), marks=marks, durable=True), change)
