@@ -14,6 +14,7 @@ from hypothesis import settings
 
 from tests.support.examples import PROFILE
 from tests.support.ledger import Books, Clock
+from x402guard.guard import notices
 
 settings.load_profile(PROFILE)
 
@@ -32,6 +33,18 @@ class _Sooner:
 
 
 uvicorn.server.asyncio = _Sooner()
+
+
+@pytest.fixture
+def inline_notices(monkeypatch):
+    """The owner's function is called by the thread that found the notice, so that a test need not wait for it."""
+    queued = notices.Lane.put
+
+    def put(lane, notice):
+        (notices.Lane.attempt if lane.name == "on_notice" else queued)(lane, notice)
+
+    monkeypatch.setattr(notices.Lane, "put", put)
+
 
 # Whole files go to one worker, which then starts a module's chain once; the slowest first, so that both end together.
 FIRST = ("integration", "attacks", "property", "behaviour")

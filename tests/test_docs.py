@@ -19,11 +19,11 @@ from x402guard import BudgetExhausted, PolicyDenied, SettlementUncertain, X402Gu
 from x402guard.cli import app
 from x402guard.guard.settings import ENV_PREFIX, MeteringSettings, PolicySettings, Settings
 from x402guard.ledger.model import TERMINATIONS
-from x402guard.ledger.transitions import TABLE
+from x402guard.ledger.transitions import _LOGGED, TABLE
 from x402guard.llm.content import ALLOWANCES
-from x402guard.llm.routes import ENDPOINTS
+from x402guard.llm.routes import METERED_HOSTS
 from x402guard.llm.settings import UnboundedOutput
-from x402guard.policy.risk import DEFAULT_LEVELS
+from x402guard.policy.risk import _ASSETS, DEFAULT_LEVELS
 from x402guard.tools.counting import suggest_mode
 
 ROOT = Path(__file__).parents[1]
@@ -60,7 +60,7 @@ def test_every_setting_is_documented_and_no_other():
 
 def test_every_metered_provider_and_allowance_is_documented():
     text = (REFERENCE / "metering.md").read_text()
-    for endpoint in ENDPOINTS:
+    for endpoint in METERED_HOSTS:
         assert endpoint.provider in text, endpoint
     assert set(ALLOWANCES) <= set(re.findall(r"`(\w+)`", text))
     for way in get_args(UnboundedOutput):
@@ -321,11 +321,18 @@ def test_every_journal_event_is_listed():
 
 
 def test_every_notice_is_listed():
-    listed = first_cells((REFERENCE / "notices.md").read_text())
+    listed = first_cells((REFERENCE / "notices.md").read_text().partition("\n## ")[0])
     calls = [node for tree in TREES for node in ast.walk(tree) if isinstance(node, ast.Call)]
-    made = [call for call in calls if getattr(call.func, "id", "") == "Notice"]
-    assert len(made) >= 5
-    assert {name for call in made for name in text_of(call.args[0])} <= listed
+    told = [
+        call
+        for call in calls
+        if getattr(call.func, "attr", getattr(call.func, "id", "")) in ("tell", "asked", "Notice")
+    ]
+    told = [call for call in told if len(call.args) >= 3]
+    assert len(told) >= 12
+    named = {name for call in told for name in text_of(call.args[0])} | set(_LOGGED.values())
+    assert named <= listed
+    assert listed == named, "a notice in the table that is never sent"
 
 
 def test_every_key_of_a_report_is_listed():
@@ -354,7 +361,10 @@ def test_the_levels_of_risk_are_those_of_the_page():
         if line.startswith("| ")
     ]
     shown = {pattern: level.strip() for level, names in rows for pattern in re.findall(r"`([\w*]+)`", names)}
-    assert {pattern: shown.get(pattern) for pattern in DEFAULT_LEVELS} == DEFAULT_LEVELS
+    assets = {f"send_{asset}_*" for asset in _ASSETS}
+    assert {pattern: shown.get(pattern) for pattern in DEFAULT_LEVELS if pattern not in assets} == {
+        pattern: level for pattern, level in DEFAULT_LEVELS.items() if pattern not in assets
+    }
 
 
 def test_every_dependency_has_its_reason():

@@ -32,6 +32,7 @@ from x402guard.errors import (
     SettlementUncertain,
     SignerError,
     SpendSpike,
+    TokensExhausted,
     Unpriced,
     VelocityExceeded,
     X402GuardError,
@@ -48,7 +49,7 @@ from x402guard.http.transport import AsyncGuardedTransport, GuardedTransport
 from x402guard.ledger.prediction import Prediction
 from x402guard.ledger.report import Report
 from x402guard.ledger.view import Notice
-from x402guard.llm import Metering, ModelPrice
+from x402guard.llm import Endpoint, Metering, ModelPrice
 from x402guard.llm.tiktoken_counter import TiktokenCounter
 from x402guard.policy import (
     Answer,
@@ -89,6 +90,7 @@ __all__ = [
     "CharsPerToken",
     "CircuitOpen",
     "ConfigError",
+    "Endpoint",
     "Guard",
     "GuardedTransport",
     "IllegalTransition",
@@ -125,6 +127,7 @@ __all__ = [
     "TiktokenCounter",
     "Timeouts",
     "TokenBudget",
+    "TokensExhausted",
     "Unpriced",
     "Velocity",
     "VelocityExceeded",

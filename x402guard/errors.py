@@ -6,6 +6,7 @@
     ├── ConfigError              a setting is wrong; nothing was sent
     ├── PaymentRefused           the guard refused; nothing was signed
     │   ├── BudgetExhausted      the amount does not fit into the budget that is left
+    │   │   └── TokensExhausted  the tokens do not fit into the session's context
     │   ├── LoopDetected         the same call was repeated too often
     │   ├── SpendSpike           a step costs far more than the steps before it
     │   ├── VelocityExceeded     too much was spent in too short a time
@@ -164,11 +165,17 @@ class BudgetExhausted(PaymentRefused):
     advice = "Nothing was paid. Finish the task with what you have, or ask the owner for a larger budget."
 
 
+class TokensExhausted(BudgetExhausted):
+    """The tokens do not fit into what a token budget has left: an allocation, or an LLM call under a hard limit."""
+
+    advice = "Nothing was sent. Finish with what the context holds, or ask the owner for a larger token budget."
+
+
 class LoopDetected(PaymentRefused):
-    """The same call was made more often than the loop rule allows; the session is tripped."""
+    """The same call was made more often than the loop rule allows. The third one in a row trips the session."""
 
     phase: Phase = "ledger"
-    advice = "Nothing was paid. Only the owner can reset this session."
+    advice = "Nothing was paid. Do something else: the same call passes again when the window has moved on."
 
 
 class SpendSpike(PaymentRefused):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.llm_provider import CHAT, COST, GEMINI, WAYS, Answer, Provider, ask, metered
-from x402guard import BudgetExhausted, PaymentRefused, Unpriced
+from x402guard import BudgetExhausted, ModelPrice, PaymentRefused, Unpriced
 
 ROOT = Path(__file__).parents[2]
 API = "https://api.openai.com/v1"
@@ -71,6 +71,10 @@ def test_a_model_that_nobody_knows_is_refused_by_name(way, written, model):
 def test_the_fix_that_the_refusal_names_is_one(way):
     with metered() as session:
         session.register_model("gpt-99", input="$3.00", output="$15.00")
+        way.post(session, Provider(session), ask(model="gpt-99"))
+        # A made-up model costs no less than OpenAI's dearest one, o1-pro; the owner may name another price.
+        assert session.spent * 10**9 == 20 * 150_000 + 5 * 600_000
+    with metered(models={"gpt-99": ModelPrice(input="$3.00", output="$15.00")}) as session:
         way.post(session, Provider(session), ask(model="gpt-99"))
         assert session.spent * 10**9 == 20 * 3_000 + 5 * 15_000
 

@@ -8,6 +8,7 @@ from tests.data.bills_anthropic_streams import ANTHROPIC_STREAMS
 from tests.data.bills_cohere import COHERE
 from tests.data.bills_compatible import COMPATIBLE
 from tests.data.bills_google import GOOGLE
+from tests.data.bills_hidden import HIDDEN
 from tests.data.bills_openai import OPENAI
 from tests.data.bills_openai_streams import OPENAI_STREAMS
 from tests.data.bills_openrouter import OPENROUTER
@@ -26,4 +27,5 @@ BILLS: list[Bill] = [
     *COMPATIBLE,
     *COHERE,
     *OPENROUTER,
+    *HIDDEN,
 ]

@@ -22,6 +22,7 @@ class Bill:
 
     ``arithmetic`` is the sum: ``count label x nanos`` for each kind of token, joined by ``+``, then ``= total``, and
     ``, up to N`` where the total is no whole nano-dollar. Of a ``CEILING`` it is what must have been held at least.
+    ``beyond`` is True where the answer costs more than its request can have caused, so that no hold can cover it.
     ``genai`` is None where genai-prices, asked without a context, comes to the same amount; else why it does not.
     """
 
@@ -36,6 +37,7 @@ class Bill:
     genai: str | None = None
     price_context: dict[str, str] = field(default_factory=dict)
     evidence: str = "provider_usage"
+    beyond: bool = False
 
     @property
     def body(self) -> bytes:

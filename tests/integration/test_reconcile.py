@@ -81,7 +81,7 @@ def test_a_receipt_for_what_was_never_settled_is_corrected_to_zero_and_told(shop
     found = guard.reconcile()
     assert (found.contradicted, found.freed, found.is_alarming) == ([receipt.hold_id], 10**8, True)
     assert session.spent == 0
-    told = [notice for notice in shop.told if notice.name == "claim_contradicted"]
+    told = [notice for notice in shop.told if notice.kind == "claim_contradicted"]
     assert [(n.facts["payee"], n.facts["claimed"], n.facts["chain"]) for n in told] == [
         (shop.net.payee, "0.10", "0.00")
     ]

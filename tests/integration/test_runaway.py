@@ -160,11 +160,13 @@ def velocity(**limits):
 
 def patient_only_in_cycles(net):
     host = net.merchant.url.partition("://")[2]
-    return Loop(calls=3, longest_cycle=2, failures=0, own={f"GET {host}/cents/{n}": 100 for n in range(2)})
+    return Loop(
+        latch_after=1, calls=3, longest_cycle=2, failures=0, own={f"GET {host}/cents/{n}": 100 for n in range(2)}
+    )
 
 
 ROWS = {  # what it does, with which guard, how many are paid for, the rule, and what ends the session
-    "loop": (the_same, {"loop": Loop(calls=5, failures=0)}, 5, "loop_detected", "loop_detected"),
+    "loop": (the_same, {"loop": Loop(latch_after=1, calls=5, failures=0)}, 5, "loop_detected", "loop_detected"),
     "cycle": (in_turn, {"loop": patient_only_in_cycles}, 7, "loop_detected", "loop_detected"),
     "spike": (then_a_dime, {"spike": Spike(action="trip")}, 4, "spend_spike", "spend_spike"),
     "calls a minute": (always_new, velocity(calls_per_minute=4), 4, "calls_per_minute", None),
@@ -242,7 +244,7 @@ def test_a_step_that_takes_too_long_stops_it_until_the_model_is_asked(net, runaw
 
 
 def test_five_failures_in_a_row_stop_it_with_nothing_moved(net, runaway):
-    run = runaway(made(net, {"loop": Loop(calls=1_000, longest_cycle=1)}))
+    run = runaway(made(net, {"loop": Loop(latch_after=1, calls=1_000, longest_cycle=1)}))
     through, rules = run.runs(lambda number: ("GET", f"/broken/{number}"))
     assert (through, rules) == ([503] * 5, ["session_tripped"] * 5)
     report = run.session.report().to_dict()

@@ -129,7 +129,7 @@ def test_a_transfer_past_the_guard_is_an_alarm_once(shop):
     assert found.is_alarming
     shop.ask(session, "eip3009", path="/documents/2")
     assert guard.reconcile().unexplained == []
-    assert [n.facts["total"] for n in shop.told if n.name == "unexplained_transfer"] == ["0.000016"]
+    assert [n.facts["total"] for n in shop.told if n.kind == "unexplained_transfer"] == ["0.000016"]
 
 
 def test_a_payment_that_another_ledger_made_with_the_same_key_is_an_alarm(shop, tmp_path):

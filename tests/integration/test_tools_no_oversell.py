@@ -7,7 +7,7 @@ from decimal import Decimal
 import pytest
 
 from tests.support import processes
-from x402guard import BudgetExhausted, Guard
+from x402guard import BudgetExhausted, Guard, Policy
 
 FITS = 100
 
@@ -15,7 +15,7 @@ FITS = 100
 @pytest.fixture(params=["memory", "sqlite"])
 def session(request, tmp_path):
     ledger = "memory://" if request.param == "memory" else f"sqlite:///{tmp_path / 'l.db'}"
-    with Guard(ledger=ledger) as guard, guard.session("s", budget="$1.00") as session:
+    with Guard(ledger=ledger, policy=Policy(loop=None)) as guard, guard.session("s", budget="$1.00") as session:
         yield session
 
 
@@ -72,9 +72,9 @@ def test_400_tasks_buy_exactly_what_fits(session):
 
 SPENDER = """
 import sys
-from x402guard import BudgetExhausted, Guard
+from x402guard import BudgetExhausted, Guard, Policy
 made = 0
-with Guard(ledger=sys.argv[1]) as guard, guard.session("s", id="run") as session:
+with Guard(ledger=sys.argv[1], policy=Policy(loop=None)) as guard, guard.session("s", id="run") as session:
     sys.stdout.write("ready\\n")
     sys.stdout.flush()
     sys.stdin.readline()
@@ -90,7 +90,7 @@ print(made)
 
 def test_8_processes_buy_exactly_what_fits(tmp_path):
     url = f"sqlite:///{tmp_path / 'l.db'}"
-    with Guard(ledger=url) as guard, guard.session("s", budget="$1.00", id="run") as session:
+    with Guard(ledger=url, policy=Policy(loop=None)) as guard, guard.session("s", budget="$1.00", id="run") as session:
         spenders = [processes.start(SPENDER, url) for _ in range(8)]
         assert {spender.stdout.readline() for spender in spenders} == {"ready\n"}
         for spender in spenders:  # all at once, once all are there

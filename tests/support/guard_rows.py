@@ -61,13 +61,13 @@ class Row:
 SAME = ((1, 1),) * 3
 THREE = ((1, 1), (2, 1), (3, 1))
 ROWS = [
-    Row("loop", "loop_detected", alone(loop=Loop(calls=3, failures=0)), SAME, (1, 1), word="loop_detected"),
+    Row("loop", "loop_detected", alone(loop=Loop(latch_after=1, calls=3, failures=0)), SAME, (1, 1), word="loop_detected"),
     Row(
-        "cycle", "loop_detected", alone(loop=Loop(calls=2, longest_cycle=2, failures=0)),
+        "cycle", "loop_detected", alone(loop=Loop(latch_after=1, calls=2, longest_cycle=2, failures=0)),
         ((1, 1), (2, 1), (1, 1), (2, 1), (1, 1)), (2, 1), pace_s=31, word="loop_detected",
     ),
     Row(
-        "cycle of three", "loop_detected", alone(loop=Loop(calls=2, longest_cycle=3, failures=0)),
+        "cycle of three", "loop_detected", alone(loop=Loop(latch_after=1, calls=2, longest_cycle=3, failures=0)),
         ((1, 1), (2, 1), (3, 1), (1, 1), (2, 1), (3, 1), (1, 1), (2, 1)), (3, 1), pace_s=21, word="loop_detected",
     ),
     Row("spike", "spend_spike", alone(spike=Spike(action="trip")), ((1, 2), (2, 2), (3, 2), (4, 2)), (9, 9), word="spend_spike"),

@@ -24,7 +24,7 @@ CHAT = "https://api.openai.com/v1/chat/completions"
 GEMINI = "https://generativelanguage.googleapis.com/v1beta/models/gemini-2.5-flash"
 USED = {"prompt_tokens": 20, "completion_tokens": 5}
 COST = Decimal("0.0001")  # of USED at gpt-4o's $2.50 and $10 a million: 20 x 2,500 + 5 x 10,000 nano-dollars
-ERROR = {"error": {"message": "The server is overloaded.", "type": "server_error", "code": None}}
+ERROR = {"error": {"message": "The server is overloaded.", "type": "server_error", "code": "overloaded"}}
 COUNTER, BOOK = TiktokenCounter(), GenaiPriceBook()
 COUNTER.count("", provider="openai", model="gpt-4o")  # they load once, and here: what has loaded runs on the event loop
 BOOK.find("openai", "gpt-4o", 0)
@@ -222,9 +222,14 @@ SYNC = WAYS[0]
 
 @contextmanager
 def metered(ledger="memory://", *, budget="$5", clock=None, store=None, guard=None, **settings):
-    """A session whose LLM calls are metered, on a ledger whose clock can be turned. *guard* goes to the guard itself."""
+    """A session whose LLM calls are metered, on a ledger whose clock can be turned. *guard* goes to the guard itself.
+
+    The project's tier is the standard one, so that the figures of a test are those of the price list.
+    """
     books = store or open_store(ledger, clock_ms=clock or Clock())
-    metering = Metering(**{"counter": COUNTER, "prices": BOOK, **settings})
+    metering = Metering(
+        **{"counter": COUNTER, "prices": BOOK, "price_context": {"service_tier": "default"}, **settings}
+    )
     try:
         with make_guard(books, metering=metering, **(guard or {})) as made, made.session("s", budget=budget) as session:
             yield session

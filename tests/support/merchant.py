@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import httpx
 
-from x402guard import AsyncGuardedTransport, Guard, GuardedTransport, LocalSigner, Policy
+from x402guard import AsyncGuardedTransport, Guard, GuardedTransport, LocalSigner, Metering, Policy
 
 KEY = "0x" + "11" * 32
 PAYER = LocalSigner.from_key(KEY).address
@@ -191,10 +191,15 @@ class Shop:
         return sum({nonce: amount for nonce, amount, _ in self.payments}.values())
 
 
+STANDARD_TIER = Metering(price_context={"service_tier": "default"})
+"""Prices of the standard tier, so that the figures of a test are those of the price list."""
+
+
 def make_guard(ledger="memory://", **more) -> Guard:
     more.setdefault("policy", Policy(breaker=None))  # tests of breakers set their own
     more.setdefault("signer", LocalSigner.from_key(KEY))
     more.setdefault("background_checks", False)  # tests say themselves when the chain is asked
+    more.setdefault("metering", STANDARD_TIER)
     return Guard(ledger=ledger, **more)
 
 

@@ -47,7 +47,8 @@ def dollars(*counted):
 
 def metering(server, **more):
     """Settings that take each of the server's prefixes for the origin of its provider."""
-    return Metering(endpoints={server.base(name): name for name in PROVIDERS}, **more)
+    standard = {"price_context": {"service_tier": "default"}}
+    return Metering(endpoints={server.base(name): name for name in PROVIDERS}, **(standard | more))
 
 
 class Till:

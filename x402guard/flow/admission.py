@@ -9,15 +9,15 @@ from typing import Any, Final, TypeVar
 
 from x402guard.errors import ApprovalDenied, CircuitOpen, LedgerUnavailable, PaymentRefused
 from x402guard.flow.context import Context
-from x402guard.flow.effects import Ask, Flow, Interrupted, TakeSlot, Transact
+from x402guard.flow.effects import Ask, Flow, Interrupted, Notify, TakeSlot, Transact
 from x402guard.flow.ports import Slot
 from x402guard.flow.refusals import refused
 from x402guard.ledger.authorize import BUDGET, Refusal, check_open, lapse_due
 from x402guard.ledger.model import NOTHING, HoldKind
 from x402guard.ledger.owner import trip_node
-from x402guard.ledger.view import LedgerView, Scope
+from x402guard.ledger.view import LedgerView, Notice, Scope
 from x402guard.money import format_dollars, nanos_to_decimal
-from x402guard.policy.approvals import APPROVAL, ApprovalRequest, request_id
+from x402guard.policy.approvals import APPROVAL, NO_ANSWER, ApprovalRequest, request_id
 from x402guard.policy.breakers import slot_of
 from x402guard.policy.judge import Consented, Unasked
 from x402guard.policy.steps import run_of
@@ -105,9 +105,20 @@ def consent(context: Context, unasked: Unasked) -> Flow[Refusal | None]:
         reason=verdict.reason,
         approvers=max(1, verdict.approvers),
         timeout_s=context.policy.approvals.timeout_s,
+        query=unasked.query,
+        body=unasked.body,
+        spent=nanos_to_decimal(unasked.spent),
     )
+    about = {"id": request.id, "what": request.what, "approvers": request.approvers, "timeout_s": request.timeout_s}
+    asked = partial(
+        Notice, session=context.node_id, amount=request.amount, rule=request.rule, facts=about
+    )  # the reason may hold arguments; it stands in the question
+    yield Notify(asked("approval_asked", "info", f"an approver is asked to allow {request.what} for ${request.amount}"))
     answer = yield Ask(request)
     allowed = answer.allowed is True
+    if answer.reason == NO_ANSWER:
+        message = f"no approver answered within {request.timeout_s} s: {request.what} for ${request.amount} is denied"
+        yield Notify(asked("approval_expired", "warning", message))
     facts = {
         "name": APPROVAL,
         "allowed": allowed,

@@ -7,14 +7,14 @@ from typing import Final
 
 from x402guard.errors import LedgerUnavailable
 from x402guard.flow.context import Context
-from x402guard.flow.effects import Flow, Notify, cause, transact_anyway
+from x402guard.flow.effects import Flow, cause, transact_anyway
 from x402guard.flow.ports import Usage
 from x402guard.ledger.budgets import trip
 from x402guard.ledger.model import Claim, Evidence, Hold, HoldState, NodeKind
-from x402guard.ledger.token_budget import Reservation, count_tokens, record_tokens, soft_mark, soft_warning
+from x402guard.ledger.token_budget import Reservation, call_tokens, end_call_tokens, release_call_tokens, soft_mark
 from x402guard.ledger.transitions import Capture, Correct, Note, Void, apply, has_lapsed
 from x402guard.ledger.view import Change, LedgerView, MarkKey, Scope
-from x402guard.money import Nanos
+from x402guard.money import Nanos, format_dollars
 from x402guard.policy.guards import give_step_back, guard_marks, note_end
 from x402guard.policy.step_guard import Outcome, StepEnd
 from x402guard.policy.steps import Step, step_of
@@ -23,6 +23,7 @@ HOLD_S: Final = 900  # seconds after which a call without a reported end is capt
 DISPUTED: Final = "disputed_usage"
 MEAN: Final = "llm_mean"
 ESTIMATED: Final = "llm_estimated"
+HIDDEN: Final = "hidden_input"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +35,9 @@ class Bill:
         evidence: why the amount is believed.
         usage: what was used, by unit, if stated.
         note: for the ledger: why it is the ceiling, or what was unusual.
-        claimed: nano-dollars that an impossible usage would cost, if the amount is disputed; else None.
+        claimed: nano-dollars that the stated usage would cost, if the amount is disputed; else None.
+        hidden_input: input tokens beyond those that the request's bytes allow.
+        latches: True if the owner's settings trip the session after such a bill.
     """
 
     amount: Nanos
@@ -42,19 +45,13 @@ class Bill:
     usage: Usage | None = None
     note: str = ""
     claimed: Nanos | None = None
+    hidden_input: int = 0
+    latches: bool = False
 
 
 def ceiling_bill(held: Nanos, note: str) -> Bill:
     """Return the bill of a call whose cost is unknown: all that was held."""
     return Bill(held, Evidence.ASSUMED, note=note)
-
-
-@dataclass(frozen=True, slots=True)
-class Booked:
-    """A hold as its end left it, and a warning for the owner, or ""."""
-
-    hold: Hold
-    warning: str = ""
 
 
 def write_void(
@@ -71,6 +68,7 @@ def write_void(
     The guards still count its *outcome*. A hold that was never written is no error.
     """
     seen = () if step is None else guard_marks(context.policy, step)
+    tokens = context.tokens if context.tokens is not None and context.tokens.hard else None
 
     def change(view: LedgerView) -> Hold | None:
         hold = view.hold(hold_id)
@@ -79,10 +77,14 @@ def write_void(
             if step is not None:
                 give_step_back(view, context.policy, step, hold.created_ms)
                 note_end(view, context.policy, step, StepEnd(hold.id, outcome))
+            if tokens is not None:
+                release_call_tokens(view, hold_id)
         _forget_estimate(view, marks, hold_id)
         return view.hold(hold_id)
 
-    return Scope(nodes=(context.node_id,), holds=(hold_id,), marks=(*marks, *seen)), change
+    nodes = (context.node_id,) if tokens is None else (context.node_id, tokens.node_id)
+    holds = (hold_id,) if tokens is None else (hold_id, call_tokens(hold_id))
+    return Scope(nodes=nodes, holds=holds, marks=(*marks, *seen)), change
 
 
 def write_bill(
@@ -93,31 +95,32 @@ def write_bill(
     *,
     most_tokens: int = 0,
     outcome: Outcome = "ok",
-) -> tuple[Scope, Change[Booked]]:
+) -> tuple[Scope, Change[Hold]]:
     """Return the transaction that captures a cost: its scope and the change, which is idempotent.
 
     The session's tokens count the stated usage, or *most_tokens* without one. The guards count the *outcome*.
     """
     step = step_of(hold)
-    restrains = bill.amount > hold.amount or bill.claimed is not None
+    restrains = bill.amount > hold.amount or bill.latches
     tokens = context.tokens if bill.usage is not None or most_tokens else None
     used = most_tokens if bill.usage is None else tokens_in(bill.usage)
-    late = Reservation(f"{hold.id}/tokens", used, context.instance, llm=True)
+    late = Reservation(call_tokens(hold.id), used, context.instance, llm=True)
     nodes = (context.node_id,) if tokens is None else (context.node_id, tokens.node_id)
     seen = (*marks, *guard_marks(context.policy, step, ending=True))
     if tokens is not None:
         seen = (*seen, soft_mark(tokens.node_id))
 
-    def change(view: LedgerView) -> Booked:
+    def change(view: LedgerView) -> Hold:
         before = view.known_hold(hold.id)
         after = _end(view, before, bill, marks)
         if before.state is HoldState.HELD:
             note_end(view, context.policy, step, StepEnd(hold.id, outcome))
+            if bill.usage is not None and context.policy.spike is not None:
+                context.policy.spike.note_tokens(view, step, tokens_in(bill.usage))
         if tokens is None or (before.state is not HoldState.HELD and not has_lapsed(before)):
-            return Booked(after)
-        in_time = before.state is HoldState.HELD
-        reached = count_tokens(view, tokens, used) if in_time else record_tokens(view, tokens, late)
-        return Booked(after, soft_warning(view, tokens) if reached else "")
+            return after
+        end_call_tokens(view, tokens, late, in_time=before.state is HoldState.HELD)
+        return after
 
     return Scope(nodes=nodes, holds=(hold.id, late.id), marks=seen, durable=restrains), change
 
@@ -133,13 +136,42 @@ def _end(view: LedgerView, now: Hold, bill: Bill, marks: tuple[MarkKey, ...]) ->
         return _late(view, now, bill)
     if bill.claimed is not None:
         apply(view, now.id, Note(claim=Claim(bill.claimed, "")))
+        _tell_dispute(view, now, bill)
     usage = None if bill.usage is None else dict(bill.usage)
     after = apply(view, now.id, Capture(bill.amount, bill.evidence, usage=usage, note=bill.note or None))
-    if bill.claimed is not None:
+    if bill.latches:
         _trip_session(view, now.node_id, bill.note)
-    elif marks and bill.usage is not None:
+    if marks and bill.usage is not None:
         _add_to_mean(view, marks[0], bill.amount)
+    if bill.hidden_input:
+        _learn_hidden_input(view, now, marks, bill.hidden_input)
     return after
+
+
+def _learn_hidden_input(view: LedgerView, hold: Hold, marks: tuple[MarkKey, ...], tokens: int) -> None:
+    """Hold for the input that a server adds by itself from the next call on. The owner hears of it once a place."""
+    key = next((key for key in marks if key[0] == HIDDEN), None)
+    if key is None:
+        return
+    before = view.mark(key)
+    view.put_mark(key, {"tokens": max(tokens, 0 if before is None else int(before["tokens"]))})
+    if before is None:
+        facts = {"name": "hidden_input", "place": key[1], "tokens": tokens}
+        view.record(hold.node_id, "event", hold_id=hold.id, facts=facts)
+        message = (
+            f"{key[1]} counts {tokens:,} input tokens more than the request has: the server adds a prompt of its own. They "
+            "are billed, and held for from now on"
+        )
+        view.tell("hidden_input", "warning", message, session=hold.node_id, facts={"place": key[1], "tokens": tokens})
+
+
+def _tell_dispute(view: LedgerView, hold: Hold, bill: Bill) -> None:
+    claimed = format_dollars(Nanos(bill.claimed or 0))
+    message = (
+        f"{hold.purpose.tool}: a bill of ${claimed} is disputed; ${format_dollars(bill.amount)} are booked. {bill.note}"
+    )
+    facts = {"hold_id": hold.id, "host": hold.purpose.host, "model": hold.purpose.tool, "claimed": claimed}
+    view.tell(DISPUTED, "warning", message, session=hold.node_id, amount=bill.amount, facts=facts)
 
 
 def _late(view: LedgerView, hold: Hold, bill: Bill) -> Hold:
@@ -149,8 +181,10 @@ def _late(view: LedgerView, hold: Hold, bill: Bill) -> Hold:
     if bill.claimed is not None:
         facts = {"name": "usage_disputed", "claimed": bill.claimed, "reason": bill.note}
         view.record(hold.node_id, "event", hold_id=hold.id, facts=facts)
+        _tell_dispute(view, hold, bill)
+    if bill.latches:
         _trip_session(view, hold.node_id, bill.note)
-    elif bill.amount > hold.captured:
+    if bill.amount > hold.captured:
         return apply(view, hold.id, Correct(bill.amount, bill.evidence))
     return hold
 
@@ -183,13 +217,10 @@ def book(
     most_tokens: int = 0,
     outcome: Outcome = "ok",
 ) -> Flow[Hold]:
-    """Capture what was used, and warn if that reaches the soft limit of the session's tokens. See ``write_bill``."""
-    written = yield from transact_anyway(
-        *write_bill(context, hold, bill, marks, most_tokens=most_tokens, outcome=outcome)
+    """Capture what was used. See ``write_bill``."""
+    return (
+        yield from transact_anyway(*write_bill(context, hold, bill, marks, most_tokens=most_tokens, outcome=outcome))
     )
-    if written.warning:
-        yield Notify(written.warning)
-    return written.hold
 
 
 def give_back(

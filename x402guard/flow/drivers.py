@@ -42,8 +42,8 @@ from x402guard.flow.ports import Signer, Slot
 from x402guard.flow.sealed import Sealed, forgetting
 from x402guard.flow.shell import LOG, Approver, Shell
 from x402guard.ledger.model import Hold
-from x402guard.ledger.view import LedgerView
-from x402guard.policy.approvals import Answer, ApprovalRequest, count_people
+from x402guard.ledger.view import Change, LedgerView, Notice, Scope
+from x402guard.policy.approvals import NO_ANSWER, Answer, ApprovalRequest, count_people
 
 R = TypeVar("R")
 X = TypeVar("X")
@@ -171,6 +171,12 @@ def _told(answer: Any, shell: Shell) -> Any:
     return answer.result
 
 
+def transact_now(shell: Shell, scope: Scope, change: Change[R]) -> R:
+    """Run one change outside a flow, and send its notices. Raises ``LedgerUnavailable``."""
+    answer: R = _told(_transact(Transact(scope, change), shell), shell)
+    return answer
+
+
 def _transact(effect: Transact[Any], shell: Shell) -> _Transacted:
     views: list[LedgerView] = []
 
@@ -184,7 +190,7 @@ def _transact(effect: Transact[Any], shell: Shell) -> _Transacted:
     return _Transacted(result, views[0])
 
 
-_SILENCE: Final = Answer.no("no approver answered in time")
+_SILENCE: Final = Answer.no(NO_ANSWER)
 
 
 def _ask(effect: Ask, shell: Shell) -> Answer:
@@ -296,6 +302,9 @@ def _perform(effect: Effect, shell: Shell) -> Any:
             return _transact(effect, shell)
         case Compute(job, _):
             return job(shell.store.now_ms())
+        case Notify(Notice() as notice):
+            shell.notifier.notify((notice,))
+            return None
         case Notify(message):
             return LOG.warning(message)
         case Sign(hold):

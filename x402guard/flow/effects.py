@@ -14,7 +14,7 @@ from x402guard.errors import LedgerUnavailable
 from x402guard.flow.ports import ChainQuestion
 from x402guard.flow.sealed import Sealed
 from x402guard.ledger.model import Hold
-from x402guard.ledger.view import Change, Scope
+from x402guard.ledger.view import Change, Notice, Scope
 from x402guard.policy.approvals import ApprovalRequest
 
 R = TypeVar("R")
@@ -76,9 +76,9 @@ class Compute(Generic[R]):
 
 @dataclass(frozen=True, slots=True)
 class Notify:
-    """Log one sentence as a warning to the owner. It never fails."""
+    """Send a notice to the owner; a sentence alone is logged as a warning. It never fails."""
 
-    message: str
+    said: str | Notice
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,10 +26,22 @@ class Notifier(Protocol):
         """Send notices. Never raises."""
 
 
+_LEVELS: Final = {"info": logging.INFO, "warning": logging.WARNING, "critical": logging.ERROR}
+
+
+def log_notice(notice: Notice) -> None:
+    """Write a notice as a log record. Its fields are attributes of the record; ``event`` is the notice's kind."""
+    level = _LEVELS[notice.severity]
+    if LOG.isEnabledFor(level):
+        fields = notice.to_dict()
+        del fields["message"]  # the record has its own
+        LOG.log(level, "%s", notice.message, extra={"event": fields.pop("kind"), **fields})
+
+
 class _Log:
     def notify(self, notices: Iterable[Notice]) -> None:
         for notice in notices:
-            LOG.log(logging.WARNING if notice.pressing else logging.INFO, notice.message)
+            log_notice(notice)
 
 
 def do_nothing() -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 
 from x402guard.errors import ConfigError
+from x402guard.flow.drivers import transact_now
 from x402guard.flow.shell import Shell
 from x402guard.guard.opening import Basis
 from x402guard.ledger.model import Hold, Node
@@ -99,7 +100,9 @@ class Account:
             raise ConfigError("reason: write why the session is tripped, for the owner who resets it")
         run_id = run_of(self.id)
         store = self.shell.store
-        store.transact(Scope(nodes=(run_id,), durable=True), lambda view: trip_node(view, run_id, reason[:300]))
+        transact_now(
+            self.shell, Scope(nodes=(run_id,), durable=True), lambda view: trip_node(view, run_id, reason[:300])
+        )
         return tuple(map(_as_outstanding, outstanding_of(store, run_id)))
 
     def report(self) -> Report:

@@ -11,10 +11,13 @@ import select
 import termios
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
+from contextvars import Context
 from dataclasses import replace
 from typing import Any, Final, TextIO, cast
+
+import anyio
 
 from x402guard.errors import ConfigError
 from x402guard.flow.drivers import ABANDONED
@@ -23,7 +26,7 @@ from x402guard.ledger.questions import Question, answer_of, approval_mark, put_q
 from x402guard.ledger.report_text import printable
 from x402guard.ledger.store import LedgerStore
 from x402guard.ledger.view import Scope
-from x402guard.policy.approvals import Answer, ApprovalRequest, count_people
+from x402guard.policy.approvals import NO_ANSWER, Answer, ApprovalRequest, count_people
 
 _POLL_S: Final = 0.1
 _SHOWN: Final = 4_000
@@ -41,15 +44,21 @@ def operating_user() -> str:
 
 
 class _Asked:
-    """A function: True is a yes, an ``Answer`` names the approver, and anything else is a no."""
+    """A function, plain or ``async``: True is a yes, an ``Answer`` names the approver, and anything else is a no."""
 
-    def __init__(self, function: Callback) -> None:
+    def __init__(self, function: Callback, name: str = "") -> None:
         self._function = function
-        self._name = getattr(function, "__qualname__", type(function).__name__)
+        self._name = name or getattr(function, "__qualname__", type(function).__name__)
 
     def ask(self, request: ApprovalRequest) -> Answer:
         said = self._function(request)
+        if inspect.isawaitable(said):
+            said = Context().run(anyio.run, _awaited, said)  # an empty context: this thread has no event loop
         return said if isinstance(said, Answer) else Answer(said is True, (self._name,))
+
+
+async def _awaited(said: Awaitable[object]) -> object:
+    return await said
 
 
 class _Several:
@@ -85,7 +94,7 @@ class TerminalApprover:
         """See ``Approver.ask``."""
         until_s = time.monotonic() + request.timeout_s
         if not _TERMINAL.acquire(timeout=request.timeout_s):
-            return Answer.no("no approver answered in time")
+            return Answer.no(NO_ANSWER)
         try:
             if self._terminal is not None:
                 return self._asked(self._terminal, request, until_s)
@@ -103,7 +112,7 @@ class TerminalApprover:
         terminal.flush()
         if ABANDONED.get()() or not _is_answered(terminal, max(0.0, until_s - time.monotonic())):
             terminal.write("\ntoo late\n")
-            return Answer.no("no approver answered in time")
+            return Answer.no(NO_ANSWER)
         return Answer(terminal.readline().strip().lower() in ("y", "yes"), (operating_user(),))
 
 
@@ -138,8 +147,15 @@ def describe(request: ApprovalRequest) -> str:
     """Return a question as text that is safe to print: an agent's texts may contain control characters."""
     whom = f" to {request.payee} on {request.network}" if request.payee else ""
     shown = "" if request.arguments is None else f" with {_written(request.arguments)}"
+    if request.query:
+        shown += f" with the query {json.dumps(request.query, ensure_ascii=False)}"
+    if request.body:
+        shown += f" and the body {json.dumps(request.body, ensure_ascii=False)}"
+    so_far = f" ${request.spent} are spent so far." if request.spent else ""
+    waits = f" Waiting too: {'; '.join(request.waiting)}." if request.waiting else ""
     return printable(
-        f"x402guard: session {request.session} wants {request.what}{shown} for ${request.amount}{whom}. {request.reason}"
+        f"x402guard: session {request.session} wants {request.what}{shown} for ${request.amount}{whom}. {request.reason}."
+        f"{so_far}{waits}"
     )
 
 
@@ -183,16 +199,23 @@ class _Limited:
     """Passes on at most twenty questions at a time: who is asked a hundred times at once says yes to get rid of them."""
 
     def __init__(self, approver: Approver) -> None:
-        self._approver, self._places = approver, threading.Semaphore(_MOST_OPEN)
+        self._approver = approver
+        self._open: list[str] = []
+        self._lock = threading.Lock()
 
     def ask(self, request: ApprovalRequest) -> Answer:
         """See ``Approver.ask``."""
-        if not self._places.acquire(blocking=False):
-            return Answer.no(f"{_MOST_OPEN} other questions are open already")
+        question = f"{request.what} for ${request.amount}"
+        with self._lock:
+            if len(self._open) >= _MOST_OPEN:
+                return Answer.no(f"{_MOST_OPEN} other questions are open already")
+            waiting = tuple(self._open)
+            self._open.append(question)
         try:
-            return self._approver.ask(request)
+            return self._approver.ask(replace(request, waiting=waiting))
         finally:
-            self._places.release()
+            with self._lock:
+                self._open.remove(question)
 
 
 def limited_approver(given: object, store: LedgerStore) -> Approver | None:
@@ -213,13 +236,11 @@ def as_approver(given: object, store: LedgerStore | None = None) -> Approver | N
         return _Several([_one(each, store) for each in given])
     ask = getattr(given, "ask", None)
     if callable(ask) and not isinstance(given, type):
-        _check_plain(ask)
-        return cast("Approver", given)
+        return _Asked(ask, type(given).__name__) if inspect.iscoroutinefunction(ask) else cast("Approver", given)
     if not callable(given) or isinstance(given, type):
         raise ConfigError(
             f"approver: {given!r} is not 'terminal', 'queue', a function of a request, or a list of these"
         )
-    _check_plain(given)
     return _Asked(given)
 
 
@@ -228,8 +249,3 @@ def _one(given: object, store: LedgerStore | None) -> Approver:
     if approver is None and given is None:
         raise ConfigError("approver: None in a list is no approver; leave it out")
     return approver or TerminalApprover()  # without a store the argument is only checked
-
-
-def _check_plain(function: object) -> None:
-    if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None)):  # noqa: B004
-        raise ConfigError("approver: it runs in its own thread; write a plain function, not an `async def`")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from abc import abstractmethod
 from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import replace
 from typing import Any, Final, ParamSpec, Protocol, TypeVar, overload
 
 from x402guard.errors import ConfigError
@@ -125,37 +126,41 @@ class Charges(ToolPayer):
 
     # -- calls that no transport saw ----------------------------------------------------------------------------------
 
-    def record_usage(self, provider: str, model: str, usage: object) -> Receipt:
+    def record_usage(self, provider: str, model: str, usage: object, *, messages: object = None) -> Receipt:
         """Record an LLM call past the transport (boto3, gRPC): what it used is owed already, so it counts in full.
 
         *usage* is in the units of the price book (``{"input_tokens": 200, "output_tokens": 100}``), or as the provider
-        states it. Trips the budgets that it exceeds; in a session that was tripped before, the call is recorded and
-        ``SessionTripped`` raised. With nothing recorded, raises ``Unpriced`` if its price is unknown, and
+        states it; *messages* are what was sent to the model, as plain JSON, for the loop detector. Trips the budgets
+        that it exceeds. In a session that was tripped before, the call is recorded and ``SessionTripped`` raised, and
+        ``LoopDetected`` after a call that is a loop. With nothing recorded, raises ``Unpriced`` if its price is unknown, and
         ``ValueError`` or ``TypeError`` for an unusable usage.
         """
-        return run(self._recorded(_stated(provider, model, usage)), self.shell)
+        return run(self._recorded(_stated(provider, model, usage), messages), self.shell)
 
-    async def arecord_usage(self, provider: str, model: str, usage: object) -> Receipt:
+    async def arecord_usage(self, provider: str, model: str, usage: object, *, messages: object = None) -> Receipt:
         """Do the same as ``record_usage``, awaited."""
-        return await run_async(self._recorded(_stated(provider, model, usage)), self.shell)
+        return await run_async(self._recorded(_stated(provider, model, usage), messages), self.shell)
 
-    def wrap(self, response: R, *, provider: str | None = None, model: str | None = None) -> R:
+    def wrap(self, response: R, *, provider: str | None = None, model: str | None = None, messages: object = None) -> R:
         """Record the usage in a complete answer of a vendor's library, as ``record_usage`` does, and return the answer.
 
         Give *provider* and *model* if the answer does not name them: Bedrock's names no model, and many providers speak
         OpenAI's dialect. Raises as ``record_usage`` does.
         """
-        run(self._recorded(_answered(response, provider, model)), self.shell)
+        run(self._recorded(_answered(response, provider, model), messages), self.shell)
         return response
 
-    async def awrap(self, response: R, *, provider: str | None = None, model: str | None = None) -> R:
+    async def awrap(
+        self, response: R, *, provider: str | None = None, model: str | None = None, messages: object = None
+    ) -> R:
         """Do the same as ``wrap``, awaited."""
-        await run_async(self._recorded(_answered(response, provider, model)), self.shell)
+        await run_async(self._recorded(_answered(response, provider, model), messages), self.shell)
         return response
 
-    def _recorded(self, statement: Statement) -> Flow[Receipt]:
+    def _recorded(self, statement: Statement, messages: object) -> Flow[Receipt]:
         payer = self.recording()
-        return record_call(payer.context, payer.meter, secrets.token_bytes(32), statement)
+        stated = replace(statement, messages=messages)
+        return record_call(payer.context, payer.meter, secrets.token_bytes(32), stated)
 
 
 def _stated(provider: str, model: str, usage: object) -> Statement:

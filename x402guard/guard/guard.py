@@ -17,7 +17,7 @@ from x402guard.assets import Asset, AssetRegistry
 from x402guard.chain.reader import Chain, RpcChainReader
 from x402guard.errors import ConfigError
 from x402guard.flow.context import DEFAULT_BODY_BYTES, MAX_CLOCK_JUMP_S, Context
-from x402guard.flow.drivers import run
+from x402guard.flow.drivers import run, transact_now
 from x402guard.flow.ports import ChainReader, Signer
 from x402guard.flow.shell import Shell
 from x402guard.guard.approvers import as_approver, limited_approver
@@ -76,7 +76,8 @@ class Guard(BudgetParent):
         session_budget: the budget in dollars of a session that names none; without it, such a session is an error.
         approver: the approver: a function of an ``ApprovalRequest`` that returns True, ``"terminal"``, ``"queue"``
             (answered by ``x402guard approvals``), or a list of these. None denies every step that needs approval.
-        on_notice: a function that gets a ``Notice`` of each soft limit and open circuit.
+        on_notice: a function of a ``Notice``, plain or ``async``, which gets each one once, in a thread of its own;
+            ``docs/reference/notices.md`` lists them.
         webhook: where the same notices are posted to.
         kill_file: a path; while the file exists, every run that wants to spend is tripped.
         max_clock_jump_s: seconds that this machine's clock may run ahead of elapsed time; past it all is refused.
@@ -185,7 +186,7 @@ class Guard(BudgetParent):
             if view.ahead_ms <= self.context.max_clock_jump_ms:
                 lapse_due(view)
 
-        store.transact(Scope(nodes=(WALLET,), marks=(PAYER_MARK, owner_mark(WALLET)), durable=True), change)
+        transact_now(self.shell, Scope(nodes=(WALLET,), marks=(PAYER_MARK, owner_mark(WALLET)), durable=True), change)
         return frozenset(ended | {key for key, row in rows.items() if row["ended"]})
 
     def _row(self, *, ended: bool) -> dict[str, Any]:

@@ -5,8 +5,17 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from x402guard.errors import ConfigError
+from x402guard.flow.drivers import transact_now
 from x402guard.guard.account import Account
-from x402guard.guard.opening import BUDGET_PREFIX, Basis, check_name, parse_limit, session_request
+from x402guard.guard.opening import (
+    BUDGET_PREFIX,
+    Basis,
+    TokenLimiting,
+    check_name,
+    limited_tokens,
+    parse_limit,
+    session_request,
+)
 from x402guard.guard.session import Session
 from x402guard.ledger.model import NodeKind
 from x402guard.ledger.sessions import NodeRequest, open_node, opening_scope
@@ -29,6 +38,7 @@ class BudgetParent:
         *,
         budget: Dollars | None = None,
         tokens: TokenBudget | int | None = None,
+        token_limit: TokenLimiting = "count",  # noqa: S107 - no password
         id: str | None = None,  # noqa: A002 - the user's word
         reserve: Dollars | None = None,
         soft_limit: SoftLimits | None = None,
@@ -39,7 +49,8 @@ class BudgetParent:
         """Open a session with a budget, or resume the session ``id`` with what it has left.
 
         ``budget`` is in dollars, ``tokens`` are the most in its context (100,000 by default); those of a resumed
-        session can be lowered, never raised. ``reserve`` (dollars, or a part such as ``"10%"``) is kept for LLM calls
+        session can be lowered, never raised. With ``token_limit="refuse"`` an LLM call that may not fit into them is
+        limited to what is left, or refused. ``reserve`` (dollars, or a part such as ``"10%"``) is kept for LLM calls
         inside ``session.finalizing()``; ``soft_limit`` are the parts of the budget that send a notice, such as 0.9,
         instead of the policy's. ``hosts`` and ``payees`` are the only ones that it may pay, ``tools`` (names, or patterns
         such as ``search_*``) the only ones that it may use: they narrow the policy, and are given again at each opening.
@@ -49,7 +60,7 @@ class BudgetParent:
         request = session_request(
             self._basis, self._node_id, name, budget=budget, session_id=id, reserve=reserve, soft_limit=soft_limit
         )
-        return Session.open(self._basis, request, None, tokens=tokens, reach=reach)
+        return Session.open(self._basis, request, None, tokens=limited_tokens(tokens, token_limit), reach=reach)
 
     def budget(
         self, name: str, limit: Dollars | None = None, *, per: str | None = None, tz: str = "UTC"
@@ -100,5 +111,5 @@ def open_budget(
         window=window if per is not None else None,
         soft=basis.context.policy.soft_parts,
     )
-    basis.shell.store.transact(opening_scope(request), lambda view: open_node(view, request))
+    transact_now(basis.shell, opening_scope(request), lambda view: open_node(view, request))
     return NamedBudget(basis, node_id, name)

@@ -1,30 +1,35 @@
-"""Sends notices to the owner: a log record, a function, and a webhook. No payment waits for the webhook."""
+"""Sends notices to the owner: a log record, a function, and a webhook. No payment waits for any of them."""
 
 from __future__ import annotations
 
 import hashlib
 import hmac
+import inspect
 import json
-import logging
 import os
 import queue
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import closing, suppress
-from dataclasses import dataclass, field
+from contextvars import Context
+from dataclasses import dataclass, field, replace
+from functools import partial
 from ipaddress import ip_address
-from typing import Final
+from typing import Final, Generic, TypeVar
 
+import anyio
 import httpx
 
 from x402guard.errors import ConfigError
+from x402guard.flow.shell import LOG, log_notice
 from x402guard.http.redaction import bare_url, hide_url
 from x402guard.http.request import mark_guarded
 from x402guard.ledger.view import Notice
 
-_LOG: Final = logging.getLogger("x402guard")
+T = TypeVar("T")
+
 _MOST_WAITING: Final = 1_000
 _PAUSES_S: Final = (1.0, 2.0, 4.0, 8.0)
 _WAIT_S: Final = 10.0
@@ -32,6 +37,7 @@ _CLOSING_S: Final = 5.0
 _LEAST_SECRET: Final = 16
 
 OnNotice = Callable[[Notice], object]
+"""A function of a notice, plain or ``async``; it runs in a thread of its own."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,8 +98,55 @@ def sign_delivery(secret: str, at_unix: int, body: bytes) -> str:
     return f"t={at_unix},v1={digest}"
 
 
+class Lane(Generic[T]):
+    """A queue and its thread: what is put into it is delivered in order, off the caller's path."""
+
+    def __init__(self, name: str, deliver: Callable[[T], None]) -> None:
+        self.name, self._deliver = name, deliver
+        self._waiting: queue.Queue[T | None] = queue.Queue(_MOST_WAITING)
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._pid = os.getpid()
+
+    def put(self, item: T) -> None:
+        """Deliver *item* soon. If a thousand wait already, it is dropped, and the log says so."""
+        try:
+            self._waiting.put_nowait(item)
+        except queue.Full:
+            LOG.error("%s: %d notices wait already; this one is only in the log", self.name, _MOST_WAITING)
+            return
+        with self._lock:
+            if self._thread is None or self._pid != os.getpid():  # threads do not survive a fork
+                self._pid = os.getpid()
+                self._thread = threading.Thread(target=self._run, name=f"x402guard-{self.name}", daemon=True)
+                self._thread.start()
+
+    def attempt(self, item: T) -> None:
+        """Deliver *item* now. An error is logged, because it must not stop the notices after it."""
+        try:
+            self._deliver(item)
+        except Exception:  # noqa: BLE001 - the owner's function may raise anything
+            LOG.exception("%s failed", self.name)
+
+    def _run(self) -> None:
+        while (item := self._waiting.get()) is not None:
+            self.attempt(item)
+
+    def close(self, until_s: float, ending: Callable[[], None] = lambda: None) -> None:
+        """Wait for deliveries under way until *until_s* (monotonic); *ending* is called at half of the time."""
+        with self._lock:
+            thread, self._thread = self._thread, None
+        if thread is None or self._pid != os.getpid() or thread is threading.current_thread():
+            return
+        with suppress(queue.Full):  # a full queue is not waited for
+            self._waiting.put_nowait(None)
+        thread.join(max(0.0, (until_s - time.monotonic()) / 2))
+        ending()
+        thread.join(max(0.0, until_s - time.monotonic()))
+
+
 class NoticeSender:
-    """Sends each notice once. A function that fails or a webhook that hangs does not affect payments."""
+    """Sends each notice once. A function that fails and a webhook that hangs are felt by no payment."""
 
     def __init__(
         self,
@@ -105,49 +158,28 @@ class NoticeSender:
             raise ConfigError(f"on_notice: {on_notice!r} is not a function of a Notice")
         if webhook is not None and not isinstance(webhook, Webhook):
             raise ConfigError(f"webhook: a {type(webhook).__name__} is not a Webhook; write Webhook(url=…, secret=…)")
-        self._on_notice, self._webhook, self._pauses_s = on_notice, webhook, pauses_s
-        self._waiting: queue.Queue[tuple[str, bytes] | None] = queue.Queue(_MOST_WAITING)
-        self._lock = threading.Lock()
-        self._thread: threading.Thread | None = None
-        self._pid = os.getpid()
+        self._webhook, self._pauses_s = webhook, pauses_s
         self._ending = threading.Event()
+        self._functions = None if on_notice is None else Lane("on_notice", partial(_call, on_notice))
+        self._posts = None if webhook is None else Lane("webhook", self._deliver)
 
     def notify(self, notices: Iterable[Notice]) -> None:
         """Send notices in the order given. Never raises an ``Exception``."""
         for notice in notices:
-            if not notice.pressing:
-                _LOG.info(notice.message)
+            stamped = notice if notice.time else replace(notice, time=time.time())
+            log_notice(stamped)
+            if stamped.logged_only:
                 continue
-            _LOG.warning(notice.message)
-            if self._on_notice is not None:
-                try:
-                    self._on_notice(notice)
-                except Exception:  # noqa: BLE001 - an error of the owner's function must not stop a payment
-                    _LOG.exception("on_notice failed")
-            if self._webhook is not None:
-                self._enqueue(notice)
+            if self._functions is not None:
+                self._functions.put(stamped)
+            if self._posts is not None:
+                body = json.dumps(stamped.to_dict(), ensure_ascii=False, default=str)
+                self._posts.put((secrets.token_hex(16), body.encode("utf-8", "replace")))
 
-    def _enqueue(self, notice: Notice) -> None:
-        body = json.dumps({"event": notice.name, "message": notice.message, **notice.facts}, ensure_ascii=False)
-        try:
-            self._waiting.put_nowait((secrets.token_hex(16), body.encode("utf-8", "replace")))
-        except queue.Full:
-            _LOG.error("webhook: %d notices wait already; this one is only in the log", _MOST_WAITING)
-            return
-        with self._lock:
-            if self._thread is None or self._pid != os.getpid():  # threads do not survive a fork
-                self._pid = os.getpid()
-                self._thread = threading.Thread(target=self._deliver_all, name="x402guard-webhook", daemon=True)
-                self._thread.start()
-
-    def _deliver_all(self) -> None:
-        with httpx.Client(timeout=_WAIT_S, trust_env=False) as http:
-            while (delivery := self._waiting.get()) is not None:
-                self._deliver(http, *delivery)
-
-    def _deliver(self, http: httpx.Client, delivery_id: str, body: bytes) -> None:
+    def _deliver(self, delivery: tuple[str, bytes]) -> None:
         if self._webhook is None:
             return
+        delivery_id, body = delivery
         problem = ""
         for pause_s in (0.0, *self._pauses_s):
             if pause_s and self._ending.wait(pause_s):
@@ -159,7 +191,7 @@ class NoticeSender:
                 "x402guard-signature": sign_delivery(self._webhook.secret, at_unix, body),
             }
             try:
-                status = self._post(http, body, headers)
+                status = _post(self._webhook.url, body, headers)
             except Exception as error:  # noqa: BLE001 - after any error the next notice is sent
                 problem = type(error).__name__
                 continue
@@ -168,23 +200,31 @@ class NoticeSender:
             problem = f"status {status}"
             if status < 500 and status not in (408, 425, 429):
                 break
-        _LOG.error("webhook: a notice could not be delivered: %s", problem)
-
-    def _post(self, http: httpx.Client, body: bytes, headers: dict[str, str]) -> int:
-        url = "" if self._webhook is None else self._webhook.url
-        # The body of the answer is not read: it may never end.
-        request = mark_guarded(http.build_request("POST", url, content=body, headers=headers))
-        with closing(http.send(request, stream=True)) as answer:
-            return answer.status_code
+        LOG.error("webhook: a notice could not be delivered: %s", problem)
 
     def close(self) -> None:
         """Wait a few seconds at most for deliveries under way."""
-        with self._lock:
-            thread, self._thread = self._thread, None
-        if thread is None or self._pid != os.getpid():
-            return
-        with suppress(queue.Full):  # a full queue is not waited for
-            self._waiting.put_nowait(None)
-        thread.join(_CLOSING_S / 2)
-        self._ending.set()
-        thread.join(_CLOSING_S / 2)
+        until_s = time.monotonic() + _CLOSING_S
+        if self._functions is not None:
+            self._functions.close(until_s)
+        if self._posts is not None:
+            self._posts.close(until_s, self._ending.set)
+
+
+def _call(function: OnNotice, notice: Notice) -> None:
+    """Call the owner's function, and run what it returns if that has to be awaited."""
+    said = function(notice)
+    if inspect.isawaitable(said):
+        Context().run(anyio.run, _awaited, said)  # an empty context: this thread has no event loop
+
+
+async def _awaited(said: Awaitable[object]) -> None:
+    await said
+
+
+def _post(url: str, body: bytes, headers: dict[str, str]) -> int:
+    # The body of the answer is not read: it may never end.
+    with httpx.Client(timeout=_WAIT_S, trust_env=False) as http:
+        request = mark_guarded(http.build_request("POST", url, content=body, headers=headers))
+        with closing(http.send(request, stream=True)) as answer:
+            return answer.status_code

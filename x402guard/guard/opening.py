@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Callable, Collection
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from typing import Final, Self, TypeVar
+from typing import Final, Literal, Self, TypeVar, get_args
 
 import anyio
 import anyio.to_thread
@@ -22,7 +22,7 @@ from x402guard.ledger.token_budget import MOST_TOKENS, TokenLimit, tokens_node
 from x402guard.ledger.view import Scope
 from x402guard.llm.meter import Meter
 from x402guard.money import Dollars, Nanos, dollars_to_nanos, format_dollars
-from x402guard.policy.checks import SoftLimits, check_dollars, parts_of
+from x402guard.policy.checks import SoftLimits, check_choice, check_dollars, parts_of
 from x402guard.tools.token_budget import TokenBudget
 
 R = TypeVar("R")
@@ -173,6 +173,20 @@ def check_name(name: object) -> None:
         raise ConfigError(f"name: {name!r} is not a name for a session; write text such as 'court-research'")
 
 
+TokenLimiting = Literal["count", "refuse"]
+
+
+def limited_tokens(tokens: TokenBudget | int | None, limiting: TokenLimiting) -> TokenBudget | None:
+    """Return a session's token budget, under a hard limit if *limiting* says ``refuse``. Raises ``ConfigError``."""
+    check_choice("token_limit", limiting, get_args(TokenLimiting))
+    budget = as_budget(tokens)
+    if limiting == "refuse":
+        budget = TokenBudget() if budget is None else budget
+        if isinstance(budget, TokenBudget):
+            budget.refuse_calls()
+    return budget
+
+
 def as_budget(tokens: TokenBudget | int | None) -> TokenBudget | None:
     """Return a session's token budget; a number becomes one. Raises ``ConfigError`` for any other value of a number."""
     if isinstance(tokens, int):
@@ -204,7 +218,7 @@ def bind_tokens(shell: Shell, context: Context, node: Node, given: TokenBudget |
     """Return a session's token budget: the one given, or the one in the ledger."""
     budget = given or TokenBudget()
     if budget.kept_in(shell) is None:
-        limit = TokenLimit(tokens_node(node.id), budget.asked[1], node.id)
+        limit = TokenLimit(tokens_node(node.id), budget.asked[1], node.id, budget.hard)
         budget.bind(shell, replace(context, tokens=limit), limit)
     return budget
 

@@ -15,17 +15,20 @@ import anyio.to_thread
 
 from x402guard.errors import BudgetExhausted, ConfigError, SessionClosed
 from x402guard.flow.context import Context
+from x402guard.flow.drivers import transact_now
 from x402guard.guard.account import Account
 from x402guard.guard.charges import Charges
 from x402guard.guard.opening import (
     Basis,
     Finalizing,
+    TokenLimiting,
     as_budget,
     bind_tokens,
     check_name,
     check_tokens,
     finalizing_ids,
     in_a_thread,
+    limited_tokens,
     opener_of,
     parse_limit,
 )
@@ -130,7 +133,7 @@ class Session(Account, Charges):
             raise ConfigError(
                 f"tokens: {total or DEFAULT_TOKENS:,} are more than the {most:,} of the session around it"
             )
-        store, own = basis.shell.store, tokens_node(request.id)
+        own = tokens_node(request.id)
         opens = (parent is None or given is not None) and (given is None or given.kept_in(basis.shell) is None)
         scope = opening_scope(request, *((own,) if opens else ()))
 
@@ -140,7 +143,7 @@ class Session(Account, Charges):
                 open_tokens(view, own, total, node.name, parts)
             return node
 
-        return cls(basis, store.transact(scope, change), request.opener, parent, tokens=given, reach=reach)
+        return cls(basis, transact_now(basis.shell, scope, change), request.opener, parent, tokens=given, reach=reach)
 
     def _report_id(self) -> str:
         return self._parent.id if self._kind is NodeKind.SCOPE and self._parent is not None else self._node_id
@@ -286,18 +289,19 @@ class Session(Account, Charges):
         *,
         budget: Dollars,
         tokens: TokenBudget | int | None = None,
+        token_limit: TokenLimiting = "count",  # noqa: S107 - no password
         hosts: Collection[str] | None = None,
         payees: Collection[str] | None = None,
         tools: Collection[str] | None = None,
     ) -> Session:
         """Open a session inside this one, with its own part of this one's budget.
 
-        *tokens* gives it its own context; without, it shares this one's. *hosts*, *payees* and *tools* narrow what it
+        *tokens* gives it its own context; without, it shares this one's; *token_limit* as in ``guard.session``. *hosts*, *payees* and *tools* narrow what it
         may pay and use, further than this one. Raises ``ConfigError`` naming the argument.
         """
         check_name(name)
         reach = reach_of(self._context.policy, hosts, payees, tools)
-        return self._nest(NodeKind.SESSION, name, budget, tokens, reach)
+        return self._nest(NodeKind.SESSION, name, budget, limited_tokens(tokens, token_limit), reach)
 
     @contextmanager
     def scope(
@@ -410,8 +414,10 @@ class Session(Account, Charges):
         self._ended = True
         refused = isinstance(error, BudgetExhausted) and error.rule == BUDGET and error.session == self._report_id()
         scope = Scope(nodes=(self._node_id,))
-        self.shell.store.transact(
-            scope, lambda view: close_node(view, self._node_id, opener=self._opener, left_by_refusal=refused)
+        transact_now(
+            self.shell,
+            scope,
+            lambda view: close_node(view, self._node_id, opener=self._opener, left_by_refusal=refused),
         )
 
     def __repr__(self) -> str:

@@ -64,7 +64,8 @@ def _in_toml(annotation: Any) -> Any:
         if float in args:
             return list[float] | float
         if Decimal in args or str in args:
-            return str
+            tables = [table_of(each) for each in args if isinstance(each, type) and dataclasses.is_dataclass(each)]
+            return str | tables[0] if tables else str
         [only] = args
         inner = _in_toml(only)
         return inner | Literal[False] if dataclasses.is_dataclass(only) else inner  # false means None
@@ -79,7 +80,7 @@ def _in_toml(annotation: Any) -> Any:
             return str
     if isinstance(annotation, type) and dataclasses.is_dataclass(annotation):
         return table_of(annotation)
-    return annotation if annotation in (str, int, bool) else None
+    return annotation if annotation in (str, int, float, bool) else None
 
 
 def _built(value: Any, *, zero_is_none: bool) -> Any:

@@ -212,7 +212,10 @@ class Guarded:
             return _refuse(context, route)
         if isinstance(route, Unmetered):
             return unmetered_request(facts, route, context)
-        upload = Upload(body, request.headers.get("content-encoding", ""))
+        headers = request.headers
+        upload = Upload(
+            body, headers.get("content-encoding", ""), headers.get("x-vertex-ai-llm-shared-request-type", "")
+        )
         return metered_request(facts, route, upload, context, meter)
 
     def _reading(self, response: httpx.Response, stream: Metered | AsyncMetered) -> httpx.Response:

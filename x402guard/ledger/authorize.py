@@ -165,6 +165,17 @@ def note_refusal(view: LedgerView, node_id: str, refusal: Refusal) -> None:
     view.put_mark(refusal_marks(node_id, refusal.rule, count), sample)
     if refusal.rule == BUDGET:
         _set_starved(view, node_id, starved=True)
+    # The first refusal by a rule is told; an agent that tries again and again fills no inbox.
+    view.tell(
+        "refused",
+        "warning" if before is None else "info",
+        f"refused by {refusal.rule}: {refusal.reason}",
+        session=node_id,
+        amount=refusal.requested,
+        limit=refusal.available,
+        rule=refusal.rule,
+        logged_only=before is not None,
+    )
 
 
 def _set_starved(view: LedgerView, node_id: str, *, starved: bool) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from x402guard.ledger.model import Hold, Node, NodeKind, NodeState
-from x402guard.ledger.view import LedgerView, Notice
+from x402guard.ledger.view import LedgerView
 from x402guard.money import Nanos, format_dollars
 
 PARTS: Final = 1_000_000
@@ -124,17 +124,22 @@ def forget_soft_limits(view: LedgerView, node_id: str) -> None:
 def _tell_soft(view: LedgerView, node: Node, reached: int) -> None:
     limit, spent = node.limit or 0, node.spent
     percent = reached / (PARTS // 100)
-    told: dict[str, str | int]
-    if node.kind is NodeKind.TOKENS:
-        name, told = "tokens_soft_limit", {"used_tokens": spent, "soft_tokens": -(-limit * reached // PARTS)}
-        message = f"tokens: {spent:,} of {limit:,} are used in {node.name!r}, over {percent:g} %"
-    else:
-        name, told = "soft_limit", {"spent": format_dollars(spent), "budget": format_dollars(limit)}
-        message = f"{node.kind} {node.name!r} has spent ${format_dollars(spent)} of ${format_dollars(limit)}, over {percent:g} %"
     session = node.id.removesuffix("/tokens")
     where = session if view.has_node(session) else node.id
-    view.record(where, "event", facts={"name": name, "percent": percent, **told})
-    view.notices.append(Notice(name, message, {"id": session, "name": node.name, "percent": percent, **told}))
+    if node.kind is NodeKind.TOKENS:
+        tokens = {"used_tokens": spent, "soft_tokens": -(-limit * reached // PARTS)}
+        view.record(where, "event", facts={"name": "tokens_soft_limit", "percent": percent, **tokens})
+        message = f"tokens: {spent:,} of {limit:,} are used in {node.name!r}, over {percent:g} %"
+        facts = {"name": node.name, "percent": percent, **tokens}
+        view.tell("tokens_soft_limit", "warning", message, session=session, facts=facts)
+        return
+    dollars = {"spent": format_dollars(spent), "budget": format_dollars(limit)}
+    view.record(where, "event", facts={"name": "soft_limit", "percent": percent, **dollars})
+    message = (
+        f"{node.kind} {node.name!r} has spent ${format_dollars(spent)} of ${format_dollars(limit)}, over {percent:g} %"
+    )
+    facts = {"name": node.name, "percent": percent, **dollars}
+    view.tell("soft_limit", "warning", message, session=session, amount=spent, limit=limit, facts=facts)
 
 
 def trip_exceeded(view: LedgerView, node_id: str) -> None:
@@ -156,5 +161,12 @@ def trip(view: LedgerView, node_id: str, word: str, reason: str) -> None:
         return
     view.restrains = True
     view.record(node_id, "trip", facts={"word": word, "reason": reason})
+    message = (
+        f"{node.kind} {node.name!r} is tripped ({word}): {reason}; nothing more is authorized until its owner resets it"
+    )
+    view.tell(
+        "tripped", "critical", message, session=node_id, amount=node.counted, limit=node.limit, rule=word,
+        facts={"name": node.name, "reason": reason},
+    )  # fmt: skip
     tripped = dataclasses.replace(view.node(node_id), state=NodeState.TRIPPED, terminated_by=word, trip_reason=reason)
     view.put_node(tripped)

@@ -16,7 +16,7 @@ from x402guard.ledger.budgets import trip_exceeded
 from x402guard.ledger.model import NOTHING, Claim, Evidence, Hold, HoldState
 from x402guard.ledger.transitions import CANCELLED, Capture, Correct, Expire, Note, Reopen, Void, apply, was_cancelled
 from x402guard.ledger.upto_sellers import ceiling_mark, note_settlement
-from x402guard.ledger.view import LedgerView, MarkKey, Notice
+from x402guard.ledger.view import LedgerView, MarkKey
 from x402guard.money import Nanos, format_dollars
 
 MAX_AHEAD_S: Final = 900
@@ -413,4 +413,4 @@ def _note_contradiction(view: LedgerView, hold: Hold, amount: Nanos, *, shown: b
     claimed, took = format_dollars(hold.claim.amount), format_dollars(amount)
     message = f"{payment.payee} claimed ${claimed} of hold {hold.id[:16]}…, but the chain shows ${took}"
     told = {"hold_id": hold.id, "host": hold.purpose.host, "claimed": claimed, "chain": took, **who}
-    view.notices.append(Notice(CONTRADICTED, message, told))
+    view.tell(CONTRADICTED, "critical", message, session=hold.node_id, amount=amount, facts=told)

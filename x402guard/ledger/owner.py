@@ -52,6 +52,10 @@ def reset_node(view: LedgerView, node_id: str, by: str) -> Node:
         )
     view.restrains = True  # an owner's command has to survive a power cut
     view.record(node_id, "reset", facts={"by": by, "word": node.terminated_by})
+    message = f"{node.kind} {node.name!r} was reset by {by}"
+    view.tell(
+        "reset", "info", message, session=node_id, rule=node.terminated_by or "", facts={"name": node.name, "by": by}
+    )
     state = NodeState.OPEN if node.openers or node.kind in _NEVER_OVER else NodeState.CLOSED
     opened = dataclasses.replace(view.node(node_id), state=state, terminated_by=None, trip_reason=None)
     view.put_node(opened)

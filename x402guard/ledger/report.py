@@ -38,11 +38,17 @@ class HoldLine:
     evidence: str | None = None
     proof: str | None = None
     doubt: str | None = None
+    claimed: int = 0
 
     @property
     def kind(self) -> str:
         """``payment``, ``llm``, ``tool`` or ``tokens``."""
         return str(self.facts.get("kind", HoldKind.PAYMENT))
+
+    @property
+    def disputed(self) -> int:
+        """What a provider claims for an LLM call beyond what is booked."""
+        return max(0, self.claimed - self.captured) if self.kind == HoldKind.LLM else 0
 
     @property
     def was_captured(self) -> bool:
@@ -65,6 +71,7 @@ def fold_holds(entries: Iterable[Entry]) -> dict[str, HoldLine]:
         line.captured += entry.captured
         line.ended = line.ended or entry.event in ("capture", "lapse", "correct", "void", "expire")
         line.doubt = facts.get("doubt", line.doubt)
+        line.claimed = (facts.get("claim") or {}).get("amount", line.claimed)
         if entry.event == "reopen":
             line.ended, line.event, line.evidence, line.proof = False, "authorize", None, None
         if entry.event in ("capture", "lapse", "correct", "void", "expire"):
@@ -141,6 +148,7 @@ def build_report(
         "evidence": _by_evidence(lines.values()),
         "settlement": _settlement(lines.values()),
         "allowances": [_allowance(row) for row in allowances],
+        "disputed": format_dollars(sum(line.disputed for line in lines.values())),
         "llm": _group(lines.values(), HoldKind.LLM, {"by_model": "model"}),
         "tools": _group(lines.values(), HoldKind.TOOL, {"by_tool": "tool"}),
         "payments": _group(

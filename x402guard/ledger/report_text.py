@@ -28,6 +28,8 @@ def render(report: Mapping[str, Any]) -> str:
         lines.append(_row("schemes", _pairs(report["payments"]["by_scheme"])))
     if any(amount != "0.00" for amount in report["settlement"].values()):
         lines.append(_row("settlement", _pairs(report["settlement"])))
+    if report["disputed"] != "0.00":
+        lines.append(_row("disputed", f"${report['disputed']} more than was booked is claimed for LLM calls"))
     lines.extend(
         _row("allowance", f"Permit2 may move ${row['exposed']} of {row['symbol']} on {row['network']}, by signature")
         for row in report["allowances"]

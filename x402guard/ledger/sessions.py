@@ -221,6 +221,22 @@ def _lower(view: LedgerView, node: Node, limit: Nanos) -> Node:
     return view.node(node.id)
 
 
+def _tell_end(view: LedgerView, node: Node, word: str | None) -> None:
+    if node.kind is NodeKind.SCOPE:
+        return
+    spent = f"${format_dollars(node.spent)} of ${format_dollars(node.limit or 0)}"
+    view.tell(
+        "session_ended",
+        "info",
+        f"{node.kind} {node.name!r} has ended ({word or 'completed'}), with {spent} spent",
+        session=node.id,
+        amount=node.spent,
+        limit=node.limit,
+        rule=word or "completed",
+        facts={"name": node.name},
+    )
+
+
 def close_node(view: LedgerView, node_id: str, *, opener: str, left_by_refusal: bool) -> Node:
     """End one opening of a node. The node closes with its last opening.
 
@@ -233,9 +249,12 @@ def close_node(view: LedgerView, node_id: str, *, opener: str, left_by_refusal: 
     rest = tuple(other for other in node.openers if other != opener)
     if rest or node.state is not NodeState.OPEN:
         view.put_node(dataclasses.replace(node, openers=rest, closed_ms=None if rest else view.now_ms))
+        if not rest:
+            _tell_end(view, node, node.terminated_by)
         return view.node(node_id)
     word = "budget_exhausted" if left_by_refusal or node.starved else None
     view.record(node_id, "close", facts={"terminated_by": word})
+    _tell_end(view, node, word)
     view.put_node(
         dataclasses.replace(
             view.node(node_id), state=NodeState.CLOSED, terminated_by=word, openers=(), closed_ms=view.now_ms

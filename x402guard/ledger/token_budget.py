@@ -39,11 +39,13 @@ class TokenLimit:
         node_id: the budget in the ledger.
         soft: the number of used tokens that triggers one warning, or None.
         session_id: the session whose journal gets that warning; None for a budget without a session.
+        hard: True if an LLM call that may not fit is limited or refused.
     """
 
     node_id: str
     soft: int | None = None
     session_id: str | None = None
+    hard: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +62,11 @@ class Reservation:
 def tokens_node(session_id: str) -> str:
     """Return the id of a session's own token budget."""
     return f"{session_id}/tokens"
+
+
+def call_tokens(hold_id: str) -> str:
+    """Return the id of the reservation of an LLM call's tokens."""
+    return f"{hold_id}/tokens"
 
 
 def soft_mark(node_id: str) -> MarkKey:
@@ -97,10 +104,10 @@ def open_tokens(view: LedgerView, node_id: str, total: int | None, name: str, so
     return view.node(node_id)
 
 
-def lapse_reservations(view: LedgerView, limit: TokenLimit) -> bool:
-    """Count reservations past their deadline as used. Returns True if the soft limit was just reached."""
+def lapse_reservations(view: LedgerView, limit: TokenLimit) -> None:
+    """Count reservations past their deadline as used."""
     lapse_due(view)
-    return _reached_soft(view, limit)
+    _note_soft(view, limit)
 
 
 def reserve_tokens(view: LedgerView, node_id: str, wanted: Reservation) -> Hold | None:
@@ -128,12 +135,11 @@ def _begin(view: LedgerView, node_id: str, wanted: Reservation, tokens: int) -> 
     return begin(view, hold, facts)
 
 
-def end_reservation(view: LedgerView, limit: TokenLimit, hold_id: str, used: int | None) -> bool:
+def end_reservation(view: LedgerView, limit: TokenLimit, hold_id: str, used: int | None) -> None:
     """Count the tokens *used* by a reservation, or give it back if *used* is None.
 
     Usage above the reservation counts in full. A lapsed reservation counts as used: more usage is added, less gives
-    nothing back. Returns True if the soft limit was just reached. Raises ``ConfigError`` for a reservation that has
-    already ended or belongs to another budget.
+    nothing back. Raises ``ConfigError`` for a reservation that has already ended or belongs to another budget.
     """
     hold = view.hold(hold_id)
     if hold is None or hold.kind is not HoldKind.TOKENS or hold.node_id != limit.node_id:
@@ -141,52 +147,64 @@ def end_reservation(view: LedgerView, limit: TokenLimit, hold_id: str, used: int
     if has_lapsed(hold) and hold.evidence is Evidence.ASSUMED:
         if used is not None and used > hold.captured:
             apply(view, hold_id, Correct(Nanos(used), Evidence.ESTIMATE))
-        return _reached_soft(view, limit)
+        _note_soft(view, limit)
+        return
     if hold.state is not HoldState.HELD:
         raise ConfigError("reservation: it has already ended; call allocate() again, or record_usage() without it")
     if used is None:
         apply(view, hold_id, Void("released"))
-        return False
+        return
     apply(view, hold_id, Capture(Nanos(used), Evidence.ESTIMATE))
-    return _reached_soft(view, limit)
+    _note_soft(view, limit)
 
 
-def record_tokens(view: LedgerView, limit: TokenLimit, use: Reservation) -> bool:
-    """Count ``use.requested`` tokens that were not reserved. Idempotent by ``use.id``.
-
-    Returns True if the soft limit was just reached.
-    """
+def record_tokens(view: LedgerView, limit: TokenLimit, use: Reservation) -> None:
+    """Count ``use.requested`` tokens that were not reserved. Idempotent by ``use.id``."""
     if use.requested and view.hold(use.id) is None:
         _begin(view, limit.node_id, use, use.requested)
         apply(view, use.id, Capture(Nanos(use.requested), Evidence.ESTIMATE))
-    return _reached_soft(view, limit)
+    _note_soft(view, limit)
 
 
-def count_tokens(view: LedgerView, limit: TokenLimit, used: int) -> bool:
-    """Count the tokens of a hold that ends in the same transaction. Returns True if the soft limit was just reached."""
+def count_tokens(view: LedgerView, limit: TokenLimit, used: int) -> None:
+    """Count the tokens of a hold that ends in the same transaction."""
     used = min(used, MOST_TOKENS - view.node(limit.node_id).captured)
     if used > 0:
         view.record(limit.node_id, "usage", captured=used)
         note_soft_limits(view, limit.node_id)
-    return _reached_soft(view, limit)
+    _note_soft(view, limit)
 
 
-def soft_warning(view: LedgerView, limit: TokenLimit) -> str:
-    """Return the warning about a reached soft limit."""
+def end_call_tokens(view: LedgerView, limit: TokenLimit, use: Reservation, *, in_time: bool) -> None:
+    """Count the tokens of an LLM call in place of its reservation, if it has one. *in_time*: its hold is ending now."""
+    if view.hold(use.id) is not None:
+        end_reservation(view, limit, use.id, use.requested)
+    elif in_time:
+        count_tokens(view, limit, use.requested)
+    else:
+        record_tokens(view, limit, use)
+
+
+def release_call_tokens(view: LedgerView, hold_id: str) -> None:
+    """Give back the tokens that were reserved for an LLM call that was never billed."""
+    reservation = view.hold(call_tokens(hold_id))
+    if reservation is not None and reservation.state is HoldState.HELD:
+        apply(view, reservation.id, Void("released"))
+
+
+def _note_soft(view: LedgerView, limit: TokenLimit) -> None:
+    """Write an event and a notice, once, when the used tokens have reached the soft limit."""
     node = view.node(limit.node_id)
-    used, total = f"{node.captured:,}", f"{node.limit or 0:,}"
-    return f"tokens: {used} of {total} are used in {node.name!r}; the soft limit is {limit.soft or 0:,}"
-
-
-def _reached_soft(view: LedgerView, limit: TokenLimit) -> bool:
-    """True once: when the used tokens have reached the soft limit."""
-    if limit.soft is None or view.node(limit.node_id).captured < limit.soft:
-        return False
+    if limit.soft is None or node.captured < limit.soft:
+        return
     said = (view.mark(soft_mark(limit.node_id)) or {"soft": []})["soft"]
     if limit.soft in said:
-        return False
+        return
     view.put_mark(soft_mark(limit.node_id), {"soft": [*said, limit.soft][-_MOST_SOFT:]})
-    used = view.node(limit.node_id).captured
-    facts = {"name": "tokens_soft_limit", "used_tokens": used, "soft_tokens": limit.soft}
-    view.record(limit.session_id or limit.node_id, "event", facts=facts)
-    return True
+    where = limit.session_id or limit.node_id
+    facts = {"used_tokens": node.captured, "soft_tokens": limit.soft}
+    view.record(where, "event", facts={"name": "tokens_soft_limit", **facts})
+    total = node.limit or 0
+    message = f"tokens: {node.captured:,} of {total:,} are used in {node.name!r}; the soft limit is {limit.soft:,}"
+    told = {"name": node.name, "percent": 100 * limit.soft / (total or 1), **facts}
+    view.tell("tokens_soft_limit", "warning", message, session=where, facts=told)

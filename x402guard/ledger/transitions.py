@@ -18,7 +18,7 @@ from x402guard.errors import IllegalTransition
 from x402guard.ledger.budgets import correct_past, count_in_past, note_soft_limits, settle_grants, trip_exceeded
 from x402guard.ledger.model import NOTHING, Claim, Evidence, Hold, HoldKind, HoldState
 from x402guard.ledger.view import LedgerView
-from x402guard.money import MAX_NANOS, Nanos
+from x402guard.money import MAX_NANOS, Nanos, format_dollars
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +176,25 @@ def apply(view: LedgerView, hold_id: str, event: Event) -> Hold:
     if not moved and (counted_after > counted_before or hold.state is _CAPTURED):
         trip_exceeded(view, hold.node_id)
     note_soft_limits(view, hold.node_id)
+    if isinstance(event, Capture):
+        _log_capture(view, after, event)
     return after
+
+
+_LOGGED: Final = {HoldKind.PAYMENT: "payment", HoldKind.LLM: "llm_call", HoldKind.TOOL: "tool_use"}
+
+
+def _log_capture(view: LedgerView, hold: Hold, event: Capture) -> None:
+    kind = _LOGGED.get(hold.kind)
+    if kind is None:
+        return
+    purpose = hold.purpose
+    what = purpose.tool or f"{purpose.method} {purpose.url}"
+    facts = {"hold_id": hold.id, "what": what, "evidence": str(event.evidence)}
+    if hold.intent is not None:
+        facts["payee"] = hold.intent.payee
+    message = f"{kind}: ${format_dollars(event.amount)} for {what} ({event.evidence})"
+    view.tell(kind, "info", message, session=hold.node_id, amount=event.amount, facts=facts, logged_only=True)
 
 
 CANCELLED: Final = "cancelled on chain"

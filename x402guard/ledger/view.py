@@ -5,13 +5,15 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from decimal import Decimal
 from operator import attrgetter
-from typing import Any, Final, NoReturn, TypeVar
+from typing import Any, Final, Literal, NoReturn, TypeVar
 
 from x402guard.errors import IllegalTransition
 from x402guard.ledger.model import Entry, Hold, HoldState, Node
 from x402guard.ledger.windows import rolled
+from x402guard.money import Nanos, nanos_to_decimal
 
 R = TypeVar("R")
 
@@ -60,21 +62,51 @@ class Scope:
     durable: bool = False
 
 
+Severity = Literal["info", "warning", "critical"]
+
+
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """A message to the owner, sent after the change is in the ledger.
+    """A message to the owner, sent once, after the change is in the ledger.
 
     Attributes:
-        name: the name of the event: ``soft_limit``, ``tokens_soft_limit``, ``breaker_open`` …
+        kind: the stable name of the event; ``docs/reference/notices.md`` lists them.
+        severity: ``info``, ``warning``, or ``critical`` if an agent is stopped or money may be lost.
         message: one sentence.
-        facts: the same facts as plain values; amounts in decimal dollars.
-        pressing: False if the notice goes to the log only.
+        session: the id of the session or budget that it is about, or "".
+        amount: dollars, or None.
+        limit: dollars that *amount* is compared with, or None.
+        rule: the rule or reason, as in a refusal or a report, or "".
+        time: unix seconds.
+        facts: more facts as plain values; amounts in decimal dollars.
+        logged_only: True if it is a log record alone, and no function and no webhook gets it.
     """
 
-    name: str
+    kind: str
+    severity: Severity
     message: str
-    facts: Mapping[str, Any]
-    pressing: bool = True
+    session: str = ""
+    amount: Decimal | None = None
+    limit: Decimal | None = None
+    rule: str = ""
+    time: float = 0.0
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    logged_only: bool = False
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the notice as plain values for JSON; amounts are decimal strings in dollars."""
+        amounts = {name: None if value is None else str(value) for name, value in
+                   (("amount", self.amount), ("limit", self.limit))}  # fmt: skip
+        return {
+            "kind": self.kind,
+            "severity": self.severity,
+            "message": self.message,
+            "session": self.session,
+            **amounts,
+            "rule": self.rule,
+            "time": self.time,
+            "facts": dict(self.facts),
+        }
 
 
 class _Nodes(dict[str, Node]):
@@ -248,6 +280,35 @@ class LedgerView:
             self._nodes[above] = dataclasses.replace(each, live=each.live + held)
             self.changed_nodes.add(above)
             above = each.parent_id
+
+    def tell(
+        self,
+        kind: str,
+        severity: Severity,
+        message: str,
+        *,
+        session: str = "",
+        amount: int | None = None,
+        limit: int | None = None,
+        rule: str = "",
+        facts: Mapping[str, Any] | None = None,
+        logged_only: bool = False,
+    ) -> None:
+        """Add a notice to those that are sent after this change is in the ledger. Amounts are in nano-dollars."""
+        self.notices.append(
+            Notice(
+                kind=kind,
+                severity=severity,
+                message=message,
+                session=session,
+                amount=None if amount is None else nanos_to_decimal(Nanos(amount)),
+                limit=None if limit is None else nanos_to_decimal(Nanos(limit)),
+                rule=rule,
+                time=self.now_ms / 1000,
+                facts=facts or {},
+                logged_only=logged_only,
+            )
+        )
 
     def live(self, hold_ids: Iterable[str]) -> tuple[Hold, ...]:
         """Return the holds with these ids that are in view and still HELD."""

@@ -6,24 +6,30 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
+from urllib.parse import urlsplit
 
-from x402guard.errors import BudgetExhausted, Unpriced
+from x402guard.errors import BudgetExhausted, TokensExhausted, Unpriced
 from x402guard.flow.admission import check_standing
-from x402guard.flow.capture import ESTIMATED, HOLD_S, MEAN
+from x402guard.flow.capture import ESTIMATED, HIDDEN, HOLD_S, MEAN
 from x402guard.flow.context import Context
 from x402guard.flow.request import RequestFacts, purpose_of, route_of, whole_route_of
-from x402guard.ledger.authorize import BUDGET, Refusal, authorize, check_room
+from x402guard.ledger.authorize import BUDGET, TOKENS, Refusal, authorize, check_room
 from x402guard.ledger.budgets import room_on_path
 from x402guard.ledger.model import WALLET, Hold, HoldKind
+from x402guard.ledger.token_budget import Reservation, TokenLimit, call_tokens, reserve_tokens, tokens_left
 from x402guard.ledger.view import LedgerView, MarkKey, Scope
-from x402guard.llm.ceiling import UNBOUNDED_OUTPUT, Ceiling
+from x402guard.llm.ceiling import UNBOUNDED_OUTPUT, Ceiling, whole_nanos
 from x402guard.llm.meter import FixedPrice, Meter
 from x402guard.llm.request import Call, limit_field
 from x402guard.money import Nanos
+from x402guard.policy.approvals import shown_text
 from x402guard.policy.guards import guard_marks, judge_step, note_taken
-from x402guard.policy.judge import Consented, Unasked, objection, verdict_facts, verdict_of
+from x402guard.policy.judge import Consented, Unasked, objection, spent_so_far, verdict_facts, verdict_of
 from x402guard.policy.steps import Step, request_key
 from x402guard.policy.verdicts import Subject, Verdict
+
+LEAST_LIMITED: Final = 16
+"""The smallest output limit, in tokens, that a hard limit of tokens leaves to a call."""
 
 LEAST_FITTED: Final = 1_024
 """The smallest output limit, in tokens, that the library writes. If it does not fit, the call is refused."""
@@ -44,6 +50,8 @@ class Granted:
         written: True if the library chose the limit and has to write it into the request.
         bound: the most output tokens that are possible for each choice.
         most_tokens: the tokens counted in a token budget if the usage stays unknown.
+        hidden_input: the input tokens in the hold that the server is known to add by itself.
+        filtered: nano-dollars of the input, where the provider bills a prompt that it refuses by status 400; else None.
     """
 
     hold: Hold
@@ -53,6 +61,8 @@ class Granted:
     written: bool = False
     bound: int = 0
     most_tokens: int = 0
+    hidden_input: int = 0
+    filtered: Nanos | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,30 +79,39 @@ def call_id(request: RequestFacts) -> str:
     return hashlib.sha256(b"llm call" + request.entropy).hexdigest()
 
 
-def call_marks(context: Context, call: Call, ceiling: Ceiling, meter: Meter) -> tuple[MarkKey, ...]:
+def call_marks(
+    context: Context, request: RequestFacts, call: Call, ceiling: Ceiling, meter: Meter
+) -> tuple[MarkKey, ...]:
     """Return the marks in the scope of a call's transactions.
 
-    These are the mean cost of the ledger's calls to the model and, if means are held, the budgets with such a call
-    open.
+    These are the mean cost of the ledger's calls to the model; the input that the server adds by itself; and, if means
+    are held, the budgets with such a call open.
     """
-    mean = (MEAN, f"{call.route.provider} {ceiling.rates.priced.model}")
+    mean: MarkKey = (MEAN, f"{call.route.provider} {ceiling.rates.priced.model}")
+    hidden: MarkKey = (HIDDEN, f"{request.host} {call.model}")
     if meter.settings.unbounded_output != "average" or ceiling.limit is not None:
-        return (mean,)
+        return (mean, hidden)
     parts = context.node_id.split("/")  # a child's id begins with its parent's
-    return (mean, (ESTIMATED, WALLET), *((ESTIMATED, "/".join(parts[: n + 1])) for n in range(len(parts))))
+    return (mean, hidden, (ESTIMATED, WALLET), *((ESTIMATED, "/".join(parts[: n + 1])) for n in range(len(parts))))
 
 
 def call_step(context: Context, request: RequestFacts, said: bytes | Mapping[str, Any]) -> Step:
     """Return the step of an LLM call. *said* is its body, decoded if it was read."""
     loop = context.policy.loop
-    key = "" if loop is None else request_key(HoldKind.LLM, request.method, request.url, said, loop.ignored)
+    key = ""
+    if loop is not None:
+        key = request_key(HoldKind.LLM, request.method, request.url, said, loop.ignored, similar=loop.similar)
     return Step(HoldKind.LLM, route_of(request), key, context.node_id)
 
 
 def call_scope(context: Context, request: RequestFacts, step: Step, marks: tuple[MarkKey, ...]) -> Scope:
     """Return the scope of ``grant_call`` and ``fix_price``."""
     seen = (*marks, *guard_marks(context.policy, step))
-    return Scope(nodes=(context.node_id,), holds=(call_id(request),), marks=seen, durable=True)
+    hold_id = call_id(request)
+    if context.tokens is None or not context.tokens.hard:
+        return Scope(nodes=(context.node_id,), holds=(hold_id,), marks=seen, durable=True)
+    nodes = (context.node_id, context.tokens.node_id)
+    return Scope(nodes=nodes, holds=(hold_id, call_tokens(hold_id)), marks=seen, durable=True)
 
 
 def grant_call(
@@ -111,14 +130,18 @@ def grant_call(
     refusal = check_standing(view, context) or judge_step(view, context.policy, step)
     if refusal is not None:
         return refusal
-    marks = call_marks(context, call, ceiling, meter)
+    marks = call_marks(context, request, call, ceiling, meter)
+    learned = view.mark(marks[1])
+    ceiling = ceiling.hiding(0 if learned is None else int(learned["tokens"]))
     choice = _choose(view, context, call, ceiling, meter=meter, marks=marks)
+    if not isinstance(choice, Refusal) and context.tokens is not None and context.tokens.hard:
+        choice = _within_tokens(view, context.tokens, call, ceiling, choice)
     if isinstance(choice, Refusal):
         return choice
-    subject = call_subject(request, call.model, choice.amount)
+    subject = call_subject(request, call, ceiling, choice.amount)
     priced = step.at(choice.amount)
     about = (request.method, request.url, request.body_sha256 or "", choice.limit)
-    decided = _allow(view, context, about, subject=subject, priced=priced, consented=consented)
+    decided = _allow(view, context, request, about, subject=subject, priced=priced, consented=consented)
     if not isinstance(decided, Verdict):
         return decided
     hold = _new_hold(view, context, request, step.at(Nanos(max(1, choice.amount))), call.model)
@@ -132,24 +155,67 @@ def grant_call(
         view.record(context.node_id, "event", hold_id=hold.id, facts=facts)
     if choice.estimated:
         _note_estimate(view, marks, written)
-    most_tokens = ceiling.input_tokens + choice.limit * ceiling.choices
-    return Granted(written, call.model, marks, choice.limit, choice.written, choice.bound, most_tokens)
+    most_tokens = _most_tokens(ceiling, choice.limit)
+    if context.tokens is not None and context.tokens.hard:
+        wanted = Reservation(call_tokens(hold.id), most_tokens, context.instance, llm=True)
+        reserve_tokens(view, context.tokens.node_id, wanted)
+    filtered = whole_nanos(ceiling.input_dollars) if call.route.endpoint.dialect == "azure" else None
+    return Granted(
+        hold=written,
+        model=call.model,
+        marks=marks,
+        limit=choice.limit,
+        written=choice.written,
+        bound=choice.bound,
+        most_tokens=most_tokens,
+        hidden_input=ceiling.learned,
+        filtered=filtered,
+    )
 
 
-def call_subject(request: RequestFacts, model: str, amount: Nanos) -> Subject:
-    """Return an LLM call as the owner's rules see it."""
-    return Subject(HoldKind.LLM, (whole_route_of(request), model), amount)
+def call_subject(request: RequestFacts, call: Call, ceiling: Ceiling, amount: Nanos) -> Subject:
+    """Return an LLM call as the owner's rules see it: its route, and its model under every name that it has.
+
+    These are the name as sent, the name behind a gateway's prefix (``openai/gpt-4o``), and the name that it is priced as.
+    """
+    priced = ceiling.rates.priced.model
+    names = (call.model, bare_model(call.model), priced, bare_model(priced))
+    return Subject(HoldKind.LLM, tuple(dict.fromkeys((whole_route_of(request), *names))), amount)
+
+
+def fixed_subject(request: RequestFacts, price: FixedPrice) -> Subject:
+    """Return a request at a fixed price as the owner's rules see it."""
+    return Subject(HoldKind.LLM, (whole_route_of(request), price.route_name), price.amount)
+
+
+def bare_model(model: str) -> str:
+    """Return a model's name without a gateway's prefix and suffix: ``gpt-4o`` for ``openai/gpt-4o:online``."""
+    return model.rpartition("/")[2].partition(":")[0] or model
 
 
 def _allow(
-    view: LedgerView, context: Context, about: tuple[Any, ...], *, subject: Subject, priced: Step, consented: Consented
+    view: LedgerView,
+    context: Context,
+    request: RequestFacts,
+    about: tuple[Any, ...],
+    *,
+    subject: Subject,
+    priced: Step,
+    consented: Consented,
 ) -> Verdict | Unasked | Refusal:
     """Return the verdict on a call at its price if guards and rules allow it."""
     refusal = judge_step(view, context.policy, priced)
     if refusal is not None:
         return refusal
     verdict = verdict_of(context.policy, subject, asks=context.asks)
-    unasked = Unasked(subject, verdict, about)
+    unasked = Unasked(
+        subject,
+        verdict,
+        about,
+        query=shown_text(urlsplit(request.url).query),
+        body=shown_text(request.body or b""),
+        spent=spent_so_far(view, context.node_id),
+    )
     if verdict.action == "ask" and unasked.key not in consented:
         return check_room(view, context.node_id, priced.amount, context.finalizing) or unasked
     return objection(verdict, subject) or verdict
@@ -168,9 +234,9 @@ def fix_price(
     refusal = check_standing(view, context) or judge_step(view, context.policy, step)
     if refusal is not None:
         return refusal
-    subject = call_subject(request, price.route_name, price.amount)
+    subject = fixed_subject(request, price)
     about = (request.method, request.url, request.body_sha256 or "")
-    decided = _allow(view, context, about, subject=subject, priced=step.at(price.amount), consented=consented)
+    decided = _allow(view, context, request, about, subject=subject, priced=step.at(price.amount), consented=consented)
     if not isinstance(decided, Verdict):
         return decided
     hold = _new_hold(view, context, request, step.at(Nanos(max(1, price.amount))), price.route_name)
@@ -217,6 +283,37 @@ def _choose(
     if way != "fit" or left is None or whole.amount <= left:
         return whole
     return _fit(call, ceiling, left)
+
+
+def _most_tokens(ceiling: Ceiling, limit: int) -> int:
+    return ceiling.input_tokens + limit * ceiling.choices + ceiling.extra_output
+
+
+def _within_tokens(
+    view: LedgerView, tokens: TokenLimit, call: Call, ceiling: Ceiling, choice: _Choice
+) -> _Choice | Refusal:
+    """Limit a call's output to the tokens that are left, or refuse the call: its input and output may not fit."""
+    node = view.node(tokens.node_id)
+    left = tokens_left(node)
+    if ceiling.input_bound is None:
+        unbounded = [part.field for part in call.unbounded] + [part.field for part in call.media]
+        return _no_tokens(f"{', '.join(unbounded)[:200]}: its tokens have no bound, and a hard limit needs one")
+    if _most_tokens(ceiling, choice.limit) <= left and not choice.estimated:
+        return choice
+    limit = min((left - _most_tokens(ceiling, 0)) // ceiling.choices, choice.limit)
+    if limit < min(LEAST_LIMITED, choice.limit) or _most_tokens(ceiling, limit) > left:
+        reason = (
+            f"{ceiling.input_tokens:,} tokens of input and an answer do not fit into the {left:,} that are left of "
+            f"{node.limit or 0:,} tokens ({node.captured:,} used, {node.held:,} reserved)"
+        )
+        return _no_tokens(reason)
+    return _Choice(ceiling.amount(limit), limit, limit, written=True)
+
+
+def _no_tokens(reason: str) -> Refusal:
+    return Refusal(
+        TOKENS, reason, error=TokensExhausted, advice=TokensExhausted.advice.removeprefix("Nothing was sent. ")
+    )
 
 
 def _fit(call: Call, ceiling: Ceiling, left: Nanos) -> _Choice | Refusal:

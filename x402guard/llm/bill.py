@@ -2,20 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from decimal import Decimal
-from typing import Final
+from typing import Any, Final
 
 from x402guard.flow.capture import Bill, ceiling_bill
 from x402guard.flow.ports import Usage
 from x402guard.ledger.model import Evidence
 from x402guard.llm.answer import AnswerRead
-from x402guard.llm.ceiling import DEARER, Ceiling, Rates, whole_nanos
+from x402guard.llm.ceiling import (
+    DEARER,
+    DEAREST_TIER,
+    NOT_DEARER,
+    US_ONLY,
+    Ceiling,
+    Rates,
+    find_model,
+    most_possible,
+    whole_nanos,
+)
+from x402guard.llm.content import kind_of
 from x402guard.llm.models import reasons
 from x402guard.llm.prices import TokenCounter
 from x402guard.llm.request import Call
 from x402guard.llm.settings import Metering
-from x402guard.llm.usage import UNITS, Impossible, Stated, check_parts, read_usage
-from x402guard.money import MAX_NANOS, Nanos
+from x402guard.llm.usage import UNITS, Impossible, Stated, read_usage, tools_run
+from x402guard.money import Nanos, format_dollars
 
 _STATED_BY_THE_TOKENS: Final = frozenset(
     {"audio", "cached_content", "document", "image_url", "stored_conversation", "video", "web_fetch", "model_fallback"}
@@ -38,65 +51,133 @@ def bill_answer(
 ) -> Bill:
     """Return the cost of *answer*.
 
-    *held* is in nano-dollars; *limit* is the output limit that was sent, in tokens for each choice, or None. No count
-    is dropped or clamped: a possible usage above the ceiling is billed in full, and an impossible one is disputed.
+    *held* is in nano-dollars; *limit* is the output limit that was sent, in tokens for each choice, or None. What the
+    provider states is billed, also above the ceiling, up to the most that the model can take at all; the rest of such a
+    claim is disputed. Counts that contradict each other are read at their dearest, and cost the ceiling at least.
     """
     if not answer.final or answer.body is None:
         return _counted_here(call, ceiling, counter, answer) or ceiling_bill(held, answer.why)
     try:
-        stated = read_usage(call, answer.body, ceiling.rates.book)
-        _check_possible(call, stated.usage, ceiling, limit)
-        amount = stated_cost(call, ceiling.rates, settings, stated)
-    except Impossible as error:
-        return Bill(held, Evidence.ASSUMED, note=f"disputed: {error}", claimed=_claimed(call, ceiling, answer))
+        read = _read(call, ceiling, settings, answer.body)
     except (ValueError, TypeError, LookupError, ArithmeticError) as error:
         return ceiling_bill(held, f"the answer states no readable usage: {str(error)[:200]}")
-    if amount is None:
-        return ceiling_bill(held, "the answer was billed at a tier that is not in the price book")
-    if amount > MAX_NANOS:
-        return Bill(held, Evidence.ASSUMED, stated.usage, "disputed: more than a billion dollars", claimed=amount)
-    guessed = _guessed(call, ceiling.rates, settings, stated)
-    if stated.charged is None and guessed:
-        return Bill(Nanos(amount + whole_nanos(guessed)), Evidence.ESTIMATE, stated.usage, "tools at their allowance")
-    return Bill(amount, Evidence.PROVIDER_USAGE, stated.usage)
+    amount = Nanos(max(read.amount, held)) if read.contradiction else read.amount
+    usage, claimed, note = read.stated.usage, None, ""
+    if read.contradiction:
+        claimed, note = read.amount, f"disputed: {read.contradiction}"
+    if amount > held:
+        factor = read.factor * (US_ONLY if read.stated.us_only else 1)
+        most = most_possible(ceiling, read.rates, usage, factor=factor)
+        if amount > most:
+            amount, claimed = most, read.amount
+            note = (
+                note
+                or f"disputed: ${format_dollars(read.amount)} is more than any answer of {read.rates.priced.model} costs"
+            )
+    beyond = "" if read.contradiction else _beyond(call, usage, ceiling, limit)
+    hidden = 0 if claimed is not None else _hidden(usage, ceiling)
+    return Bill(
+        amount,
+        Evidence.ESTIMATE if read.contradiction or read.estimated else Evidence.PROVIDER_USAGE,
+        usage if claimed is None else None,
+        note or beyond or read.note,
+        claimed=claimed,
+        hidden_input=hidden,
+        latches=settings.disputes == "latch" and bool(claimed is not None or beyond),
+    )
 
 
-def _check_possible(call: Call, usage: Usage, ceiling: Ceiling, limit: int | None) -> None:
-    """Raise ``Impossible`` for more output than the limit that was sent, or more input than the body's bytes allow."""
-    into, out = usage.get("input_tokens", 0), usage.get("output_tokens", 0)
-    check_parts(usage)
-    if ceiling.input_bound is not None and into > ceiling.input_bound:
-        raise Impossible(f"{into} input tokens, but the request's bytes allow at most {ceiling.input_bound}")
-    if any(part.field == "context_management" for part in call.unbounded):
-        limit = None  # the output of a compaction does not count towards the limit
-    allowed = None if limit is None else limit * ceiling.choices + ceiling.extra_output
-    if allowed is not None and out > allowed:
-        raise Impossible(f"{out} output tokens, but {allowed} were allowed")
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """What an answer states, priced: *factor* on the prices, *contradiction* between the counts, or "".
 
-
-def stated_cost(call: Call, rates: Rates, settings: Metering, stated: Stated) -> Nanos | None:
-    """Return the cost of a stated usage in nano-dollars; None for a tier that is not in the price book.
-
-    Raises ``Impossible`` for counts that contradict each other.
+    *estimated*: a part of the amount is not stated, which *note* names.
     """
-    if stated.charged is not None:
-        return whole_nanos(stated.charged)
-    context = dict(settings.price_context)
+
+    stated: Stated
+    amount: Nanos
+    rates: Rates
+    factor: Decimal
+    contradiction: str = ""
+    estimated: bool = False
+    note: str = ""
+
+
+def _read(call: Call, ceiling: Ceiling, settings: Metering, body: Mapping[str, Any]) -> _Read:
+    """Read and price an answer. Raises ``ValueError`` and its like if it states no readable usage."""
+    book, contradiction = ceiling.rates.book, ""
+    try:
+        stated = read_usage(call, body, book)
+        rates, factor = billed_rates(call, _dearer_model(call, ceiling.rates, body, stated), settings, stated)
+        amount = cost_of(rates, factor, stated)
+    except Impossible as error:
+        contradiction = str(error)[:200]
+        stated = read_usage(call, body, book, repaired=True)
+        rates, factor = billed_rates(call, _dearer_model(call, ceiling.rates, body, stated), settings, stated)
+        amount = cost_of(rates, factor, stated)
+    guessed = Decimal(0) if stated.charged is not None else _guessed(call, rates, settings, stated, body)
+    note = "tools at their allowance" if guessed else ""
+    if factor != 1 and stated.charged is None:
+        note = f"a tier without a price, at {factor} times the standard one"
+    return _Read(stated, Nanos(amount + whole_nanos(guessed)), rates, factor, contradiction, bool(note), note)
+
+
+def _hidden(usage: Usage, ceiling: Ceiling) -> int:
+    """Return the input tokens that the server added, if they are more than the ceiling expects; else 0."""
+    beyond = 0 if ceiling.input_bound is None else usage.get("input_tokens", 0) - ceiling.input_bound
+    return ceiling.learned + beyond if beyond > 0 else 0
+
+
+def _beyond(call: Call, usage: Usage, ceiling: Ceiling, limit: int | None) -> str:
+    """Return how a usage goes beyond the limit that was sent, or beyond the request's bytes; "" if it does not."""
+    into, out = usage.get("input_tokens", 0), usage.get("output_tokens", 0)
+    if _hidden(usage, ceiling):
+        return f"{into} input tokens, but the request's bytes allow at most {ceiling.input_bound}"
+    if limit is None or any(part.field == "context_management" for part in call.unbounded):
+        return ""  # the output of a compaction does not count towards the limit
+    allowed = limit * ceiling.choices + ceiling.extra_output
+    return f"{out} output tokens, but {allowed} were allowed" if out > allowed else ""
+
+
+def _dearer_model(call: Call, rates: Rates, body: Mapping[str, Any], stated: Stated) -> Rates:
+    """Return the prices of the model that the answer names, if it costs more for this usage; else *rates*."""
+    named = body.get("model") or body.get("modelVersion")
+    if rates.priced.source == "owner" or not isinstance(named, str) or named in (call.model, rates.priced.model):
+        return rates
+    found = find_model(rates.book, call.route.provider, named.removeprefix("models/"), rates.priced.at_unix)
+    if found is None:
+        return rates
+    other = Rates(rates.book, *found, rates.context)
+    try:
+        return other if other.dollars(stated.usage) > rates.dollars(stated.usage) else rates
+    except ValueError:
+        return rates  # contradictory counts have no price
+
+
+def billed_rates(call: Call, rates: Rates, settings: Metering, stated: Stated) -> tuple[Rates, Decimal]:
+    """Return the prices that a stated usage is billed at, and the factor on them for a dearer tier without a price."""
+    context, factor = dict(settings.price_context), Decimal(1)
     # A tier that only the request names counts only if it costs more.
     asked = {key: value for key, value in call.context.items() if value in DEARER}
     for key, value in {**asked, **stated.context}.items():
         if (key, value) in rates.priced.contexts:
             context[key] = value
-        elif value in DEARER:
-            return None
-    billed = Rates(rates.book, rates.priced, rates.based_on, context)
+        elif value not in NOT_DEARER:
+            factor = Decimal(DEAREST_TIER)
+    return Rates(rates.book, rates.priced, rates.based_on, context), factor
+
+
+def cost_of(rates: Rates, factor: Decimal, stated: Stated) -> Nanos:
+    """Return the cost of a stated usage in nano-dollars. Raises ``Impossible`` for counts that contradict each other."""
+    if stated.charged is not None:
+        return whole_nanos(stated.charged)
     try:
-        return whole_nanos(billed.dollars(stated.usage, us_only=stated.us_only))
+        return whole_nanos(rates.dollars(stated.usage, us_only=stated.us_only) * factor)
     except ValueError as error:
         raise Impossible(str(error)[:200]) from error
 
 
-def _guessed(call: Call, rates: Rates, settings: Metering, stated: Stated) -> Decimal:
+def _guessed(call: Call, rates: Rates, settings: Metering, stated: Stated, body: Mapping[str, Any]) -> Decimal:
     """Return the allowances, in dollars, of tools whose use is not stated or that have no price."""
     priced = {kind for kind in stated.counted if UNITS[kind] in rates.priced.units}
     total = Decimal(0)
@@ -104,16 +185,11 @@ def _guessed(call: Call, rates: Rates, settings: Metering, stated: Stated) -> De
         fee = part.kind not in _STATED_BY_THE_TOKENS and (call.route.provider, part.kind) not in _FREE_OF_FEES
         if fee and part.kind not in priced:
             total += settings.allowance(part.kind) or 0
+    asked = {part.kind for part in call.unbounded}
+    for kind in map(kind_of, tools_run(call.route.flavour, body)):
+        if kind not in asked:  # a tool that the answer shows is billed, whether or not it was asked for
+            total += settings.allowance(kind) or 0
     return total
-
-
-def _claimed(call: Call, ceiling: Ceiling, answer: AnswerRead) -> Nanos:
-    """Return the cost of an impossible usage, or 0 if it cannot be computed; never below zero."""
-    try:
-        stated = read_usage(call, answer.body or {}, ceiling.rates.book)
-        return whole_nanos(stated.charged if stated.charged is not None else ceiling.rates.dollars(stated.usage))
-    except (ValueError, TypeError, LookupError, ArithmeticError):
-        return Nanos(0)
 
 
 def _counted_here(call: Call, ceiling: Ceiling, counter: TokenCounter, answer: AnswerRead) -> Bill | None:

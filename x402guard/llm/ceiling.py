@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import ROUND_CEILING, Context, Decimal, localcontext
 from typing import Final
 
@@ -16,6 +16,7 @@ from x402guard.llm.models import READ_ON, base_name, model_maximum
 from x402guard.llm.prices import PriceBook, PricedModel, TokenCounter
 from x402guard.llm.request import Call
 from x402guard.llm.settings import Metering
+from x402guard.llm.usage import MOST_USES
 from x402guard.money import NANOS_PER_DOLLAR, Nanos
 
 UNPRICED: Final = "unpriced"
@@ -81,26 +82,63 @@ class Ceiling:
         input_tokens: the upper bound of the input, used for the hold.
         counted_by: what counted them: ``tiktoken``, ``bytes`` or the class of a user's own counter.
         input_bound: the most input tokens that are possible for this body; None if a part of it has no bound.
-        fixed: dollars for everything except output.
+        worst: the ways to bill the input, one of which is the dearest.
+        beside: dollars beside the tokens: allowances and media.
         per_output: dollars for one output token of each choice.
         choices: the number of answers.
         limit: the requested output limit, in tokens, or None.
         extra_output: output tokens that may be billed beyond the limit: a wrong prediction.
         maximum: the most tokens that the model can answer with, or None if unknown.
         maximum_from: the source of *maximum*.
+        learned: input tokens in it that the server is known to add by itself.
     """
 
     rates: Rates
     input_tokens: int
     counted_by: str
     input_bound: int | None
-    fixed: Decimal
+    worst: tuple[Usage, ...]
+    beside: Decimal
+    us_only: bool
     per_output: Decimal
     choices: int
     limit: int | None
     extra_output: int
     maximum: int | None
     maximum_from: str
+    learned: int = 0
+
+    @property
+    def fixed(self) -> Decimal:
+        """The dollars for everything except output."""
+        return self.input_dollars + self.beside
+
+    @property
+    def input_dollars(self) -> Decimal:
+        """The dollars for the input, billed in its dearest way."""
+        return max(self.rates.dollars(usage, us_only=self.us_only) for usage in self.worst)
+
+    def unit_prices(self) -> tuple[Decimal, Decimal]:
+        """Return the prices of the hold, in dollars per million tokens: input, and output of one choice."""
+        tokens = max(1, self.input_tokens)
+        with localcontext(_EXACT):
+            into = self.rates.dollars({"input_tokens": tokens}) * _PER / tokens
+            return round(into, 9), round(self.per_output * _PER / self.choices, 9)
+
+    def hiding(self, tokens: int) -> Ceiling:
+        """Return the ceiling with *tokens* more of input, which the server adds to each request."""
+        if not tokens:
+            return self
+        return replace(
+            self,
+            learned=self.learned + tokens,
+            input_tokens=self.input_tokens + tokens,
+            input_bound=None if self.input_bound is None else self.input_bound + tokens,
+            worst=tuple(
+                {unit: count if unit == "input_audio_tokens" else count + tokens for unit, count in usage.items()}
+                for usage in self.worst
+            ),
+        )
 
     def amount(self, limit: int) -> Nanos:
         """Return the ceiling in nano-dollars for an output limit in tokens."""
@@ -130,16 +168,18 @@ def find_ceiling(
     if isinstance(media, Refusal):
         return media
     tokens, counted_by, by_bytes = _count(call, rates.priced.model, counter)
-    held, bound = tokens + call.slack + media.tokens, by_bytes + call.slack + media.tokens
+    added = call.slack + media.tokens + call.route.endpoint.hidden_input
+    held, bound = tokens + added, by_bytes + added
     usage = {"input_tokens": held, **({"input_audio_tokens": media.audio} if media.audio else {})}
-    fixed = max(rates.dollars(worst, us_only=call.us_only) for worst in _worst_inputs(usage, call, rates.priced))
     maximum, maximum_from = _maximum(call, rates)
     return Ceiling(
         rates=rates,
         input_tokens=held,
         counted_by=counted_by,
         input_bound=None if call.unbounded or media.unsized else bound,
-        fixed=fixed + allowed + media.dollars,
+        worst=tuple(_worst_inputs(usage, call, rates.priced)),
+        beside=allowed + media.dollars,
+        us_only=call.us_only,
         per_output=_per_output(usage, call, rates),
         choices=call.choices,
         limit=call.limit,
@@ -152,19 +192,20 @@ def find_ceiling(
 def find_rates(call: Call, settings: Metering, book: PriceBook, at_unix: int) -> Rates | Refusal:
     """Return the prices of a call's model at *at_unix* (unix seconds), or a refusal if there are none."""
     provider, asked = call.route.provider, settings.aliases.get(call.model, call.model)
-    priced, based_on = book.find(provider, asked, at_unix), None
-    if priced is None and (base := base_name(asked)) is not None:
-        priced, based_on = book.find(provider, base, at_unix), base
-    if priced is None:
+    found = find_model(book, provider, asked, at_unix)
+    if found is None:
         hint = f'session.register_model({call.model!r}, input="$3.00", output="$15.00")'
         if call.route.endpoint.dialect == "azure":
             hint = f'Metering(aliases={{{call.model!r}: "gpt-4o"}}) for the model behind the deployment, or {hint}'
+        else:
+            hint += " (at the price of the provider's dearest model at least; Metering(models={…}) may name any)"
         meant = "" if asked == call.model else f" (that is {asked!r} by its alias)"
         return Refusal(
             UNPRICED,
             f"model: {provider} has no price for {call.model!r}{meant}; {_suggest(book, provider, asked)}{hint}",
             error=Unpriced,
         )
+    priced, based_on = found
     produces = call.limit != 0
     if "input_tokens" not in priced.units or (produces and "output_tokens" not in priced.units):
         return Refusal(
@@ -177,7 +218,10 @@ def find_rates(call: Call, settings: Metering, book: PriceBook, at_unix: int) ->
             UNPRICED, f"modalities: the price book has no price for audio output of {call.model!r}", error=Unpriced
         )
     context = dict(settings.price_context)
-    for key, asked_for in call.context.items():
+    asked_tiers = dict(call.context)
+    if provider in _PROJECT_TIERS and not context.keys() & {"service_tier", "processing"}:
+        asked_tiers.setdefault("service_tier", "auto")
+    for key, asked_for in asked_tiers.items():
         # "auto" may become the most expensive tier.
         value = "priority" if asked_for == "auto" and (key, "priority") in priced.contexts else asked_for
         if value in DEARER and (key, value) in priced.contexts:
@@ -189,6 +233,16 @@ def find_rates(call: Call, settings: Metering, book: PriceBook, at_unix: int) ->
     return Rates(book, priced, based_on, context)
 
 
+def find_model(book: PriceBook, provider: str, model: str, at_unix: int) -> tuple[PricedModel, str | None] | None:
+    """Return the prices of a model, and the model whose price a dated name uses, or None; None for an unknown model."""
+    priced = book.find(provider, model, at_unix)
+    if priced is not None:
+        return priced, None
+    base = base_name(model)
+    priced = None if base is None else book.find(provider, base, at_unix)
+    return None if priced is None else (priced, base)
+
+
 def _suggest(book: PriceBook, provider: str, model: str) -> str:
     suggested = book.suggest(provider, model)
     return "" if suggested is None else f"{suggested} Or "
@@ -196,6 +250,83 @@ def _suggest(book: PriceBook, provider: str, model: str) -> str:
 
 DEARER: Final = frozenset({"priority", "fast", "scale"})
 """Tiers that cost more than the standard one. A cheaper tier does not lower a hold: the provider may not grant it."""
+
+NOT_DEARER: Final = frozenset(
+    {
+        "auto",
+        "batch",
+        "default",
+        "flex",
+        "on_demand",
+        "provisioned_throughput",
+        "standard",
+        "standard_only",
+        "unspecified",
+    }
+)
+"""Tiers that cost at most as much as the standard one."""
+
+DEAREST_TIER: Final = 2
+"""A tier without a price counts this many times the standard price: the most of any tier in the price book."""
+
+_PROJECT_TIERS: Final = frozenset({"openai", "azure"})
+"""Providers whose projects have a tier of their own for calls that name none."""
+
+_WINDOW: Final = 1_048_576
+"""The context window, in tokens, of a model whose window is not known."""
+
+
+def most_possible(ceiling: Ceiling, rates: Rates, usage: Usage, *, factor: Decimal) -> Nanos:
+    """Return the most, in nano-dollars, that one answer can cost: the whole window and the longest output, at the dearest rates.
+
+    *rates* are those that the answer is billed at, and *factor* is on them. Tools that the provider ran are counted as
+    *usage* states them, up to ``MOST_USES`` each.
+    """
+    priced = rates.priced
+    known = priced.context_window if priced.source not in ("owner", "session") else None
+    window = known or _WINDOW
+    if _has_long_rates(rates, window):  # the book's window is older than its prices for longer requests
+        window = max(window, _WINDOW)
+    window = max(window, ceiling.input_bound or 0, ceiling.input_tokens)
+    longest = (ceiling.maximum or window) * ceiling.choices + ceiling.extra_output
+    fees = {unit: min(count, MOST_USES) for unit, count in usage.items() if not unit.endswith("_tokens")}
+    contexts = [{}, *({key: value} for key, value in priced.contexts), dict(rates.context)]
+    with localcontext(_EXACT):
+        dearest = max(_dearest(rates.book, priced, window, longest, context) for context in contexts) * factor
+        dearest += ceiling.beside + (rates.book.cost(priced, fees, {}) if fees else 0)
+    return Nanos(max(whole_nanos(dearest), ceiling.amount(ceiling.limit or 0)))
+
+
+def _has_long_rates(rates: Rates, window: int) -> bool:
+    """True if a token costs more in a request that is longer than *window* tokens."""
+    short, long = ({"input_tokens": tokens} for tokens in (window, _WINDOW))
+    return rates.dollars(long) * window > rates.dollars(short) * _WINDOW
+
+
+def _dearest(book: PriceBook, priced: PricedModel, window: int, longest: int, context: Mapping[str, str]) -> Decimal:
+    plain: Usage = {"input_tokens": window}
+    before = book.cost(priced, plain, context)
+    into = max(book.cost(priced, _alone(unit, window), context) for unit in priced.units if _is_input(unit))
+    out = max(
+        book.cost(priced, {**plain, "output_tokens": longest, unit: longest}, context) - before
+        for unit in (priced.units | {"output_tokens"})
+        if unit.startswith("output_") and unit.endswith("_tokens")
+    )
+    return into + out
+
+
+def _is_input(unit: str) -> bool:
+    return unit.endswith("_tokens") and not unit.startswith("output_")
+
+
+def _alone(unit: str, tokens: int) -> Usage:
+    """Return the usage of *tokens* of input that are all counted as *unit*."""
+    usage = {"input_tokens": tokens, unit: tokens}
+    if "_write_" in unit:
+        usage["cache_write_tokens"] = tokens
+    elif unit.startswith("cache_") and unit != "cache_read_tokens":  # cache_audio_read_tokens and its like
+        usage |= {"cache_read_tokens": tokens, unit.replace("cache_", "input_").replace("_read", ""): tokens}
+    return usage
 
 
 def _allowances(call: Call, settings: Metering) -> Decimal | Refusal:

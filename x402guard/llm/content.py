@@ -106,9 +106,9 @@ def _is_opaque(key: str, item: Any, parent: Mapping[str, Any]) -> bool:
 
 def _stored(value: Mapping[str, Any], where: _Where, content: Content) -> frozenset[str]:
     """Add an object's references to data stored by the provider; return their keys."""
-    if value.get("type") == "item_reference" or _is_bare_reference(value, where):
+    if value.get("type") == "item_reference" or _is_stored_item(value, where):
         content.unbounded.append(Unbounded(_field(where), "stored_conversation"))
-        return frozenset(value)
+        return frozenset({"id"})
     if where[1:] == ("audio",) and isinstance(value.get("id"), str):
         content.unbounded.append(Unbounded(_field(where), "audio"))
         return frozenset({"id"})
@@ -117,11 +117,31 @@ def _stored(value: Mapping[str, Any], where: _Where, content: Content) -> frozen
     return frozenset(files)
 
 
-def _is_bare_reference(value: Mapping[str, Any], where: _Where) -> bool:
-    """True for an item of a Responses input with an id and no content: it refers to a stored item."""
+_ENVELOPE: Final = frozenset({"id", "phase", "role", "status", "type"})
+_PAYLOADS: Final[Mapping[str, str]] = {
+    "code_interpreter_call": "outputs",
+    "compaction": "encrypted_content",
+    "file_search_call": "results",
+    "image_generation_call": "result",
+    "mcp_call": "output",
+    "reasoning": "encrypted_content",
+    "web_search_call": "results",
+}
+"""Type of an item of a Responses input → the field with what the model reads of it; without it, it is read from the store."""
+
+
+def _is_stored_item(value: Mapping[str, Any], where: _Where) -> bool:
+    """True for an item of a Responses input with an id and no payload of its own: the provider has stored the payload."""
     of_input = len(where) == 2 and isinstance(where[1], int) and where[0] == ((), "input")
-    speaks = any(value.get(key) is not None for key in ("role", "content", "type"))
-    return of_input and isinstance(value.get("id"), str) and not speaks
+    if not of_input or not isinstance(value.get("id"), str):
+        return False
+    payload = _PAYLOADS.get(str(value.get("type")))
+    if payload is not None:
+        return value.get(payload) in _EMPTY
+    return all(item in _EMPTY for key, item in value.items() if key not in _ENVELOPE)
+
+
+_EMPTY: Final[tuple[Any, ...]] = (None, "", [], {})
 
 
 def _media(value: dict[str, Any], where: _Where, content: Content) -> frozenset[str]:
@@ -177,7 +197,6 @@ ALLOWANCES: Final = (
     "image_url",
     "mcp",
     "model_fallback",
-    "plugin",
     "provider_tool",
     "stored_conversation",
     "video",
@@ -200,7 +219,6 @@ _FIELDS: Final[Mapping[str, tuple[tuple[str, str], ...]]] = {
         ("web_search_options", "web_search"),
         ("search_parameters", "web_search"),
         ("search_settings", "web_search"),
-        ("plugins", "plugin"),
         ("models", "model_fallback"),
         ("compound_custom", "provider_tool"),
         ("data_sources", "file_search"),
@@ -209,8 +227,8 @@ _FIELDS: Final[Mapping[str, tuple[tuple[str, str], ...]]] = {
         ("previous_response_id", "stored_conversation"),
         ("conversation", "stored_conversation"),
         ("prompt", "stored_conversation"),
+        ("context_management", "stored_conversation"),
         ("search_parameters", "web_search"),
-        ("plugins", "plugin"),
         ("models", "model_fallback"),
     ),
     "messages": (("mcp_servers", "mcp"), ("container", "code_execution")),
@@ -239,9 +257,40 @@ _KINDS: Final = (
 
 
 def tools_of(body: Mapping[str, Any]) -> list[Any]:
-    """Return the tools that a request declares, unchecked."""
+    """Return the tools that a request declares; an object is a list of one."""
     tools = body.get("tools")
-    return tools if isinstance(tools, list) else []
+    return tools if isinstance(tools, list) else [] if tools is None else [tools]
+
+
+_PLUGINS: Final[Mapping[str, str | None]] = {
+    "auto-router": "model_fallback",
+    "context-compression": None,
+    "file-parser": "document",
+    "moderation": None,
+    "response-healing": None,
+    "web": "web_search",
+}
+"""OpenRouter's plugins → the kind of what they add; None for those that cost nothing beside the tokens."""
+
+
+def _plugins_of(body: Mapping[str, Any]) -> list[Any]:
+    plugins = body.get("plugins")
+    return plugins if isinstance(plugins, list) else [] if plugins is None else [plugins]
+
+
+def find_unknown(body: Mapping[str, Any]) -> str | None:
+    """Return the first field of a request that adds what nobody can know from the request, with the reason; or None."""
+    for name in ("extra_body", "preset"):
+        if body.get(name) not in _EMPTY:
+            return f"{name}: what it adds to the request is not in the request; leave it out"
+    for index, tool in enumerate(tools_of(body)):
+        if not isinstance(tool, dict):
+            return f"tools[{index}]: {str(tool)[:40]!r} is not an object"
+    for index, plugin in enumerate(_plugins_of(body)):
+        known = plugin.get("id") if isinstance(plugin, dict) else plugin
+        if known not in _PLUGINS:
+            return f"plugins[{index}]: {str(known)[:40]!r} is not a known plugin; leave it out"
+    return None
 
 
 def find_unbounded(route: Route, model: str, body: Mapping[str, Any]) -> Iterator[Unbounded]:
@@ -252,6 +301,10 @@ def find_unbounded(route: Route, model: str, body: Mapping[str, Any]) -> Iterato
             yield Unbounded(name, kind)
     if route.flavour == "messages" and "compact" in str(body.get("context_management")):
         yield Unbounded("context_management", "stored_conversation")  # a compaction is billed as a separate call
+    for index, plugin in enumerate(_plugins_of(body)):
+        kind_of_plugin = _PLUGINS.get(str(plugin.get("id"))) if isinstance(plugin, dict) else None
+        if kind_of_plugin is not None:
+            yield Unbounded(f"plugins[{index}]", kind_of_plugin)
     if route.flavour in ("chat", "responses"):
         for pattern, kind in _MODELS:
             if pattern.search(model):
@@ -263,8 +316,6 @@ def find_unbounded(route: Route, model: str, body: Mapping[str, Any]) -> Iterato
 
 def _run_by_provider(route: Route, tool: Any) -> Iterator[str]:
     """Yield the key that shows that the provider runs and bills a tool, or ``type`` if its value shows it."""
-    if not isinstance(tool, dict):
-        return
     if route.flavour == "gemini":
         yield from (key for key, value in tool.items() if key not in _CLIENT_GEMINI and value is not None)
         return

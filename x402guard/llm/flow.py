@@ -38,7 +38,7 @@ from x402guard.llm.bill import bill_answer
 from x402guard.llm.ceiling import Ceiling, find_ceiling
 from x402guard.llm.meter import FixedPrice, Meter
 from x402guard.llm.narrow import narrow_call, narrow_fixed
-from x402guard.llm.request import Call, ask_for_usage, read_call, write_limit
+from x402guard.llm.request import Call, ask_for_usage, cap_price, lower_limits, read_call
 from x402guard.llm.routes import Route
 from x402guard.policy.judge import Unasked
 from x402guard.policy.step_guard import Outcome
@@ -56,10 +56,11 @@ _TIMED_OUT: Final = frozenset({408, 499})
 
 @dataclass(frozen=True, slots=True)
 class Upload:
-    """A request's body (None if it streams past ``max_body_bytes``) and its content encoding."""
+    """A request's body (None if it streams past ``max_body_bytes``), its content encoding, and the tier that a header requests."""
 
     body: bytes | None
     encoding: str
+    tier: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +122,7 @@ def called(
     call, ceiling, step = ready.call, ready.ceiling, ready.step
     grant = partial(grant_call, call=call, ceiling=ceiling, meter=meter, narrowed_by=ready.narrowed_by)
     change = partial(grant, context=context, request=request, step=step)
-    granted = yield from _hold(context, request, step, change, call_marks(context, call, ceiling, meter))
+    granted = yield from _hold(context, request, step, change, call_marks(context, request, call, ceiling, meter))
     asks = _asks_for_usage(call, meter)
     reply = yield from _send(context, granted, _body_to_send(ready, granted, asks=asks))
     if 200 <= reply.status < 300:
@@ -136,7 +137,7 @@ def _is_quick(meter: Meter, body: bytes | None) -> bool:
 def _prepare(
     route: Route, upload: Upload, now_ms: int, *, context: Context, request: RequestFacts, meter: Meter
 ) -> _Ready | Refusal:
-    call = read_call(route, upload.body, upload.encoding)
+    call = read_call(route, upload.body, upload.encoding, upload.tier)
     if isinstance(call, Refusal):
         return call
 
@@ -182,10 +183,12 @@ def _asks_for_usage(call: Call, meter: Meter) -> bool:
 
 def _body_to_send(ready: _Ready, granted: Granted, *, asks: bool) -> bytes | None:
     """Return the body that replaces the caller's, or None if the caller's is sent unchanged."""
-    call = ready.call
-    if not asks and not granted.written and not ready.changed:
+    call, routed = ready.call, ready.call.route.provider == "openrouter"
+    if not asks and not granted.written and not ready.changed and not routed:
         return None
-    body = write_limit(call, granted.limit) if granted.written else dict(call.body)
+    body = lower_limits(call, call.body, granted.limit) if granted.written else dict(call.body)
+    if routed:
+        body = cap_price(body, *ready.ceiling.unit_prices())
     return write_object(ask_for_usage(body) if asks else body)
 
 
@@ -231,6 +234,16 @@ def _end_by_status(context: Context, granted: Granted, reply: Reply) -> Flow[Rec
             ceiling_bill(hold.amount, f"status {status}: the call may have been answered and billed"),
             "failed",
         )
+    elif status == 400 and granted.filtered is not None:
+        try:
+            refused_for = yield from _peek_code()
+        except Interrupted as cut:
+            yield from _capture_anyway(context, granted, "cancelled while the error was read", cut)
+            raise
+        if refused_for not in ("", "content_filter"):
+            yield from give_back(context, hold, f"status {status}", None, granted.marks, outcome="ok")
+            return None
+        bill = Bill(granted.filtered, Evidence.ESTIMATE, note="status 400: Azure bills the prompt that it filtered")
     elif status < 500:
         yield from give_back(context, hold, f"status {status}", None, granted.marks, outcome="ok")
         return None
@@ -246,6 +259,16 @@ def _end_by_status(context: Context, granted: Granted, reply: Reply) -> Flow[Rec
             return None
         bill = ceiling_bill(hold.amount, f"status {status} without a provider error: it may have been billed")
     return (yield from _write(context, hold, bill, granted, outcome=outcome))
+
+
+def _peek_code() -> Flow[str]:
+    """Return the code of the error in the body, "" if it has none that can be read."""
+    try:
+        error = read_object((yield PeekBody(ERROR_BYTES)) or b"").get("error")
+    except (NotReadable, ProtocolError, SendFailed):
+        return ""
+    code = error.get("code") if isinstance(error, dict) else None
+    return code if isinstance(code, str) else ""
 
 
 def _peek_error() -> Flow[str]:
@@ -283,7 +306,7 @@ def _in_flight(
         hold=granted.hold,
         marks=granted.marks,
         call=call,
-        ceiling=ready.ceiling,
+        ceiling=ready.ceiling.hiding(granted.hidden_input),
         limit=granted.bound,
         most_tokens=granted.most_tokens,
         reader=reader,

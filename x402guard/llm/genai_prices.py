@@ -73,6 +73,7 @@ class GenaiPriceBook:
         self._version = version
         self._names: dict[tuple[str, str], tuple[Provider, ModelInfo] | None] = {}
         self._priced: dict[tuple[str, str], ModelInfo] = {}
+        self._dearest: dict[tuple[str, int], str | None] = {}
         self._lock = threading.Lock()
 
     @classmethod
@@ -160,6 +161,21 @@ class GenaiPriceBook:
             return f"did you mean {near[0]!r}?"
         others = [home for home in _MAKERS if home != provider and self._look_up(home, model) is not None]
         return f"it is {others[0]}'s." if others else None
+
+    def dearest(self, provider: str, at_unix: int) -> PricedModel | None:
+        """Return a provider's dearest model for text (see ``PriceBook``): by a token of input and one of output."""
+        day = at_unix // 86_400
+        if (provider, day) not in self._dearest:
+            sums = [
+                (prices["input_tokens"] + prices["output_tokens"], model)
+                for home, model, prices in self.listing(at_unix)
+                if home == provider and {"input_tokens", "output_tokens"} <= prices.keys()
+            ]
+            if len(self._dearest) > _MOST_NAMES:
+                self._dearest.clear()
+            self._dearest[provider, day] = max(sums)[1] if sums else None
+        model = self._dearest[provider, day]
+        return None if model is None else self.find(provider, model, at_unix)
 
     def listing(self, at_unix: int) -> Iterator[tuple[str, str, Mapping[str, Decimal]]]:
         """Yield (provider, model, unit → price) at *at_unix* (unix seconds); the first tier of a tiered price.

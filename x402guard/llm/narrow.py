@@ -9,7 +9,7 @@ from typing import Final
 from x402guard.flow.context import Context
 from x402guard.flow.request import RequestFacts
 from x402guard.ledger.authorize import Refusal
-from x402guard.llm.authorize import call_subject
+from x402guard.llm.authorize import call_subject, fixed_subject
 from x402guard.llm.ceiling import Ceiling
 from x402guard.llm.meter import FixedPrice
 from x402guard.llm.request import Call, lower_limits, read_call, removed_fields
@@ -39,7 +39,7 @@ def narrow_call(
     context: Context, request: RequestFacts, call: Call, ceiling: Ceiling, price: Price
 ) -> Narrowed | Refusal:
     """Return the call narrowed by the owner's rules, or a refusal. *price* computes a ceiling."""
-    verdict = verdict_of(context.policy, call_subject(request, call.model, _most(ceiling)), asks=context.asks)
+    verdict = verdict_of(context.policy, call_subject(request, call, ceiling, _most(ceiling)), asks=context.asks)
     narrow = verdict.narrow
     if narrow is None:
         return Narrowed(call, ceiling)
@@ -104,7 +104,7 @@ def narrow_fixed(
 
     The price cannot be lowered: a rule that allows less refuses the call.
     """
-    verdict = verdict_of(context.policy, call_subject(request, price.route_name, price.amount), asks=context.asks)
+    verdict = verdict_of(context.policy, fixed_subject(request, price), asks=context.asks)
     narrow, rule = verdict.narrow, verdict.narrowed_by
     if narrow is None:
         return None

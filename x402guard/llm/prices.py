@@ -10,7 +10,7 @@ from typing import Any, Final, Protocol
 from x402guard.errors import ConfigError
 from x402guard.flow.ports import Usage
 from x402guard.llm.models import base_name
-from x402guard.llm.routes import ENDPOINTS
+from x402guard.llm.routes import METERED_HOSTS
 from x402guard.money import Dollars, Nanos, dollars_to_nanos, nanos_to_decimal
 
 _PER: Final = 1_000_000
@@ -68,7 +68,8 @@ class RegisteredBook:
     Attributes:
         book: prices all other models.
         owner: name → price; it replaces the book's.
-        session: name → price, for a model without a price, or a higher price: a session never lowers one.
+        session: name → price, for a model without a price, or a higher price: a session never lowers one. Where the
+            book lists the provider, no model costs less than its dearest one, unless the owner has given it a price.
     """
 
     book: PriceBook
@@ -100,6 +101,11 @@ class RegisteredBook:
         base = base_name(model) if found is None and model in self.session else None
         return found if base is None else self.book.find(provider, base, at_unix)
 
+    def dearest(self, provider: str, at_unix: int) -> PricedModel | None:
+        """Return a provider's dearest model (see ``PriceBook``)."""
+        asked: Callable[[str, int], PricedModel | None] | None = getattr(self.book, "dearest", None)
+        return None if asked is None else asked(provider, at_unix)
+
     def cost(self, priced: PricedModel, usage: Usage, context: Mapping[str, str]) -> Decimal:
         """Return the cost of *usage* (see ``PriceBook``)."""
         if priced.source == "owner" and priced.model in self.owner:
@@ -107,8 +113,10 @@ class RegisteredBook:
         if priced.source != "session" or priced.model not in self.session:
             return self.book.cost(priced, usage, context)
         own = self.session[priced.model].cost(usage)
-        before = self._before(priced.provider, priced.model, priced.at_unix)
-        return own if before is None else max(own, self.cost(before, usage, context))
+        floor = self._before(priced.provider, priced.model, priced.at_unix)
+        if floor is None:  # an agent may name any price for a model that it has made up
+            floor = self.dearest(priced.provider, priced.at_unix)
+        return own if floor is None else max(own, self.cost(floor, _of_tokens(usage, floor), context))
 
     def extract(self, provider: str, flavour: str, answer: Mapping[str, Any]) -> Usage:
         """Return the usage that an answer states (see ``PriceBook``)."""
@@ -136,7 +144,7 @@ class RegisteredBook:
             ({"output_tokens": _PER}, out),
             ({"input_tokens": _PER, "cache_read_tokens": _PER}, cached),
         )
-        for provider in dict.fromkeys(endpoint.provider for endpoint in ENDPOINTS):
+        for provider in dict.fromkeys(endpoint.provider for endpoint in METERED_HOSTS):
             for name in filter(None, (model, base_name(model))):
                 known = self.book.find(provider, name, at_unix)
                 if known is not None and any(self.book.cost(known, usage, {}) > rate for usage, rate in usages):
@@ -144,6 +152,15 @@ class RegisteredBook:
                         f"model: the price book has a price for {name!r} ({provider}); only the owner can lower it, with "
                         "Metering(models={…})"
                     )
+
+
+def _of_tokens(usage: Usage, priced: PricedModel) -> Usage:
+    """Return the part of a usage that a model has prices for."""
+    return {
+        unit: count
+        for unit, count in usage.items()
+        if unit in priced.units or unit in ("input_tokens", "output_tokens")
+    }
 
 
 def _priced(
@@ -196,6 +213,9 @@ class PriceBook(Protocol):
 
     def suggest(self, provider: str, model: str) -> str | None:
         """Return a sentence with a hint for an unknown name, or None."""
+
+    def dearest(self, provider: str, at_unix: int) -> PricedModel | None:
+        """Return the provider's dearest model for text at *at_unix* (unix seconds); None if the book lists none."""
 
     def cost(self, priced: PricedModel, usage: Usage, context: Mapping[str, str]) -> Decimal:
         """Return the cost of *usage* in dollars, exact and not rounded.

@@ -11,13 +11,13 @@ from typing import Any, Final
 from x402guard.errors import ConfigError, LedgerUnavailable
 from x402guard.flow.capture import HOLD_S, Bill, tokens_in
 from x402guard.flow.context import Context
-from x402guard.flow.effects import Compute, Flow, Interrupted, Notify, Transact, transact_anyway
+from x402guard.flow.effects import Compute, Flow, Interrupted, Transact, transact_anyway
 from x402guard.flow.receipt import Receipt, receipt_of
 from x402guard.flow.refusals import refusal_error, refused
 from x402guard.ledger.authorize import TRIPPED, Refusal, check_open
 from x402guard.ledger.budgets import trip_exceeded
-from x402guard.ledger.model import Hold, HoldKind, Purpose
-from x402guard.ledger.token_budget import count_tokens, soft_mark, soft_warning
+from x402guard.ledger.model import NOTHING, Hold, HoldKind, Purpose
+from x402guard.ledger.token_budget import count_tokens, soft_mark
 from x402guard.ledger.transitions import Capture, apply, begin
 from x402guard.ledger.view import LedgerView, Scope
 from x402guard.llm.ceiling import Rates
@@ -25,7 +25,7 @@ from x402guard.llm.meter import Meter
 from x402guard.llm.reported import Statement, price_statement
 from x402guard.money import Nanos
 from x402guard.policy.guards import guard_marks, note_taken
-from x402guard.policy.steps import Step
+from x402guard.policy.steps import Step, bare_key, messages_key
 
 _OWED: Final = (
     "The call is owed, and it may be in the ledger already: once the ledger can be written, check session.spent before "
@@ -36,8 +36,7 @@ _OWED: Final = (
 @dataclass(frozen=True, slots=True)
 class _Recorded:
     hold: Hold
-    tripped: Refusal | None = None
-    warning: str = ""
+    told: Refusal | None = None
 
 
 def record_call(context: Context, meter: Meter | None, entropy: bytes, statement: Statement) -> Flow[Receipt]:
@@ -56,11 +55,11 @@ def record_call(context: Context, meter: Meter | None, entropy: bytes, statement
     tokens = context.tokens
     nodes = (context.node_id,) if tokens is None else (context.node_id, tokens.node_id)
     marks = () if tokens is None else (soft_mark(tokens.node_id),)
-    # Guards do not judge an owed call, but count it for later steps. Its key is empty: equal reports are no loop.
-    step = Step(HoldKind.LLM, statement.model, "", context.node_id)
-    marks = (*marks, *guard_marks(context.policy, step))
+    # The limits of the guards do not apply to an owed call; it is counted for later steps, and a loop is told.
+    step = Step(HoldKind.LLM, statement.model, _key(context, statement), context.node_id)
+    marks = (*marks, *guard_marks(context.policy, step), *guard_marks(context.policy, step, ending=True))
     scope = Scope(nodes=nodes, holds=(hold_id,), marks=marks, durable=True)
-    book = partial(_book, context=context, hold_id=hold_id, statement=statement)
+    book = partial(_book, context=context, hold_id=hold_id, statement=statement, step=step)
 
     def late(view: LedgerView) -> None:
         try:
@@ -83,20 +82,27 @@ def record_call(context: Context, meter: Meter | None, entropy: bytes, statement
     except LedgerUnavailable as error:
         error.advice, error.money_may_have_moved = _OWED, True
         raise
-    if recorded.warning:
-        yield Notify(recorded.warning)
-    if recorded.tripped is not None:
+    if recorded.told is not None:
         # Not counted as a refusal, because the call is in the ledger.
-        told = refusal_error(context, recorded.tripped)
-        told.advice = "This call is in the ledger. Only the owner can reset this session."
+        told = refusal_error(context, recorded.told)
+        told.advice = f"This call is in the ledger. {recorded.told.advice or 'Only the owner can reset this session.'}"
         told.money_may_have_moved = True
         raise told
     receipt = receipt_of(recorded.hold)
     return replace(receipt, model=statement.model, usage=priced[0].usage)
 
 
+def _key(context: Context, statement: Statement) -> str:
+    loop = context.policy.loop
+    if loop is None:
+        return ""
+    if statement.messages is None:
+        return bare_key(HoldKind.LLM, statement.model, NOTHING)
+    return messages_key(statement.model, statement.messages, similar=loop.similar)
+
+
 def _book(
-    view: LedgerView, priced: tuple[Bill, Rates], *, context: Context, hold_id: str, statement: Statement
+    view: LedgerView, priced: tuple[Bill, Rates], *, context: Context, hold_id: str, statement: Statement, step: Step
 ) -> _Recorded:
     bill, rates = priced
     standing = view.hold(hold_id)
@@ -119,12 +125,18 @@ def _book(
     usage: Mapping[str, int] = bill.usage or {}
     after = apply(view, hold_id, Capture(bill.amount, bill.evidence, usage=dict(usage)))
     trip_exceeded(view, context.node_id)
-    note_taken(view, context.policy, Step(HoldKind.LLM, statement.model, "", context.node_id).at(bill.amount))
-    reached = context.tokens is not None and count_tokens(view, context.tokens, tokens_in(usage))
-    warning = soft_warning(view, context.tokens) if context.tokens is not None and reached else ""
+    loop = context.policy.loop
+    words = None if loop is None else loop.find_loop(view, step)
+    looped = None if loop is None or words is None else loop.refuse(view, step, words)
+    if looped is None:
+        note_taken(view, context.policy, step.at(bill.amount))
+    if context.policy.spike is not None:
+        context.policy.spike.note_tokens(view, step, tokens_in(usage))
+    if context.tokens is not None:
+        count_tokens(view, context.tokens, tokens_in(usage))
     if closed is None or closed.rule != TRIPPED:
-        return _Recorded(after, None, warning)
-    return _Recorded(after, replace(closed, reason=f"{closed.reason}; this call is in the ledger"), warning)
+        return _Recorded(after, looped)
+    return _Recorded(after, replace(closed, reason=f"{closed.reason}; this call is in the ledger"))
 
 
 def _facts(hold: Hold, statement: Statement, rates: Rates) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any, Final
 
@@ -14,14 +14,14 @@ from x402guard.flow.ports import Usage
 from x402guard.ledger.authorize import Refusal
 from x402guard.ledger.model import Evidence
 from x402guard.ledger.token_budget import MOST_TOKENS
-from x402guard.llm.bill import stated_cost
+from x402guard.llm.bill import billed_rates, cost_of
 from x402guard.llm.ceiling import UNPRICED, Rates, find_rates, whole_nanos
 from x402guard.llm.content import Unbounded, kind_of
 from x402guard.llm.meter import Meter
 from x402guard.llm.prices import PriceBook
 from x402guard.llm.request import Call
-from x402guard.llm.routes import Dialect, Endpoint, Flavour, Route
-from x402guard.llm.usage import Stated, check_parts, read_usage
+from x402guard.llm.routes import Dialect, Flavour, MeteredHost, Route
+from x402guard.llm.usage import Stated, check_parts, read_usage, tools_run
 from x402guard.money import MAX_NANOS, Nanos
 
 _UNIT: Final = re.compile(
@@ -67,12 +67,14 @@ class Statement:
         model: the requested model.
         flavour: the shape of the answer, or None if the usage is in the price book's units.
         answer: the answer, or its part with the usage; or the usage itself, in units.
+        messages: what was sent to the model, for the loop detector; None if unknown.
     """
 
     provider: str
     model: str
     flavour: Flavour | None
     answer: Mapping[str, Any]
+    messages: object = field(default=None, repr=False)
 
 
 def read_statement(provider: str, model: str, usage: Mapping[str, Any]) -> Statement:
@@ -182,14 +184,14 @@ def _priced(meter: Meter, statement: Statement, at_unix: int) -> tuple[Bill, Rat
     allowed = _tools_run(meter, statement)
     if isinstance(allowed, Refusal):
         return allowed
-    amount = stated_cost(call, rates, meter.settings, stated)
-    if amount is None:
+    rates, factor = billed_rates(call, rates, meter.settings, stated)
+    if factor != 1 and stated.charged is None:
         return Refusal(
             UNPRICED,
             f"usage: {statement.model!r} was billed at a tier that is not in the price book",
             error=Unpriced,
         )
-    amount = Nanos(amount + allowed)
+    amount = Nanos(cost_of(rates, factor, stated) + allowed)
     if amount > MAX_NANOS:
         raise ValueError("usage: it would cost more than a billion dollars")
     for unit, count in stated.usage.items():
@@ -253,7 +255,7 @@ def _without_price(usage: Usage, rates: Rates) -> Iterator[str]:
 def _call(statement: Statement, *, produces: bool) -> Call:
     """Return the known part of the call. The request is unknown, so every counted tool may have been offered."""
     flavour: Flavour = statement.flavour or "chat"
-    endpoint = Endpoint(statement.provider, _DIALECTS.get(flavour, "openai"), "")
+    endpoint = MeteredHost(statement.provider, _DIALECTS.get(flavour, "openai"), "")
     kinds = ("web_search", "file_search") if flavour in _COUNTS_SEARCHES else ()
     return Call(
         route=Route(endpoint, flavour),
@@ -291,11 +293,6 @@ _KNOWN: Final[Mapping[Flavour, frozenset[str]]] = {
 """The counts of each flavour's usage that are read, or that are known to repeat others."""
 
 _TOTALS: Final = ("total_tokens", "totalTokenCount", "totalTokens")
-_CALLER_RUNS: Final = frozenset(
-    {"function_call", "custom_tool_call", "computer_call", "local_shell_call", "shell_call", "apply_patch_call"}
-)
-_COUNTED: Final = frozenset({"web_search_call", "file_search_call"})
-_FREE_REQUESTS: Final = frozenset({"web_search_requests", "web_fetch_requests"})
 
 
 def check_said(flavour: Flavour, usage: Mapping[str, Any]) -> None:
@@ -316,19 +313,3 @@ def check_total(usage: Mapping[str, Any], read: Usage) -> None:
         total = usage.get(name)
         if isinstance(total, (int, Decimal)) and total > parts:
             raise ValueError(f"{name} is {str(total)[:40]}, but the sum of the stated parts is {parts}")
-
-
-def tools_run(flavour: Flavour, answer: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the tools that the provider ran and bills separately, and that no count of the usage covers."""
-    if flavour == "responses":
-        output = answer.get("output")
-        for item in output if isinstance(output, list) else ():
-            kind = str(item.get("type", "")) if isinstance(item, Mapping) else ""
-            if kind.endswith("_call") and kind not in _CALLER_RUNS | _COUNTED:
-                yield kind.removesuffix("_call")
-    elif flavour == "messages":
-        usage = answer.get("usage")
-        ran = usage.get("server_tool_use") if isinstance(usage, Mapping) else None
-        for name, count in ran.items() if isinstance(ran, Mapping) else ():
-            if count and name not in _FREE_REQUESTS:
-                yield str(name).removesuffix("_requests")

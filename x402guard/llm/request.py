@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any, Final
 
 from x402guard.errors import Unpriced
 from x402guard.ledger.authorize import Refusal
-from x402guard.llm.content import Unbounded, find_unbounded, read_content, tools_of
+from x402guard.llm.content import Unbounded, find_unbounded, find_unknown, read_content, tools_of
 from x402guard.llm.media import Media
 from x402guard.llm.routes import Flavour, Route
 from x402guard.strict_json import NotReadable, read_object
@@ -47,7 +48,10 @@ _CHOICES: Final[Mapping[Flavour, tuple[tuple[str, ...], ...]]] = {
         ("generation_config", "candidateCount"),
     ),
 }
-_NOT_INPUT: Final = frozenset({"model", "stream", "stream_options", "user", "safety_identifier", "prompt_cache_key"})
+_NOT_INPUT: Final = frozenset(
+    {"model", "stream", "stream_options", "user", "safety_identifier", "prompt_cache_key", "service_tier", "serviceTier",
+     "speed", "inference_geo"}
+)  # fmt: skip
 _MAX_INT: Final = 10**12
 
 
@@ -96,8 +100,8 @@ class Call:
         return isinstance(options, dict) and options.get("include_usage") is True
 
 
-def read_call(route: Route, body: bytes | None, content_encoding: str = "") -> Call | Refusal:
-    """Return the call in *body*, or a refusal if it cannot be priced."""
+def read_call(route: Route, body: bytes | None, content_encoding: str = "", tier: str = "") -> Call | Refusal:
+    """Return the call in *body*, or a refusal if it cannot be priced. *tier* is the tier that Vertex's header requests."""
     if body is None:
         return _unreadable(
             "body", "it streams past max_body_bytes, so it cannot be priced; send it in memory, or raise the limit"
@@ -112,10 +116,28 @@ def read_call(route: Route, body: bytes | None, content_encoding: str = "") -> C
     model = sent.get("model") if route.model is None else route.model
     if not isinstance(model, str) or not model.strip() or len(model) > 300:
         return _unreadable("model", "the request names no model, so it cannot be priced")
-    return _read(route, model.removeprefix("models/"), sent, caches=b"cache_control" in body)
+    unknown = find_unknown(sent)
+    if unknown is not None:
+        return Refusal(UNREADABLE, unknown, error=Unpriced)
+    by_header = {"service_tier": plain_tier(tier)} if tier and route.endpoint.dialect == "google" else {}
+    tiers = _tiers(sent) | by_header
+    return _read(route, model.removeprefix("models/"), sent, tiers, caches=b"cache_control" in body)
 
 
-def _read(route: Route, model: str, sent: dict[str, Any], *, caches: bool) -> Call | Refusal:
+def _tiers(sent: Mapping[str, Any]) -> dict[str, str]:
+    """Return the price tiers that a body requests, by the names of the price book."""
+    named = {"service_tier": sent.get("service_tier"), "speed": sent.get("speed")}
+    if isinstance(sent.get("serviceTier"), str):
+        named["service_tier"] = sent["serviceTier"]
+    return {key: plain_tier(value) for key, value in named.items() if isinstance(value, str)}
+
+
+def plain_tier(name: str) -> str:
+    """Return a tier's name in lower case, without Google's prefixes."""
+    return name.lower().removeprefix("service_tier_").removeprefix("on_demand_")
+
+
+def _read(route: Route, model: str, sent: dict[str, Any], tiers: Mapping[str, str], *, caches: bool) -> Call | Refusal:
     paths = _LIMITS.get(route.flavour, ())
     if route.provider in _READS_MAX_TOKENS:
         paths = tuple(path for path in paths if path != ("max_completion_tokens",))
@@ -140,11 +162,16 @@ def _read(route: Route, model: str, sent: dict[str, Any], *, caches: bool) -> Ca
         media=tuple(content.media),
         unbounded=(*find_unbounded(route, model, sent), *content.unbounded),
         predicted=_predicted(sent),
-        context={key: sent[key] for key in ("service_tier", "speed") if isinstance(sent.get(key), str)},
-        us_only=sent.get("inference_geo") == "us",
+        context=tiers,
+        us_only=costs_more_there(sent.get("inference_geo")),
         caches=caches or route.flavour != "messages",
         speaks=isinstance(modalities, list) and "audio" in modalities,
     )
+
+
+def costs_more_there(geo: object) -> bool:
+    """True for an ``inference_geo`` of Anthropic's that is not known to cost the standard price."""
+    return isinstance(geo, str) and geo not in ("", "global", "not_available")
 
 
 def _unreadable(field: str, reason: str) -> Refusal:
@@ -231,6 +258,21 @@ def lower_limits(call: Call, body: Mapping[str, Any], limit: int | None) -> dict
             lowered[outer], found = {**value, inner[0]: min(value[inner[0]], limit)}, True
     read_by_provider = found and not (call.route.provider in _READS_MAX_TOKENS and "max_tokens" not in lowered)
     return lowered if read_by_provider else write_limit(dataclasses.replace(call, body=lowered), limit)
+
+
+def cap_price(body: Mapping[str, Any], prompt: Decimal, completion: Decimal) -> dict[str, Any]:
+    """Return the body of an OpenRouter request that no endpoint dearer than these prices may answer.
+
+    *prompt* and *completion* are in dollars per million tokens. A lower price that the caller has set stays.
+    """
+    provider = body.get("provider")
+    given = provider.get("max_price") if isinstance(provider, dict) else None
+    caps = dict(given) if isinstance(given, dict) else {}
+    for key, price in (("prompt", prompt), ("completion", completion)):
+        own = caps.get(key)
+        lower = isinstance(own, int | Decimal) and not isinstance(own, bool) and 0 <= own < price
+        caps[key] = own if lower else price
+    return {**body, "provider": {**(provider if isinstance(provider, dict) else {}), "max_price": caps}}
 
 
 def removed_fields(body: Mapping[str, Any], names: Collection[str]) -> set[str]:

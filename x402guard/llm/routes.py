@@ -27,7 +27,7 @@ Flavour = Literal[
 
 
 @dataclass(frozen=True, slots=True)
-class Endpoint:
+class MeteredHost:
     """A metered host: each request with a method that may cost is priced, listed as free, or refused.
 
     Attributes:
@@ -35,12 +35,14 @@ class Endpoint:
         dialect: the vendor whose API it implements.
         host: a host name, ``*.example.com`` for all subdomains, or ``host:port``.
         path: the prefix of its paths, "" for all paths.
+        hidden_input: the input tokens that the server adds to each request, as its owner knows them.
     """
 
     provider: str
     dialect: Dialect
     host: str
     path: str = ""
+    hidden_input: int = 0
 
     def covers(self, host: str, path: str) -> bool:
         """True if a request to *host* (with the port if it is not the default) and *path* belongs to this endpoint."""
@@ -61,7 +63,7 @@ class Route:
         streams: True if the path requests a stream.
     """
 
-    endpoint: Endpoint
+    endpoint: MeteredHost
     flavour: Flavour
     model: str | None = None
     streams: bool = False
@@ -72,35 +74,35 @@ class Route:
         return self.endpoint.provider
 
 
-ENDPOINTS: Final[tuple[Endpoint, ...]] = (
-    Endpoint("openai", "openai", "api.openai.com"),
-    Endpoint("openai", "openai", "*.api.openai.com"),
-    Endpoint("anthropic", "anthropic", "api.anthropic.com"),
-    Endpoint("google", "google", "generativelanguage.googleapis.com"),
-    Endpoint("google", "google", "aiplatform.googleapis.com"),
-    Endpoint("google", "google", "*.aiplatform.googleapis.com"),
-    Endpoint("mistral", "mistral", "api.mistral.ai"),
-    Endpoint("mistral", "mistral", "codestral.mistral.ai"),
-    Endpoint("cohere", "cohere", "api.cohere.com"),
-    Endpoint("cohere", "cohere", "api.cohere.ai"),
-    Endpoint("groq", "openai", "api.groq.com"),
-    Endpoint("deepseek", "openai", "api.deepseek.com"),
-    Endpoint("openrouter", "openai", "openrouter.ai"),
-    Endpoint("openrouter", "openai", "api.openrouter.ai"),
-    Endpoint("azure", "azure", "*.openai.azure.com"),
-    Endpoint("azure", "azure", "*.cognitiveservices.azure.com"),
-    Endpoint("azure", "azure", "*.services.ai.azure.com"),
+METERED_HOSTS: Final[tuple[MeteredHost, ...]] = (
+    MeteredHost("openai", "openai", "api.openai.com"),
+    MeteredHost("openai", "openai", "*.api.openai.com"),
+    MeteredHost("anthropic", "anthropic", "api.anthropic.com"),
+    MeteredHost("google", "google", "generativelanguage.googleapis.com"),
+    MeteredHost("google", "google", "aiplatform.googleapis.com"),
+    MeteredHost("google", "google", "*.aiplatform.googleapis.com"),
+    MeteredHost("mistral", "mistral", "api.mistral.ai"),
+    MeteredHost("mistral", "mistral", "codestral.mistral.ai"),
+    MeteredHost("cohere", "cohere", "api.cohere.com"),
+    MeteredHost("cohere", "cohere", "api.cohere.ai"),
+    MeteredHost("groq", "openai", "api.groq.com"),
+    MeteredHost("deepseek", "openai", "api.deepseek.com"),
+    MeteredHost("openrouter", "openai", "openrouter.ai"),
+    MeteredHost("openrouter", "openai", "api.openrouter.ai"),
+    MeteredHost("azure", "azure", "*.openai.azure.com"),
+    MeteredHost("azure", "azure", "*.cognitiveservices.azure.com"),
+    MeteredHost("azure", "azure", "*.services.ai.azure.com"),
     # Hosts with OpenAI's dialect and with prices in the book.
-    Endpoint("x-ai", "openai", "api.x.ai"),
-    Endpoint("together", "openai", "api.together.xyz"),
-    Endpoint("together", "openai", "api.together.ai"),
-    Endpoint("fireworks", "openai", "api.fireworks.ai"),
-    Endpoint("cerebras", "openai", "api.cerebras.ai"),
-    Endpoint("perplexity", "openai", "api.perplexity.ai"),
-    Endpoint("moonshotai", "openai", "api.moonshot.ai"),
-    Endpoint("moonshotai", "openai", "api.moonshot.cn"),
-    Endpoint("novita", "openai", "api.novita.ai"),
-    Endpoint("zai", "openai", "api.z.ai"),
+    MeteredHost("x-ai", "openai", "api.x.ai"),
+    MeteredHost("together", "openai", "api.together.xyz"),
+    MeteredHost("together", "openai", "api.together.ai"),
+    MeteredHost("fireworks", "openai", "api.fireworks.ai"),
+    MeteredHost("cerebras", "openai", "api.cerebras.ai"),
+    MeteredHost("perplexity", "openai", "api.perplexity.ai"),
+    MeteredHost("moonshotai", "openai", "api.moonshot.ai"),
+    MeteredHost("moonshotai", "openai", "api.moonshot.cn"),
+    MeteredHost("novita", "openai", "api.novita.ai"),
+    MeteredHost("zai", "openai", "api.z.ai"),
 )
 """The hosts that are metered by default. ``find_endpoint`` also matches the regional ``-aiplatform`` hosts."""
 
@@ -151,12 +153,14 @@ _PATHS: Final[Mapping[Dialect, tuple[tuple[str, Flavour], ...]]] = {
     ),
 }
 
-_WILDCARDS: Final = tuple(endpoint for endpoint in ENDPOINTS if endpoint.host.startswith("*."))
+_WILDCARDS: Final = tuple(endpoint for endpoint in METERED_HOSTS if endpoint.host.startswith("*."))
 _SUFFIXES: Final = tuple(endpoint.host[1:] for endpoint in _WILDCARDS)
-_BY_HOST: Final = {host: tuple(each for each in ENDPOINTS if each.host == host) for host in {e.host for e in ENDPOINTS}}
+_BY_HOST: Final = {
+    host: tuple(each for each in METERED_HOSTS if each.host == host) for host in {e.host for e in METERED_HOSTS}
+}
 
 
-def find_endpoint(host: str, path: str, configured: tuple[Endpoint, ...]) -> Endpoint | None:
+def find_endpoint(host: str, path: str, configured: tuple[MeteredHost, ...]) -> MeteredHost | None:
     """Return the endpoint of a request, or None. The owner's endpoints come first, longest path first."""
     for endpoint in sorted(configured, key=lambda e: -len(e.path)):
         if endpoint.covers(host, path):
@@ -165,10 +169,10 @@ def find_endpoint(host: str, path: str, configured: tuple[Endpoint, ...]) -> End
     for endpoint in _BY_HOST.get(name) or (_WILDCARDS if name.endswith(_SUFFIXES) else ()):
         if endpoint.covers(host, path):
             return endpoint
-    return Endpoint("google", "google", host) if _REGIONAL.fullmatch(host) else None
+    return MeteredHost("google", "google", host) if _REGIONAL.fullmatch(host) else None
 
 
-def find_route(endpoint: Endpoint, path: str) -> Route | None:
+def find_route(endpoint: MeteredHost, path: str) -> Route | None:
     """Return the route of a path of a metered host, or None if it is unknown and so cannot be priced."""
     rest = path[len(endpoint.path) :]
     for pattern, flavour in _PATHS[endpoint.dialect]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import inspect
 from collections.abc import Collection, Mapping
@@ -14,12 +15,13 @@ from urllib.parse import urlsplit
 from x402guard.errors import ConfigError
 from x402guard.llm.content import ALLOWANCES
 from x402guard.llm.prices import ModelPrice, PriceBook, TokenCounter
-from x402guard.llm.routes import ENDPOINTS, Dialect, Endpoint, find_route
+from x402guard.llm.routes import METERED_HOSTS, Dialect, MeteredHost, find_route
 from x402guard.money import Dollars, Nanos, dollars_to_nanos, nanos_to_decimal
-from x402guard.policy.checks import check_flag
+from x402guard.policy.checks import check_choice, check_flag, check_whole
 from x402guard.policy.patterns import plain_host, plain_path
 
 UnboundedOutput = Literal["fit", "model_max", "average", "refuse"]
+Disputes = Literal["book", "latch"]
 
 _DIALECTS: Final[Mapping[str, Dialect]] = {
     "anthropic": "anthropic",
@@ -28,7 +30,7 @@ _DIALECTS: Final[Mapping[str, Dialect]] = {
     "google": "google",
     "mistral": "mistral",
 }
-_KNOWN: Final = tuple(dict.fromkeys(endpoint.provider for endpoint in ENDPOINTS))
+_KNOWN: Final = tuple(dict.fromkeys(endpoint.provider for endpoint in METERED_HOSTS))
 _CONTEXTS: Final = {
     "processing": ("batch",),
     "service_tier": ("default", "flex", "priority", "fast", "scale"),
@@ -37,6 +39,31 @@ _CONTEXTS: Final = {
     "route": ("mistral/eu",),
 }
 _PORTS: Final = {"http": 80, "https": 443}
+
+
+_MOST_HIDDEN: Final = 10_000_000
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """A metered endpoint of the owner's: a server of your own, or a gateway.
+
+    Args:
+        provider: one of the price book, or your own name for models to which you give prices. The dialect is OpenAI's
+            unless it is anthropic, azure, cohere, google or mistral.
+        hidden_input: input tokens that the server adds to each request (a system prompt, a chat template); they are
+            held for, too.
+
+    Raises ``ConfigError`` naming the field.
+    """
+
+    provider: str
+    hidden_input: int = 0
+
+    def __post_init__(self) -> None:
+        if not (isinstance(self.provider, str) and self.provider):
+            raise ConfigError(f"metering.endpoints: provider: {self.provider!r} is not the name of a provider")
+        check_whole("metering.endpoints: hidden_input", self.hidden_input, 0, _MOST_HIDDEN)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,16 +76,18 @@ class Metering:
             budget; under 1,024 tokens, refuse. ``model_max``: hold the maximum or refuse. ``average``: hold the mean of
             this ledger's calls to that model. ``refuse``.
         include_usage: request usage in OpenAI streams if the caller did not, and hide the extra chunk from the caller.
-        endpoints: base URL → provider, for other hosts: ``{"http://127.0.0.1:8000/v1": "openai"}``. The provider is one
-            of the price book, or your own name for models to which you give prices. Its dialect is OpenAI's unless it
-            is anthropic, azure, cohere, google or mistral.
+        endpoints: base URL → provider or ``Endpoint``, for other hosts: ``{"http://127.0.0.1:8000/v1": "openai"}``.
         aliases: a model's name as sent → its name in the price book (for an Azure deployment, say).
         models: name → ``ModelPrice``, in place of the book's price.
         free: URLs of metered hosts that cost nothing; a ``*`` at the end matches any suffix.
         fixed_prices: URL of a metered host → the price of one request, in dollars.
         allowances: kind → dollars to hold for each part whose cost the request's size does not bound; the kinds are in
             ``docs/reference/metering.md``.
-        price_context: selects other prices of the book for every call, such as ``{"processing": "batch"}``.
+        price_context: selects other prices of the book for every call, such as ``{"processing": "batch"}``. A call to
+            OpenAI or Azure that names no ``service_tier`` is held at the dearest one that the project may have, unless
+            ``{"service_tier": "default"}`` says otherwise.
+        disputes: after a usage that the request cannot have caused: ``book`` (it is in the ledger; the session goes on
+            unless a limit is passed) or ``latch`` (and the session is tripped until its owner resets it).
         counter: counts tokens before a call; default: tiktoken with its bundled vocabularies.
         prices: a price book, or the path of a file from ``x402guard prices update``; default: the bundled price book.
 
@@ -67,7 +96,7 @@ class Metering:
 
     unbounded_output: UnboundedOutput = "fit"
     include_usage: bool = True
-    endpoints: Mapping[str, str] = field(default_factory=dict)
+    endpoints: Mapping[str, str | Endpoint] = field(default_factory=dict)
     aliases: Mapping[str, str] = field(default_factory=dict)
     models: Mapping[str, ModelPrice] = field(default_factory=dict)
     free: Collection[str] = ()
@@ -76,14 +105,16 @@ class Metering:
     price_context: Mapping[str, str] = field(default_factory=dict)
     counter: TokenCounter | None = None
     prices: PriceBook | Path | str | None = None
-    hosts: tuple[Endpoint, ...] = field(init=False, repr=False, compare=False, default=())
+    disputes: Disputes = "book"
+    hosts: tuple[MeteredHost, ...] = field(init=False, repr=False, compare=False, default=())
 
     def __post_init__(self) -> None:
         if self.unbounded_output not in get_args(UnboundedOutput):
             choices = ", ".join(get_args(UnboundedOutput))
             raise ConfigError(f"metering.unbounded_output: {self.unbounded_output!r} is none of {choices}")
         check_flag("metering.include_usage", self.include_usage)
-        for name in ("endpoints", "aliases", "price_context"):
+        check_choice("metering.disputes", self.disputes, get_args(Disputes))
+        for name in ("aliases", "price_context"):
             _check_texts(name, getattr(self, name))
         for key, value in self.price_context.items():
             if value not in _CONTEXTS.get(key, ()):
@@ -94,7 +125,7 @@ class Metering:
         for name, price in _mapping("models", self.models).items():
             if not isinstance(price, ModelPrice):
                 raise ConfigError(f"metering.models: {name!r} needs a ModelPrice(input=…, output=…), not {price!r}")
-        self._set("hosts", tuple(_endpoint(url, provider) for url, provider in self.endpoints.items()))
+        self._set("hosts", tuple(_endpoint(url, given) for url, given in _mapping("endpoints", self.endpoints).items()))
         _mapping("fixed_prices", self.fixed_prices)
         self._set("_free", tuple(_pattern("free", url) for url in _collection("free", self.free)))
         self._set("_fixed", {_pattern("fixed_prices", url): _dollars(f"fixed_prices[{url!r}]", price)
@@ -168,16 +199,22 @@ def _counts(counter: object) -> bool:
     return True
 
 
-def _endpoint(url: str, provider: str) -> Endpoint:
+def _endpoint(url: str, given: object) -> MeteredHost:
+    if not isinstance(url, str) or not isinstance(given, str | Endpoint):
+        raise ConfigError(f"metering.endpoints: {url!r} → {given!r}: write a URL → a provider's name or Endpoint(…)")
+    known = given if isinstance(given, Endpoint) else Endpoint(given)
     host, path = _split("endpoints", url)
-    if find_route(Endpoint(provider, _DIALECTS.get(provider, "openai"), host), path) is not None:
+    found = MeteredHost(known.provider, _DIALECTS.get(known.provider, "openai"), host, path, known.hidden_input)
+    if find_route(dataclasses.replace(found, path=""), path) is not None:
         raise ConfigError(
             f"metering.endpoints: {url!r} is the URL of one route; write the base URL for an SDK, such as '…/v1'"
         )
-    near = difflib.get_close_matches(provider, _KNOWN, n=1, cutoff=0.8)
-    if near and provider not in _KNOWN:
-        raise ConfigError(f"metering.endpoints: {provider!r} is not a provider with prices; did you mean {near[0]!r}?")
-    return Endpoint(provider, _DIALECTS.get(provider, "openai"), host, path)
+    near = difflib.get_close_matches(known.provider, _KNOWN, n=1, cutoff=0.8)
+    if near and known.provider not in _KNOWN:
+        raise ConfigError(
+            f"metering.endpoints: {known.provider!r} is not a provider with prices; did you mean {near[0]!r}?"
+        )
+    return found
 
 
 def _pattern(field_name: str, url: object) -> str:

@@ -4,23 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from decimal import Decimal
+from decimal import ROUND_CEILING, Decimal
 from typing import Any, Final
 
 from x402guard.flow.ports import Usage
 from x402guard.llm.prices import PriceBook
-from x402guard.llm.request import Call
+from x402guard.llm.request import Call, costs_more_there, plain_tier
 from x402guard.llm.routes import Flavour
 
 _NOT_COUNTS: Final = frozenset(
     {"cost", "cost_details", "is_byok", "queue_time", "prompt_time", "completion_time", "total_time"}
 )
 _SUMMED: Final = ("input_tokens", "output_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
-_TIERS: Final = {
-    "batch": ("processing", "batch"),
-    "on_demand_priority": ("service_tier", "priority"),
-    "on_demand_flex": ("service_tier", "flex"),
-}
 
 
 class Impossible(ValueError):  # noqa: N818 - becomes a dispute
@@ -46,21 +41,34 @@ class Stated:
     counted: frozenset[str]
 
 
-def read_usage(call: Call, answer: Mapping[str, Any], book: PriceBook) -> Stated:
-    """Return what *answer* states. Raises ``Impossible``, and ``ValueError`` if it states no readable usage."""
+def read_usage(call: Call, answer: Mapping[str, Any], book: PriceBook, *, repaired: bool = False) -> Stated:
+    """Return what *answer* states. Raises ``Impossible``, and ``ValueError`` if it states no readable usage.
+
+    *repaired*: read impossible counts at their dearest meaning in place of raising: below zero as zero, fractions
+    rounded up, totals at least as large as their parts.
+    """
     flavour = call.route.flavour
-    found = answer.get("usageMetadata" if flavour in ("gemini", "gemini_embed") else "usage")
+    field = "usageMetadata" if flavour in ("gemini", "gemini_embed") else "usage"
+    found = answer.get(field)
     stated = found if isinstance(found, dict) else {}
-    _check_counts(stated)
+    if repaired:
+        stated = _repaired(stated)
+        answer = {**answer, field: stated} if isinstance(found, dict) else answer
+    else:
+        _check_counts(stated)
     answer = _normalized(answer, stated)
     usage = dict(book.extract(call.route.provider, flavour, answer))
     searches = dict(_tools_used(call, answer, stated))
     usage |= {UNITS[kind]: count for kind, count in searches.items() if kind in UNITS}
+    if repaired:
+        usage = _covering_parts(usage)
+    else:
+        check_parts(usage)
     return Stated(
         usage={unit: count for unit, count in usage.items() if count},
         context=dict(_context(answer, stated)),
         charged=_charged(call, stated),
-        us_only=stated.get("inference_geo") == "us" or (call.us_only and "inference_geo" not in stated),
+        us_only=costs_more_there(stated.get("inference_geo")) or (call.us_only and "inference_geo" not in stated),
         counted=frozenset(searches) & frozenset(UNITS),
     )
 
@@ -72,6 +80,27 @@ def check_parts(usage: Usage) -> None:
         whole = out if unit.startswith("output_") else into
         if unit.endswith("_tokens") and count > whole:
             raise Impossible(f"{count} {unit} are more than the total of {whole}")
+
+
+def _covering_parts(usage: Usage) -> dict[str, int]:
+    """Return *usage* with totals that are at least as large as each of their parts."""
+    covered = dict(usage)
+    for unit, count in usage.items():
+        if unit.endswith("_tokens"):
+            whole = "output_tokens" if unit.startswith("output_") else "input_tokens"
+            covered[whole] = max(covered.get(whole, 0), count)
+    return covered
+
+
+def _repaired(value: Any) -> Any:
+    """Return a stated usage in which each count is a whole number that is not negative."""
+    if isinstance(value, dict):
+        return {key: item if key in _NOT_COUNTS else _repaired(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_repaired(item) for item in value]
+    if isinstance(value, Decimal) and value.is_finite():
+        return max(0, int(value.to_integral_value(rounding=ROUND_CEILING)))
+    return max(0, value) if type(value) is int else value
 
 
 def _check_counts(stated: Mapping[str, Any]) -> None:
@@ -115,7 +144,8 @@ def _context(answer: Mapping[str, Any], stated: Mapping[str, Any]) -> Iterator[t
         stated.get("trafficType"),
     ):
         if isinstance(tier, str):
-            yield _TIERS.get(tier.lower(), ("service_tier", tier.lower()))
+            plain = plain_tier(tier)
+            yield ("processing", "batch") if plain == "batch" else ("service_tier", plain)
     if isinstance(stated.get("speed"), str):
         yield "speed", stated["speed"]
 
@@ -138,7 +168,9 @@ def _charged(call: Call, stated: Mapping[str, Any]) -> Decimal | None:
 UNITS: Final = {"web_search": "web_searches", "file_search": "storage_searches"}
 """Kinds of tools whose calls are counted → unit in the price book."""
 
-_MOST_USES: Final = 1_000
+MOST_USES: Final = 1_000
+"""The most uses of one tool in one answer that are booked; more are disputed."""
+
 _CALLS: Final = {"web_search_call": "web_search", "file_search_call": "file_search"}
 
 
@@ -151,24 +183,19 @@ def _tools_used(call: Call, answer: Mapping[str, Any], stated: Mapping[str, Any]
         for name, kind in _CALLS.items():
             asked = any(part.kind == kind for part in call.unbounded)
             if asked or name in types:
-                yield kind, _used(kind, types.count(name), asked=asked)
+                yield kind, types.count(name)
     elif flavour == "messages":
         tools = stated.get("server_tool_use")
         count = tools.get("web_search_requests") if isinstance(tools, dict) else None
         asked = any(part.kind == "web_search" for part in call.unbounded)
         if isinstance(count, int) or asked:
-            yield "web_search", _used("web_search", count if isinstance(count, int) else 0, asked=asked)
-    elif flavour == "gemini" and any(part.kind == "web_search" for part in call.unbounded):
-        yield "web_search", _grounded(call.model, answer)
+            yield "web_search", count if isinstance(count, int) else 0
+    elif flavour == "gemini":
+        asked, searches = any(part.kind == "web_search" for part in call.unbounded), _grounded(call.model, answer)
+        if asked or searches:
+            yield "web_search", searches
     elif _searches_each_call(call):
         yield "web_search", 1  # billed per call, with or without a search
-
-
-def _used(kind: str, count: int, *, asked: bool) -> int:
-    """Return *count*. Raises ``Impossible`` for a tool that was not offered, or for more than 1,000 uses."""
-    if (count and not asked) or count > _MOST_USES:
-        raise Impossible(f"{count} uses of {kind}, {'which was offered' if asked else 'which was not offered'}")
-    return count
 
 
 def _searches_each_call(call: Call) -> bool:
@@ -194,3 +221,26 @@ def _grounded(model: str, answer: Mapping[str, Any]) -> int:
             queries += len(asked) if isinstance(asked, list) else 0
             grounded = 1
     return grounded if model.startswith(("gemini-1", "gemini-2")) else max(queries, grounded)
+
+
+_CALLER_RUNS: Final = frozenset(
+    {"function_call", "custom_tool_call", "computer_call", "local_shell_call", "shell_call", "apply_patch_call"}
+)
+_COUNTED: Final = frozenset({"web_search_call", "file_search_call"})
+_FREE_REQUESTS: Final = frozenset({"web_search_requests", "web_fetch_requests"})
+
+
+def tools_run(flavour: Flavour, answer: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the tools that the provider ran and bills separately, and that no count of the usage covers."""
+    if flavour == "responses":
+        output = answer.get("output")
+        for item in output if isinstance(output, list) else ():
+            kind = str(item.get("type", "")) if isinstance(item, Mapping) else ""
+            if kind.endswith("_call") and kind not in _CALLER_RUNS | _COUNTED:
+                yield kind.removesuffix("_call")
+    elif flavour == "messages":
+        usage = answer.get("usage")
+        ran = usage.get("server_tool_use") if isinstance(usage, Mapping) else None
+        for name, count in ran.items() if isinstance(ran, Mapping) else ():
+            if count and name not in _FREE_REQUESTS:
+                yield str(name).removesuffix("_requests")

@@ -17,6 +17,7 @@ from x402guard.policy.verdicts import NO_VERDICT, Subject, Verdict
 
 APPROVAL: Final = "approval"
 NEEDS_REVIEW: Final = "needs_review"
+NO_ANSWER: Final = "no approver answered in time"
 _LONGEST_S: Final = 7 * 86_400
 
 
@@ -54,6 +55,9 @@ class ApprovalRequest:
         amount: the price or the ceiling, in dollars.
         payee, network: of a payment; else "".
         arguments: of a tool, or None if unknown.
+        query, body: of a payment's or an LLM call's request, as text, cut to 1,000 characters.
+        spent: what the run has spent so far, in dollars.
+        waiting: the other questions that are open in this guard, as ``WHAT for $AMOUNT``.
         rule, reason: why approval is needed.
         approvers: how many different approvers have to say yes.
         timeout_s: seconds after which no answer counts as a no.
@@ -71,6 +75,20 @@ class ApprovalRequest:
     reason: str
     approvers: int
     timeout_s: int
+    query: str = field(default="", repr=False)
+    body: str = field(default="", repr=False)
+    spent: Decimal = Decimal(0)
+    waiting: tuple[str, ...] = ()
+
+
+MOST_SHOWN: Final = 1_000
+"""The most characters of a query or a body that an approver is shown."""
+
+
+def shown_text(data: bytes | str) -> str:
+    """Return a part of a request as text for an approver: cut, with its length if it is longer."""
+    text = data.decode("utf-8", "replace") if isinstance(data, bytes) else data
+    return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}… ({len(text):,} characters)"
 
 
 @dataclass(frozen=True, slots=True)

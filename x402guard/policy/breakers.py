@@ -15,7 +15,7 @@ from typing_extensions import override
 from x402guard.errors import CircuitOpen
 from x402guard.ledger.authorize import Refusal
 from x402guard.ledger.model import HoldKind
-from x402guard.ledger.view import LedgerView, MarkKey, Notice
+from x402guard.ledger.view import LedgerView, MarkKey
 from x402guard.policy.checks import check_whole
 from x402guard.policy.step_guard import StepEnd, StepGuard
 from x402guard.policy.steps import Step
@@ -96,17 +96,20 @@ class Breaker(StepGuard):
                 view.put_mark(_key(watched), row)
             if end.outcome == "failed":
                 before = int(row["before"]) if end.late else int(row["failures"])
-                self._note_failure(view, what, watched, row=row, before=before)
+                self._note_failure(view, what, watched, row=row, before=before, run_id=step.run_id)
             elif end.outcome == "ok" and row != _CLOSED:
                 view.put_mark(_key(watched), {**_CLOSED, "before": row["failures"]})
 
-    def _note_failure(self, view: LedgerView, what: str, watched: str, *, row: Mapping[str, Any], before: int) -> None:
+    def _note_failure(
+        self, view: LedgerView, what: str, watched: str, *, row: Mapping[str, Any], before: int, run_id: str
+    ) -> None:
         forgotten = row["opened_ms"] is None and row["failed_ms"] <= view.now_ms - _FORGOTTEN_MS and not row["before"]
         failures = 1 if forgotten else before + 1
         opens = failures >= self.failures
         if opens and row["opened_ms"] is None:
             message = f"{what} has failed {failures} times in a row; its circuit is open for {self.rest_s} s"
-            view.notices.append(Notice(BREAKER, message, {"what": what, "failures": failures, "rest_s": self.rest_s}))
+            facts = {"what": what, "failures": failures, "rest_s": self.rest_s}
+            view.tell(BREAKER, "warning", message, session=run_id, rule=BREAKER, facts=facts)
         opened_ms = view.now_ms if opens else None
         stamps = {"failed_ms": view.now_ms, "opened_ms": opened_ms, "before": 0}
         view.put_mark(_key(watched), {**row, "failures": failures, **stamps})  # a probe may be under way

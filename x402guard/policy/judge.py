@@ -8,10 +8,14 @@ from typing import Any
 
 from x402guard.errors import NeedsReview
 from x402guard.ledger.authorize import Refusal
+from x402guard.ledger.model import NOTHING
+from x402guard.ledger.view import LedgerView
+from x402guard.money import Nanos
 from x402guard.policy.approvals import NEEDS_REVIEW, judge_sum
 from x402guard.policy.risk import judge_risk
 from x402guard.policy.rules import judge_rules
 from x402guard.policy.settings import Policy
+from x402guard.policy.steps import run_of
 from x402guard.policy.verdicts import Subject, Verdict, strictest
 
 
@@ -36,12 +40,17 @@ class Unasked:
         verdict: why.
         facts: everything that the answer is about, as plain values. None of it may change after the answer.
         network: of a payment; else "".
+        query, body: of a request, cut, for the approver.
+        spent: what the run has spent so far, in nano-dollars.
     """
 
     subject: Subject
     verdict: Verdict
     facts: tuple[Any, ...]
     network: str = ""
+    query: str = ""
+    body: str = ""
+    spent: Nanos = NOTHING
 
     @property
     def key(self) -> tuple[Any, ...]:
@@ -49,6 +58,11 @@ class Unasked:
         subject, verdict = self.subject, self.verdict
         step = (str(subject.kind), *subject.names, subject.amount, subject.payee)
         return (*step, *self.facts, verdict.rule, verdict.approvers)
+
+
+def spent_so_far(view: LedgerView, node_id: str) -> Nanos:
+    """Return what the run of a budget has spent, in nano-dollars."""
+    return Nanos(view.node(run_of(node_id)).spent)
 
 
 def verdict_of(policy: Policy, subject: Subject, *, asks: bool) -> Verdict:

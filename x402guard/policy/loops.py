@@ -17,9 +17,9 @@ from x402guard.errors import ConfigError, LoopDetected
 from x402guard.ledger.authorize import ONLY_RESET, Refusal
 from x402guard.ledger.budgets import trip
 from x402guard.ledger.view import LedgerView, MarkKey
-from x402guard.policy.checks import check_whole
+from x402guard.policy.checks import check_flag, check_whole
 from x402guard.policy.step_guard import StepEnd, StepGuard
-from x402guard.policy.steps import Step, as_route, reset_mark
+from x402guard.policy.steps import Step, as_route, is_bare, reset_mark
 
 _IGNORED: Final = frozenset({"request_id", "idempotency_key", "trace_id", "nonce", "timestamp", "created_at"})
 LOOP: Final = "loop_detected"
@@ -30,14 +30,18 @@ _STREAK_MS: Final = 3_600_000
 
 @dataclass(frozen=True, kw_only=True)
 class Loop(StepGuard):
-    """When a repeated call is a loop. A loop trips the session until its owner resets it.
+    """When a repeated call is a loop. The call is refused, and passes again when the window has moved on.
 
     Args:
-        calls: identical calls that are allowed within the window (1 to 1,000); one more trips.
+        calls: identical calls that are allowed within the window (1 to 1,000); one more is refused.
+        calls_without_arguments: the same for calls of which only the name and the amount are known (1 to 1,000).
+        latch_after: so many refused calls in a row trip the session until its owner resets it (1 to 1,000); 0 for never.
+        similar: calls that differ in numbers, dates and ids alone are identical.
         window_s: the window in seconds (1 to 86,400).
-        longest_cycle: the most different steps in a cycle (1 to 16; A-B-A-B has 2); more than ``calls`` full repeats
-            trip, unless a pause longer than the window separates them. 1 looks for no cycles.
-        failures: consecutive payments to one payee without delivery that trip, too; 0 counts none.
+        longest_cycle: the most different steps in a cycle (1 to 16; A-B-A-B has 2); after more than ``calls`` full
+            repeats the next step is refused, unless a pause longer than the window separates them. 1 looks for no
+            cycles.
+        failures: consecutive payments to one payee without delivery that trip the session; 0 counts none.
         ignored: top-level fields of a JSON body or of a tool's arguments that do not distinguish calls.
         own: tool, or ``METHOD host/path`` → its own number of calls, or None for no limit.
 
@@ -45,6 +49,9 @@ class Loop(StepGuard):
     """
 
     calls: int = 10
+    calls_without_arguments: int = 50
+    latch_after: int = 3
+    similar: bool = False
     window_s: int = 60
     longest_cycle: int = 4
     failures: int = 5
@@ -53,6 +60,9 @@ class Loop(StepGuard):
 
     def __post_init__(self) -> None:
         check_whole("policy.loop.calls", self.calls, 1, _MOST_CALLS)
+        check_whole("policy.loop.calls_without_arguments", self.calls_without_arguments, 1, _MOST_CALLS)
+        check_whole("policy.loop.latch_after", self.latch_after, 0, _MOST_CALLS)
+        check_flag("policy.loop.similar", self.similar)
         check_whole("policy.loop.window_s", self.window_s, 1, 86_400)
         check_whole("policy.loop.longest_cycle", self.longest_cycle, 1, 16)
         check_whole("policy.loop.failures", self.failures, 0, _MOST_CALLS)
@@ -66,50 +76,69 @@ class Loop(StepGuard):
         object.__setattr__(self, "own", MappingProxyType(named))
         object.__setattr__(self, "ignored", frozenset(self.ignored))
 
-    def calls_of(self, name: str) -> int | None:
-        """Return how many identical calls of a tool or route are allowed within the window; None for no limit."""
-        return self.own.get(name, self.calls)
+    def calls_of(self, step: Step) -> int | None:
+        """Return how many steps identical to *step* are allowed within the window; None for no limit."""
+        return self.own.get(step.name, self.calls_without_arguments if is_bare(step.key) else self.calls)
 
     def _counts(self, step: Step) -> bool:
-        return bool(step.key) and self.calls_of(step.name) is not None
+        return bool(step.key) and self.calls_of(step) is not None
 
     @override
     def marks(self, step: Step, payees: tuple[str, ...], *, ending: bool) -> tuple[MarkKey, ...]:
         reset = step.reset_key
         if ending:
             return (reset, streak_mark(step.run_id, step.payee)) if step.payee else (reset,)
-        return (reset, _ring(step), _cycle(step)) if self._counts(step) else (reset,)
+        return (reset, _ring(step), _cycle(step), _row(step)) if self._counts(step) else (reset,)
 
     @override
     def judge(self, view: LedgerView, step: Step) -> Refusal | None:
         loop = None if step.priced else self.find_loop(view, step)
-        if loop is None:
-            return None
-        trip(view, step.run_id, LOOP, loop)
-        reason = f"{loop}; the session is tripped until its owner resets it"
-        return Refusal(LOOP, reason, error=LoopDetected, advice=ONLY_RESET)
+        return None if loop is None else self.refuse(view, step, loop)
+
+    def refuse(self, view: LedgerView, step: Step, loop: str) -> Refusal:
+        """Return the refusal of a step that is a *loop*. Trips the run if it is the last of ``latch_after`` in a row."""
+        row = view.mark(_row(step))
+        before = 0 if row is None or row["at"] <= _reset_ms(view, step) else int(row["count"])
+        view.put_mark(_row(step), {"count": before + 1, "at": view.clock_ms})
+        if self.latch_after and before + 1 >= self.latch_after:
+            trip(view, step.run_id, LOOP, loop)
+            reason = f"{loop}; the session is tripped until its owner resets it"
+            return Refusal(LOOP, reason, error=LoopDetected, advice=ONLY_RESET)
+        left = self.latch_after - before - 1
+        warning = f"; {left} more in a row trip{'s' if left == 1 else ''} the session" if self.latch_after else ""
+        return Refusal(
+            LOOP,
+            f"{loop}{warning}",
+            retry_after_s=self.window_s,
+            error=LoopDetected,
+            advice="Do something else: the same call passes again when the window has moved on.",
+        )
 
     def find_loop(self, view: LedgerView, step: Step) -> str | None:
         """Return why *step* is a loop, or None."""
-        calls = self.calls_of(step.name)
+        calls = self.calls_of(step)
         if not step.key or calls is None:
             return None
         reset_ms = _reset_ms(view, step)
         since_ms = max(view.clock_ms - self.window_s * 1000, reset_ms + 1)
         if len([at for at in _stamps(view, step) if at >= since_ms]) >= calls:
-            words = f"{step.name} was called {calls} times within {self.window_s} s, and this call is identical"
+            identical = "this call has the same amount" if is_bare(step.key) else "this call is identical"
+            words = f"{step.name} was called {calls} times within {self.window_s} s, and {identical}"
             return f"{words} (policy.loop; own= gives a tool or route its own number)"
         keys, runs = self._cycle_of(view, step, reset_ms)
         for period, matches in self._matches(keys, runs, step):
-            if matches >= period * self.calls:
-                return f"the last {period} different steps have repeated {self.calls} times; the next is {step.name}"
+            repeats = self.calls_without_arguments if is_bare(step.key) else self.calls
+            if matches >= period * repeats:
+                return f"the last {period} different steps have repeated {repeats} times; the next is {step.name}"
         return None
 
     @override
     def taken(self, view: LedgerView, step: Step, hold_id: str) -> None:
-        calls = self.calls_of(step.name)
+        calls = self.calls_of(step)
         if not step.key or calls is None:
             return
+        if view.mark(_row(step)) is not None:
+            view.put_mark(_row(step), {"count": 0, "at": view.clock_ms})
         view.put_mark(_ring(step), {"at": [*_stamps(view, step), view.clock_ms][-calls:]})
         keys, runs = self._cycle_of(view, step, _reset_ms(view, step))
         after = {str(period): matches for period, matches in self._matches(keys, runs, step)}
@@ -169,6 +198,11 @@ class Loop(StepGuard):
 
 def _ring(step: Step) -> MarkKey:
     return "loop", f"{step.run_id} {step.key}"
+
+
+def _row(step: Step) -> MarkKey:
+    """Return the key of the row that counts the run's refused calls in a row."""
+    return "loop_refused", step.run_id
 
 
 def _cycle(step: Step) -> MarkKey:

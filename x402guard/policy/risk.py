@@ -18,6 +18,11 @@ Level = Literal["LOW", "MEDIUM", "HIGH", "CRITICAL"]
 
 Classify = Callable[[str, Mapping[str, Any] | None], str | None]
 
+_ASSETS: Final = (
+    "asset", "assets", "bitcoin", "btc", "coin", "coins", "crypto", "dai", "eth", "ether", "eur", "eurc", "funds", "gbp", "matic",
+    "money", "payment", "payments", "pyusd", "sol", "token", "tokens", "transaction", "tx", "usd", "usdc", "usdt", "weth", "xrp",
+)  # fmt: skip
+
 DEFAULT_LEVELS: Final[Mapping[str, Level]] = MappingProxyType(
     {
         "search_*": "LOW",
@@ -25,18 +30,24 @@ DEFAULT_LEVELS: Final[Mapping[str, Level]] = MappingProxyType(
         "list_*": "LOW",
         "post_webhook": "MEDIUM",
         "delete_*": "HIGH",
-        "send_email": "HIGH",
-        "send_sms": "HIGH",
-        "send_money": "HIGH",
-        "send_payment": "HIGH",
-        "send_token*": "HIGH",
+        "send_email_*": "HIGH",
+        "send_sms_*": "HIGH",
+        # What moves money, or lets another move it.
+        "approve_*": "HIGH",
+        "pay_*": "HIGH",
+        "sign_*": "HIGH",
+        "swap_*": "HIGH",
         "transfer_*": "HIGH",
         "withdraw_*": "HIGH",
+        **{f"send_{asset}_*": "HIGH" for asset in _ASSETS},
         "drop_*": "CRITICAL",
         "truncate_*": "CRITICAL",
     }
 )
-"""Pattern → level. A tool that matches none is MEDIUM."""
+"""Pattern → level. A tool that matches none is MEDIUM. ``send_email_*`` also matches ``send_email``."""
+
+_NOT_SIGNATURES: Final = ("sign_in_*", "sign_off_*", "sign_out_*", "sign_up_*")
+"""Names that match ``sign_*`` and sign nothing: they are MEDIUM."""
 
 RISK: Final = "risk"
 _RANK: Final[Mapping[str, int]] = {level: rank for rank, level in enumerate(get_args(Level))}
@@ -94,6 +105,8 @@ class Risk:
         own = [level for pattern, level in self.levels.items() if _named(pattern, subject, within=_RANK[level] > 1)]
         if own or subject.kind is not HoldKind.TOOL:
             return _highest(own, "LOW")
+        if any(_named(pattern, subject, within=False) for pattern in _NOT_SIGNATURES):
+            return "MEDIUM"
         found = [level for pattern, level in DEFAULT_LEVELS.items() if _named(pattern, subject, within=False)]
         if not found:
             found = [level for pattern, level in DEFAULT_LEVELS.items() if _named(pattern, subject, within=True)]

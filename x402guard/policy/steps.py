@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
@@ -101,17 +102,23 @@ def step_of(hold: Hold) -> Step:
 
 
 def request_key(
-    kind: HoldKind, method: str, url: str, body: bytes | Mapping[str, Any], ignored: Collection[str]
+    kind: HoldKind,
+    method: str,
+    url: str,
+    body: bytes | Mapping[str, Any],
+    ignored: Collection[str],
+    *,
+    similar: bool = False,
 ) -> str:
     """Return the deduplication key of a request: kind, method, URL with its query, and the body.
 
     A JSON body counts by its content, whatever its order and spaces, without its own fields that are *ignored*; any
-    other body counts by its bytes. Path and query always count in full.
+    other body counts by its bytes. Path and query always count in full. *similar*: see ``_digest``.
     """
     parts = urlsplit(url)
     host = plain_host(parts.hostname or "")
     where = [parts.scheme, host, parts.port, plain_path(parts.path), parts.query]
-    return _digest([kind, method, where, _said(body, ignored)])
+    return _digest([kind, method, where, _said(body, ignored)], similar=similar)
 
 
 def _said(body: bytes | Mapping[str, Any], ignored: Collection[str]) -> object:
@@ -126,14 +133,43 @@ def _said(body: bytes | Mapping[str, Any], ignored: Collection[str]) -> object:
         return hashlib.sha256(body).hexdigest()
 
 
-def tool_key(tool: str, arguments: Mapping[str, Any] | None, ignored: Collection[str]) -> str:
-    """Return the deduplication key of a tool use; "" if its arguments are unknown.
+def tool_key(
+    tool: str,
+    arguments: Mapping[str, Any] | None,
+    ignored: Collection[str],
+    amount: Nanos = NOTHING,
+    *,
+    similar: bool = False,
+) -> str:
+    """Return the deduplication key of a tool use. Without arguments it is that of its name and *amount*: a bare key.
 
-    Times count even if they are *ignored*: they are part of what a tool is asked for.
+    Times count even if they are *ignored*: they are part of what a tool is asked for. *similar*: see ``_digest``.
     """
     if arguments is None:
-        return ""
-    return _digest([HoldKind.TOOL, tool, masked(arguments, set(ignored) - _TIMES)])
+        return bare_key(HoldKind.TOOL, tool, amount)
+    return _digest([HoldKind.TOOL, tool, masked(arguments, set(ignored) - _TIMES)], similar=similar)
+
+
+def messages_key(model: str, messages: object, *, similar: bool) -> str:
+    """Return the deduplication key of a reported LLM call: the model, and what was sent to it.
+
+    *similar*: the last message alone counts, because the history of an agent that repeats itself grows.
+    """
+    said = messages[-1:] if similar and isinstance(messages, list) else messages
+    return _digest([HoldKind.LLM, model, said], similar=similar)
+
+
+_BARE: Final = "~"
+
+
+def bare_key(kind: HoldKind, name: str, amount: Nanos) -> str:
+    """Return the deduplication key of a step of which no more is known than its name and amount."""
+    return _BARE + _digest([kind, name, amount])
+
+
+def is_bare(key: str) -> bool:
+    """True for a key of a name and an amount alone: equal keys may stand for different calls."""
+    return key.startswith(_BARE)
 
 
 def masked(value: Mapping[str, Any], ignored: Collection[str]) -> dict[str, Any]:
@@ -141,9 +177,15 @@ def masked(value: Mapping[str, Any], ignored: Collection[str]) -> dict[str, Any]
     return {key: item for key, item in value.items() if key not in ignored}
 
 
-def _digest(parts: list[Any]) -> str:
+_VARIES: Final = re.compile(r"[0-9a-f]{8}-[0-9a-f-]{27}|\b[0-9a-f]{8,}\b|\d+", re.IGNORECASE)
+
+
+def _digest(parts: list[Any], *, similar: bool = False) -> str:
+    """Return SHA-256 in hex of *parts* as JSON. *similar*: numbers, dates and ids that alone differ make no difference."""
     text = json.dumps(parts, sort_keys=True, separators=(",", ":"), default=_number)
-    return hashlib.sha256(text.encode()).hexdigest()
+    if similar:
+        text = _VARIES.sub("#", text)
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def _number(value: object) -> list[str]:

@@ -19,7 +19,7 @@ from x402guard.flow.refusals import refused
 from x402guard.ledger.authorize import Refusal, authorize, check_room
 from x402guard.ledger.model import Evidence, Hold, HoldKind, HoldState, Purpose
 from x402guard.ledger.transitions import Capture, apply
-from x402guard.ledger.view import LedgerView, Notice, Scope
+from x402guard.ledger.view import LedgerView, Scope
 from x402guard.money import Nanos, format_dollars
 from x402guard.policy.guards import guard_marks, judge_step, note_end, note_taken
 from x402guard.policy.judge import Consented, Unasked, objection, verdict_facts, verdict_of
@@ -322,7 +322,7 @@ def _unconsented(call: ToolCall, verdict: Verdict, consented: Consented) -> Unas
 def _note_medium(view: LedgerView, call: ToolCall, verdict: Verdict) -> None:
     if verdict.level == "MEDIUM":
         message = f"tool {call.tool!r} has medium risk and runs"
-        view.notices.append(Notice("risk_medium", message, {"tool": call.tool}, pressing=False))
+        view.tell("risk_medium", "info", message, facts={"tool": call.tool}, logged_only=True)
 
 
 def _scope(context: Context, call: ToolCall, step: Step) -> Scope:
@@ -332,7 +332,9 @@ def _scope(context: Context, call: ToolCall, step: Step) -> Scope:
 
 def _step(context: Context, call: ToolCall) -> Step:
     loop = context.policy.loop
-    key = "" if loop is None else tool_key(call.tool, call.arguments, loop.ignored)
+    key = ""
+    if loop is not None:
+        key = tool_key(call.tool, call.arguments, loop.ignored, call.amount, similar=loop.similar)
     return Step(HoldKind.TOOL, call.tool, key, context.node_id, call.amount)
 
 

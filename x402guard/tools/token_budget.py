@@ -7,10 +7,10 @@ import threading
 from dataclasses import dataclass
 from typing import Any, Final
 
-from x402guard.errors import BudgetExhausted, ConfigError, LedgerUnavailable, PaymentRefused
+from x402guard.errors import ConfigError, LedgerUnavailable, PaymentRefused, TokensExhausted
 from x402guard.flow.context import Context
 from x402guard.flow.drivers import run, run_async
-from x402guard.flow.effects import Flow, Interrupted, Notify, Transact, cause, transact, transact_anyway
+from x402guard.flow.effects import Flow, Interrupted, Transact, cause, transact, transact_anyway
 from x402guard.flow.refusals import refused
 from x402guard.flow.shell import Shell
 from x402guard.ledger.authorize import TOKENS, Refusal
@@ -26,10 +26,10 @@ from x402guard.ledger.token_budget import (
     record_tokens,
     reserve_tokens,
     soft_mark,
-    soft_warning,
     tokens_left,
 )
 from x402guard.ledger.view import LedgerView, Scope
+from x402guard.policy.checks import check_flag
 from x402guard.stores import open_store
 from x402guard.tools.counting import (
     CharsPerToken,
@@ -98,7 +98,9 @@ class TokenBudget:
 
     Args:
         total: tokens; default: 100,000, or the total of a resumed session.
-        soft: used tokens at which one warning is given (a log record, and an event in the report); None for no warning.
+        soft: used tokens at which one notice is given, and one event in the report; None for none.
+        hard: an LLM call whose input and output may not fit is limited to what is left, or refused. Without, calls count
+            and are never refused.
         counter: an object with ``count(text)``, or a function of a text. ``TiktokenCounter()`` counts as OpenAI does.
 
     Raises ``ConfigError`` naming the argument.
@@ -109,13 +111,17 @@ class TokenBudget:
         total: int | None = None,
         soft: int | None = None,
         counter: ContextCounter | TextCounter | None = None,
+        *,
+        hard: bool = False,
     ) -> None:
+        check_flag("hard", hard)
         self._total = None if total is None else _positive("total", total)
         self._soft = None if soft is None else _positive("soft", soft)
         if self._soft is not None and self._total is not None and self._soft > self._total:
             raise ConfigError(
                 f"soft: {self._soft:,} is above the total of {self._total:,}, so it could not be reached first"
             )
+        self._hard = hard
         self._counter = CharsPerToken() if counter is None else counter
         self._count = counting(self._counter)
         self._lock = threading.Lock()
@@ -151,6 +157,15 @@ class TokenBudget:
     def asked(self) -> tuple[int | None, int | None]:
         """The total and the soft limit as given, each None if not given."""
         return self._total, self._soft
+
+    @property
+    def hard(self) -> bool:
+        """True if LLM calls that may not fit are limited or refused."""
+        return self._hard
+
+    def refuse_calls(self) -> None:
+        """Limit or refuse LLM calls that may not fit, as ``hard`` does (called by the session)."""
+        self._hard = True
 
     def kept_in(self, shell: Shell) -> bool | None:
         """True if it is kept in the ledger of *shell*, False if in another one, None if it is not in use yet."""
@@ -212,7 +227,7 @@ class TokenBudget:
     def allocate(self, requested: int, *, tool: str = "") -> Allocation:
         """Reserve *requested* tokens, or the remaining ones if they are fewer, and return the allocation.
 
-        Raises ``BudgetExhausted`` if nothing is left, ``ConfigError`` unless *requested* is a positive whole number. A
+        Raises ``TokensExhausted`` if nothing is left, ``ConfigError`` unless *requested* is a positive whole number. A
         reservation that is neither recorded nor released within 900 s counts as used.
         """
         return run(self._allocate(requested, tool), self._keep())
@@ -253,20 +268,18 @@ class TokenBudget:
         named = check_tool(tool) if tool != "" else ""
         wanted = Reservation(secrets.token_hex(32), _positive("requested", requested), self._instance(), named)
 
-        def change(view: LedgerView) -> tuple[Hold | None, Node, str]:
-            warning = self._warning(view, lapse_reservations(view, self._limit))
+        def change(view: LedgerView) -> tuple[Hold | None, Node]:
+            lapse_reservations(view, self._limit)
             before = view.node(self._limit.node_id)
-            return reserve_tokens(view, before.id, wanted), before, warning
+            return reserve_tokens(view, before.id, wanted), before
 
         scope = self._scope(wanted.id)
         try:
-            hold, before, warning = yield Transact(scope, change)
+            hold, before = yield Transact(scope, change)
         except (Interrupted, LedgerUnavailable) as error:
             # The write may have succeeded although its answer was lost.
             yield from self._give_back(scope, wanted.id, error)
             raise
-        if warning:
-            yield Notify(warning)
         if hold is None:
             raise (yield from self._exhausted(before, wanted.requested))
         return Allotment(Allocation.of(hold, requested), tokens_left(before), before.limit or 0)
@@ -286,14 +299,14 @@ class TokenBudget:
             f"{requested:,} were requested"
         )
         if self._context is None:
-            return BudgetExhausted(f"{TOKENS}: {reason}", rule=TOKENS)
+            return TokensExhausted(f"{TOKENS}: {reason}", rule=TOKENS)
         return (
             yield from refused(
                 self._context,
                 Refusal(
                     TOKENS,
                     reason,
-                    error=BudgetExhausted,
+                    error=TokensExhausted,
                     advice="Finish with what the context holds, or ask for a larger token budget.",
                 ),
             )
@@ -308,22 +321,13 @@ class TokenBudget:
             yield from self.end(_id_of(reservation), used)
             return
         use = Reservation(secrets.token_hex(32), used, self._instance())
-        yield from self._warned(transact_anyway(self._scope(use.id), lambda view: self._recorded(view, use)))
-
-    def _recorded(self, view: LedgerView, use: Reservation) -> str:
-        return self._warning(view, record_tokens(view, self._limit, use))
-
-    def _warning(self, view: LedgerView, reached: bool) -> str:
-        return soft_warning(view, self._limit) if reached else ""
+        yield from transact_anyway(self._scope(use.id), lambda view: record_tokens(view, self._limit, use))
 
     def end(self, hold_id: str, used: int | None) -> Flow[None]:
         """Return the flow of ``record_usage`` and ``release``: *used* tokens, or None to release the reservation."""
         scope = self._scope(hold_id)
         try:
-            written = transact(
-                scope, lambda view: self._warning(view, end_reservation(view, self._limit, hold_id, used))
-            )
-            yield from self._warned(written)
+            yield from transact(scope, lambda view: end_reservation(view, self._limit, hold_id, used))
         except Interrupted:
             yield Transact(scope, lambda view: self._end_if_held(view, hold_id, used))
             raise
@@ -332,11 +336,6 @@ class TokenBudget:
         hold = view.hold(hold_id)
         if hold is not None and hold.state is HoldState.HELD:
             end_reservation(view, self._limit, hold_id, used)
-
-    def _warned(self, written: Flow[str]) -> Flow[None]:
-        warning = yield from written
-        if warning:
-            yield Notify(warning)
 
     def __repr__(self) -> str:
         return f"TokenBudget(total={DEFAULT_TOKENS if self._total is None else self._total}, soft={self._soft})"

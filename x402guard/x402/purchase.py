@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 from x402guard.errors import NeedsReview
 from x402guard.flow.admission import check_clock, check_standing
@@ -27,9 +28,15 @@ from x402guard.ledger.purchases import (
 from x402guard.ledger.upto_sellers import ceiling_mark
 from x402guard.ledger.view import LedgerView, MarkKey, Scope
 from x402guard.money import Nanos, format_dollars
-from x402guard.policy.approvals import NEEDS_REVIEW, judge_unapproved, note_unapproved, unapproved_mark
+from x402guard.policy.approvals import (
+    NEEDS_REVIEW,
+    judge_unapproved,
+    note_unapproved,
+    shown_text,
+    unapproved_mark,
+)
 from x402guard.policy.guards import guard_marks, judge_step, note_taken
-from x402guard.policy.judge import Consented, Unasked, verdict_facts
+from x402guard.policy.judge import Consented, Unasked, spent_so_far, verdict_facts
 from x402guard.policy.spikes import SPIKE
 from x402guard.policy.steps import Step, request_key, run_of, step_of
 from x402guard.x402.offer import Offer
@@ -102,7 +109,9 @@ def payment_step(context: Context, request: RequestFacts) -> Step:
     loop = context.policy.loop
     key = ""
     if loop is not None:
-        key = request_key(HoldKind.PAYMENT, request.method, request.url, request.body or b"", loop.ignored)
+        key = request_key(
+            HoldKind.PAYMENT, request.method, request.url, request.body or b"", loop.ignored, similar=loop.similar
+        )
     return Step(HoldKind.PAYMENT, route_of(request), key, context.node_id)
 
 
@@ -270,7 +279,15 @@ def _buy(
             NEEDS_REVIEW, f"{verdict.reason}, and this guard has no approver", priced.amount, error=NeedsReview
         )
     if verdict.action == "ask":
-        unasked = Unasked(case.subject, verdict, _asked_about(case), offer.network)
+        unasked = Unasked(
+            case.subject,
+            verdict,
+            _asked_about(case),
+            offer.network,
+            query=shown_text(urlsplit(case.request.url).query),
+            body=shown_text(case.request.body or b""),
+            spent=spent_so_far(view, context.node_id),
+        )
         if unasked.key not in consented:
             return check_room(view, context.node_id, priced.amount) or unasked
     hold = _hold(view, context, case, priced)

@@ -27,7 +27,7 @@ from x402guard.ledger.queries import ALLOWANCE, nodes_of
 from x402guard.ledger.report import below
 from x402guard.ledger.sessions import PAYER_MARK
 from x402guard.ledger.transitions import Lapse, apply
-from x402guard.ledger.view import LedgerView, MarkKey, Notice, Scope
+from x402guard.ledger.view import LedgerView, MarkKey, Scope
 from x402guard.money import format_dollars
 from x402guard.x402.settlement import is_open, is_worth_asking, weighed_alone
 
@@ -286,9 +286,8 @@ def _note_scan(
             message = (
                 f"{what} of ${format_dollars(total)} left the wallet on {token.network}, not explained by the ledger"
             )
-            view.notices.append(
-                Notice("unexplained_transfer", message, {"total": format_dollars(total), "transfers": rows[:20]})
-            )
+            told = {"total": format_dollars(total), "transfers": rows[:20]}
+            view.tell("unexplained_transfer", "critical", message, session=WALLET, amount=total, facts=told)
             if trips:
                 trip(view, WALLET, "unexplained_transfer", message)
         return rows

@@ -249,7 +249,7 @@ def weighed(context: Context, hold: Hold, finding: Finding) -> Flow[tuple[Hold, 
 
     def change(view: LedgerView) -> tuple[Hold, bool]:
         after = weigh(view, hold.id, finding, most_exposed=most)
-        return after, any(notice.name == CONTRADICTED for notice in view.notices)
+        return after, any(notice.kind == CONTRADICTED for notice in view.notices)
 
     # Durable, because an upward correction reduces the budget.
     scope = Scope(nodes=(hold.node_id,), holds=(hold.id,), marks=weigh_marks(hold, finding), durable=True)

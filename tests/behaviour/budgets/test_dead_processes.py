@@ -28,7 +28,7 @@ with Guard(ledger=sys.argv[1]) as guard:
         if sys.argv[2] == "tool":
             with session.hold("render", up_to="$0.009"):
                 os._exit(9)
-        asks = {"model": "gpt-4o", "messages": [{"role": "user", "content": "hi"}], "max_completion_tokens": 890}
+        asks = {"model": "gpt-4o", "service_tier": "default", "messages": [{"role": "user", "content": "hi"}], "max_completion_tokens": 890}
         with httpx.Client(transport=GuardedTransport(session, httpx.MockTransport(dies))) as http:
             http.post("https://api.openai.com/v1/chat/completions", json=asks)
 """

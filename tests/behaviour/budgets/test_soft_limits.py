@@ -24,17 +24,20 @@ from x402guard.money import dollars_to_nanos
 from x402guard.stores import open_store
 
 SOFT = ("soft_limit", "tokens_soft_limit")
+pytestmark = pytest.mark.usefixtures("inline_notices")
+QUIET = Policy(loop=None, breaker=None)
 
 
 class Told(list):
-    """A function for ``on_notice``; ``percents`` of what it was told, of one budget or of all."""
+    """A function for ``on_notice`` that keeps soft limits; ``percents`` of what it was told, of one budget or of all."""
 
     def __call__(self, notice):
         assert isinstance(notice, Notice)
-        self.append(notice)
+        if notice.kind in SOFT:
+            self.append(notice)
 
     def percents(self, name=None):
-        return [n.facts["percent"] for n in self if n.name in SOFT and name in (None, n.facts["name"])]
+        return [n.facts["percent"] for n in self if n.kind in SOFT and name in (None, n.facts["name"])]
 
 
 @pytest.fixture
@@ -52,7 +55,7 @@ def spend_cents(session, *amounts):
 
 
 def test_each_part_is_told_once_in_the_log_to_the_function_and_in_the_report(ledger_url, told, caplog):
-    with make_guard(ledger_url, on_notice=told) as guard, guard.session("run", budget="$1.00") as session:
+    with make_guard(ledger_url, on_notice=told, policy=QUIET) as guard, guard.session("run", budget="$1.00") as session:
         seen = []
         for _ in range(20):
             spend_cents(session, 5)
@@ -61,16 +64,17 @@ def test_each_part_is_told_once_in_the_log_to_the_function_and_in_the_report(led
         assert told.percents() == [50, 80, 90]
         assert [event["percent"] for event in events(session)] == [50, 80, 90]
     first = told[0]
-    assert first.name == "soft_limit"
-    assert first.facts["id"] == session.id
+    assert (first.kind, first.severity, first.session) == ("soft_limit", "warning", session.id)
+    assert (first.amount, first.limit) == (Decimal("0.50"), Decimal("1.00"))
     assert (first.facts["name"], first.facts["spent"], first.facts["budget"]) == ("run", "0.50", "1.00")
-    logged = [r for r in caplog.records if r.name == "x402guard" and r.levelno == logging.WARNING]
+    logged = [r for r in caplog.records if r.name == "x402guard" and r.event in SOFT]
+    assert {r.levelno for r in logged} == {logging.WARNING}
     assert [r.message for r in logged] == [notice.message for notice in told]
     assert logged[0].message == "session 'run' has spent $0.50 of $1.00, over 50 %"
 
 
 def test_one_step_past_all_three_tells_of_each(ledger_url, told):
-    with make_guard(ledger_url, on_notice=told) as guard, guard.session("run", budget="$1.00") as session:
+    with make_guard(ledger_url, on_notice=told, policy=QUIET) as guard, guard.session("run", budget="$1.00") as session:
         spend_cents(session, 95)
     assert sorted(told.percents()) == [50, 80, 90]
 
@@ -83,7 +87,7 @@ def test_one_step_past_all_three_tells_of_each(ledger_url, told):
     ],
 )  # fmt: skip
 def test_a_session_names_its_own_parts(ledger_url, told, soft, percents):
-    with make_guard(ledger_url, on_notice=told) as guard:
+    with make_guard(ledger_url, on_notice=told, policy=QUIET) as guard:
         with guard.session("run", budget="$1.00", soft_limit=soft) as session:
             spend_cents(session, *[1] * 99)
             session.charge("serp", "$0.01")
@@ -103,7 +107,7 @@ def test_the_policy_names_the_parts_of_every_budget(ledger_url, told, soft, perc
 
 def test_what_counts_is_what_was_captured_and_not_what_is_held(ledger_url, told):
     shop = Shop(required(accept(500_000)), paid=httpx.ReadError("reset"))
-    with make_guard(ledger_url, on_notice=told) as guard, guard.session("run", budget="$1.00") as session:
+    with make_guard(ledger_url, on_notice=told, policy=QUIET) as guard, guard.session("run", budget="$1.00") as session:
         with session.hold("render", up_to="$0.45") as job:
             with pytest.raises(SettlementUncertain):
                 client(session, shop).get(URL)
@@ -114,7 +118,10 @@ def test_what_counts_is_what_was_captured_and_not_what_is_held(ledger_url, told)
 
 def test_a_bill_of_a_provider_tells(ledger_url, told):
     answer = httpx.Response(200, json=completion())  # 20 tokens at $2.50 and 5 at $10 a million: $0.0001
-    with make_guard(ledger_url, on_notice=told) as guard, guard.session("run", budget="$0.00018") as session:
+    with (
+        make_guard(ledger_url, on_notice=told, policy=QUIET) as guard,
+        guard.session("run", budget="$0.00018") as session,
+    ):
         client(session, lambda _: answer).post(CHAT, json=ask(max_completion_tokens=6))
         assert (session.spent, told.percents()) == (Decimal("0.0001"), [50])
 
@@ -125,7 +132,7 @@ def test_a_payment_in_a_task_tells_when_its_time_is_over(ledger_url, told):
         open_store(ledger_url, clock_ms=clock),
         Shop(paid=lambda _request, _shop: httpx.Response(200, json={})),
     )
-    with make_guard(store, on_notice=told) as guard, guard.session("run", budget="$0.02") as session:
+    with make_guard(store, on_notice=told, policy=QUIET) as guard, guard.session("run", budget="$0.02") as session:
 
         async def buy(number):
             async with async_client(session, shop) as http:
@@ -141,7 +148,7 @@ def test_a_payment_in_a_task_tells_when_its_time_is_over(ledger_url, told):
 
 def test_many_threads_and_two_guards_are_told_once(tmp_path):
     url, told = f"sqlite:///{tmp_path / 'l.db'}", Told()
-    with make_guard(url, on_notice=told) as one, make_guard(url, on_notice=told) as other:
+    with make_guard(url, on_notice=told, policy=QUIET) as one, make_guard(url, on_notice=told, policy=QUIET) as other:
         sessions = [one.session("run", budget="$1.00", id="run"), other.session("run", id="run")]
         gate = threading.Barrier(8)
 
@@ -160,7 +167,10 @@ def test_many_threads_and_two_guards_are_told_once(tmp_path):
 def test_a_restart_tells_nothing_again(tmp_path):
     url, told = f"sqlite:///{tmp_path / 'l.db'}", Told()
     for _ in range(3):
-        with make_guard(url, on_notice=told) as guard, guard.session("run", budget="$1.00", id="run") as session:
+        with (
+            make_guard(url, on_notice=told, policy=QUIET) as guard,
+            guard.session("run", budget="$1.00", id="run") as session,
+        ):
             spend_cents(session, 20)
     assert told.percents() == [50]
 
@@ -168,7 +178,7 @@ def test_a_restart_tells_nothing_again(tmp_path):
 def test_a_new_day_tells_anew(ledger_url, told):
     clock = Clock()
     store = open_store(ledger_url, clock_ms=clock)
-    with make_guard(store, on_notice=told) as guard:
+    with make_guard(store, on_notice=told, policy=QUIET) as guard:
         session = guard.budget("c", "$1.00", per="day").session("run", budget="$100")
         for _ in range(2):
             spend_cents(session, 60, 25)
@@ -178,7 +188,10 @@ def test_a_new_day_tells_anew(ledger_url, told):
 
 
 def test_a_limit_that_was_raised_tells_of_its_own_parts(ledger_url, told):
-    with make_guard(ledger_url, on_notice=told) as guard, guard.session("run", budget="$1.00", id="run") as session:
+    with (
+        make_guard(ledger_url, on_notice=told, policy=QUIET) as guard,
+        guard.session("run", budget="$1.00", id="run") as session,
+    ):
         spend_cents(session, 95)
         told.clear()
         scope = Scope(nodes=("run",), marks=(owner_mark("run"),), durable=True)
@@ -190,15 +203,15 @@ def test_a_limit_that_was_raised_tells_of_its_own_parts(ledger_url, told):
 
 
 def test_tokens_that_a_session_was_given_tell_and_others_do_not(ledger_url, told):
-    with make_guard(ledger_url, on_notice=told) as guard:
+    with make_guard(ledger_url, on_notice=told, policy=QUIET) as guard:
         with guard.session("run", budget="$1.00", tokens=1_000) as session:
             for _ in range(20):
                 session.tokens.record_usage(50)
         with guard.session("free", budget="$1.00") as other:
             other.tokens.record_usage(100_000)
         assert [event["percent"] for event in events(session)] == [50, 80, 90]
-    assert [(n.name, n.facts["percent"]) for n in told] == [("tokens_soft_limit", p) for p in (50, 80, 90)]
-    assert (told[0].facts["used_tokens"], told[0].facts["soft_tokens"], told[0].facts["id"]) == (500, 500, session.id)
+    assert [(n.kind, n.facts["percent"]) for n in told] == [("tokens_soft_limit", p) for p in (50, 80, 90)]
+    assert (told[0].facts["used_tokens"], told[0].facts["soft_tokens"], told[0].session) == (500, 500, session.id)
 
 
 @pytest.mark.parametrize("error", [ValueError("boom"), KeyError("name"), RecursionError()])
@@ -217,6 +230,8 @@ def test_a_function_may_look_at_the_books_and_spend_itself(ledger_url):
     seen = []
 
     def looks(notice):
+        if notice.kind not in SOFT:
+            return
         seen.append((notice.facts["percent"], session.remaining, session.report().to_dict()["spent"]))
         session.charge("mail", "$0.01")
 

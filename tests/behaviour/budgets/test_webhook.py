@@ -76,6 +76,10 @@ class Receiver:
     def bodies(self):
         return [json.loads(body) for _, _, body in self.got]
 
+    @property
+    def percents(self):
+        return [body["facts"]["percent"] for body in self.bodies]
+
 
 @contextmanager
 def webhooked(receiver, ledger="memory://", pauses_s=(0.01,) * 4, **more):
@@ -86,9 +90,9 @@ def webhooked(receiver, ledger="memory://", pauses_s=(0.01,) * 4, **more):
 
 
 def spend(guard, *cents, name="run"):
-    with guard.session(name, budget="$1.00") as session:
-        for amount in cents:
-            session.charge("serp", f"$0.{amount:02d}")
+    session = guard.session(name, budget="$1.00")  # it stays open: its end would be one more notice
+    for amount in cents:
+        session.charge("serp", f"$0.{amount:02d}")
 
 
 def verified(headers, body, secret=SECRET):
@@ -103,9 +107,16 @@ def test_each_part_is_posted_once_in_order_and_signed(ledger_url):
     with Receiver() as receiver:
         with webhooked(receiver, ledger_url) as guard:
             spend(guard, 50, 10, 20, 15, name="für Ünïcode „7“")
-        assert [body["percent"] for body in receiver.bodies] == [50, 80, 90]
+        assert receiver.percents == [50, 80, 90]
         first = receiver.bodies[0]
-        assert (first["event"], first["name"], first["spent"]) == ("soft_limit", "für Ünïcode „7“", "0.50")
+        assert (first["kind"], first["severity"], first["amount"], first["limit"]) == (
+            "soft_limit",
+            "warning",
+            "0.50",
+            "1.00",
+        )
+        assert first["facts"]["name"] == "für Ünïcode „7“"
+        assert set(first) == {"kind", "severity", "message", "session", "amount", "limit", "rule", "time", "facts"}
         assert "over 50 %" in first["message"]
         for path, headers, body in receiver.got:
             assert (path, headers["content-type"]) == ("/hook", "application/json")
@@ -123,7 +134,7 @@ def test_a_500_is_tried_again_until_it_is_taken_as_the_same_delivery():
         assert len(posted) == 4
         assert posted[0] == posted[1] == posted[2] != posted[3]
         assert all(verified(headers, body) for _, headers, body in receiver.got)
-        assert [body["percent"] for body in receiver.bodies] == [50, 50, 50, 80]
+        assert receiver.percents == [50, 50, 50, 80]
 
 
 @pytest.mark.parametrize("status", [408, 425, 429, 500, 599])
@@ -140,7 +151,7 @@ def test_what_is_refused_is_not_sent_again_and_the_log_says_so(status, caplog):
     with Receiver(status) as receiver:
         with webhooked(receiver) as guard:
             spend(guard, 60, 25)
-        assert [body["percent"] for body in receiver.bodies] == [50, 80]
+        assert receiver.percents == [50, 80]
     problems = [r.message for r in caplog.records if r.levelno == logging.ERROR]
     assert problems == [f"webhook: a notice could not be delivered: status {status}"] * 2
 
@@ -173,7 +184,8 @@ def test_a_receiver_that_hangs_is_felt_by_no_payment():
     shop = Shop()
     with Receiver(hangs) as receiver:
         try:
-            with webhooked(receiver) as guard, guard.session("run", budget="$0.10") as session:
+            with webhooked(receiver) as guard:
+                session = guard.session("run", budget="$0.10")
                 http = client(session, shop)
                 for number in range(5):
                     http.get(f"{URL}/{number}")
@@ -211,7 +223,7 @@ def test_what_a_broken_receiver_says_stops_no_later_delivery(breaks):
     with Receiver(breaks, 200) as receiver:
         with webhooked(receiver, pauses_s=(0.01,)) as guard:
             spend(guard, 60, 25)
-        assert {body["percent"] for body in receiver.bodies} == {50, 80}
+        assert set(receiver.percents) == {50, 80}
 
 
 def test_an_answer_that_never_ends_holds_up_no_later_notice(monkeypatch):
@@ -245,7 +257,7 @@ def test_the_function_and_the_webhook_are_both_told_and_neither_stops_the_other(
     with Receiver(400) as receiver:
         with webhooked(receiver, on_notice=fails) as guard:
             spend(guard, 60, 25)
-        assert told == [body["percent"] for body in receiver.bodies] == [50, 80]
+        assert told == receiver.percents == [50, 80]
 
 
 def test_an_open_breaker_is_told_in_the_same_ways():
@@ -256,7 +268,9 @@ def test_an_open_breaker_is_told_in_the_same_ways():
             with guard.session("run", budget="$5.00") as session:
                 for number in range(3):
                     client(session, shop).get(f"{URL}/{number}")
-        assert {body["event"] for body in receiver.bodies} == {notice.name for notice in told} == {"breaker_open"}
+            guard.close()
+        assert {body["kind"] for body in receiver.bodies} == {notice.kind for notice in told}
+        assert {notice.kind for notice in told} == {"breaker_open", "session_ended"}
         assert all(verified(headers, body) for _, headers, body in receiver.got)
 
 
@@ -269,9 +283,9 @@ def test_more_than_can_wait_are_in_the_log_alone(caplog):
 
     with Receiver(hangs) as receiver:
         sender = NoticeSender(None, Webhook(url=receiver.url, secret=SECRET), pauses_s=())
-        sender.notify([Notice("first", "m", {})])
+        sender.notify([Notice("first", "info", "m")])
         receiver.wait_for(1)
-        sender.notify([Notice("many", "m", {"n": n}) for n in range(telling._MOST_WAITING + 5)])
+        sender.notify([Notice("many", "info", "m", facts={"n": n}) for n in range(telling._MOST_WAITING + 5)])
         let_go.set()
         receiver.wait_for(1 + telling._MOST_WAITING, 60)
         sender.close()
@@ -282,9 +296,9 @@ def test_more_than_can_wait_are_in_the_log_alone(caplog):
 def test_closing_delivers_what_waits_and_closing_twice_is_fine():
     with Receiver() as receiver:
         sender = NoticeSender(None, Webhook(url=receiver.url, secret=SECRET))
-        sender.notify([Notice("n", "m", {"n": n}) for n in range(50)])
+        sender.notify([Notice("n", "info", "m", facts={"n": n}) for n in range(50)])
         sender.close()
-        assert [body["n"] for body in receiver.bodies] == list(range(50))
+        assert [body["facts"]["n"] for body in receiver.bodies] == list(range(50))
         sender.close()
 
 

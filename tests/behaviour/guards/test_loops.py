@@ -62,15 +62,17 @@ def decorated(session):
 STEPS = [pays, thinks, searches, holds, decorated]
 
 
-def test_at_the_defaults_the_eleventh_is_refused_unsent_and_the_run_is_latched(ledger_url):
+def test_at_the_defaults_the_eleventh_is_refused_unsent_and_the_third_refusal_latches_the_run(ledger_url):
     shop = Shop()
     with make_guard(ledger_url) as guard:
         with guard.session("runaway", budget="$5.00") as session:
             http = client(session, shop)
             for _ in range(10):
                 http.get(URL)
-            with pytest.raises(LoopDetected, match=r"GET courts.example/opinion/42 was called 10 times within 60 s"):
-                http.get(URL)
+            for left in ("2 more in a row trip ", "1 more in a row trips ", "tripped until"):
+                words = rf"GET courts.example/opinion/42 was called 10 times within 60 s.*{left}"
+                with pytest.raises(LoopDetected, match=words):
+                    http.get(URL)
             with pytest.raises(SessionTripped):
                 http.get(f"{URL}/another")
         assert len(shop.payments) == 10
@@ -79,9 +81,71 @@ def test_at_the_defaults_the_eleventh_is_refused_unsent_and_the_run_is_latched(l
     assert [row["rule"] for row in report["refusals"]] == ["loop_detected", "session_tripped"]
 
 
+def test_a_refused_call_passes_again_when_the_window_has_moved_on_and_other_calls_pass_meanwhile(ledger_url):
+    clock, shop = Clock(), Shop()
+    store = open_store(ledger_url, clock_ms=clock)
+    with make_guard(store, policy=Policy(loop=Loop(calls=3), breaker=None)) as guard:
+        with guard.session("s", budget="$5.00") as session:
+            http = client(session, shop)
+            for _ in range(4):
+                for _ in range(3):
+                    http.get(URL)
+                for _ in range(2):
+                    with pytest.raises(LoopDetected) as caught:
+                        http.get(URL)
+                    assert caught.value.retry_after == 60
+                http.get(f"{URL}/{clock()}")  # what passes ends the row
+                clock.tick(61)
+            assert session.report().to_dict()["state"] == "open"
+    store.close()
+
+
+def test_calls_without_arguments_stop_at_a_number_of_their_own(ledger_url):
+    with make_guard(ledger_url) as guard:
+        with guard.session("s", budget="$5.00") as session:
+            for n in range(50):
+                session.charge("serp", "$0.01")
+                session.charge("serp", f"$0.{n + 10}", arguments=None) if n < 3 else None
+            with pytest.raises(LoopDetected, match=r"serp was called 50 times .* the same amount"):
+                session.charge("serp", "$0.01")
+            session.charge("serp", "$0.02")
+
+
+def test_an_agent_that_repeats_itself_past_the_transport_is_stopped(ledger_url):
+    """``wrap`` and ``record_usage``: the call is owed, so it is in the ledger, and the caller hears of the loop."""
+    usage, said = {"input_tokens": 20, "output_tokens": 5}, [{"role": "user", "content": "the same"}]
+    ways = {
+        "record_usage": lambda session: session.record_usage("openai", "gpt-4o", usage, messages=said),
+        "wrap": lambda session: session.wrap(completion(), messages=said),
+        "record_usage, of unknown messages": lambda session: session.record_usage("openai", "gpt-4o", usage),
+    }
+    for name, way in ways.items():
+        most = 50 if "unknown" in name else 10
+        with make_guard(ledger_url) as guard, guard.session("s", budget="$5.00") as session:
+            for _ in range(most):
+                way(session)
+            for _ in range(3):
+                with pytest.raises(LoopDetected, match=f"gpt-4o was called {most} times") as caught:
+                    way(session)
+                assert caught.value.money_may_have_moved
+            assert session.report().to_dict()["terminated_by"] == "loop_detected"
+            assert session.report().to_dict()["llm"]["calls"] == most + 3, "what is owed is in the ledger"
+
+
+def test_a_growing_history_is_a_loop_by_its_last_message_with_similar(ledger_url):
+    usage, history = {"input_tokens": 20, "output_tokens": 5}, []
+    with make_guard(ledger_url, policy=Policy(loop=Loop(similar=True), breaker=None)) as guard:
+        with guard.session("s", budget="$5.00") as session:
+            with pytest.raises(LoopDetected):
+                for number in range(60):
+                    history.append({"role": "tool", "content": f"result {number}: nothing was found"})
+                    session.record_usage("openai", "gpt-4o", usage, messages=list(history))
+            assert number == 10
+
+
 @pytest.mark.parametrize("step", STEPS)
 def test_each_kind_of_step_trips_and_then_nothing_of_any_kind_passes(ledger_url, step):
-    with make_guard(ledger_url, policy=Policy(loop=Loop(calls=5))) as guard:
+    with make_guard(ledger_url, policy=Policy(loop=Loop(latch_after=1, calls=5))) as guard:
         with guard.session("s", budget="$5.00") as session:
             again = step(session)
             for _ in range(5):
@@ -100,7 +164,7 @@ def test_it_survives_a_restart(tmp_path, step):
     url, clock = f"sqlite:///{tmp_path / 'books.db'}", Clock()
     for calls in (3, 2):
         store = open_store(url, clock_ms=clock)
-        with make_guard(store, policy=Policy(loop=Loop(calls=5))) as guard:
+        with make_guard(store, policy=Policy(loop=Loop(latch_after=1, calls=5))) as guard:
             with guard.session("s", budget="$5.00", id="run-42") as session:
                 again = step(session)
                 for _ in range(calls):
@@ -126,7 +190,7 @@ def test_a_clock_that_was_set_right_makes_no_loop_of_a_poll(ledger_url):
 
 
 def test_children_and_scopes_share_the_counters_of_their_run(ledger_url):
-    with make_guard(ledger_url, policy=Policy(loop=Loop(calls=5))) as guard:
+    with make_guard(ledger_url, policy=Policy(loop=Loop(latch_after=1, calls=5))) as guard:
         with guard.session("s", budget="$5.00") as session:
             for number in range(5):
                 with session.child(f"c{number}", budget="$0.50") as child:
@@ -138,7 +202,7 @@ def test_children_and_scopes_share_the_counters_of_their_run(ledger_url):
 
 
 def test_another_session_goes_on(ledger_url):
-    with make_guard(ledger_url, policy=Policy(loop=Loop(calls=5))) as guard:
+    with make_guard(ledger_url, policy=Policy(loop=Loop(latch_after=1, calls=5))) as guard:
         runaway, honest = guard.session("runaway", budget="$5.00"), guard.session("honest", budget="$5.00")
         for _ in range(5):
             runaway.charge("serp", "$0.01", arguments={})
@@ -148,7 +212,7 @@ def test_another_session_goes_on(ledger_url):
 
 
 def test_a_step_that_did_not_fit_is_not_counted(ledger_url):
-    with make_guard(ledger_url, policy=Policy(loop=Loop(calls=2))) as guard:
+    with make_guard(ledger_url, policy=Policy(loop=Loop(latch_after=1, calls=2))) as guard:
         with guard.session("s", budget="$0.05") as session:
             for _ in range(5):
                 with pytest.raises(BudgetExhausted):
@@ -158,7 +222,7 @@ def test_a_step_that_did_not_fit_is_not_counted(ledger_url):
 
 @pytest.mark.parametrize("answer", [httpx.Response(429), httpx.Response(503, json={"error": {"message": "busy"}})])
 def test_calls_that_were_never_billed_do_not_count(ledger_url, answer):
-    policy = Policy(loop=Loop(calls=3), max_steps=3, velocity=Velocity(calls_per_day=3), breaker=None)
+    policy = Policy(loop=Loop(latch_after=1, calls=3), max_steps=3, velocity=Velocity(calls_per_day=3), breaker=None)
     with make_guard(ledger_url, policy=policy) as guard, guard.session("s", budget="$5.00") as session:
         for _ in range(12):
             client(session, lambda _request: answer).post(CHAT, json=ask())
@@ -198,7 +262,7 @@ def test_reported_calls_count_for_what_comes_after_them(ledger_url):
 
 
 def test_unpaid_requests_do_not_count(ledger_url):
-    with make_guard(ledger_url, policy=Policy(loop=Loop(calls=2))) as guard:
+    with make_guard(ledger_url, policy=Policy(loop=Loop(latch_after=1, calls=2))) as guard:
         with guard.session("s", budget="$0.05") as session:
             http = client(session, lambda _request: httpx.Response(200))
             assert {http.get(URL).status_code for _ in range(20)} == {200}
@@ -234,7 +298,7 @@ def test_a_settled_payment_whose_answer_trips_the_run_is_booked_all_the_same(led
 
 def test_where_no_number_of_failures_is_set_none_trips(ledger_url):
     shop = Shop(paid=lambda _request, _shop: httpx.Response(500))
-    with make_guard(ledger_url, policy=Policy(loop=Loop(failures=0), breaker=None)) as guard:
+    with make_guard(ledger_url, policy=Policy(loop=Loop(latch_after=1, failures=0), breaker=None)) as guard:
         with guard.session("s", budget="$5.00") as session:
             for number in range(6):
                 client(session, shop).get(f"{URL}/{number}")
@@ -290,7 +354,7 @@ SPENDER = """
 import sys
 from x402guard import Guard, LoopDetected, Loop, Policy, SessionTripped
 made = 0
-with Guard(ledger=sys.argv[1], policy=Policy(loop=Loop(calls=10))) as guard, guard.session("s", id="run") as session:
+with Guard(ledger=sys.argv[1], policy=Policy(loop=Loop(latch_after=1, calls=10))) as guard, guard.session("s", id="run") as session:
     for _ in range(10):
         try:
             session.charge("serp", "$0.01", arguments={"q": 1})

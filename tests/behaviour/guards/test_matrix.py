@@ -142,7 +142,7 @@ def test_velocity_over_payees_and_prices(tmp_path, name, restarts):
 @pytest.mark.parametrize("restarts", [False, True], ids=["at once", "after a restart"])
 def test_five_failures_in_a_row_latch_and_a_delivery_between_them_forgets(tmp_path, restarts):
     clock, url = Clock(), f"sqlite:///{tmp_path / 'l.db'}"
-    policy = alone(loop=Loop(calls=1_000, longest_cycle=1))
+    policy = alone(loop=Loop(latch_after=1, calls=1_000, longest_cycle=1))
     well = lambda _request, _shop: httpx.Response(200, headers={"PAYMENT-RESPONSE": b64(receipt())})
     ill = lambda _request, _shop: httpx.Response(503)
     numbers = iter(range(100))

@@ -31,7 +31,7 @@ def reset(url):
 def test_after_the_command_loops_count_anew(tmp_path, kind):
     url, clock = f"sqlite:///{tmp_path / 'l.db'}", Clock(time.time_ns() // 10**6 - 30_000)
     store = open_store(url, clock_ms=clock)
-    with make_guard(store, policy=Policy(loop=Loop(calls=3, window_s=86_400), breaker=None)) as guard:
+    with make_guard(store, policy=Policy(loop=Loop(latch_after=1, calls=3, window_s=86_400), breaker=None)) as guard:
         agent = Agent(guard.session("s", budget="$5.00", id="run"))
         for _ in range(2):
             assert [agent.take(kind, 1) for _ in range(4)] == [None, None, None, "loop_detected"]

@@ -93,7 +93,7 @@ def busy(_request):
 
 @pytest.mark.parametrize("models", [("gpt-4o", "gpt-4o-mini"), ("gpt-4o", "gpt-4o-mini", "gpt-4.1")])
 def test_models_asked_in_turn_that_are_all_busy_make_no_cycle(ledger_url, models):
-    policy = Policy(loop=Loop(calls=3, own={}), velocity=Velocity(calls_per_day=3), breaker=None)
+    policy = Policy(loop=Loop(latch_after=1, calls=3, own={}), velocity=Velocity(calls_per_day=3), breaker=None)
     with make_guard(ledger_url, policy=policy) as guard, guard.session("s", budget="$5.00") as session:
         for model in itertools.islice(itertools.cycle(models), 30):
             assert client(session, busy).post(CHAT, json=ask(model=model)).status_code == 429
@@ -101,7 +101,7 @@ def test_models_asked_in_turn_that_are_all_busy_make_no_cycle(ledger_url, models
 
 
 def test_tools_held_in_turn_and_given_back_make_no_cycle(ledger_url):
-    with make_guard(ledger_url, policy=Policy(loop=Loop(calls=3), breaker=None)) as guard:
+    with make_guard(ledger_url, policy=Policy(loop=Loop(latch_after=1, calls=3), breaker=None)) as guard:
         with guard.session("s", budget="$5.00") as session:
             for number in range(30):
                 with session.hold("serp", up_to="$0.01", arguments={"q": number % 2}) as job:
@@ -111,7 +111,7 @@ def test_tools_held_in_turn_and_given_back_make_no_cycle(ledger_url):
 
 @pytest.mark.parametrize("free", ["look", "recall"])
 def test_a_tool_that_costs_nothing_loops_like_any_other(ledger_url, free):
-    with make_guard(ledger_url, policy=Policy(loop=Loop(calls=3), breaker=None)) as guard:
+    with make_guard(ledger_url, policy=Policy(loop=Loop(latch_after=1, calls=3), breaker=None)) as guard:
         with guard.session("s", budget="$5.00") as session:
             agent = Agent(session)
             for _ in range(3):
@@ -219,7 +219,7 @@ def test_a_payment_that_was_never_signed_is_no_step(ledger_url):
         if refusals:
             raise refusals.pop()
 
-    policy = Policy(loop=Loop(calls=2), velocity=Velocity(calls_per_day=2), max_steps=2, breaker=None)
+    policy = Policy(loop=Loop(latch_after=1, calls=2), velocity=Velocity(calls_per_day=2), max_steps=2, breaker=None)
     with make_guard(ledger_url, policy=policy, signer=SpySigner(before=refuse)) as guard:
         with guard.session("s", budget="$5.00") as session:
             agent = Agent(session)

@@ -30,19 +30,30 @@ def test_a_document_under_an_allowance_is_no_lie_when_it_is_long():
     assert (report["spent"], report["state"]) == ("0.00915", "open")
 
 
-@pytest.mark.parametrize("count", [1, 100_000])
-def test_a_search_that_was_never_offered_is_disputed_and_drains_nobody(count):
+@pytest.mark.parametrize(("count", "spent"), [(1, "0.010135"), (1_000, "10.000135"), (1_001, "10.010135")])
+def test_a_search_that_was_never_offered_is_booked_as_the_provider_states_it(count, spent):
+    """20 x 3,000 + 5 x 15,000 nano-dollars, and a cent for each search."""
     usage = message(input_tokens=20, output_tokens=5, server_tool_use={"web_search_requests": count})
     with metered(budget="$50") as parent, parent.child("c", budget="$1") as child:
         posted(child, ANTHROPIC, CLAUDE, usage)
-        assert child.report().to_dict()["terminated_by"] == "disputed_usage"
+        assert str(child.spent) == spent
+        assert child.report().to_dict()["terminated_by"] == (None if count == 1 else "overshoot")
         assert parent.report().to_dict()["state"] == "open"
-        assert parent.spent < 1
+
+
+def test_more_searches_than_an_answer_can_hold_are_disputed():
+    usage = message(input_tokens=20, output_tokens=5, server_tool_use={"web_search_requests": 100_000})
+    with metered(budget="$50") as session:
+        _, report = posted(session, ANTHROPIC, CLAUDE, usage)
+    assert 10 < float(report["spent"]) < 35
+    assert float(report["disputed"]) == pytest.approx(1000.000135 - float(report["spent"]))
 
 
 @pytest.mark.parametrize(("asked", "said", "cost"), [("flex", None, "0.0001"), ("flex", "flex", "0.00005")])
 def test_a_cheaper_tier_is_believed_on_the_answers_word_alone(asked, said, cost):
-    usage = completion({"prompt_tokens": 40, "completion_tokens": 5}, **({"service_tier": said} if said else {}))
+    usage = completion(
+        {"prompt_tokens": 40, "completion_tokens": 5}, model="gpt-5", **({"service_tier": said} if said else {})
+    )
     request = ask(model="gpt-5", service_tier=asked, messages=[{"role": "user", "content": "hi " * 40}])
     with metered(budget="$5") as session:
         _, report = posted(session, CHAT, request, usage)

@@ -35,6 +35,8 @@ TX, OTHER_TX = "0x" + "ab" * 32, "0x" + "cd" * 32
 THIEF = "0x857b06519E91e3A54538791bDbb0E22373e36b66"
 OTHER_TOKEN = "0x" + "77" * 20
 
+pytestmark = pytest.mark.usefixtures("inline_notices")
+
 
 @dataclass
 class Wallet(MockChain):
@@ -166,7 +168,7 @@ def test_a_transfer_past_the_guard_is_an_alarm_once():
         assert (again.unexplained, again.unexplained_total, again.is_alarming) == ([], 0, False)
         chain.outgoing.append(leaves(1, OTHER_TX))
         assert [row["transaction"] for row in guard.reconcile().unexplained] == [OTHER_TX]
-        assert [n.facts["total"] for n in told if n.name == "unexplained_transfer"] == ["7.00", "0.000001"]
+        assert [n.facts["total"] for n in told if n.kind == "unexplained_transfer"] == ["7.00", "0.000001"]
         assert len(alarms(guard)) == 2
 
 
@@ -288,5 +290,5 @@ def test_the_facilitator_that_an_upto_names_is_in_what_is_told():
         session = guard.session("s", budget="$1.00")
         client(session, Shop(required(upto()), paid=answering(**claimed()))).get(URL)
         guard.reconcile()
-        facts = next(notice.facts for notice in told if notice.name == "claim_contradicted")
+        facts = next(notice.facts for notice in told if notice.kind == "claim_contradicted")
         assert (facts["payee"], facts["facilitator"], facts["chain"]) == (PAYEE, FACILITATOR, "0.04")

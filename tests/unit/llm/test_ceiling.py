@@ -63,7 +63,13 @@ def call_of(place, model, body):
 
 def ceiling(place, model, body, *, counter=TIKTOKEN, book=BOOK, at=AT, **said):
     owned = RegisteredBook(book, owner=said.get("models", {}))
-    return find_ceiling(call_of(place, model, body), Metering(**said), owned, counter, at)
+    return find_ceiling(
+        call_of(place, model, body),
+        Metering(**{"price_context": {"service_tier": "default"}, **said}),
+        owned,
+        counter,
+        at,
+    )
 
 
 def chat(text="hello world", limit=100, **more):

@@ -214,7 +214,7 @@ def test_what_providers_give_away_passes(url):
 
 # The owner's word: endpoints, free places, fixed prices.
 
-ENDPOINTS = {
+METERED_HOSTS = {
     "http://127.0.0.1:8000/v1": "openai",
     "https://llm.example/gateway/v1": "groq",
     "https://llm.example/gateway/v1/special": "deepseek",
@@ -241,7 +241,7 @@ CONFIGURED = [
 
 @pytest.mark.parametrize(("url", "expected"), CONFIGURED)
 def test_a_configured_base_url_is_metered_by_its_longest_path(url, expected):
-    assert shape(classified(url, endpoints=ENDPOINTS)) == expected
+    assert shape(classified(url, endpoints=METERED_HOSTS)) == expected
 
 
 @pytest.mark.parametrize(
@@ -255,15 +255,15 @@ def test_a_configured_base_url_is_metered_by_its_longest_path(url, expected):
     ],
 )
 def test_what_lies_beside_a_configured_base_url_is_none_of_ours(url):
-    assert isinstance(classified(url, endpoints=ENDPOINTS), Unmetered | None)
-    assert classified(url, endpoints=ENDPOINTS, free=[f"{url}*"]) is None  # said to be free, it is not spoken of
+    assert isinstance(classified(url, endpoints=METERED_HOSTS), Unmetered | None)
+    assert classified(url, endpoints=METERED_HOSTS, free=[f"{url}*"]) is None  # said to be free, it is not spoken of
 
 
 @pytest.mark.parametrize(
     "path", ["//gateway/v1/chat/completions", "/gateway//v1/responses", "/%67ateway/v1/chat/completions"]
 )
 def test_a_configured_base_url_is_not_left_by_writing_it_in_another_way(path):
-    assert classified(f"https://llm.example{path}", endpoints=ENDPOINTS) is not None
+    assert classified(f"https://llm.example{path}", endpoints=METERED_HOSTS) is not None
 
 
 def test_a_configured_endpoint_comes_before_what_is_known_of_its_host():

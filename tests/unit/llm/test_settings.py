@@ -8,11 +8,12 @@ import pytest
 
 from tests.support.ledger import START_MS, Clock
 from x402guard import CharsPerToken, ConfigError, Guard, GuardedTransport, Metering, ModelPrice, PaymentRefused
+from x402guard.guard.settings import load_settings
 from x402guard.llm.ceiling import find_ceiling
 from x402guard.llm.genai_prices import GenaiPriceBook
 from x402guard.llm.prices import RegisteredBook
 from x402guard.llm.request import read_call
-from x402guard.llm.routes import ENDPOINTS, find_endpoint, find_route
+from x402guard.llm.routes import METERED_HOSTS, find_endpoint, find_route
 from x402guard.llm.tiktoken_counter import TiktokenCounter
 from x402guard.stores import MemoryStore
 
@@ -29,7 +30,8 @@ BOOK = GenaiPriceBook()
         ({"unbounded_output": ["fit"]}, "metering.unbounded_output"),
         ({"include_usage": "no"}, "metering.include_usage: 'no' is neither True nor False"),
         ({"endpoints": [URL]}, "metering.endpoints: .* is not a mapping"),
-        ({"endpoints": {URL: None}}, "metering.endpoints: .*: both have to be non-empty strings"),
+        ({"endpoints": {URL: None}}, "metering.endpoints: .*: write a URL → a provider's name or Endpoint"),
+        ({"disputes": "ignore"}, "metering.disputes: 'ignore' is not one of 'book', 'latch'"),
         ({"endpoints": {5: "openai"}}, "metering.endpoints"),
         ({"endpoints": {"llm.example/v1": "openai"}}, "metering.endpoints: 'llm.example/v1' is not a URL such as"),
         ({"endpoints": {"ftp://llm.example": "openai"}}, "metering.endpoints"),
@@ -132,12 +134,34 @@ def test_what_nobody_has_a_price_for_takes_the_sessions():
     book = registered("mine", {"input": "$3.00", "output": "$15.00", "cached_input": "$0.30"})
     priced = book.find("anybody", "mine", NOW)
     assert (priced.source, priced.units) == ("session", {"input_tokens", "output_tokens", "cache_read_tokens"})
-    assert cost(book, "mine", **MILLION) == 3
-    assert cost(book, "mine", input_tokens=1_000_000, cache_read_tokens=1_000_000, output_tokens=1_000_000) == Decimal(
-        "15.3"
-    )
+    assert book.cost(priced, MILLION, {}) == 3
+    cached = {"input_tokens": 1_000_000, "cache_read_tokens": 1_000_000, "output_tokens": 1_000_000}
+    assert book.cost(priced, cached, {}) == Decimal("15.3")
     assert book.find("openai", "gpt-99", NOW) is None
     assert cost(book, "gpt-4o", **MILLION) == Decimal("2.5"), "the book's own prices stand"
+
+
+def test_a_model_that_a_session_makes_up_costs_no_less_than_its_providers_dearest_one():
+    free = {"input": "$0", "output": "$0"}
+    book = registered("mine", free)
+    # o1-pro: $150 and $600 for a million tokens
+    assert cost(book, "mine", input_tokens=1_000_000, output_tokens=1_000_000) == 750
+    assert cost(registered("mine", {"input": "$200", "output": "$700"}), "mine", **MILLION) == 200
+    listed = RegisteredBook(BOOK, owner={"mine": ModelPrice(input="$1", output="$2")})
+    assert cost(listed, "mine", **MILLION) == 1, "the owner may name any price"
+    assert cost(registered("mine", {"input": "$3", "output": "$3"}, listed), "mine", **MILLION) == 3
+
+
+def test_endpoints_are_written_in_the_file_as_a_name_or_as_a_table(tmp_path, monkeypatch):
+    (tmp_path / "x402guard.toml").write_text(
+        '[metering]\ndisputes = "latch"\n[metering.endpoints]\n"http://127.0.0.1:8000/v1" = {provider = "openai", '
+        'hidden_input = 2000}\n"http://127.0.0.1:8001/v1" = "openai"\n'
+    )
+    monkeypatch.chdir(tmp_path)
+    metering = load_settings().metering.build()
+    hosts = {host.host: (host.provider, host.hidden_input) for host in metering.hosts}
+    assert hosts == {"127.0.0.1:8000": ("openai", 2_000), "127.0.0.1:8001": ("openai", 0)}
+    assert metering.disputes == "latch"
 
 
 def test_a_model_needs_a_name():
@@ -163,7 +187,7 @@ def test_a_session_can_raise_the_books_price():
     assert cost(registered("gpt-4o", {"input": "$5", "output": "$20"}), "gpt-4o", **MILLION) == 5
 
 
-PROVIDERS = sorted({endpoint.provider for endpoint in ENDPOINTS})
+PROVIDERS = sorted({endpoint.provider for endpoint in METERED_HOSTS})
 
 
 def priced_by(provider):
@@ -223,7 +247,8 @@ def test_a_second_word_of_a_session_is_no_lower_than_its_first():
     once = registered("mine", {"input": "$3", "output": "$3"})
     with pytest.raises(ConfigError, match="has a price already"):
         registered("mine", {"input": "$2", "output": "$9"}, once)
-    assert cost(registered("mine", {"input": "$3", "output": "$4"}, once), "mine", output_tokens=1_000_000) == 4
+    again = registered("mine", {"input": "$3", "output": "$4"}, once)
+    assert again.cost(again.find("anybody", "mine", NOW), {"output_tokens": 1_000_000}, {}) == 4
 
 
 # On a guard.
@@ -250,11 +275,11 @@ def test_a_sessions_price_holds_for_it_and_all_below_it_and_for_nobody_else(guar
     session, other = guard.session("s", budget="$5"), guard.session("other", budget="$5")
     session.register_model("mine", input="$3.00", output="$15.00", cached_input="$0.30")
     ask(session)
-    # 500 x 3,000 + 500 cached x 300 + 100 out x 15,000 nano-dollars
-    assert session.spent == Decimal("0.00315")
+    # 1,000 x 150,000 + 100 out x 600,000 nano-dollars: OpenAI's dearest model, o1-pro, is the floor
+    assert session.spent == Decimal("0.21")
     child = session.child("c", budget="$1")
     ask(child)
-    assert child.spent == Decimal("0.00315")
+    assert child.spent == Decimal("0.21")
     with pytest.raises(PaymentRefused, match=r"no price for 'mine'; session\.register_model\('mine', input="):
         ask(other)
     assert other.spent == 0
@@ -263,12 +288,12 @@ def test_a_sessions_price_holds_for_it_and_all_below_it_and_for_nobody_else(guar
 def test_a_child_may_raise_what_its_parent_registered_and_not_lower_it(guard):
     session = guard.session("s", budget="$5")
     session.register_model("mine", input="$3", output="$3")
-    child = session.child("c", budget="$1")
+    child = session.child("c", budget="$2")
     with pytest.raises(ConfigError, match="has a price already"):
         child.register_model("mine", input="$1", output="$3")
-    child.register_model("mine", input="$6", output="$6")
+    child.register_model("mine", input="$200", output="$700")
     ask(child)
-    assert child.spent == Decimal("0.0066")
+    assert child.spent == Decimal("0.27")
 
 
 def test_a_session_cannot_lower_a_price_for_a_call_it_is_about_to_make(guard):
@@ -320,7 +345,7 @@ UNBOUNDED = [
     ("x-ai", {"search_parameters": {"mode": "on"}}, ["search_parameters web_search"]),
     ("x-ai", {"search_parameters": {}}, ["search_parameters web_search"]),
     ("openrouter", {"model": "openai/gpt-4o:online"}, ["model web_search"]),
-    ("openrouter", {"plugins": [{"id": "web"}], "models": ["a", "b"]}, ["plugins plugin", "models model_fallback"]),
+    ("openrouter", {"plugins": [{"id": "web"}], "models": ["a", "b"]}, ["models model_fallback", "plugins[0] web_search"]),
     ("groq", {"model": "groq/compound"}, ["model provider_tool"]),
     ("groq", {"tools": [{"type": "browser_search"}]}, ["tools[0].type web_search"]),
     ("mistral", {"messages": [{"content": [{"type": "document_url", "document_url": "https://a/b.pdf"}]}]},

@@ -22,7 +22,7 @@ class Run:
     """A run's small rows, and a clock: each step is judged, and noted where nothing is said against it."""
 
     def __init__(self, **settings):
-        self.loop, self.rows, self.now_ms = Loop(**settings), {}, START_MS
+        self.loop, self.rows, self.now_ms = Loop(latch_after=1, **settings), {}, START_MS
 
     def view(self, keys):
         return LedgerView(now_ms=self.now_ms, marks={key: self.rows[key] for key in keys if key in self.rows})
@@ -126,9 +126,33 @@ def test_tools_and_routes_have_numbers_of_their_own():
     assert run.stops_at(calls("other", 100)) == 6
 
 
-def test_what_nobody_told_apart_is_not_counted():
-    step = Step(HoldKind.TOOL, "serp", tool_key("serp", None, ()), "run")
-    assert not any(kind in ("loop", "cycle") for kind, _ in Loop().marks(step, (), ending=False))
+def test_calls_without_arguments_are_one_call_of_that_name_and_amount_with_a_number_of_their_own():
+    keys = [tool_key(name, None, (), nanos) for name, nanos in (("serp", 1), ("serp", 1), ("serp", 2), ("mail", 1))]
+    assert (len(set(keys)), keys[0] == keys[1]) == (3, True)
+    assert keys[0] != tool_key("serp", {}, (), 1), "no arguments are not unknown ones"
+    loop = Loop(calls=3, calls_without_arguments=7, own={"mail": 5})
+    assert [loop.calls_of(Step(HoldKind.TOOL, name, tool_key(name, arguments, ()), "run")) for name, arguments in
+            (("serp", None), ("serp", {}), ("mail", None))] == [7, 3, 5]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ({"page": 1}, {"page": 2}, True),
+        ({"day": "2026-11-22"}, {"day": "2025-01-01T10:00:00Z"}, False),
+        ({"day": "2026-11-22"}, {"day": "2025-01-01"}, True),
+        ({"id": "0b9d7c1e-1111-4222-8333-abcdefabcdef"}, {"id": "ffffffff-1111-4222-8333-000000000000"}, True),
+        ({"id": "a3f9c2b17d"}, {"id": "99f9c2b17e"}, True),
+        ({"q": "tea"}, {"q": "coffee"}, False),
+        ({"q": "tea"}, {"q": "tea", "page": 1}, False),
+    ],
+)
+def test_similar_arguments_differ_in_numbers_dates_and_ids_alone(one, other, same):
+    assert (tool_key("t", one, (), similar=True) == tool_key("t", other, (), similar=True)) is same
+    assert tool_key("t", one, ()) != tool_key("t", other, ())
+    urls = [f"https://a/b?x={json.dumps(each)}" for each in (one, other)]
+    keys = [request_key(HoldKind.PAYMENT, "GET", url, b"", (), similar=True) for url in urls]
+    assert (keys[0] == keys[1]) is same
 
 
 def test_after_a_reset_everything_counts_anew():
@@ -166,7 +190,9 @@ def test_a_ring_keeps_no_more_stamps_than_calls():
     ],
 )
 def test_bodies_are_the_same_where_they_say_the_same(one, other, same):
-    keys = [request_key(HoldKind.LLM, "POST", "https://a/b", body, Loop().ignored) for body in (one, other)]
+    keys = [
+        request_key(HoldKind.LLM, "POST", "https://a/b", body, Loop(latch_after=1).ignored) for body in (one, other)
+    ]
     assert (keys[0] == keys[1]) is same
 
 
@@ -178,7 +204,7 @@ def test_other_spellings_of_a_place_are_the_same_place(url):
 
 @pytest.mark.parametrize("url", ["https://a/b?nonce=1", "https://a/1", "https://b/b", "https://a/b?timestamp=5"])
 def test_path_and_query_always_count(url):
-    ignored = Loop().ignored
+    ignored = Loop(latch_after=1).ignored
     assert request_key(HoldKind.PAYMENT, "GET", url, b"", ignored) != request_key(
         HoldKind.PAYMENT, "GET", "https://a/b", b"", ignored
     )
@@ -196,7 +222,7 @@ def test_children_have_no_counters_of_their_own(node):
 
 def test_five_failures_in_a_row_are_one_too_many_and_a_delivery_forgets_them():
     books = Books()
-    loop = Loop()
+    loop = Loop(latch_after=1)
 
     def trips(payee, outcome):
         """Whether this end of a payment trips the run; the run is opened again for the next."""
@@ -227,6 +253,10 @@ def test_five_failures_in_a_row_are_one_too_many_and_a_delivery_forgets_them():
         ({"calls": 1.5}, "calls: 1.5"),
         ({"calls": True}, "calls: True"),
         ({"calls": 1001}, "calls: 1001"),
+        ({"calls_without_arguments": 0}, "calls_without_arguments: 0"),
+        ({"latch_after": -1}, "latch_after: -1"),
+        ({"latch_after": None}, "latch_after: None"),
+        ({"similar": 1}, "similar: 1"),
         ({"window_s": -1}, "window_s: -1"),
         ({"longest_cycle": 17}, "longest_cycle: 17"),
         ({"failures": -1}, "failures: -1"),

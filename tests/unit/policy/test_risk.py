@@ -22,17 +22,19 @@ def level(name, **risk):
 
 
 def test_the_default_table_is_the_one_that_was_promised():
-    assert dict(DEFAULT_LEVELS) == {
+    sent = {pattern for pattern in DEFAULT_LEVELS if pattern.startswith("send_")}
+    assert {"send_email_*", "send_sms_*", "send_usdc_*", "send_eth_*", "send_money_*", "send_tokens_*"} <= sent
+    assert {DEFAULT_LEVELS[pattern] for pattern in sent} == {"HIGH"}
+    assert {pattern: level for pattern, level in DEFAULT_LEVELS.items() if pattern not in sent} == {
         "search_*": "LOW",
         "get_*": "LOW",
         "list_*": "LOW",
         "post_webhook": "MEDIUM",
         "delete_*": "HIGH",
-        "send_email": "HIGH",
-        "send_sms": "HIGH",
-        "send_money": "HIGH",
-        "send_payment": "HIGH",
-        "send_token*": "HIGH",
+        "approve_*": "HIGH",
+        "pay_*": "HIGH",
+        "sign_*": "HIGH",
+        "swap_*": "HIGH",
         "transfer_*": "HIGH",
         "withdraw_*": "HIGH",
         "drop_*": "CRITICAL",
@@ -53,7 +55,24 @@ def test_the_default_table_is_the_one_that_was_promised():
         ("serp", "MEDIUM"),
         ("forget_me", "MEDIUM"),
         ("research_web", "MEDIUM"),
-        ("send_email_draft", "MEDIUM"),
+        ("send_email_now", "HIGH"),
+        ("crm.sendEmail", "HIGH"),
+        ("crm.send_email.v2", "HIGH"),
+        ("payInvoice", "HIGH"),
+        ("payload_parse", "MEDIUM"),
+        ("paypal_list", "MEDIUM"),
+        ("send_usdc", "HIGH"),
+        ("sendBTC", "HIGH"),
+        ("send_solution", "MEDIUM"),
+        ("send_message", "MEDIUM"),
+        ("swapExactTokens", "HIGH"),
+        ("approve_spender", "HIGH"),
+        ("signTx", "HIGH"),
+        ("sign_in", "MEDIUM"),
+        ("signUpUser", "MEDIUM"),
+        ("design_page", "MEDIUM"),
+        ("get_payments", "LOW"),
+        ("list_transfers", "LOW"),
         ("dropbox", "MEDIUM"),
         ("deleted", "MEDIUM"),
         ("delete_user", "HIGH"),

@@ -166,22 +166,8 @@ def test_by_default_a_person_has_five_minutes():
     assert (Approvals(timeout_s=1).timeout_s, Approvals(timeout_s=604_800).timeout_s) == (1, 604_800)
 
 
-async def asked(_request):
-    return True
-
-
 class AskedClass:
     def ask(self, _request):
-        return Answer(True, ("me",))
-
-
-class Awaited:
-    async def __call__(self, _request):
-        return True
-
-
-class AwaitedAsk:
-    async def ask(self, _request):
         return Answer(True, ("me",))
 
 
@@ -200,11 +186,7 @@ class AwaitedAsk:
         ["queue", "tty"],
         [[]],
         {"queue"},
-        asked,
-        [asked],
         AskedClass,
-        Awaited(),
-        AwaitedAsk(),
     ],
     ids=lambda given: re.sub(r" at 0x\w+", "", re.sub(r"<.*\.(\w+).*>", r"\1", repr(given))),
 )

@@ -245,7 +245,10 @@ def test_a_route_is_a_place_without_what_changes(name, route):
     ("kind", "arguments", "names"),
     [
         (Spike, {"multiplier": 0}, "spike.multiplier: 0"),
-        (Spike, {"multiplier": 1.5}, "spike.multiplier: 1.5"),
+        (Spike, {"multiplier": 0.9}, "spike.multiplier: 0.9"),
+        (Spike, {"multiplier": float("nan")}, "spike.multiplier: nan"),
+        (Spike, {"multiplier": True}, "spike.multiplier: True"),
+        (Spike, {"multiplier": "3"}, "spike.multiplier: '3'"),
         (Spike, {"window": 1}, "spike.window: 1"),
         (Spike, {"action": "stop"}, "spike.action: 'stop'"),
         (Spike, {"min_step": 0.05}, 'spike.min_step: .*"\\$0.05"'),
