@@ -235,9 +235,12 @@ def test_attribution_by_model(till, server, connect):
         model = "gpt-4o-mini" if index < 4 else "gpt-4o"
         client.chat.completions.create(model=model, messages=[{"role": "user", "content": "word " * 100}])
     # (20 + 20 + 21 + 24) × 0.15 + 72 × 0.60 = 12.75 + 43.2, and 200 × 2.50 + 320 × 10 = 500 + 3,200 millionths
-    assert till.session.report().to_dict()["llm"] == {
-        "total": "0.00375595", "calls": 6, "by_model": {"gpt-4o": "0.0037", "gpt-4o-mini": "0.00005595"}
-    }  # fmt: skip
+    llm = till.session.report().to_dict()["llm"]
+    assert (llm["total"], llm["calls"]) == ("0.00375595", 6)
+    assert llm["by_model"] == {
+        "gpt-4o": {"amount": "0.0037", "calls": 2, "tokens_in": 200, "tokens_out": 320, "refusals": 0},
+        "gpt-4o-mini": {"amount": "0.00005595", "calls": 4, "tokens_in": 85, "tokens_out": 72, "refusals": 0},
+    }
     till.settled(dollars((85, "0.15"), (72, "0.60")) + dollars((200, "2.50"), (320, "10")), calls=6)
 
 

@@ -17,7 +17,7 @@ class BrokenError(Exception):
 
 
 def amounts(table):
-    return {name: Decimal(amount) for name, amount in table.items()}
+    return {name: Decimal(row["amount"] if isinstance(row, dict) else row) for name, row in table.items()}
 
 
 def events(session, *names):

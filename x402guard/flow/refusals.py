@@ -8,7 +8,8 @@ from dataclasses import replace
 from x402guard.errors import PaymentRefused, quoted
 from x402guard.flow.context import Context
 from x402guard.flow.effects import Flow, Transact
-from x402guard.ledger.authorize import Refusal, note_refusal, refusal_marks
+from x402guard.ledger.authorize import Refusal, note_refusal, refusal_marks, refused_mark
+from x402guard.ledger.model import HoldKind
 from x402guard.ledger.view import LedgerView, MarkKey, Scope
 
 
@@ -16,12 +17,13 @@ def refused(
     context: Context,
     refusal: Refusal,
     *,
+    of: tuple[HoldKind, str] | None = None,
     also: Callable[[LedgerView], None] | None = None,
     marks: tuple[MarkKey, ...] = (),
 ) -> Flow[PaymentRefused]:
     """Count the refusal in the ledger, and return the error to raise. Nothing is signed, nothing is held.
 
-    *also* runs in the same transaction on the rows *marks*: it records what the refused request shows.
+    *of* is the model or tool that was refused. *also* runs in the same transaction on the rows *marks*: it records what the refused request shows.
     """
     node_id = context.node_id
     # A request or an answer may contain lone surrogates, which no file can encode.
@@ -29,11 +31,12 @@ def refused(
     refusal = replace(refusal, reason=reason)
 
     def count(view: LedgerView) -> None:
-        note_refusal(view, node_id, refusal)
+        note_refusal(view, node_id, refusal, of)
         if also is not None:
             also(view)
 
-    yield Transact(Scope(nodes=(node_id,), marks=(refusal_marks(node_id, refusal.rule), *marks)), count)
+    counted = (refusal_marks(node_id, refusal.rule), *(() if of is None else (refused_mark(node_id, *of),)), *marks)
+    yield Transact(Scope(nodes=(node_id,), marks=counted), count)
     return refusal_error(context, refusal)
 
 

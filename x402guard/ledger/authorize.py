@@ -147,8 +147,20 @@ def refusal_marks(node_id: str, rule: str, count: int | None = None) -> MarkKey:
     return "refusal", f"{node_id} {rule} {slot:03d}"
 
 
-def note_refusal(view: LedgerView, node_id: str, refusal: Refusal) -> None:
-    """Count a refusal in its rule's counter and keep it in one of 200 slots. No balance changes."""
+def refused_mark(node_id: str, kind: HoldKind, what: str) -> MarkKey:
+    """Return the key of the counter of a model's or tool's refusals in a node."""
+    return "refused_what", f"{node_id} {kind} {what[:200]}"
+
+
+def note_refusal(view: LedgerView, node_id: str, refusal: Refusal, of: tuple[HoldKind, str] | None = None) -> None:
+    """Count a refusal in its rule's counter, and in that *of* a model or tool, and keep it in one of 200 slots.
+
+    No balance changes.
+    """
+    if of is not None:
+        key = refused_mark(node_id, *of)
+        known = view.mark(key) or {"kind": of[0], "what": of[1][:200], "count": 0}
+        view.put_mark(key, {**known, "count": int(known["count"]) + 1})
     counter = refusal_marks(node_id, refusal.rule)
     before = view.mark(counter)
     count = 0 if before is None else int(before["count"])

@@ -33,13 +33,24 @@ def report_of(store: LedgerStore, node_id: str) -> Report:
     nodes = nodes_of(store, node_id)
     if node_id not in nodes:
         raise ConfigError(f"session: there is no session {node_id!r} in this ledger")
+    inside = below(nodes, node_id)
     counters = [
-        counter for node in below(nodes, node_id) for counter in store.marks("refusals", f"{node.id} ").values()
+        {**counter, "node": node.id} for node in inside for counter in store.marks("refusals", f"{node.id} ").values()
     ]
+    refused = [row for node in inside for row in store.marks("refused_what", f"{node.id} ").values()]
     tokens = _tokens_of(store, [node.id for node in path(nodes, node_id)])
     allowances = [row for row in store.marks(ALLOWANCE, "").values() if row["allowance"]]
     entries = store.entries(node_id)
-    return build_report(nodes, node_id, entries, counters, now_ms=store.now_ms(), tokens=tokens, allowances=allowances)
+    return build_report(
+        nodes,
+        node_id,
+        entries,
+        counters,
+        now_ms=store.now_ms(),
+        refused=refused,
+        tokens=tokens,
+        allowances=allowances,
+    )
 
 
 def _tokens_of(store: LedgerStore, path_ids: list[str]) -> TokenAccount | None:

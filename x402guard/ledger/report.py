@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from x402guard.ledger.model import Entry, Evidence, HoldKind, Node
+from x402guard.ledger.authorize import BUDGET
+from x402guard.ledger.model import Entry, Evidence, HoldKind, Node, NodeKind, NodeState
 from x402guard.ledger.report_text import render
 from x402guard.ledger.token_budget import tokens_left
 from x402guard.money import Nanos, format_dollars
@@ -39,6 +40,8 @@ class HoldLine:
     proof: str | None = None
     doubt: str | None = None
     claimed: int = 0
+    tokens_in: int = 0
+    tokens_out: int = 0
 
     @property
     def kind(self) -> str:
@@ -77,6 +80,9 @@ def fold_holds(entries: Iterable[Entry]) -> dict[str, HoldLine]:
         if entry.event in ("capture", "lapse", "correct", "void", "expire"):
             line.event = entry.event
             line.evidence = facts.get("evidence", line.evidence)
+            usage = facts.get("usage") or {}
+            line.tokens_in = int(usage.get("input_tokens", line.tokens_in))
+            line.tokens_out = int(usage.get("output_tokens", line.tokens_out))
             line.proof = facts.get("proof", line.proof)
     return lines
 
@@ -111,6 +117,7 @@ def build_report(
     refusals: Iterable[Mapping[str, Any]],
     *,
     now_ms: int,
+    refused: Iterable[Mapping[str, Any]] = (),
     tokens: TokenAccount | None = None,
     allowances: Iterable[Mapping[str, Any]] = (),
 ) -> Report:
@@ -122,6 +129,7 @@ def build_report(
         entries: the journals of the session and of all below it.
         refusals: refusal counters of the same nodes, as ``note_refusal`` writes them.
         now_ms: unix milliseconds.
+        refused: how often a model or tool was refused in a node, as ``note_refusal`` writes it.
         tokens: the account of the tokens that the session counts in, or None.
         allowances: what Permit2 may still move of the wallet's tokens, as ``reconcile`` has seen it.
     """
@@ -130,7 +138,7 @@ def build_report(
     lines = fold_holds(journal)
     spent = sum(line.captured for line in lines.values())
     held = sum(line.held for line in lines.values())
-    left = remaining(nodes, session_id)
+    left, counters, denied = remaining(nodes, session_id), list(refusals), list(refused)
     end_ms = session.closed_ms or now_ms
     values = {
         "schema": REPORT_SCHEMA,
@@ -138,7 +146,8 @@ def build_report(
         "id": session.id,
         "parent": session.parent_id,
         "state": str(session.state),
-        "terminated_by": session.terminated_by,
+        "terminated_by": _ended_by(session),
+        "why": _why(session, counters),
         "budget": None if session.limit is None else format_dollars(session.limit),
         "spent": format_dollars(spent),
         "held": format_dollars(held),
@@ -149,13 +158,15 @@ def build_report(
         "settlement": _settlement(lines.values()),
         "allowances": [_allowance(row) for row in allowances],
         "disputed": format_dollars(sum(line.disputed for line in lines.values())),
-        "llm": _group(lines.values(), HoldKind.LLM, {"by_model": "model"}),
-        "tools": _group(lines.values(), HoldKind.TOOL, {"by_tool": "tool"}),
+        "llm": _group(lines.values(), HoldKind.LLM, {}) | {"by_model": _by_name(lines.values(), HoldKind.LLM, denied)},
+        "tools": _group(lines.values(), HoldKind.TOOL, {})
+        | {"by_tool": _by_name(lines.values(), HoldKind.TOOL, denied)},
         "payments": _group(
             lines.values(), HoldKind.PAYMENT, {"by_payee": "payee", "by_host": "host", "by_scheme": "scheme"}
         ),
         "tokens": None if tokens is None else _tokens(tokens),
-        "refusals": _refusals(refusals),
+        "by_agent": _by_agent(nodes, session_id, lines.values(), counters),
+        "refusals": _refusals(counters),
         "outstanding": [_outstanding(line) for line in lines.values() if line.held > 0],
         "events": [_event(entry) for entry in journal if entry.event in _SHOWN],
         "duration_s": (end_ms - session.created_ms) / 1000,
@@ -267,6 +278,94 @@ def _group(lines: Iterable[HoldLine], kind: HoldKind, keys: Mapping[str, str]) -
             sums[name] = sums.get(name, 0) + line.captured
         group[key] = {name: format_dollars(total) for name, total in sorted(sums.items())}
     return group
+
+
+@dataclass(slots=True)
+class _Use:
+    """What a model, a tool or an agent has used."""
+
+    amount: int = 0
+    calls: int = 0
+    tokens_in: int = 0
+    tokens_out: int = 0
+    refusals: int = 0
+
+    def add(self, line: HoldLine) -> None:
+        """Count a hold that was captured."""
+        self.amount += line.captured
+        self.calls += 1
+        self.tokens_in += line.tokens_in
+        self.tokens_out += line.tokens_out
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "amount": format_dollars(self.amount),
+            "calls": self.calls,
+            "tokens_in": self.tokens_in,
+            "tokens_out": self.tokens_out,
+            "refusals": self.refusals,
+        }
+
+
+_NAMED_BY: Final[Mapping[str, str]] = {HoldKind.LLM: "model", HoldKind.TOOL: "tool"}
+
+
+def _by_name(
+    lines: Iterable[HoldLine], kind: HoldKind, refused: Iterable[Mapping[str, Any]]
+) -> dict[str, dict[str, Any]]:
+    """Return what each model or tool has used, and how often it was refused."""
+    uses: dict[str, _Use] = {}
+    for line in lines:
+        if line.kind == kind and line.was_captured:
+            uses.setdefault(str(line.facts.get(_NAMED_BY[kind]) or "unknown"), _Use()).add(line)
+    for row in refused:
+        if row["kind"] == kind:
+            uses.setdefault(str(row["what"]), _Use()).refusals += int(row["count"])
+    return {name: use.to_dict() for name, use in sorted(uses.items())}
+
+
+def _by_agent(
+    nodes: Mapping[str, Node], session_id: str, lines: Iterable[HoldLine], counters: Iterable[Mapping[str, Any]]
+) -> dict[str, dict[str, Any]]:
+    """Return what the session and each session below it have used themselves, by id; a scope counts for its session."""
+    below_it = [node for node in below(nodes, session_id) if node.id == session_id or node.kind is not NodeKind.SCOPE]
+    uses = {node.id: _Use() for node in below_it}
+
+    def of(node_id: str) -> _Use:
+        return uses[next(node.id for node in path(nodes, node_id) if node.id in uses)]
+
+    for line in lines:
+        if line.was_captured and line.kind != HoldKind.TOKENS:
+            of(line.node_id).add(line)
+    for counter in counters:
+        if "node" in counter:
+            of(str(counter["node"])).refusals += int(counter["count"])
+    return {
+        node.id: {
+            "name": node.name,
+            "state": str(node.state),
+            "terminated_by": _ended_by(node),
+            **uses[node.id].to_dict(),
+        }
+        for node in below_it
+    }
+
+
+def _ended_by(node: Node) -> str | None:
+    """Return why a session has ended; for one that is open, why it can spend no more."""
+    if node.terminated_by is None and node.starved and node.state is NodeState.OPEN:
+        return "budget_exhausted"
+    return node.terminated_by
+
+
+def _why(session: Node, counters: Iterable[Mapping[str, Any]]) -> str | None:
+    """Return the reason behind ``terminated_by`` in words."""
+    if session.trip_reason is not None:
+        return session.trip_reason
+    if _ended_by(session) != "budget_exhausted":
+        return None
+    last = max((row for row in counters if row["rule"] == BUDGET), key=lambda row: int(row["at_ms"]), default=None)
+    return None if last is None else str(last["reason"])
 
 
 def _refusals(counters: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -13,7 +13,7 @@ def render(report: Mapping[str, Any]) -> str:
     lines = [
         f"session {report['session']}  ({report['id']})",
         _row("state", report["state"] + (f", {report['terminated_by']}" if report["terminated_by"] else "")),
-        *([_row("", report["trip_reason"])] if report["trip_reason"] else []),
+        *([_row("", report["why"])] if report["why"] else []),
         _row("budget", _dollars(report["budget"])),
         _row("spent", _dollars(report["spent"])),
         _row("held", _dollars(report["held"])),
@@ -56,7 +56,7 @@ def _table(report: Mapping[str, Any]) -> list[str]:
             calls = "1 call" if totals["calls"] == 1 else f"{totals['calls']} calls"
             share = f"{Decimal(totals['total']) / spent:.1%}" if spent else ""
             rows.append((name, calls, _dollars(totals["total"]), share.replace("%", " %")))
-            rows.extend(("", str(key), _dollars(value), "") for key, value in totals[group].items())
+            rows.extend(("", str(key), _dollars(_amount(value)), "") for key, value in totals[group].items())
     if not rows:
         return []
     wide = max(len(what) for _, what, _, _ in rows)
@@ -69,6 +69,11 @@ def _table(report: Mapping[str, Any]) -> list[str]:
     return [
         _row(name, f"{what:<{wide}}  {amount:<{end}}  {share:>8}".rstrip()) for name, what, amount, share in aligned
     ]
+
+
+def _amount(value: Any) -> str:
+    """Return the dollars of a row: of a model or tool with its calls, or of a payee."""
+    return str(value["amount"] if isinstance(value, Mapping) else value)
 
 
 def _tokens(tokens: Mapping[str, Any] | None, soft: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -110,7 +110,7 @@ def called(
         if isinstance(body, Refusal):
             raise (yield from refused(context, body))
         fixed = partial(fix_price, context=context, request=request, step=step, price=route)
-        granted = yield from _hold(context, request, step, fixed, ())
+        granted = yield from _hold(context, request, step, fixed, (), model=route.route_name)
         reply = yield from _send(context, granted, body)
         return (yield from _end_by_status(context, granted, reply)), reply
     ready = yield Compute(
@@ -122,7 +122,8 @@ def called(
     call, ceiling, step = ready.call, ready.ceiling, ready.step
     grant = partial(grant_call, call=call, ceiling=ceiling, meter=meter, narrowed_by=ready.narrowed_by)
     change = partial(grant, context=context, request=request, step=step)
-    granted = yield from _hold(context, request, step, change, call_marks(context, request, call, ceiling, meter))
+    marks = call_marks(context, request, call, ceiling, meter)
+    granted = yield from _hold(context, request, step, change, marks, model=call.model)
     asks = _asks_for_usage(call, meter)
     reply = yield from _send(context, granted, _body_to_send(ready, granted, asks=asks))
     if 200 <= reply.status < 300:
@@ -160,14 +161,17 @@ def _hold(
     step: Step,
     change: partial[Granted | Unasked | Refusal],
     marks: tuple[MarkKey, ...],
+    *,
+    model: str,
 ) -> Flow[Granted]:
     """Write the hold; it is durable before anything is sent. Raises the refusal if it does not fit."""
 
     def undo(error: BaseException) -> Flow[None]:
         return give_back(context, call_id(request), f"nothing was sent: {error_name(error)}", error, marks)
 
-    seat = Seat(HoldKind.LLM, request.host)
-    return (yield from hold_or_refuse(context, call_scope(context, request, step, marks), change, undo, seat=seat))
+    seat, scope = Seat(HoldKind.LLM, request.host), call_scope(context, request, step, marks)
+    refuse = partial(refused, context, of=(HoldKind.LLM, model))
+    return (yield from hold_or_refuse(context, scope, change, undo, refuse=refuse, seat=seat))
 
 
 def _asks_for_usage(call: Call, meter: Meter) -> bool:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from functools import partial
 from typing import Any, Final
 
-from x402guard.errors import ConfigError, LedgerUnavailable
+from x402guard.errors import ConfigError, LedgerUnavailable, PaymentRefused
 from x402guard.flow.admission import Seat, check_standing, hold_or_refuse
 from x402guard.flow.capture import Bill, book, give_back, write_void
 from x402guard.flow.context import Context
@@ -129,11 +129,13 @@ def hold_tool(context: Context, call: ToolCall, seat: Seat | None = None) -> Flo
 
     judged = yield from judge_tool(context, call)
     if isinstance(judged, Refusal):
-        raise (yield from refused(context, judged))
+        raise (yield from refused(context, judged, of=(HoldKind.TOOL, call.tool)))
     call, verdict = judged
     step = _step(context, call)
     change = partial(_hold, context=context, call=call, step=step, verdict=verdict)
-    held = yield from hold_or_refuse(context, _scope(context, call, step), change, undo, seat=seat)
+    held = yield from hold_or_refuse(
+        context, _scope(context, call, step), change, undo, refuse=_refuse(context, call), seat=seat
+    )
     try:
         yield Checkpoint()  # if cancelled during the write, the hold is voided before the tool runs
     except GeneratorExit:
@@ -205,7 +207,7 @@ def charge_tool(context: Context, call: ToolCall) -> Flow[Receipt]:
     """Hold and capture the cost of a tool in one transaction. Raises as ``hold_tool`` does."""
     judged = yield from judge_tool(context, call)
     if isinstance(judged, Refusal):
-        raise (yield from refused(context, judged))
+        raise (yield from refused(context, judged, of=(HoldKind.TOOL, call.tool)))
     call, verdict = judged
     step = _step(context, call)
 
@@ -225,7 +227,9 @@ def charge_tool(context: Context, call: ToolCall) -> Flow[Receipt]:
         return give_back(context, call.hold_id, f"the tool never ran: {error_name(error)}", error)
 
     try:
-        captured = yield from hold_or_refuse(context, _scope(context, call, step), change, undo)
+        captured = yield from hold_or_refuse(
+            context, _scope(context, call, step), change, undo, refuse=_refuse(context, call)
+        )
     except LedgerUnavailable as error:
         error.advice = "The charge may be in the ledger: check session.spent before you repeat it."
         raise
@@ -270,7 +274,7 @@ def check_free(context: Context, call: ToolCall, seat: Seat | None) -> Flow[Narr
     """
     judged = yield from judge_tool(context, call)
     if isinstance(judged, Refusal):
-        raise (yield from refused(context, judged))
+        raise (yield from refused(context, judged, of=(HoldKind.TOOL, call.tool)))
     call, verdict = judged
     step = _step(context, call)
 
@@ -291,7 +295,7 @@ def check_free(context: Context, call: ToolCall, seat: Seat | None) -> Flow[Narr
 
     marks = guard_marks(context.policy, step)
     scope = Scope(nodes=(context.node_id,), marks=marks, durable=True)
-    yield from hold_or_refuse(context, scope, change, undo, seat=seat)
+    yield from hold_or_refuse(context, scope, change, undo, refuse=_refuse(context, call), seat=seat)
     return verdict.narrow
 
 
@@ -328,6 +332,10 @@ def _note_medium(view: LedgerView, call: ToolCall, verdict: Verdict) -> None:
 def _scope(context: Context, call: ToolCall, step: Step) -> Scope:
     marks = guard_marks(context.policy, step)
     return Scope(nodes=(context.node_id,), holds=(call.hold_id,), marks=marks, durable=True)
+
+
+def _refuse(context: Context, call: ToolCall) -> Callable[[Refusal], Flow[PaymentRefused]]:
+    return partial(refused, context, of=(HoldKind.TOOL, call.tool))
 
 
 def _step(context: Context, call: ToolCall) -> Step:

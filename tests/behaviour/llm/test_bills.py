@@ -123,9 +123,11 @@ def test_a_session_says_what_each_model_cost():
                 assert http.post("https://api.openai.com/v1/chat/completions", json=request).status_code == 200
         llm = session.report().to_dict()["llm"]
     # (20 + 20 + 21 + 24) x 150 + 4 x 18 x 600 = 55,950 and 2 x (100 x 2,500 + 160 x 10,000) = 3,700,000 nano-dollars.
-    by_model = {model: Decimal(amount) for model, amount in llm["by_model"].items()}
+    by_model = {model: Decimal(row["amount"]) for model, row in llm["by_model"].items()}
     assert by_model == {"gpt-4o-mini": Decimal("0.000055950"), "gpt-4o": Decimal("0.003700000")}
     assert (Decimal(llm["total"]), llm["calls"]) == (Decimal("0.003755950"), 6)
+    sums = {model: (row["calls"], row["tokens_in"], row["tokens_out"]) for model, row in llm["by_model"].items()}
+    assert sums == {"gpt-4o-mini": (4, 85, 72), "gpt-4o": (2, 200, 320)}
 
 
 # The table itself: its sums add up, and genai-prices comes to the same but where a row says why not.

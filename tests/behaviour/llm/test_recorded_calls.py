@@ -94,7 +94,7 @@ def test_a_whole_answer_costs_what_its_bill_says(bill):
             assert nanos(session.spent) == 2 * bill.nanos
     booked = {kind: nanos(amount) for kind, amount in report["evidence"].items() if nanos(amount)}
     assert booked == ({"provider_usage": bill.nanos} if bill.nanos else {})
-    assert {name: nanos(amount) for name, amount in report["llm"]["by_model"].items()} == {model: bill.nanos}
+    assert {name: nanos(row["amount"]) for name, row in report["llm"]["by_model"].items()} == {model: bill.nanos}
     assert (report["llm"]["calls"], nanos(report["held"]), report["refusals"]) == (1, 0, [])
 
 
@@ -213,7 +213,10 @@ def test_a_reported_call_stands_in_the_books_like_any_other(ledger_url, report_c
     assert {"source": "genai-prices", "date": "2026-11-22", "model": "gpt-4o"}.items() <= held["price"].items()
     assert {"event": "capture", "evidence": "provider_usage", "amount": "0.00023"}.items() <= captured.items()
     assert captured["usage"] == {"input_tokens": 20, "output_tokens": 18}
-    assert report["llm"]["by_model"] == {"gpt-4o": "0.00023", "gpt-4o-mini": "0.0000138"}
+    assert {model: row["amount"] for model, row in report["llm"]["by_model"].items()} == {
+        "gpt-4o": "0.00023",
+        "gpt-4o-mini": "0.0000138",
+    }
     assert (report["llm"]["total"], report["llm"]["calls"]) == ("0.0002438", 2)
     assert (report["tools"]["total"], report["tools"]["calls"]) == ("0.01", 1)
     assert (report["evidence"]["provider_usage"], report["refusals"]) == ("0.0002438", [])
@@ -284,7 +287,7 @@ def test_a_call_of_nothing_fits_a_full_budget_and_one_nano_dollar_does_not(ledge
         report_call(session, "free", {"prompt_tokens": 1_000})
         report = accounts(session)
         assert (session.remaining, session.spent, report["state"]) == (0, Decimal("0.000001"), "open")
-        assert (report["llm"]["calls"], report["llm"]["by_model"]["free"]) == (2, "0.00")
+        assert (report["llm"]["calls"], report["llm"]["by_model"]["free"]["amount"]) == (2, "0.00")
         report_call(session, "nano", {"prompt_tokens": 1})
         assert (session.spent, accounts(session)["terminated_by"]) == (Decimal("0.000001001"), "overshoot")
 
@@ -299,7 +302,7 @@ def test_prices_are_the_owners_the_sessions_and_those_of_a_dated_names_base(ledg
         report_call(session, "deployed", provider="azure")
         report = accounts(session)
     prices = {event["model"]: event["price"] for event in report["events"] if event["event"] == "authorize"}
-    costs = {name: nanos(cost) for name, cost in report["llm"]["by_model"].items()}
+    costs = {name: nanos(row["amount"]) for name, row in report["llm"]["by_model"].items()}
     assert costs == {"ours": 56_000, "mine": 56_000, "gpt-4o-2025-06-15": 230_000, "deployed": 230_000}
     assert [prices[name]["source"] for name in ("ours", "mine")] == ["session", "owner"]
     assert (prices["gpt-4o-2025-06-15"]["based_on"], "based_on" in prices["deployed"]) == ("gpt-4o", False)
