@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -135,11 +135,8 @@ def build_report(
     """
     session = nodes[session_id]
     journal = list(entries)
-    lines = fold_holds(journal)
-    spent = sum(line.captured for line in lines.values())
-    held = sum(line.held for line in lines.values())
-    left, counters, denied = remaining(nodes, session_id), list(refusals), list(refused)
-    end_ms = session.closed_ms or now_ms
+    lines, counters, denied = fold_holds(journal), list(refusals), list(refused)
+    left = remaining(nodes, session_id)
     values = {
         "schema": REPORT_SCHEMA,
         "session": session.name,
@@ -149,29 +146,41 @@ def build_report(
         "terminated_by": _ended_by(session),
         "why": _why(session, counters),
         "budget": None if session.limit is None else format_dollars(session.limit),
-        "spent": format_dollars(spent),
-        "held": format_dollars(held),
+        "spent": format_dollars(sum(line.captured for line in lines.values())),
+        "held": format_dollars(sum(line.held for line in lines.values())),
         "remaining": None if left is None else format_dollars(left),
         "reserve": format_dollars(session.reserve) if session.reserve else None,
         "trip_reason": session.trip_reason,
-        "evidence": _by_evidence(lines.values()),
-        "settlement": _settlement(lines.values()),
+        **_uses(nodes, session_id, lines.values(), counters, denied),
         "allowances": [_allowance(row) for row in allowances],
-        "disputed": format_dollars(sum(line.disputed for line in lines.values())),
-        "llm": _group(lines.values(), HoldKind.LLM, {}) | {"by_model": _by_name(lines.values(), HoldKind.LLM, denied)},
-        "tools": _group(lines.values(), HoldKind.TOOL, {})
-        | {"by_tool": _by_name(lines.values(), HoldKind.TOOL, denied)},
-        "payments": _group(
-            lines.values(), HoldKind.PAYMENT, {"by_payee": "payee", "by_host": "host", "by_scheme": "scheme"}
-        ),
         "tokens": None if tokens is None else _tokens(tokens),
-        "by_agent": _by_agent(nodes, session_id, lines.values(), counters),
         "refusals": _refusals(counters),
         "outstanding": [_outstanding(line) for line in lines.values() if line.held > 0],
         "events": [_event(entry) for entry in journal if entry.event in _SHOWN],
-        "duration_s": (end_ms - session.created_ms) / 1000,
+        "duration_s": ((session.closed_ms or now_ms) - session.created_ms) / 1000,
     }
     return Report(values)
+
+
+def _uses(
+    nodes: Mapping[str, Node],
+    session_id: str,
+    lines: Collection[HoldLine],
+    counters: Iterable[Mapping[str, Any]],
+    denied: Collection[Mapping[str, Any]],
+) -> dict[str, Any]:
+    """Return the keys of the report that say what the money was used for, and on what evidence."""
+    by_model, by_tool = (_by_name(lines, kind, denied) for kind in (HoldKind.LLM, HoldKind.TOOL))
+    payees = {"by_payee": "payee", "by_host": "host", "by_scheme": "scheme"}
+    return {
+        "evidence": _by_evidence(lines),
+        "settlement": _settlement(lines),
+        "disputed": format_dollars(sum(line.disputed for line in lines)),
+        "llm": _group(lines, HoldKind.LLM, {}) | {"by_model": by_model},
+        "tools": _group(lines, HoldKind.TOOL, {}) | {"by_tool": by_tool},
+        "payments": _group(lines, HoldKind.PAYMENT, payees),
+        "by_agent": _by_agent(nodes, session_id, lines, counters),
+    }
 
 
 @dataclass(frozen=True, slots=True)
