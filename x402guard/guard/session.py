@@ -17,6 +17,7 @@ from x402guard.errors import BudgetExhausted, ConfigError, SessionClosed
 from x402guard.flow.context import Context
 from x402guard.flow.drivers import transact_now
 from x402guard.guard.account import Account
+from x402guard.guard.agent import AgentSteps
 from x402guard.guard.charges import Charges
 from x402guard.guard.opening import (
     Basis,
@@ -45,7 +46,6 @@ from x402guard.money import Dollars, Nanos
 from x402guard.policy.checks import check_dollars
 from x402guard.policy.patterns import check_pattern, is_route
 from x402guard.policy.reach import Reach, reach_of
-from x402guard.policy.steps import run_of
 from x402guard.tools.token_budget import TokenBudget
 from x402guard.x402.reconciliation import Reconciliation, reconcile_node
 
@@ -73,7 +73,7 @@ def current_session() -> Session | None:
     return None if block is None else block.session
 
 
-class Session(Account, Charges):
+class Session(Account, Charges, AgentSteps):
     """The budget of one run. Made by ``Guard.session`` and ``Session.child``; used as a block, sync or async.
 
     Inside its block it is the session in context: tasks and ``to_thread`` inherit it, plain threads get it by ``bind``.
@@ -267,13 +267,6 @@ class Session(Account, Charges):
         """Do the same, awaited."""
         return await in_a_thread(self.reconcile)
 
-    def step(self) -> None:
-        """Begin a step of the agent, for ``policy.timeouts.step_s``. Every answer of its model begins one, too."""
-        timeouts = self._context.policy.timeouts
-        run_id = run_of(self._node_id)
-        scope = Scope(nodes=(self._node_id,), marks=timeouts.run_marks(run_id))
-        self.shell.store.transact(scope, lambda view: timeouts.begin_step(view, run_id))
-
     def finalizing(self) -> Finalizing:
         """Return a block, for ``with`` or ``async with``, whose LLM calls may use the session's reserve; only once.
 
@@ -417,7 +410,7 @@ class Session(Account, Charges):
         transact_now(
             self.shell,
             scope,
-            lambda view: close_node(view, self._node_id, opener=self._opener, left_by_refusal=refused),
+            lambda view: close_node(view, self._node_id, opener=self._opener, left_by_refusal=refused, end=self._end),
         )
 
     def __repr__(self) -> str:

@@ -18,8 +18,8 @@ WALLET: Final = "wallet"
 NOTHING: Final = Nanos(0)
 
 TERMINATIONS: Final = (
-    "budget_exhausted", "disputed_usage", "kill_switch", "loop_detected", "overshoot", "session_timeout", "spend_spike",
-    "unexplained_transfer",
+    "budget_exhausted", "completed", "disputed_usage", "kill_switch", "loop_detected", "not_verified", "overshoot",
+    "session_timeout", "spend_spike", "unexplained_transfer",
 )  # fmt: skip
 """Every value of ``terminated_by`` except null."""
 

@@ -237,11 +237,15 @@ def _tell_end(view: LedgerView, node: Node, word: str | None) -> None:
     )
 
 
-def close_node(view: LedgerView, node_id: str, *, opener: str, left_by_refusal: bool) -> Node:
+COMPLETED: Final = "completed"
+NOT_VERIFIED: Final = "not_verified"
+
+
+def close_node(view: LedgerView, node_id: str, *, opener: str, left_by_refusal: bool, end: str | None = None) -> Node:
     """End one opening of a node. The node closes with its last opening.
 
-    ``left_by_refusal`` is True if a refusal for lack of its budget ended the ``with`` block. Live holds are unchanged
-    and still count.
+    ``left_by_refusal`` is True if a refusal for lack of its budget ended the ``with`` block; ``end`` is what the agent
+    has said about its end, if anything. Live holds are unchanged and still count.
     """
     node = view.node(node_id)
     if opener not in node.openers:
@@ -252,7 +256,7 @@ def close_node(view: LedgerView, node_id: str, *, opener: str, left_by_refusal: 
         if not rest:
             _tell_end(view, node, node.terminated_by)
         return view.node(node_id)
-    word = "budget_exhausted" if left_by_refusal or node.starved else None
+    word = "budget_exhausted" if left_by_refusal or (node.starved and end != COMPLETED) else end
     view.record(node_id, "close", facts={"terminated_by": word})
     _tell_end(view, node, word)
     view.put_node(

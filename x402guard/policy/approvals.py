@@ -16,7 +16,6 @@ from x402guard.policy.steps import Step
 from x402guard.policy.verdicts import NO_VERDICT, Subject, Verdict
 
 APPROVAL: Final = "approval"
-NEEDS_REVIEW: Final = "needs_review"
 NO_ANSWER: Final = "no approver answered in time"
 _LONGEST_S: Final = 7 * 86_400
 

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-from x402guard.errors import NeedsReview
 from x402guard.ledger.authorize import Refusal
 from x402guard.ledger.model import NOTHING
 from x402guard.ledger.view import LedgerView
 from x402guard.money import Nanos
-from x402guard.policy.approvals import NEEDS_REVIEW, judge_sum
+from x402guard.policy.approvals import judge_sum
 from x402guard.policy.risk import judge_risk
 from x402guard.policy.rules import judge_rules
 from x402guard.policy.settings import Policy
 from x402guard.policy.steps import run_of
-from x402guard.policy.verdicts import Subject, Verdict, strictest
+from x402guard.policy.verdicts import Subject, Verdict, strictest, without_approver
 
 
 def judge(policy: Policy, subject: Subject) -> Verdict:
@@ -68,10 +67,7 @@ def spent_so_far(view: LedgerView, node_id: str) -> Nanos:
 def verdict_of(policy: Policy, subject: Subject, *, asks: bool) -> Verdict:
     """Return the owner's verdict on a step. Without an approver (*asks* is False) it denies instead of asking."""
     verdict = judge(policy, subject)
-    if verdict.action == "ask" and not asks:
-        reason = f"{verdict.reason}, and this guard has no approver; set one with Guard(approver=…)"
-        return replace(verdict, action="deny", rule=NEEDS_REVIEW, reason=reason, error=NeedsReview)
-    return verdict
+    return without_approver(verdict) if verdict.action == "ask" and not asks else verdict
 
 
 def objection(verdict: Verdict, subject: Subject) -> Refusal | None:

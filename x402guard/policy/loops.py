@@ -36,6 +36,8 @@ class Loop(StepGuard):
         calls: identical calls that are allowed within the window (1 to 1,000); one more is refused.
         calls_without_arguments: the same for calls of which only the name and the amount are known (1 to 1,000).
         latch_after: so many refused calls in a row trip the session until its owner resets it (1 to 1,000); 0 for never.
+        states: how often a run may report the same state (``session.step(state=…)``), however slowly (1 to 1,000); one
+            more is refused.
         similar: calls that differ in numbers, dates and ids alone are identical.
         window_s: the window in seconds (1 to 86,400).
         longest_cycle: the most different steps in a cycle (1 to 16; A-B-A-B has 2); after more than ``calls`` full
@@ -51,6 +53,7 @@ class Loop(StepGuard):
     calls: int = 10
     calls_without_arguments: int = 50
     latch_after: int = 3
+    states: int = 3
     similar: bool = False
     window_s: int = 60
     longest_cycle: int = 4
@@ -61,6 +64,7 @@ class Loop(StepGuard):
     def __post_init__(self) -> None:
         check_whole("policy.loop.calls", self.calls, 1, _MOST_CALLS)
         check_whole("policy.loop.calls_without_arguments", self.calls_without_arguments, 1, _MOST_CALLS)
+        check_whole("policy.loop.states", self.states, 1, _MOST_CALLS)
         check_whole("policy.loop.latch_after", self.latch_after, 0, _MOST_CALLS)
         check_flag("policy.loop.similar", self.similar)
         check_whole("policy.loop.window_s", self.window_s, 1, 86_400)
@@ -113,6 +117,20 @@ class Loop(StepGuard):
             error=LoopDetected,
             advice="Do something else: the same call passes again when the window has moved on.",
         )
+
+    def state_marks(self, step: Step) -> tuple[MarkKey, ...]:
+        """Return the keys of the rows that ``judge_state`` reads."""
+        return step.reset_key, _state(step), _row(step)
+
+    def judge_state(self, view: LedgerView, step: Step) -> Refusal | None:
+        """Count a reported state, or return the refusal of one that the run has had too often."""
+        row = view.mark(_state(step))
+        before = 0 if row is None or row["at"] <= _reset_ms(view, step) else int(row["count"])
+        if before >= self.states:
+            times = "once" if before == 1 else f"{before} times"
+            return self.refuse(view, step, f"the run has had the same state {times} before (policy.loop.states)")
+        view.put_mark(_state(step), {"count": before + 1, "at": view.clock_ms})
+        return None
 
     def find_loop(self, view: LedgerView, step: Step) -> str | None:
         """Return why *step* is a loop, or None."""
@@ -203,6 +221,10 @@ def _ring(step: Step) -> MarkKey:
 def _row(step: Step) -> MarkKey:
     """Return the key of the row that counts the run's refused calls in a row."""
     return "loop_refused", step.run_id
+
+
+def _state(step: Step) -> MarkKey:
+    return "state", f"{step.run_id} {step.key}"
 
 
 def _cycle(step: Step) -> MarkKey:

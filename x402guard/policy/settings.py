@@ -78,6 +78,8 @@ class Policy:
         spike: when a step costs too much compared with earlier steps; None for no spike detector.
         velocity: how fast a run may spend; None for no such limits.
         max_steps: the most payments, LLM calls and tool uses, all together, in one run; None for no limit.
+        min_confidence: ``session.finish(confidence=…)`` below it, or without one, asks the approver (0 to 1); None for no
+            such question.
         max_calls: tool, or ``METHOD host/path``, or a pattern of either with ``*`` → the most uses of all that it
             matches in one run.
 
@@ -112,6 +114,7 @@ class Policy:
     spike: Spike | None = field(default_factory=Spike)
     velocity: Velocity | None = field(default_factory=Velocity)
     max_steps: int | None = None
+    min_confidence: float | None = None
     max_calls: Mapping[str, int] = field(default_factory=dict, hash=False)
     most_exposed: Nanos = field(init=False, repr=False, compare=False, default=Nanos(0))
     cap_nanos: Nanos | None = field(init=False, repr=False, compare=False, default=None)
@@ -143,6 +146,9 @@ class Policy:
                 raise ConfigError(f"policy.{name}: {value!r} is not of type {kind.__name__}; {write}")
         self._set("rules", check_rules(self.rules))
         self._set("soft_parts", parts_of("policy.soft_limits", self.soft_limits))
+        least = self.min_confidence
+        if least is not None and (isinstance(least, bool) or not isinstance(least, int | float) or not 0 <= least <= 1):
+            raise ConfigError(f"policy.min_confidence: {least!r:.60} is not a number from 0 to 1")
         check_whole("policy.max_steps", self.max_steps, 1, optional=True)
         if not isinstance(self.max_calls, Mapping):
             raise ConfigError(f'policy.max_calls: {self.max_calls!r} is not a mapping; write {{"serp": 50}}')

@@ -159,6 +159,11 @@ def messages_key(model: str, messages: object, *, similar: bool) -> str:
     return _digest([HoldKind.LLM, model, said], similar=similar)
 
 
+def state_step(state: object, node_id: str) -> Step:
+    """Return the step of an agent that reports its *state*; the key is its hash."""
+    return Step(HoldKind.TOOL, "session.step", _digest(["state", state]), node_id)
+
+
 _BARE: Final = "~"
 
 

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal, get_args
 
-from x402guard.errors import ConfigError, PaymentRefused, PolicyDenied
+from x402guard.errors import ConfigError, NeedsReview, PaymentRefused, PolicyDenied
 from x402guard.ledger.model import HoldKind
 from x402guard.money import Dollars, Nanos, format_dollars
 from x402guard.policy.checks import check_dollars, check_texts, check_whole
@@ -96,6 +96,16 @@ class Verdict:
 
 
 NO_VERDICT: Final = Verdict()
+
+
+def without_approver(verdict: Verdict) -> Verdict:
+    """Return the verdict of a guard that has no approver: it denies instead of asking."""
+    reason = f"{verdict.reason}, and this guard has no approver; set one with Guard(approver=…)"
+    return replace(verdict, action="deny", rule=NEEDS_REVIEW, reason=reason, error=NeedsReview)
+
+
+NEEDS_REVIEW: Final = "needs_review"
+"""The rule of a step that needs approval where there is no approver."""
 
 
 def strictest(one: Verdict, other: Verdict) -> Verdict:

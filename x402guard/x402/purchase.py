@@ -29,7 +29,6 @@ from x402guard.ledger.upto_sellers import ceiling_mark
 from x402guard.ledger.view import LedgerView, MarkKey, Scope
 from x402guard.money import Nanos, format_dollars
 from x402guard.policy.approvals import (
-    NEEDS_REVIEW,
     judge_unapproved,
     note_unapproved,
     shown_text,
@@ -39,6 +38,7 @@ from x402guard.policy.guards import guard_marks, judge_step, note_taken
 from x402guard.policy.judge import Consented, Unasked, spent_so_far, verdict_facts
 from x402guard.policy.spikes import SPIKE
 from x402guard.policy.steps import Step, request_key, run_of, step_of
+from x402guard.policy.verdicts import NEEDS_REVIEW
 from x402guard.x402.offer import Offer
 from x402guard.x402.offer_rules import Case, lifetime_s, resource_host
 from x402guard.x402.origins import judge_live, note_payee, note_secret, origin_mark, payee_mark, shape_mark
