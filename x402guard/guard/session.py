@@ -11,11 +11,13 @@ from dataclasses import dataclass, replace
 from functools import wraps
 from typing import ParamSpec, Self, TypeVar
 
+import anyio
 import anyio.to_thread
 
 from x402guard.errors import BudgetExhausted, ConfigError, SessionClosed
 from x402guard.flow.context import Context
 from x402guard.flow.drivers import transact_now
+from x402guard.flow.shell import LOG
 from x402guard.guard.account import Account
 from x402guard.guard.agent import AgentSteps
 from x402guard.guard.charges import Charges
@@ -59,6 +61,15 @@ class _Block:
 
     session: Session
     outer: _Block | None
+    entered_by: int = 0
+
+
+def _here() -> int:
+    """Return the id of the current task, or of the thread if no event loop runs in it."""
+    try:
+        return anyio.get_current_task().id
+    except (anyio.NoEventLoopError, RuntimeError):
+        return threading.get_ident()
 
 
 _CURRENT: ContextVar[_Block | None] = ContextVar("x402guard_session", default=None)
@@ -66,10 +77,13 @@ _CURRENT: ContextVar[_Block | None] = ContextVar("x402guard_session", default=No
 
 def current_session() -> Session | None:
     """Return the innermost session or scope whose block is open in this context, or None."""
-    block = _CURRENT.get()
-    # A session that was left in another context is over here, too. A scope is never skipped: its limit would be lost.
-    while block is not None and block.session.is_over:
+    found = block = _CURRENT.get()
+    # A session that was left in another context is over here, too. A scope is skipped only by the task that entered it
+    # (an async generator that is left early ends in another task); a task that inherited it would lose its limit.
+    while block is not None and (block.session.is_over or (block.session.has_ended and block.entered_by == _here())):
         block = block.outer
+    if block is not found:
+        _CURRENT.set(block)  # tasks that begin from here on do not inherit what is over
     return None if block is None else block.session
 
 
@@ -95,7 +109,8 @@ class Session(Account, Charges, AgentSteps):
         self._kind = node.kind
         self._opener = opener
         self._parent = parent
-        self._blocks = 0
+        self._blocks = self._scopes = 0
+        self._told_unscoped = False
         self._lock = threading.Lock()
         self._ended = False
         self._models: dict[str, ModelPrice] = {}
@@ -149,6 +164,11 @@ class Session(Account, Charges, AgentSteps):
         return self._parent.id if self._kind is NodeKind.SCOPE and self._parent is not None else self._node_id
 
     @property
+    def has_ended(self) -> bool:
+        """True if this session or scope has ended."""
+        return self._ended
+
+    @property
     def is_over(self) -> bool:
         """True if this is a session, not a scope, and has ended."""
         return self._ended and self._kind is NodeKind.SESSION
@@ -171,6 +191,13 @@ class Session(Account, Charges, AgentSteps):
         """
         self._check_open()
         inner = current_session()
+        if inner is None and self._scopes and not self._told_unscoped:
+            self._told_unscoped = True
+            LOG.warning(
+                "session %r: a scope of it is open, and this thread or task does not have it in context: what it spends is "
+                "not narrowed. Wrap its function with session.bind(…)",
+                self._name,
+            )
         if inner is None or self._descends_from(inner):
             return self
         if inner._descends_from(self):
@@ -307,11 +334,17 @@ class Session(Account, Charges, AgentSteps):
     ) -> Iterator[Session]:
         """Narrow a block: it spends at most *budget* of this session. The report stays this session's.
 
+        Tasks and ``asyncio.to_thread`` inherit it; threads of a pool do not: wrap their functions with ``bind``.
+
         *hosts*, *payees* and *tools* narrow what the block may pay and use. Raises ``ConfigError`` naming the argument.
         """
         reach = reach_of(self._context.policy, hosts, payees, tools)
-        with self._nest(NodeKind.SCOPE, "scope", budget, reach=reach) as scope:
-            yield scope
+        self._scopes += 1
+        try:
+            with self._nest(NodeKind.SCOPE, "scope", budget, reach=reach) as scope:
+                yield scope
+        finally:
+            self._scopes -= 1
 
     def _check_open(self) -> None:
         if self._ended:
@@ -346,12 +379,18 @@ class Session(Account, Charges, AgentSteps):
         )
 
     def bind(self, function: Callable[P, R]) -> Callable[P, R]:
-        """Return *function* so that it runs inside this session, even in a plain thread, which inherits no context."""
+        """Return *function* so that it runs inside this session, even in a plain thread, which inherits no context.
+
+        ``asyncio.to_thread`` and tasks inherit the context; ``ThreadPoolExecutor`` and ``run_in_executor`` do not. Inside
+        a scope or a child of this session, the function runs inside that one.
+        """
+        inner = current_session()
+        inside = inner if inner is not None and inner._descends_from(self) else self
 
         @wraps(function)
         def bound(*args: P.args, **kwargs: P.kwargs) -> R:
             before = _CURRENT.get()
-            _CURRENT.set(_Block(self, before))
+            _CURRENT.set(_Block(inside, before))
             try:
                 return function(*args, **kwargs)
             finally:
@@ -368,7 +407,7 @@ class Session(Account, Charges, AgentSteps):
                     f"session {self._name!r} has ended; open it again with guard.session(…, id={self.id!r})"
                 )
             self._blocks += 1
-        _CURRENT.set(_Block(self, _CURRENT.get()))
+        _CURRENT.set(_Block(self, _CURRENT.get(), _here()))
         return self
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
@@ -396,7 +435,7 @@ class Session(Account, Charges, AgentSteps):
         if block is not None:
             outer = block.outer
             for session in reversed(above):  # open blocks inside this one still narrow
-                outer = _Block(session, outer)
+                outer = _Block(session, outer, _here())
             _CURRENT.set(outer)
         with self._lock:
             self._blocks -= 1

@@ -17,6 +17,9 @@ from x402guard.stores.views import StoreClock, check_change, least_checked, load
 R = TypeVar("R")
 
 
+_FORKED: Final = "a memory:// ledger belongs to one process; after a fork each process would have a separate budget"
+
+
 class MemoryStore:
     """A ``LedgerStore`` in memory, with one lock. Every transaction takes microseconds."""
 
@@ -52,12 +55,15 @@ class MemoryStore:
                 raise
             return result
 
+    def _check_readable(self) -> None:
+        """A closed ledger can still be read: reports are asked for after the end."""
+        if self._pid != os.getpid():
+            raise LedgerUnavailable(_FORKED)
+
     def _check_usable(self) -> None:
         # No context manager of our own wraps the lock: Ctrl-C could suspend it with the lock held.
         if self._pid != os.getpid():
-            raise LedgerUnavailable(
-                "a memory:// ledger belongs to one process; after a fork each process would have a separate budget"
-            )
+            raise LedgerUnavailable(_FORKED)
         if self._closed:
             raise LedgerUnavailable(
                 "this ledger has been closed", advice="Nothing was paid. Open a new Guard; this one is closed."
@@ -139,7 +145,7 @@ class MemoryStore:
 
     def entries(self, node_id: str) -> Sequence[Entry]:
         """See ``LedgerStore.entries``."""
-        self._check_usable()
+        self._check_readable()
         with self._lock:
             return [entry for node in self._below(node_id) for entry in self._entries.get(node, {}).values()]
 
@@ -151,7 +157,7 @@ class MemoryStore:
 
     def nodes(self, under: str | None = None) -> Sequence[Node]:
         """See ``LedgerStore.nodes``."""
-        self._check_usable()
+        self._check_readable()
         with self._lock:
             if under is None:
                 return list(self._nodes.values())
@@ -160,26 +166,26 @@ class MemoryStore:
 
     def hold(self, hold_id: str) -> Hold | None:
         """See ``LedgerStore.hold``."""
-        self._check_usable()
+        self._check_readable()
         with self._lock:
             return self._holds.get(hold_id)
 
     def outstanding(self) -> Sequence[Hold]:
         """See ``LedgerStore.outstanding``."""
-        self._check_usable()
+        self._check_readable()
         with self._lock:
             return sorted(self._live.values(), key=lambda h: h.created_ms)
 
     def unsettled(self, now_unix: int) -> Sequence[str]:
         """See ``LedgerStore.unsettled``."""
-        self._check_usable()
+        self._check_readable()
         with self._lock:
             found = [hold for hold in self._holds.values() if is_unsettled(hold, now_unix)]
         return [hold.id for hold in sorted(found, key=lambda h: h.created_ms)]
 
     def marks(self, kind: str, prefix: str) -> Mapping[str, Mapping[str, Any]]:
         """See ``LedgerStore.marks``."""
-        self._check_usable()
+        self._check_readable()
         with self._lock:
             return {key: value for (of, key), value in self._marks.items() if of == kind and key.startswith(prefix)}
 

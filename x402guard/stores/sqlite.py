@@ -12,7 +12,7 @@ import os
 import sqlite3
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -404,10 +404,21 @@ class SqliteStore:
         return dict(map(to_mark, rows))
 
     def _read(self, convert: Callable[[Sequence[Any]], R], sql: str, values: Sequence[str | int] = ()) -> list[R]:
+        if self._closed and self._pid == os.getpid():
+            return self._read_closed(convert, sql, values)
         self._check_usable()
         with unavailable("cannot read the ledger", self._path), self._read_lock:
             self._check_usable()
             return [convert(row) for row in self._reader.execute(sql, values).fetchall()]
+
+    def _read_closed(self, convert: Callable[[Sequence[Any]], R], sql: str, values: Sequence[str | int]) -> list[R]:
+        """Read after the end, for a report: by a connection of its own, which cannot write."""
+        uri = f"{self._path.resolve().as_uri()}?mode=ro"
+        with (
+            unavailable("cannot read the ledger", self._path),
+            closing(sqlite3.connect(uri, timeout=_BUSY_S, uri=True)) as connection,
+        ):
+            return [convert(row) for row in connection.execute(sql, values).fetchall()]
 
     def entries(self, node_id: str) -> Sequence[Entry]:
         """See ``LedgerStore.entries``."""
