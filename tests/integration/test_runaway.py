@@ -194,7 +194,8 @@ def assert_stopped(run, through, rules, *, paid, rule, word):
     after = "session_tripped" if word else rule
     assert rules == [rule, *[after] * 4]
     report = run.session.report().to_dict()
-    assert (report["state"], report["terminated_by"]) == ("tripped" if word else "open", word)
+    ended = word or ("budget_exhausted" if rule == "budget" else None)
+    assert (report["state"], report["terminated_by"]) == ("tripped" if word else "open", ended)
     named = {row["rule"]: row["count"] for row in report["refusals"]}
     assert named[rule] == rules.count(rule)
     assert rule in run.session.report().to_text()

@@ -132,8 +132,10 @@ class Opened:
 
     @property
     def stands(self):
+        """The state, and what tripped it; an open session that lacks budget says so as well, and is not tripped."""
         report = self.session.report().to_dict()
-        return report["state"], report["terminated_by"]
+        lacks = report["state"] == "open" and report["terminated_by"] == "budget_exhausted"
+        return report["state"], None if lacks else report["terminated_by"]
 
     def close(self):
         self.guard.close()

@@ -35,7 +35,8 @@ class Loop(StepGuard):
     Args:
         calls: identical calls that are allowed within the window (1 to 1,000); one more is refused.
         calls_without_arguments: the same for calls of which only the name and the amount are known (1 to 1,000).
-        latch_after: so many refused calls in a row trip the session until its owner resets it (1 to 1,000); 0 for never.
+        latch_after: so many refusals of the same call, which does not pass between them, trip the session until its owner
+            resets it (1 to 1,000); 0 for never.
         states: how often a run may report the same state (``session.step(state=…)``), however slowly (1 to 1,000); one
             more is refused.
         similar: calls that differ in numbers, dates and ids alone are identical.
@@ -100,7 +101,7 @@ class Loop(StepGuard):
         return None if loop is None else self.refuse(view, step, loop)
 
     def refuse(self, view: LedgerView, step: Step, loop: str) -> Refusal:
-        """Return the refusal of a step that is a *loop*. Trips the run if it is the last of ``latch_after`` in a row."""
+        """Return the refusal of a step that is a *loop*. Trips the run at the ``latch_after``-th in a row of the same call."""
         row = view.mark(_row(step))
         before = 0 if row is None or row["at"] <= _reset_ms(view, step) else int(row["count"])
         view.put_mark(_row(step), {"count": before + 1, "at": view.clock_ms})
@@ -219,8 +220,11 @@ def _ring(step: Step) -> MarkKey:
 
 
 def _row(step: Step) -> MarkKey:
-    """Return the key of the row that counts the run's refused calls in a row."""
-    return "loop_refused", step.run_id
+    """Return the key of the row that counts a call's refusals in a row.
+
+    It is the call's own: between two refusals of a tool an agent asks its model, and that passes.
+    """
+    return "loop_refused", f"{step.run_id} {step.key}"
 
 
 def _state(step: Step) -> MarkKey:
