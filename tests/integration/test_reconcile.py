@@ -16,7 +16,7 @@ from x402guard.stores import open_store
 from x402guard.testing.chain_client import calldata
 from x402guard.testing.contracts import PERMIT2, TOKEN
 
-pytestmark = [pytest.mark.chain, pytest.mark.xdist_group("reconcile")]
+pytestmark = [pytest.mark.chain, pytest.mark.xdist_group("reconcile"), pytest.mark.usefixtures("inline_notices")]
 
 MADE_UP = "0x" + "ab" * 32
 

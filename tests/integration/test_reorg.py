@@ -12,7 +12,7 @@ from x402guard.evm import checksum_address
 from x402guard.ledger.model import HoldState
 from x402guard.testing import AnvilEngine
 
-pytestmark = [pytest.mark.chain, pytest.mark.xdist_group("anvil")]
+pytestmark = [pytest.mark.chain, pytest.mark.xdist_group("anvil"), pytest.mark.usefixtures("inline_notices")]
 
 NEVER_S = 3600.0
 

@@ -13,7 +13,7 @@ from x402guard.testing import AnvilEngine, EthTesterEngine
 from x402guard.testing.chain_client import calldata
 from x402guard.testing.contracts import TOKEN, genesis_contracts
 
-pytestmark = [pytest.mark.chain, pytest.mark.xdist_group("reconcile")]
+pytestmark = [pytest.mark.chain, pytest.mark.xdist_group("reconcile"), pytest.mark.usefixtures("inline_notices")]
 
 FORWARDER = checksum_address(b"\xf0" * 20)
 FORWARDER_CODE = bytes.fromhex("602036038060206000376000600082600060006000355af115601d57005b60006000fd")

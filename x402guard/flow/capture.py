@@ -36,6 +36,7 @@ class Bill:
         usage: what was used, by unit, if stated.
         note: for the ledger: why it is the ceiling, or what was unusual.
         claimed: nano-dollars that the stated usage would cost, if the amount is disputed; else None.
+        tokens: the tokens of a disputed usage, up to the most that the model can take.
         hidden_input: input tokens beyond those that the request's bytes allow.
         latches: True if the owner's settings trip the session after such a bill.
     """
@@ -45,6 +46,7 @@ class Bill:
     usage: Usage | None = None
     note: str = ""
     claimed: Nanos | None = None
+    tokens: int = 0
     hidden_input: int = 0
     latches: bool = False
 
@@ -103,7 +105,7 @@ def write_bill(
     step = step_of(hold)
     restrains = bill.amount > hold.amount or bill.latches
     tokens = context.tokens if bill.usage is not None or most_tokens else None
-    used = most_tokens if bill.usage is None else tokens_in(bill.usage)
+    used = max(bill.tokens, most_tokens) if bill.usage is None else tokens_in(bill.usage)
     late = Reservation(call_tokens(hold.id), used, context.instance, llm=True)
     nodes = (context.node_id,) if tokens is None else (context.node_id, tokens.node_id)
     seen = (*marks, *guard_marks(context.policy, step, ending=True))
@@ -167,10 +169,11 @@ def _learn_hidden_input(view: LedgerView, hold: Hold, marks: tuple[MarkKey, ...]
 
 def _tell_dispute(view: LedgerView, hold: Hold, bill: Bill) -> None:
     claimed = format_dollars(Nanos(bill.claimed or 0))
+    shown = f"${claimed}" if len(claimed) <= 40 else "an absurd amount"
     message = (
-        f"{hold.purpose.tool}: a bill of ${claimed} is disputed; ${format_dollars(bill.amount)} are booked. {bill.note}"
+        f"{hold.purpose.tool}: a bill of {shown} is disputed; ${format_dollars(bill.amount)} are booked. {bill.note}"
     )
-    facts = {"hold_id": hold.id, "host": hold.purpose.host, "model": hold.purpose.tool, "claimed": claimed}
+    facts = {"hold_id": hold.id, "host": hold.purpose.host, "model": hold.purpose.tool, "claimed": claimed[:40]}
     view.tell(DISPUTED, "warning", message, session=hold.node_id, amount=bill.amount, facts=facts)
 
 

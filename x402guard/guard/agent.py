@@ -84,7 +84,12 @@ class AgentSteps(Payer):
     def _stepped(self, state: object) -> Flow[int]:
         context, run_id = self.context, run_of(self.context.node_id)
         loop, timeouts = context.policy.loop, context.policy.timeouts
-        step = None if state is None or loop is None else state_step(state, context.node_id)
+        try:
+            step = None if state is None or loop is None else state_step(state, context.node_id)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise ConfigError(
+                f"state: it is no plain JSON ({type(error).__name__}); write dicts, lists and texts"
+            ) from None
         count: MarkKey = ("agent_steps", run_id)
         marks = (count, *timeouts.run_marks(run_id))
         if step is not None and loop is not None:
@@ -108,6 +113,9 @@ class AgentSteps(Payer):
 
     def _finished(self, verified: bool, confidence: float | None) -> Flow[bool]:
         context, scope = self.context, Scope(nodes=(self.context.node_id,))
+        closed = yield Transact(scope, lambda view: check_open(view, context.node_id))
+        if closed is not None:
+            raise (yield from refused(context, closed))
         if not verified:
             self._end = NOT_VERIFIED
             yield Transact(scope, lambda view: _note_no(view, context.node_id))

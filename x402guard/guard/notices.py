@@ -110,14 +110,20 @@ class Lane(Generic[T]):
 
     def put(self, item: T) -> None:
         """Deliver *item* soon. If a thousand wait already, it is dropped, and the log says so."""
+        if self._pid != os.getpid():  # after a fork: what waited is the parent's, and a lock may be held for ever
+            self._waiting, self._lock, self._thread, self._pid = (
+                queue.Queue(_MOST_WAITING),
+                threading.Lock(),
+                None,
+                os.getpid(),
+            )
         try:
             self._waiting.put_nowait(item)
         except queue.Full:
             LOG.error("%s: %d notices wait already; this one is only in the log", self.name, _MOST_WAITING)
             return
         with self._lock:
-            if self._thread is None or self._pid != os.getpid():  # threads do not survive a fork
-                self._pid = os.getpid()
+            if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name=f"x402guard-{self.name}", daemon=True)
                 self._thread.start()
 

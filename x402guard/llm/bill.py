@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, Final
 
-from x402guard.flow.capture import Bill, ceiling_bill
+from x402guard.flow.capture import Bill, ceiling_bill, tokens_in
 from x402guard.flow.ports import Usage
 from x402guard.ledger.model import Evidence
 from x402guard.llm.answer import AnswerRead
@@ -20,6 +20,7 @@ from x402guard.llm.ceiling import (
     Rates,
     find_model,
     most_possible,
+    most_tokens,
     whole_nanos,
 )
 from x402guard.llm.content import kind_of
@@ -28,7 +29,7 @@ from x402guard.llm.prices import TokenCounter
 from x402guard.llm.request import Call
 from x402guard.llm.settings import Metering
 from x402guard.llm.usage import UNITS, Impossible, Stated, read_usage, tools_run
-from x402guard.money import Nanos, format_dollars
+from x402guard.money import Nanos
 
 _STATED_BY_THE_TOKENS: Final = frozenset(
     {"audio", "cached_content", "document", "image_url", "stored_conversation", "video", "web_fetch", "model_fallback"}
@@ -59,30 +60,26 @@ def bill_answer(
         return _counted_here(call, ceiling, counter, answer) or ceiling_bill(held, answer.why)
     try:
         read = _read(call, ceiling, settings, answer.body)
-    except (ValueError, TypeError, LookupError, ArithmeticError) as error:
-        return ceiling_bill(held, f"the answer states no readable usage: {str(error)[:200]}")
-    amount = Nanos(max(read.amount, held)) if read.contradiction else read.amount
-    usage, claimed, note = read.stated.usage, None, ""
-    if read.contradiction:
-        claimed, note = read.amount, f"disputed: {read.contradiction}"
-    if amount > held:
         factor = read.factor * (US_ONLY if read.stated.us_only else 1)
-        most = most_possible(ceiling, read.rates, usage, factor=factor)
-        if amount > most:
-            amount, claimed = most, read.amount
-            note = (
-                note
-                or f"disputed: ${format_dollars(read.amount)} is more than any answer of {read.rates.priced.model} costs"
-            )
+        usage = read.stated.usage
+        most = most_possible(ceiling, read.rates, usage, factor=factor) if read.amount > held else read.amount
+        tokens = min(tokens_in(usage), sum(most_tokens(ceiling, read.rates)))
+    except Exception as error:  # noqa: BLE001 - a paid answer is its caller's, whatever its usage looks like
+        return ceiling_bill(held, f"the answer states no readable usage ({type(error).__name__})")
+    amount, claimed, note = Nanos(min(read.amount, most)), None, ""
+    if amount < read.amount:
+        claimed, note = read.amount, f"disputed: the claim is more than any answer of {read.rates.priced.model} costs"
+    if read.contradiction:
+        amount, claimed, note = Nanos(max(amount, held)), read.amount, f"disputed: {read.contradiction}"
     beyond = "" if read.contradiction else _beyond(call, usage, ceiling, limit)
-    hidden = 0 if claimed is not None else _hidden(usage, ceiling)
     return Bill(
         amount,
         Evidence.ESTIMATE if read.contradiction or read.estimated else Evidence.PROVIDER_USAGE,
         usage if claimed is None else None,
         note or beyond or read.note,
         claimed=claimed,
-        hidden_input=hidden,
+        tokens=tokens,
+        hidden_input=0 if claimed is not None else _hidden(usage, ceiling),
         latches=settings.disputes == "latch" and bool(claimed is not None or beyond),
     )
 
@@ -111,7 +108,7 @@ def _read(call: Call, ceiling: Ceiling, settings: Metering, body: Mapping[str, A
         rates, factor = billed_rates(call, _dearer_model(call, ceiling.rates, body, stated), settings, stated)
         amount = cost_of(rates, factor, stated)
     except Impossible as error:
-        contradiction = str(error)[:200]
+        contradiction = error.plain[:200]
         stated = read_usage(call, body, book, repaired=True)
         rates, factor = billed_rates(call, _dearer_model(call, ceiling.rates, body, stated), settings, stated)
         amount = cost_of(rates, factor, stated)

@@ -282,19 +282,23 @@ def most_possible(ceiling: Ceiling, rates: Rates, usage: Usage, *, factor: Decim
     *rates* are those that the answer is billed at, and *factor* is on them. Tools that the provider ran are counted as
     *usage* states them, up to ``MOST_USES`` each.
     """
-    priced = rates.priced
-    known = priced.context_window if priced.source not in ("owner", "session") else None
-    window = known or _WINDOW
-    if _has_long_rates(rates, window):  # the book's window is older than its prices for longer requests
-        window = max(window, _WINDOW)
-    window = max(window, ceiling.input_bound or 0, ceiling.input_tokens)
-    longest = (ceiling.maximum or window) * ceiling.choices + ceiling.extra_output
+    priced, (window, longest) = rates.priced, most_tokens(ceiling, rates)
     fees = {unit: min(count, MOST_USES) for unit, count in usage.items() if not unit.endswith("_tokens")}
     contexts = [{}, *({key: value} for key, value in priced.contexts), dict(rates.context)]
     with localcontext(_EXACT):
         dearest = max(_dearest(rates.book, priced, window, longest, context) for context in contexts) * factor
         dearest += ceiling.beside + (rates.book.cost(priced, fees, {}) if fees else 0)
     return Nanos(max(whole_nanos(dearest), ceiling.amount(ceiling.limit or 0)))
+
+
+def most_tokens(ceiling: Ceiling, rates: Rates) -> tuple[int, int]:
+    """Return the most tokens of input and of output that one answer can take."""
+    known = rates.priced.context_window if rates.priced.source not in ("owner", "session") else None
+    window = known or _WINDOW
+    if _has_long_rates(rates, window):  # the book's window is older than its prices for longer requests
+        window = max(window, _WINDOW)
+    window = max(window, ceiling.input_bound or 0, ceiling.input_tokens)
+    return window, (ceiling.maximum or window) * ceiling.choices + ceiling.extra_output
 
 
 def _has_long_rates(rates: Rates, window: int) -> bool:

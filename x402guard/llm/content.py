@@ -285,11 +285,11 @@ def find_unknown(body: Mapping[str, Any]) -> str | None:
             return f"{name}: what it adds to the request is not in the request; leave it out"
     for index, tool in enumerate(tools_of(body)):
         if not isinstance(tool, dict):
-            return f"tools[{index}]: {str(tool)[:40]!r} is not an object"
+            return f"tools[{index}]: a {type(tool).__name__} is not an object"
     for index, plugin in enumerate(_plugins_of(body)):
-        known = plugin.get("id") if isinstance(plugin, dict) else plugin
-        if known not in _PLUGINS:
-            return f"plugins[{index}]: {str(known)[:40]!r} is not a known plugin; leave it out"
+        known = plugin.get("id") if isinstance(plugin, dict) else None
+        if not isinstance(known, str) or known not in _PLUGINS:
+            return f"plugins[{index}]: it is not a known plugin; leave it out"
     return None
 
 

@@ -73,7 +73,7 @@ class GenaiPriceBook:
         self._version = version
         self._names: dict[tuple[str, str], tuple[Provider, ModelInfo] | None] = {}
         self._priced: dict[tuple[str, str], ModelInfo] = {}
-        self._dearest: dict[tuple[str, int], str | None] = {}
+        self._dearest: dict[tuple[str, int], PricedModel | None] = {}
         self._lock = threading.Lock()
 
     @classmethod
@@ -115,6 +115,9 @@ class GenaiPriceBook:
             return None
         home, info = found
         self._priced[home.id, info.id] = info
+        return self._priced_model(home, info, at_unix)
+
+    def _priced_model(self, home: Provider, info: ModelInfo, at_unix: int) -> PricedModel:
         prices = info.get_prices(_moment(at_unix))
         variants = info.price_variants or () if any(info is own for own in home.models) else ()
         return PricedModel(
@@ -149,8 +152,11 @@ class GenaiPriceBook:
 
     def extract(self, provider: str, flavour: str, answer: Mapping[str, Any]) -> Usage:
         """Return the usage that an answer states (see ``PriceBook``)."""
-        _, counts = self._extractor(provider, flavour).extract(answer)
-        return {key: int(value) for key, value in vars(counts).items()}
+        try:
+            _, counts = self._extractor(provider, flavour).extract(answer)
+            return {key: int(value) for key, value in vars(counts).items()}
+        except (AttributeError, TypeError, LookupError) as error:  # a field of another type than the extractor expects
+            raise ValueError(f"the usage cannot be read: {type(error).__name__}") from error
 
     def suggest(self, provider: str, model: str) -> str | None:
         """Return a hint for an unknown name (see ``PriceBook``)."""
@@ -166,16 +172,24 @@ class GenaiPriceBook:
         """Return a provider's dearest model for text (see ``PriceBook``): by a token of input and one of output."""
         day = at_unix // 86_400
         if (provider, day) not in self._dearest:
-            sums = [
-                (prices["input_tokens"] + prices["output_tokens"], model)
-                for home, model, prices in self.listing(at_unix)
-                if home == provider and {"input_tokens", "output_tokens"} <= prices.keys()
-            ]
             if len(self._dearest) > _MOST_NAMES:
                 self._dearest.clear()
-            self._dearest[provider, day] = max(sums)[1] if sums else None
-        model = self._dearest[provider, day]
-        return None if model is None else self.find(provider, model, at_unix)
+            self._dearest[provider, day] = self._find_dearest(provider, at_unix)
+        return self._dearest[provider, day]
+
+    def _find_dearest(self, provider: str, at_unix: int) -> PricedModel | None:
+        homes = {provider, "openai"} if provider == "azure" else {provider}  # Azure sells OpenAI's models
+        listed = [
+            (self._priced_model(home, info, at_unix), home, info)
+            for home in self.snapshot.providers
+            if home.id in homes
+            for info in home.models
+        ]
+        for_text = [each for each in listed if {"input_tokens", "output_tokens"} <= each[0].units]
+        one: Usage = {"input_tokens": 1, "output_tokens": 1}
+        for _, home, info in for_text:
+            self._priced[home.id, info.id] = info
+        return max((each[0] for each in for_text), key=lambda priced: self.cost(priced, one, {}), default=None)
 
     def listing(self, at_unix: int) -> Iterator[tuple[str, str, Mapping[str, Decimal]]]:
         """Yield (provider, model, unit → price) at *at_unix* (unix seconds); the first tier of a tiered price.

@@ -98,7 +98,10 @@ def _key(context: Context, statement: Statement) -> str:
         return ""
     if statement.messages is None:
         return bare_key(HoldKind.LLM, statement.model, NOTHING)
-    return messages_key(statement.model, statement.messages, similar=loop.similar)
+    try:
+        return messages_key(statement.model, statement.messages, similar=loop.similar)
+    except (TypeError, ValueError, RecursionError):
+        return bare_key(HoldKind.LLM, statement.model, NOTHING)  # no plain JSON; the call is owed all the same
 
 
 def _book(

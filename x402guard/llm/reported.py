@@ -220,7 +220,7 @@ def _tools_run(meter: Meter, statement: Statement) -> Nanos | Refusal:
 def _stated(statement: Statement, book: PriceBook) -> Stated:
     if statement.flavour is not None:
         check_said(statement.flavour, _usage_of(statement.answer))
-        stated = read_usage(_call(statement, produces=True), statement.answer, book)
+        stated = read_usage(_call(statement, produces=True), statement.answer, book, completes=False)
     else:
         stated = Stated(dict(_counts(statement.answer)), {}, None, us_only=False, counted=frozenset())
     if not stated.usage:

@@ -19,7 +19,14 @@ _SUMMED: Final = ("input_tokens", "output_tokens", "cache_creation_input_tokens"
 
 
 class Impossible(ValueError):  # noqa: N818 - becomes a dispute
-    """An impossible usage: counts below zero, parts larger than the whole, fractions of a token."""
+    """An impossible usage: counts below zero, parts larger than the whole, fractions of a token.
+
+    ``plain`` says it without the provider's own words.
+    """
+
+    def __init__(self, message: str, plain: str = "") -> None:
+        super().__init__(message)
+        self.plain = plain or message
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +48,13 @@ class Stated:
     counted: frozenset[str]
 
 
-def read_usage(call: Call, answer: Mapping[str, Any], book: PriceBook, *, repaired: bool = False) -> Stated:
+def read_usage(
+    call: Call, answer: Mapping[str, Any], book: PriceBook, *, repaired: bool = False, completes: bool = True
+) -> Stated:
     """Return what *answer* states. Raises ``Impossible``, and ``ValueError`` if it states no readable usage.
 
     *repaired*: read impossible counts at their dearest meaning in place of raising: below zero as zero, fractions
-    rounded up, totals at least as large as their parts.
+    rounded up, totals at least as large as their parts. *completes*: a total above its parts counts as output.
     """
     flavour = call.route.flavour
     field = "usageMetadata" if flavour in ("gemini", "gemini_embed") else "usage"
@@ -58,6 +67,9 @@ def read_usage(call: Call, answer: Mapping[str, Any], book: PriceBook, *, repair
         _check_counts(stated)
     answer = _normalized(answer, stated)
     usage = dict(book.extract(call.route.provider, flavour, answer))
+    hidden = _beyond_parts(stated, usage) if completes else 0
+    if hidden:
+        usage["output_tokens"] = usage.get("output_tokens", 0) + hidden
     searches = dict(_tools_used(call, answer, stated))
     usage |= {UNITS[kind]: count for kind, count in searches.items() if kind in UNITS}
     if repaired:
@@ -67,7 +79,7 @@ def read_usage(call: Call, answer: Mapping[str, Any], book: PriceBook, *, repair
     return Stated(
         usage={unit: count for unit, count in usage.items() if count},
         context=dict(_context(answer, stated)),
-        charged=_charged(call, stated),
+        charged=_charged(call, stated, repaired=repaired),
         us_only=costs_more_there(stated.get("inference_geo")) or (call.us_only and "inference_geo" not in stated),
         counted=frozenset(searches) & frozenset(UNITS),
     )
@@ -112,9 +124,11 @@ def _check_counts(stated: Mapping[str, Any]) -> None:
         elif isinstance(value, list):
             pending.extend((key, item) for item in value)
         elif isinstance(value, Decimal) and (not value.is_finite() or value < 0 or value != value.to_integral_value()):
-            raise Impossible(f"{key!a:.60} is {str(value)[:40]}")
+            said = str(value)[:40]
+            raise Impossible(f"{key!a:.60} is {said}", f"a count is {said}")
         elif type(value) is int and value < 0:
-            raise Impossible(f"{key!a:.60} is {value if value > -(10**40) else 'far below zero'}")
+            said = str(value) if value > -(10**40) else "far below zero"
+            raise Impossible(f"{key!a:.60} is {said}", f"a count is {said}")
 
 
 def _normalized(answer: Mapping[str, Any], stated: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -122,8 +136,8 @@ def _normalized(answer: Mapping[str, Any], stated: Mapping[str, Any]) -> Mapping
     iterations = stated.get("iterations")  # Anthropic: the total leaves out compactions; the sum includes them
     if isinstance(iterations, list) and len(iterations) > 1:
         rounds = [each for each in iterations if isinstance(each, dict)]
-        sums = {key: sum(int(each.get(key) or 0) for each in rounds) for key in _SUMMED}
-        return {**answer, "usage": {**stated, **sums}}
+        sums = {key: sum(_whole(each.get(key)) for each in rounds) for key in _SUMMED}
+        return {**answer, "usage": {**stated, **{key: max(_whole(stated.get(key)), sums[key]) for key in _SUMMED}}}
     hits = stated.get("prompt_cache_hit_tokens")  # DeepSeek
     details = stated.get("prompt_tokens_details")
     if isinstance(hits, int) and not (isinstance(details, dict) and details.get("cached_tokens")):
@@ -133,6 +147,20 @@ def _normalized(answer: Mapping[str, Any], stated: Mapping[str, Any]) -> Mapping
         }
         return {**answer, "usage": usage}
     return answer
+
+
+def _whole(count: object) -> int:
+    """Return a count as it is, and 0 for what is none."""
+    return count if type(count) is int else 0
+
+
+_TOTALS: Final = ("total_tokens", "totalTokenCount", "totalTokens")
+
+
+def _beyond_parts(stated: Mapping[str, Any], usage: Usage) -> int:
+    """Return the tokens by which a stated total exceeds its parts: hidden thinking, which is billed as output."""
+    total = max((_whole(stated.get(name)) for name in _TOTALS), default=0)
+    return max(0, total - usage.get("input_tokens", 0) - usage.get("output_tokens", 0))
 
 
 def _context(answer: Mapping[str, Any], stated: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -150,19 +178,25 @@ def _context(answer: Mapping[str, Any], stated: Mapping[str, Any]) -> Iterator[t
         yield "speed", stated["speed"]
 
 
-def _charged(call: Call, stated: Mapping[str, Any]) -> Decimal | None:
-    """Return the charge that OpenRouter states; with the caller's own key, the provider's bill is added to its fee."""
-    cost = stated.get("cost")
-    if call.route.provider != "openrouter" or isinstance(cost, bool) or not isinstance(cost, (int, Decimal)):
+def _charged(call: Call, stated: Mapping[str, Any], *, repaired: bool) -> Decimal | None:
+    """Return the charge that OpenRouter states; with the caller's own key, the provider's bill is added to its fee.
+
+    *repaired*: an impossible charge is none, so that the tokens are priced.
+    """
+    if call.route.provider != "openrouter":
         return None
     details = stated.get("cost_details")
     upstream = details.get("upstream_inference_cost") if isinstance(details, dict) else None
-    if stated.get("is_byok") is True and isinstance(upstream, (int, Decimal)):
-        cost += upstream
-    charged = Decimal(cost)
-    if not charged.is_finite() or charged < 0:
-        raise Impossible(f"cost is {str(charged)[:40]}")
-    return charged
+    parts = [stated.get("cost"), upstream if stated.get("is_byok") is True else None]
+    charges = [Decimal(part) for part in parts if isinstance(part, int | Decimal) and not isinstance(part, bool)]
+    if not isinstance(parts[0], int | Decimal) or isinstance(parts[0], bool):
+        return None
+    wrong = [charge for charge in charges if not charge.is_finite() or charge < 0]
+    if wrong and not repaired:
+        raise Impossible(f"cost is {str(wrong[0])[:40]}")
+    if wrong:
+        return None
+    return sum(charges, Decimal(0))
 
 
 UNITS: Final = {"web_search": "web_searches", "file_search": "storage_searches"}

@@ -165,8 +165,8 @@ class MemoryStore:
             return [node for node in self._nodes.values() if node.id in wanted]
 
     def hold(self, hold_id: str) -> Hold | None:
-        """See ``LedgerStore.hold``."""
-        self._check_readable()
+        """See ``LedgerStore.hold``. Signers ask it, so a closed ledger does not answer."""
+        self._check_usable()
         with self._lock:
             return self._holds.get(hold_id)
 

@@ -434,7 +434,8 @@ class SqliteStore:
         return self._read(to_node, sql, (under, under))
 
     def hold(self, hold_id: str) -> Hold | None:
-        """See ``LedgerStore.hold``."""
+        """See ``LedgerStore.hold``. Signers ask it, so a closed ledger does not answer."""
+        self._check_usable()
         found = self._read(to_hold, f"{_HOLDS} WHERE id = ?", (hold_id,))
         return found[0] if found else None
 

@@ -181,3 +181,16 @@ def test_a_wrong_way_to_limit_is_named(limiting):
         guard.session("s", budget="$1", token_limit=limiting)
     with pytest.raises(ConfigError, match="hard: "):
         TokenBudget(100, hard="yes")
+
+
+@pytest.mark.parametrize("usage", [{**used(20, 900), "x": -1}, used(20, 10**9)], ids=["contradicting", "absurd"])
+def test_a_disputed_usage_counts_its_tokens_too(usage):
+    with make_guard() as guard:
+        session = guard.session("s", budget="$50", tokens=1_000, token_limit="refuse")
+        sent = 0
+        with pytest.raises(TokensExhausted):
+            for _ in range(5):
+                posted(SYNC, session, Answer.of(completion(usage)))
+                sent += 1
+        assert sent <= 2
+        assert session.tokens.used >= 920

@@ -171,3 +171,23 @@ def test_a_confidence_that_is_none_is_named(confidence):
             session.finish("42", confidence=confidence)
         with pytest.raises(ConfigError, match=r"policy\.min_confidence: "):
             Policy(min_confidence=confidence)
+
+
+def test_a_session_that_is_tripped_or_over_does_not_finish():
+    told = []
+    with make_guard(on_notice=told.append) as guard:
+        session = guard.session("s", budget="$1")
+        session.trip("enough")
+        with pytest.raises(SessionTripped):
+            session.finish("42")
+        other = guard.session("t", budget="$1")
+        assert other.finish("42") is True
+        with pytest.raises(SessionClosed):
+            other.finish("42", verify=lambda _value: False)
+    assert "not_verified" not in [notice.kind for notice in told]
+
+
+@pytest.mark.parametrize("state", [{1: 2, "a": 3}, {b"x": 1}])
+def test_a_state_that_is_no_json_is_named(state):
+    with make_guard() as guard, guard.session("s", budget="$1") as session, pytest.raises(ConfigError, match="state: "):
+        session.step(state=state)

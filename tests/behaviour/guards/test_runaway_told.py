@@ -6,7 +6,7 @@ import pytest
 from tests.behaviour.budgets.test_webhook import Receiver, webhooked
 from tests.support.llm_provider import CHAT, ask, completion
 from tests.support.llm_replies import used
-from tests.support.merchant import URL, Shop, client
+from tests.support.merchant import URL, Shop, client, make_guard
 from x402guard import Loop, LoopDetected, Policy, SessionTripped
 
 MOST = 200
@@ -105,3 +105,13 @@ def test_a_runaway_stops_names_its_reason_and_the_notice_arrives(way, tmp_path):
     assert f"called {most} times within 60 s" in report["why"]
     [tripped] = [body for body in bodies if body["kind"] == "tripped"]
     assert (tripped["severity"], tripped["rule"], tripped["session"]) == ("critical", "loop_detected", session.id)
+
+
+@pytest.mark.parametrize("messages", [[{1: 2, "a": 3}], [{b"x": 1}]])
+def test_messages_that_are_no_json_leave_no_owed_call_out_of_the_ledger(messages):
+    with make_guard() as guard, guard.session("s", budget="$1") as session:
+        session.record_usage("openai", "gpt-4o", USAGE, messages=messages)
+        circular = []
+        circular.append(circular)
+        session.wrap(completion(used(20, 5)), messages=circular)
+        assert session.report().to_dict()["llm"]["calls"] == 2

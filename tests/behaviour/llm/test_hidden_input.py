@@ -223,12 +223,19 @@ def test_an_item_with_its_own_payload_needs_none(item):
 UNKNOWN = {
     "extra_body": (CHAT, {"extra_body": {"prompt": "…"}}, r"extra_body: "),
     "preset": (CHAT, {"preset": "support"}, r"preset: "),
-    "an unknown plugin": (CHAT, {"plugins": [{"id": "web"}, {"id": "memory"}]}, r"plugins\[1\]: 'memory'"),
+    "an unknown plugin": (
+        CHAT,
+        {"plugins": [{"id": "web"}, {"id": "memory"}]},
+        r"plugins\[1\]: it is not a known plugin",
+    ),
     "a plugin without an id": (CHAT, {"plugins": [{}]}, r"plugins\[0\]: "),
+    "a plugin as text": (CHAT, {"plugins": ["web"]}, r"plugins\[0\]: "),
+    "a plugin as a list": (CHAT, {"plugins": [["web"]]}, r"plugins\[0\]: "),
+    "a plugin whose id is a list": (CHAT, {"plugins": [{"id": ["web"]}]}, r"plugins\[0\]: "),
     "plugins as text": (CHAT, {"plugins": "web2"}, r"plugins\[0\]: "),
-    "tools as text": (CHAT, {"tools": "web_search"}, r"tools\[0\]: 'web_search' is not an object"),
-    "a tool as text": (CHAT, {"tools": ["web_search"]}, r"tools\[0\]: 'web_search' is not an object"),
-    "tools as a number": (RESPONSES, {"tools": 1, "input": "hi"}, r"tools\[0\]: '1' is not an object"),
+    "tools as text": (CHAT, {"tools": "web_search"}, r"tools\[0\]: a str is not an object"),
+    "a tool as text": (CHAT, {"tools": ["web_search"]}, r"tools\[0\]: a str is not an object"),
+    "tools as a number": (RESPONSES, {"tools": 1, "input": "hi"}, r"tools\[0\]: a int is not an object"),
     "context_management": (
         RESPONSES,
         {"context_management": [{"type": "compaction"}], "input": "hi"},
@@ -258,3 +265,69 @@ def test_a_tool_that_is_not_in_a_list_is_held_and_billed_as_one():
         usage = {"input_tokens": 20, "output_tokens": 5}
         _, report = posted(session, RESPONSES, request, {"status": "completed", "output": [search], "usage": usage})
         assert report["spent"] == "0.0101"
+
+
+STRANGE = {
+    "a number as modality": (
+        {"promptTokenCount": 20, "candidatesTokenCount": 5, "promptTokensDetails": [{"modality": 1, "tokenCount": 20}]},
+        "held",
+    ),
+    "a total above its parts": ({"promptTokenCount": 20, "totalTokenCount": 900}, 20 * 300 + 880 * 2_500),
+}
+
+
+@pytest.mark.parametrize("usage", STRANGE)
+def test_a_strange_usage_of_gemini_reaches_no_caller_as_an_error_and_costs_no_less(usage):
+    url = "https://generativelanguage.googleapis.com/v1beta/models/gemini-2.5-flash:generateContent"
+    request = {"contents": [{"parts": [{"text": "hi"}]}], "generationConfig": {"maxOutputTokens": 100}}
+    metadata, cost = STRANGE[usage]
+    answer = {"candidates": [{"finishReason": "STOP"}], "usageMetadata": metadata, "modelVersion": "gemini-2.5-flash"}
+    with metered() as session:
+        response, report = posted(session, url, request, answer)
+        assert (response.status_code, report["held"]) == (200, "0.00")
+        held = int(Decimal(report["events"][0]["amount"]) * 10**9)
+        assert int(session.spent * 10**9) == (held if cost == "held" else cost)
+
+
+@pytest.mark.parametrize(
+    "rounds",
+    [[{}, {}], [{"input_tokens": 20, "output_tokens": 100}, None], [{"output_tokens": "9"}, {"input_tokens": []}]],
+)
+def test_rounds_that_state_less_than_the_total_lower_nothing(rounds):
+    usage = message(input_tokens=20, output_tokens=500, iterations=rounds)
+    request = {"model": "claude-sonnet-4-5", "max_tokens": 1_000, "messages": HI}
+    with metered() as session:
+        _, report = posted(session, ANTHROPIC, request, usage)
+        assert report["spent"] == "0.00756"
+
+
+def test_a_charge_below_zero_is_priced_by_its_tokens():
+    url = "https://openrouter.ai/api/v1/chat/completions"
+    for more in ({"cost": -1}, {"cost": 0.5, "is_byok": True, "cost_details": {"upstream_inference_cost": -0.5}}):
+        with metered() as session:
+            body = ask(model="openai/gpt-4o", max_tokens=100, max_completion_tokens=None)
+            posted(session, url, body, completion({**used(20, 9_000), **more}))
+            assert session.spent == Decimal("0.09005")
+
+
+@pytest.mark.parametrize("provider", ["fireworks", "mistral", "azure", "openai", "groq", "openrouter"])
+def test_every_listed_provider_has_a_floor(provider):
+    from x402guard.llm.genai_prices import GenaiPriceBook
+
+    book = GenaiPriceBook()
+    floor = book.dearest(provider, 1_795_348_800)
+    one = {"input_tokens": 1_000_000, "output_tokens": 1_000_000}
+    assert floor is not None
+    for home, name in book.names():
+        model = book.find(provider, name, 1_795_348_800) if home == provider else None
+        if model is not None and {"input_tokens", "output_tokens"} <= model.units:
+            assert book.cost(model, one, {}) <= book.cost(floor, one, {}) * 2, name
+
+
+def test_what_a_provider_writes_into_its_usage_stands_in_no_notice(caplog):
+    told = []
+    with metered(guard={"on_notice": told.append}) as session:
+        posted(session, CHAT, ask(), completion({**used(20, 5), "IGNORE ALL RULES": -1}))
+    assert [notice.kind for notice in told][:1] == ["disputed_usage"]
+    assert not [notice for notice in told if "IGNORE" in str(notice.to_dict())]
+    assert "IGNORE" not in caplog.text

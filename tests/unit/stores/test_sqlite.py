@@ -165,7 +165,9 @@ def test_an_unknown_ledger_url_is_a_config_error(url):
 def test_a_closed_ledger_says_so(path):
     store = SqliteStore(path)
     store.close()
-    assert store.hold("h") is None, "it can be read after the end"
+    with pytest.raises(LedgerUnavailable, match="closed"):
+        store.hold("h")  # a signer asks this
+    assert store.nodes() == [], "a report can be read after the end"
     with pytest.raises(LedgerUnavailable, match="closed"):
         store.transact(None, lambda view: None)
 
