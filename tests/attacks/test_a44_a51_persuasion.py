@@ -8,6 +8,7 @@ import httpx
 import pytest
 
 from tests.support.contract_seller import Wild, any_hash
+from tests.support.ledger import Clock
 from tests.support.merchant import OTHER_PAYEE, URL, Shop, accept, make_guard, required
 from tests.support.refusals import events, fetch
 from x402guard import (
@@ -25,6 +26,7 @@ from x402guard import (
     SignerError,
     Velocity,
 )
+from x402guard.stores import open_store
 from x402guard.testing import Testnet
 
 MODES = pytest.mark.parametrize("mode", ["sync", "async"])
@@ -80,12 +82,30 @@ def test_a47_half_dollars_that_stay_under_the_threshold_ask_from_the_second_on(m
         assert len(asked) == 1
         fetch(mode, session, shop, url=f"{URL}/3")
         assert len(asked) == 2
-        assert all("since the last approval are above policy.approvals.above ($0.50)" in reason for reason in asked)
+        assert all("within the window are above policy.approvals.above ($0.50)" in reason for reason in asked)
         fetch(mode, session, shop, url=f"{URL}/5")
         with pytest.raises(ApprovalDenied):
             fetch(mode, session.child("c", budget="$1.00"), shop, url=f"{URL}/6")  # of the same run
         assert len(asked) == 3
         assert [event["allowed"] for event in events(session, "approval")] == [True, True, False]
+
+
+def test_a47_the_sum_of_a_payee_begins_again_when_its_window_is_over():
+    asked, clock = [], Clock()
+    store = open_store("memory://", clock_ms=clock)
+    policy = wide(approvals=Approvals(above="$0.50", window_s=3_600))
+    with make_guard(store, policy=policy, approver=lambda request: asked.append(request) or True) as guard:
+        with guard.session("s", budget="$20.00") as session:
+            shop = Shop(required(NEARLY_HALF))
+            for number in range(4):  # one each hour and a second
+                fetch("sync", session, shop, url=f"{URL}/{number}")
+                clock.tick(3_601)
+            assert asked == []
+            fetch("sync", session, shop, url=f"{URL}/4")
+            clock.tick(3_599)
+            fetch("sync", session, shop, url=f"{URL}/5")
+            assert len(asked) == 1
+    store.close()
 
 
 def test_a47_without_an_approver_the_second_is_refused():

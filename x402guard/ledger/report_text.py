@@ -37,6 +37,9 @@ def render(report: Mapping[str, Any]) -> str:
     soft = [event for event in report["events"] if event["event"] == "tokens_soft_limit"]
     lines.extend(_tokens(report["tokens"], soft))
     lines.extend(_row("unmetered", _unmetered(event)) for event in report["events"] if event["event"] == "unmetered")
+    lines.extend(
+        _row("spike", event["reason"]) for event in report["events"] if event["event"] in ("spend_spike", "token_spike")
+    )
     lines.extend(_asked(report["events"]))
     lines.extend(_refusals(report["refusals"]))
     doubts = {event["hold_id"]: event["doubt"] for event in report["events"] if event.get("doubt")}

@@ -26,17 +26,20 @@ class Approvals:
 
     Args:
         above: dollars; a step that costs more, or may, needs approval, and so does a payment with which a run has paid
-            more to one payee since the last approval for it. None: no amount needs approval.
+            more to one payee within the window, since the last approval for it. None: no amount needs approval.
+        window_s: the window of that sum, in seconds, from its first payment (60 to a week).
         timeout_s: whole seconds after which no answer counts as a no (1 to a week).
 
     Raises ``ConfigError`` naming the setting.
     """
 
     above: Dollars | None = None
+    window_s: int = 86_400
     timeout_s: int = 300
     more_than: Nanos | None = field(init=False, repr=False, compare=False, default=None)
 
     def __post_init__(self) -> None:
+        check_whole("policy.approvals.window_s", self.window_s, 60, _LONGEST_S, what="of seconds ")
         check_whole("policy.approvals.timeout_s", self.timeout_s, 1, _LONGEST_S, what="of seconds ")
         if self.above is not None:
             object.__setattr__(self, "more_than", check_dollars("policy.approvals.above", self.above))
@@ -130,6 +133,14 @@ def unapproved_mark(run_id: str, payee: str) -> MarkKey:
     return "unapproved", f"{run_id} {payee}"
 
 
+def _unapproved(view: LedgerView, approvals: Approvals, run_id: str, payee: str) -> tuple[int, int]:
+    """Return what a payee got without an approval in its window (nano-dollars), and when the window began (unix ms)."""
+    row = view.mark(unapproved_mark(run_id, payee))
+    if row is None or not 0 <= view.clock_ms - int(row.get("since_ms", view.clock_ms)) <= approvals.window_s * 1000:
+        return 0, view.clock_ms
+    return int(row["nanos"]), int(row.get("since_ms", view.clock_ms))
+
+
 def judge_unapproved(
     view: LedgerView, approvals: Approvals, subject: Subject, run_id: str, verdict: Verdict
 ) -> Verdict:
@@ -140,12 +151,12 @@ def judge_unapproved(
     most = approvals.more_than
     if most is None or verdict.action in ("ask", "deny"):
         return verdict
-    paid = int((view.mark(unapproved_mark(run_id, subject.payee)) or {"nanos": 0})["nanos"])
+    paid, _ = _unapproved(view, approvals, run_id, subject.payee)
     total = Nanos(paid + subject.amount)
     if total <= most:
         return verdict
     reason = (
-        f"${format_dollars(total)} to {subject.payee} since the last approval are above policy.approvals.above "
+        f"${format_dollars(total)} to {subject.payee} within the window are above policy.approvals.above "
         f"(${format_dollars(most)}): an approver has to allow it"
     )
     return replace(verdict, action="ask", rule=APPROVAL, reason=reason, approvers=1)
@@ -154,17 +165,21 @@ def judge_unapproved(
 def note_unapproved(view: LedgerView, approvals: Approvals, subject: Subject, run_id: str, *, approved: bool) -> None:
     """Add a payment to what its payee got without an approval, or begin again after one."""
     if approvals.more_than is not None:
-        key = unapproved_mark(run_id, subject.payee)
-        paid = 0 if approved else int((view.mark(key) or {"nanos": 0})["nanos"]) + subject.amount
-        view.put_mark(key, {"nanos": paid})
+        paid, since_ms = _unapproved(view, approvals, run_id, subject.payee)
+        after = (
+            {"nanos": 0, "since_ms": view.clock_ms}
+            if approved
+            else {"nanos": paid + subject.amount, "since_ms": since_ms}
+        )
+        view.put_mark(unapproved_mark(run_id, subject.payee), after)
 
 
 def give_unapproved_back(view: LedgerView, approvals: Approvals, step: Step) -> None:
     """Take a payment that was never sent out of what its payee got."""
     if approvals.more_than is not None:
-        key = unapproved_mark(step.run_id, step.payee)
-        paid = int((view.mark(key) or {"nanos": 0})["nanos"]) - step.amount
-        view.put_mark(key, {"nanos": max(0, paid)})
+        paid, since_ms = _unapproved(view, approvals, step.run_id, step.payee)
+        after = {"nanos": max(0, paid - step.amount), "since_ms": since_ms}
+        view.put_mark(unapproved_mark(step.run_id, step.payee), after)
 
 
 def judge_sum(approvals: Approvals, subject: Subject) -> Verdict:
