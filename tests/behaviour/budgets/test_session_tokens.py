@@ -113,7 +113,6 @@ ENDS = {
     "no answer": ("ReadError", ask(), {}),
     "two choices": ("ReadError", ask(n=2), {}),
     "no usage": (Answer.of(completion(usage=None)), ask(), {}),
-    "disputed": (Answer.of(completion({"prompt_tokens": 20, "completion_tokens": 10**9})), ask(), {}),
     "5xx": (Answer.of(b"", 503), ask(), {}),
 }
 FREE = {f"{status} {body}"[:9]: (Answer.of(body, status), ask(), {}) for body, status in
@@ -127,6 +126,11 @@ def test_what_nobody_states_counts_in_full_and_what_is_not_billed_counts_nothing
     most = called(session, answer, body=body, way=way, **more)
     used = most if end in ENDS else 0
     assert (most > 100, balance(session), session.held) == (True, (used, 0, 1_000 - used), 0)
+
+
+def test_a_disputed_usage_counts_up_to_the_most_that_the_model_can_take(session):
+    called(session, Answer.of(completion({"prompt_tokens": 20, "completion_tokens": 10**9})))
+    assert balance(session) == (128_000 + 16_384, 0, 0)
 
 
 def test_reported_calls_count_too(session):
