@@ -79,7 +79,9 @@ class Agent:
 @pytest.mark.parametrize("ledger", ["memory", "sqlite"])
 def test_five_of_a_hundred_are_stopped_and_the_others_finish(net, server, tmp_path, ledger):
     url = "memory://" if ledger == "memory" else f"sqlite:///{tmp_path / 'spend.db'}"
-    policy = Policy(loop=Loop(calls=LIMIT, window_s=600), velocity=Velocity(new_payees_per_day=1), breaker=None)
+    policy = Policy(
+        loop=Loop(calls=LIMIT, window_s=600, latch_after=1), velocity=Velocity(new_payees_per_day=1), breaker=None
+    )
     signer, chains = LocalSigner.from_key(net.payer_key), {net.network: net.rpc}
     moved_before = len(net.transfers())
     with Guard(
