@@ -13,7 +13,7 @@ PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-
 # Hundreds of tests start a process; without bytecode on disk each of those compiles the package again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-long soak lint types docs check clean
+.PHONY: demo test test-long simulate soak lint types docs check clean
 
 demo: $(READY)
 	$(BIN)/x402guard demo
@@ -24,6 +24,10 @@ test: $(READY) $(ANVIL)
 # The same promises on a second chain or store, longer searches, and soaks of guards that are broken on purpose.
 test-long: $(READY) $(ANVIL)
 	HYPOTHESIS_PROFILE=full $(PYTEST) -m "long or hypothesis"
+
+# Ten minutes of new runs on all cores; the last line says steps, payments, violations. SECONDS=60 for another time.
+simulate: $(READY)
+	$(BIN)/python -m x402guard.testing.simulator --seconds $(or $(SECONDS),600)
 
 # Ten minutes; the last line is the sum. SOAK="--seconds 60 --seed 7" for another one.
 soak: $(READY) $(ANVIL)

@@ -37,10 +37,10 @@ def _topic(event: str) -> str:
     return "0x" + keccak(event.encode()).hex()
 
 
-_TRANSFER: Final = _topic("Transfer(address,address,uint256)")
-_USED: Final = _topic("AuthorizationUsed(address,bytes32)")
-_CANCELED: Final = _topic("AuthorizationCanceled(address,bytes32)")
-_INVALIDATED: Final = _topic("UnorderedNonceInvalidation(address,uint256,uint256)")
+TRANSFER: Final = _topic("Transfer(address,address,uint256)")
+USED: Final = _topic("AuthorizationUsed(address,bytes32)")
+CANCELED: Final = _topic("AuthorizationCanceled(address,bytes32)")
+INVALIDATED: Final = _topic("UnorderedNonceInvalidation(address,uint256,uint256)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ class Log:
 
     def is_transfer(self, token: Address, payer: Address, payee: Address | None = None) -> bool:
         """True for a Transfer of *token* from *payer*, and to *payee* if given."""
-        wanted = (_TRANSFER, _padded(payer)) if payee is None else (_TRANSFER, _padded(payer), _padded(payee))
+        wanted = (TRANSFER, padded(payer)) if payee is None else (TRANSFER, padded(payer), padded(payee))
         return self.address == token.lower() and len(self.topics) == 3 and self.topics[: len(wanted)] == wanted
 
     @property
@@ -98,7 +98,8 @@ class Log:
         return checksum_address(bytes.fromhex(self.topics[2][-40:]))
 
 
-def _padded(address: Address) -> str:
+def padded(address: str) -> str:
+    """Return an address as a topic of an event log: 32 bytes as 0x and hex."""
     return "0x" + address[2:].lower().rjust(64, "0")
 
 
@@ -214,10 +215,10 @@ def _cause_of_authorization(
     rpc: JsonRpc, intent: Intent, first: int, head: int, final: Block
 ) -> Settled | Cancelled | None:
     nonce = f"0x{intent.nonce:064x}"
-    for log in _all_logs_of(rpc, intent.token, [[_USED, _CANCELED], _padded(intent.payer), nonce], first, head):
-        if log.topics == (_CANCELED, _padded(intent.payer), nonce):
+    for log in _all_logs_of(rpc, intent.token, [[USED, CANCELED], padded(intent.payer), nonce], first, head):
+        if log.topics == (CANCELED, padded(intent.payer), nonce):
             return Cancelled(log.transaction, final=log.block <= final.number)
-        if log.topics == (_USED, _padded(intent.payer), nonce):
+        if log.topics == (USED, padded(intent.payer), nonce):
             return _settled_by_event(rpc, intent, log, final)
     return None
 
@@ -225,7 +226,7 @@ def _cause_of_authorization(
 def _settled_by_event(rpc: JsonRpc, intent: Intent, used: Log, final: Block) -> Settled | None:
     """Return the settlement of an ``AuthorizationUsed`` event: the next fitting Transfer, in any kind of call."""
     # The token's logs of that block, not the receipt: a seller can fill the transaction with more logs than are read.
-    asked = [_TRANSFER, _padded(intent.payer), _padded(intent.payee)]
+    asked = [TRANSFER, padded(intent.payer), padded(intent.payee)]
     for log in _all_logs_of(rpc, intent.token, asked, used.block, used.block):
         right = log.transaction == used.transaction and log.amount == intent.amount_atomic
         if right and log.index > used.index and log.is_transfer(intent.token, intent.payer, intent.payee):
@@ -240,7 +241,7 @@ def _payment_by_permit(rpc: JsonRpc, intent: Intent, blocks: tuple[int, int, int
     counts at its ceiling, and ``reconcile`` finds it when it compares the whole wallet.
     """
     first, near, head = blocks
-    asked = [_TRANSFER, _padded(intent.payer), _padded(intent.payee)]
+    asked = [TRANSFER, padded(intent.payer), padded(intent.payee)]
     found = _all_logs_of(rpc, intent.token, asked, first, head)
     fitting = [log for log in found if 0 < log.amount <= intent.amount_atomic]
     if intent.scheme == "exact":
@@ -255,7 +256,7 @@ def _payment_by_permit(rpc: JsonRpc, intent: Intent, blocks: tuple[int, int, int
 
 
 def _cancelled_permit(rpc: JsonRpc, intent: Intent, first: int, head: int, final: Block) -> Cancelled | None:
-    events = _all_logs_of(rpc, PERMIT2, [_INVALIDATED, _padded(intent.payer)], first, head)
+    events = _all_logs_of(rpc, PERMIT2, [INVALIDATED, padded(intent.payer)], first, head)
     log = next((log for log in events if _invalidates(log, intent)), None)
     if log is None:
         return None
@@ -271,7 +272,7 @@ def _paid_in(rpc: JsonRpc, intent: Intent, block: int) -> bool:
 
     A separate query: a longer search may not have reached it.
     """
-    asked = [_TRANSFER, _padded(intent.payer), _padded(intent.payee)]
+    asked = [TRANSFER, padded(intent.payer), padded(intent.payee)]
     # Any account can emit a Transfer of 0 from any wallet.
     paid = [log for log in _all_logs_of(rpc, intent.token, asked, block, block) if log.amount]
     if len(paid) > MOST_READ:
@@ -287,7 +288,7 @@ def _paid_in(rpc: JsonRpc, intent: Intent, block: int) -> bool:
 
 
 def _invalidates(log: Log, intent: Intent) -> bool:
-    if log.topics != (_INVALIDATED, _padded(intent.payer)) or len(log.data) != 64:
+    if log.topics != (INVALIDATED, padded(intent.payer)) or len(log.data) != 64:
         return False
     word, mask = int.from_bytes(log.data[:32], "big"), int.from_bytes(log.data[32:], "big")
     return word == intent.nonce >> 8 and bool(mask >> (intent.nonce & 0xFF) & 1)
@@ -297,7 +298,7 @@ def outgoing_logs(
     rpc: JsonRpc, token: Address, payer: Address, first: int, last: int
 ) -> Iterator[tuple[int, list[Log]]]:
     """Yield (last block searched, the Transfers of *token* that left *payer* up to it), one range at a time."""
-    for end, logs in _logs(rpc, token, [_TRANSFER, _padded(payer)], first, last):
+    for end, logs in _logs(rpc, token, [TRANSFER, padded(payer)], first, last):
         # Any account can emit a Transfer of 0 from any wallet, and some spam every wallet that way.
         yield end, [log for log in logs if log.is_transfer(token, payer) and log.amount]
 
@@ -315,7 +316,7 @@ def nonce_behind(rpc: JsonRpc, token: Address, payer: Address, transaction: str,
         return nonce
     block = quantity(sent["blockNumber"])
     used = [
-        log for log in _all_logs_of(rpc, token, [_USED, _padded(payer)], block, block)
-        if log.transaction == transaction and log.topics[:2] == (_USED, _padded(payer)) and log.index < log_index
+        log for log in _all_logs_of(rpc, token, [USED, padded(payer)], block, block)
+        if log.transaction == transaction and log.topics[:2] == (USED, padded(payer)) and log.index < log_index
     ]  # fmt: skip
     return int(used[-1].topics[2], 16) if used and len(used[-1].topics) == 3 else None

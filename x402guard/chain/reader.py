@@ -9,7 +9,7 @@ import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, Final, Literal, Self, TypeVar
 
 from x402guard.assets import resolve_network
 from x402guard.chain.logs import (
@@ -108,6 +108,16 @@ class RpcChainReader:
             self._finality[network] = chain.finality
         self._monotonic = monotonic_s
         self._funds: dict[tuple[str, Address, Address], tuple[float, Funds]] = {}
+
+    @classmethod
+    def over(
+        cls, rpcs: Mapping[str, JsonRpc], finality: Mapping[str, Finality], *, monotonic_s: Callable[[], float]
+    ) -> Self:
+        """Return a reader over JSON-RPC clients that exist already, by network (CAIP-2)."""
+        reader = cls({}, monotonic_s=monotonic_s)
+        reader._rpcs.update(rpcs)
+        reader._finality.update(finality)
+        return reader
 
     @property
     def networks(self) -> frozenset[str]:

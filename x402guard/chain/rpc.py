@@ -144,7 +144,7 @@ class JsonRpc:
             problem = answer.get("error") if isinstance(answer, Mapping) else answer
             # Some nodes repeat the requested path, which contains an access key.
             told = f"{method}: {redacted(str(problem))[:200]}"
-            raise ChainUnreadable(told) if _is_rate_limit(problem) else NodeRefuses(told)
+            raise ChainUnreadable(told) if is_rate_limit(problem) else NodeRefuses(told)
         return answer["result"]
 
     def _posted(self, url: str, body: bytes) -> bytes:
@@ -199,7 +199,7 @@ _RATE_WORDS: Final = re.compile(
 )
 
 
-def _is_rate_limit(problem: Any) -> bool:
+def is_rate_limit(problem: Any) -> bool:
     """True for an error that says nothing about the question: the node answers it later, or another node does."""
     code = problem.get("code") if isinstance(problem, Mapping) else None
     return code in _RATE_CODES or _RATE_WORDS.search(str(problem)[:1_000]) is not None

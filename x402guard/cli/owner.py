@@ -10,8 +10,8 @@ import typer
 
 from x402guard.cli.sessions import LedgerUrl, find_budget, opened
 from x402guard.errors import ConfigError
+from x402guard.flow.surroundings import here
 from x402guard.guard.approvers import operating_user
-from x402guard.guard.arguments import boot_id
 from x402guard.guard.clock import refuse_strange_clock
 from x402guard.guard.guard import Guard
 from x402guard.guard.settings import load_settings
@@ -98,7 +98,7 @@ def _make(session: str, limit: Nanos, ledger: str | None) -> None:
 
 def _change(store: LedgerStore, session: str, change: Callable[[LedgerView, str], Node]) -> Node:
     node_id = find_budget(store, session)
-    refuse_strange_clock(store, None, boot_id())  # a wrong time in the ledger would pass for a right one later
+    refuse_strange_clock(store, None, here().boot_id())  # a wrong time in the ledger would pass for a right one later
     scope = Scope(nodes=(node_id,), marks=(reset_mark(run_of(node_id)), owner_mark(node_id)), durable=True)
     return store.transact(scope, lambda view: change(view, node_id))
 

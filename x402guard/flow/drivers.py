@@ -113,7 +113,7 @@ def run(flow: Flow[R], shell: Shell, exchange: Exchange | None = None) -> R:
                 if effect.pause_s:
                     time.sleep(effect.pause_s)
             else:
-                answer = _told(_perform(effect, shell), shell)
+                answer = perform(effect, shell)
         except Exception as error:  # noqa: BLE001 - the flow decides what every failure means
             failure = error
         except BaseException as error:  # noqa: BLE001 - Ctrl-C too: the flow updates the ledger first
@@ -169,6 +169,11 @@ def _told(answer: Any, shell: Shell) -> Any:
     if answer.view.recheck:
         shell.recheck()
     return answer.result
+
+
+def perform(effect: Effect, shell: Shell) -> Any:
+    """Run an effect that needs no HTTP and no approver, send its notices, and return its answer. Raises what it raises."""
+    return _told(_perform(effect, shell), shell)
 
 
 def transact_now(shell: Shell, scope: Scope, change: Change[R]) -> R:

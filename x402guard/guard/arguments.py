@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import socket
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from x402guard.assets import TEST_NETWORKS, Asset
 from x402guard.errors import ConfigError
 from x402guard.flow.ports import ChainReader
+from x402guard.flow.surroundings import here
 from x402guard.llm import Metering
 from x402guard.llm.meter import Meter
 from x402guard.llm.price_file import open_book
@@ -57,34 +56,10 @@ def each_asset(assets: Iterable[Asset]) -> tuple[Asset, ...]:
     return listed
 
 
-def machine() -> str:
-    """Return a name that no other machine or container (with its own process ids) with the same ledger file has."""
-    try:
-        return f"{socket.gethostname()}/{boot_id()}/{Path('/proc/self/ns/pid').readlink()}"
-    except OSError:
-        return socket.gethostname()  # not Linux: only the host name is known
-
-
-def boot_id() -> str:
-    """Return what names this boot of the machine, on which its steady clock counts; "" if the system does not say."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    except OSError:
-        return ""  # not Linux
-
-
 def is_gone(row: Mapping[str, object]) -> bool:
     """Return whether an instance's process has ended on this machine."""
     pid = row.get("pid")
-    if not isinstance(pid, int) or pid == os.getpid():
-        return False
-    try:
-        os.kill(pid, 0)  # signal 0 sends nothing and checks that the process exists
-    except ProcessLookupError:
-        return True
-    except (PermissionError, OverflowError):
-        return False
-    return False
+    return isinstance(pid, int) and pid != here().pid() and not here().is_running(pid)
 
 
 def positive(name: str, value: int) -> int:

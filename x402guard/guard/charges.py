@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from abc import abstractmethod
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import replace
@@ -12,6 +11,7 @@ from x402guard.errors import ConfigError
 from x402guard.flow.drivers import run, run_async
 from x402guard.flow.effects import Flow
 from x402guard.flow.receipt import Receipt
+from x402guard.flow.surroundings import here
 from x402guard.http.guarded import MeteredPayer
 from x402guard.llm.record import record_call
 from x402guard.llm.reported import Statement, read_answer, read_statement
@@ -160,7 +160,7 @@ class Charges(ToolPayer):
     def _recorded(self, statement: Statement, messages: object) -> Flow[Receipt]:
         payer = self.recording()
         stated = replace(statement, messages=messages)
-        return record_call(payer.context, payer.meter, secrets.token_bytes(32), stated)
+        return record_call(payer.context, payer.meter, here().random_bytes(32), stated)
 
 
 def _stated(provider: str, model: str, usage: object) -> Statement:

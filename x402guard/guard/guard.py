@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import secrets
-import socket
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,14 +17,13 @@ from x402guard.flow.context import DEFAULT_BODY_BYTES, MAX_CLOCK_JUMP_S, Context
 from x402guard.flow.drivers import run, transact_now
 from x402guard.flow.ports import ChainReader, Signer
 from x402guard.flow.shell import Shell
+from x402guard.flow.surroundings import here
 from x402guard.guard.approvers import as_approver, limited_approver
 from x402guard.guard.arguments import (
-    boot_id,
     check_kinds,
     each_asset,
     is_gone,
     kill_path,
-    machine,
     meter_of,
     positive,
     read_networks,
@@ -125,7 +121,7 @@ class Guard(BudgetParent):
         as_approver(approver)  # raises before anything is opened
         chain = RpcChainReader(chains) if isinstance(chains, Mapping) else chains
         networks = read_networks(chain, self.policy, unsafe_no_chain=unsafe_no_chain)
-        self.instance = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
+        self.instance = f"{here().hostname()}:{here().pid()}:{here().random_bytes(4).hex()}"
         self.context = Context(
             session_id=WALLET,
             node_id=WALLET,
@@ -170,8 +166,8 @@ class Guard(BudgetParent):
 
     def _enter_books(self, limit: Nanos | None) -> frozenset[str]:
         """Record the wallet, its owner and this instance, and end the instances whose process is gone."""
-        store, host = self.shell.store, machine()
-        refuse_strange_clock(store, self.shell.chain, boot_id())
+        store, host = self.shell.store, here().machine()
+        refuse_strange_clock(store, self.shell.chain, here().boot_id())
         rows = store.marks("instance", "")
         ended = {key for key, row in rows.items() if not row["ended"] and row.get("host") == host and is_gone(row)}
         mine = self._row(ended=False)
@@ -190,7 +186,7 @@ class Guard(BudgetParent):
         return frozenset(ended | {key for key, row in rows.items() if row["ended"]})
 
     def _row(self, *, ended: bool) -> dict[str, Any]:
-        store, me = self.shell.store, {"host": machine(), "pid": os.getpid(), "boot": boot_id()}
+        store, me = self.shell.store, {"host": here().machine(), "pid": here().pid(), "boot": here().boot_id()}
         return {"since_ms": store.now_ms(), "steady_ms": store.steady_ms(), "ended": ended, **me}
 
     @classmethod

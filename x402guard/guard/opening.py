@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import secrets
 from collections.abc import Callable, Collection
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
@@ -15,6 +14,7 @@ import anyio.to_thread
 from x402guard.errors import ConfigError
 from x402guard.flow.context import Context
 from x402guard.flow.shell import Shell
+from x402guard.flow.surroundings import here
 from x402guard.ledger.model import WALLET, Node, NodeKind
 from x402guard.ledger.sessions import NodeRequest, begin_finalizing
 from x402guard.ledger.store import LedgerStore
@@ -113,7 +113,7 @@ def session_request(
         limit = basis.context.session_budget
     parts = basis.context.policy.soft_parts if soft_limit is None else parts_of("soft_limit", soft_limit)
     return NodeRequest(
-        id=session_id or f"s_{secrets.token_hex(8)}",
+        id=session_id or f"s_{here().random_bytes(8).hex()}",
         parent_id=parent_id,
         kind=NodeKind.SESSION,
         name=name,
@@ -127,7 +127,7 @@ def session_request(
 
 def opener_of(context: Context) -> str:
     """Return a token for one opening of a session by this instance."""
-    return f"{context.instance}#{secrets.token_hex(4)}"
+    return f"{context.instance}#{here().random_bytes(4).hex()}"
 
 
 class Finalizing:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 import threading
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
@@ -18,6 +17,7 @@ from x402guard.errors import BudgetExhausted, ConfigError, SessionClosed
 from x402guard.flow.context import Context
 from x402guard.flow.drivers import transact_now
 from x402guard.flow.shell import LOG
+from x402guard.flow.surroundings import here
 from x402guard.guard.account import Account
 from x402guard.guard.agent import AgentSteps
 from x402guard.guard.charges import Charges
@@ -365,7 +365,7 @@ class Session(Account, Charges, AgentSteps):
         return Session.open(
             self._basis,
             NodeRequest(
-                id=f"{self._node_id}/{kind}-{secrets.token_hex(4)}",
+                id=f"{self._node_id}/{kind}-{here().random_bytes(4).hex()}",
                 parent_id=self._node_id,
                 kind=kind,
                 name=name,

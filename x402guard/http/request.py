@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import ipaddress
 import re
-import secrets
 import weakref
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
@@ -15,6 +14,7 @@ from x402guard.flow.effects import HeaderLine, SendFailed
 from x402guard.flow.receipt import Receipt
 from x402guard.flow.request import RequestFacts
 from x402guard.flow.sealed import Sealed
+from x402guard.flow.surroundings import here
 from x402guard.http.streams import AsyncRest, Buffered, Rest
 from x402guard.policy.checks import check_dollars
 from x402guard.x402.foreign import ForeignPayment, payments_in
@@ -197,7 +197,7 @@ def describe_request(
         secure=url.scheme == "https",
         loopback=_is_loopback(name),
         body_sha256=None if body is None else hashlib.sha256(body).hexdigest(),
-        entropy=secrets.token_bytes(32),
+        entropy=here().random_bytes(32),
         purchase=None if purchase is None else str(purchase),
         pay_again=extensions.get("pay_again") is True,
         pays_itself=pays_itself,

@@ -238,7 +238,8 @@ def _weighed(view: LedgerView, hold_id: str, finding: Finding, most_exposed: Nan
             return _take(view, apply(view, hold.id, Reopen(0)), hold.amount, Evidence.CHAIN_HEAD, None)
         case Used(final):
             after = _take(view, hold, hold.amount, _chain(final=final), None)
-            _note_unshown(view, after)
+            if before.evidence is not Evidence.CHAIN:  # one that has explained a Transfer explains no second one
+                _note_unshown(view, after)
             return after
         case Cancelled(transaction, final=True):
             return _cancel(view, hold, transaction)
@@ -324,9 +325,12 @@ def _note_unshown(view: LedgerView, hold: Hold) -> None:
 def explain(view: LedgerView, key: MarkKey, proof: MarkKey, amount_atomic: int) -> bool:
     """Match a Transfer of *amount_atomic* to the smallest fitting payment whose settling transaction was not found.
 
-    Returns False if no such payment of at least that amount exists, or if the Transfer already proves a hold. It frees
-    nothing: the payment stays captured at its ceiling. It only shows that the Transfer belongs to a known payment.
+    Returns False if no such payment of at least that amount exists. It frees nothing: the payment stays captured at its
+    ceiling. It only shows that the Transfer belongs to a known payment. Another reconciliation, which runs at the same
+    time, may have matched it already.
     """
+    if view.mark(proof) is not None:
+        return True
     waiting = dict((view.mark(key) or {}).get("holds", {}))
     ceilings = {hold_id: int(most.removeprefix(_EXACTLY)) for hold_id, most in waiting.items()}
     fitting = [
@@ -334,9 +338,10 @@ def explain(view: LedgerView, key: MarkKey, proof: MarkKey, amount_atomic: int) 
         for hold_id, most in ceilings.items()
         if amount_atomic == most or (amount_atomic < most and not waiting[hold_id].startswith(_EXACTLY))
     ]
-    if not fitting or view.mark(proof) is not None:
+    if not fitting:
         return False
-    best = min(fitting, key=ceilings.__getitem__)  # a larger one may explain a larger Transfer
+    # A larger one may explain a larger Transfer, and an ``upto`` also a smaller one than an ``exact`` of its ceiling.
+    best = min(fitting, key=lambda hold_id: (ceilings[hold_id], not waiting[hold_id].startswith(_EXACTLY)))
     del waiting[best]
     view.put_mark(key, {"holds": waiting})
     view.put_mark(proof, {"hold": best})

@@ -149,10 +149,7 @@ def apply(view: LedgerView, hold_id: str, event: Event) -> Hold:
         raise IllegalTransition(f"{name} of hold {hold_id}: {objection}")
     after = _after(hold, event, target)
     if after.state is _CAPTURED and not hold.closed_ms:
-        # A lapse closes at the deadline: it counts in that window, also if it is written days later.
-        lapsed_ms = min(view.now_ms, max(hold.created_ms, hold.deadline_unix * 1000))
-        closed_ms = lapsed_ms if isinstance(event, Lapse) else view.now_ms
-        after = dataclasses.replace(after, closed_ms=closed_ms)
+        after = dataclasses.replace(after, closed_ms=_closed_ms(view, hold, event))
     held = (hold.amount if after.state is _HELD else 0) - (hold.amount if hold.state is _HELD else 0)
     counted_before = hold.amount if hold.state is _HELD else hold.captured
     counted_after = after.amount if after.state is _HELD else after.captured
@@ -179,6 +176,18 @@ def apply(view: LedgerView, hold_id: str, event: Event) -> Hold:
     if isinstance(event, Capture):
         _log_capture(view, after, event)
     return after
+
+
+def _closed_ms(view: LedgerView, hold: Hold, event: Event) -> int:
+    """Return when a captured hold closes, in unix ms: the window that counts it has to be the one that this falls into.
+
+    Windows follow the clock and not the ledger's last time, which another machine's clock may have put into the next
+    window; and a window that has begun counts what closes in it. A lapse closes at the deadline, also if it is written
+    days later.
+    """
+    begun_ms = max((node.since_ms for node in view.path(hold.node_id) if node.window is not None), default=0)
+    now_ms = max(view.clock_ms, begun_ms)
+    return min(now_ms, max(hold.created_ms, hold.deadline_unix * 1000)) if isinstance(event, Lapse) else now_ms
 
 
 _LOGGED: Final = {HoldKind.PAYMENT: "payment", HoldKind.LLM: "llm_call", HoldKind.TOOL: "tool_use"}

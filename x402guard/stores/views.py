@@ -12,6 +12,7 @@ from x402guard.ledger.in_doubt import instance_mark
 from x402guard.ledger.model import Hold, Node, NodeKind
 from x402guard.ledger.view import LedgerView, MarkKey, Scope
 
+_LAST_MS: Final = attrgetter("last_ms")
 _ID: Final = attrgetter("id")
 
 DUE_AT_ONCE: Final = 100
@@ -105,6 +106,10 @@ def load_view(rows: Rows, scope: Scope, clock: StoreClock) -> LedgerView:
     elsewhere = {hold.node_id for hold in holds.values()} - set(nodes)
     if elsewhere:
         nodes.update((node.id, node) for node in rows.get_nodes(elsewhere))
+    if ahead_ms:
+        # Another process has written a later time: as far as that goes, it confirms the jump of this machine's clock.
+        confirmed_ms = min(ahead_ms, max(0, max(map(_LAST_MS, nodes.values()), default=0) - now_ms))
+        now_ms, ahead_ms = now_ms + confirmed_ms, ahead_ms - confirmed_ms
     keys = {*scope.marks, *map(instance_mark, map(attrgetter("instance"), holds.values()))}
     return LedgerView(
         now_ms=now_ms,

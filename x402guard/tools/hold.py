@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 import threading
 from decimal import Decimal
 from typing import Final, Protocol, Self
@@ -13,6 +12,7 @@ from x402guard.flow.drivers import run, run_async
 from x402guard.flow.effects import Flow
 from x402guard.flow.receipt import Receipt
 from x402guard.flow.shell import Payer
+from x402guard.flow.surroundings import here
 from x402guard.money import Dollars, Nanos, dollars_to_nanos, format_dollars, nanos_to_decimal
 from x402guard.policy.step_guard import Outcome
 from x402guard.tools.arguments import plain_arguments, shown_arguments
@@ -54,7 +54,7 @@ def tool_call(
     return ToolCall(
         name,
         nanos,
-        secrets.token_bytes(32),
+        here().random_bytes(32),
         plain_arguments(arguments),
         lifetime_s,
         fixed,

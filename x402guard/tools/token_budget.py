@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 import threading
 from dataclasses import dataclass
 from typing import Any, Final
@@ -13,6 +12,7 @@ from x402guard.flow.drivers import run, run_async
 from x402guard.flow.effects import Flow, Interrupted, Transact, cause, transact, transact_anyway
 from x402guard.flow.refusals import refused
 from x402guard.flow.shell import Shell
+from x402guard.flow.surroundings import here
 from x402guard.ledger.authorize import TOKENS, Refusal
 from x402guard.ledger.model import Hold, HoldState, Node
 from x402guard.ledger.token_budget import (
@@ -266,7 +266,7 @@ class TokenBudget:
     def reserve(self, requested: int, tool: str) -> Flow[Allotment]:
         """Return the flow of ``allocate``. It returns the allotment."""
         named = check_tool(tool) if tool != "" else ""
-        wanted = Reservation(secrets.token_hex(32), _positive("requested", requested), self._instance(), named)
+        wanted = Reservation(here().random_bytes(32).hex(), _positive("requested", requested), self._instance(), named)
 
         def change(view: LedgerView) -> tuple[Hold | None, Node]:
             lapse_reservations(view, self._limit)
@@ -320,7 +320,7 @@ class TokenBudget:
         if reservation is not None:
             yield from self.end(_id_of(reservation), used)
             return
-        use = Reservation(secrets.token_hex(32), used, self._instance())
+        use = Reservation(here().random_bytes(32).hex(), used, self._instance())
         yield from transact_anyway(self._scope(use.id), lambda view: record_tokens(view, self._limit, use))
 
     def end(self, hold_id: str, used: int | None) -> Flow[None]:

@@ -321,7 +321,9 @@ def sweep(context: Context, *, live_first: bool = False) -> Flow[Swept]:
             waits, until = waits + now.amount - now.claim.amount, max(until, now.deadline_unix)
     if asked:
         yield from _note_asked(asked)
-    return Swept(still_open + len(asked) + waiting, seen == SWEEP_SIZE and not asked, seen, room, Nanos(waits), until)
+    # A payment that cannot be read alone, as one whose seller names an invisible transaction, holds up no other.
+    more = seen == SWEEP_SIZE and not unreadable
+    return Swept(still_open + len(asked) + waiting, more, seen, room, Nanos(waits), until)
 
 
 def may_fit_now(context: Context, fitted: Nanos) -> Flow[Looked]:

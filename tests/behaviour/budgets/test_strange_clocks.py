@@ -11,6 +11,7 @@ from tests.support.ledger import START_MS, Clock
 from tests.support.merchant import URL, Shop, client, make_guard
 from x402guard import ConfigError, PolicyDenied
 from x402guard.cli import app
+from x402guard.flow.surroundings import Surroundings
 from x402guard.stores import open_store
 
 DAY_S = 86_400
@@ -25,7 +26,7 @@ class Machine:
         self.reboots(boot)
 
     def reboots(self, boot):
-        self.monkeypatch.setattr("x402guard.guard.guard.boot_id", lambda: boot)
+        self.monkeypatch.setattr(Surroundings, "boot_id", lambda _: boot)
 
     def passes(self, seconds):
         self.wall.tick(seconds)
@@ -148,7 +149,7 @@ def test_the_owners_commands_do_not_take_a_wrong_clock_in(machine, monkeypatch):
         holds(guard)
     machine.wall.tick(30 * DAY_S)
     machine.reboots("boot-2")
-    monkeypatch.setattr("x402guard.cli.owner.boot_id", lambda: "boot-2")
+    monkeypatch.setattr(Surroundings, "boot_id", lambda _: "boot-2")
     monkeypatch.setattr("x402guard.stores.views._system_clock_ms", machine.wall)
     for words in (["budget", "set", "wallet", "$20"], ["trip", "wallet"], ["trip", "s"]):
         said = CliRunner().invoke(app, [*words, "--ledger", machine.url])

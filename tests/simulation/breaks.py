@@ -1,0 +1,202 @@
+"""Deliberate breaks of the library, each of which the simulator has to find within 200,000 steps.
+
+S1 to S9 are the faults that its prototype found, with their mends taken out. ``python -m tests.simulation.breaks`` runs
+them all in copies of the package, and prints the table of ``docs/explanation/simulation.md``.
+"""
+
+import json
+import secrets
+import shutil
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+PACKAGE = Path(__file__).parents[2] / "x402guard"
+MOST_STEPS = 200_000
+
+_PLAYER = """
+import json, sys
+from x402guard.testing.simulator import as_test, minimise, simulate
+steps, first, runs = 0, int(sys.argv[1]), 0
+while steps < int(sys.argv[2]):
+    result = simulate([first + runs], stop_at=1)
+    steps, runs = steps + result.counts.steps, runs + 1
+    if result.violations:
+        found = result.violations[0]
+        told = {"steps": steps - result.counts.steps + found.step, "kind": found.kind, "seed": found.case.seed}
+        if sys.argv[3] == "keep":
+            told["test"] = as_test(minimise(found))
+        print(json.dumps(told))
+        break
+else:
+    print(json.dumps({"steps": steps, "kind": ""}))
+"""
+
+BREAKS = (
+    ("S1: only holds on the path of a booking lapse", "stores/views.py",
+     "due = list(rows.due(now_ms // 1000, DUE_AT_ONCE)) if nodes else []",
+     "due = [hold for hold in rows.due(now_ms // 1000, DUE_AT_ONCE) if hold.node_id in nodes]"),
+    ("S2: the goods of a payment that was presented again are withheld", "x402/flow.py",
+     "if authorized.represented and not succeeded(reply.status) and was_taken(hold):",
+     "if authorized.represented and was_taken(hold):"),
+    ("S3a: a purchase stays remembered only while its hold is live", "ledger/purchases.py",
+     "if hold.delivery in _OPEN and (hold.state is HoldState.HELD or _is_remembered(view, hold, memory_ms))",
+     "if hold.delivery in _OPEN and hold.state is HoldState.HELD"),
+    ("S3b: a body that breaks counts as handed over", "x402/settlement.py",
+     '(hand_over if end == "whole" else take_back)(view, hold_id)', "hand_over(view, hold_id)"),
+    ("S3c: a doubt on a captured payment is not noted", "x402/settlement.py",
+     """            view.put_mark(place, {"hold": hold.id, "until": hold.deadline_unix})
+        return lose(view, presentation_of(hold))""",
+     """            view.put_mark(place, {"hold": hold.id, "until": hold.deadline_unix})
+            return lose(view, presentation_of(hold))
+        return hand_over(view, hold.id)"""),
+    ("S4: a block that is undone after midnight trips nothing", "ledger/transitions.py",
+     "if not moved and (counted_after > counted_before or hold.state is _CAPTURED):",
+     "if not moved and counted_after > counted_before:"),
+    ("S5: a sweep asks about the same live holds again and again", "stores/views.py",
+     "(found if scope.live_first else sorted(found, key=least_checked))[: scope.sweep]",
+     "sorted(found, key=lambda hold: hold.created_ms)[: scope.sweep]"),
+    ("S6: an error of a limited node passes for its answer, and is never asked about again", "ledger/evidence.py",
+     "unshown = hold.captured > 0 and hold.proof is None and hold.deadline_unix >= now_unix - UNSHOWN_S", "unshown = False",
+     ("chain/rpc.py", "    return code in _RATE_CODES or _RATE_WORDS.search(str(problem)[:1_000]) is not None", "    return False")),
+    ("S7a: any fitting payment explains a Transfer", "ledger/evidence.py",
+     "best = min(fitting, key=lambda hold_id: (ceilings[hold_id], not waiting[hold_id].startswith(_EXACTLY)))",
+     "best = fitting[0]"),
+    ("S7b: an undecided payment's Transfer is told as a theft", "x402/reconciliation.py",
+     "if not known and transfer.block and any(_may_be(transfer, intent, token) for intent in undecided):", "if False:"),
+    ("S8: a guard does not know that its owner has changed the wallet's limit", "ledger/sessions.py",
+     'set_by_owner is not None and limit == set_by_owner["was"]', "False"),
+    ("S9: any payment in the block of a cancellation hides it", "chain/logs.py",
+     "in (None, intent.nonce):", "is not Ellipsis:"),
+    ("a new reconciliation takes what another has explained for a theft", "ledger/evidence.py",
+     "    if view.mark(proof) is not None:\n        return True\n    waiting = dict", "    waiting = dict"),
+    ("a Transfer is explained by an upto, although an exact payment has just its amount", "ledger/evidence.py",
+     "best = min(fitting, key=lambda hold_id: (ceilings[hold_id], not waiting[hold_id].startswith(_EXACTLY)))",
+     "best = min(fitting, key=ceilings.__getitem__)"),
+    ("a clock that was set right stays behind", "stores/views.py", "    if ahead_ms:\n", "    if False:\n"),
+    ("a capture closes at the ledger's last time, not at the clock's", "ledger/transitions.py",
+     "    now_ms = max(view.clock_ms, begun_ms)\n", "    now_ms = view.now_ms\n"),
+    ("no budget is ever short", "ledger/budgets.py", "if room is not None and amount > room:", "if False:"),
+    ("only the innermost budget is asked", "ledger/budgets.py",
+     "amount = max(0, node.used + amount - node.granted_in)", "break"),
+    ("budgets refuse what fits exactly", "ledger/budgets.py", "and amount > room:", "and amount >= room:"),
+    ("grants are never returned", "ledger/budgets.py", "        if delta == 0:\n", "        if delta <= 0:\n"),
+    ("payments use the reserve", "ledger/budgets.py",
+     "return node.room if node.id in finalizing else node.plain_room", "return node.room"),
+    ("a tripped budget authorizes", "ledger/authorize.py", "if node.state is NodeState.TRIPPED:", "if False:"),
+    ("a closed session authorizes", "ledger/authorize.py", "if node.state is NodeState.CLOSED:", "if False:"),
+    ("an overshoot trips nothing", "ledger/budgets.py",
+     "if node.room is not None and node.room < 0 and node.kind is not NodeKind.TOKENS:", "if False:"),
+    ("a window starts without what is held", "ledger/windows.py",
+     "past=node.used - node.live", "past=node.used"),
+    ("a window forgets nothing", "ledger/windows.py", "past=node.used - node.live", "past=node.past"),
+    ("a correction counts in the wrong window", "ledger/budgets.py",
+     "past=max(0, node.past - less)", "past=node.past + less"),
+    ("a payment without an answer is given back", "x402/flow.py",
+     "unsent = failure.before_connection and not authorized.represented", "unsent = True"),
+    ("a payment that was presented before is given back", "x402/flow.py",
+     "unsent = failure.before_connection and not authorized.represented", "unsent = failure.before_connection"),
+    ("a void does not ask who presents the payment now", "x402/settlement.py",
+     "if hold.state is HoldState.HELD and hold.presented == presented:", "if hold.state is HoldState.HELD:"),
+    ("a remote signer that times out has signed nothing", "x402/flow.py",
+     """        # A remote signer may have signed before it timed out.
+        raise (
+            yield from _uncertain(context, hold, f"signing failed: {type(error).__name__}", error, sent=False)
+        ) from error""",
+     """        yield from _give_back(context, hold, "signing failed", error, hold.presented)
+        raise"""),
+    ("a cancelled payment in flight is given back", "x402/flow.py",
+     """        yield from _uncertain(context, hold, "cancelled while the payment was in flight", error, sent=False)
+        raise""",
+     """        yield from _give_back(context, hold, "cancelled", error, hold.presented)
+        raise"""),
+    ("an unused nonce frees a payment that is still valid", "ledger/evidence.py",
+     "    dead = hold.payment().dead_at(block_time)\n", "    dead = True\n"),
+    ("the latest block counts as final", "chain/reader.py",
+     '        return Block.of(rpc.call("eth_getBlockByNumber", finality, False))', '        return Block.of(rpc.call("eth_getBlockByNumber", "latest", False))'),
+    ("a remainder comes back before its block is final", "ledger/evidence.py",
+     "    row = view.mark(EXPOSED) if most else None\n", "    return True\n    row = None\n"),
+    ("an upto is believed", "x402/settlement.py", 'believe = intent.scheme == "exact" or', "believe = True or"),
+    ("a cancellation passes for a payment", "chain/logs.py",
+     "if log.topics == (CANCELED, padded(intent.payer), nonce):", "if False:"),
+    ("an exact payment is captured without its last unit", "x402/settlement.py",
+     "return Claim(hold.amount, receipt.transaction)  # exact", "return Claim(Nanos(hold.amount - 1), receipt.transaction)  # exact"),
+    ("a lapse captures nothing", "ledger/transitions.py",
+     "hold, state=target, captured=hold.amount, evidence=Evidence.ASSUMED", "hold, state=target, captured=NOTHING, evidence=Evidence.ASSUMED"),
+    ("no purchase is known to be open", "ledger/purchases.py", "        if hold.delivery in _OPEN and (", "        if False and ("),
+    ("no purchase is ever lost", "ledger/purchases.py",
+     "if hold.delivery is Delivery.LOST or (own and presentation_of(hold) not in in_flight):", "if False:"),
+    ("a named purchase is bought again", "ledger/purchases.py",
+     "    known = hold is not None and (hold.state is HoldState.HELD or _is_remembered(view, hold, memory_ms))\n", "    known = False\n"),
+    ("the index of open purchases forgets lost ones", "stores/memory.py",
+     "hold.delivery in (Delivery.OPEN, Delivery.LOST)", "hold.delivery is Delivery.OPEN"),
+    ("an LLM call without an answer costs nothing", "llm/flow.py",
+     'yield from _capture_anyway(context, granted, f"no answer: {error_name(failure)}", failure, outcome="failed")',
+     'yield from give_back(context, hold, "no answer", failure, granted.marks)'),
+    ("a bill above the ceiling is cut", "flow/capture.py",
+     "Capture(bill.amount, bill.evidence", "Capture(min(bill.amount, now.amount), bill.evidence"),
+    ("the usage of an answer is not read to its end", "llm/flow.py",
+     "flight.reader.answer(ended=ended)", "flight.reader.answer(ended=ended) and AnswerReader('chat', '', '', hides_usage=False, keeps_text=False).answer(ended=True)"),
+    ("the journal's chain is not linked", "ledger/view.py", "            previous=node.head,\n", '            previous="",\n'),
+    ("the amounts held below a budget are not added up", "ledger/view.py",
+     "dataclasses.replace(each, live=each.live + held)", "dataclasses.replace(each, live=each.live)"),
+    ("one payment may cost more than its cap", "x402/offer_rules.py",
+     "    if limit is None or amount <= limit:\n", "    if limit is None or amount:\n"),
+    ("every Transfer is explained", "ledger/evidence.py", "    if not fitting:\n        return False\n", "    if not fitting:\n        return True\n"),
+    ("one payment that cannot be read ends a background check", "x402/settlement.py",
+     "more = seen == SWEEP_SIZE and not unreadable", "more = seen == SWEEP_SIZE and not asked"),
+    ("a sweep stops after its first part", "x402/settlement.py",
+     "more = seen == SWEEP_SIZE and not unreadable", "more = False"),
+    ("a seller's words stand in the reason of a doubt", "x402/settlement.py",
+     'return Doubt(f"status {reply.status}, settlement failed", receipt.transaction, receipt.error_reason or "")',
+     'return Doubt(f"status {reply.status}, settlement failed: {receipt.error_reason}", receipt.transaction)'),
+    ("a void of a tool that ran", "tools/flow.py", "        if end.void is not None:\n", "        if end.void is not None or end.amount:\n"),
+    ("a report leaves out what is assumed", "ledger/report.py", "Evidence.ASSUMED", "Evidence.ESTIMATE"),
+)  # fmt: skip
+"""(what is broken, file, the text that is replaced, its replacement, more of these three)."""
+
+
+def broken_copy(folder, file, old, new, *more):
+    """Copy the package into *folder* with one text replaced, or several."""
+    shutil.copytree(PACKAGE, folder / "x402guard", ignore=shutil.ignore_patterns("__pycache__"))
+    for name, before, after in ((file, old, new), *more):
+        path = folder / "x402guard" / name
+        text = path.read_text()
+        assert before in text, f"{name} has no {before!r}"
+        path.write_text(text.replace(before, after))
+
+
+def found_in(broken, first, most=MOST_STEPS, then=""):
+    """Play a broken copy from the seed *first* on; return what was found, and after how many steps.
+
+    *then* ``keep``: also a test file of the smallest such run, which passes where nothing is broken.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        broken_copy(Path(folder), *broken[1:])
+        command = [sys.executable, "-c", _PLAYER, str(first), str(most), then]
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=1_800, check=False)
+    if done.returncode:
+        return {"steps": 0, "kind": f"no start: {done.stderr.strip().splitlines()[-1][:200]}"}
+    return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+def main():
+    """Play every break, or those whose name holds one of the arguments."""
+    chosen = [each for each in BREAKS if not sys.argv[1:] or any(word in each[0] for word in sys.argv[1:])]
+    firsts = [secrets.randbelow(10**9) for _ in chosen]
+    with ThreadPoolExecutor(2) as pool:
+        found = pool.map(found_in, chosen, firsts)
+        print("| broken | steps | invariant | seed |\n|---|---|---|---|")
+        missed = 0
+        for broken, one in zip(chosen, found, strict=True):
+            missed += not one["kind"]
+            kind = one["kind"] or "**not found**"
+            print(f"| {broken[0]} | {one['steps']:,} | {kind} | {one.get('seed', '')} |", flush=True)
+    print(f"{len(chosen)} breaks, {missed} not found")
+    return missed
+
+
+if __name__ == "__main__":
+    sys.exit(bool(main()))

@@ -1,0 +1,221 @@
+"""The simulator itself: one seed is one run, a failure becomes a small test, and bad input is named."""
+
+import hashlib
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from tests.simulation.breaks import BREAKS, found_in
+from x402guard import ConfigError, Policy
+from x402guard.testing.simulator import VERSION, BrokenActor, Case, Seller, as_test, minimise, play, simulate
+from x402guard.testing.simulator.__main__ import app
+from x402guard.testing.simulator.draws import Draws
+from x402guard.testing.simulator.play import Play
+
+_SECONDS = 30
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize("first", [0, 1_000_000])
+def test_no_invariant_breaks_in_fixed_seeds(first):
+    result = simulate(range(first, first + 10_000), seconds=_SECONDS / 2)
+    assert not result.violations, "\n".join(map(str, result.violations))
+    assert result.counts.payments > 100
+
+
+def test_nor_over_a_ledger_in_a_file():
+    for seed in range(3):
+        assert not play(Case(seed, 150, store="sqlite")).violations
+
+
+def story_of(case):
+    run = Play(case, traced=True)
+    run.run()
+    return run.world.trace
+
+
+def test_a_seed_is_one_run():
+    assert story_of(Case(11, 120)) == story_of(Case(11, 120))
+    assert story_of(Case(11, 120)) != story_of(Case(12, 120))
+
+
+@pytest.mark.parametrize("hash_seed", ["0", "1", "77"])
+def test_a_seed_is_one_run_in_every_process(hash_seed):
+    code = (
+        "import hashlib\nfrom x402guard.testing.simulator import Case\n"
+        "from x402guard.testing.simulator.play import Play\n"
+        "run = Play(Case(5, 150), traced=True)\nrun.run()\n"
+        "print(hashlib.sha256('\\n'.join(run.world.trace).encode()).hexdigest())"
+    )
+    env = {**os.environ, "PYTHONHASHSEED": hash_seed}
+    told = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=env, capture_output=True, text=True, check=True)
+    assert told.stdout.strip() == hashlib.sha256("\n".join(story_of(Case(5, 150))).encode()).hexdigest()
+
+
+def test_draws_are_those_of_the_paper():
+    # The first outputs of SplitMix64 with seed 1234567, as its authors publish them.
+    draws = Draws(1234567)
+    assert [draws.bits64() for _ in range(3)] == [6457827717110365317, 3203168211198807973, 9817491932198370423]
+
+
+def test_draws_stay_in_their_bounds():
+    draws = Draws(1)
+    assert {draws.below(3) for _ in range(200)} == {0, 1, 2}
+    assert {draws.pick("ab") for _ in range(50)} == {"a", "b"}
+    assert {draws.weighted({"a": 1, "b": 0}) for _ in range(50)} == {"a"}
+    assert not any(draws.chance(0) for _ in range(100))
+    assert all(draws.chance(1) for _ in range(100))
+    assert len(draws.octets(32)) == 32
+    items = list(range(20))
+    draws.shuffle(items)
+    assert sorted(items) == list(range(20)) != items
+    with pytest.raises(ValueError, match="no weight"):
+        draws.weighted({"a": 0})
+
+
+class Stealing(Seller):
+    """Takes the money, and says that it failed; the next answer is lost too."""
+
+    def sell(self, visit):
+        visit.settle(after_s=5)
+        yield 1
+        return visit.deliver(status=500, receipt=False)
+
+
+def test_sellers_and_policies_of_a_users_own_are_played():
+    result = simulate(
+        range(4), sellers=lambda: [Stealing()], policy=Policy(per_payment_cap=None, networks=None), length=100
+    )
+    assert not result.violations
+    assert result.coverage.notes["request ends: receipt"] + result.coverage.notes["request ends: PaidNotDelivered"] > 0
+
+
+class Yields(Seller):
+    def sell(self, visit):
+        visit.settle()
+        yield "soon"
+
+
+class Answers(Seller):
+    def sell(self, visit):
+        visit.settle()
+        yield 1
+        return 200
+
+
+class NoGenerator(Seller):
+    def sell(self, visit):
+        return visit.deliver(visit.settle())
+
+
+class NeverEnds(Seller):
+    def sell(self, visit):
+        while True:
+            yield 0
+
+
+class OffersNothing(Seller):
+    def offer(self, visit, asset):
+        return None
+
+
+@pytest.mark.parametrize(
+    ("seller", "said"),
+    [
+        (Yields, "Yields.sell: it yields 'soon', not seconds to wait"),
+        (Answers, "Answers.sell: it answers with 200, not with an Answer"),
+        (NoGenerator, "NoGenerator.sell: it returns"),
+        (NeverEnds, "NeverEnds.sell: it has waited 1000 times"),
+        (OffersNothing, "OffersNothing.offer: it answers with None"),
+    ],
+)
+def test_a_seller_that_breaks_the_protocol_is_named(seller, said):
+    with pytest.raises(BrokenActor, match=said.replace("(", r"\(")):
+        simulate(range(30), sellers=lambda: [seller()], length=100)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (
+            {"version": VERSION + 1},
+            f"seed: 7 belongs to version {VERSION + 1} of the simulator, and this is version {VERSION}",
+        ),
+        ({"seed": -1}, "seed: -1 is not a whole number"),
+        ({"seed": 1.5}, "seed: 1.5 is not a whole number"),
+        ({"length": 0}, "length: 0 is not a number of stimuli"),
+        ({"off": frozenset({"rain"})}, "off: 'rain' is not a fault"),
+        ({"store": "paper"}, "store: 'paper' is not one of memory, sqlite"),
+    ],
+)
+def test_a_wrong_case_is_named(wrong, said):
+    with pytest.raises(ConfigError, match=said):
+        Case(**{"seed": 7, **wrong})
+
+
+def test_sellers_have_to_be_made_anew_for_each_run():
+    with pytest.raises(ConfigError, match="sellers: write a function"):
+        simulate([1], sellers=[Stealing()])
+
+
+def fails_with(needed):
+    """Return a stand-in for a player: a case fails while all the stimuli that the failure needs are in it."""
+
+    def fails(case):
+        kept = set(range(case.length)) if case.kept is None else set(case.kept)
+        fine = not needed <= kept or "reorg" in case.off
+        return None if fine else replace(found, case=case)
+
+    from x402guard.testing.simulator import Found
+
+    found = Found(Case(1, 200), "undercounted", 900, "as it was")
+    return found, fails
+
+
+def test_a_failing_run_is_made_small():
+    found, fails = fails_with({13, 77, 150})
+    least = minimise(found, fails=fails)
+    assert least.case.kept == (13, 77, 150)
+    assert "reorg" not in least.case.off
+    assert len(least.case.off) > 20
+    assert "--keep 13,77,150" in least.case.command()
+
+
+def test_a_small_run_becomes_a_test_file(tmp_path):
+    found, fails = fails_with({3})
+    path = tmp_path / "test_kept.py"
+    path.write_text(as_test(minimise(found, fails=fails)))
+    ran = subprocess.run([sys.executable, "-m", "pytest", "-q", path, "-p", "no:cacheprovider"], cwd=ROOT, check=False)
+    assert ran.returncode == 0
+
+
+def test_the_command_plays_one_run_and_tells_its_story():
+    told = CliRunner().invoke(app, ["--seed", "3", "--length", "30"])
+    assert told.exit_code == 0
+    assert "starts as pid" in told.output
+    assert told.output.splitlines()[-1].endswith("0 violations")
+
+
+def test_the_command_plays_many_runs_and_lists_what_it_has_not_reached():
+    told = CliRunner().invoke(app, ["--first", "3", "--runs", "2", "--length", "40", "--workers", "1", "--coverage"])
+    assert told.exit_code == 0
+    assert "not reached, effects:" in told.output
+    assert told.output.splitlines()[0] == f"seeds from 3 on, version {VERSION}"
+
+
+def test_the_command_refuses_a_seed_of_another_version():
+    told = CliRunner().invoke(app, ["--seed", "3", "--version", "99"])
+    assert told.exit_code == 2
+    assert "belongs to version 99" in told.stderr
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("broken", BREAKS, ids=lambda broken: broken[0])
+def test_a_break_is_found(broken):
+    found = found_in(broken, first=1)
+    assert found["kind"], f"{broken[0]} is not found in {found['steps']:,} steps"

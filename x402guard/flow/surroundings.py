@@ -1,0 +1,67 @@
+"""What a guard learns from its machine besides the time: names, process ids, random bytes.
+
+Code that needs one of these asks ``here()``. A simulation sets its own, so that one process can be many machines.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+from contextvars import ContextVar
+from pathlib import Path
+from typing import Final
+
+
+class Surroundings:
+    """This machine, and this process on it."""
+
+    def hostname(self) -> str:
+        """Return the name of this machine."""
+        return socket.gethostname()
+
+    def pid(self) -> int:
+        """Return the id of this process."""
+        return os.getpid()
+
+    def boot_id(self) -> str:
+        """Return what names this boot of the machine, on which its steady clock counts; "" if the system does not say."""
+        try:
+            return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        except OSError:
+            return ""  # not Linux
+
+    def machine(self) -> str:
+        """Return a name that no other machine or container (with its own process ids) with the same ledger file has."""
+        try:
+            return f"{socket.gethostname()}/{self.boot_id()}/{Path('/proc/self/ns/pid').readlink()}"
+        except OSError:
+            return socket.gethostname()  # not Linux: only the host name is known
+
+    def is_running(self, pid: int) -> bool:
+        """Return whether a process of this machine runs; True if that cannot be told."""
+        try:
+            os.kill(pid, 0)  # signal 0 sends nothing and checks that the process exists
+        except ProcessLookupError:
+            return False
+        except (PermissionError, OverflowError):
+            return True
+        return True
+
+    def random_bytes(self, count: int) -> bytes:
+        """Return *count* bytes that no other party can predict."""
+        return secrets.token_bytes(count)
+
+
+_THIS_MACHINE: Final = Surroundings()
+_HERE: Final[ContextVar[Surroundings]] = ContextVar("x402guard_surroundings")
+
+
+def here() -> Surroundings:
+    """Return the surroundings of the code that runs."""
+    return _HERE.get(_THIS_MACHINE)
+
+
+def settle_in(surroundings: Surroundings) -> None:
+    """Use these surroundings in this context from now on; for simulations."""
+    _HERE.set(surroundings)

@@ -1,0 +1,141 @@
+"""One run as data: its seed, what is left out of it, and the version that it belongs to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+from x402guard.errors import ConfigError
+from x402guard.testing.simulator.draws import Draws
+from x402guard.testing.simulator.world import FAULTS
+
+VERSION: Final = 1
+"""Counts the changes that make an old seed another run."""
+
+DEFAULT_LENGTH: Final = 400
+
+STORES: Final = ("memory", "sqlite")
+
+STIMULI: Final[Mapping[str, int]] = {
+    "buys": 300, "calls": 25, "uses_tool": 30, "opens": 8, "nests": 8, "leaves": 6, "counts_tokens": 4, "finalizes": 2,
+    "goes_past": 1, "sweeps": 6, "reconciles": 4, "compares": 8, "commands": 6, "resets": 12, "cancels": 5, "crash": 4, "closes": 2,
+    "power": 1, "disk_full": 1, "clock": 5, "reorg": 12, "censor": 3, "endpoint": 14, "outside": 3, "reads": 1, "dusk": 1,
+}  # fmt: skip
+"""What may happen next, and how often."""
+
+Flavour = Literal["mixed", "dense", "midnight", "nodes"]
+
+_FLAVOURS: Final[Mapping[Flavour, int]] = {"mixed": 22, "dense": 28, "midnight": 25, "nodes": 25}
+"""``dense``: many wants and large budgets; ``midnight``: a small budget a day, as the day ends; ``nodes``: one endpoint
+that limits and forgets, and many cancellations."""
+
+_FORCED: Final[Mapping[Flavour, Mapping[str, bool]]] = {
+    "mixed": {},
+    "dense": {},
+    "midnight": {"reorg": True, "owner": False, "closing": False},
+    "nodes": {"no_logs": True, "cancel_tx": True, "rpc_limit": True, "owner": False},
+}
+_MORE: Final[Mapping[Flavour, Mapping[str, int]]] = {
+    "mixed": {},
+    "dense": {"buys": 6},
+    "midnight": {"buys": 3, "reorg": 4, "opens": 2, "dusk": 12},
+    "nodes": {"buys": 2, "cancels": 12, "endpoint": 3},
+}
+
+_GAPS_MS: Final = (0, 0, 0, 0, 1, 5, 20, 100, 500, 1_000, 3_000, 8_000, 20_000)
+_LONG_MS: Final = (120_000, 400_000)
+_IDLE_MS: Final = (3_600_000, 20_000_000, 86_400_000, 100_000_000)
+
+
+@dataclass(frozen=True, slots=True)
+class Stimulus:
+    """One thing that happens from outside: its number in the run, the pause before it, and what it is."""
+
+    number: int
+    pause_ms: int
+    what: str
+
+
+@dataclass(frozen=True)
+class Case:
+    """One run. A minimised run is the same seed with less in it.
+
+    Attributes:
+        seed: a whole number; all draws come from it.
+        length: how many stimuli the run is made of.
+        off: faults that do not happen in it.
+        kept: the numbers of the stimuli that happen; None for all of them.
+        store: ``memory`` or ``sqlite``.
+        version: of the simulator that the seed belongs to.
+
+    Raises ``ConfigError`` that names what is wrong.
+    """
+
+    seed: int
+    length: int = DEFAULT_LENGTH
+    off: frozenset[str] = frozenset()
+    kept: tuple[int, ...] | None = None
+    store: Literal["memory", "sqlite"] = "memory"
+    version: int = field(default=VERSION)
+
+    def __post_init__(self) -> None:
+        if self.version != VERSION:
+            raise ConfigError(
+                f"seed: {self.seed} belongs to version {self.version} of the simulator, and this is version {VERSION}: it would "
+                "be another run. Run it with the release that found it, or look for a new seed"
+            )
+        if type(self.seed) is not int or self.seed < 0:
+            raise ConfigError(f"seed: {self.seed!r} is not a whole number from 0 on")
+        if type(self.length) is not int or not 1 <= self.length <= 1_000_000:
+            raise ConfigError(f"length: {self.length!r} is not a number of stimuli from 1 to 1,000,000")
+        unknown = sorted(self.off - set(FAULTS))
+        if unknown:
+            raise ConfigError(f"off: {unknown[0]!r} is not a fault; the faults are {', '.join(FAULTS)}")
+        if self.store not in STORES:
+            raise ConfigError(f"store: {self.store!r} is not one of {', '.join(STORES)}")
+
+    @property
+    def flavour(self) -> Flavour:
+        """What this run looks for. Most faults are rare where everything happens."""
+        return Draws.named(self.seed, "flavour").weighted(_FLAVOURS)
+
+    def mix(self) -> dict[str, bool]:
+        """Return which faults happen in this run: each in half of all runs, and those of its flavour."""
+        draws = Draws.named(self.seed, "mix")
+        drawn = {fault: draws.chance(0.5) for fault in FAULTS}
+        drawn.update(_FORCED[self.flavour])
+        return {fault: on and fault not in self.off for fault, on in drawn.items()}
+
+    def schedule(self) -> list[Stimulus]:
+        """Return the stimuli of this run, in their order. What is left out changes nothing of the others."""
+        draws = Draws.named(self.seed, "schedule")
+        weights = {what: 1 + draws.below(2 * weight) for what, weight in STIMULI.items()}
+        weights["buys"] += STIMULI["buys"] // 2
+        weights |= {what: weights[what] * times for what, times in _MORE[self.flavour].items()}
+        idle, slow = draws.chance(0.4), draws.chance(0.5)
+        if self.flavour == "midnight":
+            idle = slow = False
+        else:
+            del weights["dusk"]
+        found = []
+        for number in range(self.length):
+            pause_ms = draws.pick(_GAPS_MS)
+            if draws.chance(0.02) and slow:
+                pause_ms = draws.pick(_LONG_MS)
+            if draws.chance(0.004) and idle:
+                pause_ms = draws.pick(_IDLE_MS)
+            found.append(Stimulus(number, pause_ms, draws.weighted(weights)))
+        if self.kept is None:
+            return found
+        kept = set(self.kept)
+        return [each if each.number in kept else Stimulus(each.number, each.pause_ms, "") for each in found]
+
+    def command(self) -> str:
+        """Return the command that repeats this run."""
+        words = [f"python -m x402guard.testing.simulator --seed {self.seed} --version {self.version}"]
+        words += [f"--length {self.length}"] if self.length != DEFAULT_LENGTH else []
+        words += [f"--off {','.join(sorted(self.off))}"] if self.off else []
+        words += [f"--keep {','.join(map(str, self.kept))}"] if self.kept is not None else []
+        words += [f"--store {self.store}"] if self.store != "memory" else []
+        return " ".join(words)

@@ -1,0 +1,107 @@
+"""The disk under a ledger in memory: what a power cut takes back, and what a process can do while it is full.
+
+SQLite writes a commit that restrains to the disk before it returns (``Scope.durable``), and the others with the next
+one. So a power cut takes back some of the commits since the last durable one, the newest first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+from typing_extensions import override
+
+from x402guard.ledger.model import Hold, Node
+from x402guard.ledger.view import Change, LedgerView, MarkKey, Scope
+from x402guard.stores.memory import MemoryStore
+
+R = TypeVar("R")
+
+_ROWS: Final = ("_nodes", "_holds", "_live", "_unproven", "_bought", "_purchases", "_marks", "_entries")
+
+
+@dataclass(frozen=True, slots=True)
+class _Before:
+    """The rows that one commit has replaced; None for a row that it has added."""
+
+    nodes: Mapping[str, Node | None]
+    holds: Mapping[str, Hold | None]
+    marks: Mapping[MarkKey, Mapping[str, Any] | None]
+    entries: tuple[tuple[str, int], ...]
+
+
+class SimMemory(MemoryStore):
+    """A ledger in memory that several processes share, each with its own clock, on one disk.
+
+    Args:
+        beside: the store of another process, whose rows this one shares; None for a new ledger.
+        clock_ms, steady_ms: the clocks of this process's machine, in milliseconds.
+    """
+
+    def __init__(self, beside: SimMemory | None, *, clock_ms: Callable[[], int], steady_ms: Callable[[], int]) -> None:
+        super().__init__(clock_ms=clock_ms, steady_ms=steady_ms)
+        self._volatile: list[_Before] = [] if beside is None else beside._volatile  # noqa: SLF001 - of this class
+        for name in _ROWS if beside is not None else ():
+            setattr(self, name, getattr(beside, name))
+
+    @override
+    def transact(self, scope: Scope, change: Change[R]) -> R:
+        result = super().transact(scope, change)
+        if scope.durable:
+            self._volatile.clear()
+        return result
+
+    @override
+    def _write(self, view: LedgerView) -> None:
+        self._volatile.append(
+            _Before(
+                {node.id: self._nodes.get(node.id) for node in view.changed()},
+                {hold_id: self._holds.get(hold_id) for hold_id in view.changed_holds},
+                {key: self._marks.get(key) for key in view.changed_marks},
+                tuple((entry.node_id, entry.seq) for entry in view.entries),
+            )
+        )
+        super()._write(view)
+
+    def all_holds(self) -> list[Hold]:
+        """Return every hold."""
+        return list(self._holds.values())
+
+    @property
+    def volatile(self) -> int:
+        """How many commits a power cut could take back now."""
+        return len(self._volatile)
+
+    def lose_power(self, lost: int) -> None:
+        """Take back the last *lost* commits. The next process finds the ledger without them."""
+        for _ in range(min(lost, len(self._volatile))):
+            before = self._volatile.pop()
+            _put_back(self._nodes, before.nodes)
+            _put_back(self._marks, before.marks)
+            for node_id, seq in before.entries:
+                del self._entries[node_id][seq]
+            for hold_id, hold in before.holds.items():
+                self._put_hold_back(hold_id, hold)
+
+    def _put_hold_back(self, hold_id: str, hold: Hold | None) -> None:
+        now = self._holds.pop(hold_id)
+        for index in (self._live, self._unproven):
+            index.pop(hold_id, None)
+        if now.purchase_key is not None:
+            self._purchases.get(now.purchase_key, {}).pop(hold_id, None)
+            bought = self._bought.get(now.purchase_key)
+            if bought is not None and bought.id == hold_id:
+                del self._bought[now.purchase_key]
+        if hold is not None:
+            view = LedgerView(now_ms=0)
+            view.put_hold(hold)
+            super()._write(view)
+
+
+def _put_back(rows: dict[Any, Any], before: Mapping[Any, Any]) -> None:
+    for key, row in before.items():
+        if row is None:
+            del rows[key]
+        else:
+            rows[key] = row

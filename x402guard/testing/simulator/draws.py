@@ -1,0 +1,78 @@
+"""Random draws that are the same on every machine and every Python: SplitMix64, one stream for each name.
+
+Each event of a run draws from a stream of its own, named by the seed and the event. So an event that is taken out of a
+run changes no draw of the others, which is what makes a failing run minimisable. Source: Steele, Lea and Flood, "Fast
+Splittable Pseudorandom Number Generators" (OOPSLA 2014).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Final, TypeVar
+
+T = TypeVar("T")
+
+_MASK: Final = (1 << 64) - 1
+_GOLDEN: Final = 0x9E3779B97F4A7C15
+_PARTS: Final = 1 << 64
+
+
+class Draws:
+    """A stream of draws. *seed* is any whole number; equal seeds give equal streams."""
+
+    __slots__ = ("_state",)
+
+    def __init__(self, seed: int) -> None:
+        self._state = seed & _MASK
+
+    @classmethod
+    def named(cls, seed: int, *names: str | int) -> Draws:
+        """Return the stream of a name under a seed."""
+        text = "/".join(map(str, (seed, *names)))
+        return cls(int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big"))
+
+    def bits64(self) -> int:
+        """Return a whole number from 0 to 2**64 - 1."""
+        self._state = state = (self._state + _GOLDEN) & _MASK
+        state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+        state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _MASK
+        return state ^ (state >> 31)
+
+    def bits(self, count: int) -> int:
+        """Return a whole number of *count* bits."""
+        value = 0
+        for _ in range(-(-count // 64)):
+            value = value << 64 | self.bits64()
+        return value >> -count % 64
+
+    def octets(self, count: int) -> bytes:
+        """Return *count* bytes."""
+        return self.bits(8 * count).to_bytes(count, "big")
+
+    def chance(self, part: float) -> bool:
+        """Return True in *part* (0 to 1) of all draws."""
+        return self.bits64() < part * _PARTS
+
+    def below(self, most: int) -> int:
+        """Return a whole number from 0 to *most* - 1."""
+        return self.bits64() * most >> 64
+
+    def pick(self, choices: Sequence[T]) -> T:
+        """Return one of *choices*."""
+        return choices[self.bits64() * len(choices) >> 64]
+
+    def weighted(self, weights: Mapping[T, int]) -> T:
+        """Return a key of *weights*, each as often as its weight says."""
+        left = self.below(sum(weights.values()))
+        for key, weight in weights.items():
+            left -= weight
+            if left < 0:
+                return key
+        raise ValueError("no weight is above 0")
+
+    def shuffle(self, items: list[T]) -> None:
+        """Put a list into a random order."""
+        for at in range(len(items) - 1, 0, -1):
+            other = self.below(at + 1)
+            items[at], items[other] = items[other], items[at]

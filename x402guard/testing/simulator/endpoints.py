@@ -1,0 +1,228 @@
+"""JSON-RPC endpoints of the model chain: they lag, stand on a dead fork, answer nonsense, limit, or are down.
+
+``SimRpc`` stands in for ``JsonRpc`` below the real chain reader, which decodes its calldata, logs and blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from eth_abi.abi import encode
+from typing_extensions import override
+
+from x402guard.chain.rpc import ChainUnreadable, JsonRpc, NodeRefuses, is_rate_limit, selector
+from x402guard.evm import Address
+from x402guard.testing.simulator.chain import SimBlock, SimChain, Transaction
+from x402guard.testing.simulator.draws import Draws
+from x402guard.x402.schemes.exact import EXACT_PROXY
+from x402guard.x402.schemes.upto import UPTO_PROXY
+
+FUNDS_UNITS: Final = 10**12
+"""The balance and the Permit2 allowance of the wallet, in atomic units."""
+
+_SELLERS_CONTRACT: Final = "0x" + "77" * 20
+_LIMITED: Final = {"code": -32016, "message": "over rate limit"}
+_NONSENSE: Final[Sequence[Any]] = (None, "", "0x", "yes", -1, {}, True, "0x" + "f" * 70, {"hash": "0x12"})
+
+
+@dataclass(slots=True)
+class Endpoint:
+    """One endpoint. ``lag`` is in blocks; ``fork`` is the blocks that it stands on since it left the network."""
+
+    lag: int = 0
+    fork: list[SimBlock] | None = None
+    down: bool = False
+    limited: bool = False
+    nonsense: float = 0.0
+    no_logs: bool = False
+
+    def heal(self) -> None:
+        """Make it honest, complete and up to date."""
+        self.lag, self.fork, self.down, self.limited, self.nonsense, self.no_logs = 0, None, False, False, 0.0, False
+
+    @property
+    def is_well(self) -> bool:
+        """True if it answers everything, rightly."""
+        return self == Endpoint()
+
+
+class SimRpc(JsonRpc):
+    """The client of several endpoints, asked in turn from the one that answered last.
+
+    Args:
+        network: the CAIP-2 id.
+        chain: the canonical chain.
+        endpoints: its endpoints.
+        draws: the stream of what goes wrong in a call.
+    """
+
+    def __init__(self, network: str, chain: SimChain, endpoints: Sequence[Endpoint], draws: Draws) -> None:
+        self.network = network
+        self._chain, self._endpoints, self._draws = chain, endpoints, draws
+        self._first = 0
+        self.hops = 0.0
+        self._calls: dict[str, Callable[[Endpoint, Sequence[Any]], Any]] = {
+            "eth_blockNumber": lambda node, _: self._blocks(node)[-1].number,
+            "eth_getBlockByNumber": self._block,
+            "eth_getLogs": self._logs,
+            "eth_getTransactionByHash": self._sent,
+            "eth_getTransactionReceipt": self._receipt,
+        }
+
+    @property
+    @override
+    def endpoint(self) -> int:
+        return self._first
+
+    @override
+    def close(self) -> None:
+        """Do nothing: there is no connection."""
+
+    def _node(self) -> Endpoint:
+        if self.hops and self._draws.chance(self.hops):
+            self._first = self._draws.below(len(self._endpoints))
+        for turn in range(len(self._endpoints)):
+            at = (self._first + turn) % len(self._endpoints)
+            if not self._endpoints[at].down:
+                self._first = at
+                return self._endpoints[at]
+        raise ChainUnreadable("no endpoint answers")
+
+    def _limits(self, node: Endpoint) -> None:
+        """Answer as a node over its rate limit does: with an error that says nothing about the question."""
+        if node.limited and self._draws.chance(0.5):
+            raise ChainUnreadable("limited") if is_rate_limit(_LIMITED) else NodeRefuses("limited")
+
+    @override
+    def call(self, method: str, *params: Any) -> Any:
+        node = self._node()
+        self._limits(node)
+        if node.nonsense and self._draws.chance(node.nonsense):
+            return self._draws.pick(_NONSENSE)
+        return self._calls[method](node, params)
+
+    @override
+    def view(self, contract: Address, name: str, types: Sequence[str], values: Sequence[Any], block: Any) -> int:
+        node = self._node()
+        if node.nonsense and self._draws.chance(node.nonsense):
+            raise ChainUnreadable(f"{name} of {contract} returned 3 bytes, not 32")
+        if name in ("balanceOf", "allowance"):
+            return FUNDS_UNITS
+        upto = self._upto(node, block)
+        if name == "authorizationState":
+            return int(self._used_upto(node, int.from_bytes(values[1], "big"), upto))
+        nonce = self._chain.words.get(values[1])
+        return 1 << (nonce & 0xFF) if nonce is not None and self._used_upto(node, nonce, upto) else 0
+
+    def _used_upto(self, node: Endpoint, nonce: int, upto: int) -> bool:
+        if node.fork is not None:
+            return any(nonce in block.used for block in node.fork[: upto + 1])
+        number = self._chain.used.get(nonce)
+        return number is not None and number <= upto
+
+    def _blocks(self, node: Endpoint) -> list[SimBlock]:
+        if node.fork is not None:
+            return node.fork
+        blocks = self._chain.blocks
+        return blocks[: max(1, len(blocks) - node.lag)] if node.lag else blocks
+
+    def _upto(self, node: Endpoint, block: Any) -> int:
+        """Return the number of the block that *block* names: a tag, a number, or EIP-1898."""
+        blocks = self._blocks(node)
+        if block == "latest":
+            return len(blocks) - 1
+        if block in ("finalized", "safe"):
+            behind = len(blocks) - 1 - self._chain.depth
+            final = max(behind, self._chain.final_number) if blocks is self._chain.blocks else behind
+            return min(max(final, 0), len(blocks) - 1)
+        if isinstance(block, Mapping):
+            for each in reversed(blocks):
+                if each.hash == block["blockHash"]:
+                    return each.number
+            raise NodeRefuses("no canonical block has this hash")
+        number = int(block, 16)
+        if number >= len(blocks):
+            raise NodeRefuses("there is no such block yet")
+        return number
+
+    def _block(self, node: Endpoint, params: Sequence[Any]) -> Any:
+        try:
+            block = self._blocks(node)[self._upto(node, params[0])]
+        except NodeRefuses:
+            return None
+        return {"hash": block.hash, "number": block.number, "timestamp": block.time}
+
+    def _logs(self, node: Endpoint, params: Sequence[Any]) -> Any:
+        if node.no_logs:
+            raise NodeRefuses("this node keeps no old logs")
+        query = params[0]
+        wanted, address = query["topics"], query["address"].lower()
+        found = []
+        for block in self._blocks(node)[int(query["fromBlock"], 16) : int(query["toBlock"], 16) + 1]:
+            for sent in block.transactions:
+                for (emitter, topics, data), index in sent.logs:
+                    if emitter.lower() == address and _fits(topics, wanted):
+                        found.append(
+                            _log(emitter, topics, data, index)
+                            | {"transactionHash": sent.hash, "blockNumber": block.number}
+                        )
+        return found
+
+    def _found(self, node: Endpoint, transaction: str) -> tuple[SimBlock, Transaction] | None:
+        for block in reversed(self._blocks(node)):
+            for sent in block.transactions:
+                if sent.hash == transaction.lower():
+                    return block, sent
+        return None
+
+    def _sent(self, node: Endpoint, params: Sequence[Any]) -> Any:
+        found = self._found(node, params[0])
+        if found is None:
+            return None
+        block, sent = found
+        to, data = (_SELLERS_CONTRACT, b"") if sent.kind != "settle" or len(sent.parts) != 1 else calldata(sent)
+        return {"to": to, "input": data, "blockNumber": block.number, "hash": sent.hash}
+
+    def _receipt(self, node: Endpoint, params: Sequence[Any]) -> Any:
+        found = self._found(node, params[0])
+        if found is None:
+            return None
+        block, sent = found
+        logs = [_log(*event, index) for event, index in sent.logs]
+        return {"status": int(sent.succeeded), "blockNumber": block.number, "transactionHash": sent.hash, "logs": logs}
+
+
+def _log(emitter: str, topics: tuple[str, ...], data: bytes, index: int) -> dict[str, Any]:
+    return {"address": emitter, "topics": topics, "data": data, "logIndex": index}
+
+
+def _fits(topics: Sequence[str], wanted: Sequence[Any]) -> bool:
+    if len(topics) < len(wanted):
+        return False
+    return all(
+        want is None or (topic in want if isinstance(want, list) else topic == want)
+        for topic, want in zip(topics, wanted, strict=False)
+    )
+
+
+def calldata(sent: Transaction) -> tuple[str, bytes]:
+    """Return the contract and the input of a plain settlement."""
+    [part] = sent.parts
+    intent, amount = part.intent, part.amount
+    if intent.method == "eip3009":
+        types: tuple[str, ...] = ("address", "address", "uint256", "uint256", "uint256", "bytes32", "bytes")
+        nonce = intent.nonce.to_bytes(32, "big")
+        values: tuple[Any, ...] = (
+            intent.payer, intent.payee, intent.amount_atomic, intent.valid_after, intent.valid_until, nonce, b"\1" * 65,
+        )  # fmt: skip
+        return intent.token, selector("transferWithAuthorization", types) + encode(types, values)
+    permit = ((intent.token, intent.amount_atomic), intent.nonce, intent.valid_until)
+    if intent.scheme == "exact":
+        types = ("((address,uint256),uint256,uint256)", "address", "(address,uint256)", "bytes")
+        values = (permit, intent.payer, (intent.payee, intent.valid_after), b"\1" * 65)
+        return EXACT_PROXY, selector("settle", types) + encode(types, values)
+    types = ("((address,uint256),uint256,uint256)", "uint256", "address", "(address,address,uint256)", "bytes")
+    values = (permit, amount, intent.payer, (intent.payee, intent.facilitator, intent.valid_after), b"\1" * 65)
+    return UPTO_PROXY, selector("settle", types) + encode(types, values)

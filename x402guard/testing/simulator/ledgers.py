@@ -1,0 +1,83 @@
+"""The store that a simulated process sees: the real one, with lost commits and a full disk, and each commit watched."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from x402guard.errors import LedgerUnavailable
+from x402guard.ledger.model import Entry, Hold, Node
+from x402guard.ledger.store import LedgerStore
+from x402guard.ledger.view import Change, LedgerView, Scope
+
+R = TypeVar("R")
+
+Watch = Callable[[LedgerView, object], None]
+
+
+class WatchedStore:
+    """A ``LedgerStore`` over another.
+
+    Args:
+        inner: the real store.
+        watch: is shown every commit: its view, and the result of its change.
+        is_full: returns whether the disk is full now, so that nothing can be written.
+    """
+
+    def __init__(self, inner: LedgerStore, watch: Watch, is_full: Callable[[], bool]) -> None:
+        self.inner, self._watch, self._is_full = inner, watch, is_full
+
+    @property
+    def inline(self) -> bool:
+        """See ``LedgerStore.inline``."""
+        return True
+
+    def transact(self, scope: Scope, change: Change[R]) -> R:
+        """See ``LedgerStore.transact``."""
+        if self._is_full():
+            raise LedgerUnavailable("the simulated disk is full")
+        views: list[LedgerView] = []
+
+        def seen(view: LedgerView) -> R:
+            views[:] = [view]
+            return change(view)
+
+        result = self.inner.transact(scope, seen)
+        self._watch(views[0], result)
+        return result
+
+    def entries(self, node_id: str) -> Sequence[Entry]:
+        """See ``LedgerStore.entries``."""
+        return self.inner.entries(node_id)
+
+    def nodes(self, under: str | None = None) -> Sequence[Node]:
+        """See ``LedgerStore.nodes``."""
+        return self.inner.nodes(under)
+
+    def hold(self, hold_id: str) -> Hold | None:
+        """See ``LedgerStore.hold``."""
+        return self.inner.hold(hold_id)
+
+    def outstanding(self) -> Sequence[Hold]:
+        """See ``LedgerStore.outstanding``."""
+        return self.inner.outstanding()
+
+    def unsettled(self, now_unix: int) -> Sequence[str]:
+        """See ``LedgerStore.unsettled``."""
+        return self.inner.unsettled(now_unix)
+
+    def marks(self, kind: str, prefix: str) -> Mapping[str, Mapping[str, Any]]:
+        """See ``LedgerStore.marks``."""
+        return self.inner.marks(kind, prefix)
+
+    def steady_ms(self) -> int:
+        """See ``LedgerStore.steady_ms``."""
+        return self.inner.steady_ms()
+
+    def now_ms(self) -> int:
+        """See ``LedgerStore.now_ms``."""
+        return self.inner.now_ms()
+
+    def close(self) -> None:
+        """See ``LedgerStore.close``."""
+        self.inner.close()

@@ -1,0 +1,103 @@
+"""Makes a failing run small: the fewest faults, and the fewest stimuli, with which the same invariant still breaks.
+
+Zeller and Hildebrandt, "Simplifying and Isolating Failure-Inducing Input" (IEEE TSE 2002): take parts of the schedule
+away, larger ones first, and keep what still fails. Each event draws from a stream of its own, so that what is left does
+what it did before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from x402guard.testing.simulator.case import Case
+from x402guard.testing.simulator.simulate import Found, play
+from x402guard.testing.simulator.world import FAULTS
+
+
+def minimise(found: Found, *, tries: int = 400, fails: Callable[[Case], Found | None] | None = None) -> Found:
+    """Return a smaller run that breaks the same invariant, or the same run. *fails* plays a case; *tries* at most."""
+    smaller = _Smaller(found, tries, fails or _failure)
+    smaller.shorten()
+    smaller.drop_faults()
+    smaller.drop_stimuli()
+    smaller.drop_faults()
+    return smaller.best
+
+
+def _failure(case: Case) -> Found | None:
+    violations = play(case).violations
+    return violations[0] if violations else None
+
+
+class _Smaller:
+    def __init__(self, found: Found, tries: int, fails: Callable[[Case], Found | None]) -> None:
+        self.best, self._left, self._fails = found, tries, fails
+
+    def _still_fails(self, case: Case) -> bool:
+        if self._left <= 0:
+            return False
+        self._left -= 1
+        again = self._fails(case)
+        if again is None or again.kind != self.best.kind:
+            return False
+        self.best = again
+        return True
+
+    def shorten(self) -> None:
+        """Cut the end of the schedule off."""
+        low, high = 1, self.best.case.length
+        kept = range(high) if self.best.case.kept is None else self.best.case.kept
+        while low < high:
+            middle = (low + high) // 2
+            if self._still_fails(replace(self.best.case, kept=tuple(n for n in kept if n < middle))):
+                high = middle
+            else:
+                low = middle + 1
+
+    def drop_faults(self) -> None:
+        """Turn every fault off that the failure does not need."""
+        for fault in FAULTS:
+            case = self.best.case
+            if fault not in case.off:
+                self._still_fails(replace(case, off=case.off | {fault}))
+
+    def drop_stimuli(self) -> None:
+        """Take stimuli away, in parts of half of them, a quarter, and so on to single ones."""
+        parts = 2
+        while True:
+            kept = self._kept()
+            size = max(1, len(kept) // parts)
+            smaller = False
+            for start in range(0, len(kept), size):
+                now = self._kept()
+                away = set(kept[start : start + size])
+                left = tuple(n for n in now if n not in away)
+                if left != now and left and self._still_fails(replace(self.best.case, kept=left)):
+                    smaller = True
+            if size == 1 and not smaller:
+                return
+            if not smaller:
+                parts = min(2 * parts, max(2, len(self._kept())))
+            if self._left <= 0:
+                return
+
+    def _kept(self) -> Sequence[int]:
+        case = self.best.case
+        return tuple(range(case.length)) if case.kept is None else case.kept
+
+
+def as_test(found: Found) -> str:
+    """Return a test file that plays the run, ready to be kept."""
+    case = found.case
+    kept = "None" if case.kept is None else repr(case.kept)
+    off = "frozenset()" if not case.off else f"frozenset({sorted(case.off)!r})"
+    return f'''"""Found by the simulator: {found.kind}, at step {found.step:,}."""
+
+from x402guard.testing.simulator import Case, play
+
+
+def test_run_{case.seed}_holds():
+    case = Case({case.seed}, {case.length}, off={off}, kept={kept}, store={case.store!r}, version={case.version})
+    assert play(case).violations == []
+'''

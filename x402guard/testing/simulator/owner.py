@@ -1,0 +1,186 @@
+"""What owners and their commands do: limits, trips, resets, cancellations, forgiveness, sweeps, reconciliations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from x402guard.errors import ConfigError, IllegalTransition, LedgerUnavailable, X402GuardError
+from x402guard.flow.context import Context
+from x402guard.flow.drivers import transact_now
+from x402guard.flow.effects import Flow
+from x402guard.guard.rechecker import LONGEST_PAUSE_S, MOST_AT_ONCE
+from x402guard.ledger.model import WALLET, Evidence, HoldState, NodeKind, NodeState
+from x402guard.ledger.owner import owner_mark, reset_node, set_limit, trip_node
+from x402guard.ledger.purchases import forgive
+from x402guard.ledger.view import LedgerView, Scope
+from x402guard.money import Nanos
+from x402guard.testing.simulator.books import Actor, Books
+from x402guard.testing.simulator.chain import Part, Transaction
+from x402guard.testing.simulator.draws import Draws
+from x402guard.testing.simulator.machine import SimProcess
+from x402guard.testing.simulator.tasks import Tasks
+from x402guard.testing.simulator.world import Violation, World
+from x402guard.x402.reconciliation import Reconciliation, reconcile_holds, reconcile_wallet
+from x402guard.x402.settlement import Swept, is_open, sweep
+
+R = TypeVar("R")
+
+_OFTEN_ENOUGH_MS = 5_000
+_LIMITS = (100_000_000, 300_000_000, 1_000_000_000, 5_000_000_000)
+
+
+class Owner:
+    """The owner of the wallet, and what runs for the owner."""
+
+    def __init__(self, world: World, books: Books, tasks: Tasks) -> None:
+        self._world, self._books, self._tasks = world, books, tasks
+        self.reconciled = Reconciliation()
+
+    def commands(self, process: SimProcess, draws: Draws) -> None:
+        """Give one command on one budget."""
+        nodes = [node for node in self._books.nodes.values() if node.kind is not NodeKind.TOKENS]
+        node = draws.pick(nodes)
+        what = draws.below(10)
+        if what < 2:
+            scope = Scope(nodes=(node.id,), durable=True)
+            self._now(process, scope, lambda view: trip_node(view, node.id, "the owner says so"))
+        elif what < 6 and node.limit is not None:
+            limit = Nanos(draws.pick(_LIMITS))
+            scope = Scope(nodes=(node.id,), marks=(owner_mark(node.id),), durable=True)
+            self._now(process, scope, lambda view: set_limit(view, node.id, limit, "owner"))
+        else:
+            self._forgives(process, draws)
+
+    def resets(self, process: SimProcess, draws: Draws) -> None:
+        """Reset a tripped budget, if there is one."""
+        tripped = [node.id for node in self._books.nodes.values() if node.state is NodeState.TRIPPED]
+        if tripped:
+            reset = draws.pick(tripped)
+            self._now(process, Scope(nodes=(reset,), durable=True), lambda view: reset_node(view, reset, "owner"))
+
+    def _forgives(self, process: SimProcess, draws: Draws) -> None:
+        sent = [each for each in self._books.signed.values() if each.generation == each.want.generation]
+        if not sent:
+            return
+        chosen = draws.pick(sent)
+        scope = Scope(holds=(chosen.hold_id,), durable=True)
+        if self._now(process, scope, lambda view: forgive(view, chosen.hold_id, "owner")) is not None:
+            chosen.want.excuses[chosen.generation] = "forgiven"
+
+    def _now(self, process: SimProcess, scope: Scope, change: Callable[[LedgerView], R]) -> R | None:
+        """Run one command; None if it is refused."""
+        guard = process.guard
+        if guard is None:
+            return None
+        self._books.actor = Actor("owner", process)
+        try:
+            return process.run(lambda: transact_now(guard.shell, scope, change))
+        except (ConfigError, LedgerUnavailable):
+            return None
+        except IllegalTransition as error:
+            raise Violation("illegal-transition", f"a command: {error}") from error
+
+    def cancels(self, process: SimProcess, draws: Draws) -> None:
+        """Sign a cancellation of a live payment, and send it to the chain, or not."""
+        guard = process.guard
+        chain = self._world.chain
+        out = [each.intent for each in self._books.signed.values() if each.intent.nonce not in chain.used]
+        live = [intent for intent in out if not intent.dead_at(chain.final.time)]
+        if guard is None or not live:
+            return
+        intent = draws.pick(live)
+        self._books.actor = Actor("owner", process)
+        if intent.method == "eip3009":
+            try:
+                process.run(lambda: guard.cancel(f"{intent.nonce:064x}"))
+            except X402GuardError:
+                return
+        if draws.chance(0.8):
+            later_s = draws.pick((0, 0, 15, 60))
+            parts = (Part(intent, 0),)
+            chain.submit(Transaction(chain.new_hash(), "cancel", parts, self._world.time.unix + later_s))
+
+    # -- what asks the chain ------------------------------------------------------------------------------------------
+
+    def sweeps(self, process: SimProcess, draws: Draws) -> None:
+        """Ask the chain once about some payments."""
+        if process.guard is not None and process.reads_chain:
+            self._tasks.begin("sweep", sweep(process.guard.context), process, draws)
+
+    def rechecks(self, process: SimProcess, draws: Draws) -> None:
+        """Check claims in the background, as the thread of a guard does: once, then in growing pauses while any is open."""
+        guard = process.guard
+        if guard is None:
+            return
+        process.recheck_ms = None
+        began_ms, troubles = self._world.time.ms, self._troubles(process)
+
+        def look() -> Flow[int]:
+            for _ in range(MOST_AT_ONCE):
+                swept: Swept = yield from sweep(guard.context)
+                if not swept.more:
+                    break
+            return swept.still_open
+
+        def ended(still_open: int | None, _error: BaseException | None) -> None:
+            if still_open is not None and troubles is not None and troubles == self._troubles(process):
+                self._check_all_asked(began_ms)
+            if still_open == 0 or process.guard is not guard:
+                return
+            process.pause_ms = min(int(LONGEST_PAUSE_S * 1000), 2 * process.pause_ms)
+            due_ms = self._world.time.ms + process.pause_ms
+            process.recheck_ms = due_ms if process.recheck_ms is None else min(due_ms, process.recheck_ms)
+
+        self._tasks.begin("recheck", look(), process, draws, on_end=ended)
+
+    def _troubles(self, process: SimProcess) -> int | None:
+        """Return how often an endpoint has changed, while all are well and the clocks are right; else None."""
+        world = self._world
+        well = all(endpoint.is_well for endpoint in world.endpoints) and process.reads_chain
+        return world.endpoint_changes if well and not world.mix["rpc_hops"] and not world.mix["clock"] else None
+
+    def _check_all_asked(self, since_ms: int) -> None:
+        """After a background check, every claim from before it has been asked about: no claim waits behind others."""
+        for hold in self._books.holds.values():
+            asked_ms = max(hold.checked_ms, hold.closed_ms)
+            waits = hold.evidence is Evidence.CLAIMED and hold.state is HoldState.CAPTURED and hold.chain_evidence
+            if waits and asked_ms < since_ms - _OFTEN_ENOUGH_MS:
+                raise Violation("claim-unchecked", f"a background check has left out {hold}")
+
+    def reconciles(self, process: SimProcess, draws: Draws, *, wallet: bool) -> None:
+        """Reconcile every unproven payment and, with *wallet*, compare what left the wallet."""
+        guard = process.guard
+        if guard is None:
+            return
+        result = Reconciliation()
+        flow = self._reconciliation(process, guard.context, result, wallet=wallet and process.reads_chain)
+        self._tasks.begin("reconcile", flow, process, draws)
+        if wallet and draws.chance(0.6):  # by hand, and by a timer at the same time
+            again = self._reconciliation(process, guard.context, Reconciliation(), wallet=process.reads_chain)
+            self._tasks.begin("reconcile", again, process, Draws(draws.bits64()))
+
+    def _reconciliation(
+        self, process: SimProcess, context: Context, result: Reconciliation, *, wallet: bool
+    ) -> Flow[None]:
+        guard = process.guard
+        if guard is None or context.payer is None:
+            return
+        store, asset = guard.shell.store, self._world.asset
+        yield from reconcile_holds(context, store.unsettled(store.now_ms() // 1000), result)
+        if wallet:
+            since_unix = min(node.created_ms for node in store.nodes() if node.id == WALLET) // 1000
+            rows = [store.hold(hold_id) for hold_id in store.unsettled(store.now_ms() // 1000)]
+            undecided = [hold.payment() for hold in rows if hold is not None and hold.proof is None and is_open(hold)]
+            yield from reconcile_wallet(context, asset, context.payer, since_unix, result, undecided=undecided)
+
+    def reconciles_now(self, process: SimProcess) -> Reconciliation:
+        """Run the command to its end, as `x402guard reconcile` does."""
+        guard = process.guard
+        if guard is None:
+            raise Violation("runs-after-death", process.name)
+        self._books.actor = Actor("reconcile", process)
+        try:
+            return process.run(guard.reconcile)
+        except IllegalTransition as error:
+            raise Violation("illegal-transition", f"reconcile: {error}") from error

@@ -1,0 +1,422 @@
+"""Plays a run: opens the processes, lets everything happen that the case plans, and lets it come to its end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Final
+
+from x402guard.errors import ConfigError, LedgerUnavailable, X402GuardError
+from x402guard.guard.named_budget import BudgetParent
+from x402guard.guard.session import Session
+from x402guard.ledger.owner import CLOCK_MARK, accept_clock
+from x402guard.ledger.store import LedgerStore
+from x402guard.ledger.view import Notice, Scope
+from x402guard.policy import Policy
+from x402guard.stores import open_store
+from x402guard.testing.simulator.agents import Agents
+from x402guard.testing.simulator.books import Actor, Books
+from x402guard.testing.simulator.case import Case, Stimulus
+from x402guard.testing.simulator.chain import Transaction
+from x402guard.testing.simulator.disk import SimMemory
+from x402guard.testing.simulator.draws import Draws
+from x402guard.testing.simulator.ledgers import WatchedStore
+from x402guard.testing.simulator.machine import Agent, SimProcess
+from x402guard.testing.simulator.market import Seller
+from x402guard.testing.simulator.owner import Owner
+from x402guard.testing.simulator.scene import KEY, SessionPlan, set_scene
+from x402guard.testing.simulator.tasks import Tasks
+from x402guard.testing.simulator.world import Violation
+from x402guard.x402.signer import LocalSigner
+
+_DAY_MS: Final = 86_400_000
+_MOST_STEPS: Final = 400_000
+_DOWN_MS: Final = (0, 1_000, 10_000, 40_000, 200_000)
+_SKEWS_MS: Final = (0, 0, -20_000, -3_000, 900, 20_000, 100_000, -100_000, -100_000, -250_000)
+
+
+class Play:
+    """One run under way. ``run`` plays it all.
+
+    Args:
+        case: the run.
+        sellers, policy: in place of the drawn ones.
+        traced: keep the story of the run in ``world.trace``.
+    """
+
+    def __init__(
+        self, case: Case, *, sellers: Sequence[Seller] = (), policy: Policy | None = None, traced: bool = False
+    ) -> None:
+        self.case = case
+        scene = set_scene(case, sellers, policy, traced=traced)
+        self.world, self.wants, self.sellers, self.plans, self.rpcs = (
+            scene.world, scene.wants, scene.sellers, scene.plans, scene.rpcs,
+        )  # fmt: skip
+        self.books = Books(self.world)
+        self.tasks = Tasks(self.world, self.books, lambda _hold, _task: None)
+        self.agents = Agents(self.world, self.books, self.tasks)
+        self.owner = Owner(self.world, self.books, self.tasks)
+        self.disk: SimMemory | None = None
+        self._full_until_ms = 0
+        self._folder = TemporaryDirectory() if case.store == "sqlite" else None
+        self._stores: dict[str, LedgerStore] = {}
+
+    # -- the run ------------------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Play the run to its end. Raises ``Violation``, ``BrokenActor``."""
+        from x402guard.testing.simulator.ending import Ending
+
+        try:
+            for process in self.world.processes:
+                self.start(process)
+            self.world.after(self.world.chain.block_s * 1000, self._mine, idle=True)
+            schedule = iter(self.case.schedule())
+            self._next(schedule)
+            while self.world.busy or self.tasks.running:
+                self._step()
+            Ending(self).play()
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Close files, if the ledger is one."""
+        for store in self._stores.values():
+            store.close()
+        if self._folder is not None:
+            self._folder.cleanup()
+
+    def _step(self) -> None:
+        self.world.step()
+        touched = self.world.chain.touched
+        if touched:
+            for nonce in touched:
+                self.books.note_chain(nonce)
+            touched.clear()
+        if self.world.counts.steps > _MOST_STEPS:
+            raise Violation(
+                "never-ends", f"after {_MOST_STEPS} steps: {[str(task) for task in self.tasks.running.values()][:5]}"
+            )
+
+    def drain(self) -> None:
+        """Play until nothing is under way."""
+        while self.world.busy or self.tasks.running:
+            self._step()
+
+    def _next(self, schedule: Iterable[Stimulus]) -> None:
+        """Plan the next stimulus."""
+        stimulus = next(iter(schedule), None)
+        if stimulus is None:
+            return
+
+        def happens() -> bool:
+            self._next(schedule)
+            if not stimulus.what:
+                return False
+            draws = self.world.draws("stimulus", stimulus.number)
+            self._events(stimulus.what)(draws)
+            return True
+
+        self.world.after(stimulus.pause_ms, happens)
+
+    def _mine(self) -> bool:
+        """Add a block. While nothing is under way, blocks are rarer, so that days pass in few steps."""
+        world = self.world
+        world.chain.mine(world.time.unix, left_out=self._left_out())
+        quiet_ms = 0 if world.chain.pool or self.tasks.running else (world.next_ms - world.time.ms) // 3
+        world.after(max(world.chain.block_s * 1000, quiet_ms), self._mine, idle=True)
+        for process in world.alive:
+            if process.recheck_ms is not None and process.recheck_ms <= world.time.ms:
+                self.owner.rechecks(process, self.world.draws("recheck", process.name, world.counts.steps))
+        for process in world.processes:
+            if not process.is_alive and process.down_until_ms <= world.time.ms:
+                self.start(process)
+        return True
+
+    def _left_out(self) -> frozenset[str]:
+        chain = self.world.chain
+        if not chain.pool or not self.world.mix["censor"] or self.world.calm:
+            return frozenset()
+        draws = self.world.draws("censor", len(chain.blocks), self.world.counts.steps)
+        return frozenset(each.hash for each in chain.pool if draws.chance(0.3))
+
+    # -- processes ----------------------------------------------------------------------------------------------------
+
+    def _store_of(self, process: SimProcess) -> LedgerStore:
+        machine = process.machine
+        if self._folder is not None:
+            url = f"sqlite:///{Path(self._folder.name) / 'ledger.db'}"
+            inner = open_store(url, clock_ms=machine.clock_ms, steady_ms=machine.steady_ms, verified=False)
+            if process.name in self._stores:
+                self._stores[process.name].close()
+            self._stores[process.name] = inner
+        else:
+            self.disk = inner = SimMemory(self.disk, clock_ms=machine.clock_ms, steady_ms=machine.steady_ms)
+        return WatchedStore(inner, self.books.committed, lambda: self.world.time.ms < self._full_until_ms)
+
+    def start(self, process: SimProcess) -> None:
+        """Start a process. One that cannot write yet tries again later."""
+        self.books.actor = Actor("opening", process)
+        store, draws = self._store_of(process), self.world.draws("process", process.name, process.starts)
+        signer = LocalSigner.from_key(KEY)
+        for _ in range(2):
+            try:
+                process.start(store, draws, self._notified, signer=signer)
+                self.world.say(f"{process.name} starts as pid {process.pid} on {process.machine.name}")
+                return
+            except LedgerUnavailable:
+                break
+            except ConfigError as error:
+                if not str(error).startswith("clock:"):
+                    raise Violation("start-refused", f"{process.name}: {error}") from error
+                self.world.coverage.notes["clock asked about"] += 1
+                ids = tuple(node.id for node in store.nodes())
+                scope = Scope(nodes=ids, marks=(CLOCK_MARK,), durable=True)
+                store.transact(scope, lambda view: accept_clock(view, "owner"))
+        process.down_until_ms = self.world.time.ms + 10_000
+
+    def _notified(self, notices: Iterable[Notice]) -> None:
+        for notice in notices:
+            self.books.check_shown(f"notice {notice.kind}", f"{notice.message} {notice.facts}")
+            self.world.coverage.notes[f"notice {notice.kind}"] += 1
+
+    def kill(self, process: SimProcess) -> None:
+        """End a process as by kill -9."""
+        self.world.say(f"{process.name} dies")
+        self.tasks.kill(process)
+        for want in self.wants:
+            want.under_way = sum(task.actor.want is want for task in self.tasks.running.values())
+        process.end()
+
+    def open_session(self, process: SimProcess, plan: SessionPlan) -> Agent | None:
+        """Open a session in a process, with the named budgets around it; None if it is refused."""
+        guard = process.guard
+        if guard is None:
+            return None
+        self.books.actor = Actor("opening", process)
+
+        def opened() -> Session:
+            parent: BudgetParent = guard
+            for name, limit, per in plan.above:
+                parent = parent.budget(name, limit, per=per)
+            return parent.session(plan.id, budget=plan.budget, id=plan.id, reserve=plan.reserve, tokens=plan.tokens)
+
+        try:
+            session = process.run(opened)
+        except X402GuardError as error:
+            self.world.coverage.notes[f"open refused: {type(error).__name__}"] += 1
+            self.world.say(f"{process.name} cannot open {plan.id}: {error}")
+            return None
+        return process.enter(session, session.__enter__, session.close, process.context)
+
+    # -- stimuli ------------------------------------------------------------------------------------------------------
+
+    def _events(self, what: str) -> Callable[[Draws], None]:
+        by_agent: dict[str, Callable[[Agent, Draws], None]] = {
+            "calls": self.agents.calls,
+            "uses_tool": self.agents.uses_tool,
+            "nests": self.agents.nests,
+            "counts_tokens": self.agents.counts_tokens,
+            "finalizes": self.agents.finalizes,
+            "goes_past": self.agents.goes_past,
+        }
+        by_process: dict[str, Callable[[SimProcess, Draws], None]] = {
+            "sweeps": self.owner.sweeps,
+            "commands": self._commands,
+            "resets": self.owner.resets,
+            "cancels": self._cancels,
+            "crash": self._crash,
+            "closes": self._closes,
+            "reconciles": lambda process, draws: self.owner.reconciles(process, draws, wallet=False),
+            "compares": lambda process, draws: self.owner.reconciles(process, draws, wallet=True),
+        }
+        if what in by_agent:
+            return lambda draws: self._with_agent(draws, by_agent[what])
+        if what in by_process:
+            return lambda draws: self._in_one(draws, by_process[what])
+        return getattr(self, f"_{what}")  # type: ignore[no-any-return]  # one of the methods below
+
+    def _in_one(self, draws: Draws, act: Callable[[SimProcess, Draws], None]) -> None:
+        alive = self.world.alive
+        chosen = draws.below(len(self.world.processes))
+        if alive:
+            act(alive[chosen % len(alive)], draws)
+
+    def _with_agent(self, draws: Draws, act: Callable[[Agent, Draws], None]) -> None:
+        def with_agent(process: SimProcess, draws: Draws) -> None:
+            agents = process.open_agents()
+            if not agents:
+                opened = self.open_session(process, draws.pick(self.plans))
+                agents = [] if opened is None else [opened]
+            if agents:
+                self.books.actor = Actor("opening", process)
+                act(draws.pick(agents), draws)
+
+        self._in_one(draws, with_agent)
+
+    def _buys(self, draws: Draws) -> None:
+        want = draws.pick(self.wants)
+        if want.under_way and not (want.under_way < 3 and self.world.goes_wrong("elsewhere", 0.5, draws)):
+            return
+
+        def buys(agent: Agent, draws: Draws) -> None:
+            session_id = agent.session.context.session_id
+            want.session_id = want.session_id or session_id
+            if session_id != want.session_id:
+                same = self._of_session(agent.process, want.session_id)
+                if not same:
+                    return
+                agent = draws.pick(same)
+            self.agents.buys(agent, want, draws)
+
+        self._with_agent(draws, buys)
+
+    def _of_session(self, process: SimProcess, session_id: str) -> list[Agent]:
+        """Return the agents of a session in a process; it is opened there if none has it."""
+        same = [each for each in process.open_agents() if each.session.context.session_id == session_id]
+        plan = next((plan for plan in self.plans if plan.id == session_id), None)
+        opened = self.open_session(process, plan) if plan is not None and not same else None
+        return same if opened is None else [opened]
+
+    def _opens(self, draws: Draws) -> None:
+        plan = draws.pick(self.plans)
+        self._in_one(draws, lambda process, _: self._open_once(process, plan))
+
+    def _open_once(self, process: SimProcess, plan: SessionPlan) -> None:
+        if all(agent.session.id != plan.id for agent in process.open_agents()):
+            self.open_session(process, plan)
+
+    def _leaves(self, draws: Draws) -> None:
+        if self.world.goes_wrong("closing", 1, draws):
+            self._with_agent(draws, lambda agent, _: self.agents.leaves(agent))
+
+    def _commands(self, process: SimProcess, draws: Draws) -> None:
+        if self.world.goes_wrong("owner", 1, draws):
+            self.owner.commands(process, draws)
+
+    def _cancels(self, process: SimProcess, draws: Draws) -> None:
+        if self.world.goes_wrong("cancel_tx", 1, draws):
+            self.owner.cancels(process, draws)
+
+    def _reads(self, draws: Draws) -> None:
+        """Read a report, as the owner does at any time."""
+        nodes = [node for node in self.books.nodes.values() if node.kind != "tokens"]
+        node = draws.pick(nodes)
+
+        def reads(process: SimProcess, _: Draws) -> None:
+            from x402guard.testing.simulator.ending import check_report
+
+            if process.guard is not None:
+                check_report(process.guard.shell.store, node.id)
+
+        self._in_one(draws, reads)
+
+    # -- what breaks --------------------------------------------------------------------------------------------------
+
+    def _crash(self, process: SimProcess, draws: Draws) -> None:
+        if self.world.goes_wrong("crash", 1, draws):
+            process.down_until_ms = self.world.time.ms + draws.pick(_DOWN_MS)
+            self.kill(process)
+
+    def _closes(self, process: SimProcess, draws: Draws) -> None:
+        """End a process in order: its sessions close, and its guard."""
+        guard = process.guard
+        if guard is None or not self.world.goes_wrong("close", 1, draws):
+            return
+        for agent in reversed(process.open_agents()):
+            self.agents.leaves(agent)
+        try:
+            process.run(guard.close)
+        except LedgerUnavailable:
+            self.world.say(f"{process.name} cannot write that it ends")
+        process.down_until_ms = self.world.time.ms + draws.pick(_DOWN_MS)
+        self.kill(process)
+
+    def _power(self, draws: Draws) -> None:
+        """Cut the power: every process ends, and the newest commits that were not durable are gone."""
+        lost = draws.below(1 + (0 if self.disk is None else self.disk.volatile))
+        if self.disk is None or not self.world.goes_wrong("power", 1, draws):
+            return
+        self.world.say(f"the power is cut, {lost} commits are lost")
+        for process in self.world.alive:
+            process.down_until_ms = self.world.time.ms + draws.pick(_DOWN_MS)
+            self.kill(process)
+        for machine in self.world.machines:
+            machine.reboot()
+        self.disk.lose_power(lost)
+        self.books.read_again(self.disk.nodes(), self.disk.all_holds())
+        self.books.check_all((), None)
+
+    def _disk_full(self, draws: Draws) -> None:
+        until_ms = self.world.time.ms + draws.pick((500, 5_000, 60_000))
+        if self.world.goes_wrong("disk_full", 1, draws):
+            self._full_until_ms = until_ms
+            self.world.say("the disk is full")
+
+    def heal(self) -> None:
+        """Mend everything: disk, clocks, endpoints."""
+        self._full_until_ms = 0
+        for machine in self.world.machines:
+            machine.skew_ms = 0
+        self.world.endpoint_changes += 1
+        for endpoint in self.world.endpoints:
+            endpoint.heal()
+        for rpc in self.rpcs:
+            rpc.hops = 0.0
+
+    def _clock(self, draws: Draws) -> None:
+        machine, skew_ms = draws.pick(self.world.machines), draws.pick(_SKEWS_MS)
+        if self.world.goes_wrong("clock", 1, draws):
+            machine.skew_ms = skew_ms
+            self.world.say(f"the clock of {machine.name} is {skew_ms} ms ahead")
+
+    def _reorg(self, draws: Draws) -> None:
+        count, dropped = draws.pick((1, 2, 5, 11)), draws.pick((0.0, 0.5, 1.0))
+        if self.world.goes_wrong("reorg", 1, draws):
+            undone = self.world.chain.reorganise(count, draws, dropped=dropped, twist=self.world.mix["twist"])
+            self.world.say(f"{count} blocks are undone: {undone}")
+
+    def _censor(self, draws: Draws) -> None:
+        """Send a payment of long ago again, as whoever holds it can."""
+        sent = [each for each in self.books.signed.values() if each.sent]
+        if sent:
+            signed = draws.pick(sent)
+            if signed.settled_by is not None and not self.world.chain.knows(signed.settled_by):
+                old = signed.settled_by
+                signed.settled_by = Transaction(self.world.chain.new_hash(), old.kind, old.parts[:1])
+                self.world.chain.submit(signed.settled_by)
+
+    def _endpoint(self, draws: Draws) -> None:
+        self.world.endpoint_changes += 1
+        endpoint, mix = draws.pick(self.world.endpoints), self.world.goes_wrong
+        how = draws.pick(("down", "lag", "fork", "nonsense", "limit", "logs", "heals", "heals", "heals", "heals"))
+        if how == "heals":
+            endpoint.heal()
+        elif how == "down" and mix("rpc_down", 1, draws):
+            endpoint.down = True
+        elif how == "lag" and mix("rpc_lag", 1, draws):
+            endpoint.lag = draws.pick((1, 3, 8))
+        elif how == "fork" and mix("rpc_fork", 1, draws):
+            endpoint.fork = list(self.world.chain.blocks)
+        elif how == "nonsense" and mix("rpc_nonsense", 1, draws):
+            endpoint.nonsense = draws.pick((0.02, 0.3))
+        elif how == "limit" and mix("rpc_limit", 1, draws):
+            endpoint.limited = True
+        elif how == "logs" and mix("no_logs", 1, draws):
+            endpoint.no_logs = True
+
+    def _dusk(self, draws: Draws) -> None:
+        """Let time pass until shortly before midnight."""
+        before_s = draws.pick((10, 40, 90, 140))
+        self.world.time.ms += _DAY_MS - self.world.time.ms % _DAY_MS - before_s * 1_000
+        self.world.say("the day ends soon")
+
+    def _outside(self, draws: Draws) -> None:
+        """Move money past the ledger, as whoever else has the key can."""
+        asset, chain = self.world.asset, self.world.chain
+        amount = draws.pick((1, 5_000, 10_000, 50_000))
+        if self.world.goes_wrong("outside", 1, draws):
+            payer = LocalSigner.from_key(KEY).address
+            chain.submit(Transaction(chain.new_hash(), "outside", outside=(asset.contract, payer, amount)))
+            self.world.say(f"{amount} units leave the wallet past the ledger")
