@@ -17,7 +17,7 @@ from tests.support.merchant import URL, Shop, b64, make_guard, receipt
 from tests.support.refusals import Chunks, events, fetch
 from x402guard import PaidNotDelivered, Policy, PolicyDenied, SettlementUncertain
 from x402guard.flow.drivers import run
-from x402guard.guard import guard as guard_module
+from x402guard.flow.surroundings import Surroundings
 from x402guard.ledger.evidence import Settled, weigh, weigh_marks
 from x402guard.ledger.model import Claim, Delivery
 from x402guard.ledger.purchases import presentation_of
@@ -118,7 +118,7 @@ def killed(ledger):
 @MODES
 def test_a57_a_restart_on_another_machine_waits_and_then_presents_the_same_payment(killed, mode, monkeypatch):
     ledger, nonce = killed
-    monkeypatch.setattr(guard_module, "machine", lambda: "another machine")
+    monkeypatch.setattr(Surroundings, "machine", lambda _: "another machine")
     clock, shop = Clock(int(time.time() * 1000)), Shop()
     store = open_store(ledger, clock_ms=clock)
     with make_guard(store, budget="$1.00") as guard, guard.session("run", id="run") as session:

@@ -55,6 +55,16 @@ def spends(guard):
 MATTERS = pytest.mark.parametrize("use", [holds, spends], ids=["a hold", "a window"])
 
 
+def test_a_clock_that_is_set_right_is_believed_once_another_process_has_written(monkeypatch, tmp_path):
+    behind, right = Machine(monkeypatch, tmp_path), Machine(monkeypatch, tmp_path)
+    behind.wall.tick(-100)
+    with behind.open() as guard, right.open() as other:
+        behind.wall.tick(100)
+        other.session("b", budget="$1.00").charge("serp", "$0.10")
+        with client(guard.session("a", budget="$1.00"), Shop()) as http:
+            assert http.get(URL).status_code == 200
+
+
 @MATTERS
 @pytest.mark.parametrize("how", ["jumped", "another machine"])
 def test_a_clock_that_is_days_ahead_is_asked_about_and_nothing_is_written(machine, use, how):

@@ -223,6 +223,32 @@ def test_an_exact_payment_explains_its_own_amount_alone():
     assert books.change(lambda view: explain(view, key, proof, 70_000), marks=(key, proof))
 
 
+def test_an_exact_payment_explains_its_amount_before_an_upto_of_that_ceiling():
+    books, key, proof = Books(), ("unshown", "somewhere"), ("proof", "p")
+    books.change(lambda view: view.put_mark(key, {"holds": {"upto": "70000", "exact": "=70000"}}), marks=(key,))
+    assert books.change(lambda view: explain(view, key, proof, 70_000), marks=(key, proof))
+    assert books.store.marks(*proof)["p"] == {"hold": "exact"}
+
+
+def test_a_transfer_that_another_reconciliation_has_explained_is_explained():
+    books, key, proof = Books(), ("unshown", "somewhere"), ("proof", "p")
+    books.change(lambda view: view.put_mark(proof, {"hold": "h1"}), marks=(proof,))
+    assert books.change(lambda view: explain(view, key, proof, 70_000), marks=(key, proof))
+
+
+def test_a_payment_explains_one_transfer_however_often_the_chain_is_asked():
+    books = Books()
+    books.hold("h1", "$0.10", chain_evidence=True)
+    shown(books, Used(final=True))
+    payment = books.store.hold("h1").payment()
+    key = ("unshown", f"{payment.network}/{payment.token}/{payment.payee}")
+    for proof, explained in ((("proof", "first"), True), (("proof", "second"), False)):
+        found = books.change(lambda view, p=proof: explain(view, key, p, payment.amount_atomic), marks=(key, proof))
+        assert found == explained
+        books.clock.tick(60)
+        shown(books, Used(final=True))
+
+
 @pytest.mark.parametrize("where", ["memory://", "sqlite"])
 def test_a_used_nonce_without_a_transaction_is_looked_up_for_another_day(where, tmp_path):
     books = Books(where if where == "memory://" else f"sqlite:///{tmp_path / 'l.db'}")

@@ -228,6 +228,19 @@ def test_a_node_whose_window_is_ahead_of_the_clock_stays_in_it():
     assert (rolled(node, MIDNIGHT + DAY).since_ms, rolled(node, MIDNIGHT + DAY).counted) == (MIDNIGHT + DAY, 0)
 
 
+def test_a_capture_closes_in_the_window_that_counts_it_although_another_clock_is_ahead():
+    books = by_the()
+    books.open("elsewhere", "$1")
+    books.clock.tick(120)
+    assert spend(books, "other", "$0.10", node="elsewhere")  # the ledger's last time is after midnight now
+    books.clock.tick(-120)
+    assert spend(books, "a", "$0.50")
+    books.clock.tick(120)
+    assert left(books) == usd("$2.00")
+    books.step("a", Correct(usd("$0.00"), Evidence.CHAIN))
+    assert left(books) == usd("$2.00")
+
+
 def test_a_day_that_nobody_spent_in_and_a_year():
     books = by_the()
     for years in range(3):

@@ -38,7 +38,7 @@ def run(  # noqa: PLR0917 - typer's options
     """Play runs of the simulator. The last line says steps, payments and violations."""
     try:
         if seed is not None:
-            kept = tuple(int(number) for number in keep.split(",")) if keep else None
+            kept = _numbers(keep) if keep else None
             faults = frozenset(off.split(",")) if off else frozenset[str]()
             one = Case(seed, length, faults, kept, store, version)  # type: ignore[arg-type]  # checked by the class
             result = _told(one)
@@ -64,6 +64,13 @@ def run(  # noqa: PLR0917 - typer's options
             typer.echo(f"not reached, {table}: {', '.join(missing) or 'nothing'}")
     typer.echo(result.summary())
     raise typer.Exit(1 if result.violations else 0)
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    parts = text.split(",")
+    if not all(part.isascii() and part.isdigit() for part in parts):
+        raise ConfigError(f"keep: {text!r:.80} is not a list of numbers; write 3,14,15")
+    return tuple(map(int, parts))
 
 
 def _told(case: Case) -> Result:
