@@ -146,7 +146,7 @@ class Guard(BudgetParent):
         self._open(shell, limit, checks=background_checks and chain is not None)
 
     def _open(self, shell: Shell, limit: Nanos | None, *, checks: bool) -> None:
-        self._rechecker = Rechecker(lambda: run(sweep(self.context), shell))
+        self._rechecker = Rechecker(lambda since_ms: run(sweep(self.context, since_ms=since_ms), shell))
         self.shell = replace(shell, recheck=self._rechecker.nudge) if checks else shell
         try:
             self.context = replace(self.context, gone=self._enter_books(limit))

@@ -22,10 +22,11 @@ class Rechecker:
     """Checks once after a nudge, then in growing pauses until nothing is open.
 
     Args:
-        look: one sweep: asks the chain about some payments.
+        look: one sweep: asks the chain about some payments, but none again that was asked about since the first sweep of
+            the check began (unix milliseconds; None for the first one).
     """
 
-    def __init__(self, look: Callable[[], Swept]) -> None:
+    def __init__(self, look: Callable[[int | None], Swept]) -> None:
         self._look = look
         self._lock = threading.Lock()
         self._wake = threading.Event()
@@ -59,9 +60,11 @@ class Rechecker:
             pause_s = min(LONGEST_PAUSE_S, pause_s * 2)
 
     def _looked(self) -> int:
+        since_ms: int | None = None
         try:
             for _ in range(MOST_AT_ONCE):
-                swept = Swept(0, more=False) if self._closed else self._look()
+                swept = Swept(0, more=False) if self._closed else self._look(since_ms)
+                since_ms = swept.began_ms if since_ms is None else since_ms
                 if not swept.more:
                     break
             return swept.still_open

@@ -277,6 +277,7 @@ class Swept:
         room: nano-dollars that fitted into the budgets when it began; None without a limit.
         waits: nano-dollars of claimed payments that are given back once their blocks are final.
         until: unix seconds by which they are decided, once a block after it is final; 0 if nothing waits.
+        began_ms: when it began, by the ledger's clock, in unix milliseconds.
     """
 
     still_open: int
@@ -285,21 +286,25 @@ class Swept:
     room: Nanos | None = None
     waits: Nanos = NOTHING
     until: int = 0
+    began_ms: int = 0
 
 
-def sweep(context: Context, *, live_first: bool = False) -> Flow[Swept]:
+def sweep(context: Context, *, live_first: bool = False, since_ms: int | None = None) -> Flow[Swept]:
     """Ask the chain about up to ``SWEEP_SIZE`` unproven payments, those with the oldest check first.
 
-    *live_first*: those that take budget before those that only wait for a confirmation. Skips payments checked within ``SWEEP_PAUSE_MS``. An unreadable network is asked only once.
+    *live_first*: those that take budget before those that only wait for a confirmation. Skips payments checked within ``SWEEP_PAUSE_MS``,
+    and since *since_ms* (unix milliseconds), so that a slow chain is not asked twice in one check. An unreadable network is asked only once.
     """
-    waiting = seen = 0
+    waiting = seen = began_ms = 0
     room: Nanos | None = None
 
     def pick(view: LedgerView) -> tuple[Hold, ...]:
-        nonlocal waiting, seen, room
+        nonlocal waiting, seen, room, began_ms
+        began_ms, latest_ms = view.now_ms, view.now_ms if since_ms is None else since_ms
         room = room_on_path(view, context.node_id, context.finalizing)
         worth = [h for h in map(view.known_hold, view.sweep) if is_worth_asking(view, h, context.flight_ms)]
-        chosen = tuple(hold for hold in worth if view.now_ms - hold.checked_ms > SWEEP_PAUSE_MS)
+        rested = [hold for hold in worth if view.now_ms - hold.checked_ms > SWEEP_PAUSE_MS]
+        chosen = tuple(hold for hold in rested if hold.checked_ms < latest_ms)
         waiting, seen = len(worth) - len(chosen), len(chosen)
         return chosen
 
@@ -323,7 +328,7 @@ def sweep(context: Context, *, live_first: bool = False) -> Flow[Swept]:
         yield from _note_asked(asked)
     # A payment that cannot be read alone, as one whose seller names an invisible transaction, holds up no other.
     more = seen == SWEEP_SIZE and not unreadable
-    return Swept(still_open + len(asked) + waiting, more, seen, room, Nanos(waits), until)
+    return Swept(still_open + len(asked) + waiting, more, seen, room, Nanos(waits), until, began_ms)
 
 
 def may_fit_now(context: Context, fitted: Nanos) -> Flow[Looked]:

@@ -11,7 +11,7 @@ def test_a_look_that_the_books_were_too_busy_for_is_not_the_last():
     """Another process writes for thirty seconds once; the claims are open all the same."""
     looks, again = [], threading.Event()
 
-    def look():
+    def look(_since_ms):
         looks.append(1)
         if len(looks) == 1:
             raise LedgerUnavailable("another process has been writing the ledger for 30 s")
@@ -24,3 +24,14 @@ def test_a_look_that_the_books_were_too_busy_for_is_not_the_last():
         assert again.wait(5), "the thread has ended, and claims are open"
     finally:
         rechecker.close()
+
+
+def test_the_sweeps_of_one_check_ask_about_no_payment_twice():
+    looks = []
+
+    def look(since_ms):
+        looks.append(since_ms)
+        return Swept(0, more=len(looks) < 3, began_ms=10 * len(looks))
+
+    Rechecker(look)._looked()
+    assert looks == [None, 10, 10]

@@ -18,8 +18,8 @@ DEFAULT_LENGTH: Final = 400
 STORES: Final = ("memory", "sqlite")
 
 STIMULI: Final[Mapping[str, int]] = {
-    "buys": 300, "calls": 25, "uses_tool": 30, "opens": 8, "nests": 8, "leaves": 6, "counts_tokens": 4, "finalizes": 2,
-    "goes_past": 1, "sweeps": 6, "reconciles": 4, "compares": 8, "commands": 6, "resets": 12, "cancels": 5, "crash": 4, "closes": 2,
+    "buys": 300, "calls": 25, "uses_tool": 30, "opens": 8, "nests": 8, "leaves": 12, "counts_tokens": 4, "finalizes": 2,
+    "goes_past": 1, "sweeps": 6, "reconciles": 4, "compares": 8, "commands": 10, "resets": 12, "cancels": 5, "crash": 4, "closes": 2,
     "power": 1, "disk_full": 1, "clock": 5, "reorg": 12, "censor": 3, "endpoint": 14, "outside": 3, "reads": 1, "dusk": 1,
 }  # fmt: skip
 """What may happen next, and how often."""

@@ -40,7 +40,7 @@ class Owner:
     def commands(self, process: SimProcess, draws: Draws) -> None:
         """Give one command on one budget."""
         nodes = [node for node in self._books.nodes.values() if node.kind is not NodeKind.TOKENS]
-        node = draws.pick(nodes)
+        node = self._books.nodes[WALLET] if draws.chance(0.4) else draws.pick(nodes)
         what = draws.below(10)
         if what < 2:
             scope = Scope(nodes=(node.id,), durable=True)
@@ -117,8 +117,10 @@ class Owner:
         began_ms, troubles = self._world.time.ms, self._troubles(process)
 
         def look() -> Flow[int]:
+            since_ms: int | None = None
             for _ in range(MOST_AT_ONCE):
-                swept: Swept = yield from sweep(guard.context)
+                swept: Swept = yield from sweep(guard.context, since_ms=since_ms)
+                since_ms = swept.began_ms if since_ms is None else since_ms
                 if not swept.more:
                     break
             return swept.still_open

@@ -122,7 +122,7 @@ def _pace(draws: Draws, flavour: Flavour) -> tuple[int, int]:
     depth, block_s = draws.pick((0, 1, 2, 3, 6, 12, 64)), draws.pick((2, 2, 6, 12))
     if flavour == "midnight":
         return 12, 12
-    if flavour == "dense" and depth > 3:
+    if flavour == "dense" and depth > 1:
         return 64, 12
     return depth, 12 if flavour == "nodes" else block_s
 
