@@ -27,6 +27,7 @@ from x402guard.x402.settlement import Swept, is_open, sweep
 R = TypeVar("R")
 
 _OFTEN_ENOUGH_MS = 5_000
+_QUICK_MS = 10_000
 _LIMITS = (100_000_000, 300_000_000, 1_000_000_000, 5_000_000_000)
 
 
@@ -126,7 +127,8 @@ class Owner:
             return swept.still_open
 
         def ended(still_open: int | None, _error: BaseException | None) -> None:
-            if still_open is not None and troubles is not None and troubles == self._troubles(process):
+            quick = self._world.time.ms - began_ms < _QUICK_MS  # a slow one may end while another one asks
+            if still_open is not None and quick and troubles is not None and troubles == self._troubles(process):
                 self._check_all_asked(began_ms)
             if still_open == 0 or process.guard is not guard:
                 return
