@@ -188,11 +188,11 @@ class Ending:
         """True for a payment that stays at its ceiling, as documented, because no log shows what has used its nonce.
 
         That is a Permit2 payment that was settled inside a contract, or cancelled in a block in which a contract moved
-        money to the same payee; or any payment, if the nodes kept no logs for ``UNSHOWN_S`` after its deadline.
+        money to the same payee; or any payment that no healthy node was asked about until ``UNSHOWN_S`` after its deadline.
         """
         if hold.evidence is not Evidence.CHAIN or hold.proof is not None:
             return False
-        if self._world.mix["no_logs"] and hold.deadline_unix + UNSHOWN_S < self._calm_unix + 3_600:
+        if hold.deadline_unix + UNSHOWN_S < self._calm_unix + 3_600:
             return True
         intent, chain = hold.payment(), self._world.chain
         number = chain.used.get(intent.nonce)

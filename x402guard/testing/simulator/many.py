@@ -12,7 +12,7 @@ from typing import Any, Final
 from x402guard.testing.simulator.case import Case
 from x402guard.testing.simulator.simulate import Result, play, simulate
 
-_AT_ONCE: Final = 40
+_AT_ONCE: Final = 6
 
 MOST_FOUND: Final = 5
 """After so many violations, no new runs are begun."""
