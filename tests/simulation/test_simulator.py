@@ -15,7 +15,6 @@ from x402guard import ConfigError, Policy
 from x402guard.testing.simulator import VERSION, BrokenActor, Case, Seller, as_test, minimise, play, simulate
 from x402guard.testing.simulator.__main__ import app
 from x402guard.testing.simulator.draws import Draws
-from x402guard.testing.simulator.play import Play
 
 _SECONDS = 30
 ROOT = Path(__file__).parents[2]
@@ -35,9 +34,9 @@ def test_nor_over_a_ledger_in_a_file():
 
 
 def story_of(case):
-    run = Play(case, traced=True)
-    run.run()
-    return run.world.trace
+    story = []
+    play(case, trace=story)
+    return story
 
 
 def test_a_seed_is_one_run():
@@ -48,10 +47,9 @@ def test_a_seed_is_one_run():
 @pytest.mark.parametrize("hash_seed", ["0", "1", "77"])
 def test_a_seed_is_one_run_in_every_process(hash_seed):
     code = (
-        "import hashlib\nfrom x402guard.testing.simulator import Case\n"
-        "from x402guard.testing.simulator.play import Play\n"
-        "run = Play(Case(5, 150), traced=True)\nrun.run()\n"
-        "print(hashlib.sha256('\\n'.join(run.world.trace).encode()).hexdigest())"
+        "import hashlib\nfrom x402guard.testing.simulator import Case, play\n"
+        "story = []\nplay(Case(5, 150), trace=story)\n"
+        "print(hashlib.sha256('\\n'.join(story).encode()).hexdigest())"
     )
     env = {**os.environ, "PYTHONHASHSEED": hash_seed}
     told = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=env, capture_output=True, text=True, check=True)
@@ -202,6 +200,13 @@ def test_the_command_plays_one_run_and_tells_its_story():
     assert told.output.splitlines()[-1].endswith("0 violations")
 
 
+@pytest.mark.parametrize("words", [["--off", "reorg"], ["--keep", "1,2"]])
+def test_the_command_does_not_leave_out_of_many_runs_what_belongs_to_one(words):
+    told = CliRunner().invoke(app, ["--runs", "1", *words])
+    assert told.exit_code == 2
+    assert told.stderr.startswith("error: off, keep: they belong to one run; name it with --seed")
+
+
 def test_the_command_plays_many_runs_and_lists_what_it_has_not_reached():
     told = CliRunner().invoke(app, ["--first", "3", "--runs", "2", "--length", "40", "--workers", "1", "--coverage"])
     assert told.exit_code == 0
@@ -215,7 +220,6 @@ def test_the_command_plays_many_runs_and_lists_what_it_has_not_reached():
         (["--version", "99"], "error: seed: 3 belongs to version 99"),
         (["--off", "rain"], "error: off: 'rain' is not a fault"),
         (["--keep", "1,x"], "error: keep: '1,x' is not a list of numbers"),
-        (["--store", "paper"], "error: store: 'paper' is not one of memory, sqlite"),
     ],
 )
 def test_the_command_names_what_is_wrong(words, said):

@@ -292,19 +292,20 @@ class Swept:
 def sweep(context: Context, *, live_first: bool = False, since_ms: int | None = None) -> Flow[Swept]:
     """Ask the chain about up to ``SWEEP_SIZE`` unproven payments, those with the oldest check first.
 
-    *live_first*: those that take budget before those that only wait for a confirmation. Skips payments checked within ``SWEEP_PAUSE_MS``,
-    and since *since_ms* (unix milliseconds), so that a slow chain is not asked twice in one check. An unreadable network is asked only once.
+    *live_first*: those that take budget before those that only wait for a confirmation. Skips payments checked within
+    ``SWEEP_PAUSE_MS``, or from *since_ms* (unix milliseconds) on, so that one check asks a slow chain only once. An
+    unreadable network is asked only once.
     """
     waiting = seen = began_ms = 0
     room: Nanos | None = None
 
     def pick(view: LedgerView) -> tuple[Hold, ...]:
         nonlocal waiting, seen, room, began_ms
-        began_ms, latest_ms = view.now_ms, view.now_ms if since_ms is None else since_ms
+        began_ms = view.now_ms
+        before_ms = view.now_ms - SWEEP_PAUSE_MS if since_ms is None else min(since_ms, view.now_ms - SWEEP_PAUSE_MS)
         room = room_on_path(view, context.node_id, context.finalizing)
         worth = [h for h in map(view.known_hold, view.sweep) if is_worth_asking(view, h, context.flight_ms)]
-        rested = [hold for hold in worth if view.now_ms - hold.checked_ms > SWEEP_PAUSE_MS]
-        chosen = tuple(hold for hold in rested if hold.checked_ms < latest_ms)
+        chosen = tuple(hold for hold in worth if hold.checked_ms < before_ms)
         waiting, seen = len(worth) - len(chosen), len(chosen)
         return chosen
 

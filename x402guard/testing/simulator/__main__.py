@@ -10,10 +10,9 @@ from typing import Annotated, Final
 import typer
 
 from x402guard.errors import ConfigError
-from x402guard.testing.simulator.case import DEFAULT_LENGTH, VERSION, Case
+from x402guard.testing.simulator.case import DEFAULT_LENGTH, VERSION, Case, Store
 from x402guard.testing.simulator.many import MOST_FOUND, play_many
 from x402guard.testing.simulator.minimise import as_test, minimise
-from x402guard.testing.simulator.play import Play
 from x402guard.testing.simulator.simulate import Found, Result, play
 
 _FOLDER: Final = Path("simulator-found")
@@ -23,36 +22,30 @@ app = typer.Typer(add_completion=False)
 
 @app.command()
 def run(  # noqa: PLR0917 - typer's options
-    seconds: Annotated[float, typer.Option(help="How long to play new runs.")] = 600,
+    seconds: Annotated[float, typer.Option(min=1, help="How long to play new runs.")] = 600,
     seed: Annotated[int | None, typer.Option(help="Play this one run, and tell its story.")] = None,
     first: Annotated[int | None, typer.Option(help="The first seed of many; by default a new one.")] = None,
-    runs: Annotated[int | None, typer.Option(help="How many runs to play, instead of a time.")] = None,
+    runs: Annotated[int | None, typer.Option(min=1, help="How many runs to play, instead of a time.")] = None,
     length: Annotated[int, typer.Option(help="How many things happen from outside in a run.")] = DEFAULT_LENGTH,
     off: Annotated[str, typer.Option(help="Faults that do not happen, with commas between them.")] = "",
     keep: Annotated[str, typer.Option(help="The numbers of what happens, with commas between them.")] = "",
-    store: Annotated[str, typer.Option(help="memory or sqlite.")] = "memory",
+    store: Annotated[Store, typer.Option(help="Where the ledger of a run is kept.")] = "memory",
     version: Annotated[int, typer.Option(help="Of the simulator that the seed belongs to.")] = VERSION,
-    workers: Annotated[int, typer.Option(help="How many runs to play at once; by default one for each core.")] = 0,
+    workers: Annotated[
+        int, typer.Option(min=0, help="How many runs to play at once; by default one for each core.")
+    ] = 0,
     coverage: Annotated[bool, typer.Option(help="Print what was reached, and what was not.")] = False,
 ) -> None:
     """Play runs of the simulator. The last line says steps, payments and violations."""
     try:
-        if seed is not None:
-            kept = _numbers(keep) if keep else None
-            faults = frozenset(off.split(",")) if off else frozenset[str]()
-            one = Case(seed, length, faults, kept, store, version)  # type: ignore[arg-type]  # checked by the class
-            result = _told(one)
-        else:
+        one = _one_case(seed, length, off, keep, store=store, version=version)
+        if one is None:
             begin = secrets.randbelow(10**12) if first is None else first
             typer.echo(f"seeds from {begin} on, version {VERSION}")
-            result = play_many(
-                begin,
-                length,
-                store,
-                seconds=None if runs is not None else seconds,
-                runs=runs,
-                workers=workers or os.cpu_count() or 1,
-            )
+            limit, cores = None if runs is not None else seconds, workers or os.cpu_count() or 1
+            result = play_many(begin, length, store, seconds=limit, runs=runs, workers=cores)
+        else:
+            result = _told(one)
     except ConfigError as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(2) from None
@@ -66,6 +59,14 @@ def run(  # noqa: PLR0917 - typer's options
     raise typer.Exit(1 if result.violations else 0)
 
 
+def _one_case(seed: int | None, length: int, off: str, keep: str, *, store: Store, version: int) -> Case | None:
+    """Return the one run that the options name, or None for many. Raises ``ConfigError``."""
+    if seed is None and (off or keep):
+        raise ConfigError("off, keep: they belong to one run; name it with --seed")
+    faults = frozenset(off.split(",")) if off else frozenset[str]()
+    return None if seed is None else Case(seed, length, faults, _numbers(keep) if keep else None, store, version)
+
+
 def _numbers(text: str) -> tuple[int, ...]:
     parts = text.split(",")
     if not all(part.isascii() and part.isdigit() for part in parts):
@@ -75,14 +76,11 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 def _told(case: Case) -> Result:
     """Play one run, and print its story."""
-    told = Play(case, traced=True)
-    try:
-        told.run()
-    except Exception as error:
-        typer.echo(f"{type(error).__name__}: {error}"[:1_000])
-    for line in told.world.trace or ():
+    story: list[str] = []
+    result = play(case, trace=story)
+    for line in story:
         typer.echo(line)
-    return play(case)
+    return result
 
 
 def _keep(found: Found, *, smaller: bool) -> None:

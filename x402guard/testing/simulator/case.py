@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import Final, Literal, get_args
 
 from x402guard.errors import ConfigError
 from x402guard.testing.simulator.draws import Draws
@@ -15,12 +15,12 @@ VERSION: Final = 1
 
 DEFAULT_LENGTH: Final = 400
 
-STORES: Final = ("memory", "sqlite")
+Store = Literal["memory", "sqlite"]
 
 STIMULI: Final[Mapping[str, int]] = {
     "buys": 300, "calls": 25, "uses_tool": 30, "opens": 8, "nests": 8, "leaves": 12, "counts_tokens": 4, "finalizes": 2,
     "goes_past": 1, "sweeps": 6, "reconciles": 4, "compares": 8, "commands": 10, "resets": 12, "cancels": 5, "crash": 4, "closes": 2,
-    "power": 1, "disk_full": 1, "clock": 5, "reorg": 12, "censor": 3, "endpoint": 14, "outside": 3, "reads": 1, "dusk": 1,
+    "power": 1, "disk_full": 1, "clock": 5, "reorg": 12, "resends": 3, "endpoint": 14, "outside": 3, "reads": 1, "dusk": 1,
 }  # fmt: skip
 """What may happen next, and how often."""
 
@@ -76,7 +76,7 @@ class Case:
     length: int = DEFAULT_LENGTH
     off: frozenset[str] = frozenset()
     kept: tuple[int, ...] | None = None
-    store: Literal["memory", "sqlite"] = "memory"
+    store: Store = "memory"
     version: int = field(default=VERSION)
 
     def __post_init__(self) -> None:
@@ -92,8 +92,8 @@ class Case:
         unknown = sorted(self.off - set(FAULTS))
         if unknown:
             raise ConfigError(f"off: {unknown[0]!r} is not a fault; the faults are {', '.join(FAULTS)}")
-        if self.store not in STORES:
-            raise ConfigError(f"store: {self.store!r} is not one of {', '.join(STORES)}")
+        if self.store not in get_args(Store):
+            raise ConfigError(f"store: {self.store!r} is not one of {', '.join(get_args(Store))}")
 
     @property
     def flavour(self) -> Flavour:

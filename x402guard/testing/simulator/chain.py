@@ -59,8 +59,9 @@ class SimBlock:
 
 
 class SimChain:
-    """The canonical chain, with a block each *block_s* seconds, and finality *depth* blocks behind the last. A reorganisation replaces ``blocks``, so that an endpoint can keep the blocks of a fork.
+    """The canonical chain, with a block each *block_s* seconds, and finality *depth* blocks behind the last.
 
+    A reorganisation replaces ``blocks``, so that an endpoint can keep the blocks of a fork.
     ``used`` is the block of each nonce that is used; ``words`` the nonce behind each word of Permit2's bitmap, used once
     on any fork (nonces are random, so that no two share a word).
     """
@@ -187,7 +188,7 @@ class SimChain:
                 if each.outside is not None:
                     self.outside_units -= each.outside[2]
                 elif draws.chance(dropped):
-                    continue  # whoever holds the authorization may send it again
+                    continue  # the seller holds the authorization, and may send it again
                 self.pool.append(self._twisted(each, draws) if twist else each)
         draws.shuffle(self.pool)
         for block in undone:

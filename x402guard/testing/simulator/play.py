@@ -42,14 +42,19 @@ class Play:
     Args:
         case: the run.
         sellers, policy: in place of the drawn ones.
-        traced: keep the story of the run in ``world.trace``.
+        trace: a list that gets the story of the run, a line for each event that matters; None for no story.
     """
 
     def __init__(
-        self, case: Case, *, sellers: Sequence[Seller] = (), policy: Policy | None = None, traced: bool = False
+        self,
+        case: Case,
+        *,
+        sellers: Sequence[Seller] = (),
+        policy: Policy | None = None,
+        trace: list[str] | None = None,
     ) -> None:
         self.case = case
-        scene = set_scene(case, sellers, policy, traced=traced)
+        scene = set_scene(case, sellers, policy, trace=trace)
         self.world, self.wants, self.sellers, self.plans, self.rpcs = (
             scene.world, scene.wants, scene.sellers, scene.plans, scene.rpcs,
         )  # fmt: skip
@@ -74,8 +79,7 @@ class Play:
             self.world.after(self.world.chain.block_s * 1000, self._mine, idle=True)
             schedule = iter(self.case.schedule())
             self._next(schedule)
-            while self.world.busy or self.tasks.running:
-                self._step()
+            self.drain()
             Ending(self).play()
         finally:
             self.close()
@@ -377,8 +381,8 @@ class Play:
             undone = self.world.chain.reorganise(count, draws, dropped=dropped, twist=self.world.mix["twist"])
             self.world.say(f"{count} blocks are undone: {undone}")
 
-    def _censor(self, draws: Draws) -> None:
-        """Send a payment of long ago again, as whoever holds it can."""
+    def _resends(self, draws: Draws) -> None:
+        """Send a settlement again that a reorganisation has dropped, as its seller can."""
         sent = [each for each in self.books.signed.values() if each.sent]
         if sent:
             signed = draws.pick(sent)
@@ -413,7 +417,7 @@ class Play:
         self.world.say("the day ends soon")
 
     def _outside(self, draws: Draws) -> None:
-        """Move money past the ledger, as whoever else has the key can."""
+        """Move money past the ledger, as another holder of the key can."""
         asset, chain = self.world.asset, self.world.chain
         amount = draws.pick((1, 5_000, 10_000, 50_000))
         if self.world.goes_wrong("outside", 1, draws):

@@ -76,7 +76,7 @@ class Scene:
     rpcs: list[SimRpc]
 
 
-def set_scene(case: Case, sellers: Sequence[Seller], policy: Policy | None, *, traced: bool) -> Scene:
+def set_scene(case: Case, sellers: Sequence[Seller], policy: Policy | None, *, trace: list[str] | None) -> Scene:
     """Return the scene of a run. *sellers* and *policy* take the place of the drawn ones, if they are given."""
     draws = Draws.named(case.seed, "scene")
     dense, midnight = case.flavour == "dense", case.flavour == "midnight"
@@ -89,7 +89,7 @@ def set_scene(case: Case, sellers: Sequence[Seller], policy: Policy | None, *, t
     machines = [Machine(f"m{number}", time) for number in range(draws.pick((1, 1, 2, 3)))]
     for machine in machines if mix["clock"] else ():
         machine.skew_ms = draws.pick((0, 0, 0, -100_000, -250_000))
-    world = World(case.seed, time, mix, asset, chain, endpoints, machines, trace=[] if traced else None)
+    world = World(case.seed, time, mix, asset, chain, endpoints, machines, trace=trace)
     rpcs: list[SimRpc] = []
     blind = draws.chance(0.06)
     wallet = draws.pick(("$0.30", "$3.00", "$50.00", "$50.00", None, None))

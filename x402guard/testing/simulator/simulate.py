@@ -11,7 +11,7 @@ from typing import Final
 
 from x402guard.errors import ConfigError
 from x402guard.policy import Policy
-from x402guard.testing.simulator.case import DEFAULT_LENGTH, Case
+from x402guard.testing.simulator.case import DEFAULT_LENGTH, Case, Store
 from x402guard.testing.simulator.coverage import Coverage
 from x402guard.testing.simulator.market import Seller
 from x402guard.testing.simulator.play import Play
@@ -58,12 +58,21 @@ class Result:
         )
 
 
-def play(case: Case, *, sellers: Callable[[], Sequence[Seller]] | None = None, policy: Policy | None = None) -> Result:
-    """Play one run. A violation is in the result; raises ``BrokenActor`` for a seller that breaks the protocol."""
+def play(
+    case: Case,
+    *,
+    sellers: Callable[[], Sequence[Seller]] | None = None,
+    policy: Policy | None = None,
+    trace: list[str] | None = None,
+) -> Result:
+    """Play one run, and add its story to *trace*, if given.
+
+    A violation is in the result. Raises ``BrokenActor`` for a seller that breaks the protocol.
+    """
     # A process that logs every notice spends most of a run on it; the notices themselves are checked.
     log, was_disabled = logging.getLogger(_LOGS), logging.getLogger(_LOGS).disabled
     log.disabled = True
-    run = Play(case, sellers=() if sellers is None else sellers(), policy=policy)
+    run = Play(case, sellers=() if sellers is None else sellers(), policy=policy, trace=trace)
     found = []
     try:
         run.run()
@@ -86,6 +95,7 @@ def simulate(
     sellers: Callable[[], Sequence[Seller]] | None = None,
     policy: Policy | None = None,
     length: int = DEFAULT_LENGTH,
+    store: Store = "memory",
     seconds: float | None = None,
     stop_at: int | None = None,
 ) -> Result:
@@ -96,6 +106,7 @@ def simulate(
         sellers: returns new sellers for one run, in place of the hostile ones; see ``Seller``.
         policy: the owner's rules, in place of those that each run draws.
         length: how many things happen from outside in a run: requests, crashes, commands.
+        store: where the ledger of each run is kept: ``memory`` or ``sqlite``.
         seconds: stop after these.
         stop_at: stop at that many violations.
 
@@ -106,7 +117,7 @@ def simulate(
     result, until = Result(), None if seconds is None else monotonic() + seconds
     with _Unpaused():
         for seed in seeds:
-            result.add(play(Case(seed, length), sellers=sellers, policy=policy))
+            result.add(play(Case(seed, length, store=store), sellers=sellers, policy=policy))
             if until is not None and monotonic() >= until:
                 break
             if stop_at is not None and len(result.violations) >= stop_at:
