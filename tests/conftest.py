@@ -15,6 +15,7 @@ from hypothesis import settings
 from tests.support.examples import PROFILE
 from tests.support.ledger import Books, Clock
 from x402guard.guard import notices
+from x402guard.guard import settings as guard_settings
 
 settings.load_profile(PROFILE)
 
@@ -33,6 +34,12 @@ class _Sooner:
 
 
 uvicorn.server.asyncio = _Sooner()
+
+
+@pytest.fixture(autouse=True)
+def no_key_read_before(monkeypatch):
+    """A process that has read a key from its settings keeps it for its next guard; a test begins as a new process."""
+    monkeypatch.setattr(guard_settings, "_READ_BEFORE", {})
 
 
 @pytest.fixture

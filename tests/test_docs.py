@@ -13,7 +13,7 @@ import jsonschema
 import pytest
 from typer.testing import CliRunner
 
-from tests.support import processes
+from tests.support import defaults_page, processes
 from tests.support.merchant import URL, Shop, client, make_guard
 from x402guard import BudgetExhausted, PolicyDenied, SettlementUncertain, X402GuardError
 from x402guard.cli import app
@@ -56,6 +56,10 @@ def test_every_setting_is_documented_and_no_other():
     top = {f"{ENV_PREFIX}{name.upper()}" for name in Settings.model_fields if name not in tables}
     nested = {f"{ENV_PREFIX}{table.upper()}__{name.upper()}" for table in tables for name in tables[table].model_fields}
     assert set(re.findall(r"^\| `(X402GUARD_\w+)`", text, re.MULTILINE)) == top | nested
+
+
+def test_the_page_of_defaults_is_made_from_the_code():
+    assert (REFERENCE / "defaults.md").read_text() == defaults_page.page()
 
 
 def test_every_metered_provider_and_allowance_is_documented():

@@ -40,10 +40,12 @@ from x402guard.errors import (
 from x402guard.flow.receipt import Receipt
 from x402guard.guard.account import Outstanding
 from x402guard.guard.guard import Guard
+from x402guard.guard.in_context import tool
 from x402guard.guard.install import install, uninstall
 from x402guard.guard.named_budget import NamedBudget
 from x402guard.guard.notices import Webhook
-from x402guard.guard.session import Session
+from x402guard.guard.owner import Owner
+from x402guard.guard.session import Session, current_session
 from x402guard.http.refusal_from import refusal_from
 from x402guard.http.transport import AsyncGuardedTransport, GuardedTransport
 from x402guard.ledger.prediction import Prediction
@@ -106,6 +108,7 @@ __all__ = [
     "NoAcceptableOffer",
     "Notice",
     "Outstanding",
+    "Owner",
     "PaidNotDelivered",
     "PaymentRefused",
     "Policy",
@@ -134,7 +137,9 @@ __all__ = [
     "Webhook",
     "X402GuardError",
     "__version__",
+    "current_session",
     "install",
     "refusal_from",
+    "tool",
     "uninstall",
 ]

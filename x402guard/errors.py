@@ -35,6 +35,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from decimal import Decimal
 from typing import Any, ClassVar, Final, Literal, get_args
 
 from x402guard.money import Nanos, nanos_to_decimal
@@ -116,7 +117,7 @@ class ConfigError(X402GuardError):
 
     phase: Phase = "configuration"
     retry: Retry = "after_change"
-    advice = "Correct the setting that the message names."
+    advice = "Nothing was sent or paid."
 
 
 class PaymentRefused(X402GuardError):
@@ -271,11 +272,17 @@ class CallTimeout(X402GuardError):
     Attributes:
         hold_id: the hold in the ledger, or None.
         deadline: unix time in seconds after which the signature is worthless, or None.
+        amount: what was taken in dollars, or the ceiling as long as that is unknown; None if nothing was held.
+        payee, network: the paid address and its network (CAIP-2); "" for a call that is no payment.
+        place: the method and URL of the request, without the query; "" for a tool.
+        transaction: the transaction that took it, as far as the server has named it; else "".
     """
 
     phase: Phase = "settlement"
     money_may_have_moved = True
     retry: Retry = "no"
+    amount: Decimal | None = None
+    payee = network = place = transaction = ""
     advice = (
         "Its ceiling counts against the budget. A repeated call is a new call; policy.timeouts sets the time limits."
     )

@@ -121,7 +121,7 @@ def test_a57_a_restart_on_another_machine_waits_and_then_presents_the_same_payme
     monkeypatch.setattr(Surroundings, "machine", lambda _: "another machine")
     clock, shop = Clock(int(time.time() * 1000)), Shop()
     store = open_store(ledger, clock_ms=clock)
-    with make_guard(store, budget="$1.00") as guard, guard.session("run", id="run") as session:
+    with make_guard(store, budget="$1.00", flight_s=30) as guard, guard.session("run", id="run") as session:
         with pytest.raises(PolicyDenied) as caught:
             fetch(mode, session, shop)
         assert (caught.value.rule, shop.payments) == ("in_flight", [])

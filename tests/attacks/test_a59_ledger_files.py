@@ -215,7 +215,7 @@ def test_a59_a_ledger_that_is_not_older_has_nothing_to_restore(path, tmp_path):
     missing = CliRunner().invoke(
         app, ["ledger", "restore", "--accept-older", "--ledger", f"sqlite:///{tmp_path}/none.db"]
     )
-    assert "does not exist" in str(missing.exception)
+    assert "no ledger yet at" in str(missing.exception)
 
 
 def test_a59_a_ledger_moved_with_all_its_files_opens(path, tmp_path):

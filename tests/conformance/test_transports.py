@@ -23,7 +23,7 @@ from tests.support.merchant import (
     required_v1,
     upto,
 )
-from x402guard import AlreadyPaid, BudgetExhausted, ConfigError, Policy, PolicyDenied, SettlementUncertain
+from x402guard import AlreadyPaid, BudgetExhausted, ConfigError, Policy, PolicyDenied, SettlementUncertain, Timeouts
 
 
 class Both:
@@ -291,10 +291,35 @@ def test_a_purchase_has_a_name_of_the_callers(both, session, name):
 
 def test_the_callers_own_headers_and_extensions_survive(both, session):
     shop = Shop()
-    both.send(session, shop, headers={"authorization": "Bearer x", "x-own": "1"}, extensions={"timeout": {"read": 3.0}})
+    limits = {"connect": 2.0, "read": 3.0}
+    both.send(session, shop, headers={"authorization": "Bearer x", "x-own": "1"}, extensions={"timeout": limits})
     for request in shop.seen:
         assert (request.headers["authorization"], request.headers["x-own"]) == ("Bearer x", "1")
-        assert request.extensions["timeout"] == {"read": 3.0}
+    free, paid = shop.seen
+    assert free.extensions["timeout"] == limits
+    assert paid.extensions["timeout"] == {"connect": 2.0, "read": 60}  # the offer's maxTimeoutSeconds
+
+
+@pytest.mark.parametrize(
+    ("asked", "limits", "settings", "read_s"),
+    [
+        (12, {"read": 5.0}, {}, 12),  # the offer's, where the client would be shorter
+        (12, {"read": 90.0}, {}, 90.0),  # the client's own, where the offer would be
+        (12, {"read": None}, {}, None),
+        (600, {"read": 5.0}, {}, 120),  # 120 s at most
+        (12, {"read": 300.0}, {}, 300.0),  # a piece may take as long as the client says; the whole answer 120 s
+        (60, {"read": 5.0}, {"payment_s": 10}, 10),  # unless the owner says less
+        (60, {"read": 5.0}, {"payment_s": None}, 60),
+        (60, {"read": 5.0}, {"payment_s": 600}, 60),
+    ],
+)
+def test_a_paid_request_waits_as_long_as_offer_and_client_allow(both, asked, limits, settings, read_s):
+    shop = Shop(required(accept(maxTimeoutSeconds=asked)))
+    policy = Policy(timeouts=Timeouts(**settings))
+    with make_guard(policy=policy) as guard, guard.session("s", budget="$1") as session:
+        both.send(session, shop, extensions={"timeout": limits})
+    free, paid = shop.seen
+    assert (free.extensions["timeout"], paid.extensions["timeout"]) == (limits, {"read": read_s})
 
 
 def test_a_caller_who_pays_itself_is_left_alone_if_the_policy_says_so(both):

@@ -38,6 +38,12 @@ def test_its_reports_are_the_same(url, session):
     assert report.pop("disputed") == "0.00"  # which came later, too
     assert report.pop("by_agent")[session]["name"] == report["session"]
     assert report.pop("why") == report["trip_reason"] or report["terminated_by"] == "budget_exhausted"
+    assert (report.pop("kind"), report.pop("per"), report.pop("window")) == ("session", None, None)
+    assert (report.pop("spent_total"), report.pop("bound_by")) == (report["spent"], None)
+    assert sum(map(Decimal, report["payments"].pop("by_route").values())) == Decimal(report["payments"]["total"])
+    for row in report["outstanding"]:
+        assert row.pop("request")
+        del row["transaction"]  # of a claim
     for group, key in (("llm", "by_model"), ("tools", "by_tool")):  # which had amounts alone
         report[group][key] = {name: row["amount"] for name, row in report[group][key].items()}
     assert report == REPORTS[session]

@@ -129,4 +129,4 @@ def test_mistakes_are_said_in_words(net, owner):
     assert "finality" in owner.run("reconcile", code=2, X402GUARD_CHAINS=soon)
     dead = json.dumps({"base-sepolia": "http://127.0.0.1:9"})
     assert "could not read eip155:84532" in owner.run("reconcile", code=1, X402GUARD_CHAINS=dead)
-    assert "does not exist" in owner.run("verify", "--ledger", "sqlite:///nowhere.db", code=2)
+    assert "no ledger yet at nowhere.db" in owner.run("verify", "--ledger", "sqlite:///nowhere.db", code=2)

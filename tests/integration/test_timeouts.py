@@ -11,7 +11,7 @@ import anyio
 import httpx
 import pytest
 
-from tests.support.merchant import make_guard
+from tests.support.merchant import PAYEE, accept, make_guard, required
 from tests.support.slow_server import (
     HEAD,
     LAG,
@@ -24,7 +24,7 @@ from tests.support.slow_server import (
     settings_of,
     slow_terms,
 )
-from x402guard import Breaker, CallTimeout, CircuitOpen, Policy, SettlementUncertain, Timeouts
+from x402guard import Breaker, CallTimeout, CircuitOpen, GuardedTransport, Policy, Timeouts
 
 SECOND = Policy(breaker=None, timeouts=Timeouts(payment_s=1))
 IN_DOUBT = {"head", "silence"}  # nobody has said that the payment was taken; of the others there is a receipt
@@ -167,30 +167,79 @@ async def _one_after_another(way, settings, urls):
 
 
 @pytest.mark.long
-def test_at_the_defaults_a_byte_a_second_is_cut_at_ten_seconds(server):
-    server.answers["/slow"] = once_paid(lambda line: line.trickle(paid_head() + b"x" * 40, 1))
-
+def test_at_the_defaults_a_byte_a_second_is_cut_when_the_offers_time_is_over():
     def timed(way):
-        with make_guard(policy=Policy(breaker=None)) as guard, guard.session("s", budget="$1") as session:
-            came = fetch(way, session, f"{server.url}/slow")
-            return came, session.held
+        with (
+            Trickler(required(accept(maxTimeoutSeconds=11))) as server,
+            make_guard(policy=Policy(breaker=None)) as guard,
+            guard.session("s", budget="$1") as session,
+        ):
+            server.answers["/slow"] = once_paid(lambda line: line.trickle(paid_head() + b"x" * 40, 1))
+            with way.library.Client(transport=way.transport(session), trust_env=False) as http:  # 5 s of httpx's own
+                return fetch(way, session, f"{server.url}/slow", http=http), session.held
 
-    def used():
+    async def used():
         with make_guard(policy=Policy(breaker=None)) as guard, guard.session("s", budget="$1") as session:
-            tool = session.tool(cost="$0.01", name="slow")(lambda: server.done.wait(20))
-            begun = time.monotonic()
-            with pytest.raises(CallTimeout):
+            tool = session.tool(cost="$0.01", name="slow")(lambda: anyio.sleep(20))
+            with pytest.raises(TypeError, match="async def"):
                 tool()
+
+            @session.tool(cost="$0.01")
+            async def slow():
+                await anyio.sleep(20)
+
+            begun = time.monotonic()
+            with pytest.raises(CallTimeout, match="'slow' did not end within 10 s"):
+                await slow()
             return time.monotonic() - begun
 
-    with ThreadPoolExecutor(4) as threads:
-        tool = threads.submit(used)
-        for came, held in threads.map(timed, WAYS[:2]):
-            assert isinstance(came.error, CallTimeout)
-            assert came.took_s > 9.5
-            assert came.awake_s < 10.5
-            assert held == Decimal("0.01")
+    with ThreadPoolExecutor(2) as threads:
+        tool = threads.submit(anyio.run, used)
+        came, held = timed(WAYS[0])
+        assert isinstance(came.error, CallTimeout)
+        assert "the answer did not end within 11 s (the offer's maxTimeoutSeconds)" in str(came.error)
+        assert came.took_s > 10.5
+        assert came.awake_s < 11.5
+        assert held == Decimal("0.01")
         assert 9.5 < tool.result() < 10.5
+
+
+@pytest.mark.long
+def test_an_answer_that_takes_up_to_119_seconds_is_bought_once_and_handed_over():
+    """With the five seconds that httpx waits by default, and the guard's defaults."""
+
+    def bought(wait_s):
+        def late(line):
+            line.server.done.wait(wait_s)
+            line.send(paid_head(b"content-length: 4\r\n\r\nsold"))
+
+        with (
+            Trickler(required(accept(maxTimeoutSeconds=wait_s + 1))) as server,
+            make_guard() as guard,
+            guard.session("s", budget="$1") as session,
+            httpx.Client(transport=GuardedTransport(session), trust_env=False) as http,
+        ):
+            server.answers["/slow"] = once_paid(late)
+            content = http.get(f"{server.url}/slow").content
+            return content, len(server.nonces), session.spent
+
+    with ThreadPoolExecutor(3) as threads:
+        assert list(threads.map(bought, (12, 60, 119))) == [(b"sold", 1, Decimal("0.01"))] * 3
+
+
+def test_the_error_says_what_was_paid_to_whom_for_what_and_which_setting_cut_it():
+    @at_once(BOTH, ["silence", "body"])
+    def show(server, way, answer):
+        server.answers["/slow"] = SLOW_ANSWERS[answer]
+        with make_guard(policy=SECOND) as guard, guard.session("s", budget="$1") as session:
+            error = fetch(way, session, f"{server.url}/slow").error
+            state = "was taken" if answer == "body" else "may still be taken"
+            assert str(error) == (
+                f"GET {server.url}/slow: the answer did not end within 1 s (policy.timeouts.payment_s); $0.01 to {PAYEE} "
+                f"on eip155:84532 {state} for it (hold {error.hold_id[:16]}…)"
+            )
+            assert (error.amount, error.payee, error.network) == (Decimal("0.01"), PAYEE, "eip155:84532")
+            assert error.place == f"GET {server.url}/slow"
 
 
 def test_it_works_with_every_other_limit_off():
@@ -302,15 +351,17 @@ def test_three_answers_that_break_off_give_the_host_a_rest(server, way):
         assert isinstance(fetch(way, session, f"{server.url}/fine").error, CircuitOpen)
 
 
-def test_a_limit_of_the_clients_own_comes_first_and_the_payment_is_in_doubt():
+def test_a_shorter_limit_of_the_clients_own_cuts_nothing_that_is_paid():
     @at_once(BOTH)
     def show(server, way):
-        server.answers["/slow"] = SLOW_ANSWERS["silence"]
+        def late(line):
+            line.server.done.wait(1)
+            line.send(paid_head(b"content-length: 4\r\n\r\nsold"))
+
+        server.answers["/slow"] = once_paid(late)
         with make_guard() as guard, guard.session("s", budget="$1") as session:
-            came = fetch(way, session, f"{server.url}/slow", timeout=0.5)
-            assert isinstance(came.error, SettlementUncertain)
-            assert came.awake_s < 1.5
-            assert session.held == Decimal("0.01")
+            assert fetch(way, session, f"{server.url}/slow", timeout=0.5).content == b"sold"
+            assert len(server.nonces) == 1
 
 
 def test_an_unread_answer_past_its_time_leaves_its_place(server):

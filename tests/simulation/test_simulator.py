@@ -244,8 +244,9 @@ def test_the_page_has_a_row_for_each_break_and_fifty_are_found():
 
 @pytest.mark.long
 @pytest.mark.parametrize("broken", BREAKS, ids=lambda broken: broken[0])
-def test_the_seed_of_the_page_finds_the_break(broken):
+def test_the_break_is_found_from_the_seed_of_the_page_on(broken):
+    """A change of the library may move a break to one of the next seeds, but not out of reach."""
     seed = seeds_of_the_page().get(broken[0])
     if seed is None:
         pytest.skip("no run has found it within 200,000 steps; the page says so")
-    assert found_in(broken, first=seed, most=1)["kind"]
+    assert found_in(broken, first=seed)["kind"]

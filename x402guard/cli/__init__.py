@@ -8,7 +8,22 @@ from typing import Annotated
 
 import typer
 
-from x402guard.cli import approvals, demo, doctor, ledger, owner, policy, prices, reconcile, sessions, testnet, verify
+from x402guard.cli import (
+    approvals,
+    demo,
+    doctor,
+    init,
+    keys,
+    ledger,
+    owner,
+    pay,
+    policy,
+    prices,
+    reconcile,
+    sessions,
+    testnet,
+    verify,
+)
 from x402guard.errors import X402GuardError
 from x402guard.ledger.report_text import printable
 
@@ -18,7 +33,7 @@ app = typer.Typer(
     name="x402guard",
     help="Budgets that hold: one ledger between an AI agent and its wallet.",
     no_args_is_help=True,
-    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,  # a traceback with local variables leaks secrets
 )
 
@@ -38,6 +53,7 @@ def _options(
     """Budgets that hold: one ledger between an AI agent and its wallet."""
 
 
+app.command("init")(init.init)
 app.command("demo")(demo.demo)
 app.command("testnet")(testnet.testnet)
 app.command("sessions")(sessions.sessions)
@@ -45,12 +61,14 @@ app.command("report")(sessions.report)
 app.add_typer(sessions.holds, name="holds")
 app.command("reconcile")(reconcile.reconcile)
 app.command("predict")(sessions.predict)
+app.command("pay")(pay.pay)
 app.command("trip")(owner.trip)
 app.command("reset")(owner.reset)
 app.add_typer(owner.budget, name="budget")
 app.add_typer(approvals.approvals, name="approvals")
 app.add_typer(policy.policy, name="policy")
 app.add_typer(prices.prices, name="prices")
+app.add_typer(keys.keys, name="keys")
 app.add_typer(ledger.ledger, name="ledger")
 app.command("verify")(verify.verify)
 app.command("doctor")(doctor.doctor)

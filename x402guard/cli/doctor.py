@@ -19,7 +19,7 @@ import typer
 from x402guard.assets import resolve_network
 from x402guard.chain.reader import RpcChainReader
 from x402guard.chain.rpc import ChainUnreadable, JsonRpc
-from x402guard.cli.sessions import AsJson, LedgerUrl
+from x402guard.cli.arguments import AsJson, LedgerUrl
 from x402guard.errors import ConfigError, LedgerUnavailable
 from x402guard.guard.guard import Guard
 from x402guard.guard.settings import Settings, load_settings, settings_sources
@@ -91,7 +91,11 @@ def _examine(ledger: str | None, config: Path | None) -> Iterator[Finding]:
     yield Finding("settings", "ok", f"a guard can be created from them: {sources}")
     signer = arguments["signer"]
     if signer is None:
-        yield Finding("key", "warning", "X402GUARD_PRIVATE_KEY is not set: this guard meters and never pays")
+        yield Finding(
+            "key",
+            "warning",
+            "neither X402GUARD_PRIVATE_KEY nor X402GUARD_KEYSTORE is set: this guard meters and never pays",
+        )
     else:
         yield Finding("key", "ok", f"pays from {signer.address}")
     yield from _policy(policy)

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from datetime import UTC, datetime
 from typing import Annotated
 
 import typer
 
-from x402guard.cli.sessions import LedgerUrl, ledger_in_use, opened
+from x402guard.cli.arguments import LedgerUrl
 from x402guard.errors import ConfigError
 from x402guard.guard.approvers import operating_user
+from x402guard.guard.owner import existing_ledger
 from x402guard.ledger.model import WALLET
 from x402guard.ledger.owner import CLOCK_MARK, accept_clock, count_lost
 from x402guard.ledger.report_text import printable
 from x402guard.ledger.view import Scope
 from x402guard.money import Nanos, format_dollars
-from x402guard.stores import ledger_path
+from x402guard.stores import ledger_path, open_store
 from x402guard.stores.sqlite import SqliteStore
 
 ledger = typer.Typer(no_args_is_help=True, help="Repair the ledger's file. Only the owner should be able to.")
@@ -35,7 +37,7 @@ def clock(
 
     That lets a guard open whose clock is a day ahead, and mends a ledger that a wrong clock has led ahead of the time.
     """
-    with opened(ledger_url) as store:
+    with closing(open_store(existing_ledger(ledger_url))) as store:
         nodes = tuple(node.id for node in store.nodes())
         now_ms, last_ms = store.now_ms(), max((node.last_ms for node in store.nodes()), default=0)
         typer.echo(f"this machine: {_shown(now_ms)}; the ledger's last entry: {_shown(last_ms)}")
@@ -68,7 +70,7 @@ def restore(
     """
     if not accept_older:
         raise ConfigError("ledger restore: this cannot be undone; repeat it with --accept-older")
-    url = ledger_in_use(ledger_url)
+    url = existing_ledger(ledger_url)
     if not url.startswith("sqlite:///"):
         raise ConfigError("ledger: only a ledger in a file can be restored, such as sqlite:///x402guard.db")
     store = SqliteStore(ledger_path(url), accept_older=True)

@@ -13,7 +13,7 @@ import httpx
 import typer
 
 from x402guard.assets import AssetRegistry
-from x402guard.cli.sessions import AsJson
+from x402guard.cli.arguments import AsJson, Data, Header, Method, typed_request
 from x402guard.errors import ConfigError, ProtocolError, X402GuardError
 from x402guard.flow.request import RequestFacts
 from x402guard.guard.guard import Guard
@@ -29,7 +29,7 @@ from x402guard.policy.rules import KINDS
 from x402guard.policy.verdicts import Subject, Verdict
 from x402guard.stores import MemoryStore, check_ledger_url
 from x402guard.x402.offer import Offer, normalise
-from x402guard.x402.offer_rules import Case, judge_offer
+from x402guard.x402.offer_rules import Case, judge_offer, lifetime_s
 from x402guard.x402.wire import PAYMENT_REQUIRED, decode_json, decode_payment_required, parse_payment_required
 
 policy = typer.Typer(help="Check and explain the owner's rules.", no_args_is_help=True)
@@ -101,17 +101,29 @@ def explain(
     what: Annotated[
         str, typer.Argument(help="A URL, which is requested once without a payment; or the name of a tool.")
     ],
+    *,
+    method: Method = "GET",
+    header: Header = None,
+    data: Data = None,
     config: Config = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show the decision of the rules on a URL's offers, or on a tool. Signs nothing, pays nothing, opens no ledger."""
+    """Show the decision of the rules on a URL's offers, or on a tool. Signs nothing, pays nothing, opens no ledger.
+
+    Example: x402guard policy explain https://seller.example/summary -X POST -d '{"pages": 3}'
+    """
     settings = load_settings(config)
     rules = settings.policy.build()
     lines = (
-        _explain_url(what, settings, rules)
+        explain_url(typed_request(what, method, header, data), settings, rules)
         if "://" in what
         else [_explain_tool(what, rules, asks=settings.approver is not None)]
     )
+    show_verdicts(lines, as_json=as_json)
+
+
+def show_verdicts(lines: list[dict[str, Any]], *, as_json: bool) -> None:
+    """Print what the rules make of offers or of a tool: the verdict, the rule and its reason, and what would be signed."""
     if as_json:
         typer.echo(json.dumps(lines, indent=2, ensure_ascii=False))
         return
@@ -119,6 +131,8 @@ def explain(
         typer.echo(printable(f"{line['what']}: {line['verdict']}" + (f" ({line['rule']})" if line["rule"] else "")))
         if line["reason"]:
             typer.echo(printable(f"  {line['reason']}"))
+        if line.get("signs"):
+            typer.echo(printable(f"  would sign {line['signs']}"))
 
 
 def _explain_tool(tool: str, rules: Policy, *, asks: bool) -> dict[str, Any]:
@@ -134,10 +148,11 @@ def _line(what: str, verdict: Verdict, *, asks: bool) -> dict[str, Any]:
     return {"what": what, "verdict": f"{level}{words[verdict.action]}", "rule": verdict.rule, "reason": verdict.reason}
 
 
-def _explain_url(url: str, settings: Settings, rules: Policy) -> list[dict[str, Any]]:
+def explain_url(request: httpx.Request, settings: Settings, rules: Policy) -> list[dict[str, Any]]:
+    """Send a request once, without a payment, and return what the rules make of each offer. Raises ``ConfigError``."""
+    url = str(request.url)
     try:
         with httpx.Client(timeout=_WAIT_S, trust_env=False) as http:
-            request = http.build_request("GET", url)
             facts = request_facts(request)
             with closing(http.send(mark_guarded(request), stream=True)) as answer:
                 body = _read(answer)
@@ -188,4 +203,8 @@ def _explain_offer(offer: Offer | Refusal, facts: RequestFacts, rules: Policy, *
     if most is not None and offer.amount_nanos > most:
         reason = f"rule {verdict.narrowed_by!r} narrows this to ${format_dollars(most)}, but the seller sets the price"
         return {"what": what, "verdict": "denied", "rule": verdict.narrowed_by, "reason": reason}
-    return _line(what, verdict, asks=asks)
+    signs = (
+        f"{offer.amount_atomic} units of {offer.asset.symbol} ({offer.asset.address}) to {offer.payee} on {offer.network} by {offer.scheme}/{offer.method}, "
+        f"good for {lifetime_s(rules, case)} s"
+    )
+    return {**_line(what, verdict, asks=asks), "signs": signs}

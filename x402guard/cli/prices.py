@@ -9,7 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
-from x402guard.cli.sessions import AsJson, show
+from x402guard.cli.arguments import AsJson
+from x402guard.cli.sessions import show
 from x402guard.guard.settings import load_settings
 from x402guard.llm.genai_prices import GenaiPriceBook
 from x402guard.llm.price_file import PRICES_FILE, PriceChange, compare, open_book, read_prices, write_prices

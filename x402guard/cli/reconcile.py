@@ -6,19 +6,15 @@ import dataclasses
 import json
 import re
 import time
-from collections.abc import Iterable
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import typer
 
-from x402guard.cli.sessions import AsJson, LedgerUrl, holds, opened
+from x402guard.cli.arguments import AsJson, LedgerUrl
+from x402guard.cli.sessions import holds
 from x402guard.errors import ConfigError, LedgerUnavailable
-from x402guard.guard.approvers import operating_user
-from x402guard.guard.guard import Guard
-from x402guard.guard.settings import PRIVATE_KEY, load_settings
-from x402guard.ledger.purchases import forgive
+from x402guard.guard.owner import Owner
 from x402guard.ledger.report_text import printable
-from x402guard.ledger.view import Scope
 from x402guard.money import format_dollars
 from x402guard.x402.reconciliation import Reconciliation
 
@@ -38,10 +34,10 @@ def reconcile(every: Every = None, ledger: LedgerUrl = None, as_json: AsJson = F
     does not explain.
     """
     pause_s = None if every is None else _seconds(every)
-    with _guard(ledger, key=False) as guard:
+    with Owner(ledger) as owner:
         while True:
             try:
-                found = guard.reconcile()
+                found = owner.reconcile()
             except LedgerUnavailable:
                 if pause_s is None:
                     raise
@@ -63,9 +59,8 @@ def cancel(
 
     The payment counts in full until the chain shows the cancellation and `x402guard reconcile` has read it.
     """
-    with _guard(ledger, key=True) as guard:
-        live = (each.id for each in guard.shell.store.outstanding())
-        made = guard.cancel(_whole_id(hold, live))
+    with Owner(ledger) as owner:
+        made = owner.cancel(hold)
     if as_json:
         typer.echo(json.dumps(dataclasses.asdict(made), indent=2))
         return
@@ -83,24 +78,9 @@ def forgive_purchase(
 
     The payment itself is unchanged and counts as before.
     """
-    with opened(ledger) as store:
-        hold_id = _whole_id(hold, store.unsettled(0))
-        scope = Scope(holds=(hold_id,), durable=True)
-        after = store.transact(scope, lambda view: forgive(view, hold_id, operating_user()))
+    with Owner(ledger) as owner:
+        after = owner.forgive(hold)
     typer.echo(printable(f"hold {after.id} is forgiven; the same request signs a new payment now"))
-
-
-def _guard(ledger: str | None, *, key: bool) -> Guard:
-    """Open the ledger as its owner. Raises ``ConfigError`` for a missing file instead of creating it."""
-    settings = load_settings()
-    if key and settings.private_key is None:
-        raise ConfigError(f"private_key: a cancellation needs a signature; set {PRIVATE_KEY}")
-    arguments: dict[str, Any] = settings.guard_arguments()
-    arguments |= {"ledger": ledger or settings.ledger, "background_checks": False, "approver": None}
-    if not key:
-        arguments["signer"] = None
-    with opened(arguments["ledger"]):
-        return Guard(**arguments)
 
 
 def _seconds(every: str) -> int:
@@ -109,14 +89,6 @@ def _seconds(every: str) -> int:
     if not 0 < seconds <= _LONGEST_PAUSE_S:
         raise ConfigError(f"--every: {every!r} is not a pause; write 30s, 5m or 1h, at most one day")
     return seconds
-
-
-def _whole_id(hold: str, known: Iterable[str]) -> str:
-    given = hold.rstrip("…").lower().removeprefix("0x")
-    found = [hold_id for hold_id in known if given and hold_id.startswith(given)]
-    if len(found) > 1:
-        raise ConfigError(f"hold: {len(found)} ids begin with {hold!r}; write more of the id")
-    return found[0] if found else hold
 
 
 def _lines(found: Reconciliation) -> list[str]:

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, Final, TypeVar
 
 from x402guard.errors import ApprovalDenied, CircuitOpen, LedgerUnavailable, PaymentRefused
+from x402guard.flow.budget_queue import BudgetQueue, note_begun
 from x402guard.flow.context import Context
 from x402guard.flow.effects import Ask, Flow, Interrupted, Notify, TakeSlot, Transact
 from x402guard.flow.ports import Slot
@@ -159,7 +160,7 @@ def hold_or_refuse(
     refuse: Callable[[Refusal], Flow[PaymentRefused]] | None = None,
     seat: Seat | None = None,
 ) -> Flow[T]:
-    """Write a hold durably, and return the result of *change*. Before a refusal for lack of budget, sweep once.
+    """Write a hold durably, and return the result of *change*. Before a refusal for lack of budget, sweep once, and wait.
 
     With a *seat*, its slot is taken first. If *change* needs approval, the slot is released while the approver is
     asked; then *change* runs again and is shown what was allowed. If the ledger's answer is lost or the task is
@@ -167,6 +168,24 @@ def hold_or_refuse(
     the refusal that *refuse* counts.
     """
     no = refuse or partial(refused, context)
+    note_begun(scope.holds)
+    queue = BudgetQueue(context)
+    try:
+        return (yield from _held(context, scope, change, undo, no=no, seat=seat, queue=queue))
+    finally:
+        queue.leave()
+
+
+def _held(
+    context: Context,
+    scope: Scope,
+    change: Callable[[LedgerView, Consented], T | Unasked | Refusal],
+    undo: Callable[[BaseException], Flow[None]],
+    *,
+    no: Callable[[Refusal], Flow[PaymentRefused]],
+    seat: Seat | None,
+    queue: BudgetQueue,
+) -> Flow[T]:
     consented: frozenset[tuple[Any, ...]] = frozenset()
     swept, seated, waits = False, seat is None, ""
     while True:
@@ -196,9 +215,15 @@ def hold_or_refuse(
                 swept = True
                 looked = yield from context.sweep(context, decided.available or NOTHING)
                 may_fit, waits = looked.may_fit, looked.waits
-            if not may_fit:
-                reason = decided.reason + (waits if decided.rule == BUDGET else "")
-                raise (yield from no(replace(decided, reason=reason)))
+            if may_fit:
+                continue
+            if seat is not None and decided.rule == BUDGET:
+                seat.leave()  # others may need it to end
+                seated = False
+            short = yield from queue.wait(decided)
+            if short is not None:
+                reason = short.reason + (waits if short.rule == BUDGET else "")
+                raise (yield from no(replace(short, reason=reason)))
 
 
 def _asked_too_often(unasked: Unasked, consented: Consented) -> Refusal | None:

@@ -171,7 +171,8 @@ def _tell_dispute(view: LedgerView, hold: Hold, bill: Bill) -> None:
     claimed = format_dollars(Nanos(bill.claimed or 0))
     shown = f"${claimed}" if len(claimed) <= 40 else "an absurd amount"
     message = (
-        f"{hold.purpose.tool}: a bill of {shown} is disputed; ${format_dollars(bill.amount)} are booked. {bill.note}"
+        f"{hold.purpose.tool}: its server states a usage that costs {shown}, and ${format_dollars(bill.amount)} are booked "
+        f"({bill.note}); compare it with the provider's own bill (metering.disputes says what such a usage does)"
     )
     facts = {"hold_id": hold.id, "host": hold.purpose.host, "model": hold.purpose.tool, "claimed": claimed[:40]}
     view.tell(DISPUTED, "warning", message, session=hold.node_id, amount=bill.amount, facts=facts)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from x402guard.assets import AssetRegistry
 from x402guard.evm import Address
 from x402guard.flow.effects import Flow
+from x402guard.ledger.model import Hold
 from x402guard.ledger.purchases import Presentation
 from x402guard.ledger.token_budget import TokenLimit
 from x402guard.money import Nanos
@@ -59,6 +61,8 @@ class Context:
         named_by: places that a 3xx answer of the run named, with the origin that did.
         in_flight: the presentations of this instance whose request or answer is under way now; shared by its sessions.
         gone: process instances that are known to have ended.
+        outstanding: returns the live holds of the ledger; None: no call waits for a budget.
+        lines: the calls of this instance that wait, by budget, in order of arrival; shared by its sessions.
     """
 
     session_id: str
@@ -67,7 +71,7 @@ class Context:
     policy: Policy
     payer: Address | None
     chains: frozenset[str]
-    flight_ms: int = 30_000
+    flight_ms: int = 150_000
     memory_ms: int = 86_400_000
     unsafe_no_chain: bool = False
     unsafe_trust_receipts: bool = False
@@ -84,3 +88,5 @@ class Context:
     named_by: dict[str, str] = field(default_factory=dict, compare=False, hash=False)
     in_flight: set[Presentation] = field(default_factory=set, compare=False, hash=False)
     gone: frozenset[str] = frozenset()
+    outstanding: Callable[[], Sequence[Hold]] | None = field(default=None, compare=False, hash=False)
+    lines: dict[str, deque[object]] = field(default_factory=dict, compare=False, hash=False)

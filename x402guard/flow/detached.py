@@ -21,6 +21,15 @@ def on_trio() -> bool:
     return trio is not None and bool(trio.lowlevel.in_trio_run())
 
 
+def in_event_loop() -> bool:
+    """Return whether an event loop runs in this thread: a blocking pause would hold up all of its tasks."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return on_trio()
+    return True
+
+
 class TooLate(Exception):  # noqa: N818 - a signal, never seen by a user
     """A call did not return in time. Not a ``TimeoutError``, because the call may raise one itself."""
 

@@ -20,7 +20,7 @@ from anyio.lowlevel import RunVar
 
 from x402guard.errors import SignerError
 from x402guard.evm import normalise_signature
-from x402guard.flow.detached import Aside, TooLate, Wakeable
+from x402guard.flow.detached import Aside, TooLate, Wakeable, in_event_loop
 from x402guard.flow.effects import (
     Ask,
     AskChain,
@@ -110,7 +110,9 @@ def run(flow: Flow[R], shell: Shell, exchange: Exchange | None = None) -> R:
             elif isinstance(effect, Ask):
                 answer = _ask(effect, shell)
             elif isinstance(effect, Checkpoint):
-                if effect.pause_s:
+                if effect.others and in_event_loop():
+                    answer = False
+                elif effect.pause_s:
                     time.sleep(effect.pause_s)
             else:
                 answer = perform(effect, shell)
@@ -239,7 +241,7 @@ async def _in_thread(effect: Effect, call: Callable[[], Any], shell: Shell) -> A
     return, and the flow knows that a signature may exist.
     """
     if isinstance(effect, Transact):
-        return await _to_the_end(call, shell)
+        return await to_the_end(call, shell, lambda answer: _told(answer, shell))
     try:
         limiter = _OTHER_TURN.get()
     except LookupError:
@@ -248,10 +250,10 @@ async def _in_thread(effect: Effect, call: Callable[[], Any], shell: Shell) -> A
     return await anyio.to_thread.run_sync(call, limiter=limiter, abandon_on_cancel=True)
 
 
-async def _to_the_end(call: Callable[[], Any], shell: Shell) -> Any:
+async def to_the_end(call: Callable[[], R], shell: Shell, late: Callable[[R], object]) -> R:
     """Run a transaction to its end even if the task is cancelled, and let the cancellation continue after it.
 
-    asyncio's own ``task.cancel()`` (``wait_for``, ``timeout``, ``TaskGroup``, the end of the loop) breaks anyio's
+    *late* is then called with the result, if there is one. asyncio's own ``task.cancel()`` (``wait_for``, ``timeout``, ``TaskGroup``, the end of the loop) breaks anyio's
     shield, and a transaction still running in the background could be followed by one that comes too early. The event
     loop waits, with two transactions per ledger at a time, not forty threads: the ledger writes one at a time anyway,
     and every waiting thread would compete with the loop for the interpreter.
@@ -273,7 +275,7 @@ async def _to_the_end(call: Callable[[], Any], shell: Shell) -> Any:
             cancelled = error
     if cancelled is not None:
         if work.exception() is None:
-            _told(work.result(), shell)
+            late(work.result())
         raise cancelled  # the flow gets the cancellation, and reads the ledger
     return work.result()
 

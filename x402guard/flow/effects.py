@@ -37,14 +37,15 @@ class Send:
 
     A payment header is sealed, and ``pays`` is its hold, or None; ``body`` replaces the request's own unless it is
     None. ``call_s`` limits the seconds to the end of the answer's body, ``chunk_s`` those between two of its chunks;
-    None for no limit. Fails with ``SendFailed``.
+    None for no limit. ``limited_by`` names what sets ``call_s``. Fails with ``SendFailed``.
     """
 
     headers: tuple[HeaderLine, ...] = ()
     pays: str | None = None
     body: bytes | None = None
-    call_s: int | None = None
+    call_s: float | None = None
     chunk_s: int | None = None
+    limited_by: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,9 +104,14 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A moment at which the task can be cancelled, after a pause in seconds."""
+    """A moment at which the task can be cancelled, after a pause in seconds.
+
+    *others*: the pause is for other calls of this process. A blocking call on the thread of an event loop would keep those
+    from ending, so it does not pause, and is answered False.
+    """
 
     pause_s: float = 0
+    others: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 
+from x402guard.errors import CallTimeout
 from x402guard.ledger.model import Hold, HoldState
 from x402guard.money import nanos_to_decimal
 
@@ -25,8 +26,11 @@ class Receipt:
         presented: how often the payment had been presented before; 0 for one that was signed for this request.
         model: the model of an LLM call, "" for a payment. Its receipt is complete once the answer's body has ended.
         output_limit: the output limit that was written into an LLM call without one, in tokens; else None.
+        shortened: the answer used all of that output limit, so it ends before the model was done.
         usage: what an LLM call used, by unit, if its provider stated it.
         note: the ledger's note on an amount that the provider did not state.
+        place: the method and URL of the request, without the query.
+        payee, network: the paid address and its network (CAIP-2); "" for an LLM call.
     """
 
     hold_id: str
@@ -39,8 +43,12 @@ class Receipt:
     presented: int
     model: str = ""
     output_limit: int | None = None
+    shortened: bool = False
     usage: Mapping[str, int] | None = None
     note: str = ""
+    place: str = ""
+    payee: str = ""
+    network: str = ""
 
     @property
     def represented(self) -> bool:
@@ -60,4 +68,19 @@ def receipt_of(hold: Hold) -> Receipt:
         transaction="" if hold.claim is None else hold.claim.transaction,
         deadline=hold.deadline_unix,
         presented=hold.presented,
+        place=f"{hold.purpose.method} {hold.purpose.url}".strip(),
+        payee="" if hold.intent is None else hold.intent.payee,
+        network="" if hold.intent is None else hold.intent.network,
     )
+
+
+def timed_out(cut: CallTimeout, paid: Receipt | None) -> CallTimeout:
+    """Return the time-out with the facts of what its call has paid, or may have to pay."""
+    if paid is None:
+        return cut
+    to = f" to {paid.payee} on {paid.network}" if paid.payee else ""
+    state = "was taken" if paid.state == HoldState.CAPTURED else "may still be taken"
+    told = CallTimeout(f"{paid.place}: {cut}; ${paid.amount}{to} {state} for it (hold {paid.hold_id[:16]}…)")
+    told.hold_id, told.deadline, told.transaction = paid.hold_id, paid.deadline, paid.transaction
+    told.amount, told.payee, told.network, told.place = paid.amount, paid.payee, paid.network, paid.place
+    return told

@@ -8,7 +8,7 @@ from dataclasses import replace
 from x402guard.errors import PaymentRefused, quoted
 from x402guard.flow.context import Context
 from x402guard.flow.effects import Flow, Transact
-from x402guard.ledger.authorize import Refusal, note_refusal, refusal_marks, refused_mark
+from x402guard.ledger.authorize import BUDGET, Refusal, note_refusal, refusal_marks, refused_mark
 from x402guard.ledger.model import HoldKind
 from x402guard.ledger.view import LedgerView, MarkKey, Scope
 
@@ -51,6 +51,8 @@ def refusal_error(context: Context, refusal: Refusal) -> PaymentRefused:
         retry_after=refusal.retry_after_s,
     )
     error.money_may_have_moved = refusal.is_out
+    if refusal.retry_after_s is not None and refusal.rule == BUDGET:
+        error.retry = "later"
     error.detail = quoted(refusal.words)
     if refusal.is_out:
         error.advice = (

@@ -40,6 +40,7 @@ class RequestFacts:
         body: of the request, as far as it was kept.
         max_price: the price that the caller was quoted, in nano-dollars; None without one.
         host_header: the ``Host`` header, if it names another host than the URL; else "".
+        read_s: how long the caller's own client waits for a piece of an answer, in seconds; None for no limit.
     """
 
     method: str
@@ -59,6 +60,7 @@ class RequestFacts:
     body: bytes | None = field(default=None, repr=False)
     max_price: Nanos | None = None
     host_header: str = ""
+    read_s: float | None = 0.0
 
 
 def route_of(request: RequestFacts) -> str:

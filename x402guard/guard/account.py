@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from decimal import Decimal
 
-from x402guard.errors import ConfigError
+from x402guard.errors import ConfigError, X402GuardError
 from x402guard.flow.drivers import transact_now
 from x402guard.flow.shell import Shell
 from x402guard.guard.opening import Basis
@@ -14,7 +14,7 @@ from x402guard.ledger.owner import trip_node
 from x402guard.ledger.queries import nodes_of, outstanding_of, report_of
 from x402guard.ledger.report import Report, remaining
 from x402guard.ledger.view import Scope
-from x402guard.money import Dollars, dollars_to_nanos, nanos_to_decimal
+from x402guard.money import Dollars, dollars_to_nanos, format_dollars, nanos_to_decimal
 from x402guard.policy.steps import run_of
 
 
@@ -104,6 +104,17 @@ class Account:
             self.shell, Scope(nodes=(run_id,), durable=True), lambda view: trip_node(view, run_id, reason[:300])
         )
         return tuple(map(_as_outstanding, outstanding_of(store, run_id)))
+
+    def __repr__(self) -> str:
+        what = f"{type(self).__name__}({self._name!r}, id={self._node_id!r}"
+        try:
+            nodes = self._nodes()
+            node, left = nodes[self.id], remaining(nodes, self.id)
+        except (X402GuardError, KeyError, AttributeError):
+            return f"{what})"  # a crash reporter may show one whose ledger is closed
+        limit = "no limit" if node.limit is None else f"${format_dollars(node.limit)}"
+        rest = "" if left is None else f", ${format_dollars(left)} left"
+        return f"{what}, {node.state}, ${format_dollars(node.spent)} spent of {limit}, ${format_dollars(node.live)} held{rest})"
 
     def report(self) -> Report:
         """Return the current report of this budget and all below it."""

@@ -7,14 +7,18 @@ from pathlib import Path
 
 from x402guard.assets import TEST_NETWORKS, Asset
 from x402guard.errors import ConfigError
-from x402guard.flow.ports import ChainReader
+from x402guard.flow.ports import ChainReader, Signer
+from x402guard.flow.shell import LOG
 from x402guard.flow.surroundings import here
+from x402guard.ledger.store import LedgerStore
 from x402guard.llm import Metering
 from x402guard.llm.meter import Meter
 from x402guard.llm.price_file import open_book
 from x402guard.llm.prices import RegisteredBook
 from x402guard.llm.tiktoken_counter import TiktokenCounter
 from x402guard.policy import Policy
+from x402guard.stores import DEFAULT_LEDGER, ledger_path, open_store
+from x402guard.x402.signer import signer_of
 
 
 def meter_of(metering: Metering | None) -> Meter:
@@ -31,18 +35,27 @@ def meter_of(metering: Metering | None) -> Meter:
     return Meter(settings, RegisteredBook(book, owner=settings.models), settings.counter or TiktokenCounter())
 
 
-def check_kinds(signer: object, ledger: object, policy: object, chains: object) -> None:
-    """Raise ``ConfigError`` for an argument of the wrong type. The message never shows the value: it may be a key."""
-    if signer is not None and (
-        isinstance(signer, type) or not (hasattr(signer, "sign") and hasattr(signer, "address"))
-    ):
-        raise ConfigError("signer: not a signer; write LocalSigner.from_key(…), or None to meter without ever signing")
+def check_kinds(signer: object, ledger: object, policy: object, chains: object) -> Signer | None:
+    """Return the signer (see ``signer_of``). Raises ``ConfigError`` for an argument of the wrong type."""
     if not isinstance(ledger, str) and not hasattr(ledger, "transact"):
         raise ConfigError(f"ledger: {ledger!r} is neither a ledger URL (sqlite:///spend.db) nor a store")
     if policy is not None and not isinstance(policy, Policy):
         raise ConfigError(f"policy: a {type(policy).__name__} is not a Policy; write Policy(per_payment_cap=…)")
     if chains is not None and not isinstance(chains, Mapping) and not hasattr(chains, "networks"):
         raise ConfigError("chains: neither a mapping from network to URL nor a ChainReader")
+    return signer_of(signer)
+
+
+def open_ledger(url: str, *, must_exist: bool) -> LedgerStore:
+    """Return the store at a ledger URL. Says in the log where the ledger is, if it is made here without being named."""
+    made = url == DEFAULT_LEDGER and not ledger_path(url).exists()
+    store = open_store(url, must_exist=must_exist)
+    if made:
+        LOG.warning(
+            "a new ledger is made at %s; Guard(ledger=…), X402GUARD_LEDGER or x402guard.toml names another place",
+            ledger_path(url).resolve(),
+        )
+    return store
 
 
 def each_asset(assets: Iterable[Asset]) -> tuple[Asset, ...]:

@@ -20,7 +20,7 @@ from x402guard.money import Dollars
 from x402guard.tools.counting import Mode
 from x402guard.tools.decorator import RESULT_TOKENS, CostOf, Render, ToolOptions, decorate
 from x402guard.tools.flow import TOOL_HOLD_S, charge_tool
-from x402guard.tools.hold import ToolHold, ToolPayer, tool_call
+from x402guard.tools.hold import FindsToolPayer, ToolHold, ToolPayer, tool_call
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -36,7 +36,67 @@ class Rendered(Protocol):
     def __call__(self, function: Callable[P, Any], /) -> Callable[P, str]: ...
 
 
-class Charges(ToolPayer):
+class DeclaresTools(FindsToolPayer, Protocol):
+    """What decorates functions as tools: a session, and ``x402guard.tool`` for the session in context."""
+
+    @overload
+    def tool(
+        self, *, cost: Dollars, name: str | None = None, lifetime_s: int = TOOL_HOLD_S, timeout_s: int | None = None
+    ) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
+
+    @overload
+    def tool(
+        self,
+        *,
+        cost: CostOf,
+        up_to: Dollars,
+        name: str | None = None,
+        lifetime_s: int = TOOL_HOLD_S,
+        timeout_s: int | None = None,
+    ) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
+
+    @overload
+    def tool(
+        self,
+        *,
+        mode: Mode,
+        render: Render,
+        max_tokens: int = RESULT_TOKENS,
+        cost: Dollars | CostOf | None = None,
+        up_to: Dollars | None = None,
+        name: str | None = None,
+        lifetime_s: int = TOOL_HOLD_S,
+        timeout_s: int | None = None,
+    ) -> Rendered: ...
+
+    def tool(self, *only: Callable[..., Any], name: str | None = None, **options: Any) -> Callable[..., Any]:
+        """Decorate a function, plain or ``async``, whose calls cost money or take tokens of the context.
+
+        Args:
+            cost: dollars for each call, held before and captured after it; or a function of the result.
+            up_to: with such a function: the ceiling of a call, in dollars. It is held.
+            name: the name in reports; by default the function's own.
+            mode: how results are shown while there are enough tokens: ``raw``, ``table``, ``summary``, ``handle_only``.
+                The call returns ``render(result, mode)`` in the mode that ``tokens`` suggests, cut to the granted size.
+            render: with a mode: a function that returns the text of a result in a mode.
+            max_tokens: the most tokens of one result, 4,000 by default; they are reserved while the tool runs.
+            lifetime_s: seconds after which a call without a reported end counts in full.
+            timeout_s: seconds that a call may take, 0 for any time; by default the policy's limit.
+
+        A call that raises, or whose cost is unknown, captures what was held. Raises ``ConfigError`` naming the
+        argument, ``TypeError`` for a float. Calls raise as ``charge``, and ``BudgetExhausted`` before they run if no
+        token is left.
+        """
+        if only:
+            raise ConfigError('tool: write @session.tool(cost="$0.01"), with the cost of a call, above the function')
+        unknown = sorted(set(options) - set(ToolOptions.__dataclass_fields__))
+        if unknown:
+            raise ConfigError(f"{unknown[0]}: tool() takes {', '.join(ToolOptions.__dataclass_fields__)} and name")
+        checked = ToolOptions(**options)
+        return lambda function: decorate(self, checked, name, function)
+
+
+class Charges(DeclaresTools, ToolPayer):
     """The part of a session for tools and reported calls. All of it pays from the innermost budget in context."""
 
     @abstractmethod
@@ -75,54 +135,6 @@ class Charges(ToolPayer):
         does; on entering if the ceiling does not fit.
         """
         return ToolHold(self, tool_call(tool, up_to, field="up_to", arguments=arguments, lifetime_s=lifetime_s))
-
-    @overload
-    def tool(
-        self, *, cost: Dollars, name: str | None = None, lifetime_s: int = TOOL_HOLD_S
-    ) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
-
-    @overload
-    def tool(
-        self, *, cost: CostOf, up_to: Dollars, name: str | None = None, lifetime_s: int = TOOL_HOLD_S
-    ) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
-
-    @overload
-    def tool(
-        self,
-        *,
-        mode: Mode,
-        render: Render,
-        max_tokens: int = RESULT_TOKENS,
-        cost: Dollars | CostOf | None = None,
-        up_to: Dollars | None = None,
-        name: str | None = None,
-        lifetime_s: int = TOOL_HOLD_S,
-    ) -> Rendered: ...
-
-    def tool(self, *only: Callable[..., Any], name: str | None = None, **options: Any) -> Callable[..., Any]:
-        """Decorate a function, plain or ``async``, whose calls cost money or take tokens of the context.
-
-        Args:
-            cost: dollars for each call, held before and captured after it; or a function of the result.
-            up_to: with such a function: the ceiling of a call, in dollars. It is held.
-            name: the name in reports; by default the function's own.
-            mode: how results are shown while there are enough tokens: ``raw``, ``table``, ``summary``, ``handle_only``.
-                The call returns ``render(result, mode)`` in the mode that ``tokens`` suggests, cut to the granted size.
-            render: with a mode: a function that returns the text of a result in a mode.
-            max_tokens: the most tokens of one result, 4,000 by default; they are reserved while the tool runs.
-            lifetime_s: seconds after which a call without a reported end counts in full.
-
-        A call that raises, or whose cost is unknown, captures what was held. Raises ``ConfigError`` naming the
-        argument, ``TypeError`` for a float. Calls raise as ``charge``, and ``BudgetExhausted`` before they run if no
-        token is left.
-        """
-        if only:
-            raise ConfigError('tool: write @session.tool(cost="$0.01"), with the cost of a call, above the function')
-        unknown = sorted(set(options) - set(ToolOptions.__dataclass_fields__))
-        if unknown:
-            raise ConfigError(f"{unknown[0]}: tool() takes {', '.join(ToolOptions.__dataclass_fields__)} and name")
-        checked = ToolOptions(**options)
-        return lambda function: decorate(self, checked, name, function)
 
     # -- calls that no transport saw ----------------------------------------------------------------------------------
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import anyio
 import anyio.to_thread
@@ -25,6 +25,7 @@ from x402guard.guard.arguments import (
     is_gone,
     kill_path,
     meter_of,
+    open_ledger,
     positive,
     read_networks,
 )
@@ -46,17 +47,20 @@ from x402guard.llm import Metering
 from x402guard.money import Dollars, Nanos
 from x402guard.policy import Policy
 from x402guard.policy.checks import check_flags
-from x402guard.stores import DEFAULT_LEDGER, open_store
+from x402guard.stores import DEFAULT_LEDGER
 from x402guard.x402.cancel import Cancellation, cancelled
 from x402guard.x402.reconciliation import Reconciliation, reconcile_ledger
 from x402guard.x402.settlement import may_fit_now, sweep
+
+if TYPE_CHECKING:
+    from eth_account.signers.local import LocalAccount
 
 
 class Guard(BudgetParent):
     """One wallet, one ledger. Everything that spends goes through one of its sessions.
 
     Args:
-        signer: the key; None meters and never signs.
+        signer: the key, or an account of ``eth_account``; None meters and never signs.
         ledger: URL of the ledger (``memory://``, ``sqlite:///spend.db``), or a store, which its owner closes.
         policy: the owner's rules.
         assets: tokens besides the built-in ones.
@@ -87,7 +91,7 @@ class Guard(BudgetParent):
     def __init__(
         self,
         *,
-        signer: Signer | None = None,
+        signer: Signer | LocalAccount | None = None,
         ledger: str | LedgerStore = DEFAULT_LEDGER,
         policy: Policy | None = None,
         assets: Iterable[Asset] = (),
@@ -108,7 +112,7 @@ class Guard(BudgetParent):
         background_checks: bool = True,
         ledger_must_exist: bool = False,
     ) -> None:
-        check_kinds(signer, ledger, policy, chains)
+        pays = check_kinds(signer, ledger, policy, chains)
         self.policy = policy or Policy()
         check_flags(
             background_checks=background_checks,
@@ -127,7 +131,7 @@ class Guard(BudgetParent):
             node_id=WALLET,
             instance=self.instance,
             policy=self.policy,
-            payer=None if signer is None else signer.address,
+            payer=None if pays is None else pays.address,
             chains=networks,
             flight_ms=positive("flight_s", flight_s) * 1000,
             memory_ms=positive("purchase_memory_s", purchase_memory_s) * 1000,
@@ -141,15 +145,16 @@ class Guard(BudgetParent):
             session_budget=parse_limit(session_budget, field="session_budget"),
         )
         self._closed, self._owns = False, (isinstance(ledger, str), isinstance(chains, Mapping))
-        store = open_store(ledger, must_exist=ledger_must_exist) if isinstance(ledger, str) else ledger
-        shell = Shell(store, signer, chain, limited_approver(approver, store), self._notifier, kill_file=stop)
+        store = open_ledger(ledger, must_exist=ledger_must_exist) if isinstance(ledger, str) else ledger
+        shell = Shell(store, pays, chain, limited_approver(approver, store), self._notifier, kill_file=stop)
         self._open(shell, limit, checks=background_checks and chain is not None)
 
     def _open(self, shell: Shell, limit: Nanos | None, *, checks: bool) -> None:
         self._rechecker = Rechecker(lambda since_ms: run(sweep(self.context, since_ms=since_ms), shell))
         self.shell = replace(shell, recheck=self._rechecker.nudge) if checks else shell
         try:
-            self.context = replace(self.context, gone=self._enter_books(limit))
+            gone = self._enter_books(limit)
+            self.context = replace(self.context, gone=gone, outstanding=self.shell.store.outstanding)
             if self.shell.signer is not None:
                 self.shell.signer.bind(self.shell.store.hold)
             self._node_id, self._basis = WALLET, Basis(self.shell, self.context, self.meter)

@@ -21,7 +21,8 @@ from x402guard.chain.rpc import RpcClient
 from x402guard.errors import ConfigError
 from x402guard.flow.drivers import run, run_async
 from x402guard.guard.guard import Guard
-from x402guard.guard.session import Session, current_session
+from x402guard.guard.in_context import IN_CONTEXT, InContext
+from x402guard.guard.session import Session
 from x402guard.guard.unseen import clients_past_guard, refuse_aiohttp, unseen_libraries
 from x402guard.http.families import Library
 from x402guard.http.foreign import judge_leaving
@@ -32,16 +33,6 @@ from x402guard.money import Dollars
 _SEAM: Final = "_transport_for_url"  # the method of all clients, in both libraries, that chooses a request's transport
 _WATCHED: Final = frozenset({"aiohttp", "google.genai"})  # refused by ``refuse_aiohttp``, so no warning is needed
 _LOCK: Final = threading.Lock()
-
-
-@dataclass(frozen=True, slots=True)
-class _InContext:
-    """Finds the session of a request: the one in context, else the installed one."""
-
-    installed: Session
-
-    def innermost(self) -> Session:
-        return (current_session() or self.installed).innermost()
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,10 +77,12 @@ def install(
         owned, guard = guard is None, guard or Guard.from_env()
         try:
             session = guard.session(name, budget=budget)
-            payer, meter = _InContext(session), guard.meter
+            payer, meter = IN_CONTEXT, guard.meter
             allow = (lambda: None) if meter is None else refuse_aiohttp(payer, meter)
+            IN_CONTEXT.installed = session
             _installed = _Installation(guard, owned, session, _patch(payer, on_refusal), allow)
         except BaseException:
+            IN_CONTEXT.installed = None
             if owned:
                 guard.close()
             raise
@@ -106,6 +99,7 @@ def uninstall() -> Report | None:
         for kind, name, original in installation.originals:
             setattr(kind, name, original)
         installation.allow_aiohttp()
+        IN_CONTEXT.installed = None
     installation.session.close()
     report = installation.session.report()
     if installation.owned:
@@ -113,7 +107,7 @@ def uninstall() -> Report | None:
     return report
 
 
-def _patch(payer: _InContext, on_refusal: OnRefusal | None) -> tuple[tuple[type[Any], str, Any], ...]:
+def _patch(payer: InContext, on_refusal: OnRefusal | None) -> tuple[tuple[type[Any], str, Any], ...]:
     import httpx2  # it takes a tenth of a second, and most programs never install
 
     import x402guard.httpx2 as on_httpx2
@@ -153,7 +147,7 @@ def _patch(payer: _InContext, on_refusal: OnRefusal | None) -> tuple[tuple[type[
     return originals
 
 
-def _judging(library: Library, payer: _InContext) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
+def _judging(library: Library, payer: InContext) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
     """Return the two wrappers of the library's own transports, which judge payments that no guard knows."""
 
     def blocking(original: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
@@ -193,7 +187,7 @@ class _AsyncMindfulOfSdks(on_httpx.AsyncGuardedTransport):
 
 
 def _choosing(
-    original: Callable[[Any, Any], Any], wrapper: type[Any], payer: _InContext, on_refusal: OnRefusal
+    original: Callable[[Any, Any], Any], wrapper: type[Any], payer: InContext, on_refusal: OnRefusal
 ) -> Callable[[Any, Any], Any]:
     def transport_for_url(client: Any, url: Any) -> Any:
         chosen = original(client, url)

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import AsyncIterator, Collection
+from contextlib import asynccontextmanager, suppress
+from contextvars import copy_context
+from functools import partial
+from typing import TypedDict
 
-from x402guard.errors import ConfigError
-from x402guard.flow.drivers import transact_now
+import anyio.lowlevel
+from typing_extensions import Unpack
+
+from x402guard.errors import ConfigError, LedgerUnavailable
+from x402guard.flow.drivers import to_the_end, transact_now
 from x402guard.guard.account import Account
 from x402guard.guard.opening import (
     BUDGET_PREFIX,
@@ -24,6 +31,20 @@ from x402guard.money import Dollars
 from x402guard.policy.checks import SoftLimits
 from x402guard.policy.reach import reach_of
 from x402guard.tools.token_budget import TokenBudget
+
+
+class SessionOptions(TypedDict, total=False):
+    """The arguments of ``session`` beside its name."""
+
+    budget: Dollars | None
+    tokens: TokenBudget | int | None
+    token_limit: TokenLimiting
+    id: str | None
+    reserve: Dollars | None
+    soft_limit: SoftLimits | None
+    hosts: Collection[str] | None
+    payees: Collection[str] | None
+    tools: Collection[str] | None
 
 
 class BudgetParent:
@@ -62,6 +83,18 @@ class BudgetParent:
         )
         return Session.open(self._basis, request, None, tokens=limited_tokens(tokens, token_limit), reach=reach)
 
+    @asynccontextmanager
+    async def asession(self, name: str, **options: Unpack[SessionOptions]) -> AsyncIterator[Session]:
+        """Open a session for an ``async with`` block, and end it after the block: ``session`` off the event loop.
+
+        The arguments are those of ``session``. A task that is cancelled while the session opens closes it again.
+        """
+        opening = partial(copy_context().run, partial(self.session, name, **options))
+        session = await to_the_end(opening, self._basis.shell, _close_late)
+        async with session:
+            await anyio.lowlevel.checkpoint()
+            yield session
+
     def budget(
         self, name: str, limit: Dollars | None = None, *, per: str | None = None, tz: str = "UTC"
     ) -> NamedBudget:
@@ -73,6 +106,12 @@ class BudgetParent:
         return open_budget(self._basis, self._node_id, name, limit, per=per, tz=tz)
 
 
+def _close_late(session: Session) -> None:
+    """Close a session that has opened after its task was cancelled. Its ledger may be closed by now."""
+    with suppress(LedgerUnavailable):
+        session.close()
+
+
 class NamedBudget(BudgetParent, Account):
     """A budget with a name. Every process that names it shares it; it has no block, and never ends.
 
@@ -81,9 +120,6 @@ class NamedBudget(BudgetParent, Account):
 
     def __init__(self, basis: Basis, node_id: str, name: str) -> None:
         self._basis, self._node_id, self._name = basis, node_id, name
-
-    def __repr__(self) -> str:
-        return f"NamedBudget({self._name!r})"
 
 
 def open_budget(

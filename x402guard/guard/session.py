@@ -451,6 +451,3 @@ class Session(Account, Charges, AgentSteps):
             scope,
             lambda view: close_node(view, self._node_id, opener=self._opener, left_by_refusal=refused, end=self._end),
         )
-
-    def __repr__(self) -> str:
-        return f"Session({self._name!r}, id={self._node_id!r})"

@@ -24,6 +24,7 @@ from pydantic_settings import (
 from x402guard.assets import Asset
 from x402guard.chain.reader import Chain
 from x402guard.errors import ConfigError
+from x402guard.evm import Address
 from x402guard.flow.context import DEFAULT_BODY_BYTES, MAX_CLOCK_JUMP_S
 from x402guard.guard.notices import Webhook
 from x402guard.guard.tables import table_of
@@ -32,11 +33,14 @@ from x402guard.ledger.purchases import DEFAULT_MEMORY_S
 from x402guard.llm import Metering
 from x402guard.policy import Policy
 from x402guard.stores import DEFAULT_LEDGER
-from x402guard.x402.signer import LocalSigner
+from x402guard.x402.signer import LocalSigner, address_in
 
 ENV_PREFIX: Final = "X402GUARD_"
 PRIVATE_KEY: Final = "X402GUARD_PRIVATE_KEY"
+KEYSTORE_PASSWORD: Final = "X402GUARD_KEYSTORE_PASSWORD"  # noqa: S105 - a name
 WEBHOOK_SECRET: Final = "X402GUARD_WEBHOOK_SECRET"  # noqa: S105 - a name
+_SECRET_NAMES: Final = (PRIVATE_KEY, KEYSTORE_PASSWORD, WEBHOOK_SECRET)
+_READ_BEFORE: Final[dict[str, SecretStr]] = {}  # the secrets that this process has taken out of its environment
 CONFIG_FILE: Final = "x402guard.toml"
 CONFIG: Final = "X402GUARD_CONFIG"
 
@@ -84,6 +88,8 @@ class Settings(BaseSettings):
     )
 
     private_key: SecretStr | None = None
+    keystore: str | None = None
+    keystore_password: SecretStr | None = None
     ledger: str = DEFAULT_LEDGER
     budget: str | None = None
     # A URL often holds an access key: in ``chains`` and in ``webhook_url``.
@@ -117,12 +123,10 @@ class Settings(BaseSettings):
         """The environment goes before the file. A ``.env`` file is not read: keys leak from there."""
         return init_settings, env_settings, _TomlWithoutKey(settings_cls)
 
-    def guard_arguments(self) -> dict[str, Any]:
-        """Return the arguments for ``Guard``."""
-        secret = self.private_key
+    def guard_arguments(self, *, pays: bool = True) -> dict[str, Any]:
+        """Return the arguments for ``Guard``; without a signer unless it *pays*."""
         return {
-            # Unwrapped in place: crash reports show local variables.
-            "signer": None if secret is None else LocalSigner.from_key(secret.get_secret_value()),
+            "signer": self._signer() if pays else None,
             "ledger": self.ledger,
             "policy": self.policy.build(),
             "metering": self.metering.build(),
@@ -143,6 +147,33 @@ class Settings(BaseSettings):
             "ledger_must_exist": self.ledger_must_exist,
         }
 
+    def payer(self) -> Address | None:
+        """Return the account of the key or the keystore that is set, without its password; None if none is.
+
+        Raises ``ConfigError`` for a key or a keystore that cannot be read.
+        """
+        self._check_one_key()
+        if self.private_key is not None:
+            return LocalSigner.from_key(self.private_key.get_secret_value()).address
+        return None if self.keystore is None else address_in(Path(self.keystore))
+
+    def _check_one_key(self) -> None:
+        if self.private_key is not None and self.keystore is not None:
+            raise ConfigError(f"keystore: {PRIVATE_KEY} is set too, or was when this process began; set one of them")
+
+    def _signer(self) -> LocalSigner | None:
+        self._check_one_key()
+        if self.private_key is not None:
+            return LocalSigner.from_key(
+                self.private_key.get_secret_value()
+            )  # unwrapped here: crash reports show locals
+        if self.keystore is None:
+            return None
+        password = self.keystore_password
+        if password is None:
+            raise ConfigError(f"keystore: {self.keystore} has a password; set {KEYSTORE_PASSWORD}")
+        return LocalSigner.from_keystore(self.keystore, password=password.get_secret_value())
+
     def read_chains(self) -> dict[str, Chain]:
         """Return each network's chain. Raises ``ConfigError`` naming the network."""
         chains = {}
@@ -161,17 +192,27 @@ class Settings(BaseSettings):
 
 
 def load_settings(path: Path | None = None) -> Settings:
-    """Read the settings, and remove the secrets from the environment.
+    """Read the settings, and remove the secrets from the environment. Later calls in this process still return them.
 
     ``path`` is a TOML file; by default that of ``X402GUARD_CONFIG``, else ``x402guard.toml`` in the working directory, if
     there is one. Raises ``ConfigError`` naming the setting, never with a secret in it.
     """
     try:
         _check_names()
-        return _read(settings_file(path))
+        return _with_secrets(_read(settings_file(path)))
     finally:
-        for name in [name for name in os.environ if name.upper() in (PRIVATE_KEY, WEBHOOK_SECRET)]:
-            del os.environ[name]
+        for name in [name for name in os.environ if name.upper() in _SECRET_NAMES]:
+            os.environ.pop(name, None)  # another thread may have taken it
+
+
+def _with_secrets(settings: Settings) -> Settings:
+    """Return settings with the secrets that were read before; those that are set now come first."""
+    for name in _SECRETS:
+        secret = getattr(settings, name)
+        if secret is not None:
+            _READ_BEFORE[name] = secret
+    before = {name: secret for name, secret in _READ_BEFORE.items() if getattr(settings, name) is None}
+    return settings.model_copy(update=before)
 
 
 def settings_file(path: Path | None = None) -> Path | None:
@@ -286,18 +327,19 @@ def _fields_at(table: type[BaseModel], loc: list[str]) -> Mapping[str, object]:
     """Return the settings of the table at *loc*. Its numbers and free names go through lists and mappings."""
     for part in loc:
         field = table.model_fields.get(part)
-        inner = [] if field is None else _tables_in(field.annotation)
+        inner = [] if field is None else tables_in(field.annotation)
         table = inner[0] if inner else table
     return table.model_fields
 
 
-def _tables_in(annotation: object) -> list[type[BaseModel]]:
+def tables_in(annotation: object) -> list[type[BaseModel]]:
+    """Return the tables that a setting of this type can have."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
-    return [table for inner in get_args(annotation) for table in _tables_in(inner)]
+    return [table for inner in get_args(annotation) for table in tables_in(inner)]
 
 
-_SECRETS: Final = frozenset({"private_key", "webhook_secret"})
+_SECRETS: Final = frozenset({"private_key", "keystore_password", "webhook_secret"})
 # Tables of the file whose keys can also be set one by one in the environment.
 _TABLES: Final[dict[str, type[BaseModel]]] = {"policy": PolicySettings, "metering": MeteringSettings}
 _NO_SETTINGS: Final = frozenset({"X402GUARD_ANVIL", CONFIG})  # the first is read by ``x402guard.testing`` alone
@@ -309,6 +351,13 @@ _JSON_HINTS: Final = {
 }
 
 
+_NOT_IN_A_FILE: Final = (
+    ("private_key", "key", PRIVATE_KEY),
+    ("keystore_password", "password", KEYSTORE_PASSWORD),
+    ("webhook_secret", "secret", WEBHOOK_SECRET),
+)
+
+
 class _TomlWithoutKey(TomlConfigSettingsSource):
     """The TOML file without secrets, and without its policy if the environment sets one, which would be mixed with it.
 
@@ -317,7 +366,7 @@ class _TomlWithoutKey(TomlConfigSettingsSource):
 
     def __call__(self) -> dict[str, Any]:
         values = super().__call__()
-        for name, what, variable in (("private_key", "key", PRIVATE_KEY), ("webhook_secret", "secret", WEBHOOK_SECRET)):
+        for name, what, variable in _NOT_IN_A_FILE:
             if name in values:
                 raise ConfigError(f"{name}: a {what} does not belong in a settings file; set {variable} instead")
         return {name: value for name, value in values.items() if name != "policy" or not _sets_policy()}

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, create_model
 from x402guard.policy import Bulkhead, Loop, Timeouts, Velocity
 
 _ZERO: Final = (0, "0", "$0")
-_ZERO_IS_NONE: Final = (Bulkhead, Timeouts, Velocity)
+ZERO_IS_NONE: Final = (Bulkhead, Timeouts, Velocity)
 """TOML has no null: in these classes, and in ``loop.own``, 0 means no limit."""
 
 
@@ -35,7 +35,7 @@ class Table(BaseModel):
             if value is None:
                 continue
             is_off = value is False and bool not in get_args(field.annotation)  # false instead of a table: None
-            no_limit = kind in _ZERO_IS_NONE and value in _ZERO
+            no_limit = kind in ZERO_IS_NONE and value in _ZERO
             given[name] = None if is_off or no_limit else _built(value, zero_is_none=kind is Loop)
         return kind(**given)
 

@@ -19,6 +19,7 @@ import anyio
 from x402guard.errors import CallTimeout
 from x402guard.flow.detached import TooLate, within
 from x402guard.flow.ports import Slot
+from x402guard.flow.receipt import Receipt, timed_out
 from x402guard.x402.settlement import AnswerEnd
 
 if TYPE_CHECKING:
@@ -35,10 +36,11 @@ class Watch:
     Args:
         call_s: seconds from now to the end of the answer; None for no limit.
         chunk_s: seconds from the request for a piece of the answer to its arrival; None for no limit.
+        limited_by: what sets *call_s*.
     """
 
-    def __init__(self, call_s: int | None, chunk_s: int | None) -> None:
-        self._call_s, self._chunk_s = call_s, chunk_s
+    def __init__(self, call_s: float | None, chunk_s: int | None, limited_by: str = "") -> None:
+        self._call_s, self._chunk_s, self._limited_by = call_s, chunk_s, limited_by
         self._ends_s = None if call_s is None else time.monotonic() + call_s
         self._last_s: float | None = None
         self._handed_s: float | None = None
@@ -119,8 +121,9 @@ class Watch:
         """Return the error of a call past its deadline."""
         whole_s = self._ends_s is not None and time.monotonic() >= self._ends_s
         if self._chunk_s is not None and self._last_s is not None and not whole_s:
-            return CallTimeout(f"no piece of the answer arrived within {self._chunk_s} s")
-        return CallTimeout(f"the call did not end within {self._call_s} s")
+            return CallTimeout(f"no piece of the answer arrived within {self._chunk_s} s (policy.timeouts.chunk_s)")
+        by = f" ({self._limited_by})" if self._limited_by else ""
+        return CallTimeout(f"the answer did not end within {self._call_s:g} s{by}")
 
 
 class _Cutter:
@@ -203,7 +206,7 @@ class Watched:
         self._stream: Any = response.stream
         self._watch = watch
         self.ended: Callable[[AnswerEnd], None] | None = None
-        self.hold_id: str | None = None
+        self.paid: Receipt | None = None
         self._cut, self._around = False, _error()
         connection = _socket_of(response.extensions)
         _CUTTER.look_after(watch, lambda: _shut(connection))
@@ -239,8 +242,7 @@ class Watched:
         self._watch.end()
 
     def _timed_out(self) -> CallTimeout:
-        error = self._watch.timeout()
-        error.hold_id = self.hold_id
+        error = timed_out(self._watch.timeout(), self.paid)
         self._end("late")
         return error
 
@@ -271,7 +273,7 @@ class AsyncWatched:
         self._watch = watch
         _CUTTER.look_after(watch, lambda: None)  # the reading task times out itself; an unread body releases its slot
         self.ended: Callable[[AnswerEnd], Awaitable[None]] | None = None
-        self.hold_id: str | None = None
+        self.paid: Receipt | None = None
         self._cut, self._around = False, _error()
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
@@ -305,8 +307,7 @@ class AsyncWatched:
         self._watch.end()
 
     async def _timed_out(self) -> CallTimeout:
-        error = self._watch.timeout()
-        error.hold_id = self.hold_id
+        error = timed_out(self._watch.timeout(), self.paid)
         await self._end("late")
         return error
 

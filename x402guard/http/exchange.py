@@ -60,7 +60,7 @@ class _ExchangeState:
     def begin(self, effect: Send) -> Watch | None:
         """Return a watch for the next send if it pays, or has a deadline or a slot; else None."""
         plain = effect.pays is None and effect.call_s is None and effect.chunk_s is None and self._slot is None
-        self._watch = None if plain else Watch(effect.call_s, effect.chunk_s)
+        self._watch = None if plain else Watch(effect.call_s, effect.chunk_s, effect.limited_by)
         return self._watch
 
     def watch_body(self, response: httpx.Response, kind: type[Any]) -> None:
@@ -94,7 +94,7 @@ class Exchanged(_ExchangeState):
         try:
             self.close()
             with _showing_no_payment(effect):
-                request = self.outgoing.copy(effect.headers, effect.pays, effect.body)
+                request = self.outgoing.copy(effect)
                 watch = self.begin(effect)
                 if watch is not None and watch.left_s is not None and self.outgoing.stock:
                     response = self._sent_aside(request, watch)
@@ -168,7 +168,7 @@ class AsyncExchanged(_ExchangeState):
         try:
             await self.aclose()
             with _showing_no_payment(effect):
-                request = self.outgoing.copy(effect.headers, effect.pays, effect.body)
+                request = self.outgoing.copy(effect)
                 watch = self.begin(effect)
                 response = await self._sent(request, watch)
         except Exception as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, Protocol, Self, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NoReturn, Protocol, Self, get_args
 
 import anyio
 from typing_extensions import override
@@ -47,6 +47,13 @@ if TYPE_CHECKING:
 
 OnRefusal = Literal["raise", "respond"]
 
+_NOT_ASYNC: Final = (
+    "transport: GuardedTransport is for blocking clients; use AsyncGuardedTransport for asynchronous ones"
+)
+_NOT_BLOCKING: Final = (
+    "transport: AsyncGuardedTransport is for asynchronous clients; use GuardedTransport for blocking ones"
+)
+
 Handed = InFlight | Receipt | None
 """The result of a flow: a body to meter, a receipt, or None for a free request."""
 
@@ -86,11 +93,11 @@ class Guarded:
 
     def handle_request(self, request: Any) -> Any:  # noqa: ARG002 - of either family
         """Raise ``ConfigError`` with the right transport for a blocking client; ``BlockingGuard`` overrides it."""
-        raise ConfigError("AsyncGuardedTransport is for asynchronous clients; use GuardedTransport for blocking ones")
+        raise ConfigError(_NOT_BLOCKING)
 
     async def handle_async_request(self, request: Any) -> Any:  # noqa: ARG002 - of either family
         """Raise ``ConfigError`` with the right transport for an asynchronous client; ``AwaitedGuard`` overrides it."""
-        raise ConfigError("GuardedTransport is for blocking clients; use AsyncGuardedTransport for asynchronous ones")
+        raise ConfigError(_NOT_ASYNC)
 
     @classmethod
     def around(cls, payer: FindsPayer, inner: object, on_refusal: OnRefusal) -> Self:
@@ -246,7 +253,7 @@ class Guarded:
         if handed is None:
             exchange.lift()
         elif isinstance(handed, Receipt) and exchange.watched is not None:
-            exchange.watched.hold_id = handed.hold_id
+            exchange.watched.paid = handed
         if isinstance(handed, Receipt) and not handed.model:
             logical.receipt = handed
             note_end = AnswerEnding(payer.context, handed, payer.shell, success=succeeded(response.status_code))
@@ -300,6 +307,14 @@ class BlockingGuard(Guarded):
         """Close the inner transport; the session and its ledger stay open."""
         self._inner.close()
 
+    async def __aenter__(self) -> NoReturn:
+        """Raise ``ConfigError`` with the right transport for an asynchronous client."""
+        raise ConfigError(_NOT_ASYNC)
+
+    async def aclose(self) -> None:
+        """Do as ``close``, for an asynchronous client that was given this transport by mistake."""
+        self._inner.close()
+
 
 class AwaitedGuard(Guarded):
     """The asynchronous transport of either family."""
@@ -327,6 +342,13 @@ class AwaitedGuard(Guarded):
     async def aclose(self) -> None:
         """Close the inner transport; the session and its ledger stay open."""
         await self._inner.aclose()
+
+    def __enter__(self) -> NoReturn:
+        """Raise ``ConfigError`` with the right transport for a blocking client."""
+        raise ConfigError(_NOT_BLOCKING)
+
+    def close(self) -> None:
+        """Do nothing: a blocking client that was given this transport by mistake has opened nothing."""
 
 
 def wrong_transport(transport: object, kind: type, other: str) -> ConfigError:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from x402guard.errors import ConfigError
-from x402guard.flow.effects import HeaderLine, SendFailed
+from x402guard.flow.effects import Send, SendFailed
 from x402guard.flow.receipt import Receipt
 from x402guard.flow.request import RequestFacts
 from x402guard.flow.sealed import Sealed
@@ -169,6 +169,13 @@ def request_facts(request: httpx.Request) -> RequestFacts:
 _MOST_NAMED: Final = 1_000
 
 
+def read_limit(extensions: Mapping[str, Any]) -> float | None:
+    """Return the seconds that a client waits for a piece of an answer; None for no limit, 0.0 if it does not say."""
+    limits = extensions.get("timeout")
+    read_s = limits.get("read", 0.0) if isinstance(limits, Mapping) else 0.0
+    return None if read_s is None else max(0.0, float(read_s))
+
+
 def describe_request(
     request: httpx.Request,
     logical: LogicalRequest,
@@ -207,6 +214,7 @@ def describe_request(
         body=body,
         max_price=None if quoted is None else check_dollars("extensions['max_price']", quoted),
         host_header=_other_host(request),
+        read_s=read_limit(extensions),
     )
 
 
@@ -327,11 +335,12 @@ class OutgoingRequest:
         self._judged = judged
         self.stock = stock
 
-    def copy(self, headers: tuple[HeaderLine, ...], pays: str | None, body: bytes | None) -> httpx.Request:
-        """Return the request to send. *headers* replace those of the same name, and pay the hold *pays*.
+    def copy(self, effect: Send) -> httpx.Request:
+        """Return the request to send: the headers of *effect* replace those of the same name, its body the request's own.
 
-        *body*, if not None, replaces the request's own.
+        With a payment, the client's own read timeout is no shorter than the time that the payment may take.
         """
+        headers, pays, body = effect.headers, effect.pays, effect.body
         original = self._request
         lines = self._library.headers(original.headers)
         if self._crossed:
@@ -351,6 +360,9 @@ class OutgoingRequest:
         )
         copy.extensions[GUARDED] = _Mark(copy, self._judged)
         if pays:
+            limits, read_s = copy.extensions.get("timeout"), read_limit(copy.extensions)
+            if isinstance(limits, Mapping) and read_s is not None and (effect.call_s is None or read_s < effect.call_s):
+                copy.extensions["timeout"] = {**limits, "read": effect.call_s}
             _note_made(payments_in(lines.multi_items(), None))
         return copy
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from x402guard.errors import BudgetExhausted, PaymentRefused, PolicyDenied, SessionClosed, SessionTripped, quoted
 from x402guard.ledger.budgets import find_shortfall
-from x402guard.ledger.model import Hold, HoldKind, Node, NodeKind, NodeState
+from x402guard.ledger.model import NOTHING, Hold, HoldKind, Node, NodeKind, NodeState
 from x402guard.ledger.transitions import Lapse, apply, begin
 from x402guard.ledger.view import LedgerView, MarkKey
 from x402guard.money import MAX_NANOS, Nanos, format_dollars
@@ -43,6 +43,8 @@ class Refusal:
         error: the class of the error that the caller gets.
         advice: what the caller can do, as a sentence; "" if the reason says it.
         words: the peer's own words that the reason is about, or "".
+        short_of: the budget that is short, for a lack of budget; else "".
+        needs: the nano-dollars that have to be left in it, its reserve included.
     """
 
     rule: str
@@ -54,6 +56,8 @@ class Refusal:
     error: type[PaymentRefused] = PolicyDenied
     advice: str = ""
     words: str = ""
+    short_of: str = ""
+    needs: Nanos = NOTHING
 
 
 def lapse_due(view: LedgerView) -> None:
@@ -118,7 +122,15 @@ def check_room(
         f"${format_dollars(amount)} does not fit: {owner} has ${format_dollars(shortfall.available)} left of "
         f"${format_dollars(node.limit or 0)}{_each(node)} ({_where_it_is(node)})"
     )
-    return Refusal(BUDGET, reason, amount, shortfall.available, error=BudgetExhausted)
+    return Refusal(
+        BUDGET,
+        reason,
+        amount,
+        shortfall.available,
+        error=BudgetExhausted,
+        short_of=node.id,
+        needs=shortfall.needs,
+    )
 
 
 def _each(node: Node) -> str:

@@ -27,10 +27,12 @@ class Shortfall:
     Attributes:
         node: that node.
         available: the amount left in it, in nano-dollars, never below zero.
+        needs: what has to be left in it, its reserve included.
     """
 
     node: Node
     available: Nanos
+    needs: Nanos
 
 
 def find_shortfall(
@@ -43,7 +45,7 @@ def find_shortfall(
     for node in view.path(node_id):
         room = _room(node, finalizing)
         if room is not None and amount > room:
-            return Shortfall(node, Nanos(max(room, 0)))
+            return Shortfall(node, Nanos(max(room, 0)), Nanos(amount + (node.room or 0) - room))
         if node.parent_id is not None:
             amount = max(0, node.used + amount - node.granted_in)
     return None

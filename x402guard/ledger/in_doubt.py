@@ -7,8 +7,8 @@ from typing import Final
 from x402guard.ledger.model import Hold, HoldState
 from x402guard.ledger.view import LedgerView, MarkKey
 
-DEFAULT_FLIGHT_S: Final = 30
-"""Default of ``flight_s``: seconds after which a request without an answer is in doubt."""
+DEFAULT_FLIGHT_S: Final = 150
+"""Default of ``flight_s``: seconds after which a request without an answer is in doubt; longer than any is waited for."""
 
 
 def instance_mark(instance: str) -> MarkKey:

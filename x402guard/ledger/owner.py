@@ -45,10 +45,10 @@ def reset_node(view: LedgerView, node_id: str, by: str) -> Node:
     if node.state is not NodeState.TRIPPED:
         raise ConfigError(f"session: {node_id!r} is {node.state}; only a tripped session can be reset")
     if node.room is not None and node.room < 0:
-        used = f"${format_dollars(node.counted)}"
+        used = format_dollars(node.counted)
         raise ConfigError(
-            f"session: {node_id!r} has used {used} of ${format_dollars(node.limit or 0)}; raise its limit first: "
-            + shlex.join(("x402guard", "budget", "set", node_id, used))  # a shell would read $0 as a variable
+            f"session: {node_id!r} has used ${used} of ${format_dollars(node.limit or 0)}; raise its limit first: "
+            + shlex.join(("x402guard", "budget", "set", node_id, used))  # no $, which a shell reads as a variable
         )
     view.restrains = True  # an owner's command has to survive a power cut
     view.record(node_id, "reset", facts={"by": by, "word": node.terminated_by})

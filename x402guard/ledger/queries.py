@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import Final
 
 from x402guard.errors import ConfigError
-from x402guard.ledger.model import Hold, HoldKind, Node
+from x402guard.ledger.model import WALLET, Hold, HoldKind, Node, NodeKind
 from x402guard.ledger.prediction import Prediction, predict
 from x402guard.ledger.report import Report, TokenAccount, below, build_report, path
 from x402guard.ledger.store import LedgerStore
 from x402guard.ledger.token_budget import tokens_node
 from x402guard.ledger.windows import rolled
+
+_NAMED: Final = (NodeKind.WALLET, NodeKind.BUDGET, NodeKind.SESSION)
+_BY_ID: Final = "id="
 
 ALLOWANCE: Final = "allowance"
 """The kind of the marks that keep how much of a token Permit2 may move."""
@@ -20,6 +24,31 @@ def nodes_of(store: LedgerStore, node_id: str | None = None) -> dict[str, Node]:
     """Return a node, its descendants and its ancestors, or every node, by id, with windows moved to the present time."""
     now_ms = store.now_ms()
     return {node.id: rolled(node, now_ms) for node in store.nodes(node_id)}
+
+
+def find_budget(store: LedgerStore, word: str | None, *, latest: bool = False) -> str:
+    """Return the id of a budget. *word* is ``wallet``, an id, ``id=ID``, or the name of one session or named budget.
+
+    None is the last session. Children do not count if a run has the name, because an agent names them. Raises
+    ``ConfigError`` if there is none, and, unless the *latest* is meant, if several have the word as name or id.
+    """
+    if word == WALLET:
+        return word
+    nodes = [node for node in store.nodes() if node.kind in _NAMED and node.id != WALLET]
+    if word is None:
+        found = [node for node in nodes if node.kind is NodeKind.SESSION][-1:]
+    elif word.startswith(_BY_ID):
+        found = [node for node in nodes if node.id == word.removeprefix(_BY_ID)]
+    else:
+        found = [node for node in nodes if word in (node.id, node.name)]
+    runs = [node for node in found if "/" not in node.id] or found
+    if not runs:
+        known = ", ".join(node.name for node in nodes[-5:]) or "none"
+        raise ConfigError(f"session: there is no session {word!r} in this ledger (latest: {known})")
+    if len(runs) > 1 and not latest:
+        listed = "; ".join(f"{node.kind} {node.name!r} by {shlex.quote(_BY_ID + node.id)}" for node in runs[-5:])
+        raise ConfigError(f"session: {word!r} may mean {len(runs)} of them; name one: {listed}")
+    return runs[-1].id
 
 
 def outstanding_of(store: LedgerStore, node_id: str) -> list[Hold]:

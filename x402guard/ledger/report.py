@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from html import escape
 from typing import Any, Final
 
 from x402guard.ledger.authorize import BUDGET
 from x402guard.ledger.model import Entry, Evidence, HoldKind, Node, NodeKind, NodeState
 from x402guard.ledger.report_text import render
 from x402guard.ledger.token_budget import tokens_left
+from x402guard.ledger.windows import window_end_ms
 from x402guard.money import Nanos, format_dollars
 
 REPORT_SCHEMA: Final = "x402guard.report.v1"
@@ -40,6 +42,7 @@ class HoldLine:
     proof: str | None = None
     doubt: str | None = None
     claimed: int = 0
+    transaction: str = ""
     tokens_in: int = 0
     tokens_out: int = 0
 
@@ -74,7 +77,9 @@ def fold_holds(entries: Iterable[Entry]) -> dict[str, HoldLine]:
         line.captured += entry.captured
         line.ended = line.ended or entry.event in ("capture", "lapse", "correct", "void", "expire")
         line.doubt = facts.get("doubt", line.doubt)
-        line.claimed = (facts.get("claim") or {}).get("amount", line.claimed)
+        claim = facts.get("claim") or {}
+        line.claimed = claim.get("amount", line.claimed)
+        line.transaction = claim.get("transaction", line.transaction)
         if entry.event == "reopen":
             line.ended, line.event, line.evidence, line.proof = False, "authorize", None, None
         if entry.event in ("capture", "lapse", "correct", "void", "expire"):
@@ -109,6 +114,9 @@ class Report:
         """Return the report as plain text for a terminal or a log."""
         return render(self.values)
 
+    def _repr_html_(self) -> str:
+        return f"<pre>{escape(self.to_text())}</pre>"  # what a notebook shows
+
 
 def build_report(
     nodes: Mapping[str, Node],
@@ -136,9 +144,10 @@ def build_report(
     session = nodes[session_id]
     journal = list(entries)
     lines, counters, denied = fold_holds(journal), list(refusals), list(refused)
-    left = remaining(nodes, session_id)
+    left, total = remaining(nodes, session_id), sum(line.captured for line in lines.values())
     values = {
         "schema": REPORT_SCHEMA,
+        "kind": str(session.kind),
         "session": session.name,
         "id": session.id,
         "parent": session.parent_id,
@@ -146,9 +155,13 @@ def build_report(
         "terminated_by": _ended_by(session),
         "why": _why(session, counters),
         "budget": None if session.limit is None else format_dollars(session.limit),
-        "spent": format_dollars(sum(line.captured for line in lines.values())),
+        "per": None if session.window is None else f"{session.window.per} {session.window.tz}",
+        "window": _window(session, now_ms),
+        "spent": format_dollars(total if session.window is None else session.spent),
+        "spent_total": format_dollars(total),
         "held": format_dollars(sum(line.held for line in lines.values())),
         "remaining": None if left is None else format_dollars(left),
+        "bound_by": _bound_by(nodes, session_id),
         "reserve": format_dollars(session.reserve) if session.reserve else None,
         "trip_reason": session.trip_reason,
         **_uses(nodes, session_id, lines.values(), counters, denied),
@@ -162,6 +175,24 @@ def build_report(
     return Report(values)
 
 
+def _window(session: Node, now_ms: int) -> dict[str, Any] | None:
+    """Return the current window of a budget that begins again: from and to in unix seconds, and what it has spent."""
+    if session.window is None:
+        return None
+    ends = window_end_ms(session.window, now_ms) // 1000
+    return {"from": session.since_ms // 1000, "to": ends, "spent": format_dollars(session.spent)}
+
+
+def _bound_by(nodes: Mapping[str, Node], node_id: str) -> dict[str, str] | None:
+    """Return the budget above that leaves less than this one has left itself; None if there is none."""
+    own, *above = path(nodes, node_id)
+    limited = [node for node in above if node.plain_room is not None]
+    tightest = min(limited, key=lambda node: node.plain_room or 0, default=None)
+    if tightest is None or (own.plain_room is not None and own.plain_room <= (tightest.plain_room or 0)):
+        return None
+    return {"kind": str(tightest.kind), "id": tightest.id, "name": tightest.name}
+
+
 def _uses(
     nodes: Mapping[str, Node],
     session_id: str,
@@ -171,7 +202,7 @@ def _uses(
 ) -> dict[str, Any]:
     """Return the keys of the report that say what the money was used for, and on what evidence."""
     by_model, by_tool = (_by_name(lines, kind, denied) for kind in (HoldKind.LLM, HoldKind.TOOL))
-    payees = {"by_payee": "payee", "by_host": "host", "by_scheme": "scheme"}
+    payees = {"by_payee": "payee", "by_host": "host", "by_route": "request", "by_scheme": "scheme"}
     return {
         "evidence": _by_evidence(lines),
         "settlement": _settlement(lines),
@@ -394,6 +425,8 @@ def _outstanding(line: HoldLine) -> dict[str, Any]:
         "hold_id": line.hold_id,
         "amount": format_dollars(line.held),
         "payee": line.facts.get("payee"),
+        "request": line.facts.get("request"),
+        "transaction": line.transaction or None,
         "deadline": line.facts.get("deadline"),
         "exposed_until": _exposed_until(line.facts),
     }

@@ -5,21 +5,26 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from decimal import Decimal
-from typing import Any
+from typing import Any, Final
+from zoneinfo import ZoneInfo
+
+_MOST_ROWS: Final = 12
 
 
 def render(report: Mapping[str, Any]) -> str:
     """Return the values of a report as aligned lines of text, without a trailing newline."""
     lines = [
-        f"session {report['session']}  ({report['id']})",
+        f"{report['kind']} {report['session']}  ({report['id']})",
         _row("state", report["state"] + (f", {report['terminated_by']}" if report["terminated_by"] else "")),
         *([_row("", report["why"])] if report["why"] else []),
-        _row("budget", _dollars(report["budget"])),
-        _row("spent", _dollars(report["spent"])),
+        _row("budget", _dollars(report["budget"]) + (f" a {report['per']}" if report["per"] else "")),
+        _row("spent", _dollars(report["spent"]) + _since(report)),
         _row("held", _dollars(report["held"])),
         _row(
             "remaining",
-            _dollars(report["remaining"]) + (f", and ${report['reserve']} in reserve" if report["reserve"] else ""),
+            _dollars(report["remaining"])
+            + (f", and ${report['reserve']} in reserve" if report["reserve"] else "")
+            + _binding(report["bound_by"]),
         ),
         _row("evidence", _pairs(report["evidence"])),
     ]
@@ -41,7 +46,7 @@ def render(report: Mapping[str, Any]) -> str:
         _row("spike", event["reason"]) for event in report["events"] if event["event"] in ("spend_spike", "token_spike")
     )
     lines.extend(_asked(report["events"]))
-    lines.extend(_refusals(report["refusals"]))
+    lines.extend(_refusals(report["refusals"], report["why"]))
     doubts = {event["hold_id"]: event["doubt"] for event in report["events"] if event.get("doubt")}
     names = {event["hold_id"]: event.get("tool") or event.get("model") for event in report["events"]}
     lines.extend(_outstanding(report["outstanding"], doubts, names))
@@ -51,15 +56,19 @@ def render(report: Mapping[str, Any]) -> str:
 
 def _table(report: Mapping[str, Any]) -> list[str]:
     """Return one table of LLM calls, payments and tools: their amounts, and their shares of the total."""
-    spent = Decimal(report["spent"])
+    spent = Decimal(report["spent_total"])
     rows: list[tuple[str, str, str, str]] = []
-    for name, group in (("llm", "by_model"), ("payments", "by_payee"), ("tools", "by_tool")):
+    for name, group in (("llm", "by_model"), ("payments", "by_route"), ("tools", "by_tool")):
         totals = report[name]
         if totals["calls"]:
             calls = "1 call" if totals["calls"] == 1 else f"{totals['calls']} calls"
             share = f"{Decimal(totals['total']) / spent:.1%}" if spent else ""
             rows.append((name, calls, _dollars(totals["total"]), share.replace("%", " %")))
-            rows.extend(("", str(key), _dollars(_amount(value)), "") for key, value in totals[group].items())
+            dearest = sorted(totals[group].items(), key=lambda item: -Decimal(_amount(item[1])))
+            rows.extend(("", str(key), _dollars(_amount(value)), "") for key, value in dearest[:_MOST_ROWS])
+            rest = sum(Decimal(_amount(value)) for _, value in dearest[_MOST_ROWS:])
+            if len(dearest) > _MOST_ROWS:
+                rows.append(("", f"and {len(dearest) - _MOST_ROWS} more", _dollars(f"{rest:f}"), ""))
     if not rows:
         return []
     wide = max(len(what) for _, what, _, _ in rows)
@@ -72,6 +81,21 @@ def _table(report: Mapping[str, Any]) -> list[str]:
     return [
         _row(name, f"{what:<{wide}}  {amount:<{end}}  {share:>8}".rstrip()) for name, what, amount, share in aligned
     ]
+
+
+def _since(report: Mapping[str, Any]) -> str:
+    if report["window"] is None:
+        return ""
+    zone = ZoneInfo(report["per"].partition(" ")[2])
+    begun, ends = (datetime.fromtimestamp(report["window"][key], zone).strftime("%Y-%m-%d") for key in ("from", "to"))
+    return f" from {begun} to {ends}, ${report['spent_total']} in all"
+
+
+def _binding(budget: Mapping[str, str] | None) -> str:
+    if budget is None:
+        return ""
+    name = "the wallet" if budget["kind"] == "wallet" else f"{budget['kind']} {budget['name']!r}"
+    return f", which is what {name} has left"
 
 
 def _amount(value: Any) -> str:
@@ -115,11 +139,14 @@ def _pairs(values: Mapping[str, str]) -> str:
     return ", ".join(shown) or "nothing yet"
 
 
-def _refusals(rows: Iterable[Mapping[str, Any]]) -> list[str]:
-    return [
-        _row("refused", f"{row['count']} × {row['rule']}{'' if row['count'] == 1 else ', the last'}: {row['reason']}")
-        for row in rows
-    ]
+def _refusals(rows: Iterable[Mapping[str, Any]], why: str | None) -> list[str]:
+    """Return a line for each rule. A reason that ``why`` has said already is not said again."""
+    lines = []
+    for row in rows:
+        last = "" if row["count"] == 1 else ", the last"
+        said = why is not None and why in row["reason"]
+        lines.append(_row("refused", f"{row['count']} × {row['rule']}" + ("" if said else f"{last}: {row['reason']}")))
+    return lines
 
 
 def _asked(events: Iterable[Mapping[str, Any]]) -> list[str]:
@@ -146,7 +173,10 @@ def _outstanding(
     for row in rows:
         until = datetime.fromtimestamp(row["exposed_until"], UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
         whom = row["payee"] or names.get(row["hold_id"]) or "a call that is out"
-        lines.append(_row("outstanding", f"${row['amount']} to {whom} until {until}  ({row['hold_id'][:16]}…)"))
+        what = f" for {row['request']}" if row["request"] and row["payee"] else ""
+        lines.append(_row("outstanding", f"${row['amount']} to {whom}{what} until {until}  ({row['hold_id'][:16]}…)"))
+        if row["transaction"]:
+            lines.append(_row("", f"its server names the transaction {row['transaction']}"))
         if row["hold_id"] in doubts:
             lines.append(_row("", f"in doubt: {doubts[row['hold_id']]}"))
     return lines

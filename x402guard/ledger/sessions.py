@@ -181,8 +181,13 @@ def begin_finalizing(view: LedgerView, node_id: str) -> None:
 
 def _create(view: LedgerView, request: NodeRequest) -> Node:
     if request.limit is None:
+        if request.kind is NodeKind.BUDGET:
+            raise ConfigError(
+                f'limit: the budget {request.name!r} is new; give it a limit: guard.budget({request.name!r}, "$5.00")'
+            )
         raise ConfigError(
-            f'budget: a new {request.kind} needs a budget, such as budget="$5.00" (there is no {request.id!r} to resume)'
+            f'budget: there is no {request.kind} {request.id!r} to resume, and a new one needs budget="$5.00" (or the guard '
+            'session_budget="$5.00")'
         )
     named = view.mark(name_mark(request.id))
     if named is not None and named["id"] != request.id:

@@ -41,13 +41,26 @@ def _zone(tz: str) -> dt.tzinfo:
 
 def window_start_ms(window: Window, now_ms: int) -> int:
     """Return the start of the window that contains *now_ms*, both in unix milliseconds. A week starts on Monday."""
-    zone = _zone(window.tz)
-    day = dt.datetime.fromtimestamp(now_ms // 1000, zone).date()
+    return _midnight_ms(_first_day(window, now_ms), window)
+
+
+def window_end_ms(window: Window, now_ms: int) -> int:
+    """Return the end of the window that contains *now_ms*, where the next one starts, both in unix milliseconds."""
+    first = _first_day(window, now_ms)
+    if window.per == "month":
+        return _midnight_ms((first + dt.timedelta(days=32)).replace(day=1), window)
+    return _midnight_ms(first + dt.timedelta(days=7 if window.per == "week" else 1), window)
+
+
+def _first_day(window: Window, now_ms: int) -> dt.date:
+    day = dt.datetime.fromtimestamp(now_ms // 1000, _zone(window.tz)).date()
     if window.per == "week":
-        day -= dt.timedelta(days=day.weekday())
-    elif window.per == "month":
-        day = day.replace(day=1)
-    return int(dt.datetime.combine(day, dt.time(), zone).timestamp()) * 1000
+        return day - dt.timedelta(days=day.weekday())
+    return day.replace(day=1) if window.per == "month" else day
+
+
+def _midnight_ms(day: dt.date, window: Window) -> int:
+    return int(dt.datetime.combine(day, dt.time(), _zone(window.tz)).timestamp()) * 1000
 
 
 def rolled(node: Node, now_ms: int) -> Node:

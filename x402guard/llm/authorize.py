@@ -14,14 +14,14 @@ from x402guard.flow.capture import ESTIMATED, HIDDEN, HOLD_S, MEAN
 from x402guard.flow.context import Context
 from x402guard.flow.request import RequestFacts, purpose_of, route_of, whole_route_of
 from x402guard.ledger.authorize import BUDGET, TOKENS, Refusal, authorize, check_room
-from x402guard.ledger.budgets import room_on_path
-from x402guard.ledger.model import WALLET, Hold, HoldKind
+from x402guard.ledger.budgets import find_shortfall, room_on_path
+from x402guard.ledger.model import NOTHING, WALLET, Hold, HoldKind
 from x402guard.ledger.token_budget import Reservation, TokenLimit, call_tokens, reserve_tokens, tokens_left
 from x402guard.ledger.view import LedgerView, MarkKey, Scope
 from x402guard.llm.ceiling import UNBOUNDED_OUTPUT, Ceiling, whole_nanos
 from x402guard.llm.meter import FixedPrice, Meter
 from x402guard.llm.request import Call, limit_field
-from x402guard.money import Nanos
+from x402guard.money import Nanos, format_dollars
 from x402guard.policy.approvals import shown_text
 from x402guard.policy.guards import guard_marks, judge_step, note_taken
 from x402guard.policy.judge import Consented, Unasked, objection, spent_so_far, verdict_facts, verdict_of
@@ -282,7 +282,7 @@ def _choose(
     left = room_on_path(view, context.node_id, context.finalizing)
     if way != "fit" or left is None or whole.amount <= left:
         return whole
-    return _fit(call, ceiling, left)
+    return _fit(view, context, call, ceiling, left)
 
 
 def _most_tokens(ceiling: Ceiling, limit: int) -> int:
@@ -316,16 +316,19 @@ def _no_tokens(reason: str) -> Refusal:
     )
 
 
-def _fit(call: Call, ceiling: Ceiling, left: Nanos) -> _Choice | Refusal:
+def _fit(view: LedgerView, context: Context, call: Call, ceiling: Ceiling, left: Nanos) -> _Choice | Refusal:
     share = Nanos(left // _SHARE)
     limit = min(ceiling.affordable(share), ceiling.maximum or 0)
     if limit < LEAST_FITTED:
-        least = ceiling.amount(LEAST_FITTED)
+        least, field = ceiling.amount(LEAST_FITTED), limit_field(call)
         reason = (
-            f"{limit_field(call)}: a quarter of the remaining budget pays for {max(limit, 0)} tokens of {call.model!r}, too "
-            f"few for an automatic limit (the minimum is {LEAST_FITTED}); set a limit yourself, or finish without this call"
+            f"{field}: the request sets no output limit, and the one that the guard would write, {max(limit, 0)} tokens of "
+            f"{call.model!r} for a quarter of the ${format_dollars(left)} that is left, is below {LEAST_FITTED:,}; set {field} "
+            "in the request, or raise the budget"
         )
-        return Refusal(BUDGET, reason, least, share, error=BudgetExhausted)
+        short = find_shortfall(view, context.node_id, least * _SHARE, context.finalizing)
+        where, needs = ("", NOTHING) if short is None else (short.node.id, short.needs)
+        return Refusal(BUDGET, reason, least, share, error=BudgetExhausted, short_of=where, needs=needs)
     return _Choice(ceiling.amount(limit), limit, limit, written=True)
 
 

@@ -19,6 +19,7 @@ from x402guard.flow.effects import (
     Compute,
     Flow,
     Interrupted,
+    Notify,
     PeekBody,
     Reply,
     Send,
@@ -26,12 +27,12 @@ from x402guard.flow.effects import (
     cause,
     error_name,
 )
-from x402guard.flow.receipt import Receipt, receipt_of
+from x402guard.flow.receipt import Receipt, receipt_of, timed_out
 from x402guard.flow.refusals import refused
 from x402guard.flow.request import RequestFacts
 from x402guard.ledger.authorize import Refusal
 from x402guard.ledger.model import Evidence, Hold, HoldKind
-from x402guard.ledger.view import MarkKey
+from x402guard.ledger.view import MarkKey, Notice
 from x402guard.llm.answer import AnswerReader
 from x402guard.llm.authorize import Granted, call_id, call_marks, call_scope, call_step, fix_price, grant_call
 from x402guard.llm.bill import bill_answer
@@ -51,6 +52,7 @@ QUICK_BYTES: Final = 16_384
 ERROR_BYTES: Final = 262_144
 """The most bytes of an error's body that are read."""
 
+_LLM_S: Final = "policy.timeouts.llm_s"
 _TIMED_OUT: Final = frozenset({408, 499})
 
 
@@ -208,7 +210,9 @@ def _send(context: Context, granted: Granted, body: bytes | None) -> Flow[Reply]
     try:
         timeouts = context.policy.timeouts
         plain = ("accept-encoding", "identity")
-        answer: Reply = yield Send((plain,), body=body, call_s=timeouts.llm_s, chunk_s=timeouts.chunk_s)
+        answer: Reply = yield Send(
+            (plain,), body=body, call_s=timeouts.llm_s, chunk_s=timeouts.chunk_s, limited_by=_LLM_S
+        )
         return answer
     except GeneratorExit:
         raise
@@ -220,7 +224,7 @@ def _send(context: Context, granted: Granted, body: bytes | None) -> Flow[Reply]
             # Providers continue to generate, and bill, after the caller has disconnected.
             yield from _capture_anyway(context, granted, f"no answer: {error_name(failure)}", failure, outcome="failed")
         if isinstance(failure.cause, CallTimeout):
-            failure.cause.hold_id = hold.id
+            failure.cause = timed_out(failure.cause, receipt_of(hold))
         raise
     except BaseException as error:
         yield from _capture_anyway(context, granted, "cancelled while the call was in flight", error)
@@ -349,10 +353,27 @@ def end_call(flight: InFlight, *, ended: bool, failed: bool = False) -> Flow[Rec
         hold = yield from _booked(flight, bill, outcome="failed" if failed else "ok" if ended else "unknown")
     except LedgerUnavailable as error:
         return replace(flight.receipt, in_doubt=True, note=f"the ledger could not be written: {error}")
-    after = receipt_of(hold)
+    limit = flight.receipt.output_limit
+    shortened = limit is not None and (bill.usage or {}).get("output_tokens", 0) >= limit * flight.call.choices
+    if shortened:
+        yield Notify(_shortened(flight, limit or 0))
     return replace(
-        after, model=flight.call.model, output_limit=flight.receipt.output_limit, usage=bill.usage, note=bill.note
+        receipt_of(hold),
+        model=flight.call.model,
+        output_limit=limit,
+        shortened=shortened,
+        usage=bill.usage,
+        note=bill.note,
     )
+
+
+def _shortened(flight: InFlight, limit: int) -> Notice:
+    message = (
+        f"an answer of {flight.call.model} ends at {limit:,} tokens, the output limit that the guard wrote because the model's "
+        "own did not fit into the budget (Metering.unbounded_output); its finish reason is the provider's"
+    )
+    facts = {"model": flight.call.model, "output_tokens": limit, "hold_id": flight.hold.id}
+    return Notice("output_shortened", "warning", message, session=flight.context.node_id, facts=facts)
 
 
 def _booked(flight: InFlight, bill: Bill, *, outcome: Outcome) -> Flow[Hold]:

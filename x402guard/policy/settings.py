@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Final, Literal, get_args
+from typing import Any, Final, Literal, Self, get_args
 
 from x402guard.assets import TEST_NETWORKS, V1_NAMES, resolve_network
 from x402guard.errors import ConfigError
@@ -82,6 +82,8 @@ class Policy:
             such question.
         max_calls: tool, or ``METHOD host/path``, or a pattern of either with ``*`` → the most uses of all that it
             matches in one run.
+        wait_for_budget_s: seconds that a call waits in line if it does not fit only because other calls under way hold
+            what it needs (0 to 600); then it is refused.
 
     Raises ``ConfigError`` naming the setting, also for an empty collection: it reads like "none", but would mean "any".
     """
@@ -116,6 +118,7 @@ class Policy:
     max_steps: int | None = None
     min_confidence: float | None = None
     max_calls: Mapping[str, int] = field(default_factory=dict, hash=False)
+    wait_for_budget_s: int = 10
     most_exposed: Nanos = field(init=False, repr=False, compare=False, default=Nanos(0))
     cap_nanos: Nanos | None = field(init=False, repr=False, compare=False, default=None)
     soft_parts: tuple[int, ...] = field(init=False, repr=False, compare=False, default=())
@@ -136,6 +139,7 @@ class Policy:
         self._set("schemes", each_of("policy.schemes", self.schemes, _scheme))
         self._set("flows", each_of("policy.flows", self.flows, _text))
         check_whole("policy.max_lifetime_s", self.max_lifetime_s, MIN_LIFETIME_S, _MAX_LIFETIME_S, what="of seconds ")
+        check_whole("policy.wait_for_budget_s", self.wait_for_budget_s, 0, 600, what="of seconds ")
         check_flag("policy.unsafe_pay_after_redirect", self.unsafe_pay_after_redirect)
         for name, choices in _CHOICES.items():
             check_choice(f"policy.{name}", getattr(self, name), choices)
@@ -160,9 +164,51 @@ class Policy:
         guards = (self.timeouts, self.breaker, counts, self.loop, self.velocity, self.spike)
         self._set("guards", tuple(guard for guard in guards if guard is not None))
 
+    @classmethod
+    def careful(cls, **changes: Any) -> Self:
+        """Return a policy for real money in new hands: it asks and refuses early. *changes* are arguments of ``Policy``."""
+        return cls(**{**_CAREFUL, **changes})
+
+    @classmethod
+    def balanced(cls, **changes: Any) -> Self:
+        """Return the policy of a guard that is given none, with *changes*."""
+        return cls(**changes)
+
+    @classmethod
+    def permissive(cls, **changes: Any) -> Self:
+        """Return a policy that leaves an agent alone within its budget: it refuses what only an attack or a fault does.
+
+        The budgets, the cap of one payment and the networks still hold. *changes* are arguments of ``Policy``.
+        """
+        return cls(**{**_PERMISSIVE, **changes})
+
     def _set(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)
 
+
+_CAREFUL: Final[Mapping[str, Any]] = {
+    "per_payment_cap": "$0.10",
+    "resource_mismatch": "refuse",
+    "upto_at_ceiling": "refuse",
+    "payee_change": "refuse",
+    "repeat": "ask",
+    "unexplained_transfer": "trip",
+    "approvals": Approvals(above="$0.05"),
+    "breaker": Breaker(failures=2, rest_s=120),
+    "bulkhead": Bulkhead(per_host=2, per_tool=2),
+    "loop": Loop(calls=3, latch_after=2, similar=True),
+    "spike": Spike(action="trip"),
+    "velocity": Velocity(dollars_per_hour="$1.00", new_payees_per_day=3, percent_per_payee=50),
+    "max_steps": 200,
+}
+_PERMISSIVE: Final[Mapping[str, Any]] = {
+    "per_payment_cap": "$10.00",
+    "breaker": Breaker(failures=10, rest_s=10),
+    "bulkhead": Bulkhead(per_host=64, per_tool=64),
+    "loop": Loop(calls=100, latch_after=10),
+    "velocity": Velocity(new_payees_per_day=None, price_ratio=None),
+    "risk": None,
+}
 
 _CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
     "resource_mismatch": get_args(ResourceMismatch),

@@ -26,8 +26,9 @@ class Timeouts(StepGuard):
     """Time limits in whole seconds (1 to 366 days); None for no limit.
 
     Args:
-        payment_s: from sending a payment to the end of the answer that it bought.
-        tool_s: one use of a decorated tool.
+        payment_s: the most from sending a payment to the end of the answer that it bought. Up to it, a paid request waits
+            as long as the offer's ``maxTimeoutSeconds`` or the client's own read timeout says, whichever is longer.
+        tool_s: one use of a decorated tool; None: 10 seconds for an ``async`` one, and no limit for a plain function.
         llm_s: one LLM call, from its request to the end of its answer.
         chunk_s: from one chunk of an LLM's answer to the next.
         step_s: a step of the agent: from an LLM answer, or ``session.step()``, to the next LLM request. After it the
@@ -37,8 +38,8 @@ class Timeouts(StepGuard):
     Raises ``ConfigError`` naming the setting.
     """
 
-    payment_s: int | None = 10
-    tool_s: int | None = 10
+    payment_s: int | None = 120
+    tool_s: int | None = None
     llm_s: int | None = 600
     chunk_s: int | None = 60
     step_s: int | None = None

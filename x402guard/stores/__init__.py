@@ -23,19 +23,23 @@ def open_store(
     steady_ms: Callable[[], int] | None = None,
     must_exist: bool = False,
     verified: bool = True,
+    read_only: bool = False,
 ) -> LedgerStore:
     """Return the store at a ledger URL.
 
     Args:
         url: ``memory://`` keeps the ledger in this process and loses it with the process; ``sqlite:///spend.db`` is a
-            file relative to the working directory, ``sqlite:////var/lib/spend.db`` an absolute path.
+            file relative to the working directory, ``sqlite:////var/lib/spend.db`` an absolute path. So are the paths
+            ``./spend.db`` and ``/var/lib/spend.db``.
         clock_ms: returns unix milliseconds.
         steady_ms: returns milliseconds of a clock that cannot be set.
         must_exist: do not create a missing file; raise ``LedgerUnavailable`` instead.
         verified: refuse an inconsistent ledger.
+        read_only: open a file to be read; nothing can be changed then.
 
     Raises ``ConfigError`` for any other URL, ``LedgerUnavailable`` if the file cannot be opened.
     """
+    url = as_ledger_url(url)
     check_ledger_url(url)
     if must_exist and (url == "memory://" or not ledger_path(url).exists()):
         raise LedgerUnavailable(
@@ -44,9 +48,20 @@ def open_store(
         )
     if url == "memory://":
         return MemoryStore(clock_ms=clock_ms, steady_ms=steady_ms)
+    if read_only:
+        from x402guard.stores.read_only import ReadOnlyStore
+
+        return ReadOnlyStore(ledger_path(url), verified=verified)
     from x402guard.stores.sqlite import SqliteStore
 
     return SqliteStore(ledger_path(url), clock_ms=clock_ms, steady_ms=steady_ms, verified=verified)
+
+
+def as_ledger_url(given: str | Path) -> str:
+    """Return the URL of a ledger that may be written as a path: ``./spend.db`` is ``sqlite:///./spend.db``."""
+    text = str(given)
+    is_path = isinstance(given, Path) or ("://" not in text and ("/" in text or text.endswith(".db")))
+    return f"sqlite:///{text}" if is_path else text
 
 
 def check_ledger_url(url: str) -> None:
@@ -54,7 +69,7 @@ def check_ledger_url(url: str) -> None:
     if url != "memory://":
         if not url.startswith("sqlite:///") or len(url) == len("sqlite:///") or "\0" in url:
             raise ConfigError(
-                f"ledger: {url!r} is not a ledger; write memory://, sqlite:///spend.db or sqlite:////absolute/path.db"
+                f"ledger: {url!r} is not a ledger; write memory://, sqlite:///spend.db, sqlite:////absolute/path.db, or a path such as ./spend.db"
             )
         _usable(ledger_path(url), url)
 

@@ -66,7 +66,8 @@ class MemoryStore:
             raise LedgerUnavailable(_FORKED)
         if self._closed:
             raise LedgerUnavailable(
-                "this ledger has been closed", advice="Nothing was paid. Open a new Guard; this one is closed."
+                "this ledger has been closed, with its guard: the block of `with Guard(…)` is over, or close() was called",
+                advice="Nothing was paid. Use sessions and clients inside the block, or open a new Guard.",
             )
 
     def _write(self, view: LedgerView) -> None:

@@ -36,12 +36,15 @@ from x402guard.tools.flow import (
     end_tool,
     hold_tool,
 )
-from x402guard.tools.hold import LONGEST_S, ToolPayer, tool_call
+from x402guard.tools.hold import LONGEST_S, FindsToolPayer, ToolPayer, tool_call
 from x402guard.tools.runner import Running
 from x402guard.tools.token_budget import Allotment, TokenBudget
 
 RESULT_TOKENS: Final = 4_000
 """The default maximum of tokens in one result."""
+
+ASYNC_TOOL_S: Final = 10
+"""Seconds that a use of an ``async`` tool may take, unless its code or the policy says otherwise."""
 
 QUICK_CHARACTERS: Final = 16_384
 """The largest result, in characters, that is cut and counted on the event loop once its counter has loaded."""
@@ -64,7 +67,8 @@ class ToolOptions:
         render: with a mode: returns the text of a result in a mode.
         max_tokens: the most tokens of one result.
         lifetime_s: seconds after which a call without a reported end is captured at its ceiling.
-        timeout_s: seconds that a call may take; None for the policy's limit, 0 for no limit.
+        timeout_s: seconds that a call may take; None for the policy's limit, 0 for no limit. With one, a plain function
+            runs in a thread of its own, which is left running after a time-out.
     """
 
     cost: Dollars | CostOf | None = None
@@ -134,7 +138,7 @@ class _Outcome:
 
 
 def decorate(
-    payer: ToolPayer, options: ToolOptions, name: str | None, function: Callable[..., Any]
+    payer: FindsToolPayer, options: ToolOptions, name: str | None, function: Callable[..., Any]
 ) -> Callable[..., Any]:
     """Return *function* wrapped, so that each call is held, captured and shown as *options* define.
 
@@ -150,28 +154,31 @@ def decorate(
     tool = check_tool(name if name is not None else getattr(function, "__name__", type(function).__name__))
     options.call(tool)  # checks the amounts now, not at the first call
     binding = Binding(function)
+    is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(called)
+    unless_set_s = ASYNC_TOOL_S if is_async else None
 
     @wraps(function)
     def blocking(*args: Any, **kwargs: Any) -> Any:
         bound = binding.bind(args, kwargs)
-        use = run(_begin(payer, options, tool, bound), payer.shell)
+        budget = payer.innermost()
+        use = run(_begin(budget, options, tool, unless_set_s, bound), budget.shell)
         try:
             outcome = _outcome_of(options, use, bound.call_on(function, use.narrow))
-            return _handed(run(_finish(use, outcome), payer.shell))
+            return _handed(run(_finish(use, outcome), budget.shell))
         finally:
             use.running.leave()
 
     @wraps(function)
     async def awaited(*args: Any, **kwargs: Any) -> Any:
         bound = binding.bind(args, kwargs)
-        use = await run_async(_begin(payer, options, tool, bound), payer.shell)
+        budget = payer.innermost()
+        use = await run_async(_begin(budget, options, tool, unless_set_s, bound), budget.shell)
         try:
             outcome = await _awaited_outcome_of(options, use, bound.call_on(function, use.narrow))
-            return _handed(await run_async(_finish(use, outcome), payer.shell))
+            return _handed(await run_async(_finish(use, outcome), budget.shell))
         finally:
             use.running.leave()
 
-    is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(called)
     return awaited if is_async else blocking
 
 
@@ -183,9 +190,11 @@ def _slot_of(seat: Seat | None) -> Slot | None:
     return None if seat is None else seat.slot
 
 
-def _begin(payer: ToolPayer, options: ToolOptions, tool: str, bound: Bound) -> Flow[_Use]:
-    """Reserve the tokens, wait for a slot, then hold the dollars, so that an early refusal costs nothing."""
-    budget = payer.innermost()
+def _begin(budget: ToolPayer, options: ToolOptions, tool: str, unless_set_s: int | None, bound: Bound) -> Flow[_Use]:
+    """Reserve the tokens, wait for a slot, then hold the dollars, so that an early refusal costs nothing.
+
+    *unless_set_s* is the time limit, in seconds, of a tool for which neither its code nor the policy sets one.
+    """
     paying, tokens = budget.context, budget.tokens
     seat = None if tool in _INSIDE.get() else Seat(HoldKind.TOOL, tool)  # a recursive call would wait for itself
     allotment = None
@@ -201,7 +210,8 @@ def _begin(payer: ToolPayer, options: ToolOptions, tool: str, bound: Bound) -> F
             known=bound.known,
             groups=bound.groups,
         )
-        limit_s = paying.policy.timeouts.tool_s if options.timeout_s is None else options.timeout_s or None
+        set_s = paying.policy.timeouts.tool_s if options.timeout_s is None else options.timeout_s
+        limit_s = unless_set_s if set_s is None else set_s or None
         if options.cost is None:
             narrow = yield from check_free(paying, call, seat)
             return _Use(

@@ -23,6 +23,13 @@ LONGEST_S: Final = 31 * 86_400
 """The maximum lifetime of a tool's hold, and of its timeout, in seconds."""
 
 
+class FindsToolPayer(Protocol):
+    """A session, or what finds the session in context."""
+
+    def innermost(self) -> ToolPayer:
+        """Return the innermost budget in context. Raises ``ConfigError`` if there is none."""
+
+
 class ToolPayer(Payer, Protocol):
     """A budget that pays for tools: a session or a scope."""
 

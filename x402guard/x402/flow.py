@@ -37,7 +37,7 @@ from x402guard.flow.effects import (
     cause,
     error_name,
 )
-from x402guard.flow.receipt import Receipt, receipt_of
+from x402guard.flow.receipt import Receipt, receipt_of, timed_out
 from x402guard.flow.refusals import refused
 from x402guard.flow.request import RequestFacts, guarding_earlier_payment, host_refusal, note_once, route_of
 from x402guard.flow.sealed import Sealed, forgetting
@@ -80,6 +80,10 @@ from x402guard.x402.wire import has_receipt
 QUICK_BYTES: Final = 16_384
 """The largest body, in bytes, whose deduplication key is computed on the event loop."""
 
+_TERMS_S: Final = 10
+"""Seconds for the body of a 402: nothing is paid yet, so a slow one is not waited for."""
+
+_READ: Final = "the client's own read timeout"
 _FIRST_PAUSE_S: Final = 0.02
 _LONGEST_PAUSE_S: Final = 1.0
 
@@ -103,7 +107,7 @@ def _steps(request: RequestFacts, context: Context, reply: Reply | None) -> Flow
             yield from note_once(context, "foreign_receipt", request.origin, route_of(request))
         return None
     timeouts = context.policy.timeouts
-    challenge = yield from read_challenge(reply, timeouts.payment_s)  # 3
+    challenge = yield from read_challenge(reply, min(_TERMS_S, timeouts.payment_s or _TERMS_S))  # 3
     if challenge is None:
         return None
     if asks_to_sign_in(challenge.required):
@@ -122,7 +126,8 @@ def _steps(request: RequestFacts, context: Context, reply: Reply | None) -> Flow
     authorized = yield from _authorize(request, context, rank(payable.cases), refuse)  # 6
     try:
         header = yield from _sign(context, authorized)  # 7
-        hold = yield from _present(context, authorized, header)  # 8, 9
+        wait = _wait_of(context, request, max(case.offer.max_timeout_s for case in payable.cases))
+        hold = yield from _present(context, authorized, header, wait)  # 8, 9
     except BaseException:
         context.in_flight.discard(presentation_of(authorized.hold))
         raise
@@ -281,11 +286,27 @@ def _sealed_header(hold: Hold, signature: Sealed[bytes]) -> HeaderLine:
     return name.reveal(), value
 
 
-def _present(context: Context, authorized: Authorized, header: HeaderLine) -> Flow[Hold]:
+def _wait_of(context: Context, request: RequestFacts, offered_s: int) -> tuple[float | None, str]:
+    """Return how long the answer to a payment may take, in seconds or None, and what sets that.
+
+    Once the money is out, a shorter wait saves nothing: so it is the longer one of the offer's and the client's own.
+    """
+    most_s, read_s = context.policy.timeouts.payment_s, request.read_s
+    wait_s, by = (
+        (offered_s, "the offer's maxTimeoutSeconds") if read_s is None or offered_s >= read_s else (read_s, _READ)
+    )
+    if read_s is None or (most_s is not None and most_s < wait_s):
+        return most_s, "policy.timeouts.payment_s"
+    return wait_s, by
+
+
+def _present(
+    context: Context, authorized: Authorized, header: HeaderLine, wait: tuple[float | None, str]
+) -> Flow[Hold]:
     """Steps 8 and 9: send the payment. From here on only a proof frees the hold, and no error denies a payment."""
     hold = authorized.hold
     try:
-        reply: Reply = yield Send((header,), pays=hold.id, call_s=context.policy.timeouts.payment_s)
+        reply: Reply = yield Send((header,), pays=hold.id, call_s=wait[0], limited_by=wait[1])
         return (yield from _book(context, authorized, reply))
     except (GeneratorExit, SettlementUncertain):
         raise
@@ -298,7 +319,7 @@ def _present(context: Context, authorized: Authorized, header: HeaderLine) -> Fl
         sent = not failure.before_connection
         uncertain = yield from _uncertain(context, hold, reason, failure, sent=sent)
         if isinstance(failure.cause, CallTimeout):
-            raise _timed_out(failure.cause, uncertain) from None
+            raise _timed_out(failure.cause, hold, uncertain) from None
         raise uncertain from failure.cause
     except Exception as error:
         raise (yield from _uncertain(context, hold, f"no answer: {type(error).__name__}", error)) from error
@@ -373,11 +394,11 @@ def _uncertain(
     )
 
 
-def _timed_out(timeout: CallTimeout, uncertain: SettlementUncertain) -> CallTimeout:
+def _timed_out(cut: CallTimeout, hold: Hold, uncertain: SettlementUncertain) -> CallTimeout:
     """Return the time-out with the facts of the payment: it may be taken, and the same request presents it again."""
-    timeout.hold_id, timeout.deadline = uncertain.hold_id, uncertain.deadline
-    timeout.retry, timeout.advice = "same_request", uncertain.advice
-    return timeout
+    told = timed_out(cut, receipt_of(hold))
+    told.retry, told.advice = "same_request", uncertain.advice
+    return told
 
 
 def _none_payable(payable: Payable) -> Refusal:

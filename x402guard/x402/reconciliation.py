@@ -7,8 +7,9 @@ the ledger explains raises an alarm.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from x402guard.assets import Asset
@@ -26,6 +27,7 @@ from x402guard.ledger.model import WALLET, Claim, Evidence, Hold, HoldState
 from x402guard.ledger.queries import ALLOWANCE, nodes_of
 from x402guard.ledger.report import below
 from x402guard.ledger.sessions import PAYER_MARK
+from x402guard.ledger.store import LedgerStore
 from x402guard.ledger.transitions import Lapse, apply
 from x402guard.ledger.view import LedgerView, MarkKey, Scope
 from x402guard.money import format_dollars
@@ -170,13 +172,13 @@ def reconcile_wallet(
     since_unix: int,
     result: Reconciliation,
     *,
-    undecided: Sequence[Intent] = (),
+    undecided: Callable[[], Sequence[Intent]] = tuple,
 ) -> Flow[None]:
     """Compare the wallet's outgoing Transfers with the proven payments, and note the allowance of Permit2.
 
     *since_unix* (unix seconds) is the start of the first comparison; later ones continue from the last block compared.
-    A Transfer that may be one of the *undecided* payments is told by none of them: the comparison stops before it, and
-    the next one continues there.
+    A Transfer that may be one of the *undecided* payments is not told: the comparison stops before it, and the next one
+    continues there. They are read after the Transfers, so that a payment made while the chain was read is among them.
     """
     yield from _note_allowance(token, payer, result)
     after = _block_of((yield from _read_mark(scan_mark(token, payer))))
@@ -187,7 +189,7 @@ def reconcile_wallet(
         result.unreadable.setdefault(token.network, found.reason)
         return
     unexplained: list[OutgoingTransfer] = []
-    upto = found.upto
+    upto, open_now = found.upto, undecided()
     for transfer in found.outgoing:
         if transfer.amount_atomic == 0:
             continue  # anyone can cause a Transfer of zero from any wallet
@@ -195,7 +197,7 @@ def reconcile_wallet(
         if isinstance(known, Unreadable):
             result.unreadable.setdefault(token.network, known.reason)
             return  # the next run compares all of them again
-        if not known and transfer.block and any(_may_be(transfer, intent, token) for intent in undecided):
+        if not known and transfer.block and any(_may_be(transfer, intent, token) for intent in open_now):
             upto = transfer.block - 1
             break
         if not known:
@@ -351,17 +353,26 @@ def _lapse(context: Context, result: Reconciliation) -> Flow[None]:
 
 def reconcile_ledger(shell: Shell, context: Context) -> Reconciliation:
     """Reconcile every unproven payment of a ledger, then compare the wallet's Transfers with the proven payments."""
-    store = shell.store
     result = Reconciliation()
-    run(_lapse(context, result), shell)
-    run(reconcile_holds(context, store.unsettled(store.now_ms() // 1000), result), shell)
+    run(ledger_reconciled(shell.store, context, result), shell)
+    return result
+
+
+def ledger_reconciled(store: LedgerStore, context: Context, result: Reconciliation) -> Flow[None]:
+    """Return the flow of ``reconcile_ledger``. It adds what it finds to *result*."""
+    yield from _lapse(context, result)
+    yield from reconcile_holds(context, store.unsettled(store.now_ms() // 1000), result)
     row = store.marks(*PAYER_MARK).get(PAYER_MARK[1])
     if row is None:
-        return result  # nothing was ever signed
+        return  # nothing was ever signed
     payer = parse_address(str(row["address"]))
     since_unix = min(node.created_ms for node in store.nodes() if node.id == WALLET) // 1000
-    open_now = map(store.hold, store.unsettled(store.now_ms() // 1000))
-    undecided = [hold.payment() for hold in open_now if hold is not None and hold.proof is None and is_open(hold)]
+    undecided = partial(_undecided, store)
     for token in context.registry.on(context.chains):
-        run(reconcile_wallet(context, token, payer, since_unix, result, undecided=undecided), shell)
-    return result
+        yield from reconcile_wallet(context, token, payer, since_unix, result, undecided=undecided)
+
+
+def _undecided(store: LedgerStore) -> list[Intent]:
+    """Return the payments that the chain may have taken, and that no proof decides yet."""
+    found = map(store.hold, store.unsettled(store.now_ms() // 1000))
+    return [hold.payment() for hold in found if hold is not None and hold.proof is None and is_open(hold)]

@@ -6,19 +6,18 @@ import hmac
 import json
 import threading
 from dataclasses import replace
-from typing import Any, Final, NoReturn
+from pathlib import Path
+from typing import Any, Final, NoReturn, TypeGuard
 
 import coincurve
-from eth_hash.auto import keccak
 
 from x402guard.errors import ConfigError, LedgerUnavailable, SignerError
-from x402guard.evm import ORDER, Address, checksum_address, normalise_signature
-from x402guard.flow.ports import HoldLookup
+from x402guard.evm import Address, normalise_signature
+from x402guard.flow.ports import HoldLookup, Signer
 from x402guard.ledger.model import NOTHING, Delivery, Hold, HoldState
+from x402guard.x402.keys import address_of, keystore_address, parse_key, read_keystore
 from x402guard.x402.schemes import typed_data
 from x402guard.x402.schemes.cancellation import cancellation_data
-
-_KEY_BYTES: Final = 32
 
 
 class LocalSigner:
@@ -36,7 +35,7 @@ class LocalSigner:
             del key
             raise ConfigError("LocalSigner: use LocalSigner.from_key(…) for a key in bytes or hex")
         self._key = key
-        self._address = checksum_address(keccak(key.public_key.format(compressed=False)[1:])[12:])
+        self._address = address_of(key)
         self._lookup: HoldLookup | None = None
         self._lock = threading.Lock()
 
@@ -44,12 +43,33 @@ class LocalSigner:
     def from_key(cls, key: str | bytes) -> LocalSigner:
         """Return a signer for a private key of 32 bytes, or as hex with or without ``0x``.
 
-        Raises ``ConfigError`` for anything else; the message never contains the key.
+        Raises ``ConfigError`` for anything else, which says what was given; the message never contains it.
         """
-        parsed = _parse_key(key)
+        parsed = parse_key(key)
         del key  # a traceback with local variables must not show even an invalid key
-        if parsed is None:
-            raise ConfigError("private key: it has to have 32 bytes, as hex with or without 0x")
+        if isinstance(parsed, str):
+            raise ConfigError(f"private key: {parsed}")
+        return cls(parsed)
+
+    @classmethod
+    def from_keystore(cls, path: Path | str, *, password: str) -> LocalSigner:
+        """Return a signer for the key in a keystore file (Web3 Secret Storage, version 3). Takes one or two seconds.
+
+        Raises ``ConfigError`` for a file that cannot be read, another format, and a wrong password.
+        """
+        try:
+            text = Path(path).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            del password
+            raise ConfigError(f"keystore: {path} cannot be read: {error}") from None
+        if type(password) is not str:
+            wrong = f"password: a {type(password).__name__} is no text"
+            del password
+            raise ConfigError(f"keystore: {wrong}")
+        parsed = read_keystore(text, password)
+        del password
+        if isinstance(parsed, str):
+            raise ConfigError(f"keystore: {path}: {parsed}")
         return cls(parsed)
 
     @property
@@ -107,14 +127,38 @@ class LocalSigner:
         raise TypeError("a signer cannot be pickled or copied: it holds a key")
 
 
-def _parse_key(key: str | bytes) -> coincurve.PrivateKey | None:
-    """Return the key, or None if it is invalid. Never raises, because the traceback would contain the text."""
-    try:
-        raw = bytes.fromhex(key.strip().removeprefix("0x").removeprefix("0X")) if isinstance(key, str) else key
-        in_range = isinstance(raw, bytes) and len(raw) == _KEY_BYTES and 0 < int.from_bytes(raw, "big") < ORDER
-        return coincurve.PrivateKey(raw) if in_range else None
-    except ValueError:
+def signer_of(given: object) -> Signer | None:
+    """Return the signer of a guard: as given, or one for the key of an ``eth_account`` account.
+
+    Raises ``ConfigError`` for anything else. The message never shows the value: it may be a key.
+    """
+    if given is None:
         return None
+    if type(given).__module__.startswith("eth_account."):
+        from eth_account.signers.local import LocalAccount  # loaded already, by who made it
+
+        if isinstance(given, LocalAccount):
+            return LocalSigner.from_key(bytes(given.key))
+    if not isinstance(given, type) and _is_signer(given):
+        return given
+    what = f"the class {given.__name__}" if isinstance(given, type) else f"a {type(given).__name__}"
+    del given
+    raise ConfigError(
+        f"signer: {what} is not a signer; write LocalSigner.from_key(…), LocalSigner.from_keystore(path, password=…), an "
+        "account of eth_account, or None to meter without ever signing"
+    )
+
+
+def _is_signer(given: object) -> TypeGuard[Signer]:
+    return hasattr(given, "sign") and hasattr(given, "bind") and hasattr(given, "address")
+
+
+def address_in(keystore: Path) -> Address:
+    """Return the address that a keystore file names. Raises ``ConfigError`` for a file that names none."""
+    try:
+        return keystore_address(keystore.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"keystore: {keystore}: {error}") from None
 
 
 def _as_authorized(hold: Hold) -> Hold:

@@ -141,7 +141,23 @@ def parse_message(model: type[M], value: Any, *, field: str) -> M:
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(str(part) for part in ("", *first["loc"]))
-        raise ProtocolError(first["msg"], field=f"{field}{where}") from None
+        raise ProtocolError(_WORDS.get(first["type"], first["msg"]), field=f"{field}{where}") from None
+
+
+_WORDS: Final = {
+    "missing": "it is missing",
+    "string_type": "it is not text",
+    "string_too_long": "it is too long",
+    "string_pattern_mismatch": 'it is not a whole number of atomic units as text, such as "10000"',
+    "int_type": "it is not a whole number",
+    "greater_than_equal": "it is too small",
+    "bool_type": "it is neither true nor false",
+    "dict_type": "it is not an object",
+    "tuple_type": "it is not a list",
+    "model_type": "it is not an object",
+    "literal_error": "it is neither 1 nor 2",
+}
+"""What is wrong with a field, by pydantic's type of the error."""
 
 
 def parse_payment_required(value: Any, *, field: str) -> PaymentRequired:

@@ -152,7 +152,7 @@ def test_it_is_lowered_and_never_raised_and_keeps_its_window(opened):
             guard.budget("c", "$2.00", **more)
     assert guard.budget("c", "$1.00", per="day").limit == Decimal("1.00")
     assert guard.budget("c").limit == Decimal("1.00")
-    with pytest.raises(ConfigError, match="needs a budget"):
+    with pytest.raises(ConfigError, match="limit: the budget 'unknown' is new; give it a limit"):
         guard.budget("unknown")
 
 
@@ -205,7 +205,7 @@ def test_a_session_that_took_the_id_is_not_taken_for_the_budget(opened):
 def test_a_session_without_a_budget_is_an_error_unless_there_is_a_default(opened):
     guard = opened()
     for parent in (guard, guard.budget("c", "$9")):
-        with pytest.raises(ConfigError, match="needs a budget, such as"):
+        with pytest.raises(ConfigError, match="a new one needs budget="):
             parent.session("s")
     capped = opened(session_budget="$0.25")
     for parent in (capped, capped.budget("c")):

@@ -274,7 +274,8 @@ def test_an_open_breaker_is_told_in_the_same_ways():
         assert all(verified(headers, body) for _, headers, body in receiver.got)
 
 
-def test_more_than_can_wait_are_in_the_log_alone(caplog):
+def test_more_than_can_wait_are_in_the_log_alone(caplog, monkeypatch):
+    monkeypatch.setattr(telling, "_MOST_WAITING", 100)
     let_go = threading.Event()
 
     def hangs(handler):

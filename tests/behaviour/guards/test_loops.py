@@ -396,7 +396,7 @@ def test_the_owner_trips_resets_and_raises_and_the_journal_says_so(tmp_path, com
                 session.charge("serp", "$0.01")
             assert command("reset", "s") == (0, "session run (s) is open\n")
             session.charge("serp", "$0.01")
-            assert command("budget", "set", "run", "$1.00") == (0, "session run (s): $1.00, $0.93 left, open\n")
+            assert command("budget", "set", "run", "$1.00") == (0, "session run (s): $0.10 → $1.00, $0.93 left, open\n")
             session.charge("film", "$0.90")
             events = [
                 event for event in session.report().to_dict()["events"] if event["event"] in ("trip", "reset", "limit")
@@ -425,7 +425,7 @@ def test_what_stands_past_its_limit_is_raised_before_it_is_reset(tmp_path, comma
                 job.capture("$0.30")
             code, said = command("reset", "run")
             assert code == 2
-            assert "raise its limit first: x402guard budget set run '$0.30'" in said
+            assert "raise its limit first: x402guard budget set run 0.30" in said
             assert command("budget", "set", "run", "$0.40")[0] == 0
             assert command("reset", "run")[0] == 0
             session.charge("serp", "$0.10")

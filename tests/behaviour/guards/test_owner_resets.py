@@ -1,6 +1,8 @@
 """What an owner's reset gives back: the loops count anew, the spikes and the session's time; and it survives a power cut."""
 
+import subprocess
 import time
+from decimal import Decimal
 
 import pytest
 from typer.testing import CliRunner
@@ -8,6 +10,7 @@ from typer.testing import CliRunner
 from tests.support.agent import Agent, owner_resets
 from tests.support.ledger import Clock
 from tests.support.merchant import make_guard
+from tests.support.terminal import at_terminal
 from x402guard import (
     IllegalTransition,
     Loop,
@@ -123,10 +126,14 @@ def test_the_owner_sets_a_limit_below_what_is_used_and_the_session_is_latched_un
     url = f"sqlite:///{tmp_path / 'l.db'}"
     with make_guard(url) as guard, guard.session("s", budget="$1.00", id="run") as session:
         session.charge("serp", "$0.30")
-        assert command(url, "budget", "set", "run", "$0.20")[1] == "session run (s): $0.20, $0.00 left, tripped\n"
+        refused = command(url, "budget", "set", "run", "0.20")[1]
+        assert "$1.00 → $0.20 stops session run (s): $0.30 is used; write it without the $" in refused
+        assert session.limit == Decimal("1.00")
+        lowered = command(url, "budget", "set", "run", "0.20", "--yes")[1]
+        assert lowered == "session run (s): $1.00 → $0.20, $0.00 left, tripped\n"
         assert Agent(session).tries_everything() == {"session_tripped"}
         code, said = command(url, "reset", "run")
-        assert (code != 0, "budget set run '$0.30'" in said) == (True, True)
+        assert (code != 0, "budget set run 0.30" in said) == (True, True)
         assert command(url, "budget", "set", "run", "$0.35")[0] == 0
         with pytest.raises(SessionTripped, match="overshoot"):
             session.charge("serp", "$0.01")  # a limit raised is no reset
@@ -164,3 +171,33 @@ def test_velocity_and_maxima_are_not_given_back_by_a_reset(ledger_url):
         owner_resets(store, "run")
         assert agent.take("charge", 4) == "max_steps"
     store.close()
+
+
+def test_a_shell_that_reads_the_sign_as_a_variable_stops_no_wallet(tmp_path):
+    """`budget set wallet $20.00` arrives as 0.00, $0.50 as bash.50, and $5.00 as .00."""
+    url = f"sqlite:///{tmp_path / 'l.db'}"
+    with make_guard(url, budget="$5.00") as guard, guard.session("s", budget="$1.00") as session:
+        arrived = subprocess.run(
+            ["bash", "-c", "echo $20.00; echo $0.50; echo $5.00"], capture_output=True, text=True, check=True
+        ).stdout.split()
+        assert arrived == ["0.00", "bash.50", ".00"]
+        for word in arrived:
+            code, said = command(url, "budget", "set", "wallet", word)
+            assert (code != 0, "write it without the $, which a shell reads as a variable: 20.00" in said) == (
+                True,
+                True,
+            )
+        session.charge("serp", "$0.30")
+        for written in ("20.00", "$20.00", "20"):
+            assert "→ $20.00" in command(url, "budget", "set", "wallet", written)[1]
+
+
+@pytest.mark.parametrize(("answer", "state"), [("n", "open"), ("y", "tripped"), ("", "open")])
+def test_a_limit_that_stops_a_budget_is_asked_about_at_a_terminal(tmp_path, answer, state):
+    url = f"sqlite:///{tmp_path / 'l.db'}"
+    with make_guard(url) as guard, guard.session("s", budget="$1.00", id="run") as session:
+        session.charge("serp", "$0.30")
+        said = at_terminal([answer], "budget", "set", "run", "0.10", "--ledger", url)
+        assert "$1.00 → $0.10 stops session run (s): $0.30 is used. Set it? [y/N]" in said
+        assert ("nothing is changed" in said) == (state == "open")
+        assert session.report().to_dict()["state"] == state

@@ -124,6 +124,28 @@ def test_fit_writes_a_limit_where_it_does_not_fit(way, url, body, field):
 
 
 @every_way
+@pytest.mark.parametrize(("used", "shortened"), [(2_488, False), (2_489, True)])
+def test_an_answer_that_ends_at_the_limit_that_we_wrote_is_told(way, used, shortened):
+    notices = []
+    answer = completion({"prompt_tokens": 20, "completion_tokens": used})
+    answer["choices"][0]["finish_reason"] = "length"
+    with metered(budget="$0.10", guard={"on_notice": notices.append}) as session:
+        response, chunks = way.post(session, Provider(session, Answer.of(answer)), UNLIMITED)
+        receipt = response.extensions["x402guard"]
+        assert (receipt.output_limit, receipt.shortened) == (2_489, shortened)
+        assert json.loads(b"".join(chunks)) == answer
+    told = [notice for notice in notices if notice.kind == "output_shortened"]
+    assert [notice.facts["output_tokens"] for notice in told] == [2_489] * shortened
+
+
+def test_an_answer_that_ends_at_the_callers_own_limit_is_not_shortened():
+    answer = completion({"prompt_tokens": 20, "completion_tokens": 100})
+    with metered(budget="$0.10") as session:
+        response, _ = SYNC.post(session, Provider(session, Answer.of(answer)), ask(max_completion_tokens=100))
+        assert not response.extensions["x402guard"].shortened
+
+
+@every_way
 def test_the_limit_that_we_wrote_stands_in_the_receipt(way):
     usage = {"prompt_tokens": 20, "completion_tokens": 5}
     with metered(budget="$0.10") as session:
@@ -144,7 +166,8 @@ def test_fit_refuses_where_a_quarter_of_what_is_left_pays_for_less_than_1024_tok
     with metered(budget=some(held, 1000)) as session:
         provider = Provider(session)
         with pytest.raises(
-            BudgetExhausted, match=rf"{'.'.join(field)}: a quarter of the remaining budget pays for \d+ tokens"
+            BudgetExhausted,
+            match=rf"{'.'.join(field)}: the request sets no output limit, and the one that the guard would write, \d+ tokens",
         ) as caught:
             way.post(session, provider, body, url=url)
         assert (provider.requests, session.held, session.spent) == ([], 0, 0)

@@ -39,7 +39,7 @@ def test_a_request_that_stalled_does_not_void_what_another_has_presented_meanwhi
         clock.tick(31)
         assert client(session, shop).get(URL).extensions["x402guard"].represented
 
-    with make_guard(open_store("memory://", clock_ms=clock), signer=Stalling(meanwhile)) as guard:
+    with make_guard(open_store("memory://", clock_ms=clock), signer=Stalling(meanwhile), flight_s=30) as guard:
         session = guard.session("s", budget="$0.01")
         with pytest.raises(SettlementUncertain, match="may be in use") as caught:
             client(session, shop).get(URL)
@@ -60,7 +60,7 @@ def test_a_connection_that_fails_late_does_not_void_what_another_has_presented_m
                 raise httpx.ConnectTimeout("too slow")
             return shop(request)
 
-    with make_guard(open_store("memory://", clock_ms=clock)) as guard:
+    with make_guard(open_store("memory://", clock_ms=clock), flight_s=30) as guard:
         session = guard.session("s", budget="$0.01")
         with believed(session, Late()) as http, pytest.raises(SettlementUncertain):
             http.get(URL)

@@ -27,7 +27,7 @@ def test_a_claim_that_comes_late_still_brings_the_ceiling_down():
         return httpx.Response(200, headers={"PAYMENT-RESPONSE": b64(receipt(amount="12345"))})
 
     shop.paid = paid
-    with make_guard(open_store("memory://", clock_ms=clock), chains=chain) as guard:
+    with make_guard(open_store("memory://", clock_ms=clock), chains=chain, flight_s=30) as guard:
         session = guard.session("s", budget="$1")
         client(session, shop).get(URL)
         assert session.spent == Decimal("0.012345")

@@ -1,7 +1,10 @@
 """Tools that cost money, in every form a program may write them in: what is held, what is booked, and on whose word."""
 
+import contextlib
 import functools
 import inspect
+import sqlite3
+import threading
 from decimal import Decimal
 
 import anyio
@@ -22,7 +25,7 @@ from tests.support.tool_forms import (
     plain,
     said,
 )
-from x402guard import BudgetExhausted, Guard, SessionClosed, SessionTripped
+from x402guard import BudgetExhausted, Guard, Policy, SessionClosed, SessionTripped, Timeouts
 from x402guard.stores import open_store
 
 
@@ -267,3 +270,19 @@ def test_a_hold_is_ended_in_the_budget_that_it_began_in(session):
     hold.capture("$0.02")
     hold.__exit__(None, None, None)
     assert (child.spent, child.held, session.spent) == (Decimal("0.02"), 0, Decimal("0.02"))
+
+
+def test_a_plain_function_runs_in_its_callers_thread_unless_a_limit_is_asked_for():
+    """What belongs to one thread, such as a connection of sqlite3, works in a tool; only a limit needs another thread."""
+    here = threading.get_ident()
+    with Guard(ledger="memory://") as guard, guard.session("s", budget="$1.00") as session:
+        with contextlib.closing(sqlite3.connect(":memory:")) as rows:
+            count = session.tool(cost="$0.01", name="count")(lambda: rows.execute("SELECT 1").fetchone())
+            assert count() == (1,)
+        assert session.tool(cost="$0.01", name="where", timeout_s=60)(threading.get_ident)() != here
+    with (
+        Guard(ledger="memory://", policy=Policy(timeouts=Timeouts(tool_s=60))) as guard,
+        guard.session("s", budget="$1.00") as session,
+    ):
+        assert session.tool(cost="$0.01", name="where")(threading.get_ident)() != here
+        assert session.tool(cost="$0.01", name="where", timeout_s=0)(threading.get_ident)() == here

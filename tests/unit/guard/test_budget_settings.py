@@ -93,7 +93,7 @@ def test_none_is_no_choice_of_a_policy():
         ({"reserve": [1]}, "reserve: money is never a list"),
         ({"budget": 1.0}, "budget: money is never a float"),
         ({"budget": "1 000"}, "budget: '1 000' is not a dollar amount"),
-        ({"budget": None}, 'budget: a new session needs a budget, such as budget="\\$5.00"'),
+        ({"budget": None}, 'to resume, and a new one needs budget="\\$5.00"'),
         (
             {"budget": None, "reserve": "10%"},
             "(budget: a new session needs|reserve: '10%' is a part of a budget, and no)",
@@ -133,7 +133,7 @@ def test_of_a_resumed_session(guard):
         (("a\nb", "$1"), "name: "),
         (("\ud800", "$1"), "name: "),
         (("x" * 201, "$1"), "name: "),
-        (("new",), 'budget: a new budget needs a budget, such as budget="\\$5.00"'),
+        (("new",), "limit: the budget 'new' is new; give it a limit: guard.budget\\('new', "),
         (("new", 2.0), "limit: money is never a float"),
         (("new", "two"), "limit: 'two' is not a dollar amount"),
         (("new", "-2"), "limit: '-2' is not a dollar amount"),

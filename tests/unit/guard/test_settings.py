@@ -30,8 +30,8 @@ def _clean(monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ({"signer": KEY}, "signer: not a signer"),
-        ({"signer": LocalSigner}, "signer: not a signer"),
+        ({"signer": KEY}, "signer: a str is not a signer"),
+        ({"signer": LocalSigner}, "signer: the class LocalSigner is not a signer"),
         ({"ledger": 5}, "ledger: 5 is neither"),
         ({"ledger": "mysql://x"}, "is not a ledger"),
         ({"policy": {"hosts": ["a"]}}, "policy: a dict is not a Policy"),
@@ -160,3 +160,13 @@ def test_a_guard_shows_who_pays_and_nothing_else_of_the_key():
     with make_guard() as guard:
         assert repr(guard) == f"Guard(payer={PAYER}, instance={guard.instance!r})"
     assert repr(Guard.__new__(Guard)) == "Guard(unfinished)"
+
+
+def test_a_ledger_that_was_not_named_is_told_once_when_it_is_made(tmp_path, caplog):
+    for _ in range(2):
+        Guard().close()
+    Guard(ledger="sqlite:///named.db").close()
+    told = [record.getMessage() for record in caplog.records if "a new ledger" in record.getMessage()]
+    assert told == [
+        f"a new ledger is made at {tmp_path / 'x402guard.db'}; Guard(ledger=…), X402GUARD_LEDGER or x402guard.toml names another place"
+    ]

@@ -108,7 +108,7 @@ def test_a_limit_lowered_below_what_is_used_trips():
 
 
 def test_a_new_session_needs_a_budget():
-    with pytest.raises(ConfigError, match="needs a budget"):
+    with pytest.raises(ConfigError, match="a new one needs budget="):
         Books(session=None).open("s", None)
 
 

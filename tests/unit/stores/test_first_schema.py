@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.ledger import START_MS, Clock, an_intent, usd
 from tests.support.merchant import PAYER, make_guard
-from x402guard import BudgetExhausted, LedgerUnavailable
+from x402guard import BudgetExhausted, LedgerUnavailable, Policy
 from x402guard.ledger.model import WALLET, Evidence
 from x402guard.ledger.transitions import Capture, Correct, Void, apply
 from x402guard.ledger.view import Scope
@@ -109,7 +109,7 @@ def test_nothing_else_changed(store):
 
 
 def test_sessions_say_what_they_hold_and_go_on(store):
-    with make_guard(store) as guard, guard.session("run", id="run") as session:
+    with make_guard(store, policy=Policy(wait_for_budget_s=0)) as guard, guard.session("run", id="run") as session:
         assert (session.spent, session.held, session.remaining) == (Decimal("0.65"), Decimal("0.55"), Decimal("0.80"))
         with pytest.raises(BudgetExhausted):
             session.charge("serp", "$0.81")

@@ -156,7 +156,7 @@ def test_many_processes_may_open_a_new_ledger_at_once(path):
     assert answers == ["opened\n"] * 8
 
 
-@pytest.mark.parametrize("url", ["", "sqlite://", "sqlite:///", "mysql://x", "spend.db", "memory:///x"])
+@pytest.mark.parametrize("url", ["", "sqlite://", "sqlite:///", "mysql://x", "spend", "memory:///x"])
 def test_an_unknown_ledger_url_is_a_config_error(url):
     with pytest.raises(ConfigError, match="is not a ledger"):
         open_store(url)

@@ -177,15 +177,14 @@ class Agents:
         route = classify(meter, "POST", facts.host, CHAT)
         if not isinstance(route, Route):
             raise TypeError(f"{CHAT} is not metered: {route}")
-        provider = Provider(self._world, streams=streams)
         hold_id = hashlib.sha256(b"llm call" + facts.entropy).hexdigest()
+        provider = Provider(self._world, streams, lambda nanos: self._books.billed.__setitem__(hold_id, nanos))
         self._world.counts.calls += 1
 
         def ended(value: object, _error: BaseException | None) -> None:
             if isinstance(value, InFlight):
                 self._hears(agent, value, provider, draws, context)
 
-        provider.on_bill = lambda nanos: self._books.billed.__setitem__(hold_id, nanos)
         flow = metered_request(facts, route, Upload(body, ""), context, meter)
         self._tasks.begin("llm", flow, agent.process, draws, context=context, line=provider, on_end=ended)
 
@@ -332,11 +331,11 @@ class Provider:
 
     world: World
     streams: bool
+    on_bill: Callable[[int], None]
     kind: str = ""
     completion: int = 0
     body: bytes = b""
     bill: int = 0
-    on_bill: Callable[[int], None] = print
 
     def peek(self, effect: PeekBody) -> bytes | None:
         """See ``Line.peek``."""

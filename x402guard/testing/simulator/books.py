@@ -74,11 +74,13 @@ class Books:
     def committed(self, view: LedgerView, result: object) -> None:
         """Check one commit, and take it into the mirror."""
         for entry in view.entries:
-            self._check_words(entry.data)
+            self._check_words(entry.facts())
             if entry.hold_id is not None:
                 self._note_event(view, entry)
             elif entry.event == "event" and '"unexplained_transfer"' in entry.data:
                 self.told += int(entry.facts()["amount"])
+        for _, mark in view.mark_rows():
+            self._check_words(mark)
         before = {hold_id: self.holds.get(hold_id) for hold_id in view.changed_holds}
         for hold in view.hold_rows():
             self._take(hold)
@@ -180,11 +182,9 @@ class Books:
         if node.state is NodeState.TRIPPED and not (node.terminated_by and node.trip_reason):
             raise Violation("tripped-without-reason", node_id)
 
-    def _check_words(self, data: str) -> None:
-        if SELLERS_WORDS in data and '"words"' not in data:
-            raise Violation("sellers-words", f"in an entry: {data[:300]}")
-        if _SIGNATURE.search(data):
-            raise Violation("signature-shown", f"in an entry: {data[:300]}")
+    def _check_words(self, row: Mapping[str, Any]) -> None:
+        """Check an entry or a mark: a seller's words stand in its ``words`` alone."""
+        self.check_shown("a row", str({key: value for key, value in row.items() if key != "words"}))
 
     # -- decisions ----------------------------------------------------------------------------------------------------
 

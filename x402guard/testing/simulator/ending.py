@@ -75,10 +75,7 @@ class Ending:
             for left in range(chain.depth + 1, -1, -1):
                 chain.mine(self._world.time.unix - left * chain.block_s)
             for process in self._world.processes:
-                if process.recheck_ms is not None:
-                    self._play.owner.rechecks(
-                        process, self._world.draws("last", process.name, self._world.counts.steps)
-                    )
+                self._play.owner.rechecks(process)
         self._play.drain()
 
     def _reconcile(self, times: int) -> None:
@@ -215,9 +212,9 @@ def check_report(store: LedgerStore, node_id: str) -> None:
     """Check that a report adds up, and agrees with the ledger's rows."""
     node = nodes_of(store, node_id)[node_id]
     shown = report_of(store, node_id).to_dict()
-    nanos = {name: dollars_to_nanos(shown[name]) for name in ("spent", "held")}
-    if nanos["spent"] + nanos["held"] != node.used:
-        raise Violation("report", f"{node_id}: {nanos}, used {node.used}")
+    nanos = {name: dollars_to_nanos(shown[name]) for name in ("spent", "spent_total", "held")}
+    if nanos["spent_total"] + nanos["held"] != node.used or nanos["spent"] != node.spent:
+        raise Violation("report", f"{node_id}: {nanos}, used {node.used}, spent {node.spent}")
     if nanos["held"] != sum(dollars_to_nanos(row["amount"]) for row in shown["outstanding"]):
         raise Violation("report", f"{node_id}: what is outstanding is not {nanos['held']}")
     parts = {
@@ -225,8 +222,8 @@ def check_report(store: LedgerStore, node_id: str) -> None:
         "kinds": sum(dollars_to_nanos(shown[kind]["total"]) for kind in ("llm", "tools", "payments")),
     }
     for name, total in parts.items():
-        if total != nanos["spent"]:
-            raise Violation("report", f"{node_id}: by {name} it is {total}, spent {nanos['spent']}")
+        if total != nanos["spent_total"]:
+            raise Violation("report", f"{node_id}: by {name} it is {total}, of {nanos}")
     settled = sum(dollars_to_nanos(shown["settlement"][how]) for how in ("proven", "claimed", "assumed"))
     if settled != dollars_to_nanos(shown["payments"]["total"]):
         raise Violation("report", f"{node_id}: settlement {shown['settlement']} of {shown['payments']['total']}")

@@ -163,6 +163,8 @@ class SimProcess:
         down_until_ms: when it starts again, in true unix milliseconds.
         recheck_ms: when its next background check is due; None while nothing is open.
         pause_ms: the pause before that check.
+        is_checking: True while such a check is under way.
+        checks: how many it has begun, over all of its restarts.
     """
 
     name: str
@@ -176,6 +178,8 @@ class SimProcess:
     down_until_ms: int = 0
     recheck_ms: int | None = None
     pause_ms: int = 0
+    is_checking: bool = False
+    checks: int = 0
 
     @property
     def is_alive(self) -> bool:
@@ -194,7 +198,7 @@ class SimProcess:
         self.pid, self.starts = self.machine.next_pid(), self.starts + 1
         self.context = copy_context()
         self.context.run(settle_in, SimSurroundings(self.machine, self.pid, draws))
-        self.agents, self.recheck_ms = [], None
+        self.agents, self.recheck_ms, self.is_checking = [], None, False
         try:
             self.guard = self.context.run(
                 lambda: SimGuard(notify, self.nudge, ledger=store, **{**self.settings, **settings})

@@ -46,7 +46,7 @@ class Shopping:
         if payment is not None:
             payment.sent = True
         waits = _Waiting(task, self)
-        limit_ms = _NEVER_MS if effect.call_s is None else effect.call_s * 1000
+        limit_ms = _NEVER_MS if effect.call_s is None else int(effect.call_s * 1000)
         late = CallTimeout("no answer in time") if effect.call_s is not None else TimeoutError("read")
         world.after(limit_ms, waits.fails(late), idle=True)
         if world.goes_wrong("cancelled", 0.01, draws):

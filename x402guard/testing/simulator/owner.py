@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from x402guard.errors import ConfigError, IllegalTransition, LedgerUnavailable, X402GuardError
-from x402guard.flow.context import Context
 from x402guard.flow.drivers import transact_now
 from x402guard.flow.effects import Flow
 from x402guard.guard.rechecker import LONGEST_PAUSE_S, MOST_AT_ONCE
@@ -21,13 +20,12 @@ from x402guard.testing.simulator.draws import Draws
 from x402guard.testing.simulator.machine import SimProcess
 from x402guard.testing.simulator.tasks import Tasks
 from x402guard.testing.simulator.world import Violation, World
-from x402guard.x402.reconciliation import Reconciliation, reconcile_holds, reconcile_wallet
-from x402guard.x402.settlement import Swept, is_open, sweep
+from x402guard.x402.reconciliation import Reconciliation, ledger_reconciled, reconcile_holds
+from x402guard.x402.settlement import Swept, sweep
 
 R = TypeVar("R")
 
 _OFTEN_ENOUGH_MS = 5_000
-_QUICK_MS = 10_000
 _LIMITS = (100_000_000, 300_000_000, 1_000_000_000, 5_000_000_000)
 
 
@@ -109,13 +107,13 @@ class Owner:
         if process.guard is not None and process.reads_chain:
             self._tasks.begin("sweep", sweep(process.guard.context), process, draws)
 
-    def rechecks(self, process: SimProcess, draws: Draws) -> None:
-        """Check claims in the background, as the thread of a guard does: once, then in growing pauses while any is open."""
-        guard = process.guard
-        if guard is None:
+    def rechecks(self, process: SimProcess) -> None:
+        """Check claims in the background if that is due: one check at a time, then in growing pauses while any is open."""
+        guard, due_ms = process.guard, process.recheck_ms
+        if guard is None or process.is_checking or due_ms is None or due_ms > self._world.time.ms:
             return
-        process.recheck_ms = None
-        began_ms, troubles = self._world.time.ms, self._troubles(process)
+        process.recheck_ms, process.is_checking, process.checks = None, True, process.checks + 1
+        began_ms, troubles, waiting = self._world.time.ms, self._troubles(process), self._waiting()
 
         def look() -> Flow[int]:
             since_ms: int | None = None
@@ -127,15 +125,16 @@ class Owner:
             return swept.still_open
 
         def ended(still_open: int | None, _error: BaseException | None) -> None:
-            quick = self._world.time.ms - began_ms < _QUICK_MS  # a slow one may end while another one asks
-            if still_open is not None and quick and troubles is not None and troubles == self._troubles(process):
-                self._check_all_asked(began_ms)
-            if still_open == 0 or process.guard is not guard:
+            process.is_checking = False
+            if still_open is not None and troubles is not None and troubles == self._troubles(process):
+                self._check_asked(waiting, began_ms)
+            if still_open == 0:
                 return
             process.pause_ms = min(int(LONGEST_PAUSE_S * 1000), 2 * process.pause_ms)
             due_ms = self._world.time.ms + process.pause_ms
             process.recheck_ms = due_ms if process.recheck_ms is None else min(due_ms, process.recheck_ms)
 
+        draws = self._world.draws("recheck", process.name, process.checks)
         self._tasks.begin("recheck", look(), process, draws, on_end=ended)
 
     def _troubles(self, process: SimProcess) -> int | None:
@@ -144,39 +143,35 @@ class Owner:
         well = all(endpoint.is_well for endpoint in world.endpoints) and process.reads_chain
         return world.endpoint_changes if well and not world.mix["rpc_hops"] and not world.mix["clock"] else None
 
-    def _check_all_asked(self, since_ms: int) -> None:
-        """After a background check, every claim from before it has been asked about: no claim waits behind others."""
-        for hold in self._books.holds.values():
-            asked_ms = max(hold.checked_ms, hold.closed_ms)
-            waits = hold.evidence is Evidence.CLAIMED and hold.state is HoldState.CAPTURED and hold.chain_evidence
-            if waits and asked_ms < since_ms - _OFTEN_ENOUGH_MS:
+    def _waiting(self) -> list[str]:
+        """Return the payments that are captured on a claim alone and that a reader of the chain may ask about."""
+        holds = self._books.holds.values()
+        claimed = (hold for hold in holds if hold.state is HoldState.CAPTURED and hold.evidence is Evidence.CLAIMED)
+        return [hold.id for hold in claimed if hold.chain_evidence]
+
+    def _check_asked(self, waiting: list[str], since_ms: int) -> None:
+        """After a background check, it has asked about every claim that waited at its begin: none waits behind others."""
+        still = set(self._waiting())
+        for hold in (self._books.holds[hold_id] for hold_id in waiting if hold_id in still):
+            if max(hold.checked_ms, hold.closed_ms) < since_ms - _OFTEN_ENOUGH_MS:
                 raise Violation("claim-unchecked", f"a background check has left out {hold}")
 
-    def reconciles(self, process: SimProcess, draws: Draws, *, wallet: bool) -> None:
-        """Reconcile every unproven payment and, with *wallet*, compare what left the wallet."""
+    def reconciles(self, process: SimProcess, draws: Draws) -> None:
+        """Reconcile every unproven payment."""
+        guard = process.guard
+        if guard is not None:
+            store = guard.shell.store
+            flow = reconcile_holds(guard.context, store.unsettled(store.now_ms() // 1000), Reconciliation())
+            self._tasks.begin("reconcile", flow, process, draws)
+
+    def compares(self, process: SimProcess, draws: Draws) -> None:
+        """Reconcile the ledger, and compare what left the wallet; often twice at the same time, as by hand and a timer."""
         guard = process.guard
         if guard is None:
             return
-        result = Reconciliation()
-        flow = self._reconciliation(process, guard.context, result, wallet=wallet and process.reads_chain)
-        self._tasks.begin("reconcile", flow, process, draws)
-        if wallet and draws.chance(0.6):  # by hand, and by a timer at the same time
-            again = self._reconciliation(process, guard.context, Reconciliation(), wallet=process.reads_chain)
-            self._tasks.begin("reconcile", again, process, Draws(draws.bits64()))
-
-    def _reconciliation(
-        self, process: SimProcess, context: Context, result: Reconciliation, *, wallet: bool
-    ) -> Flow[None]:
-        guard = process.guard
-        if guard is None or context.payer is None:
-            return
-        store, asset = guard.shell.store, self._world.asset
-        yield from reconcile_holds(context, store.unsettled(store.now_ms() // 1000), result)
-        if wallet:
-            since_unix = min(node.created_ms for node in store.nodes() if node.id == WALLET) // 1000
-            rows = [store.hold(hold_id) for hold_id in store.unsettled(store.now_ms() // 1000)]
-            undecided = [hold.payment() for hold in rows if hold is not None and hold.proof is None and is_open(hold)]
-            yield from reconcile_wallet(context, asset, context.payer, since_unix, result, undecided=undecided)
+        for _ in range(2 if draws.chance(0.6) else 1):
+            flow = ledger_reconciled(guard.shell.store, guard.context, Reconciliation())
+            self._tasks.begin("reconcile", flow, process, Draws(draws.bits64()))
 
     def reconciles_now(self, process: SimProcess) -> Reconciliation:
         """Run the command to its end, as `x402guard reconcile` does."""

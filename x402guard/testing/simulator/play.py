@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
@@ -66,6 +67,7 @@ class Play:
         self._full_until_ms = 0
         self._folder = TemporaryDirectory() if case.store == "sqlite" else None
         self._stores: dict[str, LedgerStore] = {}
+        self._acts = self._acts_by_name()
 
     # -- the run ------------------------------------------------------------------------------------------------------
 
@@ -119,7 +121,7 @@ class Play:
             if not stimulus.what:
                 return False
             draws = self.world.draws("stimulus", stimulus.number)
-            self._events(stimulus.what)(draws)
+            self._acts[stimulus.what](draws)
             return True
 
         self.world.after(stimulus.pause_ms, happens)
@@ -131,8 +133,7 @@ class Play:
         quiet_ms = 0 if world.chain.pool or self.tasks.running else (world.next_ms - world.time.ms) // 3
         world.after(max(world.chain.block_s * 1000, quiet_ms), self._mine, idle=True)
         for process in world.alive:
-            if process.recheck_ms is not None and process.recheck_ms <= world.time.ms:
-                self.owner.rechecks(process, self.world.draws("recheck", process.name, world.counts.steps))
+            self.owner.rechecks(process)
         for process in world.processes:
             if not process.is_alive and process.down_until_ms <= world.time.ms:
                 self.start(process)
@@ -142,7 +143,7 @@ class Play:
         chain = self.world.chain
         if not chain.pool or not self.world.mix["censor"] or self.world.calm:
             return frozenset()
-        draws = self.world.draws("censor", len(chain.blocks), self.world.counts.steps)
+        draws = self.world.draws("censor", len(chain.blocks))
         return frozenset(each.hash for each in chain.pool if draws.chance(0.3))
 
     # -- processes ----------------------------------------------------------------------------------------------------
@@ -216,7 +217,8 @@ class Play:
 
     # -- stimuli ------------------------------------------------------------------------------------------------------
 
-    def _events(self, what: str) -> Callable[[Draws], None]:
+    def _acts_by_name(self) -> dict[str, Callable[[Draws], None]]:
+        """Return what each stimulus does. Its keys are those of ``case.STIMULI``."""
         by_agent: dict[str, Callable[[Agent, Draws], None]] = {
             "calls": self.agents.calls,
             "uses_tool": self.agents.uses_tool,
@@ -232,22 +234,33 @@ class Play:
             "cancels": self._cancels,
             "crash": self._crash,
             "closes": self._closes,
-            "reconciles": lambda process, draws: self.owner.reconciles(process, draws, wallet=False),
-            "compares": lambda process, draws: self.owner.reconciles(process, draws, wallet=True),
+            "reconciles": self.owner.reconciles,
+            "compares": self.owner.compares,
         }
-        if what in by_agent:
-            return lambda draws: self._with_agent(draws, by_agent[what])
-        if what in by_process:
-            return lambda draws: self._in_one(draws, by_process[what])
-        return getattr(self, f"_{what}")  # type: ignore[no-any-return]  # one of the methods below
+        by_world: dict[str, Callable[[Draws], None]] = {
+            "buys": self._buys,
+            "opens": self._opens,
+            "leaves": self._leaves,
+            "reads": self._reads,
+            "power": self._power,
+            "disk_full": self._disk_full,
+            "clock": self._clock,
+            "reorg": self._reorg,
+            "resends": self._resends,
+            "endpoint": self._endpoint,
+            "outside": self._outside,
+            "dusk": self._dusk,
+        }
+        agents = {what: partial(self._with_agent, act) for what, act in by_agent.items()}
+        return agents | {what: partial(self._in_one, act) for what, act in by_process.items()} | by_world
 
-    def _in_one(self, draws: Draws, act: Callable[[SimProcess, Draws], None]) -> None:
+    def _in_one(self, act: Callable[[SimProcess, Draws], None], draws: Draws) -> None:
         alive = self.world.alive
         chosen = draws.below(len(self.world.processes))
         if alive:
             act(alive[chosen % len(alive)], draws)
 
-    def _with_agent(self, draws: Draws, act: Callable[[Agent, Draws], None]) -> None:
+    def _with_agent(self, act: Callable[[Agent, Draws], None], draws: Draws) -> None:
         def with_agent(process: SimProcess, draws: Draws) -> None:
             agents = process.open_agents()
             if not agents:
@@ -257,7 +270,7 @@ class Play:
                 self.books.actor = Actor("opening", process)
                 act(draws.pick(agents), draws)
 
-        self._in_one(draws, with_agent)
+        self._in_one(with_agent, draws)
 
     def _buys(self, draws: Draws) -> None:
         want = draws.pick(self.wants)
@@ -274,7 +287,7 @@ class Play:
                 agent = draws.pick(same)
             self.agents.buys(agent, want, draws)
 
-        self._with_agent(draws, buys)
+        self._with_agent(buys, draws)
 
     def _of_session(self, process: SimProcess, session_id: str) -> list[Agent]:
         """Return the agents of a session in a process; it is opened there if none has it."""
@@ -285,7 +298,7 @@ class Play:
 
     def _opens(self, draws: Draws) -> None:
         plan = draws.pick(self.plans)
-        self._in_one(draws, lambda process, _: self._open_once(process, plan))
+        self._in_one(lambda process, _: self._open_once(process, plan), draws)
 
     def _open_once(self, process: SimProcess, plan: SessionPlan) -> None:
         if all(agent.session.id != plan.id for agent in process.open_agents()):
@@ -293,7 +306,7 @@ class Play:
 
     def _leaves(self, draws: Draws) -> None:
         if self.world.goes_wrong("closing", 1, draws):
-            self._with_agent(draws, lambda agent, _: self.agents.leaves(agent))
+            self._with_agent(lambda agent, _: self.agents.leaves(agent), draws)
 
     def _commands(self, process: SimProcess, draws: Draws) -> None:
         if self.world.goes_wrong("owner", 1, draws):
@@ -314,7 +327,7 @@ class Play:
             if process.guard is not None:
                 check_report(process.guard.shell.store, node.id)
 
-        self._in_one(draws, reads)
+        self._in_one(reads, draws)
 
     # -- what breaks --------------------------------------------------------------------------------------------------
 

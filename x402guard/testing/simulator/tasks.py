@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextvars import copy_context
+from functools import partial
 from typing import Any, Final, Generic, Protocol, TypeVar
 
 from x402guard.errors import IllegalTransition, LedgerUnavailable, SignerError, X402GuardError
@@ -119,6 +121,7 @@ class Task(Generic[R]):
         self.number, self.actor, self.flow = number, actor, flow
         self.draws, self.line, self.is_over = draws, line, False
         self.effect: Effect | None = None
+        self._context = copy_context()
         self._tasks, self._world, self._on_end = tasks, tasks.world, on_end
         self._turn = 0
         self._slot: Slot | None = None
@@ -144,7 +147,8 @@ class Task(Generic[R]):
         books = self._tasks.books
         books.actor = self.actor
         try:
-            self.effect = self.flow.send(answer) if failure is None else self.flow.throw(failure)
+            step = partial(self.flow.send, answer) if failure is None else partial(self.flow.throw, failure)
+            self.effect = self._context.run(step)
         except StopIteration as done:
             self._end(done.value, None)
         except (Interrupted, SendFailed) as signal:

@@ -1,0 +1,103 @@
+"""`x402guard pay`: one request, paid once within its budget, or shown and not paid."""
+
+import json
+
+import pytest
+
+from tests.support.command_line import forked
+from tests.support.merchant import KEY
+from tests.support.slow_server import Trickler, once_paid, paid_head
+from x402guard import Owner
+
+pytestmark = pytest.mark.chain
+
+
+@pytest.fixture
+def pay(net, tmp_path):
+    def run(path, *words, **more):
+        environment = {"X402GUARD_PRIVATE_KEY": net.payer_key, **more}
+        opinion = net.merchant.routes["documents"].format(n=42)
+        url = path if "://" in path else f"{net.merchant.url}{opinion if path == '/opinion/42' else path}"
+        return forked("pay", url, *words, cwd=tmp_path, **environment)
+
+    return run
+
+
+def test_a_url_is_paid_once_and_its_answer_printed(pay, net, tmp_path):
+    done = pay("/opinion/42", "--budget", "0.50", "--json")
+    assert done.returncode == 0, done.stderr
+    shown = json.loads(done.stdout)
+    assert (shown["status"], shown["paid"]["state"], shown["paid"]["network"]) == (200, "captured", net.network)
+    assert shown["paid"]["payee"] == net.merchant.payee
+    with Owner(tmp_path / "x402guard.db") as owner:
+        assert [str(row.spent) for row in owner.sessions(name="x402guard pay")] == [shown["paid"]["amount"]]
+
+
+def test_the_answer_is_on_stdout_and_the_rest_on_stderr(pay):
+    done = pay("/opinion/42", "--budget", "0.50")
+    assert done.returncode == 0
+    json.loads(done.stdout)
+    assert "\nstatus 200; $0.10 to 0x" in done.stderr
+    assert "a new ledger is made at" in done.stderr
+
+
+def test_a_dry_run_pays_nothing_and_shows_what_would_be_signed(pay, tmp_path):
+    done = pay("/opinion/42", "--budget", "0.50", "--dry-run")
+    assert done.returncode == 0, done.stderr
+    assert ": allowed" in done.stdout
+    assert "would sign 100000 units of" in done.stdout
+    assert "by exact/eip3009, good for" in done.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_does_not_fit_is_refused_and_nothing_is_paid(pay, tmp_path):
+    done = pay("/opinion/42", "--budget", "0.001")
+    assert done.returncode == 2
+    assert "does not fit" in done.stderr
+    with Owner(tmp_path / "x402guard.db") as owner:
+        assert {str(row.spent) for row in owner.sessions()} == {"0.00"}
+
+
+@pytest.mark.parametrize(
+    ("path", "words", "says"),
+    [
+        ("/opinion/42", ("--budget", "lots"), "--budget: 'lots' is not a dollar amount"),
+        ("ftp://x.example/y", ("--budget", "1"), "url: 'ftp://x.example/y' is no URL; write https://"),
+        ("http://127.0.0.1:1/x", ("--budget", "1"), "url: the request to 'http://127.0.0.1:1/x' failed: ConnectError"),
+        ("/opinion/42", ("--budget", "1", "-H", "nonsense"), "--header: 'nonsense' is no header; write 'Name: value'"),
+        ("/opinion/42", ("--budget", "1", "-d", "@none.json"), "--data: 'none.json' cannot be read"),
+    ],
+)
+def test_a_mistake_is_one_line_and_costs_nothing(pay, path, words, says, tmp_path):
+    done = pay(path, *words)
+    assert done.returncode == 2
+    assert says in done.stderr
+    assert KEY not in done.stderr
+
+
+def test_a_free_answer_costs_nothing(pay):
+    done = pay("/nowhere", "--budget", "0.50")
+    assert done.returncode == 1
+    assert "status 404; nothing was paid" in done.stderr
+
+
+def test_an_answer_that_breaks_off_after_it_was_paid_is_no_nothing(net, tmp_path):
+    """Whoever reads "nothing was paid" runs it again, and pays again."""
+    with Trickler() as server:
+        server.answers["/cut"] = once_paid(lambda line: (line.send(paid_head() + b"half"), False)[1])
+        key = {"X402GUARD_PRIVATE_KEY": net.payer_key}
+        done = forked("pay", f"{server.url}/cut", "--budget", "0.50", cwd=tmp_path, **key)
+    assert done.returncode == 2
+    assert "$0.01 to 0x" in done.stderr
+    assert "was paid, or may still be taken (hold" in done.stderr
+    assert "Running it again signs a new payment" in done.stderr
+    assert "othing was" not in done.stderr
+
+
+def test_method_header_and_body_are_what_was_typed():
+    from x402guard.cli.arguments import typed_request
+
+    request = typed_request("https://x.example/y", "GET", ["X-Own: 1", "accept: text/plain"], '{"pages": 3}')
+    assert (request.method, request.read(), request.headers["x-own"]) == ("POST", b'{"pages": 3}', "1")
+    assert request.headers["content-type"] == "application/json"
+    assert typed_request("https://x.example/y", "PUT", None, "x").method == "PUT"

@@ -1,0 +1,95 @@
+"""The options that commands share, and what an owner types: amounts, and yes or no."""
+
+from __future__ import annotations
+
+import re
+import sys
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Annotated, Final
+
+import httpx
+import typer
+
+from x402guard.errors import ConfigError
+from x402guard.ledger.report_text import printable
+from x402guard.money import Nanos, dollars_to_nanos
+
+LedgerUrl = Annotated[
+    str | None,
+    typer.Option(
+        "--ledger", help="Ledger URL or path, such as ./spend.db; default: X402GUARD_LEDGER or x402guard.toml."
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+
+Method = Annotated[str, typer.Option("--method", "-X", help="The method of the request.")]
+Header = Annotated[list[str] | None, typer.Option("--header", "-H", help="A header, 'Name: value'. May be repeated.")]
+Data = Annotated[
+    str | None, typer.Option("--data", "-d", help="The body; @FILE reads a file. With it, POST is the default.")
+]
+
+_AGO: Final = re.compile(r"([0-9]{1,5})([mhd])", re.ASCII)
+_UNITS: Final = {"m": "minutes", "h": "hours", "d": "days"}
+WITHOUT_SIGN: Final = "write it without the $, which a shell reads as a variable: 20.00"
+
+
+def typed_amount(text: str, *, field: str = "amount") -> Nanos:
+    """Return an amount of dollars that was typed, in nano-dollars: ``20.00`` or ``$20.00``. Raises ``ConfigError``."""
+    try:
+        return dollars_to_nanos(text, field=field)
+    except (TypeError, ValueError):
+        raise ConfigError(
+            f"{field}: {text[:40]!r} is not a dollar amount (not negative, at most nine decimals); {WITHOUT_SIGN}"
+        ) from None
+
+
+def typed_request(url: str, method: str, headers: list[str] | None, data: str | None) -> httpx.Request:
+    """Return the request that was typed. Raises ``ConfigError`` naming the option."""
+    given: list[tuple[str, str]] = []
+    for header in headers or ():
+        name, colon, value = header.partition(":")
+        if not colon or not name.strip():
+            raise ConfigError(f"--header: {header[:60]!r} is no header; write 'Name: value'")
+        given.append((name.strip(), value.strip()))
+    body = None if data is None else data.encode()
+    if data is not None and data.startswith("@"):
+        try:
+            body = Path(data[1:]).read_bytes()
+        except OSError as error:
+            raise ConfigError(f"--data: {data[1:]!r} cannot be read: {error}") from None
+    if body is not None and not any(name.lower() == "content-type" for name, _ in given):
+        given.append(("content-type", "application/json"))
+    try:
+        request = httpx.Request(
+            "POST" if body is not None and method == "GET" else method, url, headers=given, content=body
+        )
+    except (httpx.InvalidURL, ValueError) as error:
+        raise ConfigError(f"url: {url[:200]!r} is no URL: {error}") from None
+    if request.url.scheme not in ("http", "https") or not request.url.host:
+        raise ConfigError(f"url: {url[:200]!r} is no URL; write https://seller.example/path")
+    return request
+
+
+def typed_time(text: str) -> datetime:
+    """Return a time that was typed: ``2026-11-01``, ``2026-11-01T12:00`` (UTC), ``24h`` or ``7d`` ago."""
+    ago = _AGO.fullmatch(text.strip())
+    if ago is not None:
+        return datetime.now(UTC) - timedelta(**{_UNITS[ago[2]]: int(ago[1])})
+    try:
+        given = datetime.fromisoformat(text.strip())
+    except ValueError:
+        raise ConfigError(f"--since: {text[:40]!r} is no time; write 2026-11-01, 24h or 7d") from None
+    return given if given.tzinfo is not None else given.replace(tzinfo=UTC)
+
+
+def confirmed(question: str, otherwise: str) -> None:
+    """Ask the owner at the terminal. Raises ``ConfigError``, with the text *otherwise*, if there is none.
+
+    Raises ``typer.Exit`` with code 1 for any answer but yes; then nothing is changed.
+    """
+    if not sys.stdin.isatty():
+        raise ConfigError(otherwise)
+    if not typer.confirm(printable(question), err=True):
+        typer.echo("nothing is changed", err=True)
+        raise typer.Exit(1)

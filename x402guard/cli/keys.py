@@ -1,0 +1,98 @@
+"""Defines the commands ``keys new``, ``keys import`` and ``keys address``. No key and no password is an argument."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from x402guard.errors import ConfigError
+from x402guard.guard.settings import KEYSTORE_PASSWORD, PRIVATE_KEY, load_settings
+from x402guard.x402.keys import keystore_address, make_keystore, parse_key
+from x402guard.x402.signer import address_in
+
+keys = typer.Typer(no_args_is_help=True, help="Make a keystore, put a key into one, and show whose key it is.")
+
+Keystore = Annotated[Path, typer.Argument(help="The keystore file, such as wallet.json.")]
+
+
+@keys.command("new")
+def new(path: Keystore) -> None:
+    """Make a new key, and write it to a keystore that only you can read.
+
+    The password is asked for, or read from X402GUARD_KEYSTORE_PASSWORD. Example: x402guard keys new wallet.json
+    """
+    _check_new(path)
+    _write(path, _keystore())
+
+
+@keys.command("import")
+def import_(path: Keystore) -> None:
+    """Put a key that you have into a keystore. The key is asked for, or read from a pipe.
+
+    Example: x402guard keys import wallet.json
+    """
+    _check_new(path)
+    at_terminal = sys.stdin.isatty()
+    given = typer.prompt("private key", hide_input=True, err=True) if at_terminal else sys.stdin.readline(10_000)
+    wrong = parse_key(given)
+    if isinstance(wrong, str):
+        del given
+        raise ConfigError(f"private key: {wrong}")
+    _write(path, _keystore(given))
+
+
+@keys.command("address")
+def address(
+    path: Annotated[Path | None, typer.Argument(help="A keystore file; default: the key that is set.")] = None,
+) -> None:
+    """Print the address of a keystore, or of the key in the settings. It needs no password."""
+    payer = load_settings().payer() if path is None else address_in(path)
+    if payer is None:
+        raise ConfigError(f"keys: no key is set; name a keystore file, or set X402GUARD_KEYSTORE or {PRIVATE_KEY}")
+    typer.echo(payer)
+
+
+def _check_new(path: Path) -> None:
+    if path.exists() or path.is_symlink():
+        raise ConfigError(f"keystore: {path} already exists, and a keystore is never overwritten; name another file")
+    if not path.parent.is_dir():
+        raise ConfigError(f"keystore: there is no folder {path.parent}")
+
+
+def _new_password() -> str:
+    """Return the password for a new keystore. Raises ``ConfigError`` for an empty one."""
+    password = os.environ.pop(KEYSTORE_PASSWORD, "")
+    if not password and sys.stdin.isatty():
+        password = typer.prompt("password", hide_input=True, confirmation_prompt=True, err=True)
+    if not password:
+        raise ConfigError(f"keystore: it needs a password; run this at a terminal, or set {KEYSTORE_PASSWORD}")
+    return password
+
+
+def _keystore(given: object = None) -> str:
+    try:
+        return make_keystore(_new_password(), given)
+    except ValueError as error:
+        wrong = str(error)
+    del given
+    raise ConfigError(f"keystore: {wrong}")
+
+
+def _write(path: Path, text: str) -> None:
+    """Write a keystore that only its owner can read. It is complete, or it is not there."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.link(draft, path)  # unlike a rename, it overwrites nothing
+    except OSError as error:
+        raise ConfigError(f"keystore: {path} cannot be written: {error}") from None
+    finally:
+        draft.unlink(missing_ok=True)
+    typer.echo(f"{keystore_address(text)} is in {path}; set X402GUARD_KEYSTORE={path} and {KEYSTORE_PASSWORD}")

@@ -1,0 +1,104 @@
+"""Defines the command ``pay``: one request through the guard, or what the guard would make of it."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import httpx
+import typer
+
+from x402guard.cli.arguments import AsJson, Data, Header, Method, typed_amount, typed_request
+from x402guard.cli.policy import explain_url, show_verdicts
+from x402guard.errors import ConfigError, PaidNotDelivered
+from x402guard.flow.receipt import Receipt
+from x402guard.guard.guard import Guard
+from x402guard.guard.settings import load_settings
+from x402guard.http.transport import GuardedTransport
+from x402guard.ledger.report_text import printable
+from x402guard.money import format_dollars
+
+_WAIT_S = 30.0
+
+
+def pay(
+    url: Annotated[str, typer.Argument(help="What to request, and to pay for if its server asks for it.")],
+    *,
+    budget: Annotated[str, typer.Option("--budget", help="The most that it may cost, in dollars, such as 0.10.")],
+    method: Method = "GET",
+    header: Header = None,
+    data: Data = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Ask once, pay nothing, and show each rule's verdict.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Request a URL with the settings' key, policy and ledger, and print its answer.
+
+    Example: x402guard pay https://seller.example/opinion/42 --budget 0.05 --dry-run
+    """
+    limit, request = (
+        f"${format_dollars(typed_amount(budget, field='--budget'))}",
+        typed_request(url, method, header, data),
+    )
+    if dry_run:
+        settings = load_settings()
+        show_verdicts(explain_url(request, settings, settings.policy.build()), as_json=as_json)
+        return
+    with Guard.from_env() as guard, guard.session("x402guard pay", budget=limit) as session:
+        with httpx.Client(transport=GuardedTransport(session), timeout=_WAIT_S, trust_env=False) as http:
+            answer, receipt = _sent(http, request)
+        _show(answer, receipt, as_json=as_json)
+    raise typer.Exit(1 if answer.is_error else 0)
+
+
+def _sent(http: httpx.Client, request: httpx.Request) -> tuple[httpx.Response, Receipt | None]:
+    """Return the whole answer and its receipt. Raises ``PaidNotDelivered`` if what was paid for did not come whole."""
+    receipt: object = None
+    try:
+        answer = http.send(request, stream=True)
+        receipt = answer.extensions.get("x402guard")
+        answer.read()
+    except httpx.HTTPError as error:
+        what = f"url: the request to {str(request.url)[:200]!r} failed: {type(error).__name__}: {error}"
+        if not isinstance(receipt, Receipt):
+            raise ConfigError(what, advice="Nothing was paid.") from error
+        raise PaidNotDelivered(
+            f"{what}; ${receipt.amount} to {receipt.payee} was paid, or may still be taken (hold {receipt.hold_id[:16]}…)",
+            hold_id=receipt.hold_id,
+            deadline=receipt.deadline,
+            advice="Running it again signs a new payment. x402guard holds and report show this one.",
+        ) from error
+    return answer, receipt if isinstance(receipt, Receipt) else None
+
+
+def _show(answer: httpx.Response, receipt: Receipt | None, *, as_json: bool) -> None:
+    """Print the answer on stdout, and what was paid for it on stderr; or both as JSON."""
+    if as_json:
+        paid = receipt and {
+            "amount": format(receipt.amount, "f"),
+            "payee": receipt.payee,
+            "network": receipt.network,
+            "evidence": receipt.evidence,
+            "state": receipt.state,
+            "transaction": receipt.transaction,
+            "hold_id": receipt.hold_id,
+        }
+        typer.echo(json.dumps({"status": answer.status_code, "paid": paid, "body": answer.text}, ensure_ascii=False))
+        return
+    typer.echo(answer.content, nl=False)
+    if receipt is None:
+        typer.echo(f"\nstatus {answer.status_code}; nothing was paid", err=True)
+        return
+    to = f" to {receipt.payee} on {receipt.network}" if receipt.payee else ""
+    word = (
+        f"paid, {receipt.evidence}"
+        if receipt.state == "captured"
+        else "held, and in doubt"
+        if receipt.in_doubt
+        else "held"
+    )
+    typer.echo(
+        printable(f"status {answer.status_code}; ${receipt.amount}{to} is {word} (hold {receipt.hold_id[:16]}…)"),
+        err=True,
+    )

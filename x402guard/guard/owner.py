@@ -1,0 +1,299 @@
+"""What the owner of a ledger can see and do. The command line is a face over it; a guard can do none of it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime
+from fnmatch import fnmatchcase
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+from x402guard.chain.reader import Chain
+from x402guard.errors import ConfigError
+from x402guard.flow.ports import ChainReader
+from x402guard.flow.surroundings import here
+from x402guard.guard.approvers import operating_user
+from x402guard.guard.clock import refuse_strange_clock
+from x402guard.guard.guard import Guard
+from x402guard.guard.owner_rows import BudgetRow, HoldRow, LimitChange, QuestionRow
+from x402guard.ledger.in_doubt import instance_mark
+from x402guard.ledger.model import Hold, HoldKind, NodeKind
+from x402guard.ledger.owner import known_budget, owner_mark, reset_node, set_limit, trip_node
+from x402guard.ledger.prediction import Prediction
+from x402guard.ledger.purchases import forgive
+from x402guard.ledger.queries import find_budget, nodes_of, outstanding_of, prediction_of, report_of
+from x402guard.ledger.questions import answer_of, approval_mark, give_answer, take_answer
+from x402guard.ledger.report import Report, below
+from x402guard.ledger.view import LedgerView, Scope
+from x402guard.money import Dollars, Nanos
+from x402guard.policy.checks import check_dollars
+from x402guard.policy.loops import forget_before
+from x402guard.policy.steps import reset_mark, run_of
+from x402guard.stores import as_ledger_url, ledger_path, open_store
+from x402guard.x402.cancel import Cancellation
+from x402guard.x402.reconciliation import Reconciliation
+
+if TYPE_CHECKING:
+    from x402guard.stores.sqlite import SqliteStore
+
+R = TypeVar("R")
+
+_LISTED = (NodeKind.WALLET, NodeKind.BUDGET, NodeKind.SESSION)
+
+
+class Owner:
+    """A ledger in the hands of its owner: what is in it, and the commands that loosen or stop it. Never for an agent.
+
+    A session is named by its id, by its name if only one has it, by ``id=ID``, or as ``wallet``. A block
+    (``with Owner(…) as owner``) closes the ledger.
+
+    Args:
+        ledger: URL or path of an existing ledger; by default that of the settings.
+        by: the name that the journal keeps for each command; by default the operating system's user.
+        chains: as for ``Guard``, for ``reconcile``; by default those of the settings.
+        read_only: only look; True by itself where this user may not write the file.
+        verified: refuse an inconsistent ledger.
+
+    Raises ``ConfigError`` for a ledger that is not there, ``LedgerUnavailable`` if it cannot be opened.
+    """
+
+    def __init__(
+        self,
+        ledger: str | Path | None = None,
+        *,
+        by: str | None = None,
+        chains: Mapping[str, str | Sequence[str] | Chain] | ChainReader | None = None,
+        read_only: bool = False,
+        verified: bool = True,
+    ) -> None:
+        self.url = existing_ledger(ledger)
+        self.by = operating_user() if by is None else by
+        self._chains = chains
+        self._reconciler: Guard | None = None
+        read_only = read_only or not _may_write(self.url)
+        self._store = open_store(self.url, verified=verified, read_only=read_only)
+
+    # -- looking ------------------------------------------------------------------------------------------------------
+
+    def sessions(
+        self,
+        *,
+        name: str | None = None,
+        state: str | None = None,
+        parent: str | None = None,
+        since: datetime | None = None,
+        limit: int | None = None,
+    ) -> list[BudgetRow]:
+        """Return the sessions, the named budgets and the wallet, oldest first.
+
+        With *name* (or a pattern with ``*``), *state* (``open``, ``closed``, ``tripped``), *parent* (all below that
+        budget) and *since* (when they were opened) only those that fit, and with *limit* only the last ones.
+        """
+        nodes = nodes_of(self._store)
+        inside = None if parent is None else {node.id for node in below(nodes, find_budget(self._store, parent))}
+        since_ms = 0 if since is None else since.timestamp() * 1000
+        found = [
+            node
+            for node in nodes.values()
+            if node.kind in _LISTED
+            and (name is None or fnmatchcase(node.name, name))
+            and (state is None or node.state == state)
+            and (inside is None or node.id in inside)
+            and node.created_ms >= since_ms
+        ]
+        return [BudgetRow.of(node, nodes) for node in (found if limit is None else found[-limit:] if limit else [])]
+
+    def report(self, session: str | None = None) -> Report:
+        """Return the report of a session or a named budget; by default of the last session."""
+        return report_of(self._store, find_budget(self._store, session, latest=True))
+
+    def predict(self, name: str) -> Prediction:
+        """Return what past sessions of a name have cost."""
+        return prediction_of(self._store, name)
+
+    def holds(self) -> list[HoldRow]:
+        """Return every live hold: what may still be taken, by whom, until when, and whether it is in doubt."""
+        marks = {instance_mark(key): row for key, row in self._store.marks("instance", "").items()}
+        view = LedgerView(now_ms=self._store.now_ms(), marks=marks)
+        return [HoldRow.of(view, hold) for hold in self._store.outstanding() if hold.kind is not HoldKind.TOKENS]
+
+    def verify(self) -> list[str]:
+        """Return what does not add up in the whole ledger, a sentence each; nothing for a sound one.
+
+        Raises ``ConfigError`` for a ledger that is not in a file.
+        """
+        return list(self._audited().audit(most=None))
+
+    def size(self) -> tuple[int, int]:
+        """Return the number of journal entries, and of budgets."""
+        return self._audited().size()
+
+    # -- answering ----------------------------------------------------------------------------------------------------
+
+    def approvals(self) -> list[QuestionRow]:
+        """Return the questions of agents that wait for an answer."""
+        now_ms = self._store.now_ms()
+        return [QuestionRow.of(key, row, now_ms) for key, row in self._waiting().items()]
+
+    def allow(self, question: str, *, by: str | None = None) -> QuestionRow:
+        """Allow one call, once. *question* is its id, or a unique beginning of it. Raises ``ConfigError``."""
+        return self._answer(question, by, yes=True)
+
+    def deny(self, question: str, *, by: str | None = None) -> QuestionRow:
+        """Deny one call. Raises ``ConfigError``."""
+        return self._answer(question, by, yes=False)
+
+    # -- commands -----------------------------------------------------------------------------------------------------
+
+    def set_budget(self, session: str, limit: Dollars, *, stops: bool = False) -> LimitChange:
+        """Set the limit of a session, a named budget or the wallet, in dollars, also upwards.
+
+        A limit that is zero or below what is used stops the budget: then *stops* has to be True, or ``ConfigError`` is
+        raised and nothing is changed. Past its new limit, the budget is tripped.
+        """
+        nanos = check_dollars("limit", limit)
+        return self._change(session, lambda view, node_id: _limited(view, node_id, nanos, self.by, stops=stops))
+
+    def trip(self, session: str, reason: str = "by its owner") -> list[Hold]:
+        """Stop a session, or with ``wallet`` all of them, until it is reset.
+
+        Returns its live holds: what is signed or sent already can still be taken.
+        """
+        node = self._change(session, lambda view, node_id: trip_node(view, node_id, reason[:300]))
+        return outstanding_of(self._store, node.id)
+
+    def reset(self, session: str) -> BudgetRow:
+        """Reset a tripped session. Its loop counters start at zero; what it has spent stays counted."""
+
+        def change(view: LedgerView, node_id: str) -> str:
+            reset_node(view, node_id, self.by)
+            forget_before(view, run_of(node_id))
+            return node_id
+
+        return self.budget(self._change(session, change))
+
+    def forgive(self, hold: str) -> Hold:
+        """Let the same request sign a new payment, although this one was or may be taken and its answer was lost.
+
+        *hold* is its id, or a unique beginning of it. The payment itself is unchanged and counts as before.
+        """
+        hold_id = whole_id(hold, self._store.unsettled(0))
+        scope = Scope(holds=(hold_id,), durable=True)
+        return self._store.transact(scope, lambda view: forgive(view, hold_id, self.by))
+
+    def cancel(self, hold: str) -> Cancellation:
+        """Sign the cancellation of a live EIP-3009 payment with the key of the settings; see ``Guard.cancel``.
+
+        *hold* is its id, or a unique beginning of it.
+        """
+        with self._guard(pays=True) as guard:
+            if guard.shell.signer is None:
+                raise ConfigError("private_key: a cancellation needs a signature; set X402GUARD_PRIVATE_KEY")
+            return guard.cancel(whole_id(hold, (each.id for each in self._store.outstanding())))
+
+    def reconcile(self) -> Reconciliation:
+        """Ask the chains about every payment that is not proven, and compare what left the wallet with the ledger."""
+        if self._reconciler is None:
+            self._reconciler = self._guard(pays=False)
+        return self._reconciler.reconcile()
+
+    def budget(self, session: str) -> BudgetRow:
+        """Return one session, named budget or the wallet."""
+        nodes = nodes_of(self._store)
+        return BudgetRow.of(nodes[find_budget(self._store, session)], nodes)
+
+    # -- the ledger ---------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Close the ledger. May be called twice."""
+        if self._reconciler is not None:
+            self._reconciler.close()
+            self._reconciler = None
+        self._store.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_left_by: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"Owner({self.url!r})"
+
+    def _guard(self, *, pays: bool) -> Guard:
+        from x402guard.guard.settings import load_settings  # a program that owns no ledger does not load it
+
+        arguments: dict[str, Any] = load_settings().guard_arguments(pays=pays)
+        if self._chains is not None:
+            arguments["chains"] = self._chains
+        return Guard(**{**arguments, "ledger": self._store, "background_checks": False, "approver": None})
+
+    def _audited(self) -> SqliteStore:
+        from x402guard.stores.sqlite import SqliteStore
+
+        if not isinstance(self._store, SqliteStore):
+            raise ConfigError("ledger: only a ledger in a file can be verified, such as sqlite:///x402guard.db")
+        return self._store
+
+    def _change(self, session: str, change: Callable[[LedgerView, str], R]) -> R:
+        node_id = find_budget(self._store, session)
+        # A wrong time in the ledger would pass for a right one later.
+        refuse_strange_clock(self._store, None, here().boot_id())
+        scope = Scope(nodes=(node_id,), marks=(reset_mark(run_of(node_id)), owner_mark(node_id)), durable=True)
+        return self._store.transact(scope, lambda view: change(view, node_id))
+
+    def _waiting(self) -> dict[str, Any]:
+        """Return the questions that wait. Clears timed-out questions whose process ended before it took the answer."""
+        rows = self._store.marks("approval", "")
+        for key, row in rows.items():
+            if row["words"] and self._store.now_ms() >= row["until_ms"] and _may_write(self.url):
+                self._store.transact(Scope(marks=(approval_mark(key),)), partial(take_answer, question_id=key))
+        return {key: row for key, row in rows.items() if answer_of(row, self._store.now_ms()) is None}
+
+    def _answer(self, question: str, by: str | None, *, yes: bool) -> QuestionRow:
+        person = self.by if by is None else by
+        waiting = self.approvals()
+        found = [row.key for row in waiting if question and row.is_meant_by(question)]
+        if len(found) != 1:
+            what = "no question waits" if not found else f"{len(found)} questions begin"
+            raise ConfigError(f"approval: {what} with the id {question!r}; see x402guard approvals list")
+        scope = Scope(marks=(approval_mark(found[0]),), durable=True)
+        row = self._store.transact(scope, lambda view: give_answer(view, found[0], person, allow=yes))
+        return QuestionRow.of(found[0], row, self._store.now_ms())
+
+
+def _limited(view: LedgerView, node_id: str, limit: Nanos, by: str, *, stops: bool) -> LimitChange:
+    node = known_budget(view, node_id)
+    change = LimitChange.of(node, limit)
+    if not stops and change.stops:
+        raise ConfigError(f"limit: {change.question()}; give stops=True if that is meant")
+    return change.done(set_limit(view, node_id, limit, by))
+
+
+def existing_ledger(ledger: str | Path | None) -> str:
+    """Return the URL of a ledger; None is that of the settings. Raises ``ConfigError`` for a missing file."""
+    from x402guard.guard.settings import load_settings
+
+    url = as_ledger_url(load_settings().ledger if ledger is None else ledger)
+    if url.startswith("sqlite:///") and not ledger_path(url).exists():
+        raise ConfigError(
+            f"ledger: no ledger yet at {ledger_path(url)}; it is made when an agent runs. Name another one with --ledger or "
+            "X402GUARD_LEDGER"
+        )
+    return url
+
+
+def whole_id(hold: str, known: Iterable[str]) -> str:
+    """Return the whole id of a hold that is written with a unique beginning of it. Raises ``ConfigError``."""
+    given = hold.rstrip("…").lower().removeprefix("0x")
+    found = [hold_id for hold_id in known if given and hold_id.startswith(given)]
+    if len(found) > 1:
+        raise ConfigError(f"hold: {len(found)} ids begin with {hold!r}; write more of the id")
+    return found[0] if found else hold
+
+
+def _may_write(url: str) -> bool:
+    path = ledger_path(url)
+    return not url.startswith("sqlite:///") or (os.access(path, os.W_OK) and os.access(path.resolve().parent, os.W_OK))

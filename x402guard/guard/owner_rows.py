@@ -1,0 +1,195 @@
+"""What an owner is shown: budgets, holds, questions, and the change of a limit. Each row has a plain form for JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from decimal import Decimal
+from typing import Any
+
+from x402guard.ledger.in_doubt import DEFAULT_FLIGHT_S, in_doubt
+from x402guard.ledger.model import Hold, Node
+from x402guard.ledger.report import remaining
+from x402guard.ledger.report_text import printable
+from x402guard.ledger.view import LedgerView
+from x402guard.money import Nanos, format_dollars, nanos_to_decimal
+
+
+class _Row:
+    """A row whose plain form has text for amounts."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return its fields as JSON can hold them: amounts are decimal text, in dollars."""
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}  # type: ignore[arg-type]
+        return {name: format(value, "f") if isinstance(value, Decimal) else value for name, value in values.items()}
+
+
+def _dollars(nanos: Nanos | None) -> Decimal | None:
+    return None if nanos is None else nanos_to_decimal(nanos)
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetRow(_Row):
+    """A session, a named budget or the wallet. Amounts are in dollars; ``remaining`` is None without a limit.
+
+    ``spent`` and ``held`` are those of its window, if it has one (``per``). ``created`` is ISO 8601.
+    """
+
+    id: str
+    parent: str | None
+    name: str
+    kind: str
+    state: str
+    terminated_by: str | None
+    budget: Decimal | None
+    per: str | None
+    spent: Decimal
+    held: Decimal
+    remaining: Decimal | None
+    created: str
+
+    @classmethod
+    def of(cls, node: Node, nodes: dict[str, Node]) -> BudgetRow:
+        """Return the row of a node."""
+        return cls(
+            id=node.id,
+            parent=node.parent_id,
+            name=node.name,
+            kind=str(node.kind),
+            state=str(node.state),
+            terminated_by=node.terminated_by,
+            budget=_dollars(node.limit),
+            per=None if node.window is None else f"{node.window.per} {node.window.tz}",
+            spent=nanos_to_decimal(node.spent),
+            held=nanos_to_decimal(node.live),
+            remaining=_dollars(remaining(nodes, node.id)),
+            created=datetime.fromtimestamp(node.created_ms / 1000, UTC).isoformat(timespec="seconds"),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class HoldRow(_Row):
+    """A live hold: the dollars that may still be taken, by whom, and until when (ISO 8601)."""
+
+    id: str
+    session: str
+    kind: str
+    amount: Decimal
+    payee: str | None
+    scheme: str | None
+    network: str | None
+    deadline: str
+    in_doubt: bool
+    doubt: str | None
+    claimed: Decimal | None
+    request: str
+
+    @classmethod
+    def of(cls, view: LedgerView, hold: Hold) -> HoldRow:
+        """Return the row of a hold; *view* has the marks of its instance."""
+        intent = hold.intent
+        return cls(
+            id=hold.id,
+            session=hold.node_id,
+            kind=str(hold.kind),
+            amount=nanos_to_decimal(hold.amount),
+            payee=None if intent is None else intent.payee,
+            scheme=None if intent is None else f"{intent.scheme}/{intent.method}",
+            network=None if intent is None else intent.network,
+            deadline=datetime.fromtimestamp(hold.deadline_unix, UTC).isoformat(),
+            in_doubt=in_doubt(view, hold, flight_ms=DEFAULT_FLIGHT_S * 1000),
+            doubt=hold.doubt,
+            claimed=None if hold.claim is None else nanos_to_decimal(hold.claim.amount),
+            request=f"{hold.purpose.method} {hold.purpose.url}".strip() or hold.purpose.tool,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class QuestionRow(_Row):
+    """A question of an agent. ``id`` has the question's number, so that an answer cannot count for the next one.
+
+    ``yes`` says how many of the approvers have allowed it; ``words`` is the whole question.
+    """
+
+    id: str
+    session: str
+    what: str
+    ends: str
+    until: str
+    yes: str
+    words: str
+    missing: int = dataclasses.field(repr=False, default=0)
+    key: str = dataclasses.field(repr=False, default="")
+
+    @classmethod
+    def of(cls, key: str, row: Mapping[str, Any], now_ms: int) -> QuestionRow:
+        """Return the row of a question's mark."""
+        return cls(
+            id=f"{key[:16]}.{row['number']}",
+            session=row["session"],
+            what=row["what"],
+            ends=f"in {max(0, row['until_ms'] - now_ms) // 1000} s",
+            until=datetime.fromtimestamp(row["until_ms"] / 1000, UTC).isoformat(),
+            yes=f"{len(row['said'])} of {row['approvers']}",
+            words=printable(row["words"]),
+            missing=row["approvers"] - len(row["said"]),
+            key=key,
+        )
+
+    def is_meant_by(self, text: str) -> bool:
+        """True for its id, or a beginning of it."""
+        return self.id == text if "." in text else self.key.startswith(text)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return its fields, without those that only serve to answer it."""
+        return {name: value for name, value in _Row.to_dict(self).items() if name not in ("missing", "key")}
+
+
+@dataclass(frozen=True, slots=True)
+class LimitChange(_Row):
+    """The change of a budget's limit, in dollars; ``was`` is None if it had none."""
+
+    id: str
+    name: str
+    kind: str
+    was: Decimal | None
+    limit: Decimal
+    used: Decimal
+    left: Decimal
+    state: str
+
+    @classmethod
+    def of(cls, node: Node, limit: Nanos) -> LimitChange:
+        """Return the change before it is made."""
+        room = nanos_to_decimal(max(0, limit - node.used))
+        used, kind = nanos_to_decimal(node.used), str(node.kind)
+        return cls(node.id, node.name, kind, _dollars(node.limit), nanos_to_decimal(limit), used, room, str(node.state))
+
+    @property
+    def stops(self) -> bool:
+        """True if the new limit leaves nothing to spend: it is zero, or below what is used."""
+        return self.limit != self.was and (self.limit == 0 or self.limit < self.used)
+
+    def question(self) -> str:
+        """Return what a change that ``stops`` does, as a sentence."""
+        used = f"${self.used} is used" if self.used else "nothing can be spent then"
+        return f"{self.old_to_new()} stops {self.kind} {self.id} ({self.name}): {used}"
+
+    def old_to_new(self) -> str:
+        """Return ``$5.00 → $20.00``."""
+        was = "no limit" if self.was is None else f"${self.was}"
+        return f"{was} → ${self.limit}"
+
+    def done(self, node: Node) -> LimitChange:
+        """Return the change as it was made; *node* is the budget afterwards."""
+        left = nanos_to_decimal(max(0, node.room or 0))
+        return dataclasses.replace(self, left=left, state=str(node.state))
+
+
+def amount_text(hold: Hold) -> str:
+    """Return what a live hold may still take, from whom and until when, as one line."""
+    until = datetime.fromtimestamp(hold.deadline_unix, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    whom = hold.payment().payee if hold.intent is not None else hold.purpose.tool or "a call"
+    return f"out until {until}: ${format_dollars(hold.amount)} to {whom} ({hold.id[:16]}…)"

@@ -1,0 +1,82 @@
+"""Reads a ledger's file that this user may not write, or shall not."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from typing_extensions import override
+
+from x402guard.errors import LedgerUnavailable
+from x402guard.ledger.view import Change, Scope
+from x402guard.stores.audit import MOST_AT_OPENING, audit
+from x402guard.stores.file_errors import foreign, unavailable
+from x402guard.stores.migrations import MIGRATIONS
+from x402guard.stores.sqlite import APPLICATION_ID, SqliteStore
+from x402guard.stores.views import StoreClock
+
+R = TypeVar("R")
+
+_BUSY_S: Final = 5.0
+
+
+class ReadOnlyStore(SqliteStore):
+    """A ledger's file, opened to be read. It takes no lock and writes nothing; ``transact`` raises.
+
+    Raises ``LedgerUnavailable`` if the file is missing, is not a ledger, has another version than this library's, or, if
+    it is to be *verified*, is inconsistent.
+    """
+
+    def __init__(self, path: Path, *, verified: bool = True) -> None:
+        self._path = path.resolve()
+        self._clock = StoreClock(None, None)
+        self._closed, self._pid = False, os.getpid()
+        with self._connected() as connection:
+            self._refuse_other_version(connection)
+        if verified:
+            self._refuse_unless_sound()
+
+    @contextmanager
+    def _connected(self) -> Iterator[sqlite3.Connection]:
+        """Connect for one look: whether the file is being written can be another answer at the next one."""
+        self._check_usable()
+        wal = Path(f"{self._path}-wal")
+        with unavailable("cannot read the ledger", self._path):
+            # Without a -wal nothing is open for writing, and the file is whole; SQLite would make files beside it.
+            whole = not wal.exists() or wal.stat().st_size == 0
+            uri = f"{self._path.as_uri()}?mode=ro" + ("&immutable=1" if whole else "")
+            with closing(sqlite3.connect(uri, timeout=_BUSY_S, uri=True)) as connection:
+                yield connection
+
+    def _refuse_other_version(self, connection: sqlite3.Connection) -> None:
+        [owner] = connection.execute("PRAGMA application_id").fetchone()
+        if owner != APPLICATION_ID:
+            raise foreign(self._path)
+        [version] = connection.execute("PRAGMA user_version").fetchone()
+        if version != len(MIGRATIONS):
+            raise LedgerUnavailable(
+                f"{self._path} has ledger version {version}, and this installation reads version {len(MIGRATIONS)}; open it "
+                "once with the right to write, or update this installation"
+            )
+
+    @override
+    def transact(self, scope: Scope, change: Change[R]) -> R:
+        raise LedgerUnavailable(f"{self._path} is open to be read only, so nothing can be changed in it")
+
+    @override
+    def audit(self, *, most: int | None = MOST_AT_OPENING) -> Sequence[str]:
+        with self._connected() as connection:
+            return audit(connection, most=most)
+
+    @override
+    def _read(self, convert: Callable[[Sequence[Any]], R], sql: str, values: Sequence[str | int] = ()) -> list[R]:
+        with self._connected() as connection:
+            return [convert(row) for row in connection.execute(sql, values).fetchall()]
+
+    @override
+    def close(self) -> None:
+        self._closed = True
