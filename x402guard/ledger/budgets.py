@@ -78,6 +78,12 @@ def settle_grants(view: LedgerView, node_id: str) -> None:
         current = view.node(current.parent_id)
 
 
+def first_captured(hold: Hold) -> int:
+    """Return what a captured hold counted at first, before any correction."""
+    end = json.loads(hold.ended_by or "{}")
+    return int(hold.amount if end.get("event") == "lapse" else end.get("amount", hold.captured))
+
+
 def correct_past(view: LedgerView, hold: Hold, amount: int) -> None:
     """Count a correction of a captured amount in the window of its capture, if that window is over.
 
@@ -86,8 +92,7 @@ def correct_past(view: LedgerView, hold: Hold, amount: int) -> None:
     """
     less = hold.captured - amount
     if less < 0:
-        end = json.loads(hold.ended_by or "{}")
-        first = hold.amount if end.get("event") == "lapse" else end.get("amount", hold.captured)
+        first = first_captured(hold)
         less = min(hold.captured, first) - min(amount, first)
     for node in view.path(hold.node_id):
         if node.window is not None and hold.closed_ms < node.since_ms:

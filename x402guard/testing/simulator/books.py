@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from x402guard.flow.context import Context
 from x402guard.ledger.authorize import BUDGET, Refusal
+from x402guard.ledger.budgets import first_captured
 from x402guard.ledger.model import Entry, Evidence, Hold, HoldKind, HoldState, Node, NodeKind, NodeState
 from x402guard.ledger.purchases import is_in_flight_elsewhere, presentation_of
 from x402guard.ledger.view import LedgerView
@@ -66,6 +67,7 @@ class Books:
         self._last_actor: dict[str, str] = {}
         self._unit = world.asset.value_nanos(1)
         self._short: dict[str, int] = {}
+        self._late: dict[str, list[tuple[int, int]]] = {}
         policies = [process.settings["policy"] for process in world.processes]
         self.exposure = max(policy.most_exposed for policy in policies)
 
@@ -83,6 +85,7 @@ class Books:
             self._check_words(mark)
         before = {hold_id: self.holds.get(hold_id) for hold_id in view.changed_holds}
         for hold in view.hold_rows():
+            self._note_late(hold, view.now_ms)
             self._take(hold)
         for node in view.changed():
             self._take_node(node)
@@ -95,6 +98,15 @@ class Books:
                 self._check_authorized(view, view.known_hold(entry.hold_id), before)
         if isinstance(result, Refusal) and result.rule == BUDGET and self.actor.kind in _KINDS_WITH_ROOM:
             self._check_refusal(result)
+
+    def _note_late(self, hold: Hold, now_ms: int) -> None:
+        """Note what a corrected capture takes beyond its first amount: it counts in the window of the correction."""
+        before = self.holds.get(hold.id)
+        if hold.state is not HoldState.CAPTURED or before is None or before.state is not HoldState.CAPTURED:
+            self._late.pop(hold.id, None)
+        elif hold.captured > before.captured:
+            more = hold.captured - max(before.captured, first_captured(hold))
+            self._late.setdefault(hold.id, []).append((now_ms, max(0, more)))
 
     def _take(self, hold: Hold) -> None:
         before, own = self.holds.get(hold.id), self._own[hold.node_id]
@@ -271,7 +283,10 @@ class Books:
         for each in below:
             below.extend(self._children[each])
             for hold in self._at_node[each].values():
-                total += 0 if hold.state is HoldState.CAPTURED and hold.closed_ms < since_ms else counted_of(hold)
+                if hold.state is HoldState.CAPTURED and hold.closed_ms < since_ms:
+                    total += sum(more for at_ms, more in self._late.get(hold.id, ()) if at_ms >= since_ms)
+                else:
+                    total += counted_of(hold)
         return total
 
     # -- what others read ---------------------------------------------------------------------------------------------
