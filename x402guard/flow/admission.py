@@ -69,9 +69,9 @@ class Seat:
         self.slot: Slot | None = None
 
     def take(self, context: Context) -> Flow[Refusal | None]:
-        """Wait for a slot. Returns the refusal if none is free in time."""
+        """Wait for a slot. Returns the refusal if none is free in time. In shadow mode no call waits, and none is taken."""
         slot = slot_of(context.policy.bulkhead, self._kind, self._name)
-        if slot is None:
+        if slot is None or context.shadow:
             return None
         self.leave()
         where, most = slot

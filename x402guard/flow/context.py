@@ -50,6 +50,7 @@ class Context:
         tokens: where the tokens of LLM calls are counted, or None.
         finalizing: budgets whose reserve an LLM call may use now.
         asks: the guard has an approver.
+        shadow: the owner's rules refuse nothing; what they would refuse is recorded.
         max_clock_jump_ms: how far the clock may run ahead of time passing, in milliseconds.
         registry: the tokens that may be paid with.
         max_body_bytes: the most bytes of a streaming request body that are kept to repeat it in a paid request.
@@ -78,6 +79,7 @@ class Context:
     tokens: TokenLimit | None = None
     finalizing: frozenset[str] = frozenset()
     asks: bool = False
+    shadow: bool = False
     max_clock_jump_ms: int = MAX_CLOCK_JUMP_S * 1000
     registry: AssetRegistry = field(default_factory=AssetRegistry)
     max_body_bytes: int = DEFAULT_BODY_BYTES

@@ -189,6 +189,7 @@ def _transact(effect: Transact[Any], shell: Shell) -> _Transacted:
 
     def change(view: LedgerView) -> Any:
         views[:] = [view]  # the change may run again: the last run is the committed one
+        view.shadow = shell.shadow
         if shell.kill_file is not None and _is_there(shell.kill_file):
             view.killed_by = str(shell.kill_file)
         return effect.change(view)

@@ -8,7 +8,15 @@ from dataclasses import replace
 from x402guard.errors import PaymentRefused, quoted
 from x402guard.flow.context import Context
 from x402guard.flow.effects import Flow, Transact
-from x402guard.ledger.authorize import BUDGET, Refusal, note_refusal, refusal_marks, refused_mark
+from x402guard.ledger.authorize import (
+    BUDGET,
+    Refusal,
+    enforced,
+    note_refusal,
+    record_excused,
+    refusal_marks,
+    refused_mark,
+)
 from x402guard.ledger.model import HoldKind
 from x402guard.ledger.view import LedgerView, MarkKey, Scope
 
@@ -38,6 +46,18 @@ def refused(
     counted = (refusal_marks(node_id, refusal.rule), *(() if of is None else (refused_mark(node_id, *of),)), *marks)
     yield Transact(Scope(nodes=(node_id,), marks=counted), count)
     return refusal_error(context, refusal)
+
+
+def enforce(context: Context, refusal: Refusal) -> Flow[None]:
+    """Count and raise the refusal of a rule. In shadow mode record it, and return."""
+    if not context.shadow:
+        raise (yield from refused(context, refusal))
+
+    def change(view: LedgerView) -> None:
+        enforced(view, refusal)
+        record_excused(view, context.node_id)
+
+    yield Transact(Scope(nodes=(context.node_id,)), change)
 
 
 def refusal_error(context: Context, refusal: Refusal) -> PaymentRefused:

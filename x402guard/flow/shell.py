@@ -62,6 +62,7 @@ class Shell:
         kill_file: a file that stops everything while it exists, or None.
         recheck: requests a background check of the claims; returns at once.
         single_flight: coalesces chain reads.
+        shadow: the owner's rules refuse nothing; what they would refuse is recorded.
     """
 
     store: LedgerStore
@@ -73,6 +74,7 @@ class Shell:
     kill_file: Path | None = None
     recheck: Callable[[], None] = do_nothing
     single_flight: SingleFlight = field(default_factory=SingleFlight)
+    shadow: bool = False
 
 
 class Approver(Protocol):

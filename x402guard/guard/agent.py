@@ -11,13 +11,13 @@ from x402guard.errors import ConfigError
 from x402guard.flow.admission import consent
 from x402guard.flow.drivers import run, run_async
 from x402guard.flow.effects import Flow, Transact
-from x402guard.flow.refusals import refused
+from x402guard.flow.refusals import enforce, refused
 from x402guard.flow.shell import Payer
-from x402guard.ledger.authorize import Refusal, check_open
+from x402guard.ledger.authorize import Refusal, check_open, enforced, record_excused
 from x402guard.ledger.model import NOTHING, HoldKind
 from x402guard.ledger.sessions import COMPLETED, NOT_VERIFIED
 from x402guard.ledger.view import LedgerView, MarkKey, Scope
-from x402guard.policy.judge import Unasked, objection, spent_so_far
+from x402guard.policy.judge import Unasked, objection, spent_so_far, would_refuse
 from x402guard.policy.steps import run_of, state_step
 from x402guard.policy.verdicts import Subject, Verdict, without_approver
 
@@ -98,8 +98,10 @@ class AgentSteps(Payer):
         def change(view: LedgerView) -> int | Refusal:
             closed = check_open(view, context.node_id)
             looped = None if closed is not None or step is None or loop is None else loop.judge_state(view, step)
-            if closed is not None or looped is not None:
-                return closed or looped or 0
+            refusal = closed or enforced(view, looped)
+            if refusal is not None:
+                return refusal
+            record_excused(view, context.node_id)
             number = int((view.mark(count) or {"count": 0})["count"]) + 1
             view.put_mark(count, {"count": number})
             timeouts.begin_step(view, run_id)
@@ -128,10 +130,12 @@ class AgentSteps(Payer):
             subject, verdict = Subject(HoldKind.TOOL, (FINISH,), NOTHING), Verdict("ask", MIN_CONFIDENCE, reason, 1)
             if not context.asks:
                 denied = objection(without_approver(verdict), subject)
+            elif context.shadow:
+                denied = would_refuse(verdict, subject)
             else:
                 denied = yield from consent(context, Unasked(subject, verdict, (confidence,), spent=spent))
             if denied is not None:
-                raise (yield from refused(context, denied))
+                yield from enforce(context, denied)
         self._end = COMPLETED
         return True
 

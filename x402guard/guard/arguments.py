@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Literal, get_args
 
 from x402guard.assets import TEST_NETWORKS, Asset
 from x402guard.errors import ConfigError
@@ -56,6 +57,20 @@ def open_ledger(url: str, *, must_exist: bool) -> LedgerStore:
             ledger_path(url).resolve(),
         )
     return store
+
+
+Mode = Literal["enforce", "shadow"]
+
+
+def check_mode(mode: object) -> bool:
+    """Return whether a guard is in shadow mode, and say so in the log. Raises ``ConfigError``."""
+    if mode not in get_args(Mode):
+        raise ConfigError(f"mode: {mode!r:.60} is neither 'enforce' nor 'shadow'")
+    if mode == "shadow":
+        LOG.warning(
+            "mode is 'shadow': the rules refuse nothing that the budget allows; session.report() says what they would"
+        )
+    return mode == "shadow"
 
 
 def each_asset(assets: Iterable[Asset]) -> tuple[Asset, ...]:

@@ -20,7 +20,9 @@ from x402guard.flow.shell import Shell
 from x402guard.flow.surroundings import here
 from x402guard.guard.approvers import as_approver, limited_approver
 from x402guard.guard.arguments import (
+    Mode,
     check_kinds,
+    check_mode,
     each_asset,
     is_gone,
     kill_path,
@@ -83,6 +85,8 @@ class Guard(BudgetParent):
         max_clock_jump_s: seconds that this machine's clock may run ahead of elapsed time; past it all is refused.
         background_checks: ask the chain about claims in a background thread; without, only ``reconcile`` asks, and a
             refusal for lack of budget before it is raised.
+        mode: ``"enforce"``, or ``"shadow"``: the rules refuse nothing that the budget allows, and the report says what
+            they would have refused.
         ledger_must_exist: refuse a missing ledger instead of creating a new one with a new budget.
 
     Raises ``ConfigError`` naming the setting, ``LedgerUnavailable`` if the ledger cannot be opened.
@@ -111,15 +115,12 @@ class Guard(BudgetParent):
         max_clock_jump_s: int = MAX_CLOCK_JUMP_S,
         background_checks: bool = True,
         ledger_must_exist: bool = False,
+        mode: Mode = "enforce",
     ) -> None:
         pays = check_kinds(signer, ledger, policy, chains)
         self.policy = policy or Policy()
-        check_flags(
-            background_checks=background_checks,
-            ledger_must_exist=ledger_must_exist,
-            unsafe_no_chain=unsafe_no_chain,
-            unsafe_trust_receipts=unsafe_trust_receipts,
-        )
+        check_flags(background_checks=background_checks, ledger_must_exist=ledger_must_exist)
+        check_flags(unsafe_no_chain=unsafe_no_chain, unsafe_trust_receipts=unsafe_trust_receipts)
         limit, stop, self.meter = parse_limit(budget, field="budget"), kill_path(kill_file), meter_of(metering)
         self._notifier = NoticeSender(on_notice, webhook)
         as_approver(approver)  # raises before anything is opened
@@ -138,6 +139,7 @@ class Guard(BudgetParent):
             unsafe_no_chain=unsafe_no_chain,
             unsafe_trust_receipts=unsafe_trust_receipts,
             asks=approver is not None,
+            shadow=check_mode(mode),
             max_clock_jump_ms=positive("max_clock_jump_s", max_clock_jump_s) * 1000,
             registry=AssetRegistry(each_asset(assets)),
             max_body_bytes=positive("max_body_bytes", max_body_bytes),
@@ -146,7 +148,8 @@ class Guard(BudgetParent):
         )
         self._closed, self._owns = False, (isinstance(ledger, str), isinstance(chains, Mapping))
         store = open_ledger(ledger, must_exist=ledger_must_exist) if isinstance(ledger, str) else ledger
-        shell = Shell(store, pays, chain, limited_approver(approver, store), self._notifier, kill_file=stop)
+        asks, shadow = limited_approver(approver, store), self.context.shadow
+        shell = Shell(store, pays, chain, asks, self._notifier, kill_file=stop, shadow=shadow)
         self._open(shell, limit, checks=background_checks and chain is not None)
 
     def _open(self, shell: Shell, limit: Nanos | None, *, checks: bool) -> None:

@@ -26,6 +26,7 @@ from x402guard.chain.reader import Chain
 from x402guard.errors import ConfigError
 from x402guard.evm import Address
 from x402guard.flow.context import DEFAULT_BODY_BYTES, MAX_CLOCK_JUMP_S
+from x402guard.guard.arguments import Mode
 from x402guard.guard.notices import Webhook
 from x402guard.guard.tables import table_of
 from x402guard.ledger.in_doubt import DEFAULT_FLIGHT_S
@@ -110,6 +111,7 @@ class Settings(BaseSettings):
     max_clock_jump_s: int = MAX_CLOCK_JUMP_S
     background_checks: bool = True
     ledger_must_exist: bool = False
+    mode: Mode = "enforce"
 
     @classmethod
     def settings_customise_sources(
@@ -145,6 +147,7 @@ class Settings(BaseSettings):
             "max_clock_jump_s": self.max_clock_jump_s,
             "background_checks": self.background_checks,
             "ledger_must_exist": self.ledger_must_exist,
+            "mode": self.mode,
         }
 
     def payer(self) -> Address | None:

@@ -11,7 +11,7 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from x402guard.flow.drivers import run_async
-from x402guard.flow.refusals import refused
+from x402guard.flow.refusals import enforce
 from x402guard.http.exchange import GUARDED_SEND
 from x402guard.http.guarded import FindsPayer, has_guard
 from x402guard.ledger.authorize import Refusal
@@ -57,7 +57,7 @@ async def _refuse_metered(payers: FindsPayer, meter: Meter, method: str, url: st
         "httpx2's (google-genai: http_options=HttpOptions(httpx_async_client=httpx2.AsyncClient()))"
     )
     payer = payers.innermost()
-    raise await run_async(refused(payer.context, Refusal("unseen", reason)), payer.shell)
+    await run_async(enforce(payer.context, Refusal("unseen", reason)), payer.shell)
 
 
 def clients_past_guard() -> list[str]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from x402guard.flow.context import Context
 from x402guard.flow.effects import Flow
-from x402guard.flow.refusals import refused
+from x402guard.flow.refusals import enforce, refused
 from x402guard.flow.request import RequestFacts, route_of
 from x402guard.http.request import request_facts, unknown_payments
 from x402guard.ledger.authorize import Refusal
@@ -36,13 +36,15 @@ def judge_foreign(context: Context, payments: Sequence[ForeignPayment], host: st
     A booked one is charged before it is sent, once however often it is sent. Raises the refusal.
     """
     choice = context.policy.foreign_payments
+    if context.shadow and choice == "refuse":
+        choice = "book"
     for payment in payments if choice != "allow" else ():
         taking = most_taken(payment, context.registry) if choice == "book" else None
         if taking is None:
             raise (yield from refused(context, _refusal(payment, route, choice)))
         objection = _objection(context, taking, host)
         if objection is not None:
-            raise (yield from refused(context, objection))
+            yield from enforce(context, objection)
         call = ToolCall(FOREIGN, taking.amount, payment.digest, arguments={"route": route}, fixed=True)
         # The session's tools= are about tools; its hosts= and payees= were judged above.
         yield from charge_tool(replace(context, reach=()), call)

@@ -26,6 +26,9 @@ TRIPPED: Final = "session_tripped"
 
 ONLY_RESET: Final = "Only the owner can reset this session."
 
+WOULD_REFUSE: Final = "would_refuse"
+"""The event of a call that passes in shadow mode although a rule would have refused it."""
+
 REFUSAL_SAMPLES: Final = 100
 """How many refusals of a rule are kept in full at each end: the first hundred and the last hundred."""
 
@@ -82,6 +85,26 @@ def check_open(view: LedgerView, node_id: str) -> Refusal | None:
     return None
 
 
+def enforced(view: LedgerView, refusal: Refusal | None) -> Refusal | None:
+    """Return the refusal of a rule. In shadow mode note it in the view, and return None."""
+    if refusal is None or not view.shadow:
+        return refusal
+    view.excused.append((refusal.rule, refusal.reason))
+    return None
+
+
+def record_excused(view: LedgerView, node_id: str, hold_id: str | None = None) -> None:
+    """Record that a call passes which a rule would have refused: once, for the first of these rules."""
+    if not view.excused:
+        return
+    rule, said = view.excused[0]
+    view.excused.clear()
+    reason = said.encode("utf-8", "backslashreplace").decode("utf-8")
+    view.record(node_id, "event", hold_id=hold_id, facts={"name": WOULD_REFUSE, "rule": rule, "reason": reason})
+    message = f"{rule} would refuse this call outside shadow mode: {reason}"
+    view.tell(WOULD_REFUSE, "info", message, session=node_id, rule=rule, logged_only=True)
+
+
 def authorize(
     view: LedgerView, hold: Hold, facts: Mapping[str, Any], finalizing: frozenset[str] = frozenset()
 ) -> Hold | Refusal:
@@ -104,6 +127,7 @@ def authorize(
     if short is not None:
         return short
     written = begin(view, hold, facts)
+    record_excused(view, hold.node_id, written.id)
     if hold.kind is HoldKind.PAYMENT:
         _set_starved(view, hold.node_id, starved=False)
     return written

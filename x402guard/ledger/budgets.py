@@ -16,6 +16,12 @@ from x402guard.ledger.model import Hold, Node, NodeKind, NodeState
 from x402guard.ledger.view import LedgerView
 from x402guard.money import Nanos, format_dollars
 
+KILL_SWITCH: Final = "kill_switch"
+OVERSHOOT: Final = "overshoot"
+
+WOULD_TRIP: Final = "would_trip"
+"""The event of a rule that would have tripped a budget if the guard were not in shadow mode."""
+
 PARTS: Final = 1_000_000
 """The denominator of soft limits: they are stored in millionths of a limit."""
 
@@ -156,15 +162,23 @@ def trip_exceeded(view: LedgerView, node_id: str) -> None:
             trip(
                 view,
                 node.id,
-                "overshoot",
+                OVERSHOOT,
                 f"${format_dollars(node.counted)} used of ${format_dollars(node.limit or 0)}",
             )
 
 
 def trip(view: LedgerView, node_id: str, word: str, reason: str) -> None:
-    """Trip a node until its owner resets it. *word* is one of ``TERMINATIONS``. A tripped node keeps its first word."""
+    """Trip a node until its owner resets it. *word* is one of ``TERMINATIONS``. A tripped node keeps its first word.
+
+    In shadow mode the owner and a limit that is exceeded still trip it; what the rules would trip is recorded.
+    """
     node = view.node(node_id)
     if node.state is NodeState.TRIPPED:
+        return
+    if view.shadow and word not in (KILL_SWITCH, OVERSHOOT):
+        view.record(node_id, "event", facts={"name": WOULD_TRIP, "rule": word, "reason": reason})
+        told = f"{node.kind} {node.name!r} would be tripped ({word}) outside shadow mode: {reason}"
+        view.tell(WOULD_TRIP, "info", told, session=node_id, rule=word, logged_only=True)
         return
     view.restrains = True
     view.record(node_id, "trip", facts={"word": word, "reason": reason})

@@ -8,14 +8,13 @@ from collections.abc import Iterable
 from typing import Final
 
 from x402guard.errors import ConfigError
-from x402guard.ledger.budgets import forget_soft_limits, trip, trip_exceeded
+from x402guard.ledger.budgets import KILL_SWITCH, forget_soft_limits, trip, trip_exceeded
 from x402guard.ledger.model import WALLET, Evidence, Hold, HoldKind, Node, NodeKind, NodeState, Purpose
 from x402guard.ledger.transitions import Capture, apply, begin
 from x402guard.ledger.view import LedgerView, MarkKey
 from x402guard.ledger.windows import window_start_ms
 from x402guard.money import Nanos, format_dollars
 
-KILL_SWITCH: Final = "kill_switch"
 RESTORED: Final = "a lost ledger"
 _NEVER_OVER: Final = frozenset({NodeKind.WALLET, NodeKind.BUDGET})
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from html import escape
 from typing import Any, Final
 
-from x402guard.ledger.authorize import BUDGET
+from x402guard.ledger.authorize import BUDGET, WOULD_REFUSE
 from x402guard.ledger.model import Entry, Evidence, HoldKind, Node, NodeKind, NodeState
 from x402guard.ledger.report_text import render
 from x402guard.ledger.token_budget import tokens_left
@@ -168,6 +168,7 @@ def build_report(
         "allowances": [_allowance(row) for row in allowances],
         "tokens": None if tokens is None else _tokens(tokens),
         "refusals": _refusals(counters),
+        "shadow": _shadow(journal, lines),
         "outstanding": [_outstanding(line) for line in lines.values() if line.held > 0],
         "events": [_event(entry) for entry in journal if entry.event in _SHOWN],
         "duration_s": ((session.closed_ms or now_ms) - session.created_ms) / 1000,
@@ -418,6 +419,25 @@ def _refusals(counters: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
         row["reason"], row["at"] = counter["reason"], counter["at_ms"] / 1000
     order = ("rule", "reason", "count", "requested", "available", "at")
     return [{key: row[key] for key in order} for row in rows.values()]
+
+
+def _shadow(journal: Iterable[Entry], lines: Mapping[str, HoldLine]) -> dict[str, Any] | None:
+    """Return the calls that passed in shadow mode although a rule would have refused them, with what they count."""
+    rules: dict[str, dict[str, Any]] = {}
+    calls = total = 0
+    for entry in journal:
+        facts = entry.facts() if entry.event == "event" else {}
+        if facts.get("name") != WOULD_REFUSE:
+            continue
+        line = lines.get(entry.hold_id or "")
+        amount = 0 if line is None else line.captured + line.held
+        row = rules.setdefault(facts["rule"], {"rule": facts["rule"], "calls": 0, "amount": 0})
+        row["calls"], row["amount"], row["reason"] = row["calls"] + 1, row["amount"] + amount, facts["reason"]
+        calls, total = calls + 1, total + amount
+    if not calls:
+        return None
+    by_rule = [{**row, "amount": format_dollars(row["amount"])} for row in rules.values()]
+    return {"calls": calls, "total": format_dollars(total), "by_rule": by_rule}
 
 
 def _outstanding(line: HoldLine) -> dict[str, Any]:

@@ -51,6 +51,7 @@ def render(report: Mapping[str, Any]) -> str:
     names = {event["hold_id"]: event.get("tool") or event.get("model") for event in report["events"]}
     lines.extend(_outstanding(report["outstanding"], doubts, names))
     lines.append(_row("duration", f"{report['duration_s']:.1f} s"))
+    lines.extend(_shadow(report["shadow"]))
     return "\n".join(map(printable, lines))
 
 
@@ -146,6 +147,17 @@ def _refusals(rows: Iterable[Mapping[str, Any]], why: str | None) -> list[str]:
         last = "" if row["count"] == 1 else ", the last"
         said = why is not None and why in row["reason"]
         lines.append(_row("refused", f"{row['count']} × {row['rule']}" + ("" if said else f"{last}: {row['reason']}")))
+    return lines
+
+
+def _shadow(shadow: Mapping[str, Any] | None) -> list[str]:
+    if shadow is None:
+        return []
+    calls = "1 call" if shadow["calls"] == 1 else f"{shadow['calls']} calls"
+    lines = [_row("shadow", f"with these rules {calls}, ${shadow['total']}, would have been refused:")]
+    for row in shadow["by_rule"]:
+        last = "" if row["calls"] == 1 else ", the last"
+        lines.append(_row("", f"{row['calls']} × {row['rule']}, ${row['amount']}{last}: {row['reason']}"))
     return lines
 
 

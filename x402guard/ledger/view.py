@@ -136,6 +136,8 @@ class LedgerView:
         hold: id → a hold in view, or None.
         mark: key → a mark of the scope, or None if it does not exist.
         killed_by: the path of the existing kill file, or ""; set by the driver that runs the change.
+        shadow: True if the owner's rules refuse and trip nothing; set by the driver that runs the change.
+        excused: (rule, reason) of what the rules would have refused in this change.
         recheck: True if the chain has to be asked soon, in the background, about what this change has written.
     """
 
@@ -176,6 +178,8 @@ class LedgerView:
         self.changed_marks: set[MarkKey] = set()
         self.restrains = False
         self.killed_by = ""
+        self.shadow = False
+        self.excused: list[tuple[str, str]] = []
         self.recheck = False
 
     @property

@@ -41,7 +41,7 @@ def narrow_call(
     """Return the call narrowed by the owner's rules, or a refusal. *price* computes a ceiling."""
     verdict = verdict_of(context.policy, call_subject(request, call, ceiling, _most(ceiling)), asks=context.asks)
     narrow = verdict.narrow
-    if narrow is None:
+    if narrow is None or context.shadow:
         return Narrowed(call, ceiling)
     before = call
     removed = removed_fields(call.body, narrow.remove)
@@ -106,7 +106,7 @@ def narrow_fixed(
     """
     verdict = verdict_of(context.policy, fixed_subject(request, price), asks=context.asks)
     narrow, rule = verdict.narrow, verdict.narrowed_by
-    if narrow is None:
+    if narrow is None or context.shadow:
         return None
     if narrow.most is not None and narrow.most < price.amount:
         cost = format_dollars(price.amount)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from x402guard.ledger.authorize import Refusal
+from x402guard.ledger.authorize import Refusal, enforced
 from x402guard.ledger.view import LedgerView, MarkKey
 from x402guard.policy.settings import Policy
 from x402guard.policy.step_guard import StepEnd
@@ -24,7 +24,7 @@ def judge_step(view: LedgerView, policy: Policy, step: Step) -> Refusal | None:
     for guard in policy.guards:
         objection = guard.judge(view, step)
         if objection is not None:
-            return objection
+            return enforced(view, objection)
     return None
 
 

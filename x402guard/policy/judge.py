@@ -6,7 +6,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any
 
-from x402guard.ledger.authorize import Refusal
+from x402guard.ledger.authorize import Refusal, enforced
 from x402guard.ledger.model import NOTHING
 from x402guard.ledger.view import LedgerView
 from x402guard.money import Nanos
@@ -15,7 +15,7 @@ from x402guard.policy.risk import judge_risk
 from x402guard.policy.rules import judge_rules
 from x402guard.policy.settings import Policy
 from x402guard.policy.steps import run_of
-from x402guard.policy.verdicts import Subject, Verdict, strictest, without_approver
+from x402guard.policy.verdicts import NO_VERDICT, Subject, Verdict, strictest, without_approver
 
 
 def judge(policy: Policy, subject: Subject) -> Verdict:
@@ -68,6 +68,21 @@ def verdict_of(policy: Policy, subject: Subject, *, asks: bool) -> Verdict:
     """Return the owner's verdict on a step. Without an approver (*asks* is False) it denies instead of asking."""
     verdict = judge(policy, subject)
     return without_approver(verdict) if verdict.action == "ask" and not asks else verdict
+
+
+def settled(view: LedgerView, verdict: Verdict, subject: Subject) -> Verdict:
+    """Return the verdict that a step gets. In shadow mode it passes as it is, unasked, and what is noted is the verdict."""
+    if not view.shadow:
+        return verdict
+    enforced(view, would_refuse(verdict, subject))
+    return NO_VERDICT
+
+
+def would_refuse(verdict: Verdict, subject: Subject) -> Refusal | None:
+    """Return what shadow mode notes of a verdict: it denies, or an approver would be asked."""
+    if verdict.action != "ask":
+        return objection(verdict, subject)
+    return Refusal(verdict.rule, f"{verdict.reason}; an approver would be asked", subject.amount or None)
 
 
 def objection(verdict: Verdict, subject: Subject) -> Refusal | None:

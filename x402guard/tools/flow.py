@@ -16,13 +16,13 @@ from x402guard.flow.context import Context
 from x402guard.flow.effects import Checkpoint, Compute, Flow, Notify, Transact, error_name, transact_anyway
 from x402guard.flow.receipt import Receipt, receipt_of
 from x402guard.flow.refusals import refused
-from x402guard.ledger.authorize import Refusal, authorize, check_room
+from x402guard.ledger.authorize import Refusal, authorize, check_room, record_excused
 from x402guard.ledger.model import Evidence, Hold, HoldKind, HoldState, Purpose
 from x402guard.ledger.transitions import Capture, apply
 from x402guard.ledger.view import LedgerView, Scope
 from x402guard.money import Nanos, format_dollars
 from x402guard.policy.guards import guard_marks, judge_step, note_end, note_taken
-from x402guard.policy.judge import Consented, Unasked, objection, verdict_facts, verdict_of
+from x402guard.policy.judge import Consented, Unasked, objection, settled, verdict_facts, verdict_of
 from x402guard.policy.reach import judge_reach
 from x402guard.policy.step_guard import Outcome, StepEnd
 from x402guard.policy.steps import Step, step_of, tool_key
@@ -147,10 +147,13 @@ def hold_tool(context: Context, call: ToolCall, seat: Seat | None = None) -> Flo
 
 
 def judge_tool(context: Context, call: ToolCall) -> Flow[tuple[ToolCall, Verdict] | Refusal]:
-    """Return a use of a tool narrowed by the owner's rules, and their verdict on it; or a refusal."""
+    """Return a use of a tool narrowed by the owner's rules, and their verdict on it; or a refusal.
+
+    In shadow mode it is not narrowed, and a refusal is a verdict that denies.
+    """
     excluded = judge_reach(context.reach, tool=call.tool)
     if excluded is not None:
-        return excluded
+        return (call, _denial(excluded)) if context.shadow else excluded
     risk = context.policy.risk
     quick = risk is None or risk.classify is None
 
@@ -159,6 +162,8 @@ def judge_tool(context: Context, call: ToolCall) -> Flow[tuple[ToolCall, Verdict
         if before.narrow is None:
             return call, before
         narrowed = _narrowed(call, before)
+        if context.shadow:
+            return call, _denial(narrowed) if isinstance(narrowed, Refusal) else replace(before, narrow=None)
         if isinstance(narrowed, Refusal):
             return narrowed
         after = verdict_of(context.policy, _subject(narrowed), asks=context.asks)  # the rules judge the narrowed amount
@@ -166,6 +171,10 @@ def judge_tool(context: Context, call: ToolCall) -> Flow[tuple[ToolCall, Verdict
 
     answer: tuple[ToolCall, Verdict] | Refusal = yield Compute(job, quick=quick)
     return answer
+
+
+def _denial(refusal: Refusal) -> Verdict:
+    return Verdict("deny", refusal.rule, refusal.reason, error=refusal.error)
 
 
 def _subject(call: ToolCall) -> Subject:
@@ -283,9 +292,10 @@ def check_free(context: Context, call: ToolCall, seat: Seat | None) -> Flow[Narr
             check_standing(view, context)
             or judge_step(view, context.policy, step)
             or judge_step(view, context.policy, step.at(Nanos(0)))
-            or _unconsented(call, verdict, consented)
+            or _unconsented(call, settled(view, verdict, _subject(call)), consented)
         )
         if refusal is None:
+            record_excused(view, context.node_id)
             note_taken(view, context.policy, step, call.hold_id)
             _note_medium(view, call, verdict)
         return refusal or True
@@ -356,7 +366,7 @@ def _hold(
     )
     if refusal is not None:
         return replace(refusal, requested=call.amount)
-    unasked = _unconsented(call, verdict, consented)
+    unasked = _unconsented(call, settled(view, verdict, _subject(call)), consented)
     if unasked is not None:
         return check_room(view, context.node_id, call.amount) or unasked
     hold = Hold(

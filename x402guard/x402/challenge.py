@@ -16,6 +16,7 @@ from x402guard.money import Nanos, format_dollars
 from x402guard.policy.judge import verdict_of
 from x402guard.policy.patterns import matches_route
 from x402guard.policy.reach import judge_reach
+from x402guard.policy.verdicts import NO_VERDICT
 from x402guard.x402.offer import Offer, conflicts_with_body, normalise
 from x402guard.x402.offer_rules import Case, judge_offer
 from x402guard.x402.schemes.exact import EXACT_PROXY
@@ -114,7 +115,8 @@ def screen(challenge: Challenge, request: RequestFacts, context: Context) -> Flo
             refusals.append(funds)
         elif isinstance(case, Case):
             cases.append(replace(case, funds=funds))
-    return Payable(tuple(cases), tuple(refusals))
+    faultless = tuple(case for case in cases if case.excused is None)
+    return Payable(faultless or tuple(cases), tuple(refusals))  # what would be paid if the rules refused the others
 
 
 def _judged(case: Case, challenge: Challenge, context: Context) -> Case | Refusal:
@@ -125,11 +127,16 @@ def _judged(case: Case, challenge: Challenge, context: Context) -> Case | Refusa
     if offer.payee in (context.payer, PERMIT2, EXACT_PROXY, UPTO_PROXY):
         return Refusal("payee", f"payee {offer.payee} is the payer itself or a contract of the protocol, not a seller")
     reached = judge_reach(context.reach, host=case.request.host, payee=offer.payee)
-    objection = judge_offer(policy, case) or reached or _above_quote(case, context)
-    if objection is not None:
-        return objection
-    case = replace(case, verdict=verdict_of(policy, case.subject, asks=context.asks))
-    return _denied(case) or case
+    quoted = _above_quote(case, context)
+    if quoted is not None:
+        return quoted  # the caller's own word for this request, and no rule
+    objection = judge_offer(policy, case) or reached
+    if objection is None:
+        case = replace(case, verdict=verdict_of(policy, case.subject, asks=context.asks))
+        objection = _denied(case)
+    if objection is not None and context.shadow:
+        return replace(case, verdict=NO_VERDICT, excused=objection)
+    return objection or case
 
 
 def _above_quote(case: Case, context: Context) -> Refusal | None:

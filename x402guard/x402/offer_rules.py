@@ -22,13 +22,15 @@ from x402guard.x402.offer import Offer
 class Case:
     """One offer in answer to one request, the verdict of the owner's rules on it, and what the account can pay with.
 
-    *funds* are in nano-dollars, by the chain; None where no chain is read.
+    *funds* are in nano-dollars, by the chain; None where no chain is read. *excused* is the objection to it that shadow
+    mode lets pass.
     """
 
     request: RequestFacts
     offer: Offer
     verdict: Verdict = NO_VERDICT
     funds: Nanos | None = None
+    excused: Refusal | None = None
 
     @property
     def subject(self) -> Subject:

@@ -13,7 +13,7 @@ from x402guard.errors import NeedsReview
 from x402guard.flow.admission import check_clock, check_standing
 from x402guard.flow.context import Context
 from x402guard.flow.request import RequestFacts, purpose_of, route_of
-from x402guard.ledger.authorize import BUDGET, Refusal, authorize, check_room
+from x402guard.ledger.authorize import BUDGET, Refusal, authorize, check_room, enforced
 from x402guard.ledger.intent import Intent
 from x402guard.ledger.model import Delivery, Hold, HoldKind, HoldState
 from x402guard.ledger.purchases import (
@@ -35,7 +35,7 @@ from x402guard.policy.approvals import (
     unapproved_mark,
 )
 from x402guard.policy.guards import guard_marks, judge_step, note_taken
-from x402guard.policy.judge import Consented, Unasked, spent_so_far, verdict_facts
+from x402guard.policy.judge import Consented, Unasked, settled, spent_so_far, verdict_facts
 from x402guard.policy.spikes import SPIKE
 from x402guard.policy.steps import Step, request_key, run_of, step_of
 from x402guard.policy.verdicts import NEEDS_REVIEW
@@ -168,7 +168,10 @@ def authorize_purchase(
         return guarded
     repeated = _repeated(view, context, cases[0].request)
     if isinstance(repeated, Refusal):
-        return repeated
+        refused = enforced(view, repeated)
+        if refused is not None:
+            return refused
+        repeated = ""
     refusals: list[Refusal] = []
     for case in cases:
         if repeated:
@@ -197,7 +200,7 @@ def _unfinished(view: LedgerView, context: Context, cases: tuple[Case, ...], ste
         for hold in found
         if is_lost(view, hold, instance=instance, in_flight=context.in_flight, flight_ms=flight_ms)
     ]
-    late = context.policy.timeouts.judge(view, step) if lost else None
+    late = enforced(view, context.policy.timeouts.judge(view, step)) if lost else None
     if late is not None:
         return late
     for hold in lost:
@@ -249,7 +252,7 @@ def _present_again(view: LedgerView, context: Context, hold: Hold, asked: Step) 
     step, policy = step_of(hold), context.policy
     if policy.breaker is not None:
         # The breakers of the host and of the payee judge it, as they judge a new payment.
-        is_open = policy.breaker.judge(view, asked) or policy.breaker.judge(view, step)
+        is_open = enforced(view, policy.breaker.judge(view, asked) or policy.breaker.judge(view, step))
         if is_open is not None:
             reason = f"{is_open.reason}; the payment of hold {hold.id[:16]}… may be taken until its deadline"
             return replace(is_open, reason=reason, is_out=True)
@@ -262,7 +265,7 @@ def _buy(
 ) -> Authorized | Unasked | Refusal:
     """Hold one offer if the origin's marks, the guards, the budget and (if the rules ask) an approver allow it."""
     offer = case.offer
-    objection = judge_live(view, context.policy, case)
+    objection = enforced(view, case.excused or judge_live(view, context.policy, case))
     if objection is not None:
         return replace(objection, requested=Nanos(offer.amount_nanos))
     objection = _beyond_funds(view, case)
@@ -273,7 +276,7 @@ def _buy(
     if excess is not None:
         return excess
     run_id, approvals = run_of(context.node_id), context.policy.approvals
-    verdict = judge_unapproved(view, approvals, case.subject, run_id, case.verdict)
+    verdict = settled(view, judge_unapproved(view, approvals, case.subject, run_id, case.verdict), case.subject)
     if verdict.action == "ask" and not context.asks:
         return Refusal(
             NEEDS_REVIEW, f"{verdict.reason}, and this guard has no approver", priced.amount, error=NeedsReview
