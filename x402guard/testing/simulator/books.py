@@ -79,8 +79,8 @@ class Books:
             self._check_words(entry.facts())
             if entry.hold_id is not None:
                 self._note_event(view, entry)
-            elif entry.event == "event" and '"unexplained_transfer"' in entry.data:
-                self.told += int(entry.facts()["amount"])
+            else:
+                self.told += _told(entry)
         for _, mark in view.mark_rows():
             self._check_words(mark)
         before = {hold_id: self.holds.get(hold_id) for hold_id in view.changed_holds}
@@ -318,8 +318,9 @@ class Books:
             if signed.sent and signed.hold_id not in self.holds:
                 raise Violation("row-lost", f"{signed.hold_id} was sent, and is in no ledger")
 
-    def read_again(self, nodes: Iterable[Node], holds: Iterable[Hold]) -> None:
-        """Read the rows anew, after a power cut."""
+    def read_again(self, nodes: Iterable[Node], holds: Iterable[Hold], journal: Iterable[Entry]) -> None:
+        """Read the rows anew, after a power cut. What was told by a commit that is lost is told again."""
+        self.told = sum(map(_told, journal))
         for index in (self.nodes, self.holds, self._at_node, self._children, self._own, self._used_below):
             cleared: dict[Any, Any] = index
             cleared.clear()
@@ -327,6 +328,10 @@ class Books:
             self._take(hold)
         for node in nodes:
             self._take_node(node)
+
+
+def _told(entry: Entry) -> int:
+    return int(entry.facts()["amount"]) if entry.event == "event" and '"unexplained_transfer"' in entry.data else 0
 
 
 def counted_of(hold: Hold) -> int:

@@ -11,6 +11,7 @@ from typing import Final
 from x402guard.errors import ConfigError, LedgerUnavailable, X402GuardError
 from x402guard.guard.named_budget import BudgetParent
 from x402guard.guard.session import Session
+from x402guard.ledger.model import WALLET
 from x402guard.ledger.owner import CLOCK_MARK, accept_clock
 from x402guard.ledger.store import LedgerStore
 from x402guard.ledger.view import Notice, Scope
@@ -362,7 +363,7 @@ class Play:
         for machine in self.world.machines:
             machine.reboot()
         self.disk.lose_power(lost)
-        self.books.read_again(self.disk.nodes(), self.disk.all_holds())
+        self.books.read_again(self.disk.nodes(), self.disk.all_holds(), self.disk.entries(WALLET))
         self.books.check_all((), None)
 
     def _disk_full(self, draws: Draws) -> None:
