@@ -127,12 +127,13 @@ def test_a_report_with_everything_in_it_fits_its_schema():
         jsonschema.validate(guard.session("empty", budget="$1").report().to_dict(), SCHEMA)
 
 
-def test_the_readme_gives_the_two_commands_and_nothing_before_them():
+def test_the_first_command_of_the_readme_installs_and_a_clone_needs_two():
     text = (ROOT / "README.md").read_text()
     first = text.index("```sh")
-    assert text[first:].startswith("```sh\nmake demo ")
-    assert "make test" in text[first : text.index("```", first + 3)]
-    assert "pip install" not in text[:first]
+    assert text[first:].startswith("```sh\npip install x402guard")
+    second = text.index("```sh", first + 3)
+    assert text[second:].startswith("```sh\nmake demo ")
+    assert "make test" in text[second : text.index("```", second + 3)]
 
 
 def blocks_of(page, language):
@@ -159,6 +160,29 @@ def test_a_page_runs_as_it_is_written(page, tmp_path):
     for line in shown:
         pattern = ".*".join(map(re.escape, line.split("…")))  # what differs from run to run
         assert re.search(rf"^\s*{pattern}\s*$", done.stdout, re.MULTILINE), f"{line!r} is not in:\n{done.stdout}"
+
+
+ALONE = [(ROOT / "README.md", number) for number in range(len(blocks_of(ROOT / "README.md", "python")))]
+REST = [page for page in WRITTEN if page not in RUN and "```python\n" in page.read_text()]
+OWN_TEST = {REFERENCE / "testing.md"}  # tests/attacks/test_testing_page.py runs its test as one
+WORLD = "from tests.support import local_world\nlocal_world.begin()\n"
+AFTER = {2: 'import asyncio\nprint(asyncio.run(handle("anna", "q")).status_code)'}
+
+
+@pytest.mark.parametrize(("page", "number"), ALONE)
+def test_a_block_of_the_readme_runs_as_it_is_pasted(page, number, tmp_path):
+    code = blocks_of(page, "python")[number]
+    done = processes.run(f"{WORLD}{code}\n{AFTER.get(number, '')}", cwd=tmp_path, timeout=100)
+    assert done.returncode == 0, done.stderr
+    assert re.search({0: r"payments +1 call +\$0\.01", 2: "200"}.get(number, ""), done.stdout)
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in REST if page.name != "README.md" and page not in OWN_TEST], ids=name_of
+)
+def test_the_blocks_of_a_page_run_as_they_are_pasted(page, tmp_path):
+    done = processes.run(WORLD + "\n".join(blocks_of(page, "python")), cwd=tmp_path, timeout=100)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ import pytest
 from tests.support import processes
 from tests.support.command_line import as_process, forked, typed
 from tests.support.merchant import KEY, URL, Shop, client, make_guard
-from tests.support.processes import ROOT
 from x402guard import BudgetExhausted, SettlementUncertain
 
 pytestmark = pytest.mark.xdist_group("cli")
@@ -173,32 +172,3 @@ def test_the_testnet_prints_where_it_is_and_stops_when_told(tmp_path):
         process.send_signal(signal.SIGTERM)
         process.communicate(timeout=20)
     assert process.returncode == 0
-
-
-@pytest.mark.chain
-def test_the_agent_that_thinks_and_buys_runs(tmp_path):
-    done = processes.run((ROOT / "examples" / "research_agent.py").read_text(), cwd=tmp_path, timeout=100)
-    assert done.returncode == 0, done.stderr
-    assert "stopped after 4 documents: budget: $0.10 does not fit" in done.stdout
-    assert re.search(r"llm +5 calls +\$0\.0039375 +1\.0 %", done.stdout)
-    assert re.search(r"payments +4 calls +\$0\.40 +99\.0 %", done.stdout)
-
-
-def test_the_agent_with_two_budgets_runs(tmp_path):
-    done = processes.run((ROOT / "examples" / "two_budgets.py").read_text(), cwd=tmp_path, timeout=100)
-    assert done.returncode == 0, done.stderr
-    assert "stopped at search 11: budget: $0.02 does not fit" in done.stdout
-    assert re.findall(r"shown as (\w+)", done.stdout) == ["raw"] * 3 + ["table"] * 7
-    assert re.search(r"tools +23 calls +\$0\.236 +99\.8 %", done.stdout)
-    assert "tokens      8,078 of 10,000 used (80.8 %), 1,922 left" in done.stdout
-    assert "tokens: 8,078 of 10,000 are used in 'two-budgets'; the soft limit is 8,000\n" in done.stderr
-    assert "session 'two-budgets' has spent $0.2064725 of $0.25, over 80 %\n" in done.stderr
-
-
-@pytest.mark.chain
-def test_the_example_runs(tmp_path):
-    done = processes.run((ROOT / "examples" / "court_research.py").read_text(), cwd=tmp_path, timeout=100)
-    assert done.returncode == 0, done.stderr
-    assert "stopped after 5 documents: budget: $0.10 does not fit" in done.stdout
-    assert "answers: [200, 200, 200]" in done.stdout
-    assert "spent       $0.537035" in done.stdout

@@ -1,0 +1,64 @@
+"""The examples run as they are: without a key, and with no network but loopback."""
+
+import re
+
+import pytest
+
+from tests.support import processes
+from tests.support.processes import ROOT
+
+EXAMPLES = ROOT / "examples"
+FRAMEWORKS = {
+    "openai_sdk": [r"call 5 is refused: budget: \$0\.00031325 does not fit", r"llm +4 calls +\$0\.0007272 +100\.0 %"],
+    "anthropic_sdk": [r"^Marbury v\. Madison, in 1803\.$", r"refused: budget: ", r"llm +1 call +\$0\.00008 "],
+    "langchain_agent": [r"^Docket 42 is settled\.$", r"llm +2 calls +\$0\.0000363", r"tools +1 call +\$0\.01 "],
+    "openai_agents": [r"^Docket 42 is settled\.$", r"llm +2 calls +\$0\.0000363", r"tools +1 call +\$0\.01 "],
+    "pydantic_ai_agent": [r"^Docket 42 is settled\.$", r"llm +2 calls +\$0\.0000363", r"tools +1 call +\$0\.01 "],
+    "fastapi_server": [r"^100 customers: \{\('200', '0\.02', 'refused'\)\}$"],
+}
+
+
+def run(name, folder):
+    done = processes.run((EXAMPLES / f"{name}.py").read_text(), cwd=folder, timeout=100)
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+@pytest.mark.chain
+@pytest.mark.parametrize("name", FRAMEWORKS)
+def test_the_example_of_a_framework_runs_and_is_short(tmp_path, name):
+    assert len((EXAMPLES / f"{name}.py").read_text().splitlines()) < 60
+    shown = run(name, tmp_path).stdout
+    for line in FRAMEWORKS[name]:
+        assert re.search(line, shown, re.MULTILINE), f"{line} is not in:\n{shown}"
+
+
+def test_each_example_is_run_here():
+    named = set(FRAMEWORKS) | {"research_agent", "two_budgets", "court_research"}
+    assert {path.stem for path in EXAMPLES.glob("*.py")} == named
+
+
+@pytest.mark.chain
+def test_the_agent_that_thinks_and_buys_runs(tmp_path):
+    done = run("research_agent", tmp_path)
+    assert "stopped after 4 documents: budget: $0.10 does not fit" in done.stdout
+    assert re.search(r"llm +5 calls +\$0\.0039375 +1\.0 %", done.stdout)
+    assert re.search(r"payments +4 calls +\$0\.40 +99\.0 %", done.stdout)
+
+
+def test_the_agent_with_two_budgets_runs(tmp_path):
+    done = run("two_budgets", tmp_path)
+    assert "stopped at search 11: budget: $0.02 does not fit" in done.stdout
+    assert re.findall(r"shown as (\w+)", done.stdout) == ["raw"] * 3 + ["table"] * 7
+    assert re.search(r"tools +23 calls +\$0\.236 +99\.8 %", done.stdout)
+    assert "tokens      8,078 of 10,000 used (80.8 %), 1,922 left" in done.stdout
+    assert "tokens: 8,078 of 10,000 are used in 'two-budgets'; the soft limit is 8,000\n" in done.stderr
+    assert "session 'two-budgets' has spent $0.2064725 of $0.25, over 80 %\n" in done.stderr
+
+
+@pytest.mark.chain
+def test_the_agent_that_reads_until_its_budget_says_no_runs(tmp_path):
+    done = run("court_research", tmp_path)
+    assert "stopped after 5 documents: budget: $0.10 does not fit" in done.stdout
+    assert "answers: [200, 200, 200]" in done.stdout
+    assert "spent       $0.537035" in done.stdout
