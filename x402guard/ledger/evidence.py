@@ -170,6 +170,11 @@ def exposed_mark(hold_id: str) -> MarkKey:
     return "exposed", hold_id
 
 
+def shown_mark(hold_id: str) -> MarkKey:
+    """Return the key of the mark of when the chain last showed a payment taken, where that is not its last check."""
+    return "shown", hold_id
+
+
 def weigh_marks(hold: Hold, finding: Finding) -> tuple[MarkKey, ...]:
     """Return the keys of the marks that ``weigh`` reads and writes."""
     payment = hold.payment()
@@ -178,6 +183,7 @@ def weigh_marks(hold: Hold, finding: Finding) -> tuple[MarkKey, ...]:
         unshown_mark(payment.network, payment.token, payment.payee),
         EXPOSED,
         exposed_mark(hold.id),
+        shown_mark(hold.id),
     )
     return (
         (*marks, proof_mark(payment.network, finding), reuse_mark(hold.id)) if isinstance(finding, Settled) else marks
@@ -220,17 +226,23 @@ def _weighed(view: LedgerView, hold_id: str, finding: Finding, most_exposed: Nan
     - ``Unused`` at a final block that can no longer take the payment: expires a live hold, corrects a captured one to
       0.
     - ``Unused`` and still valid, although the chain once showed the payment taken: a block was undone, so the hold is
-      reopened and counts in full. A final block from before the chain last showed it taken changes nothing: that node
-      is behind, or was asked earlier.
+      reopened and counts in full. A final block from before the chain last showed it taken changes only
+      ``checked_ms``: that node is behind, or was asked earlier.
     - Anything else changes only ``checked_ms``.
 
     Raises ``IllegalTransition`` if the hold is not in the scope of the view.
     """
     before = view.known_hold(hold_id)
-    if isinstance(finding, Unused) and _is_older(before, finding.block_time):
-        return before
     hold = dataclasses.replace(before, checked_ms=view.now_ms)
     view.put_hold(hold)
+    row = view.mark(shown_mark(hold_id))
+    shown_ms = before.checked_ms if row is None else int(row["at_ms"])
+    if isinstance(finding, Unused) and _is_older(before, shown_ms, finding.block_time):
+        if row is None:
+            view.put_mark(shown_mark(hold_id), {"at_ms": shown_ms})
+        return hold
+    if row is not None and not isinstance(finding, Unused | Unreadable):
+        view.put_mark(shown_mark(hold_id), {"at_ms": view.now_ms})
     match finding:
         case Settled():
             return _settle(view, hold, finding, most_exposed)
@@ -249,11 +261,11 @@ def _weighed(view: LedgerView, hold_id: str, finding: Finding, most_exposed: Nan
             return hold
 
 
-def _is_older(hold: Hold, block_time: int) -> bool:
+def _is_older(hold: Hold, shown_ms: int, block_time: int) -> bool:
     taken = hold.state is HoldState.CAPTURED and hold.evidence in (Evidence.CHAIN, Evidence.CHAIN_HEAD)
     return (
         (taken or was_cancelled(hold))
-        and block_time <= hold.checked_ms // 1000 + SURELY_LATER_S
+        and block_time <= shown_ms // 1000 + SURELY_LATER_S
         and not hold.payment().dead_at(block_time)
     )
 

@@ -223,7 +223,7 @@ class Hold:
         amount: the ceiling, in nano-dollars; in tokens for a hold of kind ``tokens``.
         captured: the captured amount, in the same unit; 0 before the capture.
         deadline_unix: unix seconds after which the authorization is worthless.
-        flying_since_ms: when its request was last sent, in unix ms.
+        flying_since_ms: when its request was last sent or, if its answer is lost, when it was lost; in unix ms.
         chain_evidence: True if a chain can prove how it ended.
         instance: the id of the process instance responsible for it.
         purchase_key: hash of the purchase, so that a retry finds this hold; None if the call cannot be retried.

@@ -32,7 +32,8 @@ def presentation_of(hold: Hold) -> Presentation:
 def open_purchases(view: LedgerView, *, memory_ms: int) -> list[Hold]:
     """Return the holds in view that keep the purchase of the scope open, oldest first.
 
-    A captured one does so for *memory_ms* (milliseconds) after its capture, and only if something was taken.
+    A captured one does so for *memory_ms* (milliseconds) after its capture, or after its answer was lost, which may be
+    days later on a machine that slept; and only if something was taken.
     """
     return [
         hold
@@ -44,7 +45,8 @@ def open_purchases(view: LedgerView, *, memory_ms: int) -> list[Hold]:
 def bought_before(view: LedgerView, *, memory_ms: int) -> Hold | None:
     """Return the last payment for the purchase of the scope whose answer was handed over, or None.
 
-    It is remembered for *memory_ms* (milliseconds) after its capture, or as long as it is live.
+    It is remembered for *memory_ms* (milliseconds) after its capture, or after it was last sent, or as long as it is
+    live.
     """
     hold = None if view.bought is None else view.known_hold(view.bought)
     known = hold is not None and (hold.state is HoldState.HELD or _is_remembered(view, hold, memory_ms))
@@ -52,7 +54,8 @@ def bought_before(view: LedgerView, *, memory_ms: int) -> Hold | None:
 
 
 def _is_remembered(view: LedgerView, hold: Hold, memory_ms: int) -> bool:
-    return hold.state is HoldState.CAPTURED and hold.captured > 0 and view.now_ms - hold.closed_ms <= memory_ms
+    since_ms = max(hold.closed_ms, hold.flying_since_ms)
+    return hold.state is HoldState.CAPTURED and hold.captured > 0 and view.now_ms - since_ms <= memory_ms
 
 
 def is_lost(view: LedgerView, hold: Hold, *, instance: str, in_flight: Container[Presentation], flight_ms: int) -> bool:
@@ -112,13 +115,20 @@ def lose(view: LedgerView, presentation: Presentation) -> Hold:
     """Record that the answer to a presentation will not be handed over. It says nothing about a later presentation."""
     hold = view.known_hold(presentation[0])
     concerned = hold.delivery in _OPEN and presentation_of(hold) == presentation
-    return _put(view, hold, Delivery.LOST) if concerned else hold
+    return _lost(view, hold) if concerned else hold
+
+
+def _lost(view: LedgerView, hold: Hold) -> Hold:
+    """Note that an answer is lost: from now on its purchase is remembered."""
+    if hold.delivery is Delivery.LOST:
+        return hold
+    return _put(view, dataclasses.replace(hold, flying_since_ms=view.now_ms), Delivery.LOST)
 
 
 def take_back(view: LedgerView, hold_id: str) -> Hold:
     """Record that an answer did not reach its caller, although its body was read to the end."""
     hold = view.known_hold(hold_id)
-    return hold if hold.delivery is Delivery.FORGIVEN else _put(view, hold, Delivery.LOST)
+    return hold if hold.delivery is Delivery.FORGIVEN else _lost(view, hold)
 
 
 def close_purchase(view: LedgerView, hold_id: str) -> Hold:
@@ -142,6 +152,6 @@ def forgive(view: LedgerView, hold_id: str, by: str) -> Hold:
 
 def _put(view: LedgerView, hold: Hold, delivery: Delivery) -> Hold:
     after = dataclasses.replace(hold, delivery=delivery)
-    if after != hold:
+    if after != view.known_hold(hold.id):
         view.put_hold(after)
     return after

@@ -199,6 +199,7 @@ def reconcile_wallet(
             return  # the next run compares all of them again
         if not known and transfer.block and any(_may_be(transfer, intent, token) for intent in open_now):
             upto = transfer.block - 1
+            unexplained = [other for other in unexplained if other.block <= upto]  # the rest is compared again
             break
         if not known:
             unexplained.append(transfer)

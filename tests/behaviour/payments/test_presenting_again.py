@@ -120,3 +120,27 @@ def test_an_upto_that_was_answered_is_bought_again_and_not_presented_again():
         clock.tick(45)
         assert not client(session, shop).get(URL).extensions["x402guard"].represented
         assert len(shop.nonces) == 2
+
+
+@pytest.mark.parametrize("hours", [1, 23, 25, 100])
+def test_an_answer_that_is_lost_while_the_machine_sleeps_is_remembered_from_then_on(ledger_url, hours):
+    clock, shop = Clock(), Shop()
+    store = open_store(ledger_url, clock_ms=clock)
+
+    def sleeps(_request, _shop):
+        clock.tick(hours * 3600)
+        raise httpx.ReadError("reset")
+
+    shop.paid = sleeps
+    with make_guard(store, max_clock_jump_s=10**6) as guard, guard.session("s", budget="$1.00") as session:
+        with pytest.raises(SettlementUncertain):
+            client(session, shop).get(URL)
+        shop.paid = None
+        clock.tick(3600)
+        with pytest.raises(SettlementUncertain):
+            client(session, shop).get(URL)
+        assert (len(shop.nonces), session.spent + session.held) == (1, CENT)
+        clock.tick(24 * 3600)
+        assert client(session, shop).get(URL).status_code == 200, "a day later it is forgotten"
+        assert len(shop.nonces) == 2
+    store.close()

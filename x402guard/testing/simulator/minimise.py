@@ -7,7 +7,8 @@ what it did before.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import textwrap
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from x402guard.testing.simulator.case import Case
@@ -90,14 +91,27 @@ class _Smaller:
 def as_test(found: Found) -> str:
     """Return a test file that plays the run, ready to be kept."""
     case = found.case
-    kept = "None" if case.kept is None else repr(case.kept)
-    off = "frozenset()" if not case.off else f"frozenset({sorted(case.off)!r})"
+    given = [f"{case.seed}, {case.length}"]
+    if case.off:
+        given.append("off=frozenset(OFF.split())")
+    if case.kept is not None:
+        given.append("kept=tuple(map(int, KEPT.split()))")
+    given.append(f'store="{case.store}", version={case.version}')
+    names = (("OFF", sorted(case.off)), ("KEPT", case.kept or ()))
+    blocks = [f'{name} = """\n{_lines(words)}\n"""\n' for name, words in names if words]
     return f'''"""Found by the simulator: {found.kind}, at step {found.step:,}."""
 
 from x402guard.testing.simulator import Case, play
 
+{"".join(blocks)}
 
 def test_run_{case.seed}_holds():
-    case = Case({case.seed}, {case.length}, off={off}, kept={kept}, store={case.store!r}, version={case.version})
+    case = Case(
+        {", ".join(given)}
+    )
     assert play(case).violations == []
 '''
+
+
+def _lines(words: Iterable[object]) -> str:
+    return textwrap.fill(" ".join(map(str, words)), 100)
