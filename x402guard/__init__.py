@@ -46,6 +46,7 @@ from x402guard.guard.named_budget import NamedBudget
 from x402guard.guard.notices import Webhook
 from x402guard.guard.owner import Owner
 from x402guard.guard.session import Session, current_session
+from x402guard.guard.signed_report import ReportKey, SignedReport, verify_report
 from x402guard.http.refusal_from import refusal_from
 from x402guard.http.transport import AsyncGuardedTransport, GuardedTransport
 from x402guard.ledger.prediction import Prediction
@@ -118,12 +119,14 @@ __all__ = [
     "Receipt",
     "Reconciliation",
     "Report",
+    "ReportKey",
     "Risk",
     "Rule",
     "Session",
     "SessionClosed",
     "SessionTripped",
     "SettlementUncertain",
+    "SignedReport",
     "SignerError",
     "SpendSpike",
     "Spike",
@@ -142,4 +145,5 @@ __all__ = [
     "refusal_from",
     "tool",
     "uninstall",
+    "verify_report",
 ]

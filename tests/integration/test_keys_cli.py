@@ -49,7 +49,7 @@ def test_key_and_password_are_asked_for_at_a_terminal_and_not_shown(tmp_path):
 @pytest.mark.parametrize(
     ("words", "answer", "says"),
     [
-        (("new", "old.json"), "", "old.json already exists, and a keystore is never overwritten"),
+        (("new", "old.json"), "", "old.json already exists, and a key is never overwritten"),
         (("import", "old.json"), KEY, "old.json already exists"),
         (("new", "none/wallet.json"), "", "there is no folder none"),
         (("new", "wallet.json"), "", "it needs a password; run this at a terminal, or set X402GUARD_KEYSTORE_PASSWORD"),

@@ -20,6 +20,7 @@ from x402guard.cli import (
     policy,
     prices,
     reconcile,
+    report,
     sessions,
     testnet,
     verify,
@@ -57,7 +58,8 @@ app.command("init")(init.init)
 app.command("demo")(demo.demo)
 app.command("testnet")(testnet.testnet)
 app.command("sessions")(sessions.sessions)
-app.command("report")(sessions.report)
+app.command("report")(report.report)
+app.command("verify-report")(report.verify_report)
 app.add_typer(sessions.holds, name="holds")
 app.command("reconcile")(reconcile.reconcile)
 app.command("predict")(sessions.predict)

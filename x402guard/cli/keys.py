@@ -1,18 +1,21 @@
-"""Defines the commands ``keys new``, ``keys import`` and ``keys address``. No key and no password is an argument."""
+"""Defines the commands ``keys new | import | address | report``. No key and no password is an argument."""
 
 from __future__ import annotations
 
 import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
 from x402guard.errors import ConfigError
 from x402guard.guard.settings import KEYSTORE_PASSWORD, PRIVATE_KEY, load_settings
+from x402guard.guard.signed_report import ReportKey
 from x402guard.x402.keys import keystore_address, make_keystore, parse_key
 from x402guard.x402.signer import address_in
+
+REPORT_KEY_PASSWORD: Final = "X402GUARD_REPORT_KEY_PASSWORD"  # noqa: S105 - a variable's name
 
 keys = typer.Typer(no_args_is_help=True, help="Make a keystore, put a key into one, and show whose key it is.")
 
@@ -26,7 +29,7 @@ def new(path: Keystore) -> None:
     The password is asked for, or read from X402GUARD_KEYSTORE_PASSWORD. Example: x402guard keys new wallet.json
     """
     _check_new(path)
-    _write(path, _keystore())
+    _write_keystore(path, _keystore())
 
 
 @keys.command("import")
@@ -42,7 +45,7 @@ def import_(path: Keystore) -> None:
     if isinstance(wrong, str):
         del given
         raise ConfigError(f"private key: {wrong}")
-    _write(path, _keystore(given))
+    _write_keystore(path, _keystore(given))
 
 
 @keys.command("address")
@@ -56,20 +59,42 @@ def address(
     typer.echo(payer)
 
 
+@keys.command("report")
+def report(path: Annotated[Path, typer.Argument(help="The file for the key, such as report-key.json.")]) -> None:
+    """Make a key that signs reports, and print the public key that others check them with. It is no key of a wallet.
+
+    The password is asked for, or read from X402GUARD_REPORT_KEY_PASSWORD. Example: x402guard keys report report-key.json
+    """
+    _check_new(path)
+    key = ReportKey.new()
+    _write(path, key.to_json(_new_password(REPORT_KEY_PASSWORD)))
+    typer.echo(f"{key.public} is the public key of {path}; x402guard report --sign {path} signs with it")
+
+
+def report_key(path: Path) -> ReportKey:
+    """Return the key in a file that ``keys report`` has written; its password is asked for. Raises ``ConfigError``."""
+    password = os.environ.pop(REPORT_KEY_PASSWORD, "")
+    if not password and sys.stdin.isatty():
+        password = typer.prompt("password", hide_input=True, err=True)
+    if not password:
+        raise ConfigError(f"report key: it has a password; run this at a terminal, or set {REPORT_KEY_PASSWORD}")
+    return ReportKey.from_file(path, password=password)
+
+
 def _check_new(path: Path) -> None:
     if path.exists() or path.is_symlink():
-        raise ConfigError(f"keystore: {path} already exists, and a keystore is never overwritten; name another file")
+        raise ConfigError(f"keystore: {path} already exists, and a key is never overwritten; name another file")
     if not path.parent.is_dir():
         raise ConfigError(f"keystore: there is no folder {path.parent}")
 
 
-def _new_password() -> str:
-    """Return the password for a new keystore. Raises ``ConfigError`` for an empty one."""
-    password = os.environ.pop(KEYSTORE_PASSWORD, "")
+def _new_password(variable: str = KEYSTORE_PASSWORD) -> str:
+    """Return the password for a new key. Raises ``ConfigError`` for an empty one."""
+    password = os.environ.pop(variable, "")
     if not password and sys.stdin.isatty():
         password = typer.prompt("password", hide_input=True, confirmation_prompt=True, err=True)
     if not password:
-        raise ConfigError(f"keystore: it needs a password; run this at a terminal, or set {KEYSTORE_PASSWORD}")
+        raise ConfigError(f"keystore: it needs a password; run this at a terminal, or set {variable}")
     return password
 
 
@@ -82,8 +107,13 @@ def _keystore(given: object = None) -> str:
     raise ConfigError(f"keystore: {wrong}")
 
 
+def _write_keystore(path: Path, text: str) -> None:
+    _write(path, text)
+    typer.echo(f"{keystore_address(text)} is in {path}; set X402GUARD_KEYSTORE={path} and {KEYSTORE_PASSWORD}")
+
+
 def _write(path: Path, text: str) -> None:
-    """Write a keystore that only its owner can read. It is complete, or it is not there."""
+    """Write a key that only its owner can read. It is complete, or it is not there."""
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
@@ -95,4 +125,3 @@ def _write(path: Path, text: str) -> None:
         raise ConfigError(f"keystore: {path} cannot be written: {error}") from None
     finally:
         draft.unlink(missing_ok=True)
-    typer.echo(f"{keystore_address(text)} is in {path}; set X402GUARD_KEYSTORE={path} and {KEYSTORE_PASSWORD}")

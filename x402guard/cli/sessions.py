@@ -1,4 +1,4 @@
-"""Defines the commands ``sessions``, ``report``, ``predict`` and ``holds``, which only read the ledger."""
+"""Defines the commands ``sessions``, ``predict`` and ``holds``, which only read the ledger."""
 
 from __future__ import annotations
 
@@ -100,17 +100,6 @@ def as_tree(rows: Sequence[BudgetRow]) -> list[tuple[int, BudgetRow]]:
         found.append((depth, row))
         waiting += [(depth + 1, each) for each in reversed(below.get(row.id, []))]
     return found
-
-
-def report(
-    session: Annotated[str | None, typer.Argument(help="A session's id or name; default: the last session.")] = None,
-    ledger: LedgerUrl = None,
-    as_json: AsJson = False,
-) -> None:
-    """Print a session's report."""
-    with Owner(ledger) as owner:
-        found = owner.report(session)
-    typer.echo(found.to_json() if as_json else found.to_text())
 
 
 def predict(
