@@ -3,11 +3,12 @@
 import time
 
 import pytest
+from web3 import HTTPProvider, Web3
 
 from tests.support.ledger import Clock
 from tests.support.market import AMOUNTS, CEILING, DIME, FAILS, TAKEN, market
 from tests.support.testnet import decoded
-from x402guard import BudgetExhausted, ConfigError, PaidNotDelivered, SessionTripped
+from x402guard import BudgetExhausted, Chain, ConfigError, PaidNotDelivered, SessionTripped
 from x402guard.chain.rpc import JsonRpc
 from x402guard.ledger.model import HoldState
 from x402guard.ledger.transitions import Expire, Void, apply
@@ -243,3 +244,18 @@ def test_the_rpc_of_another_chain_is_a_setting_that_is_wrong(shop):
     with pytest.raises(ConfigError, match="serves chain 84532"):
         rpc.call("eth_blockNumber")
     rpc.close()
+
+
+@pytest.mark.parametrize("kind", AMOUNTS)
+def test_a_web3_that_the_program_has_already_reads_the_chain(shop, kind):
+    web3 = Web3(HTTPProvider(shop.net.rpc))
+    for chains in ({shop.net.network: web3}, {shop.net.network: Chain(["http://127.0.0.1:9", web3], timeout_s=0.5)}):
+        guard = shop.guard(chains=chains)
+        with guard.session("s", budget="$1.00") as session:
+            shop.seller.says = "lost"
+            shop.ask(session, kind, extensions={"pay_again": True})
+            assert shop.take()["success"]
+            assert lines(session.reconcile()) == (1, 0, 0, 0, 0)
+            assert (session.held, session.spent) == (0, TAKEN if kind == "upto" else DIME)
+        assert guard.reconcile().complete
+    assert web3.eth.chain_id == 84532, "its owner closes it"

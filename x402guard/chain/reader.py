@@ -9,7 +9,7 @@ import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeVar, Union
 
 from x402guard.assets import resolve_network
 from x402guard.chain.logs import (
@@ -22,7 +22,7 @@ from x402guard.chain.logs import (
     settlement_in,
     transaction_in,
 )
-from x402guard.chain.rpc import ChainUnreadable, JsonRpc, NodeRefuses, PaymentUnreadable, quantity
+from x402guard.chain.rpc import ChainUnreadable, JsonRpc, NodeRefuses, PaymentUnreadable, as_endpoints, quantity
 from x402guard.errors import ConfigError
 from x402guard.evm import Address
 from x402guard.flow.ports import Funds, OutgoingTransfer, Transfers
@@ -30,6 +30,9 @@ from x402guard.ledger.evidence import Cancelled, Finding, Settled, Unreadable, U
 from x402guard.ledger.intent import Intent
 from x402guard.ledger.model import Hold
 from x402guard.x402.schemes.scheme import PERMIT2
+
+if TYPE_CHECKING:
+    from web3 import Web3
 
 R = TypeVar("R")
 
@@ -46,7 +49,7 @@ class Chain:
     """The settings to read one network.
 
     Attributes:
-        urls: its JSON-RPC endpoints, asked in turn; one URL or several.
+        urls: its JSON-RPC endpoints, asked in turn; one or several, each a URL or a ``web3.Web3``.
         finality: the block that cannot be undone: the node's ``finalized`` or ``safe`` block, or a number of blocks
             behind the latest. Only this block's state frees budget.
         timeout_s: seconds for one call to one endpoint.
@@ -54,15 +57,12 @@ class Chain:
     Raises ``ConfigError`` that names the field. The repr omits the URLs, because most contain an access key.
     """
 
-    urls: str | Sequence[str]
+    urls: str | Web3 | Sequence[str | Web3]
     finality: Finality = "finalized"
     timeout_s: float = 5.0
 
     def __post_init__(self) -> None:
-        urls = (self.urls,) if isinstance(self.urls, str) else tuple(self.urls)
-        if not urls or not all(isinstance(url, str) and url.startswith(("http://", "https://")) for url in urls):
-            raise ConfigError("urls: not an http:// or https:// URL of a JSON-RPC endpoint, or a list of them")
-        object.__setattr__(self, "urls", urls)
+        object.__setattr__(self, "urls", as_endpoints(self.urls))
         depth = type(self.finality) is int and self.finality >= 0
         if self.finality not in ("finalized", "safe") and not depth:
             raise ConfigError(f"finality: {self.finality!r} is not 'finalized', 'safe' or a number of blocks")
@@ -74,14 +74,18 @@ class Chain:
             raise ConfigError(f"timeout_s: {self.timeout_s!r} is not a number of seconds above 0 and up to 60")
 
     def __repr__(self) -> str:
-        return f"Chain({len(self.urls)} endpoints, finality={self.finality!r})"
+        return f"Chain({len(as_endpoints(self.urls))} endpoints, finality={self.finality!r})"
+
+
+Endpoints = Union["str | Web3 | Sequence[str | Web3]", Chain]
+"""What names a network's endpoints in ``chains``."""
 
 
 class RpcChainReader:
     """A ``ChainReader`` on JSON-RPC endpoints.
 
     Args:
-        chains: network (CAIP-2 or v1 name) → URL, several URLs, or a ``Chain``.
+        chains: network (CAIP-2 or v1 name) → URL, ``web3.Web3``, several of these, or a ``Chain``.
         monotonic_s: a monotonic clock in seconds, for the age of a cached balance.
         pause: waits that many seconds between two rounds over the endpoints.
 
@@ -90,7 +94,7 @@ class RpcChainReader:
 
     def __init__(
         self,
-        chains: Mapping[str, str | Sequence[str] | Chain],
+        chains: Mapping[str, Endpoints],
         *,
         monotonic_s: Callable[[], float] = time.monotonic,
         pause: Callable[[float], None] = time.sleep,
@@ -202,16 +206,14 @@ class RpcChainReader:
             rpc.close()
 
 
-def _as_chain(name: str, given: str | Sequence[str] | Chain) -> Chain:
+def _as_chain(name: str, given: Endpoints) -> Chain:
     if isinstance(given, Chain):
         return given
-    if not isinstance(given, (str, list, tuple)):
-        raise ConfigError(f"chains[{name!r}]: write a URL, a list of URLs, or a Chain(…)")
     try:
         return Chain(given)
-    except ConfigError:
-        # The message omits the URL, because most contain an access key.
-        raise ConfigError(f"chains[{name!r}]: not an http:// or https:// URL of a JSON-RPC endpoint") from None
+    except ConfigError as error:
+        wrong = str(error).removeprefix("urls: ")
+    raise ConfigError(f"chains[{name!r}]: {wrong}")
 
 
 def _final_block(rpc: JsonRpc, finality: Finality) -> Block:

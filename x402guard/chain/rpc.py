@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import threading
 import time
@@ -18,6 +19,7 @@ from x402guard.http.redaction import hide_url, redacted
 from x402guard.strict_json import check_depth
 
 if TYPE_CHECKING:
+    from web3 import Web3
     from web3.providers.base import JSONBaseProvider
     from web3.types import RPCEndpoint
 
@@ -49,13 +51,14 @@ class RpcClient(httpx.Client):
 
 
 class JsonRpc:
-    """One network's JSON-RPC endpoints: web3's codec over an httpx client that closes its connections.
+    """One network's JSON-RPC endpoints: web3's codec over an httpx client that closes its connections, or a caller's Web3.
 
     web3's own HTTP provider keeps a session for every thread that ever called it and never closes one.
 
     Args:
         network: the CAIP-2 id; every endpoint must serve this chain id.
-        urls: ``http(s)://…``, in the order in which they are asked. The last one that answered is asked first.
+        endpoints: ``http(s)://…``, or a ``web3.Web3``, whose provider is asked and which its owner closes; in the order
+            in which they are asked. The last one that answered is asked first.
         timeout_s: seconds for one call to one endpoint.
         pause: waits that many seconds between two rounds.
     """
@@ -63,18 +66,21 @@ class JsonRpc:
     def __init__(
         self,
         network: str,
-        urls: str | Sequence[str],
+        endpoints: str | Web3 | Sequence[str | Web3],
         *,
         timeout_s: float = 5.0,
         pause: Callable[[float], None] = time.sleep,
     ) -> None:
         self.network = network
-        self._urls = (urls,) if isinstance(urls, str) else tuple(urls)
-        for url in self._urls:
-            hide_url(url)  # most URLs contain an access key, and httpx logs every URL in full
+        self._nodes = as_endpoints(endpoints)
+        for endpoint in self._nodes:
+            # Most URLs contain an access key, and httpx and web3 log every URL in full.
+            url = endpoint if isinstance(endpoint, str) else getattr(endpoint.provider, "endpoint_uri", None)
+            if url:
+                hide_url(str(url))
         self._timeout_s = timeout_s
         self._first = 0
-        self._right: set[str] = set()
+        self._right: set[int] = set()
         # No compression: a small answer could decompress to any size.
         headers = {"content-type": "application/json", "accept-encoding": "identity"}
         self._http = RpcClient(timeout=timeout_s, headers=headers)
@@ -98,10 +104,10 @@ class JsonRpc:
             if round_:
                 self._pause(FIRST_PAUSE_S * 2 ** (round_ - 1))
             answered = False
-            for turn in range(len(self._urls)):
-                at = (self._first + turn) % len(self._urls)
+            for turn in range(len(self._nodes)):
+                at = (self._first + turn) % len(self._nodes)
                 try:
-                    answered, result = self._ask(self._urls[at], method, params)
+                    answered, result = self._ask(at, method, params)
                 except ChainUnreadable as error:
                     failure = error
                     continue
@@ -113,33 +119,26 @@ class JsonRpc:
                 break  # a node that answered with an error would answer the same again
         raise failure
 
-    def _ask(self, url: str, method: str, params: Sequence[Any]) -> tuple[bool, Any]:
+    def _ask(self, at: int, method: str, params: Sequence[Any]) -> tuple[bool, Any]:
         """Return (True, the result or the node's own error). Raises ``ChainUnreadable`` if no valid answer came."""
-        if url not in self._right:
-            found = quantity(self._request(url, "eth_chainId", ()))
+        endpoint = self._nodes[at]
+        if at not in self._right:
+            found = quantity(self._request(endpoint, "eth_chainId", ()))
             if found != chain_id_of(self.network):
+                where = f"endpoint at {httpx.URL(endpoint).host}" if isinstance(endpoint, str) else "Web3 that is given"
                 raise ConfigError(
-                    f"chains[{self.network!r}]: the endpoint at {httpx.URL(url).host} serves chain {found}; "
-                    "use an endpoint of this network"
+                    f"chains[{self.network!r}]: the {where} serves chain {found}; use an endpoint of this network"
                 )
-            self._right.add(url)
+            self._right.add(at)
         try:
-            return True, self._request(url, method, params)
+            return True, self._request(endpoint, method, params)
         except NodeRefuses as error:
             return True, error
 
-    def _request(self, url: str, method: str, params: Sequence[Any]) -> Any:
-        codec = self._web3_codec()
-        try:
-            body = codec.encode_rpc_request(cast("RPCEndpoint", method), list(params))
-            raw = self._posted(url, body)
-            check_depth(raw)
-            answer: Any = codec.decode_rpc_response(raw)
-        except ChainUnreadable:
-            raise
-        except Exception as error:
-            # httpx and web3 raise many error types here, and all of them mean that the answer is unknown.
-            raise ChainUnreadable(f"{method}: {type(error).__name__}") from error
+    def _request(self, endpoint: str | Web3, method: str, params: Sequence[Any]) -> Any:
+        answer = (
+            self._posted(endpoint, method, params) if isinstance(endpoint, str) else _by_web3(endpoint, method, params)
+        )
         if not isinstance(answer, Mapping) or "result" not in answer:
             problem = answer.get("error") if isinstance(answer, Mapping) else answer
             # Some nodes repeat the requested path, which contains an access key.
@@ -147,7 +146,19 @@ class JsonRpc:
             raise ChainUnreadable(told) if is_rate_limit(problem) else NodeRefuses(told)
         return answer["result"]
 
-    def _posted(self, url: str, body: bytes) -> bytes:
+    def _posted(self, url: str, method: str, params: Sequence[Any]) -> Any:
+        codec = self._web3_codec()
+        try:
+            raw = self._answer(url, codec.encode_rpc_request(cast("RPCEndpoint", method), list(params)))
+            check_depth(raw)
+            return codec.decode_rpc_response(raw)
+        except ChainUnreadable:
+            raise
+        except Exception as error:
+            # httpx and web3 raise many error types here, and all of them mean that the answer is unknown.
+            raise ChainUnreadable(f"{method}: {type(error).__name__}") from error
+
+    def _answer(self, url: str, body: bytes) -> bytes:
         pieces, size = [], 0
         give_up = time.monotonic() + self._timeout_s * _SLOWEST
         with self._http.stream("POST", url, content=body) as response:
@@ -187,6 +198,34 @@ class JsonRpc:
         if len(raw) != 32:
             raise ChainUnreadable(f"{name} of {contract} returned {len(raw)} bytes, not 32")
         return int.from_bytes(raw, "big")
+
+
+def _by_web3(web3: Web3, method: str, params: Sequence[Any]) -> Any:
+    """Return the answer of a caller's provider, without the formatters of its ``Web3``."""
+    try:
+        return web3.provider.make_request(cast("RPCEndpoint", method), list(params))
+    except Exception as error:  # noqa: BLE001 - providers raise many types, and all mean that the answer is unknown
+        why = type(error).__name__
+    raise ChainUnreadable(f"{method}: {why}")  # outside the block: the error names the URL with its access key
+
+
+def as_endpoints(given: str | Web3 | Sequence[str | Web3]) -> tuple[str | Web3, ...]:
+    """Return the endpoints of one network. Raises ``ConfigError`` for what is neither a URL nor a ``web3.Web3``.
+
+    The message omits what was given, because most URLs contain an access key.
+    """
+    found = (given,) if isinstance(given, str) or not isinstance(given, list | tuple) else tuple(given)
+    for endpoint in found:
+        asks = getattr(getattr(endpoint, "provider", None), "make_request", None)
+        if inspect.iscoroutinefunction(asks):
+            raise ConfigError("urls: an AsyncWeb3 is awaited, and chains are read in threads too; give a web3.Web3")
+        if asks is None and not (isinstance(endpoint, str) and endpoint.startswith(("http://", "https://"))):
+            raise ConfigError(
+                "urls: not an http:// or https:// URL of a JSON-RPC endpoint, a web3.Web3, or a list of these"
+            )
+    if not found:
+        raise ConfigError("urls: the list of endpoints is empty")
+    return found
 
 
 class NodeRefuses(ChainUnreadable):

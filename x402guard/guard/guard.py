@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -11,7 +11,7 @@ import anyio
 import anyio.to_thread
 
 from x402guard.assets import Asset, AssetRegistry
-from x402guard.chain.reader import Chain, RpcChainReader
+from x402guard.chain.reader import Endpoints, RpcChainReader
 from x402guard.errors import ConfigError
 from x402guard.flow.context import DEFAULT_BODY_BYTES, MAX_CLOCK_JUMP_S, Context
 from x402guard.flow.drivers import run, transact_now
@@ -66,7 +66,8 @@ class Guard(BudgetParent):
         ledger: URL of the ledger (``memory://``, ``sqlite:///spend.db``), or a store, which its owner closes.
         policy: the owner's rules.
         assets: tokens besides the built-in ones.
-        chains: network → JSON-RPC URL, several, or a ``Chain``; or a ``ChainReader``, which its owner closes.
+        chains: network → JSON-RPC URL, ``web3.Web3``, several of these, or a ``Chain``; or a ``ChainReader``, which its
+            owner closes.
         unsafe_no_chain: pay on real networks whose chain cannot be read; claims about real money stay unchecked.
         unsafe_trust_receipts: capture the claim of an ``upto`` receipt if no chain can prove it.
         budget: the wallet's own limit in dollars, over all sessions of this ledger; None uses the limit in the ledger.
@@ -99,7 +100,7 @@ class Guard(BudgetParent):
         ledger: str | LedgerStore = DEFAULT_LEDGER,
         policy: Policy | None = None,
         assets: Iterable[Asset] = (),
-        chains: Mapping[str, str | Sequence[str] | Chain] | ChainReader | None = None,
+        chains: Mapping[str, Endpoints] | ChainReader | None = None,
         unsafe_no_chain: bool = False,
         unsafe_trust_receipts: bool = False,
         budget: Dollars | None = None,

@@ -111,8 +111,8 @@ def test_a_node_that_is_asked_too_often_says_nothing_about_the_question(says, mo
     code, message, refuses = LIMITS[says]
     answer = {"jsonrpc": "2.0", "id": 1, "error": {"code": code, "message": message}}
     rpc = JsonRpc("eip155:84532", "http://node.example", pause=lambda _seconds: None)
-    monkeypatch.setattr(rpc, "_posted", lambda *_: json.dumps(answer).encode())
-    rpc._right.add("http://node.example")
+    monkeypatch.setattr(rpc, "_answer", lambda *_: json.dumps(answer).encode())
+    rpc._right.add(0)
     with pytest.raises(ChainUnreadable) as caught:
         rpc.call("eth_getLogs", {})
     assert isinstance(caught.value, NodeRefuses) == refuses
@@ -180,7 +180,7 @@ def test_a_nodes_words_hide_its_address():
     key = "k3y" * 12
     url = f"https://node.example/v2/{key}"
     rpc = JsonRpc("eip155:84532", url, pause=lambda seconds: None)
-    rpc._posted = lambda *_: (
+    rpc._answer = lambda *_: (
         b'{"jsonrpc":"2.0","id":1,"error":{"code":-32000,"message":"no project %s"}}' % key.encode()
     )
     with pytest.raises(ChainUnreadable) as caught:
