@@ -128,6 +128,12 @@ class RpcChainReader:
         """The networks (CAIP-2) that can be read."""
         return frozenset(self._rpcs)
 
+    def rpc(self, network: str) -> JsonRpc:
+        """Return the JSON-RPC client of a network (CAIP-2). Raises ``ConfigError`` if it is not read."""
+        if network not in self._rpcs:
+            raise ConfigError(f"chains: {network} has no endpoint; add it to [chains]")
+        return self._rpcs[network]
+
     def read(self, hold: Hold) -> Finding:
         """See ``ChainReader.read``."""
         intent = hold.payment()

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from x402guard.cli import (
+    allowance,
     approvals,
     demo,
     doctor,
@@ -68,6 +69,7 @@ app.command("trip")(owner.trip)
 app.command("reset")(owner.reset)
 app.add_typer(owner.budget, name="budget")
 app.add_typer(approvals.approvals, name="approvals")
+app.add_typer(allowance.allowance, name="allowance")
 app.add_typer(policy.policy, name="policy")
 app.add_typer(prices.prices, name="prices")
 app.add_typer(keys.keys, name="keys")

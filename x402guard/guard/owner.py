@@ -14,6 +14,7 @@ from x402guard.chain.reader import Chain
 from x402guard.errors import ConfigError
 from x402guard.flow.ports import ChainReader
 from x402guard.flow.surroundings import here
+from x402guard.guard.allowance import AllowanceRow, wallet_of
 from x402guard.guard.approvers import operating_user
 from x402guard.guard.clock import refuse_strange_clock
 from x402guard.guard.guard import Guard
@@ -198,6 +199,29 @@ class Owner:
         if self._reconciler is None:
             self._reconciler = self._guard(pays=False)
         return self._reconciler.reconcile()
+
+    def allowances(self) -> list[AllowanceRow]:
+        """Return what Permit2 may move of each token of the settings' wallet, read from the chains now."""
+        with self._guard(pays=True) as guard:
+            return wallet_of(guard).rows()
+
+    def allowance(self, *, network: str | None = None, token: str | None = None) -> AllowanceRow:
+        """Return what Permit2 may move of one token, which may be left out where only one fits."""
+        with self._guard(pays=True) as guard:
+            wallet = wallet_of(guard)
+            return wallet.row(wallet.asset(network, token))
+
+    def set_allowance(self, amount: Dollars, *, network: str | None = None, token: str | None = None) -> AllowanceRow:
+        """Set what Permit2 may move of one token to exactly *amount* dollars; 0 revokes it.
+
+        Signs a transaction with the key of the settings, which pays the gas, and waits until it is in a block.
+        *network* (CAIP-2 or a v1 name) and *token* (symbol or contract) may be left out where only one fits. Raises
+        ``ConfigError``, ``SignerError``.
+        """
+        nanos = check_dollars("amount", amount)
+        with self._guard(pays=True) as guard:
+            wallet = wallet_of(guard)
+            return wallet.set(wallet.asset(network, token), nanos)
 
     def budget(self, session: str) -> BudgetRow:
         """Return one session, named budget or the wallet."""

@@ -195,7 +195,7 @@ def _unaffordable(offer: Offer, context: Context) -> Flow[Refusal | Nanos | None
     if offer.method == "permit2" and funds.permit2_allowance < offer.amount_atomic:
         reason = (
             f"{context.payer} has not allowed Permit2 to move {offer.asset.symbol} on {offer.network}; "
-            "approve Permit2 on the token once, from the wallet itself"
+            "allow an exact sum with `x402guard allowance grant AMOUNT`"
         )
         return Refusal("permit2_allowance", reason, offer.amount_nanos)
     most = funds.balance if offer.method == "eip3009" else min(funds.balance, funds.permit2_allowance)

@@ -5,19 +5,50 @@ from __future__ import annotations
 import hmac
 import json
 import threading
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, NoReturn, TypeGuard
 
 import coincurve
+from eth_hash.auto import keccak
 
 from x402guard.errors import ConfigError, LedgerUnavailable, SignerError
 from x402guard.evm import Address, normalise_signature
 from x402guard.flow.ports import HoldLookup, Signer
+from x402guard.flow.sealed import forgetting
 from x402guard.ledger.model import NOTHING, Delivery, Hold, HoldState
 from x402guard.x402.keys import address_of, keystore_address, parse_key, read_keystore
 from x402guard.x402.schemes import typed_data
 from x402guard.x402.schemes.cancellation import cancellation_data
+from x402guard.x402.schemes.scheme import PERMIT2
+
+
+@dataclass(frozen=True, slots=True)
+class AllowanceTerms:
+    """The terms of a transaction that sets Permit2's allowance of one token.
+
+    Attributes:
+        chain_id: of the network.
+        token: the token's contract.
+        amount_atomic: the allowance, in the token's atomic units.
+        account_nonce: the wallet's next transaction number.
+        gas, max_fee_wei, tip_wei: as in EIP-1559.
+    """
+
+    chain_id: int
+    token: Address
+    amount_atomic: int
+    account_nonce: int
+    gas: int
+    max_fee_wei: int
+    tip_wei: int
+
+    def data(self) -> bytes:
+        """Return the calldata: ERC-20 ``approve(Permit2, amount)``."""
+        return _APPROVE + bytes.fromhex(PERMIT2[2:]).rjust(32, b"\0") + self.amount_atomic.to_bytes(32, "big")
+
+
+_APPROVE: Final = keccak(b"approve(address,uint256)")[:4]
 
 
 class LocalSigner:
@@ -98,6 +129,24 @@ class LocalSigner:
         if row.payment().method != "eip3009":
             raise SignerError(f"hold {row.id} is paid by {row.payment().method}, which a signature cannot cancel")
         return self._signed(cancellation_data(row.payment()).digest())
+
+    def sign_allowance(self, terms: AllowanceTerms) -> bytes:
+        """Return a signed transaction (EIP-1559) that sets what Permit2 may move of one token. It can do nothing else."""
+        from eth_account import Account  # takes a second to load
+
+        fields = {
+            "type": 2,
+            "chainId": terms.chain_id,
+            "nonce": terms.account_nonce,
+            "to": terms.token,
+            "value": 0,
+            "data": terms.data(),
+            "gas": terms.gas,
+            "maxFeePerGas": terms.max_fee_wei,
+            "maxPriorityFeePerGas": terms.tip_wei,
+        }
+        with forgetting():
+            return bytes(Account.sign_transaction(fields, self._key.secret).raw_transaction)
 
     def _live(self, hold: Hold) -> Hold:
         """Return the hold's committed row. Raises ``SignerError`` unless it is live and equal to *hold*."""

@@ -1,0 +1,153 @@
+"""What Permit2 may move, on a real chain: shown, granted as an exact sum, used up, and revoked; and mistakes."""
+
+import json
+from decimal import Decimal
+
+import pytest
+from web3 import Web3
+
+from tests.support.command_line import typed
+from tests.support.market import market
+from tests.support.merchant import KEY, make_guard
+from x402guard import ConfigError, LocalSigner, Owner
+from x402guard.assets import Asset
+from x402guard.guard.allowance import atomic_of
+from x402guard.money import dollars_to_nanos
+from x402guard.testing.contracts import PERMIT2, TOKEN
+from x402guard.x402.signer import AllowanceTerms
+
+pytestmark = [pytest.mark.chain, pytest.mark.xdist_group("allowance")]
+
+
+@pytest.fixture
+def shop(make_engine, tmp_path):
+    with market(make_engine, f"sqlite:///{tmp_path / 'x402guard.db'}") as opened:
+        opened.guard().close()  # the ledger is there
+        yield opened
+
+
+@pytest.fixture
+def run(shop, tmp_path):
+    settings = {
+        "X402GUARD_PRIVATE_KEY": shop.net.payer_key,
+        "X402GUARD_CHAINS": json.dumps({shop.net.network: shop.net.rpc}),
+    }
+
+    def go(*arguments, **more):
+        return typed("allowance", *arguments, cwd=tmp_path, **settings | more)
+
+    return go
+
+
+def on_chain(shop):
+    abi = [{"name": "allowance", "type": "function", "stateMutability": "view",
+            "inputs": [{"name": "o", "type": "address"}, {"name": "s", "type": "address"}],
+            "outputs": [{"name": "", "type": "uint256"}]}]  # fmt: skip
+    token = Web3(Web3.HTTPProvider(shop.net.rpc)).eth.contract(Web3.to_checksum_address(TOKEN), abi=abi)
+    payer = LocalSigner.from_key(shop.net.payer_key).address
+    return token.functions.allowance(payer, Web3.to_checksum_address(PERMIT2)).call()
+
+
+def test_it_is_shown_granted_as_an_exact_sum_and_revoked(shop, run, tmp_path):
+    done = run("grant", "20.00", "--yes")
+    assert done.returncode == 0, done.stderr
+    assert "of USDC on eip155:84532 → $20.00, by the transaction 0x" in done.stdout
+    assert on_chain(shop) == 20_000_000
+    (row,) = json.loads(run("show", "--json").stdout)
+    assert (row["allowance"], row["symbol"], row["network"]) == ("20.00", "USDC", shop.net.network)
+    assert "20.00" in run("show").stdout
+    done = json.loads(
+        run("grant", "$0.123456", "--yes", "--json", "--network", "base-sepolia", "--token", "usdc").stdout
+    )
+    assert (done["allowance"], on_chain(shop)) == ("0.123456", 123_456)
+    assert run("revoke", "--yes").returncode == 0
+    assert on_chain(shop) == 0
+    with Owner(tmp_path / "x402guard.db") as owner:
+        events = [event for event in owner.report("wallet").to_dict()["events"] if event["event"] == "allowance_set"]
+        assert owner.verify() == []
+    assert [event["amount"] for event in events] == ["20.00", "0.123456", "0.00"]
+
+
+def test_a_permit2_payment_uses_it_up_and_the_next_is_refused(shop, run):
+    assert run("grant", "0.10", "--yes").returncode == 0
+    guard = shop.guard()
+    session = guard.session("s", budget="$1.00")
+    assert shop.ask(session, "permit2").status_code == 200
+    assert on_chain(shop) == 0
+    (row,) = json.loads(run("show", "--json").stdout)
+    assert (row["allowance"], row["exposed"]) == ("0.00", "0.00")
+
+
+def test_without_a_yes_nothing_is_signed(shop, run):
+    before = on_chain(shop)
+    done = run("grant", "5.00")
+    assert (done.returncode, "--yes does it without a question" in done.stderr) == (2, True)
+    assert on_chain(shop) == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "more", "says"),
+    [
+        (("grant", "five"), {}, "amount: 'five' is not a dollar amount"),
+        (("grant", "-1"), {}, "No such option"),
+        (("grant", "0.0000001", "--yes"), {}, "is no whole number of units of USDC"),
+        (
+            ("grant", "1.00", "--token", "EURC"),
+            {},
+            "token: no token fits; name one with --network and --token: USDC on",
+        ),
+        (("grant", "1.00", "--network", "base"), {}, "token: no token fits"),
+        (("show",), {"X402GUARD_PRIVATE_KEY": ""}, "private key: it is empty"),
+        (
+            ("show",),
+            {"X402GUARD_CHAINS": "{}"},
+            "chains: allowances are read from the chains of the settings; none is set",
+        ),
+        (("show",), {"X402GUARD_CHAINS": '{"base-sepolia": "http://127.0.0.1:9"}'}, "USDC cannot be read"),
+    ],
+    ids=["word", "minus", "too small", "token", "network", "no key", "no chain", "no node"],
+)
+def test_a_mistake_is_told_and_nothing_is_signed(shop, run, arguments, more, says):
+    before = on_chain(shop)
+    done = run(*arguments, **more)
+    assert done.returncode == 2
+    assert says in done.stderr
+    assert on_chain(shop) == before
+
+
+def test_a_wallet_without_gas_is_told(shop, run, tmp_path):
+    poor = {"X402GUARD_PRIVATE_KEY": "0x" + "77" * 32, "X402GUARD_LEDGER": "sqlite:///poor.db"}
+    typed("budget", "set", "wallet", "1.00", "--new", cwd=tmp_path, **poor)
+    done = run("grant", "1.00", "--yes", **poor)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "allowance: USDC on eip155:84532: eth_" in done.stderr
+    assert run("show", **poor).stdout == "the wallet has no token that Permit2 can move, on the chains of the settings\n"
+
+
+def test_a_sum_is_exact_in_the_tokens_own_units():
+    token = Asset("eip155:1", "0x" + "ab" * 20, "EUR", 18, "EUR", "1", usd="1.25")
+    assert atomic_of(token, dollars_to_nanos("1.25")) == 10**18
+    with pytest.raises(ConfigError, match="no whole number"):
+        atomic_of(Asset("eip155:1", "0x" + "ab" * 20, "X", 2, "X", "1"), dollars_to_nanos("0.001"))
+
+
+def test_the_key_signs_no_more_than_an_approval_of_permit2():
+    from eth_account import Account
+    from eth_account.typed_transactions import TypedTransaction
+    from hexbytes import HexBytes
+
+    signer = LocalSigner.from_key(KEY)
+    raw = signer.sign_allowance(AllowanceTerms(8453, TOKEN, 7, 3, 60_000, 10**9, 10**8))
+    fields = TypedTransaction.from_bytes(HexBytes(raw)).as_dict()
+    assert Account.recover_transaction(raw) == signer.address
+    assert (fields["value"], fields["chainId"], fields["nonce"]) == (0, 8453, 3)
+    assert fields["data"].hex().removeprefix("0x").startswith("095ea7b3" + PERMIT2[2:].lower().rjust(64, "0"))
+    assert int.from_bytes(bytes(fields["data"])[-32:], "big") == 7
+
+
+def test_an_allowance_needs_a_ledger_and_a_key_of_this_process(shop, tmp_path):
+    with make_guard(f"sqlite:///{tmp_path / 'x402guard.db'}", signer=None) as guard:
+        assert guard.context.payer is None
+    with Owner(tmp_path / "x402guard.db", chains={shop.net.network: shop.net.rpc}) as owner:
+        with pytest.raises(ConfigError, match="private_key"):
+            owner.set_allowance(Decimal(1))

@@ -1,0 +1,217 @@
+"""What Permit2 may move of a wallet's tokens: shown, granted as an exact sum, and revoked. Only the owner can.
+
+Permit2 moves a token only by a signature of the wallet *and* up to the allowance that the wallet gave it on the token
+(ERC-20 ``approve``). So an exact allowance bounds what a leaked signature can take.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from decimal import Decimal
+from typing import Any, Final
+
+from x402guard.assets import Asset, resolve_network
+from x402guard.chain.reader import RpcChainReader
+from x402guard.chain.rpc import ChainUnreadable, JsonRpc, quantity
+from x402guard.errors import ConfigError, SignerError
+from x402guard.evm import Address
+from x402guard.flow.drivers import transact_now
+from x402guard.flow.shell import Shell
+from x402guard.guard.guard import Guard
+from x402guard.ledger.model import WALLET
+from x402guard.ledger.view import LedgerView, Scope
+from x402guard.money import Nanos, dollars_to_nanos, nanos_to_decimal
+from x402guard.x402.schemes.scheme import PERMIT2
+from x402guard.x402.signer import AllowanceTerms, LocalSigner
+
+_RECEIPT_S: Final = 120
+_POLL_S: Final = 0.2
+_TIP_WEI: Final = 10**9
+
+
+@dataclass(frozen=True, slots=True)
+class AllowanceRow:
+    """What Permit2 may move of one token, in dollars.
+
+    Attributes:
+        network, token, symbol: which token.
+        balance: what the wallet has of it.
+        allowance: what Permit2 may move; None for more than a billion dollars, which is without limit.
+        exposed: the lesser of both.
+        transaction: the transaction that set it now, or "".
+    """
+
+    network: str
+    token: str
+    symbol: str
+    balance: Decimal
+    allowance: Decimal | None
+    exposed: Decimal
+    transaction: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the row as plain values; amounts are decimal strings."""
+        return {
+            "network": self.network,
+            "token": self.token,
+            "symbol": self.symbol,
+            "balance": format(self.balance, "f"),
+            "allowance": None if self.allowance is None else format(self.allowance, "f"),
+            "exposed": format(self.exposed, "f"),
+            "transaction": self.transaction or None,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Wallet:
+    """A wallet on the chains of the settings.
+
+    Attributes:
+        shell: the ledger, the signer and the chains.
+        payer: its account.
+        assets: the tokens of its chains that Permit2 can move.
+    """
+
+    shell: Shell
+    payer: Address
+    assets: tuple[Asset, ...]
+
+    def rows(self) -> list[AllowanceRow]:
+        """Return the allowance of each token that the wallet has, or that Permit2 may move. Raises ``ConfigError``."""
+        found = [self.row(asset) for asset in self.assets]
+        return [row for row in found if row.balance or row.allowance != 0]
+
+    def row(self, asset: Asset) -> AllowanceRow:
+        """Return the allowance of one token, read from the chain now."""
+        balance, allowance = self._read(asset)
+        most = asset.value_nanos(allowance)
+        return AllowanceRow(
+            asset.network,
+            asset.contract,
+            asset.symbol,
+            nanos_to_decimal(asset.value_nanos(balance)),
+            None if most > _UNLIMITED else nanos_to_decimal(most),
+            nanos_to_decimal(asset.value_nanos(min(balance, allowance))),
+        )
+
+    def asset(self, network: str | None, token: str | None) -> Asset:
+        """Return the one token that is meant. Raises ``ConfigError`` that names those to choose from."""
+        fits = [
+            asset
+            for asset in self.assets
+            if (network is None or resolve_network(network) == asset.network)
+            and (token is None or token.lower() in _names(asset))
+        ]
+        if len(fits) == 1:
+            return fits[0]
+        known = ", ".join(f"{asset.symbol} on {asset.network}" for asset in (fits or self.assets)[:6])
+        what = "no token fits" if not fits else f"{len(fits)} tokens fit"
+        raise ConfigError(
+            f"token: {what}; name one with --network and --token: {known or 'none on the chains of chains='}"
+        )
+
+    def set(self, asset: Asset, amount: Nanos, *, pause: Callable[[float], None] = time.sleep) -> AllowanceRow:
+        """Sign and send the transaction that sets the allowance to exactly *amount* (nano-dollars); wait for its block.
+
+        It is recorded in the ledger before it is signed. Raises ``ConfigError`` for a sum that the token cannot
+        express and for a transaction that fails, ``SignerError`` for a key that cannot sign it.
+        """
+        signer = self.shell.signer
+        if not isinstance(signer, LocalSigner):
+            raise SignerError(
+                "an allowance is signed with a key in this process (X402GUARD_PRIVATE_KEY, X402GUARD_KEYSTORE)"
+            )
+        atomic = atomic_of(asset, amount)
+        rpc = self._rpc(asset.network)
+        try:
+            terms = _terms(rpc, self.payer, asset, atomic)
+            self._record(asset, amount, terms)
+            raw = signer.sign_allowance(terms)
+            sent = str(rpc.call("eth_sendRawTransaction", "0x" + raw.hex()))
+            _mined(rpc, sent, pause)
+        except ChainUnreadable as error:
+            raise ConfigError(f"allowance: {asset.symbol} on {asset.network}: {error}") from None
+        return replace(self.row(asset), transaction=sent)
+
+    def _record(self, asset: Asset, amount: Nanos, terms: AllowanceTerms) -> None:
+        facts = {
+            "name": "allowance_set",
+            "network": asset.network,
+            "token": asset.contract,
+            "symbol": asset.symbol,
+            "amount": amount,
+            "account_nonce": terms.account_nonce,
+        }
+
+        def change(view: LedgerView) -> None:
+            view.record(WALLET, "event", facts=facts)
+
+        transact_now(self.shell, Scope(nodes=(WALLET,), durable=True), change)
+
+    def _rpc(self, network: str) -> JsonRpc:
+        chain = self.shell.chain
+        if not isinstance(chain, RpcChainReader):
+            raise ConfigError("chains: allowances are read from the chains of the settings; none is set")
+        return chain.rpc(network)
+
+    def _read(self, asset: Asset) -> tuple[int, int]:
+        rpc = self._rpc(asset.network)
+        try:
+            balance = rpc.view(asset.contract, "balanceOf", ["address"], [self.payer], "latest")
+            return balance, rpc.view(
+                asset.contract, "allowance", ["address", "address"], [self.payer, PERMIT2], "latest"
+            )
+        except ChainUnreadable as error:
+            raise ConfigError(f"chains[{asset.network!r}]: {asset.symbol} cannot be read: {error}") from None
+
+
+_UNLIMITED: Final = 10**18  # nano-dollars: a billion dollars
+
+
+def wallet_of(guard: Guard) -> Wallet:
+    """Return the wallet of a guard. Raises ``ConfigError`` without a key or a chain."""
+    payer, networks = guard.context.payer, guard.context.chains
+    if payer is None:
+        raise ConfigError("private_key: no key is set; an allowance is the wallet's own")
+    if not networks:
+        raise ConfigError("chains: allowances are read from the chains of the settings; none is set")
+    assets = (asset for asset in guard.context.registry.on(networks) if "permit2" in asset.methods)
+    return Wallet(guard.shell, payer, tuple(assets))
+
+
+def atomic_of(asset: Asset, amount: Nanos) -> int:
+    """Return *amount* (nano-dollars) in the token's atomic units. Raises ``ConfigError`` if it is not a whole number."""
+    unit: int = 10**asset.decimals
+    atomic, rest = divmod(amount * unit, dollars_to_nanos(asset.usd))
+    if rest:
+        raise ConfigError(f"amount: ${nanos_to_decimal(amount)} is no whole number of units of {asset.symbol}")
+    return atomic
+
+
+def _names(asset: Asset) -> set[str]:
+    return {asset.symbol.lower(), asset.contract.lower()}
+
+
+def _terms(rpc: JsonRpc, payer: Address, asset: Asset, atomic: int) -> AllowanceTerms:
+    draft = AllowanceTerms(asset.chain_id, asset.contract, atomic, 0, 0, 0, 0)
+    gas = quantity(rpc.call("eth_estimateGas", {"from": payer, "to": draft.token, "data": "0x" + draft.data().hex()}))
+    base = quantity(rpc.call("eth_getBlockByNumber", "latest", False).get("baseFeePerGas") or 0)  # noqa: FBT003
+    try:
+        tip = quantity(rpc.call("eth_maxPriorityFeePerGas"))
+    except ChainUnreadable:
+        tip = _TIP_WEI
+    nonce = quantity(rpc.call("eth_getTransactionCount", payer, "pending"))
+    return replace(draft, account_nonce=nonce, gas=gas * 6 // 5, max_fee_wei=2 * base + tip, tip_wei=tip)
+
+
+def _mined(rpc: JsonRpc, transaction: str, pause: Callable[[float], None]) -> None:
+    for _ in range(int(_RECEIPT_S / _POLL_S)):
+        receipt = rpc.call("eth_getTransactionReceipt", transaction)
+        if receipt is not None:
+            if quantity(receipt["status"]) == 1:
+                return
+            raise ConfigError(f"allowance: the transaction {transaction} was reverted; nothing is changed")
+        pause(_POLL_S)
+    raise ConfigError(f"allowance: {transaction} is sent, and is in no block after {_RECEIPT_S} s; look at it later")
