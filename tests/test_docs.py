@@ -1,6 +1,7 @@
 """What is written down is what is so: settings, commands, the ledger's table, the report's schema, the README's code."""
 
 import ast
+import inspect
 import json
 import re
 import shlex
@@ -84,6 +85,21 @@ def test_every_command_is_documented_and_has_help():
         result = CliRunner().invoke(app, [*command, "--help"])
         assert result.exit_code == 0
         assert len(result.output) > 100
+        assert "Example: x402guard" in " ".join(result.output.split()), command
+
+
+ALWAYS_TEXT = {("init",), ("demo",)}  # one writes a file, one is a show; testnet prints JSON in any case
+
+
+def test_every_command_takes_json():
+    commands = {(command.name,): command for command in app.registered_commands}
+    for group in app.registered_groups:
+        for command in group.typer_instance.registered_commands:
+            commands[group.name, command.name] = command
+    without = {
+        name for name, command in commands.items() if "as_json" not in inspect.signature(command.callback).parameters
+    }
+    assert without == ALWAYS_TEXT | {("testnet",)}
 
 
 def test_the_ledgers_table_is_the_one_in_the_docs():

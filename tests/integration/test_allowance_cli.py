@@ -121,7 +121,9 @@ def test_a_wallet_without_gas_is_told(shop, run, tmp_path):
     done = run("grant", "1.00", "--yes", **poor)
     assert (done.returncode, done.stdout) == (2, "")
     assert "allowance: USDC on eip155:84532: eth_" in done.stderr
-    assert run("show", **poor).stdout == "the wallet has no token that Permit2 can move, on the chains of the settings\n"
+    assert (
+        run("show", **poor).stdout == "the wallet has no token that Permit2 can move, on the chains of the settings\n"
+    )
 
 
 def test_a_sum_is_exact_in_the_tokens_own_units():

@@ -172,3 +172,27 @@ def test_the_testnet_prints_where_it_is_and_stops_when_told(tmp_path):
         process.send_signal(signal.SIGTERM)
         process.communicate(timeout=20)
     assert process.returncode == 0
+
+
+def test_what_changes_something_says_so_as_json_too(tmp_path):
+    ledger = tmp_path / "spend.db"
+    with make_guard(f"sqlite:///{ledger}") as guard:
+        guard.session("court-research", budget="$1.00", id="run")
+
+    def done(*arguments, **more):
+        ran = typed(*arguments, "--json", cwd=tmp_path, X402GUARD_LEDGER=f"sqlite:///{ledger}", **more)
+        assert (ran.returncode, ran.stderr) == (0, ""), ran.stderr
+        return json.loads(ran.stdout)
+
+    assert done("budget", "set", "run", "2.00")["limit"] == "2.00"
+    tripped = done("trip", "run")
+    assert (tripped["state"], tripped["outstanding"]) == ("tripped", [])
+    assert done("reset", "run")["state"] == "open"
+    assert done("ledger", "clock")["accepted"] is False
+    assert done("ledger", "clock", "--accept")["accepted"] is True
+    (tmp_path / "x402guard.toml").write_text('[policy]\nper_payment_cap = "$0.10"\n')
+    assert done("policy", "check", "x402guard.toml")["rules"][0].startswith("payments: at most $0.10")
+    made = done("keys", "new", "key.json", X402GUARD_KEYSTORE_PASSWORD="of the test only")
+    assert done("keys", "address", "key.json") == {"address": made["address"]}
+    public = done("keys", "report", "report.json", X402GUARD_REPORT_KEY_PASSWORD="of the test only")["public_key"]
+    assert len(public) == 64

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from x402guard.cli.arguments import AsJson, LedgerUrl, confirmed, typed_amount
+from x402guard.cli.arguments import AsJson, LedgerUrl, confirmed, typed_amount, working
 from x402guard.cli.sessions import show
 from x402guard.guard.allowance import AllowanceRow
 from x402guard.guard.owner import Owner
@@ -27,7 +27,7 @@ def show_allowances(ledger: LedgerUrl = None, as_json: AsJson = False) -> None:
 
     Example: x402guard allowance show
     """
-    with Owner(ledger) as owner:
+    with Owner(ledger) as owner, working("reading the chains"):
         rows: list[dict[str, Any]] = [row.to_dict() for row in owner.allowances()]
     for row in rows:
         del row["transaction"]
@@ -71,7 +71,8 @@ def _set(amount: str, network: str | None, token: str | None, ledger: str | None
         if not yes:
             asked = f"{what}; set it to ${amount}, by a transaction of the wallet"
             confirmed(f"{asked}?", f"allowance: {asked}; --yes does it without a question")
-        after = owner.set_allowance(amount, network=network, token=token)
+        with working("waiting for a block"):
+            after = owner.set_allowance(amount, network=network, token=token)
     if as_json:
         typer.echo(json.dumps(after.to_dict(), indent=2))
         return

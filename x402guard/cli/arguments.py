@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import httpx
 import typer
+from rich.console import Console
 
 from x402guard.errors import ConfigError
 from x402guard.ledger.report_text import printable
@@ -21,7 +25,7 @@ LedgerUrl = Annotated[
         "--ledger", help="Ledger URL or path, such as ./spend.db; default: X402GUARD_LEDGER or x402guard.toml."
     ),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 
 Method = Annotated[str, typer.Option("--method", "-X", help="The method of the request.")]
 Header = Annotated[list[str] | None, typer.Option("--header", "-H", help="A header, 'Name: value'. May be repeated.")]
@@ -81,6 +85,18 @@ def typed_time(text: str) -> datetime:
     except ValueError:
         raise ConfigError(f"--since: {text[:40]!r} is no time; write 2026-11-01, 24h or 7d") from None
     return given if given.tzinfo is not None else given.replace(tzinfo=UTC)
+
+
+def say(text: str, values: Mapping[str, Any], *, as_json: bool) -> None:
+    """Print what was done: as a sentence, or its *values* as JSON."""
+    typer.echo(json.dumps(values, indent=2, ensure_ascii=False) if as_json else printable(text))
+
+
+@contextmanager
+def working(what: str) -> Iterator[None]:
+    """Show on a terminal's stderr that something is under way, for what can take longer than a second."""
+    with Console(stderr=True).status(f"{what} …"):
+        yield
 
 
 def confirmed(question: str, otherwise: str) -> None:

@@ -37,7 +37,10 @@ _BELIEVED: Final = {"captured": "as its receipt claims", "held": "held in full, 
 
 
 def demo(engine: EngineOption = EngineName.ETH_TESTER) -> None:
-    """Let a court-records agent spend a dollar on a local chain. Exit code 0 only if ledger and chain agree exactly."""
+    """Let a court-records agent spend a dollar on a local chain. Exit code 0 only if ledger and chain agree exactly.
+
+    Example: x402guard demo --engine anvil
+    """
     from x402guard.testing import LlmServer, Testnet
 
     started = time.monotonic()

@@ -19,7 +19,7 @@ import typer
 from x402guard.assets import resolve_network
 from x402guard.chain.reader import RpcChainReader
 from x402guard.chain.rpc import ChainUnreadable, JsonRpc
-from x402guard.cli.arguments import AsJson, LedgerUrl
+from x402guard.cli.arguments import AsJson, LedgerUrl, working
 from x402guard.errors import ConfigError, LedgerUnavailable
 from x402guard.guard.guard import Guard
 from x402guard.guard.settings import Settings, load_settings, settings_sources
@@ -56,10 +56,11 @@ def doctor(
 ) -> None:
     """Check the settings, the key, the ledger, the chains, and libraries whose requests the guard does not see.
 
-    Exit code 1 if a problem would prevent payments.
+    Exit code 1 if a problem would prevent payments. Example: x402guard doctor --load my_agent
     """
     unseen = list(_unseen(load))  # first: the checks load libraries themselves
-    findings = [*_examine(ledger, config), *unseen]
+    with working("looking at settings, ledger and chains"):
+        findings = [*_examine(ledger, config), *unseen]
     if as_json:
         typer.echo(json.dumps([asdict(finding) for finding in findings], indent=2))
     else:

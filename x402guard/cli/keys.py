@@ -9,6 +9,7 @@ from typing import Annotated, Final
 
 import typer
 
+from x402guard.cli.arguments import AsJson, say, working
 from x402guard.errors import ConfigError
 from x402guard.guard.settings import KEYSTORE_PASSWORD, PRIVATE_KEY, load_settings
 from x402guard.guard.signed_report import ReportKey
@@ -23,17 +24,17 @@ Keystore = Annotated[Path, typer.Argument(help="The keystore file, such as walle
 
 
 @keys.command("new")
-def new(path: Keystore) -> None:
+def new(path: Keystore, as_json: AsJson = False) -> None:
     """Make a new key, and write it to a keystore that only you can read.
 
     The password is asked for, or read from X402GUARD_KEYSTORE_PASSWORD. Example: x402guard keys new wallet.json
     """
     _check_new(path)
-    _write_keystore(path, _keystore())
+    _write_keystore(path, _keystore(), as_json=as_json)
 
 
 @keys.command("import")
-def import_(path: Keystore) -> None:
+def import_(path: Keystore, as_json: AsJson = False) -> None:
     """Put a key that you have into a keystore. The key is asked for, or read from a pipe.
 
     Example: x402guard keys import wallet.json
@@ -45,22 +46,29 @@ def import_(path: Keystore) -> None:
     if isinstance(wrong, str):
         del given
         raise ConfigError(f"private key: {wrong}")
-    _write_keystore(path, _keystore(given))
+    _write_keystore(path, _keystore(given), as_json=as_json)
 
 
 @keys.command("address")
 def address(
     path: Annotated[Path | None, typer.Argument(help="A keystore file; default: the key that is set.")] = None,
+    as_json: AsJson = False,
 ) -> None:
-    """Print the address of a keystore, or of the key in the settings. It needs no password."""
+    """Print the address of a keystore, or of the key in the settings. It needs no password.
+
+    Example: x402guard keys address wallet.json
+    """
     payer = load_settings().payer() if path is None else address_in(path)
     if payer is None:
         raise ConfigError(f"keys: no key is set; name a keystore file, or set X402GUARD_KEYSTORE or {PRIVATE_KEY}")
-    typer.echo(payer)
+    say(payer, {"address": payer}, as_json=as_json)
 
 
 @keys.command("report")
-def report(path: Annotated[Path, typer.Argument(help="The file for the key, such as report-key.json.")]) -> None:
+def report(
+    path: Annotated[Path, typer.Argument(help="The file for the key, such as report-key.json.")],
+    as_json: AsJson = False,
+) -> None:
     """Make a key that signs reports, and print the public key that others check them with. It is no key of a wallet.
 
     The password is asked for, or read from X402GUARD_REPORT_KEY_PASSWORD. Example: x402guard keys report report-key.json
@@ -68,7 +76,8 @@ def report(path: Annotated[Path, typer.Argument(help="The file for the key, such
     _check_new(path)
     key = ReportKey.new()
     _write(path, key.to_json(_new_password(REPORT_KEY_PASSWORD)))
-    typer.echo(f"{key.public} is the public key of {path}; x402guard report --sign {path} signs with it")
+    text = f"{key.public} is the public key of {path}; x402guard report --sign {path} signs with it"
+    say(text, {"public_key": key.public, "file": str(path)}, as_json=as_json)
 
 
 def report_key(path: Path) -> ReportKey:
@@ -99,17 +108,21 @@ def _new_password(variable: str = KEYSTORE_PASSWORD) -> str:
 
 
 def _keystore(given: object = None) -> str:
+    password = _new_password()
     try:
-        return make_keystore(_new_password(), given)
+        with working("making the password slow to guess"):
+            return make_keystore(password, given)
     except ValueError as error:
         wrong = str(error)
-    del given
+    del given, password
     raise ConfigError(f"keystore: {wrong}")
 
 
-def _write_keystore(path: Path, text: str) -> None:
+def _write_keystore(path: Path, text: str, *, as_json: bool) -> None:
     _write(path, text)
-    typer.echo(f"{keystore_address(text)} is in {path}; set X402GUARD_KEYSTORE={path} and {KEYSTORE_PASSWORD}")
+    address = keystore_address(text)
+    told = f"{address} is in {path}; set X402GUARD_KEYSTORE={path} and {KEYSTORE_PASSWORD}"
+    say(told, {"address": address, "file": str(path)}, as_json=as_json)
 
 
 def _write(path: Path, text: str) -> None:

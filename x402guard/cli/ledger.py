@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import closing
 from datetime import UTC, datetime
 from typing import Annotated
 
 import typer
 
-from x402guard.cli.arguments import LedgerUrl
+from x402guard.cli.arguments import AsJson, LedgerUrl, say
 from x402guard.errors import ConfigError
 from x402guard.guard.approvers import operating_user
 from x402guard.guard.owner import existing_ledger
 from x402guard.ledger.model import WALLET
 from x402guard.ledger.owner import CLOCK_MARK, accept_clock, count_lost
-from x402guard.ledger.report_text import printable
 from x402guard.ledger.view import Scope
 from x402guard.money import Nanos, format_dollars
 from x402guard.stores import ledger_path, open_store
@@ -32,24 +32,31 @@ def _group() -> None:
 def clock(
     accept: Annotated[bool, typer.Option("--accept", help="Take this machine's clock as right.")] = False,
     ledger_url: LedgerUrl = None,
+    as_json: AsJson = False,
 ) -> None:
     """Compare this machine's clock with the ledger's last entry, and take it as right.
 
     That lets a guard open whose clock is a day ahead, and mends a ledger that a wrong clock has led ahead of the time.
+    Example: x402guard ledger clock --accept
     """
     with closing(open_store(existing_ledger(ledger_url))) as store:
         nodes = tuple(node.id for node in store.nodes())
         now_ms, last_ms = store.now_ms(), max((node.last_ms for node in store.nodes()), default=0)
-        typer.echo(f"this machine: {_shown(now_ms)}; the ledger's last entry: {_shown(last_ms)}")
+        lines = [f"this machine: {_shown(now_ms)}; the ledger's last entry: {_shown(last_ms)}"]
         if accept and WALLET not in nodes:
             raise ConfigError("ledger: no guard has used this ledger yet; there is no time to accept")
         if accept:
             by = operating_user()
             scope = Scope(nodes=nodes, marks=(CLOCK_MARK,), durable=True)
             store.transact(scope, lambda view: accept_clock(view, by))
-            typer.echo("this machine's clock is accepted")
+            lines.append("this machine's clock is accepted")
         elif last_ms > now_ms:
-            typer.echo("the ledger is ahead of this clock; if this clock is right, repeat it with --accept")
+            lines.append("the ledger is ahead of this clock; if this clock is right, repeat it with --accept")
+    values = {"now": now_ms / 1000, "last_entry": last_ms / 1000, "accepted": accept}
+    if as_json:
+        typer.echo(json.dumps(values, indent=2))
+    else:
+        typer.echo("\n".join(lines))
 
 
 def _shown(at_ms: int) -> str:
@@ -62,11 +69,13 @@ def restore(
         bool, typer.Option("--accept-older", help="Take this older ledger as the one that counts.")
     ] = False,
     ledger_url: LedgerUrl = None,
+    as_json: AsJson = False,
 ) -> None:
     """Take a ledger into use that is older than the one that was here, such as a backup.
 
     What the lost ledger had used, as far as the lock file knows, is captured in the wallet. Every session and named
     budget is tripped until it is reset, because what it has spent since is unknown.
+    Example: x402guard ledger restore --accept-older
     """
     if not accept_older:
         raise ConfigError("ledger restore: this cannot be undone; repeat it with --accept-older")
@@ -87,9 +96,8 @@ def restore(
         tripped = sum(node.id != WALLET and node.state == "tripped" for node in store.nodes())
     finally:
         store.close()
-    typer.echo(
-        printable(
-            f"{commits} durable commits are lost; ${format_dollars(Nanos(lost))} are captured in the wallet, and {tripped} sessions and "
-            "budgets are tripped until you reset them"
-        )
+    text = (
+        f"{commits} durable commits are lost; ${format_dollars(Nanos(lost))} are captured in the wallet, and {tripped} sessions and "
+        "budgets are tripped until you reset them"
     )
+    say(text, {"lost_commits": commits, "captured": format_dollars(Nanos(lost)), "tripped": tripped}, as_json=as_json)

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from x402guard.cli.arguments import WITHOUT_SIGN, LedgerUrl, confirmed, typed_amount
+from x402guard.cli.arguments import WITHOUT_SIGN, AsJson, LedgerUrl, confirmed, say, typed_amount
 from x402guard.errors import ConfigError
 from x402guard.guard.guard import Guard
 from x402guard.guard.owner import Owner
@@ -28,37 +28,45 @@ def trip(
         str, typer.Option("--reason", help="The reason, for the owner who resets it later.")
     ] = "by its owner",
     ledger: LedgerUrl = None,
+    as_json: AsJson = False,
 ) -> None:
     """Stop a session, or with 'wallet' all sessions: nothing is signed or sent until it is reset.
 
-    Lists the live holds: what is already signed or sent can still be taken.
+    Lists the live holds: what is already signed or sent can still be taken. Example: x402guard trip court-research
     """
     with Owner(ledger) as owner:
         out = owner.trip(session, reason)
-        row = owner.budget(session)
-        typer.echo(printable(f"{row.kind} {row.id} ({row.name}) is tripped"))
-        for hold in out:
-            typer.echo(printable(f"  {amount_text(hold)}"))
+        row, ids = owner.budget(session), {hold.id for hold in out}
+        holds = [hold.to_dict() for hold in owner.holds() if hold.id in ids]
+    say(f"{row.kind} {row.id} ({row.name}) is tripped", {**row.to_dict(), "outstanding": holds}, as_json=as_json)
+    for hold in () if as_json else out:
+        typer.echo(printable(f"  {amount_text(hold)}"))
 
 
-def reset(session: SessionName, ledger: LedgerUrl = None) -> None:
-    """Reset a tripped session. Its loop counters start at zero; the amounts it has spent stay counted."""
+def reset(session: SessionName, ledger: LedgerUrl = None, as_json: AsJson = False) -> None:
+    """Reset a tripped session. Its loop counters start at zero; the amounts it has spent stay counted.
+
+    Example: x402guard reset court-research
+    """
     with Owner(ledger) as owner:
         row = owner.reset(session)
-    typer.echo(printable(f"{row.kind} {row.id} ({row.name}) is {row.state}"))
+    say(f"{row.kind} {row.id} ({row.name}) is {row.state}", row.to_dict(), as_json=as_json)
 
 
 @budget.command("set")
 def set_budget(
     session: SessionName,
     amount: Annotated[str, typer.Argument(help="The new limit in dollars, such as 20.00, without a $.")],
+    *,
     ledger: LedgerUrl = None,
     new: Annotated[bool, typer.Option("--new", help="Create the ledger, which must not exist yet.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask before a limit that stops the budget.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Set the limit of a session or of the wallet, also upwards. A limit below the used amount trips it.
 
     Prints the old limit and the new one. Asks first if the new one is zero or below the used amount.
+    Example: x402guard budget set court-research 20.00
     """
     limit = nanos_to_decimal(typed_amount(amount))
     if new:
@@ -71,7 +79,8 @@ def set_budget(
             asked = before.question()
             confirmed(f"{asked}. Set it?", f"amount: {asked}; {WITHOUT_SIGN}; --yes sets it all the same")
         done = owner.set_budget(session, limit, stops=yes or before.stops)
-    typer.echo(printable(f"{done.kind} {done.id} ({done.name}): {done.old_to_new()}, ${done.left} left, {done.state}"))
+    text = f"{done.kind} {done.id} ({done.name}): {done.old_to_new()}, ${done.left} left, {done.state}"
+    say(text, done.to_dict(), as_json=as_json)
 
 
 def _make(session: str, limit: str, ledger: str | None) -> None:

@@ -41,16 +41,26 @@ Config = Annotated[Path | None, typer.Option("--config", help="A settings file; 
 
 
 @policy.command("check")
-def check(file: Annotated[Path, typer.Argument(help="A settings file, such as x402guard.toml.")]) -> None:
-    """Read a settings file as a guard does, and summarize its rules. An error in it gives exit code 2."""
+def check(
+    file: Annotated[Path, typer.Argument(help="A settings file, such as x402guard.toml.")], as_json: AsJson = False
+) -> None:
+    """Read a settings file as a guard does, and summarize its rules. An error in it gives exit code 2.
+
+    Example: x402guard policy check x402guard.toml
+    """
     settings = load_settings(file)
     found = settings.policy.build()
     check_ledger_url(settings.ledger)
     # A guard on a ledger in memory runs every check of the settings and writes nothing.
     Guard(**{**settings.guard_arguments(), "ledger": MemoryStore()}).close()
-    typer.echo(f"{file}: the policy is valid, and a guard can be created from the file")
-    for line in _summary(found):
-        typer.echo(printable(f"  {line}"))
+    lines = _summary(found)
+    text = "\n  ".join(
+        [f"{file}: the policy is valid, and a guard can be created from the file", *map(printable, lines)]
+    )
+    if as_json:
+        typer.echo(json.dumps({"file": str(file), "valid": True, "rules": lines}, indent=2, ensure_ascii=False))
+    else:
+        typer.echo(text)
 
 
 def _summary(found: Policy) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from x402guard.cli.arguments import AsJson
+from x402guard.cli.arguments import AsJson, say
 from x402guard.cli.sessions import show
 from x402guard.guard.settings import load_settings
 from x402guard.llm.genai_prices import GenaiPriceBook
@@ -37,7 +37,10 @@ def listing(
     search: Annotated[str, typer.Argument(help="Part of a model's name or provider; default: all models.")] = "",
     as_json: AsJson = False,
 ) -> None:
-    """List the present prices of models, in dollars per million tokens."""
+    """List the present prices of models, in dollars per million tokens.
+
+    Example: x402guard prices list gpt-4o
+    """
     book, _ = _current()
     rows: list[dict[str, Any]] = []
     for provider, model, found in book.listing(int(time.time())):
@@ -49,7 +52,10 @@ def listing(
 
 @prices.command("diff")
 def diff(file: File, as_json: AsJson = False) -> None:
-    """Show every price that differs between FILE and the prices in use, and FILE's hash. Changes nothing."""
+    """Show every price that differs between FILE and the prices in use, and FILE's hash. Changes nothing.
+
+    Example: x402guard prices diff prices.json
+    """
     new, sha256 = read_prices(file)
     changes = list(compare(_current()[0], new, int(time.time())))
     _show(changes, as_json=as_json)
@@ -63,27 +69,32 @@ def update(
     yes: Annotated[
         bool, typer.Option("--yes", help="Accept prices that fall by more than half without a question.")
     ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Install FILE's prices: write them, with their hash, to the price file of the settings.
 
     A price that falls by more than half needs a confirmation, because a forged price file could make every call look
-    cheap.
+    cheap. Example: x402guard prices update prices.json
     """
     old, path = _current()
     new, sha256 = read_prices(file)
     changes = list(compare(old, new, int(time.time())))
     falling = [change for change in changes if change.falls_by_half]
-    typer.echo(f"{file}: {len(changes)} prices differ from those in use; sha256 {sha256}")
-    if falling:
+    if not as_json:
+        typer.echo(f"{file}: {len(changes)} prices differ from those in use; sha256 {sha256}")
+    if falling and not as_json:
         _show(falling, as_json=False)
         typer.echo(f"{len(falling)} prices fall by more than half.")
-        if not yes and not typer.confirm("Accept them?", default=False):
-            typer.echo("Nothing was changed.")
+    if falling and not yes:
+        asked = "Accept them?" if not as_json else f"{len(falling)} prices fall by more than half. Accept them?"
+        if not typer.confirm(asked, default=False, err=as_json):
+            typer.echo("Nothing was changed.", err=as_json)
             raise typer.Exit(1)
     target = Path(path or PRICES_FILE)
     write_prices(file, target, seen=sha256)
     where = "" if path else f'; to use it, set prices = "{target}" under [metering], or X402GUARD_METERING__PRICES'
-    typer.echo(f"written to {target}{where}")
+    values = {"file": str(target), "sha256": sha256, "changed": len(changes), "falling": len(falling)}
+    say(f"written to {target}{where}", values, as_json=as_json)
 
 
 def _show(changes: list[PriceChange], *, as_json: bool) -> None:

@@ -10,7 +10,7 @@ from typing import Annotated, Final
 
 import typer
 
-from x402guard.cli.arguments import AsJson, LedgerUrl
+from x402guard.cli.arguments import AsJson, LedgerUrl, say, working
 from x402guard.cli.sessions import holds
 from x402guard.errors import ConfigError, LedgerUnavailable
 from x402guard.guard.owner import Owner
@@ -31,13 +31,14 @@ def reconcile(every: Every = None, ledger: LedgerUrl = None, as_json: AsJson = F
     """Ask the chains about every payment that is not proven, and compare the wallet's transfers with the ledger.
 
     The findings are written to the ledger. Exit code 1 if a chain could not be read, or if money moved that the ledger
-    does not explain.
+    does not explain. Example: x402guard reconcile --every 30s
     """
     pause_s = None if every is None else _seconds(every)
     with Owner(ledger) as owner:
         while True:
             try:
-                found = owner.reconcile()
+                with working("asking the chains"):
+                    found = owner.reconcile()
             except LedgerUnavailable:
                 if pause_s is None:
                     raise
@@ -58,6 +59,7 @@ def cancel(
     """Sign the cancellation of a signed EIP-3009 payment. Any account can send it and pays the gas.
 
     The payment counts in full until the chain shows the cancellation and `x402guard reconcile` has read it.
+    Example: x402guard holds cancel 5ec8c544
     """
     with Owner(ledger) as owner:
         made = owner.cancel(hold)
@@ -73,14 +75,16 @@ def cancel(
 def forgive_purchase(
     hold: Annotated[str, typer.Argument(help="The hold's id, or the beginning of it if that is unique.")],
     ledger: LedgerUrl = None,
+    as_json: AsJson = False,
 ) -> None:
     """Let the same request sign a new payment, although this one was or may be taken and its answer was lost.
 
-    The payment itself is unchanged and counts as before.
+    The payment itself is unchanged and counts as before. Example: x402guard holds forgive 5ec8c544
     """
     with Owner(ledger) as owner:
         after = owner.forgive(hold)
-    typer.echo(printable(f"hold {after.id} is forgiven; the same request signs a new payment now"))
+    values = {"id": after.id, "state": str(after.state), "delivery": str(after.delivery)}
+    say(f"hold {after.id} is forgiven; the same request signs a new payment now", values, as_json=as_json)
 
 
 def _seconds(every: str) -> int:

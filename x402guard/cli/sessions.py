@@ -21,7 +21,8 @@ from x402guard.guard.owner_rows import BudgetRow
 from x402guard.ledger.report_text import printable
 
 holds = typer.Typer(
-    help="List the live holds, cancel one, or forgive a purchase whose answer was lost.", invoke_without_command=True
+    help="List the live holds, cancel one, or forgive a purchase whose answer was lost. Example: x402guard holds",
+    invoke_without_command=True,
 )
 
 _PIPE_WIDTH: Final = 1000
@@ -107,7 +108,10 @@ def predict(
     ledger: LedgerUrl = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show the cost of past sessions of a name: p50 and p95, or "no data" for fewer than five sessions."""
+    """Show the cost of past sessions of a name: p50 and p95, or "no data" for fewer than five sessions.
+
+    Example: x402guard predict court-research
+    """
     with Owner(ledger) as owner:
         found = owner.predict(name)
     values = {"name": name, "sessions": found.sessions, "p50": _dollars(found.p50), "p95": _dollars(found.p95)}
@@ -120,7 +124,10 @@ def _dollars(amount: Decimal | None) -> str | None:
 
 @holds.callback()
 def list_holds(context: typer.Context, ledger: LedgerUrl = None, as_json: AsJson = False) -> None:
-    """List every live hold: the amount that may still be taken, the payee, the deadline, and whether it is in doubt."""
+    """List every live hold: the amount that may still be taken, the payee, the deadline, and whether it is in doubt.
+
+    Example: x402guard holds --json
+    """
     if context.invoked_subcommand is not None:
         return
     with Owner(ledger) as owner:

@@ -16,6 +16,7 @@ def testnet(engine: EngineOption = EngineName.ETH_TESTER) -> None:  # noqa: PT02
     """Run a local chain that poses as Base Sepolia, a facilitator and a merchant. Prints their addresses as JSON.
 
     The printed key is a test key without value on any other network. Ctrl-C or SIGTERM stops the command.
+    Example: x402guard testnet
     """
     from x402guard.testing import Testnet
 
