@@ -85,7 +85,7 @@ def test_a_ledger_that_is_not_there_is_not_made_by_looking(tmp_path):
         (
             ("sessions",),
             {"X402GUARD_POLICY__HOSTS": '"x.com"'},
-            "policy.hosts: Input should be a valid list; write a list",
+            "policy.hosts: 'x.com' is not a list; write a list",
         ),
     ],
 )

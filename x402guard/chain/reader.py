@@ -5,13 +5,14 @@ Sources: EIP-3009 (authorizationState), Permit2's SignatureTransfer (nonceBitmap
 
 from __future__ import annotations
 
+import difflib
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeVar, Union
 
-from x402guard.assets import resolve_network
+from x402guard.assets import V1_NAMES, resolve_network
 from x402guard.chain.logs import (
     Block,
     block_at,
@@ -104,7 +105,7 @@ class RpcChainReader:
         for name, given in chains.items():
             network = resolve_network(name) if isinstance(name, str) else None
             if network is None:
-                raise ConfigError(f"chains: {name!r} is not an EVM network; write eip155:<chain id>")
+                raise ConfigError(f"chains: {name!r:.60} is not an EVM network; {_meant(name)}")
             if network in self._rpcs:
                 raise ConfigError(f"chains: {network} is named twice, once as {name!r}")
             chain = _as_chain(name, given)
@@ -210,6 +211,14 @@ class RpcChainReader:
         """See ``ChainReader.close``."""
         for rpc in self._rpcs.values():
             rpc.close()
+
+
+def _meant(name: object) -> str:
+    """Return what a wrong name of a network may have meant."""
+    if type(name) is int and name > 0:
+        return f"write 'eip155:{name}'"
+    near = difflib.get_close_matches(str(name).lower(), V1_NAMES, n=1)
+    return f"did you mean {near[0]!r}?" if near else "write eip155:<chain id>, such as 'eip155:8453'"
 
 
 def _as_chain(name: str, given: Endpoints) -> Chain:

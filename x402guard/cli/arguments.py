@@ -61,7 +61,7 @@ def typed_request(url: str, method: str, headers: list[str] | None, data: str | 
         try:
             body = Path(data[1:]).read_bytes()
         except OSError as error:
-            raise ConfigError(f"--data: {data[1:]!r} cannot be read: {error}") from None
+            raise ConfigError(f"--data: {data[1:]!r} cannot be read: {error.strerror}") from None
     if body is not None and not any(name.lower() == "content-type" for name, _ in given):
         given.append(("content-type", "application/json"))
     try:

@@ -43,7 +43,9 @@ def check_kinds(signer: object, ledger: object, policy: object, chains: object) 
     if policy is not None and not isinstance(policy, Policy):
         raise ConfigError(f"policy: a {type(policy).__name__} is not a Policy; write Policy(per_payment_cap=…)")
     if chains is not None and not isinstance(chains, Mapping) and not hasattr(chains, "networks"):
-        raise ConfigError("chains: neither a mapping from network to URL nor a ChainReader")
+        raise ConfigError(
+            f"chains: a {type(chains).__name__} is no mapping from network to URL; write chains={{'base': 'https://…'}}"
+        )
     return signer_of(signer)
 
 

@@ -6,6 +6,7 @@ import difflib
 import grp
 import os
 import pwd
+import re
 import stat
 import tomllib
 from collections.abc import Mapping
@@ -45,6 +46,9 @@ _READ_BEFORE: Final[dict[str, SecretStr]] = {}  # the secrets that this process 
 CONFIG_FILE: Final = "x402guard.toml"
 CONFIG: Final = "X402GUARD_CONFIG"
 
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
 
 if TYPE_CHECKING:  # the tables are made as this module loads
     PolicySettings: TypeAlias = Any
@@ -296,7 +300,7 @@ def _read(path: Path | None) -> Settings:
 
 def _in_our_words(error: ValidationError, path: Path | None) -> str:
     """Return the first error with the setting's name as its owner wrote it, and how to write it."""
-    first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+    first = error.errors(include_url=False)[0]
     # For a table that may also be false, pydantic names the model, which the owner never wrote.
     loc = [str(part) for part in first["loc"] if not (isinstance(part, str) and part.endswith("Settings"))]
     if first["type"] == "extra_forbidden":
@@ -306,24 +310,39 @@ def _in_our_words(error: ValidationError, path: Path | None) -> str:
             f"; did you mean {near[0]}?" if near else f"; known are {', '.join(n for n in known if n != 'private_key')}"
         )
         return f"{'.'.join(loc)}: there is no such setting (in {path or CONFIG_FILE} or {ENV_PREFIX}*){hint}"
-    hint = '; write a list, such as ["a", "b"]' if first["type"] == "list_type" else ""
-    money = loc[-1] in (
-        "session_budget",
-        "above",
-        "ceiling",
-        "budget",
-        "per_payment_cap",
-        "reorg_exposure",
-        "usd",
-    ) or loc[:2] in (
-        ["metering", "models"],
-        ["metering", "fixed_prices"],
-        ["metering", "allowances"],
-    )
-    if first["type"] == "string_type" and money:
-        hint = '; write it as text, such as "$5.00"'
     variable = f"{ENV_PREFIX}{'__'.join(loc[: 2 if loc[0] in _TABLES else 1]).upper()}"
-    return f"{'.'.join(loc)}: {first['msg']}{hint} (set by {variable}, or in {path or CONFIG_FILE})"
+    where = f"(set by {variable}, or in {path or CONFIG_FILE})"
+    return f"{'.'.join(loc)}: {_what_is_wrong(first, loc)} {where}"
+
+
+def _what_is_wrong(error: ErrorDetails, loc: list[str]) -> str:
+    """Return what is wrong with a value, and how to write it. A value that may hold a key is not shown."""
+    kind, expected = error["type"], error.get("ctx", {}).get("expected", "")
+    hidden = loc[0] in _MAY_HOLD_KEYS or _LIKE_A_KEY.search(str(error["input"]))
+    given = "it" if hidden else f"{error['input']!r:.60}"
+    money = loc[-1] in _MONEY or loc[:2] in _TABLES_OF_MONEY
+    words = {
+        "missing": f"it is missing; write {loc[-1]} = …",
+        "int_parsing": f"{given} is not a whole number",
+        "int_type": f"{given} is not a whole number",
+        "int_from_float": f"{given} is not a whole number",
+        "bool_parsing": f"{given} is neither true nor false",
+        "bool_type": f"{given} is neither true nor false",
+        "float_parsing": f"{given} is not a number",
+        "float_type": f"{given} is not a number",
+        "list_type": f'{given} is not a list; write a list, such as ["a", "b"]',
+        "dict_type": f"{given} is not a table",
+        "model_type": f"{given} is not a table" + ("; write a URL, or a list of URLs" if loc[0] == "chains" else ""),
+        "literal_error": f"{given} is not {expected}",
+        "string_type": f"{given} is not text" + ('; write it as text, such as "$5.00"' if money else ""),
+    }
+    return words.get(kind) or str(error["msg"])
+
+
+_LIKE_A_KEY: Final = re.compile(r"[0-9a-fA-F]{32}")
+_MAY_HOLD_KEYS: Final = frozenset({"private_key", "keystore_password", "webhook_secret", "webhook_url", "chains"})
+_MONEY: Final = frozenset({"session_budget", "above", "ceiling", "budget", "per_payment_cap", "reorg_exposure", "usd"})
+_TABLES_OF_MONEY: Final = (["metering", "models"], ["metering", "fixed_prices"], ["metering", "allowances"])
 
 
 def _fields_at(table: type[BaseModel], loc: list[str]) -> Mapping[str, object]:

@@ -84,7 +84,9 @@ class Guarded:
 
     def __init__(self, payer: FindsPayer, on_refusal: OnRefusal) -> None:
         if isinstance(payer, type) or not hasattr(payer, "innermost"):
-            raise ConfigError(f"GuardedTransport(…): {payer!r} is neither a Session nor a Guard")
+            raise ConfigError(
+                f"GuardedTransport(…): {payer!r:.60} is neither a Session nor a Guard; write GuardedTransport(session)"
+            )
         if on_refusal not in get_args(OnRefusal):
             raise ConfigError(f"on_refusal: {on_refusal!r} is neither 'raise' nor 'respond'")
         redact_logs()

@@ -189,7 +189,13 @@ def describe_request(
     *named_by* are the places that a 3xx answer named, with its origin.
     """
     extensions: Mapping[str, Any] = request.extensions
-    purchase = extensions.get("purchase", request.headers.get("idempotency-key"))
+    purchase, again = extensions.get("purchase"), extensions.get("pay_again", False)
+    if purchase is not None and (not isinstance(purchase, str) or not purchase.strip()):
+        raise ConfigError(f"extensions['purchase']: {purchase!r:.60} is no name; write text such as 'order 7'")
+    if not isinstance(again, bool):
+        raise ConfigError(f"extensions['pay_again']: {again!r:.60} is neither True nor False")
+    if purchase is None:
+        purchase = request.headers.get("idempotency-key")
     quoted = extensions.get("max_price")
     url = request.url
     name = url.raw_host.decode("ascii").lower()
@@ -205,8 +211,8 @@ def describe_request(
         loopback=_is_loopback(name),
         body_sha256=None if body is None else hashlib.sha256(body).hexdigest(),
         entropy=here().random_bytes(32),
-        purchase=None if purchase is None else str(purchase),
-        pay_again=extensions.get("pay_again") is True,
+        purchase=purchase,
+        pay_again=again,
         pays_itself=pays_itself,
         redirected_from=logical.origin if crossed else (named_by or {}).get(place_of(url)),
         paid_by=logical.paid_by,

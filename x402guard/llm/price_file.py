@@ -116,7 +116,7 @@ def _load(path: Path) -> Any:
         check_depth(text)
         return json.loads(text)
     except (OSError, ValueError, RecursionError) as error:
-        raise ConfigError(f"prices: {path} cannot be read: {error}") from error
+        raise ConfigError(f"prices: {path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
 
 
 def _providers_of(path: Path) -> tuple[Any, str]:

@@ -31,7 +31,7 @@ def as_mapping(answer: object, *, field: str) -> Mapping[str, Any]:
         if field == "usage"
         else "give the whole answer, or report its usage with session.record_usage(provider, model, usage)"
     )
-    raise TypeError(f"{field}: a {type(answer).__name__} states no usage; {fix}")
+    raise TypeError(f"{field}: a value of type {type(answer).__name__} states no usage; {fix}")
 
 
 def _plain(value: Any, deeper: int) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
@@ -274,7 +275,9 @@ def as_host(pattern: str) -> str:
 def _network(name: str) -> str:
     network = resolve_network(_text(name))
     if network is None:
-        raise ValueError(f"{name!r} is not a known network; write eip155:<chain id>, or one of {', '.join(V1_NAMES)}")
+        near = difflib.get_close_matches(name.lower(), V1_NAMES, n=1)
+        meant = f"did you mean {near[0]!r}?" if near else f"write eip155:<chain id>, or one of {', '.join(V1_NAMES)}"
+        raise ValueError(f"{name!r} is not a known network; {meant}")
     return network
 
 

@@ -160,7 +160,11 @@ def messages_key(model: str, messages: object, *, similar: bool) -> str:
 
 
 def state_step(state: object, node_id: str) -> Step:
-    """Return the step of an agent that reports its *state*; the key is its hash."""
+    """Return the step of an agent that reports its *state*; the key is its hash.
+
+    Raises ``TypeError`` for what is no plain JSON: an object's own text would differ each time.
+    """
+    json.dumps(state)
     return Step(HoldKind.TOOL, "session.step", _digest(["state", state]), node_id)
 
 

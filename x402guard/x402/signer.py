@@ -92,9 +92,12 @@ class LocalSigner:
             text = Path(path).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             del password
-            raise ConfigError(f"keystore: {path} cannot be read: {error}") from None
+            why = error.strerror if isinstance(error, OSError) else "it is no text"
+            raise ConfigError(f"keystore: {path} cannot be read: {why}") from None
         if type(password) is not str:
-            wrong = f"password: a {type(password).__name__} is no text"
+            wrong = "the password is None: the variable or secret that it comes from is not set"
+            if password is not None:
+                wrong = f"the password is of type {type(password).__name__}, and has to be text"
             del password
             raise ConfigError(f"keystore: {wrong}")
         parsed = read_keystore(text, password)
@@ -190,7 +193,7 @@ def signer_of(given: object) -> Signer | None:
             return LocalSigner.from_key(bytes(given.key))
     if not isinstance(given, type) and _is_signer(given):
         return given
-    what = f"the class {given.__name__}" if isinstance(given, type) else f"a {type(given).__name__}"
+    what = f"the class {given.__name__}" if isinstance(given, type) else f"a value of type {type(given).__name__}"
     del given
     raise ConfigError(
         f"signer: {what} is not a signer; write LocalSigner.from_key(…), LocalSigner.from_keystore(path, password=…), an "

@@ -358,7 +358,7 @@ OTHER = {"list": [USAGE], "NoneType": None, "str": "20", "int": 38, "generator":
 @pytest.mark.parametrize(("kind", "usage"), OTHER.items(), ids=OTHER)
 def test_a_usage_is_an_object(kind, usage):
     with metered() as session:
-        with pytest.raises(TypeError, match=rf"^usage: a {kind} .*write \{{"):
+        with pytest.raises(TypeError, match=rf"^usage: a value of type {kind} .*write \{{"):
             session.record_usage("openai", "gpt-4o", usage)
         assert_nothing_booked(session)
 

@@ -102,7 +102,7 @@ def test_a_wrong_password_a_missing_file_and_none_are_told(keystore, tmp_path):
         LocalSigner.from_keystore(keystore, password="wrong horse")
     with pytest.raises(ConfigError, match=r"cannot be read: .*No such file"):
         LocalSigner.from_keystore(tmp_path / "none.json", password="x")
-    with pytest.raises(ConfigError, match="password: a NoneType is no text"):
+    with pytest.raises(ConfigError, match="the password is None"):
         LocalSigner.from_keystore(keystore, password=None)
 
 

@@ -30,12 +30,12 @@ def _clean(monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ({"signer": KEY}, "signer: a str is not a signer"),
+        ({"signer": KEY}, "signer: a value of type str is not a signer"),
         ({"signer": LocalSigner}, "signer: the class LocalSigner is not a signer"),
         ({"ledger": 5}, "ledger: 5 is neither"),
         ({"ledger": "mysql://x"}, "is not a ledger"),
         ({"policy": {"hosts": ["a"]}}, "policy: a dict is not a Policy"),
-        ({"chains": ["http://x"]}, "chains: neither a mapping"),
+        ({"chains": ["http://x"]}, "chains: a list is no mapping from network to URL"),
         ({"chains": {"mars": "http://x"}}, "chains: 'mars' is not an EVM network"),
         ({"chains": {84532: "http://x"}}, "chains: 84532 is not an EVM network"),
         ({"chains": {"base-sepolia": "wss://x/SECRET"}}, "not an http:// or https:// URL"),
