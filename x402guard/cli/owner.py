@@ -10,7 +10,7 @@ from x402guard.cli.arguments import WITHOUT_SIGN, AsJson, LedgerUrl, confirmed, 
 from x402guard.errors import ConfigError
 from x402guard.guard.guard import Guard
 from x402guard.guard.owner import Owner
-from x402guard.guard.owner_rows import LimitChange, amount_text
+from x402guard.guard.owner_rows import BudgetRow, LimitChange, amount_text
 from x402guard.guard.settings import load_settings
 from x402guard.ledger.model import WALLET
 from x402guard.ledger.report_text import printable
@@ -38,7 +38,7 @@ def trip(
         out = owner.trip(session, reason)
         row, ids = owner.budget(session), {hold.id for hold in out}
         holds = [hold.to_dict() for hold in owner.holds() if hold.id in ids]
-    say(f"{row.kind} {row.id} ({row.name}) is tripped", {**row.to_dict(), "outstanding": holds}, as_json=as_json)
+    say(f"{_title(row)} is tripped", {**row.to_dict(), "outstanding": holds}, as_json=as_json)
     for hold in () if as_json else out:
         typer.echo(printable(f"  {amount_text(hold)}"))
 
@@ -50,7 +50,7 @@ def reset(session: SessionName, ledger: LedgerUrl = None, as_json: AsJson = Fals
     """
     with Owner(ledger) as owner:
         row = owner.reset(session)
-    say(f"{row.kind} {row.id} ({row.name}) is {row.state}", row.to_dict(), as_json=as_json)
+    say(f"{_title(row)} is {row.state}", row.to_dict(), as_json=as_json)
 
 
 @budget.command("set")
@@ -79,8 +79,13 @@ def set_budget(
             asked = before.question()
             confirmed(f"{asked}. Set it?", f"amount: {asked}; {WITHOUT_SIGN}; --yes sets it all the same")
         done = owner.set_budget(session, limit, stops=yes or before.stops)
-    text = f"{done.kind} {done.id} ({done.name}): {done.old_to_new()}, ${done.left} left, {done.state}"
+    change = f"a new ledger, with a limit of ${done.limit}" if new else f"{done.old_to_new()}, ${done.left} left"
+    text = f"{_title(done)}: {change}, {done.state}"
     say(text, done.to_dict(), as_json=as_json)
+
+
+def _title(row: BudgetRow | LimitChange) -> str:
+    return "the wallet" if row.id == WALLET else f"{row.kind} {row.id} ({row.name})"
 
 
 def _make(session: str, limit: str, ledger: str | None) -> None:

@@ -10,7 +10,7 @@ from decimal import Decimal
 from typing import Any
 
 from x402guard.ledger.in_doubt import DEFAULT_FLIGHT_S, in_doubt
-from x402guard.ledger.model import Hold, Node
+from x402guard.ledger.model import WALLET, Hold, Node
 from x402guard.ledger.report import remaining
 from x402guard.ledger.report_text import printable
 from x402guard.ledger.view import LedgerView
@@ -175,7 +175,8 @@ class LimitChange(_Row):
     def question(self) -> str:
         """Return what a change that ``stops`` does, as a sentence."""
         used = f"${self.used} is used" if self.used else "nothing can be spent then"
-        return f"{self.old_to_new()} stops {self.kind} {self.id} ({self.name}): {used}"
+        what = "the wallet" if self.id == WALLET else f"{self.kind} {self.id} ({self.name})"
+        return f"{self.old_to_new()} stops {what}: {used}"
 
     def old_to_new(self) -> str:
         """Return ``$5.00 → $20.00``."""

@@ -414,7 +414,7 @@ def test_a_wallet_that_is_tripped_stops_every_session(tmp_path, command):
         for session in (one, other):
             with pytest.raises(SessionTripped, match="wallet"):
                 session.charge("serp", "$0.01")
-        assert command("reset", "wallet") == (0, "wallet wallet (wallet) is open\n")
+        assert command("reset", "wallet") == (0, "the wallet is open\n")
         one.charge("serp", "$0.01")
 
 
