@@ -229,6 +229,7 @@ _VARIES = (
 )
 
 
+@pytest.mark.long
 def test_the_session_in_a_terminal_prints_what_the_page_says(tmp_path):
     """The commands of the page, typed into one bash, print what stands below them."""
     text = "".join(blocks_of(IN_A_TERMINAL, "console"))

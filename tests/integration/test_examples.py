@@ -25,7 +25,9 @@ def run(name, folder):
 
 
 @pytest.mark.chain
-@pytest.mark.parametrize("name", FRAMEWORKS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.long if n == "fastapi_server" else ()) for n in FRAMEWORKS]
+)
 def test_the_example_of_a_framework_runs_and_is_short(tmp_path, name):
     assert len((EXAMPLES / f"{name}.py").read_text().splitlines()) < 60
     shown = run(name, tmp_path).stdout

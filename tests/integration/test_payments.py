@@ -108,7 +108,9 @@ def test_a_missing_permit2_allowance_is_named_before_anything_is_signed(net, tmp
     signer = LocalSigner.from_key(key)
     with Guard(signer=signer, ledger=f"sqlite:///{tmp_path / 'p.db'}", chains={net.network: net.rpc}) as guard:
         with guard.session("agent", budget="$1.00") as session:
-            with pytest.raises(PolicyDenied, match=r"permit2_allowance: .* approve Permit2"):
+            with pytest.raises(
+                PolicyDenied, match=r"permit2_allowance: .* allow an exact sum with .x402guard allowance grant"
+            ):
                 ask("sync", session, net, "GET", net.merchant.routes["permit2"].format(n=1))
             assert session.held == 0
 

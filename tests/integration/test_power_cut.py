@@ -181,9 +181,9 @@ def test_a_cut_keeps_trips_and_lowered_limits(world):
         world.buy(session, "exact", "settles")
         with guard.session("s", budget="$0.50", id="s"):
             world.disk.promise(limited("s", 500_000))
-        owner.set_budget("s", "$0.30", world.url)
+        owner.set_budget("s", "$0.30", ledger=world.url)
         world.disk.promise(limited("s", 300_000))
-        owner.set_budget("wallet", "$1.50", world.url)
+        owner.set_budget("wallet", "$1.50", ledger=world.url)
         world.disk.promise(limited("wallet", 1_500_000))
         world.buy(session, "exact", "refuses", 1)
         session.trip("enough")
@@ -207,7 +207,7 @@ def test_a_cut_keeps_what_a_person_has_denied(world):
 
     def deny(_seconds):
         [question] = world.store.marks("approval", "")
-        approvals._answer(question, "ada", world.url, yes=False)
+        approvals._answer(question, "ada", world.url, yes=False, as_json=False)
         world.disk.promise(lambda store: store.marks("approval", "")[question]["said"] == {"ada": False})
 
     asking = Policy(rules=[Rule(name="ask", action="ask")], breaker=None)

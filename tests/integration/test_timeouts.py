@@ -205,6 +205,7 @@ def test_at_the_defaults_a_byte_a_second_is_cut_when_the_offers_time_is_over():
 
 
 @pytest.mark.long
+@pytest.mark.timeout(300)
 def test_an_answer_that_takes_up_to_119_seconds_is_bought_once_and_handed_over():
     """With the five seconds that httpx waits by default, and the guard's defaults."""
 

@@ -362,15 +362,15 @@ def test_however_deep_it_is_what_lies_beside_the_usage_loses_no_call(till):
 
 STREAM = {"model": "gpt-4o-mini", "messages": HI, "stream": True}
 CANNOT = {
-    "text": (lambda till: "Yes.", TypeError, "a str"), "none": (lambda till: None, TypeError, "a NoneType"),
-    "generator": (lambda till: (x for x in ()), TypeError, "a generator"), "list": (lambda till: [], TypeError, "a list"),
-    "http": (lambda till: httpx.Response(200, json=chat_of()), TypeError, "a Response"),
-    "bytes": (lambda till: json.dumps(chat_of()).encode(), TypeError, "a bytes"),
-    "class": (lambda till: Aliased, TypeError, "a "), "namespace": (lambda till: kinds.SimpleNamespace(), TypeError, "a Simple"),
+    "text": (lambda till: "Yes.", TypeError, "a value of type str"), "none": (lambda till: None, TypeError, "a value of type NoneType"),
+    "generator": (lambda till: (x for x in ()), TypeError, "a value of type generator"), "list": (lambda till: [], TypeError, "a value of type list"),
+    "http": (lambda till: httpx.Response(200, json=chat_of()), TypeError, "a value of type Response"),
+    "bytes": (lambda till: json.dumps(chat_of()).encode(), TypeError, "a value of type bytes"),
+    "class": (lambda till: Aliased, TypeError, "a value of type "), "namespace": (lambda till: kinds.SimpleNamespace(), TypeError, "a value of type Simple"),
     "stream": (lambda till: of_openai(till.server, till.keep(httpx2.Client())).chat.completions.create(**STREAM),
-               TypeError, "a Stream"),
+               TypeError, "a value of type Stream"),
     "raw": (lambda till: of_openai(till.server, till.keep(httpx2.Client())).chat.completions.with_raw_response.create(
-        model="gpt-4o-mini", messages=HI), TypeError, "a LegacyAPIResponse"),
+        model="gpt-4o-mini", messages=HI), TypeError, "a value of type LegacyAPIResponse"),
     "empty": (lambda till: {}, ValueError, "it states no readable usage"),
     "null": (lambda till: chat_of(usage=None), ValueError, "it states no readable usage"),
     "usage-list": (lambda till: chat_of(usage=[COUNTS]), ValueError, "it states no readable usage"),

@@ -9,7 +9,7 @@ import difflib
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeVar, Union
 
 from x402guard.assets import V1_NAMES, resolve_network
@@ -27,6 +27,7 @@ from x402guard.chain.rpc import ChainUnreadable, JsonRpc, NodeRefuses, PaymentUn
 from x402guard.errors import ConfigError
 from x402guard.evm import Address
 from x402guard.flow.ports import Funds, OutgoingTransfer, Transfers
+from x402guard.frozen import replace
 from x402guard.ledger.evidence import Cancelled, Finding, Settled, Unreadable, Unused, Used
 from x402guard.ledger.intent import Intent
 from x402guard.ledger.model import Hold

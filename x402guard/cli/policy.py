@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from contextlib import closing
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,6 +16,7 @@ from x402guard.assets import AssetRegistry
 from x402guard.cli.arguments import AsJson, Data, Header, Method, typed_request
 from x402guard.errors import ConfigError, ProtocolError, X402GuardError
 from x402guard.flow.request import RequestFacts
+from x402guard.frozen import replace
 from x402guard.guard.guard import Guard
 from x402guard.guard.settings import Settings, load_settings
 from x402guard.http.request import mark_guarded, request_facts

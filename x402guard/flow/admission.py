@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import Any, Final, TypeVar
 
@@ -13,6 +12,7 @@ from x402guard.flow.context import Context
 from x402guard.flow.effects import Ask, Flow, Interrupted, Notify, TakeSlot, Transact
 from x402guard.flow.ports import Slot
 from x402guard.flow.refusals import refused
+from x402guard.frozen import replace
 from x402guard.ledger.authorize import BUDGET, Refusal, check_open, lapse_due
 from x402guard.ledger.model import NOTHING, HoldKind
 from x402guard.ledger.owner import trip_node

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import deque
 from contextvars import ContextVar
-from dataclasses import replace
 from typing import Final
 
 from x402guard.flow.context import Context
 from x402guard.flow.effects import Checkpoint, Compute, Flow, Transact
+from x402guard.frozen import replace
 from x402guard.ledger.authorize import BUDGET, Refusal
 from x402guard.ledger.in_doubt import in_doubt
 from x402guard.ledger.model import Hold, HoldKind

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, Final
 
@@ -19,6 +19,7 @@ from x402guard.errors import ConfigError, SignerError
 from x402guard.evm import Address
 from x402guard.flow.drivers import transact_now
 from x402guard.flow.shell import Shell
+from x402guard.frozen import replace
 from x402guard.guard.guard import Guard
 from x402guard.ledger.model import WALLET
 from x402guard.ledger.view import LedgerView, Scope

@@ -14,7 +14,6 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from contextvars import Context
-from dataclasses import replace
 from typing import Any, Final, TextIO, cast
 
 import anyio
@@ -22,6 +21,7 @@ import anyio
 from x402guard.errors import ConfigError
 from x402guard.flow.drivers import ABANDONED
 from x402guard.flow.shell import Approver
+from x402guard.frozen import replace
 from x402guard.ledger.questions import Question, answer_of, approval_mark, put_question, take_answer
 from x402guard.ledger.report_text import printable
 from x402guard.ledger.store import LedgerStore

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import replace
 from typing import Any, Final, ParamSpec, Protocol, TypeVar, overload
 
 from x402guard.errors import ConfigError
@@ -12,6 +11,7 @@ from x402guard.flow.drivers import run, run_async
 from x402guard.flow.effects import Flow
 from x402guard.flow.receipt import Receipt
 from x402guard.flow.surroundings import here
+from x402guard.frozen import replace
 from x402guard.http.guarded import MeteredPayer
 from x402guard.llm.record import record_call
 from x402guard.llm.reported import Statement, read_answer, read_statement

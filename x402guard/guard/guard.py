@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -18,6 +17,7 @@ from x402guard.flow.drivers import run, transact_now
 from x402guard.flow.ports import ChainReader, Signer
 from x402guard.flow.shell import Shell
 from x402guard.flow.surroundings import here
+from x402guard.frozen import replace
 from x402guard.guard.approvers import as_approver, limited_approver
 from x402guard.guard.arguments import (
     Mode,

@@ -14,7 +14,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import closing, suppress
 from contextvars import Context
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from ipaddress import ip_address
 from typing import Final, Generic, TypeVar
@@ -24,6 +24,7 @@ import httpx
 
 from x402guard.errors import ConfigError
 from x402guard.flow.shell import LOG, log_notice
+from x402guard.frozen import replace
 from x402guard.http.redaction import bare_url, hide_url
 from x402guard.http.request import mark_guarded
 from x402guard.ledger.view import Notice

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final, Literal, Self, TypeVar, get_args
 
 import anyio
@@ -15,6 +15,7 @@ from x402guard.errors import ConfigError
 from x402guard.flow.context import Context
 from x402guard.flow.shell import Shell
 from x402guard.flow.surroundings import here
+from x402guard.frozen import replace
 from x402guard.ledger.model import WALLET, Node, NodeKind
 from x402guard.ledger.sessions import NodeRequest, begin_finalizing
 from x402guard.ledger.store import LedgerStore

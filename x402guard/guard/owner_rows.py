@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
 
+from x402guard.frozen import replace
 from x402guard.ledger.in_doubt import DEFAULT_FLIGHT_S, in_doubt
 from x402guard.ledger.model import WALLET, Hold, Node
 from x402guard.ledger.report import remaining
@@ -186,7 +187,7 @@ class LimitChange(_Row):
     def done(self, node: Node) -> LimitChange:
         """Return the change as it was made; *node* is the budget afterwards."""
         left = nanos_to_decimal(max(0, node.room or 0))
-        return dataclasses.replace(self, left=left, state=str(node.state))
+        return replace(self, left=left, state=str(node.state))
 
 
 def amount_text(hold: Hold) -> str:

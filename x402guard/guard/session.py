@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import wraps
 from typing import ParamSpec, Self, TypeVar
 
@@ -18,6 +18,7 @@ from x402guard.flow.context import Context
 from x402guard.flow.drivers import transact_now
 from x402guard.flow.shell import LOG
 from x402guard.flow.surroundings import here
+from x402guard.frozen import replace
 from x402guard.guard.account import Account
 from x402guard.guard.agent import AgentSteps
 from x402guard.guard.charges import Charges

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from x402guard.flow.context import Context
 from x402guard.flow.effects import Flow
 from x402guard.flow.refusals import enforce, refused
 from x402guard.flow.request import RequestFacts, route_of
+from x402guard.frozen import replace
 from x402guard.http.request import request_facts, unknown_payments
 from x402guard.ledger.authorize import Refusal
 from x402guard.policy.reach import judge_reach

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 from x402guard.errors import BudgetExhausted, PaymentRefused, PolicyDenied, SessionClosed, SessionTripped, quoted
+from x402guard.frozen import replace
 from x402guard.ledger.budgets import find_shortfall
 from x402guard.ledger.model import NOTHING, Hold, HoldKind, Node, NodeKind, NodeState
 from x402guard.ledger.transitions import Lapse, apply, begin
@@ -119,7 +119,7 @@ def authorize(
     """
     closed = check_open(view, hold.node_id)
     if closed is not None:
-        return dataclasses.replace(closed, requested=hold.amount)
+        return replace(closed, requested=hold.amount)
     if hold.amount > MAX_NANOS:
         reason = "the amount is above a billion dollars, more than the ledger holds"
         return Refusal("amount_too_large", reason, hold.amount, MAX_NANOS)
@@ -230,6 +230,6 @@ def _set_starved(view: LedgerView, node_id: str, *, starved: bool) -> None:
     # A refusal in a scope marks its session too: a session is what ends as "budget_exhausted".
     for node in view.path(node_id):
         if node.kind is not NodeKind.WALLET and node.starved is not starved:
-            view.put_node(dataclasses.replace(node, starved=starved))
+            view.put_node(replace(node, starved=starved))
         if node.kind is NodeKind.SESSION:
             break

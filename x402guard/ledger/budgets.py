@@ -7,11 +7,11 @@ back at once what it frees. So siblings cannot spend one dollar twice, and no de
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from dataclasses import dataclass
 from typing import Final
 
+from x402guard.frozen import replace
 from x402guard.ledger.model import Hold, Node, NodeKind, NodeState
 from x402guard.ledger.view import LedgerView
 from x402guard.money import Nanos, format_dollars
@@ -102,14 +102,14 @@ def correct_past(view: LedgerView, hold: Hold, amount: int) -> None:
         less = min(hold.captured, first) - min(amount, first)
     for node in view.path(hold.node_id):
         if node.window is not None and hold.closed_ms < node.since_ms:
-            view.put_node(dataclasses.replace(node, past=max(0, node.past - less)))
+            view.put_node(replace(node, past=max(0, node.past - less)))
 
 
 def count_in_past(view: LedgerView, hold: Hold) -> None:
     """Count a captured amount in the window in which its hold was closed, if that window is over."""
     for node in view.path(hold.node_id):
         if node.window is not None and hold.closed_ms < node.since_ms:
-            view.put_node(dataclasses.replace(node, past=node.past + hold.captured))
+            view.put_node(replace(node, past=node.past + hold.captured))
 
 
 def note_soft_limits(view: LedgerView, node_id: str) -> None:
@@ -119,7 +119,7 @@ def note_soft_limits(view: LedgerView, node_id: str) -> None:
             continue
         for part in _reached(node):
             if part > node.warned:
-                view.put_node(dataclasses.replace(view.node(node.id), warned=part))
+                view.put_node(replace(view.node(node.id), warned=part))
                 _tell_soft(view, view.node(node.id), part)
 
 
@@ -131,7 +131,7 @@ def _reached(node: Node) -> list[int]:
 def forget_soft_limits(view: LedgerView, node_id: str) -> None:
     """After a change of the limit, count only the soft limits already reached as notified."""
     node = view.node(node_id)
-    view.put_node(dataclasses.replace(node, warned=max(_reached(node), default=0)))
+    view.put_node(replace(node, warned=max(_reached(node), default=0)))
 
 
 def _tell_soft(view: LedgerView, node: Node, reached: int) -> None:
@@ -189,5 +189,5 @@ def trip(view: LedgerView, node_id: str, word: str, reason: str) -> None:
         "tripped", "critical", message, session=node_id, amount=node.counted, limit=node.limit, rule=word,
         facts={"name": node.name, "reason": reason},
     )  # fmt: skip
-    tripped = dataclasses.replace(view.node(node_id), state=NodeState.TRIPPED, terminated_by=word, trip_reason=reason)
+    tripped = replace(view.node(node_id), state=NodeState.TRIPPED, terminated_by=word, trip_reason=reason)
     view.put_node(tripped)

@@ -12,6 +12,7 @@ from typing import Final
 
 from x402guard.assets import TEST_NETWORKS
 from x402guard.evm import Address
+from x402guard.frozen import replace
 from x402guard.ledger.budgets import trip_exceeded
 from x402guard.ledger.model import NOTHING, Claim, Evidence, Hold, HoldState
 from x402guard.ledger.transitions import CANCELLED, Capture, Correct, Expire, Note, Reopen, Void, apply, was_cancelled
@@ -132,7 +133,7 @@ def claim_settlement(view: LedgerView, hold_id: str, claim: Claim, *, believe: b
     if hold.state is HoldState.CAPTURED and hold.proof is None and hold.claim is None:
         facts = {"name": "late_claim", "claim": dataclasses.asdict(claim)}
         view.record(hold.node_id, "event", hold_id=hold_id, facts=facts)
-        hold = dataclasses.replace(hold, claim=claim)
+        hold = replace(hold, claim=claim)
         view.put_hold(hold)
     if hold.state is not HoldState.HELD:
         return hold
@@ -233,7 +234,7 @@ def _weighed(view: LedgerView, hold_id: str, finding: Finding, most_exposed: Nan
     Raises ``IllegalTransition`` if the hold is not in the scope of the view.
     """
     before = view.known_hold(hold_id)
-    hold = dataclasses.replace(before, checked_ms=view.now_ms)
+    hold = replace(before, checked_ms=view.now_ms)
     view.put_hold(hold)
     row = view.mark(shown_mark(hold_id))
     shown_ms = before.checked_ms if row is None else int(row["at_ms"])
@@ -287,7 +288,7 @@ def _unused(view: LedgerView, hold: Hold, block_time: int) -> Hold:
         return apply(view, hold.id, Expire(block_time))
     if hold.state is HoldState.CAPTURED and dead:
         # Captured on a claim, or by a block that was undone: it was not settled and never can be.
-        return _take(view, dataclasses.replace(hold, proof=None), Nanos(0), Evidence.CHAIN, None)
+        return _take(view, replace(hold, proof=None), Nanos(0), Evidence.CHAIN, None)
     on_chain = hold.state is HoldState.CAPTURED and hold.evidence in (Evidence.CHAIN, Evidence.CHAIN_HEAD)
     if not dead and (on_chain or was_cancelled(hold)):
         return apply(view, hold.id, Reopen(block_time))

@@ -267,6 +267,9 @@ class Hold:
         return self.intent
 
 
+_COMPACT: Final = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
+
+
 @dataclass(frozen=True, slots=True)
 class Entry:
     """One immutable entry of a node's journal. Its four amounts are changes in nano-dollars; the sums are the balances.
@@ -291,10 +294,9 @@ class Entry:
 
     def sealed(self) -> Entry:
         """Return the entry with its hash."""
-        body = json.dumps(
+        body = _COMPACT(
             [self.node_id, self.seq, self.at_ms, self.event, self.hold_id, self.captured, self.held, self.granted_in,
-             self.granted_out, self.data, self.previous],
-            separators=(",", ":"), ensure_ascii=False,
+             self.granted_out, self.data, self.previous]
         )  # fmt: skip
         digest = hashlib.sha256(body.encode()).hexdigest()
         return Entry(

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import shlex
 from collections.abc import Iterable
 from typing import Final
 
 from x402guard.errors import ConfigError
+from x402guard.frozen import replace
 from x402guard.ledger.budgets import KILL_SWITCH, forget_soft_limits, trip, trip_exceeded
 from x402guard.ledger.model import WALLET, Evidence, Hold, HoldKind, Node, NodeKind, NodeState, Purpose
 from x402guard.ledger.transitions import Capture, apply, begin
@@ -56,7 +56,7 @@ def reset_node(view: LedgerView, node_id: str, by: str) -> Node:
         "reset", "info", message, session=node_id, rule=node.terminated_by or "", facts={"name": node.name, "by": by}
     )
     state = NodeState.OPEN if node.openers or node.kind in _NEVER_OVER else NodeState.CLOSED
-    opened = dataclasses.replace(view.node(node_id), state=state, terminated_by=None, trip_reason=None)
+    opened = replace(view.node(node_id), state=state, terminated_by=None, trip_reason=None)
     view.put_node(opened)
     return opened
 
@@ -74,7 +74,7 @@ def set_limit(view: LedgerView, node_id: str, limit: Nanos, by: str) -> Node:
     before = view.mark(owner_mark(node_id))
     opened_with = node.limit if before is None else before["was"]  # its process keeps asking for this limit
     view.put_mark(owner_mark(node_id), {"was": opened_with, "is": limit})
-    view.put_node(dataclasses.replace(view.node(node_id), limit=limit))
+    view.put_node(replace(view.node(node_id), limit=limit))
     forget_soft_limits(view, node_id)
     trip_exceeded(view, node_id)
     return view.node(node_id)
@@ -125,7 +125,7 @@ def accept_clock(view: LedgerView, by: str) -> None:
             since_ms = window_start_ms(node.window, view.clock_ms)
         last_ms = min(node.last_ms, view.clock_ms)
         if (since_ms, last_ms) != (node.since_ms, node.last_ms):
-            view.put_node(dataclasses.replace(view.node(node.id), since_ms=since_ms, last_ms=last_ms))
+            view.put_node(replace(view.node(node.id), since_ms=since_ms, last_ms=last_ms))
 
 
 def known_budget(view: LedgerView, node_id: str) -> Node:

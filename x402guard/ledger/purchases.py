@@ -5,11 +5,11 @@ An open purchase is never signed anew: the same payment is presented again, or t
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Container
 from typing import Final
 
 from x402guard.errors import ConfigError
+from x402guard.frozen import replace
 from x402guard.ledger.in_doubt import instance_mark
 from x402guard.ledger.model import Delivery, Hold, HoldState
 from x402guard.ledger.view import LedgerView
@@ -92,7 +92,7 @@ def take_over(view: LedgerView, hold: Hold, *, instance: str) -> Hold:
     """
     live = hold.state is HoldState.HELD
     doubt = hold.doubt or ("no answer came" if hold.claim is None else "its answer was not handed over")
-    taken = dataclasses.replace(
+    taken = replace(
         hold,
         instance=instance,
         flying_since_ms=view.now_ms,
@@ -122,7 +122,7 @@ def _lost(view: LedgerView, hold: Hold) -> Hold:
     """Note that an answer is lost: from now on its purchase is remembered."""
     if hold.delivery is Delivery.LOST:
         return hold
-    return _put(view, dataclasses.replace(hold, flying_since_ms=view.now_ms), Delivery.LOST)
+    return _put(view, replace(hold, flying_since_ms=view.now_ms), Delivery.LOST)
 
 
 def take_back(view: LedgerView, hold_id: str) -> Hold:
@@ -151,7 +151,7 @@ def forgive(view: LedgerView, hold_id: str, by: str) -> Hold:
 
 
 def _put(view: LedgerView, hold: Hold, delivery: Delivery) -> Hold:
-    after = dataclasses.replace(hold, delivery=delivery)
+    after = replace(hold, delivery=delivery)
     if after != view.known_hold(hold.id):
         view.put_hold(after)
     return after

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 from typing import Final
 
 from x402guard.errors import ConfigError
 from x402guard.evm import Address
+from x402guard.frozen import replace
 from x402guard.ledger.budgets import trip_exceeded
 from x402guard.ledger.model import NOTHING, WALLET, Node, NodeKind, NodeState, Window
 from x402guard.ledger.owner import owner_mark
@@ -57,7 +57,7 @@ def ensure_wallet(view: LedgerView, limit: Nanos | None, soft: tuple[int, ...] =
         return view.node(WALLET)
     wallet = view.node(WALLET)
     if soft != wallet.soft:
-        wallet = dataclasses.replace(wallet, soft=soft)
+        wallet = replace(wallet, soft=soft)
         view.put_node(wallet)
     set_by_owner = view.mark(owner_mark(WALLET))
     if limit is None or limit == wallet.limit or (set_by_owner is not None and limit == set_by_owner["was"]):
@@ -116,7 +116,7 @@ def open_node(view: LedgerView, request: NodeRequest) -> Node:
         )
     set_by_owner = view.mark(owner_mark(request.id))
     if set_by_owner is not None and request.limit == set_by_owner["was"]:
-        request = dataclasses.replace(request, limit=None)  # the owner has changed this limit since
+        request = replace(request, limit=None)  # the owner has changed this limit since
     if request.limit is not None and node.limit is not None and request.limit > node.limit:
         raise ConfigError(
             f"budget: session {request.id!r} was opened with ${format_dollars(node.limit)}; a limit can be lowered and never "
@@ -133,9 +133,7 @@ def open_node(view: LedgerView, request: NodeRequest) -> Node:
     word = node.terminated_by if reopened is NodeState.TRIPPED else None
     here = (opener for opener in node.openers if opener.rpartition("#")[0] not in request.gone)
     openers = (*here, request.opener)
-    view.put_node(
-        dataclasses.replace(node, state=reopened, terminated_by=word, closed_ms=None, openers=openers, starved=False)
-    )
+    view.put_node(replace(node, state=reopened, terminated_by=word, closed_ms=None, openers=openers, starved=False))
     return view.node(node.id)
 
 
@@ -155,7 +153,7 @@ def _tighten(view: LedgerView, node: Node, request: NodeRequest) -> Node:
             f"reserve: ${format_dollars(request.reserve)} of a budget of ${format_dollars(node.limit)} would leave nothing "
             "for payments"
         )
-    tightened = dataclasses.replace(
+    tightened = replace(
         node,
         reserve=node.reserve if request.reserve is None else request.reserve,
         soft=node.soft if request.soft is None else request.soft,
@@ -176,7 +174,7 @@ def begin_finalizing(view: LedgerView, node_id: str) -> None:
     if node.finalized:
         raise ConfigError(f"reserve: the last calls of session {node.name!r} have already begun; they begin once")
     view.record(node_id, "event", facts={"name": "finalizing", "amount": node.reserve})
-    view.put_node(dataclasses.replace(view.node(node_id), finalized=True))
+    view.put_node(replace(view.node(node_id), finalized=True))
 
 
 def _create(view: LedgerView, request: NodeRequest) -> Node:
@@ -221,7 +219,7 @@ def _create(view: LedgerView, request: NodeRequest) -> Node:
 def _lower(view: LedgerView, node: Node, limit: Nanos) -> Node:
     view.restrains = True
     view.record(node.id, "limit", facts={"from": node.limit, "to": limit})
-    view.put_node(dataclasses.replace(view.node(node.id), limit=limit))
+    view.put_node(replace(view.node(node.id), limit=limit))
     trip_exceeded(view, node.id)
     return view.node(node.id)
 
@@ -257,7 +255,7 @@ def close_node(view: LedgerView, node_id: str, *, opener: str, left_by_refusal: 
         return node
     rest = tuple(other for other in node.openers if other != opener)
     if rest or node.state is not NodeState.OPEN:
-        view.put_node(dataclasses.replace(node, openers=rest, closed_ms=None if rest else view.now_ms))
+        view.put_node(replace(node, openers=rest, closed_ms=None if rest else view.now_ms))
         if not rest:
             _tell_end(view, node, node.terminated_by)
         return view.node(node_id)
@@ -265,8 +263,6 @@ def close_node(view: LedgerView, node_id: str, *, opener: str, left_by_refusal: 
     view.record(node_id, "close", facts={"terminated_by": word})
     _tell_end(view, node, word)
     view.put_node(
-        dataclasses.replace(
-            view.node(node_id), state=NodeState.CLOSED, terminated_by=word, openers=(), closed_ms=view.now_ms
-        )
+        replace(view.node(node_id), state=NodeState.CLOSED, terminated_by=word, openers=(), closed_ms=view.now_ms)
     )
     return view.node(node_id)

@@ -7,11 +7,11 @@ trips.
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 from typing import Final
 
 from x402guard.errors import ConfigError
+from x402guard.frozen import replace
 from x402guard.ledger.authorize import lapse_due
 from x402guard.ledger.budgets import note_soft_limits
 from x402guard.ledger.model import Evidence, Hold, HoldKind, HoldState, Node, NodeKind, Purpose
@@ -100,7 +100,7 @@ def open_tokens(view: LedgerView, node_id: str, total: int | None, name: str, so
         )
     if total is not None and total != standing:
         view.record(node_id, "limit", facts={"from": standing, "to": total})
-        view.put_node(dataclasses.replace(view.node(node_id), limit=Nanos(total)))
+        view.put_node(replace(view.node(node_id), limit=Nanos(total)))
     return view.node(node_id)
 
 

@@ -7,7 +7,6 @@ unchanged. The same event with the same contents is idempotent; with other conte
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from x402guard.errors import IllegalTransition
+from x402guard.frozen import replace, values_of
 from x402guard.ledger.budgets import correct_past, count_in_past, note_soft_limits, settle_grants, trip_exceeded
 from x402guard.ledger.model import NOTHING, Claim, Evidence, Hold, HoldKind, HoldState
 from x402guard.ledger.view import LedgerView
@@ -149,7 +149,7 @@ def apply(view: LedgerView, hold_id: str, event: Event) -> Hold:
         raise IllegalTransition(f"{name} of hold {hold_id}: {objection}")
     after = _after(hold, event, target)
     if after.state is _CAPTURED and not hold.closed_ms:
-        after = dataclasses.replace(after, closed_ms=_closed_ms(view, hold, event))
+        after = replace(after, closed_ms=_closed_ms(view, hold, event))
     held = (hold.amount if after.state is _HELD else 0) - (hold.amount if hold.state is _HELD else 0)
     counted_before = hold.amount if hold.state is _HELD else hold.captured
     counted_after = after.amount if after.state is _HELD else after.captured
@@ -286,19 +286,17 @@ def _after(hold: Hold, event: Event, target: HoldState) -> Hold:
     match event:
         case Note(doubt, claim):
             # A claim is an answer, so the doubt about a missing answer ends.
-            return dataclasses.replace(hold, doubt=doubt or (None if claim else hold.doubt), claim=claim or hold.claim)
+            return replace(hold, doubt=doubt or (None if claim else hold.doubt), claim=claim or hold.claim)
         case Capture(amount=amount, evidence=evidence, proof=proof) | Correct(amount, evidence, proof):
             ended_by = hold.ended_by or _as_json(event)
             captured = Nanos(amount)
-            return dataclasses.replace(
-                hold, state=target, captured=captured, evidence=evidence, proof=proof, ended_by=ended_by
-            )
+            return replace(hold, state=target, captured=captured, evidence=evidence, proof=proof, ended_by=ended_by)
         case Lapse():
-            return dataclasses.replace(
+            return replace(
                 hold, state=target, captured=hold.amount, evidence=Evidence.ASSUMED, ended_by=_as_json(event)
             )
         case Reopen():
-            return dataclasses.replace(
+            return replace(
                 hold,
                 state=target,
                 captured=NOTHING,
@@ -309,18 +307,18 @@ def _after(hold: Hold, event: Event, target: HoldState) -> Hold:
                 doubt=_UNDONE,
             )
         case Void() | Expire():
-            return dataclasses.replace(hold, state=target, ended_by=_as_json(event))
+            return replace(hold, state=target, ended_by=_as_json(event))
 
 
 _UNDONE: Final = "the block that settled it was undone"
 
 
 def _as_json(event: Event) -> str:
-    return json.dumps({"event": type(event).__name__.lower(), **dataclasses.asdict(event)}, sort_keys=True)
+    return json.dumps({"event": type(event).__name__.lower(), **values_of(event)}, sort_keys=True)
 
 
 def _facts(after: Hold, event: Event) -> dict[str, Any]:
-    facts = {key: value for key, value in dataclasses.asdict(event).items() if value is not None}
+    facts = {key: value for key, value in values_of(event).items() if value is not None}
     if isinstance(event, Lapse):
         facts = {"amount": after.captured, "evidence": Evidence.ASSUMED}
     return facts

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -11,6 +10,7 @@ from operator import attrgetter
 from typing import Any, Final, Literal, NoReturn, TypeVar
 
 from x402guard.errors import IllegalTransition
+from x402guard.frozen import replace
 from x402guard.ledger.model import Entry, Hold, HoldState, Node
 from x402guard.ledger.windows import rolled
 from x402guard.money import Nanos, nanos_to_decimal
@@ -107,6 +107,9 @@ class Notice:
             "time": self.time,
             "facts": dict(self.facts),
         }
+
+
+_ENCODED: Final = json.JSONEncoder(separators=(",", ":"), sort_keys=True, ensure_ascii=False).encode
 
 
 class _Nodes(dict[str, Node]):
@@ -249,7 +252,7 @@ class LedgerView:
         Raises ``IllegalTransition`` if a balance would become negative, or for a node outside the scope.
         """
         node = self._nodes[node_id]
-        data = json.dumps(dict(facts or {}), separators=(",", ":"), sort_keys=True, ensure_ascii=False)
+        data = _ENCODED(dict(facts)) if facts else "{}"
         entry = Entry(
             node_id=node_id,
             seq=node.seq + 1,
@@ -263,7 +266,7 @@ class LedgerView:
             data=data if data.isascii() else _whole(data),
             previous=node.head,
         ).sealed()
-        after = dataclasses.replace(
+        after = replace(
             node,
             captured=node.captured + captured,
             held=node.held + held,
@@ -272,16 +275,17 @@ class LedgerView:
             seq=entry.seq,
             head=entry.hash,
             last_ms=self.now_ms,
+            live=node.live + held,
         )
         if min(after.captured, after.held, after.granted_in, after.granted_out) < 0:
             raise IllegalTransition(f"{event} would leave node {node_id} with a negative balance")
         self.entries.append(entry)
         self._nodes[node_id] = after
         self.changed_nodes.add(node_id)
-        above: str | None = node_id if held else None
+        above = node.parent_id if held else None
         while above is not None:
             each = self._nodes[above]
-            self._nodes[above] = dataclasses.replace(each, live=each.live + held)
+            self._nodes[above] = replace(each, live=each.live + held)
             self.changed_nodes.add(above)
             above = each.parent_id
 

@@ -6,13 +6,13 @@ window starts with the amount still held and without earlier captures. A window 
 
 from __future__ import annotations
 
-import dataclasses
 import datetime as dt
 import zoneinfo
 from functools import lru_cache
 from typing import Final, get_args
 
 from x402guard.errors import ConfigError
+from x402guard.frozen import replace
 from x402guard.ledger.model import Node, Per, Window
 
 _UTC: Final = "UTC"
@@ -70,4 +70,4 @@ def rolled(node: Node, now_ms: int) -> Node:
     start_ms = window_start_ms(node.window, now_ms)
     if start_ms <= node.since_ms:
         return node
-    return dataclasses.replace(node, since_ms=start_ms, past=node.used - node.live, warned=0)
+    return replace(node, since_ms=start_ms, past=node.used - node.live, warned=0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -13,6 +13,7 @@ from x402guard.flow.admission import check_standing
 from x402guard.flow.capture import ESTIMATED, HIDDEN, HOLD_S, MEAN
 from x402guard.flow.context import Context
 from x402guard.flow.request import RequestFacts, purpose_of, route_of, whole_route_of
+from x402guard.frozen import replace
 from x402guard.ledger.authorize import BUDGET, TOKENS, Refusal, authorize, check_room
 from x402guard.ledger.budgets import find_shortfall, room_on_path
 from x402guard.ledger.model import NOTHING, WALLET, Hold, HoldKind

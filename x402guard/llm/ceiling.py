@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from decimal import ROUND_CEILING, Context, Decimal, localcontext
 from typing import Final
 
 from x402guard.errors import Unpriced
 from x402guard.flow.ports import Usage
+from x402guard.frozen import replace
 from x402guard.ledger.authorize import Refusal
 from x402guard.llm.media import Media, audio_tokens, image_tokens
 from x402guard.llm.models import READ_ON, base_name, model_maximum

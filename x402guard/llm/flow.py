@@ -6,7 +6,7 @@ the cost at the end of the body. A call without a stated usage costs its ceiling
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
@@ -30,6 +30,7 @@ from x402guard.flow.effects import (
 from x402guard.flow.receipt import Receipt, receipt_of, timed_out
 from x402guard.flow.refusals import refused
 from x402guard.flow.request import RequestFacts
+from x402guard.frozen import replace
 from x402guard.ledger.authorize import Refusal
 from x402guard.ledger.model import Evidence, Hold, HoldKind
 from x402guard.ledger.view import MarkKey, Notice

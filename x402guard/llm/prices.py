@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any, Final, Protocol
 
 from x402guard.errors import ConfigError
 from x402guard.flow.ports import Usage
+from x402guard.frozen import replace
 from x402guard.llm.models import base_name
 from x402guard.llm.routes import METERED_HOSTS
 from x402guard.money import Dollars, Nanos, dollars_to_nanos, nanos_to_decimal

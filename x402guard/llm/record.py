@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
@@ -14,6 +14,7 @@ from x402guard.flow.context import Context
 from x402guard.flow.effects import Compute, Flow, Interrupted, Transact, transact_anyway
 from x402guard.flow.receipt import Receipt, receipt_of
 from x402guard.flow.refusals import refusal_error, refused
+from x402guard.frozen import replace
 from x402guard.ledger.authorize import TRIPPED, Refusal, check_open
 from x402guard.ledger.budgets import trip_exceeded
 from x402guard.ledger.model import NOTHING, Hold, HoldKind, Purpose

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, Final
 
 from x402guard.errors import Unpriced
+from x402guard.frozen import replace
 from x402guard.ledger.authorize import Refusal
 from x402guard.llm.content import Unbounded, find_unbounded, find_unknown, read_content, tools_of
 from x402guard.llm.media import Media
@@ -257,7 +257,7 @@ def lower_limits(call: Call, body: Mapping[str, Any], limit: int | None) -> dict
         elif inner and isinstance(value, dict) and type(value.get(inner[0])) is int:
             lowered[outer], found = {**value, inner[0]: min(value[inner[0]], limit)}, True
     read_by_provider = found and not (call.route.provider in _READS_MAX_TOKENS and "max_tokens" not in lowered)
-    return lowered if read_by_provider else write_limit(dataclasses.replace(call, body=lowered), limit)
+    return lowered if read_by_provider else write_limit(replace(call, body=lowered), limit)
 
 
 def cap_price(body: Mapping[str, Any], prompt: Decimal, completion: Decimal) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
 import inspect
 from collections.abc import Collection, Mapping
@@ -13,6 +12,7 @@ from typing import Final, Literal, get_args
 from urllib.parse import urlsplit
 
 from x402guard.errors import ConfigError
+from x402guard.frozen import replace
 from x402guard.llm.content import ALLOWANCES
 from x402guard.llm.prices import ModelPrice, PriceBook, TokenCounter
 from x402guard.llm.routes import METERED_HOSTS, Dialect, MeteredHost, find_route
@@ -205,7 +205,7 @@ def _endpoint(url: str, given: object) -> MeteredHost:
     known = given if isinstance(given, Endpoint) else Endpoint(given)
     host, path = _split("endpoints", url)
     found = MeteredHost(known.provider, _DIALECTS.get(known.provider, "openai"), host, path, known.hidden_input)
-    if find_route(dataclasses.replace(found, path=""), path) is not None:
+    if find_route(replace(found, path=""), path) is not None:
         raise ConfigError(
             f"metering.endpoints: {url!r} is the URL of one route; write the base URL for an SDK, such as '…/v1'"
         )

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Final, Literal, get_args
 
 from x402guard.errors import ConfigError, NeedsReview, PaymentRefused, PolicyDenied
+from x402guard.frozen import replace
 from x402guard.ledger.model import HoldKind
 from x402guard.money import Dollars, Nanos, format_dollars
 from x402guard.policy.checks import check_dollars, check_texts, check_whole

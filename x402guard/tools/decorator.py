@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import wraps
 from typing import Any, Final
 
@@ -16,6 +16,7 @@ from x402guard.flow.drivers import run, run_async
 from x402guard.flow.effects import Compute, Flow, Interrupted, Notify
 from x402guard.flow.ports import Slot
 from x402guard.flow.refusals import refused
+from x402guard.frozen import replace
 from x402guard.ledger.authorize import Refusal
 from x402guard.ledger.model import HoldKind
 from x402guard.ledger.token_budget import MOST_TOKENS

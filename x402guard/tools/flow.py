@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from decimal import Decimal
 from functools import partial
 from typing import Any, Final
@@ -16,6 +16,7 @@ from x402guard.flow.context import Context
 from x402guard.flow.effects import Checkpoint, Compute, Flow, Notify, Transact, error_name, transact_anyway
 from x402guard.flow.receipt import Receipt, receipt_of
 from x402guard.flow.refusals import refused
+from x402guard.frozen import replace
 from x402guard.ledger.authorize import Refusal, authorize, check_room, record_excused
 from x402guard.ledger.model import Evidence, Hold, HoldKind, HoldState, Purpose
 from x402guard.ledger.transitions import Capture, apply

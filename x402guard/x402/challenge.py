@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 from x402guard.assets import TEST_NETWORKS
@@ -11,6 +11,7 @@ from x402guard.flow.context import Context
 from x402guard.flow.effects import AskChain, Flow, PeekBody, Reply, SendFailed
 from x402guard.flow.ports import AccountFunds
 from x402guard.flow.request import RequestFacts, whole_route_of
+from x402guard.frozen import replace
 from x402guard.ledger.authorize import Refusal
 from x402guard.money import Nanos, format_dollars
 from x402guard.policy.judge import verdict_of

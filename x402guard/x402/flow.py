@@ -9,7 +9,6 @@ This file fixes the order: the hold is written before the signature, and the sig
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from functools import partial
 from typing import Final
 
@@ -41,6 +40,7 @@ from x402guard.flow.receipt import Receipt, receipt_of, timed_out
 from x402guard.flow.refusals import refused
 from x402guard.flow.request import RequestFacts, guarding_earlier_payment, host_refusal, note_once, route_of
 from x402guard.flow.sealed import Sealed, forgetting
+from x402guard.frozen import replace
 from x402guard.ledger.authorize import Refusal
 from x402guard.ledger.model import Evidence, Hold, HoldKind, HoldState
 from x402guard.ledger.purchases import Presentation, presentation_of

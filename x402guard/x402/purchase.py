@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -13,6 +13,7 @@ from x402guard.errors import NeedsReview
 from x402guard.flow.admission import check_clock, check_standing
 from x402guard.flow.context import Context
 from x402guard.flow.request import RequestFacts, purpose_of, route_of
+from x402guard.frozen import replace
 from x402guard.ledger.authorize import BUDGET, Refusal, authorize, check_room, enforced
 from x402guard.ledger.intent import Intent
 from x402guard.ledger.model import Delivery, Hold, HoldKind, HoldState

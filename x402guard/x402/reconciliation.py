@@ -19,6 +19,7 @@ from x402guard.flow.drivers import run
 from x402guard.flow.effects import AskChain, Flow, Transact
 from x402guard.flow.ports import AccountFunds, HoldStatus, OutgoingTransfer, TransferNonce, Transfers, WalletTransfers
 from x402guard.flow.shell import Shell
+from x402guard.frozen import replace
 from x402guard.ledger.authorize import lapse_due
 from x402guard.ledger.budgets import trip
 from x402guard.ledger.evidence import Finding, Unreadable, explain, proof_key, unshown_mark
@@ -147,7 +148,7 @@ def _pick(context: Context, hold_id: str, result: Reconciliation) -> Flow[Hold |
         if hold is None or hold.intent is None:
             return None
         if hold.intent.network in context.chains and not hold.chain_evidence:
-            hold = dataclasses.replace(hold, chain_evidence=True)
+            hold = replace(hold, chain_evidence=True)
             view.put_hold(hold)
         past = hold.state is HoldState.HELD and hold.deadline_unix < view.now_unix
         if past and not hold.chain_evidence and view.ahead_ms <= context.max_clock_jump_ms:
@@ -239,7 +240,7 @@ def _explained(
     if hold.proof is not None and proof != ("proof", hold.proof):
         # The event before this Transfer belongs to another Transfer of the same transaction.
         return (yield from _explained_without_nonce(token, transfer, proof))
-    shown = dataclasses.replace(hold, claim=Claim(hold.amount, transfer.transaction))
+    shown = replace(hold, claim=Claim(hold.amount, transfer.transaction))
     finding = yield AskChain(HoldStatus(shown))
     if isinstance(finding, Unreadable):
         return finding

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -13,6 +12,7 @@ from x402guard.errors import IllegalTransition, ProtocolError, SettlementUncerta
 from x402guard.flow.context import Context, Looked
 from x402guard.flow.effects import AskChain, Flow, Notify, Reply, Transact
 from x402guard.flow.ports import HoldStatus
+from x402guard.frozen import replace
 from x402guard.ledger.budgets import room_on_path
 from x402guard.ledger.evidence import (
     CONTRADICTED,
@@ -115,7 +115,7 @@ def write_claim(context: Context, hold: Hold, claim: Claim, *, status: int) -> F
 
     receipt = [receipt_mark(intent.network, claim.transaction)] if claim.transaction else []
     marks = (ceiling_mark(intent.payee), *receipt, *guard_marks(context.policy, step, ending=True))
-    scope = dataclasses.replace(_scope_of(context, hold.id), marks=marks, durable=failed)
+    scope = replace(_scope_of(context, hold.id), marks=marks, durable=failed)
     answer: Hold = yield Transact(scope, change)
     return answer
 
@@ -142,7 +142,7 @@ def note_doubt(context: Context, hold: Hold, doubt: Doubt, *, sent: bool = True)
         return lose(view, presentation_of(hold))
 
     marks = (place, *guard_marks(context.policy, step, ending=True))
-    answer: Hold = yield Transact(dataclasses.replace(_scope_of(context, hold.id), marks=marks, durable=sent), change)
+    answer: Hold = yield Transact(replace(_scope_of(context, hold.id), marks=marks, durable=sent), change)
     return answer
 
 
@@ -200,7 +200,7 @@ def note_late(context: Context, hold: Hold, presentation: Presentation) -> Flow[
         lose(view, presentation)
 
     marks = guard_marks(context.policy, step, ending=True)
-    yield Transact(dataclasses.replace(_scope_of(context, hold.id), marks=marks, durable=True), change)
+    yield Transact(replace(_scope_of(context, hold.id), marks=marks, durable=True), change)
 
 
 def void(context: Context, held: Hold | str, reason: str, *, presented: int = 0) -> Flow[bool]:
@@ -226,7 +226,7 @@ def void(context: Context, held: Hold | str, reason: str, *, presented: int = 0)
     marks = () if step is None else guard_marks(context.policy, step, (step.payee,))
     if step is not None and context.policy.approvals.more_than is not None:
         marks = (*marks, unapproved_mark(step.run_id, step.payee))
-    answer: bool = yield Transact(dataclasses.replace(_scope_of(context, hold_id), marks=marks), change)
+    answer: bool = yield Transact(replace(_scope_of(context, hold_id), marks=marks), change)
     return answer
 
 
@@ -355,7 +355,7 @@ def _note_asked(holds: list[Hold]) -> Flow[None]:
 
     def change(view: LedgerView) -> None:
         for hold in holds:
-            view.put_hold(dataclasses.replace(view.known_hold(hold.id), checked_ms=view.now_ms))
+            view.put_hold(replace(view.known_hold(hold.id), checked_ms=view.now_ms))
 
     scope = Scope(nodes=tuple({hold.node_id for hold in holds}), holds=tuple(hold.id for hold in holds))
     yield Transact(scope, change)

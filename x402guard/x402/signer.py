@@ -5,7 +5,7 @@ from __future__ import annotations
 import hmac
 import json
 import threading
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NoReturn, TypeGuard
 
@@ -16,6 +16,7 @@ from x402guard.errors import ConfigError, LedgerUnavailable, SignerError
 from x402guard.evm import Address, normalise_signature
 from x402guard.flow.ports import HoldLookup, Signer
 from x402guard.flow.sealed import forgetting
+from x402guard.frozen import replace
 from x402guard.ledger.model import NOTHING, Delivery, Hold, HoldState
 from x402guard.x402.keys import address_of, keystore_address, parse_key, read_keystore
 from x402guard.x402.schemes import typed_data

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from x402guard.evm import Address
+from x402guard.frozen import replace
 from x402guard.ledger.intent import Intent
 from x402guard.x402.offer import Offer
 from x402guard.x402.schemes.eip712 import TypedData
