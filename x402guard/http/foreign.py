@@ -33,15 +33,16 @@ R = TypeVar("R")
 def judge_foreign(context: Context, payments: Sequence[ForeignPayment], host: str, route: str) -> Flow[None]:
     """Refuse, book or let pass the payments of a request that the guard did not make, as the policy says.
 
-    A booked one is charged before it is sent, once however often it is sent. Raises the refusal.
+    A booked one is charged before it is sent, once however often it is sent. Raises the refusal. In shadow mode a
+    payment is booked instead of refused, if its amount can be read.
     """
     choice = context.policy.foreign_payments
-    if context.shadow and choice == "refuse":
-        choice = "book"
     for payment in payments if choice != "allow" else ():
-        taking = most_taken(payment, context.registry) if choice == "book" else None
+        taking = most_taken(payment, context.registry) if choice == "book" or context.shadow else None
         if taking is None:
             raise (yield from refused(context, _refusal(payment, route, choice)))
+        if choice == "refuse":
+            yield from enforce(context, _refusal(payment, route, choice))
         objection = _objection(context, taking, host)
         if objection is not None:
             yield from enforce(context, objection)

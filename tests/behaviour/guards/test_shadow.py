@@ -7,11 +7,12 @@ import httpx
 import pytest
 
 from tests.support.llm_provider import SYNC, Provider, ask, metered
-from tests.support.merchant import OTHER_PAYEE, URL, Shop, accept, client, make_guard, required
+from tests.support.merchant import OTHER_PAYEE, URL, Shop, accept, b64, client, make_guard, required
 from x402guard import (
     Approvals,
     BudgetExhausted,
     ConfigError,
+    GuardedTransport,
     Loop,
     Policy,
     PolicyDenied,
@@ -257,6 +258,19 @@ def test_a_call_that_waits_for_no_place_at_a_host():
             return nested() if len(depth) < 30 else "done"  # the bulkhead has 8 places: an enforcing guard would hang
 
         assert nested() == "done"
+
+
+def test_a_payment_of_another_client_is_booked_and_reported_where_its_amount_can_be_read():
+    signed = {"from": OTHER_PAYEE, "to": OTHER_PAYEE, "value": "250000", "validAfter": "0", "validBefore": "9999999999"}
+    paid = {"x402Version": 2, "accepted": accept(1), "payload": {"authorization": {**signed, "nonce": "0x1"}}}
+    with shadow() as guard, guard.session("s", budget="$1.00") as session:
+        answers = httpx.Client(transport=GuardedTransport(session, httpx.MockTransport(lambda _: httpx.Response(200))))
+        assert answers.get(URL, headers={"PAYMENT-SIGNATURE": b64(paid)}).status_code == 200
+        assert session.spent == Decimal("0.25")
+        with pytest.raises(PolicyDenied, match="foreign_payment"):
+            answers.get(URL, headers={"PAYMENT-SIGNATURE": "a cheque"})
+        (row,) = session.report().to_dict()["shadow"]["by_rule"]
+    assert (row["rule"], row["calls"]) == ("foreign_payment", 1)
 
 
 def test_a_guard_in_shadow_mode_says_so_in_the_log(caplog):
