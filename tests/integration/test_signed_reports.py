@@ -40,6 +40,7 @@ def test_a_report_is_signed_sent_and_checked_in_a_shell(folder, tmp_path_factory
     assert stat.S_IMODE(os.stat(folder / "report-key.json").st_mode) == 0o600
     signed = typed("report", "court-research", "--sign", "report-key.json", cwd=folder, **PASSWORD)
     assert signed.returncode == 0, signed.stderr
+    assert typed("report", cwd=folder, **PASSWORD).returncode == 0, "the variable is known where it is not used"
     elsewhere = tmp_path_factory.mktemp("elsewhere")  # no ledger and no key
     (elsewhere / "signed.json").write_text(signed.stdout)
     checked = typed("verify-report", "signed.json", "--key", public, cwd=elsewhere)

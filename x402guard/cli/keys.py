@@ -5,18 +5,16 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated
 
 import typer
 
 from x402guard.cli.arguments import AsJson, say, working
 from x402guard.errors import ConfigError
-from x402guard.guard.settings import KEYSTORE_PASSWORD, PRIVATE_KEY, load_settings
+from x402guard.guard.settings import KEYSTORE_PASSWORD, PRIVATE_KEY, REPORT_KEY_PASSWORD, load_settings
 from x402guard.guard.signed_report import ReportKey
 from x402guard.x402.keys import keystore_address, make_keystore, parse_key
 from x402guard.x402.signer import address_in
-
-REPORT_KEY_PASSWORD: Final = "X402GUARD_REPORT_KEY_PASSWORD"  # noqa: S105 - a variable's name
 
 keys = typer.Typer(no_args_is_help=True, help="Make a keystore, put a key into one, and show whose key it is.")
 

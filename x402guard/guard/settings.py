@@ -41,6 +41,7 @@ ENV_PREFIX: Final = "X402GUARD_"
 PRIVATE_KEY: Final = "X402GUARD_PRIVATE_KEY"
 KEYSTORE_PASSWORD: Final = "X402GUARD_KEYSTORE_PASSWORD"  # noqa: S105 - a name
 WEBHOOK_SECRET: Final = "X402GUARD_WEBHOOK_SECRET"  # noqa: S105 - a name
+REPORT_KEY_PASSWORD: Final = "X402GUARD_REPORT_KEY_PASSWORD"  # noqa: S105 - a name
 _SECRET_NAMES: Final = (PRIVATE_KEY, KEYSTORE_PASSWORD, WEBHOOK_SECRET)
 _READ_BEFORE: Final[dict[str, SecretStr]] = {}  # the secrets that this process has taken out of its environment
 CONFIG_FILE: Final = "x402guard.toml"
@@ -364,7 +365,7 @@ def tables_in(annotation: object) -> list[type[BaseModel]]:
 _SECRETS: Final = frozenset({"private_key", "keystore_password", "webhook_secret"})
 # Tables of the file whose keys can also be set one by one in the environment.
 _TABLES: Final[dict[str, type[BaseModel]]] = {"policy": PolicySettings, "metering": MeteringSettings}
-_NO_SETTINGS: Final = frozenset({"X402GUARD_ANVIL", CONFIG})  # the first is read by ``x402guard.testing`` alone
+_NO_SETTINGS: Final = frozenset({"X402GUARD_ANVIL", CONFIG, REPORT_KEY_PASSWORD})  # what others read
 _JSON_HINTS: Final = {
     "chains": '{"base-sepolia": "https://…"}',
     "assets": '[{"network": "…", "address": "…"}]',
