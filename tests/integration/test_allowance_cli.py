@@ -11,6 +11,8 @@ from tests.support.market import market
 from tests.support.merchant import KEY, make_guard
 from x402guard import ConfigError, LocalSigner, Owner
 from x402guard.assets import Asset
+from x402guard.chain.rpc import ChainUnreadable, JsonRpc
+from x402guard.guard import settings
 from x402guard.guard.allowance import atomic_of
 from x402guard.money import dollars_to_nanos
 from x402guard.testing.contracts import PERMIT2, TOKEN
@@ -153,3 +155,24 @@ def test_an_allowance_needs_a_ledger_and_a_key_of_this_process(shop, tmp_path):
     with Owner(tmp_path / "x402guard.db", chains={shop.net.network: shop.net.rpc}) as owner:
         with pytest.raises(ConfigError, match="private_key"):
             owner.set_allowance(Decimal(1))
+
+
+def test_a_node_that_is_gone_after_the_transaction_was_sent_is_told_with_its_hash(shop, tmp_path, monkeypatch):
+    asked = JsonRpc.call
+
+    def dies(self, method, *params):
+        if method == "eth_getTransactionReceipt":
+            raise ChainUnreadable("gone")
+        return asked(self, method, *params)
+
+    monkeypatch.setattr(JsonRpc, "call", dies)
+    monkeypatch.setenv("X402GUARD_PRIVATE_KEY", shop.net.payer_key)
+    monkeypatch.setattr(settings, "_READ_BEFORE", {})
+    with Owner(tmp_path / "x402guard.db", chains={shop.net.network: shop.net.rpc}) as owner:
+        with pytest.raises(
+            ConfigError, match=r"allowance: 0x[0-9a-f]{64} is sent, and its block cannot be read"
+        ) as caught:
+            owner.set_allowance("3.00")
+    sent = str(caught.value).split()[1]
+    assert Web3(Web3.HTTPProvider(shop.net.rpc)).eth.wait_for_transaction_receipt(sent, timeout=20)["status"] == 1
+    assert on_chain(shop) == 3_000_000

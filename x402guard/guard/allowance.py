@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, Final
 
+from eth_hash.auto import keccak
+
 from x402guard.assets import Asset, resolve_network
 from x402guard.chain.reader import RpcChainReader
 from x402guard.chain.rpc import ChainUnreadable, JsonRpc, quantity
@@ -130,10 +132,16 @@ class Wallet:
             terms = _terms(rpc, self.payer, asset, atomic)
             self._record(asset, amount, terms)
             raw = signer.sign_allowance(terms)
-            sent = str(rpc.call("eth_sendRawTransaction", "0x" + raw.hex()))
-            _mined(rpc, sent, pause)
+            sent = "0x" + keccak(raw).hex()
+            rpc.call("eth_sendRawTransaction", "0x" + raw.hex())
         except ChainUnreadable as error:
             raise ConfigError(f"allowance: {asset.symbol} on {asset.network}: {error}") from None
+        try:
+            _mined(rpc, sent, pause)
+        except ChainUnreadable as error:
+            raise ConfigError(
+                f"allowance: {sent} is sent, and its block cannot be read: {error}; look at it later"
+            ) from None
         return replace(self.row(asset), transaction=sent)
 
     def _record(self, asset: Asset, amount: Nanos, terms: AllowanceTerms) -> None:
