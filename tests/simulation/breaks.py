@@ -143,7 +143,7 @@ BREAKS = (
      "flight.reader.answer(ended=ended)", "flight.reader.answer(ended=ended) and AnswerReader('chat', '', '', hides_usage=False, keeps_text=False).answer(ended=True)"),
     ("the journal's chain is not linked", "ledger/view.py", "            previous=node.head,\n", '            previous="",\n'),
     ("the amounts held below a budget are not added up", "ledger/view.py",
-     "dataclasses.replace(each, live=each.live + held)", "dataclasses.replace(each, live=each.live)"),
+     "replace(each, live=each.live + held)", "replace(each, live=each.live)"),
     ("one payment may cost more than its cap", "x402/offer_rules.py",
      "    if limit is None or amount <= limit:\n", "    if limit is None or amount:\n"),
     ("every Transfer is explained", "ledger/evidence.py", "    if not fitting:\n        return False\n", "    if not fitting:\n        return True\n"),

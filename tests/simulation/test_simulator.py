@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from tests.simulation.breaks import BREAKS, found_in
+from tests.simulation.breaks import BREAKS, PACKAGE, found_in
 from x402guard import ConfigError, Policy
 from x402guard.testing.simulator import VERSION, BrokenActor, Case, Seller, as_test, minimise, play, simulate
 from x402guard.testing.simulator.__main__ import app
@@ -240,6 +240,11 @@ def test_the_page_has_a_row_for_each_break_and_fifty_are_found():
     assert found.keys() <= names
     assert len(found) >= 50
     assert all(f"| {name} |" in PAGE.read_text() for name in names)
+
+
+def test_each_break_changes_a_text_that_the_library_has():
+    changes = [change for _, *first in BREAKS for change in (tuple(first[:3]), *first[3:])]
+    assert [old for file, old, _ in changes if old not in (PACKAGE / file).read_text()] == []
 
 
 @pytest.mark.long
