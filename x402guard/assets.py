@@ -6,6 +6,7 @@ this registry and never from the offer: a server that could choose them could ma
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
@@ -56,6 +57,11 @@ def chain_id_of(network: str) -> int:
     if match is None:
         raise ValueError(f"{network[:60]!r} is not an EVM network in CAIP-2 form, such as eip155:8453")
     return int(match[1])
+
+
+def near_network(name: object) -> str | None:
+    """Return the v1 name that a wrong name of a network is close to, or None."""
+    return next(iter(difflib.get_close_matches(str(name).lower(), V1_NAMES, n=1)), None)
 
 
 @dataclass(frozen=True, slots=True)

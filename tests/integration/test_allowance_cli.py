@@ -65,7 +65,9 @@ def test_it_is_shown_granted_as_an_exact_sum_and_revoked(shop, run, tmp_path):
     assert run("revoke", "--yes").returncode == 0
     assert on_chain(shop) == 0
     with Owner(tmp_path / "x402guard.db") as owner:
-        events = [event for event in owner.report("wallet").to_dict()["events"] if event["event"] == "allowance_set"]
+        events = [
+            event for event in owner.report("wallet").to_dict()["events"] if event["event"] == "allowance_requested"
+        ]
         assert owner.verify() == []
     assert [event["amount"] for event in events] == ["20.00", "0.123456", "0.00"]
 

@@ -28,8 +28,8 @@ def begin() -> None:
     environ = {"X402GUARD_PRIVATE_KEY": KEY, "OPENAI_API_KEY": "none", "KEY_PASSWORD": PASSWORD}
     os.environ.update(environ)
     keystore = Account.encrypt(KEY, PASSWORD, kdf="pbkdf2", iterations=1_000)
-    Path("key.json").write_text(str(keystore).replace("'", '"'))
-    Path("key.json").chmod(0o600)
+    Path("wallet.json").write_text(str(keystore).replace("'", '"'))
+    Path("wallet.json").chmod(0o600)
     with (
         make_guard("sqlite:///spend.db") as guard,
         guard.session("court-research", budget="$5.00", id="court-research"),

@@ -5,14 +5,13 @@ Sources: EIP-3009 (authorizationState), Permit2's SignatureTransfer (nonceBitmap
 
 from __future__ import annotations
 
-import difflib
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeVar, Union
 
-from x402guard.assets import V1_NAMES, resolve_network
+from x402guard.assets import near_network, resolve_network
 from x402guard.chain.logs import (
     Block,
     block_at,
@@ -218,8 +217,8 @@ def _meant(name: object) -> str:
     """Return what a wrong name of a network may have meant."""
     if type(name) is int and name > 0:
         return f"write 'eip155:{name}'"
-    near = difflib.get_close_matches(str(name).lower(), V1_NAMES, n=1)
-    return f"did you mean {near[0]!r}?" if near else "write eip155:<chain id>, such as 'eip155:8453'"
+    near = near_network(name)
+    return f"did you mean {near!r}?" if near else "write eip155:<chain id>, such as 'eip155:8453'"
 
 
 def _as_chain(name: str, given: Endpoints) -> Chain:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated, Any
 
 import typer
 
-from x402guard.cli.arguments import AsJson, LedgerUrl, confirmed, typed_amount, working
+from x402guard.cli.arguments import AsJson, LedgerUrl, confirmed, say, typed_amount, working
 from x402guard.cli.sessions import show
-from x402guard.guard.allowance import AllowanceRow
 from x402guard.guard.owner import Owner
-from x402guard.ledger.report_text import printable
+from x402guard.guard.owner_rows import AllowanceRow
 from x402guard.money import nanos_to_decimal
 
 allowance = typer.Typer(no_args_is_help=True, help="What Permit2 may move of the wallet's tokens, as an exact sum.")
@@ -73,10 +71,7 @@ def _set(amount: str, network: str | None, token: str | None, ledger: str | None
             confirmed(f"{asked}?", f"allowance: {asked}; --yes does it without a question")
         with working("waiting for a block"):
             after = owner.set_allowance(amount, network=network, token=token)
-    if as_json:
-        typer.echo(json.dumps(after.to_dict(), indent=2))
-        return
-    typer.echo(printable(f"{what} → {_sum(after)}, by the transaction {after.transaction}"))
+    say(f"{what} → {_sum(after)}, by the transaction {after.transaction}", after.to_dict(), as_json=as_json)
 
 
 def _sum(row: AllowanceRow) -> str:

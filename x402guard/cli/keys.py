@@ -71,9 +71,9 @@ def report(
 
     The password is asked for, or read from X402GUARD_REPORT_KEY_PASSWORD. Example: x402guard keys report report-key.json
     """
-    _check_new(path)
+    _check_new(path, "report key")
     key = ReportKey.new()
-    _write(path, key.to_json(_new_password(REPORT_KEY_PASSWORD)))
+    _write(path, key.to_json(_new_password(REPORT_KEY_PASSWORD, "report key")))
     text = f"{key.public} is the public key of {path}; x402guard report --sign {path} signs with it"
     say(text, {"public_key": key.public, "file": str(path)}, as_json=as_json)
 
@@ -88,20 +88,20 @@ def report_key(path: Path) -> ReportKey:
     return ReportKey.from_file(path, password=password)
 
 
-def _check_new(path: Path) -> None:
+def _check_new(path: Path, what: str = "keystore") -> None:
     if path.exists() or path.is_symlink():
-        raise ConfigError(f"keystore: {path} already exists, and a key is never overwritten; name another file")
+        raise ConfigError(f"{what}: {path} already exists, and a key is never overwritten; name another file")
     if not path.parent.is_dir():
-        raise ConfigError(f"keystore: there is no folder {path.parent}")
+        raise ConfigError(f"{what}: there is no folder {path.parent}")
 
 
-def _new_password(variable: str = KEYSTORE_PASSWORD) -> str:
+def _new_password(variable: str = KEYSTORE_PASSWORD, what: str = "keystore") -> str:
     """Return the password for a new key. Raises ``ConfigError`` for an empty one."""
     password = os.environ.pop(variable, "")
     if not password and sys.stdin.isatty():
         password = typer.prompt("password", hide_input=True, confirmation_prompt=True, err=True)
     if not password:
-        raise ConfigError(f"keystore: it needs a password; run this at a terminal, or set {variable}")
+        raise ConfigError(f"{what}: it needs a password; run this at a terminal, or set {variable}")
     return password
 
 

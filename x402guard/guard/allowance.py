@@ -9,8 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from decimal import Decimal
-from typing import Any, Final
+from typing import Final
 
 from eth_hash.auto import keccak
 
@@ -23,6 +22,7 @@ from x402guard.flow.drivers import transact_now
 from x402guard.flow.shell import Shell
 from x402guard.frozen import replace
 from x402guard.guard.guard import Guard
+from x402guard.guard.owner_rows import AllowanceRow
 from x402guard.ledger.model import WALLET
 from x402guard.ledger.view import LedgerView, Scope
 from x402guard.money import Nanos, dollars_to_nanos, nanos_to_decimal
@@ -32,39 +32,6 @@ from x402guard.x402.signer import AllowanceTerms, LocalSigner
 _RECEIPT_S: Final = 120
 _POLL_S: Final = 0.2
 _TIP_WEI: Final = 10**9
-
-
-@dataclass(frozen=True, slots=True)
-class AllowanceRow:
-    """What Permit2 may move of one token, in dollars.
-
-    Attributes:
-        network, token, symbol: which token.
-        balance: what the wallet has of it.
-        allowance: what Permit2 may move; None for more than a billion dollars, which is without limit.
-        exposed: the lesser of both.
-        transaction: the transaction that set it now, or "".
-    """
-
-    network: str
-    token: str
-    symbol: str
-    balance: Decimal
-    allowance: Decimal | None
-    exposed: Decimal
-    transaction: str = ""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the row as plain values; amounts are decimal strings."""
-        return {
-            "network": self.network,
-            "token": self.token,
-            "symbol": self.symbol,
-            "balance": format(self.balance, "f"),
-            "allowance": None if self.allowance is None else format(self.allowance, "f"),
-            "exposed": format(self.exposed, "f"),
-            "transaction": self.transaction or None,
-        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +113,7 @@ class Wallet:
 
     def _record(self, asset: Asset, amount: Nanos, terms: AllowanceTerms) -> None:
         facts = {
-            "name": "allowance_set",
+            "name": "allowance_requested",
             "network": asset.network,
             "token": asset.contract,
             "symbol": asset.symbol,

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from x402guard.chain.reader import Chain
+from x402guard.chain.reader import Endpoints
 from x402guard.errors import ConfigError
 from x402guard.flow.ports import ChainReader
 from x402guard.flow.surroundings import here
-from x402guard.guard.allowance import AllowanceRow, wallet_of
+from x402guard.guard.allowance import wallet_of
 from x402guard.guard.approvers import operating_user
 from x402guard.guard.clock import refuse_strange_clock
 from x402guard.guard.guard import Guard
-from x402guard.guard.owner_rows import BudgetRow, HoldRow, LimitChange, QuestionRow
+from x402guard.guard.owner_rows import AllowanceRow, BudgetRow, HoldRow, LimitChange, QuestionRow
 from x402guard.ledger.in_doubt import instance_mark
 from x402guard.ledger.model import Hold, HoldKind, NodeKind
 from x402guard.ledger.owner import known_budget, owner_mark, reset_node, set_limit, trip_node
@@ -65,7 +65,7 @@ class Owner:
         ledger: str | Path | None = None,
         *,
         by: str | None = None,
-        chains: Mapping[str, str | Sequence[str] | Chain] | ChainReader | None = None,
+        chains: Mapping[str, Endpoints] | ChainReader | None = None,
         read_only: bool = False,
         verified: bool = True,
     ) -> None:

@@ -1,4 +1,4 @@
-"""What an owner is shown: budgets, holds, questions, and the change of a limit. Each row has a plain form for JSON."""
+"""What an owner is shown: budgets, holds, questions, allowances, and the change of a limit. Each row has a plain form for JSON."""
 
 from __future__ import annotations
 
@@ -188,6 +188,27 @@ class LimitChange(_Row):
         """Return the change as it was made; *node* is the budget afterwards."""
         left = nanos_to_decimal(max(0, node.room or 0))
         return replace(self, left=left, state=str(node.state))
+
+
+@dataclass(frozen=True, slots=True)
+class AllowanceRow(_Row):
+    """What Permit2 may move of one token, in dollars.
+
+    Attributes:
+        network, token, symbol: which token.
+        balance: what the wallet has of it.
+        allowance: what Permit2 may move; None for more than a billion dollars, which is without limit.
+        exposed: the lesser of both.
+        transaction: the transaction that set it now, or None.
+    """
+
+    network: str
+    token: str
+    symbol: str
+    balance: Decimal
+    allowance: Decimal | None
+    exposed: Decimal
+    transaction: str | None = None
 
 
 def amount_text(hold: Hold) -> str:

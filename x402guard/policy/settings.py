@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Final, Literal, Self, get_args
 
-from x402guard.assets import TEST_NETWORKS, V1_NAMES, resolve_network
+from x402guard.assets import TEST_NETWORKS, V1_NAMES, near_network, resolve_network
 from x402guard.errors import ConfigError
 from x402guard.evm import parse_address
 from x402guard.money import Dollars, Nanos
@@ -275,8 +274,8 @@ def as_host(pattern: str) -> str:
 def _network(name: str) -> str:
     network = resolve_network(_text(name))
     if network is None:
-        near = difflib.get_close_matches(name.lower(), V1_NAMES, n=1)
-        meant = f"did you mean {near[0]!r}?" if near else f"write eip155:<chain id>, or one of {', '.join(V1_NAMES)}"
+        near = near_network(name)
+        meant = f"did you mean {near!r}?" if near else f"write eip155:<chain id>, or one of {', '.join(V1_NAMES)}"
         raise ValueError(f"{name!r} is not a known network; {meant}")
     return network
 

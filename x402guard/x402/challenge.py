@@ -128,10 +128,9 @@ def _judged(case: Case, challenge: Challenge, context: Context) -> Case | Refusa
     if offer.payee in (context.payer, PERMIT2, EXACT_PROXY, UPTO_PROXY):
         return Refusal("payee", f"payee {offer.payee} is the payer itself or a contract of the protocol, not a seller")
     reached = judge_reach(context.reach, host=case.request.host, payee=offer.payee)
-    quoted = _above_quote(case, context)
-    if quoted is not None:
+    objection, quoted = judge_offer(policy, case) or reached, _above_quote(case, context)
+    if quoted is not None and (objection is None or context.shadow):
         return quoted  # the caller's own word for this request, and no rule
-    objection = judge_offer(policy, case) or reached
     if objection is None:
         case = replace(case, verdict=verdict_of(policy, case.subject, asks=context.asks))
         objection = _denied(case)

@@ -14,7 +14,7 @@ from x402guard.flow.admission import check_clock, check_standing
 from x402guard.flow.context import Context
 from x402guard.flow.request import RequestFacts, purpose_of, route_of
 from x402guard.frozen import replace
-from x402guard.ledger.authorize import BUDGET, Refusal, authorize, check_room, enforced
+from x402guard.ledger.authorize import BUDGET, Refusal, authorize, check_room, enforced, record_excused
 from x402guard.ledger.intent import Intent
 from x402guard.ledger.model import Delivery, Hold, HoldKind, HoldState
 from x402guard.ledger.purchases import (
@@ -258,6 +258,7 @@ def _present_again(view: LedgerView, context: Context, hold: Hold, asked: Step) 
             reason = f"{is_open.reason}; the payment of hold {hold.id[:16]}… may be taken until its deadline"
             return replace(is_open, reason=reason, is_out=True)
         policy.breaker.taken(view, step, hold.id)
+    record_excused(view, hold.node_id, hold.id)
     return Authorized(take_over(view, hold, instance=context.instance), represented=True)
 
 

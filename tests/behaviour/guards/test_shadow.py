@@ -2,6 +2,7 @@
 
 import logging
 from decimal import Decimal
+from itertools import permutations
 
 import httpx
 import pytest
@@ -10,10 +11,13 @@ from tests.support.llm_provider import SYNC, Provider, ask, metered
 from tests.support.merchant import OTHER_PAYEE, URL, Shop, accept, b64, client, make_guard, required
 from x402guard import (
     Approvals,
+    Breaker,
     BudgetExhausted,
     ConfigError,
     GuardedTransport,
     Loop,
+    LoopDetected,
+    Owner,
     Policy,
     PolicyDenied,
     Risk,
@@ -282,3 +286,60 @@ def test_a_guard_in_shadow_mode_says_so_in_the_log(caplog):
 def test_another_mode_is_refused_with_the_fix(mode):
     with pytest.raises(ConfigError, match=r"mode: .* is neither 'enforce' nor 'shadow'"):
         make_guard(mode=mode)
+
+
+@pytest.mark.parametrize("order", sorted(permutations(("shadow", "enforcing", "reset"))), ids="-".join)
+def test_a_shadow_guard_beside_an_enforcing_one_and_the_owner_in_every_order(tmp_path, order):
+    """What one guard trips is tripped for both until the owner resets it; what the other would trip is an event."""
+    ledger, looping = tmp_path / "spend.db", Policy(loop=Loop(calls=1, latch_after=1), breaker=None)
+    with (
+        make_guard(f"sqlite:///{ledger}", policy=looping) as strict,
+        shadow(f"sqlite:///{ledger}", looping) as watching,
+    ):
+        guards = {"shadow": watching, "enforcing": strict}
+        sessions = {name: guard.session("s", budget="$1.00", id="run") for name, guard in guards.items()}
+        tripped = False
+        for actor in order:
+            if actor == "reset":
+                with Owner(ledger) as owner:
+                    if tripped:
+                        owner.reset("run")
+                tripped = False
+                continue
+            again = charges(2, q="same")
+            if tripped or actor == "enforcing":
+                with pytest.raises(SessionTripped if tripped else LoopDetected):
+                    again(sessions[actor])
+                tripped = True
+            else:
+                again(sessions[actor])
+        report = sessions["shadow"].report().to_dict()
+    assert report["state"] == ("tripped" if tripped else "open")
+    passed = (
+        order.index("shadow") < order.index("enforcing")
+        or "reset" in order[order.index("enforcing") : order.index("shadow")]
+    )
+    assert (report["shadow"] is not None) == passed
+
+
+def test_a_payment_that_is_presented_again_past_an_open_breaker_is_reported():
+    policy = Policy(breaker=Breaker(failures=1, rest_s=600), loop=None)
+    with shadow(policy=policy) as guard, guard.session("s", budget="$1.00") as session:
+        shop = Shop(paid=httpx.ReadError("reset"))
+        with pytest.raises(X402GuardError):
+            client(session, shop).get(URL)
+        shop.paid = None
+        assert client(session, shop).get(URL).extensions["x402guard"].represented
+        assert len(shop.nonces) == 1
+        (row,) = session.report().to_dict()["shadow"]["by_rule"]
+    assert (row["rule"], row["calls"], row["amount"]) == ("breaker_open", 1, "0.01")
+
+
+def test_a_policys_objection_comes_before_the_quote_of_a_request():
+    with (
+        make_guard(policy=Policy(hosts=["other.example"], **CALM)) as guard,
+        guard.session("s", budget="$1.00") as session,
+    ):
+        with pytest.raises(PolicyDenied) as caught:
+            client(session, Shop()).get(URL, extensions={"max_price": "$0.001"})
+    assert caught.value.rule == "hosts"
