@@ -1,7 +1,6 @@
 """Row 23: the signer itself refuses whatever is not a live hold of its own ledger, and nothing else reaches the key."""
 
 import ast
-import dataclasses
 from pathlib import Path
 
 import httpx
@@ -11,6 +10,7 @@ import x402guard
 from tests.support.merchant import KEY, OTHER_PAYEE, Shop, make_guard
 from tests.support.refusals import fetch
 from x402guard import LocalSigner, SettlementUncertain, SignerError
+from x402guard.frozen import replace
 from x402guard.ledger.authorize import authorize
 from x402guard.ledger.model import Hold, HoldKind, Purpose
 from x402guard.ledger.view import Scope
@@ -83,7 +83,7 @@ def test_a23_typed_data_and_intents_are_no_holds(signer, bound):
 
 def test_a23_a_fabricated_hold_is_refused(signer, bound):
     with pytest.raises(SignerError, match="the payment is not in the ledger"):
-        signer.sign(dataclasses.replace(_live(bound), id="f" * 64))
+        signer.sign(replace(_live(bound), id="f" * 64))
 
 
 def test_a23_a_hold_of_another_ledger_is_refused(signer, bound):
@@ -115,10 +115,10 @@ INTENT_CHANGES = {
 
 def _changed(hold, name):
     if name == "hold amount":
-        return dataclasses.replace(hold, amount=1)
+        return replace(hold, amount=1)
     if name == "hold deadline":
-        return dataclasses.replace(hold, deadline_unix=hold.deadline_unix + 1)
-    return dataclasses.replace(hold, intent=dataclasses.replace(hold.payment(), **INTENT_CHANGES[name]))
+        return replace(hold, deadline_unix=hold.deadline_unix + 1)
+    return replace(hold, intent=replace(hold.payment(), **INTENT_CHANGES[name]))
 
 
 @pytest.mark.parametrize("name", [*INTENT_CHANGES, "hold amount", "hold deadline"])
@@ -139,8 +139,8 @@ def test_a23_a_row_that_was_changed_in_the_ledger_is_refused(signer, bound, stor
 @pytest.mark.parametrize("name", ["payee", "amount", "token"])
 def test_a23_nor_with_a_digest_made_to_fit(signer, bound, store, name):
     changed = _changed(_live(bound), name)
-    fitting = dataclasses.replace(changed.payment(), digest=typed_data(changed.payment()).digest().hex())
-    store._holds[changed.id] = dataclasses.replace(changed, intent=fitting)
+    fitting = replace(changed.payment(), digest=typed_data(changed.payment()).digest().hex())
+    store._holds[changed.id] = replace(changed, intent=fitting)
     with pytest.raises(SignerError, match=f"{name} is"):
         signer.sign(store._holds[changed.id])
 
@@ -151,7 +151,7 @@ def test_a23_a_captured_hold_is_refused(signer, bound):
     with pytest.raises(SignerError, match="is captured in the ledger"):
         signer.sign(hold)
     with pytest.raises(SignerError, match="is captured in the ledger"):
-        signer.sign(dataclasses.replace(hold, state="held"))
+        signer.sign(replace(hold, state="held"))
 
 
 def test_a23_a_voided_hold_is_refused(signer, bound, monkeypatch):

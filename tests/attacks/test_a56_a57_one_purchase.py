@@ -5,7 +5,6 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
-from dataclasses import replace
 
 import httpx
 import pytest
@@ -18,6 +17,7 @@ from tests.support.refusals import Chunks, events, fetch
 from x402guard import PaidNotDelivered, Policy, PolicyDenied, SettlementUncertain
 from x402guard.flow.drivers import run
 from x402guard.flow.surroundings import Surroundings
+from x402guard.frozen import replace
 from x402guard.ledger.evidence import Settled, weigh, weigh_marks
 from x402guard.ledger.model import Claim, Delivery
 from x402guard.ledger.purchases import presentation_of

@@ -1,6 +1,5 @@
 """Facilitators, chains and clocks that lie, from the fixtures that users get: the books end where the chain does."""
 
-import dataclasses
 import time
 from decimal import Decimal
 
@@ -12,6 +11,7 @@ from tests.support.merchant import KEY
 from tests.support.refusals import events
 from x402guard import BudgetExhausted, Guard, GuardedTransport, LocalSigner, Policy, X402GuardError
 from x402guard.chain.reader import Chain, RpcChainReader
+from x402guard.frozen import replace
 from x402guard.ledger.evidence import Unreadable, Unused, Used
 from x402guard.stores import open_store
 from x402guard.testing import (
@@ -185,7 +185,7 @@ def test_a_chain_that_lies_before_a_payment_makes_none_free(net, tmp_path, lie):
 
 @pytest.mark.parametrize("lie", BLIND)
 def test_could_not_read_is_never_not_settled(net, lie):
-    intent = dataclasses.replace(an_intent(), network=net.network, payer=net.payer, token=net.token)
+    intent = replace(an_intent(), network=net.network, payer=net.payer, token=net.token)
     hold = a_hold(intent=intent)
     with HostileChain(net.engine, behaviour=lie, stall_s=1.5) as chain:
         reader = reader_of(net.network, chain.url, timeout_s=0.5)

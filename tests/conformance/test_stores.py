@@ -1,12 +1,12 @@
 """One suite for every store: what it must do, and what it must never do."""
 
-import dataclasses
 import threading
 
 import pytest
 
 from tests.support.ledger import a_hold, an_intent, usd
 from x402guard.errors import IllegalTransition
+from x402guard.frozen import replace
 from x402guard.ledger.authorize import Refusal, authorize, lapse_due
 from x402guard.ledger.model import Claim, Delivery, Entry, Evidence, HoldKind, HoldState
 from x402guard.ledger.purchases import hand_over
@@ -16,9 +16,7 @@ from x402guard.ledger.transitions import Capture, Note, Void, apply
 def test_a_hold_comes_back_as_it_was_written(make_books):
     books = make_books()
     intent = an_intent(2**255 + 7, amount=2**40, scheme="upto", method="permit2")
-    hold = dataclasses.replace(
-        a_hold("h", "$0.10", intent=intent), purchase_key="key", claim=Claim(usd("$0.05"), "0x1")
-    )
+    hold = replace(a_hold("h", "$0.10", intent=intent), purchase_key="key", claim=Claim(usd("$0.05"), "0x1"))
     written = books.change(lambda view: authorize(view, hold, {}), nodes=("s",), holds=("h",))
     assert books.store.hold("h") == written == hold
     assert list(books.store.outstanding()) == [hold]
@@ -67,7 +65,7 @@ def test_every_entry_hashes_the_one_before_it_and_the_sums_are_the_balances(make
         previous = ""
         for number, entry in enumerate(journal, 1):
             assert (entry.seq, entry.previous) == (number, previous)
-            assert dataclasses.replace(entry, hash="").sealed() == entry
+            assert replace(entry, hash="").sealed() == entry
             previous = entry.hash
         node = books.node(node_id)
         assert (node.seq, node.head) == (len(journal), previous)
@@ -81,8 +79,8 @@ def test_a_changed_entry_no_longer_fits_its_hash(make_books):
     books = make_books()
     books.hold("h", "$0.10")
     entry = books.store.entries("s")[-1]
-    forged = dataclasses.replace(entry, held=entry.held - 1)
-    assert dataclasses.replace(forged, hash="").sealed().hash != entry.hash
+    forged = replace(entry, held=entry.held - 1)
+    assert replace(forged, hash="").sealed().hash != entry.hash
 
 
 def test_entries_are_those_of_a_node_and_all_below_it(make_books):
@@ -123,7 +121,7 @@ def test_a_sweep_sees_what_a_chain_can_settle_longest_unchecked_first(make_books
         books.clock.tick(1)
 
     def check(view):
-        view.put_hold(dataclasses.replace(view.hold("a"), checked_ms=view.now_ms))
+        view.put_hold(replace(view.hold("a"), checked_ms=view.now_ms))
 
     books.change(check, holds=("a",))
     assert books.change(lambda view: view.sweep, sweep=10) == ("b", "c", "a")
@@ -142,7 +140,7 @@ def test_no_number_of_live_holds_keeps_a_claim_from_a_sweep(make_books):
     def look(view):
         for hold_id in view.sweep:
             asked.add(hold_id)
-            view.put_hold(dataclasses.replace(view.hold(hold_id), checked_ms=view.now_ms))
+            view.put_hold(replace(view.hold(hold_id), checked_ms=view.now_ms))
         return view.sweep
 
     assert "claimed" not in books.change(look, sweep=16, live_first=True)
@@ -155,7 +153,7 @@ def test_a_purchase_finds_its_holds_without_a_delivery_oldest_first(make_books):
     books = make_books()
     for name in ("first", "second", "voided", "taken", "delivered"):
         now_ms = books.clock.now_ms
-        hold = dataclasses.replace(a_hold(name, "$0.01", now_ms=now_ms), purchase_key="k", delivery=Delivery.OPEN)
+        hold = replace(a_hold(name, "$0.01", now_ms=now_ms), purchase_key="k", delivery=Delivery.OPEN)
         books.change(lambda view, h=hold: authorize(view, h, {}), nodes=("s",), holds=(name,))
         books.clock.tick(1)
     books.step("voided", Void("not signed"))

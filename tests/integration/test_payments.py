@@ -8,6 +8,7 @@ import httpx
 import pytest
 
 from x402guard import AsyncGuardedTransport, BudgetExhausted, Guard, GuardedTransport, LocalSigner, Policy, PolicyDenied
+from x402guard.frozen import replace
 from x402guard.testing import Testnet
 
 pytestmark = [pytest.mark.chain, pytest.mark.xdist_group("payments")]
@@ -137,10 +138,9 @@ def test_the_wrong_chain_is_no_evidence(net, tmp_path):
         with guard.session("agent", budget="$1.00") as session:
             response = ask("sync", session, net, "GET", "/documents/1")
             assert response.extensions["x402guard"].evidence == "claimed"
-        import dataclasses
 
         from tests.support.ledger import a_hold, an_intent
 
-        intent = dataclasses.replace(an_intent(), network=other, chain_id=421614)
-        finding = guard.shell.chain.read(dataclasses.replace(a_hold(), intent=intent))
+        intent = replace(an_intent(), network=other, chain_id=421614)
+        finding = guard.shell.chain.read(replace(a_hold(), intent=intent))
         assert "serves chain 84532" in finding.reason

@@ -1,13 +1,12 @@
 """What a chain shows, in any order, against a ten-line model of one whose blocks may be undone."""
 
-import dataclasses
-
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, precondition, rule
 
 from tests.support.examples import examples
 from tests.support.ledger import START_MS, Books, an_intent
+from x402guard.frozen import replace
 from x402guard.ledger.evidence import (
     Cancelled,
     Settled,
@@ -145,7 +144,7 @@ class ChainMachine(RuleBasedStateMachine):
         if self.chains.get(hold):
             before = self.books.store.hold(hold)
             after = self.weighed(hold, Unreadable("down"))
-            assert dataclasses.replace(after, checked_ms=0) == dataclasses.replace(before, checked_ms=0)
+            assert replace(after, checked_ms=0) == replace(before, checked_ms=0)
 
     @invariant()
     def the_session_counts_what_its_payments_do(self):

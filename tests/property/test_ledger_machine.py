@@ -1,13 +1,12 @@
 """The ledger against a ten-line model, under any order of events."""
 
-import dataclasses
-
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
 from tests.support.examples import examples
 from tests.support.ledger import Books
+from x402guard.frozen import replace
 from x402guard.ledger.authorize import Refusal
 from x402guard.ledger.model import Evidence, HoldState, NodeState
 from x402guard.ledger.transitions import Capture, Correct, Expire, Lapse, Void
@@ -126,7 +125,7 @@ class LedgerMachine(RuleBasedStateMachine):
             previous = ""
             for entry in mine:
                 assert entry.previous == previous
-                assert dataclasses.replace(entry, hash="").sealed().hash == entry.hash
+                assert replace(entry, hash="").sealed().hash == entry.hash
                 previous = entry.hash
 
     @invariant()

@@ -4,7 +4,6 @@ import hashlib
 import os
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ from typer.testing import CliRunner
 
 from tests.simulation.breaks import BREAKS, PACKAGE, found_in
 from x402guard import ConfigError, Policy
+from x402guard.frozen import replace
 from x402guard.testing.simulator import VERSION, BrokenActor, Case, Seller, as_test, minimise, play, simulate
 from x402guard.testing.simulator.__main__ import app
 from x402guard.testing.simulator.draws import Draws

@@ -1,12 +1,11 @@
 """A node that answers what it is told to, and the logs and calldata of what settles a payment."""
 
-import dataclasses
-
 from eth_abi.abi import encode
 from eth_hash.auto import keccak
 
 from tests.support.ledger import PAYEE, PAYER, START_MS, an_intent
 from x402guard.chain.rpc import selector
+from x402guard.frozen import replace
 from x402guard.x402.schemes.exact import EXACT_PROXY
 from x402guard.x402.schemes.upto import UPTO_PROXY
 
@@ -23,8 +22,8 @@ PERMIT, PERMIT_2612 = "((address,uint256),uint256,uint256)", "(uint256,uint256,b
 TRANSFER = "0x" + keccak(b"Transfer(address,address,uint256)").hex()
 INTENTS = {
     "eip3009": an_intent(7, 100_000),
-    "exact permit2": dataclasses.replace(an_intent(7, 100_000, method="permit2"), spender=EXACT_PROXY),
-    "upto": dataclasses.replace(
+    "exact permit2": replace(an_intent(7, 100_000, method="permit2"), spender=EXACT_PROXY),
+    "upto": replace(
         an_intent(7, 100_000, scheme="upto", method="permit2"), spender=UPTO_PROXY, facilitator=FACILITATOR
     ),
 }

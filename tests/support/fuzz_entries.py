@@ -6,7 +6,6 @@ The same entries are driven by hypothesis (``test_fuzz.py``) and by atheris (``f
 import base64
 import json
 from contextlib import contextmanager
-from dataclasses import replace
 
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -19,6 +18,7 @@ from x402guard.assets import AssetRegistry
 from x402guard.chain.reader import Chain, RpcChainReader
 from x402guard.flow.effects import PeekBody, Reply
 from x402guard.flow.ports import Funds
+from x402guard.frozen import replace
 from x402guard.ledger.authorize import Refusal
 from x402guard.ledger.evidence import Cancelled, Settled, Unreadable, Unused, Used
 from x402guard.ledger.model import Claim

@@ -31,9 +31,11 @@ def test_it_is_the_copy_that_dataclasses_makes(changes):
     assert replace(row, **changes).made == dataclasses.replace(row, **changes).made
 
 
-def test_a_row_with_slots_is_copied_too():
+def test_a_row_of_the_ledger_is_copied_too_and_stays_as_it_is():
     hold = a_hold("h1", "$0.10")
-    assert replace(hold, checked_ms=7) == dataclasses.replace(hold, checked_ms=7)
+    copy = replace(hold, checked_ms=7)
+    assert (copy.checked_ms, hold.checked_ms) == (7, 0)
+    assert replace(copy, checked_ms=0) == hold
     step = Step(hold.kind, "serp", "k", "s/c")
     assert replace(step, node_id="t").run_id == "t"
 
@@ -44,9 +46,12 @@ def test_checks_run_again_and_unknown_fields_are_refused():
     for wrong in ({"three": 3}, {"made": "x"}):
         with pytest.raises(TypeError):
             replace(Checked(1), **wrong)
+    with pytest.raises(TypeError):
+        replace(a_hold("h1", "$0.10"), three=3)
+    with pytest.raises(AttributeError):
+        a_hold("h1", "$0.10").captured = 5
 
 
-def test_the_values_of_a_row_are_those_of_asdict():
+def test_the_values_of_a_row_are_those_of_the_rows_in_it_too():
     note = Note(claim=Claim(5, "0x1"), doubt="why")
-    assert values_of(note) == dataclasses.asdict(note)
-    assert values_of(Checked(1)) == dataclasses.asdict(Checked(1))
+    assert values_of(note) == {"doubt": "why", "claim": {"amount": 5, "transaction": "0x1"}, "words": None}

@@ -7,10 +7,10 @@ Sources: EIP-20 (Transfer), EIP-3009 (AuthorizationUsed, AuthorizationCanceled),
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 from eth_hash.auto import keccak
+from msgspec import Struct
 
 from x402guard.chain.calldata import amount_settled, nonce_settled
 from x402guard.chain.rpc import ChainUnreadable, JsonRpc, NodeRefuses, octets, quantity
@@ -43,8 +43,7 @@ CANCELED: Final = _topic("AuthorizationCanceled(address,bytes32)")
 INVALIDATED: Final = _topic("UnorderedNonceInvalidation(address,uint256,uint256)")
 
 
-@dataclass(frozen=True, slots=True)
-class Block:
+class Block(Struct, frozen=True):
     """A block: its hash, number, and time in unix seconds."""
 
     hash: str
@@ -59,8 +58,7 @@ class Block:
         return cls("0x" + octets(answer["hash"]).hex(), quantity(answer["number"]), quantity(answer["timestamp"]))
 
 
-@dataclass(frozen=True, slots=True)
-class Log:
+class Log(Struct, frozen=True):
     """One event log."""
 
     address: str

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from x402guard.errors import LedgerUnavailable
 from x402guard.flow.context import Context
@@ -26,8 +27,7 @@ ESTIMATED: Final = "llm_estimated"
 HIDDEN: Final = "hidden_input"
 
 
-@dataclass(frozen=True, slots=True)
-class Bill:
+class Bill(Struct, frozen=True):
     """An amount to capture, and why.
 
     Attributes:

@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from msgspec import Struct
+
 from x402guard.assets import AssetRegistry
 from x402guard.evm import Address
 from x402guard.flow.effects import Flow
@@ -21,8 +23,7 @@ MAX_CLOCK_JUMP_S: Final = 300  # default of max_clock_jump_s
 DEFAULT_BODY_BYTES: Final = 10_485_760  # default of max_body_bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Looked:
+class Looked(Struct, frozen=True):
     """What a look at the chain before a refusal has shown: whether more may fit now, and what waits, as a sentence."""
 
     may_fit: bool

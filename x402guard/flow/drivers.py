@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
-from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, Final, Generic, Protocol, TypeVar
@@ -17,6 +16,7 @@ import anyio
 import anyio.lowlevel
 import anyio.to_thread
 from anyio.lowlevel import RunVar
+from msgspec import Struct
 
 from x402guard.errors import SignerError
 from x402guard.evm import normalise_signature
@@ -75,8 +75,7 @@ class AsyncExchange(Protocol):
         """See ``Exchange.keep``."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Result(Generic[R]):
+class _Result(Struct, Generic[R], frozen=True):
     value: R
 
 
@@ -156,8 +155,7 @@ async def run_async(flow: Flow[R], shell: Shell, exchange: AsyncExchange | None 
             failure = Interrupted(error)
 
 
-@dataclass(frozen=True, slots=True)
-class _Transacted:
+class _Transacted(Struct, frozen=True):
     result: Any
     view: LedgerView
 

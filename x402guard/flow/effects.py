@@ -10,6 +10,8 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
+from msgspec import Struct
+
 from x402guard.errors import LedgerUnavailable
 from x402guard.flow.ports import ChainQuestion
 from x402guard.flow.sealed import Sealed
@@ -31,8 +33,7 @@ class Reply:
     headers: tuple[tuple[str, str], ...] = field(repr=False)
 
 
-@dataclass(frozen=True, slots=True)
-class Send:
+class Send(Struct, frozen=True):
     """Send a copy of the request with these header lines added. Answered by a ``Reply``.
 
     A payment header is sealed, and ``pays`` is its hold, or None; ``body`` replaces the request's own unless it is
@@ -48,8 +49,7 @@ class Send:
     limited_by: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class PeekBody:
+class PeekBody(Struct, frozen=True):
     """Read at most *limit* bytes of the current response's body in *call_s* seconds. The caller can still read it.
 
     Answered by the bytes, or None if there are more. Fails with ``SendFailed``.
@@ -59,31 +59,27 @@ class PeekBody:
     call_s: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Transact(Generic[R]):
+class Transact(Struct, Generic[R], frozen=True):
     """Run a change in the ledger. It is never abandoned halfway. Fails with ``LedgerUnavailable``."""
 
     scope: Scope
     change: Change[R]
 
 
-@dataclass(frozen=True, slots=True)
-class Compute(Generic[R]):
+class Compute(Struct, Generic[R], frozen=True):
     """Run a pure function of the ledger's clock (unix milliseconds): off the event loop, unless it is *quick*."""
 
     job: Callable[[int], R]
     quick: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Notify:
+class Notify(Struct, frozen=True):
     """Send a notice to the owner; a sentence alone is logged as a warning. It never fails."""
 
     said: str | Notice
 
 
-@dataclass(frozen=True, slots=True)
-class TakeSlot:
+class TakeSlot(Struct, frozen=True):
     """Take one of *most* slots at a host or tool. Waits at most *wait_s* seconds.
 
     Answered by a ``Slot``, or None if none is free in time. It is released when the request's answer has ended; a flow
@@ -95,15 +91,13 @@ class TakeSlot:
     wait_s: int
 
 
-@dataclass(frozen=True, slots=True)
-class Ask:
+class Ask(Struct, frozen=True):
     """Ask an approver. Answered by an ``Answer``; no answer in time and failures are a no."""
 
     request: ApprovalRequest
 
 
-@dataclass(frozen=True, slots=True)
-class Checkpoint:
+class Checkpoint(Struct, frozen=True):
     """A moment at which the task can be cancelled, after a pause in seconds.
 
     *others*: the pause is for other calls of this process. A blocking call on the thread of an event loop would keep those
@@ -114,15 +108,13 @@ class Checkpoint:
     others: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Sign:
+class Sign(Struct, frozen=True):
     """Sign a committed hold. Answered by 65 bytes, sealed."""
 
     hold: Hold
 
 
-@dataclass(frozen=True, slots=True)
-class AskChain:
+class AskChain(Struct, frozen=True):
     """Ask a chain; the question names the type of its answer. It never fails: "could not be read" is an answer."""
 
     question: ChainQuestion

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
+
+from msgspec import Struct
 
 from x402guard.evm import Address
 from x402guard.ledger.evidence import Finding, Unreadable
@@ -49,8 +50,7 @@ class Signer(Protocol):
         """
 
 
-@dataclass(frozen=True, slots=True)
-class Funds:
+class Funds(Struct, frozen=True):
     """What an account can pay with: its balance and its Permit2 allowance, in the token's atomic units."""
 
     balance: int
@@ -77,8 +77,7 @@ class ChainReader(Protocol):
         """Release connections. May be called twice."""
 
 
-@dataclass(frozen=True, slots=True)
-class OutgoingTransfer:
+class OutgoingTransfer(Struct, frozen=True):
     """A Transfer that left the wallet, in a final block.
 
     Attributes:
@@ -95,8 +94,7 @@ class OutgoingTransfer:
     block: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Transfers:
+class Transfers(Struct, frozen=True):
     """The Transfers of one token that left the wallet, up to a block.
 
     Attributes:
@@ -137,15 +135,13 @@ class HeadReader(Protocol):
         """Return the time of a network's latest block in unix seconds, or None if it cannot be read."""
 
 
-@dataclass(frozen=True, slots=True)
-class HoldStatus:
+class HoldStatus(Struct, frozen=True):
     """What does the chain show of a payment hold? Answered by a ``Finding``."""
 
     hold: Hold
 
 
-@dataclass(frozen=True, slots=True)
-class AccountFunds:
+class AccountFunds(Struct, frozen=True):
     """What can an account pay with? Answered by ``Funds``, or None if unknown."""
 
     network: str
@@ -153,8 +149,7 @@ class AccountFunds:
     account: Address
 
 
-@dataclass(frozen=True, slots=True)
-class WalletTransfers:
+class WalletTransfers(Struct, frozen=True):
     """What left the wallet? See ``WalletReader.transfers``. Answered by ``Transfers`` or ``Unreadable``."""
 
     network: str
@@ -164,8 +159,7 @@ class WalletTransfers:
     since_unix: int
 
 
-@dataclass(frozen=True, slots=True)
-class TransferNonce:
+class TransferNonce(Struct, frozen=True):
     """Which nonce moved a Transfer? See ``WalletReader.nonce_behind``. Answered by it, None or ``Unreadable``."""
 
     network: str

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final
 
 from eth_hash.auto import keccak
+from msgspec import Struct
 
 from x402guard.assets import Asset, resolve_network
 from x402guard.chain.reader import RpcChainReader
@@ -34,8 +34,7 @@ _POLL_S: Final = 0.2
 _TIP_WEI: Final = 10**9
 
 
-@dataclass(frozen=True, slots=True)
-class Wallet:
+class Wallet(Struct, frozen=True):
     """A wallet on the chains of the settings.
 
     Attributes:

@@ -8,10 +8,10 @@ import json
 import re
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, Final, get_args
 
+from msgspec import Struct
 from pydantic import BaseModel
 
 from x402guard.guard.guard import Guard
@@ -36,8 +36,7 @@ _SECRETS: Final = ("private_key", "keystore_password", "webhook_secret")
 _ARGUMENT: Final = re.compile(r"^ {8}(\w+(?:, \w+)*): (.*(?:\n {12}.*)*)", re.MULTILINE)
 
 
-@dataclass(frozen=True, slots=True)
-class Default:
+class Default(Struct, frozen=True):
     """One setting.
 
     Attributes:

@@ -11,10 +11,10 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Final, get_args
 
 import httpx
+from msgspec import Struct
 
 import x402guard.http.transport as on_httpx
 from x402guard.chain.rpc import RpcClient
@@ -35,8 +35,7 @@ _WATCHED: Final = frozenset({"aiohttp", "google.genai"})  # refused by ``refuse_
 _LOCK: Final = threading.Lock()
 
 
-@dataclass(frozen=True, slots=True)
-class _Installation:
+class _Installation(Struct, frozen=True):
     guard: Guard
     owned: bool
     session: Session

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection
 from contextvars import ContextVar
-from dataclasses import dataclass
 from typing import Final, Literal, Self, TypeVar, get_args
 
 import anyio
 import anyio.to_thread
+from msgspec import Struct
 
 from x402guard.errors import ConfigError
 from x402guard.flow.context import Context
@@ -43,8 +43,7 @@ _ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,99}", re.ASCII)
 _PERCENT: Final = re.compile(r"([0-9]{1,2})\s*%", re.ASCII)
 
 
-@dataclass(frozen=True, slots=True)
-class Basis:
+class Basis(Struct, frozen=True):
     """What a guard shares with its sessions and named budgets.
 
     Attributes:

@@ -6,12 +6,12 @@ import threading
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
 from functools import wraps
 from typing import ParamSpec, Self, TypeVar
 
 import anyio
 import anyio.to_thread
+from msgspec import Struct
 
 from x402guard.errors import BudgetExhausted, ConfigError, SessionClosed
 from x402guard.flow.context import Context
@@ -56,8 +56,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-@dataclass(frozen=True, slots=True)
-class _Block:
+class _Block(Struct, frozen=True):
     """A session's block, and the block around it. Kept in the context, because tasks may share the session."""
 
     session: Session

@@ -6,9 +6,10 @@ import gc
 import importlib.util
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import urlsplit
+
+from msgspec import Struct
 
 from x402guard.flow.drivers import run_async
 from x402guard.flow.refusals import enforce
@@ -87,8 +88,7 @@ def _client_kinds() -> tuple[type[Any], ...]:
     return tuple(kind for library in loaded if library is not None for kind in (library.Client, library.AsyncClient))
 
 
-@dataclass(frozen=True, slots=True)
-class Unseen:
+class Unseen(Struct, frozen=True):
     """A library, by its import name, and how to guard its calls."""
 
     name: str

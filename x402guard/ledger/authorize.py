@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Final
+
+from msgspec import Struct
 
 from x402guard.errors import BudgetExhausted, PaymentRefused, PolicyDenied, SessionClosed, SessionTripped, quoted
 from x402guard.frozen import replace
@@ -33,8 +34,7 @@ REFUSAL_SAMPLES: Final = 100
 """How many refusals of a rule are kept in full at each end: the first hundred and the last hundred."""
 
 
-@dataclass(frozen=True, slots=True)
-class Refusal:
+class Refusal(Struct, frozen=True):
     """A refusal, as a value. The ledger counts it; the drivers raise it as an error.
 
     Attributes:

@@ -8,8 +8,9 @@ back at once what it frees. So siblings cannot spend one dollar twice, and no de
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from x402guard.frozen import replace
 from x402guard.ledger.model import Hold, Node, NodeKind, NodeState
@@ -26,8 +27,7 @@ PARTS: Final = 1_000_000
 """The denominator of soft limits: they are stored in millionths of a limit."""
 
 
-@dataclass(frozen=True, slots=True)
-class Shortfall:
+class Shortfall(Struct, frozen=True):
     """The first node on a path, from the leaf up, that an amount does not fit into.
 
     Attributes:

@@ -6,13 +6,13 @@ the chain could not be read. "Could not read" never means "not settled".
 
 from __future__ import annotations
 
-import dataclasses
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from x402guard.assets import TEST_NETWORKS
 from x402guard.evm import Address
-from x402guard.frozen import replace
+from x402guard.frozen import replace, values_of
 from x402guard.ledger.budgets import trip_exceeded
 from x402guard.ledger.model import NOTHING, Claim, Evidence, Hold, HoldState
 from x402guard.ledger.transitions import CANCELLED, Capture, Correct, Expire, Note, Reopen, Void, apply, was_cancelled
@@ -39,8 +39,7 @@ CONTRADICTED: Final = "claim_contradicted"
 """The name of the journal event and notice if a receipt and the chain disagree."""
 
 
-@dataclass(frozen=True, slots=True)
-class Settled:
+class Settled(Struct, frozen=True):
     """A transaction settled exactly this nonce: its own calldata and its one matching Transfer log show it.
 
     Attributes:
@@ -55,30 +54,26 @@ class Settled:
     final: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Used:
+class Used(Struct, frozen=True):
     """The nonce is used, but the transaction that shows the amount is unknown."""
 
     final: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Cancelled:
+class Cancelled(Struct, frozen=True):
     """A cancellation in *transaction* used the nonce: nothing was moved, and nothing can be moved later."""
 
     transaction: str
     final: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Unused:
+class Unused(Struct, frozen=True):
     """The nonce is unused as of a final block of ``block_time`` (unix seconds)."""
 
     block_time: int
 
 
-@dataclass(frozen=True, slots=True)
-class Unreadable:
+class Unreadable(Struct, frozen=True):
     """The chain could not be read; ``reason`` says why.
 
     ``alone`` is True if only the questions about this payment failed and those about the chain itself were answered.
@@ -131,7 +126,7 @@ def claim_settlement(view: LedgerView, hold_id: str, claim: Claim, *, believe: b
     hold = view.known_hold(hold_id)
     _note_receipt(view, hold, claim)
     if hold.state is HoldState.CAPTURED and hold.proof is None and hold.claim is None:
-        facts = {"name": "late_claim", "claim": dataclasses.asdict(claim)}
+        facts = {"name": "late_claim", "claim": values_of(claim)}
         view.record(hold.node_id, "event", hold_id=hold_id, facts=facts)
         hold = replace(hold, claim=claim)
         view.put_hold(hold)

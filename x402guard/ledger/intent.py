@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, fields
 from typing import Any, Final, Literal
+
+from msgspec import Struct
 
 from x402guard.assets import TransferMethod
 from x402guard.evm import Address
 
 
-@dataclass(frozen=True, slots=True)
-class Intent:
+class Intent(Struct, frozen=True):
     """Every field of a payment except its signature. The payment header can be rebuilt from the row alone.
 
     Attributes:
@@ -79,4 +79,4 @@ class Intent:
         return block_time >= self.valid_until if self.method == "eip3009" else block_time > self.valid_until
 
 
-_NAMES: Final = tuple(field.name for field in fields(Intent))
+_NAMES: Final = Intent.__struct_fields__

@@ -5,9 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final, Literal
+
+from msgspec import Struct
+from msgspec.json import Encoder
+from msgspec.structs import astuple, replace
 
 from x402guard.ledger.intent import Intent
 from x402guard.money import Nanos
@@ -83,16 +86,14 @@ Per = Literal["day", "week", "month"]
 """The length of a window."""
 
 
-@dataclass(frozen=True, slots=True)
-class Window:
+class Window(Struct, frozen=True):
     """The window of a budget: its spending restarts each day, week or month, by the calendar of time zone ``tz``."""
 
     per: Per
     tz: str
 
 
-@dataclass(frozen=True, slots=True)
-class Node:
+class Node(Struct, frozen=True):
     """A budget: a limit, the amounts taken from it, and a parent. Amounts are in nano-dollars, times in unix ms.
 
     A node of kind ``tokens`` counts tokens in the same fields and has no parent.
@@ -166,8 +167,7 @@ class Node:
         return None if self.limit is None else self.limit - self.counted - self.reserve
 
 
-@dataclass(frozen=True, slots=True)
-class Purpose:
+class Purpose(Struct, frozen=True):
     """What a hold pays for. Query strings are left out, because they can carry keys and names.
 
     Attributes:
@@ -186,8 +186,7 @@ class Purpose:
     step: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Claim:
+class Claim(Struct, frozen=True):
     """A server's statement about a settlement. It is not proven until the chain confirms it.
 
     Attributes:
@@ -215,8 +214,7 @@ class Delivery(StrEnum):
     """The owner, or the caller with ``pay_again``, has closed the purchase: the same request may sign a new payment."""
 
 
-@dataclass(frozen=True, slots=True)
-class Hold:
+class Hold(Struct, frozen=True):
     """A reservation of budget, written before anything is signed or sent.
 
     Attributes:
@@ -267,11 +265,15 @@ class Hold:
         return self.intent
 
 
-_COMPACT: Final = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
+_ENCODED: Final = Encoder().encode
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+def entry_hash(covered: tuple[str | int | None, ...]) -> str:
+    """Return the hash of an entry, SHA-256 in hex, over all of its other fields in their order as a JSON array."""
+    return hashlib.sha256(_ENCODED(covered)).hexdigest()
+
+
+class Entry(Struct, frozen=True):
     """One immutable entry of a node's journal. Its four amounts are changes in nano-dollars; the sums are the balances.
 
     Attributes:
@@ -294,15 +296,8 @@ class Entry:
 
     def sealed(self) -> Entry:
         """Return the entry with its hash."""
-        body = _COMPACT(
-            [self.node_id, self.seq, self.at_ms, self.event, self.hold_id, self.captured, self.held, self.granted_in,
-             self.granted_out, self.data, self.previous]
-        )  # fmt: skip
-        digest = hashlib.sha256(body.encode()).hexdigest()
-        return Entry(
-            self.node_id, self.seq, self.at_ms, self.event, self.hold_id, self.captured, self.held, self.granted_in,
-            self.granted_out, self.data, self.previous, digest,
-        )  # fmt: skip
+        covered = astuple(self)[:-1]
+        return replace(self, hash=entry_hash(covered))
 
     def facts(self) -> Mapping[str, Any]:
         """Return ``data`` decoded."""

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from html import escape
 from typing import Any, Final
 
+from msgspec import Struct
+
 from x402guard.ledger.authorize import BUDGET, WOULD_REFUSE
 from x402guard.ledger.model import Entry, Evidence, HoldKind, Node, NodeKind, NodeState
 from x402guard.ledger.report_text import render
@@ -215,8 +217,7 @@ def _uses(
     }
 
 
-@dataclass(frozen=True, slots=True)
-class TokenAccount:
+class TokenAccount(Struct, frozen=True):
     """A token budget and its journal."""
 
     node: Node

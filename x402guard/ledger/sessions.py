@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from x402guard.errors import ConfigError
 from x402guard.evm import Address
@@ -16,8 +17,7 @@ from x402guard.ledger.windows import window_start_ms
 from x402guard.money import Nanos, format_dollars
 
 
-@dataclass(frozen=True, slots=True)
-class NodeRequest:
+class NodeRequest(Struct, frozen=True):
     """A request to open or resume a node.
 
     Attributes:

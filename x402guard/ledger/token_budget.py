@@ -7,8 +7,9 @@ trips.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from x402guard.errors import ConfigError
 from x402guard.frozen import replace
@@ -31,8 +32,7 @@ RESERVED_S: Final = 900
 """A reservation without a reported end counts as used after this many seconds."""
 
 
-@dataclass(frozen=True, slots=True)
-class TokenLimit:
+class TokenLimit(Struct, frozen=True):
     """Where a session's tokens are counted.
 
     Attributes:
@@ -48,8 +48,7 @@ class TokenLimit:
     hard: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Reservation:
+class Reservation(Struct, frozen=True):
     """A request for tokens: a unique id, their number, the instance, the tool, and whether an LLM call used them."""
 
     id: str

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final
+
+from msgspec import Struct
 
 from x402guard.errors import IllegalTransition
 from x402guard.frozen import replace, values_of
@@ -21,8 +22,7 @@ from x402guard.ledger.view import LedgerView
 from x402guard.money import MAX_NANOS, Nanos, format_dollars
 
 
-@dataclass(frozen=True, slots=True)
-class Note:
+class Note(Struct, frozen=True):
     """A fact about a live hold: why its outcome is unknown, or a server's claim. It changes no balance.
 
     *words* are the server's own words about it, for the journal alone.
@@ -33,8 +33,7 @@ class Note:
     words: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Capture:
+class Capture(Struct, frozen=True):
     """The amount taken, in nano-dollars, its evidence, and the proof if a chain gave one.
 
     ``usage`` is the usage that an LLM provider reports, by unit; ``note`` is a remark for the journal.
@@ -47,27 +46,23 @@ class Capture:
     note: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Void:
+class Void(Struct, frozen=True):
     """Nothing can be taken: no signature exists or was sent, the nonce was cancelled, or a provider did not bill."""
 
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Expire:
+class Expire(Struct, frozen=True):
     """A final block of ``block_time`` (unix seconds) past the deadline shows that the nonce is unused."""
 
     block_time: int
 
 
-@dataclass(frozen=True, slots=True)
-class Lapse:
+class Lapse(Struct, frozen=True):
     """The hold's own deadline is past and no chain can prove its outcome: the ceiling is captured as ``assumed``."""
 
 
-@dataclass(frozen=True, slots=True)
-class Correct:
+class Correct(Struct, frozen=True):
     """Better evidence for the amount taken, in nano-dollars. It adds an entry; the earlier entry stays."""
 
     amount: Nanos
@@ -75,8 +70,7 @@ class Correct:
     proof: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Reopen:
+class Reopen(Struct, frozen=True):
     """The block that settled the payment was undone, so the payment can be taken again.
 
     A final block of ``block_time`` (unix seconds) shows that the nonce is unused and still valid. ``block_time`` is 0

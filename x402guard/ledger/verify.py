@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from msgspec import Struct
+
 from x402guard.ledger.model import Entry, HoldState, Node, NodeState
 
 MOST_PROBLEMS = 100
 
 
-@dataclass(frozen=True, slots=True)
-class HoldRow:
+class HoldRow(Struct, frozen=True):
     """The parts of a hold's row to verify. ``amount`` (the ceiling) and ``captured`` are in nano-dollars or tokens."""
 
     id: str

@@ -9,9 +9,12 @@ from decimal import Decimal
 from operator import attrgetter
 from typing import Any, Final, Literal, NoReturn, TypeVar
 
+from msgspec import Struct
+from msgspec.json import Encoder
+
 from x402guard.errors import IllegalTransition
 from x402guard.frozen import replace
-from x402guard.ledger.model import Entry, Hold, HoldState, Node
+from x402guard.ledger.model import Entry, Hold, HoldState, Node, entry_hash
 from x402guard.ledger.windows import rolled
 from x402guard.money import Nanos, nanos_to_decimal
 
@@ -23,13 +26,22 @@ MarkKey = tuple[str, str]
 """(kind, key) of a small JSON row beside the journal: an origin, a proof, a refusal counter, an instance."""
 
 
-def _whole(text: str) -> str:
-    """Return *text* with lone surrogates replaced: no file can store them, and an entry must always be written."""
-    return text.encode("utf-8", "replace").decode("utf-8")
+_ENCODED: Final = Encoder(order="sorted").encode
 
 
-@dataclass(frozen=True, slots=True)
-class Scope:
+def _as_text(facts: Mapping[str, Any]) -> str:
+    """Return facts as compact JSON. Lone surrogates are replaced: no file can store them, and an entry must be written."""
+    try:
+        return _ENCODED(facts).decode()
+    except UnicodeEncodeError:
+        return (
+            json.dumps(facts, separators=(",", ":"), sort_keys=True, ensure_ascii=False)
+            .encode("utf-8", "replace")
+            .decode()
+        )
+
+
+class Scope(Struct, frozen=True):
     """The rows that a change may read. The store locks and loads these, and no others.
 
     Attributes:
@@ -107,9 +119,6 @@ class Notice:
             "time": self.time,
             "facts": dict(self.facts),
         }
-
-
-_ENCODED: Final = json.JSONEncoder(separators=(",", ":"), sort_keys=True, ensure_ascii=False).encode
 
 
 class _Nodes(dict[str, Node]):
@@ -252,29 +261,21 @@ class LedgerView:
         Raises ``IllegalTransition`` if a balance would become negative, or for a node outside the scope.
         """
         node = self._nodes[node_id]
-        data = _ENCODED(dict(facts)) if facts else "{}"
-        entry = Entry(
-            node_id=node_id,
-            seq=node.seq + 1,
-            at_ms=self.now_ms,
-            event=event,
-            hold_id=hold_id,
-            captured=captured,
-            held=held,
-            granted_in=granted_in,
-            granted_out=granted_out,
-            data=data if data.isascii() else _whole(data),
-            previous=node.head,
-        ).sealed()
+        data = _as_text(facts) if facts else "{}"
+        seq, at_ms = node.seq + 1, self.now_ms
+        covered = (
+            node_id, seq, at_ms, event, hold_id, captured, held, granted_in, granted_out, data, node.head
+        )  # fmt: skip
+        entry = Entry(*covered, entry_hash(covered))
         after = replace(
             node,
             captured=node.captured + captured,
             held=node.held + held,
             granted_in=node.granted_in + granted_in,
             granted_out=node.granted_out + granted_out,
-            seq=entry.seq,
+            seq=seq,
             head=entry.hash,
-            last_ms=self.now_ms,
+            last_ms=at_ms,
             live=node.live + held,
         )
         if min(after.captured, after.held, after.granted_in, after.granted_out) < 0:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 import zlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, Final
+
+from msgspec import Struct
 
 from x402guard.llm.events import event_reader, is_usage_only
 from x402guard.llm.routes import Flavour
@@ -24,8 +25,7 @@ _EVENT_ENDS: Final = re.compile(rb"(?>\r\n|\n|\r)(?>\r\n|\n|\r)")
 _LINE_ENDS: Final = re.compile(rb"\r\n|\n|\r")
 
 
-@dataclass(frozen=True, slots=True)
-class AnswerRead:
+class AnswerRead(Struct, frozen=True):
     """The result of reading an answer's body.
 
     Attributes:

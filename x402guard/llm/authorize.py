@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import urlsplit
+
+from msgspec import Struct
 
 from x402guard.errors import BudgetExhausted, TokensExhausted, Unpriced
 from x402guard.flow.admission import check_standing
@@ -39,8 +40,7 @@ _SHARE: Final = 4
 """An output limit that the library writes costs at most 1/4 of the remaining budget."""
 
 
-@dataclass(frozen=True, slots=True)
-class Granted:
+class Granted(Struct, frozen=True):
     """A call that may be sent.
 
     Attributes:
@@ -66,8 +66,7 @@ class Granted:
     filtered: Nanos | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class _Choice:
+class _Choice(Struct, frozen=True):
     amount: Nanos
     limit: int
     bound: int

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, Final
+
+from msgspec import Struct
 
 from x402guard.flow.capture import Bill, ceiling_bill, tokens_in
 from x402guard.flow.ports import Usage
@@ -84,8 +85,7 @@ def bill_answer(
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Read:
+class _Read(Struct, frozen=True):
     """What an answer states, priced: *factor* on the prices, *contradiction* between the counts, or "".
 
     *estimated*: a part of the amount is not stated, which *note* names.

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from decimal import ROUND_CEILING, Context, Decimal, localcontext
 from typing import Final
+
+from msgspec import Struct
 
 from x402guard.errors import Unpriced
 from x402guard.flow.ports import Usage
@@ -40,8 +41,7 @@ def whole_nanos(dollars: Decimal) -> Nanos:
     return Nanos(int(exact.to_integral_value(rounding=ROUND_CEILING, context=_EXACT)))
 
 
-@dataclass(frozen=True, slots=True)
-class Rates:
+class Rates(Struct, frozen=True):
     """A model's prices for one call.
 
     Attributes:
@@ -74,8 +74,7 @@ class Rates:
             return (cost - searches) * US_ONLY + searches
 
 
-@dataclass(frozen=True, slots=True)
-class Ceiling:
+class Ceiling(Struct, frozen=True):
     """The most that a call can cost, as a linear function: a fixed part and a price for each output token.
 
     Attributes:
@@ -349,8 +348,7 @@ def _allowances(call: Call, settings: Metering) -> Decimal | Refusal:
     return total
 
 
-@dataclass(frozen=True, slots=True)
-class _MediaCost:
+class _MediaCost(Struct, frozen=True):
     tokens: int
     audio: int
     dollars: Decimal

@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from msgspec import Struct
+
 from x402guard.llm.media import Media
 from x402guard.llm.routes import Route
 
@@ -206,8 +208,7 @@ ALLOWANCES: Final = (
 """Every kind that can have an allowance; ``provider_tool`` is any tool without its own kind."""
 
 
-@dataclass(frozen=True, slots=True)
-class Unbounded:
+class Unbounded(Struct, frozen=True):
     """A part of the body at path ``field``, of a kind in ``ALLOWANCES``, whose cost the body's size does not bound."""
 
     field: str

@@ -6,9 +6,10 @@ the cost at the end of the body. A call without a stated usage costs its ceiling
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 from typing import Final
+
+from msgspec import Struct
 
 from x402guard.errors import CallTimeout, LedgerUnavailable, ProtocolError
 from x402guard.flow.admission import Seat, hold_or_refuse
@@ -57,8 +58,7 @@ _LLM_S: Final = "policy.timeouts.llm_s"
 _TIMED_OUT: Final = frozenset({408, 499})
 
 
-@dataclass(frozen=True, slots=True)
-class Upload:
+class Upload(Struct, frozen=True):
     """A request's body (None if it streams past ``max_body_bytes``), its content encoding, and the tier that a header requests."""
 
     body: bytes | None
@@ -66,8 +66,7 @@ class Upload:
     tier: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class InFlight:
+class InFlight(Struct, frozen=True):
     """A call whose answer the caller is reading.
 
     Attributes:
@@ -93,8 +92,7 @@ class InFlight:
     receipt: Receipt
 
 
-@dataclass(frozen=True, slots=True)
-class _Ready:
+class _Ready(Struct, frozen=True):
     call: Call
     ceiling: Ceiling
     step: Step

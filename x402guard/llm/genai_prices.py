@@ -8,9 +8,12 @@ from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from decimal import Decimal
 from functools import cache
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from msgspec import Struct
 
 from x402guard.flow.ports import Usage
+from x402guard.frozen import replace
 from x402guard.llm.prices import PricedModel
 
 if TYPE_CHECKING:
@@ -23,6 +26,9 @@ if TYPE_CHECKING:
         TimeOfDateConstraint,
         UsageExtractor,
     )
+
+K = TypeVar("K")
+V = TypeVar("V")
 
 _FLAVOURS: Final[Mapping[str, tuple[str, ...]]] = {
     "chat": ("chat", "default"),
@@ -74,6 +80,8 @@ class GenaiPriceBook:
         self._names: dict[tuple[str, str], tuple[Provider, ModelInfo] | None] = {}
         self._priced: dict[tuple[str, str], ModelInfo] = {}
         self._dearest: dict[tuple[str, int], PricedModel | None] = {}
+        self._found: dict[tuple[str, str], PricedModel] = {}
+        self._rates: dict[tuple[object, ...], tuple[ModelPrice, _Line | None]] = {}
         self._lock = threading.Lock()
 
     @classmethod
@@ -115,7 +123,11 @@ class GenaiPriceBook:
             return None
         home, info = found
         self._priced[home.id, info.id] = info
-        return self._priced_model(home, info, at_unix)
+        if _changes_with_time(info):
+            return self._priced_model(home, info, at_unix)
+        if (provider, model) not in self._found:
+            _keep(self._found, (provider, model), self._priced_model(home, info, at_unix))
+        return replace(self._found[provider, model], at_unix=at_unix)
 
     def _priced_model(self, home: Provider, info: ModelInfo, at_unix: int) -> PricedModel:
         prices = info.get_prices(_moment(at_unix))
@@ -146,14 +158,26 @@ class GenaiPriceBook:
         unknown = sorted(set(usage) - set(_price_keys()))
         if unknown:
             raise ValueError(f"{unknown[0]} is not a unit with prices")
-        chosen = {key: value for key, value in context.items() if (key, value) in priced.contexts}
-        prices: ModelPrice = info.get_prices(_moment(priced.at_unix), chosen or None)
+        prices, line = self._rates_of(priced, info, context)
+        if line is not None and usage.keys() <= _PLAIN and all(type(n) is int and n >= 0 for n in usage.values()):
+            return line.cost(usage.get("input_tokens", 0), usage.get("output_tokens", 0))
         return Decimal(prices.calc_price(Counts(**usage))["total_price"])
+
+    def _rates_of(
+        self, priced: PricedModel, info: ModelInfo, context: Mapping[str, str]
+    ) -> tuple[ModelPrice, _Line | None]:
+        chosen = {key: value for key, value in context.items() if (key, value) in priced.contexts}
+        when = priced.at_unix if _changes_with_time(info) else None
+        key = (priced.provider, priced.model, when, *sorted(chosen.items()))
+        if key not in self._rates:
+            prices: ModelPrice = info.get_prices(_moment(priced.at_unix), chosen or None)
+            _keep(self._rates, key, (prices, _line_of(prices)))
+        return self._rates[key]
 
     def extract(self, provider: str, flavour: str, answer: Mapping[str, Any]) -> Usage:
         """Return the usage that an answer states (see ``PriceBook``)."""
         try:
-            _, counts = self._extractor(provider, flavour).extract(answer)
+            _, counts = _extractor(provider, flavour).extract(answer)
             return {key: int(value) for key, value in vars(counts).items()}
         except (AttributeError, TypeError, LookupError) as error:  # a field of another type than the extractor expects
             raise ValueError(f"the usage cannot be read: {type(error).__name__}") from error
@@ -172,9 +196,7 @@ class GenaiPriceBook:
         """Return a provider's dearest model for text (see ``PriceBook``): by a token of input and one of output."""
         day = at_unix // 86_400
         if (provider, day) not in self._dearest:
-            if len(self._dearest) > _MOST_NAMES:
-                self._dearest.clear()
-            self._dearest[provider, day] = self._find_dearest(provider, at_unix)
+            _keep(self._dearest, (provider, day), self._find_dearest(provider, at_unix))
         return self._dearest[provider, day]
 
     def _find_dearest(self, provider: str, at_unix: int) -> PricedModel | None:
@@ -237,25 +259,65 @@ class GenaiPriceBook:
             snapshot = self.snapshot
             home = next((p for p in snapshot.providers if p.id == provider), None)
             info = None if home is None else home.find_model(model, all_providers=snapshot.providers)
-            if len(self._names) > _MOST_NAMES:
-                self._names.clear()
-            self._names[key] = None if home is None or info is None else (home, info)
+            _keep(self._names, key, None if home is None or info is None else (home, info))
         return self._names[key]
 
-    def _extractor(self, provider: str, flavour: str) -> UsageExtractor:
-        for home_id in (provider, _DIALECTS.get(flavour, "openai")):
-            # Extractors come from the bundled data only: an imported price file could omit parts of a bill.
-            home = next((p for p in _bundled() if p.id == home_id), None)
-            extractors = {e.api_flavor: e for e in (home.extractors if home is not None else None) or ()}
-            for name in _FLAVOURS[flavour]:
-                extractor = extractors.get(name)
-                if extractor is not None and _reads(extractor, _ROOTS.get(flavour)):
-                    return extractor
-        raise ValueError(f"no extractor reads the usage of {provider}'s {flavour}")
+
+@cache
+def _extractor(provider: str, flavour: str) -> UsageExtractor:
+    for home_id in (provider, _DIALECTS.get(flavour, "openai")):
+        # Extractors come from the bundled data only: an imported price file could omit parts of a bill.
+        home = next((p for p in _bundled() if p.id == home_id), None)
+        extractors = {e.api_flavor: e for e in (home.extractors if home is not None else None) or ()}
+        for name in _FLAVOURS[flavour]:
+            extractor = extractors.get(name)
+            if extractor is not None and _reads(extractor, _ROOTS.get(flavour)):
+                return extractor
+    raise ValueError(f"no extractor reads the usage of {provider}'s {flavour}")
 
 
 def _reads(extractor: UsageExtractor, field: str | None) -> bool:
     return field is None or any(mapping.path == field for mapping in extractor.mappings)
+
+
+_PER: Final = 1_000_000
+_PLAIN: Final = frozenset({"input_tokens", "output_tokens"})
+
+
+class _Line(Struct, frozen=True):
+    """The cost of text at prices without tiers: dollars for the request, for a million tokens in and a million out."""
+
+    request: Decimal
+    into: Decimal
+    out: Decimal
+
+    def cost(self, into: int, out: int) -> Decimal:
+        """Return the dollars for tokens in and tokens out."""
+        return self.request + (self.into * into + self.out * out) / _PER
+
+
+def _line_of(prices: ModelPrice) -> _Line | None:
+    """Return the line, as genai-prices computes its points; None if prices have tiers or lack a kind of token."""
+    from genai_prices import Usage as Counts
+
+    if any(hasattr(price, "tiers") for price in vars(prices).values()):
+        return None
+    points = (Counts(), Counts(input_tokens=_PER), Counts(output_tokens=_PER))
+    try:
+        request, into, out = (Decimal(prices.calc_price(point)["total_price"]) for point in points)
+    except ValueError:
+        return None  # the price of such a model is asked for each time, and the error with it
+    return _Line(request, into - request, out - request)
+
+
+def _changes_with_time(info: ModelInfo) -> bool:
+    return isinstance(info.prices, list) or any(each.constraint is not None for each in info.price_variants or ())
+
+
+def _keep(known: dict[K, V], key: K, value: V) -> None:
+    if len(known) > _MOST_NAMES:
+        known.clear()
+    known[key] = value
 
 
 def _bundled() -> list[Provider]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import base64
 import re
 from binascii import Error as Base64Error
-from dataclasses import dataclass
 from typing import Final, Literal
+
+from msgspec import Struct
 
 MediaKind = Literal["image", "audio", "document", "video"]
 
@@ -17,8 +18,7 @@ BYTES_PER_AUDIO_TOKEN: Final = 20
 """The lower bound: providers state at most 32 tokens a second, and speech codecs use at least 640 bytes a second."""
 
 
-@dataclass(frozen=True, slots=True)
-class Media:
+class Media(Struct, frozen=True):
     """A part of a request that is not text.
 
     Attributes:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import Final
 from urllib.parse import urlsplit
+
+from msgspec import Struct
 
 from x402guard.errors import Unpriced
 from x402guard.ledger.authorize import Refusal
@@ -22,8 +23,7 @@ _LOOKS_LIKE_A_CALL: Final = re.compile(
 _COSTS_NOTHING: Final = frozenset({"GET", "HEAD", "OPTIONS", "DELETE", "TRACE"})
 
 
-@dataclass(frozen=True, slots=True)
-class Meter:
+class Meter(Struct, frozen=True):
     """The settings, price book (with the owner's and session's prices) and token counter for LLM calls."""
 
     settings: Metering
@@ -36,15 +36,13 @@ class Meter:
         return all(getattr(part, "ready", True) for part in (self.book, self.counter))
 
 
-@dataclass(frozen=True, slots=True)
-class Unmetered:
+class Unmetered(Struct, frozen=True):
     """A request that looks like an LLM call to an unmetered host: it is sent, and the ledger records an event."""
 
     route_name: str
 
 
-@dataclass(frozen=True, slots=True)
-class FixedPrice:
+class FixedPrice(Struct, frozen=True):
     """A request with a fixed price that the owner set, in nano-dollars."""
 
     provider: str

@@ -11,9 +11,10 @@ the page. Retired models keep the last figure of their page.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from datetime import date
 from typing import Final
+
+from msgspec import Struct
 
 READ_ON: Final = date(2026, 11, 22)
 """The date of this table."""
@@ -29,8 +30,7 @@ _MISTRAL: Final = "https://docs.mistral.ai/models"
 _DEEPSEEK: Final = "https://api-docs.deepseek.com/quick_start/pricing"
 
 
-@dataclass(frozen=True, slots=True)
-class Maximum:
+class Maximum(Struct, frozen=True):
     """The most output tokens (reasoning included) in one answer of a model, by its base name without a date.
 
     ``provider`` is ``openai``, ``anthropic``, ``google``, ``mistral`` or ``deepseek``; ``page`` is the provider's page.

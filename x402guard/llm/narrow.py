@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from x402guard.flow.context import Context
 from x402guard.flow.request import RequestFacts
@@ -25,8 +26,7 @@ _TRIES: Final = 4
 Price = Callable[[Call], Ceiling | Refusal]
 
 
-@dataclass(frozen=True, slots=True)
-class Narrowed:
+class Narrowed(Struct, frozen=True):
     """A call to price and send. *changed*: its body differs from the caller's. *by*: the narrowing rule."""
 
     call: Call

@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, Final
+
+from msgspec import Struct
 
 from x402guard.errors import ConfigError
 from x402guard.llm.genai_prices import GenaiPriceBook
@@ -23,8 +24,7 @@ _MOST_BYTES: Final = 67_108_864
 Price = Decimal | None
 
 
-@dataclass(frozen=True, slots=True)
-class PriceChange:
+class PriceChange(Struct, frozen=True):
     """One price of a model that differs between two books, in dollars per measure of the unit (a million tokens, say).
 
     Attributes:

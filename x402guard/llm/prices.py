@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any, Final, Protocol
 
+from msgspec import Struct
+
 from x402guard.errors import ConfigError
 from x402guard.flow.ports import Usage
 from x402guard.frozen import replace
@@ -179,8 +181,7 @@ def _priced(
     )
 
 
-@dataclass(frozen=True, slots=True)
-class PricedModel:
+class PricedModel(Struct, frozen=True):
     """The prices of one model at one moment: ``PriceBook.find`` returns it, and ``PriceBook.cost`` takes it.
 
     Attributes:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
+
+from msgspec import Struct
 
 from x402guard.errors import ConfigError, LedgerUnavailable
 from x402guard.flow.capture import HOLD_S, Bill, tokens_in
@@ -34,8 +35,7 @@ _OWED: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class _Recorded:
+class _Recorded(Struct, frozen=True):
     hold: Hold
     told: Refusal | None = None
 

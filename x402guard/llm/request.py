@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, Final
+
+from msgspec import Struct
 
 from x402guard.errors import Unpriced
 from x402guard.frozen import replace
@@ -55,8 +56,7 @@ _NOT_INPUT: Final = frozenset(
 _MAX_INT: Final = 10**12
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(Struct, frozen=True):
     """One LLM call as requested.
 
     Attributes:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Final, Literal
+
+from msgspec import Struct
 
 Dialect = Literal["openai", "azure", "anthropic", "google", "mistral", "cohere"]
 """The vendor whose API an endpoint implements."""
@@ -26,8 +27,7 @@ Flavour = Literal[
 """The shape of a route's bodies; ``free`` costs nothing. Bedrock's ``converse`` has no route: it is only reported."""
 
 
-@dataclass(frozen=True, slots=True)
-class MeteredHost:
+class MeteredHost(Struct, frozen=True):
     """A metered host: each request with a method that may cost is priced, listed as free, or refused.
 
     Attributes:
@@ -52,8 +52,7 @@ class MeteredHost:
         return name == self.host and (path == self.path or path.startswith(f"{self.path}/") or not self.path)
 
 
-@dataclass(frozen=True, slots=True)
-class Route:
+class Route(Struct, frozen=True):
     """The route of a request to a metered host.
 
     Attributes:

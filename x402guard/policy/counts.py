@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Final
 
+from msgspec import Struct
 from typing_extensions import override
 
 from x402guard.ledger.authorize import Refusal
@@ -18,8 +18,7 @@ MAX_STEPS: Final = "max_steps"
 MAX_CALLS: Final = "max_calls"
 
 
-@dataclass(frozen=True, slots=True)
-class Counts(StepGuard):
+class Counts(Struct, StepGuard, frozen=True):
     """Counts the steps of a run. ``max_steps`` and ``max_calls`` come from the policy."""
 
     max_steps: int | None

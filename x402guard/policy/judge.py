@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from x402guard.ledger.authorize import Refusal, enforced
 from x402guard.ledger.model import NOTHING
@@ -30,8 +31,7 @@ Consented = AbstractSet[tuple[Any, ...]]
 """What approvers have allowed: the key of each ``Unasked``."""
 
 
-@dataclass(frozen=True, slots=True)
-class Unasked:
+class Unasked(Struct, frozen=True):
     """A step that fits the budget and passes every guard, but needs approval first.
 
     Attributes:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from x402guard.errors import ConfigError
 from x402guard.evm import parse_address
@@ -12,8 +13,7 @@ from x402guard.policy.patterns import host_name, matches_name
 from x402guard.policy.settings import Policy, as_host, each_of
 
 
-@dataclass(frozen=True, slots=True)
-class Reach:
+class Reach(Struct, frozen=True):
     """The hosts and payees that a block may pay, and the tools that it may use; None where it narrows nothing."""
 
     hosts: frozenset[str] | None = None

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Literal
+
+from msgspec import Struct
 
 from x402guard.ledger.authorize import Refusal
 from x402guard.ledger.view import LedgerView, MarkKey
@@ -14,8 +15,7 @@ Outcome = Literal["ok", "failed", "unknown"]
 """How a call ended as far as the called server or tool is concerned; ``unknown`` says nothing about it."""
 
 
-@dataclass(frozen=True, slots=True)
-class StepEnd:
+class StepEnd(Struct, frozen=True):
     """How a step ended.
 
     Attributes:

@@ -6,11 +6,12 @@ import hashlib
 import json
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
 from decimal import Decimal
 from functools import lru_cache
 from typing import Any, Final
 from urllib.parse import urlsplit
+
+from msgspec import Struct
 
 from x402guard.errors import ConfigError
 from x402guard.ledger.model import NOTHING, Hold, HoldKind
@@ -23,8 +24,7 @@ _LONGEST_NAME: Final = 200
 _TIMES: Final = frozenset({"timestamp", "created_at"})
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(Struct, frozen=True):
     """A step that is about to be held for.
 
     Attributes:
@@ -35,8 +35,6 @@ class Step:
         amount: nano-dollars to hold, if ``priced``.
         payee: the address that is paid; "" for an LLM call or a tool.
         priced: the amount and the payee are known.
-        run_id: the run: the outermost session.
-        reset_key: the key of the row with the time from which the run's loops and spikes count.
     """
 
     kind: HoldKind
@@ -46,13 +44,16 @@ class Step:
     amount: Nanos = NOTHING
     payee: str = ""
     priced: bool = False
-    run_id: str = field(init=False, repr=False, compare=False)
-    reset_key: MarkKey = field(init=False, repr=False, compare=False)
 
-    def __post_init__(self) -> None:
-        run_id = run_of(self.node_id)
-        object.__setattr__(self, "run_id", run_id)
-        object.__setattr__(self, "reset_key", reset_mark(run_id))
+    @property
+    def run_id(self) -> str:
+        """The run: the outermost session."""
+        return run_of(self.node_id)
+
+    @property
+    def reset_key(self) -> MarkKey:
+        """The key of the row with the time from which the run's loops and spikes count."""
+        return reset_mark(run_of(self.node_id))
 
     def at(self, amount: Nanos, payee: str = "") -> Step:
         """Return the step at its price."""

@@ -6,6 +6,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, get_args
 
+from msgspec import Struct
+
 from x402guard.errors import ConfigError, NeedsReview, PaymentRefused, PolicyDenied
 from x402guard.frozen import replace
 from x402guard.ledger.model import HoldKind
@@ -71,8 +73,7 @@ class Subject:
     arguments: Mapping[str, Any] | None = field(default=None, repr=False)
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(Struct, frozen=True):
     """The combined verdict of the owner's rules on one step.
 
     Attributes:

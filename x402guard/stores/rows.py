@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
 from x402guard.errors import ConfigError
+from x402guard.frozen import values_of
 from x402guard.ledger.intent import Intent
 from x402guard.ledger.model import (
     Claim,
@@ -45,10 +45,10 @@ NODE_COLUMNS: Final = (
     "granted_in", "state", "terminated_by", "starved", "openers", "closed_ms", "seq", "head",
     "live", "window", "since_ms", "past", "reserve", "finalized", "soft", "warned", "trip_reason", "wrote",
 )  # fmt: skip
-_HOLD: Final = tuple(field.name for field in dataclasses.fields(Hold))
+_HOLD: Final = Hold.__struct_fields__
 HOLD_COLUMNS: Final = tuple("owner" if name == "instance" else name for name in _HOLD)  # its name in every ledger
-_PURPOSE: Final = tuple(field.name for field in dataclasses.fields(Purpose))
-ENTRY_COLUMNS: Final = tuple(field.name for field in dataclasses.fields(Entry))
+_PURPOSE: Final = Purpose.__struct_fields__
+ENTRY_COLUMNS: Final = Entry.__struct_fields__
 
 Value = str | int | None
 Record = tuple[Value, ...]
@@ -95,7 +95,7 @@ def hold_record(hold: Hold) -> Record:
         intent=None if hold.intent is None else hold.intent.to_json(),
         state=str(hold.state),
         evidence=None if hold.evidence is None else str(hold.evidence),
-        claim=None if hold.claim is None else json.dumps(dataclasses.asdict(hold.claim)),
+        claim=None if hold.claim is None else json.dumps(values_of(hold.claim)),
         delivery=str(hold.delivery),
     )
     return tuple(row.values())

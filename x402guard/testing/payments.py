@@ -3,13 +3,14 @@
 There are two forms: an EIP-3009 authorization, and a Permit2 transfer that only a proxy contract may use.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from eth_account import Account
 from eth_account.messages import encode_typed_data
 from eth_utils.address import to_checksum_address
 
+from x402guard.frozen import replace
 from x402guard.testing.contracts import EXACT_PROXY, PERMIT2, UPTO_PROXY
 from x402guard.testing.engine import JSON
 

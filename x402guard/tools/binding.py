@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, Final
+
+from msgspec import Struct
 
 from x402guard.errors import ConfigError
 from x402guard.policy import Narrow
@@ -18,8 +19,7 @@ _NAMED: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Bound:
+class Bound(Struct, frozen=True):
     """The arguments of one call.
 
     Attributes:

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from functools import wraps
 from typing import Any, Final
 
+from msgspec import Struct
+
 from x402guard.errors import ApprovalDenied, ConfigError, LedgerUnavailable
 from x402guard.flow.admission import Seat
 from x402guard.flow.context import Context
@@ -114,8 +116,7 @@ class ToolOptions:
         return tool_call(tool, self.cost, field="cost", lifetime_s=self.lifetime_s, fixed=True)
 
 
-@dataclass(frozen=True, slots=True)
-class _Use:
+class _Use(Struct, frozen=True):
     """One running call: its hold, its reserved tokens, and the narrowing by the owner's rules."""
 
     context: Context
@@ -127,8 +128,7 @@ class _Use:
     free: ToolCall | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class _Outcome:
+class _Outcome(Struct, frozen=True):
     """The end of a call, and the value or error for its caller."""
 
     end: ToolEnd

@@ -9,6 +9,8 @@ from decimal import Decimal
 from functools import partial
 from typing import Any, Final
 
+from msgspec import Struct
+
 from x402guard.errors import ConfigError, LedgerUnavailable, PaymentRefused
 from x402guard.flow.admission import Seat, check_standing, hold_or_refuse
 from x402guard.flow.capture import Bill, book, give_back, write_void
@@ -73,8 +75,7 @@ class ToolCall:
         return hashlib.sha256(b"tool call" + self.entropy).hexdigest()
 
 
-@dataclass(frozen=True, slots=True)
-class ToolEnd:
+class ToolEnd(Struct, frozen=True):
     """How a use of a tool ended.
 
     Attributes:
@@ -92,8 +93,7 @@ class ToolEnd:
     outcome: Outcome = "ok"
 
 
-@dataclass(frozen=True, slots=True)
-class HeldTool:
+class HeldTool(Struct, frozen=True):
     """A use of a tool that may begin.
 
     Attributes:

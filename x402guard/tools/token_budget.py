@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
 from typing import Any, Final
+
+from msgspec import Struct
 
 from x402guard.errors import ConfigError, LedgerUnavailable, PaymentRefused, TokensExhausted
 from x402guard.flow.context import Context
@@ -80,8 +81,7 @@ def _restored(tokens: int, reservation: str, requested: int) -> Allocation:
     return allocation
 
 
-@dataclass(frozen=True, slots=True)
-class Allotment:
+class Allotment(Struct, frozen=True):
     """An allocation, with the remaining and total tokens of the budget before it."""
 
     tokens: Allocation

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from x402guard.assets import TEST_NETWORKS
 from x402guard.errors import CallTimeout, ProtocolError
@@ -40,16 +41,14 @@ SIGN_IN: Final = "sign-in-with-x"
 """The extension of a 402 that asks the wallet to sign a login."""
 
 
-@dataclass(frozen=True, slots=True)
-class Challenge:
+class Challenge(Struct, frozen=True):
     """The terms of a 402, and the terms in the body beside a v2 header, or None."""
 
     required: PaymentRequired
     body: PaymentRequired | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Payable:
+class Payable(Struct, frozen=True):
     """The result of screening: the allowed offers, and the refusals of the others."""
 
     cases: tuple[Case, ...]

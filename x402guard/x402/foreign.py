@@ -6,8 +6,9 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, Final
+
+from msgspec import Struct
 
 from x402guard.assets import AssetRegistry, resolve_network
 from x402guard.errors import ProtocolError
@@ -23,8 +24,7 @@ META: Final = "x402/payment"
 _AUTHORIZATION: Final = "authorization"
 
 
-@dataclass(frozen=True, slots=True)
-class ForeignPayment:
+class ForeignPayment(Struct, frozen=True):
     """One payment in a request.
 
     Attributes:
@@ -49,7 +49,7 @@ def payments_in(headers: Iterable[tuple[str, str]], body: bytes | None) -> tuple
         if lower in PAYMENT_HEADERS or (lower == _AUTHORIZATION and _PAYMENT.search(value)):
             where = f"the header {lower.upper()}" + (": Payment" if lower == _AUTHORIZATION else "")
             found.append(ForeignPayment(where, _digest(value), Sealed(value)))
-    if body and any(hint in body for hint in _HINTS):
+    if body and (any(hint in body for hint in _HINTS) or (_ESCAPE in body and any(it in body for it in _ESCAPED))):
         where = f"_meta[{META!r}]"
         found += [ForeignPayment(where, _digest(repr(message)), Sealed(message)) for message in _members(body)]
     return tuple(found)
@@ -58,7 +58,9 @@ def payments_in(headers: Iterable[tuple[str, str]], body: bytes | None) -> tuple
 _PAYMENT: Final = re.compile(r"(?:^|,)\s*payment\s", re.IGNORECASE)
 """One of the schemes in an Authorization header is Payment."""
 
-_HINTS: Final = (b"x402", b"4\x000\x002", rb"\u0078", rb"\u0034", rb"\u0030", rb"\u0032")
+_HINTS: Final = (b"x402", b"4\x000\x002")
+_ESCAPE: Final = rb"\u00"
+_ESCAPED: Final = (rb"\u0078", rb"\u0034", rb"\u0030", rb"\u0032")
 """What a body with a payment has in it: the word x402 in UTF-8 or UTF-16, or one of its characters as an escape."""
 
 
@@ -98,8 +100,7 @@ def _plain(value: object) -> Any:
     return [_plain(part) for part in value] if isinstance(value, list) else value
 
 
-@dataclass(frozen=True, slots=True)
-class Taking:
+class Taking(Struct, frozen=True):
     """The most that a payment may take, in nano-dollars rounded up, and to whom; the payee is "" if it is not known."""
 
     amount: Nanos

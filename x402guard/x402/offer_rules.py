@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass
 from typing import Final
 from urllib.parse import urlsplit
+
+from msgspec import Struct
 
 from x402guard.assets import TEST_NETWORKS
 from x402guard.flow.request import RequestFacts, whole_route_of
@@ -18,8 +19,7 @@ from x402guard.policy.verdicts import NO_VERDICT, Subject, Verdict
 from x402guard.x402.offer import Offer
 
 
-@dataclass(frozen=True, slots=True)
-class Case:
+class Case(Struct, frozen=True):
     """One offer in answer to one request, the verdict of the owner's rules on it, and what the account can pay with.
 
     *funds* are in nano-dollars, by the chain; None where no chain is read. *excused* is the objection to it that shadow

@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import urlsplit
+
+from msgspec import Struct
 
 from x402guard.errors import NeedsReview
 from x402guard.flow.admission import check_clock, check_standing
@@ -61,30 +62,26 @@ ALREADY_PAID: Final = "already_paid"
 """The rule of a named purchase that was paid and handed over."""
 
 
-@dataclass(frozen=True, slots=True)
-class Authorized:
+class Authorized(Struct, frozen=True):
     """A hold that may be signed. ``represented``: the same payment is presented again."""
 
     hold: Hold
     represented: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Stuck:
+class Stuck(Struct, frozen=True):
     """A hold keeps the same purchase open and cannot be presented again, so the chain has to be asked."""
 
     hold: Hold
 
 
-@dataclass(frozen=True, slots=True)
-class Flying:
+class Flying(Struct, frozen=True):
     """Another request of the same name is paying, and its outcome decides. *refusal*: the answer after a long wait."""
 
     refusal: Refusal
 
 
-@dataclass(frozen=True, slots=True)
-class Bought:
+class Bought(Struct, frozen=True):
     """The hold of a named purchase whose answer was handed over."""
 
     hold: Hold

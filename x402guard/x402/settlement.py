@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final, Literal, TypeVar
+
+from msgspec import Struct
 
 from x402guard.assets import resolve_network
 from x402guard.errors import IllegalTransition, ProtocolError, SettlementUncertain, quoted
@@ -53,8 +54,7 @@ def succeeded(status: int) -> bool:
     return status < 400
 
 
-@dataclass(frozen=True, slots=True)
-class Doubt:
+class Doubt(Struct, frozen=True):
     """The reason why a reply is not a valid claim, and the transaction and the server's words in it, or ""."""
 
     reason: str
@@ -266,8 +266,7 @@ def weighed_alone(context: Context, hold: Hold, finding: Finding) -> Flow[tuple[
         return None
 
 
-@dataclass(frozen=True, slots=True)
-class Swept:
+class Swept(Struct, frozen=True):
     """The result of a sweep.
 
     Attributes:

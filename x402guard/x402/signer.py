@@ -5,12 +5,12 @@ from __future__ import annotations
 import hmac
 import json
 import threading
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NoReturn, TypeGuard
 
 import coincurve
 from eth_hash.auto import keccak
+from msgspec import Struct
 
 from x402guard.errors import ConfigError, LedgerUnavailable, SignerError
 from x402guard.evm import Address, normalise_signature
@@ -24,8 +24,7 @@ from x402guard.x402.schemes.cancellation import cancellation_data
 from x402guard.x402.schemes.scheme import PERMIT2
 
 
-@dataclass(frozen=True, slots=True)
-class AllowanceTerms:
+class AllowanceTerms(Struct, frozen=True):
     """The terms of a transaction that sets Permit2's allowance of one token.
 
     Attributes:

@@ -1,6 +1,5 @@
 """A payment that is out is presented again: never twice signed, and never voided by another request."""
 
-import dataclasses
 from decimal import Decimal
 
 import httpx
@@ -18,6 +17,7 @@ from x402guard import (
     SettlementUncertain,
     SignerError,
 )
+from x402guard.frozen import replace
 from x402guard.stores import open_store
 
 CENT = Decimal("0.01")
@@ -27,7 +27,7 @@ def believed(session, inner):
     """A client over a transport that is believed when it says that nothing left the machine, as the library's own are."""
 
     class Believing(GuardedTransport):
-        library = dataclasses.replace(GuardedTransport.library, stock=(type(inner), httpx.AsyncHTTPTransport))
+        library = replace(GuardedTransport.library, stock=(type(inner), httpx.AsyncHTTPTransport))
 
     return httpx.Client(transport=Believing(session, inner))
 

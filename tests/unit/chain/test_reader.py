@@ -1,7 +1,5 @@
 """What counts as proof that a payment was settled, and for how much: every lie a transaction can tell."""
 
-import dataclasses
-
 import pytest
 from eth_abi.abi import encode
 from eth_hash.auto import keccak
@@ -11,6 +9,7 @@ from tests.support.ledger import PAYEE, PAYER
 from x402guard.chain.calldata import nonce_settled
 from x402guard.chain.reader import _read
 from x402guard.chain.rpc import ChainUnreadable, selector
+from x402guard.frozen import replace
 from x402guard.ledger.evidence import Cancelled, Settled, Unused, Used
 from x402guard.x402.schemes.scheme import PERMIT2
 
@@ -179,7 +178,7 @@ def moved(amount, index, **more):
 
 def test_of_two_authorizations_in_one_call_each_is_proven_by_the_transfer_behind_its_event():
     one = INTENTS["eip3009"]
-    two = dataclasses.replace(one, nonce=8)
+    two = replace(one, nonce=8)
     rpc = LogsRpc(one, [used(one, 0), moved(100_000, 1), used(two, 2), moved(100_000, 3)])
     assert _read(rpc, one, "") == Settled(100_000, TX, 1, final=True)
     assert _read(rpc, two, TX) == Settled(100_000, TX, 3, final=True)

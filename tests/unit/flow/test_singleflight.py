@@ -1,6 +1,5 @@
 """Who asks about a payment while the chain is being asked about it shares that answer; every other question has its own."""
 
-import dataclasses
 import threading
 
 import pytest
@@ -9,6 +8,7 @@ from tests.support.chain import MockChain
 from tests.support.ledger import a_hold
 from x402guard.flow.ports import HoldStatus
 from x402guard.flow.singleflight import SingleFlight
+from x402guard.frozen import replace
 from x402guard.ledger.evidence import Unused
 from x402guard.ledger.model import Claim
 
@@ -16,7 +16,7 @@ ONE, OTHER = a_hold("h1"), a_hold("h2")
 
 
 def claiming(hold, transaction="0x" + "ab" * 32):
-    return dataclasses.replace(hold, claim=Claim(hold.amount, transaction))
+    return replace(hold, claim=Claim(hold.amount, transaction))
 
 
 class SlowChain(MockChain):

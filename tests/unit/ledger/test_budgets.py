@@ -4,6 +4,7 @@ import pytest
 
 from tests.support.ledger import Books, usd
 from x402guard.errors import ConfigError, IllegalTransition
+from x402guard.frozen import replace
 from x402guard.ledger.authorize import Refusal, note_refusal
 from x402guard.ledger.model import Evidence, HoldKind, NodeState
 from x402guard.ledger.sessions import close_node, ensure_wallet
@@ -79,12 +80,11 @@ def test_an_amount_that_a_64_bit_column_cannot_hold_is_refused():
     books = Books(session="$1000000000")
     hold = books.hold("h", "$1000000000")
     assert not isinstance(hold, Refusal)
-    import dataclasses
 
     from tests.support.ledger import a_hold
     from x402guard.ledger.authorize import authorize
 
-    huge = dataclasses.replace(a_hold("g"), amount=2**128)
+    huge = replace(a_hold("g"), amount=2**128)
     refusal = books.change(lambda view: authorize(view, huge, {}), nodes=("s",), holds=("g",))
     assert refusal.rule == "amount_too_large"
 

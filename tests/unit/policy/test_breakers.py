@@ -1,13 +1,12 @@
 """The rows of the breakers: when they open, how long they rest, who may try again. And its property: never two at a time."""
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.examples import examples
 from x402guard import Breaker, Bulkhead, ConfigError, Policy
+from x402guard.frozen import replace
 from x402guard.ledger.model import HoldKind
 from x402guard.ledger.view import LedgerView
 from x402guard.money import Nanos

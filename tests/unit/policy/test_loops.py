@@ -1,7 +1,6 @@
 """The loop detector's rows, and its property: distinct calls never trip it, identical ones do at N + 1, whatever lies between."""
 
 import json
-from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -9,6 +8,7 @@ from hypothesis import strategies as st
 
 from tests.support.ledger import Books, usd
 from x402guard import ConfigError, Loop
+from x402guard.frozen import replace
 from x402guard.ledger.model import HoldKind, NodeState
 from x402guard.ledger.view import LedgerView
 from x402guard.policy.loops import forget_before

@@ -1,11 +1,10 @@
 """The three policies to start from: each is complete, takes changes, and is as strict as its name."""
 
-import dataclasses
-
 import pytest
 
 from tests.support.merchant import URL, Shop, accept, client, make_guard, required
 from x402guard import ConfigError, LoopDetected, NeedsReview, Policy, PolicyDenied
+from x402guard.frozen import replace
 
 KINDS = {"careful": Policy.careful, "balanced": Policy.balanced, "permissive": Policy.permissive}
 
@@ -14,7 +13,7 @@ KINDS = {"careful": Policy.careful, "balanced": Policy.balanced, "permissive": P
 def test_each_takes_what_is_changed(kind):
     changed = KINDS[kind](max_steps=7, hosts={"seller.example"})
     assert (changed.max_steps, changed.hosts) == (7, frozenset({"seller.example"}))
-    assert dataclasses.replace(changed, max_steps=KINDS[kind]().max_steps, hosts=None) == KINDS[kind]()
+    assert replace(changed, max_steps=KINDS[kind]().max_steps, hosts=None) == KINDS[kind]()
     with pytest.raises(TypeError, match="max_stepz"):
         KINDS[kind](max_stepz=7)
     with pytest.raises(ConfigError, match="max_steps"):

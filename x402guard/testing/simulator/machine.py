@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from contextvars import Context, copy_context
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
 from typing_extensions import override
 
 from x402guard.flow.shell import Shell
 from x402guard.flow.surroundings import Surroundings, settle_in
+from x402guard.frozen import replace
 from x402guard.guard.guard import Guard
 from x402guard.guard.rechecker import FIRST_PAUSE_S
 from x402guard.guard.session import Session

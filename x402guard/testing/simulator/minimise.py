@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 
+from x402guard.frozen import replace
 from x402guard.testing.simulator.case import Case
 from x402guard.testing.simulator.simulate import Found, play
 from x402guard.testing.simulator.world import FAULTS

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final
 
 from eth_hash.auto import keccak
+from msgspec import Struct
 
 from x402guard.evm import MAX_UINT256, Address
 
@@ -19,8 +19,7 @@ _VERSION: Final = ("version", "string")
 _PLACE: Final = (("chainId", "uint256"), ("verifyingContract", "address"))
 
 
-@dataclass(frozen=True, slots=True)
-class Domain:
+class Domain(Struct, frozen=True):
     """The EIP-712 domain. ``version`` is None if the contract's domain has none (Permit2)."""
 
     name: str
@@ -42,8 +41,7 @@ def _separator(name: str, version: str | None, chain_id: int, contract: Address)
     return keccak(encoded + _word("uint256", chain_id) + _word("address", contract))
 
 
-@dataclass(frozen=True, slots=True)
-class TypedData:
+class TypedData(Struct, frozen=True):
     """A message to sign: domain, struct types, the struct's name and its values (addresses as str, numbers as int)."""
 
     domain: Domain

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Final, Protocol
+
+from msgspec import Struct
 
 from x402guard.evm import Address
 from x402guard.frozen import replace
@@ -20,8 +21,7 @@ V1_BACKDATE_S: Final = 600
 """Seconds by which v1 backdates ``validAfter``, for facilitators whose clock is behind."""
 
 
-@dataclass(frozen=True, slots=True)
-class Proposal:
+class Proposal(Struct, frozen=True):
     """The input of a payment.
 
     Attributes:
