@@ -13,6 +13,7 @@ import httpx
 import pytest
 import rich.console
 import rich.traceback
+from rich.pretty import pretty_repr
 
 from tests.support.http_server import WIRES, HangUpError, serving
 from tests.support.merchant import (
@@ -36,6 +37,7 @@ from x402guard import (
     X402GuardError,
 )
 from x402guard.flow.effects import Reply
+from x402guard.flow.request import RequestFacts
 from x402guard.flow.sealed import forgetting
 
 OFFERS = {
@@ -311,4 +313,13 @@ def _fail_below():
 
 
 def test_a25_the_head_of_an_answer_shows_no_receipt():
-    assert repr(Reply(200, (("PAYMENT-RESPONSE", "eyJzdWNjZXNz"),))) == "Reply(status=200)"
+    head = Reply(200, (("PAYMENT-RESPONSE", "eyJzdWNjZXNz"),))
+    assert repr(head) == "Reply(status=200)" == pretty_repr(head)
+
+
+def test_a25_the_facts_of_a_request_show_neither_query_nor_body():
+    facts = RequestFacts(
+        "POST", "https://a.example/x?token=hunter2", "https://a.example:443", "a.example", True, False, "",
+        bytes(32), body=b"hunter2",
+    )  # fmt: skip
+    assert "hunter2" not in repr(facts) + pretty_repr(facts)

@@ -6,8 +6,7 @@ bytes, never an HTTP library's object. ``drivers`` runs it, blocking or async.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Generator, Iterator
 from typing import Any, Generic, TypeVar
 
 from msgspec import Struct
@@ -25,12 +24,17 @@ HeaderLine = tuple[str, str | Sealed[str]]
 """Name and value of a header to add to a request; sealed if it is a payment."""
 
 
-@dataclass(frozen=True, slots=True)
-class Reply:
+class Reply(Struct, frozen=True):
     """The head of a response: status, and the header lines as received."""
 
     status: int
-    headers: tuple[tuple[str, str], ...] = field(repr=False)
+    headers: tuple[tuple[str, str], ...]
+
+    def __repr__(self) -> str:
+        return f"Reply(status={self.status})"  # a header may hold a receipt or a cookie
+
+    def __rich_repr__(self) -> Iterator[tuple[str, object]]:
+        yield "status", self.status
 
 
 class Send(Struct, frozen=True):

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from typing import Final, TypeVar
 from urllib.parse import urlsplit
+
+from msgspec import Struct
 
 from x402guard.errors import PaymentRefused, PolicyDenied, SettlementUncertain, X402GuardError
 from x402guard.flow.context import Context
@@ -18,8 +20,7 @@ from x402guard.money import Nanos
 from x402guard.policy.steps import short_route, whole_route
 
 
-@dataclass(frozen=True, slots=True)
-class RequestFacts:
+class RequestFacts(Struct, frozen=True):
     """One request as the core sees it, without types of an HTTP library.
 
     Attributes:
@@ -57,10 +58,16 @@ class RequestFacts:
     redirected_from: str | None = None
     paid_by: str | None = None
     paid_until: int = 0
-    body: bytes | None = field(default=None, repr=False)
+    body: bytes | None = None
     max_price: Nanos | None = None
     host_header: str = ""
     read_s: float | None = 0.0
+
+    def __repr__(self) -> str:
+        return f"RequestFacts(method={self.method!r}, origin={self.origin!r})"  # query and body may hold secrets
+
+    def __rich_repr__(self) -> Iterator[tuple[str, object]]:
+        yield from (("method", self.method), ("origin", self.origin))
 
 
 def route_of(request: RequestFacts) -> str:

@@ -14,7 +14,7 @@ from x402guard.flow.ports import Slot
 from x402guard.flow.sealed import forgetting
 from x402guard.http.deadline import AsyncWatched, Watch, Watched
 from x402guard.http.families import Library
-from x402guard.http.request import OutgoingRequest
+from x402guard.http.request import OutgoingRequest, lines_of
 from x402guard.http.response import decoded_body
 from x402guard.http.streams import AsyncReplay, Replay
 
@@ -105,7 +105,7 @@ class Exchanged(_ExchangeState):
         self._response = self.outgoing.answered(response)
         if watch is not None:
             self.watch_body(response, self._library.of(Watched))
-        return Reply(response.status_code, tuple(response.headers.multi_items()))
+        return Reply(response.status_code, lines_of(response.headers))
 
     def _sent_aside(self, request: httpx.Request, watch: Watch) -> httpx.Response:
         """Send in a separate thread: a server that sends its headers byte by byte never causes a read timeout."""
@@ -176,7 +176,7 @@ class AsyncExchanged(_ExchangeState):
         self._response = self.outgoing.answered(response)
         if watch is not None:
             self.watch_body(response, self._library.of(AsyncWatched))
-        return Reply(response.status_code, tuple(response.headers.multi_items()))
+        return Reply(response.status_code, lines_of(response.headers))
 
     async def _sent(self, request: httpx.Request, watch: Watch | None) -> httpx.Response:
         before = GUARDED_SEND.get()

@@ -9,7 +9,7 @@ from x402guard.flow.effects import Flow
 from x402guard.flow.refusals import enforce, refused
 from x402guard.flow.request import RequestFacts, route_of
 from x402guard.frozen import replace
-from x402guard.http.request import request_facts, unknown_payments
+from x402guard.http.request import lines_of, request_facts, unknown_payments
 from x402guard.ledger.authorize import Refusal
 from x402guard.policy.reach import judge_reach
 from x402guard.tools.flow import ToolCall, charge_tool
@@ -74,7 +74,7 @@ def judge_leaving(
     A transport below a guarded one, such as another x402 client's, can have put a payment into it.
     """
     body = b"".join(request.stream) if isinstance(request.stream, library.bytes_stream) else None
-    payments = unknown_payments(request, payments_in(request.headers.multi_items(), body))
+    payments = unknown_payments(request, payments_in(lines_of(request.headers), body))
     if not payments:
         return None
     payer, facts = innermost(), request_facts(request)

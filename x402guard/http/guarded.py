@@ -23,14 +23,13 @@ from x402guard.http.families import Library
 from x402guard.http.foreign import after_foreign
 from x402guard.http.redaction import redact_logs
 from x402guard.http.request import (
+    Incoming,
     LogicalRequest,
     OutgoingRequest,
     buffer_body,
     buffer_body_async,
     describe_request,
     is_guarded,
-    is_plain_host,
-    payments_of,
     unknown_payments,
 )
 from x402guard.http.response import problem_response
@@ -116,13 +115,14 @@ class Guarded:
         """
         if is_guarded(request):
             return inner.handle_request(request)
-        logical, exchange = LogicalRequest.of(request), Exchanged(self.library, inner)
+        incoming, exchange = Incoming.of(request), Exchanged(self.library, inner)
+        logical = incoming.logical
         try:
             payer = self._payer.innermost()
-            context = payer.context
+            context, shell = payer.context, payer.shell
             body = buffer_body(self.library, request, context.max_body_bytes)
-            flow = self._begin(request, logical, body, payer=(context, payer.meter), exchange=exchange)
-            handed = run(flow, payer.shell, exchange)
+            flow = self._begin(incoming, body, payer=(context, payer.meter), exchange=exchange)
+            handed = run(flow, shell, exchange)
         except X402GuardError as error:
             logical.end()
             exchange.discard()
@@ -131,16 +131,16 @@ class Guarded:
             logical.end()
             exchange.discard()
             raise
-        response, note_end = self._finish(logical, exchange, handed, payer, metered=self.library.of(Metered))
+        response, note_end = self._finish(logical, exchange, handed, (context, shell), metered=self.library.of(Metered))
         if note_end is not None:
             if exchange.watched is None:  # its body is in memory already
                 try:
-                    note_answer(payer.shell, note_end, "whole")
+                    note_answer(shell, note_end, "whole")
                 except BaseException:  # the caller gets this error, so its answer is lost
-                    note_answer(payer.shell, note_end, "cut")
+                    note_answer(shell, note_end, "cut")
                     raise
             else:
-                exchange.watched.ended = partial(note_answer, payer.shell, note_end)
+                exchange.watched.ended = partial(note_answer, shell, note_end)
                 weakref.finalize(exchange.watched, note_end.gone)
         return response
 
@@ -148,13 +148,14 @@ class Guarded:
         """``exchange`` for an asynchronous transport."""
         if is_guarded(request):
             return await inner.handle_async_request(request)
-        logical, exchange = LogicalRequest.of(request), AsyncExchanged(self.library, inner)
+        incoming, exchange = Incoming.of(request), AsyncExchanged(self.library, inner)
+        logical = incoming.logical
         try:
             payer = self._payer.innermost()
-            context = payer.context
+            context, shell = payer.context, payer.shell
             body = await buffer_body_async(self.library, request, context.max_body_bytes)
-            flow = self._begin(request, logical, body, payer=(context, payer.meter), exchange=exchange)
-            handed = await run_async(flow, payer.shell, exchange)
+            flow = self._begin(incoming, body, payer=(context, payer.meter), exchange=exchange)
+            handed = await run_async(flow, shell, exchange)
         except X402GuardError as error:
             logical.end()
             await exchange.discard()
@@ -166,24 +167,25 @@ class Guarded:
             logical.end()
             await exchange.discard()
             raise
-        response, note_end = self._finish(logical, exchange, handed, payer, metered=self.library.of(AsyncMetered))
+        response, note_end = self._finish(
+            logical, exchange, handed, (context, shell), metered=self.library.of(AsyncMetered)
+        )
         if note_end is not None:
             if exchange.watched is None:
                 with anyio.CancelScope(shield=True):  # a task of asyncio can be cancelled in spite of it
                     try:
-                        await note_answer_async(payer.shell, note_end, "whole")
+                        await note_answer_async(shell, note_end, "whole")
                     except BaseException:
-                        await note_answer_async(payer.shell, note_end, "cut")
+                        await note_answer_async(shell, note_end, "cut")
                         raise
             else:
-                exchange.watched.ended = partial(note_answer_async, payer.shell, note_end)
+                exchange.watched.ended = partial(note_answer_async, shell, note_end)
                 weakref.finalize(exchange.watched, note_end.gone)
         return response
 
     def _begin(
         self,
-        request: httpx.Request,
-        logical: LogicalRequest,
+        incoming: Incoming,
         body: bytes | None,
         *,
         payer: tuple[Context, Meter | None],
@@ -191,27 +193,25 @@ class Guarded:
     ) -> Flow[Handed]:
         """Return the flow of a request."""
         context, meter = payer
-        payments = payments_of(request, logical, body)
-        facts = describe_request(request, logical, body, pays_itself=bool(payments), named_by=context.named_by)
+        request, payments = incoming.request, incoming.payments(body)
+        facts = describe_request(incoming, body, pays_itself=bool(payments), named_by=context.named_by)
         if "target" in request.extensions:
             return _refuse(context, _TARGET)
-        if not is_plain_host(facts.host):
+        if not incoming.address.plain:
             return _refuse(context, Refusal("host", _HOST, words=facts.host, advice="Write the host as it is."))
-        exchange.outgoing = OutgoingRequest(
-            self.library, request, body, logical, stock=exchange.is_stock, judged=payments
-        )
-        flow = self._flow_of(facts, request, body, context, meter)
+        exchange.outgoing = OutgoingRequest(self.library, incoming, body, stock=exchange.is_stock, judged=payments)
+        flow = self._flow_of(facts, incoming, body, context, meter)
         foreign = unknown_payments(request, payments)
         return after_foreign(context, foreign, facts, flow) if foreign else flow
 
     def _flow_of(
-        self, facts: RequestFacts, request: httpx.Request, body: bytes | None, context: Context, meter: Meter | None
+        self, facts: RequestFacts, incoming: Incoming, body: bytes | None, context: Context, meter: Meter | None
     ) -> Flow[Handed]:
         """Return the flow of a request by its route: metered, or free until a server asks for a payment."""
         route = (
             None
             if meter is None
-            else classify(meter, facts.method, facts.host, facts.url, upgrades="upgrade" in request.headers)
+            else classify(meter, facts.method, facts.host, facts.url, upgrades=incoming.header("upgrade") is not None)
         )
         if route is None or meter is None:
             return paid_request(facts, context)
@@ -221,10 +221,8 @@ class Guarded:
             return _refuse(context, route)
         if isinstance(route, Unmetered):
             return unmetered_request(facts, route, context)
-        headers = request.headers
-        upload = Upload(
-            body, headers.get("content-encoding", ""), headers.get("x-vertex-ai-llm-shared-request-type", "")
-        )
+        encoding, tier = incoming.header("content-encoding"), incoming.header("x-vertex-ai-llm-shared-request-type")
+        upload = Upload(body, encoding or "", tier or "")
         return metered_request(facts, route, upload, context, meter)
 
     def _reading(self, response: httpx.Response, stream: Metered | AsyncMetered) -> httpx.Response:
@@ -243,7 +241,7 @@ class Guarded:
         logical: LogicalRequest,
         exchange: Exchanged | AsyncExchanged,
         handed: Handed,
-        payer: MeteredPayer,
+        payer: tuple[Context, Shell],
         *,
         metered: type[Metered | AsyncMetered],
     ) -> tuple[httpx.Response, AnswerEnding | None]:
@@ -251,6 +249,7 @@ class Guarded:
 
         Also returns the flow that records how the body of a paid answer ends, if that makes a difference.
         """
+        context, shell = payer
         response, note_end = exchange.response(), None
         if handed is None:
             exchange.lift()
@@ -258,14 +257,14 @@ class Guarded:
             exchange.watched.paid = handed
         if isinstance(handed, Receipt) and not handed.model:
             logical.receipt = handed
-            note_end = AnswerEnding(payer.context, handed, payer.shell, success=succeeded(response.status_code))
+            note_end = AnswerEnding(context, handed, shell, success=succeeded(response.status_code))
         if isinstance(handed, InFlight):
-            response = self._reading(response, metered(response.stream, handed, payer.shell))  # type: ignore[arg-type]
+            response = self._reading(response, metered(response.stream, handed, shell))  # type: ignore[arg-type]
         receipt = handed.receipt if isinstance(handed, InFlight) else handed or logical.receipt
         if receipt is not None:
             response.extensions[EXTENSION] = receipt
         logical.answered(response)
-        exchange.outgoing.note_named(payer.context.named_by, response)
+        exchange.outgoing.note_named(context.named_by, response)
         return response, note_end
 
     def _failed(self, error: X402GuardError, request: httpx.Request) -> httpx.Response:

@@ -7,7 +7,10 @@ import ipaddress
 import re
 import weakref
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
+
+from msgspec import Struct
 
 from x402guard.errors import ConfigError
 from x402guard.flow.effects import Send, SendFailed
@@ -51,11 +54,11 @@ class LogicalRequest:
         self._hop: weakref.ref[httpx.Request] | None = None
 
     @classmethod
-    def of(cls, request: httpx.Request) -> LogicalRequest:
-        """Return the call of *request*, a new one for a first hop."""
+    def of(cls, request: httpx.Request, address: Address) -> LogicalRequest:
+        """Return the call of *request*, which leads to *address*; a new one for a first hop."""
         logical = request.extensions.get(LOGICAL)
         if not isinstance(logical, LogicalRequest) or logical.is_over(request):
-            logical = cls(origin_of(request.url))
+            logical = cls(address.origin)
             request.extensions = {**request.extensions, LOGICAL: logical}
         logical._hop = weakref.ref(request)
         return logical
@@ -89,6 +92,9 @@ def _note_made(payments: tuple[ForeignPayment, ...]) -> None:
         _MADE.pop(next(iter(_MADE)), None)
 
 
+_NONE: Final[frozenset[bytes]] = frozenset()
+
+
 class _Mark:
     """Says that one request object is guarded, once, and which payments of others in it were judged.
 
@@ -96,7 +102,7 @@ class _Mark:
     """
 
     def __init__(self, request: httpx.Request, judged: tuple[ForeignPayment, ...]) -> None:
-        self.judged = frozenset(payment.digest for payment in judged)
+        self.judged = frozenset(payment.digest for payment in judged) if judged else _NONE
         self._request: weakref.ref[httpx.Request] | None = weakref.ref(request)
 
     def use(self, request: httpx.Request) -> bool:
@@ -117,33 +123,103 @@ def mark_guarded(request: httpx.Request) -> httpx.Request:
     return request
 
 
-def payments_of(request: httpx.Request, logical: LogicalRequest, body: bytes | None) -> tuple[ForeignPayment, ...]:
-    """Return the payments that a request would take along: its headers for another origin stay behind."""
-    lines = request.headers.multi_items()
-    if origin_of(request.url) != logical.origin:
-        lines = [(name, value) for name, value in lines if name.lower() not in PAYMENT_HEADERS]
-    return payments_in(lines, body)
+class Incoming(Struct, frozen=True):
+    """A request of the caller, looked at once.
+
+    Attributes:
+        request: never changed.
+        logical: the call that it belongs to.
+        address: where it leads.
+        lines: its header lines, with their names in lower case.
+    """
+
+    request: httpx.Request
+    logical: LogicalRequest
+    address: Address
+    lines: tuple[tuple[str, str], ...]
+
+    @classmethod
+    def of(cls, request: httpx.Request, logical: LogicalRequest | None = None) -> Incoming:
+        """Look at *request*."""
+        address = address_of(request.url)
+        return cls(request, logical or LogicalRequest.of(request, address), address, lines_of(request.headers))
+
+    @property
+    def crossed(self) -> bool:
+        """True if a redirect led to another origin than that of the first hop."""
+        return self.address.origin != self.logical.origin
+
+    def header(self, wanted: str) -> str | None:
+        """Return the value of a header, named in lower case; None without one. Several lines are joined, as in httpx."""
+        values = [value for name, value in self.lines if name == wanted]
+        return ", ".join(values) if values else None
+
+    def payments(self, body: bytes | None) -> tuple[ForeignPayment, ...]:
+        """Return the payments that it would take along: its headers for another origin stay behind."""
+        crossed = self.crossed
+        return payments_in([line for line in self.lines if not crossed or line[0] not in PAYMENT_HEADERS], body)
+
+
+def lines_of(headers: httpx.Headers) -> tuple[tuple[str, str], ...]:
+    """Return header lines with their names in lower case; the encoding is looked for once, not for each line."""
+    encoding = headers.encoding
+    return tuple([(name.lower().decode(encoding), value.decode(encoding)) for name, value in headers.raw])
 
 
 def unknown_payments(request: httpx.Request, found: tuple[ForeignPayment, ...]) -> tuple[ForeignPayment, ...]:
     """Return those of the payments *found* in a request that no guard of this process has made, and none has judged."""
+    if not found:
+        return ()
     mark = request.extensions.get(GUARDED)
     judged = mark.judged if isinstance(mark, _Mark) else frozenset()
     return tuple(payment for payment in found if payment.digest not in judged and payment.digest not in _MADE)
 
 
-def origin_of(url: httpx.URL) -> str:
-    """Return ``scheme://host:port`` in lower case, always with the port."""
-    host = url.raw_host.decode("ascii").lower()
-    port = url.port or _DEFAULT_PORTS.get(url.scheme, 0)
-    return f"{url.scheme}://[{host}]:{port}" if ":" in host else f"{url.scheme}://{host}:{port}"
+class Address(Struct, frozen=True):
+    """Where a URL leads.
+
+    Attributes:
+        origin: ``scheme://host:port`` in lower case, always with the port.
+        host: the host, with its port if the URL names one.
+        name: the host alone, in lower case.
+        plain: it is a name of letters, digits, ``-``, ``_`` and ``.``, or an IP address.
+        loopback: it is this machine.
+        named: the values of a ``Host`` header that mean the same.
+    """
+
+    origin: str
+    host: str
+    name: str
+    plain: bool
+    loopback: bool
+    named: frozenset[str]
+
+
+def address_of(url: httpx.URL) -> Address:
+    """Return where *url* leads."""
+    return _address(url.scheme, url.raw_host, url.port)
+
+
+@lru_cache(maxsize=1024)
+def _address(scheme: str, raw_host: bytes, port: int | None) -> Address:
+    name, default = raw_host.decode("ascii").lower(), _DEFAULT_PORTS.get(scheme, 0)
+    bare = f"[{name}]" if ":" in name else name
+    whole = f"{bare}:{port or default}"
+    host = bare if port is None else f"{bare}:{port}"
+    return Address(
+        origin=f"{scheme}://{whole}",
+        host=host,
+        name=name,
+        plain=_is_plain(host),
+        loopback=_is_loopback(name),
+        named=frozenset({"", whole, *([bare] if (port or default) == default else [])}),
+    )
 
 
 _HOST_NAME: Final = re.compile(r"[a-z0-9_.-]+(:[0-9]+)?", re.ASCII)
 
 
-def is_plain_host(host: str) -> bool:
-    """True for a host name of letters, digits, ``-``, ``_`` and ``.``, or an IP address; with a port or without."""
+def _is_plain(host: str) -> bool:
     if not host.startswith("["):
         return _HOST_NAME.fullmatch(host) is not None
     try:
@@ -163,7 +239,7 @@ def _is_loopback(host: str) -> bool:
 
 def request_facts(request: httpx.Request) -> RequestFacts:
     """Return the facts of a single request without a body."""
-    return describe_request(request, LogicalRequest.of(request), b"")
+    return describe_request(Incoming.of(request), b"")
 
 
 _MOST_NAMED: Final = 1_000
@@ -177,17 +253,17 @@ def read_limit(extensions: Mapping[str, Any]) -> float | None:
 
 
 def describe_request(
-    request: httpx.Request,
-    logical: LogicalRequest,
+    incoming: Incoming,
     body: bytes | None,
     *,
     pays_itself: bool = False,
     named_by: Mapping[str, str] | None = None,
 ) -> RequestFacts:
-    """Return the facts of *request* for the core, with 32 new random bytes.
+    """Return the facts of a request for the core, with 32 new random bytes.
 
     *named_by* are the places that a 3xx answer named, with its origin.
     """
+    request, logical, address = incoming.request, incoming.logical, incoming.address
     extensions: Mapping[str, Any] = request.extensions
     purchase, again = extensions.get("purchase"), extensions.get("pay_again", False)
     if purchase is not None and (not isinstance(purchase, str) or not purchase.strip()):
@@ -195,44 +271,33 @@ def describe_request(
     if not isinstance(again, bool):
         raise ConfigError(f"extensions['pay_again']: {again!r:.60} is neither True nor False")
     if purchase is None:
-        purchase = request.headers.get("idempotency-key")
+        purchase = incoming.header("idempotency-key")
     quoted = extensions.get("max_price")
-    url = request.url
-    name = url.raw_host.decode("ascii").lower()
-    host = f"[{name}]" if ":" in name else name
-    origin = origin_of(url)
-    crossed = origin != logical.origin
+    named = incoming.header("host") or ""
     return RequestFacts(
         method=request.method.upper(),
-        url=str(url),
-        origin=origin,
-        host=host if url.port is None else f"{host}:{url.port}",
-        secure=url.scheme == "https",
-        loopback=_is_loopback(name),
+        url=str(request.url),
+        origin=address.origin,
+        host=address.host,
+        secure=address.origin.startswith("https:"),
+        loopback=address.loopback,
         body_sha256=None if body is None else hashlib.sha256(body).hexdigest(),
         entropy=here().random_bytes(32),
         purchase=purchase,
         pay_again=again,
         pays_itself=pays_itself,
-        redirected_from=logical.origin if crossed else (named_by or {}).get(place_of(url)),
+        redirected_from=logical.origin
+        if incoming.crossed
+        else named_by.get(place_of(request.url))
+        if named_by
+        else None,
         paid_by=logical.paid_by,
         paid_until=0 if logical.receipt is None else logical.receipt.deadline,
         body=body,
         max_price=None if quoted is None else check_dollars("extensions['max_price']", quoted),
-        host_header=_other_host(request),
+        host_header="" if named.strip().lower() in address.named else named,
         read_s=read_limit(extensions),
     )
-
-
-def _other_host(request: httpx.Request) -> str:
-    """Return the ``Host`` header if it names another host or port than the URL; else ""."""
-    named = request.headers.get("host", "")
-    url, default = request.url, _DEFAULT_PORTS.get(request.url.scheme, 0)
-    host = url.raw_host.decode("ascii").lower()
-    host = f"[{host}]" if ":" in host else host
-    port = url.port or default
-    same = {"", f"{host}:{port}", *([host] if port == default else [])}
-    return "" if named.strip().lower() in same else named
 
 
 def buffer_body(library: Library, request: httpx.Request, limit: int) -> bytes | None:
@@ -316,9 +381,8 @@ class OutgoingRequest:
     """The requests sent for one request of the caller: copies, so that the caller's request never has a payment header.
 
     Args:
-        request: the caller's request; never changed.
+        incoming: the caller's request.
         body: its body, or None if it is too large to keep.
-        logical: the call that it belongs to.
         stock: True if the inner transport is the library's own, whose errors tell whether anything was sent.
         judged: the payments in it, which the guard knows or has judged.
     """
@@ -326,18 +390,17 @@ class OutgoingRequest:
     def __init__(
         self,
         library: Library,
-        request: httpx.Request,
+        incoming: Incoming,
         body: bytes | None,
-        logical: LogicalRequest,
         *,
         stock: bool,
         judged: tuple[ForeignPayment, ...],
     ) -> None:
         self._library = library
-        self._request = request
+        self._request = incoming.request
         self._body = body
-        self._logical = logical
-        self._crossed = origin_of(request.url) != logical.origin
+        self._logical = incoming.logical
+        self._crossed = incoming.crossed
         self._judged = judged
         self.stock = stock
 
@@ -348,7 +411,12 @@ class OutgoingRequest:
         """
         headers, pays, body = effect.headers, effect.pays, effect.body
         original = self._request
-        lines = self._library.headers(original.headers)
+        whole = self._body if body is None else body
+        stream = original.stream if whole is None else self._library.bytes_stream(whole)
+        copy = self._library.request(
+            original.method, original.url, headers=original.headers, stream=stream, extensions={**original.extensions}
+        )
+        lines = copy.headers
         if self._crossed:
             # The caller's own payment header is for the first origin only; httpx removes only Authorization.
             for name in PAYMENT_HEADERS:
@@ -359,17 +427,12 @@ class OutgoingRequest:
         if body is not None:
             lines.pop("transfer-encoding", None)
             lines["content-length"] = str(len(body))
-        whole = self._body if body is None else body
-        stream = original.stream if whole is None else self._library.bytes_stream(whole)
-        copy = self._library.request(
-            original.method, original.url, headers=lines, stream=stream, extensions={**original.extensions}
-        )
         copy.extensions[GUARDED] = _Mark(copy, self._judged)
         if pays:
             limits, read_s = copy.extensions.get("timeout"), read_limit(copy.extensions)
             if isinstance(limits, Mapping) and read_s is not None and (effect.call_s is None or read_s < effect.call_s):
                 copy.extensions["timeout"] = {**limits, "read": effect.call_s}
-            _note_made(payments_in(lines.multi_items(), None))
+            _note_made(payments_in(lines_of(lines), None))
         return copy
 
     def answered(self, response: httpx.Response) -> httpx.Response:
@@ -387,12 +450,11 @@ class OutgoingRequest:
 
     def note_named(self, named_by: dict[str, str], response: httpx.Response) -> None:
         """Remember the place that a 3xx answer names at another host: who follows it by hand follows a redirect."""
-        location = response.headers.get("location", "")
-        if not location or not 300 <= response.status_code < 400:
+        if not 300 <= response.status_code < 400 or not (location := response.headers.get("location", "")):
             return
         try:
             url = self._request.url.join(location)
-            place, origin = place_of(url), origin_of(self._request.url)
+            place, origin = place_of(url), address_of(self._request.url).origin
         except Exception:  # noqa: BLE001 - the libraries raise their own errors for a location that is no URL
             return  # which no client can follow
         if _host_of(url) != _host_of(self._request.url):
@@ -407,4 +469,4 @@ def place_of(url: httpx.URL) -> str:
 
 
 def _host_of(url: httpx.URL) -> str:
-    return url.raw_host.decode("ascii").lower().rstrip(".")
+    return address_of(url).name.rstrip(".")

@@ -59,7 +59,7 @@ class Intent(Struct, frozen=True):
         values: dict[str, Any] = {name: getattr(self, name) for name in _NAMES}
         values["amount_atomic"] = str(self.amount_atomic)
         values["nonce"] = f"0x{self.nonce:064x}"
-        return json.dumps(values, separators=(",", ":"), sort_keys=True, ensure_ascii=False)
+        return _ENCODED(values)
 
     @classmethod
     def from_json(cls, text: str) -> Intent:
@@ -80,3 +80,4 @@ class Intent(Struct, frozen=True):
 
 
 _NAMES: Final = Intent.__struct_fields__
+_ENCODED: Final = json.JSONEncoder(separators=(",", ":"), sort_keys=True, ensure_ascii=False).encode

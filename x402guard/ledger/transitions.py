@@ -307,8 +307,11 @@ def _after(hold: Hold, event: Event, target: HoldState) -> Hold:
 _UNDONE: Final = "the block that settled it was undone"
 
 
+_ENCODED: Final = json.JSONEncoder(sort_keys=True).encode
+
+
 def _as_json(event: Event) -> str:
-    return json.dumps({"event": type(event).__name__.lower(), **values_of(event)}, sort_keys=True)
+    return _ENCODED({"event": type(event).__name__.lower(), **values_of(event)})
 
 
 def _facts(after: Hold, event: Event) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Final, Literal
 
 from msgspec import Struct
@@ -159,6 +160,7 @@ _BY_HOST: Final = {
 }
 
 
+@lru_cache(maxsize=1024)
 def find_endpoint(host: str, path: str, configured: tuple[MeteredHost, ...]) -> MeteredHost | None:
     """Return the endpoint of a request, or None. The owner's endpoints come first, longest path first."""
     for endpoint in sorted(configured, key=lambda e: -len(e.path)):

@@ -98,6 +98,7 @@ def _tails(parts: list[str]) -> list[list[str]]:
     return [kept[start:] for start in range(len(kept))]
 
 
+@lru_cache(maxsize=1024)
 def _plain(text: str) -> str:
     """Return a name as lower-case words and digits, separated by one underscore; one at either end stays."""
     folded = "".join(c for c in unicodedata.normalize("NFKD", text) if not unicodedata.combining(c))
@@ -110,6 +111,7 @@ def is_disguised(tool: str) -> bool:
     return any(c.isascii() for c in letters) and not all(c.isascii() for c in letters)
 
 
+@lru_cache(maxsize=1024)
 def plain_path(path: str) -> str:
     """Return a path as the most lenient server may read it: unescaped, with empty and dot segments resolved.
 

@@ -12,6 +12,7 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from msgspec import Struct
+from msgspec.structs import force_setattr
 
 from x402guard.errors import ConfigError
 from x402guard.ledger.model import NOTHING, Hold, HoldKind
@@ -35,6 +36,8 @@ class Step(Struct, frozen=True):
         amount: nano-dollars to hold, if ``priced``.
         payee: the address that is paid; "" for an LLM call or a tool.
         priced: the amount and the payee are known.
+        run_id: the run: the outermost session. It follows from ``node_id``, as does the next.
+        reset_key: the key of the row with the time from which the run's loops and spikes count.
     """
 
     kind: HoldKind
@@ -45,15 +48,13 @@ class Step(Struct, frozen=True):
     payee: str = ""
     priced: bool = False
 
-    @property
-    def run_id(self) -> str:
-        """The run: the outermost session."""
-        return run_of(self.node_id)
+    run_id: str = ""
+    reset_key: MarkKey = ("", "")
 
-    @property
-    def reset_key(self) -> MarkKey:
-        """The key of the row with the time from which the run's loops and spikes count."""
-        return reset_mark(run_of(self.node_id))
+    def __post_init__(self) -> None:
+        run_id = run_of(self.node_id)
+        force_setattr(self, "run_id", run_id)
+        force_setattr(self, "reset_key", reset_mark(run_id))
 
     def at(self, amount: Nanos, payee: str = "") -> Step:
         """Return the step at its price."""
@@ -192,7 +193,7 @@ _VARIES: Final = re.compile(r"[0-9a-f]{8}-[0-9a-f-]{27}|\b[0-9a-f]{8,}\b|\d+", r
 
 def _digest(parts: list[Any], *, similar: bool = False) -> str:
     """Return SHA-256 in hex of *parts* as JSON. *similar*: numbers, dates and ids that alone differ make no difference."""
-    text = json.dumps(parts, sort_keys=True, separators=(",", ":"), default=_number)
+    text = _ENCODED(parts)
     if similar:
         text = _VARIES.sub("#", text)
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
@@ -202,3 +203,6 @@ def _number(value: object) -> list[str]:
     """Return a decimal such that 1.0, 1.00 and 1e0 are the same, and differ from any text."""
     shown = value.normalize() if isinstance(value, Decimal) and value.is_finite() else value
     return [type(value).__name__, str(shown)]
+
+
+_ENCODED: Final = json.JSONEncoder(sort_keys=True, separators=(",", ":"), default=_number).encode

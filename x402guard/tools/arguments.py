@@ -34,9 +34,12 @@ def fingerprint_of(arguments: object) -> str:
     return fingerprint(plain_arguments(arguments))
 
 
+_ENCODED: Final = json.JSONEncoder(sort_keys=True).encode
+
+
 def fingerprint(plain: Mapping[str, Any] | None) -> str:
     """Return the SHA-256 of plain arguments in hex, independent of their order; "" for None."""
-    return "" if plain is None else hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
+    return "" if plain is None else hashlib.sha256(_ENCODED(plain).encode()).hexdigest()
 
 
 def plain_arguments(arguments: object) -> Mapping[str, Any] | None:

@@ -202,9 +202,12 @@ def decode_receipt(headers: Headers) -> SettleResponse | None:
     return receipt
 
 
+_ENCODED: Final = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode
+
+
 def compact_json(value: Any) -> str:
     """Return *value* as JSON without white space, keys in their order, non-ASCII text unescaped."""
-    return json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    return _ENCODED(value)
 
 
 def encode_header(message: Mapping[str, Any]) -> str:

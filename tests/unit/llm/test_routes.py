@@ -4,7 +4,7 @@ import httpx
 import pytest
 
 from x402guard import Metering
-from x402guard.http.request import LogicalRequest, describe_request
+from x402guard.http.request import Incoming, LogicalRequest, describe_request
 from x402guard.ledger.authorize import Refusal
 from x402guard.llm.meter import FixedPrice, Meter, Unmetered, classify
 from x402guard.llm.routes import Route
@@ -20,7 +20,7 @@ CHAT = "/v1/chat/completions"
 def classified(url, method="POST", **settings):
     """What a request is, its URL put in shape by httpx first, as on its way through the transport."""
     request = httpx.Request(method, url)
-    facts = describe_request(request, LogicalRequest("https://origin:443"), b"")
+    facts = describe_request(Incoming.of(request, LogicalRequest("https://origin:443")), b"")
     return classify(Meter(Metering(**settings), book=None, counter=None), facts.method, facts.host, facts.url)
 
 
