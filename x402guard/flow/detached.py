@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 import threading
+from collections import deque
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from contextvars import copy_context
-from typing import Any, Generic, TypeVar, cast
+from queue import Empty, SimpleQueue
+from typing import Any, Final, Generic, TypeVar, cast
 
 import anyio
 
@@ -80,8 +83,48 @@ async def within(seconds: float | None, call: Callable[[], Awaitable[R]]) -> R:
     return result
 
 
+class _Workers:
+    """Daemon threads for calls that may never return. One whose call has ended takes the next one."""
+
+    def __init__(self) -> None:
+        self._idle: deque[SimpleQueue[_Job]] = deque()
+        self._pid = 0
+
+    def start(self, job: _Job) -> None:
+        """Run *job* in a thread: in the one that became idle last, or in a new one."""
+        if self._pid != os.getpid():  # threads do not survive a fork
+            self._pid, self._idle = os.getpid(), deque()
+        try:
+            jobs = self._idle.pop()
+        except IndexError:
+            jobs = SimpleQueue()
+            threading.Thread(target=self._work, args=(jobs,), name="x402guard-aside", daemon=True).start()
+        jobs.put(job)
+
+    def _work(self, jobs: SimpleQueue[_Job]) -> None:
+        idle = self._idle
+        while True:
+            try:
+                job = jobs.get(timeout=_IDLE_S)
+            except Empty:
+                try:
+                    idle.remove(jobs)
+                except ValueError:
+                    continue  # taken a moment ago: a job is on its way
+                return
+            job(lambda: idle.append(jobs))
+            del job  # keep nothing of a call while waiting
+
+
+_Job = Callable[[Callable[[], None]], None]
+"""A job calls its argument when its thread may be given another one."""
+
+_IDLE_S: Final = 10
+_WORKERS: Final = _Workers()
+
+
 class Aside(Generic[R]):
-    """One call in its own daemon thread, with the caller's context variables. The caller waits for it or abandons it.
+    """One call in a daemon thread, with the caller's context variables. The caller waits for it or abandons it.
 
     *late* is called when an abandoned call has ended: with its result, or None if it failed.
     """
@@ -96,7 +139,7 @@ class Aside(Generic[R]):
         self._result: R | None = None
         self._error: BaseException | None = None
 
-    def _run(self) -> None:
+    def _run(self, idle: Callable[[], None]) -> None:
         result: R | None = None
         error: BaseException | None = None
         try:
@@ -106,9 +149,10 @@ class Aside(Generic[R]):
         with self._lock:
             self._result, self._error, self._over = result, error, True
             left = self._left
-            self._wake()
         if left and self._late is not None:
             self._late(result)
+        idle()
+        self._wake()
 
     @property
     def was_left(self) -> bool:
@@ -116,7 +160,7 @@ class Aside(Generic[R]):
         return self._left
 
     def _start(self) -> None:
-        threading.Thread(target=self._run, name="x402guard-aside", daemon=True).start()
+        _WORKERS.start(self._run)
 
     def _leave(self) -> None:
         """Abandon the call; a result that has come already goes to *late*."""

@@ -6,7 +6,7 @@ bytes, never an HTTP library's object. ``drivers`` runs it, blocking or async.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator
 from typing import Any, Generic, TypeVar
 
 from msgspec import Struct
@@ -33,8 +33,8 @@ class Reply(Struct, frozen=True):
     def __repr__(self) -> str:
         return f"Reply(status={self.status})"  # a header may hold a receipt or a cookie
 
-    def __rich_repr__(self) -> Iterator[tuple[str, object]]:
-        yield "status", self.status
+    def __rich_repr__(self) -> list[tuple[str, Any]]:
+        return [("status", self.status)]
 
 
 class Send(Struct, frozen=True):

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 from urllib.parse import urlsplit
 
 from msgspec import Struct
@@ -66,8 +65,8 @@ class RequestFacts(Struct, frozen=True):
     def __repr__(self) -> str:
         return f"RequestFacts(method={self.method!r}, origin={self.origin!r})"  # query and body may hold secrets
 
-    def __rich_repr__(self) -> Iterator[tuple[str, object]]:
-        yield from (("method", self.method), ("origin", self.origin))
+    def __rich_repr__(self) -> list[tuple[str, Any]]:
+        return [("method", self.method), ("origin", self.origin)]
 
 
 def route_of(request: RequestFacts) -> str:
