@@ -145,3 +145,39 @@ def test_a_large_event_in_single_bytes_is_read_in_a_moment():
     along = reader(hides=True)
     assert run(along, [bytes([byte]) for byte in body]) == b""
     assert along.answer(ended=True).final
+
+
+odd = st.sampled_from([
+    '{"model":"a","choices":[{"delta":{}}]}', '{"model":"b","choices":[{"delta":{},"finish_reason":"length"}]}',
+    '{"choices":[{"delta":{}}],"usage":{"prompt_tokens":7}}', '{"choices":[{"delta":{}}],"x_groq":{"usage":{"prompt_tokens":2}}}',
+    '{"choices":"none"}', '{"choices":[null]}', "[]", '{"type":7}', '{"type":"content_block_delta","delta":{"text":"a"}}',
+    '{"type":"response.output_text.delta","delta":"a"}', '{"type":"content-delta","delta":{}}', '{"type":"message_stop"}',
+    '{"choices":[{"delta":{"content":"\\ud800"}}]}', '{"choices":[{"delta":{"n":1e400}}]}', '{"choices":[{"delta":{"n":NaN}}]}',
+])  # fmt: skip
+
+
+@given(flavour=st.sampled_from(FLAVOURS), told=st.lists(payloads | odd, max_size=8), keeps=st.booleans())
+def test_what_is_read_leniently_changes_nothing_of_what_is_billed(flavour, told, keeps):
+    """An event of content alone is not checked for a key that appears twice; in all others that is still refused."""
+    chunks = [f"data: {data}\n\n".encode() for data in told]
+    along, strict = reader(flavour, keeps=keeps), reader(flavour, keeps=keeps)
+    strict._reader.passes = lambda _: False
+    run(along, chunks)
+    run(strict, chunks)
+    assert along.over == strict.over
+    assert along.answer(ended=True) == strict.answer(ended=True)
+
+
+TWICE = [
+    '{"choices":[{"delta":{}}],"usage":{"prompt_tokens":1},"usage":null}',
+    '{"choices":[{"delta":{},"finish_reason":"stop","finish_reason":null}],"usage":null}',
+    '{"choices":[],"choices":[{"delta":{}}]}',
+]
+
+
+@pytest.mark.parametrize("twice", TWICE)
+def test_a_key_that_appears_twice_never_states_a_usage_or_an_end(twice):
+    along = reader()
+    run(along, [b'data: {"choices":[{"delta":{}}],"usage":{"prompt_tokens":5,"completion_tokens":5}}\n\n'])
+    run(along, [f"data: {twice}\n\n".encode(), b"data: [DONE]\n\n"])
+    assert not along.answer(ended=True).final  # content came after the usage: the call costs its ceiling

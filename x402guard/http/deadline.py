@@ -57,9 +57,11 @@ class Watch:
         """Note that the caller begins to read."""
         self._last_s = time.monotonic()
 
-    def hand_over(self) -> None:
-        """Note that the caller gets a piece: the clock is paused."""
-        self._handed_s = time.monotonic()
+    def hand_over(self) -> bool:
+        """Note that the caller gets a piece: the clock is paused. Returns False if it came too late."""
+        until_s, now_s = self.until_s, time.monotonic()
+        self._handed_s = now_s
+        return not self.cut and (until_s is None or now_s < until_s)
 
     def take_back(self) -> None:
         """Note that the caller wants the next piece: the clock runs again."""
@@ -216,9 +218,8 @@ class Watched:
         watch.wanted()
         try:
             for chunk in self._stream:
-                if watch.cut or watch.left_s == 0.0:
+                if not watch.hand_over():
                     raise self._timed_out()  # noqa: TRY301 - passed on unchanged
-                watch.hand_over()
                 yield chunk
                 watch.take_back()
             if watch.cut:
@@ -293,9 +294,8 @@ class AsyncWatched:
                 except BaseException:
                     self._cut = True
                     raise
-                if watch.cut or watch.left_s == 0.0:
+                if not watch.hand_over():
                     raise await self._timed_out()
-                watch.hand_over()
                 yield chunk
                 watch.take_back()
             await self._end("whole")

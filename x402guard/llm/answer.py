@@ -7,6 +7,7 @@ import zlib
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
+import msgspec.json
 from msgspec import Struct
 
 from x402guard.llm.events import event_reader, is_usage_only
@@ -22,7 +23,7 @@ MAX_EVENT_BYTES: Final = 16_777_216
 _SMALL_BYTES: Final = 65_536
 _WINDOWS: Final = {"gzip": 31, "x-gzip": 31, "deflate": 15}
 _EVENT_ENDS: Final = re.compile(rb"(?>\r\n|\n|\r)(?>\r\n|\n|\r)")
-_LINE_ENDS: Final = re.compile(rb"\r\n|\n|\r")
+_DECODED: Final = msgspec.json.Decoder().decode
 
 
 class AnswerRead(Struct, frozen=True):
@@ -49,6 +50,9 @@ class AnswerReader:
         content_type, encoding: the answer's headers.
         hides_usage: do not pass on the usage chunk at a stream's end, because only the library asked for it.
         keeps_text: keep the text of a stream, for a local count if the provider states no usage.
+
+    Attributes:
+        over: True once the provider has ended the stream. A caller may stop reading here without closing it.
     """
 
     def __init__(
@@ -68,6 +72,7 @@ class AnswerReader:
         self._size = 0
         self._texts: list[str] = []
         self._done = False
+        self.over = False
 
     def feed(self, chunk: bytes) -> bytes:
         """Read a chunk and return the bytes to pass on: all, except a usage chunk that the caller did not request."""
@@ -76,23 +81,18 @@ class AnswerReader:
         plain = chunk if self._unpacker is None else self._unpack(chunk)
         if plain is None:
             return chunk
-        self._pending += plain
         if not self._events:
+            self._pending += plain
             self._size += len(plain)
             if self._size > MAX_ANSWER_BYTES:
                 self._give_up(f"an answer of more than {MAX_ANSWER_BYTES} bytes is not read")
             return chunk
-        kept = b"".join([raw for raw in self._complete_events() if not self._read_event(raw) or not self._hides])
+        kept = [raw for raw in self._complete_events(plain) if not self._read_event(raw) or not self._hides]
         if len(self._pending) > MAX_EVENT_BYTES:
             held, why = bytes(self._pending), f"an event of more than {MAX_EVENT_BYTES} bytes is not read"
             self._give_up(why)
-            kept += held
-        return kept if self._hides else chunk
-
-    @property
-    def over(self) -> bool:
-        """True once the provider has ended the stream. A caller may stop reading here without closing it."""
-        return self._done or self._reader.over
+            kept.append(held)
+        return b"".join(kept) if self._hides else chunk
 
     @property
     def is_small(self) -> bool:
@@ -170,32 +170,48 @@ class AnswerReader:
             return None
         return plain
 
-    def _complete_events(self) -> Iterator[bytes]:
+    def _complete_events(self, plain: bytes) -> list[bytes]:
+        """Return each event that ends in *plain*; what follows the last one waits for the next chunk."""
+        events: list[bytes] = []
+        source: bytes | bytearray = plain
+        if self._pending:
+            self._pending += plain
+            source = self._pending
         start, at = 0, self._scanned
-        self._data = self._data or self._pending.find(b"data:", max(0, at - 2)) >= 0
+        self._data = self._data or source.find(b"data:", max(0, at - 2)) >= 0
         if not self._data:
             # Skips events without data in one step: a kilobyte can decompress to a million of them.
-            end = self._pending.rfind(b"\n\n", at) + 2
+            end = source.rfind(b"\n\n", at) + 2
             if end > 1:
-                yield bytes(self._pending[:end])
+                events.append(bytes(source[:end]))
                 start = at = end
-        while (match := _EVENT_ENDS.search(self._pending, at)) is not None:
-            if match.end() == len(self._pending) and match[0].endswith(b"\r") and match[0] != b"\r\r":
+        while (match := _EVENT_ENDS.search(source, at)) is not None:
+            ends = match.end()
+            if ends == len(source) and source[-1:] == b"\r" and match[0] != b"\r\r":
                 break  # the next chunk may begin with the line feed of this carriage return
-            yield bytes(self._pending[start : match.end()])
-            start = at = match.end()
-        if start:
+            events.append(bytes(source[start:ends]))
+            start = at = ends
+        if source is not self._pending:
+            self._pending += source[start:]
+        elif start:
             del self._pending[:start]
+        if start:
             self._data = self._data and b"data:" in self._pending
         self._scanned = max(0, len(self._pending) - 3)  # the end of an event may be split over two chunks
+        return events
 
     def _read_event(self, raw: bytes) -> bool:
         """Process one event. Returns True for a usage chunk."""
-        data = b"\n".join(line[5:].removeprefix(b" ") for line in _LINE_ENDS.split(raw) if line.startswith(b"data:"))
+        data = b"\n".join([line[5:].removeprefix(b" ") for line in raw.splitlines() if line.startswith(b"data:")])
         if not data:
             return False
         if data.strip() == b"[DONE]":
-            self._done = True
+            self._done = self.over = True
+            return False
+        content = self._content(data)
+        if content is not None:
+            if self._keeps_text:
+                self._keep_text(content)
             return False
         try:
             event = read_object(data)
@@ -206,9 +222,18 @@ class AnswerReader:
         except (TypeError, ValueError, LookupError, AttributeError) as error:
             self._give_up(f"an event of the stream cannot be read: {error}")
             return False
+        self.over = self.over or self._reader.over
         if self._keeps_text:
             self._keep_text(event)
         return is_usage_only(event)
+
+    def _content(self, data: bytes) -> Mapping[str, Any] | None:
+        """Return an event that is content alone; None for one that has to be read strictly, as it may state a usage."""
+        try:
+            event = _DECODED(data)
+        except (ValueError, RecursionError):
+            return None
+        return event if isinstance(event, dict) and self._reader.passes(event) else None
 
     def _keep_text(self, event: Mapping[str, Any]) -> None:
         choices = event.get("choices")

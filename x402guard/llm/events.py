@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from x402guard.llm.routes import Flavour
 
@@ -17,8 +17,11 @@ class EventReader(Protocol):
     over: bool
     """True once the provider has ended the stream."""
 
+    def passes(self, event: Mapping[str, Any]) -> bool:
+        """Note an event that is content alone, read leniently; False for one that may state a usage or an end."""
+
     def take(self, event: Mapping[str, Any]) -> None:
-        """Process one event's data."""
+        """Process one event's data, read strictly."""
 
     def end(self, *, done: bool) -> None:
         """Handle the end of the stream. *done*: the provider sent an end marker."""
@@ -28,9 +31,17 @@ class EventReader(Protocol):
 
 
 class _Kept:
+    types: ClassVar[frozenset[str]] = frozenset()
+    """The values of an event's ``type`` that count; none for a flavour without types."""
+
     def __init__(self) -> None:
         self.final = self.over = False
         self._body: dict[str, Any] = {}
+
+    def passes(self, event: Mapping[str, Any]) -> bool:
+        """Default: an event of another type changes nothing."""
+        kind = event.get("type")
+        return isinstance(kind, str) and bool(self.types) and kind not in self.types
 
     def end(self, *, done: bool) -> None:
         """Default: do nothing, because most flavours end with their own event."""
@@ -50,10 +61,25 @@ class _Chat(_Kept):
         """The last stated usage is the call's, unless content came after it or the stream broke off."""
         self.final = "usage" in self._body and not self._stale and (done or self._finished)
 
-    def take(self, event: Mapping[str, Any]) -> None:
+    def passes(self, event: Mapping[str, Any]) -> bool:
+        """An event with choices that go on, and without a usage: what was stated before it does not count."""
+        choices = event.get("choices")
+        if event.get("usage") is not None or "x_groq" in event or not isinstance(choices, list) or not choices:
+            return False
+        for choice in choices:
+            if not isinstance(choice, dict) or choice.get("finish_reason") is not None:
+                return False
+        self._name(event)
+        self.final, self._stale = False, True
+        return True
+
+    def _name(self, event: Mapping[str, Any]) -> None:
         for key in ("model", "service_tier"):
             if isinstance(event.get(key), str):
                 self._body[key] = event[key]
+
+    def take(self, event: Mapping[str, Any]) -> None:
+        self._name(event)
         usage = event.get("usage")
         groq = event.get("x_groq")
         if not isinstance(usage, dict) and isinstance(groq, dict):
@@ -76,16 +102,18 @@ def _has_ended(choice: object) -> bool:
 class _Responses(_Kept):
     """OpenAI's Responses: the last event holds the whole answer."""
 
+    types = frozenset({"response.completed", "response.incomplete", "response.failed"})
+
     def take(self, event: Mapping[str, Any]) -> None:
         response = event.get("response")
-        if event.get("type") in ("response.completed", "response.incomplete", "response.failed") and isinstance(
-            response, dict
-        ):
+        if event.get("type") in self.types and isinstance(response, dict):
             self._body, self.final, self.over = response, isinstance(response.get("usage"), dict), True
 
 
 class _Messages(_Kept):
     """Anthropic: the counts of ``message_start`` hold until a ``message_delta``, whose counts are cumulative."""
+
+    types = frozenset({"message_start", "message_delta", "message_stop"})
 
     def take(self, event: Mapping[str, Any]) -> None:
         message = event.get("message")
@@ -132,6 +160,8 @@ class _Gemini(_Kept):
 
 class _Cohere(_Kept):
     """Cohere: ``message-end`` states the usage."""
+
+    types = frozenset({"message-end"})
 
     def take(self, event: Mapping[str, Any]) -> None:
         delta = event.get("delta")

@@ -4,6 +4,7 @@ import copy
 import json
 import subprocess
 import sys
+from datetime import UTC, datetime
 from decimal import Decimal
 
 import genai_prices
@@ -393,3 +394,47 @@ def test_a_price_that_falls_needs_a_yes_wherever_it_falls(put, where):
     was, is_now = (cost(book, "openai", "roadrunner", usage, context, at) for book in (before, after))
     assert is_now < was / 2
     assert any(change.falls_by_half for change in compare(before, after, NOW))
+
+
+COUNTS = [(0, 0), (1, 0), (0, 1), (7, 3), (999_999, 1), (1_000_000, 2_000_003), (123_456_789, 987_654_321)]
+
+
+def test_the_line_of_a_models_price_is_the_price_of_genai_prices_at_every_point():
+    from genai_prices import Usage as Counts
+
+    lines = 0
+    for provider, name in BOOK.names():
+        priced = BOOK.find(provider, name, NOW)
+        if priced is None:
+            continue  # a name that the book lists for a model that another rule of it finds first
+        for context in ({}, *({key: value} for key, value in priced.contexts)):
+            prices, line = BOOK._rates_of(priced, BOOK._priced[priced.provider, priced.model], context)
+            lines += line is not None
+            for into, out in COUNTS if line is not None else ():
+                usage = {"input_tokens": into, "output_tokens": out}
+                expected = prices.calc_price(Counts(**usage))["total_price"]
+                assert BOOK.cost(priced, usage, context) == expected, (provider, name, context, usage)
+    assert lines > 500
+
+
+def test_counts_that_are_no_whole_numbers_are_still_refused():
+    priced = BOOK.find("openai", "gpt-4o", NOW)
+    for wrong in (-1, "7", True):
+        with pytest.raises((ValueError, TypeError)):
+            BOOK.cost(priced, {"input_tokens": wrong}, {})
+
+
+def test_a_price_that_changes_with_time_is_asked_for_at_its_time():
+    from genai_prices import Usage as Counts
+
+    book = GenaiPriceBook()
+    named = {(provider, name): book._look_up(provider, name) for provider, name in book.names()}
+    found = [names for names, model in named.items() if model is not None and isinstance(model[1].prices, list)]
+    assert found
+    million = {"output_tokens": 1_000_000}
+    for provider, name in found:
+        info = named[provider, name][1]
+        for at in range(NOW - 3 * 365 * 86_400, NOW, 30 * 86_400 + 3_600):
+            now = datetime.fromtimestamp(at, UTC)
+            expected = info.get_prices(now).calc_price(Counts(**million))["total_price"]
+            assert book.cost(book.find(provider, name, at), million, {}) == expected, (provider, name, now)
