@@ -35,7 +35,7 @@ from x402guard import (
 )
 from x402guard.flow import drivers
 from x402guard.stores import open_store
-from x402guard.stores.sqlite import SqliteStore
+from x402guard.stores.sqlite_rows import SqliteRows
 
 TLS = ssl.create_default_context()  # made once: it takes longer than a payment
 
@@ -61,7 +61,7 @@ class Steps:
     def __enter__(self):
         """Watch every flow that this process runs from here on."""
         self._armed, last = True, None
-        advance, write = drivers._advance, SqliteStore._write
+        advance, write = drivers._advance, SqliteRows.write
 
         def watched(flow, answer, failure):
             nonlocal last
@@ -71,11 +71,11 @@ class Steps:
             self.reach("before", last)
             return effect
 
-        def written(store, view):
-            write(store, view)
+        def written(rows, view):
+            write(rows, view)
             self.reach("inside", "Transact")  # all is written, nothing is committed
 
-        drivers._advance, SqliteStore._write = watched, written
+        drivers._advance, SqliteRows.write = watched, written
         return self
 
     def __exit__(self, *error):

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any, Final, Literal
 
 from msgspec import Struct
-from msgspec.json import Encoder
+from msgspec.json import Decoder, Encoder
 from msgspec.structs import astuple, replace
 
 from x402guard.ledger.intent import Intent
@@ -266,6 +265,7 @@ class Hold(Struct, frozen=True):
 
 
 _ENCODED: Final = Encoder().encode
+_DECODED: Final = Decoder().decode
 
 
 def entry_hash(covered: tuple[str | int | None, ...]) -> str:
@@ -301,5 +301,5 @@ class Entry(Struct, frozen=True):
 
     def facts(self) -> Mapping[str, Any]:
         """Return ``data`` decoded."""
-        facts: Mapping[str, Any] = json.loads(self.data)
+        facts: Mapping[str, Any] = _DECODED(self.data)
         return facts

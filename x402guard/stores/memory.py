@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from heapq import nsmallest
+from heapq import heappop, heappush, nsmallest
 from typing import Any, Final, TypeVar
 
 from x402guard.errors import LedgerUnavailable
@@ -33,6 +33,9 @@ class MemoryStore:
         self._nodes: dict[str, Node] = {}
         self._holds: dict[str, Hold] = {}
         self._live: dict[str, Hold] = {}
+        self._deadlines: list[
+            tuple[int, str]
+        ] = []  # a heap; those of holds that have ended are removed when they are due
         self._unproven: dict[str, Hold] = {}
         self._bought: dict[str, Hold] = {}
         self._purchases: dict[str, dict[str, Hold]] = {}
@@ -75,6 +78,9 @@ class MemoryStore:
             self._nodes[node.id] = node
         for hold in view.hold_rows():
             self._holds[hold.id] = hold
+            before = self._live.get(hold.id)
+            if _lapses(hold) and (before is None or not _lapses(before)):
+                heappush(self._deadlines, (hold.deadline_unix, hold.id))
             _index(self._live, hold, inside=hold.state is HoldState.HELD)
             self._write_purchase(hold)
             proves = hold.chain_evidence and hold.intent is not None
@@ -128,8 +134,15 @@ class MemoryStore:
 
     def due(self, now_unix: int, most: int) -> Iterable[Hold]:
         """See ``Rows``."""
-        due = (hold for hold in self._live.values() if not hold.chain_evidence and hold.deadline_unix < now_unix)
-        return sorted(due, key=lambda h: h.deadline_unix)[:most]
+        due: dict[str, Hold] = {}
+        while self._deadlines and self._deadlines[0][0] < now_unix and len(due) < most:
+            deadline_unix, hold_id = heappop(self._deadlines)
+            hold = self._live.get(hold_id)
+            if hold is not None and _lapses(hold) and hold.deadline_unix == deadline_unix:
+                due[hold_id] = hold
+        for hold in due.values():  # they are due until a change has ended them
+            heappush(self._deadlines, (hold.deadline_unix, hold.id))
+        return list(due.values())
 
     def sweepable(self, most: int, flown_before_ms: int) -> tuple[Iterable[Hold], Iterable[Hold]]:
         """See ``Rows``."""
@@ -208,6 +221,10 @@ def _index(holds: dict[str, Hold], hold: Hold, *, inside: bool) -> None:
         holds[hold.id] = hold
     else:
         holds.pop(hold.id, None)
+
+
+def _lapses(hold: Hold) -> bool:
+    return hold.state is HoldState.HELD and not hold.chain_evidence
 
 
 def _unproven(hold: Hold) -> bool:

@@ -126,5 +126,10 @@ BEGIN UPDATE generation SET spent = spent + max(0,
 END;
 """
 
-MIGRATIONS: Final[tuple[str, ...]] = (_FIRST, _WINDOWS, _DELIVERY, _GENERATION)
+_UNSETTLED: Final = """
+CREATE INDEX payments_by_deadline ON holds (deadline_unix) WHERE intent IS NOT NULL;
+CREATE INDEX payments_on_word ON holds (created_ms) WHERE intent IS NOT NULL AND state = 'captured' AND evidence <> 'chain';
+"""
+
+MIGRATIONS: Final[tuple[str, ...]] = (_FIRST, _WINDOWS, _DELIVERY, _GENERATION, _UNSETTLED)
 """Migration N takes a ledger from version N to N + 1. The version is SQLite's ``user_version``."""

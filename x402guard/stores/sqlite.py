@@ -7,20 +7,17 @@ busy handler sleeps up to 100 ms and lets one process starve the others.
 
 from __future__ import annotations
 
-import json
 import os
 import sqlite3
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from x402guard.errors import LedgerUnavailable
-from x402guard.ledger.evidence import UNSHOWN_S
 from x402guard.ledger.model import Entry, Hold, Node
-from x402guard.ledger.transitions import CANCELLED
-from x402guard.ledger.view import Change, LedgerView, MarkKey, Scope
+from x402guard.ledger.view import Change, Scope
 from x402guard.stores.audit import MOST_AT_OPENING, audit
 from x402guard.stores.fair_lock import Line
 from x402guard.stores.file_errors import (
@@ -36,18 +33,12 @@ from x402guard.stores.file_errors import (
 from x402guard.stores.file_lock import FileTurn, Generation
 from x402guard.stores.migrations import MIGRATIONS
 from x402guard.stores.rows import (
-    ENTRY_COLUMNS,
-    HOLD_COLUMNS,
-    NODE_COLUMNS,
-    Record,
-    entry_record,
-    hold_record,
-    node_record,
     to_entry,
     to_hold,
     to_mark,
     to_node,
 )
+from x402guard.stores.sqlite_rows import BELOW, ENTRIES, HOLDS, NODES, SqliteRows, above, unsettled
 from x402guard.stores.views import StoreClock, check_change, load_view
 
 R = TypeVar("R")
@@ -56,42 +47,6 @@ APPLICATION_ID: Final = 0x78343032  # "x402"
 
 _CREATING: Final = threading.Lock()
 _BUSY_S: Final = 30.0
-_NODES: Final = f"SELECT {', '.join(NODE_COLUMNS)} FROM nodes"
-_HOLDS: Final = f"SELECT {', '.join(HOLD_COLUMNS)} FROM holds"
-_ENTRIES: Final = f"SELECT {', '.join(f'entries.{name}' for name in ENTRY_COLUMNS)} FROM entries"
-
-_BELOW: Final = "below (id) AS (SELECT ? UNION ALL SELECT nodes.id FROM nodes JOIN below ON nodes.parent_id = below.id)"
-_ROWS_AT_ONCE: Final = 32
-
-
-def _places(count: int) -> str:
-    return ", ".join("?" for _ in range(count))
-
-
-def _above(count: int) -> str:
-    """Return the SQL of a table with *count* nodes and all their ancestors."""
-    start = ", ".join("(?)" for _ in range(count)) or "(NULL)"
-    return f"above (id) AS (VALUES {start} UNION SELECT nodes.parent_id FROM nodes JOIN above ON nodes.id = above.id)"
-
-
-class _Insert:
-    """An INSERT for any number of rows. With *key*, a row with the same key is replaced."""
-
-    def __init__(self, table: str, columns: Sequence[str], key: Sequence[str] = ()) -> None:
-        rest = ", ".join(f"{name} = excluded.{name}" for name in columns if name not in key)
-        self._head = f"INSERT INTO {table} ({', '.join(columns)}) VALUES "
-        self._row = f"({_places(len(columns))})"
-        self._tail = f" ON CONFLICT ({', '.join(key)}) DO UPDATE SET {rest}" if key else ""
-
-    def sql(self, rows: int) -> str:
-        """Return the statement for that many rows."""
-        return self._head + ", ".join([self._row] * rows) + self._tail
-
-
-_PUT_NODE: Final = _Insert("nodes", NODE_COLUMNS, ("id",))
-_PUT_HOLD: Final = _Insert("holds", HOLD_COLUMNS, ("id",))
-_PUT_MARK: Final = _Insert("marks", ("kind", "key", "value"), ("kind", "key"))
-_ADD_ENTRY: Final = _Insert("entries", ENTRY_COLUMNS)
 
 
 class SqliteStore:
@@ -146,6 +101,7 @@ class SqliteStore:
             undo.callback(self._turn.close)
             self._writer = self._connect()
             undo.callback(self._writer.close)
+            self._rows = SqliteRows(self._writer)
             self._files: tuple[tuple[int, int] | None, ...] | None = None
             self._in_turn(self._prepare)  # several processes may open a new ledger at the same time
             self._reader = self._connect()
@@ -259,7 +215,8 @@ class SqliteStore:
         self._line.leave()
 
     def _transacted(self, scope: Scope, change: Change[R]) -> R:
-        self._roll_back()  # Ctrl-C may have left a transaction open, which would lock out every process
+        if self._writer.in_transaction:
+            self._roll_back()  # Ctrl-C may have left one open, which would lock out every process
         # The pragma cannot change inside a transaction, so the scope says in advance whether this change restrains.
         level = "FULL" if scope.durable else "NORMAL"
         if level != self._synchronous:
@@ -269,10 +226,11 @@ class SqliteStore:
         try:
             self._writer.execute("BEGIN IMMEDIATE")
             self._check_version()
-            view = load_view(self, scope, self._clock)
+            self._rows.begin()
+            view = load_view(self._rows, scope, self._clock)
             result = change(view)
             check_change(view, scope)
-            self._write(view)
+            self._rows.write(view)
             generation = self._next_generation() if scope.durable else None
             self._writer.execute("COMMIT")
         except BaseException:
@@ -325,84 +283,9 @@ class SqliteStore:
             )
 
     def _roll_back(self) -> None:
+        self._rows.forget()
         if self._writer.in_transaction:
             self._writer.execute("ROLLBACK")
-
-    def _write(self, view: LedgerView) -> None:
-        self._put(_PUT_NODE, map(node_record, view.node_rows()))
-        self._put(_PUT_HOLD, map(hold_record, view.hold_rows()))
-        self._put(_ADD_ENTRY, map(entry_record, view.entries))
-        self._put(_PUT_MARK, ((*key, json.dumps(value, ensure_ascii=False)) for key, value in view.mark_rows()))
-
-    def _put(self, statement: _Insert, records: Iterable[Record]) -> None:
-        """Write several records per statement: each statement releases the interpreter lock and may wait for it."""
-        rows = list(records)
-        for start in range(0, len(rows), _ROWS_AT_ONCE):
-            some = rows[start : start + _ROWS_AT_ONCE]
-            self._writer.execute(statement.sql(len(some)), [value for row in some for value in row])
-
-    def get_nodes(self, node_ids: Iterable[str]) -> Iterable[Node]:
-        """See ``Rows``."""
-        ids = tuple(node_ids)
-        sql = f"WITH RECURSIVE {_above(len(ids))} {_NODES} WHERE id IN (SELECT id FROM above)"
-        return [to_node(row) for row in self._writer.execute(sql, ids)]
-
-    def get_holds(self, hold_ids: Iterable[str]) -> Iterable[Hold]:
-        """See ``Rows``."""
-        ids = tuple(hold_ids)
-        return [to_hold(row) for row in self._writer.execute(f"{_HOLDS} WHERE id IN ({_places(len(ids))})", ids)]
-
-    def open_purchases(self, key: str) -> Iterable[Hold]:
-        """See ``Rows``."""
-        where = "WHERE purchase_key = ? AND delivery IN ('open', 'lost') AND state IN ('held', 'captured') ORDER BY created_ms"
-        return [to_hold(row) for row in self._writer.execute(f"{_HOLDS} {where}", (key,))]
-
-    def live_payments(self, network: str, token: str) -> int:
-        """See ``Rows``."""
-        sql = (
-            "SELECT coalesce(sum(amount), 0) FROM holds WHERE state = 'held' AND intent IS NOT NULL AND claim IS NULL "
-            "AND json_extract(intent, '$.network') = ? AND json_extract(intent, '$.token') = ?"
-        )
-        return int(self._writer.execute(sql, (network, token)).fetchone()[0])
-
-    def last_bought(self, key: str) -> Iterable[Hold]:
-        """See ``Rows``."""
-        where = (
-            "WHERE purchase_key = ? AND delivery = 'done' AND state IN ('held', 'captured') "
-            "ORDER BY created_ms DESC LIMIT 1"
-        )
-        return [to_hold(row) for row in self._writer.execute(f"{_HOLDS} {where}", (key,))]
-
-    def due(self, now_unix: int, most: int) -> Iterable[Hold]:
-        """See ``Rows``."""
-        where = "WHERE state = 'held' AND chain_evidence = 0 AND deadline_unix < ? ORDER BY deadline_unix LIMIT ?"
-        return [to_hold(row) for row in self._writer.execute(f"{_HOLDS} {where}", (now_unix, most))]
-
-    def sweepable(self, most: int, flown_before_ms: int) -> tuple[Iterable[Hold], Iterable[Hold]]:
-        """See ``Rows``."""
-        where = (
-            "WHERE chain_evidence = 1 AND (state = 'held' OR evidence IN ('claimed', 'chain_head')) "
-            "AND (state = 'captured') = ? AND intent IS NOT NULL "
-            "AND (state = 'captured' OR doubt IS NOT NULL OR claim IS NOT NULL OR flying_since_ms < ?) "
-            "ORDER BY checked_ms, created_ms LIMIT ?"
-        )
-        live, captured = (
-            [to_hold(row) for row in self._writer.execute(f"{_HOLDS} {where}", (ended, flown_before_ms, most))]
-            for ended in (0, 1)
-        )
-        return live, captured
-
-    def get_marks(self, keys: Iterable[MarkKey]) -> Mapping[MarkKey, Mapping[str, Any]]:
-        """See ``Rows``."""
-        wanted = list(keys)
-        pairs = ", ".join("(?, ?)" for _ in wanted)
-        # A join, because IN with several pairs would read the whole table.
-        sql = (
-            f"WITH wanted (kind, key) AS (VALUES {pairs}) SELECT marks.kind, marks.key, marks.value FROM wanted "
-            "CROSS JOIN marks ON marks.kind = wanted.kind AND marks.key = wanted.key"
-        )
-        rows = self._writer.execute(sql, [part for key in wanted for part in key])
-        return dict(map(to_mark, rows))
 
     def _read(self, convert: Callable[[Sequence[Any]], R], sql: str, values: Sequence[str | int] = ()) -> list[R]:
         if self._closed and self._pid == os.getpid():
@@ -423,37 +306,30 @@ class SqliteStore:
 
     def entries(self, node_id: str) -> Sequence[Entry]:
         """See ``LedgerStore.entries``."""
-        sql = f"WITH RECURSIVE {_BELOW} {_ENTRIES} JOIN below ON entries.node_id = below.id ORDER BY node_id, seq"
+        sql = f"WITH RECURSIVE {BELOW} {ENTRIES} JOIN below ON entries.node_id = below.id ORDER BY node_id, seq"
         return self._read(to_entry, sql, (node_id,))
 
     def nodes(self, under: str | None = None) -> Sequence[Node]:
         """See ``LedgerStore.nodes``."""
         if under is None:
-            return self._read(to_node, f"{_NODES} ORDER BY created_ms, rowid")
+            return self._read(to_node, f"{NODES} ORDER BY created_ms, rowid")
         related = "id IN (SELECT id FROM below UNION SELECT id FROM above)"
-        sql = f"WITH RECURSIVE {_BELOW}, {_above(1)} {_NODES} WHERE {related} ORDER BY created_ms, rowid"
+        sql = f"WITH RECURSIVE {BELOW}, {above(1)} {NODES} WHERE {related} ORDER BY created_ms, rowid"
         return self._read(to_node, sql, (under, under))
 
     def hold(self, hold_id: str) -> Hold | None:
         """See ``LedgerStore.hold``. Signers ask it, so a closed ledger does not answer."""
         self._check_usable()
-        found = self._read(to_hold, f"{_HOLDS} WHERE id = ?", (hold_id,))
+        found = self._read(to_hold, f"{HOLDS} WHERE id = ?", (hold_id,))
         return found[0] if found else None
 
     def outstanding(self) -> Sequence[Hold]:
         """See ``LedgerStore.outstanding``."""
-        return self._read(to_hold, f"{_HOLDS} WHERE state = 'held' ORDER BY created_ms")
+        return self._read(to_hold, f"{HOLDS} WHERE state = 'held' ORDER BY created_ms")
 
     def unsettled(self, now_unix: int) -> Sequence[str]:
         """See ``LedgerStore.unsettled``."""
-        where = (
-            "WHERE intent IS NOT NULL AND (state = 'held' OR (state = 'captured' AND evidence <> 'chain') "
-            f"OR (deadline_unix >= ? AND (state = 'captured' OR ended_by LIKE '%{CANCELLED}%')) "
-            "OR (deadline_unix >= ? AND state = 'captured' AND captured > 0 AND proof IS NULL)) "
-            "ORDER BY created_ms, rowid"
-        )
-        sql = f"SELECT id FROM holds {where}"
-        return self._read(lambda row: str(row[0]), sql, (now_unix, now_unix - UNSHOWN_S))
+        return self._read(lambda row: str(row[0]), *unsettled(now_unix))
 
     def marks(self, kind: str, prefix: str) -> Mapping[str, Mapping[str, Any]]:
         """See ``LedgerStore.marks``."""

@@ -227,7 +227,7 @@ def test_a_process_killed_in_a_transaction_leaves_the_books_as_they_were(path):
         books = Books("sqlite:///" + sys.argv[1], session=None)
         def die(view):
             authorize(view, a_hold("h"), {})
-            books.store._write(view)
+            books.store._rows.write(view)
             os.kill(os.getpid(), signal.SIGKILL)
         books.change(die, nodes=("s",), holds=("h",))
     """)

@@ -18,7 +18,7 @@ from x402guard.stores.memory import MemoryStore
 
 R = TypeVar("R")
 
-_ROWS: Final = ("_nodes", "_holds", "_live", "_unproven", "_bought", "_purchases", "_marks", "_entries")
+_ROWS: Final = ("_nodes", "_holds", "_live", "_deadlines", "_unproven", "_bought", "_purchases", "_marks", "_entries")
 
 
 @dataclass(frozen=True, slots=True)

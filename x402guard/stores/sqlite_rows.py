@@ -1,0 +1,219 @@
+"""Reads and writes the rows of one change in an SQLite file, within one transaction."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, Final
+
+from x402guard.ledger.evidence import UNSHOWN_S
+from x402guard.ledger.model import Hold, Node
+from x402guard.ledger.transitions import CANCELLED
+from x402guard.ledger.view import LedgerView, MarkKey
+from x402guard.stores.rows import (
+    ENTRY_COLUMNS,
+    HOLD_COLUMNS,
+    NODE_COLUMNS,
+    Record,
+    entry_record,
+    hold_record,
+    mark_text,
+    node_record,
+    to_hold,
+    to_mark,
+    to_node,
+)
+
+NODES: Final = f"SELECT {', '.join(NODE_COLUMNS)} FROM nodes"
+HOLDS: Final = f"SELECT {', '.join(HOLD_COLUMNS)} FROM holds"
+ENTRIES: Final = f"SELECT {', '.join(f'entries.{name}' for name in ENTRY_COLUMNS)} FROM entries"
+
+BELOW: Final = "below (id) AS (SELECT ? UNION ALL SELECT nodes.id FROM nodes JOIN below ON nodes.parent_id = below.id)"
+_ROWS_AT_ONCE: Final = 32
+
+
+@lru_cache(maxsize=256)
+def _places(count: int) -> str:
+    return ", ".join("?" for _ in range(count))
+
+
+@lru_cache(maxsize=256)
+def above(count: int) -> str:
+    """Return the SQL of a table with *count* nodes and all their ancestors."""
+    start = ", ".join("(?)" for _ in range(count)) or "(NULL)"
+    return f"above (id) AS (VALUES {start} UNION SELECT nodes.parent_id FROM nodes JOIN above ON nodes.id = above.id)"
+
+
+class _Insert:
+    """An INSERT for any number of rows. With *key*, a row with the same key is replaced."""
+
+    def __init__(self, table: str, columns: Sequence[str], key: Sequence[str] = ()) -> None:
+        rest = ", ".join(f"{name} = excluded.{name}" for name in columns if name not in key)
+        self._head = f"INSERT INTO {table} ({', '.join(columns)}) VALUES "
+        self._row = f"({_places(len(columns))})"
+        self._tail = f" ON CONFLICT ({', '.join(key)}) DO UPDATE SET {rest}" if key else ""
+
+        self._known: dict[int, str] = {}
+
+    def sql(self, rows: int) -> str:
+        """Return the statement for that many rows."""
+        if rows not in self._known:
+            self._known[rows] = self._head + ", ".join([self._row] * rows) + self._tail
+        return self._known[rows]
+
+
+_PUT_NODE: Final = _Insert("nodes", NODE_COLUMNS, ("id",))
+_PUT_HOLD: Final = _Insert("holds", HOLD_COLUMNS, ("id",))
+_PUT_MARK: Final = _Insert("marks", ("kind", "key", "value"), ("kind", "key"))
+_ADD_ENTRY: Final = _Insert("entries", ENTRY_COLUMNS)
+_MOST_KNOWN: Final = 10_000
+
+_LIVE: Final = "SELECT rowid AS at, id, created_ms FROM holds WHERE state = 'held' AND intent IS NOT NULL"
+_ON_WORD: Final = (
+    "SELECT rowid, id, created_ms FROM holds WHERE intent IS NOT NULL AND state = 'captured' AND evidence <> 'chain'"
+)
+_RECENT: Final = (
+    "SELECT rowid, id, created_ms FROM holds WHERE intent IS NOT NULL AND deadline_unix >= ? AND "
+    f"((deadline_unix >= ? AND (state = 'captured' OR ended_by LIKE '%{CANCELLED}%')) "
+    "OR (state = 'captured' AND captured > 0 AND proof IS NULL))"
+)
+_UNSETTLED: Final = f"SELECT id FROM ({_LIVE} UNION {_ON_WORD} UNION {_RECENT}) ORDER BY created_ms, at"
+
+
+def unsettled(now_unix: int) -> tuple[str, tuple[int, int]]:
+    """Return the query for ``LedgerStore.unsettled`` and its values: three that have an index each, and no OR of them."""
+    return _UNSETTLED, (now_unix - UNSHOWN_S, now_unix)
+
+
+class SqliteRows:
+    """The rows that a change reads and writes (see ``Rows``), over the connection that has the turn to write.
+
+    Nodes and marks that were read or written by this connection are known until another connection has written:
+    SQLite's ``data_version`` says so.
+    """
+
+    def __init__(self, writer: sqlite3.Connection) -> None:
+        self._writer = writer
+        self._version = -1
+        self._nodes: dict[str, Node] = {}
+        self._marks: dict[MarkKey, Mapping[str, Any] | None] = {}
+
+    def begin(self) -> None:
+        """Forget the known rows if another connection has written since. A transaction has begun."""
+        [version] = self._writer.execute("PRAGMA data_version").fetchone()
+        if version != self._version or len(self._nodes) + len(self._marks) > _MOST_KNOWN:
+            self.forget()
+            self._version = version
+
+    def forget(self) -> None:
+        """Forget all known rows: what was written is rolled back."""
+        self._nodes.clear()
+        self._marks.clear()
+
+    def write(self, view: LedgerView) -> None:
+        """Write what a change has changed."""
+        nodes, marks = view.node_rows(), view.mark_rows()
+        self._put(_PUT_NODE, map(node_record, nodes))
+        self._put(_PUT_HOLD, map(hold_record, view.hold_rows()))
+        self._put(_ADD_ENTRY, map(entry_record, view.entries))
+        self._put(_PUT_MARK, ((*key, mark_text(value)) for key, value in marks))
+        self._nodes.update((node.id, node) for node in nodes)
+        self._marks.update(marks)
+
+    def _put(self, statement: _Insert, records: Iterable[Record]) -> None:
+        """Write several records per statement: each statement releases the interpreter lock and may wait for it."""
+        rows = list(records)
+        for start in range(0, len(rows), _ROWS_AT_ONCE):
+            some = rows[start : start + _ROWS_AT_ONCE]
+            self._writer.execute(statement.sql(len(some)), [value for row in some for value in row])
+
+    def get_nodes(self, node_ids: Iterable[str]) -> Iterable[Node]:
+        """See ``Rows``."""
+        ids, found = tuple(node_ids), dict[str, Node]()
+        for first in ids:
+            node = self._nodes.get(first)
+            while node is not None and node.id not in found:
+                found[node.id] = node
+                node = None if node.parent_id is None else self._nodes.get(node.parent_id)
+        if all(_is_whole(found, node_id) for node_id in ids):
+            return found.values()
+        sql = f"WITH RECURSIVE {above(len(ids))} {NODES} WHERE id IN (SELECT id FROM above)"
+        read = [to_node(row) for row in self._writer.execute(sql, ids)]
+        self._nodes.update((node.id, node) for node in read)
+        return read
+
+    def get_holds(self, hold_ids: Iterable[str]) -> Iterable[Hold]:
+        """See ``Rows``."""
+        ids = tuple(hold_ids)
+        return [to_hold(row) for row in self._writer.execute(f"{HOLDS} WHERE id IN ({_places(len(ids))})", ids)]
+
+    def open_purchases(self, key: str) -> Iterable[Hold]:
+        """See ``Rows``."""
+        where = "WHERE purchase_key = ? AND delivery IN ('open', 'lost') AND state IN ('held', 'captured') ORDER BY created_ms"
+        return [to_hold(row) for row in self._writer.execute(f"{HOLDS} {where}", (key,))]
+
+    def live_payments(self, network: str, token: str) -> int:
+        """See ``Rows``."""
+        sql = (
+            "SELECT coalesce(sum(amount), 0) FROM holds WHERE state = 'held' AND intent IS NOT NULL AND claim IS NULL "
+            "AND json_extract(intent, '$.network') = ? AND json_extract(intent, '$.token') = ?"
+        )
+        return int(self._writer.execute(sql, (network, token)).fetchone()[0])
+
+    def last_bought(self, key: str) -> Iterable[Hold]:
+        """See ``Rows``."""
+        where = (
+            "WHERE purchase_key = ? AND delivery = 'done' AND state IN ('held', 'captured') "
+            "ORDER BY created_ms DESC LIMIT 1"
+        )
+        return [to_hold(row) for row in self._writer.execute(f"{HOLDS} {where}", (key,))]
+
+    def due(self, now_unix: int, most: int) -> Iterable[Hold]:
+        """See ``Rows``."""
+        where = "WHERE state = 'held' AND chain_evidence = 0 AND deadline_unix < ? ORDER BY deadline_unix LIMIT ?"
+        return [to_hold(row) for row in self._writer.execute(f"{HOLDS} {where}", (now_unix, most))]
+
+    def sweepable(self, most: int, flown_before_ms: int) -> tuple[Iterable[Hold], Iterable[Hold]]:
+        """See ``Rows``."""
+        where = (
+            "WHERE chain_evidence = 1 AND (state = 'held' OR evidence IN ('claimed', 'chain_head')) "
+            "AND (state = 'captured') = ? AND intent IS NOT NULL "
+            "AND (state = 'captured' OR doubt IS NOT NULL OR claim IS NOT NULL OR flying_since_ms < ?) "
+            "ORDER BY checked_ms, created_ms LIMIT ?"
+        )
+        live, captured = (
+            [to_hold(row) for row in self._writer.execute(f"{HOLDS} {where}", (ended, flown_before_ms, most))]
+            for ended in (0, 1)
+        )
+        return live, captured
+
+    def get_marks(self, keys: Iterable[MarkKey]) -> Mapping[MarkKey, Mapping[str, Any]]:
+        """See ``Rows``."""
+        asked = tuple(keys)
+        wanted = [key for key in asked if key not in self._marks]
+        if wanted:
+            rows = self._writer.execute(_marks_sql(len(wanted)), [part for key in wanted for part in key])
+            self._marks.update(dict.fromkeys(wanted))
+            self._marks.update(map(to_mark, rows))
+        known = ((key, self._marks[key]) for key in asked)
+        return {key: value for key, value in known if value is not None}
+
+
+def _is_whole(found: Mapping[str, Node], node_id: str | None) -> bool:
+    """True if a node and all its ancestors are *found*."""
+    while node_id is not None:
+        if node_id not in found:
+            return False
+        node_id = found[node_id].parent_id
+    return True
+
+
+@lru_cache(maxsize=256)
+def _marks_sql(count: int) -> str:
+    pairs = ", ".join("(?, ?)" for _ in range(count))
+    # A join, because IN with several pairs would read the whole table.
+    return (
+        f"WITH wanted (kind, key) AS (VALUES {pairs}) SELECT marks.kind, marks.key, marks.value FROM wanted "
+        "CROSS JOIN marks ON marks.kind = wanted.kind AND marks.key = wanted.key"
+    )
