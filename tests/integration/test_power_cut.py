@@ -257,7 +257,7 @@ def test_a_log_that_loses_what_was_synced_is_noticed_here(world):
         world.buy(session, "exact", "dies")
         image = world.disk.images[-1]
         with pytest.raises(AssertionError):
-            for cut in range(1, 12):
+            for cut in range(1, len(image.log) // 4120):  # frames of an earlier round may follow the last ones
                 log = image.log[: -cut * 4120]
                 revived(world.folder / f"lost-{cut}.db", image.database, log, image, world.clock)
         assert world.store.hold(next(iter(world.cheques))).state is HoldState.HELD

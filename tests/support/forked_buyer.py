@@ -61,7 +61,7 @@ class Steps:
     def __enter__(self):
         """Watch every flow that this process runs from here on."""
         self._armed, last = True, None
-        advance, write = drivers._advance, SqliteRows.write
+        advance, write = drivers._advance, SqliteRows.flush
 
         def watched(flow, answer, failure):
             nonlocal last
@@ -71,11 +71,11 @@ class Steps:
             self.reach("before", last)
             return effect
 
-        def written(rows, view):
-            write(rows, view)
+        def written(rows):
+            write(rows)
             self.reach("inside", "Transact")  # all is written, nothing is committed
 
-        drivers._advance, SqliteRows.write = watched, written
+        drivers._advance, SqliteRows.flush = watched, written
         return self
 
     def __exit__(self, *error):

@@ -229,7 +229,7 @@ def _is_there(path: Path) -> bool:
 
 
 _OTHER_TURN: RunVar[anyio.CapacityLimiter] = RunVar("x402guard_other_turn")
-_LEDGER_THREADS: Final = 2
+_LEDGER_THREADS: Final = 16
 _OTHER_THREADS: Final = 16
 
 
@@ -252,10 +252,10 @@ async def _in_thread(effect: Effect, call: Callable[[], Any], shell: Shell) -> A
 async def to_the_end(call: Callable[[], R], shell: Shell, late: Callable[[R], object]) -> R:
     """Run a transaction to its end even if the task is cancelled, and let the cancellation continue after it.
 
-    *late* is then called with the result, if there is one. asyncio's own ``task.cancel()`` (``wait_for``, ``timeout``, ``TaskGroup``, the end of the loop) breaks anyio's
-    shield, and a transaction still running in the background could be followed by one that comes too early. The event
-    loop waits, with two transactions per ledger at a time, not forty threads: the ledger writes one at a time anyway,
-    and every waiting thread would compete with the loop for the interpreter.
+    *late* is then called with the result, if there is one. asyncio's own ``task.cancel()`` (``wait_for``, ``timeout``,
+    ``TaskGroup``, the end of the loop) breaks anyio's shield, and a transaction still running in the background could be
+    followed by one that comes too early. The event loop waits. Several threads of its own give each ledger its changes,
+    because those that wait share a commit; forty would compete with the loop for the interpreter.
     """
     try:
         work = _ledger_threads(os.getpid(), id(shell.store)).submit(call)

@@ -25,6 +25,11 @@ _LONGEST_NAME: Final = 200
 _TIMES: Final = frozenset({"timestamp", "created_at"})
 
 
+def reset_mark(run_id: str) -> MarkKey:
+    """Return the key of the row with the time from which a run's loops and spikes count."""
+    return "loop_reset", run_id
+
+
 class Step(Struct, frozen=True):
     """A step that is about to be held for.
 
@@ -49,7 +54,7 @@ class Step(Struct, frozen=True):
     priced: bool = False
 
     run_id: str = ""
-    reset_key: MarkKey = ("", "")
+    reset_key: MarkKey = reset_mark("")
 
     def __post_init__(self) -> None:
         run_id = run_of(self.node_id)
@@ -75,11 +80,6 @@ def short_route(method: str, host: str, path: str) -> str:
 def whole_route(method: str, host: str, path: str) -> str:
     """Return the same in full, for rules."""
     return f"{method.upper()} {plain_host(host.lower())}{plain_path(path)}"
-
-
-def reset_mark(run_id: str) -> MarkKey:
-    """Return the key of the row with the time from which a run's loops and spikes count."""
-    return "loop_reset", run_id
 
 
 def as_route(setting: str, name: object) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import Final
 
 from x402guard.errors import LedgerUnavailable
@@ -23,10 +24,11 @@ class Line:
         self._line: deque[int] = deque()
         self._wake: dict[int, threading.Event] = {}
 
-    def join(self, timeout_s: float) -> bool:
-        """Wait for the turn, at most *timeout_s* seconds. Returns True once this thread has it.
+    def join(self, timeout_s: float, over: Callable[[], bool] = lambda: False) -> bool:
+        """Wait for the turn, at most *timeout_s* seconds. Returns True once this thread has it, or needs it no longer.
 
-        Raises ``RuntimeError`` if this thread is already in the queue.
+        *over* says that another thread has done its work; it has then left the queue. Raises ``RuntimeError`` if this
+        thread is already in the queue.
         """
         me = threading.get_ident()
         if me in self._line:
@@ -35,12 +37,23 @@ class Line:
         wake = self._wake[me] = threading.Event()
         self._line.append(me)
         while self._line[0] != me:
+            if over():
+                self.leave()
+                return True
             left_s = give_up - time.monotonic()
             if left_s <= 0:
                 return False
             wake.wait(min(_LOOK_S, left_s))
             wake.clear()
+        if over():
+            self.leave()
         return True
+
+    def wake(self, thread: int) -> None:
+        """Let a waiting thread look whether its work is over."""
+        event = self._wake.get(thread)
+        if event is not None:
+            event.set()
 
     def check_without_me(self) -> None:
         """Raise ``LedgerUnavailable`` if this thread is in the queue: a signal handler has interrupted it."""

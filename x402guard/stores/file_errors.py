@@ -32,12 +32,21 @@ def unavailable(what: str, path: Path) -> Iterator[None]:
     """Raise ``LedgerUnavailable`` for an error from SQLite, the file system or an unreadable row in the block."""
     try:
         yield
-    except (sqlite3.Error, OSError, OverflowError, UnreadableRecord) as error:
-        code = getattr(error, "sqlite_errorcode", None)
-        advice, retry = _ADVICE.get(-1 if code is None else code & 0xFF, (None, LedgerUnavailable.retry))
-        wrapped = LedgerUnavailable(f"{what} {path}: {error}", advice=advice)
-        wrapped.retry = retry
-        raise wrapped from error
+    except LOST as error:
+        raise as_unavailable(what, path, error) from error
+
+
+LOST: Final = (sqlite3.Error, OSError, OverflowError, UnreadableRecord)
+"""The errors that mean that the ledger cannot be read or written."""
+
+
+def as_unavailable(what: str, path: Path, error: Exception) -> LedgerUnavailable:
+    """Return the error to raise for one of ``LOST``."""
+    code = getattr(error, "sqlite_errorcode", None)
+    advice, retry = _ADVICE.get(-1 if code is None else code & 0xFF, (None, LedgerUnavailable.retry))
+    wrapped = LedgerUnavailable(f"{what} {path}: {error}", advice=advice)
+    wrapped.retry, wrapped.__cause__ = retry, error
+    return wrapped
 
 
 def foreign(path: Path) -> LedgerUnavailable:

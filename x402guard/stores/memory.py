@@ -12,7 +12,7 @@ from x402guard.errors import LedgerUnavailable
 from x402guard.ledger.evidence import is_unsettled
 from x402guard.ledger.model import Delivery, Entry, Evidence, Hold, HoldState, Node
 from x402guard.ledger.view import Change, LedgerView, MarkKey, Scope
-from x402guard.stores.views import StoreClock, check_change, least_checked, load_view
+from x402guard.stores.views import StoreClock, check_change, lapses, least_checked, load_view
 
 R = TypeVar("R")
 
@@ -79,7 +79,7 @@ class MemoryStore:
         for hold in view.hold_rows():
             self._holds[hold.id] = hold
             before = self._live.get(hold.id)
-            if _lapses(hold) and (before is None or not _lapses(before)):
+            if lapses(hold) and (before is None or not lapses(before)):
                 heappush(self._deadlines, (hold.deadline_unix, hold.id))
             _index(self._live, hold, inside=hold.state is HoldState.HELD)
             self._write_purchase(hold)
@@ -138,7 +138,7 @@ class MemoryStore:
         while self._deadlines and self._deadlines[0][0] < now_unix and len(due) < most:
             deadline_unix, hold_id = heappop(self._deadlines)
             hold = self._live.get(hold_id)
-            if hold is not None and _lapses(hold) and hold.deadline_unix == deadline_unix:
+            if hold is not None and lapses(hold) and hold.deadline_unix == deadline_unix:
                 due[hold_id] = hold
         for hold in due.values():  # they are due until a change has ended them
             heappush(self._deadlines, (hold.deadline_unix, hold.id))
@@ -221,10 +221,6 @@ def _index(holds: dict[str, Hold], hold: Hold, *, inside: bool) -> None:
         holds[hold.id] = hold
     else:
         holds.pop(hold.id, None)
-
-
-def _lapses(hold: Hold) -> bool:
-    return hold.state is HoldState.HELD and not hold.chain_evidence
 
 
 def _unproven(hold: Hold) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -21,6 +21,8 @@ from x402guard.ledger.view import Change, Scope
 from x402guard.stores.audit import MOST_AT_OPENING, audit
 from x402guard.stores.fair_lock import Line
 from x402guard.stores.file_errors import (
+    LOST,
+    as_unavailable,
     changed,
     foreign,
     gone,
@@ -31,6 +33,7 @@ from x402guard.stores.file_errors import (
     unsound,
 )
 from x402guard.stores.file_lock import FileTurn, Generation
+from x402guard.stores.group_commit import Request, Requests, failed_together
 from x402guard.stores.migrations import MIGRATIONS
 from x402guard.stores.rows import (
     to_entry,
@@ -47,6 +50,7 @@ APPLICATION_ID: Final = 0x78343032  # "x402"
 
 _CREATING: Final = threading.Lock()
 _BUSY_S: Final = 30.0
+_WRITING: Final = "cannot write the ledger"
 
 
 class SqliteStore:
@@ -78,6 +82,7 @@ class SqliteStore:
         self._path = path.resolve()
         self._clock = StoreClock(clock_ms, steady_ms)
         self._line = Line()
+        self._requests = Requests()
         self._read_lock = threading.Lock()
         self._closed = False
         self._accepts_older = accept_older
@@ -180,16 +185,33 @@ class SqliteStore:
 
     def transact(self, scope: Scope, change: Change[R]) -> R:
         """See ``LedgerStore.transact``."""
-        return self._in_turn(lambda: self._transacted(scope, change))
+        self._check_ready()
+        mine = Request(scope, change)
+        self._requests.add(mine)
+        try:
+            self._in_turn(lambda: self._run_with_others(mine), lambda: mine.over)
+        except LedgerUnavailable:
+            self._requests.withdraw(mine, _BUSY_S)
+            if not mine.over:
+                raise
+        except BaseException:
+            self._requests.withdraw(mine, _BUSY_S)
+            raise
+        return mine.outcome()
 
-    def _in_turn(self, work: Callable[[], R]) -> R:
-        """Run *work* when this thread has the turn to write: first among the threads, then among the processes."""
+    def _check_ready(self) -> None:
         self._check_usable()
         self._check_file()
         self._line.check_without_me()
+
+    def _in_turn(self, work: Callable[[], R], over: Callable[[], bool] = lambda: False) -> R | None:
+        """Run *work* when this thread has the turn to write: first among the threads, then among the processes.
+
+        Returns None if it is *over* before, because another thread has done it.
+        """
         try:
             try:
-                return self._worked(work)
+                return self._worked(work, over)
             finally:
                 self._end_turn()
         finally:
@@ -199,11 +221,13 @@ class SqliteStore:
             finally:
                 self._line.leave()
 
-    def _worked(self, work: Callable[[], R]) -> R:
-        if not self._line.join(_BUSY_S):
+    def _worked(self, work: Callable[[], R], over: Callable[[], bool]) -> R | None:
+        if not self._line.join(_BUSY_S, over):
             raise LedgerUnavailable(f"another thread has been writing the ledger for {_BUSY_S:.0f} s")
+        if over():
+            return None
         self._check_usable()
-        with unavailable("cannot write the ledger", self._path):
+        with unavailable(_WRITING, self._path):
             if not self._turn.take(_BUSY_S):
                 raise LedgerUnavailable(f"another process has been writing the ledger for {_BUSY_S:.0f} s")
             return work()
@@ -214,32 +238,83 @@ class SqliteStore:
             self._turn.give()
         self._line.leave()
 
-    def _transacted(self, scope: Scope, change: Change[R]) -> R:
+    def _run_with_others(self, mine: Request[Any]) -> None:
+        """Run *mine* and the changes that wait with it in one transaction. Raises if *mine* was not committed."""
+        batch = self._requests.together(mine)
+        try:
+            with unavailable(_WRITING, self._path):
+                self._commit(batch)
+        except Exception as error:
+            failed_together(batch[1:], error)
+            raise
+        finally:
+            self._requests.again(batch[1:])  # after Ctrl-C in this thread, another one runs them
+            for other in batch[1:]:
+                self._line.wake(other.thread)
+
+    def _commit(self, batch: list[Request[Any]]) -> None:
+        """Run and commit the changes of *batch*, and note for each that it is over."""
         if self._writer.in_transaction:
             self._roll_back()  # Ctrl-C may have left one open, which would lock out every process
-        # The pragma cannot change inside a transaction, so the scope says in advance whether this change restrains.
-        level = "FULL" if scope.durable else "NORMAL"
+        # The pragma cannot change inside a transaction, so the scopes say in advance whether a change restrains.
+        durable = True in [each.scope.durable for each in batch]
+        level = "FULL" if durable else "NORMAL"
         if level != self._synchronous:
             self._synchronous = ""  # unknown if an interrupt comes here
             self._writer.execute(f"PRAGMA synchronous = {level}")
             self._synchronous = level
+        begun = False
         try:
             self._writer.execute("BEGIN IMMEDIATE")
+            begun = True
             self._check_version()
             self._rows.begin()
-            view = load_view(self._rows, scope, self._clock)
-            result = change(view)
-            check_change(view, scope)
-            self._rows.write(view)
-            generation = self._next_generation() if scope.durable else None
-            self._writer.execute("COMMIT")
-        except BaseException:
+            for each in batch:
+                self._run(each)
+            self._rows.flush()
+            written = False in [each.failed for each in batch]
+            generation = self._next_generation() if durable and written else None
+            self._writer.execute("COMMIT" if written else "ROLLBACK")
+        except Exception as error:
             self._roll_back()
+            if len(batch) == 1 or isinstance(error, sqlite3.OperationalError):
+                raise
+            self._commit_apart(batch)  # it may be the fault of one of them
+            return
+        except BaseException:  # Ctrl-C; without a transaction it came just after the commit
+            if self._writer.in_transaction or not begun:
+                self._roll_back()
+            else:
+                _note_over(batch)
             raise
         if generation is not None:
             self._check_file()  # a commit into a file that others do not see is none
             self._turn.note(generation)
-        return result
+        _note_over(batch)
+
+    def _commit_apart(self, batch: list[Request[Any]]) -> None:
+        for each in batch:
+            try:
+                self._commit([each])
+            except LOST as error:
+                each.fail(as_unavailable(_WRITING, self._path, error))
+            except Exception as error:  # noqa: BLE001 - as above
+                each.fail(error)
+            each.over = True
+
+    def _run(self, request: Request[Any]) -> None:
+        """Run one change. If it fails, nothing of it is written, and the others go on."""
+        try:
+            view = load_view(self._rows, request.scope, self._clock)
+            request.run(view)
+            check_change(view, request.scope)
+            self._rows.add(view)
+        except sqlite3.Error:
+            raise  # the disk, not the change
+        except LOST as error:
+            request.fail(as_unavailable(_WRITING, self._path, error))
+        except Exception as error:  # noqa: BLE001 - the thread that waits for the change raises it
+            request.fail(error)
 
     def _next_generation(self) -> Generation:
         """Count this commit. A database that is behind the lock file was replaced by an older one while it was open."""
@@ -262,7 +337,8 @@ class SqliteStore:
             noted, here = self._turn.generation(), self._generation()
             return max(0, noted.n - here.n), max(0, noted.used - here.used)
 
-        return self._in_turn(work)
+        self._check_ready()
+        return self._in_turn(work) or (0, 0)
 
     def restored(self) -> None:
         """Make an older ledger the one that counts, once what may be out is in it."""
@@ -273,6 +349,7 @@ class SqliteStore:
             self._turn.note(self._generation())
             self._accepts_older = False
 
+        self._check_ready()
         self._in_turn(work)
 
     def _check_version(self) -> None:
@@ -361,6 +438,11 @@ class SqliteStore:
             self._writer.close()
             self._reader.close()
             self._turn.close()
+
+
+def _note_over(batch: Iterable[Request[Any]]) -> None:
+    for each in batch:
+        each.over = True
 
 
 def _identities(path: Path) -> tuple[tuple[int, int] | None, ...]:

@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import Any, Final
 
 from x402guard.ledger.evidence import UNSHOWN_S
-from x402guard.ledger.model import Hold, Node
+from x402guard.ledger.model import Entry, Hold, Node
 from x402guard.ledger.transitions import CANCELLED
 from x402guard.ledger.view import LedgerView, MarkKey
 from x402guard.stores.rows import (
@@ -24,6 +24,7 @@ from x402guard.stores.rows import (
     to_mark,
     to_node,
 )
+from x402guard.stores.views import lapses
 
 NODES: Final = f"SELECT {', '.join(NODE_COLUMNS)} FROM nodes"
 HOLDS: Final = f"SELECT {', '.join(HOLD_COLUMNS)} FROM holds"
@@ -69,6 +70,21 @@ _PUT_MARK: Final = _Insert("marks", ("kind", "key", "value"), ("kind", "key"))
 _ADD_ENTRY: Final = _Insert("entries", ENTRY_COLUMNS)
 _MOST_KNOWN: Final = 10_000
 
+_OPEN_PURCHASES: Final = (
+    f"{HOLDS} WHERE purchase_key = ? AND delivery IN ('open', 'lost') AND state IN ('held', 'captured') "
+    "ORDER BY created_ms"
+)
+_LAST_BOUGHT: Final = (
+    f"{HOLDS} WHERE purchase_key = ? AND delivery = 'done' AND state IN ('held', 'captured') "
+    "ORDER BY created_ms DESC LIMIT 1"
+)
+_LIVE_PAYMENTS: Final = (
+    "SELECT coalesce(sum(amount), 0) FROM holds WHERE state = 'held' AND intent IS NOT NULL AND claim IS NULL "
+    "AND json_extract(intent, '$.network') = ? AND json_extract(intent, '$.token') = ?"
+)
+_DUE: Final = (
+    f"{HOLDS} WHERE state = 'held' AND chain_evidence = 0 AND deadline_unix < ? ORDER BY deadline_unix LIMIT ?"
+)
 _LIVE: Final = "SELECT rowid AS at, id, created_ms FROM holds WHERE state = 'held' AND intent IS NOT NULL"
 _ON_WORD: Final = (
     "SELECT rowid, id, created_ms FROM holds WHERE intent IS NOT NULL AND state = 'captured' AND evidence <> 'chain'"
@@ -87,10 +103,11 @@ def unsettled(now_unix: int) -> tuple[str, tuple[int, int]]:
 
 
 class SqliteRows:
-    """The rows that a change reads and writes (see ``Rows``), over the connection that has the turn to write.
+    """The rows that changes read and write (see ``Rows``), over the connection that has the turn to write.
 
     Nodes and marks that were read or written by this connection are known until another connection has written:
-    SQLite's ``data_version`` says so.
+    SQLite's ``data_version`` says so. What the changes of one transaction write is kept until ``flush``, so that each
+    sees what those before it have changed, and all together take a few statements.
     """
 
     def __init__(self, writer: sqlite3.Connection) -> None:
@@ -98,6 +115,11 @@ class SqliteRows:
         self._version = -1
         self._nodes: dict[str, Node] = {}
         self._marks: dict[MarkKey, Mapping[str, Any] | None] = {}
+        self._new_nodes: dict[str, Node] = {}
+        self._new_holds: dict[str, Hold] = {}
+        self._new_marks: dict[MarkKey, Mapping[str, Any]] = {}
+        self._new_entries: list[Entry] = []
+        self._none_due = -1
 
     def begin(self) -> None:
         """Forget the known rows if another connection has written since. A transaction has begun."""
@@ -105,21 +127,31 @@ class SqliteRows:
         if version != self._version or len(self._nodes) + len(self._marks) > _MOST_KNOWN:
             self.forget()
             self._version = version
+        self._none_due = -1
 
     def forget(self) -> None:
-        """Forget all known rows: what was written is rolled back."""
-        self._nodes.clear()
-        self._marks.clear()
+        """Forget all known rows, and what is not flushed: it is rolled back."""
+        for rows in (self._nodes, self._marks, self._new_nodes, self._new_holds, self._new_marks, self._new_entries):
+            rows.clear()
 
-    def write(self, view: LedgerView) -> None:
-        """Write what a change has changed."""
-        nodes, marks = view.node_rows(), view.mark_rows()
-        self._put(_PUT_NODE, map(node_record, nodes))
-        self._put(_PUT_HOLD, map(hold_record, view.hold_rows()))
-        self._put(_ADD_ENTRY, map(entry_record, view.entries))
-        self._put(_PUT_MARK, ((*key, mark_text(value)) for key, value in marks))
-        self._nodes.update((node.id, node) for node in nodes)
+    def add(self, view: LedgerView) -> None:
+        """Keep what a change has written."""
+        nodes, marks = {node.id: node for node in view.node_rows()}, dict(view.mark_rows())
+        self._nodes.update(nodes)
         self._marks.update(marks)
+        self._new_nodes.update(nodes)
+        self._new_marks.update(marks)
+        self._new_holds.update((hold.id, hold) for hold in view.hold_rows())
+        self._new_entries += view.entries
+
+    def flush(self) -> None:
+        """Write what was kept."""
+        self._put(_PUT_NODE, map(node_record, self._new_nodes.values()))
+        self._put(_PUT_HOLD, map(hold_record, self._new_holds.values()))
+        self._put(_ADD_ENTRY, map(entry_record, self._new_entries))
+        self._put(_PUT_MARK, ((*key, mark_text(value)) for key, value in self._new_marks.items()))
+        for rows in (self._new_nodes, self._new_holds, self._new_marks, self._new_entries):
+            rows.clear()
 
     def _put(self, statement: _Insert, records: Iterable[Record]) -> None:
         """Write several records per statement: each statement releases the interpreter lock and may wait for it."""
@@ -146,36 +178,45 @@ class SqliteRows:
     def get_holds(self, hold_ids: Iterable[str]) -> Iterable[Hold]:
         """See ``Rows``."""
         ids = tuple(hold_ids)
-        return [to_hold(row) for row in self._writer.execute(f"{HOLDS} WHERE id IN ({_places(len(ids))})", ids)]
+        kept = [self._new_holds[hold_id] for hold_id in ids if hold_id in self._new_holds]
+        rest = tuple(hold_id for hold_id in ids if hold_id not in self._new_holds) if kept else ids
+        if not rest:
+            return kept
+        rows = self._writer.execute(f"{HOLDS} WHERE id IN ({_places(len(rest))})", rest)
+        return [*kept, *map(to_hold, rows)]
 
     def open_purchases(self, key: str) -> Iterable[Hold]:
         """See ``Rows``."""
-        where = "WHERE purchase_key = ? AND delivery IN ('open', 'lost') AND state IN ('held', 'captured') ORDER BY created_ms"
-        return [to_hold(row) for row in self._writer.execute(f"{HOLDS} {where}", (key,))]
+        self._flush_purchase(key)
+        return [to_hold(row) for row in self._writer.execute(_OPEN_PURCHASES, (key,))]
 
     def live_payments(self, network: str, token: str) -> int:
         """See ``Rows``."""
-        sql = (
-            "SELECT coalesce(sum(amount), 0) FROM holds WHERE state = 'held' AND intent IS NOT NULL AND claim IS NULL "
-            "AND json_extract(intent, '$.network') = ? AND json_extract(intent, '$.token') = ?"
-        )
-        return int(self._writer.execute(sql, (network, token)).fetchone()[0])
+        self.flush()
+        return int(self._writer.execute(_LIVE_PAYMENTS, (network, token)).fetchone()[0])
 
     def last_bought(self, key: str) -> Iterable[Hold]:
         """See ``Rows``."""
-        where = (
-            "WHERE purchase_key = ? AND delivery = 'done' AND state IN ('held', 'captured') "
-            "ORDER BY created_ms DESC LIMIT 1"
-        )
-        return [to_hold(row) for row in self._writer.execute(f"{HOLDS} {where}", (key,))]
+        self._flush_purchase(key)
+        return [to_hold(row) for row in self._writer.execute(_LAST_BOUGHT, (key,))]
+
+    def _flush_purchase(self, key: str) -> None:
+        if any(hold.purchase_key == key for hold in self._new_holds.values()):
+            self.flush()
 
     def due(self, now_unix: int, most: int) -> Iterable[Hold]:
         """See ``Rows``."""
-        where = "WHERE state = 'held' AND chain_evidence = 0 AND deadline_unix < ? ORDER BY deadline_unix LIMIT ?"
-        return [to_hold(row) for row in self._writer.execute(f"{HOLDS} {where}", (now_unix, most))]
+        kept = [hold for hold in self._new_holds.values() if hold.deadline_unix < now_unix and lapses(hold)]
+        if self._none_due != now_unix:
+            found = [to_hold(row) for row in self._writer.execute(_DUE, (now_unix, most))]
+            if not found:
+                self._none_due = now_unix
+            kept = [*(hold for hold in found if hold.id not in self._new_holds), *kept]
+        return sorted(kept, key=lambda hold: hold.deadline_unix)[:most]
 
     def sweepable(self, most: int, flown_before_ms: int) -> tuple[Iterable[Hold], Iterable[Hold]]:
         """See ``Rows``."""
+        self.flush()
         where = (
             "WHERE chain_evidence = 1 AND (state = 'held' OR evidence IN ('claimed', 'chain_head')) "
             "AND (state = 'captured') = ? AND intent IS NOT NULL "

@@ -9,7 +9,7 @@ from typing import Any, Final, Protocol
 
 from x402guard.errors import IllegalTransition
 from x402guard.ledger.in_doubt import instance_mark
-from x402guard.ledger.model import Hold, Node, NodeKind
+from x402guard.ledger.model import Hold, HoldState, Node, NodeKind
 from x402guard.ledger.view import LedgerView, MarkKey, Scope
 
 _LAST_MS: Final = attrgetter("last_ms")
@@ -134,6 +134,11 @@ def _swept(rows: Rows, scope: Scope, now_ms: int) -> list[Hold]:
 def least_checked(hold: Hold) -> tuple[int, int]:
     """Return the key that sorts holds by their last check, oldest first."""
     return hold.checked_ms, hold.created_ms
+
+
+def lapses(hold: Hold) -> bool:
+    """True for a live hold that ends at its own deadline, because no chain can prove its outcome."""
+    return hold.state is HoldState.HELD and not hold.chain_evidence
 
 
 def check_change(view: LedgerView, scope: Scope) -> None:

@@ -8,9 +8,9 @@ import textwrap
 import pytest
 
 from tests.support import processes
-from tests.support.ledger import Books, usd
-from x402guard.errors import ConfigError, LedgerUnavailable
-from x402guard.ledger.authorize import Refusal
+from tests.support.ledger import Books, a_hold, usd
+from x402guard.errors import ConfigError, IllegalTransition, LedgerUnavailable
+from x402guard.ledger.authorize import Refusal, authorize
 from x402guard.ledger.model import Evidence
 from x402guard.ledger.transitions import Capture
 from x402guard.stores import open_store
@@ -188,7 +188,7 @@ def test_what_restrains_is_synced_and_what_frees_need_not_be(path, monkeypatch):
 WORKER = textwrap.dedent("""
     import sys
     from tests.support.ledger import Books
-    from x402guard.ledger.authorize import Refusal
+    from x402guard.ledger.authorize import Refusal, authorize
     books = Books("sqlite:///" + sys.argv[1], session=None)
     print("ready", flush=True)
     sys.stdin.readline()
@@ -227,7 +227,8 @@ def test_a_process_killed_in_a_transaction_leaves_the_books_as_they_were(path):
         books = Books("sqlite:///" + sys.argv[1], session=None)
         def die(view):
             authorize(view, a_hold("h"), {})
-            books.store._rows.write(view)
+            books.store._rows.add(view)
+            books.store._rows.flush()
             os.kill(os.getpid(), signal.SIGKILL)
         books.change(die, nodes=("s",), holds=("h",))
     """)
@@ -252,4 +253,43 @@ def test_after_a_fork_the_ledger_has_to_be_opened_anew(path):
     with pytest.raises(LedgerUnavailable, match="fork"):
         books.hold("h", "$0.10")
     books.store._pid -= 1
+    books.close()
+
+
+def test_what_another_connection_writes_is_seen_by_the_next_change(path):
+    """Rows that a connection knows are known until another one, of any program, has written."""
+    one, other = Books(f"sqlite:///{path}"), Books(f"sqlite:///{path}", session=None)
+    key = ("test", "shared")
+
+    def count(view):
+        found = (view.mark(key) or {"n": 0})["n"] + 1
+        view.put_mark(key, {"n": found})
+        return found
+
+    counted = [books.change(count, marks=(key,)) for books in (one, one, other, one, other, other, one)]
+    assert counted == list(range(1, 8))
+    held = [books.hold(f"h{n}", "$0.20") for n, books in enumerate((one, other, one, other, one, other))]
+    assert [isinstance(each, Refusal) for each in held] == [False] * 5 + [True]
+    raw = sqlite3.connect(path)
+    raw.execute("UPDATE marks SET value = '{\"n\":40}' WHERE kind = 'test'")
+    raw.commit()
+    raw.close()
+    assert [books.change(count, marks=(key,)) for books in (one, other)] == [41, 42]
+    one.close()
+    other.close()
+
+
+def test_a_change_that_fails_leaves_no_row_known_that_was_not_written(path):
+    books, key = Books(f"sqlite:///{path}"), ("test", "k")
+
+    def fails(view):
+        view.put_mark(key, {"n": 1})
+        authorize(view, a_hold("h"), {})
+        raise IllegalTransition("after it has written")
+
+    with pytest.raises(IllegalTransition):
+        books.change(fails, nodes=("s",), holds=("h",), marks=(key,))
+    assert books.change(
+        lambda view: (view.mark(key), view.hold("h"), view.node("s").held), nodes=("s",), holds=("h",), marks=(key,)
+    ) == (None, None, 0)
     books.close()
