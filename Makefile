@@ -13,7 +13,7 @@ PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-
 # Hundreds of tests start a process; without bytecode on disk each of those compiles the package again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-long simulate soak lint types docs check clean
+.PHONY: demo test test-long simulate bench soak lint types docs check clean
 
 demo: $(READY)
 	$(BIN)/x402guard demo
@@ -28,6 +28,10 @@ test-long: $(READY) $(ANVIL)
 # Ten minutes of new runs on all cores; the last line says steps, payments, violations. SECONDS=60 for another time.
 simulate: $(READY)
 	$(BIN)/python -m x402guard.testing.simulator --seconds $(or $(SECONDS),600)
+
+# What each path costs, beside its peers; BENCH="tools --json out.json" for some rows, or for a file.
+bench: $(READY)
+	$(BIN)/python -m benchmarks $(BENCH)
 
 # Ten minutes; the last line is the sum. SOAK="--seconds 60 --seed 7" for another one.
 soak: $(READY) $(ANVIL)

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Callable
 from decimal import Decimal
+from functools import lru_cache
 from typing import Any, Final, NoReturn
 
 _MAX_DIGITS: Final = 400
@@ -54,15 +55,21 @@ def read_json(
     """Return the JSON value in *body*, nested at most *most_depth* levels deep. Raises ``NotReadable`` as ``read_object`` does."""
     check_depth(body, most_depth)
     try:
-        return json.loads(
-            body, object_pairs_hook=_unique, parse_float=parse_float, parse_int=parse_int, parse_constant=_no_constant
-        )
+        text = body if isinstance(body, str) else body.decode(json.detect_encoding(body), "surrogatepass")
+        return _decoder(parse_float, parse_int).decode(text)
     except NotReadable:
         raise
     except RecursionError:
         raise NotReadable("nested too deeply") from None
     except ValueError as error:
         raise NotReadable(f"not JSON: {str(error)[:120]}") from None
+
+
+@lru_cache(maxsize=16)
+def _decoder(parse_float: Callable[[str], object], parse_int: Callable[[str], object]) -> json.JSONDecoder:
+    return json.JSONDecoder(
+        object_pairs_hook=_unique, parse_float=parse_float, parse_int=parse_int, parse_constant=_no_constant
+    )
 
 
 def write_object(value: dict[str, Any]) -> bytes:

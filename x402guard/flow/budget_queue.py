@@ -26,7 +26,8 @@ _BEGUN: Final[ContextVar[tuple[str, ...]]] = ContextVar("x402guard_holds_begun",
 def note_begun(hold_ids: tuple[str, ...]) -> None:
     """Note the holds that this thread or task is about to write."""
     known = _BEGUN.get()
-    _BEGUN.set((*known, *(hold_id for hold_id in hold_ids if hold_id not in known))[-_MOST_KNOWN:])
+    if known[-len(hold_ids) :] != hold_ids:  # a call that has waited tries again with the same
+        _BEGUN.set((*known, *hold_ids)[-_MOST_KNOWN:])
 
 
 class BudgetQueue:

@@ -6,7 +6,6 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
-from operator import attrgetter
 from typing import Any, Final, Literal, NoReturn, TypeVar
 
 from msgspec import Struct
@@ -19,8 +18,6 @@ from x402guard.ledger.windows import rolled
 from x402guard.money import Nanos, nanos_to_decimal
 
 R = TypeVar("R")
-
-_LAST_MS: Final = attrgetter("last_ms")
 
 MarkKey = tuple[str, str]
 """(kind, key) of a small JSON row beside the journal: an origin, a proof, a refusal counter, an instance."""
@@ -167,10 +164,13 @@ class LedgerView:
         sweep: Iterable[str] = (),
         out: Mapping[tuple[str, str], int] | None = None,
     ) -> None:
-        found = tuple(nodes)
-        self.now_ms = max(now_ms, *map(_LAST_MS, found)) if found else now_ms
-        # Windows follow the clock and not the last timestamp, which may come from a clock that once ran ahead.
-        self._nodes = _Nodes((node.id, node if node.window is None else rolled(node, now_ms)) for node in found)
+        self._nodes = known = _Nodes()
+        last_ms = now_ms
+        for node in nodes:
+            last_ms = max(last_ms, node.last_ms)
+            # Windows follow the clock and not the last timestamp, which may come from a clock that once ran ahead.
+            known[node.id] = node if node.window is None else rolled(node, now_ms)
+        self.now_ms = last_ms
         self._holds = {hold.id: hold for hold in holds}
         self._marks = dict(marks or {})
         self.node: Callable[[str], Node] = self._nodes.__getitem__

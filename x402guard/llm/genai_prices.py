@@ -78,7 +78,7 @@ class GenaiPriceBook:
         self._source = source
         self._version = version
         self._names: dict[tuple[str, str], tuple[Provider, ModelInfo] | None] = {}
-        self._priced: dict[tuple[str, str], ModelInfo] = {}
+        self._priced: dict[tuple[str, str], _Priced] = {}
         self._dearest: dict[tuple[str, int], PricedModel | None] = {}
         self._found: dict[tuple[str, str], PricedModel] = {}
         self._rates: dict[tuple[object, ...], tuple[ModelPrice, _Line | None]] = {}
@@ -122,8 +122,7 @@ class GenaiPriceBook:
         if found is None:
             return None
         home, info = found
-        self._priced[home.id, info.id] = info
-        if _changes_with_time(info):
+        if self._know(home, info).changes:
             return self._priced_model(home, info, at_unix)
         if (provider, model) not in self._found:
             _keep(self._found, (provider, model), self._priced_model(home, info, at_unix))
@@ -152,22 +151,33 @@ class GenaiPriceBook:
         """Return the cost of *usage* (see ``PriceBook``). Of several matching contexts, the first one counts."""
         from genai_prices import Usage as Counts
 
-        info = self._priced.get((priced.provider, priced.model))
-        if info is None:
+        known = self._priced.get((priced.provider, priced.model))
+        if known is None:
             raise ValueError(f"{priced.provider}'s {priced.model!r} was not found in this book")
         unknown = sorted(set(usage) - set(_price_keys()))
         if unknown:
             raise ValueError(f"{unknown[0]} is not a unit with prices")
-        prices, line = self._rates_of(priced, info, context)
-        if line is not None and usage.keys() <= _PLAIN and all(type(n) is int and n >= 0 for n in usage.values()):
-            return line.cost(usage.get("input_tokens", 0), usage.get("output_tokens", 0))
+        prices, line = self._rates_of(priced, known, context)
+        if line is not None and usage.keys() <= _PLAIN:
+            into, out = usage.get("input_tokens", 0), usage.get("output_tokens", 0)
+            if type(into) is int and type(out) is int and into >= 0 and out >= 0:
+                return line.request + (line.into * into + line.out * out) / _PER
         return Decimal(prices.calc_price(Counts(**usage))["total_price"])
 
+    def _know(self, home: Provider, info: ModelInfo) -> _Priced:
+        key = (home.id, info.id)
+        known = self._priced.get(key)
+        if known is None or known.info is not info:
+            known = self._priced[key] = _Priced(info, _changes_with_time(info))
+        return known
+
     def _rates_of(
-        self, priced: PricedModel, info: ModelInfo, context: Mapping[str, str]
+        self, priced: PricedModel, known: _Priced, context: Mapping[str, str]
     ) -> tuple[ModelPrice, _Line | None]:
-        chosen = {key: value for key, value in context.items() if (key, value) in priced.contexts}
-        when = priced.at_unix if _changes_with_time(info) else None
+        info, chosen = known.info, {}
+        if context:
+            chosen = {key: value for key, value in context.items() if (key, value) in priced.contexts}
+        when = priced.at_unix if known.changes else None
         key = (priced.provider, priced.model, when, *sorted(chosen.items()))
         if key not in self._rates:
             prices: ModelPrice = info.get_prices(_moment(priced.at_unix), chosen or None)
@@ -210,7 +220,7 @@ class GenaiPriceBook:
         for_text = [each for each in listed if {"input_tokens", "output_tokens"} <= each[0].units]
         one: Usage = {"input_tokens": 1, "output_tokens": 1}
         for _, home, info in for_text:
-            self._priced[home.id, info.id] = info
+            self._know(home, info)
         return max((each[0] for each in for_text), key=lambda priced: self.cost(priced, one, {}), default=None)
 
     def listing(self, at_unix: int) -> Iterator[tuple[str, str, Mapping[str, Decimal]]]:
@@ -291,9 +301,12 @@ class _Line(Struct, frozen=True):
     into: Decimal
     out: Decimal
 
-    def cost(self, into: int, out: int) -> Decimal:
-        """Return the dollars for tokens in and tokens out."""
-        return self.request + (self.into * into + self.out * out) / _PER
+
+class _Priced(Struct, frozen=True):
+    """A model that was found, and whether its prices change with the date or the hour."""
+
+    info: ModelInfo
+    changes: bool
 
 
 def _line_of(prices: ModelPrice) -> _Line | None:

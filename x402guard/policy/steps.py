@@ -123,9 +123,14 @@ def request_key(
     return _digest([kind, method, where, _said(body, ignored)], similar=similar)
 
 
+_NO_BODY: Final = hashlib.sha256(b"").hexdigest()
+
+
 def _said(body: bytes | Mapping[str, Any], ignored: Collection[str]) -> object:
     if not isinstance(body, bytes):
         return masked(body, ignored)
+    if not body:
+        return _NO_BODY
     try:
         if body.lstrip()[:1] == b"[":
             listed = read_object(b'{"listed":' + body + b"}")["listed"]

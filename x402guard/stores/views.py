@@ -102,15 +102,18 @@ def load_view(rows: Rows, scope: Scope, clock: StoreClock) -> LedgerView:
     bought = list(rows.last_bought(scope.purchase)) if scope.purchase and scope.named else []
     sweep = _swept(rows, scope, now_ms) if scope.sweep else []
     due = list(rows.due(now_ms // 1000, DUE_AT_ONCE)) if nodes else []
-    holds = {hold.id: hold for hold in (*named, *purchase, *bought, *sweep, *due)}
-    elsewhere = {hold.node_id for hold in holds.values()} - set(nodes)
-    if elsewhere:
-        nodes.update((node.id, node) for node in rows.get_nodes(elsewhere))
+    holds: dict[str, Hold] = {}
+    instances: list[MarkKey] = []
+    for hold in (*named, *purchase, *bought, *sweep, *due):
+        holds[hold.id] = hold
+        instances.append(instance_mark(hold.instance))
+        if hold.node_id not in nodes:
+            nodes.update((node.id, node) for node in rows.get_nodes((hold.node_id,)))
     if ahead_ms:
         # Another process has written a later time: as far as that goes, it confirms the jump of this machine's clock.
         confirmed_ms = min(ahead_ms, max(0, max(map(_LAST_MS, nodes.values()), default=0) - now_ms))
         now_ms, ahead_ms = now_ms + confirmed_ms, ahead_ms - confirmed_ms
-    keys = {*scope.marks, *map(instance_mark, map(attrgetter("instance"), holds.values()))}
+    keys = {*scope.marks, *instances} if instances else scope.marks
     return LedgerView(
         now_ms=now_ms,
         ahead_ms=ahead_ms,

@@ -10,6 +10,7 @@ import base64
 import binascii
 import json
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from typing import Annotated, Any, Final, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
@@ -168,8 +169,12 @@ def parse_payment_required(value: Any, *, field: str) -> PaymentRequired:
     return parse_message(PaymentRequired, value, field=field)
 
 
+@lru_cache(maxsize=64)
 def decode_payment_required(value: str) -> PaymentRequired:
-    """Return the terms in a ``PAYMENT-REQUIRED`` header (HTTP transport v2). Raises ``ProtocolError``."""
+    """Return the terms in a ``PAYMENT-REQUIRED`` header (HTTP transport v2). Raises ``ProtocolError``.
+
+    Sellers send the same text again and again, so the last ones are known. Nothing changes the terms that are returned.
+    """
     field = PAYMENT_REQUIRED.upper()
     required = parse_payment_required(decode_base64_json(value, field=field), field=field)
     if required.version != 2:

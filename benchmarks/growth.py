@@ -1,0 +1,67 @@
+"""A ledger that has grown: opening it, its report, what is unsettled, its bytes, and a ledger in memory."""
+
+from __future__ import annotations
+
+import gc
+import time
+import tracemalloc
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from benchmarks.scenes import SOLD, client, on_disk, seller, session
+from benchmarks.timing import Figure
+
+_ROWS = 100_000
+_PAYMENTS = 2_000
+
+
+def measure() -> Iterator[Figure]:
+    """Yield how the costs and sizes grow. The rows are charges of a budget that is shared, made by the library itself."""
+    with on_disk() as url:
+        path = Path(url.removeprefix("sqlite:///"))
+        with session(url) as payer:
+            http = client(payer, seller)
+            before = _size(path)
+            for number in range(_PAYMENTS):
+                http.get(f"{SOLD}?n={number}")
+            yield Figure("SQLite bytes for a payment", (_size(path) - before) / _PAYMENTS, "B", "≤ 2,000")
+            for number in range((_ROWS - 5 * _PAYMENTS) // 4):
+                payer.charge(f"tool{number % 200}", "$0.000001")
+            entries, _nodes = payer.shell.store.size()  # type: ignore[attr-defined]
+            yield Figure("journal entries", entries, "")
+            yield Figure(f"report() at {entries:,} entries", _ms(payer.report), "ms", "≤ 1,000 at 10⁶")
+            now_unix = int(time.time())
+            yield Figure("unsettled()", _ms(lambda: payer.shell.store.unsettled(now_unix)), "ms", "≤ 10 at 10⁶")
+        yield Figure("opening a guard", _ms(lambda: _open(url)), "ms", "≤ 20 at 10⁶")
+    yield from _in_memory()
+
+
+def _open(url: str) -> None:
+    with session(url):
+        pass
+
+
+def _size(path: Path) -> int:
+    return sum(each.stat().st_size for each in path.parent.iterdir() if each.name in (path.name, f"{path.name}-wal"))
+
+
+def _ms(call: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    call()
+    return (time.perf_counter() - began) * 1000
+
+
+def _in_memory() -> Iterator[Figure]:
+    with session() as payer:
+        http = client(payer, seller)
+        for number in range(200):
+            http.get(f"{SOLD}?a={number}")
+        gc.collect()
+        tracemalloc.start()
+        before, _ = tracemalloc.get_traced_memory()
+        for number in range(_PAYMENTS):
+            http.get(f"{SOLD}?n={number}")
+        gc.collect()
+        after, _ = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+    yield Figure("memory:// for a payment", (after - before) / _PAYMENTS, "B", "≤ 1,000 and bounded")

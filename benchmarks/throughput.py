@@ -1,0 +1,109 @@
+"""Many threads, tasks and processes on one SQLite file."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from benchmarks.paid_request import raw_commit
+from benchmarks.scenes import SOLD, async_client, client, on_disk, seller, session
+from benchmarks.timing import Figure
+from x402guard import Session
+
+_SECONDS = 2.0
+
+
+def measure() -> Iterator[Figure]:
+    """Yield how many payments and charges a second go through, and the longest wait among processes."""
+    with raw_commit() as commit:
+        raw = _rate(1, lambda _n: commit())
+    yield Figure("raw FULL commits", raw, "/s")
+    with on_disk() as url, session(url) as payer:
+        http = client(payer, seller)
+        for count, goal in ((1, ""), (64, "≥ 900")):
+            yield Figure(f"payments, {count} threads", _rate(count, lambda n: http.get(f"{SOLD}?n={n}")), "/s", goal)
+        for count, goal in ((1, ""), (64, "≥ 0.6 of raw")):
+            rate = _rate(count, lambda n: payer.charge(f"tool{n % 200}", "$0.000001"))
+            yield Figure(f"charges, {count} threads", rate, "/s", goal, f"{rate / raw:.2f} of raw")
+        for count, goal in ((1, ""), (100, "≥ 700")):
+            yield Figure(f"payments, {count} tasks", asyncio.run(_tasks(payer, count)), "/s", goal)
+    yield from _processes()
+
+
+def _rate(count: int, call: Callable[[int], object]) -> float:
+    until, made = time.perf_counter() + _SECONDS, [0] * count
+
+    def work(which: int) -> None:
+        while time.perf_counter() < until:
+            call(which * 10_000_000 + made[which])
+            made[which] += 1
+
+    threads = [threading.Thread(target=work, args=(which,)) for which in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return sum(made) / _SECONDS
+
+
+async def _tasks(payer: Session, count: int) -> float:
+    http, until, made = async_client(payer, seller), time.perf_counter() + _SECONDS, [0]
+
+    async def work(which: int) -> None:
+        number = 0
+        while time.perf_counter() < until:
+            await http.get(f"{SOLD}?t={which}&n={number}")
+            number += 1
+            made[0] += 1
+
+    await asyncio.gather(*(work(which) for which in range(count)))
+    return made[0] / _SECONDS
+
+
+def _processes() -> Iterator[Figure]:
+    found = {count: _shared(count) for count in (1, 8)}
+    for kind, name in ((0, "payments"), (1, "charges")):
+        rate = sum(each[kind] for each in found[8]) / sum(each[kind] for each in found[1])
+        yield Figure(f"{name}, 8 processes ÷ 1", rate, "×", "≥ 0.9")
+    yield Figure("longest wait, 8 processes", max(each[2] for each in found[8]), "ms", "≤ 100")
+
+
+def _shared(count: int) -> list[list[float]]:
+    with on_disk() as url:
+        with session(url):
+            pass  # the file is there before the first of them opens it
+        command = [sys.executable, "-m", "benchmarks.throughput", url]
+        root = Path(__file__).parent.parent
+        running = [
+            subprocess.Popen([*command, str(which)], stdout=subprocess.PIPE, text=True, cwd=root)  # noqa: S603 - our own
+            for which in range(count)
+        ]
+        return [[float(word) for word in each.communicate()[0].split()] for each in running]
+
+
+def _alone(url: str, which: int) -> None:
+    """Pay, then charge, and print both rates and the longest call in ms."""
+    longest, rates = 0.0, []
+    with session(url) as payer:
+        http = client(payer, seller)
+        for call in (
+            lambda n: http.get(f"{SOLD}?p={which}&n={n}"),
+            lambda n: payer.charge(f"tool{n % 200}", "$0.000001"),
+        ):
+            call(0)
+            until, made = time.perf_counter() + _SECONDS, 0
+            while (began := time.perf_counter()) < until:
+                made += 1
+                call(made)
+                longest = max(longest, time.perf_counter() - began)
+            rates.append(made / _SECONDS)
+    print(*rates, longest * 1000)
+
+
+if __name__ == "__main__":
+    _alone(sys.argv[1], int(sys.argv[2]))

@@ -1,0 +1,53 @@
+"""Charges, holds, guarded tools and reported usage, beside agentbudget and beside the rows written raw."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator
+
+from benchmarks.peers import Peer
+from benchmarks.scenes import on_disk, session
+from benchmarks.timing import Clock, Figure, interleaved
+from x402guard import Session
+
+_USAGE = {"input_tokens": 200, "output_tokens": 400}
+
+
+def measure() -> Iterator[Figure]:
+    """Yield the times of each way to spend in memory, and of a hold on disk."""
+    with session() as payer, Peer("agentbudget_track") as peer:
+        clock, ours, theirs = Clock(), [], []
+        peer.round(200)
+        for _ in range(250):  # the level of risk of each name is worked out once
+            clock.time(lambda n: payer.charge(f"tool{n % 200}", "$0.000001"))
+        for _ in range(20):
+            ours += [clock.time(lambda n: payer.charge(f"tool{n % 200}", "$0.000001")) for _ in range(50)]
+            theirs += peer.round(50)
+        ratio = statistics.median(ours) / statistics.median(theirs)
+        yield Figure("charge, memory", min(ours), "µs", "≤ 40", f"agentbudget {min(theirs):.1f}, {ratio:.0f} ×")
+
+        @payer.tool(cost="$0.000001")
+        def guarded(number: int) -> int:
+            return number
+
+        found = interleaved(
+            {
+                "hold": lambda n: _hold(payer, n),
+                "tool": guarded,
+                "usage": lambda n: payer.record_usage("openai", "gpt-4o-mini", {**_USAGE, "input_tokens": 200 + n}),
+            }
+        )
+        for name, goal in (("hold", "≤ 80"), ("tool", "≤ 100"), ("usage", "≤ 120")):
+            title = {"hold": "hold + capture", "tool": "@tool", "usage": "record_usage"}[name]
+            yield Figure(f"{title}, memory", found[name].least, "µs", goal, f"median {found[name].median:.0f}")
+    with on_disk() as url, session(url) as payer:
+        found = interleaved(
+            {"charge": lambda n: payer.charge(f"tool{n % 200}", "$0.000001"), "hold": lambda n: _hold(payer, n)}
+        )
+        for name, title in (("charge", "charge, disk"), ("hold", "hold + capture, disk")):
+            yield Figure(title, found[name].median, "µs", "", f"min {found[name].least:.0f}")
+
+
+def _hold(payer: Session, number: int) -> None:
+    with payer.hold(f"tool{number % 200}", up_to="$0.000001") as held:
+        held.capture("$0.000001")
