@@ -26,7 +26,7 @@ def measure() -> Iterator[Figure]:
                 http.get(f"{SOLD}?n={number}")
             yield Figure("SQLite bytes for a payment", (_size(path) - before) / _PAYMENTS, "B", "≤ 2,000")
             for number in range((_ROWS - 5 * _PAYMENTS) // 4):
-                payer.charge(f"tool{number % 200}", "$0.000001")
+                payer.charge(f"tool{number % 200}", "$0.000001", arguments={"n": number})
             entries, _nodes = payer.shell.store.size()  # type: ignore[attr-defined]
             yield Figure("journal entries", entries, "")
             yield Figure(f"report() at {entries:,} entries", _ms(payer.report), "ms", "≤ 1,000 at 10⁶")

@@ -28,7 +28,7 @@ def measure() -> Iterator[Figure]:
         for count, goal in ((1, ""), (64, "≥ 900")):
             yield Figure(f"payments, {count} threads", _rate(count, lambda n: http.get(f"{SOLD}?n={n}")), "/s", goal)
         for count, goal in ((1, ""), (64, "≥ 0.6 of raw")):
-            rate = _rate(count, lambda n: payer.charge(f"tool{n % 200}", "$0.000001"))
+            rate = _rate(count, lambda n: payer.charge(f"tool{n % 200}", "$0.000001", arguments={"n": n}))
             yield Figure(f"charges, {count} threads", rate, "/s", goal, f"{rate / raw:.2f} of raw")
         for count, goal in ((1, ""), (100, "≥ 700")):
             yield Figure(f"payments, {count} tasks", asyncio.run(_tasks(payer, count)), "/s", goal)
@@ -93,7 +93,7 @@ def _alone(url: str, which: int) -> None:
         http = client(payer, seller)
         for call in (
             lambda n: http.get(f"{SOLD}?p={which}&n={n}"),
-            lambda n: payer.charge(f"tool{n % 200}", "$0.000001"),
+            lambda n: payer.charge(f"tool{n % 200}", "$0.000001", arguments={"n": n}),
         ):
             call(0)
             until, made = time.perf_counter() + _SECONDS, 0

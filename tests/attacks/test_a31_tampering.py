@@ -12,6 +12,8 @@ from tests.support.refusals import fetch
 from x402guard import ConfigError, LedgerUnavailable
 from x402guard.cli import app
 from x402guard.stores import open_store
+from x402guard.stores import sqlite as sqlite_store
+from x402guard.stores.audit import audit_since
 
 
 @pytest.fixture
@@ -87,10 +89,13 @@ def test_a31_an_edited_ledger_is_refused(path, what):
     assert json.loads(found.output)["problems"]
 
 
-@pytest.mark.parametrize("most", [None, 0])
-def test_a31_a_ledger_that_nobody_touched_adds_up(path, most):
+def test_a31_a_ledger_that_nobody_touched_adds_up(path):
     store = open_store(f"sqlite:///{path}")
-    assert list(store.audit(most=most)) == []
+    assert list(store.audit()) == []
+    for most in (0, 7, 10_000):
+        problems, journals = audit_since(store._reader, most=most)
+        assert problems == []
+        assert sum(said.seq for said in journals.values()) == min(most, store.size()[0])
     store.close()
     found = CliRunner().invoke(app, ["verify", "--ledger", f"sqlite:///{path}"])
     assert (found.exit_code, "the ledger is consistent" in found.output) == (0, True)
@@ -99,8 +104,72 @@ def test_a31_a_ledger_that_nobody_touched_adds_up(path, most):
 def test_a31_the_sums_of_a_long_ledger_are_looked_at_when_it_is_opened(path):
     edit(path, EDITS["less was captured"])
     store = open_store(f"sqlite:///{path}", verified=False)
-    assert any("captured" in problem for problem in store.audit(most=0))
+    assert any("captured" in problem for problem in audit_since(store._reader, most=0)[0])
     store.close()
+
+
+@pytest.fixture
+def long(path, monkeypatch):
+    """The same ledger, checked up to its end when it was opened, and then a little longer."""
+    monkeypatch.setattr(sqlite_store, "_WORTH_NOTING", 1)
+    with make_guard(f"sqlite:///{path}") as guard, guard.session("later", budget="$0.10", id="later") as session:
+        session.charge("search", "$0.01")
+    with closing(sqlite3.connect(path)) as raw:
+        checked = dict(raw.execute("SELECT key, json_extract(value, '$.seq') FROM marks WHERE kind = 'checked'"))
+        grown = dict(raw.execute("SELECT id, seq FROM nodes"))
+    assert set(checked) < set(grown)  # the session came after it
+    assert 0 < checked["wallet"] < grown["wallet"]
+    return path
+
+
+SINCE = {
+    "an entry of another amount": "UPDATE entries SET captured = 1 WHERE event = 'capture' AND node_id = 'later'",
+    "an entry of another day": "UPDATE entries SET at_ms = at_ms - 86400000 WHERE node_id = 'later' AND event = 'capture'",
+    "an entry that is gone": "DELETE FROM entries WHERE node_id = 'later' AND event = 'capture'",
+    "a smaller capture": "UPDATE holds SET captured = 1 WHERE state = 'captured' AND node_id = 'later'",
+    "a capture that is gone": "DELETE FROM holds WHERE state = 'captured' AND node_id = 'later'",
+    "a mark that skips what came": (
+        "UPDATE marks SET value = json_set(value, '$.seq', (SELECT seq FROM nodes WHERE id = 'wallet')) "
+        "WHERE kind = 'checked' AND key = 'wallet'"
+    ),
+    "a mark with other sums": (
+        "UPDATE marks SET value = json_set(value, '$.captured', 1) WHERE kind = 'checked' AND key = 'run'"
+    ),
+    "a mark of another head": "UPDATE marks SET value = json_set(value, '$.head', 'ff') WHERE kind = 'checked'",
+}
+
+
+@pytest.mark.parametrize("what", SINCE)
+def test_a31_what_came_since_the_last_check_is_read_when_a_ledger_is_opened(long, what):
+    edit(long, SINCE[what])
+    with pytest.raises(LedgerUnavailable, match="is inconsistent"):
+        make_guard(f"sqlite:///{long}")
+
+
+@pytest.mark.parametrize("what", EDITS)
+def test_a31_every_edit_of_a_row_that_counts_is_still_refused_and_verify_finds_all(long, what):
+    """What was checked before is not read again at each opening, but the rows that decide are compared with it."""
+    edit(long, EDITS[what])
+    try:
+        make_guard(f"sqlite:///{long}").close()
+    except LedgerUnavailable as error:
+        assert "is inconsistent" in str(error)
+    else:
+        assert "UPDATE nodes" not in EDITS[what]
+        assert "state = 'held'" not in EDITS[what]
+    found = CliRunner().invoke(app, ["verify", "--ledger", f"sqlite:///{long}", "--json"])
+    assert found.exit_code == 1
+    assert json.loads(found.output)["problems"]
+
+
+def test_a31_an_opening_reads_only_what_was_not_checked_before(long):
+    with closing(open_store(f"sqlite:///{long}", verified=False)) as store:
+        problems, journals = audit_since(store._reader)
+        assert problems == []
+        assert set(journals) == {"wallet", "later", "later/tokens"}
+    make_guard(f"sqlite:///{long}").close()
+    with closing(open_store(f"sqlite:///{long}", verified=False)) as store:
+        assert audit_since(store._reader) == ([], {})
 
 
 @pytest.mark.parametrize("part", [0.05, 0.5, 0.9])

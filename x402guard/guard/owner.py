@@ -125,7 +125,7 @@ class Owner:
 
         Raises ``ConfigError`` for a ledger that is not in a file.
         """
-        return list(self._audited().audit(most=None))
+        return list(self._audited().audit())
 
     def size(self) -> tuple[int, int]:
         """Return the number of journal entries, and of budgets."""

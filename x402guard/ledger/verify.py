@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from msgspec import Struct
 
@@ -72,27 +73,75 @@ def verify_balances(nodes: Iterable[Node], sums: Mapping[str, Balances], held: M
     return problems[:MOST_PROBLEMS]
 
 
-def verify_journal(nodes: Iterable[Node], entries: Iterable[Entry], holds: Iterable[HoldRow]) -> list[str]:
-    """Return the faults in the journals (*entries*, in order within each node), and the rows that contradict them.
+class Checked(Struct, frozen=True):
+    """What a node's journal says up to an entry that was checked. A later check begins there.
 
-    Returns at most ``MOST_PROBLEMS`` sentences.
+    Attributes:
+        seq, head: number and hash of that entry; 0 and "" before the first one.
+        captured, held, granted_in, granted_out: the sums of the entries so far, in nano-dollars or tokens.
+        states_limit, limit: whether the journal has stated a limit, and which, in nano-dollars; None for none.
+        tripped: the journal ends with a trip that was not reset.
+    """
+
+    seq: int = 0
+    head: str = ""
+    captured: int = 0
+    held: int = 0
+    granted_in: int = 0
+    granted_out: int = 0
+    states_limit: bool = False
+    limit: int | None = None
+    tripped: bool = False
+
+    def then(self, entry: Entry) -> Checked:
+        """Return what the journal says with one more entry."""
+        limited = {"open": "limit", "limit": "to"}.get(entry.event)
+        trips = {"trip": True, "reset": False}.get(entry.event, self.tripped)
+        return Checked(
+            entry.seq,
+            entry.hash,
+            self.captured + entry.captured,
+            self.held + entry.held,
+            self.granted_in + entry.granted_in,
+            self.granted_out + entry.granted_out,
+            self.states_limit or limited is not None,
+            self.limit if limited is None else entry.facts().get(limited),
+            trips,
+        )
+
+
+UNREAD: Final = Checked()
+
+
+def verify_journal(
+    nodes: Iterable[Node],
+    entries: Iterable[Entry],
+    holds: Iterable[HoldRow] | None,
+    known: Mapping[str, Checked] | None = None,
+) -> tuple[list[str], dict[str, Checked]]:
+    """Return the faults in the journals, at most ``MOST_PROBLEMS`` sentences, and what each journal says then.
+
+    The faults are in *entries* (in order within each node), or in rows of nodes and *holds* that contradict them.
+    *known* is what was checked before: *entries* go on from there, and *holds* are those that they authorize, or None if
+    an end of theirs may be missing. The row of a node is compared if its entries are there to the end.
     """
     by_id = {node.id: node for node in nodes}
-    found = _Found({}, {}, {}, set())
-    problems = _walk(entries, found)
+    journals, amounts = dict(known or {}), dict[str, tuple[str, int, int]]()
+    problems = _walk(entries, journals, amounts)
     for node in by_id.values():
-        seq, head = found.heads.get(node.id, (0, ""))
-        if (node.seq, node.head) != (seq, head):
+        said = journals.get(node.id, UNREAD)
+        if known is not None and said.seq < node.seq:
+            continue
+        if (node.seq, node.head) != (said.seq, said.head):
             problems.append(
-                f"budget {node.id!r}: its row ends with entry {node.seq}, but its journal ends with entry {seq} or another hash"
+                f"budget {node.id!r}: its row ends with entry {node.seq}, but its journal ends with entry {said.seq} or another hash"
             )
-        limit = found.limits.get(node.id, node.limit)
-        if node.limit != limit:
-            problems.append(f"budget {node.id!r}: its row has limit = {node.limit}, but its journal says {limit}")
-        if (node.state is NodeState.TRIPPED) != (node.id in found.tripped):
+        if said.states_limit and node.limit != said.limit:
+            problems.append(f"budget {node.id!r}: its row has limit = {node.limit}, but its journal says {said.limit}")
+        if (node.state is NodeState.TRIPPED) != said.tripped:
             problems.append(f"budget {node.id!r}: its row has state = {node.state}, but its journal says otherwise")
-    rows = {row.id: row for row in holds}
-    for hold_id, (node_id, held, captured) in found.holds.items():
+    rows = {row.id: row for row in holds or ()}
+    for hold_id, (node_id, held, captured) in amounts.items() if holds is not None else ():
         row = rows.pop(hold_id, None)
         if row is None:
             problems.append(f"hold {hold_id}: it has journal entries but no row")
@@ -101,39 +150,26 @@ def verify_journal(nodes: Iterable[Node], entries: Iterable[Entry], holds: Itera
                 f"hold {hold_id}: its row is {row.state} with {row.captured} captured, but the journal says otherwise"
             )
     problems += [f"hold {hold_id}: it has a row but no journal entry" for hold_id in rows]
-    return problems[:MOST_PROBLEMS]
+    return problems[:MOST_PROBLEMS], journals
 
 
-@dataclass(slots=True)
-class _Found:
-    """State folded from the journals: their last entries, limits, hold id → (node, held, captured), tripped nodes."""
-
-    heads: dict[str, tuple[int, str]]
-    limits: dict[str, int | None]
-    holds: dict[str, tuple[str, int, int]]
-    tripped: set[str]
-
-
-def _walk(entries: Iterable[Entry], found: _Found) -> list[str]:
+def _walk(
+    entries: Iterable[Entry], journals: dict[str, Checked], amounts: dict[str, tuple[str, int, int]]
+) -> list[str]:
+    """Fold the entries into what the journals say, and into hold id → (node, held, captured). Return their faults."""
     problems: list[str] = []
+    began = {node_id for node_id, said in journals.items() if said.seq}
     for entry in entries:
-        seq, head = found.heads.get(entry.node_id, (0, ""))
-        if entry.seq != seq + 1 or entry.previous != head:
-            problems.append(f"budget {entry.node_id!r}: entry {entry.seq} does not follow entry {seq}")
+        said = journals.get(entry.node_id, UNREAD)
+        if entry.seq != said.seq + 1 or entry.previous != said.head:
+            problems.append(f"budget {entry.node_id!r}: entry {entry.seq} does not follow entry {said.seq}")
         if entry.sealed().hash != entry.hash:
             problems.append(f"budget {entry.node_id!r}: entry {entry.seq} was changed after it was written")
-        found.heads[entry.node_id] = (entry.seq, entry.hash)
-        if entry.event == "open":
-            found.limits[entry.node_id] = entry.facts().get("limit")
-        elif entry.event == "limit":
-            found.limits[entry.node_id] = entry.facts().get("to")
-        elif entry.event == "trip":
-            found.tripped.add(entry.node_id)
-        elif entry.event == "reset":
-            found.tripped.discard(entry.node_id)
-        if entry.hold_id is not None and (entry.held or entry.captured or entry.event == "authorize"):
-            node_id, held, captured = found.holds.get(entry.hold_id, (entry.node_id, 0, 0))
-            found.holds[entry.hold_id] = (node_id, held + entry.held, captured + entry.captured)
+        journals[entry.node_id] = said.then(entry)
+        earlier = entry.node_id in began and entry.hold_id not in amounts and entry.event != "authorize"
+        if entry.hold_id is not None and not earlier and (entry.held or entry.captured or entry.event == "authorize"):
+            node_id, held, captured = amounts.get(entry.hold_id, (entry.node_id, 0, 0))
+            amounts[entry.hold_id] = (node_id, held + entry.held, captured + entry.captured)
         if len(problems) >= MOST_PROBLEMS:
             break
     return problems

@@ -1,33 +1,108 @@
-"""Verifies an SQLite ledger in one snapshot."""
+"""Verifies an SQLite ledger in one snapshot: as a whole, or what has come since it was last checked."""
 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any, Final
 
-from x402guard.ledger.verify import Balances, HoldRow, verify_balances, verify_journal
-from x402guard.stores.rows import ENTRY_COLUMNS, NODE_COLUMNS, to_entry, to_node
+from x402guard.ledger.model import Entry, Node
+from x402guard.ledger.verify import UNREAD, Balances, Checked, HoldRow, verify_balances, verify_journal
+from x402guard.stores.rows import ENTRY_COLUMNS, NODE_COLUMNS, to_entry, to_mark, to_node
 
 MOST_AT_OPENING: Final = 10_000
-"""Opening a ledger reads its whole journal up to this many entries; of a longer one only the sums."""
+"""Opening a ledger reads at most this many entries that were not checked before; of the rest only the sums."""
 
-_SUMS: Final = "SELECT node_id, sum(captured), sum(held), sum(granted_in), sum(granted_out), max(seq) FROM entries GROUP BY node_id"
+CHECKED: Final = "checked"
+"""The kind of the marks that say up to where a journal was checked."""
+
+_NODES: Final = f"SELECT {', '.join(NODE_COLUMNS)} FROM nodes"
+_ENTRIES: Final = f"SELECT {', '.join(ENTRY_COLUMNS)} FROM entries"
+_HOLDS: Final = "SELECT id, node_id, state, amount, captured FROM holds"
+_SUM: Final = "sum(captured), sum(held), sum(granted_in), sum(granted_out), max(seq)"
 _HELD: Final = "SELECT node_id, sum(amount) FROM holds WHERE state = 'held' GROUP BY node_id"
+_IDS_AT_ONCE: Final = 500
 
 
-def audit(connection: sqlite3.Connection, *, most: int | None = MOST_AT_OPENING) -> Sequence[str]:
-    """Return the inconsistencies, one sentence each. Of a journal of more than *most* entries, checks only the sums."""
+def audit(connection: sqlite3.Connection) -> Sequence[str]:
+    """Return the inconsistencies of the whole ledger, one sentence each."""
     connection.execute("BEGIN")
     try:
-        nodes = [to_node(row) for row in connection.execute(f"SELECT {', '.join(NODE_COLUMNS)} FROM nodes")]
-        sums = {node_id: Balances(*rest) for node_id, *rest in connection.execute(_SUMS)}
+        nodes = [to_node(row) for row in connection.execute(_NODES)]
+        sums = _sums(connection, f"SELECT node_id, {_SUM} FROM entries GROUP BY node_id")
         problems = verify_balances(nodes, sums, dict(connection.execute(_HELD)))
-        if problems or (most is not None and sum(balances.seq for balances in sums.values()) > most):
+        if problems:
             return problems
-        columns = ", ".join(ENTRY_COLUMNS)
-        entries = map(to_entry, connection.execute(f"SELECT {columns} FROM entries ORDER BY node_id, seq"))
-        holds = [HoldRow(*row) for row in connection.execute("SELECT id, node_id, state, amount, captured FROM holds")]
-        return verify_journal(nodes, entries, holds)
+        entries = map(to_entry, connection.execute(f"{_ENTRIES} ORDER BY node_id, seq"))
+        return verify_journal(nodes, entries, [HoldRow(*row) for row in connection.execute(_HOLDS)])[0]
     finally:
         connection.execute("ROLLBACK")
+
+
+def audit_since(
+    connection: sqlite3.Connection, *, most: int = MOST_AT_OPENING
+) -> tuple[Sequence[str], Mapping[str, Checked]]:
+    """Return the inconsistencies since the ledger was last checked, and up to where each changed journal is checked now.
+
+    Reads at most *most* entries; of more the sums.
+    """
+    connection.execute("BEGIN")
+    try:
+        nodes = [to_node(row) for row in connection.execute(_NODES)]
+        marks = connection.execute("SELECT kind, key, value FROM marks WHERE kind = ?", (CHECKED,))
+        known = {key: Checked(**value) for (_, key), value in map(to_mark, marks)}
+        grown = [node for node in nodes if node.seq > known.get(node.id, UNREAD).seq]
+        problems = verify_balances(nodes, _all_sums(connection, nodes, grown, known), dict(connection.execute(_HELD)))
+        if problems:
+            return problems, {}
+        read = list(islice(_later(connection, grown, known), most))
+        began = [entry.hold_id or "" for entry in read if entry.event == "authorize"]
+        rows = _rows(connection, began) if len(read) < most else None
+        problems, journals = verify_journal(nodes, read, rows, known)
+        return problems, {node.id: journals[node.id] for node in grown if node.id in journals}
+    finally:
+        connection.execute("ROLLBACK")
+
+
+def _sums(connection: sqlite3.Connection, sql: str, values: Sequence[Any] = ()) -> dict[str, Balances]:
+    return {node_id: Balances(*rest) for node_id, *rest in connection.execute(sql, values) if node_id is not None}
+
+
+def _all_sums(
+    connection: sqlite3.Connection, nodes: Sequence[Node], grown: Sequence[Node], known: Mapping[str, Checked]
+) -> dict[str, Balances]:
+    """Return the sums of every journal: what is known of it, and its entries since then."""
+    if not known:
+        return _sums(connection, f"SELECT node_id, {_SUM} FROM entries GROUP BY node_id")
+    sums = {}
+    for node_id, said in known.items():
+        sums[node_id] = Balances(said.captured, said.held, said.granted_in, said.granted_out, said.seq)
+    for node in grown:
+        before = sums.get(node.id, Balances())
+        since = _sums(
+            connection, f"SELECT node_id, {_SUM} FROM entries WHERE node_id = ? AND seq > ?", (node.id, before.seq)
+        ).get(node.id, Balances(seq=before.seq))
+        sums[node.id] = Balances(
+            before.captured + since.captured,
+            before.held + since.held,
+            before.granted_in + since.granted_in,
+            before.granted_out + since.granted_out,
+            since.seq,
+        )
+    empty = {node.id for node in nodes if not node.seq}
+    return {node_id: total for node_id, total in sums.items() if node_id not in empty}
+
+
+def _later(connection: sqlite3.Connection, grown: Sequence[Node], known: Mapping[str, Checked]) -> Iterator[Entry]:
+    for node in grown:
+        since = known.get(node.id, UNREAD).seq
+        sql = f"{_ENTRIES} WHERE node_id = ? AND seq > ? ORDER BY seq"
+        yield from map(to_entry, connection.execute(sql, (node.id, since)))
+
+
+def _rows(connection: sqlite3.Connection, hold_ids: Sequence[str]) -> Iterator[HoldRow]:
+    for start in range(0, len(hold_ids), _IDS_AT_ONCE):
+        some = hold_ids[start : start + _IDS_AT_ONCE]
+        places = ", ".join("?" for _ in some)
+        yield from (HoldRow(*row) for row in connection.execute(f"{_HOLDS} WHERE id IN ({places})", some))

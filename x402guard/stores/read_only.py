@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from x402guard.errors import LedgerUnavailable
 from x402guard.ledger.view import Change, Scope
-from x402guard.stores.audit import MOST_AT_OPENING, audit
+from x402guard.stores.audit import audit
 from x402guard.stores.file_errors import foreign, unavailable
 from x402guard.stores.migrations import MIGRATIONS
 from x402guard.stores.sqlite import APPLICATION_ID, SqliteStore
@@ -68,9 +68,9 @@ class ReadOnlyStore(SqliteStore):
         raise LedgerUnavailable(f"{self._path} is open to be read only, so nothing can be changed in it")
 
     @override
-    def audit(self, *, most: int | None = MOST_AT_OPENING) -> Sequence[str]:
+    def audit(self) -> Sequence[str]:
         with self._connected() as connection:
-            return audit(connection, most=most)
+            return audit(connection)
 
     @override
     def _read(self, convert: Callable[[Sequence[Any]], R], sql: str, values: Sequence[str | int] = ()) -> list[R]:

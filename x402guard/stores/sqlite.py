@@ -12,13 +12,16 @@ import sqlite3
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+from msgspec.structs import asdict
+
 from x402guard.errors import LedgerUnavailable
 from x402guard.ledger.model import Entry, Hold, Node
-from x402guard.ledger.view import Change, Scope
-from x402guard.stores.audit import MOST_AT_OPENING, audit
+from x402guard.ledger.view import Change, LedgerView, MarkKey, Scope
+from x402guard.stores.audit import CHECKED, audit, audit_since
 from x402guard.stores.fair_lock import Line
 from x402guard.stores.file_errors import (
     LOST,
@@ -50,6 +53,7 @@ APPLICATION_ID: Final = 0x78343032  # "x402"
 
 _CREATING: Final = threading.Lock()
 _BUSY_S: Final = 30.0
+_WORTH_NOTING: Final = 1_000  # entries; fewer are read again sooner than a commit is made
 _WRITING: Final = "cannot write the ledger"
 
 
@@ -115,17 +119,24 @@ class SqliteStore:
             undo.pop_all()
 
     def _refuse_unless_sound(self) -> None:
-        problems = self.audit()
+        """Check what has come since the ledger was last checked, and note up to where it is checked now."""
+        with unavailable("cannot read the ledger", self._path):
+            problems, journals = audit_since(self._reader)
         if problems:
             self.close()
             raise unsound(self._path, problems[0])
+        known = self.marks(CHECKED, "")
+        read = sum(said.seq - known.get(node_id, {"seq": 0})["seq"] for node_id, said in journals.items())
+        if read >= _WORTH_NOTING:
+            marks = {(CHECKED, node_id): asdict(said) for node_id, said in journals.items()}
+            self.transact(Scope(marks=tuple(marks)), partial(_put_all, marks))
 
-    def audit(self, *, most: int | None = MOST_AT_OPENING) -> Sequence[str]:
+    def audit(self) -> Sequence[str]:
         """Return the inconsistencies of this ledger, one sentence each; see ``stores.audit``."""
         self._check_usable()
         with unavailable("cannot read the ledger", self._path), self._read_lock:
             self._check_usable()
-            return audit(self._reader, most=most)
+            return audit(self._reader)
 
     def size(self) -> tuple[int, int]:
         """Return the number of journal entries and the number of nodes."""
@@ -438,6 +449,11 @@ class SqliteStore:
             self._writer.close()
             self._reader.close()
             self._turn.close()
+
+
+def _put_all(marks: Mapping[MarkKey, Mapping[str, Any]], view: LedgerView) -> None:
+    for key, value in marks.items():
+        view.put_mark(key, value)
 
 
 def _note_over(batch: Iterable[Request[Any]]) -> None:

@@ -250,7 +250,7 @@ def test_payments_of_sixty_threads_never_pass_a_limit(tmp_path):
     for thread in threads:
         thread.join(WAIT_S)
     assert (sold.count("Hold"), sold.count("Refusal")) == (50, 10)
-    assert not books.store.audit(most=None)
+    assert not books.store.audit()
     books.close()
 
 

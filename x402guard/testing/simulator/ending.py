@@ -108,7 +108,7 @@ class Ending:
         held: Counter[str] = Counter()
         for hold in books.holds.values():
             held[hold.node_id] += hold.amount if hold.state is HoldState.HELD else 0
-        problems = [*verify_journal(nodes, entries, rows), *verify_balances(nodes, sums, held)]
+        problems = [*verify_journal(nodes, entries, rows)[0], *verify_balances(nodes, sums, held)]
         if problems:
             raise Violation("verify", "; ".join(problems[:3]))
         for node in nodes_of(store).values():
