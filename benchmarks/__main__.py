@@ -17,7 +17,10 @@ from typing import Any
 
 from benchmarks.timing import Figure
 
-ROWS = ("header_to_header", "paid_request", "pass_through", "llm_call", "tools", "throughput", "growth", "importing")
+ROWS = (
+    "header_to_header", "paid_request", "loopback", "pass_through", "llm_call", "tools", "throughput", "growth", "live_holds",
+    "importing",
+)  # fmt: skip
 
 
 def main() -> None:

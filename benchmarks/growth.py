@@ -10,8 +10,9 @@ from pathlib import Path
 
 from benchmarks.scenes import SOLD, client, on_disk, seller, session
 from benchmarks.timing import Figure
+from x402guard import Session
 
-_ROWS = 100_000
+_ROWS = 60_000
 _PAYMENTS = 2_000
 
 
@@ -21,10 +22,10 @@ def measure() -> Iterator[Figure]:
         path = Path(url.removeprefix("sqlite:///"))
         with session(url) as payer:
             http = client(payer, seller)
-            before = _size(path)
+            before = _size(payer, path)
             for number in range(_PAYMENTS):
                 http.get(f"{SOLD}?n={number}")
-            yield Figure("SQLite bytes for a payment", (_size(path) - before) / _PAYMENTS, "B", "≤ 2,000")
+            yield Figure("SQLite bytes for a payment", (_size(payer, path) - before) / _PAYMENTS, "B", "≤ 2,000")
             for number in range((_ROWS - 5 * _PAYMENTS) // 4):
                 payer.charge(f"tool{number % 200}", "$0.000001", arguments={"n": number})
             entries, _nodes = payer.shell.store.size()  # type: ignore[attr-defined]
@@ -41,8 +42,9 @@ def _open(url: str) -> None:
         pass
 
 
-def _size(path: Path) -> int:
-    return sum(each.stat().st_size for each in path.parent.iterdir() if each.name in (path.name, f"{path.name}-wal"))
+def _size(payer: Session, path: Path) -> int:
+    payer.shell.store._writer.execute("PRAGMA wal_checkpoint(TRUNCATE)")  # type: ignore[attr-defined]
+    return path.stat().st_size
 
 
 def _ms(call: Callable[[], object]) -> float:

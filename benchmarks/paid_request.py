@@ -52,7 +52,7 @@ class raw_commit:  # noqa: N801 - used as a block
 
     def __enter__(self):  # noqa: ANN204 - a function
         self._folder = tempfile.TemporaryDirectory(prefix=".bench-", dir=Path(__file__).parent)
-        self._file = sqlite3.connect(f"{self._folder.name}/raw.db", isolation_level=None)
+        self._file = sqlite3.connect(f"{self._folder.name}/raw.db", isolation_level=None, check_same_thread=False)
         for sql in ("PRAGMA journal_mode = WAL", "PRAGMA synchronous = FULL", "CREATE TABLE t (a)"):
             self._file.execute(sql)
         return lambda: self._file.execute("INSERT INTO t VALUES (1)")
