@@ -80,29 +80,53 @@ def _shared(count: int) -> list[list[float]]:
         command = [sys.executable, "-m", "benchmarks.throughput", url]
         root = Path(__file__).parent.parent
         running = [
-            subprocess.Popen([*command, str(which)], stdout=subprocess.PIPE, text=True, cwd=root)  # noqa: S603 - our own
+            subprocess.Popen(  # noqa: S603 - our own
+                [*command, str(which)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=root
+            )
             for which in range(count)
         ]
-        return [[float(word) for word in each.communicate()[0].split()] for each in running]
+        found: list[list[float]] = [[] for _ in running]
+        for _ in range(2):  # each kind of work begins in all of them at once
+            for each in running:
+                _line(each)
+            for each in running:
+                _begin(each)
+            for each, told in zip(running, found, strict=True):
+                told.extend(map(float, _line(each).split()))
+        for each in running:
+            each.communicate()
+        return [[told[0], told[2], max(told[1], told[3])] for told in found]
+
+
+def _line(process: subprocess.Popen[str]) -> str:
+    line = process.stdout.readline() if process.stdout else ""
+    return line or sys.exit("a process has ended; its error is above")
+
+
+def _begin(process: subprocess.Popen[str]) -> None:
+    if process.stdin:
+        process.stdin.write("go\n")
+        process.stdin.flush()
 
 
 def _alone(url: str, which: int) -> None:
-    """Pay, then charge, and print both rates and the longest call in ms."""
-    longest, rates = 0.0, []
+    """Pay, then charge, each from the word on; print the rate and the longest call in ms."""
     with session(url) as payer:
         http = client(payer, seller)
         for call in (
             lambda n: http.get(f"{SOLD}?p={which}&n={n}"),
-            lambda n: payer.charge(f"tool{n % 200}", "$0.000001", arguments={"n": n}),
+            lambda n: payer.charge(f"tool{n % 200}", "$0.000001", arguments={"p": which, "n": n}),
         ):
-            call(0)
-            until, made = time.perf_counter() + _SECONDS, 0
+            for number in range(10):
+                call(-number)
+            print("ready", flush=True)
+            sys.stdin.readline()
+            until, made, longest = time.perf_counter() + _SECONDS, 0, 0.0
             while (began := time.perf_counter()) < until:
                 made += 1
                 call(made)
                 longest = max(longest, time.perf_counter() - began)
-            rates.append(made / _SECONDS)
-    print(*rates, longest * 1000)
+            print(made / _SECONDS, longest * 1000, flush=True)
 
 
 if __name__ == "__main__":

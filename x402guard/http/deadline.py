@@ -147,8 +147,10 @@ class _Cutter:
             if self._pid != os.getpid():  # threads do not survive a fork
                 self._pid, self._due = os.getpid(), []
                 threading.Thread(target=self._run, name="x402guard-cutter", daemon=True).start()
-            heapq.heappush(self._due, (look_s, next(self._number), ref(watch), cut))
-            self._condition.notify()
+            mine = (look_s, next(self._number), ref(watch), cut)
+            heapq.heappush(self._due, mine)
+            if self._due[0] is mine:  # else it looks before that anyhow, and would take the interpreter for nothing
+                self._condition.notify()
 
     def _run(self) -> None:
         while True:
