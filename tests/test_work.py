@@ -5,11 +5,15 @@ down here, so that it cannot grow again unseen.
 """
 
 import gc
+import importlib
 import sqlite3
 import sys
+from pathlib import Path
 
 import pytest
 
+import benchmarks
+from benchmarks.__main__ import ROWS as ROWS_OF_THE_TABLE
 from benchmarks.scenes import MODEL, SOLD, client, plain, prompt, provider, seller, session, streaming
 from x402guard.ledger import model, view
 from x402guard.stores import sqlite
@@ -133,3 +137,9 @@ def test_no_path_asks_more_of_the_database_than_it_did(tmp_path, monkeypatch):
             stated = ROWS[name][what]
             assert count <= 1.1 * stated, f"{name}: {count} {what}, {stated} before"
             assert count >= 0.85 * stated, f"{name}: {count} {what} for {stated} before; write the new figure down"
+
+
+def test_every_row_of_the_benchmark_is_listed_and_can_be_imported():
+    files = {path.stem for path in Path(benchmarks.__file__).parent.glob("*.py")}
+    assert files == {*ROWS_OF_THE_TABLE, "__init__", "__main__", "scenes", "server", "timing"}
+    assert all(callable(importlib.import_module(f"benchmarks.{row}").measure) for row in ROWS_OF_THE_TABLE)

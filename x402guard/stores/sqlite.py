@@ -198,8 +198,8 @@ class SqliteStore:
         """See ``LedgerStore.transact``."""
         self._check_ready()
         mine = Request(scope, change)
-        self._requests.add(mine)
         try:
+            self._requests.add(mine)
             self._in_turn(lambda: self._run_with_others(mine), lambda: mine.over)
         except LedgerUnavailable:
             self._requests.withdraw(mine, _BUSY_S)
