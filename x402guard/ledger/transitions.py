@@ -164,7 +164,7 @@ def apply(view: LedgerView, hold_id: str, event: Event) -> Hold:
         count_in_past(view, after)
     # What was captured in an earlier window and is reopened counts in this one, unless it is captured again at once.
     moved = isinstance(event, Reopen) and event.block_time == 0
-    if not moved and (counted_after > counted_before or hold.state is _CAPTURED):
+    if not moved and (counted_after > counted_before or _CAPTURED in (hold.state, after.state)):
         trip_exceeded(view, hold.node_id)
     note_soft_limits(view, hold.node_id)
     if isinstance(event, Capture):
