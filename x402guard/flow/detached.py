@@ -93,7 +93,7 @@ class _Workers:
     def start(self, job: _Job) -> None:
         """Run *job* in a thread: in the one that became idle last, or in a new one."""
         if self._pid != os.getpid():  # threads do not survive a fork
-            self._pid, self._idle = os.getpid(), deque()
+            self._idle, self._pid = deque(), os.getpid()
         try:
             jobs = self._idle.pop()
         except IndexError:

@@ -115,13 +115,12 @@ class Guarded:
         """
         if is_guarded(request):
             return inner.handle_request(request)
-        incoming, exchange = Incoming.of(request), Exchanged(self.library, inner)
-        logical = incoming.logical
+        logical, exchange = LogicalRequest.of(request), Exchanged(self.library, inner)
         try:
             payer = self._payer.innermost()
             context, shell = payer.context, payer.shell
             body = buffer_body(self.library, request, context.max_body_bytes)
-            flow = self._begin(incoming, body, payer=(context, payer.meter), exchange=exchange)
+            flow = self._begin(Incoming.of(request, logical), body, payer=(context, payer.meter), exchange=exchange)
             handed = run(flow, shell, exchange)
         except X402GuardError as error:
             logical.end()
@@ -148,13 +147,12 @@ class Guarded:
         """``exchange`` for an asynchronous transport."""
         if is_guarded(request):
             return await inner.handle_async_request(request)
-        incoming, exchange = Incoming.of(request), AsyncExchanged(self.library, inner)
-        logical = incoming.logical
+        logical, exchange = LogicalRequest.of(request), AsyncExchanged(self.library, inner)
         try:
             payer = self._payer.innermost()
             context, shell = payer.context, payer.shell
             body = await buffer_body_async(self.library, request, context.max_body_bytes)
-            flow = self._begin(incoming, body, payer=(context, payer.meter), exchange=exchange)
+            flow = self._begin(Incoming.of(request, logical), body, payer=(context, payer.meter), exchange=exchange)
             handed = await run_async(flow, shell, exchange)
         except X402GuardError as error:
             logical.end()

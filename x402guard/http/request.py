@@ -54,11 +54,11 @@ class LogicalRequest:
         self._hop: weakref.ref[httpx.Request] | None = None
 
     @classmethod
-    def of(cls, request: httpx.Request, address: Address) -> LogicalRequest:
-        """Return the call of *request*, which leads to *address*; a new one for a first hop."""
+    def of(cls, request: httpx.Request) -> LogicalRequest:
+        """Return the call of *request*, a new one for a first hop."""
         logical = request.extensions.get(LOGICAL)
         if not isinstance(logical, LogicalRequest) or logical.is_over(request):
-            logical = cls(address.origin)
+            logical = cls(address_of(request.url).origin)
             request.extensions = {**request.extensions, LOGICAL: logical}
         logical._hop = weakref.ref(request)
         return logical
@@ -139,10 +139,9 @@ class Incoming(Struct, frozen=True):
     lines: tuple[tuple[str, str], ...]
 
     @classmethod
-    def of(cls, request: httpx.Request, logical: LogicalRequest | None = None) -> Incoming:
-        """Look at *request*."""
-        address = address_of(request.url)
-        return cls(request, logical or LogicalRequest.of(request, address), address, lines_of(request.headers))
+    def of(cls, request: httpx.Request, logical: LogicalRequest) -> Incoming:
+        """Look at *request*, after its body was read: reading it may set headers."""
+        return cls(request, logical, address_of(request.url), lines_of(request.headers))
 
     @property
     def crossed(self) -> bool:
@@ -239,7 +238,7 @@ def _is_loopback(host: str) -> bool:
 
 def request_facts(request: httpx.Request) -> RequestFacts:
     """Return the facts of a single request without a body."""
-    return describe_request(Incoming.of(request), b"")
+    return describe_request(Incoming.of(request, LogicalRequest.of(request)), b"")
 
 
 _MOST_NAMED: Final = 1_000

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from x402guard.ledger.model import Entry, HoldState, Node, NodeState
 
@@ -81,6 +82,7 @@ class Checked(Struct, frozen=True):
         captured, held, granted_in, granted_out: the sums of the entries so far, in nano-dollars or tokens.
         states_limit, limit: whether the journal has stated a limit, and which, in nano-dollars; None for none.
         tripped: the journal ends with a trip that was not reset.
+        live: hold id → what it holds then.
     """
 
     seq: int = 0
@@ -92,6 +94,7 @@ class Checked(Struct, frozen=True):
     states_limit: bool = False
     limit: int | None = None
     tripped: bool = False
+    live: dict[str, int] = {}
 
     def then(self, entry: Entry) -> Checked:
         """Return what the journal says with one more entry."""
@@ -107,6 +110,7 @@ class Checked(Struct, frozen=True):
             self.states_limit or limited is not None,
             self.limit if limited is None else entry.facts().get(limited),
             trips,
+            self.live,
         )
 
 
@@ -122,11 +126,13 @@ def verify_journal(
     """Return the faults in the journals, at most ``MOST_PROBLEMS`` sentences, and what each journal says then.
 
     The faults are in *entries* (in order within each node), or in rows of nodes and *holds* that contradict them.
-    *known* is what was checked before: *entries* go on from there, and *holds* are those that they authorize, or None if
-    an end of theirs may be missing. The row of a node is compared if its entries are there to the end.
+    *known* is what was checked before: *entries* go on from there, and *holds* are those that were live then, that they
+    authorize or that are live now; None if an end of theirs may be missing. The row of a node is compared if its entries
+    are there to the end.
     """
     by_id = {node.id: node for node in nodes}
-    journals, amounts = dict(known or {}), dict[str, tuple[str, int, int]]()
+    journals = dict(known or {})
+    amounts = {hold_id: (node_id, held, 0) for node_id, said in journals.items() for hold_id, held in said.live.items()}
     problems = _walk(entries, journals, amounts)
     for node in by_id.values():
         said = journals.get(node.id, UNREAD)
@@ -150,7 +156,11 @@ def verify_journal(
                 f"hold {hold_id}: its row is {row.state} with {row.captured} captured, but the journal says otherwise"
             )
     problems += [f"hold {hold_id}: it has a row but no journal entry" for hold_id in rows]
-    return problems[:MOST_PROBLEMS], journals
+    live: dict[str, dict[str, int]] = {node_id: {} for node_id in journals}
+    for hold_id, (node_id, held, _) in amounts.items():
+        if held:
+            live[node_id][hold_id] = held
+    return problems[:MOST_PROBLEMS], {node_id: replace(said, live=live[node_id]) for node_id, said in journals.items()}
 
 
 def _walk(

@@ -124,9 +124,11 @@ class GenaiPriceBook:
         home, info = found
         if self._know(home, info).changes:
             return self._priced_model(home, info, at_unix)
-        if (provider, model) not in self._found:
-            _keep(self._found, (provider, model), self._priced_model(home, info, at_unix))
-        return replace(self._found[provider, model], at_unix=at_unix)
+        priced = self._found.get((provider, model))
+        if priced is None:
+            priced = self._priced_model(home, info, at_unix)
+            _keep(self._found, (provider, model), priced)
+        return replace(priced, at_unix=at_unix)
 
     def _priced_model(self, home: Provider, info: ModelInfo, at_unix: int) -> PricedModel:
         prices = info.get_prices(_moment(at_unix))
@@ -178,11 +180,14 @@ class GenaiPriceBook:
         if context:
             chosen = {key: value for key, value in context.items() if (key, value) in priced.contexts}
         when = priced.at_unix if known.changes else None
-        key = (priced.provider, priced.model, when, *sorted(chosen.items()))
-        if key not in self._rates:
+        # Two models of the book may have one id, and the book keeps all of them: the object tells them apart.
+        key = (id(info), when, *sorted(chosen.items()))
+        rates = self._rates.get(key)
+        if rates is None:
             prices: ModelPrice = info.get_prices(_moment(priced.at_unix), chosen or None)
-            _keep(self._rates, key, (prices, _line_of(prices)))
-        return self._rates[key]
+            rates = prices, _line_of(prices)
+            _keep(self._rates, key, rates)
+        return rates
 
     def extract(self, provider: str, flavour: str, answer: Mapping[str, Any]) -> Usage:
         """Return the usage that an answer states (see ``PriceBook``)."""

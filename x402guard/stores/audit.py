@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import islice
 from typing import Any, Final
 
+from msgspec import ValidationError, convert
+
 from x402guard.ledger.model import Entry, Node
 from x402guard.ledger.verify import UNREAD, Balances, Checked, HoldRow, verify_balances, verify_journal
+from x402guard.ledger.view import MarkKey
 from x402guard.stores.rows import ENTRY_COLUMNS, NODE_COLUMNS, to_entry, to_mark, to_node
 
 MOST_AT_OPENING: Final = 10_000
@@ -42,27 +46,41 @@ def audit(connection: sqlite3.Connection) -> Sequence[str]:
 
 def audit_since(
     connection: sqlite3.Connection, *, most: int = MOST_AT_OPENING
-) -> tuple[Sequence[str], Mapping[str, Checked]]:
-    """Return the inconsistencies since the ledger was last checked, and up to where each changed journal is checked now.
+) -> tuple[Sequence[str], Mapping[str, Checked], int]:
+    """Return the inconsistencies since the ledger was last checked, what changed journals say now, and the entries read.
 
-    Reads at most *most* entries; of more the sums.
+    Reads at most *most* entries, and of more the sums. The marks are believed, as all is that no journal covers: they
+    save a read, and ``audit`` does without them.
     """
     connection.execute("BEGIN")
     try:
         nodes = [to_node(row) for row in connection.execute(_NODES)]
         marks = connection.execute("SELECT kind, key, value FROM marks WHERE kind = ?", (CHECKED,))
-        known = {key: Checked(**value) for (_, key), value in map(to_mark, marks)}
+        known = dict(_readable(map(to_mark, marks)))
         grown = [node for node in nodes if node.seq > known.get(node.id, UNREAD).seq]
         problems = verify_balances(nodes, _all_sums(connection, nodes, grown, known), dict(connection.execute(_HELD)))
         if problems:
-            return problems, {}
+            return problems, {}, 0
         read = list(islice(_later(connection, grown, known), most))
-        began = [entry.hold_id or "" for entry in read if entry.event == "authorize"]
-        rows = _rows(connection, began) if len(read) < most else None
+        rows: list[HoldRow] | None = None
+        if len(read) < most and not known:
+            rows = [HoldRow(*row) for row in connection.execute(_HOLDS)]
+        elif len(read) < most:
+            began = {entry.hold_id or "" for entry in read if entry.event == "authorize"}
+            began |= {hold_id for said in known.values() for hold_id in said.live}
+            live = [HoldRow(*row) for row in connection.execute(f"{_HOLDS} WHERE state = 'held'")]
+            rows = [*live, *_rows(connection, sorted(began - {row.id for row in live}))]
         problems, journals = verify_journal(nodes, read, rows, known)
-        return problems, {node.id: journals[node.id] for node in grown if node.id in journals}
+        return problems, {node.id: journals[node.id] for node in grown if node.id in journals}, len(read)
     finally:
         connection.execute("ROLLBACK")
+
+
+def _readable(marks: Iterable[tuple[MarkKey, Mapping[str, Any]]]) -> Iterator[tuple[str, Checked]]:
+    """Yield what is known of each journal. A mark that cannot be read is none: its journal is read from the beginning."""
+    for (_, node_id), value in marks:
+        with suppress(ValidationError):
+            yield node_id, convert(value, Checked)
 
 
 def _sums(connection: sqlite3.Connection, sql: str, values: Sequence[Any] = ()) -> dict[str, Balances]:

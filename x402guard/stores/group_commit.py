@@ -31,6 +31,7 @@ class Request(Generic[R]):
         scope: the rows that the change may read.
         thread: the thread that waits for it.
         leader: the thread that runs it now; None while it waits.
+        ran: True once its transaction was committed, so that it never runs again.
         over: True once the outcome is known.
     """
 
@@ -38,7 +39,7 @@ class Request(Generic[R]):
         self.scope, self._change = scope, change
         self.thread, self._context = threading.get_ident(), copy_context()
         self.leader: int | None = None
-        self.over = False
+        self.ran = self.over = False
         self._result: R | None = None
         self._error: Exception | None = None
 
@@ -95,10 +96,10 @@ class Requests:
 
     def again(self, batch: Iterable[Request[Any]]) -> None:
         """Let the changes wait again that were not run to their end: Ctrl-C came to the thread that ran them."""
-        for each in reversed([each for each in batch if not each.over]):
-            each.leader = None
+        for each in reversed([each for each in batch if not each.over and not each.ran]):
             if each not in self._waiting:
                 self._waiting.appendleft(each)
+            each.leader = None
 
     def withdraw(self, request: Request[Any], most_s: float) -> None:
         """Take back a change whose thread is interrupted or has waited too long.

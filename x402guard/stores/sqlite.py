@@ -10,13 +10,13 @@ from __future__ import annotations
 import os
 import sqlite3
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from msgspec.structs import asdict
+from msgspec import to_builtins
 
 from x402guard.errors import LedgerUnavailable
 from x402guard.ledger.model import Entry, Hold, Node
@@ -54,6 +54,7 @@ APPLICATION_ID: Final = 0x78343032  # "x402"
 _CREATING: Final = threading.Lock()
 _BUSY_S: Final = 30.0
 _WORTH_NOTING: Final = 1_000  # entries; fewer are read again sooner than a commit is made
+_MARKS_AT_ONCE: Final = 500
 _WRITING: Final = "cannot write the ledger"
 
 
@@ -120,16 +121,19 @@ class SqliteStore:
 
     def _refuse_unless_sound(self) -> None:
         """Check what has come since the ledger was last checked, and note up to where it is checked now."""
-        with unavailable("cannot read the ledger", self._path):
-            problems, journals = audit_since(self._reader)
-        if problems:
+        try:
+            with unavailable("cannot read the ledger", self._path):
+                problems, journals, read = audit_since(self._reader)
+            if problems:
+                raise unsound(self._path, problems[0])
+        except LedgerUnavailable:
             self.close()
-            raise unsound(self._path, problems[0])
-        known = self.marks(CHECKED, "")
-        read = sum(said.seq - known.get(node_id, {"seq": 0})["seq"] for node_id, said in journals.items())
-        if read >= _WORTH_NOTING:
-            marks = {(CHECKED, node_id): asdict(said) for node_id, said in journals.items()}
-            self.transact(Scope(marks=tuple(marks)), partial(_put_all, marks))
+            raise
+        marks = [((CHECKED, node_id), to_builtins(said)) for node_id, said in journals.items()]
+        with suppress(LedgerUnavailable):  # without a note, the next opening reads the same again
+            for start in range(0, len(marks) if read >= _WORTH_NOTING else 0, _MARKS_AT_ONCE):
+                some = dict(marks[start : start + _MARKS_AT_ONCE])
+                self.transact(Scope(marks=tuple(some)), partial(_put_all, some))
 
     def audit(self) -> Sequence[str]:
         """Return the inconsistencies of this ledger, one sentence each; see ``stores.audit``."""
@@ -255,10 +259,16 @@ class SqliteStore:
         try:
             with unavailable(_WRITING, self._path):
                 self._commit(batch)
-        except Exception as error:
+        except LedgerUnavailable as error:
             failed_together(batch[1:], error)
             raise
+        except Exception as error:
+            if not mine.ran:
+                failed_together(batch[1:], error)
+            raise
         finally:
+            for other in batch[1:]:
+                other.over = other.over or other.ran
             self._requests.again(batch[1:])  # after Ctrl-C in this thread, another one runs them
             for other in batch[1:]:
                 self._line.wake(other.thread)
@@ -274,10 +284,9 @@ class SqliteStore:
             self._synchronous = ""  # unknown if an interrupt comes here
             self._writer.execute(f"PRAGMA synchronous = {level}")
             self._synchronous = level
-        begun = False
+        ends = False
         try:
             self._writer.execute("BEGIN IMMEDIATE")
-            begun = True
             self._check_version()
             self._rows.begin()
             for each in batch:
@@ -285,23 +294,28 @@ class SqliteStore:
             self._rows.flush()
             written = False in [each.failed for each in batch]
             generation = self._next_generation() if durable and written else None
+            ends = True
             self._writer.execute("COMMIT" if written else "ROLLBACK")
-        except Exception as error:
+            self._note_run(batch)
+        except BaseException as error:
+            if ends and not self._writer.in_transaction and not isinstance(error, sqlite3.Error):
+                self._note_run(batch)  # a signal came just after the commit: nothing of it may run again
+                raise
             self._roll_back()
-            if len(batch) == 1 or isinstance(error, sqlite3.OperationalError):
+            if len(batch) == 1 or not isinstance(error, Exception) or isinstance(error, sqlite3.OperationalError):
                 raise
             self._commit_apart(batch)  # it may be the fault of one of them
             return
-        except BaseException:  # Ctrl-C; without a transaction it came just after the commit
-            if self._writer.in_transaction or not begun:
-                self._roll_back()
-            else:
-                _note_over(batch)
-            raise
         if generation is not None:
             self._check_file()  # a commit into a file that others do not see is none
             self._turn.note(generation)
-        _note_over(batch)
+        for each in batch:
+            each.over = True
+
+    def _note_run(self, batch: list[Request[Any]]) -> None:
+        for each in batch:
+            each.ran = True
+        self._rows.committed()
 
     def _commit_apart(self, batch: list[Request[Any]]) -> None:
         for each in batch:
@@ -454,11 +468,6 @@ class SqliteStore:
 def _put_all(marks: Mapping[MarkKey, Mapping[str, Any]], view: LedgerView) -> None:
     for key, value in marks.items():
         view.put_mark(key, value)
-
-
-def _note_over(batch: Iterable[Request[Any]]) -> None:
-    for each in batch:
-        each.over = True
 
 
 def _identities(path: Path) -> tuple[tuple[int, int] | None, ...]:

@@ -120,14 +120,19 @@ class SqliteRows:
         self._new_marks: dict[MarkKey, Mapping[str, Any]] = {}
         self._new_entries: list[Entry] = []
         self._none_due = -1
+        self._committed = False
 
     def begin(self) -> None:
-        """Forget the known rows if another connection has written since. A transaction has begun."""
+        """Forget the known rows if another connection has written since, or the last transaction did not commit."""
         [version] = self._writer.execute("PRAGMA data_version").fetchone()
-        if version != self._version or len(self._nodes) + len(self._marks) > _MOST_KNOWN:
+        if not self._committed or version != self._version or len(self._nodes) + len(self._marks) > _MOST_KNOWN:
             self.forget()
             self._version = version
-        self._none_due = -1
+        self._none_due, self._committed = -1, False
+
+    def committed(self) -> None:
+        """Note that the transaction was committed: what it has read and written stays known."""
+        self._committed = True
 
     def forget(self) -> None:
         """Forget all known rows, and what is not flushed: it is rolled back."""
@@ -170,6 +175,8 @@ class SqliteRows:
                 node = None if node.parent_id is None else self._nodes.get(node.parent_id)
         if all(_is_whole(found, node_id) for node_id in ids):
             return found.values()
+        if self._new_nodes:
+            self.flush()  # what is read replaces what is known, and children that are new have to be found
         sql = f"WITH RECURSIVE {above(len(ids))} {NODES} WHERE id IN (SELECT id FROM above)"
         read = [to_node(row) for row in self._writer.execute(sql, ids)]
         self._nodes.update((node.id, node) for node in read)
@@ -208,10 +215,11 @@ class SqliteRows:
         """See ``Rows``."""
         kept = [hold for hold in self._new_holds.values() if hold.deadline_unix < now_unix and lapses(hold)]
         if self._none_due != now_unix:
+            self.flush()  # so that the limit counts none that a change before this one has ended
             found = [to_hold(row) for row in self._writer.execute(_DUE, (now_unix, most))]
             if not found:
                 self._none_due = now_unix
-            kept = [*(hold for hold in found if hold.id not in self._new_holds), *kept]
+            return found
         return sorted(kept, key=lambda hold: hold.deadline_unix)[:most]
 
     def sweepable(self, most: int, flown_before_ms: int) -> tuple[Iterable[Hold], Iterable[Hold]]:

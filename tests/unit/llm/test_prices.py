@@ -438,3 +438,13 @@ def test_a_price_that_changes_with_time_is_asked_for_at_its_time():
             now = datetime.fromtimestamp(at, UTC)
             expected = info.get_prices(now).calc_price(Counts(**million))["total_price"]
             assert book.cost(book.find(provider, name, at), million, {}) == expected, (provider, name, now)
+
+
+def test_two_models_with_one_id_keep_their_own_prices():
+    """The book lists two as google's claude-3-5-sonnet; one of them has a price for searches."""
+    both = ("regional.anthropic.claude-3-5-sonnet-20240620-v1:0", "claude-3.5-sonnet")
+    usage = {"input_tokens": 1_000, "web_searches": 1_000}
+    for names in (both, both[::-1]):
+        book = GenaiPriceBook()
+        costs = {name: book.cost(book.find("google", name, NOW), usage, {}) for name in names}
+        assert costs[both[1]] == Decimal("10.003")

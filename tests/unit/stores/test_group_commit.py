@@ -1,5 +1,6 @@
 """Changes that wait share one transaction, and each keeps its own outcome."""
 
+import contextlib
 import contextvars
 import sqlite3
 import threading
@@ -7,9 +8,12 @@ import time
 
 import pytest
 
-from tests.support.ledger import Books
+from tests.support.ledger import Books, usd
 from x402guard import LedgerUnavailable
 from x402guard.errors import IllegalTransition
+from x402guard.ledger.authorize import Refusal
+from x402guard.ledger.model import Evidence
+from x402guard.ledger.transitions import Capture
 from x402guard.ledger.view import Scope
 from x402guard.stores import open_store, sqlite
 from x402guard.stores.group_commit import MOST_TOGETHER
@@ -261,3 +265,106 @@ def test_a_thread_that_waits_too_long_takes_its_change_back(store, monkeypatch):
         store.transact(*put("late"))
     crowd.go()
     assert set(store.marks("test", "")) == {"first"}
+
+
+def paid(books, name, times=3):
+    """Open a session, and pay in it so many times, exactly what is held."""
+    assert not isinstance(books.open(name, "$1.00"), Refusal)
+    for number in range(times):
+        hold = f"{name}-{number}"
+        assert not isinstance(books.hold(hold, "$0.01", node=name), Refusal)
+        books.step(hold, Capture(usd("$0.01"), Evidence.ESTIMATE))
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_threads_that_open_sessions_and_pay_in_them_leave_books_that_add_up(tmp_path, beside):
+    """A change that opens a session reads rows that are not known; those of the batch that wait to be written stay."""
+    url = f"sqlite:///{tmp_path / 'spend.db'}"
+    books, errors, ended = Books(url, wallet=None, session=None), [], threading.Event()
+
+    def work(which):
+        try:
+            for number in range(8):
+                paid(books, f"s{which}-{number}")
+        except Exception as error:
+            errors.append(repr(error)[-200:])
+
+    def write_beside():
+        with contextlib.closing(open_store(url)) as other:
+            number = 0
+            while not ended.wait(0.001):
+                number += 1
+                other.transact(*put(f"beside{number % 5}"))
+
+    threads = [threading.Thread(target=work, args=(which,)) for which in range(6)]
+    threads += [threading.Thread(target=write_beside)] if beside else []
+    for thread in threads:
+        thread.start()
+    for thread in threads[:6]:
+        thread.join(60)
+    ended.set()
+    threads[-1].join(WAIT_S)
+    assert errors == []
+    assert not books.store.audit()
+    assert books.node("wallet").granted_out == 6 * 8 * 3 * usd("$0.01")
+    books.close()
+
+
+def counted(view):
+    view.put_mark(mark("n"), {"n": (view.mark(mark("n")) or {"n": 0})["n"] + 1})
+
+
+@pytest.mark.parametrize("signal", [KeyboardInterrupt, SystemExit, ZeroDivisionError])
+@pytest.mark.parametrize("moment", ["the commit returns", "the file is looked at"])
+def test_what_was_committed_never_runs_again_whatever_a_signal_raises_then(store, signal, moment):
+    scope = Scope(marks=(mark("n"),), durable=True)
+    crowd = Crowd(store)
+    for name in ("t0", "t1", "t2"):
+        crowd.add(name, scope, counted)
+    once = [signal("a signal")]
+
+    class Signalled(Full):
+        def execute(self, sql, *values):
+            done = self._connection.execute(sql, *values)
+            if sql == "COMMIT" and store.batches_seen() and once and moment == "the commit returns":
+                raise once.pop()
+            return done
+
+    store.batches_seen = lambda: len(crowd.batches) > 1
+    look = store._check_file
+
+    def looked():
+        after = threading.current_thread().name == "t0" and store.batches_seen() and not store._writer.in_transaction
+        look()
+        if after and once and moment == "the file is looked at":
+            raise once.pop()
+
+    store._writer, store._check_file = Signalled(store._writer), looked
+    outcomes = crowd.go()
+    store._writer = store._writer._connection
+    assert not once
+    raised = [name for name, outcome in outcomes.items() if isinstance(outcome, signal)]
+    assert len(raised) == 1
+    assert store.marks("test", "n") == {"n": {"n": 3}}
+    assert store.transact(*put("later")) == "later"
+    assert store.marks("test", "n") == {"n": {"n": 3}}
+
+
+def test_what_was_rolled_back_by_the_database_itself_is_not_written_later(store):
+    store.transact(Scope(marks=(mark("n"),)), counted)
+    flush, roll_back = store._rows.flush, store._roll_back
+
+    def full():
+        store._writer.execute("ROLLBACK")  # as SQLite does on some errors
+        raise sqlite3.OperationalError("database or disk is full")
+
+    def interrupted():
+        store._roll_back = roll_back
+        raise KeyboardInterrupt
+
+    store._rows.flush, store._roll_back = full, interrupted
+    with pytest.raises(KeyboardInterrupt):
+        store.transact(Scope(marks=(mark("n"),)), counted)
+    store._rows.flush = flush
+    store.transact(*put("another"))
+    assert store.marks("test", "n") == {"n": {"n": 1}}
