@@ -18,9 +18,6 @@ from x402guard.stores.rows import ENTRY_COLUMNS, NODE_COLUMNS, to_entry, to_mark
 MOST_AT_OPENING: Final = 10_000
 """Opening a ledger reads at most this many entries that were not checked before; of the rest only the sums."""
 
-CHECKED: Final = "checked"
-"""The kind of the marks that say up to where a journal was checked."""
-
 _NODES: Final = f"SELECT {', '.join(NODE_COLUMNS)} FROM nodes"
 _ENTRIES: Final = f"SELECT {', '.join(ENTRY_COLUMNS)} FROM entries"
 _HOLDS: Final = "SELECT id, node_id, state, amount, captured FROM holds"
@@ -55,7 +52,7 @@ def audit_since(
     connection.execute("BEGIN")
     try:
         nodes = [to_node(row) for row in connection.execute(_NODES)]
-        marks = connection.execute("SELECT kind, key, value FROM marks WHERE kind = ?", (CHECKED,))
+        marks = connection.execute("SELECT kind, key, value FROM marks WHERE kind = ?", checked_mark("")[:1])
         known = dict(_readable(map(to_mark, marks)))
         grown = [node for node in nodes if node.seq > known.get(node.id, UNREAD).seq]
         problems = verify_balances(nodes, _all_sums(connection, nodes, grown, known), dict(connection.execute(_HELD)))
@@ -74,6 +71,11 @@ def audit_since(
         return problems, {node.id: journals[node.id] for node in grown if node.id in journals}, len(read)
     finally:
         connection.execute("ROLLBACK")
+
+
+def checked_mark(node_id: str) -> MarkKey:
+    """Return the key of the mark that says up to where a journal was checked."""
+    return "checked", node_id
 
 
 def _readable(marks: Iterable[tuple[MarkKey, Mapping[str, Any]]]) -> Iterator[tuple[str, Checked]]:

@@ -21,7 +21,7 @@ from msgspec import to_builtins
 from x402guard.errors import LedgerUnavailable
 from x402guard.ledger.model import Entry, Hold, Node
 from x402guard.ledger.view import Change, LedgerView, MarkKey, Scope
-from x402guard.stores.audit import CHECKED, audit, audit_since
+from x402guard.stores.audit import audit, audit_since, checked_mark
 from x402guard.stores.fair_lock import Line
 from x402guard.stores.file_errors import (
     LOST,
@@ -129,11 +129,12 @@ class SqliteStore:
         except LedgerUnavailable:
             self.close()
             raise
-        marks = [((CHECKED, node_id), to_builtins(said)) for node_id, said in journals.items()]
+        ids = tuple(journals) if read >= _WORTH_NOTING else ()
         with suppress(LedgerUnavailable):  # without a note, the next opening reads the same again
-            for start in range(0, len(marks) if read >= _WORTH_NOTING else 0, _MARKS_AT_ONCE):
-                some = dict(marks[start : start + _MARKS_AT_ONCE])
-                self.transact(Scope(marks=tuple(some)), partial(_put_all, some))
+            for start in range(0, len(ids), _MARKS_AT_ONCE):
+                some = ids[start : start + _MARKS_AT_ONCE]
+                marks = {checked_mark(node_id): to_builtins(journals[node_id]) for node_id in some}
+                self.transact(Scope(marks=tuple(marks)), partial(_put_all, marks))
 
     def audit(self) -> Sequence[str]:
         """Return the inconsistencies of this ledger, one sentence each; see ``stores.audit``."""
