@@ -13,8 +13,8 @@ from typing_extensions import override
 
 from x402guard.errors import LedgerUnavailable
 from x402guard.ledger.view import Change, Scope
-from x402guard.stores.audit import audit
-from x402guard.stores.file_errors import foreign, unavailable
+from x402guard.stores.audit import audit, audit_since
+from x402guard.stores.file_errors import foreign, unavailable, unsound
 from x402guard.stores.migrations import MIGRATIONS
 from x402guard.stores.sqlite import APPLICATION_ID, SqliteStore
 from x402guard.stores.views import StoreClock
@@ -66,6 +66,13 @@ class ReadOnlyStore(SqliteStore):
     @override
     def transact(self, scope: Scope, change: Change[R]) -> R:
         raise LedgerUnavailable(f"{self._path} is open to be read only, so nothing can be changed in it")
+
+    @override
+    def _refuse_unless_sound(self) -> None:
+        with self._connected() as connection:
+            problems, _, _ = audit_since(connection)
+        if problems:
+            raise unsound(self._path, problems[0])
 
     @override
     def audit(self) -> Sequence[str]:
