@@ -204,3 +204,15 @@ def test_whatever_is_shown_in_whatever_order_the_books_hold(start, shown, method
         assert after.state is not HoldState.CAPTURED or after.evidence is not None
     machine.the_session_counts_what_its_payments_do()
     machine.books.close()
+
+
+def test_a_cancellation_that_can_be_undone_frees_nothing_of_a_settlement_that_was():
+    """Found by the machine: a final block is undone, a cancellation takes its place, and may be undone itself."""
+    state = ChainMachine()
+    hold = state.authorize(claimed=None, units=2)
+    state.is_settled(for_good=True, hold=hold, share=1)
+    state.its_block_is_undone(hold=hold)
+    state.is_cancelled(hold=hold)
+    state.is_looked_at(hold=hold, tells=True)
+    state.the_session_counts_what_its_payments_do()
+    state.teardown()

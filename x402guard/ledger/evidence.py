@@ -251,6 +251,10 @@ def _weighed(view: LedgerView, hold_id: str, finding: Finding, most_exposed: Nan
             return after
         case Cancelled(transaction, final=True):
             return _cancel(view, hold, transaction)
+        case Cancelled() if hold.captured < hold.amount and _was_undone(hold, None):
+            hold = apply(view, hold.id, Reopen(0))  # the cancellation can be undone too, and then all can be taken
+            trip_exceeded(view, hold.node_id)
+            return hold
         case Unused(block_time):
             return _unused(view, hold, block_time)
         case _:
