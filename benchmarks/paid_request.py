@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
@@ -47,16 +48,14 @@ def _awaited(loop: asyncio.Runner, http: httpx.AsyncClient, count: int) -> Call:
     return lambda number: loop.run(once(number))
 
 
-class raw_commit:  # noqa: N801 - used as a block
+@contextmanager
+def raw_commit() -> Iterator[Callable[[], object]]:
     """A block whose value commits one row under ``synchronous=FULL``, on the disk that the ledgers are on."""
-
-    def __enter__(self):  # noqa: ANN204 - a function
-        self._folder = tempfile.TemporaryDirectory(prefix=".bench-", dir=Path(__file__).parent)
-        self._file = sqlite3.connect(f"{self._folder.name}/raw.db", isolation_level=None, check_same_thread=False)
+    with tempfile.TemporaryDirectory(prefix=".bench-", dir=Path(__file__).parent) as folder:
+        file = sqlite3.connect(f"{folder}/raw.db", isolation_level=None, check_same_thread=False)
         for sql in ("PRAGMA journal_mode = WAL", "PRAGMA synchronous = FULL", "CREATE TABLE t (a)"):
-            self._file.execute(sql)
-        return lambda: self._file.execute("INSERT INTO t VALUES (1)")
-
-    def __exit__(self, *left_by: object) -> None:
-        self._file.close()
-        self._folder.cleanup()
+            file.execute(sql)
+        try:
+            yield lambda: file.execute("INSERT INTO t VALUES (1)")
+        finally:
+            file.close()

@@ -2,6 +2,7 @@
 
 import signal
 import textwrap
+from contextlib import closing
 from decimal import Decimal
 
 import httpx
@@ -10,6 +11,7 @@ import pytest
 from tests.support import processes
 from tests.support.merchant import KEY, Shop
 from x402guard import Guard, GuardedTransport, LocalSigner
+from x402guard.stores import open_store
 from x402guard.testing import Testnet
 
 pytestmark = pytest.mark.xdist_group("crash")
@@ -52,6 +54,65 @@ def test_kill_9_after_signing_leaves_the_hold_counted_in_full(stage, tmp_path):
             assert response.extensions["x402guard"].represented
             assert [f"{nonce:064x}" for nonce in shop.nonces] == [hold.id]
             assert (session.spent, session.held) == (Decimal("0.01"), 0)
+
+
+DIES_IN_A_CROWD = textwrap.dedent("""
+    import os, signal, sys, threading
+    import httpx
+    from tests.support.merchant import Shop, make_guard, recover_payment
+    from x402guard import GuardedTransport, Policy
+
+    moment, ledger, told = sys.argv[1:]
+    seen = os.open(told, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    shop = Shop()
+
+    def sell(request):
+        header = request.headers.get("payment-signature")
+        if header:
+            os.write(seen, f"{recover_payment(header)[1]:064x}\\n".encode())
+        return shop(request)
+
+    guard = make_guard("sqlite:///" + ledger, budget="$1.00", policy=Policy(breaker=None, loop=None))
+    session = guard.session("agent", budget="$1.00", id="run-1")
+    store, shared = guard.shell.store, []
+    commit, flush = store._commit, store._rows.flush
+
+    def die(*args):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def committed(batch):
+        shared.append(len(batch))
+        last = len(batch) > 2 and len(shared) > 20
+        if last and moment == "before":
+            store._rows.flush = lambda: (flush(), die())
+        commit(batch)
+        if last:
+            die()
+
+    store._commit = committed
+
+    def buy(first):
+        http = httpx.Client(transport=GuardedTransport(session, httpx.MockTransport(sell)))
+        for number in range(200):
+            http.get(f"https://courts.example/opinion/{first + number}")
+
+    for first in range(0, 1_600, 200):
+        threading.Thread(target=buy, args=(first,)).start()
+""")
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_kill_9_in_a_commit_that_threads_share_leaves_books_that_add_up(moment, tmp_path):
+    ledger, told = tmp_path / "spend.db", tmp_path / "told"
+    died = processes.run(DIES_IN_A_CROWD, moment, ledger, told)
+    assert died.returncode == -signal.SIGKILL, died.stderr
+    with closing(open_store(f"sqlite:///{ledger}")) as store:
+        assert not store.audit()
+        assert {nonce for nonce in told.read_text().split() if store.hold(nonce) is None} == set()
+        [node] = [node for node in store.nodes() if node.id == "run-1"]
+        live = [hold.amount for hold in store.outstanding()]
+        assert node.held == sum(live) <= 8 * 10_000_000
+        assert node.captured % 10_000_000 == 0 < node.captured
 
 
 SPENDS = textwrap.dedent("""

@@ -124,6 +124,12 @@ def test_a_full_disk_refuses_before_the_signature_and_pays_again_with_room(tmp_p
     assert again == {"spent": 2, "held": 0, "signed": 2, "payments": 2}
 
 
+def test_a_crowd_on_a_full_disk_signs_nothing_and_pays_once_each_with_room(tmp_path):
+    refused, paid = in_a_process("full_crowd", tmp_path / "spend.db")
+    assert refused == {"outcomes": ["LedgerUnavailable"], "signed": 1, "spent": 1, "held": 0}
+    assert paid == {"outcomes": ["200"], "signed": 25, "spent": 25, "held": 0}
+
+
 def test_a_disk_that_fills_up_while_a_payment_is_out_takes_neither_answer_nor_money_away(tmp_path):
     during, after = in_a_process("full_after", tmp_path / "spend.db")
     assert during == {"status": 200, "in_doubt": True, "signed": 1}

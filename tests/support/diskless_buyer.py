@@ -8,6 +8,7 @@ import os
 import resource
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 from tests.support.merchant import URL, Shop, client, make_guard
@@ -104,6 +105,30 @@ def full_after(ledger) -> list:
     return seen
 
 
+def full_crowd(ledger) -> list:
+    """Many threads pay at once: on a full disk, where they share commits that fail, and again with room."""
+    signer, shop, seen = SpySigner(), Shop(), []
+    with make_guard(ledger, signer=signer) as guard, guard.session("s", budget="$1.00") as session:
+        http = client(session, shop)
+        http.get(URL)
+
+        def buy(number) -> str:
+            try:
+                return str(http.get(f"{URL}/{number}").status_code)
+            except X402GuardError as error:
+                return type(error).__name__
+
+        def crowd() -> None:
+            with ThreadPoolExecutor(12) as pool:
+                outcomes = sorted(set(pool.map(buy, range(24))))
+            seen.append({"outcomes": outcomes, "signed": len(signer.signed), **_cents(session)})
+
+        with full_disk():
+            crowd()
+        crowd()
+    return seen
+
+
 def main() -> None:
     way, ledger = sys.argv[1:]
     if way == "as_nobody" and os.getuid() == 0:
@@ -113,7 +138,8 @@ def main() -> None:
         os.setgroups([])
         os.setgid(NOBODY)
         os.setuid(NOBODY)
-    print(json.dumps({"as_nobody": as_nobody, "full": full, "full_after": full_after}[way](ledger)))
+    ways = {"as_nobody": as_nobody, "full": full, "full_after": full_after, "full_crowd": full_crowd}
+    print(json.dumps(ways[way](ledger)))
 
 
 if __name__ == "__main__":

@@ -92,9 +92,6 @@ def _note_made(payments: tuple[ForeignPayment, ...]) -> None:
         _MADE.pop(next(iter(_MADE)), None)
 
 
-_NONE: Final[frozenset[bytes]] = frozenset()
-
-
 class _Mark:
     """Says that one request object is guarded, once, and which payments of others in it were judged.
 
@@ -102,7 +99,7 @@ class _Mark:
     """
 
     def __init__(self, request: httpx.Request, judged: tuple[ForeignPayment, ...]) -> None:
-        self.judged = frozenset(payment.digest for payment in judged) if judged else _NONE
+        self.judged = frozenset([payment.digest for payment in judged])
         self._request: weakref.ref[httpx.Request] | None = weakref.ref(request)
 
     def use(self, request: httpx.Request) -> bool:
@@ -273,6 +270,9 @@ def describe_request(
         purchase = incoming.header("idempotency-key")
     quoted = extensions.get("max_price")
     named = incoming.header("host") or ""
+    redirected_from = logical.origin if incoming.crossed else None
+    if redirected_from is None and named_by:
+        redirected_from = named_by.get(place_of(request.url))
     return RequestFacts(
         method=request.method.upper(),
         url=str(request.url),
@@ -285,11 +285,7 @@ def describe_request(
         purchase=purchase,
         pay_again=again,
         pays_itself=pays_itself,
-        redirected_from=logical.origin
-        if incoming.crossed
-        else named_by.get(place_of(request.url))
-        if named_by
-        else None,
+        redirected_from=redirected_from,
         paid_by=logical.paid_by,
         paid_until=0 if logical.receipt is None else logical.receipt.deadline,
         body=body,

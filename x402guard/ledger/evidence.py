@@ -192,6 +192,7 @@ def weigh(view: LedgerView, hold_id: str, finding: Finding, *, most_exposed: Nan
     *most_exposed* (nano-dollars) is how much of all remainders may be used before their blocks are final. See below.
     """
     after = _weighed(view, hold_id, finding, most_exposed)
+    trip_exceeded(view, after.node_id)  # what was freed may be used again, and what was reopened counts in this window
     _note_exposed(view, after)
     return after
 
@@ -218,7 +219,9 @@ def _weighed(view: LedgerView, hold_id: str, finding: Finding, most_exposed: Nan
 
     - ``Settled``: captures the amount moved. A block that is not final frees a remainder only within *most_exposed*.
     - ``Used``: captures the ceiling.
-    - ``Cancelled`` in a final block: captures nothing (voids a live hold).
+    - ``Cancelled`` in a final block: captures nothing (voids a live hold). In a block that is not final, although the
+      chain once showed less than the ceiling taken: both blocks can be undone, so the hold is reopened and counts in
+      full.
     - ``Unused`` at a final block that can no longer take the payment: expires a live hold, corrects a captured one to
       0.
     - ``Unused`` and still valid, although the chain once showed the payment taken: a block was undone, so the hold is
@@ -252,9 +255,7 @@ def _weighed(view: LedgerView, hold_id: str, finding: Finding, most_exposed: Nan
         case Cancelled(transaction, final=True):
             return _cancel(view, hold, transaction)
         case Cancelled() if hold.captured < hold.amount and _was_undone(hold, None):
-            hold = apply(view, hold.id, Reopen(0))  # the cancellation can be undone too, and then all can be taken
-            trip_exceeded(view, hold.node_id)
-            return hold
+            return apply(view, hold.id, Reopen(0))
         case Unused(block_time):
             return _unused(view, hold, block_time)
         case _:
@@ -308,7 +309,6 @@ def _settle(view: LedgerView, hold: Hold, finding: Settled, most_exposed: Nanos)
     if not finding.final and _was_undone(hold, key[1]):
         hold = apply(view, hold.id, Reopen(0))  # another block has settled it since
         if amount < hold.amount:
-            trip_exceeded(view, hold.node_id)
             return hold  # a block that can still be undone frees nothing
     if not finding.final and amount < hold.amount and hold.state in (HoldState.VOIDED, HoldState.EXPIRED):
         return apply(view, hold.id, Correct(hold.amount, Evidence.CHAIN_HEAD))

@@ -162,9 +162,8 @@ def apply(view: LedgerView, hold_id: str, event: Event) -> Hold:
         correct_past(view, hold, after.captured)
     elif after.state is _CAPTURED and hold.state is _HELD:
         count_in_past(view, after)
-    # What was captured in an earlier window and is reopened counts in this one, unless it is captured again at once.
-    moved = isinstance(event, Reopen) and event.block_time == 0
-    if not moved and (counted_after > counted_before or _CAPTURED in (hold.state, after.state)):
+    # ``weigh`` alone reopens. It looks at the limit itself, because a second event may follow.
+    if counted_after > counted_before and not isinstance(event, Reopen):
         trip_exceeded(view, hold.node_id)
     note_soft_limits(view, hold.node_id)
     if isinstance(event, Capture):

@@ -126,8 +126,7 @@ class GenaiPriceBook:
             return self._priced_model(home, info, at_unix)
         priced = self._found.get((provider, model))
         if priced is None:
-            priced = self._priced_model(home, info, at_unix)
-            _keep(self._found, (provider, model), priced)
+            priced = _keep(self._found, (provider, model), self._priced_model(home, info, at_unix))
         return replace(priced, at_unix=at_unix)
 
     def _priced_model(self, home: Provider, info: ModelInfo, at_unix: int) -> PricedModel:
@@ -185,8 +184,7 @@ class GenaiPriceBook:
         rates = self._rates.get(key)
         if rates is None:
             prices: ModelPrice = info.get_prices(_moment(priced.at_unix), chosen or None)
-            rates = prices, _line_of(prices)
-            _keep(self._rates, key, rates)
+            rates = _keep(self._rates, key, (prices, _line_of(prices)))
         return rates
 
     def extract(self, provider: str, flavour: str, answer: Mapping[str, Any]) -> Usage:
@@ -210,9 +208,10 @@ class GenaiPriceBook:
     def dearest(self, provider: str, at_unix: int) -> PricedModel | None:
         """Return a provider's dearest model for text (see ``PriceBook``): by a token of input and one of output."""
         day = at_unix // 86_400
-        if (provider, day) not in self._dearest:
-            _keep(self._dearest, (provider, day), self._find_dearest(provider, at_unix))
-        return self._dearest[provider, day]
+        try:
+            return self._dearest[provider, day]
+        except KeyError:
+            return _keep(self._dearest, (provider, day), self._find_dearest(provider, at_unix))
 
     def _find_dearest(self, provider: str, at_unix: int) -> PricedModel | None:
         homes = {provider, "openai"} if provider == "azure" else {provider}  # Azure sells OpenAI's models
@@ -270,12 +269,12 @@ class GenaiPriceBook:
 
     def _look_up(self, provider: str, model: str) -> tuple[Provider, ModelInfo] | None:
         key = (provider, model)
-        if key not in self._names:
-            snapshot = self.snapshot
-            home = next((p for p in snapshot.providers if p.id == provider), None)
-            info = None if home is None else home.find_model(model, all_providers=snapshot.providers)
-            _keep(self._names, key, None if home is None or info is None else (home, info))
-        return self._names[key]
+        try:
+            return self._names[key]
+        except KeyError:
+            home = next((p for p in self.snapshot.providers if p.id == provider), None)
+            info = None if home is None else home.find_model(model, all_providers=self.snapshot.providers)
+            return _keep(self._names, key, None if home is None or info is None else (home, info))
 
 
 @cache
@@ -332,10 +331,12 @@ def _changes_with_time(info: ModelInfo) -> bool:
     return isinstance(info.prices, list) or any(each.constraint is not None for each in info.price_variants or ())
 
 
-def _keep(known: dict[K, V], key: K, value: V) -> None:
+def _keep(known: dict[K, V], key: K, value: V) -> V:
+    """Keep *value* and return it. Another thread may clear what is known at any time, so no caller reads it again."""
     if len(known) > _MOST_NAMES:
         known.clear()
     known[key] = value
+    return value
 
 
 def _bundled() -> list[Provider]:

@@ -22,6 +22,7 @@ _NODES: Final = f"SELECT {', '.join(NODE_COLUMNS)} FROM nodes"
 _ENTRIES: Final = f"SELECT {', '.join(ENTRY_COLUMNS)} FROM entries"
 _HOLDS: Final = "SELECT id, node_id, state, amount, captured FROM holds"
 _SUM: Final = "sum(captured), sum(held), sum(granted_in), sum(granted_out), max(seq)"
+_EVERY_SUM: Final = f"SELECT node_id, {_SUM} FROM entries GROUP BY node_id"
 _HELD: Final = "SELECT node_id, sum(amount) FROM holds WHERE state = 'held' GROUP BY node_id"
 _IDS_AT_ONCE: Final = 500
 
@@ -31,7 +32,7 @@ def audit(connection: sqlite3.Connection) -> Sequence[str]:
     connection.execute("BEGIN")
     try:
         nodes = [to_node(row) for row in connection.execute(_NODES)]
-        sums = _sums(connection, f"SELECT node_id, {_SUM} FROM entries GROUP BY node_id")
+        sums = _sums(connection, _EVERY_SUM)
         problems = verify_balances(nodes, sums, dict(connection.execute(_HELD)))
         if problems:
             return problems
@@ -52,10 +53,10 @@ def audit_since(
     connection.execute("BEGIN")
     try:
         nodes = [to_node(row) for row in connection.execute(_NODES)]
-        marks = connection.execute("SELECT kind, key, value FROM marks WHERE kind = ?", checked_mark("")[:1])
+        marks = connection.execute("SELECT kind, key, value FROM marks WHERE kind = ?", (checked_mark("")[0],))
         known = dict(_readable(map(to_mark, marks)))
         grown = [node for node in nodes if node.seq > known.get(node.id, UNREAD).seq]
-        problems = verify_balances(nodes, _all_sums(connection, nodes, grown, known), dict(connection.execute(_HELD)))
+        problems = verify_balances(nodes, _all_sums(connection, grown, known), dict(connection.execute(_HELD)))
         if problems:
             return problems, {}, 0
         read = list(islice(_later(connection, grown, known), most))
@@ -90,11 +91,11 @@ def _sums(connection: sqlite3.Connection, sql: str, values: Sequence[Any] = ()) 
 
 
 def _all_sums(
-    connection: sqlite3.Connection, nodes: Sequence[Node], grown: Sequence[Node], known: Mapping[str, Checked]
+    connection: sqlite3.Connection, grown: Sequence[Node], known: Mapping[str, Checked]
 ) -> dict[str, Balances]:
     """Return the sums of every journal: what is known of it, and its entries since then."""
     if not known:
-        return _sums(connection, f"SELECT node_id, {_SUM} FROM entries GROUP BY node_id")
+        return _sums(connection, _EVERY_SUM)
     sums = {}
     for node_id, said in known.items():
         sums[node_id] = Balances(said.captured, said.held, said.granted_in, said.granted_out, said.seq)
@@ -110,8 +111,7 @@ def _all_sums(
             before.granted_out + since.granted_out,
             since.seq,
         )
-    empty = {node.id for node in nodes if not node.seq}
-    return {node_id: total for node_id, total in sums.items() if node_id not in empty}
+    return sums
 
 
 def _later(connection: sqlite3.Connection, grown: Sequence[Node], known: Mapping[str, Checked]) -> Iterator[Entry]:

@@ -33,9 +33,8 @@ class MemoryStore:
         self._nodes: dict[str, Node] = {}
         self._holds: dict[str, Hold] = {}
         self._live: dict[str, Hold] = {}
-        self._deadlines: list[
-            tuple[int, str]
-        ] = []  # a heap; those of holds that have ended are removed when they are due
+        # A heap. The deadline of a hold that has ended is removed when it is due.
+        self._deadlines: list[tuple[int, str]] = []
         self._unproven: dict[str, Hold] = {}
         self._bought: dict[str, Hold] = {}
         self._purchases: dict[str, dict[str, Hold]] = {}

@@ -54,7 +54,6 @@ class _Insert:
         self._head = f"INSERT INTO {table} ({', '.join(columns)}) VALUES "
         self._row = f"({_places(len(columns))})"
         self._tail = f" ON CONFLICT ({', '.join(key)}) DO UPDATE SET {rest}" if key else ""
-
         self._known: dict[int, str] = {}
 
     def sql(self, rows: int) -> str:
@@ -157,6 +156,7 @@ class SqliteRows:
         self._put(_PUT_MARK, ((*key, mark_text(value)) for key, value in self._new_marks.items()))
         for rows in (self._new_nodes, self._new_holds, self._new_marks, self._new_entries):
             rows.clear()
+        self._none_due = -1  # what was kept is in the file now, and one of them may be due
 
     def _put(self, statement: _Insert, records: Iterable[Record]) -> None:
         """Write several records per statement: each statement releases the interpreter lock and may wait for it."""
@@ -213,13 +213,13 @@ class SqliteRows:
 
     def due(self, now_unix: int, most: int) -> Iterable[Hold]:
         """See ``Rows``."""
-        kept = [hold for hold in self._new_holds.values() if hold.deadline_unix < now_unix and lapses(hold)]
         if self._none_due != now_unix:
             self.flush()  # so that the limit counts none that a change before this one has ended
             found = [to_hold(row) for row in self._writer.execute(_DUE, (now_unix, most))]
             if not found:
                 self._none_due = now_unix
             return found
+        kept = [hold for hold in self._new_holds.values() if hold.deadline_unix < now_unix and lapses(hold)]
         return sorted(kept, key=lambda hold: hold.deadline_unix)[:most]
 
     def sweepable(self, most: int, flown_before_ms: int) -> tuple[Iterable[Hold], Iterable[Hold]]:

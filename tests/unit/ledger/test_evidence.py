@@ -94,6 +94,23 @@ def test_what_comes_back_past_the_limit_counts_and_trips(books):
     assert books.node("s").state == "tripped"
 
 
+ELSEWHERE = {
+    "another block takes all of it": settled(ALL, TWO, final=False),
+    "another block takes more of it": settled(MORE, TWO, final=False),
+    "another block takes an unknown part": Used(final=False),
+    "another block cancels it": Cancelled(TWO, final=False),
+}
+
+
+@pytest.mark.parametrize("elsewhere", ELSEWHERE)
+def test_what_another_block_does_counts_in_full_and_trips_the_budget_that_it_passes(books, elsewhere):
+    """A final block had taken little and is undone, the room was used again, and the other block can be undone too."""
+    show(books, settled(LITTLE))
+    books.hold("h2", "$0.48")
+    assert show(books, ELSEWHERE[elsewhere])[1] == usd("$0.10")
+    assert books.node("s").state == "tripped"
+
+
 def test_a_claim_is_told_once_to_contradict_the_chain(books):
     books.step("h1", Note(claim=Claim(usd("$0.012"), ONE)))
     show(books, settled(MORE))

@@ -8,7 +8,7 @@ from tests.support.ledger import START_MS, Books, usd
 from x402guard.errors import IllegalTransition
 from x402guard.ledger.authorize import Refusal
 from x402guard.ledger.model import Claim, Evidence, HoldKind, HoldState, NodeState
-from x402guard.ledger.transitions import CANCELLED, TABLE, Capture, Correct, Expire, Lapse, Note, Reopen, Void, apply
+from x402guard.ledger.transitions import TABLE, Capture, Correct, Expire, Lapse, Note, Void
 
 DIME, CENT = usd("$0.10"), usd("$0.01")
 PAST = START_MS // 1000 + 61
@@ -217,20 +217,3 @@ def test_the_same_authorize_again_is_the_same_hold(books):
     with pytest.raises(IllegalTransition, match="other contents"):
         books.hold("h1", "$0.20")
     assert books.balances() == (0, DIME, DIME, 0)
-
-
-@pytest.mark.parametrize("end", [Capture(CENT, Evidence.CHAIN_HEAD), Void(f"{CANCELLED}: 0x1")])
-def test_what_another_block_takes_past_the_limit_trips_too(end):
-    """A block that was undone had taken little or nothing, the room was used again, and another block takes all of it."""
-    books = Books(wallet="$0.10", session="$0.10")
-    books.hold("h1", "$0.10", chain_evidence=True)
-    books.step("h1", end)
-    books.hold("h2", "$0.05", chain_evidence=True)
-
-    def taken_by_another(view):
-        apply(view, "h1", Reopen(0))
-        return apply(view, "h1", Capture(DIME, Evidence.CHAIN_HEAD))
-
-    books.change(taken_by_another, nodes=("s",), holds=("h1",))
-    assert books.node("s").state is books.node("wallet").state is NodeState.TRIPPED
-    assert books.balances("s") == (DIME, DIME // 2, DIME + DIME // 2, 0)

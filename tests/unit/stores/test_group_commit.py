@@ -276,9 +276,13 @@ def paid(books, name, times=3):
         books.step(hold, Capture(usd("$0.01"), Evidence.ESTIMATE))
 
 
-@pytest.mark.parametrize("beside", [False, True])
-def test_threads_that_open_sessions_and_pay_in_them_leave_books_that_add_up(tmp_path, beside):
-    """A change that opens a session reads rows that are not known; those of the batch that wait to be written stay."""
+@pytest.mark.parametrize("beside", ["nothing", "writes", "openings"])
+def test_threads_that_open_sessions_and_pay_in_them_leave_books_that_add_up(tmp_path, beside, monkeypatch):
+    """A change that opens a session reads rows that are not known; those of the batch that wait to be written stay.
+
+    Each opening of the ledger beside them checks what has come, and notes up to where.
+    """
+    monkeypatch.setattr(sqlite, "_WORTH_NOTING", 1)
     url = f"sqlite:///{tmp_path / 'spend.db'}"
     books, errors, ended = Books(url, wallet=None, session=None), [], threading.Event()
 
@@ -296,16 +300,27 @@ def test_threads_that_open_sessions_and_pay_in_them_leave_books_that_add_up(tmp_
                 number += 1
                 other.transact(*put(f"beside{number % 5}"))
 
+    def open_beside():
+        while not ended.wait(0.001):
+            try:
+                open_store(url).close()
+            except Exception as error:
+                errors.append(repr(error)[-200:])
+
     threads = [threading.Thread(target=work, args=(which,)) for which in range(6)]
-    threads += [threading.Thread(target=write_beside)] if beside else []
+    others = {"nothing": [], "writes": [write_beside], "openings": [open_beside, open_beside]}[beside]
+    threads += [threading.Thread(target=other) for other in others]
     for thread in threads:
         thread.start()
     for thread in threads[:6]:
         thread.join(60)
     ended.set()
-    threads[-1].join(WAIT_S)
+    for thread in threads[6:]:
+        thread.join(WAIT_S)
     assert errors == []
     assert not books.store.audit()
+    assert books.store.marks("checked", "") or beside != "openings"
+    open_store(url).close()
     assert books.node("wallet").granted_out == 6 * 8 * 3 * usd("$0.01")
     books.close()
 
