@@ -125,7 +125,7 @@ def _logs(rpc: JsonRpc, address: str, topics: Sequence[Any], first: int, last: i
         end = min(last, first + size - 1)
         query = {"address": address, "topics": list(topics), "fromBlock": hex(first), "toBlock": hex(end)}
         try:
-            found = rpc.call("eth_getLogs", query)
+            found = _listed(rpc.call("eth_getLogs", query))
         except NodeRefuses:
             if size == 1:
                 raise
@@ -134,6 +134,13 @@ def _logs(rpc: JsonRpc, address: str, topics: Sequence[Any], first: int, last: i
         # Checked here too, because a node may ignore the filter.
         yield end, [log for log in map(Log.of, found) if log.address == address.lower() and first <= log.block <= end]
         first = end + 1
+
+
+def _listed(answer: Any) -> Sequence[Any]:
+    """Return a node's list of logs. Raises ``TypeError`` if it is none: an empty text or object does not mean no logs."""
+    if isinstance(answer, list | tuple):
+        return answer
+    raise TypeError(f"logs are a list, not {type(answer).__name__}")
 
 
 def _all_logs_of(rpc: JsonRpc, address: str, topics: Sequence[Any], first: int, last: int) -> Iterator[Log]:
@@ -186,7 +193,7 @@ def settlement_in(
 
 def _all_logs(receipt: Mapping[str, Any]) -> list[Log]:
     around = {"transactionHash": receipt.get("transactionHash", "0x"), "blockNumber": receipt["blockNumber"]}
-    return [Log.of({**around, **log}) for log in receipt["logs"]]
+    return [Log.of({**around, **log}) for log in _listed(receipt["logs"])]
 
 
 def _transfers(receipt: Mapping[str, Any], intent: Intent) -> list[Log]:

@@ -7,6 +7,7 @@ from eth_hash.auto import keccak
 
 from tests.support.chain_node import INTENTS, NOW, OTHER, TOKEN, TX, Rpc, log, topic
 from tests.support.ledger import PAYER, START_MS
+from x402guard.chain.logs import outgoing_logs
 from x402guard.chain.reader import _read
 from x402guard.chain.rpc import ChainUnreadable, JsonRpc, NodeRefuses, PaymentUnreadable
 from x402guard.ledger.evidence import Cancelled, Settled, Unused, Used
@@ -223,6 +224,32 @@ def test_what_a_node_refuses_to_show_of_one_payment_says_nothing_of_the_network(
 
     with pytest.raises(PaymentUnreadable, match="pruned"):
         _read(Pruned(INTENTS["upto"]), INTENTS["upto"], "")
+
+
+NO_LISTS = [None, "", "0x", {}, {"result": []}, True, 0]
+
+
+@pytest.mark.parametrize("answer", NO_LISTS, ids=str)
+def test_logs_that_are_no_list_do_not_mean_that_there_are_none(answer):
+    """The comparison of a wallet's Transfers would go on behind a block that was never read, and tell no theft in it."""
+
+    class Nonsense(Rpc):
+        def call(self, method, *params):
+            return answer if method == "eth_getLogs" else super().call(method, *params)
+
+    node = Nonsense(INTENTS["upto"])
+    with pytest.raises(TypeError):
+        list(outgoing_logs(node, TOKEN, PAYER, 0, 0x10))
+    with pytest.raises(TypeError):
+        _read(node, INTENTS["upto"], "")
+
+
+@pytest.mark.parametrize("answer", NO_LISTS, ids=str)
+def test_a_receipt_whose_logs_are_no_list_settles_nothing(answer):
+    node = Logs(INTENTS["upto"])
+    node.receipt = {**node.receipt, "logs": answer}
+    with pytest.raises(TypeError):
+        _read(node, INTENTS["upto"], TX)
 
 
 def test_an_event_is_proven_by_a_transfer_of_its_own_transaction():
