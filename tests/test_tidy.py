@@ -150,7 +150,7 @@ for module in {CORE!r}:
 
 
 def test_heavy_dependencies_load_on_first_use():
-    script = "import sys, x402guard; print([m for m in ('web3', 'eth_account', 'sqlite3', 'eth_tester', 'uvicorn') if m in sys.modules])"
+    script = "import sys, x402guard; print([m for m in ('web3', 'eth_account', 'eth_abi', 'eth_hash', 'pydantic', 'sqlite3', 'eth_tester', 'uvicorn') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.strip() == "[]"
 

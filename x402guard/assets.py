@@ -10,6 +10,7 @@ import difflib
 import re
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from functools import cache
 from types import MappingProxyType
 from typing import Final, Literal
 
@@ -140,38 +141,40 @@ def _permit2_only(chain: int, address: str, symbol: str, decimals: int, name: st
     return Asset(f"eip155:{chain}", address, symbol, decimals, name, "1", methods=frozenset({"permit2"}))
 
 
-BUILT_IN: Final = (
-    _usdc(1, "0xA0b86991c6218b36c1d19D4a2e9Eb0cE3606eB48", "USD Coin"),
-    _usdc(50, "0xfA2958CB79b0491CC627c1557F441eF849Ca8eb1"),
-    _usdc(51, "0xb5AB69F7bBada22B28e79C8FFAECe55eF1c771D4"),
-    _usdc(137, "0x3c499c542cEF5E3811e1192ce70d8cC03d5c3359", "USD Coin"),
-    _usdc(143, "0x754704Bc059F8C67012fEd69BC8A327a5aafb603"),
-    _usdc(1328, "0x4fCF1784B31630811181f670Aea7A7bEF803eaED"),
-    _usdc(1329, "0xe15fC38F6D8c56aF07bbCBe3BAf5708A2Bf42392"),
-    _usdc(5042, "0x3600000000000000000000000000000000000000"),
-    _usdc(8453, "0x833589fCD6eDb6E08f4c7C32D4f71b54bdA02913", "USD Coin"),
-    _usdc(10143, "0x534b2f3A21130d7a60830c2Df862319e593943A3"),
-    _usdc(42161, "0xaf88d065e77c8cC2239327C5EDb3A432268e5831", "USD Coin"),
-    _usdc(42220, "0xcebA9300f2b948710d2653dD7B07f33A8B32118C"),
-    _usdc(43114, "0xB97EF9Ef8734C71904D8002F8b6Bc66Dd9c48a6E", "USD Coin"),
-    _usdc(84532, "0x036CbD53842c5426634e7929541eC2318f3dCF7e"),
-    _usdc(421614, "0x75faf114eafb1BDbe2F0316DF893fd58CE46AA4d", "USD Coin"),
-    _usdc(5042002, "0x3600000000000000000000000000000000000000"),
-    _usdc(11142220, "0x01C5C0122039549AD1493B8220cABEdD739BC44E"),
-    _usdc(36900, "0x9cb8142aEBBcdc60AF7c97Af897A67A8f3CA71C2", "USDC.e", "USDC.e"),
-    _usdc(181228, "0x401eCb1D350407f13ba348573E5630B83638E30D", "Bridged USDC", "USDC.e"),
-    _usdc(190415, "0x401eCb1D350407f13ba348573E5630B83638E30D", "Bridged USDC", "USDC.e"),
-    _usdc(14, "0xe7cd86e13AC4309349F30B3435a9d337750fC82D", "USD₮0", "USDT0", "1"),
-    _usdc(988, "0x779Ded0c9e1022225f8E0630b35a9b54bE713736", "USDT0", "USDT0", "1"),
-    _usdc(2201, "0x78Cf24370174180738C5B8E352B6D14c83a6c9A9", "USDT0", "USDT0", "1"),
-    _usdc(42220, "0x48065fbBE25f71C9282ddf5e1cD6D6A887483D5e", "Tether USD", "USDT", "1"),
-    _permit2_only(4326, "0xFAfDdbb3FC7688494971a79cc65DCa3EF82079E7", "MegaUSD", 18, "MegaUSD"),
-    _permit2_only(31611, "0x118917a40FAF1CD7a13dB0Ef56C86De7973Ac503", "mUSD", 18, "Mezo USD"),
-    _permit2_only(38833, "0xA5b8BF902b2844dA17d4506cc827F7F1681735E7", "USDC", 6, "USDC"),
-    _permit2_only(72344, "0x33ad9e4BD16B69B5BFdED37D8B5D9fF9aba014Fb", "SBC", 6, "Stable Coin"),
-    _permit2_only(723487, "0x33ad9e4BD16B69B5BFdED37D8B5D9fF9aba014Fb", "SBC", 6, "Stable Coin"),
-)
-"""The built-in dollar tokens. ``Guard(assets=…)`` adds more."""
+@cache
+def built_in() -> tuple[Asset, ...]:
+    """Return the built-in dollar tokens, made on first use: a checksum takes a hash. ``Guard(assets=…)`` adds more."""
+    return (
+        _usdc(1, "0xA0b86991c6218b36c1d19D4a2e9Eb0cE3606eB48", "USD Coin"),
+        _usdc(50, "0xfA2958CB79b0491CC627c1557F441eF849Ca8eb1"),
+        _usdc(51, "0xb5AB69F7bBada22B28e79C8FFAECe55eF1c771D4"),
+        _usdc(137, "0x3c499c542cEF5E3811e1192ce70d8cC03d5c3359", "USD Coin"),
+        _usdc(143, "0x754704Bc059F8C67012fEd69BC8A327a5aafb603"),
+        _usdc(1328, "0x4fCF1784B31630811181f670Aea7A7bEF803eaED"),
+        _usdc(1329, "0xe15fC38F6D8c56aF07bbCBe3BAf5708A2Bf42392"),
+        _usdc(5042, "0x3600000000000000000000000000000000000000"),
+        _usdc(8453, "0x833589fCD6eDb6E08f4c7C32D4f71b54bdA02913", "USD Coin"),
+        _usdc(10143, "0x534b2f3A21130d7a60830c2Df862319e593943A3"),
+        _usdc(42161, "0xaf88d065e77c8cC2239327C5EDb3A432268e5831", "USD Coin"),
+        _usdc(42220, "0xcebA9300f2b948710d2653dD7B07f33A8B32118C"),
+        _usdc(43114, "0xB97EF9Ef8734C71904D8002F8b6Bc66Dd9c48a6E", "USD Coin"),
+        _usdc(84532, "0x036CbD53842c5426634e7929541eC2318f3dCF7e"),
+        _usdc(421614, "0x75faf114eafb1BDbe2F0316DF893fd58CE46AA4d", "USD Coin"),
+        _usdc(5042002, "0x3600000000000000000000000000000000000000"),
+        _usdc(11142220, "0x01C5C0122039549AD1493B8220cABEdD739BC44E"),
+        _usdc(36900, "0x9cb8142aEBBcdc60AF7c97Af897A67A8f3CA71C2", "USDC.e", "USDC.e"),
+        _usdc(181228, "0x401eCb1D350407f13ba348573E5630B83638E30D", "Bridged USDC", "USDC.e"),
+        _usdc(190415, "0x401eCb1D350407f13ba348573E5630B83638E30D", "Bridged USDC", "USDC.e"),
+        _usdc(14, "0xe7cd86e13AC4309349F30B3435a9d337750fC82D", "USD₮0", "USDT0", "1"),
+        _usdc(988, "0x779Ded0c9e1022225f8E0630b35a9b54bE713736", "USDT0", "USDT0", "1"),
+        _usdc(2201, "0x78Cf24370174180738C5B8E352B6D14c83a6c9A9", "USDT0", "USDT0", "1"),
+        _usdc(42220, "0x48065fbBE25f71C9282ddf5e1cD6D6A887483D5e", "Tether USD", "USDT", "1"),
+        _permit2_only(4326, "0xFAfDdbb3FC7688494971a79cc65DCa3EF82079E7", "MegaUSD", 18, "MegaUSD"),
+        _permit2_only(31611, "0x118917a40FAF1CD7a13dB0Ef56C86De7973Ac503", "mUSD", 18, "Mezo USD"),
+        _permit2_only(38833, "0xA5b8BF902b2844dA17d4506cc827F7F1681735E7", "USDC", 6, "USDC"),
+        _permit2_only(72344, "0x33ad9e4BD16B69B5BFdED37D8B5D9fF9aba014Fb", "SBC", 6, "Stable Coin"),
+        _permit2_only(723487, "0x33ad9e4BD16B69B5BFdED37D8B5D9fF9aba014Fb", "SBC", 6, "Stable Coin"),
+    )
 
 
 class AssetRegistry:
@@ -182,7 +185,7 @@ class AssetRegistry:
     """
 
     def __init__(self, added: Iterable[Asset] = ()) -> None:
-        self._by_contract = {(a.network, a.contract): a for a in (*BUILT_IN, *added)}
+        self._by_contract = {(a.network, a.contract): a for a in (*built_in(), *added)}
 
     def find(self, network: str, contract: Address) -> Asset | None:
         """Return the asset at *contract* (EIP-55) on *network* (CAIP-2), or None if it is not trusted."""

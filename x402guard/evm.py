@@ -6,8 +6,6 @@ import re
 from functools import lru_cache
 from typing import Final, NewType
 
-from eth_hash.auto import keccak
-
 Address = NewType("Address", str)
 """A 20-byte address as ``0x`` and forty hex digits in EIP-55 mixed case."""
 
@@ -15,6 +13,13 @@ MAX_UINT256: Final = 2**256 - 1
 ZERO_ADDRESS: Final = Address("0x" + "0" * 40)
 
 _HEX_ADDRESS = re.compile(r"0x[0-9a-fA-F]{40}", re.ASCII)
+
+
+def keccak(data: bytes) -> bytes:
+    """Return the Keccak-256 hash of *data*, 32 bytes. What computes it loads on first use."""
+    from eth_hash.auto import keccak as compute
+
+    return compute(data)
 
 
 def checksum_address(raw: bytes) -> Address:

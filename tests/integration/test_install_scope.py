@@ -345,7 +345,7 @@ def test_googles_asynchronous_client_is_guarded_where_it_is_given_one_of_httpx2s
 
 @pytest.mark.parametrize("first", ["google.genai", "x402guard"], ids=["loaded before", "loaded after"])
 def test_googles_asynchronous_client_goes_by_aiohttp_and_never_in_silence(server, tmp_path, first):
-    """Where aiohttp can be imported (web3 brings it), google-genai sends by it: guard it, refuse it, or say so."""
+    """Where aiohttp can be imported (web3 and vendors bring it), google-genai sends by it: guard it, refuse it, or say so."""
     found = python(server, f"import {first}, x402guard{INSTALLED}more = {{}}{ASKS_GOOGLE}", cwd=tmp_path)
     assert found["spent"] == "0.000051" or any("google" in text for text in found["told"]), found
 

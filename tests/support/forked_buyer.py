@@ -18,11 +18,10 @@ import traceback
 
 import anyio
 import anyio._backends._asyncio
-import eth_abi  # noqa: F401 - this and web3: so that no child has to load them
+import eth_abi.abi  # noqa: F401 - so that no child has to load it
 import h2.connection  # noqa: F401 - as above
 import httpcore  # noqa: F401 - as above
 import httpx
-import web3  # noqa: F401 - as above
 
 from x402guard import (
     AsyncGuardedTransport,

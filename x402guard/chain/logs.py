@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from eth_hash.auto import keccak
 from msgspec import Struct
 
 from x402guard.chain.calldata import amount_settled, nonce_settled
@@ -33,14 +32,14 @@ CLOCKS_APART_S: Final = 600
 """The maximum difference between the local clock and a chain's clock, in seconds, that a search of logs allows for."""
 
 
-def _topic(event: str) -> str:
-    return "0x" + keccak(event.encode()).hex()
-
-
-TRANSFER: Final = _topic("Transfer(address,address,uint256)")
-USED: Final = _topic("AuthorizationUsed(address,bytes32)")
-CANCELED: Final = _topic("AuthorizationCanceled(address,bytes32)")
-INVALIDATED: Final = _topic("UnorderedNonceInvalidation(address,uint256,uint256)")
+TRANSFER: Final = (
+    "0xddf252ad1be2c89b69c2b068fc378daa952ba7f163c4a11628f55a4df523b3ef"  # Transfer(address,address,uint256)
+)
+USED: Final = "0x98de503528ee59b575ef0c0a2576a82497bfc029a5685b209e9ec333479b10a5"  # AuthorizationUsed(address,bytes32)
+CANCELED: Final = (
+    "0x1cdd46ff242716cdaa72d159d339a485b3438398348d68f09d7c8c0a59353d81"  # AuthorizationCanceled(address,bytes32)
+)
+INVALIDATED: Final = "0x3704902f963766a4e561bbaab6e6cdc1b1dd12f6e9e99648da8843b3f46b918d"  # UnorderedNonceInvalidation(address,uint256,uint256)
 
 
 class Block(Struct, frozen=True):

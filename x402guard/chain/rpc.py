@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import inspect
 import re
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import httpx
-from eth_hash.auto import keccak
+from msgspec.json import encode
 
 from x402guard.assets import chain_id_of
 from x402guard.errors import ConfigError
-from x402guard.evm import MAX_UINT256, Address
+from x402guard.evm import MAX_UINT256, Address, keccak
 from x402guard.http.redaction import hide_url, redacted
-from x402guard.strict_json import check_depth
+from x402guard.strict_json import read_json
 
 if TYPE_CHECKING:
     from web3 import Web3
-    from web3.providers.base import JSONBaseProvider
     from web3.types import RPCEndpoint
 
 ROUNDS: Final = 2
@@ -51,7 +49,7 @@ class RpcClient(httpx.Client):
 
 
 class JsonRpc:
-    """One network's JSON-RPC endpoints: web3's codec over an httpx client that closes its connections, or a caller's Web3.
+    """One network's JSON-RPC endpoints: an httpx client that closes its connections, or a caller's Web3.
 
     web3's own HTTP provider keeps a session for every thread that ever called it and never closes one.
 
@@ -85,8 +83,6 @@ class JsonRpc:
         headers = {"content-type": "application/json", "accept-encoding": "identity"}
         self._http = RpcClient(timeout=timeout_s, headers=headers)
         self._pause = pause
-        self._lock = threading.Lock()
-        self._codec: JSONBaseProvider | None = None
 
     @property
     def endpoint(self) -> int:
@@ -147,15 +143,12 @@ class JsonRpc:
         return answer["result"]
 
     def _posted(self, url: str, method: str, params: Sequence[Any]) -> Any:
-        codec = self._web3_codec()
         try:
-            raw = self._answer(url, codec.encode_rpc_request(cast("RPCEndpoint", method), list(params)))
-            check_depth(raw)
-            return codec.decode_rpc_response(raw)
+            return read_json(self._answer(url, encode({"jsonrpc": "2.0", "id": 1, "method": method, "params": params})))
         except ChainUnreadable:
             raise
         except Exception as error:
-            # httpx and web3 raise many error types here, and all of them mean that the answer is unknown.
+            # httpx raises many error types here, and all of them mean that the answer is unknown.
             raise ChainUnreadable(f"{method}: {type(error).__name__}") from error
 
     def _answer(self, url: str, body: bytes) -> bytes:
@@ -174,14 +167,6 @@ class JsonRpc:
                 pieces.append(piece)
         return b"".join(pieces)
 
-    def _web3_codec(self) -> JSONBaseProvider:
-        with self._lock:
-            if self._codec is None:
-                from web3.providers.base import JSONBaseProvider as Codec  # heavy: loaded at the first chain read
-
-                self._codec = Codec()
-            return self._codec
-
     def close(self) -> None:
         """Close the connections."""
         self._http.close()
@@ -191,9 +176,9 @@ class JsonRpc:
 
         Raises ``ChainUnreadable`` for an answer of another length, and as ``call`` does.
         """
-        from eth_abi.abi import encode
+        from eth_abi import abi  # heavy: loaded at the first chain read
 
-        data = "0x" + (selector(name, types) + encode(types, values)).hex()
+        data = "0x" + (selector(name, types) + abi.encode(types, values)).hex()
         raw = octets(self.call("eth_call", {"to": contract, "data": data}, block))
         if len(raw) != 32:
             raise ChainUnreadable(f"{name} of {contract} returned {len(raw)} bytes, not 32")

@@ -30,7 +30,7 @@ from x402guard.money import dollars_to_nanos, format_dollars
 from x402guard.policy import Policy
 from x402guard.stores import MemoryStore, ledger_path, open_store
 
-_SHOWN = ("x402guard", "httpx", "httpx2", "genai-prices", "tiktoken", "web3", "coincurve")
+_SHOWN = ("x402guard", "httpx", "httpx2", "genai-prices", "tiktoken", "msgspec", "coincurve")
 Verdict = Literal["ok", "warning", "problem"]
 
 

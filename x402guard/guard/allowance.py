@@ -10,14 +10,13 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from eth_hash.auto import keccak
 from msgspec import Struct
 
 from x402guard.assets import Asset, resolve_network
 from x402guard.chain.reader import RpcChainReader
 from x402guard.chain.rpc import ChainUnreadable, JsonRpc, quantity
 from x402guard.errors import ConfigError, SignerError
-from x402guard.evm import Address
+from x402guard.evm import Address, keccak
 from x402guard.flow.drivers import transact_now
 from x402guard.flow.shell import Shell
 from x402guard.frozen import replace

@@ -119,7 +119,7 @@ _GOOGLE: Final = Unseen(
 def unseen_libraries(*, loaded: bool) -> list[Unseen]:
     """Return the loaded (else the installed) libraries that send past our transports.
 
-    Libraries that web3 loads itself (requests, aiohttp) are left out if web3 is loaded: it is ours, and sends nothing.
+    Libraries that web3 loads itself (requests, aiohttp) are left out if web3 is loaded: it sends to nodes of a chain.
     """
     if not loaded:
         return [library for library in _KNOWN if importlib.util.find_spec(library.name) is not None]

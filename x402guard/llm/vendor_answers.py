@@ -8,8 +8,6 @@ from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any, Final
 
-from pydantic import BaseModel
-
 _DEEPEST: Final = 32
 
 
@@ -51,6 +49,8 @@ def _plain(value: Any, deeper: int) -> Any:
 def _dumped(value: Any) -> Any:
     if value is None or isinstance(value, (str, bytes, int, float, type)):
         return None
+    from pydantic import BaseModel
+
     if isinstance(value, BaseModel):
         # No warnings for values that do not match the library's types: a warning filter may raise them as errors.
         return value.model_dump(by_alias=True, exclude_none=True, warnings=False)

@@ -8,9 +8,8 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 import coincurve
-from eth_hash.auto import keccak
 
-from x402guard.evm import ORDER, Address, checksum_address
+from x402guard.evm import ORDER, Address, checksum_address, keccak
 from x402guard.strict_json import NotReadable, read_object
 
 KEY_BYTES: Final = 32

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, Final, NoReturn, TypeGuard
 
 import coincurve
-from eth_hash.auto import keccak
 from msgspec import Struct
 
 from x402guard.errors import ConfigError, LedgerUnavailable, SignerError
@@ -48,7 +47,7 @@ class AllowanceTerms(Struct, frozen=True):
         return _APPROVE + bytes.fromhex(PERMIT2[2:]).rjust(32, b"\0") + self.amount_atomic.to_bytes(32, "big")
 
 
-_APPROVE: Final = keccak(b"approve(address,uint256)")[:4]
+_APPROVE: Final = bytes.fromhex("095ea7b3")  # approve(address,uint256)
 
 
 class LocalSigner:

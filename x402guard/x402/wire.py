@@ -9,11 +9,13 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+import re
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import Annotated, Any, Final, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+from msgspec import Meta, Struct, ValidationError, convert
+from msgspec import field as named
 
 from x402guard.errors import ProtocolError
 from x402guard.evm import MAX_UINT256
@@ -32,70 +34,67 @@ MAX_BODY_BYTES: Final = 262_144
 MAX_JSON_DEPTH: Final = 32
 MAX_ACCEPTS: Final = 64
 
-M = TypeVar("M", bound=BaseModel)
+M = TypeVar("M", bound=Struct)
 
 Headers = Iterable[tuple[str, str]]
 """Header lines as received: names in any case, with duplicates."""
 
-Seconds = Annotated[int, Field(ge=-(2**53))]
-AtomicAmount = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,78}$", max_length=78)]
+Name = Annotated[str, Meta(max_length=64)]
+Account = Annotated[str, Meta(max_length=128)]
+Seconds = Annotated[int, Meta(ge=-(2**53))]
+AtomicAmount = Annotated[str, Meta(pattern=r"^[0-9]{1,78}\Z", max_length=78)]
 
 
-class _Message(BaseModel):
-    # Unknown fields are kept, because a payment has to echo the offer.
-    model_config = ConfigDict(frozen=True, extra="allow", strict=True)
-
-
-class PaymentRequirements(_Message):
+class PaymentRequirements(Struct, frozen=True):
     """One way to pay, v2 (specification v2, 5.1.2). ``amount`` is in atomic units, ``max_timeout_s`` in seconds."""
 
-    scheme: str = Field(max_length=64)
-    network: str = Field(max_length=64)
+    scheme: Name
+    network: Name
     amount: AtomicAmount
-    asset: str = Field(max_length=128)
-    pay_to: str = Field(alias="payTo", max_length=128)
-    max_timeout_s: Seconds = Field(alias="maxTimeoutSeconds")
+    asset: Account
+    pay_to: Account = named(name="payTo")
+    max_timeout_s: Seconds = named(name="maxTimeoutSeconds")
     extra: dict[str, Any] | None = None
 
 
-class PaymentRequirementsV1(_Message):
+class PaymentRequirementsV1(Struct, frozen=True):
     """One way to pay, v1 (specification v1, 5.1.2). ``amount`` is in atomic units, ``max_timeout_s`` in seconds."""
 
-    scheme: str = Field(max_length=64)
-    network: str = Field(max_length=64)
-    amount: AtomicAmount = Field(alias="maxAmountRequired")
-    asset: str = Field(max_length=128)
-    pay_to: str = Field(alias="payTo", max_length=128)
-    max_timeout_s: Seconds = Field(alias="maxTimeoutSeconds")
-    resource: str = Field(max_length=8192)
+    scheme: Name
+    network: Name
+    amount: AtomicAmount = named(name="maxAmountRequired")
+    asset: Account
+    pay_to: Account = named(name="payTo")
+    max_timeout_s: Seconds = named(name="maxTimeoutSeconds")
+    resource: Annotated[str, Meta(max_length=8192)]
     extra: dict[str, Any] | None = None
 
 
-class PaymentRequired(_Message):
+class PaymentRequired(Struct, frozen=True):
     """The terms of a 402: a version and the ways to pay (specification 5.1).
 
     The entries of ``accepts`` stay plain JSON, so that one with an unknown chain or scheme does not fail the others.
     """
 
-    version: Literal[1, 2] = Field(alias="x402Version")
-    accepts: tuple[dict[str, Any], ...] = Field(strict=False)
+    version: Literal[1, 2] = named(name="x402Version")
+    accepts: tuple[dict[str, Any], ...]
     resource: dict[str, Any] | None = None
     extensions: dict[str, Any] | None = None
     error: str | None = None
 
 
-class SettleResponse(_Message):
+class SettleResponse(Struct, frozen=True):
     """A receipt (specification v2, 5.3). It is only a *claim* of the server.
 
     ``exact`` receipts have no ``amount``; an ``upto`` settled at zero has an empty ``transaction``.
     """
 
     success: bool
-    transaction: str = Field(default="", max_length=128)
-    network: str = Field(default="", max_length=64)
-    payer: str | None = Field(default=None, max_length=128)
+    transaction: Annotated[str, Meta(max_length=128)] = ""
+    network: Name = ""
+    payer: Account | None = None
     amount: AtomicAmount | None = None
-    error_reason: str | None = Field(default=None, alias="errorReason", max_length=1024)
+    error_reason: Annotated[str, Meta(max_length=1024)] | None = named(name="errorReason", default=None)
 
 
 def only_header(headers: Headers, name: str) -> str | None:
@@ -138,27 +137,35 @@ def decode_base64_json(value: str, *, field: str) -> Any:
 def parse_message(model: type[M], value: Any, *, field: str) -> M:
     """Return *value* (decoded JSON) as *model*. Raises ``ProtocolError`` naming the first invalid field."""
     try:
-        return model.model_validate(value)
+        return convert(value, model)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(str(part) for part in ("", *first["loc"]))
-        raise ProtocolError(_WORDS.get(first["type"], first["msg"]), field=f"{field}{where}") from None
+        where, words = _fault(error)
+        raise ProtocolError(words, field=f"{field}{where}") from None
 
 
-_WORDS: Final = {
-    "missing": "it is missing",
-    "string_type": "it is not text",
-    "string_too_long": "it is too long",
-    "string_pattern_mismatch": 'it is not a whole number of atomic units as text, such as "10000"',
-    "int_type": "it is not a whole number",
-    "greater_than_equal": "it is too small",
-    "bool_type": "it is neither true nor false",
-    "dict_type": "it is not an object",
-    "tuple_type": "it is not a list",
-    "model_type": "it is not an object",
-    "literal_error": "it is neither 1 nor 2",
-}
-"""What is wrong with a field, by pydantic's type of the error."""
+_WRONG: Final = (
+    (re.compile(r"missing required field"), "it is missing"),
+    (re.compile(r"Invalid enum value"), "it is neither 1 nor 2"),
+    (re.compile(r"of length <="), "it is too long"),
+    (re.compile(r"matching regex"), 'it is not a whole number of atomic units as text, such as "10000"'),
+    (re.compile(r"` >= "), "it is too small"),
+    (re.compile(r"Expected `str"), "it is not text"),
+    (re.compile(r"Expected `int"), "it is not a whole number"),
+    (re.compile(r"Expected `bool"), "it is neither true nor false"),
+    (re.compile(r"Expected `object"), "it is not an object"),
+    (re.compile(r"Expected `array"), "it is not a list"),
+)
+"""What is wrong with a field, by the words of msgspec's error, which name types and limits and may name the value."""
+
+_PLACE: Final = re.compile(r"(?: - at `\$(?P<path>[^`]*)`|missing required field `(?P<missing>[^`]*)`)")
+
+
+def _fault(error: ValidationError) -> tuple[str, str]:
+    """Return (the invalid field, after its parent's name, what is wrong with it)."""
+    told, where = str(error), ""
+    for found in _PLACE.finditer(told):
+        where = (found["path"] or "") + where if found["path"] is not None else f".{found['missing']}" + where
+    return where, next((words for pattern, words in _WRONG if pattern.search(told)), "it is invalid")
 
 
 def parse_payment_required(value: Any, *, field: str) -> PaymentRequired:
@@ -193,15 +200,15 @@ def decode_receipt(headers: Headers) -> SettleResponse | None:
     Raises ``ProtocolError`` for an unreadable receipt, or for two different ones.
     """
     lines = list(headers)
+    receipt: SettleResponse | None = None
     found = []
     for name in (PAYMENT_RESPONSE, X_PAYMENT_RESPONSE):
         value = only_header(lines, name)
         if value is not None:
-            decoded = decode_base64_json(value, field=name.upper())
-            found.append(parse_message(SettleResponse, decoded, field=name.upper()))
+            found.append(decode_base64_json(value, field=name.upper()))
+            receipt = parse_message(SettleResponse, found[-1], field=name.upper())
     if len(found) > 1 and found[0] != found[1]:
         raise ProtocolError("two different receipts", field=PAYMENT_RESPONSE.upper())
-    receipt = found[0] if found else None
     if receipt is not None and receipt.amount is not None and int(receipt.amount) > MAX_UINT256:
         raise ProtocolError("does not fit into a uint256", field=f"{PAYMENT_RESPONSE.upper()}.amount")
     return receipt

@@ -176,6 +176,26 @@ def test_a_nonce_state_that_is_no_bool_is_not_unused():
     assert not isinstance(_read(Counted(intent, final_time=DEAD), intent, ""), Unused)
 
 
+TWO_READINGS = {
+    "twice": b'{"jsonrpc":"2.0","id":1,"result":"0x1","result":"0x2"}',
+    "no number": b'{"jsonrpc":"2.0","id":1,"result":NaN}',
+    "cut": b'{"jsonrpc":"2.0","id":1,"result":"0x',
+    "deep": b'{"jsonrpc":"2.0","id":1,"result":' + b"[" * 1_000 + b"]" * 1_000 + b"}",
+    "no text": b'{"jsonrpc":"2.0","id":1,"result":"\xff"}',
+    "empty": b"",
+}
+
+
+@pytest.mark.parametrize("answer", TWO_READINGS.values(), ids=TWO_READINGS)
+def test_an_answer_with_no_one_reading_is_none(answer):
+    rpc = JsonRpc("eip155:84532", "http://node.example", pause=lambda _seconds: None)
+    rpc._answer = lambda *_: answer
+    rpc._right.add(0)
+    with pytest.raises(ChainUnreadable):
+        rpc.call("eth_blockNumber")
+    rpc.close()
+
+
 def test_a_nodes_words_hide_its_address():
     """Some nodes repeat the path that they were asked at, which is an access key."""
     key = "k3y" * 12

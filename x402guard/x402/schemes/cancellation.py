@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from typing import Final
 
-from eth_hash.auto import keccak
-
 from x402guard.evm import MAX_UINT256
 from x402guard.ledger.intent import Intent
 from x402guard.x402.schemes.eip712 import Domain, TypedData, Types
 
 _TYPES: Final[Types] = {"CancelAuthorization": (("authorizer", "address"), ("nonce", "bytes32"))}
-_SELECTOR: Final = keccak(b"cancelAuthorization(address,bytes32,uint8,bytes32,bytes32)")[:4]
+_SELECTOR: Final = bytes.fromhex("5a049a70")  # cancelAuthorization(address,bytes32,uint8,bytes32,bytes32)
 
 
 def cancellation_data(intent: Intent) -> TypedData:

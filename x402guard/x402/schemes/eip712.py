@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, Final
 
-from eth_hash.auto import keccak
 from msgspec import Struct
 
-from x402guard.evm import MAX_UINT256, Address
+from x402guard.evm import MAX_UINT256, Address, keccak
 
 Types = Mapping[str, tuple[tuple[str, str], ...]]
 """Struct name → its (field, type) pairs, in order."""
