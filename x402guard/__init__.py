@@ -45,10 +45,12 @@ from x402guard.guard.install import install, uninstall
 from x402guard.guard.named_budget import NamedBudget
 from x402guard.guard.notices import Webhook
 from x402guard.guard.owner import Owner
+from x402guard.guard.reversible import reversible
 from x402guard.guard.session import Session, current_session
 from x402guard.guard.signed_report import ReportKey, SignedReport, verify_report
 from x402guard.http.refusal_from import refusal_from
 from x402guard.http.transport import AsyncGuardedTransport, GuardedTransport
+from x402guard.ledger.actions import Action
 from x402guard.ledger.prediction import Prediction
 from x402guard.ledger.report import Report
 from x402guard.ledger.view import Notice
@@ -77,6 +79,7 @@ from x402guard.x402.signer import LocalSigner
 __version__ = "0.1.0"
 
 __all__ = [
+    "Action",
     "AlreadyPaid",
     "Answer",
     "ApprovalDenied",
@@ -143,6 +146,7 @@ __all__ = [
     "current_session",
     "install",
     "refusal_from",
+    "reversible",
     "tool",
     "uninstall",
     "verify_report",

@@ -35,8 +35,29 @@ def test_the_example_of_a_framework_runs_and_is_short(tmp_path, name):
         assert re.search(line, shown, re.MULTILINE), f"{line} is not in:\n{shown}"
 
 
+UNDONE = {
+    "undo_a_deletion": [
+        "after a run that went well: Ada, Bob",
+        "the next run failed: Ada is a customer of ours",
+        "and left behind: Ada, Bob",
+    ],
+    "cancel_an_email": [
+        "a run that ends well sends at its end: ['offer to ada@example.com']",
+        "stopped: budget",
+        "a run that is stopped has sent: []",
+        "['action_staged', 'action_staged', 'action_undone', 'action_undone']",
+    ],
+}
+
+
+@pytest.mark.parametrize("name", UNDONE)
+def test_the_example_of_an_undo_runs_and_is_short(tmp_path, name):
+    assert len((EXAMPLES / f"{name}.py").read_text().splitlines()) < 60
+    assert run(name, tmp_path).stdout.splitlines() == UNDONE[name]
+
+
 def test_each_example_is_run_here():
-    named = set(FRAMEWORKS) | {"research_agent", "two_budgets", "court_research"}
+    named = set(FRAMEWORKS) | set(UNDONE) | {"research_agent", "two_budgets", "court_research"}
     assert {path.stem for path in EXAMPLES.glob("*.py")} == named
 
 

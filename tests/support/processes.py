@@ -21,6 +21,7 @@ import warnings
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 
 ROOT = Path(__file__).parents[2]
 FORK = b"fork"
@@ -200,7 +201,8 @@ def _run(order):
         if "module" in order:
             runpy.run_module(order["module"], run_name="__main__", alter_sys=True)
         else:
-            exec(order["script"], {"__name__": "__main__"})  # noqa: S102 - a test's own
+            sys.modules["__main__"] = ModuleType("__main__")
+            exec(order["script"], vars(sys.modules["__main__"]))  # noqa: S102 - a test's own
         code = 0
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)

@@ -14,6 +14,7 @@ from x402guard.cli import (
     demo,
     doctor,
     init,
+    journal,
     keys,
     ledger,
     owner,
@@ -70,6 +71,7 @@ app.command("reset")(owner.reset)
 app.add_typer(owner.budget, name="budget")
 app.add_typer(approvals.approvals, name="approvals")
 app.add_typer(allowance.allowance, name="allowance")
+app.add_typer(journal.journal, name="journal")
 app.add_typer(policy.policy, name="policy")
 app.add_typer(prices.prices, name="prices")
 app.add_typer(keys.keys, name="keys")

@@ -50,6 +50,7 @@ class Context:
         unsafe_trust_receipts: capture the claim of an ``upto`` receipt if no chain can prove it.
         tokens: where the tokens of LLM calls are counted, or None.
         finalizing: budgets whose reserve an LLM call may use now.
+        undoing: budgets whose reserve every call may use now, because an action is undone.
         asks: the guard has an approver.
         shadow: the owner's rules refuse nothing; what they would refuse is recorded.
         max_clock_jump_ms: how far the clock may run ahead of time passing, in milliseconds.
@@ -79,6 +80,7 @@ class Context:
     unsafe_trust_receipts: bool = False
     tokens: TokenLimit | None = None
     finalizing: frozenset[str] = frozenset()
+    undoing: frozenset[str] = frozenset()
     asks: bool = False
     shadow: bool = False
     max_clock_jump_ms: int = MAX_CLOCK_JUMP_S * 1000

@@ -9,13 +9,14 @@ import json
 import os
 import queue
 import secrets
+import ssl
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import closing, suppress
 from contextvars import Context
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from ipaddress import ip_address
 from typing import Final, Generic, TypeVar
 
@@ -229,9 +230,15 @@ async def _awaited(said: Awaitable[object]) -> None:
     await said
 
 
+@cache
+def _tls() -> ssl.SSLContext:
+    """Return the certificates that are trusted, read once: reading them takes longer than a delivery."""
+    return httpx.create_ssl_context(trust_env=False)
+
+
 def _post(url: str, body: bytes, headers: dict[str, str]) -> int:
     # The body of the answer is not read: it may never end.
-    with httpx.Client(timeout=_WAIT_S, trust_env=False) as http:
+    with httpx.Client(timeout=_WAIT_S, trust_env=False, verify=_tls()) as http:
         request = mark_guarded(http.build_request("POST", url, content=body, headers=headers))
         with closing(http.send(request, stream=True)) as answer:
             return answer.status_code

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
 from typing import Final, Literal, Self, TypeVar, get_args
 
@@ -36,6 +37,12 @@ def finalizing_ids() -> frozenset[str]:
     """Return the sessions with an open ``finalizing`` block in this context; none in a task that outlives a block."""
     blocks = _FINALIZING.get()
     return frozenset(block.node_id for block in blocks if block.is_open) if blocks else _NONE
+
+
+def undoing_ids() -> frozenset[str]:
+    """Return the sessions in whose reserve the undo of an action may spend in this context."""
+    blocks = _FINALIZING.get()
+    return frozenset(block.node_id for block in blocks if block.is_open and block.of_undo) if blocks else _NONE
 
 
 BUDGET_PREFIX: Final = "budget:"  # begins the id of every named budget, and of no session
@@ -133,8 +140,8 @@ def opener_of(context: Context) -> str:
 class Finalizing:
     """The block (``with`` or ``async with``) of a session's last LLM calls, which may use its reserve; only once."""
 
-    def __init__(self, store: LedgerStore, node_id: str) -> None:
-        self._store, self.node_id = store, node_id
+    def __init__(self, store: LedgerStore, node_id: str, *, of_undo: bool = False) -> None:
+        self._store, self.node_id, self.of_undo = store, node_id, of_undo
         self._before: tuple[Finalizing, ...] = ()
         self.is_open = False
 
@@ -165,6 +172,15 @@ class Finalizing:
 
     async def __aexit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         self._leave()
+
+
+@contextmanager
+def undoing(store: LedgerStore, node_id: str) -> Iterator[None]:
+    """A block in which whatever is spent may use the session's reserve, if it has one that is left."""
+    with ExitStack() as reserve:
+        with suppress(ConfigError):  # it has none, or its last LLM calls have taken it: what fits is paid all the same
+            reserve.enter_context(Finalizing(store, node_id, of_undo=True))
+        yield
 
 
 def check_name(name: object) -> None:

@@ -16,9 +16,11 @@ from x402guard.flow.ports import ChainReader
 from x402guard.flow.surroundings import here
 from x402guard.guard.allowance import wallet_of
 from x402guard.guard.approvers import operating_user
+from x402guard.guard.arguments import is_gone
 from x402guard.guard.clock import refuse_strange_clock
 from x402guard.guard.guard import Guard
-from x402guard.guard.owner_rows import AllowanceRow, BudgetRow, HoldRow, LimitChange, QuestionRow
+from x402guard.guard.owner_rows import ActionRow, AllowanceRow, BudgetRow, HoldRow, LimitChange, QuestionRow
+from x402guard.guard.undo import actions_of, roll_back
 from x402guard.ledger.in_doubt import instance_mark
 from x402guard.ledger.model import Hold, HoldKind, NodeKind
 from x402guard.ledger.owner import known_budget, owner_mark, reset_node, set_limit, trip_node
@@ -184,6 +186,29 @@ class Owner:
         scope = Scope(holds=(hold_id,), durable=True)
         return self._store.transact(scope, lambda view: forgive(view, hold_id, self.by))
 
+    def actions(self, session: str) -> list[ActionRow]:
+        """Return what ``reversible`` functions have done in a session and below, in the order in which they began."""
+        return [ActionRow.of(each) for each in actions_of(self._store, self._session(session))]
+
+    def roll_back(self, session: str) -> list[ActionRow]:
+        """Undo what a session and those below it have done and not committed, the last first; return these actions.
+
+        The undo functions are imported into this process. One that raises is ``failed``, with the error's class, and the
+        others follow. Raises ``ConfigError`` while a process that is not known to have ended has the session open: it
+        undoes them itself.
+        """
+        node_id = self._session(session)
+        rows = self._store.marks("instance", "")
+        for node in self._store.nodes(node_id):
+            for opener in node.openers:
+                row = rows.get(opener.rpartition("#")[0], {"ended": True})
+                if not (row["ended"] or (row.get("host") == here().machine() and is_gone(row))):
+                    raise ConfigError(
+                        f"session: {node.id!r} is open in process {row.get('pid')} of {row.get('host')}, which undoes its "
+                        "actions when it ends; stop that process first"
+                    )
+        return [ActionRow.of(each) for each in roll_back(self._store, self._store.transact, node_id)]
+
     def cancel(self, hold: str) -> Cancellation:
         """Sign the cancellation of a live EIP-3009 payment with the key of the settings; see ``Guard.cancel``.
 
@@ -253,6 +278,12 @@ class Owner:
         if self._chains is not None:
             arguments["chains"] = self._chains
         return Guard(**{**arguments, "ledger": self._store, "background_checks": False, "approver": None})
+
+    def _session(self, session: str) -> str:
+        node_id = find_budget(self._store, session)
+        if nodes_of(self._store, node_id)[node_id].kind is not NodeKind.SESSION:
+            raise ConfigError(f"session: {session!r} is no session; name one, as x402guard sessions lists them")
+        return node_id
 
     def _audited(self) -> SqliteStore:
         from x402guard.stores.sqlite import SqliteStore

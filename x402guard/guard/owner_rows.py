@@ -10,6 +10,7 @@ from decimal import Decimal
 from typing import Any
 
 from x402guard.frozen import replace
+from x402guard.ledger.actions import Action
 from x402guard.ledger.in_doubt import DEFAULT_FLIGHT_S, in_doubt
 from x402guard.ledger.model import WALLET, Hold, Node
 from x402guard.ledger.report import remaining
@@ -146,6 +147,40 @@ class QuestionRow(_Row):
     def to_dict(self) -> dict[str, Any]:
         """Return its fields, without those that only serve to answer it."""
         return {name: value for name, value in _Row.to_dict(self).items() if name not in ("missing", "key")}
+
+
+@dataclass(frozen=True, slots=True)
+class ActionRow(_Row):
+    """An action that can be undone: its state, and what its undo gets. ``at`` is ISO 8601; ``error`` is why it failed."""
+
+    id: str
+    number: int
+    session: str
+    state: str
+    function: str
+    undo: str
+    at: str
+    error: str
+    arguments: Mapping[str, Any]
+    result: Any
+    returned: bool
+
+    @classmethod
+    def of(cls, action: Action) -> ActionRow:
+        """Return the row of an action."""
+        return cls(
+            id=action.id,
+            number=action.number,
+            session=action.session,
+            state=str(action.state),
+            function=action.name,
+            undo=action.undo,
+            at=datetime.fromtimestamp(action.at_ms / 1000, UTC).isoformat(timespec="seconds"),
+            error=action.error,
+            arguments=action.arguments,
+            result=action.result,
+            returned=action.returned,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import wraps
+from functools import partial, wraps
 from typing import ParamSpec, Self, TypeVar
 
 import anyio
@@ -35,12 +35,16 @@ from x402guard.guard.opening import (
     limited_tokens,
     opener_of,
     parse_limit,
+    undoing,
+    undoing_ids,
 )
+from x402guard.guard.undo import commit, roll_back
+from x402guard.ledger.actions import actions_mark
 from x402guard.ledger.authorize import BUDGET
 from x402guard.ledger.model import Node, NodeKind
 from x402guard.ledger.prediction import Prediction
 from x402guard.ledger.queries import prediction_of
-from x402guard.ledger.sessions import NodeRequest, close_node, open_node, opening_scope
+from x402guard.ledger.sessions import Closing, Ending, NodeRequest, close_node, ending_of, open_node, opening_scope
 from x402guard.ledger.token_budget import DEFAULT_TOKENS, open_tokens, tokens_node
 from x402guard.ledger.view import LedgerView, Scope
 from x402guard.llm.meter import Meter
@@ -49,6 +53,7 @@ from x402guard.money import Dollars, Nanos
 from x402guard.policy.checks import check_dollars
 from x402guard.policy.patterns import check_pattern, is_route
 from x402guard.policy.reach import Reach, reach_of
+from x402guard.policy.steps import run_of
 from x402guard.tools.token_budget import TokenBudget
 from x402guard.x402.reconciliation import Reconciliation, reconcile_node
 
@@ -211,7 +216,9 @@ class Session(Account, Charges, AgentSteps):
     def context(self) -> Context:
         """The settings that the flows of this session work under."""
         finalizing, quotes = finalizing_ids(), self._all_quotes()
-        return replace(self._context, finalizing=finalizing, quotes=quotes) if finalizing or quotes else self._context
+        if not finalizing and not quotes:
+            return self._context
+        return replace(self._context, finalizing=finalizing, undoing=undoing_ids(), quotes=quotes)
 
     @property
     def meter(self) -> Meter | None:
@@ -441,13 +448,48 @@ class Session(Account, Charges, AgentSteps):
             self._blocks -= 1
             return self._blocks == 0
 
+    def commit(self) -> None:
+        """Make what ``reversible`` functions have done in this session and below final, and run what is staged now.
+
+        Raises what a staged function raises, and ``LedgerUnavailable``.
+        """
+        commit(self.shell.store, partial(transact_now, self.shell), self._report_id())
+
+    async def acommit(self) -> None:
+        """Do the same, awaited."""
+        await in_a_thread(self.commit)
+
     def close(self, error: BaseException | None = None) -> None:
-        """End this opening of the session; *error* is the error that left its block. Live holds still count."""
-        self._ended = True
+        """End this opening of the session; *error* is the error that left its block. Live holds still count.
+
+        With the last opening, what ``reversible`` functions have done becomes final, or is undone after an abnormal end.
+        """
         refused = isinstance(error, BudgetExhausted) and error.rule == BUDGET and error.session == self._report_id()
-        scope = Scope(nodes=(self._node_id,))
-        transact_now(
-            self.shell,
-            scope,
-            lambda view: close_node(view, self._node_id, opener=self._opener, left_by_refusal=refused, end=self._end),
-        )
+        closing = Closing(self._opener, refused, self._end, failed=error is not None)
+        acts, nests = actions_mark(run_of(self._node_id)), self._kind is not NodeKind.SESSION
+
+        def change(view: LedgerView, *, wound_up: bool = nests) -> Ending | None:
+            acted = not wound_up and view.mark(acts) is not None
+            ending = ending_of(view, self._node_id, closing) if acted else None
+            if ending is None:
+                close_node(view, self._node_id, closing)
+            return ending
+
+        scope = Scope(nodes=(self._node_id,), marks=(acts,))
+        self._ended = nests
+        try:
+            ending = transact_now(self.shell, scope, change)
+            if ending is not None:
+                self._wind_up(ending)
+                transact_now(self.shell, scope, partial(change, wound_up=True))
+        finally:
+            self._ended = True
+
+    def _wind_up(self, ending: Ending) -> None:
+        """Undo or commit what was done in this session and below. A child's success is final with its run's."""
+        if ending == "abnormal":
+            with undoing(self.shell.store, self._node_id):
+                books = partial(transact_now, self.shell)
+                self.bind(roll_back)(self.shell.store, books, self._report_id())
+        elif self._node_id == run_of(self._node_id):
+            self.bind(self.commit)()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, Literal
 
 from msgspec import Struct
 
@@ -244,12 +244,42 @@ COMPLETED: Final = "completed"
 NOT_VERIFIED: Final = "not_verified"
 
 
-def close_node(view: LedgerView, node_id: str, *, opener: str, left_by_refusal: bool, end: str | None = None) -> Node:
-    """End one opening of a node. The node closes with its last opening.
+class Closing(Struct, frozen=True):
+    """How one opening of a node ends.
 
-    ``left_by_refusal`` is True if a refusal for lack of its budget ended the ``with`` block; ``end`` is what the agent
-    has said about its end, if anything. Live holds are unchanged and still count.
+    Attributes:
+        opener: the opening.
+        left_by_refusal: True if a refusal for lack of its budget ended the ``with`` block.
+        said: what the agent has said about its end, if anything.
+        failed: True if an error left the block.
     """
+
+    opener: str
+    left_by_refusal: bool = False
+    said: str | None = None
+    failed: bool = False
+
+
+def _word_of(node: Node, closing: Closing) -> str | None:
+    starved = closing.left_by_refusal or (node.starved and closing.said != COMPLETED)
+    return "budget_exhausted" if starved else closing.said
+
+
+Ending = Literal["normal", "abnormal"]
+
+
+def ending_of(view: LedgerView, node_id: str, closing: Closing) -> Ending | None:
+    """Return how a node ends with this opening, or None if it does not: others are open, or it has ended."""
+    node = view.node(node_id)
+    if node.openers != (closing.opener,):
+        return None
+    stopped = node.state is not NodeState.OPEN or _word_of(node, closing) not in (None, COMPLETED, NOT_VERIFIED)
+    return "abnormal" if closing.failed or stopped else "normal"
+
+
+def close_node(view: LedgerView, node_id: str, closing: Closing) -> Node:
+    """End one opening of a node. The node closes with its last opening. Live holds are unchanged and still count."""
+    opener = closing.opener
     node = view.node(node_id)
     if opener not in node.openers:
         return node
@@ -259,7 +289,7 @@ def close_node(view: LedgerView, node_id: str, *, opener: str, left_by_refusal: 
         if not rest:
             _tell_end(view, node, node.terminated_by)
         return view.node(node_id)
-    word = "budget_exhausted" if left_by_refusal or (node.starved and end != COMPLETED) else end
+    word = _word_of(node, closing)
     view.record(node_id, "close", facts={"terminated_by": word})
     _tell_end(view, node, word)
     view.put_node(

@@ -369,7 +369,7 @@ def _hold(
         return replace(refusal, requested=call.amount)
     unasked = _unconsented(call, settled(view, verdict, _subject(call)), consented)
     if unasked is not None:
-        return check_room(view, context.node_id, call.amount) or unasked
+        return check_room(view, context.node_id, call.amount, context.undoing) or unasked
     hold = Hold(
         id=call.hold_id,
         node_id=context.node_id,
@@ -385,7 +385,7 @@ def _hold(
     facts |= verdict_facts(verdict)
     if call.fingerprint:
         facts["arguments"] = call.fingerprint
-    written = authorize(view, hold, facts)
+    written = authorize(view, hold, facts, context.undoing)
     if not isinstance(written, Refusal):
         note_taken(view, context.policy, step, hold.id)
         _note_medium(view, call, verdict)

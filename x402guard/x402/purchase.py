@@ -291,9 +291,9 @@ def _buy(
             spent=spent_so_far(view, context.node_id),
         )
         if unasked.key not in consented:
-            return check_room(view, context.node_id, priced.amount) or unasked
+            return check_room(view, context.node_id, priced.amount, context.undoing) or unasked
     hold = _hold(view, context, case, priced)
-    decided = authorize(view, hold, {**_facts(case, hold), **verdict_facts(verdict)})
+    decided = authorize(view, hold, {**_facts(case, hold), **verdict_facts(verdict)}, context.undoing)
     if isinstance(decided, Refusal):
         return decided
     note_taken(view, context.policy, priced, decided.id)

@@ -7,7 +7,7 @@ from x402guard.errors import ConfigError, IllegalTransition
 from x402guard.frozen import replace
 from x402guard.ledger.authorize import Refusal, note_refusal
 from x402guard.ledger.model import Evidence, HoldKind, NodeState
-from x402guard.ledger.sessions import close_node, ensure_wallet
+from x402guard.ledger.sessions import Closing, close_node, ensure_wallet
 from x402guard.ledger.transitions import Capture, Void
 
 
@@ -121,7 +121,7 @@ def test_two_processes_cannot_believe_in_different_wallet_limits():
 
 def close(books, *, left_by_refusal=False):
     def change(view):
-        return close_node(view, "s", opener="opener-of-s", left_by_refusal=left_by_refusal)
+        return close_node(view, "s", Closing("opener-of-s", left_by_refusal=left_by_refusal))
 
     return books.change(change, nodes=("s",))
 

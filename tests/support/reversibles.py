@@ -1,0 +1,109 @@
+"""Functions that can be undone, and what they have done: a process of a test imports them, as an owner's own would be."""
+
+import os
+
+import anyio
+import httpx
+
+import x402guard
+
+DONE = []
+"""What has been done and undone, in order."""
+
+HOME = "tests.support.reversibles"
+
+
+def note(*what):
+    DONE.append(what)
+
+
+@x402guard.reversible(undo=f"{HOME}:unput")
+def put(key, value=1):
+    note("put", key)
+    return {"id": key}
+
+
+def unput(action):
+    note("unput", action.arguments["key"], action.result, action.returned)
+
+
+@x402guard.reversible(undo=f"{HOME}:unput")
+def half(key):
+    note("half", key)
+    raise OSError("the line broke")
+
+
+@x402guard.reversible(undo=f"{HOME}:stuck")
+def sticky(key):
+    note("sticky", key)
+
+
+def stuck(action):
+    note("stuck", action.arguments["key"])
+    raise SystemExit("no")
+
+
+@x402guard.reversible(undo=f"{HOME}:aunput")
+async def aput(key):
+    note("aput", key)
+    await anyio.sleep(0)
+    return key
+
+
+async def aunput(action):
+    await anyio.sleep(0)
+    note("aunput", action.arguments["key"], action.result)
+
+
+@x402guard.reversible(undo=f"{HOME}:aunput")
+async def ahalf(key):
+    raise OSError(key)
+
+
+@x402guard.reversible(undo=f"{HOME}:unput", delay_s=60)
+def later(key):
+    note("later", key)
+
+
+@x402guard.reversible(undo=f"{HOME}:unput", delay_s=0.05)
+def soon(key):
+    note("soon", key)
+
+
+@x402guard.reversible(undo=f"{HOME}:unput", delay_s=60)
+async def alater(key):
+    await anyio.sleep(0)
+    note("alater", key)
+
+
+@x402guard.reversible(undo=f"{HOME}:unput")
+def opaque(key):
+    note("opaque", key)
+    return object()
+
+
+@x402guard.reversible(undo=f"{HOME}:refund")
+def order(key):
+    note("order", key)
+
+
+def refund(action):
+    x402guard.current_session().charge("refund", "$0.04")
+    note("refund", action.arguments["key"])
+
+
+@x402guard.reversible(undo=f"{HOME}:pay_back")
+def sell(key):
+    note("sell", key)
+
+
+def pay_back(action):
+    from tests.support.merchant import URL, Shop
+    from x402guard import GuardedTransport
+
+    session = x402guard.current_session()
+    http = httpx.Client(transport=GuardedTransport(session, httpx.MockTransport(Shop())))
+    note("pay_back", http.get(URL).status_code, os.getpid() == PID)
+
+
+PID = os.getpid()
