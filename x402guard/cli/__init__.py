@@ -26,6 +26,7 @@ from x402guard.cli import (
     sessions,
     testnet,
     verify,
+    watchdog,
 )
 from x402guard.errors import X402GuardError
 from x402guard.ledger.report_text import printable
@@ -76,6 +77,7 @@ app.add_typer(policy.policy, name="policy")
 app.add_typer(prices.prices, name="prices")
 app.add_typer(keys.keys, name="keys")
 app.add_typer(ledger.ledger, name="ledger")
+app.command("watchdog")(watchdog.watchdog)
 app.command("verify")(verify.verify)
 app.command("doctor")(doctor.doctor)
 

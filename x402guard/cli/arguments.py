@@ -38,6 +38,20 @@ _UNITS: Final = {"m": "minutes", "h": "hours", "d": "days"}
 WITHOUT_SIGN: Final = "write it without the $, which a shell reads as a variable: 20.00"
 
 
+_PAUSE: Final = re.compile(r"([0-9]{1,6})(s|m|h)?", re.ASCII)
+_SECONDS: Final = {"s": 1, "m": 60, "h": 3600}
+_DAY_S: Final = 86_400
+
+
+def seconds(option: str, typed: str) -> int:
+    """Return a time that was typed, such as ``30s``, ``5m`` or ``1h``, in seconds. Raises ``ConfigError``."""
+    match = _PAUSE.fullmatch(typed.strip())
+    found = 0 if match is None else int(match[1]) * _SECONDS[match[2] or "s"]
+    if not 0 < found <= _DAY_S:
+        raise ConfigError(f"{option}: {typed!r} is not a time; write 30s, 5m or 1h, at most one day")
+    return found
+
+
 def typed_amount(text: str, *, field: str = "amount") -> Nanos:
     """Return an amount of dollars that was typed, in nano-dollars: ``20.00`` or ``$20.00``. Raises ``ConfigError``."""
     try:

@@ -8,11 +8,11 @@ import os
 import platform
 import stat
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -26,11 +26,13 @@ from x402guard.guard.settings import Settings, load_settings, settings_sources
 from x402guard.guard.unseen import clients_past_guard, unseen_libraries
 from x402guard.ledger.model import WALLET, HoldKind
 from x402guard.ledger.sessions import PAYER_MARK
+from x402guard.ledger.watch import BEAT
 from x402guard.money import dollars_to_nanos, format_dollars
 from x402guard.policy import Policy
 from x402guard.stores import MemoryStore, ledger_path, open_store
 
 _SHOWN = ("x402guard", "httpx", "httpx2", "genai-prices", "tiktoken", "msgspec", "coincurve")
+_MISSED_BEATS = 3
 Verdict = Literal["ok", "warning", "problem"]
 
 
@@ -151,6 +153,19 @@ def _people(settings: Settings, policy: Policy) -> Iterator[Finding]:
         yield Finding("kill file", "problem", f"{settings.kill_file} exists: nothing is paid until it is removed")
 
 
+def _watchdog(beats: Iterable[Mapping[str, Any]], now_ms: int) -> Iterator[Finding]:
+    """Yield whether the watchdog of a ledger still looks, if it had one that has not been ended."""
+    for beat in beats:
+        late_s = (now_ms - beat["at_ms"]) // 1000
+        if beat["ended"]:
+            continue
+        if late_s > _MISSED_BEATS * beat["beat_s"]:
+            fix = "start it again: x402guard watchdog"
+            yield Finding("watchdog", "warning", f"process {beat['pid']} has not looked for {late_s} s; {fix}")
+        else:
+            yield Finding("watchdog", "ok", f"process {beat['pid']} looks every {beat['beat_s']} s")
+
+
 def _ledger(url: str, budget: str | None, payer: str | None) -> Iterator[Finding]:
     path = ledger_path(url) if url.startswith("sqlite:///") else None
     if path is not None and not path.exists():
@@ -163,12 +178,14 @@ def _ledger(url: str, budget: str | None, payer: str | None) -> Iterator[Finding
         store = open_store(url)
         live = sum(hold.kind is not HoldKind.TOKENS for hold in store.outstanding())
         wallets = store.marks(*PAYER_MARK).values()
+        watched, now_ms = store.marks(*BEAT).values(), store.now_ms()
         limits = [node.limit for node in store.nodes() if node.id == WALLET]
         store.close()
     except (ConfigError, LedgerUnavailable) as error:
         yield Finding("ledger", "problem", str(error))
         return
     yield Finding("ledger", "ok", f"{url}: {live} live holds")
+    yield from _watchdog(watched, now_ms)
     for wallet in wallets:
         if payer is not None and wallet["address"] != payer:
             yield Finding(

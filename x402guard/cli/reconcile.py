@@ -4,23 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import re
 import time
-from typing import Annotated, Final
+from typing import Annotated
 
 import typer
 
-from x402guard.cli.arguments import AsJson, LedgerUrl, say, working
+from x402guard.cli.arguments import AsJson, LedgerUrl, say, seconds, working
 from x402guard.cli.sessions import holds
-from x402guard.errors import ConfigError, LedgerUnavailable
+from x402guard.errors import LedgerUnavailable
 from x402guard.guard.owner import Owner
 from x402guard.ledger.report_text import printable
 from x402guard.money import format_dollars
 from x402guard.x402.reconciliation import Reconciliation
-
-_EVERY: Final = re.compile(r"([0-9]{1,6})(s|m|h)?", re.ASCII)
-_SECONDS: Final = {"s": 1, "m": 60, "h": 3600}
-_LONGEST_PAUSE_S: Final = 86_400
 
 Every = Annotated[
     str | None, typer.Option("--every", help="Repeat, with a pause such as 30s, 5m or 1h between two runs.")
@@ -33,7 +28,7 @@ def reconcile(every: Every = None, ledger: LedgerUrl = None, as_json: AsJson = F
     The findings are written to the ledger. Exit code 1 if a chain could not be read, or if money moved that the ledger
     does not explain. Example: x402guard reconcile --every 30s
     """
-    pause_s = None if every is None else _seconds(every)
+    pause_s = None if every is None else seconds("--every", every)
     with Owner(ledger) as owner:
         while True:
             try:
@@ -85,14 +80,6 @@ def forgive_purchase(
         after = owner.forgive(hold)
     values = {"id": after.id, "state": str(after.state), "delivery": str(after.delivery)}
     say(f"hold {after.id} is forgiven; the same request signs a new payment now", values, as_json=as_json)
-
-
-def _seconds(every: str) -> int:
-    match = _EVERY.fullmatch(every.strip())
-    seconds = 0 if match is None else int(match[1]) * _SECONDS[match[2] or "s"]
-    if not 0 < seconds <= _LONGEST_PAUSE_S:
-        raise ConfigError(f"--every: {every!r} is not a pause; write 30s, 5m or 1h, at most one day")
-    return seconds
 
 
 def _lines(found: Reconciliation) -> list[str]:

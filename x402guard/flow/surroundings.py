@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import secrets
 import socket
+import subprocess
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Final
@@ -47,6 +48,23 @@ class Surroundings:
         except (PermissionError, OverflowError):
             return True
         return True
+
+    def is_stopped(self, pid: int) -> bool:
+        """Return whether a process of this machine exists and is stopped, as by SIGSTOP; False if that cannot be told."""
+        try:
+            return (
+                Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[0]
+                in "Tt"
+            )
+        except (OSError, IndexError):
+            if Path("/proc").is_dir():
+                return False
+        asked = ("ps", "-o", "state=", "-p", str(pid))  # not Linux
+        try:
+            said = subprocess.run(asked, capture_output=True, text=True, timeout=5, check=False).stdout  # noqa: S603 - constants
+        except (OSError, subprocess.SubprocessError):
+            return False
+        return said.strip()[:1] == "T"
 
     def random_bytes(self, count: int) -> bytes:
         """Return *count* bytes that no other party can predict."""

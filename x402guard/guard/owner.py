@@ -20,7 +20,7 @@ from x402guard.guard.arguments import is_gone
 from x402guard.guard.clock import refuse_strange_clock
 from x402guard.guard.guard import Guard
 from x402guard.guard.owner_rows import ActionRow, AllowanceRow, BudgetRow, HoldRow, LimitChange, QuestionRow
-from x402guard.guard.undo import actions_of, roll_back
+from x402guard.guard.watchdog import Watchdog, check_limits
 from x402guard.ledger.in_doubt import instance_mark
 from x402guard.ledger.model import Hold, HoldKind, NodeKind
 from x402guard.ledger.owner import known_budget, owner_mark, reset_node, set_limit, trip_node
@@ -35,6 +35,7 @@ from x402guard.policy.checks import check_dollars
 from x402guard.policy.loops import forget_before
 from x402guard.policy.steps import reset_mark, run_of
 from x402guard.stores import as_ledger_url, ledger_path, open_store
+from x402guard.tools.undo import actions_of, roll_back
 from x402guard.x402.cancel import Cancellation
 from x402guard.x402.reconciliation import Reconciliation
 
@@ -208,6 +209,22 @@ class Owner:
                         "actions when it ends; stop that process first"
                     )
         return [ActionRow.of(each) for each in roll_back(self._store, self._store.transact, node_id)]
+
+    def watchdog(
+        self, *, silence_s: int = 300, run_s: int | None = None, states: int = 5, every_s: int = 10
+    ) -> Watchdog:
+        """Return what trips the runs of this ledger that are stuck, one look at a time; close it at the end.
+
+        Args:
+            silence_s: seconds without an entry, with no call under way and no question that waits for a person.
+            run_s: seconds for which a run may be open; None for no limit.
+            states: how often a run may report the same state (``session.step(state=…)``).
+            every_s: seconds between two looks. ``doctor`` misses the watchdog after three of them.
+
+        Raises ``ConfigError`` naming the argument.
+        """
+        limits = check_limits(silence_s, run_s, states)
+        return Watchdog(self._guard(pays=False), limits, every_s)
 
     def cancel(self, hold: str) -> Cancellation:
         """Sign the cancellation of a live EIP-3009 payment with the key of the settings; see ``Guard.cancel``.

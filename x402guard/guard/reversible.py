@@ -18,11 +18,11 @@ from x402guard.flow.drivers import run, run_async, transact_now
 from x402guard.flow.surroundings import here
 from x402guard.guard.in_context import IN_CONTEXT
 from x402guard.guard.session import Session
-from x402guard.guard.undo import STAGED, find_undo
-from x402guard.guard.undo import undo as undo_action
 from x402guard.ledger.actions import Action
 from x402guard.policy.steps import run_of
 from x402guard.tools.actions import begin, begin_staged, finish
+from x402guard.tools.undo import STAGED, find_undo
+from x402guard.tools.undo import undo as undo_action
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -38,7 +38,6 @@ from x402guard.guard.opening import (
     undoing,
     undoing_ids,
 )
-from x402guard.guard.undo import commit, roll_back
 from x402guard.ledger.actions import actions_mark
 from x402guard.ledger.authorize import BUDGET
 from x402guard.ledger.model import Node, NodeKind
@@ -55,6 +54,7 @@ from x402guard.policy.patterns import check_pattern, is_route
 from x402guard.policy.reach import Reach, reach_of
 from x402guard.policy.steps import run_of
 from x402guard.tools.token_budget import TokenBudget
+from x402guard.tools.undo import commit, roll_back
 from x402guard.x402.reconciliation import Reconciliation, reconcile_node
 
 P = ParamSpec("P")

@@ -20,7 +20,7 @@ from x402guard import (
     current_session,
     reversible,
 )
-from x402guard.guard.undo import actions_of
+from x402guard.tools.undo import actions_of
 
 pytestmark = pytest.mark.usefixtures("_nothing_done")
 

@@ -1,0 +1,181 @@
+"""``x402guard watchdog`` against agents in processes of their own: stopped, silent, looping, and merely slow."""
+
+import json
+import re
+import signal
+import time
+
+import pytest
+
+from tests.support import processes
+from tests.support.command_line import forked
+from x402guard import Owner
+
+pytestmark = pytest.mark.xdist_group("watchdog")
+
+AGENT = """
+import sys, time
+from tests.support.merchant import URL, Shop, client, make_guard
+from x402guard import Loop, PaymentRefused, Policy
+
+url, way = sys.argv[1:]
+with make_guard(url, policy=Policy(loop=Loop(states=100), breaker=None)) as guard:
+    with guard.session("agent", budget="$1.00", id="run-1") as session:
+        http = client(session, Shop())
+        http.get(URL)
+        if way == "loops":
+            for _ in range(5):
+                session.step(state={"plan": "ask again"})
+        if way == "slow":
+            hold = session.hold("render", up_to="$0.50")
+            hold.__enter__()
+        print("ready", flush=True)
+        sys.stdin.readline()
+        try:
+            http.get(URL + "/2")
+            print("paid", flush=True)
+        except PaymentRefused as refusal:
+            print(refusal.rule, flush=True)
+"""
+
+
+@pytest.fixture
+def url(tmp_path):
+    return f"sqlite:///{tmp_path / 'spend.db'}"
+
+
+@pytest.fixture
+def agents():
+    running = []
+
+    def start(url, way):
+        agent = processes.start(AGENT, url, way)
+        running.append(agent)
+        assert agent.stdout.readline() == "ready\n"
+        return agent
+
+    yield start
+    for agent in running:
+        agent.send_signal(signal.SIGCONT)
+        agent.communicate("\n")
+
+
+def look(url, tmp_path, *arguments):
+    done = forked("watchdog", "--once", "--json", *arguments, "--ledger", url, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def goes_on(agent):
+    agent.stdin.write("\n")
+    agent.stdin.flush()
+    return agent.stdout.readline().strip()
+
+
+def state_of(url):
+    with Owner(url) as owner:
+        row = owner.budget("run-1")
+        return row.state, row.terminated_by
+
+
+def test_a_stopped_agent_is_tripped_within_two_looks_and_cannot_sign_afterwards(url, tmp_path, agents):
+    agent = agents(url, "works")
+    agent.send_signal(signal.SIGSTOP)
+    with processes.start("x402guard", "watchdog", "--every", "1s", "--ledger", url, module=True, cwd=tmp_path) as dog:
+        began = time.monotonic()
+        told = dog.stdout.readline()
+        assert re.fullmatch(rf"tripped session 'agent' \(run-1\): its process {agent.pid} is stopped\n", told)
+        assert time.monotonic() - began < 30
+        dog.send_signal(signal.SIGTERM)
+        assert dog.wait() == 0
+    agent.send_signal(signal.SIGCONT)
+    assert goes_on(agent) == "session_tripped"
+    assert state_of(url) == ("tripped", "watchdog")
+
+
+def test_a_silent_agent_is_tripped_and_one_that_waits_for_a_slow_call_is_not(url, tmp_path, agents):
+    agent = agents(url, "works")
+    assert look(url, tmp_path) == []
+    time.sleep(1.1)
+    [told] = look(url, tmp_path, "--silence", "1s")
+    assert told["session"] == "run-1"
+    assert re.fullmatch(r"it is silent for \d+ s", told["reason"])
+    assert look(url, tmp_path, "--silence", "1s") == []
+    assert goes_on(agent) == "session_tripped"
+
+
+def test_an_agent_with_a_call_under_way_goes_on(url, tmp_path, agents):
+    agent = agents(url, "slow")
+    time.sleep(1.1)
+    assert look(url, tmp_path, "--silence", "1s") == []
+    assert goes_on(agent) == "paid"
+
+
+def test_an_agent_in_the_same_state_again_and_again_is_tripped(url, tmp_path, agents):
+    agent = agents(url, "loops")
+    assert look(url, tmp_path, "--states", "6") == []
+    [told] = look(url, tmp_path)
+    assert told["reason"] == "it has reported the same state 5 times"
+    assert goes_on(agent) == "session_tripped"
+
+
+def test_an_agent_past_its_time_is_tripped(url, tmp_path, agents):
+    agent = agents(url, "slow")
+    time.sleep(2.1)
+    [told] = look(url, tmp_path, "--run", "1s")
+    assert "it is open for" in told["reason"]
+    assert goes_on(agent) == "session_tripped"
+
+
+def test_an_agent_whose_process_was_killed_is_silent_and_not_stopped(url, tmp_path, agents):
+    agent = agents(url, "works")
+    agent.kill()
+    agent.wait()
+    assert look(url, tmp_path) == []
+    time.sleep(1.1)
+    assert [told["session"] for told in look(url, tmp_path, "--silence", "1s")] == ["run-1"]
+
+
+def doctor(url, tmp_path):
+    done = forked("doctor", "--json", "--ledger", url, cwd=tmp_path)
+    return [row for row in json.loads(done.stdout) if row["check"] == "watchdog"]
+
+
+def test_doctor_misses_a_watchdog_that_has_died_and_none_that_has_ended(url, tmp_path, agents):
+    agents(url, "works")
+    assert doctor(url, tmp_path) == []
+    with processes.start("x402guard", "watchdog", "--every", "1s", "--ledger", url, module=True, cwd=tmp_path) as dog:
+        give_up = time.monotonic() + 30
+        while not (found := doctor(url, tmp_path)):
+            assert time.monotonic() < give_up
+        assert found == [{"check": "watchdog", "verdict": "ok", "detail": f"process {dog.pid} looks every 1 s"}]
+        dog.send_signal(signal.SIGKILL)
+        dog.wait()
+        while (found := doctor(url, tmp_path))[0]["verdict"] == "ok":
+            assert time.monotonic() < give_up
+        assert re.fullmatch(
+            rf"process {dog.pid} has not looked for \d+ s; start it again: x402guard watchdog", found[0]["detail"]
+        )
+    look(url, tmp_path)
+    assert doctor(url, tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("--silence", "soon"), "--silence: 'soon' is not a time"),
+        (("--run", "0s"), "--run: '0s' is not a time"),
+        (("--states", "0"), "states: 0 is not a positive whole number"),
+        (("--every", "2d"), "--every: '2d' is not a time"),
+    ],
+)
+def test_mistakes_are_told_in_a_line(url, tmp_path, agents, arguments, says):
+    agents(url, "works")
+    done = forked("watchdog", "--once", *arguments, "--ledger", url, cwd=tmp_path)
+    assert (done.returncode, says in done.stderr) == (2, True), done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_ledger_that_is_not_there_is_told(tmp_path):
+    done = forked("watchdog", "--once", "--ledger", str(tmp_path / "no.db"), cwd=tmp_path)
+    assert (done.returncode, "no ledger yet at" in done.stderr) == (2, True), done.stderr

@@ -1,0 +1,109 @@
+"""Decides which open runs are stuck: stopped, silent, past their time, or in the same state again and again."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any, Final
+
+from msgspec import Struct
+
+from x402guard.ledger.budgets import trip
+from x402guard.ledger.model import Hold, HoldKind, Node, NodeKind, NodeState
+from x402guard.ledger.questions import answer_of
+from x402guard.ledger.view import LedgerView, MarkKey
+
+WATCHDOG: Final = "watchdog"
+"""The word of a run that the watchdog has tripped."""
+
+BEAT: Final[MarkKey] = ("watchdog", "beat")
+"""The key of the mark that says when the watchdog has last looked."""
+
+
+class Limits(Struct, frozen=True):
+    """What a watchdog takes for stuck.
+
+    Attributes:
+        silence_s: seconds without an entry, with nothing under way.
+        run_s: seconds since the run was opened; None for no limit.
+        states: how often a run may report the same state.
+    """
+
+    silence_s: int = 300
+    run_s: int | None = None
+    states: int = 5
+
+
+class Seen(Struct, frozen=True):
+    """What was seen of one open run.
+
+    Attributes:
+        run: its outermost session.
+        inside: the ids of its nodes.
+        last_ms: its last entry, in unix milliseconds.
+        waits: True if a call of it is under way, or a question of it waits for a person.
+        same_state: how often it has reported the state that it has reported most.
+        stopped: the ids of its processes, if all of them are stopped; else empty.
+    """
+
+    run: Node
+    inside: tuple[str, ...]
+    last_ms: int
+    waits: bool
+    same_state: int
+    stopped: tuple[int, ...] = ()
+
+
+def open_runs(nodes: Collection[Node]) -> list[Node]:
+    """Return the outermost sessions that are open in a process."""
+    found = (node for node in nodes if node.kind is NodeKind.SESSION and "/" not in node.id)
+    return [node for node in found if node.state is NodeState.OPEN and node.openers]
+
+
+def seen_of(
+    run: Node,
+    nodes: Collection[Node],
+    now_ms: int,
+    *,
+    holds: Collection[Hold],
+    questions: Collection[Mapping[str, Any]],
+    states: Mapping[str, Mapping[str, Any]],
+) -> Seen:
+    """Return what the rows of a ledger show of an open run, as of *now_ms* (unix milliseconds).
+
+    *holds* are the live ones; *questions* and *states* the marks of approvals and of reported states.
+    """
+    inside = {node.id: node for node in nodes if node.id == run.id or node.id.startswith(f"{run.id}/")}
+    out = (hold for hold in holds if hold.node_id in inside and hold.kind is not HoldKind.TOKENS)
+    asked = (row for row in questions if row["session"] in inside and answer_of(row, now_ms) is None)
+    return Seen(
+        run=run,
+        inside=tuple(inside),
+        last_ms=max(node.last_ms for node in inside.values()),
+        waits=any(hold.deadline_unix * 1000 >= now_ms for hold in out) or any(not row["taken"] for row in asked),
+        same_state=max((row["count"] for key, row in states.items() if key.startswith(f"{run.id} ")), default=0),
+    )
+
+
+def why_stuck(seen: Seen, limits: Limits, now_ms: int) -> str | None:
+    """Return why a run is stuck, in words, or None."""
+    if seen.stopped:
+        names = ", ".join(map(str, seen.stopped))
+        return f"its process {names} is stopped" if len(seen.stopped) == 1 else f"its processes {names} are stopped"
+    if limits.run_s is not None and now_ms - seen.run.created_ms > limits.run_s * 1000:
+        return f"it is open for {(now_ms - seen.run.created_ms) // 1000} s, and may be for {limits.run_s}"
+    if seen.same_state >= limits.states:
+        return f"it has reported the same state {seen.same_state} times"
+    silent_s = (now_ms - seen.last_ms) // 1000
+    if silent_s >= limits.silence_s and not seen.waits:
+        return f"it is silent for {silent_s} s"
+    return None
+
+
+def trip_stuck(view: LedgerView, seen: Seen, reason: str) -> bool:
+    """Trip a run that is stuck, and return whether it is: it has ended or gone on since, if not."""
+    now = [view.node(node_id) for node_id in seen.inside if view.has_node(node_id)]
+    gone_on = max(node.last_ms for node in now) != seen.last_ms and not seen.stopped
+    if gone_on or view.node(seen.run.id).state is not NodeState.OPEN:
+        return False
+    trip(view, seen.run.id, WATCHDOG, reason)
+    return view.node(seen.run.id).state is NodeState.TRIPPED
