@@ -73,6 +73,15 @@ STORIES = {  # what the chain shows, one after the other, and what the books say
     "by nobody knows what, then shown": ([Used(final=True), settled(LITTLE)], ("captured", LITTLE, "chain")),
     "cancelled, not final": ([Cancelled(ONE, final=False)], ("held", ALL, None)),
     "cancelled": ([Cancelled(ONE, final=True)], ("voided", 0, None)),
+    "cancelled, undone": ([Cancelled(ONE, final=True), LATER], ("held", ALL, None)),
+    "cancelled, and taken by another final block": (
+        [Cancelled(ONE, final=True), settled(LITTLE, TWO)],
+        ("captured", LITTLE, "chain"),
+    ),
+    "cancelled, and taken by a block that is not final": (
+        [Cancelled(ONE, final=True), settled(LITTLE, TWO, final=False)],
+        ("captured", ALL, "chain_head"),
+    ),
     "taken, and cancelled too late": ([settled(ALL), Cancelled(TWO, final=True)], ("captured", ALL, "chain")),
     "expired, and taken after all": ([Unused(NOW + 60), settled(ALL)], ("captured", ALL, "chain")),
     "a block from the far future": ([Unused(NOW + 500 * 86_400)], ("held", ALL, None)),
@@ -100,6 +109,16 @@ ELSEWHERE = {
     "another block takes an unknown part": Used(final=False),
     "another block cancels it": Cancelled(TWO, final=False),
 }
+
+
+@pytest.mark.parametrize(
+    "after", [LATER, settled(ALL, TWO), settled(LITTLE, TWO, final=False)], ids=["unused", "final", "head"]
+)
+def test_a_cancellation_that_is_undone_counts_in_full_and_trips_the_budget_that_it_passes(books, after):
+    show(books, Cancelled(ONE, final=True))
+    books.hold("h2", "$0.48")
+    assert show(books, after)[1] == usd("$0.10")
+    assert books.node("s").state == "tripped"
 
 
 @pytest.mark.parametrize("elsewhere", ELSEWHERE)
