@@ -40,12 +40,11 @@ from x402guard.errors import (
 from x402guard.flow.receipt import Receipt
 from x402guard.guard.account import Outstanding
 from x402guard.guard.guard import Guard
-from x402guard.guard.in_context import tool
+from x402guard.guard.in_context import reversible, tool
 from x402guard.guard.install import install, uninstall
 from x402guard.guard.named_budget import NamedBudget
 from x402guard.guard.notices import Webhook
 from x402guard.guard.owner import Owner
-from x402guard.guard.reversible import reversible
 from x402guard.guard.session import Session, current_session
 from x402guard.guard.signed_report import ReportKey, SignedReport, verify_report
 from x402guard.http.refusal_from import refusal_from

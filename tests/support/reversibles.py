@@ -1,6 +1,8 @@
 """Functions that can be undone, and what they have done: a process of a test imports them, as an owner's own would be."""
 
 import os
+import threading
+import time
 
 import anyio
 import httpx
@@ -107,3 +109,93 @@ def pay_back(action):
 
 
 PID = os.getpid()
+WAITING = []
+"""(event that says that it is inside, event that lets it go on) for the next function that waits."""
+
+
+def _wait():
+    inside, go_on = WAITING.pop()
+    inside.set()
+    assert go_on.wait(20)
+
+
+@x402guard.reversible(undo=f"{HOME}:unput")
+def waits(key):
+    _wait()
+    note("waits", key)
+
+
+@x402guard.reversible(undo=f"{HOME}:unput", delay_s=0.05)
+def soon_waits(key):
+    _wait()
+    note("soon_waits", key)
+
+
+@x402guard.reversible(undo=f"{HOME}:begin_another")
+def begins(key):
+    note("begins", key)
+
+
+def begin_another(action):
+    session = x402guard.current_session()
+    thread = threading.Thread(target=session.bind(_begin_another))
+    thread.start()
+    thread.join(20)
+
+
+def _begin_another():
+    try:
+        put("another")
+    except x402guard.SessionClosed as error:
+        note(type(error).__name__)
+
+
+@x402guard.reversible(undo=f"{HOME}:unput", delay_s=60)
+def later_fails(key):
+    raise OSError("full")
+
+
+@x402guard.reversible(undo=f"{HOME}:unput")
+def stops(key):
+    raise {"SystemExit": SystemExit, "KeyboardInterrupt": KeyboardInterrupt}[key]
+
+
+@x402guard.reversible(undo=f"{HOME}:aunput")
+async def asleep(key):
+    await anyio.sleep(60)
+
+
+@x402guard.reversible(undo=f"{HOME}:unslow")
+def slow(key):
+    note("slow", key)
+
+
+def unslow(action):
+    time.sleep(0.1)
+
+
+@x402guard.reversible(undo=f"{HOME}:move_back")
+def move(source, target):
+    note("move", source, target)
+
+
+def move_back(action):
+    move(action.arguments["target"], action.arguments["source"])
+
+
+@x402guard.reversible(undo=f"{HOME}:commit_all")
+def commits(key):
+    note("commits", key)
+
+
+def commit_all(action):
+    x402guard.current_session().commit()
+
+
+@x402guard.reversible(undo=f"{HOME}:tell")
+def tells(key):
+    note("tells", key)
+
+
+def tell(action):
+    raise OSError("SECRET")

@@ -6,8 +6,9 @@ import asyncio
 import os
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from contextvars import ContextVar
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from contextvars import Context, ContextVar, copy_context
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, Final, Generic, Protocol, TypeVar
@@ -231,6 +232,7 @@ def _is_there(path: Path) -> bool:
 _OTHER_TURN: RunVar[anyio.CapacityLimiter] = RunVar("x402guard_other_turn")
 _LEDGER_THREADS: Final = 16
 _OTHER_THREADS: Final = 16
+_CLOSING_THREADS: Final = 40
 
 
 async def _in_thread(effect: Effect, call: Callable[[], Any], shell: Shell) -> Any:
@@ -261,6 +263,19 @@ async def to_the_end(call: Callable[[], R], shell: Shell, late: Callable[[R], ob
         work = _ledger_threads(os.getpid(), id(shell.store)).submit(call)
     except RuntimeError:
         return call()  # the interpreter is ending and starts no threads; the ledger still has to be updated
+    return await _awaited(work, late)
+
+
+async def close_to_the_end(call: Callable[[], R]) -> R:
+    """Run what ends a session to its end even if the task is cancelled, and let the cancellation continue after it.
+
+    It may take as long as functions of the owner, so it has threads of its own.
+    """
+    work = _closing_threads(os.getpid()).submit(context_of_a_thread().run, call)
+    return await _awaited(work, lambda _: None, may_drop=False)
+
+
+async def _awaited(work: Future[R], late: Callable[[R], object], *, may_drop: bool = True) -> R:
     done = Wakeable()
     work.add_done_callback(lambda _: done.set())
     cancelled: asyncio.CancelledError | None = None
@@ -269,7 +284,7 @@ async def to_the_end(call: Callable[[], R], shell: Shell, late: Callable[[R], ob
             with anyio.CancelScope(shield=True):
                 await done.wait()
         except asyncio.CancelledError as error:
-            if work.cancel():
+            if may_drop and work.cancel():
                 raise  # the transaction has not begun
             cancelled = error
     if cancelled is not None:
@@ -277,6 +292,21 @@ async def to_the_end(call: Callable[[], R], shell: Shell, late: Callable[[R], ob
             late(work.result())
         raise cancelled  # the flow gets the cancellation, and reads the ledger
     return work.result()
+
+
+def context_of_a_thread() -> Context:
+    """Return a copy of this context for a plain thread, where no event loop runs, whatever runs here."""
+    context = copy_context()
+    with suppress(ImportError):
+        from sniffio import current_async_library_cvar
+
+        context.run(current_async_library_cvar.set, None)
+    return context
+
+
+@lru_cache(maxsize=1)
+def _closing_threads(_pid: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(_CLOSING_THREADS, thread_name_prefix="x402guard-closing")
 
 
 @lru_cache(maxsize=64)

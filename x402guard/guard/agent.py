@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from x402guard.errors import ConfigError
 from x402guard.flow.admission import consent
-from x402guard.flow.drivers import run, run_async
+from x402guard.flow.drivers import close_to_the_end, run, run_async
 from x402guard.flow.effects import Flow, Transact
 from x402guard.flow.refusals import enforce, refused
 from x402guard.flow.shell import Payer
@@ -78,7 +78,7 @@ class AgentSteps(Payer):
             said = await said
         done = await run_async(self._finished(said is True, checked), self.shell)
         if done:
-            self.close()
+            await close_to_the_end(self.close)
         return done
 
     def _stepped(self, state: object) -> Flow[int]:

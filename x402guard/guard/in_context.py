@@ -1,12 +1,26 @@
-"""Finds the session in context, for what is declared once for all sessions: tools, and the clients of ``install``."""
+"""Declared once for all sessions: tools, functions that can be undone, clients. Finds the session in context."""
 
 from __future__ import annotations
 
-from typing import Final
+import inspect
+import json
+import re
+from collections.abc import Callable, Mapping
+from functools import partial, wraps
+from typing import Any, Final, ParamSpec, TypeVar, cast
 
-from x402guard.errors import ConfigError
+from msgspec import Struct
+
+from x402guard.errors import ConfigError, SessionClosed
+from x402guard.flow.drivers import close_to_the_end, run, run_async, transact_now
+from x402guard.flow.surroundings import here
 from x402guard.guard.charges import DeclaresTools
 from x402guard.guard.session import Session, current_session
+from x402guard.ledger.actions import Action
+from x402guard.policy.steps import run_of
+from x402guard.tools.actions import begin, begin_staged, finish
+from x402guard.tools.undo import STAGED, UNDOING, find_undo, in_own_loop
+from x402guard.tools.undo import undo as undo_action
 
 
 class InContext(DeclaresTools):
@@ -32,3 +46,169 @@ class InContext(DeclaresTools):
 IN_CONTEXT: Final = InContext()
 
 tool: Final = IN_CONTEXT.tool
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_TARGET: Final = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
+_MOST_CHARS: Final = 65_536
+_LONGEST_DELAY_S: Final = 86_400
+
+
+def reversible(*, undo: str, delay_s: float | None = None) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Decorate a function, plain or ``async``, whose effect another function can undo.
+
+    Each call is written to the ledger before it begins, with its arguments, and after it, with its result. If the
+    session in context ends abnormally (by an exception, a trip, an exhausted budget), what it has done and not
+    committed is undone, the last action first; a call that raises is undone at once. ``session.commit()`` makes what
+    was done final, and so does the normal end of the outermost session. After a crash the owner undoes the rest:
+    ``x402guard journal rollback SESSION``.
+
+    Args:
+        undo: the function that undoes a call, as ``module:function``, plain or ``async``. It gets an ``Action`` with
+            ``arguments``, ``result`` and ``returned``, in this process or a new one, and possibly more than once.
+        delay_s: stage each call of a function that returns None: it runs after that many seconds, or at ``commit``, and
+            a stop cancels it. The call returns at once.
+
+    The decorated function raises ``ConfigError`` outside a session, for an undo that cannot be imported, and for
+    arguments that JSON cannot hold: nothing has run then. For such a result, the call is undone at once. It raises
+    ``SessionTripped``, ``SessionClosed``, and ``LedgerUnavailable`` as a tool does.
+    """
+    if not isinstance(undo, str) or not _TARGET.fullmatch(undo):
+        raise ConfigError(f"undo: {undo!r:.100} is not 'module:function', such as 'mail:unsend'")
+    if delay_s is not None and (type(delay_s) not in (int, float) or not 0 < delay_s <= _LONGEST_DELAY_S):
+        raise ConfigError(f"delay_s: {delay_s!r:.60} is not a number of seconds, up to {_LONGEST_DELAY_S:,}")
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        lazy = inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
+        if not callable(function) or isinstance(function, type) or lazy:
+            raise ConfigError(
+                f"reversible: {function!r:.100} is not a function that returns a result; decorate one that does"
+            )
+        kind = _Reversible(function, inspect.signature(function), undo, delay_s)
+        if inspect.iscoroutinefunction(function):
+
+            @wraps(function)
+            async def awaited(*args: P.args, **kwargs: P.kwargs) -> Any:
+                return await kind.acall(args, kwargs)
+
+            return cast("Callable[P, R]", awaited)
+
+        @wraps(function)
+        def called(*args: P.args, **kwargs: P.kwargs) -> R:
+            return cast("R", kind.call(args, kwargs))
+
+        return called
+
+    return decorate
+
+
+class _Reversible(Struct, frozen=True):
+    function: Callable[..., Any]
+    signature: inspect.Signature
+    undo: str
+    delay_s: float | None
+
+    def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if UNDOING.get():
+            return self.function(*args, **kwargs)
+        session = IN_CONTEXT.innermost()
+        action = run(begin(session.context, self._action(session, args, kwargs), self._delay_ms()), session.shell)
+        if self.delay_s is None:
+            return _perform(session, action, partial(self.function, *args, **kwargs))
+        self._stage(session, action, partial(self.function, *args, **kwargs))
+        return None
+
+    async def acall(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if UNDOING.get():
+            return await self.function(*args, **kwargs)
+        session = IN_CONTEXT.innermost()
+        action = self._action(session, args, kwargs)
+        action = await run_async(begin(session.context, action, self._delay_ms()), session.shell)
+        if self.delay_s is not None:
+            self._stage(session, action, partial(in_own_loop, partial(self.function, *args, **kwargs)))
+            return None
+        try:
+            result = await self.function(*args, **kwargs)
+            plain = _as_json("result", result)
+        except BaseException:
+            await close_to_the_end(partial(_undo_now, session, action))
+            raise
+        await close_to_the_end(partial(_finish, session, action, plain))
+        return result
+
+    def _delay_ms(self) -> int:
+        return 0 if self.delay_s is None else max(1, round(self.delay_s * 1000))
+
+    def _action(self, session: Session, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Action:
+        find_undo(self.undo)
+        bound = self.signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        first = next(iter(bound.arguments), "")
+        named = {name: value for name, value in bound.arguments.items() if name != first or name not in ("self", "cls")}
+        session_id = session.context.session_id
+        return Action(
+            id=f"{run_of(session_id)}/{here().random_bytes(6).hex()}",
+            session=session_id,
+            name=getattr(self.function, "__qualname__", type(self.function).__name__),
+            undo=self.undo,
+            arguments=_arguments(named),
+        )
+
+    def _stage(self, session: Session, action: Action, call: Callable[[], Any]) -> None:
+        def perform() -> None:
+            begun = run(begin_staged(session.context, action), session.shell)
+            if begun is not None:
+                around = session.nearest_open()
+                around.bind(_perform)(around, begun, call)
+
+        STAGED.add(action.id, self.delay_s or 0.0, perform)
+
+
+def _perform(session: Session, action: Action, call: Callable[[], Any]) -> Any:
+    try:
+        result = call()
+        plain = _as_json("result", result)
+    except BaseException:  # also Ctrl-C: a part of it may be done
+        _undo_now(session, action)
+        raise
+    _finish(session, action, plain)
+    return result
+
+
+def _finish(session: Session, action: Action, plain: Any) -> None:
+    done, late = run(finish(action, plain), session.shell)
+    if late:
+        _undo_now(session, done)
+        raise SessionClosed(
+            f"the session ended while {action.name} ran, so it was undone", rule="session_closed", session=action.session,
+            advice="Wait for what a session does before its end.",
+        )  # fmt: skip
+
+
+def _undo_now(session: Session, action: Action) -> None:
+    session.bind(undo_action)(partial(transact_now, session.shell), action)
+
+
+def _arguments(named: Mapping[str, Any]) -> Mapping[str, Any]:
+    plain = {name: _as_json(f"arguments: {name}", value) for name, value in named.items()}
+    if len(json.dumps(plain, ensure_ascii=False)) > _MOST_CHARS:
+        raise ConfigError(f"arguments: more than {_MOST_CHARS:,} characters of JSON; pass an id of what is large")
+    return plain
+
+
+def _as_json(field: str, value: object) -> Any:
+    """Return *value* as JSON holds it. Raises ``ConfigError`` naming *field* if JSON cannot hold it."""
+    try:
+        text = json.dumps(value, allow_nan=False, ensure_ascii=False)
+        text.encode()
+        plain = json.loads(text)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ConfigError(
+            f"{field}: a {type(value).__name__} is not JSON ({str(error)[:100]}), so an undo in a new process could not have "
+            "it; use text, numbers, lists and dicts"
+        ) from None
+    if len(text) > _MOST_CHARS:
+        raise ConfigError(f"{field}: more than {_MOST_CHARS:,} characters of JSON; use an id of what is large")
+    return plain

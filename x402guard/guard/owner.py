@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from x402guard.chain.reader import Endpoints
 from x402guard.errors import ConfigError
+from x402guard.flow.drivers import transact_now
 from x402guard.flow.ports import ChainReader
 from x402guard.flow.surroundings import here
 from x402guard.guard.allowance import wallet_of
@@ -208,7 +209,9 @@ class Owner:
                         f"session: {node.id!r} is open in process {row.get('pid')} of {row.get('host')}, which undoes its "
                         "actions when it ends; stop that process first"
                     )
-        return [ActionRow.of(each) for each in roll_back(self._store, self._store.transact, node_id)]
+        with self._guard(pays=False) as guard:
+            undone = roll_back(self._store, partial(transact_now, guard.shell), node_id)
+        return [ActionRow.of(each) for each in undone]
 
     def watchdog(
         self, *, silence_s: int = 300, run_s: int | None = None, states: int = 5, every_s: int = 10

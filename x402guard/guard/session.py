@@ -13,15 +13,14 @@ import anyio
 import anyio.to_thread
 from msgspec import Struct
 
-from x402guard.errors import BudgetExhausted, ConfigError, SessionClosed
+from x402guard.errors import ConfigError, SessionClosed
 from x402guard.flow.context import Context
-from x402guard.flow.drivers import transact_now
+from x402guard.flow.drivers import close_to_the_end, transact_now
 from x402guard.flow.shell import LOG
 from x402guard.flow.surroundings import here
 from x402guard.frozen import replace
-from x402guard.guard.account import Account
-from x402guard.guard.agent import AgentSteps
 from x402guard.guard.charges import Charges
+from x402guard.guard.endings import Endings
 from x402guard.guard.opening import (
     Basis,
     Finalizing,
@@ -35,26 +34,21 @@ from x402guard.guard.opening import (
     limited_tokens,
     opener_of,
     parse_limit,
-    undoing,
     undoing_ids,
 )
-from x402guard.ledger.actions import actions_mark
-from x402guard.ledger.authorize import BUDGET
 from x402guard.ledger.model import Node, NodeKind
 from x402guard.ledger.prediction import Prediction
 from x402guard.ledger.queries import prediction_of
-from x402guard.ledger.sessions import Closing, Ending, NodeRequest, close_node, ending_of, open_node, opening_scope
+from x402guard.ledger.sessions import NodeRequest, open_node, opening_scope
 from x402guard.ledger.token_budget import DEFAULT_TOKENS, open_tokens, tokens_node
-from x402guard.ledger.view import LedgerView, Scope
+from x402guard.ledger.view import LedgerView
 from x402guard.llm.meter import Meter
 from x402guard.llm.prices import ModelPrice, RegisteredBook
 from x402guard.money import Dollars, Nanos
 from x402guard.policy.checks import check_dollars
 from x402guard.policy.patterns import check_pattern, is_route
 from x402guard.policy.reach import Reach, reach_of
-from x402guard.policy.steps import run_of
 from x402guard.tools.token_budget import TokenBudget
-from x402guard.tools.undo import commit, roll_back
 from x402guard.x402.reconciliation import Reconciliation, reconcile_node
 
 P = ParamSpec("P")
@@ -92,7 +86,7 @@ def current_session() -> Session | None:
     return None if block is None else block.session
 
 
-class Session(Account, Charges, AgentSteps):
+class Session(Charges, Endings):
     """The budget of one run. Made by ``Guard.session`` and ``Session.child``; used as a block, sync or async.
 
     Inside its block it is the session in context: tasks and ``to_thread`` inherit it, plain threads get it by ``bind``.
@@ -117,7 +111,7 @@ class Session(Account, Charges, AgentSteps):
         self._blocks = self._scopes = 0
         self._told_unscoped = False
         self._lock = threading.Lock()
-        self._ended = False
+        self._ended = self._failed = False
         self._models: dict[str, ModelPrice] = {}
         self._quotes: tuple[tuple[str, Nanos], ...] = ()
         context = replace(basis.context, node_id=node.id, session_id=self._report_id())
@@ -418,6 +412,7 @@ class Session(Account, Charges, AgentSteps):
         return self
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        self._failed = self._failed or error is not None
         if self._leave():
             self.close(error)
 
@@ -425,9 +420,9 @@ class Session(Account, Charges, AgentSteps):
         return self.__enter__()
 
     async def __aexit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        self._failed = self._failed or error is not None
         if self._leave():
-            with anyio.CancelScope(shield=True):
-                await anyio.to_thread.run_sync(self.close, error)
+            await close_to_the_end(partial(self.close, error))
 
     def _leave(self) -> bool:
         """Restore the block around this one. Returns True if it was the last.
@@ -448,48 +443,9 @@ class Session(Account, Charges, AgentSteps):
             self._blocks -= 1
             return self._blocks == 0
 
-    def commit(self) -> None:
-        """Make what ``reversible`` functions have done in this session and below final, and run what is staged now.
-
-        Raises what a staged function raises, and ``LedgerUnavailable``.
-        """
-        commit(self.shell.store, partial(transact_now, self.shell), self._report_id())
-
-    async def acommit(self) -> None:
-        """Do the same, awaited."""
-        await in_a_thread(self.commit)
-
-    def close(self, error: BaseException | None = None) -> None:
-        """End this opening of the session; *error* is the error that left its block. Live holds still count.
-
-        With the last opening, what ``reversible`` functions have done becomes final, or is undone after an abnormal end.
-        """
-        refused = isinstance(error, BudgetExhausted) and error.rule == BUDGET and error.session == self._report_id()
-        closing = Closing(self._opener, refused, self._end, failed=error is not None)
-        acts, nests = actions_mark(run_of(self._node_id)), self._kind is not NodeKind.SESSION
-
-        def change(view: LedgerView, *, wound_up: bool = nests) -> Ending | None:
-            acted = not wound_up and view.mark(acts) is not None
-            ending = ending_of(view, self._node_id, closing) if acted else None
-            if ending is None:
-                close_node(view, self._node_id, closing)
-            return ending
-
-        scope = Scope(nodes=(self._node_id,), marks=(acts,))
-        self._ended = nests
-        try:
-            ending = transact_now(self.shell, scope, change)
-            if ending is not None:
-                self._wind_up(ending)
-                transact_now(self.shell, scope, partial(change, wound_up=True))
-        finally:
-            self._ended = True
-
-    def _wind_up(self, ending: Ending) -> None:
-        """Undo or commit what was done in this session and below. A child's success is final with its run's."""
-        if ending == "abnormal":
-            with undoing(self.shell.store, self._node_id):
-                books = partial(transact_now, self.shell)
-                self.bind(roll_back)(self.shell.store, books, self._report_id())
-        elif self._node_id == run_of(self._node_id):
-            self.bind(self.commit)()
+    def nearest_open(self) -> Session:
+        """Return this session, or the nearest around it that has not ended in this process."""
+        session = self
+        while session.has_ended and session._parent is not None:
+            session = session._parent
+        return session

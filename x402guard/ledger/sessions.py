@@ -273,8 +273,10 @@ def ending_of(view: LedgerView, node_id: str, closing: Closing) -> Ending | None
     node = view.node(node_id)
     if node.openers != (closing.opener,):
         return None
-    stopped = node.state is not NodeState.OPEN or _word_of(node, closing) not in (None, COMPLETED, NOT_VERIFIED)
-    return "abnormal" if closing.failed or stopped else "normal"
+    tripped = bool(view.killed_by) or any(each.state is NodeState.TRIPPED for each in view.path(node_id))
+    stopped = tripped or node.state is not NodeState.OPEN
+    said = _word_of(node, closing) in (None, COMPLETED, NOT_VERIFIED)
+    return "normal" if said and not stopped and not closing.failed else "abnormal"
 
 
 def close_node(view: LedgerView, node_id: str, closing: Closing) -> Node:

@@ -436,7 +436,8 @@ class SqliteStore:
 
     def marks(self, kind: str, prefix: str) -> Mapping[str, Mapping[str, Any]]:
         """See ``LedgerStore.marks``."""
-        sql = "SELECT kind, key, value FROM marks WHERE kind = ? AND substr(key, 1, length(?)) = ?"
+        # A range, which the index of the keys has; U+10FFFF is behind every other character.
+        sql = "SELECT kind, key, value FROM marks WHERE kind = ? AND key >= ? AND key < ? || char(1114111)"
         return {key: value for (_, key), value in self._read(to_mark, sql, (kind, prefix, prefix))}
 
     def steady_ms(self) -> int:

@@ -8,23 +8,39 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextvars import copy_context
+from contextvars import ContextVar
 from importlib import import_module
 from typing import Any, Final
 
 import anyio
+from msgspec import Struct
 
-from x402guard.errors import ConfigError, X402GuardError
-from x402guard.flow.shell import LOG
-from x402guard.ledger.actions import OPEN_STATES, Action, ActionState, action_mark, below, move_action, read_action
+from x402guard.errors import ConfigError
+from x402guard.flow.context import Context
+from x402guard.flow.drivers import context_of_a_thread, run
+from x402guard.flow.shell import LOG, Shell
+from x402guard.ledger.actions import (
+    OPEN_STATES,
+    Action,
+    ActionState,
+    action_mark,
+    below,
+    claim_undo,
+    move_action,
+    read_action,
+)
 from x402guard.ledger.store import LedgerStore
 from x402guard.ledger.view import Change, Scope
 from x402guard.policy.steps import run_of
+from x402guard.tools.actions import commit_done
 
 Undo = Callable[[Action], object]
 
-Books = Callable[[Scope, Change[Action]], Action]
+Books = Callable[[Scope, Change[Any]], Any]
 """Runs one change of the ledger, and sends its notices."""
+
+UNDOING: Final[ContextVar[bool]] = ContextVar("x402guard_undoing", default=False)
+"""True while an undo runs: what it does is not an action of its own."""
 
 
 def find_undo(target: str) -> Undo:
@@ -48,21 +64,41 @@ def find_undo(target: str) -> Undo:
 def actions_of(store: LedgerStore, session_id: str) -> list[Action]:
     """Return the actions of a session and below, in the order in which they began."""
     rows = store.marks("action", f"{run_of(session_id)}/")
-    return below(map(read_action, rows.values()), session_id)
+    return below((read_action(key, row) for key, row in rows.items()), session_id)
 
 
 def undo(books: Books, action: Action) -> Action:
-    """Undo one action, and return it as it is then: undone, or failed with the error's class. Cancels a staged one."""
+    """Undo one action, and return it as it is then: undone, or failed. Cancels a staged one; a final one stays.
+
+    *action* may be out of date: what the ledger says counts. An action that came too late, and is undone there already,
+    is undone once more.
+    """
+    if not action.undo:
+        return action  # its row cannot be read
     STAGED.cancel(action.id)
-    if action.state is ActionState.STAGED:
-        return _moved(books, action, ActionState.UNDONE)
+    scope = Scope(nodes=(action.session,), marks=(action_mark(action.id),), durable=True)
+    late = action.state in (ActionState.UNDONE, ActionState.FAILED)
+    claimed: Action | None = books(scope, lambda view: claim_undo(view, action.id))
+    if claimed is None and not late:
+        return action
+    if claimed is not None and claimed.state is ActionState.UNDONE:
+        return claimed  # it was staged
+    error = ""
     try:
-        _call(find_undo(action.undo), action)
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - the owner's function; the others are undone all the same
-        LOG.exception("%s (%s) could not be undone", action.name, action.id)
-        why = str(error) if isinstance(error, ConfigError) else type(error).__name__
-        return _moved(books, action, ActionState.FAILED, error=why)
-    return _moved(books, action, ActionState.UNDONE)
+        _call(find_undo(action.undo), claimed or action)
+    except KeyboardInterrupt:
+        raise
+    except ConfigError as wrong:
+        error = str(wrong) if str(wrong).startswith("undo: ") else type(wrong).__name__
+    except BaseException as wrong:  # noqa: BLE001 - it is the owner's function; the others are undone all the same
+        error = type(wrong).__name__
+    if error:
+        LOG.error("%s (%s) could not be undone: %s", action.name, action.id, error)
+    to = ActionState.FAILED if error else ActionState.UNDONE
+    if claimed is None and not error:
+        return action
+    moved: Action = books(scope, lambda view: move_action(view, action.id, to, error=error))
+    return moved
 
 
 def roll_back(store: LedgerStore, books: Books, session_id: str) -> list[Action]:
@@ -70,58 +106,84 @@ def roll_back(store: LedgerStore, books: Books, session_id: str) -> list[Action]
 
     An undo that fails is recorded, and the others follow. Raises ``LedgerUnavailable``.
     """
-    undone = []
-    for listed in reversed(actions_of(store, session_id)):
-        # It is read again: the undo of a later one may have taken long.
-        action = read_action(store.marks("action", listed.id)[listed.id])
-        if action.state in OPEN_STATES:
-            undone.append(undo(books, action))
-    return undone
+    undone: dict[str, Action] = {}
+    while True:
+        # Again, because one may have begun while the others were undone.
+        left = [each for each in actions_of(store, session_id) if each.state in OPEN_STATES and each.id not in undone]
+        if not left:
+            return list(undone.values())
+        for action in reversed(left):
+            undone[action.id] = undo(books, action)
 
 
-def commit(store: LedgerStore, books: Books, session_id: str) -> None:
-    """Make what a session and those below it have done final, and run what is staged. Raises what a staged action raises."""
-    for action in actions_of(store, session_id):
-        if action.state is ActionState.STAGED and not STAGED.run_now(action.id):
-            LOG.warning("%s (%s) was staged by another process and stays staged", action.name, action.id)
-    for action in actions_of(store, session_id):
-        if action.state is ActionState.DONE:
-            _moved(books, action, ActionState.COMMITTED)
-        elif action.state is ActionState.BEGUN:
-            LOG.warning("%s (%s) has begun and not ended, so it is not committed", action.name, action.id)
+def commit(shell: Shell, context: Context, session_id: str) -> None:
+    """Run what a session and those below it have staged, and make what they have done final.
 
-
-def _moved(books: Books, action: Action, to: ActionState, *, error: str = "") -> Action:
-    scope = Scope(nodes=(action.session,), marks=(action_mark(action.id),), durable=True)
-    return books(scope, lambda view: move_action(view, action.id, to, error=error))
+    All of it runs, also if one raises; then the first error is raised. Raises the refusal of a session that is tripped,
+    or below something that is, and ``ConfigError`` inside an undo.
+    """
+    if UNDOING.get():
+        raise ConfigError("undo: an undo commits nothing; leave session.commit() out of it")
+    errors: list[BaseException] = []
+    for action in actions_of(shell.store, session_id):
+        if action.state in (ActionState.STAGED, ActionState.BEGUN):  # one that the timer has begun is waited for
+            errors += STAGED.run_now(action.id)
+    left = actions_of(shell.store, session_id)
+    run(commit_done(context, [each for each in left if each.state is ActionState.DONE]), shell)
+    for action in left:
+        if action.state in (ActionState.STAGED, ActionState.BEGUN):
+            LOG.warning("%s (%s) is %s, so it is not committed", action.name, action.id, action.state)
+    if errors:
+        raise errors[0]
 
 
 def _call(function: Undo, action: Action) -> None:
-    """Call an undo; one that is async runs in an event loop of its own, in a thread of its own."""
-    if inspect.iscoroutinefunction(function):
-        with ThreadPoolExecutor(1, "x402guard-undo") as pool:
-            context = copy_context()
-            pool.submit(lambda: context.run(anyio.run, function, action)).result()
-        return
-    left = function(action)
+    before = UNDOING.set(True)
+    try:
+        if inspect.iscoroutinefunction(function):
+            in_own_loop(lambda: function(action))
+            return
+        left = function(action)
+    finally:
+        UNDOING.reset(before)
     if inspect.isawaitable(left):
         getattr(left, "close", lambda: None)()
         raise ConfigError(f"undo: {action.undo!r} returned an awaitable; declare it with async def")
 
 
+def in_own_loop(call: Callable[[], Any]) -> Any:
+    """Return the result of an awaitable, awaited in an event loop of its own, in a thread of its own."""
+
+    async def main() -> Any:
+        return await call()
+
+    context = context_of_a_thread()
+    with ThreadPoolExecutor(1, "x402guard-own-loop") as pool:
+        return pool.submit(lambda: context.run(anyio.run, main)).result()
+
+
+class _Entry(Struct, eq=False):
+    """A staged action of this process: what runs it, and how that went."""
+
+    call: Callable[[], object]
+    done: threading.Event
+    thread: int | None = None
+    error: BaseException | None = None
+
+
 class _Staged:
-    """The staged actions of this process, and the thread that runs each at its time."""
+    """The staged actions of this process, and the thread that begins each at its time."""
 
     def __init__(self) -> None:
         self._wake = threading.Condition()
-        self._runs: dict[str, Callable[[], object]] = {}
+        self._entries: dict[str, _Entry] = {}
         self._due: list[tuple[float, str]] = []
         self._thread: threading.Thread | None = None
 
-    def add(self, action_id: str, delay_s: float, run: Callable[[], object]) -> None:
+    def add(self, action_id: str, delay_s: float, call: Callable[[], object]) -> None:
         """Run an action in *delay_s* seconds, unless it is run or cancelled before."""
         with self._wake:
-            self._runs[action_id] = run
+            self._entries[action_id] = _Entry(call, threading.Event())
             heapq.heappush(self._due, (time.monotonic() + delay_s, action_id))
             if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(target=self._wait, name="x402guard-staged", daemon=True)
@@ -129,36 +191,53 @@ class _Staged:
             self._wake.notify()
 
     def cancel(self, action_id: str) -> None:
-        """Do not run an action."""
-        self._take(action_id)
-
-    def run_now(self, action_id: str) -> bool:
-        """Run an action before its time. False if it is not staged in this process. Raises what it raises."""
-        run = self._take(action_id)
-        if run is not None:
-            run()
-        return run is not None
-
-    def _take(self, action_id: str) -> Callable[[], object] | None:
+        """Forget an action that has not begun to run."""
         with self._wake:
-            return self._runs.pop(action_id, None)
+            entry = self._entries.get(action_id)
+            if entry is not None and entry.thread is None:
+                del self._entries[action_id]
+
+    def run_now(self, action_id: str) -> list[BaseException]:
+        """Run an action before its time, or wait for one under way. Returns what it raised, if anything."""
+        with self._wake:
+            entry = self._entries.get(action_id)
+            if entry is None or entry.thread == threading.get_ident():
+                return []
+            first = entry.thread is None
+            entry.thread = threading.get_ident() if first else entry.thread
+        if first:
+            self._perform(action_id, entry)
+        entry.done.wait()
+        return [] if entry.error is None else [entry.error]
+
+    def _perform(self, action_id: str, entry: _Entry) -> None:
+        entry.thread = threading.get_ident()
+        try:
+            entry.call()
+        except BaseException as error:  # noqa: BLE001 - who waits for it raises it; the timer logs it
+            entry.error = error
+        finally:
+            with self._wake:
+                self._entries.pop(action_id, None)
+            entry.done.set()
+
+    def _due_now(self, action_id: str) -> None:
+        for error in self.run_now(action_id):
+            LOG.warning("the staged action %s was not done: %s", action_id, type(error).__name__)
 
     def _wait(self) -> None:
         while True:
             with self._wake:
                 while not self._due or self._due[0][0] > time.monotonic():
-                    if not self._runs:
+                    if not self._entries:
                         self._due.clear()
                         self._thread = None
                         return
-                    self._wake.wait(self._due[0][0] - time.monotonic())
+                    self._wake.wait(self._due[0][0] - time.monotonic() if self._due else None)
                 _, action_id = heapq.heappop(self._due)
-            try:
-                self.run_now(action_id)
-            except X402GuardError as error:
-                LOG.warning("the staged action %s was not done: %s", action_id, error)
-            except Exception:  # noqa: BLE001 - it is the owner's function; the thread goes on with the next
-                LOG.exception("the staged action %s raised", action_id)
+                waits = action_id in self._entries
+            if waits:  # a thread of its own, so that a slow one keeps no other from its time
+                threading.Thread(target=self._due_now, args=(action_id,), name="x402guard-staged", daemon=True).start()
 
 
 STAGED: Final = _Staged()

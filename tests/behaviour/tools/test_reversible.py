@@ -14,7 +14,6 @@ from x402guard import (
     BudgetExhausted,
     ConfigError,
     Owner,
-    Policy,
     SessionClosed,
     SessionTripped,
     current_session,
@@ -23,20 +22,6 @@ from x402guard import (
 from x402guard.tools.undo import actions_of
 
 pytestmark = pytest.mark.usefixtures("_nothing_done")
-
-
-@pytest.fixture
-def _nothing_done():
-    DONE.clear()
-    yield
-    DONE.clear()
-
-
-@pytest.fixture(params=["memory", "sqlite"])
-def guard(request, tmp_path):
-    ledger = "memory://" if request.param == "memory" else f"sqlite:///{tmp_path / 'spend.db'}"
-    with make_guard(ledger, policy=Policy(loop=None, breaker=None)) as made:
-        yield made
 
 
 BOTH = pytest.mark.parametrize("library", ["asyncio", "trio"])

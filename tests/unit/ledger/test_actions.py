@@ -57,7 +57,7 @@ def test_a_transition_is_in_the_table_or_changes_nothing(before, to):
         assert move(books, to).state is to
         assert len(books.store.entries("s")) == entries + 1
     elif to is before:
-        assert move(books, to) == read_action(kept)
+        assert move(books, to) == read_action("s/a", kept)
         assert len(books.store.entries("s")) == entries
     else:
         with pytest.raises(IllegalTransition, match=f"is {before}, so it cannot become {to}"):
@@ -72,7 +72,7 @@ def test_what_is_committed_or_undone_is_over_and_nothing_else():
 
 def test_the_result_stays_with_the_action_and_says_whether_it_returned():
     books = in_state(S.BEGUN)
-    assert not read_action(books.store.marks("action", "")["s/a"]).returned
+    assert not read_action("s/a", books.store.marks("action", "")["s/a"]).returned
     move(books, S.DONE, result=None)
     failed = move(books, S.FAILED, error="OSError")
     assert (failed.result, failed.returned, failed.error) == (None, True, "OSError")
@@ -84,7 +84,7 @@ def test_the_actions_of_a_session_and_below_are_in_the_order_in_which_they_began
     books = Books()
     for name in ("s/c", "s/a", "s/b"):
         begin(books, replace(WANTED, id=name, session="s"))
-    listed = [read_action(row) for row in books.store.marks("action", "s/").values()]
+    listed = [read_action(key, row) for key, row in books.store.marks("action", "s/").items()]
     assert [each.id for each in below(listed, "s")] == ["s/c", "s/a", "s/b"]
     assert below(listed, "s/session-1") == []
     children = [replace(each, session="s/session-1") for each in listed]
