@@ -64,7 +64,7 @@ class Action(Struct, frozen=True):
         at_ms: when it came into this state, in unix milliseconds.
         due_ms: when a staged action runs, in unix milliseconds; else 0.
         undoing: True from when its undo is called until that has ended.
-        error: why its undo failed: the class of the error that it raised; or "".
+        error: why its undo failed, such as the class of the error that it raised; or "".
     """
 
     id: str

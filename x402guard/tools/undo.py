@@ -83,15 +83,7 @@ def undo(books: Books, action: Action) -> Action:
         return action
     if claimed is not None and claimed.state is ActionState.UNDONE:
         return claimed  # it was staged
-    error = ""
-    try:
-        _call(find_undo(action.undo), claimed or action)
-    except KeyboardInterrupt:
-        raise
-    except ConfigError as wrong:
-        error = str(wrong) if str(wrong).startswith("undo: ") else type(wrong).__name__
-    except BaseException as wrong:  # noqa: BLE001 - it is the owner's function; the others are undone all the same
-        error = type(wrong).__name__
+    error = _try(claimed or action)
     if error:
         LOG.error("%s (%s) could not be undone: %s", action.name, action.id, error)
     to = ActionState.FAILED if error else ActionState.UNDONE
@@ -135,6 +127,21 @@ def commit(shell: Shell, context: Context, session_id: str) -> None:
             LOG.warning("%s (%s) is %s, so it is not committed", action.name, action.id, action.state)
     if errors:
         raise errors[0]
+
+
+def _try(action: Action) -> str:
+    """Call the undo of an action, and return why it failed, without its words, or ""."""
+    try:
+        function = find_undo(action.undo)
+    except ConfigError:
+        return f"{action.undo} cannot be imported"
+    try:
+        _call(function, action)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # noqa: BLE001 - it is the owner's function; the others are undone all the same
+        return type(error).__name__
+    return ""
 
 
 def _call(function: Undo, action: Action) -> None:
@@ -219,6 +226,7 @@ class _Staged:
         finally:
             with self._wake:
                 self._entries.pop(action_id, None)
+                self._wake.notify()
             entry.done.set()
 
     def _due_now(self, action_id: str) -> None:
