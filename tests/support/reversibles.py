@@ -125,6 +125,17 @@ def waits(key):
     note("waits", key)
 
 
+@x402guard.reversible(undo=f"{HOME}:only_before")
+def waits_stuck(key):
+    _wait()
+    note("waits", key)
+
+
+def only_before(action):
+    if action.returned:
+        raise OSError("too late")
+
+
 @x402guard.reversible(undo=f"{HOME}:unput", delay_s=0.05)
 def soon_waits(key):
     _wait()

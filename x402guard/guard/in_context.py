@@ -16,7 +16,7 @@ from x402guard.flow.drivers import close_to_the_end, run, run_async, transact_no
 from x402guard.flow.surroundings import here
 from x402guard.guard.charges import DeclaresTools
 from x402guard.guard.session import Session, current_session
-from x402guard.ledger.actions import Action
+from x402guard.ledger.actions import Action, ActionState
 from x402guard.policy.steps import run_of
 from x402guard.tools.actions import begin, begin_staged, finish
 from x402guard.tools.undo import STAGED, UNDOING, find_undo, in_own_loop
@@ -180,15 +180,15 @@ def _perform(session: Session, action: Action, call: Callable[[], Any]) -> Any:
 def _finish(session: Session, action: Action, plain: Any) -> None:
     done, late = run(finish(action, plain), session.shell)
     if late:
-        _undo_now(session, done)
+        was = "was" if _undo_now(session, done).state is ActionState.UNDONE else "cannot be"
         raise SessionClosed(
-            f"the session ended while {action.name} ran, so it was undone", rule="session_closed", session=action.session,
+            f"the session ended while {action.name} ran, so it {was} undone", rule="session_closed", session=action.session,
             advice="Wait for what a session does before its end.",
         )  # fmt: skip
 
 
-def _undo_now(session: Session, action: Action) -> None:
-    session.bind(undo_action)(partial(transact_now, session.shell), action)
+def _undo_now(session: Session, action: Action) -> Action:
+    return session.bind(undo_action)(partial(transact_now, session.shell), action)
 
 
 def _arguments(named: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -42,10 +42,10 @@ ACTIONS: Final[Mapping[ActionState, frozenset[ActionState]]] = MappingProxyType(
         _S.DONE: frozenset({_S.COMMITTED, _S.UNDONE, _S.FAILED}),
         _S.FAILED: frozenset({_S.UNDONE, _S.FAILED}),
         _S.COMMITTED: frozenset(),
-        _S.UNDONE: frozenset(),
+        _S.UNDONE: frozenset({_S.FAILED}),
     }
 )
-"""State → the states that may follow it."""
+"""State → the states that may follow it. One that took effect after it was undone, and is not undone again, has failed."""
 
 
 class Action(Struct, frozen=True):

@@ -84,8 +84,6 @@ def undo(books: Books, action: Action) -> Action:
     if claimed is not None and claimed.state is ActionState.UNDONE:
         return claimed  # it was staged
     error = _try(claimed or action)
-    if error:
-        LOG.error("%s (%s) could not be undone: %s", action.name, action.id, error)
     to = ActionState.FAILED if error else ActionState.UNDONE
     if claimed is None and not error:
         return action

@@ -65,12 +65,14 @@ def test_one_opening_that_fails_undoes_all_whichever_ends_last(guard):
     assert states(session) == ["undone"]
 
 
-def test_what_is_under_way_at_the_end_is_undone_at_its_own_end(guard):
+@pytest.mark.parametrize("stuck", [False, True], ids=["undone", "failed"])
+def test_what_is_under_way_at_the_end_is_undone_at_its_own_end(guard, stuck):
     inside, go_on, raised = threading.Event(), threading.Event(), []
+    waits = reversibles.waits_stuck if stuck else reversibles.waits
 
     def work():
         try:
-            reversibles.waits("a")
+            waits("a")
         except SessionClosed as error:
             raised.append(str(error))
 
@@ -82,9 +84,9 @@ def test_what_is_under_way_at_the_end_is_undone_at_its_own_end(guard):
         raise KeyError
     go_on.set()
     thread.join(10)
-    assert raised == ["the session ended while waits ran, so it was undone"]
-    assert DONE[-1] == ("unput", "a", None, True)
-    assert states(session) == ["undone"]
+    assert states(session) == ["failed" if stuck else "undone"]
+    assert raised == [f"the session ended while {waits.__name__} ran, so it {'cannot be' if stuck else 'was'} undone"]
+    assert stuck or DONE[-1] == ("unput", "a", None, True)
 
 
 def test_nothing_begins_while_a_session_is_wound_up(guard):
