@@ -121,6 +121,14 @@ def test_doctor_says_what_works(spent):
     assert KEY.removeprefix("0x") not in done.stdout + done.stderr
 
 
+def test_doctor_takes_a_path_for_a_ledger_in_a_file(spent):
+    [file] = spent.glob("*.db")
+    for given in (str(file), f"sqlite:///{file}"):
+        done = typed("doctor", "--json", "--ledger", given, cwd=spent)
+        told = [found["detail"] for found in json.loads(done.stdout) if found["check"] == "ledger"]
+        assert [detail.partition(": ")[0] for detail in told] == [f"sqlite:///{file}"]
+
+
 @pytest.mark.parametrize(
     ("environment", "check"),
     [

@@ -29,7 +29,7 @@ from x402guard.ledger.sessions import PAYER_MARK
 from x402guard.ledger.watch import BEAT
 from x402guard.money import dollars_to_nanos, format_dollars
 from x402guard.policy import Policy
-from x402guard.stores import MemoryStore, ledger_path, open_store
+from x402guard.stores import MemoryStore, as_ledger_url, ledger_path, open_store
 
 _SHOWN = ("x402guard", "httpx", "httpx2", "genai-prices", "tiktoken", "msgspec", "coincurve")
 _MISSED_BEATS = 3
@@ -167,6 +167,7 @@ def _watchdog(beats: Iterable[Mapping[str, Any]], now_ms: int) -> Iterator[Findi
 
 
 def _ledger(url: str, budget: str | None, payer: str | None) -> Iterator[Finding]:
+    url = as_ledger_url(url)
     path = ledger_path(url) if url.startswith("sqlite:///") else None
     if path is not None and not path.exists():
         parent = path.resolve().parent
