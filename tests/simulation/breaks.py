@@ -65,7 +65,7 @@ BREAKS = (
      "best = min(fitting, key=lambda hold_id: (ceilings[hold_id], not waiting[hold_id].startswith(_EXACTLY)))",
      "best = fitting[0]"),
     ("S7b: an undecided payment's Transfer is told as a theft", "x402/reconciliation.py",
-     "if not known and transfer.block and any(_may_be(transfer, intent, token) for intent in open_now):", "if False:"),
+     "if not known and waits:", "if False:"),
     ("the undecided payments are read before the chain", "x402/reconciliation.py",
      "undecided = partial(_undecided, store)", "undecided = partial(list, _undecided(store))"),
     ("S8: a guard does not know that its owner has changed the wallet's limit", "ledger/sessions.py",

@@ -194,11 +194,12 @@ def reconcile_wallet(
     for transfer in found.outgoing:
         if transfer.amount_atomic == 0:
             continue  # anyone can cause a Transfer of zero from any wallet
-        known = yield from _explained(context, token, payer, transfer, result)
+        waits = transfer.block > 0 and any(_may_be(transfer, intent, token) for intent in open_now)
+        known = yield from _explained(context, token, payer, transfer, result, waits=waits)
         if isinstance(known, Unreadable):
             result.unreadable.setdefault(token.network, known.reason)
             return  # the next run compares all of them again
-        if not known and transfer.block and any(_may_be(transfer, intent, token) for intent in open_now):
+        if not known and waits:
             upto = transfer.block - 1
             unexplained = [other for other in unexplained if other.block <= upto]  # the rest is compared again
             break
@@ -222,9 +223,12 @@ def _may_be(transfer: OutgoingTransfer, intent: Intent, token: Asset) -> bool:
 
 
 def _explained(
-    context: Context, token: Asset, payer: Address, transfer: OutgoingTransfer, result: Reconciliation
+    context: Context, token: Asset, payer: Address, transfer: OutgoingTransfer, result: Reconciliation, *, waits: bool
 ) -> Flow[bool | Unreadable]:
-    """True if this Transfer proves a payment in the ledger. Records the proof if the payment had none."""
+    """True if this Transfer proves a payment in the ledger. Records the proof if the payment had none.
+
+    One that shows no nonce and *waits* for a payment that is not decided yet explains no other one meanwhile.
+    """
     proof = proof_key(token.network, transfer.transaction, transfer.log_index)
     if (yield from _read_mark(proof)) is not None:
         return True
@@ -232,14 +236,14 @@ def _explained(
     if isinstance(nonce, Unreadable):
         return nonce
     if nonce is None:
-        return (yield from _explained_without_nonce(token, transfer, proof))
+        return not waits and (yield from _explained_without_nonce(token, transfer, proof))
     hold_id = f"{nonce:064x}"
     hold = yield Transact(Scope(holds=(hold_id,)), lambda view: view.hold(hold_id))
     if hold is None or hold.intent is None:
         return False
     if hold.proof is not None and proof != ("proof", hold.proof):
         # The event before this Transfer belongs to another Transfer of the same transaction.
-        return (yield from _explained_without_nonce(token, transfer, proof))
+        return not waits and (yield from _explained_without_nonce(token, transfer, proof))
     shown = replace(hold, claim=Claim(hold.amount, transfer.transaction))
     finding = yield AskChain(HoldStatus(shown))
     if isinstance(finding, Unreadable):
@@ -247,7 +251,7 @@ def _explained(
     yield from _book(context, hold, finding, result)
     if (yield from _read_mark(proof)) is not None:
         return True
-    return (yield from _explained_without_nonce(token, transfer, proof))
+    return not waits and (yield from _explained_without_nonce(token, transfer, proof))
 
 
 def _explained_without_nonce(token: Asset, transfer: OutgoingTransfer, proof: MarkKey) -> Flow[bool]:
