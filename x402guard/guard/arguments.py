@@ -87,9 +87,16 @@ def each_asset(assets: Iterable[Asset]) -> tuple[Asset, ...]:
 
 
 def is_gone(row: Mapping[str, object]) -> bool:
-    """Return whether an instance's process has ended on this machine."""
+    """Return whether an instance is known to have ended: its row says so, or its process of this machine is gone."""
+    if row["ended"]:
+        return True
     pid = row.get("pid")
-    return isinstance(pid, int) and pid != here().pid() and not here().is_running(pid)
+    return (
+        row.get("host") == here().machine()
+        and isinstance(pid, int)
+        and pid != here().pid()
+        and not here().is_running(pid)
+    )
 
 
 def positive(name: str, value: int) -> int:

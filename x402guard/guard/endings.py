@@ -68,7 +68,7 @@ class Endings(Account, AgentSteps):
             ending = self._write_end(lambda view: begin_end(view, run_id, self._node_id, closing))
             if ending is not None:
                 try:
-                    self._wind_up(ending, closing)
+                    self._end_actions(ending, closing)
                 finally:
                     self._write_end(lambda view: end(view, run_id, self._node_id, closing))
         finally:
@@ -79,7 +79,7 @@ class Endings(Account, AgentSteps):
             self.shell, Scope(nodes=(self._node_id,), marks=(actions_mark(run_of(self._node_id)),)), change
         )
 
-    def _wind_up(self, ending: Ending, closing: Closing) -> None:
+    def _end_actions(self, ending: Ending, closing: Closing) -> None:
         """Commit what was done in this session and below; or undo it, also where it cannot be committed."""
         if ending == "normal":
             try:

@@ -175,10 +175,10 @@ class Guard(BudgetParent):
 
     def _enter_books(self, limit: Nanos | None) -> frozenset[str]:
         """Record the wallet, its owner and this instance, and end the instances whose process is gone."""
-        store, host = self.shell.store, here().machine()
+        store = self.shell.store
         refuse_strange_clock(store, self.shell.chain, here().boot_id())
         rows = store.marks("instance", "")
-        ended = {key for key, row in rows.items() if not row["ended"] and row.get("host") == host and is_gone(row)}
+        ended = {key for key, row in rows.items() if not row["ended"] and is_gone(row)}
         mine = self._row(ended=False)
 
         def change(view: LedgerView) -> None:

@@ -17,11 +17,11 @@ from x402guard.flow.ports import ChainReader
 from x402guard.flow.surroundings import here
 from x402guard.guard.allowance import wallet_of
 from x402guard.guard.approvers import operating_user
-from x402guard.guard.arguments import is_gone
+from x402guard.guard.arguments import is_gone, positive
 from x402guard.guard.clock import refuse_strange_clock
 from x402guard.guard.guard import Guard
 from x402guard.guard.owner_rows import ActionRow, AllowanceRow, BudgetRow, HoldRow, LimitChange, QuestionRow
-from x402guard.guard.watchdog import Watchdog, check_limits
+from x402guard.guard.watchdog import Watchdog
 from x402guard.ledger.in_doubt import instance_mark
 from x402guard.ledger.model import Hold, HoldKind, NodeKind
 from x402guard.ledger.owner import known_budget, owner_mark, reset_node, set_limit, trip_node
@@ -31,6 +31,7 @@ from x402guard.ledger.queries import find_budget, nodes_of, outstanding_of, pred
 from x402guard.ledger.questions import answer_of, approval_mark, give_answer, take_answer
 from x402guard.ledger.report import Report, below
 from x402guard.ledger.view import LedgerView, Scope
+from x402guard.ledger.watch import Limits
 from x402guard.money import Dollars, Nanos
 from x402guard.policy.checks import check_dollars
 from x402guard.policy.loops import forget_before
@@ -204,7 +205,7 @@ class Owner:
         for node in self._store.nodes(node_id):
             for opener in node.openers:
                 row = rows.get(opener.rpartition("#")[0], {"ended": True})
-                if not (row["ended"] or (row.get("host") == here().machine() and is_gone(row))):
+                if not is_gone(row):
                     raise ConfigError(
                         f"session: {node.id!r} is open in process {row.get('pid')} of {row.get('host')}, which undoes its "
                         "actions when it ends; stop that process first"
@@ -226,8 +227,10 @@ class Owner:
 
         Raises ``ConfigError`` naming the argument.
         """
-        limits = check_limits(silence_s, run_s, states)
-        return Watchdog(self._guard(pays=False), limits, every_s)
+        run_s = None if run_s is None else positive("run_s", run_s)
+        limits = Limits(positive("silence_s", silence_s), run_s, positive("states", states))
+        beat_s = positive("every_s", every_s)
+        return Watchdog(self._guard(pays=False), limits, beat_s)
 
     def cancel(self, hold: str) -> Cancellation:
         """Sign the cancellation of a live EIP-3009 payment with the key of the settings; see ``Guard.cancel``.

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from x402guard.errors import ConfigError
 from x402guard.flow.drivers import transact_now
 from x402guard.flow.surroundings import here
 from x402guard.frozen import replace
@@ -14,14 +13,6 @@ from x402guard.guard.guard import Guard
 from x402guard.ledger.model import Node
 from x402guard.ledger.view import Scope
 from x402guard.ledger.watch import BEAT, Limits, open_runs, seen_of, trip_stuck, why_stuck
-
-
-def check_limits(silence_s: int, run_s: int | None, states: int) -> Limits:
-    """Return the limits of a watchdog. Raises ``ConfigError`` naming the one that is no positive whole number."""
-    for name, value in (("silence_s", silence_s), ("run_s", run_s), ("states", states)):
-        if value is not None and (type(value) is not int or value <= 0):
-            raise ConfigError(f"{name}: {value!r:.60} is not a positive whole number")
-    return Limits(silence_s, run_s, states)
 
 
 class Watchdog:

@@ -166,7 +166,7 @@ def _run_row(view: LedgerView, run_id: str) -> Mapping[str, Any]:
 
 
 def begin_end(view: LedgerView, run_id: str, node_id: str, closing: Closing) -> Ending | None:
-    """End one opening of a session of a run, and return how it ends, if its actions have to be wound up first.
+    """End one opening of a session of a run, and return how it ends, if its actions have to be committed or undone first.
 
     Then ``end`` ends it. From an abnormal end on, nothing begins in it. An opening that fails while others are open makes
     the end abnormal.
@@ -194,7 +194,7 @@ def note_abnormal(view: LedgerView, run_id: str, node_id: str, closing: Closing)
 
 
 def end(view: LedgerView, run_id: str, node_id: str, closing: Closing) -> None:
-    """End an opening of a session whose actions are wound up."""
+    """End an opening of a session whose actions are committed or undone."""
     row = _run_row(view, run_id)
     ending = {key: opener for key, opener in row["ending"].items() if key != node_id}
     failed = [key for key in row["failed"] if key != node_id]
@@ -203,7 +203,7 @@ def end(view: LedgerView, run_id: str, node_id: str, closing: Closing) -> None:
 
 
 def is_ending(view: LedgerView, run_id: str, session_id: str) -> bool:
-    """True if a session of a run, or one around it, is being wound up after an abnormal end."""
+    """True if a session of a run, or one around it, ends abnormally, and its actions are being undone."""
     ending = _run_row(view, run_id)["ending"]
     around = {node.id: node for node in view.path(session_id)}
     return any(key in around and opener in around[key].openers for key, opener in ending.items())

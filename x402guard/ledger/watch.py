@@ -28,9 +28,9 @@ class Limits(Struct, frozen=True):
         states: how often a run may report the same state.
     """
 
-    silence_s: int = 300
-    run_s: int | None = None
-    states: int = 5
+    silence_s: int
+    run_s: int | None
+    states: int
 
 
 class Seen(Struct, frozen=True):

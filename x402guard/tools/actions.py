@@ -34,7 +34,7 @@ _AT_ONCE: Final = 500
 def begin(context: Context, action: Action, delay_ms: int = 0) -> Flow[Action]:
     """Write an action that begins now, or is staged for *delay_ms* milliseconds from now, and return it.
 
-    Raises the refusal of a session that is tripped, closed, or being wound up: nothing has begun then.
+    Raises the refusal of a session that is tripped, closed, or ending abnormally: nothing has begun then.
     """
     run_id = run_of(action.session)
 
@@ -78,13 +78,13 @@ def begin_staged(context: Context, action: Action) -> Flow[Action | None]:
 def _ending(view: LedgerView, action: Action) -> Refusal | None:
     if not is_ending(view, run_of(action.session), action.session):
         return None
-    return Refusal("session_closed", "the session is being wound up", error=SessionClosed)
+    return Refusal("session_closed", "the session is ending, and what it has done is being undone", error=SessionClosed)
 
 
 def finish(action: Action, result: Any) -> Flow[tuple[Action, bool]]:
     """Write that an action is done, with its *result* as JSON holds it. Returns it, and whether it comes too late.
 
-    It does if its session has been wound up meanwhile, or is now: what it has done has to be undone then.
+    It does if its session has ended meanwhile, or is ending abnormally: what it has done has to be undone then.
     """
     run_id = run_of(action.session)
 
