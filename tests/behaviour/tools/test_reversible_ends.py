@@ -42,6 +42,26 @@ def test_a_trip_above_the_session_undoes_it_and_lets_nothing_be_committed(tmp_pa
             owner.reset(above)
 
 
+@pytest.mark.parametrize("committed", [False, True], ids=["open", "committed"])
+@pytest.mark.parametrize("resets", [False, True], ids=["tripped", "reset"])
+def test_a_run_that_the_watchdog_has_tripped_is_undone_at_its_end_unless_it_was_reset(tmp_path, committed, resets):
+    url = f"sqlite:///{tmp_path / 'spend.db'}"
+    with make_guard(url) as guard, Owner(url) as owner:
+        dog = owner.watchdog(states=2)
+        with guard.session("s", budget="$1.00") as session:
+            reversibles.put("a")
+            if committed:
+                session.commit()
+            for _ in range(2):
+                session.step(state={"plan": "ask again"})
+            [(run, _)] = dog.look()
+            if resets:
+                owner.reset(run.id)
+        dog.close()
+        assert states(session) == ["committed" if committed or resets else "undone"]
+        assert owner.roll_back(session.id) == []
+
+
 def test_a_kill_file_undoes_it(tmp_path):
     stop = tmp_path / "stop"
     with make_guard(kill_file=stop) as guard, guard.session("s", budget="$1.00") as session:
