@@ -9,6 +9,8 @@
         print(session.report().to_text())
 """
 
+from typing import TYPE_CHECKING, Any
+
 from x402guard.assets import Asset
 from x402guard.chain.reader import Chain
 from x402guard.errors import (
@@ -50,7 +52,8 @@ from x402guard.guard.signed_report import ReportKey, SignedReport, verify_report
 from x402guard.http.refusal_from import refusal_from
 from x402guard.http.transport import AsyncGuardedTransport, GuardedTransport
 from x402guard.ledger.actions import Action
-from x402guard.ledger.prediction import Prediction
+from x402guard.ledger.inputs import Input
+from x402guard.ledger.queries import Prediction
 from x402guard.ledger.report import Report
 from x402guard.ledger.view import Notice
 from x402guard.llm import Endpoint, Metering, ModelPrice
@@ -75,6 +78,10 @@ from x402guard.x402.cancel import Cancellation
 from x402guard.x402.reconciliation import Reconciliation
 from x402guard.x402.signer import LocalSigner
 
+if TYPE_CHECKING:
+    from x402guard.delegation.handles import Delegated, Task
+    from x402guard.delegation.messages import TaskRequest, TaskResult
+
 __version__ = "0.1.0"
 
 __all__ = [
@@ -95,10 +102,12 @@ __all__ = [
     "CharsPerToken",
     "CircuitOpen",
     "ConfigError",
+    "Delegated",
     "Endpoint",
     "Guard",
     "GuardedTransport",
     "IllegalTransition",
+    "Input",
     "LedgerUnavailable",
     "LocalSigner",
     "Loop",
@@ -132,6 +141,9 @@ __all__ = [
     "SignerError",
     "SpendSpike",
     "Spike",
+    "Task",
+    "TaskRequest",
+    "TaskResult",
     "TiktokenCounter",
     "Timeouts",
     "TokenBudget",
@@ -150,3 +162,13 @@ __all__ = [
     "uninstall",
     "verify_report",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Load what needs pydantic at its first use: a program that delegates nothing does not pay for it."""
+    from importlib import import_module
+
+    where = {"Delegated": "handles", "Task": "handles", "TaskRequest": "messages", "TaskResult": "messages"}.get(name)
+    if where is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"x402guard.delegation.{where}"), name)

@@ -11,6 +11,7 @@ import typer
 from x402guard.cli import (
     allowance,
     approvals,
+    delegations,
     demo,
     doctor,
     init,
@@ -72,6 +73,7 @@ app.command("reset")(owner.reset)
 app.add_typer(owner.budget, name="budget")
 app.add_typer(approvals.approvals, name="approvals")
 app.add_typer(allowance.allowance, name="allowance")
+app.add_typer(delegations.delegations, name="delegations")
 app.add_typer(journal.journal, name="journal")
 app.add_typer(policy.policy, name="policy")
 app.add_typer(prices.prices, name="prices")

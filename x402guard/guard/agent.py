@@ -1,25 +1,39 @@
-"""The steps of an agent: counted, refused when its state repeats, and verified before the end."""
+"""What a session knows of its agent's run: its steps, whether its result was verified, and what becomes of it at the end.
+
+Steps are counted, and refused when the state repeats. At the end, what ``reversible`` functions have done becomes final,
+or is undone.
+"""
 
 from __future__ import annotations
 
 import inspect
 from abc import abstractmethod
 from collections.abc import Awaitable, Callable
-from typing import Any, Final
+from functools import partial
+from typing import Any, Final, ParamSpec, TypeVar
 
-from x402guard.errors import ConfigError
+from x402guard.errors import BudgetExhausted, ConfigError
 from x402guard.flow.admission import consent
-from x402guard.flow.drivers import close_to_the_end, run, run_async
+from x402guard.flow.drivers import close_to_the_end, run, run_async, transact_now
 from x402guard.flow.effects import Flow, Transact
 from x402guard.flow.refusals import enforce, refused
 from x402guard.flow.shell import Payer
-from x402guard.ledger.authorize import Refusal, check_open, enforced, record_excused
-from x402guard.ledger.model import NOTHING, HoldKind
-from x402guard.ledger.sessions import COMPLETED, NOT_VERIFIED
-from x402guard.ledger.view import LedgerView, MarkKey, Scope
+from x402guard.guard.account import Account
+from x402guard.guard.delegating import Delegates
+from x402guard.guard.opening import undoing
+from x402guard.ledger.actions import OPEN_STATES, actions_mark, begin_end, end, note_abnormal
+from x402guard.ledger.authorize import BUDGET, Refusal, check_open, enforced, record_excused
+from x402guard.ledger.inputs import inputs_mark
+from x402guard.ledger.model import NOTHING, HoldKind, NodeKind
+from x402guard.ledger.sessions import COMPLETED, NOT_VERIFIED, Closing, Ending, close_node
+from x402guard.ledger.view import Change, LedgerView, MarkKey, Scope
 from x402guard.policy.judge import Unasked, objection, spent_so_far, would_refuse
 from x402guard.policy.steps import run_of, state_step
 from x402guard.policy.verdicts import Subject, Verdict, without_approver
+from x402guard.tools.undo import actions_of, commit, roll_back
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 FINISH: Final = "finish"
 MIN_CONFIDENCE: Final = "min_confidence"
@@ -151,3 +165,83 @@ def _confidence(given: object) -> float | None:
     if isinstance(given, bool) or not isinstance(given, int | float) or not 0 <= given <= 1:
         raise ConfigError(f"confidence: {given!r:.60} is not a number from 0 to 1")
     return float(given)
+
+
+class Endings(Account, AgentSteps, Delegates):
+    """What ends a session, and makes final what was done in it."""
+
+    _kind: NodeKind
+    _opener: str
+    _ended: bool
+    _failed: bool
+
+    @abstractmethod
+    def bind(self, function: Callable[P, R]) -> Callable[P, R]:
+        """Return *function* so that it runs inside this session."""
+
+    @abstractmethod
+    def _report_id(self) -> str: ...
+
+    def commit(self) -> None:
+        """Make what ``reversible`` functions have done in this session and below final, and run what is staged now.
+
+        Raises what a staged function raises, after all have run; ``SessionTripped`` if the session is tripped, or
+        something above it; ``LedgerUnavailable``.
+        """
+        commit(self.shell, self.context, self._report_id())
+
+    async def acommit(self) -> None:
+        """Do the same, awaited; a cancelled task waits for its end."""
+        await close_to_the_end(self.commit)
+
+    def close(self, error: BaseException | None = None) -> None:
+        """End this opening of the session; *error* is the error that left its block. Live holds still count.
+
+        With the last opening, what ``reversible`` functions have done becomes final, or is undone after an abnormal end.
+        """
+        try:
+            if self._task is not None and not self._ended:
+                self._end = self._task.end(error)
+        finally:
+            self._close(error)
+
+    def _close(self, error: BaseException | None) -> None:
+        refused = isinstance(error, BudgetExhausted) and error.rule == BUDGET and error.session == self._report_id()
+        failed = self._failed or error is not None
+        closing = Closing(self._opener, left_by_refusal=refused, said=self._end, failed=failed)
+        if self._ended or self._kind is not NodeKind.SESSION:
+            self._ended = True
+            self._write_end(lambda view: close_node(view, self._node_id, closing))
+            return
+        run_id = run_of(self._node_id)
+        try:
+            ending = self._write_end(lambda view: begin_end(view, run_id, self._node_id, closing))
+            if ending is not None:
+                try:
+                    self._end_actions(ending, closing)
+                finally:
+                    self._write_end(lambda view: end(view, run_id, self._node_id, closing))
+        finally:
+            self._ended = True
+
+    def _write_end(self, change: Change[R]) -> R:
+        marks = (actions_mark(run_of(self._node_id)), inputs_mark(self._node_id))
+        return transact_now(self.shell, Scope(nodes=(self._node_id,), marks=marks), change)
+
+    def _end_actions(self, ending: Ending, closing: Closing) -> None:
+        """Commit what was done in this session and below; or undo it, also where it cannot be committed."""
+        if ending == "normal":
+            try:
+                self.bind(self.commit)()
+            except BaseException:
+                self._write_end(lambda view: note_abnormal(view, run_of(self._node_id), self._node_id, closing))
+                self._roll_back()
+                raise
+        else:
+            self._roll_back()
+
+    def _roll_back(self) -> None:
+        store = self.shell.store
+        if any(each.state in OPEN_STATES for each in actions_of(store, self._report_id())):
+            with undoing(store, self._node_id):
+                self.bind(roll_back)(store, partial(transact_now, self.shell), self._report_id())

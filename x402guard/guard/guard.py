@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -32,6 +33,7 @@ from x402guard.guard.arguments import (
     read_networks,
 )
 from x402guard.guard.clock import refuse_strange_clock
+from x402guard.guard.delegating import aredeemed, redeemed
 from x402guard.guard.named_budget import BudgetParent
 from x402guard.guard.notices import NoticeSender, OnNotice, Webhook
 from x402guard.guard.opening import Basis, in_a_thread, parse_limit
@@ -221,6 +223,22 @@ class Guard(BudgetParent):
                 "plain thread wrap the function with session.bind(…)"
             )
         return inner.innermost()
+
+    def redeem(self, token: str) -> Session:
+        """Open the session of a task that another agent has delegated, in this process, by its token.
+
+        The session is for one worker at a time; after a crash the same token opens it again. ``session.task`` has the
+        request, and takes the answer. Raises ``ConfigError`` for a token that is old, revoked, changed, used up or for
+        another ledger; ``SessionTripped``, ``SessionClosed``. Nothing is opened then.
+        """
+        return redeemed(self._basis, token)
+
+    @asynccontextmanager
+    async def aredeem(self, token: str) -> AsyncIterator[Session]:
+        """Do the same for an ``async with`` block, and end the session after it: ``redeem`` off the event loop."""
+        session = await aredeemed(self._basis, token)
+        async with session:
+            yield session
 
     def reconcile(self) -> Reconciliation:
         """Ask the chains about every unproven payment, and compare what left the wallet with the ledger.

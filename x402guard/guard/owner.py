@@ -20,14 +20,22 @@ from x402guard.guard.approvers import operating_user
 from x402guard.guard.arguments import is_gone, positive
 from x402guard.guard.clock import refuse_strange_clock
 from x402guard.guard.guard import Guard
-from x402guard.guard.owner_rows import ActionRow, AllowanceRow, BudgetRow, HoldRow, LimitChange, QuestionRow
+from x402guard.guard.owner_rows import (
+    ActionRow,
+    AllowanceRow,
+    BudgetRow,
+    DelegationRow,
+    HoldRow,
+    LimitChange,
+    QuestionRow,
+)
 from x402guard.guard.watchdog import Watchdog
+from x402guard.ledger.delegations import Delegation, delegation_mark, read_delegation, revoke
 from x402guard.ledger.in_doubt import instance_mark
 from x402guard.ledger.model import Hold, HoldKind, NodeKind
 from x402guard.ledger.owner import known_budget, owner_mark, reset_node, set_limit, trip_node
-from x402guard.ledger.prediction import Prediction
 from x402guard.ledger.purchases import forgive
-from x402guard.ledger.queries import find_budget, nodes_of, outstanding_of, prediction_of, report_of
+from x402guard.ledger.queries import Prediction, find_budget, nodes_of, outstanding_of, prediction_of, report_of
 from x402guard.ledger.questions import answer_of, approval_mark, give_answer, take_answer
 from x402guard.ledger.report import Report, below
 from x402guard.ledger.view import LedgerView, Scope
@@ -214,6 +222,31 @@ class Owner:
             undone = roll_back(self._store, partial(transact_now, guard.shell), node_id)
         return [ActionRow.of(each) for each in undone]
 
+    def delegations(self, session: str | None = None) -> list[DelegationRow]:
+        """Return the tasks that agents have delegated: all of them, or those of a session and below."""
+        nodes, now_ms = nodes_of(self._store), self._store.now_ms()
+        found = self._delegations("" if session is None else f"{self._session(session)}/")
+        return [DelegationRow.of(each, nodes[each.session], now_ms) for each in found]
+
+    def revoke(self, delegation: str, reason: str = "by its owner") -> DelegationRow:
+        """Revoke a delegation: its token is worth nothing, and its session is tripped.
+
+        *delegation* is the id of its request or of its session, or a unique beginning. Raises ``ConfigError``, also if it
+        is answered already.
+        """
+        known = self._delegations("")
+        exact = [each for each in known if delegation in (each.request_id, each.session)]
+        found = exact or [each for each in known if delegation and each.request_id.startswith(delegation)]
+        if len(found) != 1:
+            what = "no delegation has" if not found else f"{len(found)} delegations have"
+            raise ConfigError(f"delegation: {what} the id {delegation!r:.200}; see x402guard delegations list")
+        session = found[0].session
+        scope = Scope(nodes=(session,), marks=(delegation_mark(session),), durable=True)
+        why = f"{reason[:300]} (by {self.by})"
+        with self._guard(pays=False) as guard:
+            revoked = transact_now(guard.shell, scope, lambda view: revoke(view, session, why))
+        return DelegationRow.of(revoked, nodes_of(self._store)[session], self._store.now_ms())
+
     def watchdog(
         self, *, silence_s: int = 300, run_s: int | None = None, states: int = 5, every_s: int = 10
     ) -> Watchdog:
@@ -301,6 +334,9 @@ class Owner:
         if self._chains is not None:
             arguments["chains"] = self._chains
         return Guard(**{**arguments, "ledger": self._store, "background_checks": False, "approver": None})
+
+    def _delegations(self, below_id: str) -> list[Delegation]:
+        return [read_delegation(row) for row in self._store.marks("delegation", below_id).values()]
 
     def _session(self, session: str) -> str:
         node_id = find_budget(self._store, session)

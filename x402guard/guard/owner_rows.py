@@ -11,8 +11,9 @@ from typing import Any
 
 from x402guard.frozen import replace
 from x402guard.ledger.actions import Action
+from x402guard.ledger.delegations import Delegation, standing_of
 from x402guard.ledger.in_doubt import DEFAULT_FLIGHT_S, in_doubt
-from x402guard.ledger.model import WALLET, Hold, Node
+from x402guard.ledger.model import NOTHING, WALLET, Hold, Node
 from x402guard.ledger.report import remaining
 from x402guard.ledger.report_text import printable
 from x402guard.ledger.view import LedgerView
@@ -180,6 +181,41 @@ class ActionRow(_Row):
             arguments=action.arguments,
             result=action.result,
             returned=action.returned,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class DelegationRow(_Row):
+    """A task that a session has given to another agent. Amounts are in dollars, times ISO 8601.
+
+    ``state`` is ``offered``, ``working``, ``answered``, ``taken``, ``denied``, ``revoked``, ``expired`` or ``tripped``.
+    """
+
+    request_id: str
+    session: str
+    issuer: str
+    task_type: str
+    state: str
+    worker: str
+    budget: Decimal
+    spent: Decimal
+    deadline: str
+    reason: str
+
+    @classmethod
+    def of(cls, delegation: Delegation, node: Node, now_ms: int) -> DelegationRow:
+        """Return the row of a delegation; *node* is the worker's session."""
+        return cls(
+            request_id=delegation.request_id,
+            session=delegation.session,
+            issuer=str(delegation.request["issuer_id"]),
+            task_type=delegation.task_type,
+            state=standing_of(delegation, node, now_ms),
+            worker=delegation.worker,
+            budget=nanos_to_decimal(node.limit or NOTHING),
+            spent=nanos_to_decimal(node.spent),
+            deadline=datetime.fromtimestamp(delegation.until_ms / 1000, UTC).isoformat(),
+            reason=delegation.reason,
         )
 
 

@@ -19,8 +19,8 @@ from x402guard.flow.drivers import close_to_the_end, transact_now
 from x402guard.flow.shell import LOG
 from x402guard.flow.surroundings import here
 from x402guard.frozen import replace
+from x402guard.guard.agent import Endings
 from x402guard.guard.charges import Charges
-from x402guard.guard.endings import Endings
 from x402guard.guard.opening import (
     Basis,
     Finalizing,
@@ -37,8 +37,7 @@ from x402guard.guard.opening import (
     undoing_ids,
 )
 from x402guard.ledger.model import Node, NodeKind
-from x402guard.ledger.prediction import Prediction
-from x402guard.ledger.queries import prediction_of
+from x402guard.ledger.queries import Prediction, prediction_of
 from x402guard.ledger.sessions import NodeRequest, open_node, opening_scope
 from x402guard.ledger.token_budget import DEFAULT_TOKENS, open_tokens, tokens_node
 from x402guard.ledger.view import LedgerView
@@ -53,6 +52,9 @@ from x402guard.x402.reconciliation import Reconciliation, reconcile_node
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+Quotes = tuple[tuple[str, Nanos], ...]
+"""(pattern of routes, nano-dollars): the prices that a session expects."""
 
 
 class _Block(Struct, frozen=True):
@@ -100,7 +102,8 @@ class Session(Charges, Endings):
         parent: Session | None,
         *,
         tokens: TokenBudget | None = None,
-        reach: Reach | None = None,
+        reach: tuple[Reach, ...] = (),
+        quotes: Quotes = (),
     ) -> None:
         self._basis = basis
         self._node_id = node.id
@@ -113,15 +116,13 @@ class Session(Charges, Endings):
         self._lock = threading.Lock()
         self._ended = self._failed = False
         self._models: dict[str, ModelPrice] = {}
-        self._quotes: tuple[tuple[str, Nanos], ...] = ()
+        self._quotes = quotes
         context = replace(basis.context, node_id=node.id, session_id=self._report_id())
         if parent is None or tokens is not None:
             self._tokens = bind_tokens(basis.shell, context, node, tokens)
         else:
             self._tokens = parent.tokens
-        self._reach: tuple[Reach, ...] = () if parent is None else parent._reach
-        if reach is not None:
-            self._reach = (*self._reach, reach)
+        self._reach: tuple[Reach, ...] = (*(() if parent is None else parent._reach), *reach)
         self._named_by: dict[str, str] = {} if parent is None else parent._named_by
         self._context = replace(context, tokens=self._tokens.limit, reach=self._reach, named_by=self._named_by)
 
@@ -133,7 +134,8 @@ class Session(Charges, Endings):
         parent: Session | None,
         *,
         tokens: TokenBudget | int | None = None,
-        reach: Reach | None = None,
+        reach: tuple[Reach, ...] = (),
+        quotes: Quotes = (),
     ) -> Session:
         """Open or resume a node of the ledger and its token budget. Raises ``ConfigError``, ``LedgerUnavailable``."""
         given = as_budget(tokens)
@@ -157,7 +159,8 @@ class Session(Charges, Endings):
                 open_tokens(view, own, total, node.name, parts)
             return node
 
-        return cls(basis, transact_now(basis.shell, scope, change), request.opener, parent, tokens=given, reach=reach)
+        node = transact_now(basis.shell, scope, change)
+        return cls(basis, node, request.opener, parent, tokens=given, reach=reach, quotes=quotes)
 
     def _report_id(self) -> str:
         return self._parent.id if self._kind is NodeKind.SCOPE and self._parent is not None else self._node_id
@@ -262,7 +265,7 @@ class Session(Charges, Endings):
         with self._lock:
             self._quotes = (*self._quotes, quote)
 
-    def _all_quotes(self) -> tuple[tuple[str, Nanos], ...]:
+    def _all_quotes(self) -> Quotes:
         above = () if self._parent is None else self._parent._all_quotes()
         return (*above, *self._quotes)
 
@@ -360,7 +363,7 @@ class Session(Charges, Endings):
         name: str,
         budget: Dollars,
         tokens: TokenBudget | int | None = None,
-        reach: Reach | None = None,
+        reach: tuple[Reach, ...] = (),
     ) -> Session:
         self._check_open()
         return Session.open(

@@ -1,42 +1,86 @@
-"""Looks at the runs of a ledger from another process, and trips those that are stuck."""
+"""Looks at the sessions of a ledger from another process, and trips those that are stuck."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from functools import partial
 from typing import Any
+
+from msgspec import convert
 
 from x402guard.flow.drivers import transact_now
 from x402guard.flow.surroundings import here
 from x402guard.frozen import replace
+from x402guard.guard.arguments import is_gone
 from x402guard.guard.guard import Guard
-from x402guard.ledger.model import Node
+from x402guard.ledger.delegations import DelegationState
+from x402guard.ledger.inputs import Wait, find_cycles, read_input, wait_mark
+from x402guard.ledger.model import HoldKind, Node, NodeState
 from x402guard.ledger.view import Scope
-from x402guard.ledger.watch import BEAT, Limits, open_runs, seen_of, trip_stuck, why_stuck
+from x402guard.ledger.watch import (
+    BEAT,
+    Limits,
+    open_runs,
+    seen_of,
+    trip_stuck,
+    trip_youngest,
+    why_deadlocked,
+    why_stuck,
+)
 
 
 class Watchdog:
-    """Trips the runs of a guard's ledger that are stuck, and notes each look, so that ``doctor`` sees when it has died."""
+    """Trips the sessions of a guard's ledger that are stuck, and notes each look, so that ``doctor`` sees when it has died."""
 
     def __init__(self, guard: Guard, limits: Limits, beat_s: int) -> None:
         self._guard, self._limits, self._beat_s = guard, limits, beat_s
+        self._cycles: set[tuple[Wait, ...]] = set()
 
     def look(self) -> list[tuple[Node, str]]:
-        """Look once, and return the runs that it has tripped, with the reasons. Raises ``LedgerUnavailable``."""
+        """Look once, and return the sessions that it has tripped, with the reasons. Raises ``LedgerUnavailable``.
+
+        A circle of sessions that wait for each other is tripped at the second look that shows it.
+        """
         store = self._guard.shell.store
         self._note(ended=False)
         now_ms, nodes, holds = store.now_ms(), store.nodes(), store.outstanding()
         questions, states = store.marks("approval", "").values(), store.marks("state", "")
         instances, tripped = store.marks("instance", ""), []
-        for run in open_runs(nodes):
-            seen = seen_of(run, nodes, now_ms, holds=holds, questions=questions, states=states)
+        waits = _waits(store.marks("wait", "").values(), nodes, instances)
+        delegated = {
+            key for key, row in store.marks("delegation", "").items() if row["state"] == DelegationState.WORKING
+        }
+        for run in open_runs(nodes, delegated):
+            seen = seen_of(run, nodes, now_ms, holds=holds, questions=questions, states=states, waits=waits)
             seen = replace(seen, stopped=_stopped(run, instances))
-            reason = why_stuck(seen, self._limits, now_ms)
+            # A delegated task has its own deadline.
+            reason = why_stuck(seen, replace(self._limits, run_s=None) if run.id in delegated else self._limits, now_ms)
             if reason is None:
                 continue
             scope = Scope(nodes=seen.inside, durable=True)
             if transact_now(self._guard.shell, scope, partial(trip_stuck, seen=seen, reason=reason)):
                 tripped.append((run, reason))
+        calling = {
+            hold.node_id for hold in holds if hold.kind is not HoldKind.TOKENS and hold.deadline_unix * 1000 >= now_ms
+        }
+        return tripped + self._break_cycles(waits, {node.id: node.name for node in nodes}, calling)
+
+    def _break_cycles(
+        self, waits: Collection[Wait], names: Mapping[str, str], calling: Collection[str]
+    ) -> list[tuple[Node, str]]:
+        rows = map(read_input, self._guard.shell.store.marks("input", "").values())
+        cycles = find_cycles(waits, {(each.to, each.sender): each for each in rows})
+        before, self._cycles = self._cycles, set(cycles)
+        tripped = []
+        for cycle in cycles:
+            if cycle not in before or any(wait.waiter in calling for wait in cycle):
+                continue
+            reason = why_deadlocked(cycle, names)
+            marks = tuple(wait_mark(wait.waiter, wait.target) for wait in cycle)
+            scope = Scope(nodes=tuple(wait.waiter for wait in cycle), marks=marks, durable=True)
+            youngest = transact_now(self._guard.shell, scope, partial(trip_youngest, cycle=cycle, reason=reason))
+            if youngest is not None:
+                tripped.append((youngest, reason))
         return tripped
 
     def close(self) -> None:
@@ -62,3 +106,17 @@ def _stopped(run: Node, instances: Mapping[str, Mapping[str, Any]]) -> tuple[int
             return ()
         pids.add(pid)
     return tuple(sorted(pids))
+
+
+def _waits(
+    rows: Iterable[Mapping[str, Any]], nodes: Iterable[Node], instances: Mapping[str, Mapping[str, Any]]
+) -> list[Wait]:
+    """Return the waits of open sessions for open sessions, as far as their processes are not known to have ended."""
+    known = {node.id: node for node in nodes if node.state is NodeState.OPEN}
+
+    def lives(node_id: str) -> bool:
+        openers = known[node_id].openers if node_id in known else ()
+        return any(not is_gone(instances.get(each.rpartition("#")[0], {"ended": True})) for each in openers)
+
+    waits = [convert(row, Wait) for row in rows if row["waiting"]]
+    return [wait for wait in waits if wait.target in known and lives(wait.waiter)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from typing import Any, Final
 
 from msgspec import Struct
@@ -24,6 +25,9 @@ TOKENS: Final = "tokens"
 
 TRIPPED: Final = "session_tripped"
 """The rule of a tripped session."""
+
+DEADLINE: Final = "deadline"
+"""The rule of a delegated session whose deadline is over."""
 
 ONLY_RESET: Final = "Only the owner can reset this session."
 
@@ -69,8 +73,11 @@ def lapse_due(view: LedgerView) -> None:
         apply(view, hold.id, Lapse())
 
 
-def check_open(view: LedgerView, node_id: str) -> Refusal | None:
-    """Return why nothing may be authorized in a node, or None if the node and all its ancestors are open."""
+def check_open(view: LedgerView, node_id: str, *, resumes: bool = False) -> Refusal | None:
+    """Return why nothing may be authorized in a node, or None if the node and all its ancestors are open.
+
+    *resumes*: the node itself may have ended, because it is being opened again.
+    """
     for node in view.path(node_id):
         if node.state is NodeState.TRIPPED:
             why = f"{node.terminated_by}: {node.trip_reason}" if node.trip_reason else node.terminated_by
@@ -80,8 +87,12 @@ def check_open(view: LedgerView, node_id: str) -> Refusal | None:
                 f"{node.kind} {node.name!r} is tripped ({why}); only its owner can reset it: {reset}",
                 error=SessionTripped,
             )
-        if node.state is NodeState.CLOSED:
+        if node.state is NodeState.CLOSED and not (resumes and node.id == node_id):
             return Refusal("session_closed", f"{node.kind} {node.name!r} has ended", error=SessionClosed)
+        if node.until_ms is not None and view.now_ms >= node.until_ms:
+            ended = datetime.fromtimestamp(node.until_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+            reason = f"{node.kind} {node.name!r} had until {ended}"
+            return Refusal(DEADLINE, reason, error=SessionClosed, advice="Nothing was paid. It cannot be opened again.")
     return None
 
 

@@ -110,6 +110,7 @@ class Node(Struct, frozen=True):
         reserve: the part of the limit kept for the session's last LLM calls; finalized: True once these have begun.
         trip_reason: why it is tripped, as a sentence; None if it is not tripped.
         soft: the soft limits, in millionths of the limit; warned: the highest one already notified.
+        until_ms: when nothing more may be authorized in it, in unix milliseconds; None for never.
     """
 
     id: str
@@ -139,6 +140,7 @@ class Node(Struct, frozen=True):
     soft: tuple[int, ...] = ()
     warned: int = 0
     trip_reason: str | None = None
+    until_ms: int | None = None
 
     @property
     def used(self) -> int:

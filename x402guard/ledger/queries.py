@@ -1,17 +1,23 @@
-"""Reads nodes, reports, outstanding holds and predictions from a ledger store."""
+"""Reads nodes, reports and outstanding holds from a ledger store, and predicts what a session costs from past ones."""
 
 from __future__ import annotations
 
 import shlex
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from decimal import Decimal
 from typing import Final
 
 from x402guard.errors import ConfigError
 from x402guard.ledger.model import WALLET, Hold, HoldKind, Node, NodeKind
-from x402guard.ledger.prediction import Prediction, predict
 from x402guard.ledger.report import Report, TokenAccount, below, build_report, path
 from x402guard.ledger.store import LedgerStore
 from x402guard.ledger.token_budget import tokens_node
 from x402guard.ledger.windows import rolled
+from x402guard.money import nanos_to_decimal
+
+LEAST_SESSIONS: Final = 5
+"""The minimum number of past sessions for a prediction."""
 
 _NAMED: Final = (NodeKind.WALLET, NodeKind.BUDGET, NodeKind.SESSION)
 _BY_ID: Final = "id="
@@ -88,6 +94,53 @@ def _tokens_of(store: LedgerStore, path_ids: list[str]) -> TokenAccount | None:
         for node in store.nodes(tokens_node(node_id)):
             return TokenAccount(node, tuple(store.entries(node.id)))
     return None
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """The expected cost of a session of a name.
+
+    Attributes:
+        name: the session name.
+        sessions: the number of ended sessions of that name.
+        p50: the median cost in dollars: the exact cost of one session (nearest rank, no interpolation); None for no
+        data. p95: the 95th percentile in dollars, computed in the same way.
+    """
+
+    name: str
+    sessions: int
+    p50: Decimal | None = None
+    p95: Decimal | None = None
+
+    def __str__(self) -> str:
+        if self.p50 is None:
+            return f"{self.name}: no data ({self.sessions} past sessions, {LEAST_SESSIONS} are needed)"
+        return f"{self.name}: p50 ${self.p50}, p95 ${self.p95}, of {self.sessions} past sessions"
+
+
+def predict(nodes: Iterable[Node], name: str, *, gone: Collection[str] = (), but: str | None = None) -> Prediction:
+    """Return the prediction from the ended sessions of *name* among *nodes*, without the session of id *but*.
+
+    Costs include the ceilings of live holds. *gone* are instances known to have ended: a session that no other instance
+    has open counts as ended.
+    """
+    costs = sorted(
+        node.used
+        for node in nodes
+        if node.kind is NodeKind.SESSION and node.name == name and node.id != but and _has_ended(node, gone)
+    )
+    if len(costs) < LEAST_SESSIONS:
+        return Prediction(name, len(costs))
+    return Prediction(name, len(costs), *(nanos_to_decimal(_nearest_rank(costs, percent)) for percent in (50, 95)))
+
+
+def _has_ended(node: Node, gone: Collection[str]) -> bool:
+    gone_too = bool(node.openers) and all(opener.rpartition("#")[0] in gone for opener in node.openers)
+    return node.closed_ms is not None or gone_too
+
+
+def _nearest_rank(ordered: list[int], percent: int) -> int:
+    return ordered[-(-len(ordered) * percent // 100) - 1]
 
 
 def prediction_of(store: LedgerStore, name: str, *, but: str | None = None) -> Prediction:

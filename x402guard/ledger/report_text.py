@@ -50,9 +50,27 @@ def render(report: Mapping[str, Any]) -> str:
     doubts = {event["hold_id"]: event["doubt"] for event in report["events"] if event.get("doubt")}
     names = {event["hold_id"]: event.get("tool") or event.get("model") for event in report["events"]}
     lines.extend(_outstanding(report["outstanding"], doubts, names))
+    lines.extend(_agents(report["by_agent"]))
     lines.append(_row("duration", f"{report['duration_s']:.1f} s"))
     lines.extend(_shadow(report["shadow"]))
     return "\n".join(map(printable, lines))
+
+
+def _agents(agents: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Return the tree of sessions below one: what each has spent itself, and how it stands."""
+    if len(agents) < 2:
+        return []
+    least = min(agent_id.count("/") for agent_id in agents)
+    names = ["  " * (agent_id.count("/") - least) + agent["name"] for agent_id, agent in agents.items()]
+    wide = max(map(len, names[: _MOST_ROWS * 2]))
+    rows = [
+        f"{name:<{wide}}  ${agent['amount']}  {agent['state']}"
+        + (f", {word}" if (word := agent["terminated_by"]) else "")
+        for name, agent in zip(names, agents.values(), strict=True)
+    ]
+    shown = rows[: _MOST_ROWS * 2]
+    more = [f"and {len(rows) - len(shown)} more"] if len(rows) > len(shown) else []
+    return [_row("" if number else "agents", row) for number, row in enumerate([*shown, *more])]
 
 
 def _table(report: Mapping[str, Any]) -> list[str]:

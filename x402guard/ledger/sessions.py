@@ -10,6 +10,7 @@ from x402guard.errors import ConfigError
 from x402guard.evm import Address
 from x402guard.frozen import replace
 from x402guard.ledger.budgets import trip_exceeded
+from x402guard.ledger.inputs import note_ignored
 from x402guard.ledger.model import NOTHING, WALLET, Node, NodeKind, NodeState, Window
 from x402guard.ledger.owner import owner_mark
 from x402guard.ledger.view import LedgerView, MarkKey, Scope
@@ -28,6 +29,8 @@ class NodeRequest(Struct, frozen=True):
         window: when its spending restarts; None for never.
         reserve: nano-dollars of the limit kept for last LLM calls; None for the stored reserve, or none.
         soft: soft limits in millionths of the limit, lowest first; None for the stored ones, or none.
+        until_ms: when a new node's time is over, in unix milliseconds; None for never.
+        alone: True if no other opening of a resumed node may be alive.
     """
 
     id: str
@@ -40,6 +43,8 @@ class NodeRequest(Struct, frozen=True):
     window: Window | None = None
     reserve: Nanos | None = None
     soft: tuple[int, ...] | None = None
+    until_ms: int | None = None
+    alone: bool = False
 
 
 def ensure_wallet(view: LedgerView, limit: Nanos | None, soft: tuple[int, ...] = ()) -> Node:
@@ -131,8 +136,11 @@ def open_node(view: LedgerView, request: NodeRequest) -> Node:
     node = view.node(node.id)
     reopened = NodeState.OPEN if node.state is NodeState.CLOSED else node.state
     word = node.terminated_by if reopened is NodeState.TRIPPED else None
-    here = (opener for opener in node.openers if opener.rpartition("#")[0] not in request.gone)
-    openers = (*here, request.opener)
+    alive = [opener for opener in node.openers if opener.rpartition("#")[0] not in request.gone]
+    if request.alone and alive:
+        where = alive[0].rpartition("#")[0]
+        raise ConfigError(f"session: {node.id!r} is open in {where}, which is not known to have ended")
+    openers = (*alive, request.opener)
     view.put_node(replace(node, state=reopened, terminated_by=word, closed_ms=None, openers=openers, starved=False))
     return view.node(node.id)
 
@@ -207,6 +215,7 @@ def _create(view: LedgerView, request: NodeRequest) -> Node:
         since_ms=0 if request.window is None else window_start_ms(request.window, view.now_ms),
         reserve=request.reserve or NOTHING,
         soft=request.soft or (),
+        until_ms=request.until_ms,
     )
     view.put_node(node)
     facts = {"kind": node.kind, "name": node.name, "limit": node.limit, "parent": node.parent_id}
@@ -292,6 +301,8 @@ def close_node(view: LedgerView, node_id: str, closing: Closing) -> Node:
             _tell_end(view, node, node.terminated_by)
         return view.node(node_id)
     word = _word_of(node, closing)
+    if word in (None, COMPLETED) and note_ignored(view, node_id):
+        word = NOT_VERIFIED
     view.record(node_id, "close", facts={"terminated_by": word})
     _tell_end(view, node, word)
     view.put_node(

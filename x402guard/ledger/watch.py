@@ -1,13 +1,14 @@
-"""Decides which open runs are stuck: stopped, silent, past their time, or in the same state again and again."""
+"""Decides which open sessions are stuck: stopped, silent, past their time, in one state, or waiting in a circle."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
 from msgspec import Struct
 
 from x402guard.ledger.budgets import trip
+from x402guard.ledger.inputs import Wait, wait_mark
 from x402guard.ledger.model import Hold, HoldKind, Node, NodeKind, NodeState
 from x402guard.ledger.questions import answer_of
 from x402guard.ledger.view import LedgerView, MarkKey
@@ -34,13 +35,13 @@ class Limits(Struct, frozen=True):
 
 
 class Seen(Struct, frozen=True):
-    """What was seen of one open run.
+    """What was seen of one open run, or of one session that works on a delegated task.
 
     Attributes:
-        run: its outermost session.
+        run: its outermost session, or that session.
         inside: the ids of its nodes.
         last_ms: its last entry, in unix milliseconds.
-        waits: True if a call of it is under way, or a question of it waits for a person.
+        waits: True if a call of it is under way, a question of it waits for a person, or it waits for another agent.
         same_state: how often it has reported the state that it has reported most.
         stopped: the ids of its processes, if all of them are stopped; else empty.
     """
@@ -53,9 +54,9 @@ class Seen(Struct, frozen=True):
     stopped: tuple[int, ...] = ()
 
 
-def open_runs(nodes: Collection[Node]) -> list[Node]:
-    """Return the outermost sessions that are open in a process."""
-    found = (node for node in nodes if node.kind is NodeKind.SESSION and "/" not in node.id)
+def open_runs(nodes: Collection[Node], delegated: Collection[str]) -> list[Node]:
+    """Return the outermost sessions that are open in a process, and those that work on *delegated* tasks."""
+    found = (node for node in nodes if node.kind is NodeKind.SESSION and ("/" not in node.id or node.id in delegated))
     return [node for node in found if node.state is NodeState.OPEN and node.openers]
 
 
@@ -67,10 +68,12 @@ def seen_of(
     holds: Collection[Hold],
     questions: Collection[Mapping[str, Any]],
     states: Mapping[str, Mapping[str, Any]],
+    waits: Collection[Wait],
 ) -> Seen:
     """Return what the rows of a ledger show of an open run, as of *now_ms* (unix milliseconds).
 
-    *holds* are the live ones; *questions* and *states* the marks of approvals and of reported states.
+    *holds* are the live ones; *questions* and *states* the marks of approvals and of reported states; *waits* those of
+    living sessions for other ones.
     """
     inside = {node.id: node for node in nodes if node.id == run.id or node.id.startswith(f"{run.id}/")}
     out = (hold for hold in holds if hold.node_id in inside and hold.kind is not HoldKind.TOKENS)
@@ -79,7 +82,9 @@ def seen_of(
         run=run,
         inside=tuple(inside),
         last_ms=max(node.last_ms for node in inside.values()),
-        waits=any(hold.deadline_unix * 1000 >= now_ms for hold in out) or any(not row["taken"] for row in asked),
+        waits=any(hold.deadline_unix * 1000 >= now_ms for hold in out)
+        or any(not row["taken"] for row in asked)
+        or any(wait.waiter in inside for wait in waits),
         same_state=max((row["count"] for key, row in states.items() if key.startswith(f"{run.id} ")), default=0),
     )
 
@@ -97,6 +102,25 @@ def why_stuck(seen: Seen, limits: Limits, now_ms: int) -> str | None:
     if silent_s >= limits.silence_s and not seen.waits:
         return f"it is silent for {silent_s} s"
     return None
+
+
+def why_deadlocked(cycle: Sequence[Wait], names: Mapping[str, str]) -> str:
+    """Return a cycle of waits in words; *names* are those of the sessions, by id."""
+    each = (
+        f"{names[w.waiter]!r} ({w.waiter}) waits for a {w.awaits} of {names[w.target]!r} ({w.target})" for w in cycle
+    )
+    return f"a deadlock: {', '.join(each)}"
+
+
+def trip_youngest(view: LedgerView, cycle: Sequence[Wait], reason: str) -> Node | None:
+    """Trip the session of a cycle of waits that was opened last; None if one of them does not wait any more."""
+    for wait in cycle:
+        row = view.mark(wait_mark(wait.waiter, wait.target))
+        if row is None or not row["waiting"] or row["since_ms"] != wait.since_ms:
+            return None
+    youngest = max((view.node(wait.waiter) for wait in cycle), key=lambda node: (node.created_ms, node.id))
+    trip(view, youngest.id, WATCHDOG, reason)
+    return youngest
 
 
 def trip_stuck(view: LedgerView, seen: Seen, reason: str) -> bool:

@@ -23,16 +23,16 @@ class Reach(Struct, frozen=True):
 
 def reach_of(
     policy: Policy, hosts: Collection[str] | None, payees: Collection[str] | None, tools: Collection[str] | None
-) -> Reach | None:
-    """Return the narrowing by the arguments of a session; None without one.
+) -> tuple[Reach, ...]:
+    """Return the narrowing by the arguments of a session; none without one.
 
     *hosts* and *payees* are written as in the policy, *tools* as names, or patterns such as ``search_*``. Raises
     ``ConfigError`` naming the argument, also for a host or payee that the policy does not allow.
     """
     if hosts is None and payees is None and tools is None:
-        return None
+        return ()
     reach = Reach(
-        each_of("hosts", hosts, as_host), each_of("payees", payees, parse_address), each_of("tools", tools, _tool)
+        each_of("hosts", hosts, as_host), each_of("payees", payees, parse_address), each_of("tools", tools, as_tool)
     )
     for host in sorted(reach.hosts or ()):
         if policy.hosts is not None and host not in policy.hosts and not host_listed(host, policy.hosts):
@@ -40,10 +40,11 @@ def reach_of(
     for payee in sorted(reach.payees or ()):
         if policy.payees is not None and payee not in policy.payees:
             raise ConfigError(f"payees: {payee!r} is not in policy.payees; a session can only narrow the policy")
-    return reach
+    return (reach,)
 
 
-def _tool(name: str) -> str:
+def as_tool(name: str) -> str:
+    """Return the name of a tool, or a pattern of names. Raises ``ValueError`` for anything else."""
     if not isinstance(name, str) or not name.strip() or " " in name.strip():
         raise ValueError(f"{name!r} is not the name of a tool; write 'search', or a pattern such as 'search_*'")
     return name.strip()

@@ -131,5 +131,9 @@ CREATE INDEX payments_by_deadline ON holds (deadline_unix) WHERE intent IS NOT N
 CREATE INDEX payments_on_word ON holds (created_ms) WHERE intent IS NOT NULL AND state = 'captured' AND evidence <> 'chain';
 """
 
-MIGRATIONS: Final[tuple[str, ...]] = (_FIRST, _WINDOWS, _DELIVERY, _GENERATION, _UNSETTLED)
+_DEADLINES: Final = """
+ALTER TABLE nodes ADD COLUMN until_ms INTEGER;
+"""
+
+MIGRATIONS: Final[tuple[str, ...]] = (_FIRST, _WINDOWS, _DELIVERY, _GENERATION, _UNSETTLED, _DEADLINES)
 """Migration N takes a ledger from version N to N + 1. The version is SQLite's ``user_version``."""

@@ -21,9 +21,9 @@ def books():
 
 def seen(books, *, questions=(), states=None):
     nodes = books.store.nodes()
-    [run] = open_runs(nodes)
+    [run] = open_runs(nodes, ())
     holds = books.store.outstanding()
-    return seen_of(run, nodes, books.store.now_ms(), holds=holds, questions=questions, states=states or {})
+    return seen_of(run, nodes, books.store.now_ms(), holds=holds, questions=questions, states=states or {}, waits=())
 
 
 def why(books, **more):
@@ -94,7 +94,7 @@ def test_a_stuck_run_is_tripped_with_its_word_and_its_reason(books):
     assert tripped(books, looked)
     node = books.node("s")
     assert (node.state, node.terminated_by, node.trip_reason) == ("tripped", "watchdog", "it is silent for 300 s")
-    assert open_runs(books.store.nodes()) == []
+    assert open_runs(books.store.nodes(), ()) == []
     assert not tripped(books, looked)
 
 

@@ -1,0 +1,191 @@
+"""What an agent asks another one gets a reply, or the end of the one that was asked is ``not_verified``."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import anyio
+import pytest
+
+from tests.support.delegations import asked, world
+from x402guard import ConfigError, SessionClosed, SessionTripped
+from x402guard.ledger.inputs import MOST_INPUTS
+
+
+def word(session):
+    return session.report().to_dict()["terminated_by"]
+
+
+def in_a_thread(function, *arguments):
+    """Call a function in a thread that ends with the test."""
+    pool = ThreadPoolExecutor(1)
+    found = pool.submit(function, *arguments)
+    pool.shutdown(wait=False)
+    return found
+
+
+def first(look):
+    """What a look at the ledger finds, as soon as it finds something."""
+    pause = threading.Event()
+    for _ in range(500):
+        found = look()
+        if found:
+            return found
+        pause.wait(0.02)
+    raise AssertionError("nothing came")
+
+
+def test_a_worker_asks_for_what_was_withheld(planner, workers):
+    task = planner.delegate(asked(withheld=["customer"]))
+    with workers.redeem(task.token) as worker:
+        assert worker.task.request.withheld == ("customer",)
+        reply = in_a_thread(worker.task.ask, {"need": "customer"})
+        question = task.result()
+        assert (question.status, question.output) == ("needs_clarification", {"need": "customer"})
+        assert task.result() == question
+        task.reply("Ada")
+        assert reply.result(20) == "Ada"
+        worker.task.answer("done", confidence=1)
+    assert task.result().status == "completed"
+    assert word(worker) == "completed"
+
+
+def test_a_worker_that_ends_with_a_question_is_followed_by_one_that_gets_the_reply(planner, workers):
+    task = planner.delegate(asked())
+    with workers.redeem(task.token) as worker:
+        worker.task.answer("which year?", status="needs_clarification")
+    assert word(worker) == "not_verified"
+    assert task.result().output == "which year?"
+    task.reply(1912)
+    with pytest.raises(TimeoutError):
+        task.result(timeout_s=0)
+    with workers.redeem(task.token) as worker:
+        assert worker.task.ask("which year?", timeout_s=0) == 1912
+        worker.task.answer("done", confidence=1)
+    assert task.result().status == "completed"
+
+
+def test_an_end_without_a_reply_is_not_verified(books, workers):
+    with books.guard().session("planner", budget="$1.00") as planner:
+        task = planner.delegate(asked())
+        with workers.redeem(task.token) as worker:
+            worker.task.answer("which year?", status="needs_clarification")
+        task.result()
+        assert planner.finish("done") is True  # what it says of itself does not count
+    assert word(planner) == "not_verified"
+
+
+@pytest.mark.parametrize("end", ["replied", "ignored"])
+def test_peers_ask_each_other(books, planner, workers, end):
+    one, other = planner.delegate(asked()), planner.delegate(asked(task_type="check"))
+    with workers.redeem(one.token) as researcher:
+        with workers.redeem(other.token) as checker:
+            reply = in_a_thread(lambda: researcher.ask(checker.id, {"is": "it so?"}))
+            [question] = first(checker.inputs)
+            assert (question.sender, question.payload) == (researcher.id, {"is": "it so?"})
+            if end == "replied":
+                checker.reply(question, True)
+                assert reply.result(20) is True
+                assert checker.inputs() == []
+                with pytest.raises(ConfigError, match=r"^input: .* waits for no reply"):
+                    checker.reply(question, False)
+            checker.task.answer("fine", confidence=1)
+        if end == "ignored":
+            with pytest.raises(SessionClosed, match="no reply can come"):
+                reply.result(20)
+        researcher.task.answer("done", confidence=1)
+    assert word(checker) == ("completed" if end == "replied" else "not_verified")
+
+
+def test_a_question_stays_after_its_time(planner, workers):
+    task = planner.delegate(asked())
+    with workers.redeem(task.token) as worker:
+        with pytest.raises(TimeoutError, match="no reply after 0 s"):
+            worker.task.ask("which year?", timeout_s=0)
+        with pytest.raises(ConfigError, match=r"^input: the last one .* has no reply yet"):
+            worker.task.ask("which month?", timeout_s=0)
+        task.reply(1912)
+        assert worker.task.ask("which year?", timeout_s=0) == 1912
+        with pytest.raises(TimeoutError):
+            worker.task.ask("which year?", timeout_s=0)  # it has its reply: this is a new question
+
+
+def test_a_trip_ends_the_wait(planner, workers):
+    task = planner.delegate(asked())
+    with workers.redeem(task.token) as worker:
+        reply = in_a_thread(worker.task.ask, "which year?")
+        first(planner.inputs)
+        worker.trip("enough")
+        with pytest.raises(SessionTripped):
+            reply.result(20)
+
+
+def test_waits_end_in_the_ledger(books, planner, workers):
+    task = planner.delegate(asked())
+    with workers.redeem(task.token) as worker:
+        with pytest.raises(TimeoutError):
+            worker.task.ask("which year?", timeout_s=0)
+        worker.task.answer("done", confidence=1)
+    with pytest.raises(TimeoutError):
+        planner.delegate(asked()).result(timeout_s=0)
+    assert task.result()
+    assert {row["waiting"] for row in books.store.marks("wait", "").values()} == {0}
+
+
+@pytest.mark.parametrize("wrong", ["nowhere", "wallet", "", "other"], ids=repr)
+def test_only_a_session_of_the_same_run_is_asked(books, planner, wrong):
+    with books.guard().session("other", budget="$1.00", id="other"), pytest.raises(ConfigError, match=r"^to: "):
+        planner.ask(wrong, "hello", timeout_s=0)
+
+
+@pytest.mark.parametrize(
+    "wrong", [object(), {1: 2}, float("nan"), "x" * 70_000, ("a",), "\ud800"], ids=lambda each: str(each)[:20]
+)
+def test_only_plain_json_is_asked_and_replied(books, planner, workers, wrong):
+    task = planner.delegate(asked())
+    with workers.redeem(task.token) as worker:
+        with pytest.raises(ConfigError, match=r"^payload: "):
+            worker.task.ask(wrong, timeout_s=0)
+        with pytest.raises(ConfigError, match=r"^reply: "):
+            task.reply(wrong)
+        with pytest.raises(ConfigError, match=r"^output: "):
+            worker.task.answer(wrong, confidence=1)
+    assert books.store.marks("input", "") == {}
+
+
+def test_a_crowd_of_questions_is_bounded(tmp_path):
+    with world("memory://") as books, books.guard().session("planner", budget="$1.00") as planner:
+        for number in range(MOST_INPUTS):
+            child = planner.child(f"c{number}", budget="$0.01")
+            with pytest.raises(TimeoutError):
+                child.ask(planner.id, number, timeout_s=0)
+        with pytest.raises(ConfigError, match=r"^input: 100 others"):
+            planner.child("last", budget="$0.01").ask(planner.id, "x", timeout_s=0)
+        assert len(planner.inputs()) == MOST_INPUTS
+
+
+@pytest.mark.parametrize("library", ["asyncio", "trio"])
+def test_all_of_it_awaited(books, library):
+    async def work(workers, token, said):
+        async with workers.aredeem(token) as worker:
+            said.append(await worker.task.aask("which year?"))
+            await worker.task.aanswer("done", confidence=1)
+
+    async def main():
+        workers, said = books.guard(), []
+        async with books.guard().asession("planner", budget="$1.00") as planner:
+            task = await planner.adelegate(asked())
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(work, workers, task.token, said)
+                assert (await task.aresult()).status == "needs_clarification"
+                [question] = await planner.ainputs()
+                await planner.areply(question, 1912)
+                assert (await task.aresult()).status == "completed"
+            other = await planner.adelegate(asked())
+            with anyio.move_on_after(0.3):
+                await other.aresult()
+            await other.arevoke()
+            assert (await other.aresult()).status == "failed"
+        assert said == [1912]
+        assert {row["waiting"] for row in books.store.marks("wait", "").values()} == {0}
+
+    anyio.run(main, backend=library)

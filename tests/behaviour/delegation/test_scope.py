@@ -1,0 +1,241 @@
+"""A delegated session has at most what the session around it has: budget, tokens, deadline, tools, hosts, payees, prices."""
+
+from decimal import Decimal
+
+import pytest
+
+from tests.support.delegations import NOW_S, SOON, asked
+from tests.support.merchant import PAYEE, URL, Shop, client
+from x402guard import (
+    BudgetExhausted,
+    ConfigError,
+    Policy,
+    PolicyDenied,
+    SessionClosed,
+    SessionTripped,
+    TaskRequest,
+    TokensExhausted,
+)
+
+OTHER = "0x857b06519E91e3A54538791bDbb0E22373e36b66"
+
+
+def narrowed(books, session):
+    [event] = [each for each in books.events(session) if each["name"] == "delegation_scope_narrowed"]
+    return event
+
+
+def test_an_equal_scope_is_granted_whole(books, workers):
+    policy = Policy(hosts={"courts.example"}, payees={PAYEE}, loop=None, breaker=None)
+    guard = books.guard(policy=policy)
+    with guard.session("planner", budget="$1.00", tools={"search"}, tokens=5_000) as planner:
+        whole = asked(
+            budget="$1.00",
+            token_budget=5_000,
+            allowed_tools=["search"],
+            allowed_hosts=["courts.example"],
+            allowed_payees=[PAYEE],
+        )
+        task = planner.delegate(whole)
+        assert task.removed == {}
+        assert task.request == whole.model_copy(update={"issuer_id": planner.id})
+        assert narrowed(books, planner)["removed"] == {}
+        with workers.redeem(task.token) as worker:
+            assert client(worker, Shop()).get(URL).status_code == 200
+            worker.charge("search", "$0.50")
+            worker.task.answer("done", confidence=1)
+
+
+def test_what_the_parent_does_not_have_is_removed_and_told(books):
+    guard = books.guard(policy=Policy(hosts={"*.example"}, loop=None, breaker=None))
+    with guard.session("planner", budget="$1.00", tools={"search_*", "sum"}, payees={PAYEE}, tokens=5_000) as planner:
+        task = planner.delegate(
+            asked(
+                budget="$5.00",
+                token_budget=9_000,
+                allowed_tools=["search_web", "delete", "sum*"],
+                allowed_hosts=["courts.example", "evil.test", "*.courts.example"],
+                allowed_payees=[PAYEE, OTHER],
+            )
+        )
+        removed = {
+            "budget": "4.00",
+            "token_budget": 4_000,
+            "allowed_tools": ["delete"],
+            "allowed_hosts": ["evil.test"],
+            "allowed_payees": [OTHER],
+        }
+        assert task.removed == removed
+        assert task.request.budget == Decimal("1.00")
+        assert task.request.token_budget == 5_000
+        assert task.request.allowed_tools == ("search_web", "sum*")
+        assert task.request.allowed_hosts == ("*.courts.example", "courts.example")
+        event = narrowed(books, planner)
+        assert event["removed"] == removed
+        assert event["granted"] == {
+            name: value for name, value in task.request.to_dict().items() if name not in ("payload", "withheld")
+        }
+
+
+@pytest.mark.parametrize(
+    "wide",
+    [{"allowed_tools": ["delete"]}, {"allowed_hosts": ["evil.test", "*.test"]}, {"allowed_payees": [OTHER]}],
+    ids=lambda each: next(iter(each)),
+)
+def test_a_scope_of_which_nothing_is_left_is_refused(books, wide):
+    policy = Policy(hosts={"courts.example"}, payees={PAYEE}, loop=None, breaker=None)
+    with books.guard(policy=policy).session("planner", budget="$1.00", tools={"search"}) as planner:
+        [field] = wide
+        with pytest.raises(ConfigError, match=f"^{field}: .*none of them itself"):
+            planner.delegate(asked(**wide))
+        assert books.store.marks("delegation", "") == {}
+        assert [node.id for node in books.store.nodes(planner.id) if node.id.startswith(f"{planner.id}/session")] == []
+
+
+def test_an_empty_list_allows_nothing(planner, workers):
+    task = planner.delegate(asked(allowed_tools=[], allowed_hosts=[]))
+    with workers.redeem(task.token) as worker:
+        with pytest.raises(PolicyDenied, match="tools"):
+            worker.charge("search", "$0.01")
+        with pytest.raises(PolicyDenied, match="hosts"):
+            client(worker, Shop()).get(URL)
+
+
+def test_the_worker_is_held_to_what_its_planner_may_use_too(books, workers):
+    """A pattern that is granted may reach further than the parent's: both are asked at each use."""
+    with books.guard().session("planner", budget="$1.00", tools={"search_*"}) as planner:
+        planner.expect("GET courts.example/*", "$0.005")
+        task = planner.delegate(asked(allowed_tools=["*_web"]))
+        with workers.redeem(task.token) as worker:
+            worker.charge("search_web", "$0.01")
+            with pytest.raises(PolicyDenied, match="delete_web"):
+                worker.charge("delete_web", "$0.01")
+            with pytest.raises(PolicyDenied, match="quote"):
+                client(worker, Shop()).get(URL)
+
+
+def test_the_budget_is_a_ceiling_and_siblings_share_their_parents(planner, workers):
+    tasks = [planner.delegate(asked(budget="$0.60")) for _ in range(2)]
+    with workers.redeem(tasks[0].token) as one:
+        one.charge("a", "$0.60")
+    with workers.redeem(tasks[1].token) as other:
+        with pytest.raises(BudgetExhausted, match="planner"):
+            other.charge("b", "$0.41")
+        other.charge("b", "$0.40")
+        with pytest.raises(BudgetExhausted):
+            other.charge("b", "$0.01")
+    assert planner.spent == Decimal("1.00")
+
+
+def test_nothing_left_delegates_nothing(books, planner):
+    planner.charge("all", "$1.00")
+    with pytest.raises(BudgetExhausted, match="a delegated task needs a budget"):
+        planner.delegate(asked())
+    assert books.store.marks("delegation", "") == {}
+    free = planner.delegate(asked(budget=0))
+    assert free.request.budget == 0
+
+
+def test_the_deadline_ends_all_paying(books, planner, workers):
+    task = planner.delegate(asked())
+    with workers.redeem(task.token) as worker:
+        worker.charge("a", "$0.01")
+        inner = worker.child("inner", budget="$0.10")
+        books.forward(SOON - NOW_S)
+        for session in (worker, inner):
+            with pytest.raises(SessionClosed, match="had until"):
+                session.charge("a", "$0.01")
+        with pytest.raises(SessionClosed):
+            worker.task.answer("late", confidence=1)
+    planner.charge("a", "$0.01")
+    assert task.result(timeout_s=0).status == "failed"
+
+
+def test_a_deadline_beyond_the_parents_is_cut(books, planner, workers):
+    task = planner.delegate(asked())
+    with workers.redeem(task.token) as worker:
+        inner = worker.delegate(asked(deadline=SOON + 60, budget="$0.10"))
+        assert inner.request.deadline == SOON
+        assert inner.removed == {"deadline": 60}
+        books.forward(599)
+        with workers.redeem(inner.token) as deepest:
+            deepest.charge("a", "$0.01")
+        books.forward(1)
+        with pytest.raises(ConfigError, match="token: "):
+            workers.redeem(inner.token)
+
+
+def test_a_deadline_that_is_over_is_refused(books, planner):
+    with pytest.raises(ConfigError, match=r"^deadline: .* is over"):
+        planner.delegate(asked(deadline=NOW_S))
+
+
+def test_the_tokens_of_a_task_are_a_hard_limit(books, workers):
+    with books.guard().session("planner", budget="$1.00", tokens=5_000) as planner:
+        small, whole = planner.delegate(asked(token_budget=1_000)), planner.delegate(asked())
+        with workers.redeem(small.token) as worker:
+            assert (worker.tokens.total, worker.tokens.hard) == (1_000, True)
+            worker.tokens.record_usage(1_000)
+            with pytest.raises(TokensExhausted):
+                worker.tokens.allocate(10)
+        with workers.redeem(whole.token) as worker:
+            assert (worker.tokens.total, worker.tokens.hard) == (5_000, False)
+
+
+def test_a_scope_around_the_delegation_narrows_it(planner, workers):
+    with planner.scope("$0.05", tools={"search"}):
+        task = planner.delegate(asked(allowed_tools=["search", "sum"]))
+        assert task.removed == {"budget": "0.35", "allowed_tools": ["sum"]}
+        with workers.redeem(task.token) as worker, pytest.raises(PolicyDenied):
+            worker.charge("sum", "$0.01")
+        assert task.result(timeout_s=0).status == "failed"
+
+
+def test_the_same_request_is_the_same_task(books, planner, workers):
+    request = asked(request_id="r1")
+    first, again = planner.delegate(request), planner.delegate(request)
+    assert (again.session_id, again.request) == (first.session_id, first.request)
+    assert len(books.store.marks("delegation", "")) == 1
+    crashed = books.guard()
+    crashed.redeem(first.token)
+    crashed.close()
+    workers.redeem(again.token).close()
+    with pytest.raises(ConfigError, match=r"^request_id: 'r1' is another request"):
+        planner.delegate(asked(request_id="r1", budget="$0.41"))
+    with pytest.raises(ConfigError, match=r"^request_id: 'r1' is answered already"):
+        planner.delegate(request)
+
+
+def test_a_planner_that_was_tripped_or_has_ended_delegates_nothing(books, planner):
+    planner.trip("enough")
+    with pytest.raises(SessionTripped):
+        planner.delegate(asked())
+    ended = books.guard().session("other", budget="$1.00")
+    ended.close()
+    with pytest.raises(SessionClosed):
+        ended.delegate(asked())
+    assert books.store.marks("delegation", "") == {}
+
+
+@pytest.mark.parametrize("wrong", [None, {}, "research", TaskRequest], ids=str)
+def test_only_a_request_is_delegated(planner, wrong):
+    with pytest.raises(ConfigError, match=r"^request: .* is no TaskRequest"):
+        planner.delegate(wrong)
+
+
+def test_the_report_shows_the_tree(planner, workers):
+    task = planner.delegate(asked(task_type="research"))
+    with workers.redeem(task.token) as worker:
+        worker.charge("search", "$0.10")
+        inner = worker.delegate(asked(task_type="check", budget="$0.05"))
+        with workers.redeem(inner.token) as deepest:
+            deepest.charge("sum", "$0.05")
+            deepest.task.answer(1, confidence=1)
+        worker.task.answer(2, confidence=1)
+    text = planner.report().to_text()
+    tree = [line.split() for line in text.splitlines() if any(name in line for name in ("agents", "research", "check"))]
+    assert tree == [
+        ["agents", "planner", "$0.00", "open"],
+        ["research", "$0.10", "closed,", "completed"],
+        ["check", "$0.05", "closed,", "completed"],
+    ]

@@ -1,0 +1,134 @@
+"""A token opens one session of one ledger, for one worker at a time, until it is old, revoked or used up."""
+
+import base64
+import json
+
+import pytest
+
+from tests.support.delegations import NOW_S, SOON, asked, world
+from x402guard import ConfigError, Owner, SessionClosed, SessionTripped
+
+
+def refused(guard, token, why):
+    before = guard.shell.store.nodes()
+    with pytest.raises(ConfigError, match=f"^token: {why}") as error:
+        guard.redeem(token)
+    assert len(str(token)) < 20 or str(token) not in str(error.value)
+    assert guard.shell.store.nodes() == before
+
+
+def test_it_opens_the_session_once_at_a_time(books, planner, workers):
+    task = planner.delegate(asked())
+    with workers.redeem(task.token) as worker:
+        assert worker.id == task.session_id
+        assert worker.task.request == task.request
+        refused(books.guard(), task.token, ".* works on its task")
+        worker.task.answer("done", confidence=1)
+    refused(workers, task.token, "its task .* is answered already")
+    task.result()
+    refused(workers, task.token, "its task .* is taken already")
+
+
+def test_after_a_crash_another_worker_goes_on(books, planner):
+    task = planner.delegate(asked())
+    first = books.guard()
+    dead = first.redeem(task.token)
+    dead.bind(dead.charge)("a", "$0.30")
+    first.close()  # its instance has ended, and its session was never closed
+    with books.guard().redeem(task.token) as worker:
+        assert str(worker.spent) == "0.30"
+        worker.task.answer("done", confidence=1)
+    assert task.result().cost == worker.spent
+
+
+def test_an_old_one_is_refused(books, planner, workers):
+    task = planner.delegate(asked())
+    books.forward(SOON - NOW_S)
+    refused(workers, task.token, "it ended 0 s ago")
+    assert task.result(timeout_s=0).error.startswith("session 'research' had until")
+
+
+@pytest.mark.parametrize("by", ["planner", "owner"])
+def test_a_revoked_one_is_refused_and_stops_its_worker(tmp_path, by):
+    url = f"sqlite:///{tmp_path / 'spend.db'}"
+    with world(url) as books, books.guard().session("planner", budget="$1.00") as planner:
+        unread, working = planner.delegate(asked()), planner.delegate(asked())
+        workers = books.guard()
+        worker = workers.redeem(working.token)
+        charge = worker.bind(worker.charge)
+        for task in (unread, working):
+            if by == "planner":
+                task.revoke("not needed")
+                task.revoke("again")
+            else:
+                with Owner(url, by="ada") as owner:
+                    row = owner.revoke(task.request.request_id, "not needed")
+                    assert (row.state, row.reason) == ("revoked", "not needed (by ada)")
+        refused(workers, unread.token, "it is revoked: not needed")
+        with pytest.raises(SessionTripped, match="revoked"):
+            charge("a", "$0.01")
+        with pytest.raises(ConfigError, match="revoked already"):
+            worker.task.answer("done", confidence=1)
+        worker.close()
+        result = working.result()
+        assert (result.status, result.responder_id) == ("failed", "x402guard")
+        assert result.error.startswith("it was revoked: not needed")
+        planner.charge("a", "$0.01")
+
+
+def test_what_is_answered_cannot_be_revoked(planner, workers):
+    task = planner.delegate(asked())
+    with workers.redeem(task.token) as worker:
+        worker.task.answer("done", confidence=1)
+    with pytest.raises(ConfigError, match=r"^delegation: .* is answered already"):
+        task.revoke()
+
+
+def test_one_of_another_ledger_is_refused(books, planner, workers):
+    with world("memory://") as others:
+        with others.guard().session("planner", budget="$1.00", id="plan") as other:
+            foreign = other.delegate(asked(request_id="r1"))
+            refused(workers, foreign.token, "it is for another ledger")
+        planner.delegate(asked(request_id="r1"))
+        refused(workers, foreign.token, "it is for another ledger")
+
+
+def changed(token, **fields):
+    """Return a token with other facts, and the signature that it had."""
+    prefix, body, signature = token.split(".")
+    facts = json.loads(base64.urlsafe_b64decode(body + "=" * (-len(body) % 4)))
+    text = base64.urlsafe_b64encode(json.dumps({**facts, **fields}, separators=(",", ":")).encode()).decode()
+    return f"{prefix}.{text.rstrip('=')}.{signature}"
+
+
+def test_a_changed_one_is_refused(books, planner, workers):
+    one, other = planner.delegate(asked()), planner.delegate(asked(budget="$0.90"))
+    assert changed(one.token) == one.token
+    refused(workers, changed(one.token, until=SOON + 10), "this ledger has not issued it")
+    refused(workers, changed(one.token, session=other.session_id), "this ledger has not issued it")
+    refused(workers, changed(one.token, session="plan"), "this ledger has not issued it")
+    refused(workers, changed(one.token, until="soon"), "it is damaged")
+    refused(workers, changed(one.token, more=1), "it is damaged")
+    refused(workers, one.token[:-10], "this ledger has not issued it|it is damaged")
+    refused(workers, one.token.rpartition(".")[0], "this ledger has not issued it|it is damaged")
+
+
+@pytest.mark.parametrize(
+    "text", ["", "x", None, 7, b"x402g1.", "x402g1.", "x402g1.e30.e30", "x402g1.é.é", "x402g1." + "a" * 3000]
+)
+def test_what_is_no_token_is_refused(workers, text):
+    refused(workers, text, "it is (no token|damaged)")
+
+
+def test_the_ledger_keeps_no_token_and_no_private_key(books, planner):
+    task = planner.delegate(asked())
+    rows = json.dumps(dict(books.store.marks("delegation", "")))
+    assert task.token.rpartition(".")[2] not in rows
+    assert task.token not in repr(task) + str(vars(task.request)) + rows
+
+
+def test_the_session_around_it_has_to_be_open(books, workers):
+    with books.guard().session("planner", budget="$1.00") as planner:
+        tripped = planner.delegate(asked())
+    with pytest.raises(SessionClosed):
+        workers.redeem(tripped.token)
