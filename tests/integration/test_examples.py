@@ -56,8 +56,22 @@ def test_the_example_of_an_undo_runs_and_is_short(tmp_path, name):
     assert run(name, tmp_path).stdout.splitlines() == UNDONE[name]
 
 
+def test_the_example_of_a_delegation_runs_and_is_short(tmp_path):
+    assert len((EXAMPLES / "three_researchers.py").read_text().splitlines()) < 60
+    shown = run("three_researchers", tmp_path).stdout.splitlines()
+    assert shown[0] == "letters: completed, {'found': 42}, for $0.04"
+    assert shown[1].startswith("portraits: held back, ")
+    assert shown[2] == "machines: failed, the worker has ended by BudgetExhausted, for $0.06"
+    tree = [line.split() for line in shown if " research " in line]
+    assert tree[-3:] == [
+        ["research", "$0.04", "closed,", "completed"],
+        ["research", "$0.04", "closed,", "completed"],
+        ["research", "$0.06", "closed,", "budget_exhausted"],
+    ]
+
+
 def test_each_example_is_run_here():
-    named = set(FRAMEWORKS) | set(UNDONE) | {"research_agent", "two_budgets", "court_research"}
+    named = set(FRAMEWORKS) | set(UNDONE) | {"research_agent", "two_budgets", "court_research", "three_researchers"}
     assert {path.stem for path in EXAMPLES.glob("*.py")} == named
 
 

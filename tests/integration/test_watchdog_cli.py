@@ -4,11 +4,14 @@ import json
 import re
 import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from tests.support import processes
 from tests.support.command_line import forked
+from tests.support.delegations import lasting
+from tests.support.merchant import make_guard
 from x402guard import Owner
 
 pytestmark = pytest.mark.xdist_group("watchdog")
@@ -179,3 +182,102 @@ def test_mistakes_are_told_in_a_line(url, tmp_path, agents, arguments, says):
 def test_a_ledger_that_is_not_there_is_told(tmp_path):
     done = forked("watchdog", "--once", "--ledger", str(tmp_path / "no.db"), cwd=tmp_path)
     assert (done.returncode, "no ledger yet at" in done.stderr) == (2, True), done.stderr
+
+
+DEADLOCKED = """
+import sys
+from tests.support.merchant import make_guard
+from x402guard import PaymentRefused
+
+url, way = sys.argv[1:]
+token, peer = sys.stdin.readline().split()
+with make_guard(url) as guard, guard.redeem(token) as session:
+    print("ready", flush=True)
+    if way == "answers":
+        sys.stdin.readline()
+        [question] = session.inputs()
+        session.reply(question, "yes")
+    try:
+        print(session.ask(peer, f"what do you say, {peer}?", timeout_s=100), flush=True)
+    except PaymentRefused as refusal:
+        print(refusal.rule, flush=True)
+"""
+
+
+@pytest.fixture
+def pair(url):
+    """A planner that waits for two workers, which are processes of their own."""
+    running = []
+
+    def start(*ways):
+        names = ("older", "younger")
+        tasks = [planner.delegate(lasting(task_type=name, budget="$0.10")) for name in names]
+        for way, task, peer in zip(ways, tasks, reversed(tasks), strict=True):
+            worker = processes.start(DEADLOCKED, url, way)
+            running.append(worker)
+            worker.stdin.write(f"{task.token} {peer.session_id}\n")
+            worker.stdin.flush()
+            assert worker.stdout.readline() == "ready\n"
+        return tasks, running
+
+    with make_guard(url) as guard, guard.session("planner", budget="$1.00", id="run-1") as planner:
+        yield start
+        for worker in running:
+            worker.kill()
+            worker.communicate()
+
+
+def waits(url, count):
+    """Wait until so many sessions wait for each other."""
+    for _ in range(200):
+        with Owner(url, read_only=True) as owner:
+            if sum(row["waiting"] for row in owner._store.marks("wait", "").values()) == count:
+                return
+        time.sleep(0.1)
+    raise AssertionError("they do not wait")
+
+
+def test_two_workers_that_ask_each_other_are_found_at_the_second_look(url, tmp_path, pair):
+    tasks, workers = pair("asks", "asks")
+    waits(url, 2)
+    with processes.start("x402guard", "watchdog", "--every", "1s", "--ledger", url, module=True, cwd=tmp_path) as dog:
+        began = time.monotonic()
+        told = dog.stdout.readline()
+        assert time.monotonic() - began < 30
+        ids = [task.session_id for task in tasks]
+        assert told.startswith(f"tripped session 'younger' ({ids[1]}): a deadlock: ")
+        for name, session_id in zip(("older", "younger"), ids, strict=True):
+            assert f"'{name}' ({session_id}) waits for a reply of" in told
+        dog.send_signal(signal.SIGTERM)
+        assert dog.wait() == 0
+    assert workers[1].stdout.readline() == "session_tripped\n"
+    assert workers[0].stdout.readline() == "session_tripped\n"  # its peer is tripped: no reply can come
+    with Owner(url) as owner:
+        assert [owner.budget(each).state for each in ids] == ["closed", "tripped"]
+        assert owner.budget("run-1").state == "open"
+
+
+def test_two_workers_of_which_one_answers_are_no_deadlock(url, tmp_path, pair):
+    _, workers = pair("asks", "answers")
+    waits(url, 1)
+    dog = ("watchdog", "--every", "1s", "--json", "--ledger", url)
+    with processes.start("x402guard", *dog, module=True, cwd=tmp_path) as watching:
+        time.sleep(3)
+        workers[1].stdin.write("\n")
+        workers[1].stdin.flush()
+        assert workers[0].stdout.readline() == "yes\n"
+        watching.send_signal(signal.SIGTERM)
+        assert watching.communicate()[0] == ""
+
+
+def test_a_worker_that_is_silent_is_tripped_and_its_planner_goes_on(url, tmp_path, pair):
+    tasks, _ = pair("answers", "answers")
+    with ThreadPoolExecutor(2) as waiting:
+        results = [waiting.submit(task.result) for task in tasks]
+        waits(url, 2)
+        time.sleep(1.1)
+        told = look(url, tmp_path, "--silence", "1s")
+        assert {each["session"] for each in told} == {task.session_id for task in tasks}
+        for each in results:
+            assert "is tripped (watchdog: it is silent for " in each.result(30).error
+    assert state_of(url) == ("open", None)
