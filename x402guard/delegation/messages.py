@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Mapping
 from decimal import Decimal
+from difflib import get_close_matches
 from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import (
@@ -68,13 +69,13 @@ def _plain(value: JsonValue) -> JsonValue:
 
 def _name(text: str) -> str:
     if not text.strip() or not text.isprintable():
-        raise ValueError("it is empty, or has characters that cannot be printed")
+        raise ValueError(f"{text!r:.80} is empty, or has characters that cannot be printed")
     return text
 
 
 def _dollars(value: object) -> Decimal:
     if not isinstance(value, (str, int, Decimal)) or isinstance(value, bool):
-        raise ValueError('it is no amount; write text such as "$0.40"')  # noqa: TRY004 - pydantic turns it into its error
+        raise ValueError(f'{value!r:.80} is no amount; write text such as "$0.40"')  # noqa: TRY004 - pydantic turns it into its error
     try:
         return nanos_to_decimal(dollars_to_nanos(value, field="dollars"))
     except ValueError as error:
@@ -122,7 +123,7 @@ class Message(BaseModel):
         try:
             return handler(data)
         except ValidationError as error:
-            raise ConfigError(_words(cls.__name__, error)) from None
+            raise ConfigError(_words(cls, error)) from None
 
     @classmethod
     def read(cls, text: str | bytes | Mapping[str, Any]) -> Self:
@@ -150,24 +151,37 @@ class Message(BaseModel):
         return json.dumps(self.to_dict(), ensure_ascii=False)
 
 
-def _words(name: str, error: ValidationError) -> str:
+_WORDS: Final = {
+    "int_type": "is not a whole number",
+    "float_type": "is not a number",
+    "finite_number": "is not a finite number",
+    "string_type": "is not text",
+    "bool_type": "is neither True nor False",
+    "tuple_type": "is not a list",
+    "greater_than_equal": "is less than {ge}",
+    "less_than_equal": "is more than {le}",
+    "string_too_long": "has more than {max_length} characters",
+    "too_long": "has more than {max_length} names",
+    "literal_error": "is not one of {expected}",
+}
+
+
+def _words(model: type[BaseModel], error: ValidationError) -> str:
     """Return the first mistake as a sentence, without the value of a payload or an output."""
     first = error.errors(include_url=False)[0]
+    name, kind, context = model.__name__, first["type"], first.get("ctx", {})
     field = str(first["loc"][0]) if first["loc"] else name
-    if first["type"] == "missing":
+    if kind == "missing":
         return f"{field}: it is missing in the {name}"
-    if first["type"] == "extra_forbidden":
-        return f"{field}: {name} has no such field"
-    said = (
-        str(first["msg"])
-        .removeprefix("Value error, ")
-        .replace("Input should be", "it has to be")
-        .replace("tuple", "list")
-    )
-    said = said.replace("Input was", "it is")
-    if field in ("payload", "output", name) or said.startswith(("'", '"')):
-        return f"{field}: {said}"
-    return f"{field}: {first['input']!r:.80}: {said[:1].lower()}{said[1:]}"
+    if kind == "extra_forbidden":
+        near = get_close_matches(field, model.model_fields, n=1, cutoff=0.5)
+        return f"{field:.100}: {name} has no such field" + (f"; did you mean {near[0]!r}?" if near else "")
+    if kind == "value_error":
+        return f"{field}: {context['error']}"
+    if field in ("payload", "output"):
+        return f"{field}: it is not plain JSON; write dicts, lists and texts"
+    words = _WORDS[kind].format(**context) if kind in _WORDS else f"is wrong: {first['msg']}"
+    return f"{field}: {first['input']!r:.80} {words}"
 
 
 class TaskRequest(Message):
