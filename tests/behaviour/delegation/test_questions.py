@@ -7,7 +7,8 @@ import anyio
 import pytest
 
 from tests.support.delegations import asked, world
-from x402guard import ConfigError, SessionClosed, SessionTripped
+from tests.support.merchant import make_guard
+from x402guard import ConfigError, Owner, SessionClosed, SessionTripped
 from x402guard.ledger.inputs import MOST_INPUTS
 
 
@@ -189,3 +190,26 @@ def test_all_of_it_awaited(books, library):
         assert {row["waiting"] for row in books.store.marks("wait", "").values()} == {0}
 
     anyio.run(main, backend=library)
+
+
+def test_a_circle_is_tripped_at_the_second_look_and_not_while_a_call_is_under_way(tmp_path):
+    url = f"sqlite:///{tmp_path / 'spend.db'}"
+    with make_guard(url) as guard, guard.session("planner", budget="$1.00") as planner:
+        one, other = (planner.child(name, budget="$0.10") for name in ("one", "other"))
+        with ThreadPoolExecutor(2) as asking, Owner(url) as owner:
+            replies = [asking.submit(one.ask, other.id, "?"), asking.submit(other.ask, one.id, "?")]
+            first(lambda: sum(row["waiting"] for row in guard.shell.store.marks("wait", "").values()) == 2)
+            dog, later = owner.watchdog(), owner.watchdog()
+            with other.bind(lambda: other.hold("render", up_to="$0.01"))():
+                assert [dog.look(), dog.look()] == [[], []]
+            [(tripped, reason)] = dog.look()
+            nodes = {node.id: node for node in guard.shell.store.nodes()}
+            assert tripped.id == max((one.id, other.id), key=lambda each: (nodes[each].created_ms, each))
+            assert one.id in reason
+            assert other.id in reason
+            assert later.look() == []
+            for each in replies:
+                with pytest.raises(SessionTripped):
+                    each.result(20)
+            dog.close()
+            later.close()

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from tests.support.delegations import NOW_S, SOON, asked, world
-from x402guard import ConfigError, Owner, SessionClosed, SessionTripped
+from x402guard import ConfigError, Owner, Session, SessionClosed, SessionTripped
 
 
 def refused(guard, token, why):
@@ -27,6 +27,24 @@ def test_it_opens_the_session_once_at_a_time(books, planner, workers):
     refused(workers, task.token, "its task .* is answered already")
     task.result()
     refused(workers, task.token, "its task .* is taken already")
+
+
+def test_of_two_that_redeem_at_once_one_works(books, planner, workers, monkeypatch):
+    task, other, opened = planner.delegate(asked()), books.guard(), []
+    plain = Session.open.__func__
+
+    def late(cls, *arguments, **more):
+        if not opened:
+            opened.append(None)
+            opened[0] = other.redeem(task.token)
+        return plain(cls, *arguments, **more)
+
+    monkeypatch.setattr(Session, "open", classmethod(late))
+    with pytest.raises(ConfigError, match=r"^session: .* is open in .* not known to have ended"):
+        workers.redeem(task.token)
+    with opened[0] as worker:
+        worker.task.answer("done", confidence=1)
+    assert task.result().status == "completed"
 
 
 def test_after_a_crash_another_worker_goes_on(books, planner):
