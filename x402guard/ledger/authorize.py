@@ -140,7 +140,9 @@ def authorize(
     written = begin(view, hold, facts)
     record_excused(view, hold.node_id, written.id)
     if hold.kind is HoldKind.PAYMENT:
-        _set_starved(view, hold.node_id, starved=False)
+        for node in view.path(hold.node_id):
+            if node.starved:
+                view.put_node(replace(view.node(node.id), starved=False))
     return written
 
 
@@ -223,7 +225,7 @@ def note_refusal(view: LedgerView, node_id: str, refusal: Refusal, of: tuple[Hol
     view.put_mark(counter, {**sample, "count": count + 1, "first_ms": first})
     view.put_mark(refusal_marks(node_id, refusal.rule, count), sample)
     if refusal.rule == BUDGET:
-        _set_starved(view, node_id, starved=True)
+        _starve(view, node_id, refusal.short_of)
     # The first refusal by a rule is told; an agent that tries again and again fills no inbox.
     view.tell(
         "refused",
@@ -237,10 +239,14 @@ def note_refusal(view: LedgerView, node_id: str, refusal: Refusal, of: tuple[Hol
     )
 
 
-def _set_starved(view: LedgerView, node_id: str, *, starved: bool) -> None:
-    # A refusal in a scope marks its session too: a session is what ends as "budget_exhausted".
-    for node in view.path(node_id):
-        if node.kind is not NodeKind.WALLET and node.starved is not starved:
-            view.put_node(replace(node, starved=starved))
-        if node.kind is NodeKind.SESSION:
-            break
+def _starve(view: LedgerView, node_id: str, short_of: str) -> None:
+    """Note the lack of budget: in the session that was refused, and in those up to the one whose budget is short.
+
+    A session is what ends as "budget_exhausted", so a refusal in a scope marks its session too.
+    """
+    path = [node for node in view.path(node_id) if node.kind in (NodeKind.SESSION, NodeKind.SCOPE)]
+    first = next((number for number, node in enumerate(path) if node.kind is NodeKind.SESSION), 0)
+    short = next((number for number, node in enumerate(path) if node.id == short_of), 0)
+    for node in path[: max(first, short) + 1]:
+        if not node.starved:
+            view.put_node(replace(node, starved=True))

@@ -310,9 +310,11 @@ def _allowance(row: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _group(lines: Iterable[HoldLine], kind: HoldKind, keys: Mapping[str, str]) -> dict[str, Any]:
+def _group(lines: Collection[HoldLine], kind: HoldKind, keys: Mapping[str, str]) -> dict[str, Any]:
     chosen = [line for line in lines if line.kind == kind and line.was_captured]
-    group: dict[str, Any] = {"total": format_dollars(sum(line.captured for line in chosen)), "calls": len(chosen)}
+    out = sum(line.held for line in lines if line.kind == kind)
+    total = sum(line.captured for line in chosen)
+    group: dict[str, Any] = {"total": format_dollars(total), "out": format_dollars(out), "calls": len(chosen)}
     for key, fact in keys.items():
         sums: dict[str, int] = {}
         for line in chosen:

@@ -79,7 +79,8 @@ def _table(report: Mapping[str, Any]) -> list[str]:
     rows: list[tuple[str, str, str, str]] = []
     for name, group in (("llm", "by_model"), ("payments", "by_route"), ("tools", "by_tool")):
         totals = report[name]
-        if totals["calls"]:
+        is_out = totals["out"] != "0.00"
+        if totals["calls"] or is_out:
             calls = "1 call" if totals["calls"] == 1 else f"{totals['calls']} calls"
             share = f"{Decimal(totals['total']) / spent:.1%}" if spent else ""
             rows.append((name, calls, _dollars(totals["total"]), share.replace("%", " %")))
@@ -88,6 +89,8 @@ def _table(report: Mapping[str, Any]) -> list[str]:
             rest = sum(Decimal(_amount(value)) for _, value in dearest[_MOST_ROWS:])
             if len(dearest) > _MOST_ROWS:
                 rows.append(("", f"and {len(dearest) - _MOST_ROWS} more", _dollars(f"{rest:f}"), ""))
+            if is_out:
+                rows.append(("", "still out, beside these", _dollars(totals["out"]), ""))
     if not rows:
         return []
     wide = max(len(what) for _, what, _, _ in rows)

@@ -4,8 +4,8 @@ import pytest
 
 from tests.support.llm_provider import SYNC, Answer, Provider, ask, completion, metered
 from tests.support.llm_replies import used
-from tests.support.merchant import URL, Shop, client
-from x402guard import BudgetExhausted, PolicyDenied
+from tests.support.merchant import URL, Shop, accept, client, make_guard, required
+from x402guard import BudgetExhausted, Policy, PolicyDenied
 
 
 def refused(session, amount="$9.00", tool="render"):
@@ -60,3 +60,53 @@ def test_a_trip_says_why_while_the_session_is_open_and_one_that_goes_on_says_not
         session.trip("it looks wrong")
         report = session.report().to_dict()
         assert (report["terminated_by"], report["why"]) == ("kill_switch", "it looks wrong")
+
+
+def test_a_session_whose_children_have_exhausted_its_budget_says_so():
+    with make_guard() as guard:
+        with guard.session("p", budget="$1.00") as planner, planner.scope("$1.00"):
+            with planner.child("a", budget="$0.90") as one:
+                one.charge("search", "$0.90")
+            with planner.child("b", budget="$0.90") as other, pytest.raises(BudgetExhausted):
+                other.charge("search", "$0.20")
+        report = planner.report().to_dict()
+        assert (report["terminated_by"], report["why"]) == (
+            "budget_exhausted", "$0.20 does not fit: session 'p' has $0.10 left of $1.00 ($0.90 with sub-budgets)",
+        )  # fmt: skip
+        assert [each["terminated_by"] for each in report["by_agent"].values()] == [
+            "budget_exhausted",
+            None,
+            "budget_exhausted",
+        ]
+
+
+def test_a_session_whose_child_has_exhausted_its_own_budget_has_not_ended_so():
+    with make_guard() as guard:
+        with guard.session("p", budget="$1.00") as planner:
+            with planner.child("a", budget="$0.10") as one, pytest.raises(BudgetExhausted):
+                one.charge("search", "$0.20")
+            assert planner.report().to_dict()["terminated_by"] is None
+        report = planner.report().to_dict()
+        assert (report["terminated_by"], report["why"]) == (None, None)
+
+
+def test_a_payment_that_fits_again_ends_the_lack_of_all_sessions_above():
+    with make_guard(policy=Policy(loop=None)) as guard, guard.session("p", budget="$0.05") as planner:
+        with planner.child("a", budget="$0.10") as one:
+            with pytest.raises(BudgetExhausted):
+                client(one, Shop(lambda request: required(accept(60_000), url=str(request.url)))).get(URL)
+            planner_short = planner.report().to_dict()["terminated_by"]
+            client(one, Shop()).get(URL)
+        assert planner.report().to_dict()["terminated_by"] is None
+    assert planner_short == "budget_exhausted"
+
+
+def test_the_totals_say_what_is_still_out():
+    with make_guard() as guard, guard.session("s", budget="$1.00") as session:
+        with session.hold("render", up_to="$0.50"):
+            report = session.report()
+            tools = report.to_dict()["tools"]
+            assert (tools["total"], tools["out"], tools["calls"]) == ("0.00", "0.50", 0)
+            assert "still out, beside these  $0.50" in report.to_text()
+        tools = session.report().to_dict()["tools"]
+        assert (tools["total"], tools["out"], tools["calls"]) == ("0.50", "0.00", 1)
