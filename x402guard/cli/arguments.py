@@ -89,7 +89,7 @@ def typed_request(url: str, method: str, headers: list[str] | None, data: str | 
     return request
 
 
-def typed_time(text: str) -> datetime:
+def typed_time(text: str, *, option: str = "--since") -> datetime:
     """Return a time that was typed: ``2026-11-01``, ``2026-11-01T12:00`` (UTC), ``24h`` or ``7d`` ago."""
     ago = _AGO.fullmatch(text.strip())
     if ago is not None:
@@ -97,7 +97,7 @@ def typed_time(text: str) -> datetime:
     try:
         given = datetime.fromisoformat(text.strip())
     except ValueError:
-        raise ConfigError(f"--since: {text[:40]!r} is no time; write 2026-11-01, 24h or 7d") from None
+        raise ConfigError(f"{option}: {text[:40]!r} is no time; write 2026-11-01, 24h or 7d") from None
     return given if given.tzinfo is not None else given.replace(tzinfo=UTC)
 
 

@@ -9,25 +9,46 @@ from typing import Annotated
 
 import typer
 
-from x402guard.cli.arguments import AsJson, LedgerUrl
+from x402guard.cli.arguments import AsJson, LedgerUrl, typed_time
 from x402guard.cli.keys import report_key
 from x402guard.errors import ConfigError
 from x402guard.guard import signed_report
 from x402guard.guard.owner import Owner
+from x402guard.views.export import EVENT_NAME, export
 
 
 def report(
     session: Annotated[str | None, typer.Argument(help="A session's id or name; default: the last session.")] = None,
+    *,
     ledger: LedgerUrl = None,
     as_json: AsJson = False,
     sign: Annotated[
         Path | None, typer.Option(help="Print it as JSON, signed by the key in this file (x402guard keys report FILE).")
     ] = None,
+    form: Annotated[
+        str | None, typer.Option("--format", help="Each captured entry as a line: csv, stripe-meter or orb.")
+    ] = None,
+    since: Annotated[str | None, typer.Option(help="With --format: captured since 2026-11-01, 24h or 7d.")] = None,
+    until: Annotated[str | None, typer.Option(help="With --format: captured before this time.")] = None,
+    event_name: Annotated[str, typer.Option(help="The name of the events for a billing system.")] = EVENT_NAME,
 ) -> None:
-    """Print a session's report.
+    """Print a session's report, or all that was captured as lines for a spreadsheet or a billing system.
 
-    Example: x402guard report court-research --sign report-key.json > signed.json
+    Example: x402guard report wallet --format csv --since 2026-11-01 > november.csv
     """
+    if form is not None:
+        if as_json or sign is not None:
+            raise ConfigError("--format: it writes lines of its own; leave --json and --sign out")
+        between = {
+            "since": None if since is None else typed_time(since),
+            "until": None if until is None else typed_time(until, option="--until"),
+        }
+        with Owner(ledger, read_only=True) as owner:
+            lines = list(export(owner.captures(session, **between), form, event_name))
+        sys.stdout.writelines(lines)
+        return
+    if since is not None or until is not None:
+        raise ConfigError("--since: it goes with --format")
     key = None if sign is None else report_key(sign)
     with Owner(ledger) as owner:
         found = owner.report(session)

@@ -46,6 +46,7 @@ from x402guard.policy.loops import forget_before
 from x402guard.policy.steps import reset_mark, run_of
 from x402guard.stores import as_ledger_url, ledger_path, open_store
 from x402guard.tools.undo import actions_of, roll_back
+from x402guard.views.captures import CaptureRow, capture_rows
 from x402guard.x402.cancel import Cancellation
 from x402guard.x402.reconciliation import Reconciliation
 
@@ -122,6 +123,17 @@ class Owner:
     def report(self, session: str | None = None) -> Report:
         """Return the report of a session or a named budget; by default of the last session."""
         return report_of(self._store, find_budget(self._store, session, latest=True))
+
+    def captures(
+        self, session: str | None = None, *, since: datetime | None = None, until: datetime | None = None
+    ) -> list[CaptureRow]:
+        """Return what was captured in a session, a named budget or the wallet and below, entry by entry.
+
+        With *since* and *until* only what was captured between them; the amounts of all add up to what is spent.
+        """
+        node_id = find_budget(self._store, session, latest=True)
+        nodes, (since_ms, until_ms) = nodes_of(self._store), (_as_ms(since), _as_ms(until))
+        return capture_rows(nodes, self._store.entries(node_id), since_ms=since_ms or 0, until_ms=until_ms)
 
     def predict(self, name: str) -> Prediction:
         """Return what past sessions of a name have cost."""
@@ -384,6 +396,10 @@ def _limited(view: LedgerView, node_id: str, limit: Nanos, by: str, *, stops: bo
     if not stops and change.stops:
         raise ConfigError(f"limit: {change.question()}; give stops=True if that is meant")
     return change.done(set_limit(view, node_id, limit, by))
+
+
+def _as_ms(at: datetime | None) -> int | None:
+    return None if at is None else round(at.timestamp() * 1000)
 
 
 def existing_ledger(ledger: str | Path | None) -> str:

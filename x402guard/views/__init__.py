@@ -1,0 +1,1 @@
+"""What people and other systems are shown of a ledger: pure functions of its rows."""

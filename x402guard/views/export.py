@@ -1,0 +1,134 @@
+"""Writes captured entries for other systems: CSV, Stripe's billing meters, Orb.
+
+Each line has the hash of its journal entry as the key that its receiver deduplicates by: sending a file twice bills once.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from msgspec.structs import asdict
+
+from x402guard.errors import ConfigError
+from x402guard.money import Nanos, format_dollars
+from x402guard.policy.checks import check_choice
+from x402guard.views.captures import CaptureRow
+
+EVENT_NAME: Final = "x402guard_spend"
+"""The name of the events for a billing system, unless the owner gives another one."""
+
+_LONGEST_NAME: Final = 100  # of Stripe's event names
+_FORMULA: Final = ("=", "+", "-", "@", "\t", "\r")
+
+
+def dollars(nanos: int) -> str:
+    """Return an amount that may be negative, in dollars."""
+    return f"-{format_dollars(Nanos(-nanos))}" if nanos < 0 else format_dollars(Nanos(nanos))
+
+
+def _time(at_ms: int) -> str:
+    return datetime.fromtimestamp(at_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _cells(row: CaptureRow) -> dict[str, Any]:
+    """Return the columns of a row: time and dollars as text, in place of milliseconds and nano-dollars."""
+    values = asdict(row)
+    amount = {"dollars": dollars(values.pop("nanos"))}
+    return {"time": _time(values.pop("at_ms")), **amount, **values}
+
+
+def to_csv(rows: Iterable[CaptureRow]) -> Iterator[str]:
+    """Yield the lines of a CSV file (RFC 4180): a header, and a line for each row.
+
+    A text that a spreadsheet would take for a formula begins with an apostrophe: hosts, paths and tools are others' words.
+    """
+    names = [name for name in CaptureRow.__struct_fields__ if name not in ("at_ms", "nanos")]
+    yield _csv_line(("time", "dollars", *names))
+    for row in rows:
+        cells = _cells(row)
+        others = (_plain(cells[name]) if isinstance(cells[name], str) else cells[name] for name in names)
+        yield _csv_line((cells["time"], cells["dollars"], *others))
+
+
+def _plain(text: str) -> str:
+    """Return a text that no spreadsheet calculates, on one line."""
+    line = "".join(char if char.isprintable() else "�" for char in text)
+    return f"'{line}" if text.startswith(_FORMULA) else line
+
+
+def _csv_line(cells: Iterable[object]) -> str:
+    line = io.StringIO()
+    csv.writer(line, lineterminator="\r\n").writerow(cells)
+    return line.getvalue()
+
+
+def to_stripe_meter(rows: Iterable[CaptureRow], event_name: str = EVENT_NAME) -> Iterator[str]:
+    """Yield one JSON line a row, the body of ``POST /v2/billing/meter_events``.
+
+    The customer is the named budget, which has the name of Stripe's customer; the value is in nano-dollars, a whole number,
+    so that a price of $0.000000001 a unit bills what was spent. Raises ``ConfigError`` for a row without a customer.
+    """
+    for row in rows:
+        payload = {"stripe_customer_id": _customer(row), "value": str(row.nanos)}
+        event = {"event_name": event_name, "identifier": row.entry, "timestamp": _time(row.at_ms), "payload": payload}
+        yield json.dumps(event, ensure_ascii=False) + "\n"
+
+
+def to_orb(rows: Iterable[CaptureRow], event_name: str = EVENT_NAME) -> Iterator[str]:
+    """Yield one JSON line a row, an event of ``POST /v1/ingest``.
+
+    The customer is the named budget, under which Orb knows it as its external id; ``properties.dollars`` is decimal text,
+    and ``properties.nanos`` a whole number. Raises ``ConfigError`` for a row without a customer.
+    """
+    for row in rows:
+        cells = _cells(row)
+        properties = {name: cells[name] for name in _ORB_PROPERTIES if cells[name] not in ("", 0)}
+        event = {
+            "event_name": event_name,
+            "idempotency_key": row.entry,
+            "external_customer_id": _customer(row),
+            "timestamp": _time(row.at_ms),
+            "properties": {"nanos": row.nanos, "dollars": dollars(row.nanos), **properties},
+        }
+        yield json.dumps(event, ensure_ascii=False) + "\n"
+
+
+_ORB_PROPERTIES: Final = (
+    "session", "agent", "kind", "event", "host", "payee", "network", "transaction", "provider", "model", "tool",
+    "tokens_in", "tokens_out", "evidence", "hold",
+)  # fmt: skip
+
+
+def _customer(row: CaptureRow) -> str:
+    if not row.customer:
+        raise ConfigError(
+            f"customer: session {row.session!r} is in no named budget, so no one can be billed for it; open it with "
+            'guard.budget("customer").session(…), or export one customer: x402guard report CUSTOMER'
+        )
+    return row.customer
+
+
+FORMATS: Final = ("csv", "stripe-meter", "orb")
+
+
+def export(rows: Iterable[CaptureRow], form: str, event_name: str = EVENT_NAME) -> Iterator[str]:
+    """Yield the lines of a file in one of ``FORMATS``. Raises ``ConfigError`` for another one."""
+    check_choice("--format", form, FORMATS)
+    check_event_name(event_name)
+    if form == "csv":
+        return to_csv(rows)
+    return to_stripe_meter(rows, event_name) if form == "stripe-meter" else to_orb(rows, event_name)
+
+
+def check_event_name(name: str) -> str:
+    """Return the name of an event. Raises ``ConfigError`` for one that Stripe does not take."""
+    if not name.strip() or not name.isprintable() or len(name) > _LONGEST_NAME:
+        raise ConfigError(
+            f"--event-name: {name!r:.120} is no name for an event; write at most {_LONGEST_NAME} characters"
+        )
+    return name
