@@ -147,10 +147,10 @@ def test_tokens_that_are_revoked_expired_or_used_open_nothing(world, net):
         forked("delegations", "revoke", used.request.request_id, "--ledger", world.url, cwd=world.folder)
         [[refused]] = world.ended(working)
         assert refused.startswith("SessionTripped: ")
+        listed = forked("delegations", "list", "--json", "--ledger", world.url, cwd=world.folder)
         assert [task.result().status for task in (revoked, expired, used)] == ["failed"] * 3
         assert planner.spent == 0
     assert net.balance(net.payer) == before
-    listed = forked("delegations", "list", "--json", "--ledger", world.url, cwd=world.folder)
     states = {row["request_id"]: row["state"] for row in json.loads(listed.stdout)}
     assert states[expired.request.request_id] == "expired"
     assert states[revoked.request.request_id] == states[used.request.request_id] == "revoked"

@@ -12,16 +12,16 @@ from x402guard.guard.owner import Owner
 
 delegations = typer.Typer(help="The tasks that agents have given to each other.", no_args_is_help=True)
 
-RequestId = Annotated[str, typer.Argument(help="The request's id, or the beginning of it if that is unique.")]
+RequestId = Annotated[str, typer.Argument(help="The request's id, a unique beginning of it, or the session's id.")]
 OfSession = Annotated[str | None, typer.Option("--session", help="Only those of this session and below.")]
 Reason = Annotated[str, typer.Option("--reason", help="Why, for the journal and for who has delegated.")]
 
-_BRIEF = ("request_id", "task_type", "state", "spent", "budget", "deadline")
+_BRIEF = ("request_id", "task_type", "state", "spent", "budget", "session")
 
 
 @delegations.command("list")
 def list_delegations(session: OfSession = None, ledger: LedgerUrl = None, as_json: AsJson = False) -> None:
-    """List the tasks: offered, working, answered, taken, denied, revoked, expired or tripped.
+    """List the tasks: offered, working, answered, taken, denied, revoked, expired, tripped or abandoned.
 
     Example: x402guard delegations list
     """

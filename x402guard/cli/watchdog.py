@@ -21,7 +21,7 @@ def watchdog(
     run: Annotated[str | None, typer.Option("--run", help="Trip a run that is open for longer, such as 2h.")] = None,
     states: Annotated[int, typer.Option("--states", help="Trip a run that reports a state so often.")] = 5,
     every: Annotated[str, typer.Option("--every", help="The pause between two looks.")] = "10s",
-    once: Annotated[bool, typer.Option("--once", help="Look once, and end.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Look once, and end: a deadlock needs two looks.")] = False,
     ledger: LedgerUrl = None,
     as_json: AsJson = False,
 ) -> None:

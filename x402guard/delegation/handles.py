@@ -6,8 +6,10 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from x402guard.delegation.flow import abandon, answer, ask, reply, revoke_task, take
+from x402guard.delegation.asking import ask, reply
 from x402guard.delegation.messages import Status, TaskRequest, TaskResult, check_json
+from x402guard.delegation.offers import revoke_task
+from x402guard.delegation.results import abandon, answer, take
 from x402guard.errors import ConfigError
 from x402guard.flow.drivers import run, run_async
 from x402guard.flow.effects import Flow
@@ -21,9 +23,15 @@ REPLY_S = 300.0
 
 
 def check_timeout(timeout_s: object) -> None:
-    """Raise ``ConfigError`` unless *timeout_s* is a number of seconds that is not negative, or None."""
-    if timeout_s is not None and (type(timeout_s) not in (int, float) or not 0 <= timeout_s < 10**9):  # type: ignore[operator]
+    """Raise ``ConfigError`` unless *timeout_s* is a number of seconds that is not negative."""
+    if not isinstance(timeout_s, int | float) or isinstance(timeout_s, bool) or not 0 <= timeout_s < 10**9:
         raise ConfigError(f"timeout_s: {timeout_s!r:.60} is not a number of seconds")
+
+
+def _reason(given: object) -> str:
+    if not isinstance(given, str) or not given.strip() or not given.isprintable():
+        raise ConfigError("reason: write why the task is revoked, in a line, for its worker and its owner")
+    return given[:300]
 
 
 class Delegated:
@@ -34,11 +42,11 @@ class Delegated:
         removed: field of the request → what was taken out of it, because this session does not have it itself.
         session_id: the id of the worker's session.
         token: what the worker redeems with ``guard.redeem``: a text that is as good as the session. Give it to the worker
-            alone; it ends with the deadline of the request.
+            alone; it ends with the deadline of the request. Empty for a task that has ended.
     """
 
     def __init__(self, payer: Payer, delegation: Delegation, token: str) -> None:
-        self._payer, self.token = payer, token
+        self._payer, self._delegation, self.token = payer, delegation, token
         self.request = TaskRequest.read(delegation.request)
         self.removed = dict(delegation.removed)
         self.session_id = delegation.session
@@ -58,8 +66,9 @@ class Delegated:
         return await run_async(self._taken(timeout_s), self._payer.shell)
 
     def _taken(self, timeout_s: float | None) -> Flow[TaskResult]:
-        check_timeout(timeout_s)
-        return take(self._payer.context, self.session_id, timeout_s)
+        if timeout_s is not None:
+            check_timeout(timeout_s)
+        return take(self._payer.context, self._delegation, timeout_s)
 
     def reply(self, payload: object) -> None:
         """Answer what the worker asks; *payload* is plain JSON. Raises ``ConfigError`` if it asks nothing."""
@@ -73,11 +82,11 @@ class Delegated:
 
     def revoke(self, reason: str = "it is not needed any more") -> None:
         """End the task: its token is worth nothing, and its session is tripped. Raises ``ConfigError`` if it is answered."""
-        run(revoke_task(self._payer.context, self.session_id, reason[:300]), self._payer.shell)
+        run(revoke_task(self._payer.context, self._delegation, _reason(reason)), self._payer.shell)
 
     async def arevoke(self, reason: str = "it is not needed any more") -> None:
         """Do the same, awaited."""
-        await run_async(revoke_task(self._payer.context, self.session_id, reason[:300]), self._payer.shell)
+        await run_async(revoke_task(self._payer.context, self._delegation, _reason(reason)), self._payer.shell)
 
     def __repr__(self) -> str:
         return f"Delegated({self.request.request_id!r}, session={self.session_id!r})"

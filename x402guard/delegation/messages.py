@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Callable, Collection, Mapping
 from decimal import Decimal
 from difflib import get_close_matches
@@ -22,9 +23,11 @@ from pydantic import (
     model_validator,
 )
 
+from x402guard.delegation.scope import MOST_NAMES
 from x402guard.errors import ConfigError
 from x402guard.evm import parse_address
 from x402guard.flow.surroundings import here
+from x402guard.ledger.model import WALLET
 from x402guard.ledger.token_budget import MOST_TOKENS
 from x402guard.money import Nanos, dollars_to_nanos, nanos_to_decimal
 from x402guard.policy.reach import as_tool
@@ -33,9 +36,6 @@ from x402guard.strict_json import NotReadable, read_json
 
 MOST_CHARS: Final = 65_536
 """The most characters of a payload or an output, as JSON."""
-
-MOST_NAMES: Final = 200
-"""The most names in a list."""
 
 _LAST_SECOND: Final = 253_402_300_799  # the end of the year 9999
 _DOLLARS: Final = {"type": "string", "pattern": r"^[0-9]+(\.[0-9]{1,9})?$", "description": "dollars, as a decimal"}
@@ -68,9 +68,13 @@ def _plain(value: JsonValue) -> JsonValue:
 
 
 def _name(text: str) -> str:
-    if not text.strip() or not text.isprintable():
-        raise ValueError(f"{text!r:.80} is empty, or has characters that cannot be printed")
+    if not text.strip() or not text.isprintable() or text == WALLET:
+        raise ValueError(f"{text!r:.80} is no name: it is empty, cannot be printed, or means the wallet")
     return text
+
+
+def _name_or_none(text: str) -> str:
+    return _name(text) if text else text
 
 
 def _dollars(value: object) -> Decimal:
@@ -82,8 +86,14 @@ def _dollars(value: object) -> Decimal:
         raise ValueError(str(error).removeprefix("dollars: ")) from None
 
 
+def _written(amount: object) -> str:
+    if not isinstance(amount, Decimal):
+        raise TypeError(f"{type(amount).__name__} is no Decimal")
+    return format(amount, "f")
+
+
 def _each(check: Callable[[str], str]) -> AfterValidator:
-    return AfterValidator(lambda values: tuple(sorted({check(each) for each in values})))
+    return AfterValidator(lambda values: tuple(sorted({check(_name(each)) for each in values})))
 
 
 def _as_tuple(values: object) -> object:
@@ -94,11 +104,11 @@ Name = Annotated[str, Field(max_length=200), AfterValidator(_name)]
 Amount = Annotated[
     Decimal,
     BeforeValidator(_dollars),
-    PlainSerializer(lambda amount: format(amount, "f"), when_used="json"),
+    PlainSerializer(_written, when_used="json"),
     WithJsonSchema(_DOLLARS),
 ]
 Plain = Annotated[JsonValue, AfterValidator(_plain)]
-Names = Annotated[tuple[str, ...], Field(max_length=MOST_NAMES)]
+Names = Annotated[tuple[Annotated[str, Field(max_length=200)], ...], Field(max_length=MOST_NAMES)]
 Listed = BeforeValidator(_as_tuple)
 
 
@@ -142,6 +152,19 @@ class Message(BaseModel):
                 raise ConfigError(f"{name}: it is missing in the {cls.__name__}")
         return cls(**{str(name): value for name, value in found.items()})
 
+    def checked(self, **changes: Any) -> Self:
+        """Return the message with other fields, checked again: one that was made past its checks is none.
+
+        Raises ``ConfigError`` naming the field.
+        """
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                found = self.model_copy(update=changes).model_dump(mode="json", warnings=False)
+        except (TypeError, ValueError):
+            raise ConfigError(f"{type(self).__name__}: it was changed past its checks, and cannot be read") from None
+        return type(self).read({name: found[name] for name in type(self).model_fields if name in found})
+
     def to_dict(self) -> dict[str, Any]:
         """Return the message as JSON values; amounts are decimal text, in dollars."""
         return self.model_dump(mode="json")
@@ -181,7 +204,14 @@ def _words(model: type[BaseModel], error: ValidationError) -> str:
     if field in ("payload", "output"):
         return f"{field}: it is not plain JSON; write dicts, lists and texts"
     words = _WORDS[kind].format(**context) if kind in _WORDS else f"is wrong: {first['msg']}"
-    return f"{field}: {first['input']!r:.80} {words}"
+    return f"{field}: {_shown(first['input'])} {words}"
+
+
+def _shown(value: object) -> str:
+    try:
+        return f"{value!r:.80}"
+    except ValueError:
+        return "a number of many digits"  # Python writes none of more than 4,300
 
 
 class TaskRequest(Message):
@@ -205,7 +235,7 @@ class TaskRequest(Message):
     """
 
     request_id: Name = Field(default_factory=_new_id)
-    issuer_id: Annotated[str, Field(max_length=200)] = ""
+    issuer_id: Annotated[str, Field(max_length=20_000), AfterValidator(_name_or_none)] = ""
     task_type: Name
     payload: Plain = Field(repr=False)
     budget: Amount
@@ -264,6 +294,10 @@ class TaskResult(Message):
             raise ConfigError("error: it is missing; a task that has failed says why")
         if self.status == "completed" and self.error:
             raise ConfigError("error: a completed task has none; write status='partial' or 'failed'")
+        if self.status == "failed" and self.output is not None:
+            raise ConfigError(
+                "output: a task that has failed has none; what happened stands in error, or it is 'partial'"
+            )
         if self.status != "failed" and self.output is None:
             raise ConfigError(f"output: it is missing, and the status is {self.status!r}")
         return self

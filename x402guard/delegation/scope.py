@@ -15,12 +15,11 @@ from x402guard.ledger.view import LedgerView
 from x402guard.money import Nanos, format_dollars, nanos_to_decimal
 from x402guard.policy.patterns import matches_name
 from x402guard.policy.reach import Reach, host_listed
-from x402guard.policy.settings import each_of
 
 if TYPE_CHECKING:
     from x402guard.delegation.messages import TaskRequest
 
-Fits = Callable[[str, frozenset[str]], bool]
+Covers = Callable[[str, str], bool]
 
 
 def narrowed(view: LedgerView, context: Context, request: TaskRequest) -> tuple[TaskRequest, dict[str, Any]] | Refusal:
@@ -67,61 +66,88 @@ def _nothing_left(view: LedgerView, context: Context, amount: Nanos) -> Refusal:
     return replace(short, reason=f"a delegated task needs a budget: {short.reason}")
 
 
+def _around(context: Context, part: str) -> list[frozenset[str]]:
+    """Return what the policy and each session around a delegation name as the only hosts, payees or tools."""
+    listed = [
+        None if part == "tools" else getattr(context.policy, part),
+        *(getattr(each, part) for each in context.reach),
+    ]
+    return [frozenset(names) for names in listed if names is not None]
+
+
 def _narrow_names(context: Context, request: TaskRequest, changes: dict[str, Any], removed: dict[str, Any]) -> None:
-    policy = Reach(each_of("hosts", context.policy.hosts, str), each_of("payees", context.policy.payees, str))
-    for field, part, fits in _LISTS:
+    for field, part, covers in _LISTS:
         asked: tuple[str, ...] | None = getattr(request, field)
+        around = _around(context, part)
         if asked is None:
+            kept = _all_of(around, covers)
+            if kept is not None and len(kept) <= MOST_NAMES:  # with more, the sessions around it narrow it all the same
+                changes[field] = kept
             continue
-        around = [named for each in (policy, *context.reach) if (named := getattr(each, part)) is not None]
-        kept = tuple(name for name in asked if all(fits(name, named) for named in around))
+        kept = _all_of([frozenset(asked), *around], covers) or ()
         if asked and not kept:
             raise ConfigError(f"{field}: {', '.join(asked)[:200]}: this session may use none of them itself")
         if kept != asked:
             changes[field], removed[field] = kept, [name for name in asked if name not in kept]
 
 
-def _host_fits(host: str, listed: frozenset[str]) -> bool:
-    """True if a host, or some host of a ``*.domain`` pattern, is on the list."""
-    if host_listed(host.removeprefix("*."), listed):
-        return True
-    return host.startswith("*.") and any(each.removeprefix("*").endswith(host[1:]) for each in listed)
+def _all_of(lists: list[frozenset[str]], covers: Covers) -> tuple[str, ...] | None:
+    """Return what is on all lists: the narrower of two names of which one includes the other. None without a list.
+
+    Two patterns of which none includes the other may overlap: the first stays, and each use is compared with both.
+    """
+    if not lists:
+        return None
+    kept = set(lists[0])
+    for listed in lists[1:]:
+        after = set()
+        for name in kept:
+            inside = {each for each in listed if covers(name, each)}
+            if any(covers(each, name) for each in listed):
+                after.add(name)
+            elif inside:
+                after |= inside
+            elif "*" in name and any("*" in each for each in listed) and covers is _covers_tool:
+                after.add(name)
+        kept = after
+    return tuple(sorted(kept))
 
 
-def _tool_fits(tool: str, listed: frozenset[str]) -> bool:
-    """True if a tool is on the list, or may be some of a pattern's. The use of each tool is compared with both again."""
-    if "*" not in tool:
-        return any(matches_name(each, tool, within=False) for each in listed)
-    return any(_overlap(each.lower(), tool.lower()) for each in listed)
+def _covers_host(pattern: str, host: str) -> bool:
+    """True if each host that the second name means is meant by the first one."""
+    if host.startswith("*."):
+        return pattern == host or (pattern.startswith("*.") and host.endswith(pattern[1:]))
+    return host_listed(host, (pattern,))
 
 
-def _overlap(listed: str, pattern: str) -> bool:
-    if "*" not in listed:
-        return matches_name(pattern, listed, within=False)
-    begins, theirs = listed.split("*", maxsplit=1)[0], pattern.split("*", maxsplit=1)[0]
-    ends, their_end = listed.rsplit("*", maxsplit=1)[-1], pattern.rsplit("*", maxsplit=1)[-1]
-    return begins.startswith(theirs[: len(begins)]) and ends.endswith(their_end[-len(ends) :] if ends else "")
+def _covers_tool(pattern: str, tool: str) -> bool:
+    """True if each tool that the second name means is meant by the first one; a star of the second stands for itself."""
+    return pattern == tool or matches_name(pattern, tool, within=False)
 
 
-_LISTS: Final[Iterable[tuple[str, str, Fits]]] = (
-    ("allowed_tools", "tools", _tool_fits),
-    ("allowed_hosts", "hosts", _host_fits),
-    ("allowed_payees", "payees", lambda payee, listed: payee in listed),
+def _covers_payee(payee: str, other: str) -> bool:
+    return payee == other
+
+
+MOST_NAMES: Final = 200
+"""The most names in a list of a request."""
+
+_LISTS: Final[tuple[tuple[str, str, Covers], ...]] = (
+    ("allowed_tools", "tools", _covers_tool),
+    ("allowed_hosts", "hosts", _covers_host),
+    ("allowed_payees", "payees", _covers_payee),
 )
 
 
 def reach_rows(context: Context, request: TaskRequest) -> tuple[dict[str, Any], ...]:
-    """Return what the sessions around a delegation narrow the policy to, and the request, as lists."""
-    own = Reach(
-        *(
-            None if each is None else frozenset(each)
-            for each in (request.allowed_hosts, request.allowed_payees, request.allowed_tools)
-        )
+    """Return what the policy, each session around a delegation and the request narrow its payments to, as lists."""
+    policy = {part: context.policy.hosts if part == "hosts" else context.policy.payees for part in ("hosts", "payees")}
+    own = {"hosts": request.allowed_hosts, "payees": request.allowed_payees, "tools": request.allowed_tools}
+    around = [{part: getattr(each, part) for part in ("hosts", "payees", "tools")} for each in context.reach]
+    rows = (
+        {part: sorted(names) for part, names in each.items() if names is not None} for each in (policy, *around, own)
     )
-    return tuple(
-        {part: sorted(names) for part in ("hosts", "payees", "tools") if (names := getattr(each, part)) is not None}
-        for each in (*context.reach, own)
-    )
+    return tuple(row for row in rows if row)
 
 
 def read_reach(rows: Iterable[Any]) -> tuple[Reach, ...]:

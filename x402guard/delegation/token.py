@@ -20,7 +20,7 @@ from x402guard.flow.surroundings import here
 from x402guard.strict_json import NotReadable, read_object
 
 _PREFIX: Final = "x402g1."
-_MOST_CHARS: Final = 2_000
+_MOST_CHARS: Final = 20_000
 _FIELDS: Final = {"ledger", "session", "until"}
 
 
@@ -58,18 +58,26 @@ class Token(Struct, frozen=True):
         return False
 
 
-def new_token(ledger: str, session: str, until_unix: int) -> tuple[str, str]:
-    """Return a token as text, and the public key (hex) that it is checked with."""
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+class TokenKey:
+    """A key that signs one token. ``public`` (hex) is what the ledger keeps."""
 
-    key = Ed25519PrivateKey.from_private_bytes(here().random_bytes(32))
-    body = json.dumps({"ledger": ledger, "session": session, "until": until_unix}, separators=(",", ":")).encode()
-    signed = _PREFIX.encode() + body
-    return f"{_PREFIX}{_encoded(body)}.{_encoded(key.sign(signed))}", key.public_key().public_bytes_raw().hex()
+    def __init__(self) -> None:
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+        self._key = Ed25519PrivateKey.from_private_bytes(here().random_bytes(32))
+        self.public = self._key.public_key().public_bytes_raw().hex()
+
+    def token(self, ledger: str, session: str, until_unix: int) -> str:
+        """Return a token as text."""
+        body = json.dumps({"ledger": ledger, "session": session, "until": until_unix}, separators=(",", ":")).encode()
+        return f"{_PREFIX}{_encoded(body)}.{_encoded(self._key.sign(_PREFIX.encode() + body))}"
+
+    def __repr__(self) -> str:
+        return f"TokenKey(public={self.public!r})"
 
 
 def read_token(text: object) -> Token:
-    """Return a token that is written as ``new_token`` writes it. Raises ``ConfigError``, without the text."""
+    """Return a token that is written as ``TokenKey.token`` writes it. Raises ``ConfigError``, without the text."""
     if not isinstance(text, str) or not text.startswith(_PREFIX) or len(text) > _MOST_CHARS:
         raise ConfigError("token: it is no token of a delegation; give the whole text of `delegation.token`")
     body, _, signature = text.strip().removeprefix(_PREFIX).partition(".")
@@ -79,9 +87,10 @@ def read_token(text: object) -> Token:
     except (NotReadable, ValueError, binascii.Error):
         found, signed, signature_bytes = {}, b"", b""
     session, ledger, until = found.get("session"), found.get("ledger"), found.get("until")
-    if set(found) != _FIELDS or not isinstance(session, str) or not isinstance(ledger, str) or type(until) is not int:
+    names = isinstance(session, str) and isinstance(ledger, str) and session.isascii() and session.isprintable()
+    if set(found) != _FIELDS or not names or type(until) is not int:
         raise ConfigError("token: it is damaged; give the whole text of `delegation.token`")
-    return Token(ledger, session, until, signed, signature_bytes)
+    return Token(str(ledger), str(session), until, signed, signature_bytes)
 
 
 def _encoded(data: bytes) -> str:

@@ -98,12 +98,15 @@ class Account:
         """
         if not isinstance(reason, str) or not reason.strip():
             raise ConfigError("reason: write why the session is tripped, for the owner who resets it")
-        run_id = run_of(self.id)
+        run_id = self._tripped_with_it()
         store = self.shell.store
         transact_now(
             self.shell, Scope(nodes=(run_id,), durable=True), lambda view: trip_node(view, run_id, reason[:300])
         )
         return tuple(map(_as_outstanding, outstanding_of(store, run_id)))
+
+    def _tripped_with_it(self) -> str:
+        return run_of(self.id)
 
     def __repr__(self) -> str:
         what = f"{type(self).__name__}({self._name!r}, id={self._node_id!r}"

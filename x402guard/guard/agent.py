@@ -17,13 +17,12 @@ from x402guard.flow.admission import consent
 from x402guard.flow.drivers import close_to_the_end, run, run_async, transact_now
 from x402guard.flow.effects import Flow, Transact
 from x402guard.flow.refusals import enforce, refused
-from x402guard.flow.shell import Payer
 from x402guard.guard.account import Account
 from x402guard.guard.delegating import Delegates
 from x402guard.guard.opening import undoing
 from x402guard.ledger.actions import OPEN_STATES, actions_mark, begin_end, end, note_abnormal
 from x402guard.ledger.authorize import BUDGET, Refusal, check_open, enforced, record_excused
-from x402guard.ledger.inputs import inputs_mark
+from x402guard.ledger.inputs import inputs_mark, note_ignored
 from x402guard.ledger.model import NOTHING, HoldKind, NodeKind
 from x402guard.ledger.sessions import COMPLETED, NOT_VERIFIED, Closing, Ending, close_node
 from x402guard.ledger.view import Change, LedgerView, MarkKey, Scope
@@ -41,7 +40,7 @@ MIN_CONFIDENCE: Final = "min_confidence"
 Verify = Callable[[Any], object]
 
 
-class AgentSteps(Payer):
+class AgentSteps(Delegates):
     """What a session knows of its agent's own steps."""
 
     _end: str | None = None
@@ -68,7 +67,7 @@ class AgentSteps(Payer):
 
         *verify* is a function of *result*: only True is a yes. After a no the session stays open, and ends as
         ``not_verified`` unless a later ``finish`` succeeds. With ``policy.min_confidence``, a *confidence* (0 to 1) below
-        it, or none, asks the approver first. Raises ``ApprovalDenied``, ``NeedsReview`` without an approver, and what
+        it, or none, asks the approver first. While other agents wait for a reply (``session.inputs()``), it is no. Raises ``ApprovalDenied``, ``NeedsReview`` without an approver, and what
         *verify* raises; the session then stays open.
         """
         checked = _confidence(confidence)
@@ -128,10 +127,16 @@ class AgentSteps(Payer):
         return decided
 
     def _finished(self, verified: bool, confidence: float | None) -> Flow[bool]:
-        context, scope = self.context, Scope(nodes=(self.context.node_id,))
+        if self.task is not None:
+            raise ConfigError("finish: a delegated task ends with session.task.answer(…), which says what came of it")
+        context, me = self.context, self.context.session_id
+        scope = Scope(nodes=(context.node_id, me), marks=(inputs_mark(me),))
         closed = yield Transact(scope, lambda view: check_open(view, context.node_id))
         if closed is not None:
             raise (yield from refused(context, closed))
+        if verified and (yield Transact(scope, lambda view: note_ignored(view, me))):
+            self._end = NOT_VERIFIED
+            return False  # others wait for a reply: it can reply, and finish again
         if not verified:
             self._end = NOT_VERIFIED
             yield Transact(scope, lambda view: _note_no(view, context.node_id))
@@ -167,7 +172,7 @@ def _confidence(given: object) -> float | None:
     return float(given)
 
 
-class Endings(Account, AgentSteps, Delegates):
+class Endings(Account, AgentSteps):
     """What ends a session, and makes final what was done in it."""
 
     _kind: NodeKind

@@ -6,16 +6,16 @@ from contextvars import copy_context
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import anyio.lowlevel
+
 from x402guard.errors import ConfigError
-from x402guard.flow.drivers import run, run_async, to_the_end
+from x402guard.flow.drivers import close_to_the_end, run, run_async, to_the_end
 from x402guard.flow.effects import Flow
 from x402guard.flow.shell import Payer
 from x402guard.guard.arguments import is_gone
 from x402guard.guard.opening import Basis, opener_of
-from x402guard.ledger.delegations import Delegation
+from x402guard.ledger.delegations import Delegation, read_delegation
 from x402guard.ledger.inputs import Input
-from x402guard.ledger.model import NodeKind
-from x402guard.ledger.sessions import NodeRequest
 from x402guard.money import Nanos
 from x402guard.tools.token_budget import TokenBudget
 
@@ -35,8 +35,8 @@ class Delegates(Payer):
         """The task of a session that ``guard.redeem`` has opened; else None."""
         return self._task
 
-    def take_task(self, task: Task) -> None:
-        """Work on a task from now on (called by ``guard.redeem``)."""
+    def work_on(self, task: Task | None) -> None:
+        """Work on a task from now on, or on none (called by ``guard.redeem``)."""
         self._task = task
 
     def delegate(self, request: TaskRequest) -> Delegated:
@@ -55,9 +55,22 @@ class Delegates(Payer):
         payer, offered = self._offered(request)
         return _delegated(payer, await run_async(offered, self.shell))
 
+    def delegated(self, request_id: str) -> Delegated | None:
+        """Return the task that this session has delegated under an id, also in an earlier process; None without one.
+
+        Its token is empty: the same request delegated again has another one. Raises ``LedgerUnavailable``.
+        """
+        from x402guard.delegation.offers import child_of
+
+        payer = self.innermost()
+        rows = payer.shell.store.marks("delegation", child_of(payer.context.node_id, str(request_id)))
+        for row in rows.values():
+            return _delegated(payer, (read_delegation(row), ""))
+        return None
+
     def _offered(self, request: TaskRequest) -> tuple[Payer, Flow[tuple[Delegation, str]]]:
-        from x402guard.delegation.flow import offer_task
         from x402guard.delegation.messages import TaskRequest
+        from x402guard.delegation.offers import offer_task
 
         if not isinstance(request, TaskRequest):
             raise ConfigError(f"request: {type(request).__name__} is no TaskRequest; write TaskRequest(task_type=…, …)")
@@ -78,23 +91,25 @@ class Delegates(Payer):
         return await run_async(self._asked(session, payload, timeout_s), self.shell)
 
     def _asked(self, session: str, payload: object, timeout_s: float) -> Flow[Any]:
-        from x402guard.delegation.flow import ask
+        from x402guard.delegation.asking import ask
         from x402guard.delegation.handles import check_timeout
         from x402guard.delegation.messages import check_json
 
+        if not isinstance(session, str) or not session.isascii() or not session.isprintable():
+            raise ConfigError(f"to: {session!r:.200} is no other session of this run; give the id of one")
         check_json("payload", payload)
         check_timeout(timeout_s)
         return ask(self.context, session, payload, timeout_s)
 
     def inputs(self) -> list[Input]:
         """Return what other agents ask this session and what has no reply, and note that it was read."""
-        from x402guard.delegation.flow import read_inputs
+        from x402guard.delegation.asking import read_inputs
 
         return run(read_inputs(self.context), self.shell)
 
     async def ainputs(self) -> list[Input]:
         """Do the same, awaited."""
-        from x402guard.delegation.flow import read_inputs
+        from x402guard.delegation.asking import read_inputs
 
         return await run_async(read_inputs(self.context), self.shell)
 
@@ -107,11 +122,13 @@ class Delegates(Payer):
         await run_async(self._replied(to, payload), self.shell)
 
     def _replied(self, to: Input, payload: object) -> Flow[None]:
-        from x402guard.delegation.flow import reply
+        from x402guard.delegation.asking import reply
         from x402guard.delegation.messages import check_json
 
+        if not isinstance(to, Input):
+            raise ConfigError(f"to: {type(to).__name__} is no Input; take one of session.inputs()")
         check_json("reply", payload)
-        return reply(self.context, to.sender, payload)
+        return reply(self.context, to.sender, payload, to.number)
 
 
 def _delegated(payer: Payer, offered: tuple[Delegation, str]) -> Delegated:
@@ -122,36 +139,40 @@ def _delegated(payer: Payer, offered: tuple[Delegation, str]) -> Delegated:
 
 def redeemed(basis: Basis, token: str) -> Session:
     """Open the session of a token. Raises ``ConfigError`` naming what is wrong with it; nothing is opened then."""
-    from x402guard.delegation.flow import redeem
     from x402guard.delegation.handles import Task
+    from x402guard.delegation.offers import redeem
     from x402guard.delegation.scope import read_reach
     from x402guard.delegation.token import read_token
     from x402guard.guard.session import Session
 
-    read = read_token(token)
+    if basis.context.shadow:
+        raise ConfigError(
+            "mode: a guard in shadow mode does not hold a worker to its task; redeem it with mode='enforce'"
+        )
+    read, opener = read_token(token), opener_of(basis.context)
     rows = basis.shell.store.marks("instance", "")
     gone = frozenset(key for key, row in rows.items() if is_gone(row))
-    delegation = run(redeem(basis.context, read, gone), basis.shell)
-    parent, _, _ = delegation.session.rpartition("/")
-    opening = NodeRequest(
-        id=delegation.session,
-        parent_id=parent,
-        kind=NodeKind.SESSION,
-        name=delegation.task_type,
-        limit=None,
-        opener=opener_of(basis.context),
-        gone=gone,
-        alone=True,
-    )
+    delegation, node = run(redeem(basis.context, read, opener, gone), basis.shell)
     hard = delegation.request["token_budget"] is not None
     quotes = tuple((pattern, Nanos(price)) for pattern, price in delegation.quotes)
     tokens, reach = TokenBudget(hard=hard), read_reach(delegation.reach)
-    session = Session.open(basis, opening, None, tokens=tokens, reach=reach, quotes=quotes)
-    session.take_task(Task(session, delegation))
+    session = Session(basis, node, opener, None, tokens=tokens, reach=reach, quotes=quotes)
+    session.work_on(Task(session, delegation))
     return session
 
 
 async def aredeemed(basis: Basis, token: str) -> Session:
-    """Do the same off the event loop. A task that is cancelled while the session opens closes it again."""
+    """Do the same off the event loop. After a cancellation meanwhile, the token opens the session again."""
     opening = partial(copy_context().run, partial(redeemed, basis, token))
-    return await to_the_end(opening, basis.shell, lambda session: session.close())
+    session = await to_the_end(opening, basis.shell, _leave)
+    try:
+        await anyio.lowlevel.checkpoint()
+    except BaseException:
+        await close_to_the_end(partial(_leave, session))
+        raise
+    return session
+
+
+def _leave(session: Session) -> None:
+    session.work_on(None)  # its task is not answered by leaving it
+    session.close()

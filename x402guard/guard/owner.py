@@ -30,7 +30,7 @@ from x402guard.guard.owner_rows import (
     QuestionRow,
 )
 from x402guard.guard.watchdog import Watchdog
-from x402guard.ledger.delegations import Delegation, delegation_mark, read_delegation, revoke
+from x402guard.ledger.delegations import delegation_marks, read_delegation, revoke
 from x402guard.ledger.in_doubt import instance_mark
 from x402guard.ledger.model import Hold, HoldKind, NodeKind
 from x402guard.ledger.owner import known_budget, owner_mark, reset_node, set_limit, trip_node
@@ -236,28 +236,39 @@ class Owner:
 
     def delegations(self, session: str | None = None) -> list[DelegationRow]:
         """Return the tasks that agents have delegated: all of them, or those of a session and below."""
-        nodes, now_ms = nodes_of(self._store), self._store.now_ms()
-        found = self._delegations("" if session is None else f"{self._session(session)}/")
-        return [DelegationRow.of(each, nodes[each.session], now_ms) for each in found]
+        return self._rows_of("" if session is None else f"{self._session(session)}/")
 
     def revoke(self, delegation: str, reason: str = "by its owner") -> DelegationRow:
         """Revoke a delegation: its token is worth nothing, and its session is tripped.
 
-        *delegation* is the id of its request or of its session, or a unique beginning. Raises ``ConfigError``, also if it
-        is answered already.
+        *delegation* is the id of its session or of its request, or a unique beginning of that. Of several with one request
+        id the outermost is meant, because an agent chooses the ids of those below it. Raises ``ConfigError``, also if it is
+        answered already.
         """
-        known = self._delegations("")
-        exact = [each for each in known if delegation in (each.request_id, each.session)]
-        found = exact or [each for each in known if delegation and each.request_id.startswith(delegation)]
+        known = {row.session: row for row in self._rows_of("")}
+        named = [row for row in known.values() if row.request_id == delegation]
+        named = named or [row for row in known.values() if delegation and row.request_id.startswith(str(delegation))]
+        least = min((row.session.count("/") for row in named), default=0)
+        found = [known[delegation]] if delegation in known else [r for r in named if r.session.count("/") == least]
         if len(found) != 1:
             what = "no delegation has" if not found else f"{len(found)} delegations have"
-            raise ConfigError(f"delegation: {what} the id {delegation!r:.200}; see x402guard delegations list")
-        session = found[0].session
-        scope = Scope(nodes=(session,), marks=(delegation_mark(session),), durable=True)
-        why = f"{reason[:300]} (by {self.by})"
+            fix = "see x402guard delegations list" if not found else "name it by its session"
+            raise ConfigError(f"delegation: {what} the id {delegation!r:.200}; {fix}")
+        if not isinstance(reason, str) or not reason.strip() or not reason.isprintable():
+            raise ConfigError("reason: write why the task is revoked, in a line")
+        session, why = found[0].session, f"{reason[:300]} (by {self.by})"
+        row = read_delegation(self._store.marks("delegation", session)[session])
+        scope = Scope(nodes=(session,), marks=delegation_marks(row), durable=True)
         with self._guard(pays=False) as guard:
-            revoked = transact_now(guard.shell, scope, lambda view: revoke(view, session, why))
-        return DelegationRow.of(revoked, nodes_of(self._store)[session], self._store.now_ms())
+            transact_now(guard.shell, scope, lambda view: revoke(view, session, why))
+        return next(each for each in self._rows_of(session) if each.session == session)
+
+    def _rows_of(self, below_id: str) -> list[DelegationRow]:
+        nodes, now_ms, instances = nodes_of(self._store), self._store.now_ms(), self._store.marks("instance", "")
+        found = [read_delegation(row) for row in self._store.marks("delegation", below_id).values()]
+        found.sort(key=lambda each: nodes[each.session].created_ms)
+        gone = {key for key, row in instances.items() if is_gone(row)}
+        return [DelegationRow.of(each, nodes[each.session], now_ms, gone=gone.__contains__) for each in found]
 
     def watchdog(
         self, *, silence_s: int = 300, run_s: int | None = None, states: int = 5, every_s: int = 10
@@ -346,9 +357,6 @@ class Owner:
         if self._chains is not None:
             arguments["chains"] = self._chains
         return Guard(**{**arguments, "ledger": self._store, "background_checks": False, "approver": None})
-
-    def _delegations(self, below_id: str) -> list[Delegation]:
-        return [read_delegation(row) for row in self._store.marks("delegation", below_id).values()]
 
     def _session(self, session: str) -> str:
         node_id = find_budget(self._store, session)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -188,7 +188,8 @@ class ActionRow(_Row):
 class DelegationRow(_Row):
     """A task that a session has given to another agent. Amounts are in dollars, times ISO 8601.
 
-    ``state`` is ``offered``, ``working``, ``answered``, ``taken``, ``denied``, ``revoked``, ``expired`` or ``tripped``.
+    ``state`` is ``offered``, ``working``, ``answered``, ``taken``, ``denied``, ``revoked``,
+    ``expired``, ``tripped``, or ``abandoned``: its worker has ended, and its token opens it again.
     """
 
     request_id: str
@@ -203,14 +204,14 @@ class DelegationRow(_Row):
     reason: str
 
     @classmethod
-    def of(cls, delegation: Delegation, node: Node, now_ms: int) -> DelegationRow:
-        """Return the row of a delegation; *node* is the worker's session."""
+    def of(cls, delegation: Delegation, node: Node, now_ms: int, *, gone: Callable[[str], bool]) -> DelegationRow:
+        """Return the row of a delegation; *node* is the worker's session, *gone* tells whether an instance has ended."""
         return cls(
             request_id=delegation.request_id,
             session=delegation.session,
             issuer=str(delegation.request["issuer_id"]),
             task_type=delegation.task_type,
-            state=standing_of(delegation, node, now_ms),
+            state=standing_of(delegation, node, now_ms, gone=gone),
             worker=delegation.worker,
             budget=nanos_to_decimal(node.limit or NOTHING),
             spent=nanos_to_decimal(node.spent),

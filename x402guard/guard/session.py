@@ -12,6 +12,7 @@ from typing import ParamSpec, Self, TypeVar
 import anyio
 import anyio.to_thread
 from msgspec import Struct
+from typing_extensions import override
 
 from x402guard.errors import ConfigError, SessionClosed
 from x402guard.flow.context import Context
@@ -47,6 +48,7 @@ from x402guard.money import Dollars, Nanos
 from x402guard.policy.checks import check_dollars
 from x402guard.policy.patterns import check_pattern, is_route
 from x402guard.policy.reach import Reach, reach_of
+from x402guard.policy.steps import run_of
 from x402guard.tools.token_budget import TokenBudget
 from x402guard.x402.reconciliation import Reconciliation, reconcile_node
 
@@ -445,6 +447,14 @@ class Session(Charges, Endings):
         with self._lock:
             self._blocks -= 1
             return self._blocks == 0
+
+    @override
+    def _tripped_with_it(self) -> str:
+        """Return what ``trip`` stops: the run; for a worker and what is inside it, the session of its task."""
+        session: Session | None = self
+        while session is not None and session.task is None:
+            session = session._parent
+        return run_of(self.id) if session is None else session.id
 
     def nearest_open(self) -> Session:
         """Return this session, or the nearest around it that has not ended in this process."""

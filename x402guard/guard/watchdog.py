@@ -6,16 +6,14 @@ from collections.abc import Collection, Iterable, Mapping
 from functools import partial
 from typing import Any
 
-from msgspec import convert
-
 from x402guard.flow.drivers import transact_now
 from x402guard.flow.surroundings import here
 from x402guard.frozen import replace
 from x402guard.guard.arguments import is_gone
 from x402guard.guard.guard import Guard
 from x402guard.ledger.delegations import DelegationState
-from x402guard.ledger.inputs import Wait, find_cycles, read_input, wait_mark
-from x402guard.ledger.model import HoldKind, Node, NodeState
+from x402guard.ledger.inputs import Input, Wait, find_cycles, read_input, wait_mark, waits_of
+from x402guard.ledger.model import Hold, HoldKind, Node, NodeState
 from x402guard.ledger.view import Scope
 from x402guard.ledger.watch import (
     BEAT,
@@ -28,13 +26,29 @@ from x402guard.ledger.watch import (
     why_stuck,
 )
 
+_Edge = tuple[str, str, int]
+
+
+def _edge(wait: Wait, asked: Mapping[tuple[str, str], Input]) -> _Edge:
+    """Return who waits for whom, and for the reply to which question: the same in the next look if none went on."""
+    question = asked.get((wait.target, wait.waiter)) if wait.awaits == "reply" else None
+    return wait.waiter, wait.target, 0 if question is None else question.number
+
+
+def _is_out(hold: Hold, now_ms: int) -> bool:
+    return hold.kind is not HoldKind.TOKENS and hold.deadline_unix * 1000 >= now_ms
+
+
+def _is_inside(node_id: str, session_id: str) -> bool:
+    return node_id == session_id or node_id.startswith(f"{session_id}/")
+
 
 class Watchdog:
     """Trips the sessions of a guard's ledger that are stuck, and notes each look, so that ``doctor`` sees when it has died."""
 
     def __init__(self, guard: Guard, limits: Limits, beat_s: int) -> None:
         self._guard, self._limits, self._beat_s = guard, limits, beat_s
-        self._cycles: set[tuple[Wait, ...]] = set()
+        self._cycles: set[frozenset[_Edge]] = set()
 
     def look(self) -> list[tuple[Node, str]]:
         """Look once, and return the sessions that it has tripped, with the reasons. Raises ``LedgerUnavailable``.
@@ -60,20 +74,20 @@ class Watchdog:
             scope = Scope(nodes=seen.inside, durable=True)
             if transact_now(self._guard.shell, scope, partial(trip_stuck, seen=seen, reason=reason)):
                 tripped.append((run, reason))
-        calling = {
-            hold.node_id for hold in holds if hold.kind is not HoldKind.TOKENS and hold.deadline_unix * 1000 >= now_ms
-        }
-        return tripped + self._break_cycles(waits, {node.id: node.name for node in nodes}, calling)
+        names = {node.id: node.name for node in nodes}
+        called = [hold.node_id for hold in holds if _is_out(hold, now_ms)]
+        return tripped + self._break_cycles(waits, names, called)
 
     def _break_cycles(
-        self, waits: Collection[Wait], names: Mapping[str, str], calling: Collection[str]
+        self, waits: Collection[Wait], names: Mapping[str, str], called: Collection[str]
     ) -> list[tuple[Node, str]]:
-        rows = map(read_input, self._guard.shell.store.marks("input", "").values())
-        cycles = find_cycles(waits, {(each.to, each.sender): each for each in rows})
+        inputs = map(read_input, self._guard.shell.store.marks("input", "").values())
+        asked = {(each.to, each.sender): each for each in inputs}
+        cycles = {frozenset(_edge(wait, asked) for wait in cycle): cycle for cycle in find_cycles(waits, asked)}
         before, self._cycles = self._cycles, set(cycles)
         tripped = []
-        for cycle in cycles:
-            if cycle not in before or any(wait.waiter in calling for wait in cycle):
+        for key, cycle in cycles.items():
+            if key not in before or any(_is_inside(node_id, wait.waiter) for wait in cycle for node_id in called):
                 continue
             reason = why_deadlocked(cycle, names)
             marks = tuple(wait_mark(wait.waiter, wait.target) for wait in cycle)
@@ -118,5 +132,8 @@ def _waits(
         openers = known[node_id].openers if node_id in known else ()
         return any(not is_gone(instances.get(each.rpartition("#")[0], {"ended": True})) for each in openers)
 
-    waits = [convert(row, Wait) for row in rows if row["waiting"]]
+    def gone(instance: str) -> bool:
+        return is_gone(instances.get(instance, {"ended": True}))
+
+    waits = [wait for row in rows for wait in waits_of(row, gone)]
     return [wait for wait in waits if wait.target in known and lives(wait.waiter)]

@@ -91,7 +91,7 @@ def check_open(view: LedgerView, node_id: str, *, resumes: bool = False) -> Refu
             return Refusal("session_closed", f"{node.kind} {node.name!r} has ended", error=SessionClosed)
         if node.until_ms is not None and view.now_ms >= node.until_ms:
             ended = datetime.fromtimestamp(node.until_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-            reason = f"{node.kind} {node.name!r} had until {ended}"
+            reason = f"{node.kind} {node.name!r} had until {ended}, the end of its task"
             return Refusal(DEADLINE, reason, error=SessionClosed, advice="Nothing was paid. It cannot be opened again.")
     return None
 

@@ -6,7 +6,7 @@ keyed by the id of that session. A transition that is not in ``DELEGATIONS`` can
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from enum import StrEnum
 from types import MappingProxyType
 from typing import Any, Final
@@ -16,6 +16,7 @@ from msgspec import Struct, ValidationError, convert, to_builtins
 from x402guard.errors import ConfigError, IllegalTransition
 from x402guard.frozen import replace
 from x402guard.ledger.authorize import check_open
+from x402guard.ledger.inputs import input_mark, inputs_mark, withdraw
 from x402guard.ledger.model import Node, NodeState
 from x402guard.ledger.owner import trip_node
 from x402guard.ledger.view import LedgerView, MarkKey
@@ -36,7 +37,7 @@ _S = DelegationState
 
 DELEGATIONS: Final[Mapping[DelegationState, frozenset[DelegationState]]] = MappingProxyType(
     {
-        _S.OFFERED: frozenset({_S.WORKING, _S.REVOKED}),
+        _S.OFFERED: frozenset({_S.WORKING, _S.ANSWERED, _S.REVOKED}),
         _S.WORKING: frozenset({_S.WORKING, _S.ANSWERED, _S.REVOKED}),
         _S.ANSWERED: frozenset({_S.TAKEN, _S.DENIED}),
         _S.TAKEN: frozenset(),
@@ -50,7 +51,7 @@ UNANSWERED: Final = frozenset({_S.OFFERED, _S.WORKING})
 """The states in which a result can still come."""
 
 MOST_KEYS: Final = 20
-"""How often the token of one delegation may be issued again."""
+"""How many tokens of one delegation are good: the last ones."""
 
 
 class Delegation(Struct, frozen=True):
@@ -87,6 +88,9 @@ class Delegation(Struct, frozen=True):
     worker: str = ""
     result: Mapping[str, Any] | None = None
     reason: str = ""
+
+    def __repr__(self) -> str:
+        return f"Delegation({self.request_id!r}, session={self.session!r}, state={self.state!r})"  # not its payload
 
     @property
     def request_id(self) -> str:
@@ -132,22 +136,25 @@ def offer(view: LedgerView, delegation: Delegation) -> Delegation:
 _NOT_IN_JOURNAL: Final = frozenset({"payload", "withheld"})
 
 
-def add_key(view: LedgerView, session_id: str, public: str) -> Delegation:
-    """Add the key of another token for a delegation. Raises ``ConfigError`` if it has ended, or has too many."""
-    delegation = known_delegation(view, session_id)
-    if delegation.state not in UNANSWERED:
-        raise ConfigError(f"request_id: {delegation.request_id!r} is {delegation.state} already; give a new one")
-    if len(delegation.keys) >= MOST_KEYS:
-        raise ConfigError(f"request_id: {delegation.request_id!r} has {MOST_KEYS} tokens already; revoke it")
+def add_key(view: LedgerView, delegation: Delegation, public: str) -> Delegation:
+    """Add the key of another token for a delegation, and return it."""
     view.restrains = True
-    view.put_mark(delegation_mark(session_id), to_builtins(replace(delegation, keys=(*delegation.keys, public))))
-    return known_delegation(view, session_id)
+    keyed = replace(delegation, keys=(*delegation.keys, public)[-MOST_KEYS:])
+    view.put_mark(delegation_mark(delegation.session), to_builtins(keyed))
+    return keyed
+
+
+def delegation_marks(delegation: Delegation) -> tuple[MarkKey, ...]:
+    """Return the keys of the rows that a step of a delegation may change."""
+    session, parent = delegation.session, delegation.parent
+    return delegation_mark(session), input_mark(parent, session), inputs_mark(parent)
 
 
 def move(view: LedgerView, session_id: str, to: DelegationState, **changes: Any) -> Delegation:
     """Bring a delegation into another state, with other *changes* of its row, and return it.
 
-    Raises ``IllegalTransition`` if ``DELEGATIONS`` forbids it.
+    From its end on, nothing is authorized in its session, also after a reset, and it waits for no reply. Raises
+    ``IllegalTransition`` if ``DELEGATIONS`` forbids it.
     """
     delegation = known_delegation(view, session_id)
     if to not in DELEGATIONS[delegation.state]:
@@ -156,6 +163,11 @@ def move(view: LedgerView, session_id: str, to: DelegationState, **changes: Any)
     facts = {"name": f"delegation_{to}", "request": moved.request_id}
     said = {} if moved.result is None else {"status": moved.result["status"]}
     view.record(session_id, "event", facts={**facts, **said, **({"reason": moved.reason} if moved.reason else {})})
+    if to in (_S.ANSWERED, _S.REVOKED):
+        view.restrains = True
+        node = view.node(session_id)
+        view.put_node(replace(node, until_ms=min(view.now_ms, node.until_ms or view.now_ms)))
+        withdraw(view, delegation.parent, session_id)
     return moved
 
 
@@ -175,7 +187,6 @@ def revoke(view: LedgerView, session_id: str, reason: str) -> Delegation:
         return delegation
     if delegation.state not in UNANSWERED:
         raise ConfigError(f"delegation: {delegation.request_id!r} is {delegation.state} already; it cannot be revoked")
-    view.restrains = True
     moved = move(view, session_id, _S.REVOKED, reason=reason)
     trip_node(view, session_id, f"its delegation is revoked: {reason}")
     return moved
@@ -191,10 +202,15 @@ def lost(view: LedgerView, delegation: Delegation) -> str | None:
     return None if refusal is None else refusal.reason
 
 
-def standing_of(delegation: Delegation, node: Node, now_ms: int) -> str:
-    """Return the state of a delegation for its owner: also ``expired`` past its deadline, and ``tripped``."""
+def standing_of(delegation: Delegation, node: Node, now_ms: int, *, gone: Callable[[str], bool]) -> str:
+    """Return the state of a delegation for its owner: also ``expired``, ``tripped``, and ``abandoned``.
+
+    *gone* tells whether an instance is known to have ended; a token opens an abandoned one again.
+    """
     if delegation.state in UNANSWERED and node.state is NodeState.TRIPPED:
         return "tripped"
     if delegation.state in UNANSWERED and now_ms >= delegation.until_ms:
         return "expired"
+    if delegation.state is _S.WORKING and all(gone(each.rpartition("#")[0]) for each in node.openers):
+        return "abandoned"
     return str(delegation.state)

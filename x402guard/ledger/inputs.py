@@ -6,7 +6,7 @@ another agent, and ends as ``not_verified``.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, Literal
 
 from msgspec import Struct, convert, to_builtins
@@ -40,6 +40,11 @@ class Input(Struct, frozen=True):
     replied_ms: int = 0
     reply: Any = None
     taken: bool = False
+
+    def __repr__(self) -> str:
+        return (
+            f"Input(sender={self.sender!r}, to={self.to!r}, number={self.number})"  # what agents say stays out of logs
+        )
 
     @property
     def is_open(self) -> bool:
@@ -111,16 +116,24 @@ def take_reply(view: LedgerView, found: Input) -> Input:
     return taken
 
 
-def put_reply(view: LedgerView, to: str, sender: str, reply: Any) -> Input:
-    """Write the reply of the session *to*. Raises ``ConfigError`` if no question of *sender* is open."""
+def put_reply(view: LedgerView, to: str, sender: str, reply: Any, number: int | None = None) -> Input:
+    """Write the reply of the session *to*. Raises ``ConfigError`` if no question of *sender* with that number is open."""
     found = input_of(view, to, sender)
-    if found is None or not found.is_open:
+    if found is None or not found.is_open or number not in (None, found.number):
         raise ConfigError(f"input: {sender!r} waits for no reply of {to!r}")
     replied = replace(found, reply=reply, read_ms=found.read_ms or view.now_ms, replied_ms=view.now_ms)
     view.put_mark(input_mark(to, sender), to_builtins(replied))
     view.put_mark(inputs_mark(to), {"open": [each for each in senders_of(view, to) if each != sender]})
     view.record(to, "event", facts={"name": "input_replied", "to": sender, "number": found.number})
     return replied
+
+
+def withdraw(view: LedgerView, to: str, sender: str) -> None:
+    """End the open question of a session that waits for no reply any more: its task is over."""
+    found = input_of(view, to, sender)
+    if found is not None and found.is_open:
+        view.put_mark(input_mark(to, sender), to_builtins(replace(found, replied_ms=view.now_ms, taken=True)))
+        view.put_mark(inputs_mark(to), {"open": [each for each in senders_of(view, to) if each != sender]})
 
 
 def note_ignored(view: LedgerView, node_id: str) -> bool:
@@ -145,14 +158,12 @@ class Wait(Struct, frozen=True):
         waiter, target: the ids of the sessions.
         awaits: what it waits for.
         since_ms: since when, in unix milliseconds.
-        waiting: how many calls of the waiter wait for it now.
     """
 
     waiter: str
     target: str
     awaits: Awaited
     since_ms: int = 0
-    waiting: int = 0
 
 
 def wait_mark(waiter: str, target: str) -> MarkKey:
@@ -160,21 +171,28 @@ def wait_mark(waiter: str, target: str) -> MarkKey:
     return "wait", f"{waiter} {target}"
 
 
-def begin_wait(view: LedgerView, wait: Wait) -> None:
-    """Note that a call waits."""
+def begin_wait(view: LedgerView, wait: Wait, call: str) -> None:
+    """Note that a call waits; *call* is its own id, which begins with that of its instance and ``#``."""
     key = wait_mark(wait.waiter, wait.target)
-    row = view.mark(key)
-    known = wait if row is None else convert(row, Wait)
-    since_ms = known.since_ms if known.waiting else view.now_ms
-    view.put_mark(key, to_builtins(replace(wait, since_ms=since_ms, waiting=known.waiting + 1)))
+    row = view.mark(key) or {"waiter": wait.waiter, "target": wait.target, "calls": {}}
+    if call in row["calls"]:
+        return
+    view.put_mark(key, {**row, "calls": {**row["calls"], call: [wait.awaits, view.now_ms]}})
 
 
-def end_wait(view: LedgerView, wait: Wait) -> None:
-    """Note that a call waits no longer."""
+def end_wait(view: LedgerView, wait: Wait, call: str) -> None:
+    """Note that a call waits no longer. Again, it changes nothing."""
     key = wait_mark(wait.waiter, wait.target)
     row = view.mark(key)
-    if row is not None and row["waiting"]:
-        view.put_mark(key, {**row, "waiting": row["waiting"] - 1})
+    if row is not None and call in row["calls"]:
+        view.put_mark(key, {**row, "calls": {each: value for each, value in row["calls"].items() if each != call}})
+
+
+def waits_of(row: Mapping[str, Any], gone: Callable[[str], bool]) -> list[Wait]:
+    """Return the wait in a mark: that of its first call whose instance is not *gone*; none without one."""
+    calls = [value for call, value in row["calls"].items() if not gone(call.rpartition("#")[0])]
+    waits = [Wait(row["waiter"], row["target"], awaits, since_ms) for awaits, since_ms in calls]
+    return sorted(waits, key=lambda each: each.since_ms)[:1]
 
 
 def find_cycles(waits: Iterable[Wait], inputs: Mapping[tuple[str, str], Input]) -> list[tuple[Wait, ...]]:
@@ -185,8 +203,7 @@ def find_cycles(waits: Iterable[Wait], inputs: Mapping[tuple[str, str], Input]) 
     """
     out: dict[str, list[Wait]] = {}
     for wait in waits:
-        if wait.waiting:
-            out.setdefault(wait.waiter, []).append(wait)
+        out.setdefault(wait.waiter, []).append(wait)
     vain = {(wait.waiter, wait.target) for each in out.values() for wait in each}
     before = -1
     while len(vain) != before:

@@ -42,7 +42,8 @@ def find_budget(store: LedgerStore, word: str | None, *, latest: bool = False) -
         return word
     nodes = [node for node in store.nodes() if node.kind in _NAMED and node.id != WALLET]
     if word is None:
-        found = [node for node in nodes if node.kind is NodeKind.SESSION][-1:]
+        sessions = [node for node in nodes if node.kind is NodeKind.SESSION]
+        found = [node for node in sessions if "/" not in node.id][-1:] or sessions[-1:]
     elif word.startswith(_BY_ID):
         found = [node for node in nodes if node.id == word.removeprefix(_BY_ID)]
     else:

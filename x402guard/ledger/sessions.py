@@ -30,7 +30,6 @@ class NodeRequest(Struct, frozen=True):
         reserve: nano-dollars of the limit kept for last LLM calls; None for the stored reserve, or none.
         soft: soft limits in millionths of the limit, lowest first; None for the stored ones, or none.
         until_ms: when a new node's time is over, in unix milliseconds; None for never.
-        alone: True if no other opening of a resumed node may be alive.
     """
 
     id: str
@@ -44,7 +43,6 @@ class NodeRequest(Struct, frozen=True):
     reserve: Nanos | None = None
     soft: tuple[int, ...] | None = None
     until_ms: int | None = None
-    alone: bool = False
 
 
 def ensure_wallet(view: LedgerView, limit: Nanos | None, soft: tuple[int, ...] = ()) -> Node:
@@ -137,9 +135,6 @@ def open_node(view: LedgerView, request: NodeRequest) -> Node:
     reopened = NodeState.OPEN if node.state is NodeState.CLOSED else node.state
     word = node.terminated_by if reopened is NodeState.TRIPPED else None
     alive = [opener for opener in node.openers if opener.rpartition("#")[0] not in request.gone]
-    if request.alone and alive:
-        where = alive[0].rpartition("#")[0]
-        raise ConfigError(f"session: {node.id!r} is open in {where}, which is not known to have ended")
     openers = (*alive, request.opener)
     view.put_node(replace(node, state=reopened, terminated_by=word, closed_ms=None, openers=openers, starved=False))
     return view.node(node.id)

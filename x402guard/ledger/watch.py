@@ -116,11 +116,11 @@ def trip_youngest(view: LedgerView, cycle: Sequence[Wait], reason: str) -> Node 
     """Trip the session of a cycle of waits that was opened last; None if one of them does not wait any more."""
     for wait in cycle:
         row = view.mark(wait_mark(wait.waiter, wait.target))
-        if row is None or not row["waiting"] or row["since_ms"] != wait.since_ms:
+        if row is None or not row["calls"]:
             return None
     youngest = max((view.node(wait.waiter) for wait in cycle), key=lambda node: (node.created_ms, node.id))
     trip(view, youngest.id, WATCHDOG, reason)
-    return youngest
+    return youngest if view.node(youngest.id).state is NodeState.TRIPPED else None
 
 
 def trip_stuck(view: LedgerView, seen: Seen, reason: str) -> bool:

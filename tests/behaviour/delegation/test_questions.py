@@ -1,5 +1,7 @@
 """What an agent asks another one gets a reply, or the end of the one that was asked is ``not_verified``."""
 
+import asyncio
+import contextlib
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -71,7 +73,7 @@ def test_an_end_without_a_reply_is_not_verified(books, workers):
         with workers.redeem(task.token) as worker:
             worker.task.answer("which year?", status="needs_clarification")
         task.result()
-        assert planner.finish("done") is True  # what it says of itself does not count
+        assert planner.finish("done") is False
     assert word(planner) == "not_verified"
 
 
@@ -129,7 +131,7 @@ def test_waits_end_in_the_ledger(books, planner, workers):
     with pytest.raises(TimeoutError):
         planner.delegate(asked()).result(timeout_s=0)
     assert task.result()
-    assert {row["waiting"] for row in books.store.marks("wait", "").values()} == {0}
+    assert [row["calls"] for row in books.store.marks("wait", "").values() if row["calls"]] == []
 
 
 @pytest.mark.parametrize("wrong", ["nowhere", "wallet", "", "other"], ids=repr)
@@ -187,9 +189,112 @@ def test_all_of_it_awaited(books, library):
             await other.arevoke()
             assert (await other.aresult()).status == "failed"
         assert said == [1912]
-        assert {row["waiting"] for row in books.store.marks("wait", "").values()} == {0}
+        assert [row["calls"] for row in books.store.marks("wait", "").values() if row["calls"]] == []
 
     anyio.run(main, backend=library)
+
+
+def test_a_task_that_is_over_asks_no_more(books, workers):
+    for over in ("answered", "revoked"):
+        with books.guard().session("planner", budget="$1.00") as planner:
+            task = planner.delegate(asked())
+            with workers.redeem(task.token) as worker:
+                with pytest.raises(TimeoutError):
+                    worker.task.ask("which year?", timeout_s=0)
+                assert len(planner.inputs()) == 1
+                if over == "revoked":
+                    task.revoke()
+                else:
+                    worker.task.answer("found it", confidence=1)
+            assert planner.inputs() == []
+            assert planner.finish("done") is True
+        assert word(planner) == "completed"
+
+
+def test_an_agent_that_has_ended_is_asked_nothing(books, planner):
+    with planner.child("gone", budget="$0.01") as gone:
+        pass
+    with pytest.raises(SessionClosed, match="no reply can come"):
+        planner.ask(gone.id, "?", timeout_s=0)
+    assert books.store.marks("input", "") == {}
+
+
+def test_a_reply_is_to_the_question_that_was_read(planner, workers):
+    task = planner.delegate(asked())
+    with workers.redeem(task.token) as worker:
+        for question, answer in (("delete?", "no"), ("keep?", "yes")):
+            with pytest.raises(TimeoutError):
+                worker.task.ask(question, timeout_s=0)
+            [read] = planner.inputs()
+            if question == "delete?":
+                first_read = read
+            else:
+                with pytest.raises(ConfigError, match=r"^input: "):
+                    planner.reply(first_read, "no")
+            planner.reply(read, answer)
+            assert worker.task.ask(question, timeout_s=0) == answer
+    assert "delete?" not in repr(first_read)
+
+
+def test_a_wait_that_is_cancelled_at_any_moment_ends(books, planner):
+    """``task.cancel()`` breaks the shield of a transaction that is being written."""
+
+    async def main():
+        task = planner.delegate(asked())
+        for number in range(60):
+            waiting = asyncio.create_task(task.aresult())
+            await asyncio.sleep(number * 0.0003)
+            waiting.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await waiting
+
+    asyncio.run(main())
+    assert [row["calls"] for row in books.store.marks("wait", "").values()] in ([], [{}])
+
+
+def test_waiting_on_the_thread_of_an_event_loop_is_refused(books, planner):
+    task = planner.delegate(asked())
+
+    async def main():
+        with pytest.raises(
+            ConfigError, match=r"^result: .* would block the event loop; write `await task.aresult\(\)`"
+        ):
+            task.result()
+        with pytest.raises(TimeoutError):
+            task.result(timeout_s=0)
+
+    anyio.run(main)
+    assert [row["calls"] for row in books.store.marks("wait", "").values()] == [{}]
+
+
+@pytest.mark.parametrize("wrong", ["\ud800", ["a"], None, "a\nb"], ids=repr)
+def test_who_is_asked_is_named_by_a_plain_id(planner, wrong):
+    with pytest.raises(ConfigError, match=r"^to: "):
+        planner.ask(wrong, "?", timeout_s=0)
+    with pytest.raises(ConfigError, match=r"^to: str is no Input"):
+        planner.reply("x", 1)
+    with pytest.raises(ConfigError, match=r"^timeout_s: "):
+        planner.ask(planner.id, "?", timeout_s=None)
+
+
+def test_agents_that_ask_each_other_again_and_again_are_found(tmp_path):
+    url = f"sqlite:///{tmp_path / 'spend.db'}"
+    with make_guard(url) as guard, guard.session("planner", budget="$1.00") as planner:
+        one, other = (planner.child(name, budget="$0.10") for name in ("one", "other"))
+
+        def insist(asking, peer):
+            for _ in range(200):
+                with contextlib.suppress(TimeoutError):
+                    return asking.ask(peer.id, "?", timeout_s=0.2)
+
+        with ThreadPoolExecutor(2) as asking, Owner(url) as owner:
+            insisting = [asking.submit(insist, one, other), asking.submit(insist, other, one)]
+            dog = owner.watchdog()
+            assert "a deadlock" in first(dog.look)[0][1]
+            for each in insisting:
+                with pytest.raises((SessionTripped, SessionClosed)):
+                    each.result(20)
+            dog.close()
 
 
 def test_a_circle_is_tripped_at_the_second_look_and_not_while_a_call_is_under_way(tmp_path):
@@ -198,9 +303,9 @@ def test_a_circle_is_tripped_at_the_second_look_and_not_while_a_call_is_under_wa
         one, other = (planner.child(name, budget="$0.10") for name in ("one", "other"))
         with ThreadPoolExecutor(2) as asking, Owner(url) as owner:
             replies = [asking.submit(one.ask, other.id, "?"), asking.submit(other.ask, one.id, "?")]
-            first(lambda: sum(row["waiting"] for row in guard.shell.store.marks("wait", "").values()) == 2)
+            first(lambda: sum(len(row["calls"]) for row in guard.shell.store.marks("wait", "").values()) == 2)
             dog, later = owner.watchdog(), owner.watchdog()
-            with other.bind(lambda: other.hold("render", up_to="$0.01"))():
+            with other.scope("$0.05") as inside, other.bind(lambda: inside.hold("render", up_to="$0.01"))():
                 assert [dog.look(), dog.look()] == [[], []]
             [(tripped, reason)] = dog.look()
             nodes = {node.id: node for node in guard.shell.store.nodes()}
@@ -209,7 +314,7 @@ def test_a_circle_is_tripped_at_the_second_look_and_not_while_a_call_is_under_wa
             assert other.id in reason
             assert later.look() == []
             for each in replies:
-                with pytest.raises(SessionTripped):
+                with pytest.raises((SessionTripped, SessionClosed)):
                     each.result(20)
             dog.close()
             later.close()

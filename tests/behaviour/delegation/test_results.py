@@ -5,7 +5,7 @@ from decimal import Decimal
 import pytest
 
 from tests.support.delegations import SOON, asked, world
-from x402guard import ApprovalDenied, ConfigError, NeedsReview, Owner, Policy, SessionTripped, TaskResult
+from x402guard import ApprovalDenied, ConfigError, NeedsReview, Owner, Policy, SessionClosed, SessionTripped, TaskResult
 from x402guard.ledger.owner import trip_node
 from x402guard.ledger.view import Scope
 
@@ -130,9 +130,84 @@ def test_the_word_of_the_workers_end_is_that_of_its_answer(planner, workers):
     for status, error in (("completed", None), ("partial", "half"), ("failed", "none")):
         task = planner.delegate(asked())
         with workers.redeem(task.token) as worker:
-            worker.task.answer("x", status=status, error=error, confidence=1)
+            worker.task.answer(None if status == "failed" else "x", status=status, error=error, confidence=1)
         words.append(worker.report().to_dict()["terminated_by"])
     assert words == ["completed", "not_verified", "not_verified"]
+
+
+def test_nothing_is_spent_after_the_answer(planner, workers):
+    task = planner.delegate(asked())
+    with workers.redeem(task.token) as worker, worker.child("inner", budget="$0.10") as inner:
+        worker.charge("a", "$0.02")
+        worker.task.answer("done", confidence=1)
+        for session in (worker, inner):
+            with pytest.raises(SessionClosed, match="the end of its task"):
+                session.bind(session.charge)("a", "$0.01")
+    assert task.result().cost == worker.spent == Decimal("0.02")
+
+
+def test_a_failure_that_was_taken_is_final(tmp_path):
+    with world(f"sqlite:///{tmp_path / 'spend.db'}") as books, books.guard().session("p", budget="$1.00") as planner:
+        task = planner.delegate(asked())
+        with books.guard().redeem(task.token) as worker, Owner(f"sqlite:///{tmp_path / 'spend.db'}") as owner:
+            stop(worker)
+            failed = task.result()
+            owner.reset(worker.id)
+            with pytest.raises(SessionClosed):
+                worker.charge("a", "$0.01")
+        assert task.result() == failed
+        assert failed.status == "failed"
+
+
+def test_a_result_made_past_its_checks_is_refused(task, worker):
+    for changes in ({"confidence": 7.0}, {"responder_id": ""}, {"status": "done"}, {"cost": "x"}):
+        with pytest.raises(ConfigError):
+            worker.task.submit(a_result(task).model_copy(update=changes))
+    worker.task.answer({}, confidence=1)
+    assert task.result().status == "completed"
+
+
+def test_a_result_that_cannot_be_read_is_a_failure(books, task, worker):
+    worker.task.answer({}, confidence=1)
+    key = ("delegation", task.session_id)
+
+    def damage(view):
+        row = view.mark(key)
+        view.put_mark(key, {**row, "result": {**row["result"], "confidence": 7}})
+
+    books.store.transact(Scope(marks=(key,)), damage)
+    assert task.result().error.startswith("its result cannot be read: confidence: 7")
+
+
+def test_a_budget_that_its_owner_has_raised_counts(tmp_path):
+    url = f"sqlite:///{tmp_path / 'spend.db'}"
+    with world(url) as books, books.guard().session("planner", budget="$1.00") as planner:
+        task = planner.delegate(asked())
+        with books.guard().redeem(task.token) as worker, Owner(url) as owner:
+            owner.set_budget(task.session_id, "$0.80")
+            worker.charge("a", "$0.60")
+            assert worker.task.answer("done", confidence=1).cost == Decimal("0.60")
+
+
+def test_a_worker_answers_and_does_not_finish(task, worker):
+    with pytest.raises(ConfigError, match=r"^finish: a delegated task ends with session.task.answer"):
+        worker.finish("done")
+    worker.task.answer({}, confidence=1)
+
+
+@pytest.mark.parametrize("by", ["id", "request"])
+def test_a_planner_that_starts_again_takes_its_result(books, workers, by):
+    request = asked(request_id="r1")
+    first = books.guard().session("planner", budget="$1.00", id="plan")
+    task = first.delegate(request)
+    with workers.redeem(task.token) as worker:
+        first.close()
+        worker.task.answer("done", confidence=0.9)
+    with books.guard().session("planner", id="plan") as again:
+        found = again.delegated("r1") if by == "id" else again.delegate(request)
+        assert (found.token, found.request, found.session_id) == ("", task.request, task.session_id)
+        assert found.result().output == "done"
+        assert again.delegated("r2") is None
 
 
 # -- reviews ------------------------------------------------------------------------------------------------------------
@@ -205,6 +280,20 @@ def test_a_review_that_is_not_given_in_time_is_asked_again(books):
         books.forward(4 * 86_400)
 
 
+def test_an_answer_counts_however_late_the_result_is_taken(file, tmp_path):
+    for yes in (True, False):
+        _, task = answered(file, None, deadline=SOON + 30 * 86_400)
+        held_back(task)
+        with Owner(f"sqlite:///{tmp_path / 'spend.db'}", by="ada") as owner:
+            (owner.allow if yes else owner.deny)(owner.approvals()[0].id)
+        file.forward(8 * 86_400)
+        if yes:
+            assert task.result().status == "completed"
+        else:
+            with pytest.raises(ApprovalDenied, match="by ada"):
+                task.result()
+
+
 def test_the_owner_sets_what_is_sure(file):
     strict = Policy(min_confidence=0.95, loop=None, breaker=None)
     held_back(answered(file, 0.9, policy=strict)[1])
@@ -248,6 +337,8 @@ def test_what_was_delegated_is_listed(file, tmp_path):
                 rows = {row.request_id: row for row in owner.delegations("plan")}
                 assert owner.delegations("id=plan") == owner.delegations() == list(rows.values())
     states = [rows[task.request.request_id].state for task in (offered, working, tripped)]
+    with Owner(f"sqlite:///{tmp_path / 'spend.db'}", read_only=True) as owner:
+        assert owner.report().to_dict()["id"] == "plan"  # the last run, not the last task
     assert states == ["offered", "working", "tripped"]
     row = rows[working.request.request_id].to_dict()
     assert (row["spent"], row["budget"], row["issuer"], row["task_type"]) == ("0.10", "0.40", "plan", "research")

@@ -114,6 +114,66 @@ def test_the_worker_is_held_to_what_its_planner_may_use_too(books, workers):
                 client(worker, Shop()).get(URL)
 
 
+OPEN = {"policy": Policy(loop=None, breaker=None)}
+
+
+@pytest.mark.parametrize(
+    ("hosts", "wanted", "granted"),
+    [
+        ({"tides.example"}, None, ("tides.example",)),
+        ({"tides.example"}, ["*.example"], ("tides.example",)),
+        ({"*.tides.example"}, ["*.example", "x.example"], ("*.tides.example",)),
+        ({"tides.example:8443"}, ["tides.example"], ("tides.example:8443",)),
+    ],
+    ids=str,
+)
+def test_the_policy_of_who_delegates_holds_for_the_worker(books, hosts, wanted, granted):
+    policy = Policy(hosts=hosts, loop=None, breaker=None)
+    with books.guard(policy=policy).session("planner", budget="$1.00") as planner:
+        task = planner.delegate(asked(allowed_hosts=wanted))
+        assert task.request.allowed_hosts == granted
+        with books.guard(**OPEN).redeem(task.token) as worker, pytest.raises(PolicyDenied, match="hosts"):
+            client(worker, Shop()).get(URL)
+
+
+def test_a_pattern_around_one_name_is_that_name(books):
+    policy = Policy(hosts={"courts.example"}, loop=None, breaker=None)
+    with books.guard(policy=policy).session("planner", budget="$1.00", tools={"search"}) as planner:
+        task = planner.delegate(asked(allowed_tools=["*"]))
+        assert (task.request.allowed_tools, task.removed) == (("search",), {"allowed_tools": ["*"]})
+        with pytest.raises(ConfigError, match=r"^allowed_hosts: \*\.courts\.example: this session may use none"):
+            planner.delegate(asked(allowed_hosts=["*.courts.example"]))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"task_type": "a\n\x1b"}, {"budget": -5}, {"budget": 0.1}, {"deadline": "x"}, {"payload": {"customer": 1}},
+        {"allowed_tools": "search"}, {"token_budget": 0}, {"request_id": None}, {"withheld": None},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_request_that_was_changed_past_its_checks_delegates_nothing(books, planner, change):
+    request = asked(withheld=["customer"]).model_copy(update=change)
+    with pytest.raises(ConfigError):
+        planner.delegate(request)
+    assert books.store.marks("delegation", "") == {}
+
+
+def test_delegations_may_nest_deeply(books, workers):
+    with books.guard().session("planner", budget="$1.00", id="p" * 100) as session:
+        inside, opened = session, []
+        for _ in range(12):
+            task = inside.delegate(asked(budget="$0.10"))
+            inside = workers.redeem(task.token).__enter__()
+            opened.append(inside)
+        inside.charge("a", "$0.01")
+        for each in reversed(opened):
+            each.task.answer("done", confidence=1)
+            each.__exit__(None, None, None)
+        assert str(session.spent) == "0.01"
+
+
 def test_the_budget_is_a_ceiling_and_siblings_share_their_parents(planner, workers):
     tasks = [planner.delegate(asked(budget="$0.60")) for _ in range(2)]
     with workers.redeem(tasks[0].token) as one:
@@ -202,8 +262,8 @@ def test_the_same_request_is_the_same_task(books, planner, workers):
     workers.redeem(again.token).close()
     with pytest.raises(ConfigError, match=r"^request_id: 'r1' is another request"):
         planner.delegate(asked(request_id="r1", budget="$0.41"))
-    with pytest.raises(ConfigError, match=r"^request_id: 'r1' is answered already"):
-        planner.delegate(request)
+    ended = planner.delegate(request)
+    assert (ended.token, ended.result().status) == ("", "failed")
 
 
 def test_a_planner_that_was_tripped_or_has_ended_delegates_nothing(books, planner):

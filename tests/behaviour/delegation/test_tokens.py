@@ -2,11 +2,16 @@
 
 import base64
 import json
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 
+import anyio
 import pytest
 
 from tests.support.delegations import NOW_S, SOON, asked, world
-from x402guard import ConfigError, Owner, Session, SessionClosed, SessionTripped
+from x402guard import ConfigError, Owner, SessionClosed, SessionTripped
+from x402guard.guard import delegating
 
 
 def refused(guard, token, why):
@@ -29,20 +34,25 @@ def test_it_opens_the_session_once_at_a_time(books, planner, workers):
     refused(workers, task.token, "its task .* is taken already")
 
 
-def test_of_two_that_redeem_at_once_one_works(books, planner, workers, monkeypatch):
-    task, other, opened = planner.delegate(asked()), books.guard(), []
-    plain = Session.open.__func__
+def test_of_many_that_redeem_at_once_one_works(books, planner):
+    task, guards = planner.delegate(asked()), [books.guard() for _ in range(8)]
+    gate = threading.Barrier(len(guards))
 
-    def late(cls, *arguments, **more):
-        if not opened:
-            opened.append(None)
-            opened[0] = other.redeem(task.token)
-        return plain(cls, *arguments, **more)
+    def redeem(guard):
+        gate.wait(20)
+        try:
+            return guard, guard.redeem(task.token)
+        except ConfigError as error:
+            return guard, str(error)
 
-    monkeypatch.setattr(Session, "open", classmethod(late))
-    with pytest.raises(ConfigError, match=r"^session: .* is open in .* not known to have ended"):
-        workers.redeem(task.token)
-    with opened[0] as worker:
+    with ThreadPoolExecutor(len(guards)) as pool:
+        done = list(pool.map(redeem, guards))
+    [(winner, session)] = [(guard, each) for guard, each in done if not isinstance(each, str)]
+    losers = [each for _, each in done if isinstance(each, str)]
+    assert all(each.startswith(f"token: {winner.instance} works on its task") for each in losers)
+    [row] = books.store.marks("delegation", "").values()
+    assert row["worker"] == winner.instance
+    with session as worker:
         worker.task.answer("done", confidence=1)
     assert task.result().status == "completed"
 
@@ -92,6 +102,83 @@ def test_a_revoked_one_is_refused_and_stops_its_worker(tmp_path, by):
         assert (result.status, result.responder_id) == ("failed", "x402guard")
         assert result.error.startswith("it was revoked: not needed")
         planner.charge("a", "$0.01")
+
+
+def test_a_reset_gives_a_revoked_worker_nothing_back(tmp_path):
+    url = f"sqlite:///{tmp_path / 'spend.db'}"
+    with world(url) as books, books.guard().session("planner", budget="$1.00") as planner:
+        task = planner.delegate(asked())
+        with books.guard().redeem(task.token) as worker, Owner(url) as owner:
+            owner.revoke(task.session_id)
+            owner.reset(task.session_id)
+            with pytest.raises(SessionClosed, match="the end of its task"):
+                worker.charge("a", "$0.01")
+            assert owner.revoke(task.session_id).state == "revoked"
+
+
+def test_one_that_a_worker_has_named_after_its_own_is_not_in_the_way(tmp_path):
+    url = f"sqlite:///{tmp_path / 'spend.db'}"
+    with world(url) as books, books.guard().session("planner", budget="$1.00") as planner:
+        task = planner.delegate(asked(request_id="r1"))
+        with books.guard().redeem(task.token) as worker:
+            for name in ("r1", worker.id):
+                worker.delegate(asked(request_id=name, budget="$0.01"))
+            with Owner(url) as owner:
+                assert owner.revoke("r1").session == task.session_id
+            with pytest.raises(SessionTripped):
+                worker.charge("a", "$0.01")
+        others = [planner.delegate(asked(budget="$0.01")) for _ in range(2)]
+        with Owner(url) as owner:
+            with pytest.raises(
+                ConfigError, match=r"^delegation: 2 delegations have the id 't_'; name it by its session"
+            ):
+                owner.revoke("t_")
+            assert owner.revoke(others[0].session_id).request_id == others[0].request.request_id
+            for wrong in (None, 7, "\ud800", ""):
+                with pytest.raises(ConfigError, match=r"^delegation: no delegation has the id"):
+                    owner.revoke(wrong)
+
+
+def test_a_guard_in_shadow_mode_works_on_no_task(books, planner):
+    task = planner.delegate(asked(allowed_tools=["search"]))
+    with pytest.raises(ConfigError, match=r"^mode: a guard in shadow mode"):
+        books.guard(mode="shadow").redeem(task.token)
+    books.guard().redeem(task.token).close()
+
+
+def test_a_redemption_that_is_cancelled_does_not_use_the_task_up(books, planner, workers, monkeypatch):
+    task, plain = planner.delegate(asked()), delegating.redeemed
+
+    def slow(basis, token):
+        session = plain(basis, token)
+        time.sleep(0.3)
+        return session
+
+    monkeypatch.setattr(delegating, "redeemed", slow)
+
+    async def main():
+        with anyio.move_on_after(0.1) as scope:
+            async with workers.aredeem(task.token):
+                raise AssertionError("it was cancelled")
+        assert scope.cancelled_caught
+
+    anyio.run(main)
+    monkeypatch.undo()
+    with workers.redeem(task.token) as worker:
+        worker.task.answer("done", confidence=1)
+    assert task.result().status == "completed"
+
+
+def test_a_worker_that_trips_itself_stops_itself_alone(planner, workers):
+    task, other = planner.delegate(asked()), planner.delegate(asked())
+    with workers.redeem(task.token) as worker, worker.child("inner", budget="$0.01") as inner:
+        inner.trip("enough")
+        with pytest.raises(SessionTripped):
+            inner.charge("a", "$0.01")
+    with workers.redeem(other.token) as sibling:
+        sibling.charge("a", "$0.01")
+        sibling.task.answer("done", confidence=1)
+    planner.charge("a", "$0.01")
 
 
 def test_what_is_answered_cannot_be_revoked(planner, workers):

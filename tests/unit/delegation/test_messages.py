@@ -69,6 +69,8 @@ def test_a_result_goes_through_json_and_fits_its_schema(status, output, confiden
     jsonschema.validate(result.to_dict(), schema_of(TaskResult))
 
 
+HUGE = 10**5000
+
 WRONG_REQUESTS = [
     ("budget", 0.4), ("budget", "much"), ("budget", "-1"), ("budget", None), ("budget", True), ("budget", "$1e-12"),
     ("deadline", "soon"), ("deadline", None), ("deadline", -1), ("deadline", 10**15), ("deadline", 1.5),
@@ -80,11 +82,15 @@ WRONG_REQUESTS = [
     ("token_budget", 0), ("token_budget", True), ("token_budget", "5"), ("token_budget", 10**16),
     ("task_type", ""), ("task_type", " "), ("task_type", "a\nb"), ("task_type", "x" * 201), ("task_type", None),
     ("request_id", ""), ("request_id", 3), ("issuer_id", None), ("structured_output", "yes"), ("withheld", "x"),
-    ("withheld", ["topic"]), ("withheld", [""]),
+    ("withheld", ["topic"]), ("withheld", [""]), ("task_type", "wallet"), ("issuer_id", "a\nb"),
+    ("allowed_tools", ["\ud800"]), ("allowed_tools", ["x" * 201]), ("allowed_tools", ["a\x1b"]), ("token_budget", HUGE),
+    ("deadline", HUGE), ("deadline", True),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("field", "value"), WRONG_REQUESTS, ids=lambda each: str(each)[:20])
+@pytest.mark.parametrize(
+    ("field", "value"), WRONG_REQUESTS, ids=lambda each: str(each)[:20] if each != HUGE else "huge"
+)
 def test_a_wrong_field_of_a_request_is_named(field, value):
     with pytest.raises(ConfigError, match=f"^{field}: ") as error:
         TaskRequest(**{**REQUEST, field: value})
@@ -109,7 +115,10 @@ def test_a_wrong_field_of_a_result_is_named(field, value):
 def test_what_failed_says_why():
     with pytest.raises(ConfigError, match=r"^error: it is missing"):
         TaskResult(**{**RESULT, "status": "failed"})
-    assert TaskResult(**{**RESULT, "status": "failed", "error": "no source"}).error == "no source"
+    failed = {**RESULT, "status": "failed", "error": "no source"}
+    assert TaskResult(**{**failed, "output": None}).error == "no source"
+    with pytest.raises(ConfigError, match=r"^output: a task that has failed has none"):
+        TaskResult(**failed)
 
 
 @pytest.mark.parametrize(

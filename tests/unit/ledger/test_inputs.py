@@ -5,15 +5,15 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from x402guard.ledger.inputs import Input, Wait, find_cycles
+from x402guard.ledger.inputs import Input, Wait, find_cycles, waits_of
 
 
 def result(waiter, target, since_ms=10):
-    return Wait(waiter, target, "result", since_ms, 1)
+    return Wait(waiter, target, "result", since_ms)
 
 
 def reply(waiter, target, since_ms=10):
-    return Wait(waiter, target, "reply", since_ms, 1)
+    return Wait(waiter, target, "reply", since_ms)
 
 
 def asked(*waits, read_ms=0):
@@ -59,8 +59,14 @@ def test_a_question_with_its_reply_holds_up_no_one():
     assert find_cycles([one, other], inputs) == []
 
 
-def test_a_wait_that_is_over_counts_no_more():
-    assert find_cycles([reply("a", "b"), Wait("b", "a", "reply", 10, 0)], asked(reply("a", "b"), reply("b", "a"))) == []
+def test_a_call_of_a_process_that_has_ended_waits_no_more():
+    row = {
+        "waiter": "a",
+        "target": "b",
+        "calls": {"dead#1": ["result", 5], "here#2": ["reply", 9], "here#3": ["reply", 7]},
+    }
+    assert waits_of(row, "dead".__eq__) == [Wait("a", "b", "reply", 7)]
+    assert waits_of(row, lambda _: True) == []
 
 
 @given(st.sets(st.sampled_from(list(itertools.permutations("abcdef", 2))), max_size=10))
