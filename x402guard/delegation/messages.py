@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import warnings
 from collections.abc import Callable, Collection, Mapping
 from decimal import Decimal
 from difflib import get_close_matches
@@ -158,9 +157,7 @@ class Message(BaseModel):
         Raises ``ConfigError`` naming the field.
         """
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                found = self.model_copy(update=changes).model_dump(mode="json", warnings=False)
+            found = self.model_copy(update=changes).model_dump(mode="json", warnings=False)
         except (TypeError, ValueError):
             raise ConfigError(f"{type(self).__name__}: it was changed past its checks, and cannot be read") from None
         return type(self).read({name: found[name] for name in type(self).model_fields if name in found})

@@ -94,6 +94,8 @@ class Account:
     def trip(self, reason: str) -> tuple[Outstanding, ...]:
         """Trip the run of this budget: nothing is signed or sent in it until its owner resets it.
 
+        In a worker's session (``guard.redeem``) and inside it, that session alone.
+
         Returns what is outstanding, oldest first: it can be taken until its end, and counts.
         """
         if not isinstance(reason, str) or not reason.strip():

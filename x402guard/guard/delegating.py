@@ -63,10 +63,9 @@ class Delegates(Payer):
         from x402guard.delegation.offers import child_of
 
         payer = self.innermost()
-        rows = payer.shell.store.marks("delegation", child_of(payer.context.node_id, str(request_id)))
-        for row in rows.values():
-            return _delegated(payer, (read_delegation(row), ""))
-        return None
+        child = child_of(payer.context.node_id, str(request_id))
+        row = payer.shell.store.marks("delegation", child).get(child)
+        return None if row is None else _delegated(payer, (read_delegation(row), ""))
 
     def _offered(self, request: TaskRequest) -> tuple[Payer, Flow[tuple[Delegation, str]]]:
         from x402guard.delegation.messages import TaskRequest
