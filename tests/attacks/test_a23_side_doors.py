@@ -243,8 +243,8 @@ def test_a23_the_flow_asks_for_a_signature_in_one_place():
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "sign":
                 calls.append(path.name)
-    # The other two sign reports, with a key that is no wallet's.
-    assert sorted(calls) == ["drivers.py", "report.py", "signed_report.py"]
+    # The others sign reports and the tokens of delegations, with keys that are no wallet's.
+    assert sorted(calls) == ["drivers.py", "report.py", "signed_report.py", "token.py"]
 
 
 def test_a23_the_agents_side_has_no_way_to_a_key(bound):

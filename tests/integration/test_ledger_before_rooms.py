@@ -41,6 +41,8 @@ def test_its_reports_are_the_same(url, session):
     assert (report.pop("kind"), report.pop("per"), report.pop("window")) == ("session", None, None)
     assert (report.pop("spent_total"), report.pop("bound_by"), report.pop("shadow")) == (report["spent"], None, None)
     assert sum(map(Decimal, report["payments"].pop("by_route").values())) == Decimal(report["payments"]["total"])
+    for group in ("llm", "tools", "payments"):
+        assert Decimal(report[group].pop("out")) <= Decimal(report["held"])  # which came later
     for row in report["outstanding"]:
         assert row.pop("request")
         del row["transaction"]  # of a claim
