@@ -156,6 +156,25 @@ def test_tokens_that_are_revoked_expired_or_used_open_nothing(world, net):
     assert states[revoked.request.request_id] == states[used.request.request_id] == "revoked"
 
 
+def test_a_deadline_is_cut_to_that_of_who_delegates_and_ends_all_paying(world, net):
+    before, soon = net.balance(net.payer), int(time.time()) + 8
+    with world.guard.session("boss", budget="$1.00") as boss:
+        own = boss.delegate(world.request(task_type="plan", deadline=soon))
+        with world.guard.redeem(own.token) as planner:
+            steps = (["get", world.page()], ["answer", "done"])
+            in_time, late = (planner.delegate(world.request(*steps, budget="$0.10")) for _ in range(2))
+            assert {task.request.deadline for task in (in_time, late)} == {soon}
+            assert in_time.removed.keys() == {"deadline"}
+            quick, slow = world.worker(in_time.token), world.worker(late.token)
+            assert world.ended(quick) == [[200, "done"]]
+            time.sleep(max(0.0, soon + 0.5 - time.time()))
+            [[paid, answered]] = world.ended(slow)
+            assert paid.startswith("SessionClosed: deadline: session 'research' had until ")
+            assert answered.startswith("SessionClosed: deadline: ")
+        assert own.result().status == "failed"
+    assert before - net.balance(net.payer) == 100_000
+
+
 def test_a_worker_that_is_killed_is_followed_by_another_one(world):
     with world.guard.session("planner", budget="$1.00") as planner:
         task = planner.delegate(world.request(["get", world.page()], ["answer", "done"]))

@@ -88,7 +88,7 @@ BREAKS = (
     ("payments use the reserve", "ledger/budgets.py",
      "return node.room if node.id in finalizing else node.plain_room", "return node.room"),
     ("a tripped budget authorizes", "ledger/authorize.py", "if node.state is NodeState.TRIPPED:", "if False:"),
-    ("a closed session authorizes", "ledger/authorize.py", "if node.state is NodeState.CLOSED and not (resumes", "if False and not (resumes"),
+    ("a closed session authorizes", "ledger/authorize.py", "if node.state is NodeState.CLOSED and not ended", "if False and not ended"),
     ("an overshoot trips nothing", "ledger/budgets.py",
      "if node.room is not None and node.room < 0 and node.kind is not NodeKind.TOKENS:", "if False:"),
     ("a window starts without what is held", "ledger/windows.py",

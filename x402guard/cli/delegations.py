@@ -21,7 +21,7 @@ _BRIEF = ("request_id", "task_type", "state", "spent", "budget", "session")
 
 @delegations.command("list")
 def list_delegations(session: OfSession = None, ledger: LedgerUrl = None, as_json: AsJson = False) -> None:
-    """List the tasks: offered, working, answered, taken, denied, revoked, expired, tripped or abandoned.
+    """List the tasks: offered, working, answered, taken, denied, revoked, expired, tripped, abandoned or asking.
 
     Example: x402guard delegations list
     """

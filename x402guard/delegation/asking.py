@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-from x402guard.errors import ConfigError, SessionClosed
+from x402guard.errors import ConfigError, LedgerUnavailable, SessionClosed
 from x402guard.flow.context import Context
-from x402guard.flow.effects import Checkpoint, Flow, Interrupted, Transact, transact_anyway
+from x402guard.flow.effects import Checkpoint, Flow, Interrupted, Transact, cause, transact_anyway
 from x402guard.flow.refusals import refused
 from x402guard.flow.surroundings import here
 from x402guard.frozen import replace
@@ -20,6 +20,7 @@ from x402guard.ledger.inputs import (
     input_mark,
     input_of,
     inputs_mark,
+    is_same,
     note_read,
     put_input,
     put_reply,
@@ -63,9 +64,11 @@ def waited(context: Context, wait: Wait, timeout_s: float | None, scope: Scope, 
             blocks = (yield Checkpoint(_PAUSES_S[min(number, len(_PAUSES_S)) - 1], others=True)) is False
             if blocks:
                 break
-    except (Exception, Interrupted):
-        # Also where nothing is known to be written: a cancelled task does not know.
-        yield from transact_anyway(Scope(marks=(mark,)), lambda view: end_wait(view, wait, call))
+    except (Exception, Interrupted) as error:
+        try:  # also where nothing is known to be written: a cancelled task does not know
+            yield from transact_anyway(Scope(marks=(mark,)), lambda view: end_wait(view, wait, call))
+        except LedgerUnavailable as unwritten:
+            cause(error).add_note(f"the end of the wait could not be written: {unwritten}")
         raise
     if found is None:
         yield Transact(Scope(marks=(mark,)), lambda view: end_wait(view, wait, call))
@@ -97,7 +100,7 @@ def ask(context: Context, to: str, payload: Any, timeout_s: float) -> Flow[Any]:
         if not view.has_node(to) or view.node(to).kind is not NodeKind.SESSION or run_of(to) != run_of(me) or to == me:
             raise ConfigError(f"to: {to!r:.200} is no other session of this run; give the id of one")
         asked = input_of(view, to, me)
-        if asked is not None and asked.payload == payload and not asked.is_open and not asked.taken:
+        if asked is not None and not asked.is_open and not asked.taken and is_same(asked.payload, payload):
             return take_reply(view, asked)
         ended = check_open(view, to)
         if ended is not None:

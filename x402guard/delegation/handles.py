@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from x402guard.delegation.asking import ask, reply
-from x402guard.delegation.messages import Status, TaskRequest, TaskResult, check_json
+from x402guard.delegation.messages import Status, TaskRequest, TaskResult, check_json, shown
 from x402guard.delegation.offers import revoke_task
 from x402guard.delegation.results import abandon, answer, take
 from x402guard.errors import ConfigError
@@ -25,7 +25,7 @@ REPLY_S = 300.0
 def check_timeout(timeout_s: object) -> None:
     """Raise ``ConfigError`` unless *timeout_s* is a number of seconds that is not negative."""
     if not isinstance(timeout_s, int | float) or isinstance(timeout_s, bool) or not 0 <= timeout_s < 10**9:
-        raise ConfigError(f"timeout_s: {timeout_s!r:.60} is not a number of seconds")
+        raise ConfigError(f"timeout_s: {shown(timeout_s)} is not a number of seconds")
 
 
 def _reason(given: object) -> str:
@@ -42,7 +42,7 @@ class Delegated:
         removed: field of the request → what was taken out of it, because this session does not have it itself.
         session_id: the id of the worker's session.
         token: what the worker redeems with ``guard.redeem``: a text that is as good as the session. Give it to the worker
-            alone; it ends with the deadline of the request. Empty for a task that has ended.
+            alone; it ends with the deadline of the request. Empty for a task that can have no answer any more.
     """
 
     def __init__(self, payer: Payer, delegation: Delegation, token: str) -> None:
@@ -157,7 +157,7 @@ class Task:
 
     def end(self, error: BaseException | None) -> str:
         """Return the word of the session's end. A task that is neither answered nor waits for a reply has failed."""
-        if self._ended_as is None:
+        if self._ended_as is not COMPLETED:
             why = "without an answer" if error is None else f"by {type(error).__name__}"
             run(abandon(self._payer.context, self._delegation, f"the worker has ended {why}"), self._payer.shell)
         return self._ended_as or NOT_VERIFIED

@@ -22,11 +22,10 @@ from pydantic import (
     model_validator,
 )
 
-from x402guard.delegation.scope import MOST_NAMES
+from x402guard.delegation.scope import LONGEST_NAME, MOST_NAMES, is_name
 from x402guard.errors import ConfigError
 from x402guard.evm import parse_address
 from x402guard.flow.surroundings import here
-from x402guard.ledger.model import WALLET
 from x402guard.ledger.token_budget import MOST_TOKENS
 from x402guard.money import Nanos, dollars_to_nanos, nanos_to_decimal
 from x402guard.policy.reach import as_tool
@@ -67,13 +66,13 @@ def _plain(value: JsonValue) -> JsonValue:
 
 
 def _name(text: str) -> str:
-    if not text.strip() or not text.isprintable() or text == WALLET:
-        raise ValueError(f"{text!r:.80} is no name: it is empty, cannot be printed, or means the wallet")
+    if not is_name(text):
+        raise ValueError(f"{text!r:.80} is no name: it is empty or too long, cannot be printed, or means the wallet")
     return text
 
 
 def _name_or_none(text: str) -> str:
-    return _name(text) if text else text
+    return _name(text[:LONGEST_NAME]) + text[LONGEST_NAME:] if text else text  # the id of a session may be long
 
 
 def _dollars(value: object) -> Decimal:
@@ -99,7 +98,7 @@ def _as_tuple(values: object) -> object:
     return tuple(values) if isinstance(values, Collection) and not isinstance(values, (str, Mapping)) else values
 
 
-Name = Annotated[str, Field(max_length=200), AfterValidator(_name)]
+Name = Annotated[str, Field(max_length=LONGEST_NAME), AfterValidator(_name)]
 Amount = Annotated[
     Decimal,
     BeforeValidator(_dollars),
@@ -107,7 +106,7 @@ Amount = Annotated[
     WithJsonSchema(_DOLLARS),
 ]
 Plain = Annotated[JsonValue, AfterValidator(_plain)]
-Names = Annotated[tuple[Annotated[str, Field(max_length=200)], ...], Field(max_length=MOST_NAMES)]
+Names = Annotated[tuple[Annotated[str, Field(max_length=LONGEST_NAME)], ...], Field(max_length=MOST_NAMES)]
 Listed = BeforeValidator(_as_tuple)
 
 
@@ -201,10 +200,11 @@ def _words(model: type[BaseModel], error: ValidationError) -> str:
     if field in ("payload", "output"):
         return f"{field}: it is not plain JSON; write dicts, lists and texts"
     words = _WORDS[kind].format(**context) if kind in _WORDS else f"is wrong: {first['msg']}"
-    return f"{field}: {_shown(first['input'])} {words}"
+    return f"{field}: {shown(first['input'])} {words}"
 
 
-def _shown(value: object) -> str:
+def shown(value: object) -> str:
+    """Return the beginning of a value for an error."""
     try:
         return f"{value!r:.80}"
     except ValueError:

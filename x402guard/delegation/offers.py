@@ -42,7 +42,8 @@ LEDGER_ID: Final[MarkKey] = ("ledger", "id")
 
 def child_of(parent_id: str, request_id: str) -> str:
     """Return the id of the session for a request: the same for the same request of the same session."""
-    return f"{parent_id}/session-{hashlib.sha256(request_id.encode()).hexdigest()[:16]}"
+    digest = hashlib.sha256(request_id.encode("utf-8", "backslashreplace")).hexdigest()
+    return f"{parent_id}/session-{digest[:16]}"
 
 
 def offer_task(context: Context, request: TaskRequest) -> Flow[tuple[Delegation, str]]:
@@ -63,7 +64,7 @@ def offer_task(context: Context, request: TaskRequest) -> Flow[tuple[Delegation,
                 view, context, asked, opening, Delegation(child, context.session_id, {}, digest, (key.public,), 0)
             )
         known = known_delegation(view, child)
-        if known.asked != digest:
+        if known.asked != digest and known.request != asked.to_dict():
             raise ConfigError(f"request_id: {asked.request_id!r} is another request of this session; give a new one")
         return add_key(view, known, key.public) if _may_answer(view, known) else known
 
@@ -74,8 +75,28 @@ def offer_task(context: Context, request: TaskRequest) -> Flow[tuple[Delegation,
     if isinstance(decided, Refusal):
         raise (yield from refused(context, decided))
     delegation: Delegation = decided
+    return delegation, _token(key, ledger_id, delegation)
+
+
+def _token(key: TokenKey, ledger_id: str, delegation: Delegation) -> str:
     good = key.public in delegation.keys
-    return delegation, key.token(ledger_id, child, delegation.until_ms // 1000) if good else ""
+    return key.token(ledger_id, delegation.session, delegation.until_ms // 1000) if good else ""
+
+
+def find_task(context: Context, request_id: str) -> Flow[tuple[Delegation, str] | None]:
+    """Return what this session has delegated under an id, with another token while it can be answered; or None."""
+    child, key = child_of(context.node_id, request_id), TokenKey()
+    ledger_id = yield from _ledger_id()
+
+    def change(view: LedgerView) -> Delegation | None:
+        if view.mark(delegation_mark(child)) is None:
+            return None
+        known = known_delegation(view, child)
+        return add_key(view, known, key.public) if _may_answer(view, known) else known
+
+    scope = Scope(nodes=(context.node_id, child), marks=(delegation_mark(child),), durable=True)
+    found: Delegation | None = yield Transact(scope, change)
+    return None if found is None else (found, _token(key, ledger_id, found))
 
 
 def _may_answer(view: LedgerView, delegation: Delegation) -> bool:
@@ -96,7 +117,7 @@ def _offered(
     total = granted.token_budget or tokens_above(view, context)
     open_tokens(view, tokens_node(node.id), total, node.name, soft)
     quotes = tuple((pattern, int(price)) for pattern, price in context.quotes)
-    request, reach = granted.to_dict(), reach_rows(context, granted)
+    request, reach = granted.checked().to_dict(), reach_rows(context, granted)
     written = replace(delegation, request=request, until_ms=until_ms, reach=reach, quotes=quotes, removed=removed)
     return offer(view, written)
 

@@ -20,6 +20,7 @@ from x402guard.ledger.delegations import (
     Delegation,
     DelegationState,
     delegation_marks,
+    keep_result,
     known_delegation,
     lost,
     move,
@@ -64,8 +65,10 @@ def answer(context: Context, delegation: Delegation, stated: Stated) -> Flow[Tas
             raise ConfigError(f"request_id: {now.request_id!r} is {now.state} already")
         if result.request_id != now.request_id:
             raise ConfigError(f"request_id: {result.request_id!r} is not the {now.request_id!r} of this task")
-        refusal = check_open(view, session_id) if result.status != "failed" else None
-        if refusal is not None and refusal.rule != "session_closed":
+        if not any(opener.startswith(f"{context.instance}#") for opener in node.openers):
+            raise ConfigError("token: this opening of the session has ended; redeem its token again")
+        refusal = check_open(view, session_id, ended=True) if result.status != "failed" else None
+        if refusal is not None:
             return refusal
         _check_figures(now, result, spent=node.spent, limit=node.limit or 0, tokens=tokens)
         if result.status == "needs_clarification":
@@ -164,6 +167,8 @@ def _look(view: LedgerView, context: Context, session_id: str, review: str) -> T
     if delegation.state is DelegationState.DENIED:
         return _denied(delegation)
     reason = lost(view, delegation)
+    if reason is not None and delegation.result is not None:
+        return _read(view, delegation)
     if reason is not None:
         return _given_up(view, delegation, reason[:1000])
     if delegation.state not in UNANSWERED:
@@ -179,6 +184,8 @@ def _given_up(view: LedgerView, delegation: Delegation, reason: str) -> TaskResu
     if delegation.state in UNANSWERED:
         move(view, delegation.session, DelegationState.ANSWERED, result=failed.to_dict())
         move(view, delegation.session, DelegationState.TAKEN)
+    else:
+        keep_result(view, delegation, failed.to_dict())
     return failed
 
 

@@ -10,6 +10,7 @@ from x402guard.flow.context import Context
 from x402guard.frozen import replace
 from x402guard.ledger.authorize import BUDGET, Refusal, check_room
 from x402guard.ledger.budgets import room_on_path
+from x402guard.ledger.model import WALLET
 from x402guard.ledger.token_budget import tokens_left
 from x402guard.ledger.view import LedgerView
 from x402guard.money import Nanos, format_dollars, nanos_to_decimal
@@ -81,20 +82,25 @@ def _narrow_names(context: Context, request: TaskRequest, changes: dict[str, Any
         around = _around(context, part)
         if asked is None:
             kept = _all_of(around, covers)
-            if kept is not None and len(kept) <= MOST_NAMES:  # with more, the sessions around it narrow it all the same
-                changes[field] = kept
+            if kept is not None and len(kept) <= MOST_NAMES and all(map(is_name, kept)):
+                changes[field] = kept  # without it, the sessions around it narrow it all the same
             continue
         kept = _all_of([frozenset(asked), *around], covers) or ()
         if asked and not kept:
             raise ConfigError(f"{field}: {', '.join(asked)[:200]}: this session may use none of them itself")
-        if kept != asked:
+        if kept != asked and len(kept) <= MOST_NAMES and all(map(is_name, kept)):
             changes[field], removed[field] = kept, [name for name in asked if name not in kept]
+
+
+def is_name(text: str) -> bool:
+    """True for a name as a request may have it: text of at most 200 characters that can be printed."""
+    return bool(text.strip()) and text.isprintable() and text != WALLET and len(text) <= LONGEST_NAME
 
 
 def _all_of(lists: list[frozenset[str]], covers: Covers) -> tuple[str, ...] | None:
     """Return what is on all lists: the narrower of two names of which one includes the other. None without a list.
 
-    Two patterns of which none includes the other may overlap: the first stays, and each use is compared with both.
+    A pattern that overlaps another one, and neither includes the other, stays: each use is compared with both.
     """
     if not lists:
         return None
@@ -103,14 +109,23 @@ def _all_of(lists: list[frozenset[str]], covers: Covers) -> tuple[str, ...] | No
         after = set()
         for name in kept:
             inside = {each for each in listed if covers(name, each)}
-            if any(covers(each, name) for each in listed):
+            beside = {each for each in listed if covers is _covers_tool and _overlap(each, name)}
+            if any(covers(each, name) for each in listed) or beside - inside:
                 after.add(name)
-            elif inside:
+            else:
                 after |= inside
-            elif "*" in name and any("*" in each for each in listed) and covers is _covers_tool:
-                after.add(name)
         kept = after
     return tuple(sorted(kept))
+
+
+def _overlap(one: str, other: str) -> bool:
+    """True if some tool may be meant by both of two patterns, as far as their first and their last letters tell."""
+    if "*" not in one or "*" not in other:
+        return False
+    begins, begins_too = one.lower().split("*")[0], other.lower().split("*")[0]
+    ends, ends_too = one.lower().split("*")[-1], other.lower().split("*")[-1]
+    first = begins.startswith(begins_too) or begins_too.startswith(begins)
+    return first and (ends.endswith(ends_too) or ends_too.endswith(ends))
 
 
 def _covers_host(pattern: str, host: str) -> bool:
@@ -131,6 +146,9 @@ def _covers_payee(payee: str, other: str) -> bool:
 
 MOST_NAMES: Final = 200
 """The most names in a list of a request."""
+
+LONGEST_NAME: Final = 200
+"""The most characters of a name."""
 
 _LISTS: Final[tuple[tuple[str, str, Covers], ...]] = (
     ("allowed_tools", "tools", _covers_tool),

@@ -44,6 +44,9 @@ class Token(Struct, frozen=True):
     def __repr__(self) -> str:
         return f"Token(session={self.session!r})"
 
+    def __rich_repr__(self) -> list[tuple[str, str]]:
+        return [("session", self.session)]
+
     def is_signed_by(self, keys: Iterable[str]) -> bool:
         """True if one of the public keys (hex) has signed it."""
         from cryptography.exceptions import InvalidSignature

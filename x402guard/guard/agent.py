@@ -67,7 +67,8 @@ class AgentSteps(Delegates):
 
         *verify* is a function of *result*: only True is a yes. After a no the session stays open, and ends as
         ``not_verified`` unless a later ``finish`` succeeds. With ``policy.min_confidence``, a *confidence* (0 to 1) below
-        it, or none, asks the approver first. While other agents wait for a reply (``session.inputs()``), it is no. Raises ``ApprovalDenied``, ``NeedsReview`` without an approver, and what
+        it, or none, asks the approver first. While other agents wait for a reply (``session.inputs()``), the result does not
+        hold. Raises ``ApprovalDenied``, ``NeedsReview`` without an approver, and what
         *verify* raises; the session then stays open.
         """
         checked = _confidence(confidence)

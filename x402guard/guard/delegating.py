@@ -14,7 +14,7 @@ from x402guard.flow.effects import Flow
 from x402guard.flow.shell import Payer
 from x402guard.guard.arguments import is_gone
 from x402guard.guard.opening import Basis, opener_of
-from x402guard.ledger.delegations import Delegation, read_delegation
+from x402guard.ledger.delegations import Delegation
 from x402guard.ledger.inputs import Input
 from x402guard.money import Nanos
 from x402guard.tools.token_budget import TokenBudget
@@ -58,14 +58,23 @@ class Delegates(Payer):
     def delegated(self, request_id: str) -> Delegated | None:
         """Return the task that this session has delegated under an id, also in an earlier process; None without one.
 
-        Its token is empty: the same request delegated again has another one. Raises ``LedgerUnavailable``.
+        It has another token, as long as it can be answered. Raises ``SessionClosed``, ``LedgerUnavailable``.
         """
-        from x402guard.delegation.offers import child_of
+        payer, found = self._found(request_id)
+        offered = run(found, self.shell)
+        return None if offered is None else _delegated(payer, offered)
+
+    async def adelegated(self, request_id: str) -> Delegated | None:
+        """Do the same, awaited."""
+        payer, found = self._found(request_id)
+        offered = await run_async(found, self.shell)
+        return None if offered is None else _delegated(payer, offered)
+
+    def _found(self, request_id: str) -> tuple[Payer, Flow[tuple[Delegation, str] | None]]:
+        from x402guard.delegation.offers import find_task
 
         payer = self.innermost()
-        child = child_of(payer.context.node_id, str(request_id))
-        row = payer.shell.store.marks("delegation", child).get(child)
-        return None if row is None else _delegated(payer, (read_delegation(row), ""))
+        return payer, find_task(payer.context, str(request_id))
 
     def _offered(self, request: TaskRequest) -> tuple[Payer, Flow[tuple[Delegation, str]]]:
         from x402guard.delegation.messages import TaskRequest

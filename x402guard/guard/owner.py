@@ -15,6 +15,7 @@ from x402guard.errors import ConfigError
 from x402guard.flow.drivers import transact_now
 from x402guard.flow.ports import ChainReader
 from x402guard.flow.surroundings import here
+from x402guard.frozen import replace
 from x402guard.guard.allowance import wallet_of
 from x402guard.guard.approvers import operating_user
 from x402guard.guard.arguments import is_gone, positive
@@ -268,7 +269,11 @@ class Owner:
         found = [read_delegation(row) for row in self._store.marks("delegation", below_id).values()]
         found.sort(key=lambda each: nodes[each.session].created_ms)
         gone = {key for key, row in instances.items() if is_gone(row)}
-        return [DelegationRow.of(each, nodes[each.session], now_ms, gone=gone.__contains__) for each in found]
+        rows = [DelegationRow.of(each, nodes[each.session], now_ms, gone=gone.__contains__) for each in found]
+        asks = {row["sender"] for row in self._store.marks("input", "").values() if not row["taken"]}
+        return [
+            replace(row, state="asking") if row.state == "abandoned" and row.session in asks else row for row in rows
+        ]
 
     def watchdog(
         self, *, silence_s: int = 300, run_s: int | None = None, states: int = 5, every_s: int = 10

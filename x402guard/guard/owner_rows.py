@@ -189,7 +189,8 @@ class DelegationRow(_Row):
     """A task that a session has given to another agent. Amounts are in dollars, times ISO 8601.
 
     ``state`` is ``offered``, ``working``, ``answered``, ``taken``, ``denied``, ``revoked``,
-    ``expired``, ``tripped``, or ``abandoned``: its worker has ended, and its token opens it again.
+    ``expired``, ``tripped``, ``abandoned`` (its worker has ended, and its token opens it again), or ``asking``: its worker
+    has ended with a question, and its token opens it again.
     """
 
     request_id: str

@@ -322,8 +322,8 @@ class Session(Charges, Endings):
     ) -> Session:
         """Open a session inside this one, with its own part of this one's budget.
 
-        *tokens* gives it its own context; without, it shares this one's; *token_limit* as in ``guard.session``. *hosts*, *payees* and *tools* narrow what it
-        may pay and use, further than this one. Raises ``ConfigError`` naming the argument.
+        *tokens* gives it its own context; without, it shares this one's; *token_limit* as in ``guard.session``. *hosts*,
+        *payees* and *tools* narrow what it may pay and use, further than this one. Raises ``ConfigError`` naming the argument.
         """
         check_name(name)
         reach = reach_of(self._context.policy, hosts, payees, tools)

@@ -12,7 +12,7 @@ from x402guard.frozen import replace
 from x402guard.guard.arguments import is_gone
 from x402guard.guard.guard import Guard
 from x402guard.ledger.delegations import DelegationState
-from x402guard.ledger.inputs import Input, Wait, find_cycles, read_input, wait_mark, waits_of
+from x402guard.ledger.inputs import Input, Wait, find_cycles, input_mark, read_input, wait_mark, waits_of
 from x402guard.ledger.model import Hold, HoldKind, Node, NodeState
 from x402guard.ledger.view import Scope
 from x402guard.ledger.watch import (
@@ -25,22 +25,26 @@ from x402guard.ledger.watch import (
     why_deadlocked,
     why_stuck,
 )
+from x402guard.policy.steps import run_of
 
-_Edge = tuple[str, str, int]
+_Edge = tuple[str, str, int, int]
 
 
 def _edge(wait: Wait, asked: Mapping[tuple[str, str], Input]) -> _Edge:
     """Return who waits for whom, and for the reply to which question: the same in the next look if none went on."""
     question = asked.get((wait.target, wait.waiter)) if wait.awaits == "reply" else None
-    return wait.waiter, wait.target, 0 if question is None else question.number
+    number, read_ms = (0, 0) if question is None else (question.number, question.read_ms)
+    return wait.waiter, wait.target, number, read_ms
 
 
 def _is_out(hold: Hold, now_ms: int) -> bool:
     return hold.kind is not HoldKind.TOKENS and hold.deadline_unix * 1000 >= now_ms
 
 
-def _is_inside(node_id: str, session_id: str) -> bool:
-    return node_id == session_id or node_id.startswith(f"{session_id}/")
+def _agent(node_id: str, delegated: Collection[str]) -> str:
+    """Return the session of the agent that a node belongs to: that of its task, or the outermost one."""
+    around = [each for each in delegated if node_id == each or node_id.startswith(f"{each}/")]
+    return max(around, key=len, default=run_of(node_id))
 
 
 class Watchdog:
@@ -75,24 +79,27 @@ class Watchdog:
             if transact_now(self._guard.shell, scope, partial(trip_stuck, seen=seen, reason=reason)):
                 tripped.append((run, reason))
         names = {node.id: node.name for node in nodes}
-        called = [hold.node_id for hold in holds if _is_out(hold, now_ms)]
-        return tripped + self._break_cycles(waits, names, called)
+        called = {_agent(hold.node_id, delegated) for hold in holds if _is_out(hold, now_ms)}
+        waits = [
+            wait for wait in waits if _agent(wait.waiter, delegated) not in called
+        ]  # it is at work in another task
+        return tripped + self._break_cycles(waits, names)
 
-    def _break_cycles(
-        self, waits: Collection[Wait], names: Mapping[str, str], called: Collection[str]
-    ) -> list[tuple[Node, str]]:
+    def _break_cycles(self, waits: Collection[Wait], names: Mapping[str, str]) -> list[tuple[Node, str]]:
         inputs = map(read_input, self._guard.shell.store.marks("input", "").values())
         asked = {(each.to, each.sender): each for each in inputs}
         cycles = {frozenset(_edge(wait, asked) for wait in cycle): cycle for cycle in find_cycles(waits, asked)}
         before, self._cycles = self._cycles, set(cycles)
         tripped = []
         for key, cycle in cycles.items():
-            if key not in before or any(_is_inside(node_id, wait.waiter) for wait in cycle for node_id in called):
+            if key not in before:
                 continue
             reason = why_deadlocked(cycle, names)
-            marks = tuple(wait_mark(wait.waiter, wait.target) for wait in cycle)
+            pairs = [(wait.waiter, wait.target) for wait in cycle]
+            marks = tuple(mark for a, b in pairs for mark in (wait_mark(a, b), input_mark(b, a)))
             scope = Scope(nodes=tuple(wait.waiter for wait in cycle), marks=marks, durable=True)
-            youngest = transact_now(self._guard.shell, scope, partial(trip_youngest, cycle=cycle, reason=reason))
+            change = partial(trip_youngest, cycle=cycle, asked=asked, reason=reason)
+            youngest = transact_now(self._guard.shell, scope, change)
             if youngest is not None:
                 tripped.append((youngest, reason))
         return tripped

@@ -73,10 +73,10 @@ def lapse_due(view: LedgerView) -> None:
         apply(view, hold.id, Lapse())
 
 
-def check_open(view: LedgerView, node_id: str, *, resumes: bool = False) -> Refusal | None:
+def check_open(view: LedgerView, node_id: str, *, resumes: bool = False, ended: bool = False) -> Refusal | None:
     """Return why nothing may be authorized in a node, or None if the node and all its ancestors are open.
 
-    *resumes*: the node itself may have ended, because it is being opened again.
+    *resumes*: the node itself may have ended, because it is being opened again. *ended*: those above it may, too.
     """
     for node in view.path(node_id):
         if node.state is NodeState.TRIPPED:
@@ -87,11 +87,11 @@ def check_open(view: LedgerView, node_id: str, *, resumes: bool = False) -> Refu
                 f"{node.kind} {node.name!r} is tripped ({why}); only its owner can reset it: {reset}",
                 error=SessionTripped,
             )
-        if node.state is NodeState.CLOSED and not (resumes and node.id == node_id):
+        if node.state is NodeState.CLOSED and not ended and not (resumes and node.id == node_id):
             return Refusal("session_closed", f"{node.kind} {node.name!r} has ended", error=SessionClosed)
         if node.until_ms is not None and view.now_ms >= node.until_ms:
-            ended = datetime.fromtimestamp(node.until_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-            reason = f"{node.kind} {node.name!r} had until {ended}, the end of its task"
+            until = datetime.fromtimestamp(node.until_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+            reason = f"{node.kind} {node.name!r} had until {until}, the end of its task"
             return Refusal(DEADLINE, reason, error=SessionClosed, advice="Nothing was paid. It cannot be opened again.")
     return None
 

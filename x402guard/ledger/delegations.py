@@ -92,6 +92,9 @@ class Delegation(Struct, frozen=True):
     def __repr__(self) -> str:
         return f"Delegation({self.request_id!r}, session={self.session!r}, state={self.state!r})"  # not its payload
 
+    def __rich_repr__(self) -> list[tuple[str, Any]]:
+        return [("request_id", self.request_id), ("session", self.session), ("state", self.state)]
+
     @property
     def request_id(self) -> str:
         """The id of its request."""
@@ -169,6 +172,11 @@ def move(view: LedgerView, session_id: str, to: DelegationState, **changes: Any)
         view.put_node(replace(node, until_ms=min(view.now_ms, node.until_ms or view.now_ms)))
         withdraw(view, delegation.parent, session_id)
     return moved
+
+
+def keep_result(view: LedgerView, delegation: Delegation, result: Mapping[str, Any]) -> None:
+    """Keep what was said of a revoked delegation, so that it is the same each time."""
+    view.put_mark(delegation_mark(delegation.session), to_builtins(replace(delegation, result=result)))
 
 
 def _put(view: LedgerView, delegation: Delegation) -> Delegation:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, Literal
 
 from msgspec import Struct, convert, to_builtins
+from msgspec.json import Encoder
 
 from x402guard.errors import ConfigError
 from x402guard.frozen import replace
@@ -26,7 +27,7 @@ class Input(Struct, frozen=True):
         sender, to: the ids of the sessions.
         number: of this question among those of the same sender to the same session, from 1 on.
         payload: what is asked.
-        asked_ms: when it was asked; read_ms: when it was first read, or 0; replied_ms: when it got its reply, or 0.
+        asked_ms: when it was asked; read_ms: when it was last read, or 0; replied_ms: when it got its reply, or 0.
         reply: the reply.
         taken: True once the sender has it.
     """
@@ -46,10 +47,21 @@ class Input(Struct, frozen=True):
             f"Input(sender={self.sender!r}, to={self.to!r}, number={self.number})"  # what agents say stays out of logs
         )
 
+    def __rich_repr__(self) -> list[tuple[str, Any]]:
+        return [("sender", self.sender), ("to", self.to), ("number", self.number)]
+
     @property
     def is_open(self) -> bool:
         """True if it has no reply."""
         return not self.replied_ms
+
+
+def is_same(one: Any, other: Any) -> bool:
+    """True if two values are the same JSON: to Python, 1 and True are equal."""
+    return _ENCODED(one) == _ENCODED(other)
+
+
+_ENCODED: Final = Encoder(order="sorted").encode
 
 
 def input_mark(to: str, sender: str) -> MarkKey:
@@ -84,7 +96,7 @@ def put_input(view: LedgerView, to: str, sender: str, payload: Any) -> Input:
     Raises ``ConfigError`` while another one of the same sender has no reply, and for too many open ones.
     """
     before = input_of(view, to, sender)
-    if before is not None and before.payload == payload and not before.taken:
+    if before is not None and not before.taken and is_same(before.payload, payload):
         return before
     if before is not None and before.is_open:
         raise ConfigError(f"input: the last one to {to!r} has no reply yet; wait for it")
@@ -104,7 +116,7 @@ def note_read(view: LedgerView, to: str, sender: str) -> Input | None:
     found = input_of(view, to, sender)
     if found is None or not found.is_open:
         return None
-    read = replace(found, read_ms=found.read_ms or view.now_ms)
+    read = replace(found, read_ms=view.now_ms)
     view.put_mark(input_mark(to, sender), to_builtins(read))
     return read
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 from msgspec import Struct
 
 from x402guard.ledger.budgets import trip
-from x402guard.ledger.inputs import Wait, wait_mark
+from x402guard.ledger.inputs import Input, Wait, input_of, wait_mark
 from x402guard.ledger.model import Hold, HoldKind, Node, NodeKind, NodeState
 from x402guard.ledger.questions import answer_of
 from x402guard.ledger.view import LedgerView, MarkKey
@@ -112,11 +112,18 @@ def why_deadlocked(cycle: Sequence[Wait], names: Mapping[str, str]) -> str:
     return f"a deadlock: {', '.join(each)}"
 
 
-def trip_youngest(view: LedgerView, cycle: Sequence[Wait], reason: str) -> Node | None:
-    """Trip the session of a cycle of waits that was opened last; None if one of them does not wait any more."""
+def trip_youngest(
+    view: LedgerView, cycle: Sequence[Wait], asked: Mapping[tuple[str, str], Input], reason: str
+) -> Node | None:
+    """Trip the session of a cycle of waits that was opened last; None if one of them has gone on.
+
+    *asked* are the questions by (asked session, sender), as they were seen.
+    """
     for wait in cycle:
-        row = view.mark(wait_mark(wait.waiter, wait.target))
+        row, edge = view.mark(wait_mark(wait.waiter, wait.target)), (wait.target, wait.waiter)
         if row is None or not row["calls"]:
+            return None
+        if wait.awaits == "reply" and input_of(view, *edge) != asked.get(edge):
             return None
     youngest = max((view.node(wait.waiter) for wait in cycle), key=lambda node: (node.created_ms, node.id))
     trip(view, youngest.id, WATCHDOG, reason)

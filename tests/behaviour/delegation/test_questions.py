@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import anyio
 import pytest
 
-from tests.support.delegations import asked, world
+from tests.support.delegations import asked, lasting, world
 from tests.support.merchant import make_guard
 from x402guard import ConfigError, Owner, SessionClosed, SessionTripped
 from x402guard.ledger.inputs import MOST_INPUTS
@@ -211,6 +211,38 @@ def test_a_task_that_is_over_asks_no_more(books, workers):
         assert word(planner) == "completed"
 
 
+def test_a_question_is_compared_as_json(planner, workers):
+    task = planner.delegate(asked())
+    with workers.redeem(task.token) as worker:
+        with pytest.raises(TimeoutError):
+            worker.task.ask({"a": 1}, timeout_s=0)
+        task.reply("one")
+        with pytest.raises(TimeoutError):
+            worker.task.ask({"a": True}, timeout_s=0)
+
+
+def test_a_planner_that_looks_into_its_inputs_is_no_deadlock(tmp_path):
+    url = f"sqlite:///{tmp_path / 'spend.db'}"
+    with make_guard(url) as guard, guard.session("planner", budget="$1.00") as planner:
+        one, other = (planner.child(name, budget="$0.10") for name in ("one", "other"))
+        with ThreadPoolExecutor(2) as asking, Owner(url) as owner:
+            replies = [asking.submit(one.ask, other.id, "?"), asking.submit(other.ask, planner.id, "?")]
+            task = planner.delegate(lasting(budget="$0.01"))
+            waiting = asking.submit(lambda: None)
+            dog = owner.watchdog()
+            for _ in range(4):
+                with pytest.raises(TimeoutError):
+                    task.result(timeout_s=0.1)
+                first(planner.inputs)
+                assert dog.look() == []
+            planner.reply(planner.inputs()[0], "yes")
+            assert replies[1].result(20) == "yes"
+            other.reply(first(other.inputs)[0], "no")
+            assert replies[0].result(20) == "no"
+            waiting.result(20)
+            dog.close()
+
+
 def test_an_agent_that_has_ended_is_asked_nothing(books, planner):
     with planner.child("gone", budget="$0.01") as gone:
         pass
@@ -307,6 +339,7 @@ def test_a_circle_is_tripped_at_the_second_look_and_not_while_a_call_is_under_wa
             dog, later = owner.watchdog(), owner.watchdog()
             with other.scope("$0.05") as inside, other.bind(lambda: inside.hold("render", up_to="$0.01"))():
                 assert [dog.look(), dog.look()] == [[], []]
+            assert dog.look() == []
             [(tripped, reason)] = dog.look()
             nodes = {node.id: node for node in guard.shell.store.nodes()}
             assert tripped.id == max((one.id, other.id), key=lambda each: (nodes[each].created_ms, each))

@@ -3,9 +3,11 @@
 from decimal import Decimal
 
 import pytest
+from rich.pretty import pretty_repr
 
 from tests.support.delegations import SOON, asked, world
 from x402guard import ApprovalDenied, ConfigError, NeedsReview, Owner, Policy, SessionClosed, SessionTripped, TaskResult
+from x402guard.delegation.token import read_token
 from x402guard.ledger.owner import trip_node
 from x402guard.ledger.view import Scope
 
@@ -189,6 +191,64 @@ def test_a_budget_that_its_owner_has_raised_counts(tmp_path):
             assert worker.task.answer("done", confidence=1).cost == Decimal("0.60")
 
 
+def test_a_worker_that_leaves_after_its_question_was_answered_has_failed(planner, workers):
+    task = planner.delegate(asked())
+    with pytest.raises(KeyError), workers.redeem(task.token) as worker:
+        worker.task.answer("which year?", status="needs_clarification")
+        task.reply(1912)
+        assert worker.task.ask("which year?") == 1912
+        raise KeyError
+    assert task.result(timeout_s=0).error == "the worker has ended by KeyError"
+
+
+@pytest.mark.parametrize("over", ["left", "followed", "late", "tripped"])
+def test_a_worker_that_is_over_answers_no_more(books, workers, over):
+    with books.guard().session("planner", budget="$1.00", id="plan") as planner:
+        task = planner.delegate(asked())
+        with workers.redeem(task.token) as worker:
+            worker.task.answer("which year?", status="needs_clarification")
+        if over == "followed":
+            books.guard().redeem(task.token)
+        elif over == "late":
+            books.forward(SOON)
+        elif over == "tripped":
+            planner.trip("enough")
+        with pytest.raises(ConfigError, match=r"^token: this opening of the session has ended"):
+            worker.task.answer("late", confidence=1)
+
+
+def test_a_planner_that_ended_for_good_takes_no_answer_after_the_deadline(books, workers):
+    first = books.guard().session("planner", budget="$1.00", id="plan")
+    task = first.delegate(asked())
+    with workers.redeem(task.token) as worker:
+        first.close()
+        books.forward(SOON)
+        with pytest.raises(SessionClosed, match="the end of its task"):
+            worker.task.answer("late", confidence=1)
+
+
+def test_what_was_said_of_a_revoked_task_stays(planner, workers):
+    task = planner.delegate(asked())
+    with workers.redeem(task.token) as worker:
+        hold = worker.hold("render", up_to="$0.10")
+        hold.__enter__()
+        task.revoke("enough")
+        first = task.result()
+        hold.__exit__(None, None, None)
+        assert task.result() == first
+
+
+def test_what_a_terminal_shows_has_no_payload_and_no_signature(books, planner):
+    task = planner.delegate(asked(payload="a secret"))
+    token = read_token(task.token)
+    with pytest.raises(TimeoutError):
+        planner.child("c", budget="$0.01").ask(planner.id, "a secret", timeout_s=0)
+    shown = "".join(map(pretty_repr, (task, task._delegation, task.request, token, planner.inputs()[0])))
+    assert "secret" not in shown
+    assert token.signature.hex() not in shown
+    assert repr(token.signature) not in shown
+
+
 def test_a_worker_answers_and_does_not_finish(task, worker):
     with pytest.raises(ConfigError, match=r"^finish: a delegated task ends with session.task.answer"):
         worker.finish("done")
@@ -206,6 +266,7 @@ def test_a_planner_that_starts_again_takes_its_result(books, workers, by):
     with books.guard().session("planner", id="plan") as again:
         found = again.delegated("r1") if by == "id" else again.delegate(request)
         assert (found.token, found.request, found.session_id) == ("", task.request, task.session_id)
+        assert again.delegated("\ud800") is None
         assert found.result().output == "done"
         assert again.delegated("r2") is None
 

@@ -1,6 +1,7 @@
 """A delegated session has at most what the session around it has: budget, tokens, deadline, tools, hosts, payees, prices."""
 
 from decimal import Decimal
+from fnmatch import fnmatchcase
 
 import pytest
 
@@ -125,7 +126,7 @@ OPEN = {"policy": Policy(loop=None, breaker=None)}
         ({"*.tides.example"}, ["*.example", "x.example"], ("*.tides.example",)),
         ({"tides.example:8443"}, ["tides.example"], ("tides.example:8443",)),
     ],
-    ids=str,
+    ids=lambda each: str(sorted(each or ())),
 )
 def test_the_policy_of_who_delegates_holds_for_the_worker(books, hosts, wanted, granted):
     policy = Policy(hosts=hosts, loop=None, breaker=None)
@@ -143,6 +144,37 @@ def test_a_pattern_around_one_name_is_that_name(books):
         assert (task.request.allowed_tools, task.removed) == (("search",), {"allowed_tools": ["*"]})
         with pytest.raises(ConfigError, match=r"^allowed_hosts: \*\.courts\.example: this session may use none"):
             planner.delegate(asked(allowed_hosts=["*.courts.example"]))
+
+
+@pytest.mark.parametrize(
+    ("have", "wanted", "granted"),
+    [
+        ({"search_*"}, ["search_web", "delete_*"], ("search_web",)),
+        ({"*_web", "search_maps"}, ["search_*"], ("search_*",)),
+        ({"search_*", "sum"}, ["*"], ("search_*", "sum")),
+        ({f"tool_{number}" for number in range(201)}, ["*"], ("*",)),
+        ({"two\u200bwords", "search"}, None, None),
+        ({"search"}, None, ("search",)),
+    ],
+    ids=lambda each: str(sorted(each or ()))[:30],
+)
+def test_tools_are_those_on_both_lists(books, workers, have, wanted, granted):
+    with books.guard().session("planner", budget="$1.00", tools=have) as planner:
+        task = planner.delegate(asked(allowed_tools=wanted))
+        assert task.request.allowed_tools == granted
+        with workers.redeem(task.token) as worker:
+            for tool in ("search_web", "search_maps", "delete_all", "sum"):
+                allowed = []
+                for session in (planner, worker):
+                    try:
+                        session.bind(session.charge)(tool, "$0.01")
+                        allowed.append(True)
+                    except PolicyDenied:
+                        allowed.append(False)
+                asked_for = wanted is None or any(fnmatchcase(tool, each) for each in wanted)
+                assert allowed[1] is (allowed[0] and asked_for), tool
+    with books.guard().session("planner", budget="$1.00", tools={"search_*"}) as planner, pytest.raises(ConfigError):
+        planner.delegate(asked(allowed_tools=["delete_*"]))
 
 
 @pytest.mark.parametrize(
@@ -262,6 +294,8 @@ def test_the_same_request_is_the_same_task(books, planner, workers):
     workers.redeem(again.token).close()
     with pytest.raises(ConfigError, match=r"^request_id: 'r1' is another request"):
         planner.delegate(asked(request_id="r1", budget="$0.41"))
+    granted = planner.delegate(first.request)  # as it was granted, it is the same as well
+    assert granted.session_id == first.session_id
     ended = planner.delegate(request)
     assert (ended.token, ended.result().status) == ("", "failed")
 
