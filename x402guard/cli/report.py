@@ -47,8 +47,9 @@ def report(
             lines = list(export(owner.captures(session, **between), form, event_name))
         sys.stdout.writelines(lines)
         return
-    if since is not None or until is not None:
-        raise ConfigError("--since: it goes with --format")
+    for option, given in (("--since", since), ("--until", until), ("--event-name", event_name != EVENT_NAME)):
+        if given:
+            raise ConfigError(f"{option}: it goes with --format")
     key = None if sign is None else report_key(sign)
     with Owner(ledger) as owner:
         found = owner.report(session)

@@ -32,6 +32,9 @@ from x402guard.ledger.model import NodeKind
 from x402guard.ledger.view import LedgerView, Scope
 from x402guard.policy.steps import run_of
 
+REPLY_S: Final = 300.0
+"""Seconds for which a question to another agent waits for its reply, by default."""
+
 _PAUSES_S: Final = (0.05, 0.1, 0.2, 0.5)  # then every half second
 
 Look = Callable[[LedgerView], Any]

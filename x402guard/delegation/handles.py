@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from x402guard.delegation.asking import ask, reply
+from x402guard.delegation.asking import REPLY_S, ask, reply
 from x402guard.delegation.messages import Status, TaskRequest, TaskResult, check_json, shown
 from x402guard.delegation.offers import revoke_task
 from x402guard.delegation.results import abandon, answer, take
@@ -17,21 +17,13 @@ from x402guard.flow.shell import Payer
 from x402guard.ledger.delegations import Delegation
 from x402guard.ledger.sessions import COMPLETED, NOT_VERIFIED
 from x402guard.money import Nanos, nanos_to_decimal
-
-REPLY_S = 300.0
-"""Seconds for which a question to another agent waits for its reply, by default."""
+from x402guard.policy.checks import check_reason
 
 
 def check_timeout(timeout_s: object) -> None:
     """Raise ``ConfigError`` unless *timeout_s* is a number of seconds that is not negative."""
     if not isinstance(timeout_s, int | float) or isinstance(timeout_s, bool) or not 0 <= timeout_s < 10**9:
         raise ConfigError(f"timeout_s: {shown(timeout_s)} is not a number of seconds")
-
-
-def _reason(given: object) -> str:
-    if not isinstance(given, str) or not given.strip() or not given.isprintable():
-        raise ConfigError("reason: write why the task is revoked, in a line, for its worker and its owner")
-    return given[:300]
 
 
 class Delegated:
@@ -82,11 +74,11 @@ class Delegated:
 
     def revoke(self, reason: str = "it is not needed any more") -> None:
         """End the task: its token is worth nothing, and its session is tripped. Raises ``ConfigError`` if it is answered."""
-        run(revoke_task(self._payer.context, self._delegation, _reason(reason)), self._payer.shell)
+        run(revoke_task(self._payer.context, self._delegation, check_reason(reason)), self._payer.shell)
 
     async def arevoke(self, reason: str = "it is not needed any more") -> None:
         """Do the same, awaited."""
-        await run_async(revoke_task(self._payer.context, self._delegation, _reason(reason)), self._payer.shell)
+        await run_async(revoke_task(self._payer.context, self._delegation, check_reason(reason)), self._payer.shell)
 
     def __repr__(self) -> str:
         return f"Delegated({self.request.request_id!r}, session={self.session_id!r})"

@@ -28,6 +28,7 @@ from x402guard.ledger.delegations import (
     revoke,
 )
 from x402guard.ledger.model import Node, NodeKind
+from x402guard.ledger.owner import owner_mark
 from x402guard.ledger.sessions import NodeRequest, open_node, opening_scope
 from x402guard.ledger.token_budget import open_tokens, tokens_node
 from x402guard.ledger.view import LedgerView, MarkKey, Scope
@@ -54,49 +55,57 @@ def offer_task(context: Context, request: TaskRequest) -> Flow[tuple[Delegation,
     """
     asked = request.checked(issuer_id=request.issuer_id or context.session_id)
     digest = hashlib.sha256(asked.to_json().encode()).hexdigest()
-    child, key = child_of(context.node_id, asked.request_id), TokenKey()
+    child, key, new_id = child_of(context.node_id, asked.request_id), TokenKey(), here().random_bytes(16).hex()
     opener = f"{context.instance}#{here().random_bytes(4).hex()}"
     opening = NodeRequest(child, context.node_id, NodeKind.SESSION, asked.task_type, Nanos(0), opener)
 
-    def change(view: LedgerView) -> Delegation | Refusal:
+    def change(view: LedgerView) -> tuple[Delegation, str] | Refusal:
+        ledger_id = _ledger_id(view, new_id)
         if view.mark(delegation_mark(child)) is None:
-            return _offered(
-                view, context, asked, opening, Delegation(child, context.session_id, {}, digest, (key.public,), 0)
-            )
+            first = Delegation(child, context.session_id, {}, digest, (key.public,), 0)
+            offered = _offered(view, context, asked, opening, first)
+            return offered if isinstance(offered, Refusal) else (offered, ledger_id)
         known = known_delegation(view, child)
         if known.asked != digest and known.request != asked.to_dict():
             raise ConfigError(f"request_id: {asked.request_id!r} is another request of this session; give a new one")
-        return add_key(view, known, key.public) if _may_answer(view, known) else known
+        return _keyed(view, known, key), ledger_id
 
-    ledger_id = yield from _ledger_id()
     nodes = (tokens_node(child), *(() if context.tokens is None else (context.tokens.node_id,)))
     around = opening_scope(opening, *nodes)
-    decided = yield Transact(replace(around, marks=(*around.marks, delegation_mark(child))), change)
+    decided = yield Transact(replace(around, marks=(*around.marks, LEDGER_ID, delegation_mark(child))), change)
     if isinstance(decided, Refusal):
         raise (yield from refused(context, decided))
-    delegation: Delegation = decided
-    return delegation, _token(key, ledger_id, delegation)
-
-
-def _token(key: TokenKey, ledger_id: str, delegation: Delegation) -> str:
-    good = key.public in delegation.keys
-    return key.token(ledger_id, delegation.session, delegation.until_ms // 1000) if good else ""
+    return _with_token(key, *decided)
 
 
 def find_task(context: Context, request_id: str) -> Flow[tuple[Delegation, str] | None]:
     """Return what this session has delegated under an id, with another token while it can be answered; or None."""
-    child, key = child_of(context.node_id, request_id), TokenKey()
-    ledger_id = yield from _ledger_id()
+    child, key, new_id = child_of(context.node_id, request_id), TokenKey(), here().random_bytes(16).hex()
 
-    def change(view: LedgerView) -> Delegation | None:
+    def change(view: LedgerView) -> tuple[Delegation, str] | None:
         if view.mark(delegation_mark(child)) is None:
             return None
-        known = known_delegation(view, child)
-        return add_key(view, known, key.public) if _may_answer(view, known) else known
+        return _keyed(view, known_delegation(view, child), key), _ledger_id(view, new_id)
 
-    scope = Scope(nodes=(context.node_id, child), marks=(delegation_mark(child),), durable=True)
-    found: Delegation | None = yield Transact(scope, change)
-    return None if found is None else (found, _token(key, ledger_id, found))
+    scope = Scope(nodes=(context.node_id, child), marks=(LEDGER_ID, delegation_mark(child)), durable=True)
+    found: tuple[Delegation, str] | None = yield Transact(scope, change)
+    return None if found is None else _with_token(key, *found)
+
+
+def _ledger_id(view: LedgerView, new: str) -> str:
+    """Return the id of the ledger, which gets one with its first delegation."""
+    if view.mark(LEDGER_ID) is None:
+        view.put_mark(LEDGER_ID, {"id": new})
+    return str((view.mark(LEDGER_ID) or {})["id"])
+
+
+def _keyed(view: LedgerView, known: Delegation, key: TokenKey) -> Delegation:
+    return add_key(view, known, key.public) if _may_answer(view, known) else known
+
+
+def _with_token(key: TokenKey, delegation: Delegation, ledger_id: str) -> tuple[Delegation, str]:
+    good = key.public in delegation.keys
+    return delegation, key.token(ledger_id, delegation.session, delegation.until_ms // 1000) if good else ""
 
 
 def _may_answer(view: LedgerView, delegation: Delegation) -> bool:
@@ -122,19 +131,6 @@ def _offered(
     return offer(view, written)
 
 
-def _ledger_id() -> Flow[str]:
-    new = here().random_bytes(16).hex()
-
-    def change(view: LedgerView) -> str:
-        row = view.mark(LEDGER_ID)
-        if row is None:
-            view.put_mark(LEDGER_ID, {"id": new})
-        return str((row or {"id": new})["id"])
-
-    known: str = yield Transact(Scope(marks=(LEDGER_ID,)), change)
-    return known
-
-
 def redeem(context: Context, token: Token, opener: str, gone: frozenset[str]) -> Flow[tuple[Delegation, Node]]:
     """Open the session of a token for this instance, and return its task and its node. Another worker has to be *gone*.
 
@@ -156,9 +152,8 @@ def redeem(context: Context, token: Token, opener: str, gone: frozenset[str]) ->
         opening = NodeRequest(session_id, node.parent_id or "", node.kind, node.name, None, opener, gone)
         return move(view, session_id, DelegationState.WORKING, worker=context.instance), open_node(view, opening)
 
-    marks = (LEDGER_ID, delegation_mark(session_id))
-    opening = opening_scope(NodeRequest(session_id, session_id, NodeKind.SESSION, "", None, opener))
-    decided = yield Transact(replace(opening, marks=(*opening.marks, *marks)), change)
+    marks = (owner_mark(session_id), LEDGER_ID, delegation_mark(session_id))
+    decided = yield Transact(Scope((session_id,), marks=marks, durable=True), change)
     if isinstance(decided, Refusal):
         raise (yield from refused(replace(context, node_id=session_id, session_id=session_id), decided))
     opened: tuple[Delegation, Node] = decided

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import anyio.lowlevel
 
+from x402guard.delegation.asking import REPLY_S, ask, read_inputs, reply
 from x402guard.errors import ConfigError
 from x402guard.flow.drivers import close_to_the_end, run, run_async, to_the_end
 from x402guard.flow.effects import Flow
@@ -85,7 +86,7 @@ class Delegates(Payer):
         payer = self.innermost()
         return payer, offer_task(payer.context, request)
 
-    def ask(self, session: str, payload: object, *, timeout_s: float = 300) -> Any:
+    def ask(self, session: str, payload: object, *, timeout_s: float = REPLY_S) -> Any:
         """Ask another agent of the same run for something: wait for its reply, and return it.
 
         *session* is the id of its session, *payload* and the reply are plain JSON. If it ends without a reply, its end is
@@ -94,12 +95,11 @@ class Delegates(Payer):
         """
         return run(self._asked(session, payload, timeout_s), self.shell)
 
-    async def aask(self, session: str, payload: object, *, timeout_s: float = 300) -> Any:
+    async def aask(self, session: str, payload: object, *, timeout_s: float = REPLY_S) -> Any:
         """Do the same, awaited."""
         return await run_async(self._asked(session, payload, timeout_s), self.shell)
 
     def _asked(self, session: str, payload: object, timeout_s: float) -> Flow[Any]:
-        from x402guard.delegation.asking import ask
         from x402guard.delegation.handles import check_timeout
         from x402guard.delegation.messages import check_json
 
@@ -111,14 +111,10 @@ class Delegates(Payer):
 
     def inputs(self) -> list[Input]:
         """Return what other agents ask this session and what has no reply, and note that it was read."""
-        from x402guard.delegation.asking import read_inputs
-
         return run(read_inputs(self.context), self.shell)
 
     async def ainputs(self) -> list[Input]:
         """Do the same, awaited."""
-        from x402guard.delegation.asking import read_inputs
-
         return await run_async(read_inputs(self.context), self.shell)
 
     def reply(self, to: Input, payload: object) -> None:
@@ -130,7 +126,6 @@ class Delegates(Payer):
         await run_async(self._replied(to, payload), self.shell)
 
     def _replied(self, to: Input, payload: object) -> Flow[None]:
-        from x402guard.delegation.asking import reply
         from x402guard.delegation.messages import check_json
 
         if not isinstance(to, Input):

@@ -15,7 +15,6 @@ from x402guard.errors import ConfigError
 from x402guard.flow.drivers import transact_now
 from x402guard.flow.ports import ChainReader
 from x402guard.flow.surroundings import here
-from x402guard.frozen import replace
 from x402guard.guard.allowance import wallet_of
 from x402guard.guard.approvers import operating_user
 from x402guard.guard.arguments import is_gone, positive
@@ -42,7 +41,7 @@ from x402guard.ledger.report import Report, below
 from x402guard.ledger.view import LedgerView, Scope
 from x402guard.ledger.watch import Limits
 from x402guard.money import Dollars, Nanos
-from x402guard.policy.checks import check_dollars
+from x402guard.policy.checks import check_dollars, check_reason
 from x402guard.policy.loops import forget_before
 from x402guard.policy.steps import reset_mark, run_of
 from x402guard.stores import as_ledger_url, ledger_path, open_store
@@ -255,9 +254,7 @@ class Owner:
             what = "no delegation has" if not found else f"{len(found)} delegations have"
             fix = "see x402guard delegations list" if not found else "name it by its session"
             raise ConfigError(f"delegation: {what} the id {delegation!r:.200}; {fix}")
-        if not isinstance(reason, str) or not reason.strip() or not reason.isprintable():
-            raise ConfigError("reason: write why the task is revoked, in a line")
-        session, why = found[0].session, f"{reason[:300]} (by {self.by})"
+        session, why = found[0].session, f"{check_reason(reason)} (by {self.by})"
         row = read_delegation(self._store.marks("delegation", session)[session])
         scope = Scope(nodes=(session,), marks=delegation_marks(row), durable=True)
         with self._guard(pays=False) as guard:
@@ -269,10 +266,9 @@ class Owner:
         found = [read_delegation(row) for row in self._store.marks("delegation", below_id).values()]
         found.sort(key=lambda each: nodes[each.session].created_ms)
         gone = {key for key, row in instances.items() if is_gone(row)}
-        rows = [DelegationRow.of(each, nodes[each.session], now_ms, gone=gone.__contains__) for each in found]
         asks = {row["sender"] for row in self._store.marks("input", "").values() if not row["taken"]}
         return [
-            replace(row, state="asking") if row.state == "abandoned" and row.session in asks else row for row in rows
+            DelegationRow.of(each, nodes[each.session], now_ms, gone=gone.__contains__, asks=asks) for each in found
         ]
 
     def watchdog(

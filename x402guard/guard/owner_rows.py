@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -205,14 +205,16 @@ class DelegationRow(_Row):
     reason: str
 
     @classmethod
-    def of(cls, delegation: Delegation, node: Node, now_ms: int, *, gone: Callable[[str], bool]) -> DelegationRow:
-        """Return the row of a delegation; *node* is the worker's session, *gone* tells whether an instance has ended."""
+    def of(
+        cls, delegation: Delegation, node: Node, now_ms: int, *, gone: Callable[[str], bool], asks: Collection[str]
+    ) -> DelegationRow:
+        """Return the row of a delegation; *node* is the worker's session. The others are those of ``standing_of``."""
         return cls(
             request_id=delegation.request_id,
             session=delegation.session,
             issuer=str(delegation.request["issuer_id"]),
             task_type=delegation.task_type,
-            state=standing_of(delegation, node, now_ms, gone=gone),
+            state=standing_of(delegation, node, now_ms, gone=gone, asks=asks),
             worker=delegation.worker,
             budget=nanos_to_decimal(node.limit or NOTHING),
             spent=nanos_to_decimal(node.spent),

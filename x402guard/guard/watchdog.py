@@ -57,7 +57,7 @@ class Watchdog:
     def look(self) -> list[tuple[Node, str]]:
         """Look once, and return the sessions that it has tripped, with the reasons. Raises ``LedgerUnavailable``.
 
-        A circle of sessions that wait for each other is tripped at the second look that shows it.
+        A cycle of sessions that wait for each other is tripped at the second look that shows it.
         """
         store = self._guard.shell.store
         self._note(ended=False)
@@ -80,13 +80,12 @@ class Watchdog:
                 tripped.append((run, reason))
         names = {node.id: node.name for node in nodes}
         called = {_agent(hold.node_id, delegated) for hold in holds if _is_out(hold, now_ms)}
-        waits = [
-            wait for wait in waits if _agent(wait.waiter, delegated) not in called
-        ]  # it is at work in another task
+        # An agent with a call under way is at work in another task.
+        waits = [wait for wait in waits if _agent(wait.waiter, delegated) not in called]
         return tripped + self._break_cycles(waits, names)
 
     def _break_cycles(self, waits: Collection[Wait], names: Mapping[str, str]) -> list[tuple[Node, str]]:
-        inputs = map(read_input, self._guard.shell.store.marks("input", "").values())
+        inputs = map(read_input, self._guard.shell.store.marks("input", "").values() if waits else ())
         asked = {(each.to, each.sender): each for each in inputs}
         cycles = {frozenset(_edge(wait, asked) for wait in cycle): cycle for cycle in find_cycles(waits, asked)}
         before, self._cycles = self._cycles, set(cycles)

@@ -6,7 +6,7 @@ keyed by the id of that session. A transition that is not in ``DELEGATIONS`` can
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from enum import StrEnum
 from types import MappingProxyType
 from typing import Any, Final
@@ -51,7 +51,7 @@ UNANSWERED: Final = frozenset({_S.OFFERED, _S.WORKING})
 """The states in which a result can still come."""
 
 MOST_KEYS: Final = 20
-"""How many tokens of one delegation are good: the last ones."""
+"""The most tokens of one delegation. One that was handed over stays good, so there are no more then."""
 
 
 class Delegation(Struct, frozen=True):
@@ -140,9 +140,11 @@ _NOT_IN_JOURNAL: Final = frozenset({"payload", "withheld"})
 
 
 def add_key(view: LedgerView, delegation: Delegation, public: str) -> Delegation:
-    """Add the key of another token for a delegation, and return it."""
+    """Add the key of another token for a delegation, and return it; unchanged if it has the most tokens already."""
+    if len(delegation.keys) >= MOST_KEYS:
+        return delegation
     view.restrains = True
-    keyed = replace(delegation, keys=(*delegation.keys, public)[-MOST_KEYS:])
+    keyed = replace(delegation, keys=(*delegation.keys, public))
     view.put_mark(delegation_mark(delegation.session), to_builtins(keyed))
     return keyed
 
@@ -210,15 +212,18 @@ def lost(view: LedgerView, delegation: Delegation) -> str | None:
     return None if refusal is None else refusal.reason
 
 
-def standing_of(delegation: Delegation, node: Node, now_ms: int, *, gone: Callable[[str], bool]) -> str:
-    """Return the state of a delegation for its owner: also ``expired``, ``tripped``, and ``abandoned``.
+def standing_of(
+    delegation: Delegation, node: Node, now_ms: int, *, gone: Callable[[str], bool], asks: Collection[str]
+) -> str:
+    """Return the state of a delegation for its owner: also ``expired``, ``tripped``, ``abandoned`` and ``asking``.
 
-    *gone* tells whether an instance is known to have ended; a token opens an abandoned one again.
+    *gone* tells whether an instance is known to have ended; *asks* are the sessions that wait for a reply. A token opens
+    an abandoned one again, and one whose worker has ended with a question.
     """
     if delegation.state in UNANSWERED and node.state is NodeState.TRIPPED:
         return "tripped"
     if delegation.state in UNANSWERED and now_ms >= delegation.until_ms:
         return "expired"
     if delegation.state is _S.WORKING and all(gone(each.rpartition("#")[0]) for each in node.openers):
-        return "abandoned"
+        return "asking" if delegation.session in asks else "abandoned"
     return str(delegation.state)

@@ -1,4 +1,4 @@
-"""Decides which open sessions are stuck: stopped, silent, past their time, in one state, or waiting in a circle."""
+"""Decides which open sessions are stuck: stopped, silent, past their time, in one state, or waiting in a cycle."""
 
 from __future__ import annotations
 

@@ -11,6 +11,7 @@ import pytest
 from tests.support.delegations import asked, lasting, world
 from tests.support.merchant import make_guard
 from x402guard import ConfigError, Owner, SessionClosed, SessionTripped
+from x402guard.guard import watchdog
 from x402guard.ledger.inputs import MOST_INPUTS
 
 
@@ -221,28 +222,6 @@ def test_a_question_is_compared_as_json(planner, workers):
             worker.task.ask({"a": True}, timeout_s=0)
 
 
-def test_a_planner_that_looks_into_its_inputs_is_no_deadlock(tmp_path):
-    url = f"sqlite:///{tmp_path / 'spend.db'}"
-    with make_guard(url) as guard, guard.session("planner", budget="$1.00") as planner:
-        one, other = (planner.child(name, budget="$0.10") for name in ("one", "other"))
-        with ThreadPoolExecutor(2) as asking, Owner(url) as owner:
-            replies = [asking.submit(one.ask, other.id, "?"), asking.submit(other.ask, planner.id, "?")]
-            task = planner.delegate(lasting(budget="$0.01"))
-            waiting = asking.submit(lambda: None)
-            dog = owner.watchdog()
-            for _ in range(4):
-                with pytest.raises(TimeoutError):
-                    task.result(timeout_s=0.1)
-                first(planner.inputs)
-                assert dog.look() == []
-            planner.reply(planner.inputs()[0], "yes")
-            assert replies[1].result(20) == "yes"
-            other.reply(first(other.inputs)[0], "no")
-            assert replies[0].result(20) == "no"
-            waiting.result(20)
-            dog.close()
-
-
 def test_an_agent_that_has_ended_is_asked_nothing(books, planner):
     with planner.child("gone", budget="$0.01") as gone:
         pass
@@ -309,10 +288,17 @@ def test_who_is_asked_is_named_by_a_plain_id(planner, wrong):
         planner.ask(planner.id, "?", timeout_s=None)
 
 
-def test_agents_that_ask_each_other_again_and_again_are_found(tmp_path):
-    url = f"sqlite:///{tmp_path / 'spend.db'}"
+@contextlib.contextmanager
+def pair_in_a_file(folder):
+    """Two children of one session, on a ledger that an owner can open."""
+    url = f"sqlite:///{folder / 'spend.db'}"
     with make_guard(url) as guard, guard.session("planner", budget="$1.00") as planner:
         one, other = (planner.child(name, budget="$0.10") for name in ("one", "other"))
+        yield url, guard, one, other
+
+
+def test_agents_that_ask_each_other_again_and_again_are_found(tmp_path):
+    with pair_in_a_file(tmp_path) as (url, _, one, other):
 
         def insist(asking, peer):
             for _ in range(200):
@@ -329,10 +315,8 @@ def test_agents_that_ask_each_other_again_and_again_are_found(tmp_path):
             dog.close()
 
 
-def test_a_circle_is_tripped_at_the_second_look_and_not_while_a_call_is_under_way(tmp_path):
-    url = f"sqlite:///{tmp_path / 'spend.db'}"
-    with make_guard(url) as guard, guard.session("planner", budget="$1.00") as planner:
-        one, other = (planner.child(name, budget="$0.10") for name in ("one", "other"))
+def test_a_cycle_is_tripped_at_the_second_look_and_not_while_a_call_is_under_way(tmp_path):
+    with pair_in_a_file(tmp_path) as (url, guard, one, other):
         with ThreadPoolExecutor(2) as asking, Owner(url) as owner:
             replies = [asking.submit(one.ask, other.id, "?"), asking.submit(other.ask, one.id, "?")]
             first(lambda: sum(len(row["calls"]) for row in guard.shell.store.marks("wait", "").values()) == 2)
@@ -351,3 +335,76 @@ def test_a_circle_is_tripped_at_the_second_look_and_not_while_a_call_is_under_wa
                     each.result(20)
             dog.close()
             later.close()
+
+
+@contextlib.contextmanager
+def around_a_planner(folder):
+    """A planner that waits for a worker, which waits for a sibling, which waits for the planner; and a watchdog."""
+    url = f"sqlite:///{folder / 'spend.db'}"
+    with make_guard(url) as guard, guard.session("planner", budget="$1.00") as planner, ThreadPoolExecutor(2) as asking:
+        tasks = [planner.delegate(lasting(task_type=name, budget="$0.10")) for name in ("worker", "sibling", "third")]
+        worker, sibling, third = (guard.redeem(task.token) for task in tasks)
+        replies = [asking.submit(worker.ask, sibling.id, "?"), asking.submit(sibling.ask, planner.id, "?")]
+        first(lambda: sum(len(row["calls"]) for row in guard.shell.store.marks("wait", "").values()) == 2)
+        with Owner(url) as owner:
+            dog = owner.watchdog()
+            yield planner, tasks[0], (worker, sibling, third), replies, dog
+            dog.close()
+
+
+def let_go(planner, sibling, replies):
+    planner.reply(planner.inputs()[0], "yes")
+    assert replies[1].result(20) == "yes"
+    sibling.reply(first(sibling.inputs)[0], "no")
+    assert replies[0].result(20) == "no"
+
+
+def test_a_planner_that_looks_into_its_inputs_between_its_waits_is_no_deadlock(tmp_path):
+    with around_a_planner(tmp_path) as (planner, task, (_, sibling, _), replies, dog), ThreadPoolExecutor(1) as waiting:
+        for _ in range(4):
+            assert first(planner.inputs)
+            result = waiting.submit(task.result, timeout_s=0.6)
+            first(lambda: len(planner.shell.store.marks("wait", f"{planner.id} {task.session_id}")) == 1)
+            assert dog.look() == []
+            with pytest.raises(TimeoutError):
+                result.result(20)
+        let_go(planner, sibling, replies)
+
+
+@pytest.mark.parametrize("calls", [True, False])
+def test_a_call_of_another_worker_hides_no_deadlock(tmp_path, calls):
+    with around_a_planner(tmp_path) as (planner, task, (worker, sibling, third), replies, dog):
+        with third if calls else contextlib.nullcontext(), ThreadPoolExecutor(1) as waiting:
+            with third.hold("render", up_to="$0.01") if calls else contextlib.nullcontext():
+                result = waiting.submit(task.result)
+                first(lambda: len(planner.shell.store.marks("wait", f"{planner.id} {task.session_id}")) == 1)
+                assert dog.look() == []
+                [(tripped, reason)] = dog.look()
+            assert tripped.id == sibling.id
+            assert all(each.id in reason for each in (planner, worker, sibling))
+            with pytest.raises(SessionTripped):
+                replies[1].result(20)
+            with pytest.raises(SessionClosed):
+                replies[0].result(20)
+            worker.close()
+            assert result.result(20).status == "failed"
+
+
+def test_a_reply_that_comes_before_the_trip_prevents_it(tmp_path, monkeypatch):
+    with around_a_planner(tmp_path) as (planner, task, (_, sibling, _), replies, dog), ThreadPoolExecutor(1) as waiting:
+        plain = watchdog.why_deadlocked
+
+        def late(*arguments):
+            if arguments and planner.inputs():
+                planner.reply(planner.inputs()[0], "yes")
+            return plain(*arguments)
+
+        monkeypatch.setattr(watchdog, "why_deadlocked", late)
+        result = waiting.submit(task.result, timeout_s=10)
+        first(lambda: len(planner.shell.store.marks("wait", f"{planner.id} {task.session_id}")) == 1)
+        assert [dog.look(), dog.look()] == [[], []]
+        assert replies[1].result(20) == "yes"
+        sibling.reply(first(sibling.inputs)[0], "no")
+        assert replies[0].result(20) == "no"
+        task.revoke()
+        assert result.result(20).status == "failed"

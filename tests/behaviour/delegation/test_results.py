@@ -403,3 +403,17 @@ def test_what_was_delegated_is_listed(file, tmp_path):
     assert states == ["offered", "working", "tripped"]
     row = rows[working.request.request_id].to_dict()
     assert (row["spent"], row["budget"], row["issuer"], row["task_type"]) == ("0.10", "0.40", "plan", "research")
+
+
+def test_a_worker_that_has_ended_is_listed_by_how_it_ended(file, tmp_path):
+    url = f"sqlite:///{tmp_path / 'spend.db'}"
+    with file.guard().session("planner", budget="$1.00", id="plan") as planner:
+        asking, abandoned = (planner.delegate(asked()) for _ in range(2))
+        with file.guard().redeem(asking.token) as worker:
+            worker.task.answer("which year?", status="needs_clarification")
+        crashed = file.guard()
+        crashed.redeem(abandoned.token)
+        crashed.close()
+        with Owner(url, read_only=True) as owner:
+            states = {row.request_id: row.state for row in owner.delegations()}
+    assert (states[asking.request.request_id], states[abandoned.request.request_id]) == ("asking", "abandoned")

@@ -12,6 +12,7 @@ import pytest
 from tests.support.delegations import NOW_S, SOON, asked, world
 from x402guard import ConfigError, Owner, SessionClosed, SessionTripped
 from x402guard.guard import delegating
+from x402guard.ledger.delegations import MOST_KEYS
 
 
 def refused(guard, token, why):
@@ -179,6 +180,14 @@ def test_a_worker_that_trips_itself_stops_itself_alone(planner, workers):
         sibling.charge("a", "$0.01")
         sibling.task.answer("done", confidence=1)
     planner.charge("a", "$0.01")
+
+
+def test_a_token_that_was_handed_over_stays_good_however_often_it_is_asked_for(planner, workers):
+    task = planner.delegate(asked(request_id="r1"))
+    later = [planner.delegated("r1").token for _ in range(MOST_KEYS + 5)]
+    assert (later.count(""), len(set(later))) == (6, MOST_KEYS)
+    with workers.redeem(task.token) as worker:
+        worker.task.answer("done", confidence=1)
 
 
 def test_what_is_answered_cannot_be_revoked(planner, workers):

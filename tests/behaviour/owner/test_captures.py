@@ -150,6 +150,8 @@ WRONG = [
     (("--format", "csv", "--until", "soon"), "--until: 'soon' is no time"),
     (("--format", "csv", "--json"), "--format: it writes lines of its own"),
     (("--since", "7d"), "--since: it goes with --format"),
+    (("--until", "7d"), "--until: it goes with --format"),
+    (("--event-name", "agents"), "--event-name: it goes with --format"),
     (("--format", "orb", "--event-name", ""), "--event-name: '' is no name"),
     (("--format", "orb", "--event-name", "x" * 101), "at most 100 characters"),
 ]

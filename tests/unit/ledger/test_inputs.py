@@ -1,4 +1,4 @@
-"""Circles of agents that wait for each other: found where none can go on, and only there."""
+"""Cycles of agents that wait for each other: found where none can go on, and only there."""
 
 import itertools
 
@@ -25,7 +25,7 @@ def found(*waits, read_ms=0):
     return [{each.waiter for each in cycle} for cycle in find_cycles(waits, inputs)]
 
 
-def test_a_chain_is_no_circle():
+def test_a_chain_is_no_cycle():
     assert found(result("a", "b"), result("b", "c"), reply("c", "d")) == []
 
 
