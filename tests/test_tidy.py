@@ -120,7 +120,7 @@ CORE = [
     "money",
     "evm",
     "assets",
-    "ledger.report",
+    "views.report",
     "policy",
     "x402.wire",
     "x402.offer",

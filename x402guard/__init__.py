@@ -54,7 +54,6 @@ from x402guard.http.transport import AsyncGuardedTransport, GuardedTransport
 from x402guard.ledger.actions import Action
 from x402guard.ledger.inputs import Input
 from x402guard.ledger.queries import Prediction
-from x402guard.ledger.report import Report
 from x402guard.ledger.view import Notice
 from x402guard.llm import Endpoint, Metering, ModelPrice
 from x402guard.llm.tiktoken_counter import TiktokenCounter
@@ -74,6 +73,7 @@ from x402guard.policy import (
     Velocity,
 )
 from x402guard.tools import CharsPerToken, TokenBudget
+from x402guard.views.report import Report
 from x402guard.x402.cancel import Cancellation
 from x402guard.x402.reconciliation import Reconciliation
 from x402guard.x402.signer import LocalSigner

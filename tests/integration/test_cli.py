@@ -51,7 +51,7 @@ def test_report_prints_the_accounts(spent, which):
     assert (report["spent"], report["held"], report["terminated_by"]) == ("0.02", "0.01", "budget_exhausted")
     text = typed("report", *which, cwd=spent).stdout
     assert "budget_exhausted" in text
-    assert "outstanding" in text
+    assert "still out" in text
 
 
 def test_holds_lists_what_may_still_be_taken_and_no_secrets(spent):
@@ -156,8 +156,8 @@ def test_the_demo_agrees_with_the_chain(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     assert "refused before signing" in done.stdout
     assert "Ledger and chain agree to the atomic unit: 912345 units counted." in done.stdout
-    assert re.search(r"llm +2 calls +\$0\.002347 +0\.3 %", done.stdout)
-    assert re.search(r"tools +4 calls +\$0\.02 +2\.1 %", done.stdout)
+    assert re.search(r"models +2 +\$0\.002347 +▓", done.stdout)
+    assert re.search(r"tools +4 +\$0\.02 ", done.stdout)
     assert re.findall(r"at its price, as (\w+),", done.stdout) == ["raw", "table", "table", "summary"]
     assert re.search(r"tokens +2,269 of 2,800 used", done.stdout)
     assert list(tmp_path.iterdir()) == []

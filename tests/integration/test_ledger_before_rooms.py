@@ -34,6 +34,7 @@ def test_its_reports_are_the_same(url, session):
     done = command("report", session, "--json", "--ledger", url)
     report = json.loads(done.stdout)
     del report["duration_s"]  # an open session goes on
+    assert report.pop("view")["id"] == session  # which came later
     assert report["settlement"].pop("exposed_to_reorg") == "0.00"  # which came later
     assert report.pop("disputed") == "0.00"  # which came later, too
     assert report.pop("by_agent")[session]["name"] == report["session"]

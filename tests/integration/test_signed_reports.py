@@ -45,7 +45,7 @@ def test_a_report_is_signed_sent_and_checked_in_a_shell(folder, tmp_path_factory
     (elsewhere / "signed.json").write_text(signed.stdout)
     checked = typed("verify-report", "signed.json", "--key", public, cwd=elsewhere)
     assert checked.returncode == 0, checked.stderr
-    assert "session court-research" in checked.stdout
+    assert "court-research " in checked.stdout
     assert f"by {public}, and unchanged" in checked.stdout
     as_json = typed("verify-report", "signed.json", "--key", public.upper(), "--json", cwd=elsewhere)
     assert json.loads(as_json.stdout)["spent"] == "0.01"

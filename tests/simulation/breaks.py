@@ -157,7 +157,7 @@ BREAKS = (
      'return Doubt(f"status {reply.status}, settlement failed", receipt.transaction, receipt.error_reason or "")',
      'return Doubt(f"status {reply.status}, settlement failed: {receipt.error_reason}", receipt.transaction)'),
     ("a void of a tool that ran", "tools/flow.py", "        if end.void is not None:\n", "        if end.void is not None or end.amount:\n"),
-    ("a report leaves out what is assumed", "ledger/report.py", "Evidence.ASSUMED", "Evidence.ESTIMATE"),
+    ("a report leaves out what is assumed", "views/report.py", "Evidence.ASSUMED", "Evidence.ESTIMATE"),
 )  # fmt: skip
 """(what is broken, file, the text that is replaced, its replacement, more of these three)."""
 

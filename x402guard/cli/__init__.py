@@ -30,7 +30,7 @@ from x402guard.cli import (
     watchdog,
 )
 from x402guard.errors import X402GuardError
-from x402guard.ledger.report_text import printable
+from x402guard.views.words import printable
 
 __all__ = ["app", "main"]
 

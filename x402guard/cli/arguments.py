@@ -16,8 +16,8 @@ import typer
 from rich.console import Console
 
 from x402guard.errors import ConfigError
-from x402guard.ledger.report_text import printable
 from x402guard.money import Nanos, dollars_to_nanos
+from x402guard.views.words import printable
 
 LedgerUrl = Annotated[
     str | None,
@@ -93,11 +93,13 @@ def typed_time(text: str, *, option: str = "--since") -> datetime:
     """Return a time that was typed: ``2026-11-01``, ``2026-11-01T12:00`` (UTC), ``24h`` or ``7d`` ago."""
     ago = _AGO.fullmatch(text.strip())
     if ago is not None:
-        return datetime.now(UTC) - timedelta(**{_UNITS[ago[2]]: int(ago[1])})
+        return max(datetime.now(UTC) - timedelta(**{_UNITS[ago[2]]: int(ago[1])}), datetime(1971, 1, 1, tzinfo=UTC))
     try:
         given = datetime.fromisoformat(text.strip())
     except ValueError:
         raise ConfigError(f"{option}: {text[:40]!r} is no time; write 2026-11-01, 24h or 7d") from None
+    if not 1970 < given.year < 9000:
+        raise ConfigError(f"{option}: {text[:40]!r} is no time of a ledger; write 2026-11-01, 24h or 7d")
     return given if given.tzinfo is not None else given.replace(tzinfo=UTC)
 
 

@@ -70,7 +70,8 @@ def demo(engine: EngineOption = EngineName.ETH_TESTER) -> None:
             session.close()
             _ask_chain(guard)
             agree = _compare(net, session, before)
-    typer.echo(f"\n{time.monotonic() - started:.1f} s")
+            shown = _write_page(session)
+    typer.echo(f"\n{time.monotonic() - started:.1f} s. The report as a page, to open in a browser: {shown}")
     if not (refused and agree):
         raise typer.Exit(1)
 
@@ -159,6 +160,14 @@ def _ask_chain(guard: Guard) -> None:
     typer.echo(f"  transfers out of the wallet that no payment explains: {len(found.unexplained)}")
     for row in found.allowances:
         typer.echo(f"  allowance: Permit2 may move ${format_dollars(row['exposed'])} of {row['symbol']}, by signature")
+
+
+def _write_page(session: Session) -> Path:
+    """Write the report as a page that outlives the demo, and return its path."""
+    page = Path(tempfile.gettempdir()) / f"x402guard-demo-{session.id}.html"
+    # Transactions are no links: no block explorer knows the local chain.
+    page.write_text(session.report().to_html(links=False), "utf-8")
+    return page
 
 
 def _compare(net: Testnet, session: Session, before: dict[str, int]) -> bool:

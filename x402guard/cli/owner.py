@@ -13,9 +13,9 @@ from x402guard.guard.owner import Owner
 from x402guard.guard.owner_rows import BudgetRow, LimitChange, amount_text
 from x402guard.guard.settings import load_settings
 from x402guard.ledger.model import WALLET
-from x402guard.ledger.report_text import printable
 from x402guard.money import nanos_to_decimal
 from x402guard.stores import as_ledger_url, ledger_path
+from x402guard.views.words import printable
 
 budget = typer.Typer(no_args_is_help=True, help="Set the limits of budgets. Only the owner can raise one.")
 

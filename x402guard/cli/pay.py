@@ -15,8 +15,8 @@ from x402guard.flow.receipt import Receipt
 from x402guard.guard.guard import Guard
 from x402guard.guard.settings import load_settings
 from x402guard.http.transport import GuardedTransport
-from x402guard.ledger.report_text import printable
 from x402guard.money import format_dollars
+from x402guard.views.words import printable
 
 _WAIT_S = 30.0
 

@@ -22,13 +22,13 @@ from x402guard.guard.settings import Settings, load_settings
 from x402guard.http.request import mark_guarded, request_facts
 from x402guard.ledger.authorize import Refusal
 from x402guard.ledger.model import HoldKind
-from x402guard.ledger.report_text import printable
 from x402guard.money import Nanos, format_dollars
 from x402guard.policy import Policy, Rule
 from x402guard.policy.judge import judge
 from x402guard.policy.rules import KINDS
 from x402guard.policy.verdicts import Subject, Verdict
 from x402guard.stores import MemoryStore, check_ledger_url
+from x402guard.views.words import printable
 from x402guard.x402.offer import Offer, normalise
 from x402guard.x402.offer_rules import Case, judge_offer, lifetime_s
 from x402guard.x402.wire import PAYMENT_REQUIRED, decode_json, decode_payment_required, parse_payment_required

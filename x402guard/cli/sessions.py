@@ -18,7 +18,7 @@ from x402guard.cli.arguments import AsJson, LedgerUrl, typed_time
 from x402guard.errors import ConfigError
 from x402guard.guard.owner import Owner
 from x402guard.guard.owner_rows import BudgetRow
-from x402guard.ledger.report_text import printable
+from x402guard.views.words import printable
 
 holds = typer.Typer(
     help="List the live holds, cancel one, or forgive a purchase whose answer was lost. Example: x402guard holds",

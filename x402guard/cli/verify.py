@@ -8,7 +8,7 @@ import typer
 
 from x402guard.cli.arguments import AsJson, LedgerUrl, working
 from x402guard.guard.owner import Owner
-from x402guard.ledger.report_text import printable
+from x402guard.views.words import printable
 
 
 def verify(ledger: LedgerUrl = None, as_json: AsJson = False) -> None:

@@ -12,7 +12,7 @@ import typer
 from x402guard.cli.arguments import AsJson, LedgerUrl, seconds
 from x402guard.errors import LedgerUnavailable
 from x402guard.guard.owner import Owner
-from x402guard.ledger.report_text import printable
+from x402guard.views.words import printable
 
 
 def watchdog(

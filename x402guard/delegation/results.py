@@ -27,11 +27,11 @@ from x402guard.ledger.delegations import (
 )
 from x402guard.ledger.inputs import Wait, input_of, note_read, put_input
 from x402guard.ledger.questions import Question, answer_of, approval_mark, put_question, take_answer
-from x402guard.ledger.report_text import printable
 from x402guard.ledger.token_budget import tokens_node
 from x402guard.ledger.view import LedgerView, Notice, Scope
 from x402guard.money import Nanos, format_dollars, nanos_to_decimal
 from x402guard.policy.approvals import request_id
+from x402guard.views.words import printable
 
 if TYPE_CHECKING:
     from x402guard.delegation.messages import TaskResult

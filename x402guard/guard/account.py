@@ -11,11 +11,13 @@ from x402guard.flow.shell import Shell
 from x402guard.guard.opening import Basis
 from x402guard.ledger.model import Hold, Node
 from x402guard.ledger.owner import trip_node
-from x402guard.ledger.queries import nodes_of, outstanding_of, report_of
-from x402guard.ledger.report import Report, remaining
+from x402guard.ledger.queries import nodes_of, outstanding_of
+from x402guard.ledger.tree import remaining
 from x402guard.ledger.view import Scope
 from x402guard.money import Dollars, dollars_to_nanos, format_dollars, nanos_to_decimal
 from x402guard.policy.steps import run_of
+from x402guard.views.books import books_of
+from x402guard.views.report import Report
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +125,7 @@ class Account:
 
     def report(self) -> Report:
         """Return the current report of this budget and all below it."""
-        return report_of(self.shell.store, self.id)
+        return Report.of(books_of(self.shell.store, self.id))
 
 
 def _as_outstanding(hold: Hold) -> Outstanding:

@@ -23,10 +23,10 @@ from x402guard.flow.drivers import ABANDONED
 from x402guard.flow.shell import Approver
 from x402guard.frozen import replace
 from x402guard.ledger.questions import Question, answer_of, approval_mark, put_question, take_answer
-from x402guard.ledger.report_text import printable
 from x402guard.ledger.store import LedgerStore
 from x402guard.ledger.view import Scope
 from x402guard.policy.approvals import NO_ANSWER, Answer, ApprovalRequest, count_people
+from x402guard.views.words import printable
 
 _POLL_S: Final = 0.1
 _SHOWN: Final = 4_000

@@ -35,9 +35,9 @@ from x402guard.ledger.in_doubt import instance_mark
 from x402guard.ledger.model import Hold, HoldKind, NodeKind
 from x402guard.ledger.owner import known_budget, owner_mark, reset_node, set_limit, trip_node
 from x402guard.ledger.purchases import forgive
-from x402guard.ledger.queries import Prediction, find_budget, nodes_of, outstanding_of, prediction_of, report_of
+from x402guard.ledger.queries import Prediction, find_budget, nodes_of, outstanding_of, prediction_of
 from x402guard.ledger.questions import answer_of, approval_mark, give_answer, take_answer
-from x402guard.ledger.report import Report, below
+from x402guard.ledger.tree import below
 from x402guard.ledger.view import LedgerView, Scope
 from x402guard.ledger.watch import Limits
 from x402guard.money import Dollars, Nanos
@@ -46,7 +46,9 @@ from x402guard.policy.loops import forget_before
 from x402guard.policy.steps import reset_mark, run_of
 from x402guard.stores import as_ledger_url, ledger_path, open_store
 from x402guard.tools.undo import actions_of, roll_back
+from x402guard.views.books import books_of
 from x402guard.views.captures import CaptureRow, capture_rows
+from x402guard.views.report import Report
 from x402guard.x402.cancel import Cancellation
 from x402guard.x402.reconciliation import Reconciliation
 
@@ -120,9 +122,15 @@ class Owner:
         ]
         return [BudgetRow.of(node, nodes) for node in (found if limit is None else found[-limit:] if limit else [])]
 
-    def report(self, session: str | None = None) -> Report:
-        """Return the report of a session or a named budget; by default of the last session."""
-        return report_of(self._store, find_budget(self._store, session, latest=True))
+    def report(
+        self, session: str | None = None, *, since: datetime | None = None, until: datetime | None = None
+    ) -> Report:
+        """Return the report of a session, a named budget or the wallet; by default of the last session.
+
+        With *since* or *until* it is that of the period, with what was captured in it. Raises ``ConfigError``.
+        """
+        books = books_of(self._store, find_budget(self._store, session, latest=True))
+        return Report.of(books, since_ms=_as_ms(since), until_ms=_as_ms(until))
 
     def captures(
         self, session: str | None = None, *, since: datetime | None = None, until: datetime | None = None
@@ -132,8 +140,9 @@ class Owner:
         With *since* and *until* only what was captured between them; the amounts of all add up to what is spent.
         """
         node_id = find_budget(self._store, session, latest=True)
-        nodes, (since_ms, until_ms) = nodes_of(self._store), (_as_ms(since), _as_ms(until))
-        return capture_rows(nodes, self._store.entries(node_id), since_ms=since_ms or 0, until_ms=until_ms)
+        with self._store.at_one_moment() as ledger:
+            nodes, entries = nodes_of(ledger), ledger.entries(node_id, grants=False)
+        return capture_rows(nodes, entries, since_ms=_as_ms(since) or 0, until_ms=_as_ms(until))
 
     def predict(self, name: str) -> Prediction:
         """Return what past sessions of a name have cost."""

@@ -14,10 +14,10 @@ from x402guard.ledger.actions import Action
 from x402guard.ledger.delegations import Delegation, standing_of
 from x402guard.ledger.in_doubt import DEFAULT_FLIGHT_S, in_doubt
 from x402guard.ledger.model import NOTHING, WALLET, Hold, Node
-from x402guard.ledger.report import remaining
-from x402guard.ledger.report_text import printable
+from x402guard.ledger.tree import remaining
 from x402guard.ledger.view import LedgerView
 from x402guard.money import Nanos, format_dollars, nanos_to_decimal
+from x402guard.views.words import printable
 
 
 class _Row:

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from x402guard.errors import ConfigError
-from x402guard.ledger.report import REPORT_SCHEMA, Report
 from x402guard.strict_json import NotReadable, read_json
+from x402guard.views.report import REPORT_SCHEMA, Report
 
 if TYPE_CHECKING:
     from cryptography.fernet import Fernet

@@ -220,6 +220,7 @@ def note_refusal(view: LedgerView, node_id: str, refusal: Refusal, of: tuple[Hol
         "available": refusal.available,
         "at_ms": view.now_ms,
         **({"words": quoted(refusal.words)} if refusal.words else {}),
+        **({"short_of": refusal.short_of} if refusal.short_of else {}),
     }
     first = view.now_ms if before is None else before["first_ms"]
     view.put_mark(counter, {**sample, "count": count + 1, "first_ms": first})

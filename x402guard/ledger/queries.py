@@ -1,4 +1,4 @@
-"""Reads nodes, reports and outstanding holds from a ledger store, and predicts what a session costs from past ones."""
+"""Reads nodes and outstanding holds from a ledger store, and predicts what a session costs from past ones."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from typing import Final
 
 from x402guard.errors import ConfigError
 from x402guard.ledger.model import WALLET, Hold, HoldKind, Node, NodeKind
-from x402guard.ledger.report import Report, TokenAccount, below, build_report, path
-from x402guard.ledger.store import LedgerStore
-from x402guard.ledger.token_budget import tokens_node
+from x402guard.ledger.store import LedgerReads, LedgerStore
+from x402guard.ledger.tree import below
 from x402guard.ledger.windows import rolled
 from x402guard.money import nanos_to_decimal
 
@@ -26,7 +25,7 @@ ALLOWANCE: Final = "allowance"
 """The kind of the marks that keep how much of a token Permit2 may move."""
 
 
-def nodes_of(store: LedgerStore, node_id: str | None = None) -> dict[str, Node]:
+def nodes_of(store: LedgerReads, node_id: str | None = None) -> dict[str, Node]:
     """Return a node, its descendants and its ancestors, or every node, by id, with windows moved to the present time."""
     now_ms = store.now_ms()
     return {node.id: rolled(node, now_ms) for node in store.nodes(node_id)}
@@ -62,39 +61,6 @@ def outstanding_of(store: LedgerStore, node_id: str) -> list[Hold]:
     """Return the live holds of a node and its descendants, without token reservations, oldest first."""
     inside = {node.id for node in below(nodes_of(store, node_id), node_id)}
     return [hold for hold in store.outstanding() if hold.kind is not HoldKind.TOKENS and hold.node_id in inside]
-
-
-def report_of(store: LedgerStore, node_id: str) -> Report:
-    """Return the report of any node of a ledger. Raises ``ConfigError`` if there is no such node."""
-    nodes = nodes_of(store, node_id)
-    if node_id not in nodes:
-        raise ConfigError(f"session: there is no session {node_id!r} in this ledger")
-    inside = below(nodes, node_id)
-    counters = [
-        {**counter, "node": node.id} for node in inside for counter in store.marks("refusals", f"{node.id} ").values()
-    ]
-    refused = [row for node in inside for row in store.marks("refused_what", f"{node.id} ").values()]
-    tokens = _tokens_of(store, [node.id for node in path(nodes, node_id)])
-    allowances = [row for row in store.marks(ALLOWANCE, "").values() if row["allowance"]]
-    entries = store.entries(node_id)
-    return build_report(
-        nodes,
-        node_id,
-        entries,
-        counters,
-        now_ms=store.now_ms(),
-        refused=refused,
-        tokens=tokens,
-        allowances=allowances,
-    )
-
-
-def _tokens_of(store: LedgerStore, path_ids: list[str]) -> TokenAccount | None:
-    """Return the token account that a node counts in: its own, or that of the nearest ancestor that has one."""
-    for node_id in path_ids:
-        for node in store.nodes(tokens_node(node_id)):
-            return TokenAccount(node, tuple(store.entries(node.id)))
-    return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Protocol, TypeVar
 
 from x402guard.ledger.model import Entry, Hold, Node
@@ -11,7 +12,35 @@ from x402guard.ledger.view import Change, Scope
 R = TypeVar("R")
 
 
-class LedgerStore(Protocol):
+class LedgerReads(Protocol):
+    """What can be read of a ledger. Every method raises ``LedgerUnavailable`` if it cannot be read."""
+
+    def entries(self, node_id: str, *, grants: bool = True) -> Sequence[Entry]:
+        """Return the journals of a node and its descendants, each in its order.
+
+        Without *grants*, what only moves budget between a node and its parent is left out: it is half of a journal.
+        """
+
+    def tail(self, node_id: str, after: int) -> Sequence[Entry]:
+        """Return the entries of one node whose number is greater than *after*, in order."""
+
+    def hold(self, hold_id: str) -> Hold | None:
+        """Return one hold as committed, or None."""
+
+    def nodes(self, under: str | None = None) -> Sequence[Node]:
+        """Return every node, oldest first; with *under*, that node, its descendants and its ancestors."""
+
+    def outstanding(self) -> Sequence[Hold]:
+        """Return every hold that is HELD, oldest first."""
+
+    def marks(self, kind: str, prefix: str) -> Mapping[str, Mapping[str, Any]]:
+        """Return the marks of a kind whose key starts with *prefix*, by key."""
+
+    def now_ms(self) -> int:
+        """Return the store's clock in unix milliseconds."""
+
+
+class LedgerStore(LedgerReads, Protocol):
     """A place that keeps the ledger. All decisions are in the changes it runs, so that two stores cannot disagree.
 
     Every method raises ``LedgerUnavailable`` if the ledger cannot be read or written.
@@ -29,17 +58,8 @@ class LedgerStore(Protocol):
         that restrains in a scope that is not durable.
         """
 
-    def entries(self, node_id: str) -> Sequence[Entry]:
-        """Return the journals of a node and its descendants, each in its order."""
-
-    def nodes(self, under: str | None = None) -> Sequence[Node]:
-        """Return every node, oldest first; with *under*, that node, its descendants and its ancestors."""
-
-    def hold(self, hold_id: str) -> Hold | None:
-        """Return one hold as committed, or None."""
-
-    def outstanding(self) -> Sequence[Hold]:
-        """Return every hold that is HELD, oldest first."""
+    def at_one_moment(self) -> AbstractContextManager[LedgerReads]:
+        """Give the ledger as it stands at one moment: all that is read of it agrees, while others go on writing."""
 
     def unsettled(self, now_unix: int) -> Sequence[str]:
         """Return the ids of all payments whose chain state can still change, oldest first.
@@ -48,14 +68,8 @@ class LedgerStore(Protocol):
         *now_unix* (unix seconds) or later, because a block may be undone.
         """
 
-    def marks(self, kind: str, prefix: str) -> Mapping[str, Mapping[str, Any]]:
-        """Return the marks of a kind whose key starts with *prefix*, by key."""
-
     def steady_ms(self) -> int:
         """Return milliseconds of a clock that cannot be set, from any start."""
-
-    def now_ms(self) -> int:
-        """Return the store's clock in unix milliseconds."""
 
     def close(self) -> None:
         """Release files and connections. Idempotent."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from heapq import heappop, heappush, nsmallest
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Self, TypeVar
 
 from x402guard.errors import LedgerUnavailable
 from x402guard.ledger.evidence import is_unsettled
@@ -29,7 +30,7 @@ class MemoryStore:
         self, *, clock_ms: Callable[[], int] | None = None, steady_ms: Callable[[], int] | None = None
     ) -> None:
         self._clock = StoreClock(clock_ms, steady_ms)
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._nodes: dict[str, Node] = {}
         self._holds: dict[str, Hold] = {}
         self._live: dict[str, Hold] = {}
@@ -156,11 +157,18 @@ class MemoryStore:
         """See ``Rows``."""
         return {key: self._marks[key] for key in keys if key in self._marks}
 
-    def entries(self, node_id: str) -> Sequence[Entry]:
+    def entries(self, node_id: str, *, grants: bool = True) -> Sequence[Entry]:
         """See ``LedgerStore.entries``."""
         self._check_readable()
         with self._lock:
-            return [entry for node in self._below(node_id) for entry in self._entries.get(node, {}).values()]
+            found = (entry for node in self._below(node_id) for entry in self._entries.get(node, {}).values())
+            return [entry for entry in found if grants or entry.event not in ("grant", "return")]
+
+    def tail(self, node_id: str, after: int) -> Sequence[Entry]:
+        """See ``LedgerReads.tail``."""
+        self._check_readable()
+        with self._lock:
+            return [entry for entry in self._entries.get(node_id, {}).values() if entry.seq > after]
 
     def _below(self, node_id: str) -> list[str]:
         below = [node_id]
@@ -176,6 +184,12 @@ class MemoryStore:
                 return list(self._nodes.values())
             wanted = {*self._below(under), *(node.id for node in self.get_nodes((under,)))}
             return [node for node in self._nodes.values() if node.id in wanted]
+
+    @contextmanager
+    def at_one_moment(self) -> Iterator[Self]:
+        """See ``LedgerStore.at_one_moment``. Others wait meanwhile."""
+        with self._lock:
+            yield self
 
     def hold(self, hold_id: str) -> Hold | None:
         """See ``LedgerStore.hold``. Signers ask it, so a closed ledger does not answer."""

@@ -49,8 +49,24 @@ class ReadOnlyStore(SqliteStore):
             # Without a -wal nothing is open for writing, and the file is whole; SQLite would make files beside it.
             whole = not wal.exists() or wal.stat().st_size == 0
             uri = f"{self._path.as_uri()}?mode=ro" + ("&immutable=1" if whole else "")
-            with closing(sqlite3.connect(uri, timeout=_BUSY_S, uri=True)) as connection:
-                yield connection
+            stamp = self._stamp()
+            try:
+                with closing(sqlite3.connect(uri, timeout=_BUSY_S, uri=True)) as connection:
+                    yield connection
+            except sqlite3.Error:
+                if whole and self._stamp() != stamp:
+                    raise self._moved() from None
+                raise
+            if whole and self._stamp() != stamp:
+                raise self._moved()
+
+    def _stamp(self) -> tuple[int, int, int, bool]:
+        """Return what changes if the file is written: SQLite takes no lock on one that it takes for immutable."""
+        known = self._path.stat()
+        return known.st_ino, known.st_size, known.st_mtime_ns, Path(f"{self._path}-wal").exists()
+
+    def _moved(self) -> LedgerUnavailable:
+        return LedgerUnavailable(f"{self._path} was opened for writing while it was read; look again")
 
     def _refuse_other_version(self, connection: sqlite3.Connection) -> None:
         [owner] = connection.execute("PRAGMA application_id").fetchone()

@@ -10,16 +10,17 @@ from __future__ import annotations
 import os
 import sqlite3
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, closing, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from msgspec import to_builtins
+from typing_extensions import override
 
 from x402guard.errors import LedgerUnavailable
-from x402guard.ledger.model import Entry, Hold, Node
+from x402guard.ledger.model import Hold
 from x402guard.ledger.view import Change, LedgerView, MarkKey, Scope
 from x402guard.stores.audit import audit, audit_since, checked_mark
 from x402guard.stores.fair_lock import Line
@@ -38,13 +39,8 @@ from x402guard.stores.file_errors import (
 from x402guard.stores.file_lock import FileTurn, Generation
 from x402guard.stores.group_commit import Request, Requests, failed_together
 from x402guard.stores.migrations import MIGRATIONS
-from x402guard.stores.rows import (
-    to_entry,
-    to_hold,
-    to_mark,
-    to_node,
-)
-from x402guard.stores.sqlite_rows import BELOW, ENTRIES, HOLDS, NODES, SqliteRows, above, unsettled
+from x402guard.stores.sqlite_reads import SqliteMoment, SqliteReads
+from x402guard.stores.sqlite_rows import SqliteRows, unsettled
 from x402guard.stores.views import StoreClock, check_change, load_view
 
 R = TypeVar("R")
@@ -58,7 +54,7 @@ _MARKS_AT_ONCE: Final = 500
 _WRITING: Final = "cannot write the ledger"
 
 
-class SqliteStore:
+class SqliteStore(SqliteReads):
     """A ``LedgerStore`` in a file. A missing file is created with mode 0600.
 
     Args:
@@ -392,61 +388,44 @@ class SqliteStore:
 
     def _read(self, convert: Callable[[Sequence[Any]], R], sql: str, values: Sequence[str | int] = ()) -> list[R]:
         if self._closed and self._pid == os.getpid():
-            return self._read_closed(convert, sql, values)
+            with self._connected() as connection:
+                return [convert(row) for row in connection.execute(sql, values).fetchall()]
         self._check_usable()
         with unavailable("cannot read the ledger", self._path), self._read_lock:
             self._check_usable()
             return [convert(row) for row in self._reader.execute(sql, values).fetchall()]
 
-    def _read_closed(self, convert: Callable[[Sequence[Any]], R], sql: str, values: Sequence[str | int]) -> list[R]:
-        """Read after the end, for a report: by a connection of its own, which cannot write."""
+    @contextmanager
+    def _connected(self) -> Iterator[sqlite3.Connection]:
+        """Connect for one look, which cannot write; also after the end, for a report."""
+        if not self._closed or self._pid != os.getpid():
+            self._check_usable()
         uri = f"{self._path.resolve().as_uri()}?mode=ro"
         with (
             unavailable("cannot read the ledger", self._path),
             closing(sqlite3.connect(uri, timeout=_BUSY_S, uri=True)) as connection,
         ):
-            return [convert(row) for row in connection.execute(sql, values).fetchall()]
+            yield connection
 
-    def entries(self, node_id: str) -> Sequence[Entry]:
-        """See ``LedgerStore.entries``."""
-        sql = f"WITH RECURSIVE {BELOW} {ENTRIES} JOIN below ON entries.node_id = below.id ORDER BY node_id, seq"
-        return self._read(to_entry, sql, (node_id,))
+    @contextmanager
+    def at_one_moment(self) -> Iterator[SqliteMoment]:
+        """See ``LedgerStore.at_one_moment``."""
+        with self._connected() as connection:
+            yield SqliteMoment(connection, self._clock)
 
-    def nodes(self, under: str | None = None) -> Sequence[Node]:
-        """See ``LedgerStore.nodes``."""
-        if under is None:
-            return self._read(to_node, f"{NODES} ORDER BY created_ms, rowid")
-        related = "id IN (SELECT id FROM below UNION SELECT id FROM above)"
-        sql = f"WITH RECURSIVE {BELOW}, {above(1)} {NODES} WHERE {related} ORDER BY created_ms, rowid"
-        return self._read(to_node, sql, (under, under))
-
+    @override
     def hold(self, hold_id: str) -> Hold | None:
-        """See ``LedgerStore.hold``. Signers ask it, so a closed ledger does not answer."""
+        """See ``LedgerReads.hold``. Signers ask it, so a closed ledger does not answer."""
         self._check_usable()
-        found = self._read(to_hold, f"{HOLDS} WHERE id = ?", (hold_id,))
-        return found[0] if found else None
-
-    def outstanding(self) -> Sequence[Hold]:
-        """See ``LedgerStore.outstanding``."""
-        return self._read(to_hold, f"{HOLDS} WHERE state = 'held' ORDER BY created_ms")
+        return super().hold(hold_id)
 
     def unsettled(self, now_unix: int) -> Sequence[str]:
         """See ``LedgerStore.unsettled``."""
         return self._read(lambda row: str(row[0]), *unsettled(now_unix))
 
-    def marks(self, kind: str, prefix: str) -> Mapping[str, Mapping[str, Any]]:
-        """See ``LedgerStore.marks``."""
-        # A range, which the index of the keys has; U+10FFFF is behind every other character.
-        sql = "SELECT kind, key, value FROM marks WHERE kind = ? AND key >= ? AND key < ? || char(1114111)"
-        return {key: value for (_, key), value in self._read(to_mark, sql, (kind, prefix, prefix))}
-
     def steady_ms(self) -> int:
         """See ``LedgerStore.steady_ms``."""
         return self._clock.steady_ms()
-
-    def now_ms(self) -> int:
-        """See ``LedgerStore.now_ms``."""
-        return self._clock()
 
     def close(self) -> None:
         """See ``LedgerStore.close``."""

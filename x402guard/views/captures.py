@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 from msgspec import Struct
 
 from x402guard.ledger.model import Entry, Node, NodeKind
-from x402guard.ledger.report import path
+from x402guard.ledger.tree import path
 from x402guard.money import Nanos
 
 

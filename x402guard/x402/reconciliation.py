@@ -26,10 +26,10 @@ from x402guard.ledger.evidence import Finding, Unreadable, explain, proof_key, u
 from x402guard.ledger.intent import Intent
 from x402guard.ledger.model import WALLET, Claim, Evidence, Hold, HoldState
 from x402guard.ledger.queries import ALLOWANCE, nodes_of
-from x402guard.ledger.report import below
 from x402guard.ledger.sessions import PAYER_MARK
 from x402guard.ledger.store import LedgerStore
 from x402guard.ledger.transitions import Lapse, apply
+from x402guard.ledger.tree import below
 from x402guard.ledger.view import LedgerView, MarkKey, Scope
 from x402guard.money import format_dollars
 from x402guard.x402.settlement import is_open, is_worth_asking, weighed_alone

@@ -45,7 +45,7 @@ def test_models_tools_and_agents_have_calls_tokens_dollars_and_refusals():
         assert child.report().to_dict()["by_agent"] == {child.id: report["by_agent"][child.id]}
         assert (report["terminated_by"], report["state"]) == ("budget_exhausted", "open")
         assert report["why"].startswith("$9.00 does not fit")
-        assert report["why"] in session.report().to_text()
+        assert report["why"] in " ".join(session.report().to_text().split())
 
 
 def test_a_trip_says_why_while_the_session_is_open_and_one_that_goes_on_says_nothing():
@@ -107,6 +107,6 @@ def test_the_totals_say_what_is_still_out():
             report = session.report()
             tools = report.to_dict()["tools"]
             assert (tools["total"], tools["out"], tools["calls"]) == ("0.00", "0.50", 0)
-            assert "still out, beside these  $0.50" in report.to_text()
+            assert "// still out $0.50" in report.to_text()
         tools = session.report().to_dict()["tools"]
         assert (tools["total"], tools["out"], tools["calls"]) == ("0.50", "0.00", 1)

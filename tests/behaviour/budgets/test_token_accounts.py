@@ -104,5 +104,5 @@ def test_tokens_add_up_in_the_report(session):
     tokens = session.report().to_dict()["tokens"]
     assert tokens["llm"] + sum(tokens["by_tool"].values()) + tokens["other"] == tokens["used"] == 793
     rows = [line.split() for line in session.report().to_text().splitlines()]
-    shown = [row for row in rows if row[0] in ("llm", "other") and len(row) == 2]
+    shown = [row for row in rows if row and row[0] in ("llm", "other") and len(row) == 2]
     assert shown == [["llm", "11"], ["llm", "5"], ["other", "777"]]

@@ -38,9 +38,9 @@ def test_a_daily_budget_adds_up_within_its_day(guard, clock):
     assert report["window"]["to"] - report["window"]["from"] in (82_800, 86_400, 90_000)
     assert report["window"]["from"] <= clock() / 1000 < report["window"]["to"]
     text = team.report().to_text()
-    assert text.startswith("budget team  (budget:team)\n")
-    assert "$2.00 a day Europe/Berlin" in text
-    assert "$1.75 in all" in text
+    assert [line.split()[0] for line in text.splitlines()[:2]] == ["team", "budget:team"]
+    assert "Spent $0.25 of $2.00 today." in text
+    assert "$2.00 a day Europe/Berlin, since 18 Jan 2027; $1.75 spent in all" in " ".join(text.split())
 
 
 @pytest.mark.parametrize("per", ["day", "week", "month"])
@@ -61,7 +61,7 @@ def test_what_is_left_names_the_budget_that_binds_it(guard):
         session.charge("serp", "$0.40")
         report = session.report()
         assert report.to_dict()["bound_by"] == {"kind": "budget", "id": "budget:team", "name": "team"}
-        assert "remaining   $0.60, which is what budget 'team' has left" in report.to_text()
+        assert "remaining    $0.60, which is what budget 'team' has left" in report.to_text()
         assert team.report().to_dict()["bound_by"] is None
         assert repr(session) == "Session('s', id='run', open, $0.40 spent of $5.00, $0.00 held, $0.60 left)"
         assert repr(team) == "NamedBudget('team', id='budget:team', open, $0.40 spent of $1.00, $0.00 held, $0.60 left)"
@@ -86,7 +86,9 @@ def test_a_report_names_route_and_transaction_and_says_a_reason_once(guard):
 def test_a_notebook_shows_a_report_and_nothing_in_it_is_markup(guard):
     with guard.session("<script>", budget="$1.00") as session:
         shown = session.report()._repr_html_()
-    assert shown.startswith("<pre>session &lt;script&gt;")
+    assert shown.startswith('<iframe sandbox="" ')
+    assert "<script" not in shown
+    assert "&amp;lt;script&amp;gt;" in shown
 
 
 def test_a_repr_of_what_cannot_be_read_raises_nothing(tmp_path):

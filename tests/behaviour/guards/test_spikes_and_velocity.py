@@ -59,7 +59,7 @@ def test_by_default_a_spike_is_an_event_and_the_step_is_taken(ledger_url, step):
         step(session, 5, 9)
         events = [event for event in session.report().to_dict()["events"] if event["event"] == "spend_spike"]
         assert len(events) == 1
-        assert f"spike       {events[0]['reason']}" in session.report().to_text()
+        assert f"spike {events[0]['reason']}" in " ".join(session.report().to_text().split())
         assert session.report().to_dict()["state"] == "open"
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
 from x402guard.errors import LedgerUnavailable
 from x402guard.ledger.model import Entry, Hold, Node
-from x402guard.ledger.store import LedgerStore
+from x402guard.ledger.store import LedgerReads, LedgerStore
 from x402guard.ledger.view import Change, LedgerView, Scope
 
 R = TypeVar("R")
@@ -46,9 +47,17 @@ class WatchedStore:
         self._watch(views[0], result)
         return result
 
-    def entries(self, node_id: str) -> Sequence[Entry]:
+    def at_one_moment(self) -> AbstractContextManager[LedgerReads]:
+        """See ``LedgerStore.at_one_moment``."""
+        return self.inner.at_one_moment()
+
+    def entries(self, node_id: str, *, grants: bool = True) -> Sequence[Entry]:
         """See ``LedgerStore.entries``."""
-        return self.inner.entries(node_id)
+        return self.inner.entries(node_id, grants=grants)
+
+    def tail(self, node_id: str, after: int) -> Sequence[Entry]:
+        """See ``LedgerReads.tail``."""
+        return self.inner.tail(node_id, after)
 
     def nodes(self, under: str | None = None) -> Sequence[Node]:
         """See ``LedgerStore.nodes``."""

@@ -1,0 +1,86 @@
+"""Folds journals into one line for each hold, which is what reports are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+from msgspec import Struct
+
+from x402guard.ledger.model import Entry, HoldKind
+
+_ENDS: Final = frozenset({"capture", "lapse", "correct", "void", "expire"})
+
+
+class HoldLine(Struct, gc=False):
+    """The state of one hold after its entries. Amounts are in nano-dollars, times in unix ms, deadlines in unix s.
+
+    A report has as many of them as calls, and none is part of a cycle, so the garbage collector does not look at them.
+    """
+
+    hold_id: str
+    node_id: str
+    facts: Mapping[str, Any]
+    held: int
+    at_ms: int
+    captured: int = 0
+    ended: bool = False
+    event: str = "authorize"
+    evidence: str | None = None
+    proof: str | None = None
+    doubt: str | None = None
+    claimed: int = 0
+    transaction: str = ""
+    tokens_in: int = 0
+    tokens_out: int = 0
+    changes: tuple[tuple[int, int], ...] = ()
+    """When what it has captured changed, in unix ms, and by how much."""
+
+    @property
+    def kind(self) -> str:
+        """``payment``, ``llm``, ``tool`` or ``tokens``."""
+        return str(self.facts.get("kind", HoldKind.PAYMENT))
+
+    @property
+    def disputed(self) -> int:
+        """What a provider claims for an LLM call beyond what is booked."""
+        return max(0, self.claimed - self.captured) if self.kind == HoldKind.LLM else 0
+
+    @property
+    def was_captured(self) -> bool:
+        """True if the hold ended in a capture, also one of zero."""
+        return self.ended and self.evidence is not None
+
+
+def fold_holds(entries: Iterable[Entry]) -> dict[str, HoldLine]:
+    """Return every hold in *entries* (in order within each node), by id."""
+    lines: dict[str, HoldLine] = {}
+    for entry in entries:
+        hold_id, event = entry.hold_id, entry.event
+        if hold_id is None:
+            continue
+        if event == "authorize":
+            lines[hold_id] = HoldLine(hold_id, entry.node_id, entry.facts(), entry.held, entry.at_ms)
+        elif (line := lines.get(hold_id)) is not None:
+            _follow(line, entry, entry.facts())
+    return lines
+
+
+def _follow(line: HoldLine, entry: Entry, facts: Mapping[str, Any]) -> None:
+    line.held += entry.held
+    if entry.captured:
+        line.captured += entry.captured
+        line.changes += ((entry.at_ms, entry.captured),)
+    line.doubt = facts.get("doubt", line.doubt)
+    if claim := facts.get("claim"):
+        line.claimed = claim.get("amount", line.claimed)
+        line.transaction = claim.get("transaction", line.transaction)
+    if entry.event == "reopen":
+        line.ended, line.event, line.evidence, line.proof = False, "authorize", None, None
+    elif entry.event in _ENDS:
+        line.ended, line.event = True, entry.event
+        line.evidence = facts.get("evidence", line.evidence)
+        if usage := facts.get("usage"):
+            line.tokens_in = int(usage.get("input_tokens", line.tokens_in))
+            line.tokens_out = int(usage.get("output_tokens", line.tokens_out))
+        line.proof = facts.get("proof", line.proof)

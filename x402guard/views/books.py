@@ -1,0 +1,128 @@
+"""Gathers the rows that a report is made of: one read of the ledger for all of its renderings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any, Final
+
+from x402guard.errors import ConfigError
+from x402guard.ledger.lines import HoldLine, fold_holds
+from x402guard.ledger.model import Entry, Node, NodeKind
+from x402guard.ledger.queries import ALLOWANCE, nodes_of
+from x402guard.ledger.store import LedgerReads, LedgerStore
+from x402guard.ledger.token_budget import tokens_node
+from x402guard.ledger.tree import below, path
+
+
+class TokenAccount:
+    """A token budget and its journal."""
+
+    def __init__(self, node: Node, entries: Sequence[Entry]) -> None:
+        self.node = node
+        self.entries = entries
+
+
+class Books:
+    """The rows of a node and all below it, as they stood at one moment.
+
+    Args:
+        nodes: the node, all below it and all above it, by id, with windows moved to *now_ms*.
+        node_id: whose books these are.
+        entries: the journals of the node and of all below it, without grants.
+        counters: what was refused: a row for each node and rule, as ``note_refusal`` writes it, with its ``node``.
+        samples: the first and the last refusals of each rule, with their ``node``.
+        refused: how often a model or tool was refused.
+        tokens: the account of the tokens that the node counts in, or None.
+        allowances: what Permit2 may still move of the wallet's tokens, as ``reconcile`` has seen it.
+        payer: the wallet's address, or "".
+        scanned_ms: when ``reconcile`` last compared the wallet's transfers, in unix milliseconds, or None.
+        now_ms: unix milliseconds.
+    """
+
+    def __init__(
+        self,
+        nodes: Mapping[str, Node],
+        node_id: str,
+        entries: Sequence[Entry],
+        counters: Sequence[Mapping[str, Any]],
+        *,
+        now_ms: int,
+        samples: Sequence[Mapping[str, Any]] = (),
+        refused: Sequence[Mapping[str, Any]] = (),
+        tokens: TokenAccount | None = None,
+        allowances: Sequence[Mapping[str, Any]] = (),
+        payer: str = "",
+        scanned_ms: int | None = None,
+    ) -> None:
+        self.nodes, self.node_id, self.entries, self.counters = nodes, node_id, entries, counters
+        self.samples, self.refused, self.tokens, self.allowances = samples, refused, tokens, allowances
+        self.payer, self.scanned_ms, self.now_ms = payer, scanned_ms, now_ms
+
+    @property
+    def node(self) -> Node:
+        """The node whose books these are."""
+        return self.nodes[self.node_id]
+
+    @cached_property
+    def below(self) -> list[Node]:
+        """The node and all below it."""
+        return below(self.nodes, self.node_id)
+
+    @cached_property
+    def lines(self) -> dict[str, HoldLine]:
+        """Every hold, by id."""
+        return fold_holds(self.entries)
+
+    @cached_property
+    def agents(self) -> dict[str, str]:
+        """The session that a node counts for in a list of agents: itself, or for a scope the nearest one above it."""
+        listed = {node.id for node in self.below if node.id == self.node_id or node.kind is not NodeKind.SCOPE}
+        return {
+            node.id: next(above.id for above in path(self.nodes, node.id) if above.id in listed) for node in self.below
+        }
+
+
+def books_of(store: LedgerStore, node_id: str) -> Books:
+    """Return the books of any node of a ledger at one moment. Raises ``ConfigError`` if there is no such node."""
+    with store.at_one_moment() as ledger:
+        nodes = nodes_of(ledger, node_id)
+        if node_id not in nodes:
+            raise ConfigError(f"session: there is no session {node_id!r} in this ledger")
+        inside = {node.id for node in below(nodes, node_id)}
+        scans = [int(row["at_ms"]) for row in ledger.marks("scan", "").values()]
+        return Books(
+            nodes,
+            node_id,
+            ledger.entries(node_id, grants=False),
+            _of_nodes(ledger, "refusals", inside),
+            samples=_of_nodes(ledger, "refusal", inside),
+            refused=_of_nodes(ledger, "refused_what", inside),
+            tokens=_tokens_of(ledger, [node.id for node in path(nodes, node_id)]),
+            allowances=[row for row in ledger.marks(ALLOWANCE, "").values() if row["allowance"]],
+            payer=str(ledger.marks("wallet", "payer").get("payer", {}).get("address", "")),
+            scanned_ms=max(scans, default=None),
+            now_ms=ledger.now_ms(),
+        )
+
+
+_AT_ONCE: Final = 50
+
+
+def _of_nodes(ledger: LedgerReads, kind: str, inside: set[str]) -> list[dict[str, Any]]:
+    """Return the marks of a kind that belong to these nodes, each with its ``node``; keys begin with the node's id."""
+    found = (
+        ledger.marks(kind, "").items()
+        if len(inside) > _AT_ONCE
+        else [item for one in sorted(inside) for item in ledger.marks(kind, f"{one} ").items()]
+    )
+    rows = ({**row, "node": key.partition(" ")[0]} for key, row in found)
+    return [row for row in rows if row["node"] in inside]
+
+
+def _tokens_of(ledger: LedgerReads, path_ids: list[str]) -> TokenAccount | None:
+    """Return the token account that a node counts in: its own, or that of the nearest ancestor that has one."""
+    for node_id in path_ids:
+        for node in ledger.nodes(tokens_node(node_id)):
+            return TokenAccount(node, ledger.entries(node.id))
+    return None
