@@ -24,9 +24,11 @@ from x402guard.cli import (
     prices,
     reconcile,
     report,
+    serve,
     sessions,
     testnet,
     verify,
+    watch,
     watchdog,
 )
 from x402guard.errors import X402GuardError
@@ -79,6 +81,8 @@ app.add_typer(policy.policy, name="policy")
 app.add_typer(prices.prices, name="prices")
 app.add_typer(keys.keys, name="keys")
 app.add_typer(ledger.ledger, name="ledger")
+app.command("serve")(serve.serve)
+app.command("watch")(watch.watch)
 app.command("watchdog")(watchdog.watchdog)
 app.command("verify")(verify.verify)
 app.command("doctor")(doctor.doctor)

@@ -48,6 +48,7 @@ from x402guard.stores import as_ledger_url, ledger_path, open_store
 from x402guard.tools.undo import actions_of, roll_back
 from x402guard.views.books import books_of
 from x402guard.views.captures import CaptureRow, capture_rows
+from x402guard.views.live import LiveView, live_of
 from x402guard.views.report import Report
 from x402guard.x402.cancel import Cancellation
 from x402guard.x402.reconciliation import Reconciliation
@@ -131,6 +132,10 @@ class Owner:
         """
         books = books_of(self._store, find_budget(self._store, session, latest=True))
         return Report.of(books, since_ms=_as_ms(since), until_ms=_as_ms(until))
+
+    def live(self) -> LiveView:
+        """Return what is under way now in all sessions of the ledger, at one moment."""
+        return live_of(self._store)
 
     def captures(
         self, session: str | None = None, *, since: datetime | None = None, until: datetime | None = None

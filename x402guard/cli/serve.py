@@ -1,0 +1,83 @@
+"""Defines the command ``serve``: the live page of a ledger."""
+
+from __future__ import annotations
+
+import secrets
+import socket
+from contextlib import ExitStack, closing, suppress
+from types import FrameType
+from typing import Annotated
+
+import typer
+
+from x402guard.cli.arguments import LedgerUrl
+from x402guard.errors import ConfigError
+from x402guard.guard.owner import Owner
+
+
+def serve(
+    ledger: LedgerUrl = None,
+    *,
+    port: Annotated[int, typer.Option(help="0 takes a free one.", min=0, max=65_535)] = 8402,
+    host: Annotated[
+        str, typer.Option(help="Another address than this machine's own needs a token to look.")
+    ] = "127.0.0.1",
+    owner: Annotated[bool, typer.Option("--owner", help="Print a token that may also allow, deny and stop.")] = False,
+) -> None:
+    """Serve the live page of a ledger to a browser, until Ctrl-C. Who looks can change nothing.
+
+    Example: x402guard serve --owner
+    """
+    try:
+        import uvicorn
+
+        from x402guard.web.access import Access, is_loopback, local_names
+        from x402guard.web.app import Live
+    except ImportError:
+        raise ConfigError("serve: it needs three more packages: pip install 'x402guard[serve]'") from None
+    is_local = is_loopback(host)
+    viewer = "" if is_local else secrets.token_urlsafe(24)
+    owners = secrets.token_urlsafe(24) if owner else ""
+    with Owner(ledger, read_only=True) as reading, closing(_listen(host, port)) as listening:
+        access = Access(names=local_names(host) if is_local else (), viewer=viewer, owner=owners)
+        live = Live(reading, lambda: Owner(reading.url), access)
+        typer.echo(f"The ledger {reading.url} is shown at {_address(host, listening.getsockname()[1])}")
+        if viewer:
+            typer.echo(f"To look, sign in there with the token {viewer}")
+        if owners:
+            typer.echo(f"To allow, deny and stop, sign in there with the owner's token {owners}")
+        typer.echo("Ctrl-C ends it.")
+
+        class Server(uvicorn.Server):
+            def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+                live.is_ending = True  # the streams of open pages would keep it
+                super().handle_exit(sig, frame)
+
+        config = uvicorn.Config(
+            live.app(), access_log=False, log_level="warning", lifespan="off", timeout_graceful_shutdown=3,
+            limit_concurrency=200,
+        )  # fmt: skip
+        with suppress(KeyboardInterrupt):
+            Server(config).run(sockets=[listening])
+
+
+def _address(host: str, port: int) -> str:
+    """Return the address for a browser; for one that listens everywhere, with this machine's name."""
+    name = socket.gethostname() if host in ("0.0.0.0", "::") else host  # noqa: S104 - the owner has chosen it
+    return f"http://{f'[{name}]' if ':' in name else name}:{port}/"
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """Return a socket that listens. Raises ``ConfigError`` for an address or a port that cannot be had."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with ExitStack() as undo:
+            made = undo.enter_context(closing(socket.socket(family, kind, protocol)))
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            made.bind(address)
+            made.listen(64)
+            undo.pop_all()
+    except (OSError, UnicodeError) as error:
+        why = getattr(error, "strerror", None) or "it is no address"
+        raise ConfigError(f"--port: {host}:{port} cannot be listened at: {why}; --port 0 takes a free one") from None
+    return made
