@@ -54,6 +54,22 @@ def test_no_file_is_longer_than_500_lines_and_no_function_than_60():
     assert faults_of(FILES, look) == []
 
 
+def test_msgspec_describes_a_struct_while_a_module_is_imported():
+    """It is not safe when two threads describe a struct first, so a decoder is made at import, and ``frozen`` converts."""
+
+    def look(path, text, tree):
+        if path.name != "frozen.py" and re.search(r"from msgspec import .*\bconvert\b|msgspec\.convert\(", text):
+            yield "it converts without frozen.read_struct"
+        for function in (node for node in ast.walk(tree) if isinstance(node, FUNCTIONS)):
+            made = (node for node in ast.walk(function) if isinstance(node, ast.Call))
+            if path.name != "frozen.py" and any(
+                ast.unparse(call.func) in {"Decoder", "msgspec.json.Decoder"} for call in made
+            ):
+                yield f"{function.name} makes a decoder"
+
+    assert faults_of(SOURCES, look) == []
+
+
 def test_the_root_has_at_most_9_modules_and_a_room_25():
     assert len(list(PACKAGE.glob("*.py"))) <= 9
     for room in (path for path in PACKAGE.iterdir() if path.is_dir() and path.name != "testing"):

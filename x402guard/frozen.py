@@ -1,4 +1,4 @@
-"""Copies frozen rows with changes: the ledger's own, which are msgspec's, and dataclasses."""
+"""Reads decoded JSON as rows, and copies frozen rows with changes: the ledger's own, which are msgspec's, and dataclasses."""
 
 from __future__ import annotations
 
@@ -6,10 +6,34 @@ from dataclasses import fields
 from operator import attrgetter
 from typing import Any, Final, TypeVar
 
-from msgspec import Struct
+from msgspec import Struct, convert
+from msgspec.json import Decoder
 from msgspec.structs import replace as _copied
 
 T = TypeVar("T")
+S = TypeVar("S", bound=Struct)
+
+_READABLE: Final[set[type[Struct]]] = set()
+
+
+def readable(model: type[S]) -> type[S]:
+    """Let ``read_struct`` read a struct. A decorator, so that msgspec describes the struct while its module is imported.
+
+    msgspec keeps a struct's description with the struct at its first use. Two threads that use it first end the process.
+    """
+    Decoder(model)
+    _READABLE.add(model)
+    return model
+
+
+def read_struct(value: Any, model: type[S]) -> S:
+    """Return decoded JSON as a struct that is ``readable``.
+
+    Raises ``ValidationError`` if it does not fit, ``TypeError`` for a struct that is not ``readable``.
+    """
+    if model not in _READABLE:
+        raise TypeError(f"{model.__name__} is not decorated with @readable")
+    return convert(value, model)
 
 
 def replace(row: T, /, **changes: Any) -> T:

@@ -83,7 +83,9 @@ def test_a15_processes_and_their_threads_share_one_sqlite_file(ledger):
             for child in children:
                 child.stdin.write("go\n")
                 child.stdin.flush()
-            bought = [json.loads(child.communicate(timeout=60)[0]) for child in children]
+            ended = [child.communicate(timeout=60) for child in children]
+            assert [child.returncode for child in children] == [0, 0, 0], [said for _, said in ended]
+            bought = [json.loads(printed) for printed, _ in ended]
         finally:
             for child in children:
                 child.kill()

@@ -4,9 +4,11 @@ import dataclasses
 from dataclasses import dataclass, field
 
 import pytest
+from msgspec import Struct
 
+from tests.support import processes
 from tests.support.ledger import a_hold
-from x402guard.frozen import replace, values_of
+from x402guard.frozen import read_struct, replace, values_of
 from x402guard.ledger.model import Claim
 from x402guard.ledger.transitions import Note
 from x402guard.policy.steps import Step
@@ -55,3 +57,45 @@ def test_checks_run_again_and_unknown_fields_are_refused():
 def test_the_values_of_a_row_are_those_of_the_rows_in_it_too():
     note = Note(claim=Claim(5, "0x1"), doubt="why")
     assert values_of(note) == {"doubt": "why", "claim": {"amount": 5, "transaction": "0x1"}, "words": None}
+
+
+_FIRST_READ_BY_THREADS = """
+import sys
+import threading
+from msgspec import Meta, Struct, defstruct
+from typing import Annotated, Any
+from x402guard.frozen import read_struct, readable
+
+sys.setswitchinterval(1e-6)
+fields = [(f"f{number}", Annotated[str, Meta(max_length=number + 1)]) for number in range(8)]
+models = [readable(defstruct(f"M{number}", [*fields, ("more", dict[str, Any] | None, None)])) for number in range(100)]
+row = {name: "" for name, _ in fields}
+barrier = threading.Barrier(8)
+
+
+def read():
+    for model in models:
+        barrier.wait(20)
+        read_struct(row, model)
+
+
+threads = [threading.Thread(target=read) for _ in range(8)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+"""
+
+
+def test_threads_that_read_a_struct_first_do_not_end_the_process():
+    """msgspec describes a struct at its first use, and two threads that do so at once end the process (SIGSEGV)."""
+    done = processes.run(_FIRST_READ_BY_THREADS)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_struct_that_is_not_described_at_its_import_is_not_read():
+    class Late(Struct):
+        a: int
+
+    with pytest.raises(TypeError, match="Late is not decorated with @readable"):
+        read_struct({"a": 1}, Late)

@@ -11,10 +11,10 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Any, Final
 
-from msgspec import Struct, ValidationError, convert, to_builtins
+from msgspec import Struct, ValidationError, to_builtins
 
 from x402guard.errors import IllegalTransition
-from x402guard.frozen import replace
+from x402guard.frozen import read_struct, readable, replace
 from x402guard.ledger.sessions import Closing, Ending, close_node, ending_of
 from x402guard.ledger.view import LedgerView, MarkKey
 
@@ -48,6 +48,7 @@ ACTIONS: Final[Mapping[ActionState, frozenset[ActionState]]] = MappingProxyType(
 """State → the states that may follow it. One that took effect after it was undone, and is not undone again, has failed."""
 
 
+@readable
 class Action(Struct, frozen=True):
     """An action that can be undone. Its undo gets it.
 
@@ -95,7 +96,7 @@ def action_mark(action_id: str) -> MarkKey:
 def read_action(action_id: str, row: Mapping[str, Any]) -> Action:
     """Return the action in a mark. One whose row cannot be read is shown as failed, because nothing can undo it."""
     try:
-        return convert(row, Action)
+        return read_struct(row, Action)
     except ValidationError:
         state = ActionState.FAILED
         return Action(action_id, action_id.partition("/")[0], "?", "", {}, state=state, error="its row cannot be read")
@@ -117,7 +118,7 @@ def known_action(view: LedgerView, action_id: str) -> Action:
     row = view.mark(action_mark(action_id))
     if row is None:
         raise IllegalTransition(f"action {action_id} is not in the scope of this change")
-    return convert(row, Action)
+    return read_struct(row, Action)
 
 
 def move_action(view: LedgerView, action_id: str, to: ActionState, *, result: Any = None, error: str = "") -> Action:

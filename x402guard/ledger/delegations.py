@@ -11,10 +11,10 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Any, Final
 
-from msgspec import Struct, ValidationError, convert, to_builtins
+from msgspec import Struct, ValidationError, to_builtins
 
 from x402guard.errors import ConfigError, IllegalTransition
-from x402guard.frozen import replace
+from x402guard.frozen import read_struct, readable, replace
 from x402guard.ledger.authorize import check_open
 from x402guard.ledger.inputs import input_mark, inputs_mark, withdraw
 from x402guard.ledger.model import Node, NodeState
@@ -54,6 +54,7 @@ MOST_KEYS: Final = 20
 """The most tokens of one delegation. One that was handed over stays good, so there are no more then."""
 
 
+@readable
 class Delegation(Struct, frozen=True):
     """A delegation, as the ledger keeps it.
 
@@ -114,7 +115,7 @@ def delegation_mark(session_id: str) -> MarkKey:
 def read_delegation(row: Mapping[str, Any]) -> Delegation:
     """Return the delegation in a mark. Raises ``ConfigError`` for one that no version of this library writes."""
     try:
-        return convert(row, Delegation)
+        return read_struct(row, Delegation)
     except ValidationError as error:
         raise ConfigError(f"delegation: its row cannot be read: {error}") from None
 

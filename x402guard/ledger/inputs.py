@@ -9,17 +9,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, Literal
 
-from msgspec import Struct, convert, to_builtins
+from msgspec import Struct, to_builtins
 from msgspec.json import Encoder
 
 from x402guard.errors import ConfigError
-from x402guard.frozen import replace
+from x402guard.frozen import read_struct, readable, replace
 from x402guard.ledger.view import LedgerView, MarkKey
 
 MOST_INPUTS: Final = 100
 """The most questions to one session that are open at a time."""
 
 
+@readable
 class Input(Struct, frozen=True):
     """A question of one agent to another. ``payload`` and ``reply`` are JSON values; times are unix milliseconds.
 
@@ -82,7 +83,7 @@ def input_of(view: LedgerView, to: str, sender: str) -> Input | None:
 
 def read_input(row: Mapping[str, Any]) -> Input:
     """Return the question in a mark."""
-    return convert(row, Input)
+    return read_struct(row, Input)
 
 
 def senders_of(view: LedgerView, to: str) -> list[str]:

@@ -13,6 +13,7 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
+from x402guard.frozen import readable
 from x402guard.ledger.model import Entry, HoldState, Node, NodeState
 
 MOST_PROBLEMS = 100
@@ -74,6 +75,7 @@ def verify_balances(nodes: Iterable[Node], sums: Mapping[str, Balances], held: M
     return problems[:MOST_PROBLEMS]
 
 
+@readable
 class Checked(Struct, frozen=True):
     """What a node's journal says up to an entry that was checked. A later check begins there.
 

@@ -8,8 +8,9 @@ from contextlib import suppress
 from itertools import islice
 from typing import Any, Final
 
-from msgspec import ValidationError, convert
+from msgspec import ValidationError
 
+from x402guard.frozen import read_struct
 from x402guard.ledger.model import Entry, Node
 from x402guard.ledger.verify import UNREAD, Balances, Checked, HoldRow, verify_balances, verify_journal
 from x402guard.ledger.view import MarkKey
@@ -83,7 +84,7 @@ def _readable(marks: Iterable[tuple[MarkKey, Mapping[str, Any]]]) -> Iterator[tu
     """Yield what is known of each journal. A mark that cannot be read is none: its journal is read from the beginning."""
     for (_, node_id), value in marks:
         with suppress(ValidationError):
-            yield node_id, convert(value, Checked)
+            yield node_id, read_struct(value, Checked)
 
 
 def _sums(connection: sqlite3.Connection, sql: str, values: Sequence[Any] = ()) -> dict[str, Balances]:

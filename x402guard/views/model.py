@@ -11,6 +11,8 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import astuple
 
+from x402guard.frozen import readable
+
 VIEW_SCHEMA: Final = "x402guard.view.v1"
 
 MOST_ROWS: Final = 25
@@ -272,6 +274,7 @@ class Remark(Struct, frozen=True):
     words: str
 
 
+@readable
 class View(Struct, frozen=True):
     """Everything that a report of a session, a named budget, the wallet or a period shows.
 

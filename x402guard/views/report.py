@@ -12,6 +12,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import msgspec
 
+from x402guard.frozen import read_struct
 from x402guard.ledger.lines import HoldLine
 from x402guard.ledger.model import Entry, Evidence, HoldKind, Node
 from x402guard.ledger.token_budget import tokens_left
@@ -66,7 +67,7 @@ class Report:
         if not isinstance(given, dict) or given.get("schema") != VIEW_SCHEMA:
             return None
         try:
-            view = msgspec.convert(given, View)
+            view = read_struct(given, View)
             ZoneInfo(view.tz)
         except (msgspec.ValidationError, ValueError, OSError, ZoneInfoNotFoundError):
             return None

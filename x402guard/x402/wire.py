@@ -14,11 +14,12 @@ from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import Annotated, Any, Final, Literal, TypeVar
 
-from msgspec import Meta, Struct, ValidationError, convert
+from msgspec import Meta, Struct, ValidationError
 from msgspec import field as named
 
 from x402guard.errors import ProtocolError
 from x402guard.evm import MAX_UINT256
+from x402guard.frozen import read_struct, readable
 from x402guard.strict_json import read_json
 
 PAYMENT_REQUIRED: Final = "payment-required"
@@ -45,6 +46,7 @@ Seconds = Annotated[int, Meta(ge=-(2**53))]
 AtomicAmount = Annotated[str, Meta(pattern=r"^[0-9]{1,78}\Z", max_length=78)]
 
 
+@readable
 class PaymentRequirements(Struct, frozen=True):
     """One way to pay, v2 (specification v2, 5.1.2). ``amount`` is in atomic units, ``max_timeout_s`` in seconds."""
 
@@ -57,6 +59,7 @@ class PaymentRequirements(Struct, frozen=True):
     extra: dict[str, Any] | None = None
 
 
+@readable
 class PaymentRequirementsV1(Struct, frozen=True):
     """One way to pay, v1 (specification v1, 5.1.2). ``amount`` is in atomic units, ``max_timeout_s`` in seconds."""
 
@@ -70,6 +73,7 @@ class PaymentRequirementsV1(Struct, frozen=True):
     extra: dict[str, Any] | None = None
 
 
+@readable
 class PaymentRequired(Struct, frozen=True):
     """The terms of a 402: a version and the ways to pay (specification 5.1).
 
@@ -83,6 +87,7 @@ class PaymentRequired(Struct, frozen=True):
     error: str | None = None
 
 
+@readable
 class SettleResponse(Struct, frozen=True):
     """A receipt (specification v2, 5.3). It is only a *claim* of the server.
 
@@ -137,7 +142,7 @@ def decode_base64_json(value: str, *, field: str) -> Any:
 def parse_message(model: type[M], value: Any, *, field: str) -> M:
     """Return *value* (decoded JSON) as *model*. Raises ``ProtocolError`` naming the first invalid field."""
     try:
-        return convert(value, model)
+        return read_struct(value, model)
     except ValidationError as error:
         where, words = _fault(error)
         raise ProtocolError(words, field=f"{field}{where}") from None
