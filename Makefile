@@ -56,7 +56,7 @@ $(READY): pyproject.toml
 	@test -n "$(PYTHON)" || { echo "x402guard needs Python 3.11, 3.12 or 3.13; say where with: make PYTHON=/path/to/python3.12 $(MAKECMDGOALS)"; exit 1; }
 	@echo "Setting up $(VENV) with $(PYTHON); this takes about a minute."
 	@$(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[testnet,serve,test,lint,docs]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[testnet,serve,telemetry,test,lint,docs]'
 	@touch $(READY)
 
 $(ANVIL): tests/anvil/package.json tests/anvil/package-lock.json

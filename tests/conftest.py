@@ -45,12 +45,12 @@ def no_key_read_before(monkeypatch):
 @pytest.fixture
 def inline_notices(monkeypatch):
     """The owner's function is called by the thread that found the notice, so that a test need not wait for it."""
-    queued = notices.Lane.put
+    queued = notices.Background.put
 
     def put(lane, notice):
-        (notices.Lane.attempt if lane.name == "on_notice" else queued)(lane, notice)
+        (notices.Background.attempt if lane.name == "on_notice" else queued)(lane, notice)
 
-    monkeypatch.setattr(notices.Lane, "put", put)
+    monkeypatch.setattr(notices.Background, "put", put)
 
 
 # Whole files go to one worker, which then starts a module's chain once; the slowest first, so that both end together.

@@ -252,6 +252,7 @@ def test_two_workers_that_ask_each_other_are_found_at_the_second_look(url, tmp_p
         assert dog.wait() == 0
     assert workers[1].stdout.readline() == "session_tripped\n"
     assert workers[0].stdout.readline() == "session_closed\n"  # no reply can come any more
+    assert [worker.wait() for worker in workers] == [0, 0]  # then their sessions have ended
     with Owner(url) as owner:
         assert [owner.budget(each).state for each in ids] == ["closed", "tripped"]
         assert owner.budget("run-1").state == "open"

@@ -41,7 +41,7 @@ from x402guard.flow.effects import (
 )
 from x402guard.flow.ports import Signer, Slot
 from x402guard.flow.sealed import Sealed, forgetting
-from x402guard.flow.shell import LOG, Approver, Shell
+from x402guard.flow.shell import LOG, Approver, Observer, Shell
 from x402guard.ledger.model import Hold
 from x402guard.ledger.view import Change, LedgerView, Notice, Scope
 from x402guard.policy.approvals import NO_ANSWER, Answer, ApprovalRequest, count_people
@@ -100,6 +100,8 @@ def run(flow: Flow[R], shell: Shell, exchange: Exchange | None = None) -> R:
             return effect.value
         answer, failure = None, None
         try:
+            if shell.observer is not None:
+                _observe(effect, shell.observer)
             if isinstance(effect, Send):
                 answer = _needed(exchange).send(effect)
             elif isinstance(effect, PeekBody):
@@ -136,6 +138,8 @@ async def run_async(flow: Flow[R], shell: Shell, exchange: AsyncExchange | None 
             return effect.value
         answer, failure = None, None
         try:
+            if shell.observer is not None:
+                _observe(effect, shell.observer)
             if isinstance(effect, Send):
                 answer = await _needed(exchange).send(effect)
             elif isinstance(effect, PeekBody):
@@ -156,6 +160,13 @@ async def run_async(flow: Flow[R], shell: Shell, exchange: AsyncExchange | None 
             failure = Interrupted(error)
 
 
+def _observe(effect: Effect, observer: Observer) -> None:
+    if isinstance(effect, Sign):
+        observer.step("sign", effect.hold.id)
+    elif isinstance(effect, Send) and effect.pays is not None:
+        observer.step("send", effect.pays)
+
+
 class _Transacted(Struct, frozen=True):
     result: Any
     view: LedgerView
@@ -165,6 +176,8 @@ def _told(answer: Any, shell: Shell) -> Any:
     """Return the result of an effect. After a transaction, send its notices and request checks of its claims."""
     if not isinstance(answer, _Transacted):
         return answer
+    if shell.observer is not None:
+        shell.observer.committed(answer.view)
     if answer.view.notices:
         shell.notifier.notify(answer.view.notices)
     if answer.view.recheck:

@@ -13,7 +13,7 @@ from x402guard.flow.context import Context
 from x402guard.flow.ports import ChainReader, Signer
 from x402guard.flow.singleflight import SingleFlight
 from x402guard.ledger.store import LedgerStore
-from x402guard.ledger.view import Notice
+from x402guard.ledger.view import LedgerView, Notice
 from x402guard.policy.approvals import Answer, ApprovalRequest
 
 LOG: Final = logging.getLogger("x402guard")
@@ -24,6 +24,16 @@ class Notifier(Protocol):
 
     def notify(self, notices: Iterable[Notice]) -> None:
         """Send notices. Never raises."""
+
+
+class Observer(Protocol):
+    """Is told what flows do, for traces and metrics. Returns at once and never raises."""
+
+    def committed(self, view: LedgerView) -> None:
+        """Take a change that is in the ledger."""
+
+    def step(self, name: str, hold_id: str) -> None:
+        """Take a step of a payment that is not in the journal: ``sign`` or ``send``."""
 
 
 _LEVELS: Final = {"info": logging.INFO, "warning": logging.WARNING, "critical": logging.ERROR}
@@ -62,6 +72,7 @@ class Shell:
         kill_file: a file that stops everything while it exists, or None.
         recheck: requests a background check of the claims; returns at once.
         single_flight: coalesces chain reads.
+        observer: is told of commits and steps, or None.
         shadow: the owner's rules refuse nothing; what they would refuse is recorded.
     """
 
@@ -74,6 +85,7 @@ class Shell:
     kill_file: Path | None = None
     recheck: Callable[[], None] = do_nothing
     single_flight: SingleFlight = field(default_factory=SingleFlight)
+    observer: Observer | None = None
     shadow: bool = False
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 from x402guard.assets import TEST_NETWORKS, Asset
 from x402guard.errors import ConfigError
@@ -18,8 +18,12 @@ from x402guard.llm.price_file import open_book
 from x402guard.llm.prices import RegisteredBook
 from x402guard.llm.tiktoken_counter import TiktokenCounter
 from x402guard.policy import Policy
+from x402guard.policy.checks import check_flags
 from x402guard.stores import DEFAULT_LEDGER, ledger_path, open_store
 from x402guard.x402.signer import signer_of
+
+if TYPE_CHECKING:
+    from x402guard.telemetry.otel import Telemetry
 
 
 def meter_of(metering: Metering | None) -> Meter:
@@ -62,6 +66,19 @@ def open_ledger(url: str, *, must_exist: bool) -> LedgerStore:
 
 
 Mode = Literal["enforce", "shadow"]
+
+
+def observed(telemetry: object) -> Telemetry | None:
+    """Return what sends traces and metrics, or None. Raises ``ConfigError`` without OpenTelemetry."""
+    check_flags(telemetry=telemetry)
+    if not telemetry:
+        return None
+    try:
+        from x402guard.telemetry.otel import telemetry as made
+
+        return made()
+    except ImportError:
+        raise ConfigError("telemetry: it needs OpenTelemetry: pip install 'x402guard[telemetry]'") from None
 
 
 def check_mode(mode: object) -> bool:

@@ -28,6 +28,7 @@ from x402guard.guard.arguments import (
     is_gone,
     kill_path,
     meter_of,
+    observed,
     open_ledger,
     positive,
     read_networks,
@@ -58,6 +59,8 @@ from x402guard.x402.settlement import may_fit_now, sweep
 
 if TYPE_CHECKING:
     from eth_account.signers.local import LocalAccount
+
+    from x402guard.telemetry.otel import Telemetry
 
 
 class Guard(BudgetParent):
@@ -90,6 +93,7 @@ class Guard(BudgetParent):
             refusal for lack of budget before it is raised.
         mode: ``"enforce"``, or ``"shadow"``: the rules refuse nothing that the budget allows, and the report says what
             they would have refused.
+        telemetry: send traces and metrics to OpenTelemetry, in the background; ``docs/how-to/telemetry.md``.
         ledger_must_exist: refuse a missing ledger instead of creating a new one with a new budget.
 
     Raises ``ConfigError`` naming the setting, ``LedgerUnavailable`` if the ledger cannot be opened.
@@ -119,6 +123,7 @@ class Guard(BudgetParent):
         background_checks: bool = True,
         ledger_must_exist: bool = False,
         mode: Mode = "enforce",
+        telemetry: bool = False,
     ) -> None:
         pays = check_kinds(signer, ledger, policy, chains)
         self.policy = policy or Policy()
@@ -153,12 +158,15 @@ class Guard(BudgetParent):
         store = open_ledger(ledger, must_exist=ledger_must_exist) if isinstance(ledger, str) else ledger
         asks, shadow = limited_approver(approver, store), self.context.shadow
         shell = Shell(store, pays, chain, asks, self._notifier, kill_file=stop, shadow=shadow)
-        self._open(shell, limit, checks=background_checks and chain is not None)
+        self._open(shell, limit, checks=background_checks and chain is not None, telemetry=telemetry)
 
-    def _open(self, shell: Shell, limit: Nanos | None, *, checks: bool) -> None:
-        self._rechecker = Rechecker(lambda since_ms: run(sweep(self.context, since_ms=since_ms), shell))
+    def _open(self, shell: Shell, limit: Nanos | None, *, checks: bool, telemetry: bool) -> None:
+        self._rechecker = Rechecker(lambda since_ms: run(sweep(self.context, since_ms=since_ms), self.shell))
         self.shell = replace(shell, recheck=self._rechecker.nudge) if checks else shell
+        self._observer: Telemetry | None = None
         try:
+            self._observer = observed(telemetry)
+            self.shell = replace(self.shell, observer=self._observer)
             gone = self._enter_books(limit)
             self.context = replace(self.context, gone=gone, outstanding=self.shell.store.outstanding)
             if self.shell.signer is not None:
@@ -170,6 +178,8 @@ class Guard(BudgetParent):
 
     def _release(self) -> None:
         owns_store, owns_chain = self._owns
+        if self._observer is not None:
+            self._observer.close()
         if owns_store:
             self.shell.store.close()
         if owns_chain and self.shell.chain is not None:

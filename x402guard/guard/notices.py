@@ -6,33 +6,29 @@ import hashlib
 import hmac
 import inspect
 import json
-import os
-import queue
 import secrets
 import ssl
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterable
-from contextlib import closing, suppress
+from contextlib import closing
 from contextvars import Context
 from dataclasses import dataclass, field
 from functools import cache, partial
 from ipaddress import ip_address
-from typing import Final, Generic, TypeVar
+from typing import Final
 
 import anyio
 import httpx
 
 from x402guard.errors import ConfigError
+from x402guard.flow.background import Background
 from x402guard.flow.shell import LOG, log_notice
 from x402guard.frozen import replace
 from x402guard.http.redaction import bare_url, hide_url
 from x402guard.http.request import mark_guarded
 from x402guard.ledger.view import Notice
 
-T = TypeVar("T")
-
-_MOST_WAITING: Final = 1_000
 _PAUSES_S: Final = (1.0, 2.0, 4.0, 8.0)
 _WAIT_S: Final = 10.0
 _CLOSING_S: Final = 5.0
@@ -100,59 +96,6 @@ def sign_delivery(secret: str, at_unix: int, body: bytes) -> str:
     return f"t={at_unix},v1={digest}"
 
 
-class Lane(Generic[T]):
-    """A queue and its thread: what is put into it is delivered in order, off the caller's path."""
-
-    def __init__(self, name: str, deliver: Callable[[T], None]) -> None:
-        self.name, self._deliver = name, deliver
-        self._waiting: queue.Queue[T | None] = queue.Queue(_MOST_WAITING)
-        self._lock = threading.Lock()
-        self._thread: threading.Thread | None = None
-        self._pid = os.getpid()
-
-    def put(self, item: T) -> None:
-        """Deliver *item* soon. If a thousand wait already, it is dropped, and the log says so."""
-        if self._pid != os.getpid():  # after a fork: what waited is the parent's, and a lock may be held for ever
-            self._waiting, self._lock, self._thread, self._pid = (
-                queue.Queue(_MOST_WAITING),
-                threading.Lock(),
-                None,
-                os.getpid(),
-            )
-        try:
-            self._waiting.put_nowait(item)
-        except queue.Full:
-            LOG.error("%s: %d notices wait already; this one is only in the log", self.name, _MOST_WAITING)
-            return
-        with self._lock:
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name=f"x402guard-{self.name}", daemon=True)
-                self._thread.start()
-
-    def attempt(self, item: T) -> None:
-        """Deliver *item* now. An error is logged, because it must not stop the notices after it."""
-        try:
-            self._deliver(item)
-        except Exception:  # noqa: BLE001 - the owner's function may raise anything
-            LOG.exception("%s failed", self.name)
-
-    def _run(self) -> None:
-        while (item := self._waiting.get()) is not None:
-            self.attempt(item)
-
-    def close(self, until_s: float, ending: Callable[[], None] = lambda: None) -> None:
-        """Wait for deliveries under way until *until_s* (monotonic); *ending* is called at half of the time."""
-        with self._lock:
-            thread, self._thread = self._thread, None
-        if thread is None or self._pid != os.getpid() or thread is threading.current_thread():
-            return
-        with suppress(queue.Full):  # a full queue is not waited for
-            self._waiting.put_nowait(None)
-        thread.join(max(0.0, (until_s - time.monotonic()) / 2))
-        ending()
-        thread.join(max(0.0, until_s - time.monotonic()))
-
-
 class NoticeSender:
     """Sends each notice once. A function that fails and a webhook that hangs are felt by no payment."""
 
@@ -168,8 +111,8 @@ class NoticeSender:
             raise ConfigError(f"webhook: a {type(webhook).__name__} is not a Webhook; write Webhook(url=…, secret=…)")
         self._webhook, self._pauses_s = webhook, pauses_s
         self._ending = threading.Event()
-        self._functions = None if on_notice is None else Lane("on_notice", partial(_call, on_notice))
-        self._posts = None if webhook is None else Lane("webhook", self._deliver)
+        self._functions = None if on_notice is None else Background("on_notice", partial(_call, on_notice))
+        self._posts = None if webhook is None else Background("webhook", self._deliver)
 
     def notify(self, notices: Iterable[Notice]) -> None:
         """Send notices in the order given. Never raises an ``Exception``."""

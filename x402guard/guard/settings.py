@@ -117,6 +117,7 @@ class Settings(BaseSettings):
     background_checks: bool = True
     ledger_must_exist: bool = False
     mode: Mode = "enforce"
+    telemetry: bool = False
 
     @classmethod
     def settings_customise_sources(
@@ -153,6 +154,7 @@ class Settings(BaseSettings):
             "background_checks": self.background_checks,
             "ledger_must_exist": self.ledger_must_exist,
             "mode": self.mode,
+            "telemetry": self.telemetry,
         }
 
     def payer(self) -> Address | None:

@@ -14,6 +14,7 @@ import pytest
 
 from tests.support.merchant import URL, Shop, client, make_guard
 from x402guard import Notice, Policy, Webhook
+from x402guard.flow import background
 from x402guard.guard import notices as telling
 from x402guard.guard.notices import NoticeSender
 
@@ -275,7 +276,7 @@ def test_an_open_breaker_is_told_in_the_same_ways():
 
 
 def test_more_than_can_wait_are_in_the_log_alone(caplog, monkeypatch):
-    monkeypatch.setattr(telling, "_MOST_WAITING", 100)
+    monkeypatch.setattr(background, "MOST_WAITING", 100)
     let_go = threading.Event()
 
     def hangs(handler):
@@ -286,11 +287,11 @@ def test_more_than_can_wait_are_in_the_log_alone(caplog, monkeypatch):
         sender = NoticeSender(None, Webhook(url=receiver.url, secret=SECRET), pauses_s=())
         sender.notify([Notice("first", "info", "m")])
         receiver.wait_for(1)
-        sender.notify([Notice("many", "info", "m", facts={"n": n}) for n in range(telling._MOST_WAITING + 5)])
+        sender.notify([Notice("many", "info", "m", facts={"n": n}) for n in range(background.MOST_WAITING + 5)])
         let_go.set()
-        receiver.wait_for(1 + telling._MOST_WAITING, 60)
+        receiver.wait_for(1 + background.MOST_WAITING, 60)
         sender.close()
-    lost = [record for record in caplog.records if "only in the log" in record.message]
+    lost = [record for record in caplog.records if "dropped" in record.message]
     assert len(lost) == 5
 
 

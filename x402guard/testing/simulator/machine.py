@@ -122,9 +122,9 @@ class SimGuard(Guard):
         super().__init__(background_checks=False, **settings)
 
     @override
-    def _open(self, shell: Shell, limit: Nanos | None, *, checks: bool) -> None:
+    def _open(self, shell: Shell, limit: Nanos | None, **more: bool) -> None:
         shell = replace(shell, notifier=_Notifier(self._notify))
-        super()._open(replace(shell, recheck=self._nudge) if shell.chain is not None else shell, limit, checks=checks)
+        super()._open(replace(shell, recheck=self._nudge) if shell.chain is not None else shell, limit, **more)
 
 
 class _Notifier:

@@ -1,0 +1,1 @@
+"""Traces and metrics of what a guard commits, for OpenTelemetry."""
