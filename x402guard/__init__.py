@@ -11,6 +11,7 @@
 
 from typing import TYPE_CHECKING, Any
 
+from x402guard.adapters.mcp_client import GuardedMCPSession
 from x402guard.assets import Asset
 from x402guard.chain.reader import Chain
 from x402guard.errors import (
@@ -105,6 +106,7 @@ __all__ = [
     "Delegated",
     "Endpoint",
     "Guard",
+    "GuardedMCPSession",
     "GuardedTransport",
     "IllegalTransition",
     "Input",

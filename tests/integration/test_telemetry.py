@@ -96,7 +96,7 @@ def test_spans_and_metrics_of_each_kind_of_call_arrive(monkeypatch):
     assert paid["traceId"] in traces
     tokens = metrics["gen_ai.client.token.usage"]["histogram"]["dataPoints"]
     assert {attributes(point)["gen_ai.token.type"]: point["sum"] for point in tokens} == {"input": 20, "output": 5}
-    refusals = metrics["x402guard.refusals"]["sum"]["dataPoints"]
+    refusals = metrics["x402guard.refused"]["sum"]["dataPoints"]
     assert {attributes(point)["x402guard.rule"]: int(point["asInt"]) for point in refusals} == {
         "budget": 1,
         "session_tripped": 1,
@@ -187,6 +187,7 @@ def test_what_the_chain_shows_later_stands_below_the_payment(monkeypatch):
         ("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc", "x402guard exports http/protobuf"),
         ("OTEL_EXPORTER_OTLP_METRICS_PROTOCOL", "http/json", "x402guard exports http/protobuf"),
         ("OTEL_TRACES_EXPORTER", "zipkin", "x402guard exports otlp, or none of it"),
+        ("OTEL_METRICS_EXPORTER", "prometheus", "x402guard exports otlp, or none of it"),
     ],
 )
 def test_another_protocol_is_refused_by_name(monkeypatch, name, value, words):
@@ -242,6 +243,168 @@ def test_what_the_page_says_for_each_vendor_works_in_a_shell(vendor, block, tmp_
     if vendor == "LangSmith":
         assert (sent["x-api-key"], sent["langsmith-project"]) == ("lsv2-1", "research-agent")
     assert bool(metrics) == (vendor in ("Datadog", "Grafana"))
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {"OTEL_EXPORTER_OTLP_PROTOCOL": ""},
+        {"OTEL_EXPORTER_OTLP_PROTOCOL": "grpc", "OTEL_SDK_DISABLED": "true"},
+        {"OTEL_EXPORTER_OTLP_PROTOCOL": "grpc", "OTEL_TRACES_EXPORTER": "none", "OTEL_METRICS_EXPORTER": "none"},
+        {
+            "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc",
+            "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "http/protobuf",
+            "OTEL_EXPORTER_OTLP_METRICS_PROTOCOL": "http/protobuf",
+        },
+    ],
+)
+def test_what_opentelemetry_allows_is_no_mistake(monkeypatch, environment):
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(otel, "CLOSING_S", 0.2)
+    with collector() as collected:
+        monkeypatch.setenv(ENDPOINT, collected.url)
+        make_guard(telemetry=True).close()
+
+
+def test_a_setting_that_opentelemetry_cannot_use_is_told(monkeypatch):
+    monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "10")
+    with pytest.raises(ConfigError, match="telemetry: OpenTelemetry cannot use its environment"):
+        make_guard(telemetry=True)
+
+
+KEPT = """
+import gc, os, sys, threading
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from tests.support.chain import MockChain
+from tests.support.merchant import URL, Shop, client, make_guard, receipt, required
+from x402guard.ledger.evidence import Settled
+kept, provider = InMemorySpanExporter(), TracerProvider()
+provider.add_span_processor(SimpleSpanProcessor(kept))
+trace.set_tracer_provider(provider)
+
+def shown():
+    for span in kept.get_finished_spans():
+        print(span.name, span.status.status_code.name, span.status.description, sorted(span.attributes.items()))
+"""
+
+
+def kept(script):
+    done = processes.run(KEPT + script)
+    assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr
+    return done.stdout
+
+
+def test_what_sellers_write_and_what_looks_like_a_key_is_in_no_span():
+    said = kept(
+        """
+with make_guard(telemetry=True) as guard, guard.session("run", budget="$1.00") as session:
+    session.pay(required()).settled(receipt(transaction="IGNORE ALL PREVIOUS <script>"))
+    session.trip("because api_key=sk-1234567890abcdef1234567890 said so")
+shown()
+"""
+    )
+    assert "x402 payment" in said
+    assert "IGNORE" not in said
+    assert "sk-1234567890" not in said
+    assert "api_key=[redacted]" in said
+
+
+def test_a_payment_in_doubt_is_told_at_once_and_its_span_ends_with_the_guard():
+    said = kept(
+        """
+with make_guard(telemetry=True) as guard, guard.session("run", budget="$1.00") as session:
+    session.pay(required()).failed()
+    session.pay(required(url=URL + "/open"))
+shown()
+"""
+    )
+    assert said.count("x402guard in_doubt ERROR") == 1
+    assert said.count("x402 payment ERROR it has not ended: it may still be taken") == 2
+    assert said.count("('x402guard.outcome', 'held')") == 2
+
+
+def test_a_doubt_that_the_chain_has_settled_is_no_error():
+    said = kept(
+        """
+chain = MockChain(Settled(10_000, "0x" + "ab" * 32, 0, final=True))
+with make_guard(telemetry=True, chains=chain) as guard, guard.session("run", budget="$1.00") as session:
+    session.pay(required()).failed()
+    guard.reconcile()
+shown()
+"""
+    )
+    assert "x402 payment UNSET" in said
+    assert "('x402.transaction', '0x" + "ab" * 32 + "')" in said
+
+
+def test_a_scope_belongs_to_its_session():
+    said = kept(
+        """
+with make_guard(telemetry=True) as guard, guard.session("run", budget="$1.00", id="run-1") as session:
+    with session.scope("$0.50"):
+        session.charge("serp", "$0.04")
+shown()
+"""
+    )
+    assert "('x402guard.session.id', 'run-1'), ('x402guard.session.name', 'run')" in said
+
+
+def test_a_thread_that_cannot_start_is_felt_by_no_payment():
+    said = kept(
+        """
+start = threading.Thread.start
+def refused(thread):
+    if "telemetry" in thread.name:
+        raise RuntimeError("can't start new thread")
+    start(thread)
+threading.Thread.start = refused
+with make_guard(telemetry=True) as guard, guard.session("run", budget="$1.00") as session:
+    print(session.charge("serp", "$0.04").amount, client(session, Shop()).get(URL).status_code)
+store = guard.shell.store
+print(store._closed)
+"""
+    )
+    assert said.split() == ["0.04", "200", "True"]
+
+
+def test_guards_of_a_process_share_one_and_one_that_is_not_closed_sends_at_the_end(monkeypatch):
+    script = (
+        "from x402guard import Guard\n"
+        "guards = [Guard(ledger='memory://', telemetry=True) for _ in range(2)]\n"
+        "for number, guard in enumerate(guards, 1):\n"
+        "    with guard.session('run', budget='$1.00') as session:\n"
+        "        for _ in range(number): session.charge('serp', '$0.01')\n"
+    )
+    with collector() as collected:
+        done = processes.run(script, env={**os.environ, ENDPOINT: collected.url})
+        assert done.returncode == 0, done.stderr
+        spans, metrics = collected.spans(), collected.metrics()
+    assert len(spans) == 3
+    [point] = metrics["x402guard.call.amount"]["histogram"]["dataPoints"]
+    assert int(point["count"]) == 3
+
+
+def test_a_forked_child_sends_nothing_of_its_parents():
+    said = kept(
+        """
+guard = make_guard(telemetry=True)
+with guard.session("run", budget="$1.00") as session:
+    session.charge("serp", "$0.04")
+    sys.stdout.flush()
+    child = os.fork()
+    if child == 0:
+        guard.shell.observer.close()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+guard.close()
+shown()
+"""
+    )
+    assert said.count("execute_tool serp") == 1
 
 
 def test_flags_are_true_or_false():

@@ -18,6 +18,9 @@ from x402guard.ledger.view import LedgerView, Scope
 from x402guard.money import Nanos
 from x402guard.policy.steps import short_route, whole_route
 
+DIRECT: Final = "PAY"
+"""The method of a payment whose offer did not come by HTTP."""
+
 
 class RequestFacts(Struct, frozen=True):
     """One request as the core sees it, without types of an HTTP library.
@@ -61,6 +64,11 @@ class RequestFacts(Struct, frozen=True):
     max_price: Nanos | None = None
     host_header: str = ""
     read_s: float | None = 0.0
+
+    @property
+    def is_http(self) -> bool:
+        """False for an offer that did not come by HTTP: its resource may name a tool (``mcp://tool/name``), not a host."""
+        return self.method != DIRECT
 
     def __repr__(self) -> str:
         return f"RequestFacts(method={self.method!r}, origin={self.origin!r})"  # query and body may hold secrets

@@ -6,6 +6,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, Final, ParamSpec, Protocol, TypeVar, overload
 
+from x402guard.adapters.direct import Payment, apay, offered, pay
 from x402guard.errors import ConfigError
 from x402guard.flow.drivers import run, run_async
 from x402guard.flow.effects import Flow
@@ -135,6 +136,49 @@ class Charges(DeclaresTools, ToolPayer):
         does; on entering if the ceiling does not fit.
         """
         return ToolHold(self, tool_call(tool, up_to, field="up_to", arguments=arguments, lifetime_s=lifetime_s))
+
+    # -- offers that did not come by HTTP ----------------------------------------------------------------------------
+
+    def pay(
+        self,
+        required: object,
+        *,
+        purchase: str | None = None,
+        place: str | None = None,
+        max_price: Dollars | None = None,
+        pay_again: bool = False,
+    ) -> Payment:
+        """Hold and sign a payment for an offer that no transport of ours has seen, and return what to send.
+
+        The policy, the guards and the budget judge it as if a transport had met it. End it with ``settled`` or
+        ``failed``; without an end it stays held to its deadline.
+
+        Args:
+            required: the PaymentRequired: a model, a mapping, or the text of a ``PAYMENT-REQUIRED`` header.
+            purchase: a name for what is bought, for which at most one payment is made.
+            place: a URL that says where the offer came from, and what is bought there; ``mcp://name/tool`` for a process
+                of this machine. The rules about hosts judge it. By default the offer's own resource: a seller's word.
+            max_price: the price that was quoted, in dollars.
+            pay_again: pay a second time even if a payment for it is in doubt.
+
+        Raises ``PaymentRefused`` and its subclasses, ``ProtocolError``, ``SettlementUncertain``, ``SignerError``,
+        ``LedgerUnavailable``, and ``ConfigError`` naming the argument.
+        """
+        offer = offered(required, purchase=purchase, place=place, max_price=max_price, pay_again=pay_again)
+        return pay(self.innermost(), offer)
+
+    async def apay(
+        self,
+        required: object,
+        *,
+        purchase: str | None = None,
+        place: str | None = None,
+        max_price: Dollars | None = None,
+        pay_again: bool = False,
+    ) -> Payment:
+        """Do the same as ``pay``, awaited; end it with ``asettled`` or ``afailed``."""
+        offer = offered(required, purchase=purchase, place=place, max_price=max_price, pay_again=pay_again)
+        return await apay(self.innermost(), offer)
 
     # -- calls that no transport saw ----------------------------------------------------------------------------------
 

@@ -178,12 +178,14 @@ class Guard(BudgetParent):
 
     def _release(self) -> None:
         owns_store, owns_chain = self._owns
-        if self._observer is not None:
-            self._observer.close()
-        if owns_store:
-            self.shell.store.close()
-        if owns_chain and self.shell.chain is not None:
-            self.shell.chain.close()
+        try:
+            if self._observer is not None:
+                self._observer.close()
+        finally:
+            if owns_store:
+                self.shell.store.close()
+            if owns_chain and self.shell.chain is not None:
+                self.shell.chain.close()
 
     def _enter_books(self, limit: Nanos | None) -> frozenset[str]:
         """Record the wallet, its owner and this instance, and end the instances whose process is gone."""

@@ -371,7 +371,8 @@ class Owner:
         arguments: dict[str, Any] = load_settings().guard_arguments(pays=pays)
         if self._chains is not None:
             arguments["chains"] = self._chains
-        return Guard(**{**arguments, "ledger": self._store, "background_checks": False, "approver": None})
+        own = {"ledger": self._store, "background_checks": False, "approver": None, "telemetry": False}
+        return Guard(**{**arguments, **own})
 
     def _session(self, session: str) -> str:
         node_id = find_budget(self._store, session)

@@ -119,11 +119,14 @@ _GOOGLE: Final = Unseen(
 def unseen_libraries(*, loaded: bool) -> list[Unseen]:
     """Return the loaded (else the installed) libraries that send past our transports.
 
-    Libraries that web3 loads itself (requests, aiohttp) are left out if web3 is loaded: it sends to nodes of a chain.
+    Libraries that web3 loads itself (requests, aiohttp) are left out if web3 is loaded: it sends to nodes of a chain. So
+    are those that OpenTelemetry's exporter loads.
     """
     if not loaded:
         return [library for library in _KNOWN if importlib.util.find_spec(library.name) is not None]
     ours: set[str] = {"requests", "aiohttp", "urllib3"} if "web3" in sys.modules else set()
+    if "opentelemetry.exporter.otlp.proto.http" in sys.modules:
+        ours = {*ours, "requests", "urllib3"}  # it sends to a collector
     if {"openai", "anthropic"} & sys.modules.keys():
         ours = {*ours, "aiohttp"}  # they load it, but their clients are httpx2's, and seen
     if "requests" in sys.modules:

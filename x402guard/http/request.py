@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-import ipaddress
-import re
 import weakref
-from collections.abc import Mapping
-from functools import lru_cache
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import Struct
 
 from x402guard.errors import ConfigError
+from x402guard.flow.address import DEFAULT_PORTS, Address, address
 from x402guard.flow.effects import Send, SendFailed
 from x402guard.flow.receipt import Receipt
 from x402guard.flow.request import RequestFacts
@@ -30,7 +28,6 @@ if TYPE_CHECKING:
 
 LOGICAL: Final = "x402guard.logical_request"
 GUARDED: Final = "x402guard.guarded"
-_DEFAULT_PORTS: Final = {"http": 80, "https": 443}
 
 
 class LogicalRequest:
@@ -86,8 +83,9 @@ _MADE: Final[dict[bytes, None]] = {}
 _MOST_MADE: Final = 10_000
 
 
-def _note_made(payments: tuple[ForeignPayment, ...]) -> None:
-    _MADE.update((payment.digest, None) for payment in payments)
+def note_made(lines: Iterable[tuple[str, str]]) -> None:
+    """Remember the payments in header lines, with lower names, that this guard has made."""
+    _MADE.update((payment.digest, None) for payment in payments_in(lines, None))
     while len(_MADE) > _MOST_MADE:
         _MADE.pop(next(iter(_MADE)), None)
 
@@ -171,66 +169,9 @@ def unknown_payments(request: httpx.Request, found: tuple[ForeignPayment, ...]) 
     return tuple(payment for payment in found if payment.digest not in judged and payment.digest not in _MADE)
 
 
-class Address(Struct, frozen=True):
-    """Where a URL leads.
-
-    Attributes:
-        origin: ``scheme://host:port`` in lower case, always with the port.
-        host: the host, with its port if the URL names one.
-        name: the host alone, in lower case.
-        plain: it is a name of letters, digits, ``-``, ``_`` and ``.``, or an IP address.
-        loopback: it is this machine.
-        named: the values of a ``Host`` header that mean the same.
-    """
-
-    origin: str
-    host: str
-    name: str
-    plain: bool
-    loopback: bool
-    named: frozenset[str]
-
-
 def address_of(url: httpx.URL) -> Address:
     """Return where *url* leads."""
-    return _address(url.scheme, url.raw_host, url.port)
-
-
-@lru_cache(maxsize=1024)
-def _address(scheme: str, raw_host: bytes, port: int | None) -> Address:
-    name, default = raw_host.decode("ascii").lower(), _DEFAULT_PORTS.get(scheme, 0)
-    bare = f"[{name}]" if ":" in name else name
-    whole = f"{bare}:{port or default}"
-    host = bare if port is None else f"{bare}:{port}"
-    return Address(
-        origin=f"{scheme}://{whole}",
-        host=host,
-        name=name,
-        plain=_is_plain(host),
-        loopback=_is_loopback(name),
-        named=frozenset({"", whole, *([bare] if (port or default) == default else [])}),
-    )
-
-
-_HOST_NAME: Final = re.compile(r"[a-z0-9_.-]+(:[0-9]+)?", re.ASCII)
-
-
-def _is_plain(host: str) -> bool:
-    if not host.startswith("["):
-        return _HOST_NAME.fullmatch(host) is not None
-    try:
-        return ipaddress.ip_address(host[1:].partition("]")[0]).version == 6
-    except ValueError:
-        return False
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
+    return address(url.scheme, url.raw_host, url.port)
 
 
 def request_facts(request: httpx.Request) -> RequestFacts:
@@ -427,7 +368,7 @@ class OutgoingRequest:
             limits, read_s = copy.extensions.get("timeout"), read_limit(copy.extensions)
             if isinstance(limits, Mapping) and read_s is not None and (effect.call_s is None or read_s < effect.call_s):
                 copy.extensions["timeout"] = {**limits, "read": effect.call_s}
-            _note_made(payments_in(lines_of(lines), None))
+            note_made(lines_of(lines))
         return copy
 
     def answered(self, response: httpx.Response) -> httpx.Response:
@@ -460,7 +401,7 @@ class OutgoingRequest:
 
 def place_of(url: httpx.URL) -> str:
     """Return a URL's origin and path, as one of its spellings: no user, no query, no dot after the host."""
-    return f"{url.scheme}://{_host_of(url)}:{url.port or _DEFAULT_PORTS.get(url.scheme, 0)}{url.path}"
+    return f"{url.scheme}://{_host_of(url)}:{url.port or DEFAULT_PORTS.get(url.scheme, 0)}{url.path}"
 
 
 def _host_of(url: httpx.URL) -> str:

@@ -11,9 +11,11 @@ from urllib.parse import urlsplit
 
 from msgspec import Struct
 
-from x402guard.ledger.model import Entry, Hold, HoldKind, HoldState, NodeKind
+from x402guard.http.redaction import redacted
+from x402guard.ledger.model import Entry, Evidence, Hold, HoldKind, HoldState, NodeKind
 from x402guard.ledger.view import LedgerView
 from x402guard.money import NANOS_PER_DOLLAR
+from x402guard.x402.settlement import is_transaction
 
 Attribute = str | bool | int | float
 HOLD_ID: Final = "x402guard.hold.id"
@@ -91,14 +93,17 @@ def _address(host: str) -> dict[str, Attribute]:
 
 
 def whereabouts(node_id: str, view: LedgerView) -> dict[str, Attribute]:
-    """Return the names of the session and the customer that a node belongs to, as far as they are in view."""
+    """Return the session and the customer that a node belongs to, as far as they are in view."""
     if not view.has_node(node_id):
         return {"x402guard.session.id": node_id}
-    found: dict[str, Attribute] = {"x402guard.session.id": node_id, "x402guard.session.name": view.node(node_id).name}
-    for node in view.path(node_id):
+    found: dict[str, Attribute] = {}
+    for node in reversed(view.path(node_id)):
         if node.kind is NodeKind.BUDGET:
             found["x402guard.customer"] = node.name
-            break
+        elif node.kind is NodeKind.SESSION:
+            found |= {"x402guard.session.id": node.id, "x402guard.session.name": node.name}
+        elif node.kind is NodeKind.SCOPE:
+            found["x402guard.scope.id"] = node.id
     return found
 
 
@@ -112,9 +117,19 @@ def outcome(hold: Hold, entry: Entry) -> dict[str, Attribute]:
     for name, unit in (("gen_ai.usage.input_tokens", "input_tokens"), ("gen_ai.usage.output_tokens", "output_tokens")):
         if unit in (facts.get("usage") or {}):
             found[name] = int(facts["usage"][unit])
-    proof = facts.get("proof") or ("" if hold.claim is None else hold.claim.transaction)
-    if proof:
-        found["x402.transaction"] = str(proof)
+    found |= transaction_of(hold, facts)
     if hold.doubt:
-        found["x402guard.doubt"] = hold.doubt
+        found["x402guard.doubt"] = redacted(hold.doubt)
     return found
+
+
+def transaction_of(hold: Hold, facts: Mapping[str, Any]) -> dict[str, Attribute]:
+    """Return the transaction that proves a payment, or that its seller names; nothing that is no hash."""
+    _, _, proven = str(facts.get("proof") or "").partition("/")
+    named = proven.partition("/")[0] or ("" if hold.claim is None else hold.claim.transaction)
+    return {"x402.transaction": named} if is_transaction(named) else {}
+
+
+def is_doubtful(hold: Hold) -> bool:
+    """True if the outcome of a call is not known for sure: its doubt has no answer of the chain or a provider."""
+    return bool(hold.doubt) and hold.evidence in (None, Evidence.ASSUMED, Evidence.CLAIMED)

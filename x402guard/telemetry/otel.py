@@ -5,25 +5,41 @@ A span begins with a hold and ends with it. Its parent is the span that was curr
 
 from __future__ import annotations
 
+import atexit
+import os
 import threading
 import time
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 from msgspec import Struct, field
-from opentelemetry import context as contexts
 from opentelemetry import metrics, trace
-from opentelemetry.trace import SpanKind, Status, StatusCode
+from opentelemetry.context import Context
+from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode
 
 from x402guard.flow.background import Background
-from x402guard.ledger.model import Entry, Hold, HoldKind
-from x402guard.telemetry import calls
-from x402guard.telemetry.calls import ENDS, EVIDENCE, HOLD_ID, KIND, RULE, Attribute
+from x402guard.flow.shell import LOG
+from x402guard.http.redaction import redacted
+from x402guard.ledger.model import Entry, Hold, HoldKind, HoldState
+from x402guard.telemetry.calls import (
+    ENDS,
+    EVIDENCE,
+    HOLD_ID,
+    KIND,
+    RULE,
+    Attribute,
+    Call,
+    describe,
+    dollars,
+    is_doubtful,
+    outcome,
+    transaction_of,
+    whereabouts,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from opentelemetry.context import Context
     from opentelemetry.metrics import Histogram, MeterProvider
     from opentelemetry.trace import TracerProvider
 
@@ -40,18 +56,19 @@ _TOKEN_BOUNDS: Final = tuple(float(4**power) for power in range(14))
 
 
 class _Begun(Struct):
-    """A hold whose span has not ended: the context of its caller, the facts of its authorization, and its steps."""
+    """A hold whose span has not ended: the span of its caller, what its span shows, and its steps."""
 
-    context: Context
-    facts: Mapping[str, object] = field(default_factory=dict)
+    parent: SpanContext
+    call: Call
+    begun_ms: int
     steps: list[tuple[str, int]] = field(default_factory=list)
 
 
 class _Committed(Struct, frozen=True):
-    """A change that is in the ledger, and the context of its caller."""
+    """A change that is in the ledger, and the span of its caller."""
 
     view: LedgerView
-    context: Context
+    parent: SpanContext
 
 
 class _Step(Struct, frozen=True):
@@ -91,7 +108,7 @@ class Instruments:
         self._corrected = meter.create_up_down_counter(
             "x402guard.corrected", "USD", "What the chain, a bill or an undone block has changed after a call's end"
         )
-        self._refusals = meter.create_counter("x402guard.refusals", "{refusal}", "What each rule has refused")
+        self._refusals = meter.create_counter("x402guard.refused", "{refusal}", "What each rule has refused")
         self._trips = meter.create_counter("x402guard.trips", "{trip}", "Budgets that were stopped, by reason")
         self._tokens = meter.create_histogram(
             "gen_ai.client.token.usage", "{token}", "Number of input and output tokens used",
@@ -140,7 +157,7 @@ class Instruments:
 
 
 class Telemetry:
-    """An ``Observer`` of a guard's flows. What it is told waits in a queue; past a thousand it is dropped and logged.
+    """An ``Observer`` of guards' flows. What it is told waits in a queue; past a thousand it is dropped and logged.
 
     Args:
         tracers, meters: OpenTelemetry's providers.
@@ -155,26 +172,45 @@ class Telemetry:
         self._tracer = tracers.get_tracer(SCOPE)
         self._instruments = Instruments(meters, keeps_ids=keeps_ids)
         self._begun: OrderedDict[str, _Begun] = OrderedDict()
-        self._ended: OrderedDict[str, Context] = OrderedDict()
+        self._ended: OrderedDict[str, SpanContext] = OrderedDict()
         self._queue: Background[_Committed | _Step] = Background("telemetry", self._take)
+        self._pid = os.getpid()
+        self.users = 0
 
     def committed(self, view: LedgerView) -> None:
         """See ``Observer.committed``."""
-        if view.entries or view.notices:
-            self._queue.put(_Committed(view, contexts.get_current()))
+        if (view.entries or view.notices) and self._pid == os.getpid():
+            self._queue.put(_Committed(view, trace.get_current_span().get_span_context()))
 
     def step(self, name: str, hold_id: str) -> None:
         """See ``Observer.step``."""
-        self._queue.put(_Step(name, hold_id, time.time_ns()))
+        if self._pid == os.getpid():
+            self._queue.put(_Step(name, hold_id, time.time_ns()))
 
     def close(self) -> None:
-        """Hand over what waits; of providers of our own wait for the export, five seconds at most."""
+        """Leave it. The last guard that does so waits for what is under way, five seconds at most."""
+        with _SHARING:
+            self.users -= 1
+            if self.users > 0:
+                return
+            _SHARED.discard(self)
+        if self._pid == os.getpid():
+            self.end()
+
+    def end(self) -> None:
+        """Hand over what waits, and end the spans of what is still open; of providers of our own wait for the export."""
         until_s = time.monotonic() + CLOSING_S
-        self._queue.close(until_s)
+        self._queue.close(time.monotonic() + CLOSING_S / 2)
+        for hold_id, begun in list(self._begun.items()):
+            self._leave_open(hold_id, begun)
         # In threads of their own: an exporter tries a dead collector again and again.
         ending = [threading.Thread(target=provider.shutdown, daemon=True) for provider in self._owned]
         for thread in ending:
-            thread.start()
+            try:
+                thread.start()
+            except RuntimeError as error:  # the interpreter is ending and starts no thread
+                LOG.error("telemetry: the last spans and metrics are lost: %s", error)
+                return
         for thread in ending:
             thread.join(max(0.0, until_s - time.monotonic()))
 
@@ -196,79 +232,123 @@ class Telemetry:
                 self._mark(notice, item)
 
     def _entry(self, entry: Entry, hold: Hold, item: _Committed) -> None:
-        at_ns = entry.at_ms * _MS
         if entry.event == "authorize":
-            _put(self._begun, hold.id, _Begun(item.context, entry.facts()))
-            return
-        begun = self._begun.get(hold.id)
-        if entry.event in ENDS and hold.id not in self._ended:
-            self._end(hold, entry, self._begun.pop(hold.id, _Begun(item.context)), item.view)
-        elif begun is not None:
-            begun.steps.append((entry.event, at_ns))
-        elif hold.id in self._ended or entry.event in ("correct", "reopen", "forgive"):
-            self._later(hold, entry)
+            _put(self._begun, hold.id, _Begun(item.parent, describe(hold, entry.facts(), item.view), hold.created_ms))
+        elif entry.event in ENDS and hold.id not in self._ended:
+            unseen = _Begun(item.parent, describe(hold, {}, item.view), hold.created_ms)
+            self._end(hold, entry, self._begun.pop(hold.id, unseen))
+        elif hold.id in self._ended or entry.event in ("correct", "reopen"):  # another process may have ended it
+            begun = self._begun.pop(hold.id, None)
+            parent = self._ended.get(hold.id) or (item.parent if begun is None else begun.parent)
+            _put(self._ended, hold.id, parent)
+            self._later(hold, entry, parent)
+        else:
+            begun = self._begun.get(hold.id)
+            name = str(entry.facts().get("name") or entry.event)
+            if begun is not None:
+                begun.steps.append((name, entry.at_ms * _MS))
+            if entry.event == "note" and hold.doubt:
+                shown = {HOLD_ID: hold.id, "x402guard.doubt": redacted(hold.doubt)}
+                self._point("x402guard in_doubt", item.parent, entry.at_ms, shown, error=redacted(hold.doubt))
 
-    def _end(self, hold: Hold, entry: Entry, begun: _Begun, view: LedgerView) -> None:
-        call = calls.describe(hold, begun.facts, view)
-        shown = {**call.attributes, **calls.outcome(hold, entry)}
+    def _end(self, hold: Hold, entry: Entry, begun: _Begun) -> None:
+        shown = {**begun.call.attributes, **outcome(hold, entry)}
+        begun.steps.append((entry.event, entry.at_ms * _MS))
+        error = redacted(hold.doubt) if hold.doubt and is_doubtful(hold) else None
+        context = self._span(begun, shown, max(entry.at_ms, begun.begun_ms), error)
+        _put(self._ended, hold.id, context)
+        seconds = max(0, entry.at_ms - begun.begun_ms) / 1000
+        self._instruments.ended(shown, seconds, _within(context))
+
+    def _leave_open(self, hold_id: str, begun: _Begun) -> None:
+        """End the span of a call that is still out as this process leaves it: it counts until its time is over."""
+        shown = {**begun.call.attributes, "x402guard.outcome": str(HoldState.HELD)}
+        last_ns = max((at_ns for _, at_ns in begun.steps), default=begun.begun_ms * _MS)
+        self._span(begun, shown, -(-last_ns // _MS), "it has not ended: it may still be taken")
+        self._begun.pop(hold_id, None)
+
+    def _span(self, begun: _Begun, shown: Mapping[str, Attribute], end_ms: int, error: str | None) -> SpanContext:
+        kind = SpanKind.INTERNAL if begun.call.is_inside else SpanKind.CLIENT
         span = self._tracer.start_span(
-            call.name,
-            begun.context,
-            SpanKind.INTERNAL if call.is_inside else SpanKind.CLIENT,
-            shown,
-            start_time=hold.created_ms * _MS,
+            begun.call.name, _within(begun.parent), kind, shown, start_time=begun.begun_ms * _MS
         )
         for name, at_ns in begun.steps:
             span.add_event(name, timestamp=at_ns)
-        span.add_event(entry.event, timestamp=entry.at_ms * _MS)
-        if hold.doubt:
-            span.set_status(Status(StatusCode.ERROR, hold.doubt))
-        span.end(max(entry.at_ms, hold.created_ms) * _MS)
-        within = trace.set_span_in_context(span, begun.context)
-        _put(self._ended, hold.id, within)
-        self._instruments.ended(shown, max(0, entry.at_ms - hold.created_ms) / 1000, within)
+        if error is not None:
+            span.set_status(Status(StatusCode.ERROR, error))
+        span.end(end_ms * _MS)
+        return span.get_span_context()
 
-    def _later(self, hold: Hold, entry: Entry) -> None:
-        """Show what changed after the end of a call, as a span of no length below that of the call."""
+    def _point(
+        self, name: str, parent: SpanContext, at_ms: int, shown: Mapping[str, Attribute], *, error: str | None = None
+    ) -> None:
+        """Show something that has no length."""
+        span = self._tracer.start_span(name, _within(parent), attributes=shown, start_time=at_ms * _MS)
+        if error is not None:
+            span.set_status(Status(StatusCode.ERROR, error))
+        span.end(at_ms * _MS)
+
+    def _later(self, hold: Hold, entry: Entry, parent: SpanContext) -> None:
+        """Show what changed after the end of a call, below the span of the call."""
         facts = entry.facts()
-        shown: dict[str, Attribute] = {HOLD_ID: hold.id, KIND: str(hold.kind)}
-        shown |= {name: str(facts[fact]) for name, fact in ((EVIDENCE, "evidence"), ("x402.transaction", "proof")) if facts.get(fact)}  # fmt: skip
+        shown: dict[str, Attribute] = {HOLD_ID: hold.id, KIND: str(hold.kind), **transaction_of(hold, facts)}
+        if facts.get("evidence"):
+            shown[EVIDENCE] = str(facts["evidence"])
         if entry.captured:
-            shown |= {"x402guard.amount_nanos": entry.captured, "x402guard.amount_usd": calls.dollars(entry.captured)}
-            self._instruments.corrected(calls.dollars(entry.captured), str(hold.kind))
-        at_ns = entry.at_ms * _MS
-        span = self._tracer.start_span(
-            f"x402guard {entry.event}", self._ended.get(hold.id), attributes=shown, start_time=at_ns
-        )
-        span.end(at_ns)
+            shown |= {"x402guard.amount_nanos": entry.captured, "x402guard.amount_usd": dollars(entry.captured)}
+            self._instruments.corrected(dollars(entry.captured), str(hold.kind))
+        self._point(f"x402guard {facts.get('name') or entry.event}", parent, entry.at_ms, shown)
 
     def _mark(self, notice: Notice, item: _Committed) -> None:
-        """Show a refusal or a trip as a span of no length, with an error."""
-        at_ns = int(notice.time * 1000) * _MS
-        shown: dict[str, Attribute] = {RULE: notice.rule, **calls.whereabouts(notice.session, item.view)}
-        for name, amount in (("x402guard.requested_usd", notice.amount), ("x402guard.available_usd", notice.limit)):
+        """Show a refusal or a trip, with an error."""
+        shown: dict[str, Attribute] = {RULE: notice.rule, **whereabouts(notice.session, item.view)}
+        names = ("requested", "available") if notice.kind == "refused" else ("counted", "limit")
+        for name, amount in zip(names, (notice.amount, notice.limit), strict=True):
             if amount is not None:
-                shown[name] = float(amount)
-        span = self._tracer.start_span(f"x402guard {notice.kind}", item.context, attributes=shown, start_time=at_ns)
-        span.set_status(Status(StatusCode.ERROR, notice.message))
-        span.end(at_ns)
+                shown[f"x402guard.{name}_usd"] = float(amount)
+        at_ms = int(notice.time * 1000)
+        self._point(f"x402guard {notice.kind}", item.parent, at_ms, shown, error=redacted(notice.message))
 
 
-def _put(known: OrderedDict[str, _Begun] | OrderedDict[str, Context], key: str, value: object) -> None:
+def _within(parent: SpanContext) -> Context:
+    """Return a context with a span in it, without the span: a caller's may hold whole prompts."""
+    return trace.set_span_in_context(trace.NonRecordingSpan(parent), Context())
+
+
+V = TypeVar("V")
+
+
+def _put(known: OrderedDict[str, V], key: str, value: V) -> None:
     """Keep a value; the oldest of ten thousand goes."""
-    known[key] = value  # type: ignore[assignment]
+    known[key] = value
     if len(known) > _MOST_KNOWN:
         known.popitem(last=False)
 
 
+_SHARING: Final = threading.Lock()
+_SHARED: Final[set[Telemetry]] = set()
+"""The one that the guards of this process share: two would overwrite each other's metrics at the collector."""
+
+
 def telemetry() -> Telemetry:
-    """Return an observer for the providers of the program, or for OTLP exporters of our own if it has set none.
+    """Return the observer of this process, for the providers of the program, or for OTLP exporters of our own.
 
     Those read OpenTelemetry's environment (``OTEL_EXPORTER_OTLP_ENDPOINT``, ``OTEL_SERVICE_NAME``). Raises
-    ``ConfigError`` for another exporter or protocol there, ``ImportError`` without the exporter.
+    ``ConfigError`` for a setting there that cannot be used, ``ImportError`` without the exporter.
     """
+    with _SHARING:
+        found = next((each for each in _SHARED if each._pid == os.getpid()), None)  # noqa: SLF001 - of this module
+        if found is None:
+            _SHARED.clear()
+            found = _made()
+            _SHARED.add(found)
+        found.users += 1
+        return found
+
+
+def _made() -> Telemetry:
     tracers, meters = trace.get_tracer_provider(), metrics.get_meter_provider()
-    if _is_set(tracers) or _is_set(meters):
+    if not _stands_in(tracers) or not _stands_in(meters):
         return Telemetry(tracers, meters)
     from x402guard.telemetry.export import providers
 
@@ -276,6 +356,15 @@ def telemetry() -> Telemetry:
     return Telemetry(*own, keeps_ids=True, owned=own)
 
 
-def _is_set(provider: object) -> bool:
-    """True for a provider of the program: the API's own ones only stand in for it."""
-    return not type(provider).__module__.startswith(("opentelemetry.trace", "opentelemetry.metrics"))
+def _stands_in(provider: object) -> bool:
+    """True for what the API gives to a program that has set no provider."""
+    return type(provider).__name__.lstrip("_").startswith("Proxy")
+
+
+@atexit.register
+def _end_all() -> None:
+    """End what a guard that was never closed has left."""
+    for each in tuple(_SHARED):
+        if each._pid == os.getpid():  # noqa: SLF001 - of this module
+            _SHARED.discard(each)
+            each.end()

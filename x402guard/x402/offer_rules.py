@@ -164,7 +164,8 @@ def resource_host(case: Case) -> str | None:
     if case.offer.resource_url is None:
         return None
     try:
-        named = urlsplit(case.offer.resource_url).hostname
+        url = urlsplit(case.offer.resource_url)
+        named = None if url.scheme == "mcp" and not case.request.is_http else url.hostname
         asked = urlsplit(case.request.origin).hostname
     except ValueError:
         return "(unreadable)"

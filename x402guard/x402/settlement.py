@@ -39,6 +39,12 @@ from x402guard.x402.wire import SettleResponse, decode_receipt
 
 _HASH: Final = re.compile(r"0x[0-9a-fA-F]{64}", re.ASCII)
 
+
+def is_transaction(text: str) -> bool:
+    """True for the hash of a transaction: a seller may write any text there."""
+    return _HASH.fullmatch(text) is not None
+
+
 SWEEP_SIZE: Final = 16
 """The most holds that one sweep asks the chain about."""
 
@@ -407,4 +413,4 @@ def _transaction_of(hold: Hold) -> str:
     if hold.proof is not None:
         return hold.proof.split("/")[1]
     named = "" if hold.claim is None else hold.claim.transaction
-    return named if _HASH.fullmatch(named) else ""  # a seller may write any text there
+    return named if is_transaction(named) else ""  # a seller may write any text there

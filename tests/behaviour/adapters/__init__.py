@@ -1,0 +1,1 @@
+"""Offers that no transport of ours sees."""

@@ -1,0 +1,379 @@
+"""Pays an offer that did not come by HTTP: the flow of a paid request, halted between the signature and the answer.
+
+The flow is that of a transport. It waits where a transport sends the payment, until the caller says what came back.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import weakref
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any, Final, NoReturn
+from urllib.parse import urlsplit
+
+from msgspec import Struct
+
+from x402guard.errors import ConfigError, LedgerUnavailable, ProtocolError
+from x402guard.flow.address import DEFAULT_PORTS, address
+from x402guard.flow.context import Context
+from x402guard.flow.drivers import run, run_async
+from x402guard.flow.effects import Flow, Interrupted, PeekBody, Reply, Send, SendFailed, Sign
+from x402guard.flow.ports import Slot
+from x402guard.flow.receipt import Receipt
+from x402guard.flow.request import DIRECT, RequestFacts
+from x402guard.flow.sealed import Sealed, forgetting
+from x402guard.flow.shell import Payer, Shell
+from x402guard.flow.surroundings import here
+from x402guard.http.request import note_made
+from x402guard.money import Dollars
+from x402guard.policy.checks import check_dollars, check_flag
+from x402guard.x402.flow import paid_request
+from x402guard.x402.settlement import note_answer_end
+from x402guard.x402.wire import (
+    MAX_BODY_BYTES,
+    PAYMENT_REQUIRED,
+    PAYMENT_RESPONSE,
+    compact_json,
+    decode_base64_json,
+    encode_header,
+)
+
+LOCAL: Final = "mcp"
+"""The scheme of a place inside this machine: a process that the caller started, over its standard input and output."""
+
+_SCHEMES: Final = frozenset({"https", "http", LOCAL})
+_REQUIRED: Final = "required"
+
+
+class Offered(Struct, frozen=True):
+    """An offer, and what it is for.
+
+    Attributes:
+        required: the terms, as decoded JSON.
+        place: a URL that says where the offer came from and what is bought there.
+        body: what is bought, beside the place: the canonical arguments of a tool.
+        purchase: the caller's own name of the purchase, or None.
+        pay_again: the caller wants a second payment even if one is in doubt.
+        max_price: the price that the caller was quoted, in dollars; None without one.
+    """
+
+    required: Mapping[str, Any]
+    place: str
+    body: bytes = b""
+    purchase: str | None = None
+    pay_again: bool = False
+    max_price: Dollars | None = None
+
+    def facts(self) -> RequestFacts:
+        """Return the facts of a request for the core, with 32 new random bytes. Raises ``ConfigError``."""
+        try:
+            parts = urlsplit(self.place)
+            port, host = parts.port, (parts.hostname or "").encode("ascii")
+        except (ValueError, UnicodeEncodeError):
+            raise ConfigError(f"place: {self.place!r:.80} is no URL; write https://seller.example/what") from None
+        if parts.scheme not in _SCHEMES or not host or parts.username is not None:
+            raise ConfigError(f"place: {self.place!r:.80} does not begin with https://host, http://host or mcp://name")
+        where = address(parts.scheme, host, None if port == DEFAULT_PORTS.get(parts.scheme) else port)
+        if not where.plain:
+            raise ConfigError(f"place: the host {where.host!r:.80} has other characters than a host's name has")
+        return RequestFacts(
+            method=DIRECT,
+            url=self.place,
+            origin=where.origin,
+            host=where.host,
+            secure=parts.scheme in ("https", LOCAL),
+            loopback=where.loopback or parts.scheme == LOCAL,
+            body_sha256=hashlib.sha256(self.body).hexdigest(),
+            entropy=here().random_bytes(32),
+            purchase=self.purchase,
+            pay_again=self.pay_again,
+            body=self.body,
+            max_price=None if self.max_price is None else check_dollars("max_price", self.max_price),
+            read_s=None,
+        )
+
+
+def offered(
+    required: object,
+    *,
+    purchase: object = None,
+    place: object = None,
+    max_price: Dollars | None = None,
+    pay_again: object = False,
+) -> Offered:
+    """Return an offer, checked.
+
+    *required* is the text of a ``PAYMENT-REQUIRED`` header, a mapping, or a model with ``model_dump``. Raises
+    ``ConfigError`` naming the argument, ``ProtocolError`` for terms that cannot be read.
+    """
+    terms = as_message(required, field=_REQUIRED)
+    if purchase is not None and (not isinstance(purchase, str) or not purchase.strip()):
+        raise ConfigError(f"purchase: {purchase!r:.60} is no name; write text such as 'order 7'")
+    check_flag("pay_again", pay_again)
+    if place is None:
+        place = _resource_url(terms)
+    if not isinstance(place, str) or not place:
+        raise ConfigError(
+            "place: the offer names no resource; say where it came from: place='https://seller.example/what'"
+        )
+    return Offered(terms, place, b"", purchase, bool(pay_again), max_price)
+
+
+def as_message(given: object, *, field: str) -> Mapping[str, Any]:
+    """Return a message of x402 as decoded JSON. Raises ``ProtocolError`` naming *field*, ``ConfigError`` for another type."""
+    if isinstance(given, str):
+        given = decode_base64_json(given, field=field)
+    elif hasattr(given, "model_dump"):
+        given = given.model_dump(mode="json", by_alias=True, exclude_none=True)
+    if not isinstance(given, Mapping):
+        raise ConfigError(
+            f"{field}: a {type(given).__name__} is no message of x402; give its model, a dict or the header's text"
+        )
+    return given
+
+
+def _resource_url(terms: Mapping[str, Any]) -> object:
+    """Return the URL of what is sold: of the offer (v2), or of its first way to pay (v1)."""
+    resource = terms.get("resource")
+    if isinstance(resource, Mapping):
+        return resource.get("url")
+    accepts = terms.get("accepts")
+    first = accepts[0] if isinstance(accepts, (list, tuple)) and accepts else None
+    return first.get("resource") if isinstance(first, Mapping) else None
+
+
+class _Halted(Struct, frozen=True):
+    """A flow that has signed, and the payment that it would send."""
+
+    flow: Flow[Receipt | None]
+    sent: Send
+    presented: int
+
+
+def _advanced(
+    flow: Flow[Receipt | None], given: Any = None, *, failure: BaseException | None = None, body: bytes = b""
+) -> Flow[_Halted | Receipt | None]:
+    """Run a flow from an answer or a failure on, up to the send of its payment or to its end. *body*: the 402's."""
+    presented = 0
+    while True:
+        try:
+            effect = flow.send(given) if failure is None else flow.throw(failure)
+        except StopIteration as done:
+            receipt: Receipt | None = done.value
+            return receipt
+        if isinstance(effect, Send):
+            return _Halted(flow, effect, presented)
+        if isinstance(effect, Sign):
+            presented = effect.hold.presented
+        given, failure = None, None
+        try:
+            given = body if isinstance(effect, PeekBody) else (yield effect)
+        except GeneratorExit:
+            flow.close()
+            raise
+        except BaseException as error:  # noqa: BLE001 - the flow decides what every failure means
+            failure = error
+
+
+class _Keeps:
+    """Keeps the slot of a payment until it ends: the part of an exchange that a flow without HTTP needs."""
+
+    def __init__(self) -> None:
+        self._slot: Slot | None = None
+
+    def keep(self, slot: Slot | None) -> None:
+        """Keep a slot, and release the one kept before."""
+        if self._slot is not None:
+            self._slot.leave()
+        self._slot = slot
+
+
+class _Slots(_Keeps):
+    def send(self, effect: Send) -> Reply:
+        raise TypeError(f"{effect!r} is not sent here")  # the flow halts before
+
+    def peek(self, effect: PeekBody) -> bytes | None:
+        raise TypeError(f"{effect!r} is not read here")  # the terms are known
+
+
+class _AsyncSlots(_Keeps):
+    async def send(self, effect: Send) -> Reply:
+        raise TypeError(f"{effect!r} is not sent here")
+
+    async def peek(self, effect: PeekBody) -> bytes | None:
+        raise TypeError(f"{effect!r} is not read here")
+
+
+class Payment:
+    """A payment that is signed, and whose outcome the caller knows: end it by ``settled`` or ``failed``.
+
+    One that is not ended stays held to its deadline, as any payment whose answer is lost. Awaited, the ends are
+    ``asettled`` and ``afailed``.
+
+    """
+
+    def __init__(self, halted: _Halted, slots: _Keeps, context: Context, shell: Shell) -> None:
+        [(name, value)] = halted.sent.headers
+        self._name, self._value = name, value if isinstance(value, Sealed) else Sealed(value)
+        self._flow: Flow[Receipt | None] | None = halted.flow
+        self._hold_id = halted.sent.pays or ""
+        self._presentation = (self._hold_id, halted.presented)
+        self._slots, self._context, self._shell = slots, context, shell
+        self._lock = threading.Lock()
+        weakref.finalize(self, slots.keep, None)
+
+    def __repr__(self) -> str:
+        return f"Payment(hold={self._hold_id[:16]}…)"  # without the signature
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a Payment holds a signature and is not pickled")
+
+    @property
+    def hold_id(self) -> str:
+        """The id of its hold in the ledger."""
+        return self._hold_id
+
+    @property
+    def header(self) -> tuple[str, str]:
+        """The name and value of its header, for a request of the caller's own."""
+        return self._name, self._value.reveal()
+
+    @property
+    def payload(self) -> dict[str, Any]:
+        """The PaymentPayload to send, as JSON values: in ``_meta["x402/payment"]`` over MCP, for example."""
+        with forgetting():
+            found: dict[str, Any] = decode_base64_json(self._value.reveal(), field="payload")
+            return found
+
+    def settled(self, response: object = None) -> Receipt:
+        """End it with the seller's answer, and return its receipt.
+
+        *response* is the SettleResponse: a model, a mapping, or the text of a ``PAYMENT-RESPONSE`` header. It is the
+        seller's claim, which the chain confirms later. Without one, or with a failure, the payment stays in doubt and
+        counts. Raises ``ConfigError`` if it has ended, ``LedgerUnavailable``.
+        """
+        return self._end(200, response)
+
+    async def asettled(self, response: object = None) -> Receipt:
+        """``settled``, awaited."""
+        return await self._aend(200, response)
+
+    def failed(self, response: object = None) -> Receipt:
+        """End it without what was bought, and return its receipt: it may still be taken, so it counts to its deadline.
+
+        The same purchase presents the same payment again; nothing new is signed. *response* as in ``settled``. Raises
+        ``PaidNotDelivered`` if the chain shows that it was taken.
+        """
+        return self._end(402, response)
+
+    async def afailed(self, response: object = None) -> Receipt:
+        """``failed``, awaited."""
+        return await self._aend(402, response)
+
+    async def abroken(self, error: BaseException) -> NoReturn:
+        """End it because its request was sent and no answer came, and raise what its caller gets: never a denial.
+
+        ``SettlementUncertain`` from *error*; a cancellation is passed on.
+        """
+        failure = SendFailed(error, before_connection=False) if isinstance(error, Exception) else Interrupted(error)
+        try:
+            await run_async(self._ended(_advanced(self._take(), failure=failure), 402), self._shell)
+        finally:
+            self._gone()
+        raise error  # the flow raises; this line is for a flow that does not
+
+    def _end(self, status: int, response: object) -> Receipt:
+        rest = self._rest(status, response)
+        try:
+            return run(self._ended(rest, status), self._shell)
+        finally:
+            self._gone()
+
+    async def _aend(self, status: int, response: object) -> Receipt:
+        rest = self._rest(status, response)
+        try:
+            return await run_async(self._ended(rest, status), self._shell)
+        finally:
+            self._gone()
+
+    def _rest(self, status: int, response: object) -> Flow[_Halted | Receipt | None]:
+        reply = _answer(status, response)  # before the flow is taken: an answer of a wrong type ends nothing
+        return _advanced(self._take(), reply)
+
+    def _take(self) -> Flow[Receipt | None]:
+        with self._lock:
+            flow, self._flow = self._flow, None
+        if flow is None:
+            raise ConfigError("payment: it has ended already; pay again for another one")
+        return flow
+
+    def _ended(self, rest: Flow[_Halted | Receipt | None], status: int) -> Flow[Receipt]:
+        receipt = yield from rest
+        if not isinstance(receipt, Receipt):
+            raise TypeError("a payment was sent twice")
+        if status < 400:
+            with suppress(LedgerUnavailable):  # the answer is the caller's, whether or not the ledger can be written
+                yield from note_answer_end(self._context, (receipt.hold_id, receipt.presented), "whole")
+        return receipt
+
+    def _gone(self) -> None:
+        self._context.in_flight.discard(self._presentation)
+        self._slots.keep(None)
+
+
+def _answer(status: int, response: object) -> Reply:
+    if response is None:
+        return Reply(status, ())
+    text = response if isinstance(response, str) else encode_header(as_message(response, field="response"))
+    return Reply(status, ((PAYMENT_RESPONSE, text),))
+
+
+def _challenge(terms: Mapping[str, Any]) -> tuple[Reply, bytes]:
+    """Return the 402 that these terms would come in, and its body: the flow reads and bounds both as ever."""
+    try:
+        text = compact_json(terms)
+    except (TypeError, ValueError, RecursionError):
+        raise ProtocolError("it is no JSON", field=_REQUIRED) from None
+    if terms.get("x402Version") == 1:
+        body = text.encode("utf-8", "replace")
+        if len(body) > MAX_BODY_BYTES:
+            raise ProtocolError(f"{len(body)} bytes; at most {MAX_BODY_BYTES} are allowed", field=_REQUIRED)
+        return Reply(402, (("content-type", "application/json"),)), body
+    return Reply(402, ((PAYMENT_REQUIRED, encode_header(terms)),)), b""
+
+
+def pay(payer: Payer, offer: Offered) -> Payment:
+    """Hold and sign a payment for an offer. Raises what a paid request raises, and ``ConfigError``."""
+    context, shell, slots = payer.context, payer.shell, _Slots()
+    try:
+        return _signed(run(_signing(offer, context), shell, slots), slots, context, shell)
+    except BaseException:
+        slots.keep(None)
+        raise
+
+
+async def apay(payer: Payer, offer: Offered) -> Payment:
+    """``pay``, awaited."""
+    context, shell, slots = payer.context, payer.shell, _AsyncSlots()
+    try:
+        return _signed(await run_async(_signing(offer, context), shell, slots), slots, context, shell)
+    except BaseException:
+        slots.keep(None)
+        raise
+
+
+def _signing(offer: Offered, context: Context) -> Flow[_Halted]:
+    reply, body = _challenge(offer.required)
+    halted = yield from _advanced(paid_request(offer.facts(), context, reply), body=body)
+    if not isinstance(halted, _Halted):
+        raise ProtocolError("it offers nothing that can be paid", field=_REQUIRED)
+    return halted
+
+
+def _signed(halted: _Halted, slots: _Keeps, context: Context, shell: Shell) -> Payment:
+    payment = Payment(halted, slots, context, shell)
+    name, value = payment.header
+    note_made([(name.lower(), value)])  # a guarded transport that carries it does not take it for another client's
+    return payment

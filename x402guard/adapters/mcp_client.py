@@ -1,0 +1,260 @@
+"""A client session of MCP whose tools are guarded: free ones count as tools, paid ones are bought through the guard.
+
+Source: x402 specification, transport MCP: terms in the result of a tool or in a JSON-RPC error, the payment in
+``_meta["x402/payment"]``, the receipt in ``_meta["x402/payment-response"]``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from typing import Any, Final, Protocol
+from urllib.parse import quote, unquote, urlsplit
+
+import anyio
+
+from x402guard.adapters.direct import LOCAL, Offered, Payment, apay
+from x402guard.errors import ConfigError, PaymentRefused, PolicyDenied
+from x402guard.flow.admission import Seat
+from x402guard.flow.drivers import run_async
+from x402guard.flow.receipt import Receipt
+from x402guard.flow.refusals import refused
+from x402guard.flow.shell import Payer
+from x402guard.frozen import replace
+from x402guard.ledger.authorize import Refusal
+from x402guard.ledger.model import HoldKind
+from x402guard.money import Dollars
+from x402guard.policy.step_guard import Outcome
+from x402guard.tools.flow import check_free, end_free
+from x402guard.tools.hold import tool_call
+
+PAYMENT: Final = "x402/payment"
+PAYMENT_RESPONSE: Final = "x402/payment-response"
+RECEIPT: Final = "x402guard/receipt"
+"""The key of ``_meta`` under which a result of ours has the receipt of its payment."""
+
+_TERMS_CODES: Final = frozenset({402, -32042})
+_LOST_CODES: Final = frozenset({-32000, -32001})  # the connection closed, the request timed out: errors of this side
+_MOST_TEXT: Final = 262_144
+_SWAPPED: Final = "swapped_tool"
+
+
+class PayingSession(Protocol):
+    """A session that pays, and declares tools."""
+
+    def innermost(self) -> Payer:
+        """Return the innermost budget in context."""
+
+    def tool(self, *, cost: Dollars, name: str, timeout_s: int) -> Callable[[Any], Any]:
+        """Decorate a function whose calls cost money."""
+
+
+class GuardedMCPSession:
+    """A ``ClientSession`` (or ``Client``) of the package ``mcp`` whose tools are called through a session of the guard.
+
+    A free tool counts as a tool: loops, risk, approvals and ``max_calls`` judge it under the name ``SERVER/TOOL``. One
+    that asks for a payment is bought; a purchase is server, tool and canonical arguments. Everything else is passed on.
+
+    Args:
+        mcp: the client session, connected.
+        session: the budget that pays.
+        server: your own name of the server, or its URL: the rules about hosts judge it. The server's own word is none.
+        costs: tool → dollars for a call of a tool that is paid for elsewhere, held before and captured after it.
+
+    Raises ``ConfigError`` naming the argument.
+    """
+
+    def __init__(
+        self,
+        mcp: Any,
+        session: PayingSession,
+        *,
+        server: str,
+        costs: Mapping[str, Dollars] | None = None,
+    ) -> None:
+        if not hasattr(mcp, "call_tool"):
+            raise ConfigError(f"mcp: a {type(mcp).__name__} has no call_tool; give a ClientSession of the package mcp")
+        if not hasattr(session, "innermost"):
+            raise ConfigError(f"session: {session!r:.60} is neither a Session nor a Guard")
+        if not isinstance(server, str) or not server.strip():
+            raise ConfigError("server: give the server a name of your own, such as 'weather', or its URL")
+        self._mcp, self._session, self._costs = mcp, session, dict(costs or {})
+        self._place = server.rstrip("/") if "://" in server else f"{LOCAL}://{quote(server, safe='')}"
+        self._name = urlsplit(self._place).hostname or server
+        Offered({}, self._place).facts()  # an address that cannot be judged is refused now
+        self._known = _identity(mcp)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._mcp, name)
+
+    async def call_tool(
+        self,
+        name: str,
+        arguments: dict[str, Any] | None = None,
+        *,
+        purchase: str | None = None,
+        max_price: Dollars | None = None,
+        pay_again: bool = False,
+        **options: Any,
+    ) -> Any:
+        """Call a tool, and buy its result if it asks for a payment. Returns the server's result.
+
+        *purchase*, *max_price* and *pay_again* are those of ``session.pay``; *options* go to the client session. The
+        receipt of a payment is in the result's ``meta["x402guard/receipt"]``. Raises as ``session.pay`` does, and what the
+        client session raises for a call that is not paid.
+        """
+
+        async def call(arguments: dict[str, Any] | None = None) -> Any:
+            offer = Offered(
+                {}, f"{self._place}/{quote(name, safe='')}", _canonical(arguments), purchase, pay_again, max_price
+            )
+            return await self._bought(name, arguments, offer, options)
+
+        tool = f"{self._name}/{name}"
+        if name not in self._costs:
+            return await self._counted(tool, arguments, call)
+        declared = self._session.tool(cost=self._costs[name], name=tool, timeout_s=0)
+        called: Callable[..., Coroutine[Any, Any, Any]] = declared(call)
+        return await called(arguments=arguments)
+
+    async def _counted(self, tool: str, arguments: dict[str, Any] | None, call: Callable[..., Awaitable[Any]]) -> Any:
+        """Call a tool that costs no dollars of its own: the rules and the guards judge it, and count its end."""
+        budget = self._session.innermost()
+        use = tool_call(tool, 0, field="cost", arguments=arguments or {})
+        seat = Seat(HoldKind.TOOL, tool)
+        outcome: Outcome = "failed"
+        try:
+            narrow = await run_async(check_free(budget.context, use, seat), budget.shell)
+            left_out = set() if narrow is None else set(narrow.remove)
+            given = {key: value for key, value in (arguments or {}).items() if key not in left_out}
+            result = await call(arguments if arguments is None else given)
+            outcome = "failed" if getattr(result, "is_error", False) else "ok"
+            return result
+        except BaseException as error:
+            outcome = "failed" if isinstance(error, Exception) and not isinstance(error, PaymentRefused) else "unknown"
+            raise
+        finally:
+            seat.leave()
+            with anyio.CancelScope(shield=True):
+                await run_async(end_free(budget.context, use, outcome=outcome), budget.shell)
+
+    async def _bought(
+        self, name: str, arguments: dict[str, Any] | None, offer: Offered, options: dict[str, Any]
+    ) -> Any:
+        try:
+            result = await self._mcp.call_tool(name, arguments, **options)
+            terms = _terms_of(result)
+        except Exception as error:
+            result, terms = None, _terms_in_error(error)
+            if terms is None:
+                raise
+        if terms is None:
+            return result
+        budget = self._session.innermost()
+        await self._refuse_swap(budget, name, terms)
+        payment = await apay(budget, replace(offer, required=terms))
+        return await self._paid(payment, name, arguments, options)
+
+    async def _paid(
+        self, payment: Payment, name: str, arguments: dict[str, Any] | None, options: dict[str, Any]
+    ) -> Any:
+        """Call the tool with its payment. From here on no error denies the payment."""
+        meta = {**(options.pop("meta", None) or {}), PAYMENT: payment.payload}
+        try:
+            result = await self._mcp.call_tool(name, arguments, meta=meta, **options)
+        except BaseException as error:
+            code = _code_of(error)
+            if code is None or code in _LOST_CODES:
+                await payment.abroken(error)
+            await payment.afailed(_object(getattr(error, "data", None), PAYMENT_RESPONSE))
+            raise
+        response = _object(getattr(result, "meta", None), PAYMENT_RESPONSE)
+        receipt = await (payment.afailed if result.is_error else payment.asettled)(response)
+        return _with_receipt(result, receipt)
+
+    async def _refuse_swap(self, budget: Payer, name: str, terms: Mapping[str, Any]) -> None:
+        """Refuse terms for another tool, and a server that has become another one since it was wrapped."""
+        resource = terms.get("resource")
+        url = urlsplit(str(resource.get("url"))) if isinstance(resource, Mapping) else urlsplit("")
+        sold = unquote(url.path.rpartition("/")[2])
+        if url.scheme == "mcp" and sold != name:
+            reason = f"{self._name}/{name} was called, and the terms are for another tool"
+        elif _identity(self._mcp) != self._known:
+            reason = f"{self._name} has become another server since it was wrapped"
+        else:
+            return
+        refusal = Refusal(
+            _SWAPPED, reason, error=PolicyDenied, words=sold, advice="Connect again, and ask for a new quote."
+        )
+        raise await run_async(refused(budget.context, refusal), budget.shell)
+
+
+def _identity(mcp: Any) -> tuple[object, object]:
+    """Return what a server calls itself, and its version."""
+    info = getattr(mcp, "server_info", None)
+    return getattr(info, "name", None), getattr(info, "version", None)
+
+
+def _canonical(arguments: Mapping[str, Any] | None) -> bytes:
+    """Return the arguments of a call as one text, whatever the order of their keys. Raises ``ConfigError``."""
+    try:
+        text = json.dumps(arguments or {}, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+        return text.encode("utf-8")
+    except (TypeError, ValueError, RecursionError):
+        raise ConfigError("arguments: they are no JSON; give a dict of plain values") from None
+
+
+def _terms_of(result: Any) -> Mapping[str, Any] | None:
+    """Return the terms in a result that is an error: in its structured content, or in its first text."""
+    if not getattr(result, "is_error", False):
+        return None
+    found = getattr(result, "structured_content", None)
+    if _are_terms(found):
+        return found
+    first = next(iter(getattr(result, "content", None) or ()), None)
+    return _terms_in_text(getattr(first, "text", None))
+
+
+def _terms_in_text(text: object) -> Mapping[str, Any] | None:
+    if not isinstance(text, str) or "x402Version" not in text or len(text) > _MOST_TEXT:
+        return None
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return found if _are_terms(found) else None
+
+
+def _terms_in_error(error: Exception) -> Mapping[str, Any] | None:
+    data = getattr(error, "data", None)
+    return data if _code_of(error) in _TERMS_CODES and _are_terms(data) else None
+
+
+def _are_terms(value: object) -> bool:
+    return isinstance(value, Mapping) and "x402Version" in value and "accepts" in value
+
+
+def _code_of(error: BaseException) -> int | None:
+    """Return the code of a JSON-RPC error; None for any other error."""
+    code = getattr(error, "code", None)
+    return code if type(code) is int and hasattr(error, "data") else None
+
+
+def _object(values: object, name: str) -> Mapping[str, Any] | None:
+    """Return an object in ``_meta`` or in the data of an error; None for anything else."""
+    found = values.get(name) if isinstance(values, Mapping) else None
+    return found if isinstance(found, Mapping) else None
+
+
+def _with_receipt(result: Any, receipt: Receipt) -> Any:
+    """Return a result with the receipt of its payment in its ``meta``."""
+    shown = {
+        "hold_id": receipt.hold_id,
+        "amount": str(receipt.amount),
+        "state": receipt.state,
+        "evidence": receipt.evidence,
+        "in_doubt": receipt.in_doubt,
+        "transaction": receipt.transaction,
+        "presented": receipt.presented,
+    }
+    return result.model_copy(update={"meta": {**(result.meta or {}), RECEIPT: shown}})
