@@ -204,3 +204,20 @@ def test_what_changes_something_says_so_as_json_too(tmp_path):
     assert done("keys", "address", "key.json") == {"address": made["address"]}
     public = done("keys", "report", "report.json", X402GUARD_REPORT_KEY_PASSWORD="of the test only")["public_key"]
     assert len(public) == 64
+
+
+def test_a_report_reads_alone_and_replaces_no_page_of_others(tmp_path):
+    with make_guard(f"sqlite:///{tmp_path / 'spend.db'}") as guard, guard.session("run", budget="$1.00") as session:
+        session.charge("serp", "$0.04")
+    empty = tmp_path / "empty.db"
+    empty.touch()
+    for command in (("report", "wallet"), ("report", "wallet", "--json"), ("sessions",), ("holds",)):
+        assert typed(*command, "--ledger", "empty.db", cwd=tmp_path).returncode == 2
+        assert empty.stat().st_size == 0
+    page = tmp_path / "index.html"
+    page.write_text("<!doctype html>\n<title>My own page</title>\n")
+    done = typed("report", "--html", "index.html", "--ledger", "spend.db", cwd=tmp_path)
+    assert (done.returncode, "is there and is no report" in done.stderr) == (2, True)
+    assert "My own page" in page.read_text()
+    for _ in range(2):  # one of ours is replaced
+        assert typed("report", "--html", "own.html", "--ledger", "spend.db", cwd=tmp_path).returncode == 0

@@ -1,5 +1,6 @@
 """The live page over real HTTP: who looks can change nothing, who has the owner's token can, and no other site can."""
 
+import contextlib
 import json
 import re
 import signal
@@ -94,7 +95,9 @@ def test_the_page_and_its_events_are_of_the_ledger(served, folder):
     with Owner(folder[0] / "spend.db", read_only=True) as owner:
         spent = owner.live().spent
     [first] = events(served)
-    assert set(first["sections"]) == {"now", "asks", "sessions", "customers", "out", "lines"}
+    assert set(first["sections"]) == {
+        "now", "asks", "sessions", "customers", "out", "lines", "pick-customer", "pick-agent",
+    }  # fmt: skip
     assert f"${spent / 10**9:.5f}".rstrip("0") in first["sections"]["now"]
 
 
@@ -195,10 +198,10 @@ def test_beyond_this_machine_a_token_is_needed_to_look(folder):
         (("--port", "70000"), "65535"),
         (
             ("--host", "no.such.host.invalid", "--ledger", "spend.db"),
-            "--port: no.such.host.invalid:8402 cannot be listened at",
+            "--host: no.such.host.invalid is no address of this machine",
         ),
         (("--ledger", "nowhere.db"), "nowhere.db"),
-        (("--host", "a..b", "--ledger", "spend.db"), "--port: a..b:8402 cannot be listened at"),
+        (("--host", "a..b", "--ledger", "spend.db"), "--host: a..b is no address of this machine"),
     ],
 )
 def test_a_mistake_is_told_in_one_line(folder, options, words):
@@ -206,6 +209,26 @@ def test_a_mistake_is_told_in_one_line(folder, options, words):
     assert done.returncode == 2
     assert words in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_script_of_another_site_gets_nothing(served):
+    script = {"sec-fetch-site": "cross-site", "sec-fetch-mode": "cors"}
+    for path in ("", "events", "metrics"):
+        assert httpx.get(served.url + path, headers=script).status_code == 403
+    link = {"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate"}  # as from a chat or a mail
+    assert httpx.get(served.url, headers=link).status_code == 200
+
+
+@pytest.mark.long
+def test_silent_connections_keep_no_one_out_for_long(folder):
+    with Served(folder[0]) as server, contextlib.ExitStack() as opened:
+        at = ("127.0.0.1", int(server.url.rstrip("/").rpartition(":")[2]))
+        for _ in range(205):
+            opened.enter_context(socket.create_connection(at))
+        until = time.monotonic() + 15
+        while httpx.get(server.url).status_code != 200:
+            assert time.monotonic() < until
+            time.sleep(0.5)
 
 
 def test_a_port_that_is_taken_is_told(served, folder):

@@ -15,9 +15,9 @@ from x402guard.cli.keys import report_key
 from x402guard.errors import ConfigError
 from x402guard.guard import signed_report
 from x402guard.guard.owner import Owner
-from x402guard.ledger.model import WALLET
-from x402guard.views.export import EVENT_NAME, export
+from x402guard.views.export import EVENT_NAME, HEADER, export
 from x402guard.views.model import MOST_CALLS
+from x402guard.views.page import MARK
 from x402guard.views.report import Report
 
 
@@ -59,13 +59,13 @@ def report(
     if sign is not None and (since or until):
         raise ConfigError("--sign: only the report of all time is signed; leave --since and --until out")
     key = None if sign is None else report_key(sign)
-    with Owner(ledger, read_only=form is not None or html is not None) as owner:
+    with Owner(ledger, read_only=True) as owner:
         if form is not None:
             sys.stdout.writelines(list(export(owner.captures(session, **between), form, event_name)))
             return
         found = owner.report(session, **between)
         if html is not None:
-            typer.echo(_write_page(owner, session, found, html, between))
+            typer.echo(_write_page(found, html))
             return
         typer.echo(key.sign(found) if key is not None else found.to_json() if as_json else found.to_text())
 
@@ -77,11 +77,11 @@ class _Between(TypedDict):
     until: datetime | None
 
 
-_PAGE: Final = b"<!doctype html>"
-_TABLE: Final = b"time,dollars,"
+_PAGE: Final = MARK.encode()
+_TABLE: Final = HEADER.encode()
 
 
-def _write_page(owner: Owner, session: str | None, found: Report, path: Path, between: _Between) -> str:
+def _write_page(found: Report, path: Path) -> str:
     """Write a report as a page, with a CSV beside it if the page does not list every call. Return what was written."""
     if path.name in ("", "-", ".."):
         raise ConfigError(f"--html: {str(path)!r} is no file; write a name such as report.html")
@@ -94,8 +94,7 @@ def _write_page(owner: Owner, session: str | None, found: Report, path: Path, be
     if lists_all or view is None:
         return _write(path, found.to_html())
     _refuse_another_file(beside, _TABLE)
-    name = session if view.id == WALLET else f"id={view.id}"
-    table = _write(beside, "".join(export(owner.captures(name, **between), "csv")))
+    table = _write(beside, "".join(export(found.captures(), "csv")))
     return f"{_write(path, found.to_html(csv=beside.name))}\n{table}"
 
 

@@ -33,6 +33,7 @@ def serve(
 
         from x402guard.web.access import Access, is_loopback, local_names
         from x402guard.web.app import Live
+        from x402guard.web.prompt import Prompt
     except ImportError:
         raise ConfigError("serve: it needs three more packages: pip install 'x402guard[serve]'") from None
     is_local = is_loopback(host)
@@ -54,7 +55,7 @@ def serve(
                 super().handle_exit(sig, frame)
 
         config = uvicorn.Config(
-            live.app(), access_log=False, log_level="warning", lifespan="off", timeout_graceful_shutdown=3,
+            live.app(), http=Prompt, access_log=False, log_level="warning", lifespan="off", timeout_graceful_shutdown=3,
             limit_concurrency=200,
         )  # fmt: skip
         with suppress(KeyboardInterrupt):
@@ -77,7 +78,10 @@ def _listen(host: str, port: int) -> socket.socket:
             made.bind(address)
             made.listen(64)
             undo.pop_all()
-    except (OSError, UnicodeError) as error:
-        why = getattr(error, "strerror", None) or "it is no address"
-        raise ConfigError(f"--port: {host}:{port} cannot be listened at: {why}; --port 0 takes a free one") from None
+    except (socket.gaierror, UnicodeError):
+        raise ConfigError(f"--host: {host:.80} is no address of this machine; leave it out for 127.0.0.1") from None
+    except OSError as error:
+        raise ConfigError(
+            f"--port: {host}:{port} cannot be listened at: {error.strerror}; --port 0 takes a free one"
+        ) from None
     return made

@@ -76,7 +76,7 @@ def sessions(
         raise ConfigError(f"--state: {state!r} is neither open nor closed nor tripped")
     asked = any(each is not None for each in (name, state, parent, since))
     opened_since = None if since is None else typed_time(since)
-    with Owner(ledger) as owner:
+    with Owner(ledger, read_only=True) as owner:
         rows = owner.sessions(name=name, state=state, parent=parent, since=opened_since, limit=limit)
     if as_json:
         show([row.to_dict() for row in rows], as_json=True, empty="")
@@ -112,7 +112,7 @@ def predict(
 
     Example: x402guard predict court-research
     """
-    with Owner(ledger) as owner:
+    with Owner(ledger, read_only=True) as owner:
         found = owner.predict(name)
     values = {"name": name, "sessions": found.sessions, "p50": _dollars(found.p50), "p95": _dollars(found.p95)}
     typer.echo(json.dumps(values, indent=2, ensure_ascii=False) if as_json else printable(str(found)))
@@ -130,6 +130,6 @@ def list_holds(context: typer.Context, ledger: LedgerUrl = None, as_json: AsJson
     """
     if context.invoked_subcommand is not None:
         return
-    with Owner(ledger) as owner:
+    with Owner(ledger, read_only=True) as owner:
         rows = [row.to_dict() for row in owner.holds()]
     show(rows, as_json=as_json, empty="nothing is held", brief=_BRIEF_HOLD)

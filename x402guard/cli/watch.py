@@ -15,9 +15,10 @@ from rich.text import Text
 
 from x402guard.cli.arguments import AsJson, LedgerUrl, seconds
 from x402guard.errors import LedgerUnavailable
+from x402guard.frozen import replace
 from x402guard.guard.owner import Owner
 from x402guard.policy.checks import check_choice
-from x402guard.views.live import STATES, LiveView
+from x402guard.views.live import STATES, LiveView, chosen
 from x402guard.views.screen import screen
 
 _STYLES = {"✕": "red", "■": "red", "?": "yellow", "/": "yellow"}
@@ -52,7 +53,11 @@ def watch(
 
     with Owner(ledger, read_only=True) as owner:
         if as_json:
-            typer.echo(msgspec.json.format(msgspec.json.encode(owner.live()), indent=2).decode())
+            view = owner.live()
+            fits = chosen(view.sessions, find=find, customer=customer, agent=agent, state=state)
+            asked = bool(find or customer or agent or state)
+            shown = replace(view, sessions=tuple(fits)) if asked else view
+            typer.echo(msgspec.json.format(msgspec.json.encode(shown), indent=2).decode())
         elif once or not console.is_terminal:
             typer.echo(drawn(owner.live()).plain)
         else:

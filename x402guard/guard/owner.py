@@ -32,6 +32,7 @@ from x402guard.guard.owner_rows import (
 from x402guard.guard.watchdog import Watchdog
 from x402guard.ledger.delegations import delegation_marks, read_delegation, revoke
 from x402guard.ledger.in_doubt import instance_mark
+from x402guard.ledger.lines import fold_holds
 from x402guard.ledger.model import Hold, HoldKind, NodeKind
 from x402guard.ledger.owner import known_budget, owner_mark, reset_node, set_limit, trip_node
 from x402guard.ledger.purchases import forgive
@@ -147,7 +148,7 @@ class Owner:
         node_id = find_budget(self._store, session, latest=True)
         with self._store.at_one_moment() as ledger:
             nodes, entries = nodes_of(ledger), ledger.entries(node_id, grants=False)
-        return capture_rows(nodes, entries, since_ms=_as_ms(since) or 0, until_ms=_as_ms(until))
+        return capture_rows(nodes, entries, fold_holds(entries), since_ms=_as_ms(since) or 0, until_ms=_as_ms(until))
 
     def predict(self, name: str) -> Prediction:
         """Return what past sessions of a name have cost."""

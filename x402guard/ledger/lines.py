@@ -33,8 +33,14 @@ class HoldLine(Struct, gc=False):
     transaction: str = ""
     tokens_in: int = 0
     tokens_out: int = 0
-    changes: tuple[tuple[int, int], ...] = ()
-    """When what it has captured changed, in unix ms, and by how much."""
+    changes: tuple[tuple[int, int, str | None], ...] = ()
+    """When what it has captured changed, in unix ms, by how much, and on what evidence."""
+    closed_ms: int = 0
+    """When it counts as captured in a window, in unix ms, by the rule of ``transitions``; 0 before the capture."""
+    first: int = 0
+    """The amount that was first captured since then."""
+    counted: tuple[tuple[int, int, str | None], ...] = ()
+    """The changes as windows count them: those of an earlier window at ``closed_ms``."""
 
     @property
     def kind(self) -> str:
@@ -68,14 +74,14 @@ def fold_holds(entries: Iterable[Entry]) -> dict[str, HoldLine]:
 
 def _follow(line: HoldLine, entry: Entry, facts: Mapping[str, Any]) -> None:
     line.held += entry.held
-    if entry.captured:
-        line.captured += entry.captured
-        line.changes += ((entry.at_ms, entry.captured),)
+    if entry.captured or entry.event in _ENDS:
+        _change(line, entry, facts.get("evidence"))
     line.doubt = facts.get("doubt", line.doubt)
     if claim := facts.get("claim"):
         line.claimed = claim.get("amount", line.claimed)
         line.transaction = claim.get("transaction", line.transaction)
     if entry.event == "reopen":
+        line.first, line.closed_ms = 0, 0 if facts.get("block_time") else line.closed_ms
         line.ended, line.event, line.evidence, line.proof = False, "authorize", None, None
     elif entry.event in _ENDS:
         line.ended, line.event = True, entry.event
@@ -84,3 +90,29 @@ def _follow(line: HoldLine, entry: Entry, facts: Mapping[str, Any]) -> None:
             line.tokens_in = int(usage.get("input_tokens", line.tokens_in))
             line.tokens_out = int(usage.get("output_tokens", line.tokens_out))
         line.proof = facts.get("proof", line.proof)
+
+
+def _change(line: HoldLine, entry: Entry, evidence: str | None) -> None:
+    """Note a change of what is captured: as it happened, and as windows count it (see ``budgets.correct_past``)."""
+    before, amount = line.captured, entry.captured
+    line.captured += amount
+    if line.first == 0 and entry.event in ("capture", "lapse", "correct"):
+        line.first = line.captured
+    if not line.closed_ms and line.captured:
+        ends_ms = max(line.at_ms, int(line.facts.get("deadline") or 0) * 1000)
+        line.closed_ms = min(entry.at_ms, ends_ms) if entry.event == "lapse" else entry.at_ms
+    if not amount:
+        return
+    change, closed_ms = ((entry.at_ms, amount, evidence),), line.closed_ms or entry.at_ms
+    if not line.changes and closed_ms == entry.at_ms:
+        line.changes = line.counted = change
+        return
+    line.changes += change
+    again = amount if amount < 0 else min(line.captured, line.first) - min(before, line.first)
+    line.counted += ((closed_ms, again, evidence), (entry.at_ms, amount - again, evidence))
+
+
+def transaction_of(proof: str | None) -> str:
+    """Return the transaction of a proof, ``NETWORK/TRANSACTION/LOG``, or ""."""
+    parts = (proof or "").split("/")
+    return parts[1] if len(parts) > 1 else ""

@@ -74,9 +74,13 @@ class ReadOnlyStore(SqliteStore):
             raise foreign(self._path)
         [version] = connection.execute("PRAGMA user_version").fetchone()
         if version != len(MIGRATIONS):
+            fix = (
+                "update this installation"
+                if version > len(MIGRATIONS)
+                else "open it once with the right to write, which brings it to that version"
+            )
             raise LedgerUnavailable(
-                f"{self._path} has ledger version {version}, and this installation reads version {len(MIGRATIONS)}; open it "
-                "once with the right to write, or update this installation"
+                f"{self._path} has ledger version {version}, and this installation reads version {len(MIGRATIONS)}; {fix}"
             )
 
     @override

@@ -45,7 +45,7 @@ def build_view(books: Books, *, since_ms: int | None = None, until_ms: int | Non
     refused = refusals_in(books, period)
     sums.count_refusals(books, where, refused, period)
     refusals = _refusals(refused, where)
-    marks = [mark for mark in marks_of(books) if period.holds(mark.ms)]
+    marks = marks_of(books, period)
     days = _days(books, found, period, refused)
     calls, calls_count = calls_of(books, found, where, period)
     out = sorted((one for one in found if one.out > 0), key=lambda one: _until_ms(one.line))
@@ -150,7 +150,7 @@ def _window_end(node: Node, now_ms: int) -> int | None:
 def _ends(books: Books, period: Period, found: Sequence[Taken]) -> tuple[int, int]:
     """Return the first and the last moment of a view, in unix milliseconds."""
     first = min((one.line.at_ms for one in found), default=books.node.created_ms)
-    ends = [at_ms for one in found for at_ms, _ in one.line.changes[-1:]]
+    ends = [change[0] for one in found for change in one.line.changes[-1:]]
     last = max([books.node.closed_ms or books.now_ms, *ends])
     return (
         first if period.since_ms is None else min(max(period.since_ms, books.node.created_ms), last),
@@ -234,7 +234,7 @@ def _refusals(refused: Iterable[Refused], where: Mapping[str, Home]) -> tuple[Re
 
 
 def _chain(books: Books, found: Sequence[Taken], period: Period) -> Chain:
-    payments = [one for one in found if one.kind == "payment" and one.captured]
+    payments = [one for one in found if one.kind == "payment" and one.captured and one.is_call]
     counts = Counter(one.evidence for one in payments)
     networks = dict.fromkeys(str(one.facts.get("network") or "") for one in found if one.kind == "payment")
     foreign = [
@@ -291,7 +291,8 @@ def _until_ms(line: HoldLine) -> int:
 
 def _tokens(account: TokenAccount) -> Tokens:
     llm, by_tool, other = tokens_used(account)
-    soft = [entry.facts() for entry in account.entries if entry.event == "event"]
+    entries = sorted(account.entries, key=lambda entry: entry.at_ms)
+    soft = [entry.facts() for entry in entries if entry.event == "event"]
     limits = [int(facts["soft_tokens"]) for facts in soft if facts.get("name") == "tokens_soft_limit"]
     node = account.node
     return Tokens(

@@ -35,9 +35,10 @@ class Tally:
         """Count a hold."""
         self.amounts[_PLACE[one.evidence]] += one.captured
         self.amounts[_OUT] += one.out
-        self.calls += 1
-        self.tokens_in += one.line.tokens_in
-        self.tokens_out += one.line.tokens_out
+        if one.is_call:
+            self.calls += 1
+            self.tokens_in += one.line.tokens_in
+            self.tokens_out += one.line.tokens_out
 
     def join(self, other: Tally) -> None:
         """Count what another one has counted."""
@@ -257,9 +258,7 @@ class Days:
         recent = {calendar.yesterday, calendar.today}
         for one in found:
             days = self._customers.setdefault(one.home.customer, {})
-            for at_ms, amount in period.changes(one.line):
-                if not period.holds(at_ms):
-                    continue
+            for at_ms, amount, _ in one.line.changes if period.is_all else period.inside(one.line):
                 name = calendar.name(at_ms)
                 self._all[name].amounts[_PLACE[one.evidence]] += amount
                 days[name] = days.get(name, 0) + amount

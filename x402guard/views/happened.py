@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 from urllib.parse import urlsplit
 
+from x402guard.ledger.lines import transaction_of
 from x402guard.ledger.model import NodeKind
 from x402guard.money import format_dollars
 from x402guard.views.books import Books
@@ -31,8 +32,7 @@ def series_of(books: Books, found: Sequence[Taken], period: Period) -> tuple[Poi
     changes += [
         (max(at_ms, one.line.at_ms), amount, 0)
         for one in found
-        for at_ms, amount in period.changes(one.line)
-        if period.holds(at_ms)
+        for at_ms, amount, _ in (one.line.changes if period.is_all else period.inside(one.line))
     ]
     changes.sort(key=lambda change: change[0])
     spent = held = 0
@@ -66,8 +66,8 @@ def _thinned(points: list[Point]) -> tuple[Point, ...]:
     return tuple(kept)
 
 
-def marks_of(books: Books) -> list[Mark]:
-    """Return the soft limits, trips, resets, changed limits and the end, in order; of many, the last 100."""
+def marks_of(books: Books, period: Period) -> list[Mark]:
+    """Return the soft limits, trips, resets, changed limits and the end of a period, in order; of many, the last 100."""
     found = []
     for entry in books.entries:
         if entry.event not in _MARKS:
@@ -89,7 +89,7 @@ def marks_of(books: Books) -> list[Mark]:
         elif entry.event == "close" and entry.node_id == books.node_id:
             found.append(Mark(entry.at_ms, "close", entry.node_id, name, "closed"))
     found.sort(key=lambda mark: mark.ms)
-    return found[-_MOST_MARKS:]
+    return [mark for mark in found if period.holds(mark.ms)][-_MOST_MARKS:]
 
 
 def _limit_words(facts: Mapping[str, Any]) -> str:
@@ -147,7 +147,7 @@ def calls_of(
         *sorted(refused, key=lambda call: call.ms)[-_MOST_MARKS:],
         *sorted(stops, key=lambda call: call.ms)[-_MOST_MARKS:],
     ]
-    return tuple(sorted(listed, key=lambda call: call.ms)), len(found)
+    return tuple(sorted(listed, key=lambda call: call.ms)), sum(one.is_call for one in found)
 
 
 def _refusal(row: Mapping[str, Any], home: Home) -> Call:
@@ -181,11 +181,5 @@ def _call(one: Taken) -> Call:
         network=str(facts.get("network") or ""),
         transaction=transaction_of(line.proof) or line.transaction,
         hold=line.hold_id,
-        words=line.doubt or "",
+        words=(line.doubt or "") if one.is_call else "the correction of an earlier call",
     )
-
-
-def transaction_of(proof: str | None) -> str:
-    """Return the transaction of a proof, ``NETWORK/TRANSACTION/LOG``, or ""."""
-    parts = (proof or "").split("/")
-    return parts[1] if len(parts) > 1 else ""

@@ -20,6 +20,7 @@
     event.preventDefault();
     sessionStorage.setItem("x402guard", event.target.elements.token.value.trim());
     event.target.reset();
+    byId("unsigned-why").textContent = "";
     signIn.close();
     listen();
   });
@@ -37,7 +38,7 @@
     const now = Date.now() + ahead;
     for (const each of document.querySelectorAll("[data-until]")) {
       const seconds = Math.max(0, Math.ceil((Number(each.dataset.until) - now) / 1000));
-      const text = seconds >= 60 ? `${Math.floor(seconds / 60)} min ${seconds % 60} s` : `${seconds} s`;
+      const text = seconds === 0 ? "over" : seconds >= 60 ? `${Math.floor(seconds / 60)} min ${seconds % 60} s` : `${seconds} s`;
       if (each.textContent !== text) each.textContent = text;
     }
   };
@@ -62,6 +63,9 @@
       if (answer.status === 403) {
         if (!token()) { if (!signIn.open) signIn.showModal(); return false; }
         sessionStorage.removeItem("x402guard");
+        byId("unsigned-why").textContent = why;
+        if (!signIn.open) signIn.showModal();
+        return false;
       }
       throw new Error(why);
     }

@@ -69,6 +69,8 @@ def _elements(view: LiveView, choice: Choice) -> dict[str, list[Element]]:
         "customers": _customers(view.customers),
         "out": _out(view),
         "lines": _lines(view.lines),
+        "pick-customer": _customer_options(view, choice),
+        "pick-agent": _agent_options(view, choice),
     }
 
 
@@ -79,7 +81,7 @@ def _header() -> Element:
         "header",
         el("b", "x402guard"),
         el("span", "live", class_="nb"),
-        el("span", id="link"),
+        el("span", id="link", class_="nb"),
         el("span", class_="sp"),
         el("span", id="said", class_="lost", role="status"),
         el("span", "signed in as owner", id="owner", class_="nb hm", hidden=True),
@@ -174,25 +176,38 @@ def _countdown(until_ms: int) -> Element:
 
 
 def _filters(view: LiveView | None, choice: Choice) -> Element:
-    sessions = () if view is None else view.sessions
-    customers = sorted({session.customer for session in sessions if session.customer})
-    agents = sorted({agent for session in sessions for agent in session.agents})[:200]
-
-    def select(label: str, name: str, options: Iterable[tuple[str, str]], chosen_one: str) -> Element:
-        made = [
-            el("option", words.printable(text), value=value, selected=value == chosen_one) for value, text in options
-        ]
-        return el("label", f"{label} ", el("select", made, name=name))
+    def select(label: str, name: str, options: Iterable[Element]) -> Element:
+        return el("label", f"{label} ", el("select", options, name=name, id=f"pick-{name}"))
 
     return el(
         "form",
         el("label", "Find ", el("input", type="search", name="find", value=choice.find, autocomplete="off")),
-        select("Customer", "customer", [("", "all"), *((name, name) for name in customers)], choice.customer),
-        select("Agent", "agent", [("", "all"), *((name, name) for name in agents)], choice.agent),
-        select("State", "state", [("", "not closed"), *((state, state) for state in STATES)], choice.state),
+        select("Customer", "customer", _customer_options(view, choice)),
+        select("Agent", "agent", _agent_options(view, choice)),
+        select("State", "state", _options([("", "not closed"), *((state, state) for state in STATES)], choice.state)),
         el("button", "Show", type="submit"),
         id="filters", class_="tools", method="get", action="/",
     )  # fmt: skip
+
+
+def _options(options: Iterable[tuple[str, str]], chosen_one: str) -> list[Element]:
+    return [el("option", words.printable(text), value=value, selected=value == chosen_one) for value, text in options]
+
+
+def _customer_options(view: LiveView | None, choice: Choice) -> list[Element]:
+    names = {session.customer for session in view.sessions if session.customer} if view is not None else set()
+    names |= {choice.customer} - {""}  # what was chosen stays chosen, also while there is none
+    return _options([("", "all"), *((name, name) for name in sorted(names))], choice.customer)
+
+
+def _agent_options(view: LiveView | None, choice: Choice) -> list[Element]:
+    names = {agent for session in view.sessions for agent in session.agents} if view is not None else set()
+    shown = sorted(names)[:_MOST_AGENTS]
+    chosen_one = [choice.agent] if choice.agent and choice.agent not in shown else []
+    return _options([("", "all"), *((name, name) for name in (*chosen_one, *shown))], choice.agent)
+
+
+_MOST_AGENTS: Final = 200
 
 
 def _sessions(view: LiveView, choice: Choice) -> list[Element]:
@@ -239,7 +254,8 @@ def _session(session: LiveSession, view: LiveView, is_owner: bool) -> Element:
     is_bad = session.state == "stopped"
     stop = None
     if is_owner and session.state in ("open", "asks"):
-        stop = el("button", "Stop…", type="button", class_="quiet bad", data_session=session.id, data_name=session.name,
+        stop = el("button", "Stop…", type="button", class_="quiet bad", data_session=session.id,
+                  data_name=" · ".join(name for name in (session.name, session.customer, session.id) if name),
                   data_key=f"stop {session.id}")  # fmt: skip
     state = _STATES[session.state]
     word = f": {session.word.replace('_', ' ')}" if session.word and session.state != "open" else ""
@@ -268,7 +284,12 @@ def _customers(customers: tuple[LiveCustomer, ...]) -> list[Element]:
                 "tr",
                 el("td", foreign(each.name), el("span", limit, class_="sub"), _stopped(each.stopped)),
                 el("td", _parts((("spent", each.spent), ("out", each.out)), each.limit, "bar thin"), class_="b"),
-                el("td", dollars(each.spent), class_="n"),
+                el(
+                    "td",
+                    dollars(each.spent),
+                    None if each.left is None else el("span", f"{dollars(each.left)} left", class_="sub"),
+                    class_="n",
+                ),
             )
         )
     more = f" and {len(customers) - _MOST_OUT} more" if len(customers) > _MOST_OUT else ""
@@ -294,7 +315,7 @@ def _out(view: LiveView) -> list[Element]:
 
 
 def _out_row(row: Out) -> Element:
-    where = " · ".join(dict.fromkeys(name for name in (row.session, row.agent) if name))
+    where = " · ".join(dict.fromkeys(name for name in (row.customer, row.session, row.agent) if name))
     return el(
         "tr",
         el("td", foreign(row.to), el("span", foreign(where), class_="sub")),
@@ -360,6 +381,7 @@ def _sign_in() -> Element:
         el("p", said),
         el(
             "form",
+            el("p", id="unsigned-why", class_="lost", role="alert"),
             el("label", "Token ", el("input", name="token", type="password", autocomplete="off", required=True)),
             el(
                 "p",

@@ -23,6 +23,9 @@ from x402guard.views.sections import call_rows, outstanding_section, refusal_sec
 from x402guard.views.tables import customers_section, groups_section, sessions_section, table_head
 from x402guard.views.words import count, dollars
 
+MARK: Final = "<!doctype html><!-- x402guard -->"
+"""How a page of ours begins, so that no other file is taken for one."""
+
 
 @cache
 def asset(name: str) -> str:
@@ -75,7 +78,7 @@ def document(title: str, body: Iterable[Element], *, style: str, script: str, co
         el("title", words.printable(title)),
         el("style", style),
     )
-    return "<!doctype html>\n" + written(el("html", head, el("body", body, el("script", script)), lang="en")) + "\n"
+    return f"{MARK}\n" + written(el("html", head, el("body", body, el("script", script)), lang="en")) + "\n"
 
 
 def policy_of(html: str) -> str:
@@ -292,7 +295,10 @@ def _out(view: View) -> Element:
     else:
         last = max(row.until_ms for row in view.outstanding)
         link = el("a", count(view.outstanding_count, "call"), href="#out")
-        details = [el("span", "in ", link, f", the last until {words.near(last, view.now_ms)}. It counts until then.")]
+        until = f", the last until {words.near(last, view.now_ms)}. It counts until then."
+        if last <= view.now_ms:
+            until = f", whose time was over at {words.near(last, view.now_ms)}; none is settled yet."
+        details = [el("span", "in ", link, until)]
     return _answer("Still out", dollars(view.sums.out), details, "o")
 
 

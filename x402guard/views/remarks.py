@@ -17,14 +17,22 @@ _MOST: Final = 20
 
 def remarks_of(books: Books, found: Sequence[Taken], period: Period) -> tuple[Remark, ...]:
     """Return what is to be said beside the sums, a sentence each."""
-    events = [entry.facts() for entry in books.entries if entry.event == "event" and period.holds(entry.at_ms)]
+    entries = sorted((each for each in books.entries if each.event == "event"), key=lambda entry: entry.at_ms)
+    events = [entry.facts() for entry in entries if period.holds(entry.at_ms)]
     return (
+        *_corrected(found),
         *_schemes(found),
         *_disputed(found),
         *_allowances(books.allowances),
         *_of_events(events),
-        *_shadow(shadow_of(books)),
+        *_shadow(shadow_of(books, period)),
     )
+
+
+def _corrected(found: Iterable[Taken]) -> Iterable[Remark]:
+    later = [one.captured for one in found if not one.is_call]
+    if later:
+        yield Remark("corrected", f"{dollars(sum(later))} is what calls from before this time were corrected by, in it")
 
 
 def _schemes(found: Iterable[Taken]) -> Iterable[Remark]:
@@ -85,11 +93,11 @@ class Shadow:
         self.rules: dict[str, dict[str, Any]] = {}
 
 
-def shadow_of(books: Books) -> Shadow:
-    """Return the calls that passed in shadow mode although a rule would have refused them."""
+def shadow_of(books: Books, period: Period) -> Shadow:
+    """Return the calls that passed in shadow mode in a period although a rule would have refused them."""
     shadow = Shadow()
-    for entry in books.entries:
-        facts = entry.facts() if entry.event == "event" else {}
+    for entry in sorted(books.entries, key=lambda each: each.at_ms):
+        facts = entry.facts() if entry.event == "event" and period.holds(entry.at_ms) else {}
         if facts.get("name") != WOULD_REFUSE:
             continue
         line = books.lines.get(entry.hold_id or "")

@@ -12,6 +12,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import msgspec
 
+from x402guard.errors import ConfigError
 from x402guard.frozen import read_struct
 from x402guard.ledger.lines import HoldLine
 from x402guard.ledger.model import Entry, Evidence, HoldKind, Node
@@ -21,10 +22,12 @@ from x402guard.ledger.windows import window_end_ms
 from x402guard.money import format_dollars
 from x402guard.views.books import Books, TokenAccount
 from x402guard.views.build import bound_of, build_view, exposed_until, last_short, tokens_used
+from x402guard.views.captures import CaptureRow, capture_rows
 from x402guard.views.groups import ended_by
 from x402guard.views.model import VIEW_SCHEMA, View
 from x402guard.views.page import page
 from x402guard.views.remarks import shadow_of
+from x402guard.views.taken import Period
 from x402guard.views.text import render
 
 REPORT_SCHEMA: Final = "x402guard.report.v1"
@@ -49,6 +52,18 @@ class Report:
         self._given: Mapping[str, Any] | None = values
         self._books: Books | None = None
         self._between: tuple[int | None, int | None] = (None, None)
+
+    def captures(self) -> list[CaptureRow]:
+        """Return what was captured in the time of the report, entry by entry, out of the same rows of the ledger.
+
+        Of a budget with a window, that is its present window. Raises ``ConfigError`` for a report that was read from JSON.
+        """
+        if self._books is None:
+            raise ConfigError("captures: this report was read from JSON, which has no entries; ask the ledger's owner")
+        books, (since_ms, until_ms) = self._books, self._between
+        if since_ms is None and until_ms is None and books.node.window is not None:
+            since_ms = books.node.since_ms
+        return capture_rows(books.nodes, books.entries, books.lines, since_ms=since_ms or 0, until_ms=until_ms)
 
     @classmethod
     def of(cls, books: Books, *, since_ms: int | None = None, until_ms: int | None = None) -> Report:
@@ -337,7 +352,7 @@ def _refusals(counters: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 def _shadow(books: Books) -> dict[str, Any] | None:
     """Return the calls that passed in shadow mode although a rule would have refused them, with what they count."""
-    shadow = shadow_of(books)
+    shadow = shadow_of(books, Period())
     if not shadow.calls:
         return None
     by_rule = [{**row, "amount": format_dollars(row["amount"])} for row in shadow.rules.values()]

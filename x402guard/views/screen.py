@@ -89,7 +89,9 @@ def _wallet(view: LiveView, inside: int) -> str:
 
 
 def _until(until_ms: int, now_ms: int) -> str:
-    seconds = max(0, until_ms - now_ms) // 1000
+    if until_ms <= now_ms:
+        return "over"
+    seconds = (until_ms - now_ms) // 1000
     return f"{seconds // 60}:{seconds % 60:02d}" if seconds < 3600 else span(seconds * 1000)
 
 

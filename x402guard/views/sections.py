@@ -63,7 +63,7 @@ def outstanding_section(view: View) -> Element | None:
                 el("td", foreign(row.to), el("span", foreign(where), class_="sub"), class_="what"),
                 el("td", aligned(row.amount, places), class_="n amt o"),
                 el("td", f"until {words.near(row.until_ms, view.now_ms)}", class_="m"),
-                el("td", foreign(row.why) if row.why else "in time", el("span", el("code", command), class_="sub") if command else None, class_="m words"),
+                el("td", foreign(row.why) if row.why else "in time" if row.until_ms > view.now_ms else "not settled yet", el("span", el("code", command), class_="sub") if command else None, class_="m words"),
             )
         )  # fmt: skip
     names = ("to", "at most", "until", "why")

@@ -85,12 +85,14 @@ def customers_section(view: View) -> Element | None:
     yesterday = max(view.customers, key=lambda each: each.yesterday or 0)
     why = ""
     if yesterday.yesterday:
-        why = f"Yesterday, {words.printable(yesterday.row.name)} cost most: {dollars(yesterday.yesterday)}. "
+        why = (
+            f"Yesterday ({view.tz}), {words.printable(yesterday.row.name)} cost most: {dollars(yesterday.yesterday)}. "
+        )
     if others:
         rest = dollars(sum(each.row.sums.spent for each in others))
         why += f"These are the {len(shown)} dearest; {len(others)} more have spent {rest}. "
     first = day_label(view.days[0].name) if view.days else ""
-    recent = () if shown[0].today is None else ("yesterday", "today")
+    recent = () if shown[0].today is None else (f"yesterday, {view.tz}", f"today, {view.tz}")
     places = padded(each.row.sums.spent for each in shown)
     return section(
         "customers",
@@ -110,7 +112,7 @@ def _customer(each: Customer, scale: int, most: int, places: int) -> Element:
     detail = count(each.sessions, "session")
     if row.limit is not None:
         used = f"{dollars(each.window_spent)} of " if each.per else ""
-        per = f" a {each.per.partition(' ')[0]}" if each.per else ""
+        per = f" a {each.per.replace(' ', ', ')}" if each.per else ""
         detail = f"{used}{words.rounded(row.limit)}{per} · {detail}"
 
     def cell(name: str, amount: str) -> Element:
@@ -151,8 +153,8 @@ def sessions_section(view: View, csv: str | None) -> Element | None:
     ]
     more = view.sessions_count - len(view.sessions)
     title = f"The {len(view.sessions)} dearest sessions of {view.sessions_count:,}" if more else "Sessions"
-    rest = f" The other {more:,} are in {csv}, beside this file." if csv else ""
-    why = "A tick is the session's limit." + (rest or (" The others: x402guard sessions." if more else ""))
+    where = f"are in {csv}, beside this file" if csv else "are listed by x402guard sessions"
+    why = "A tick is the session's limit." + (f" The other {more:,} {where}." if more else "")
     head = table_head("session", f"$0 to {words.rounded(scale)}", "amount", "limit", "calls", "state", right=2)
     return section("sessions", title, why, el("table", head, el("tbody", rows), class_="stack"))
 

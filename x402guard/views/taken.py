@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from msgspec import Struct
@@ -27,8 +27,8 @@ NAMES: Final[Mapping[str, str]] = {
 class Period(Struct, frozen=True):
     """The time in which a view counts what was captured, in unix milliseconds; the end is not included.
 
-    ``window`` is True for the present window of a budget that begins again. There, a payment that lapsed or was corrected
-    counts when it was first captured, as in the ledger.
+    ``window`` is True for the present window of a budget that begins again. There, what was corrected counts when it was
+    first captured, as in the ledger.
     """
 
     since_ms: int | None = None
@@ -44,23 +44,15 @@ class Period(Struct, frozen=True):
         """True if a moment is in it."""
         return (self.since_ms is None or at_ms >= self.since_ms) and (self.until_ms is None or at_ms < self.until_ms)
 
-    def captured(self, line: HoldLine) -> int:
-        """Return what a hold has captured in it, in nano-dollars."""
-        return sum(amount for at_ms, amount in self.changes(line) if self.holds(at_ms))
+    def inside(self, line: HoldLine) -> list[tuple[int, int, str | None]]:
+        """Return the changes of what a hold has captured that count in it: when, how much, on what evidence."""
+        changes = line.counted if self.window else line.changes
+        return [change for change in changes if self.holds(change[0])]
 
-    def changes(self, line: HoldLine) -> Sequence[tuple[int, int]]:
-        """Return when what a hold has captured changed, as it counts here."""
-        if not self.window or not line.changes:
-            return line.changes
-        closed_ms, first = line.changes[0]
-        if line.event == "lapse":
-            closed_ms = min(closed_ms, int(line.facts.get("deadline") or closed_ms) * 1000)
-        counted, so_far = [(closed_ms, first)], first
-        for at_ms, amount in line.changes[1:]:
-            again = amount if amount < 0 else max(0, min(amount, first - so_far))
-            counted += [(closed_ms, again), (at_ms, amount - again)]
-            so_far += amount
-        return counted
+    def begins(self, line: HoldLine) -> bool:
+        """True if a hold was first captured in it: a later correction is no call of its period."""
+        changes = line.counted if self.window else line.changes
+        return not changes or self.holds(changes[0][0])
 
 
 class Home(Struct, frozen=True):
@@ -75,7 +67,10 @@ class Home(Struct, frozen=True):
 
 
 class Taken(Struct, frozen=True, gc=False):
-    """What one hold counts in a view: captured (nano-dollars) on the evidence of that name, and still out."""
+    """What one hold counts in a view: captured (nano-dollars) on the evidence of that name, and still out.
+
+    ``is_call`` is False for a correction in a period of a call of an earlier one.
+    """
 
     line: HoldLine
     kind: str
@@ -83,6 +78,7 @@ class Taken(Struct, frozen=True, gc=False):
     captured: int
     out: int
     home: Home
+    is_call: bool = True
 
     @property
     def facts(self) -> Mapping[str, Any]:
@@ -111,13 +107,18 @@ def taken(books: Books, period: Period, where: Mapping[str, Home]) -> Iterator[T
         kind = line.facts.get("kind", HoldKind.PAYMENT)
         if kind == HoldKind.TOKENS:
             continue
-        captured = line.captured if everything else period.captured(line)
+        inside = [] if everything else period.inside(line)
+        captured = line.captured if everything else sum(amount for _, amount, _ in inside)
         out = line.held if everything or period.until_ms is None or line.at_ms < period.until_ms else 0
-        if captured or out > 0 or everything or any(period.holds(at_ms) for at_ms, _ in line.changes):
-            evidence = NAMES.get(line.evidence or "", "")
-            if everything and not evidence and out <= 0:
-                continue
-            yield Taken(line, kind, evidence or "assumed", captured, max(0, out), where[line.node_id])
+        if not (captured or out > 0 or everything or inside):
+            continue
+        # In a period that was asked for, an amount is believed as it was at its end, not as it is now.
+        said = inside[-1][2] if inside and not period.window else line.evidence
+        evidence = NAMES.get(said or "", "")
+        if everything and not evidence and out <= 0:
+            continue
+        is_call = everything or period.begins(line)
+        yield Taken(line, kind, evidence or "assumed", captured, max(0, out), where[line.node_id], is_call)
 
 
 class Refused(Struct, frozen=True):

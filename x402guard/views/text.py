@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import unicodedata
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
@@ -201,11 +202,13 @@ def _group(title: str, rows: Sequence[Row], scale: int, second: str = "calls") -
         return
     yield f"  {cut(title, _NAME)}{second:>7}    amount"
     shown = _most_telling(rows)
+    several = Counter(row.name for row in rows)  # one host, several payees
     for row in shown:
         limit = f" (of {dollars(row.limit)})" if row.limit is not None and row.depth else ""
         branch = "  " * min(row.depth - 1, 6) + "└ " if row.depth else ""
         ended = f" {row.word}" if row.word and row.depth else ""
-        yield _line(branch + row.name + limit, f"{row.calls:,}", row.sums, scale, ended)
+        paid = f" {words.short(row.detail)}" if several[row.name] > 1 and row.detail else ""
+        yield _line(branch + row.name + paid + limit, f"{row.calls:,}", row.sums, scale, ended)
     if len(rows) > len(shown):
         rest = sum(row.sums.total for row in rows) - sum(row.sums.total for row in shown)
         yield f"  {cut(f'and {len(rows) - len(shown)} more', _NAME)}{'':>7}    {dollars(rest)}"
@@ -237,13 +240,22 @@ def _line(name: str, number: str, sums: Sums, scale: int, after: str = "") -> st
 def _customers(view: View) -> Iterator[str]:
     if not view.customers:
         return
-    is_recent = view.customers[0].today is not None
-    recent = f" {'yesterday':>12} {'today':>12}" if is_recent else ""
-    yield f"  {cut('CUSTOMER', 24)} {'spent':>14}{recent} {'out':>10}"
-    for each in view.customers[: _MOST_LINES * 2]:
-        sums = each.row.sums
-        days = f" {_dash(each.yesterday):>12} {_dash(each.today):>12}" if is_recent else ""
-        yield f"  {cut(each.row.name, 24)} {dollars(sums.spent):>14}{days} {_dash(sums.out):>10}"
+    shown = view.customers[: _MOST_LINES * 2]
+    columns = [("spent", [dollars(each.row.sums.spent) for each in shown])]
+    if view.customers[0].today is not None:
+        columns.append(("yesterday", [_dash(each.yesterday) for each in shown]))
+        columns.append(("today", [_dash(each.today) for each in shown]))
+    columns.append(("out", [_dash(each.row.sums.out) for each in shown]))
+    while sum(wide := [max(len(name), *map(len, cells)) + 2 for name, cells in columns]) > WIDTH - 14:
+        del columns[-2]  # today, then yesterday: the page has them
+    name = WIDTH - 2 - sum(wide)
+    days = f" ({view.tz} days)" if len(columns) > 2 else ""
+    yield f"  {cut(f'CUSTOMER{days}', min(name, 36))}" + "".join(
+        f"{title:>{size}}" for (title, _), size in zip(columns, wide, strict=True)
+    )
+    for number, each in enumerate(shown):
+        cells = (f"{cells[number]:>{size}}" for (_, cells), size in zip(columns, wide, strict=True))
+        yield f"  {cut(each.row.name, min(name, 36))}{''.join(cells)}"
     if len(view.customers) > _MOST_LINES * 2:
         yield f"  and {len(view.customers) - _MOST_LINES * 2} more"
 

@@ -60,6 +60,8 @@ class Access:
 
         Another name on loopback is a page elsewhere whose name was turned to this machine (DNS rebinding).
         """
+        if headers.get("sec-fetch-site") == "cross-site" and headers.get("sec-fetch-mode") != "navigate":
+            return False  # a script of another site
         host = headers.get("host", "")
         name = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host
         return not self._names or name.lower() in self._names

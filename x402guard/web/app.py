@@ -6,6 +6,7 @@ import json
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 from urllib.parse import parse_qs
 
@@ -16,6 +17,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import Message, Send
 
 from x402guard.errors import ConfigError, X402GuardError
 from x402guard.guard.owner import Owner
@@ -33,6 +35,7 @@ _EVERY_S: Final = 1.0
 _BEAT_S: Final = 15.0
 _LONGEST: Final = 4_096
 _FORM_S: Final = 5.0
+_UNREAD_S: Final = 10.0
 _MOST_STREAMS: Final = 64
 
 
@@ -116,9 +119,7 @@ class Live:
             return _plain(_NO_TOKEN, 403)
         if self._streams >= _MOST_STREAMS:
             return _plain(f"{_MOST_STREAMS} pages are open already.", 503)
-        return _guarded(
-            StreamingResponse(self._stream(request, _choice(request, role)), media_type="text/event-stream")
-        )
+        return _guarded(_Timely(self._stream(request, _choice(request, role)), media_type="text/event-stream"))
 
     async def _stream(self, request: Request, choice: Choice) -> AsyncIterator[str]:
         """Yield the sections that have changed, once a second, and a sign of life while nothing has."""
@@ -183,6 +184,18 @@ class Live:
             return _plain(await run_in_threadpool(run), 200)
         except X402GuardError as error:
             return _plain(str(error), 409)
+
+
+class _Timely(StreamingResponse):
+    """A stream that ends if its reader takes nothing for ten seconds: it would keep the place of another page."""
+
+    async def stream_response(self, send: Send) -> None:
+        async def timely(message: Message) -> None:
+            with anyio.fail_after(_UNREAD_S):
+                await send(message)
+
+        with suppress(TimeoutError):
+            await super().stream_response(timely)
 
 
 _NO_TOKEN: Final = "This is not a token of this server: x402guard serve has printed it."  # noqa: S105 - words

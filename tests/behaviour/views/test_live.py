@@ -199,7 +199,7 @@ def test_a_section_changes_only_if_its_figures_do(guard):
         third = sections(live(guard), Choice())
     assert first == again
     assert {"now", "sessions", "lines"} <= {name for name in first if third[name] != first[name]}
-    assert set(first) == {"now", "asks", "sessions", "customers", "out", "lines"}
+    assert {"now", "asks", "sessions", "customers", "out", "lines"} < set(first)
 
 
 def test_an_empty_ledger_and_one_without_limits_are_shown(guard):

@@ -203,7 +203,7 @@ def test_a_period_counts_what_was_captured_in_it_as_the_csv_does(books, url):
     assert [(each.row.name, each.yesterday, each.today) for each in view.customers] == [
         ("cus_0", 0, 400 * 10**6), ("cus_1", 200 * 10**6, 0),
     ]  # fmt: skip
-    assert "Yesterday, cus_1 cost most: $0.20." in text_of(report_of(url, "wallet").to_html())
+    assert "Yesterday (UTC), cus_1 cost most: $0.20." in text_of(report_of(url, "wallet").to_html())
 
 
 def test_a_period_that_ends_before_it_begins_is_refused(scene, url):
