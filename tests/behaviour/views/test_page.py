@@ -3,14 +3,17 @@
 import base64
 import hashlib
 import re
+import time
 from html.parser import HTMLParser
 
 import pytest
 
 from tests.support.command_line import typed
 from tests.support.delegations import world
+from tests.support.merchant import make_guard
 from tests.support.scenes import LONG, SCRIPT, busy
-from x402guard import Owner
+from x402guard import Owner, Policy
+from x402guard.views.export import export
 from x402guard.views.markup import address, el, foreign, written
 from x402guard.views.words import explorer, printable, rounded, short, span
 
@@ -176,3 +179,22 @@ def test_a_page_with_many_calls_has_a_csv_beside_it(url, tmp_path):
     (tmp_path / "out.csv").write_text("my own table")
     again = typed("report", "busy", "--html", "out.html", "--ledger", url, cwd=tmp_path)
     assert "--html: out.csv is there and is no report" in again.stderr
+
+
+@pytest.mark.long
+@pytest.mark.timeout(400)
+def test_a_session_of_100_000_rows_is_a_small_page_soon():
+    """The page aggregates them, and the CSV beside it has every one. Time of this process: other work does not count."""
+    policy = Policy(breaker=None, loop=None, velocity=None, spike=None)
+    with make_guard(policy=policy) as guard, guard.session("run", budget="$5000") as session:
+        for number in range(50_000):  # a hold and a capture each
+            session.charge(f"tool{number % 200}", "$0.01")
+        begun = time.process_time()
+        report = session.report()
+        html = report.to_html(csv="run.csv")
+        drawn = time.process_time()
+        lines = "".join(export(report.captures(), "csv")).count("\r\n")
+        written = time.process_time()
+    assert (lines, len(html) < 2_000_000) == (50_001, True)
+    assert drawn - begun < 2, drawn - begun
+    assert written - drawn < 2, written - drawn
