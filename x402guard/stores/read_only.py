@@ -77,7 +77,8 @@ class ReadOnlyStore(SqliteStore):
             fix = (
                 "update this installation"
                 if version > len(MIGRATIONS)
-                else "open it once with the right to write, which brings it to that version"
+                else "open it once with the right to write, as x402guard verify does: that brings it to this version, and older "
+                "installations are refused from then on"
             )
             raise LedgerUnavailable(
                 f"{self._path} has ledger version {version}, and this installation reads version {len(MIGRATIONS)}; {fix}"
