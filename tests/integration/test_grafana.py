@@ -95,7 +95,7 @@ def wait_for(url, query):
         try:
             if asked(url, query.partition(" and ")[0]) and asked(url, query.partition(" and ")[2]):
                 return
-        except httpx.HTTPError:
+        except (httpx.HTTPError, ValueError):  # it does not listen yet, or reads its own log and answers 503
             pass
         time.sleep(0.2)
     raise AssertionError("Prometheus has read nothing within 60 s")
