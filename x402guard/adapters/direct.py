@@ -26,6 +26,7 @@ from x402guard.flow.request import DIRECT, RequestFacts
 from x402guard.flow.sealed import Sealed, forgetting
 from x402guard.flow.shell import Payer, Shell
 from x402guard.flow.surroundings import here
+from x402guard.http.redaction import redact_logs
 from x402guard.http.request import note_made
 from x402guard.money import Dollars
 from x402guard.policy.checks import check_dollars, check_flag
@@ -112,13 +113,31 @@ def offered(
     if purchase is not None and (not isinstance(purchase, str) or not purchase.strip()):
         raise ConfigError(f"purchase: {purchase!r:.60} is no name; write text such as 'order 7'")
     check_flag("pay_again", pay_again)
+    if max_price is not None:
+        check_dollars("max_price", max_price)
+    is_theirs = place is None
     if place is None:
         place = _resource_url(terms)
     if not isinstance(place, str) or not place:
         raise ConfigError(
             "place: the offer names no resource; say where it came from: place='https://seller.example/what'"
         )
-    return Offered(terms, place, b"", purchase, bool(pay_again), max_price)
+    offer = Offered(terms, place, b"", purchase, bool(pay_again), max_price)
+    if is_theirs:
+        _check_theirs(offer)
+    return offer
+
+
+def _check_theirs(offer: Offered) -> None:
+    """Refuse a place of the seller's own that no rule about hosts can judge, without its words."""
+    try:
+        usable = urlsplit(offer.place).scheme != LOCAL and bool(offer.facts())
+    except (ConfigError, ValueError):  # the first would quote it
+        usable = False
+    if not usable:
+        raise ProtocolError(
+            "it is no URL of a web server; say where the offer came from: place=…", field=f"{_REQUIRED}.resource.url"
+        )
 
 
 def as_message(given: object, *, field: str) -> Mapping[str, Any]:
@@ -326,14 +345,17 @@ class Payment:
 def _answer(status: int, response: object) -> Reply:
     if response is None:
         return Reply(status, ())
-    text = response if isinstance(response, str) else encode_header(as_message(response, field="response"))
+    try:
+        text = response if isinstance(response, str) else encode_header(as_message(response, field="response"))
+    except (TypeError, ValueError, RecursionError):
+        text = "unreadable"  # the money is out: an answer that is no JSON is a doubt
     return Reply(status, ((PAYMENT_RESPONSE, text),))
 
 
 def _challenge(terms: Mapping[str, Any]) -> tuple[Reply, bytes]:
     """Return the 402 that these terms would come in, and its body: the flow reads and bounds both as ever."""
     try:
-        text = compact_json(terms)
+        text, header = compact_json(terms), encode_header(terms)
     except (TypeError, ValueError, RecursionError):
         raise ProtocolError("it is no JSON", field=_REQUIRED) from None
     if terms.get("x402Version") == 1:
@@ -341,7 +363,7 @@ def _challenge(terms: Mapping[str, Any]) -> tuple[Reply, bytes]:
         if len(body) > MAX_BODY_BYTES:
             raise ProtocolError(f"{len(body)} bytes; at most {MAX_BODY_BYTES} are allowed", field=_REQUIRED)
         return Reply(402, (("content-type", "application/json"),)), body
-    return Reply(402, ((PAYMENT_REQUIRED, encode_header(terms)),)), b""
+    return Reply(402, ((PAYMENT_REQUIRED, header),)), b""
 
 
 def pay(payer: Payer, offer: Offered) -> Payment:
@@ -373,6 +395,7 @@ def _signing(offer: Offered, context: Context) -> Flow[_Halted]:
 
 
 def _signed(halted: _Halted, slots: _Keeps, context: Context, shell: Shell) -> Payment:
+    redact_logs()
     payment = Payment(halted, slots, context, shell)
     name, value = payment.header
     note_made([(name.lower(), value)])  # a guarded transport that carries it does not take it for another client's

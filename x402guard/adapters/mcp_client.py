@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any, Final, Protocol
-from urllib.parse import quote, unquote, urlsplit
+from urllib.parse import SplitResult, quote, unquote, urlsplit
 
 import anyio
 
@@ -169,13 +169,13 @@ class GuardedMCPSession:
             await payment.afailed(_object(getattr(error, "data", None), PAYMENT_RESPONSE))
             raise
         response = _object(getattr(result, "meta", None), PAYMENT_RESPONSE)
-        receipt = await (payment.afailed if result.is_error else payment.asettled)(response)
+        receipt = await (payment.afailed if getattr(result, "is_error", True) else payment.asettled)(response)
         return _with_receipt(result, receipt)
 
     async def _refuse_swap(self, budget: Payer, name: str, terms: Mapping[str, Any]) -> None:
         """Refuse terms for another tool, and a server that has become another one since it was wrapped."""
         resource = terms.get("resource")
-        url = urlsplit(str(resource.get("url"))) if isinstance(resource, Mapping) else urlsplit("")
+        url = _split(resource.get("url")) if isinstance(resource, Mapping) else urlsplit("")
         sold = unquote(url.path.rpartition("/")[2])
         if url.scheme == "mcp" and sold != name:
             reason = f"{self._name}/{name} was called, and the terms are for another tool"
@@ -187,6 +187,14 @@ class GuardedMCPSession:
             _SWAPPED, reason, error=PolicyDenied, words=sold, advice="Connect again, and ask for a new quote."
         )
         raise await run_async(refused(budget.context, refusal), budget.shell)
+
+
+def _split(url: object) -> SplitResult:
+    """Return a URL's parts; of one that cannot be read those of a tool of no name, which is none that was called."""
+    try:
+        return urlsplit(str(url))
+    except ValueError:
+        return urlsplit("mcp://tool/")
 
 
 def _identity(mcp: Any) -> tuple[object, object]:
@@ -257,4 +265,10 @@ def _with_receipt(result: Any, receipt: Receipt) -> Any:
         "transaction": receipt.transaction,
         "presented": receipt.presented,
     }
-    return result.model_copy(update={"meta": {**(result.meta or {}), RECEIPT: shown}})
+    meta = getattr(result, "meta", None)
+    copied = getattr(result, "model_copy", None)
+    return (
+        result
+        if copied is None
+        else copied(update={"meta": {**(meta if isinstance(meta, dict) else {}), RECEIPT: shown}})
+    )

@@ -207,7 +207,7 @@ def _unfinished(view: LedgerView, context: Context, cases: tuple[Case, ...], ste
     if lost:
         return Stuck(lost[0])
     for hold in found:
-        if request.purchase is not None or context.policy.repeat != "allow":
+        if request.purchase is not None or context.policy.repeat != "allow" or not request.is_http:
             return Flying(_in_flight(view, hold, flight_ms))
         if is_in_flight_elsewhere(hold, instance=instance):
             return _in_flight(view, hold, flight_ms)
