@@ -12,6 +12,7 @@ import typer
 
 from x402guard.cli.arguments import LedgerUrl
 from x402guard.errors import ConfigError
+from x402guard.flow.address import is_loopback
 from x402guard.guard.owner import Owner
 
 
@@ -31,7 +32,7 @@ def serve(
     try:
         import uvicorn
 
-        from x402guard.web.access import Access, is_loopback, local_names
+        from x402guard.web.access import Access, local_names
         from x402guard.web.app import Live
         from x402guard.web.prompt import Prompt
     except ImportError:

@@ -44,7 +44,7 @@ def address(scheme: str, raw_host: bytes, port: int | None) -> Address:
         host=host,
         name=name,
         plain=_is_plain(host),
-        loopback=_is_loopback(name),
+        loopback=is_loopback(name),
         named=frozenset({"", whole, *([bare] if (port or default) == default else [])}),
     )
 
@@ -61,7 +61,8 @@ def _is_plain(host: str) -> bool:
         return False
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """True if a host is this machine: ``localhost``, or an address that no other machine reaches."""
     if host == "localhost":
         return True
     try:

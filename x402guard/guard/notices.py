@@ -15,13 +15,13 @@ from contextlib import closing
 from contextvars import Context
 from dataclasses import dataclass, field
 from functools import cache, partial
-from ipaddress import ip_address
 from typing import Final
 
 import anyio
 import httpx
 
 from x402guard.errors import ConfigError
+from x402guard.flow.address import is_loopback
 from x402guard.flow.background import Background
 from x402guard.flow.shell import LOG, log_notice
 from x402guard.frozen import replace
@@ -63,7 +63,7 @@ class Webhook:
             raise ConfigError("webhook.url: not a URL; write https://…")
         if not all(0 < len(label) < 64 for label in url.host.rstrip(".").split(".")) or (url.port or 1) > 65_535:
             raise ConfigError(f"webhook.url: {url.host!r:.80} or its port cannot be reached; write https://…")
-        if url.scheme == "http" and not _is_here(url.host):
+        if url.scheme == "http" and not is_loopback(url.host):
             raise ConfigError(
                 f"webhook.url: {url.host} is another machine, and plain http can be read in transit; write https://…"
             )
@@ -81,13 +81,6 @@ class Webhook:
 
     def __reduce__(self) -> str:
         raise TypeError("a Webhook holds a secret and is not pickled")
-
-
-def _is_here(host: str) -> bool:
-    try:
-        return host == "localhost" or ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def sign_delivery(secret: str, at_unix: int, body: bytes) -> str:

@@ -358,7 +358,7 @@ def _stop_dialog() -> Element:
         "dialog",
         el("h2", "Stop ", el("bdi", id="stopped-name"), "?"),
         el("p", said),
-        el("label", "Why? Whoever resets it reads this. ", el("input", id="reason", maxlength=300, autocomplete="off")),
+        el("label", "Why? It is read when it is reset. ", el("input", id="reason", maxlength=300, autocomplete="off")),
         el("p", id="unstopped", class_="lost", role="alert"),
         el(
             "p",

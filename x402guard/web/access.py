@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hmac
-import ipaddress
 from collections.abc import Collection, Mapping
 from enum import IntEnum
 
@@ -14,16 +13,6 @@ class Role(IntEnum):
     NONE = 0
     VIEWER = 1
     OWNER = 2
-
-
-def is_loopback(host: str) -> bool:
-    """True if an address to listen at is reached from this machine alone."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 class Access:
