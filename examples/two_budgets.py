@@ -24,7 +24,7 @@ def think(call: LlmCall) -> Completion:
 
 
 def show(hits: list[dict[str, str]], mode: str) -> str:
-    """Give the text of a result in a mode: whoever writes a tool knows what may be left out of its results."""
+    """Give the text of a result in a mode: the author of a tool knows what may be left out of its results."""
     if mode == "raw":
         return json.dumps(hits)
     if mode == "table":
@@ -69,7 +69,7 @@ def main() -> None:
     """Give an agent a quarter of a dollar, and room for 10,000 tokens."""
     with LlmServer(think) as llm, tempfile.TemporaryDirectory() as folder:
         guard = Guard(
-            signer=None,  # it meters and charges, and pays nobody
+            signer=None,  # it meters and charges, and signs nothing
             ledger=f"sqlite:///{Path(folder) / 'spend.db'}",
             metering=Metering(endpoints={llm.base("openai"): "openai"}),
         )

@@ -74,32 +74,41 @@ def test_every_metered_provider_and_allowance_is_documented():
         assert f"| `{way}`" in text, way
 
 
+def commands():
+    groups = [(group.name, group.typer_instance.registered_commands) for group in app.registered_groups]
+    return {(command.name,): command for command in app.registered_commands} | {
+        (name, command.name): command for name, inside in groups for command in inside
+    }
+
+
 def test_every_command_is_documented_and_has_help():
     text = (REFERENCE / "commands.md").read_text()
-    commands = {(command.name,) for command in app.registered_commands}
-    for group in app.registered_groups:
-        commands |= {(group.name, command.name) for command in group.typer_instance.registered_commands}
-        if group.typer_instance.info.invoke_without_command:
-            commands.add((group.name,))
+    groups = {(group.name,) for group in app.registered_groups if group.typer_instance.info.invoke_without_command}
     documented = re.findall(r"^\| `x402guard ([a-z]+(?:[ -][a-z]+)*)", text, re.MULTILINE)
-    assert {tuple(words.split()) for words in documented} == commands
-    for command in commands:
+    assert {tuple(words.split()) for words in documented} == groups | set(commands())
+    for command in groups | set(commands()):
         result = CliRunner().invoke(app, [*command, "--help"])
         assert result.exit_code == 0
         assert len(result.output) > 100
         assert "Example: x402guard" in " ".join(result.output.split()), command
 
 
+def test_every_command_of_a_group_that_a_text_of_ours_names_is_there():
+    groups = {group.name for group in app.registered_groups}
+    named = set()
+    for file in [*(ROOT / "x402guard").rglob("*.py"), *(ROOT / "docs").rglob("*.md"), ROOT / "README.md"]:
+        named |= set(re.findall(r"x402guard (\w+) ([a-z][\w-]*)", file.read_text()))
+    named = {names for names in named if names[0] in groups and names[1] != "and"}
+    assert len(named) > 10
+    assert named <= set(commands())
+
+
 ALWAYS_TEXT = {("init",), ("demo",)}  # one writes a file, one is a show; testnet prints JSON in any case
 
 
 def test_every_command_takes_json():
-    commands = {(command.name,): command for command in app.registered_commands}
-    for group in app.registered_groups:
-        for command in group.typer_instance.registered_commands:
-            commands[group.name, command.name] = command
     without = {
-        name for name, command in commands.items() if "as_json" not in inspect.signature(command.callback).parameters
+        name for name, command in commands().items() if "as_json" not in inspect.signature(command.callback).parameters
     }
     assert without == ALWAYS_TEXT | {("testnet",), ("serve",)}
 

@@ -13,6 +13,12 @@ MAX_UINT256: Final = 2**256 - 1
 ZERO_ADDRESS: Final = Address("0x" + "0" * 40)
 
 _HEX_ADDRESS = re.compile(r"0x[0-9a-fA-F]{40}", re.ASCII)
+_HEX_HASH = re.compile(r"0x[0-9a-fA-F]{64}", re.ASCII)
+
+
+def is_transaction(text: str) -> bool:
+    """True for the hash of a transaction: a seller may write any text there."""
+    return _HEX_HASH.fullmatch(text) is not None
 
 
 def keccak(data: bytes) -> bytes:

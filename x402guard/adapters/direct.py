@@ -230,7 +230,6 @@ class Payment:
 
     One that is not ended stays held to its deadline, as any payment whose answer is lost. Awaited, the ends are
     ``asettled`` and ``afailed``.
-
     """
 
     def __init__(self, halted: _Halted, slots: _Keeps, context: Context, shell: Shell) -> None:

@@ -265,10 +265,8 @@ def _with_receipt(result: Any, receipt: Receipt) -> Any:
         "transaction": receipt.transaction,
         "presented": receipt.presented,
     }
-    meta = getattr(result, "meta", None)
     copied = getattr(result, "model_copy", None)
-    return (
-        result
-        if copied is None
-        else copied(update={"meta": {**(meta if isinstance(meta, dict) else {}), RECEIPT: shown}})
-    )
+    if copied is None:
+        return result
+    meta = getattr(result, "meta", None)
+    return copied(update={"meta": {**(meta if isinstance(meta, dict) else {}), RECEIPT: shown}})

@@ -5,7 +5,6 @@ Sources: EIP-3009 (authorizationState), Permit2's SignatureTransfer (nonceBitmap
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ from x402guard.chain.logs import (
 )
 from x402guard.chain.rpc import ChainUnreadable, JsonRpc, NodeRefuses, PaymentUnreadable, as_endpoints, quantity
 from x402guard.errors import ConfigError
-from x402guard.evm import Address
+from x402guard.evm import Address, is_transaction
 from x402guard.flow.ports import Funds, OutgoingTransfer, Transfers
 from x402guard.frozen import replace
 from x402guard.ledger.evidence import Cancelled, Finding, Settled, Unreadable, Unused, Used
@@ -41,8 +40,6 @@ Finality = Literal["finalized", "safe"] | int
 
 FUNDS_FRESH_S: Final = 5.0
 """How long a cached balance is used, in seconds."""
-
-_HASH: Final = re.compile(r"0x[0-9a-fA-F]{64}", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,7 +248,7 @@ def _read(
     used = nonce_used(rpc, intent, {"blockHash": final.hash, "requireCanonical": True})
     if not used and not used_at_head:
         return Unused(final.time)
-    named = transaction if _HASH.fullmatch(transaction) else ""
+    named = transaction if is_transaction(transaction) else ""
     too_late = used and intent.dead_at(final.time)
     try:
         seen = _seen(rpc, named) if named else None

@@ -91,7 +91,7 @@ def _write_page(found: Report, path: Path) -> str:
     if beside == path:
         raise ConfigError(f"--html: {path} is the name of the CSV beside the page; write a name such as report.html")
     _refuse_another_file(path, _PAGE)
-    if lists_all or view is None:
+    if lists_all:
         return _write(path, found.to_html())
     _refuse_another_file(beside, _TABLE)
     table = _write(beside, "".join(export(found.captures(), "csv")))

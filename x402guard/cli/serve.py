@@ -34,7 +34,7 @@ def serve(
 
         from x402guard.web.access import Access, local_names
         from x402guard.web.app import Live
-        from x402guard.web.prompt import Prompt
+        from x402guard.web.connection import TimedConnection
     except ImportError:
         raise ConfigError("serve: it needs three more packages: pip install 'x402guard[serve]'") from None
     is_local = is_loopback(host)
@@ -56,8 +56,8 @@ def serve(
                 super().handle_exit(sig, frame)
 
         config = uvicorn.Config(
-            live.app(), http=Prompt, access_log=False, log_level="warning", lifespan="off", timeout_graceful_shutdown=3,
-            limit_concurrency=200,
+            live.app(), http=TimedConnection, access_log=False, log_level="warning", lifespan="off",
+            timeout_graceful_shutdown=3, limit_concurrency=200,
         )  # fmt: skip
         with suppress(KeyboardInterrupt):
             Server(config).run(sockets=[listening])

@@ -37,7 +37,7 @@ from x402guard.ledger.model import Hold, HoldKind, NodeKind
 from x402guard.ledger.owner import known_budget, owner_mark, reset_node, set_limit, trip_node
 from x402guard.ledger.purchases import forgive
 from x402guard.ledger.queries import Prediction, find_budget, nodes_of, outstanding_of, prediction_of
-from x402guard.ledger.questions import answer_of, approval_mark, give_answer, take_answer
+from x402guard.ledger.questions import approval_mark, give_answer, take_answer, waiting
 from x402guard.ledger.tree import below
 from x402guard.ledger.view import LedgerView, Scope
 from x402guard.ledger.watch import Limits
@@ -395,18 +395,17 @@ class Owner:
         scope = Scope(nodes=(node_id,), marks=(reset_mark(run_of(node_id)), owner_mark(node_id)), durable=True)
         return self._store.transact(scope, lambda view: change(view, node_id))
 
-    def _waiting(self) -> dict[str, Any]:
+    def _waiting(self) -> dict[str, Mapping[str, Any]]:
         """Return the questions that wait. Clears timed-out questions whose process ended before it took the answer."""
         rows = self._store.marks("approval", "")
         for key, row in rows.items():
             if row["words"] and self._store.now_ms() >= row["until_ms"] and _may_write(self.url):
                 self._store.transact(Scope(marks=(approval_mark(key),)), partial(take_answer, question_id=key))
-        return {key: row for key, row in rows.items() if answer_of(row, self._store.now_ms()) is None}
+        return waiting(rows, self._store.now_ms())
 
     def _answer(self, question: str, by: str | None, *, yes: bool) -> QuestionRow:
         person = self.by if by is None else by
-        waiting = self.approvals()
-        found = [row.key for row in waiting if question and row.is_meant_by(question)]
+        found = [row.key for row in self.approvals() if question and row.is_meant_by(question)]
         if len(found) != 1:
             what = "no question waits" if not found else f"{len(found)} questions begin"
             raise ConfigError(f"approval: {what} with the id {question!r}; see x402guard approvals list")

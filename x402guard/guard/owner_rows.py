@@ -14,6 +14,7 @@ from x402guard.ledger.actions import Action
 from x402guard.ledger.delegations import Delegation, standing_of
 from x402guard.ledger.in_doubt import DEFAULT_FLIGHT_S, in_doubt
 from x402guard.ledger.model import NOTHING, WALLET, Hold, Node
+from x402guard.ledger.questions import question_id
 from x402guard.ledger.tree import remaining
 from x402guard.ledger.view import LedgerView
 from x402guard.money import Nanos, format_dollars, nanos_to_decimal
@@ -130,7 +131,7 @@ class QuestionRow(_Row):
     def of(cls, key: str, row: Mapping[str, Any], now_ms: int) -> QuestionRow:
         """Return the row of a question's mark."""
         return cls(
-            id=f"{key[:16]}.{row['number']}",
+            id=question_id(key, row),
             session=row["session"],
             what=row["what"],
             ends=f"in {max(0, row['until_ms'] - now_ms) // 1000} s",

@@ -96,6 +96,11 @@ def proof_key(network: str, transaction: str, log_index: int) -> MarkKey:
     return "proof", f"{network}/{transaction.lower()}/{log_index}"
 
 
+def transaction_of(proof: str | None) -> str:
+    """Return the transaction of a proof, ``NETWORK/TRANSACTION/LOG``; "" without one."""
+    return "" if proof is None else proof.split("/")[1]
+
+
 def is_unsettled(hold: Hold, now_unix: int) -> bool:
     """True for a payment whose chain state can still change, as of *now_unix* (unix seconds).
 

@@ -7,9 +7,11 @@ from typing import Any, Final
 
 from msgspec import Struct
 
+from x402guard.ledger.evidence import transaction_of
 from x402guard.ledger.model import Entry, HoldKind
 
 _ENDS: Final = frozenset({"capture", "lapse", "correct", "void", "expire"})
+_NAMED_BY: Final[Mapping[str, str]] = {HoldKind.PAYMENT: "host", HoldKind.LLM: "model", HoldKind.TOOL: "tool"}
 
 
 class HoldLine(Struct, gc=False):
@@ -46,6 +48,16 @@ class HoldLine(Struct, gc=False):
     def kind(self) -> str:
         """``payment``, ``llm``, ``tool`` or ``tokens``."""
         return str(self.facts.get("kind", HoldKind.PAYMENT))
+
+    @property
+    def to(self) -> str:
+        """The host of a payment, the model of an LLM call, the tool: what it was used for."""
+        return str(self.facts.get(_NAMED_BY.get(self.kind, "")) or "unknown")
+
+    @property
+    def known_transaction(self) -> str:
+        """The transaction that proves a payment, or that its seller names; ""."""
+        return transaction_of(self.proof) or self.transaction
 
     @property
     def disputed(self) -> int:
@@ -110,9 +122,3 @@ def _change(line: HoldLine, entry: Entry, evidence: str | None) -> None:
     line.changes += change
     again = amount if amount < 0 else min(line.captured, line.first) - min(before, line.first)
     line.counted += ((closed_ms, again, evidence), (entry.at_ms, amount - again, evidence))
-
-
-def transaction_of(proof: str | None) -> str:
-    """Return the transaction of a proof, ``NETWORK/TRANSACTION/LOG``, or ""."""
-    parts = (proof or "").split("/")
-    return parts[1] if len(parts) > 1 else ""

@@ -69,6 +69,16 @@ def answer_of(row: Mapping[str, Any], now_ms: int) -> bool | None:
     return True if len(said) >= row["approvers"] else None
 
 
+def waiting(rows: Mapping[str, Mapping[str, Any]], now_ms: int) -> dict[str, Mapping[str, Any]]:
+    """Return the questions that wait for an answer, out of their marks by key."""
+    return {key: row for key, row in rows.items() if answer_of(row, now_ms) is None}
+
+
+def question_id(key: str, row: Mapping[str, Any]) -> str:
+    """Return a question's id for a person. It has the question's number, so that an answer cannot count for the next one."""
+    return f"{key[:16]}.{row['number']}"
+
+
 def take_answer(view: LedgerView, question_id: str) -> tuple[bool, tuple[str, ...], str]:
     """Use up the answer and return (allowed, the approvers who decided, the reason). Removes the question's text.
 

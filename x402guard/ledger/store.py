@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 from x402guard.ledger.model import Entry, Hold, Node
 from x402guard.ledger.view import Change, Scope
 
 R = TypeVar("R")
+
+GRANTS: Final = ("grant", "return")
+"""The entries that only move budget between a node and its parent."""
 
 
 class LedgerReads(Protocol):

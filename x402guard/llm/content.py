@@ -280,7 +280,7 @@ def _plugins_of(body: Mapping[str, Any]) -> list[Any]:
 
 
 def find_unknown(body: Mapping[str, Any]) -> str | None:
-    """Return the first field of a request that adds what nobody can know from the request, with the reason; or None."""
+    """Return the first field of a request that adds what cannot be known from the request, with the reason; or None."""
     for name in ("extra_body", "preset"):
         if body.get(name) not in _EMPTY:
             return f"{name}: what it adds to the request is not in the request; leave it out"

@@ -12,6 +12,7 @@ from typing import Any, Final, Self, TypeVar
 from x402guard.errors import LedgerUnavailable
 from x402guard.ledger.evidence import is_unsettled
 from x402guard.ledger.model import Delivery, Entry, Evidence, Hold, HoldState, Node
+from x402guard.ledger.store import GRANTS
 from x402guard.ledger.view import Change, LedgerView, MarkKey, Scope
 from x402guard.stores.views import StoreClock, check_change, lapses, least_checked, load_view
 
@@ -162,7 +163,7 @@ class MemoryStore:
         self._check_readable()
         with self._lock:
             found = (entry for node in self._below(node_id) for entry in self._entries.get(node, {}).values())
-            return [entry for entry in found if grants or entry.event not in ("grant", "return")]
+            return [entry for entry in found if grants or entry.event not in GRANTS]
 
     def tail(self, node_id: str, after: int) -> Sequence[Entry]:
         """See ``LedgerReads.tail``."""

@@ -5,17 +5,15 @@ from __future__ import annotations
 import sqlite3
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 from x402guard.ledger.model import Entry, Hold, Node
+from x402guard.ledger.store import GRANTS
 from x402guard.stores.rows import to_entry, to_hold, to_mark, to_node
 from x402guard.stores.sqlite_rows import BELOW, ENTRIES, HOLDS, NODES, above
 from x402guard.stores.views import StoreClock
 
 R = TypeVar("R")
-
-
-GRANTS: Final = ("grant", "return")
 
 
 class SqliteReads(ABC):

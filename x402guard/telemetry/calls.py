@@ -11,11 +11,12 @@ from urllib.parse import urlsplit
 
 from msgspec import Struct
 
+from x402guard.evm import is_transaction
 from x402guard.http.redaction import redacted
+from x402guard.ledger.evidence import transaction_of
 from x402guard.ledger.model import Entry, Evidence, Hold, HoldKind, HoldState, NodeKind
 from x402guard.ledger.view import LedgerView
 from x402guard.money import NANOS_PER_DOLLAR
-from x402guard.x402.settlement import is_transaction
 
 Attribute = str | bool | int | float
 HOLD_ID: Final = "x402guard.hold.id"
@@ -117,16 +118,15 @@ def outcome(hold: Hold, entry: Entry) -> dict[str, Attribute]:
     for name, unit in (("gen_ai.usage.input_tokens", "input_tokens"), ("gen_ai.usage.output_tokens", "output_tokens")):
         if unit in (facts.get("usage") or {}):
             found[name] = int(facts["usage"][unit])
-    found |= transaction_of(hold, facts)
+    found |= proof_of(hold, facts)
     if hold.doubt:
         found["x402guard.doubt"] = redacted(hold.doubt)
     return found
 
 
-def transaction_of(hold: Hold, facts: Mapping[str, Any]) -> dict[str, Attribute]:
+def proof_of(hold: Hold, facts: Mapping[str, Any]) -> dict[str, Attribute]:
     """Return the transaction that proves a payment, or that its seller names; nothing that is no hash."""
-    _, _, proven = str(facts.get("proof") or "").partition("/")
-    named = proven.partition("/")[0] or ("" if hold.claim is None else hold.claim.transaction)
+    named = transaction_of(facts.get("proof")) or ("" if hold.claim is None else hold.claim.transaction)
     return {"x402.transaction": named} if is_transaction(named) else {}
 
 

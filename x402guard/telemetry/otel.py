@@ -33,7 +33,7 @@ from x402guard.telemetry.calls import (
     dollars,
     is_doubtful,
     outcome,
-    transaction_of,
+    proof_of,
     whereabouts,
 )
 
@@ -291,7 +291,7 @@ class Telemetry:
     def _later(self, hold: Hold, entry: Entry, parent: SpanContext) -> None:
         """Show what changed after the end of a call, below the span of the call."""
         facts = entry.facts()
-        shown: dict[str, Attribute] = {HOLD_ID: hold.id, KIND: str(hold.kind), **transaction_of(hold, facts)}
+        shown: dict[str, Attribute] = {HOLD_ID: hold.id, KIND: str(hold.kind), **proof_of(hold, facts)}
         if facts.get("evidence"):
             shown[EVIDENCE] = str(facts["evidence"])
         if entry.captured:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
 from functools import cached_property
 from typing import Any, Final
 
@@ -15,18 +16,19 @@ from x402guard.ledger.token_budget import tokens_node
 from x402guard.ledger.tree import below, path
 
 
+@dataclass(frozen=True)
 class TokenAccount:
     """A token budget and its journal."""
 
-    def __init__(self, node: Node, entries: Sequence[Entry]) -> None:
-        self.node = node
-        self.entries = entries
+    node: Node
+    entries: Sequence[Entry]
 
 
+@dataclass(frozen=True)
 class Books:
     """The rows of a node and all below it, as they stood at one moment.
 
-    Args:
+    Attributes:
         nodes: the node, all below it and all above it, by id, with windows moved to *now_ms*.
         node_id: whose books these are.
         entries: the journals of the node and of all below it, without grants.
@@ -40,24 +42,18 @@ class Books:
         now_ms: unix milliseconds.
     """
 
-    def __init__(
-        self,
-        nodes: Mapping[str, Node],
-        node_id: str,
-        entries: Sequence[Entry],
-        counters: Sequence[Mapping[str, Any]],
-        *,
-        now_ms: int,
-        samples: Sequence[Mapping[str, Any]] = (),
-        refused: Sequence[Mapping[str, Any]] = (),
-        tokens: TokenAccount | None = None,
-        allowances: Sequence[Mapping[str, Any]] = (),
-        payer: str = "",
-        scanned_ms: int | None = None,
-    ) -> None:
-        self.nodes, self.node_id, self.entries, self.counters = nodes, node_id, entries, counters
-        self.samples, self.refused, self.tokens, self.allowances = samples, refused, tokens, allowances
-        self.payer, self.scanned_ms, self.now_ms = payer, scanned_ms, now_ms
+    nodes: Mapping[str, Node]
+    node_id: str
+    entries: Sequence[Entry]
+    counters: Sequence[Mapping[str, Any]]
+    _: KW_ONLY
+    now_ms: int
+    samples: Sequence[Mapping[str, Any]] = ()
+    refused: Sequence[Mapping[str, Any]] = ()
+    tokens: TokenAccount | None = None
+    allowances: Sequence[Mapping[str, Any]] = ()
+    payer: str = ""
+    scanned_ms: int | None = None
 
     @property
     def node(self) -> Node:

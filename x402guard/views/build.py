@@ -19,9 +19,22 @@ from x402guard.ledger.windows import window_end_ms
 from x402guard.views import groups
 from x402guard.views.books import Books, TokenAccount
 from x402guard.views.happened import calls_of, lanes_of, marks_of, series_of
-from x402guard.views.model import MOST_ROWS, VIEW_SCHEMA, Bound, Chain, Out, RefusalRow, Row, Stop, Sums, Tokens, View
+from x402guard.views.model import (
+    MOST_ROWS,
+    VIEW_SCHEMA,
+    Bound,
+    Chain,
+    Mark,
+    Out,
+    RefusalRow,
+    Row,
+    Stop,
+    Sums,
+    Tokens,
+    View,
+)
 from x402guard.views.remarks import remarks_of
-from x402guard.views.taken import Home, Period, Refused, Taken, homes, refusals_in, taken
+from x402guard.views.taken import Home, Period, Refused, Taken, exposed_until, homes, refusals_in, taken
 
 _MOST_SESSIONS: Final = 20
 _MOST_OUT: Final = 200
@@ -50,7 +63,7 @@ def build_view(books: Books, *, since_ms: int | None = None, until_ms: int | Non
     calls, calls_count = calls_of(books, found, where, period)
     out = sorted((one for one in found if one.out > 0), key=lambda one: _until_ms(one.line))
     view = _frame(books, period, sums.all.sums, _chain(books, found, period))
-    sessions = () if _is_session(books.node) else groups.session_rows(books, sums, where, groups.ended_by, period)
+    sessions = () if _is_session(books.node) else groups.session_rows(books, sums, where, period)
     return replace(
         view,
         customer=where[books.node_id].customer_name if _is_session(books.node) else "",
@@ -61,7 +74,7 @@ def build_view(books: Books, *, since_ms: int | None = None, until_ms: int | Non
         refusals=refusals,
         refused=sum(row.count for row in refusals),
         kinds=groups.kind_rows(sums),
-        agents=groups.agent_rows(books, sums, groups.ended_by),
+        agents=groups.agent_rows(books, sums),
         sellers=groups.seller_rows(sums),
         models=groups.named_rows(sums.models),
         tools=groups.named_rows(sums.tools),
@@ -71,7 +84,7 @@ def build_view(books: Books, *, since_ms: int | None = None, until_ms: int | Non
         days=days.rows(),
         series=series_of(books, found, period),
         marks=tuple(marks),
-        lanes=lanes_of(books, found, where, period),
+        lanes=lanes_of(found, refused, where),
         calls=calls,
         calls_count=calls_count,
         tokens=None if books.tokens is None else _tokens(books.tokens),
@@ -178,7 +191,7 @@ def _stopped_words(books: Books, sessions: Iterable[Row], period: Period) -> tup
     return tuple(Counter(found).most_common())
 
 
-def _stop(books: Books, marks: Iterable[Any]) -> Stop | None:
+def _stop(books: Books, marks: Iterable[Mark]) -> Stop | None:
     """Return why the node can spend no more, in words as well."""
     node, word = books.node, groups.ended_by(books.node)
     if word is None:
@@ -261,9 +274,7 @@ def _out(one: Taken) -> Out:
         hold=one.line.hold_id,
         kind=one.kind,
         amount=one.out,
-        to=str(facts.get("host") or facts.get("model") or facts.get("tool") or "unknown")
-        if one.kind == "payment"
-        else str(facts.get("model") or facts.get("tool") or "unknown"),
+        to=one.line.to,
         payee=str(facts.get("payee") or ""),
         path=f"{method} {urlsplit(url).path}".strip(),
         agent=home.agent_name,
@@ -276,17 +287,8 @@ def _out(one: Taken) -> Out:
     )
 
 
-def exposed_until(facts: Mapping[str, Any]) -> int | None:
-    """Return the first second at which the payment can no longer be taken, in unix seconds; None without a deadline.
-
-    EIP-3009 is valid while t < deadline, Permit2 while t ≤ deadline.
-    """
-    deadline = facts.get("deadline")
-    return None if deadline is None else int(deadline) + (facts.get("method") == "permit2")
-
-
 def _until_ms(line: HoldLine) -> int:
-    return (exposed_until(line.facts) or 0) * 1000
+    return (exposed_until(line.facts.get("deadline"), line.facts.get("method")) or 0) * 1000
 
 
 def _tokens(account: TokenAccount) -> Tokens:

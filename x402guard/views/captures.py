@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 from msgspec import Struct
 
-from x402guard.ledger.lines import HoldLine, transaction_of
+from x402guard.ledger.lines import HoldLine
 from x402guard.ledger.model import Entry, Node, NodeKind
 from x402guard.ledger.tree import path
 from x402guard.money import Nanos
@@ -70,8 +70,8 @@ def capture_rows(
 ) -> list[CaptureRow]:
     """Return a row for each entry of the journals that has changed what is captured, in the order of their times.
 
-    *nodes* are those of the journals and all above them, *lines* every hold, both by id. With *since_ms* and *until_ms* (unix milliseconds, the
-    second not included) only the entries between them.
+    *nodes* are those of the journals and all above them, *lines* every hold, both by id. With *since_ms* and *until_ms*
+    (unix milliseconds, the second not included) only the entries between them.
     """
     until_ms = until_ms or 2**63
     ordered = sorted(
@@ -115,7 +115,7 @@ def _row(entry: Entry, line: HoldLine, where: tuple[str, str, str]) -> CaptureRo
         path=urlsplit(url).path if url else "",
         payee=str(held.get("payee") or ""),
         network=str(held.get("network") or ""),
-        transaction=transaction_of(line.proof) or line.transaction,
+        transaction=line.known_transaction,
         provider=str(held.get("provider") or ""),
         model=str(held.get("model") or ""),
         tool=str(held.get("tool") or ""),

@@ -279,12 +279,11 @@ def _column(day: Day, x: float, thick: float, y: Callable[[float], float]) -> El
 def _below(days: Sequence[Day], middle: Callable[[int], float], pitch: float, at: float) -> Iterator[Element]:
     """Yield below each day how many sessions were stopped and requests refused; a day too narrow for it has a dot."""
     for number, day in enumerate(days):
-        for row, (amount, sign, class_) in enumerate(((day.stops, "■", "badt"), (day.refusals, "✕", "badt"))):
+        for y, amount, sign in ((at, day.stops, "■"), (at + 16, day.refusals, "✕")):
             if amount:
                 words = f"{sign}{amount}" if pitch >= 30 else sign
-                text = el("text", el("title", f"{amount:,}"), words, class_=class_, x=middle(number), y=at + row * 16)
-                text.set("text-anchor", "middle")
-                yield text
+                title = el("title", f"{amount:,}")
+                yield el("text", title, words, class_="badt", x=middle(number), y=y, text_anchor="middle")
 
 
 def day_label(name: str) -> str:

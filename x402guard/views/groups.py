@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import datetime as dt
 import zoneinfo
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
+
+from msgspec.structs import replace
 
 from x402guard.ledger.model import Node, NodeKind, NodeState
 from x402guard.ledger.tree import path
@@ -63,22 +66,23 @@ class Groups:
 
     def __init__(self, found: Iterable[Taken]) -> None:
         self.all = Tally()
-        self.kinds: dict[str, Tally] = {}
-        self.agents: dict[str, Tally] = {}
-        self.sellers: dict[tuple[str, str], Tally] = {}
-        self.models: dict[str, Tally] = {}
-        self.tools: dict[str, Tally] = {}
-        self.customers: dict[str, Tally] = {}
-        self.sessions: dict[str, Tally] = {}
+        self.kinds: defaultdict[str, Tally] = defaultdict(Tally)
+        self.agents: defaultdict[str, Tally] = defaultdict(Tally)
+        self.sellers: defaultdict[tuple[str, str], Tally] = defaultdict(Tally)
+        self.models: defaultdict[str, Tally] = defaultdict(Tally)
+        self.tools: defaultdict[str, Tally] = defaultdict(Tally)
+        self.customers: defaultdict[str, Tally] = defaultdict(Tally)
+        self.sessions: defaultdict[str, Tally] = defaultdict(Tally)
         for (kind, name, payee), home, tally in _by_use(found):
-            named = _of(self.models if kind == "llm" else self.tools, name) if kind != "payment" else None
-            seller = self.sellers.setdefault((name, payee), Tally()) if named is None else None
+            used = self.sellers[name, payee] if kind == "payment" else self._named(kind)[name]
             for each in (
-                seller, named, self.all, _of(self.kinds, kind), _of(self.agents, home.agent),
-                _of(self.customers, home.customer), _of(self.sessions, home.session),
+                used, self.all, self.kinds[kind], self.agents[home.agent], self.customers[home.customer],
+                self.sessions[home.session],
             ):  # fmt: skip
-                if each is not None:
-                    each.join(tally)
+                each.join(tally)
+
+    def _named(self, kind: str) -> defaultdict[str, Tally]:
+        return self.models if kind == "llm" else self.tools
 
     def count_refusals(
         self, books: Books, where: Mapping[str, Home], refused: Iterable[Refused], period: Period
@@ -86,41 +90,22 @@ class Groups:
         """Add the refusals to agents, sessions and customers; to models and tools only for all time, as they are kept."""
         for row in refused:
             home = where[row.node]
-            for tallies, key in (
-                (self.agents, home.agent), (self.sessions, home.session), (self.customers, home.customer),
-            ):  # fmt: skip
-                _of(tallies, key).refused += row.count
+            for tally in (self.agents[home.agent], self.sessions[home.session], self.customers[home.customer]):
+                tally.refused += row.count
         for named in books.refused if period.is_all else ():
-            tallies = self.models if named["kind"] == "llm" else self.tools
-            _of(tallies, str(named["what"])).refused += int(named["count"])
-
-
-_NAMED_BY: Final = {"payment": "host", "llm": "model", "tool": "tool"}
+            self._named(named["kind"])[str(named["what"])].refused += int(named["count"])
 
 
 def _by_use(found: Iterable[Taken]) -> Iterator[tuple[tuple[str, str, str], Home, Tally]]:
     """Yield (kind, name, payee), where it belongs and the sums of each use: many calls are few uses."""
-    tallies: dict[tuple[str, str, str, str], Tally] = {}
+    tallies: defaultdict[tuple[str, str, str, str], Tally] = defaultdict(Tally)
     homes: dict[str, Home] = {}
     for one in found:
-        facts, kind = one.facts, one.kind
-        name = str(facts.get(_NAMED_BY[kind]) or "unknown")
-        payee = str(facts.get("payee") or "") if kind == "payment" else ""
-        key = (kind, name, payee, one.line.node_id)
-        tally = tallies.get(key)
-        if tally is None:
-            tally = tallies[key] = Tally()
-            homes[one.line.node_id] = one.home
-        tally.add(one)
+        payee = str(one.facts.get("payee") or "") if one.kind == "payment" else ""
+        tallies[one.kind, one.line.to, payee, one.line.node_id].add(one)
+        homes[one.line.node_id] = one.home
     for (kind, name, payee, node_id), tally in tallies.items():
         yield (kind, name, payee), homes[node_id], tally
-
-
-def _of(tallies: dict[str, Tally], key: str) -> Tally:
-    found = tallies.get(key)
-    if found is None:
-        found = tallies[key] = Tally()
-    return found
 
 
 def dearest(rows: Collection[Row], most: int = MOST_ROWS) -> tuple[Row, ...]:
@@ -150,14 +135,14 @@ def named_rows(tallies: Mapping[str, Tally]) -> tuple[Row, ...]:
     return dearest([tally.row(name, name) for name, tally in tallies.items()])
 
 
-def agent_rows(books: Books, groups: Groups, word: Callable[[Node], str | None]) -> tuple[Row, ...]:
+def agent_rows(books: Books, groups: Groups) -> tuple[Row, ...]:
     """Return the sessions below one as a tree, parents first; below the wallet or a named budget, by name."""
     listed = [books.nodes[node_id] for node_id in dict.fromkeys(books.agents.values())]
     if books.node.kind in (NodeKind.WALLET, NodeKind.BUDGET) or len(listed) > _MOST_AGENTS:
-        names: dict[str, Tally] = {}
+        names: defaultdict[str, Tally] = defaultdict(Tally)
         for node in listed:
             if node.id in groups.agents:
-                _of(names, node.name).join(groups.agents[node.id])
+                names[node.name].join(groups.agents[node.id])
         return dearest([tally.row(name, name) for name, tally in names.items()])
     children: dict[str, list[Node]] = {}
     for node in listed:
@@ -166,13 +151,7 @@ def agent_rows(books: Books, groups: Groups, word: Callable[[Node], str | None])
     rows: list[Row] = []
 
     def grow(node: Node, depth: int) -> None:
-        row = groups.agents.get(node.id, Tally()).row(node.id, node.name, limit=node.limit)
-        rows.append(
-            Row(
-                row.key, row.name, row.sums, row.calls, "", row.limit, row.tokens_in, row.tokens_out, row.refused, depth,
-                str(node.state), word(node), node.created_ms,
-            )
-        )  # fmt: skip
+        rows.append(replace(_node_row(groups.agents.get(node.id, Tally()), node), depth=depth))
         for child in children.get(node.id, ()):
             grow(child, depth + 1)
 
@@ -181,9 +160,12 @@ def agent_rows(books: Books, groups: Groups, word: Callable[[Node], str | None])
     return tuple(rows)
 
 
-def session_rows(
-    books: Books, groups: Groups, where: Mapping[str, Home], word: Callable[[Node], str | None], period: Period
-) -> tuple[Row, ...]:
+def _node_row(tally: Tally, node: Node, detail: str = "") -> Row:
+    row = tally.row(node.id, node.name, detail, node.limit)
+    return replace(row, state=str(node.state), word=ended_by(node), opened_ms=node.created_ms)
+
+
+def session_rows(books: Books, groups: Groups, where: Mapping[str, Home], period: Period) -> tuple[Row, ...]:
     """Return every session with all below it, the dearest first."""
     rows = []
     for node_id in dict.fromkeys(home.session for home in where.values()):
@@ -192,14 +174,7 @@ def session_rows(
         is_quiet = node.kind is not NodeKind.SESSION or not (period.is_all or period.holds(node.last_ms))
         if tally is None and is_quiet:
             continue
-        tally = tally or Tally()
-        row = tally.row(node.id, node.name, home.customer_name, node.limit)
-        rows.append(
-            Row(
-                row.key, row.name, row.sums, row.calls, row.detail, row.limit, row.tokens_in, row.tokens_out, row.refused,
-                0, str(node.state), word(node), node.created_ms,
-            )
-        )  # fmt: skip
+        rows.append(_node_row(tally or Tally(), node, home.customer_name))
     return tuple(sorted(rows, key=lambda row: (-row.sums.total, row.opened_ms)))
 
 

@@ -7,12 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from x402guard.ledger.lines import transaction_of
 from x402guard.ledger.model import NodeKind
 from x402guard.money import format_dollars
 from x402guard.views.books import Books
 from x402guard.views.model import MOST_CALLS, Call, Lane, Mark, Point
-from x402guard.views.taken import Home, Period, Taken, refusals_in
+from x402guard.views.taken import Home, Period, Refused, Taken
 
 _MOST_POINTS: Final = 600
 _MOST_MARKS: Final = 100
@@ -97,7 +96,7 @@ def _limit_words(facts: Mapping[str, Any]) -> str:
     return f"the limit was {was} and is {limit}"
 
 
-def lanes_of(books: Books, found: Iterable[Taken], where: Mapping[str, Home], period: Period) -> tuple[Lane, ...]:
+def lanes_of(found: Iterable[Taken], refusals: Iterable[Refused], where: Mapping[str, Home]) -> tuple[Lane, ...]:
     """Return when each agent has made calls and was refused; of many agents, those with the most calls."""
     calls: dict[str, list[int]] = {}
     refused: dict[str, list[tuple[int, int, int, str]]] = {}
@@ -105,7 +104,7 @@ def lanes_of(books: Books, found: Iterable[Taken], where: Mapping[str, Home], pe
     for one in found:
         names[one.home.agent] = one.home.agent_name
         calls.setdefault(one.home.agent, []).append(one.line.at_ms)
-    for row in refusals_in(books, period):
+    for row in refusals:
         home = where[row.node]
         names[home.agent] = home.agent_name
         refused.setdefault(home.agent, []).append((row.first_ms, row.last_ms, row.count, row.rule))
@@ -160,14 +159,13 @@ def _refusal(row: Mapping[str, Any], home: Home) -> Call:
 def _call(one: Taken) -> Call:
     line, facts = one.line, one.facts
     method, _, url = str(facts.get("request") or "").partition(" ")
-    named = {"payment": "host", "llm": "model", "tool": "tool"}[one.kind]
     is_payment = one.kind == "payment"
     return Call(
         ms=line.at_ms,
         agent=one.home.agent_name,
         session=one.home.session_name,
         kind=one.kind,
-        to=str(facts.get(named) or "unknown"),
+        to=line.to,
         amount=one.captured + one.out,
         evidence="out" if one.out else one.evidence if line.evidence is not None else "nothing",
         host=str(facts.get("host") or ""),
@@ -179,7 +177,7 @@ def _call(one: Taken) -> Call:
         tokens_in=line.tokens_in,
         tokens_out=line.tokens_out,
         network=str(facts.get("network") or ""),
-        transaction=transaction_of(line.proof) or line.transaction,
+        transaction=line.known_transaction,
         hold=line.hold_id,
         words=(line.doubt or "") if one.is_call else "the correction of an earlier call",
     )

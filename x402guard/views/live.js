@@ -1,14 +1,7 @@
 "use strict";
 (() => {
   const byId = (id) => document.getElementById(id);
-  const root = document.documentElement;
-  const theme = byId("theme"), link = byId("link"), said = byId("said"), filters = byId("filters");
-  const isDark = () =>
-    root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
-  const name = () => { theme.textContent = isDark() ? "Light" : "Dark"; };
-  theme.hidden = false;
-  theme.addEventListener("click", () => { root.dataset.theme = isDark() ? "light" : "dark"; name(); });
-  name();
+  const link = byId("link"), said = byId("said"), filters = byId("filters");
 
   // A token stays in this tab and goes out in a header: no other site and no other port can send it.
   const token = () => sessionStorage.getItem("x402guard") || "";

@@ -9,12 +9,12 @@ from msgspec import Struct
 
 from x402guard.ledger.model import WALLET, Entry, Hold, HoldKind, Node, NodeKind, NodeState
 from x402guard.ledger.queries import nodes_of
-from x402guard.ledger.questions import answer_of
+from x402guard.ledger.questions import question_id, waiting
 from x402guard.ledger.store import LedgerReads, LedgerStore
 from x402guard.ledger.tree import path
 from x402guard.views.groups import ended_by
 from x402guard.views.model import Out
-from x402guard.views.taken import NAMES
+from x402guard.views.taken import NAMES, exposed_until
 
 _JOURNALS: Final = 16
 _TAIL: Final = 12
@@ -128,12 +128,7 @@ def live_of(store: LedgerStore) -> LiveView:
     with store.at_one_moment() as ledger:
         nodes = nodes_of(ledger)
         now_ms = ledger.now_ms()
-        questions = {
-            key: row
-            for key, row in ledger.marks("approval", "").items()
-            if answer_of(row, now_ms) is None and row["words"]
-        }
-        return _Live(nodes, ledger, questions, now_ms).view()
+        return _Live(nodes, ledger, waiting(ledger.marks("approval", ""), now_ms), now_ms).view()
 
 
 class _Live:
@@ -191,7 +186,7 @@ class _Live:
 
     def _is_outer(self, node: Node) -> bool:
         above = None if node.parent_id is None else self.nodes.get(node.parent_id)
-        return node.kind is NodeKind.SESSION and (above is None or above.kind not in (NodeKind.SESSION, NodeKind.SCOPE))
+        return node.kind is NodeKind.SESSION and (above is None or above.kind not in _AGENTS)
 
     def _names(self, node_id: str) -> tuple[str, str, str, str]:
         """Return the outermost session's id and name, the agent's and the customer's names."""
@@ -206,15 +201,12 @@ class _Live:
         below = self._below(node)
         above = [each for each in path(self.nodes, node.id)[1:] if each.state is NodeState.TRIPPED]
         stopped = node if node.state is NodeState.TRIPPED else above[0] if above else None
-        state = (
-            "closed"
-            if node.state is NodeState.CLOSED or not node.openers
-            else "stopped"
-            if stopped is not None
-            else "asks"
-            if node.id in self.asking
-            else "open"
-        )
+        if node.state is NodeState.CLOSED or not node.openers:
+            state = "closed"
+        elif stopped is not None:
+            state = "stopped"
+        else:
+            state = "asks" if node.id in self.asking else "open"
         return LiveSession(
             id=node.id,
             name=node.name,
@@ -260,7 +252,7 @@ class _Live:
         outer, session, agent, customer = self._names(row["session"])
         node = self.nodes.get(row["session"]) or self.nodes.get(outer)
         return Ask(
-            id=f"{key[:16]}.{row['number']}",
+            id=question_id(key, row),
             what=str(row["what"]),
             words=str(row["words"]),
             session=session,
@@ -275,7 +267,7 @@ class _Live:
     def _out(self, hold: Hold) -> Out:
         _, session, agent, customer = self._names(hold.node_id)
         intent = hold.intent
-        permit2 = intent is not None and intent.method == "permit2"
+        method = None if intent is None else intent.method
         return Out(
             hold=hold.id,
             kind=str(hold.kind),
@@ -287,9 +279,9 @@ class _Live:
             session=session,
             customer=customer,
             why=hold.doubt,
-            until_ms=(hold.deadline_unix + permit2) * 1000,
+            until_ms=(exposed_until(hold.deadline_unix, method) or 0) * 1000,
             transaction="" if hold.claim is None else hold.claim.transaction,
-            cancellable=intent is not None and intent.method == "eip3009",
+            cancellable=method == "eip3009",
         )
 
     def _lines(self) -> Iterable[Line]:

@@ -6,9 +6,11 @@ from collections.abc import Iterable
 from typing import Final
 from xml.etree.ElementTree import Element
 
+from msgspec import Struct
+
 from x402guard.views import words
 from x402guard.views.live import STATES, Ask, Line, LiveCustomer, LiveSession, LiveView, chosen
-from x402guard.views.markup import Child, el, foreign, patterns, swatch, written
+from x402guard.views.markup import bar, el, foreign, patterns, section, swatch, written
 from x402guard.views.model import EVIDENCE, Out
 from x402guard.views.page import asset, document
 from x402guard.views.words import count, dollars, rounded
@@ -20,13 +22,14 @@ _MOST_OUT: Final = 30
 _STATES: Final = {"asks": "? asks you", "stopped": "■ stopped", "open": "● open", "closed": "closed"}
 
 
-class Choice:
+class Choice(Struct, frozen=True, kw_only=True):
     """What the reader has chosen to see, and whether the reader is the owner."""
 
-    def __init__(
-        self, *, find: str = "", customer: str = "", agent: str = "", state: str = "", is_owner: bool = False
-    ) -> None:
-        self.find, self.customer, self.agent, self.state, self.is_owner = find, customer, agent, state, is_owner
+    find: str = ""
+    customer: str = ""
+    agent: str = ""
+    state: str = ""
+    is_owner: bool = False
 
 
 def live_page(view: LiveView | None, choice: Choice) -> str:
@@ -48,7 +51,7 @@ def live_page(view: LiveView | None, choice: Choice) -> str:
             el("footer", el("p", said, el("code", "x402guard watch"), " shows the same in a terminal.")),
         ],
         style=f"{asset('report.css')}\n{asset('live.css')}",
-        script=asset("live.js"),
+        script=f"{asset('theme.js')}\n{asset('live.js')}",
         connects=True,
     )
 
@@ -130,15 +133,8 @@ def _now(view: LiveView) -> list[Element]:
 
 def _parts(parts: Iterable[tuple[str, int]], limit: int | None, class_: str) -> Element:
     """Return a bar of (class, amount) against its own limit; past the limit, or without one, the bar is full."""
-    shown = [(name, amount) for name, amount in parts if amount > 0]
-    scale = max(limit or 0, sum(amount for _, amount in shown)) or 1
-    drawn, at = [], 0.0
-    for name, amount in shown:
-        width = min(max(0.5, amount * 100 / scale), 100 - at)
-        drawn.append(el("rect", class_=f"f-{name}", x=f"{at:.2f}%", y=0, width=f"{width:.2f}%", height="100%"))
-        at += width
-    label = ", ".join(f"{dollars(amount)} {name}" for name, amount in shown) or "nothing yet"
-    return el("svg", drawn, class_=class_, role="img", aria_label=label.replace("alloc", "allocated"))
+    shown = list(parts)
+    return bar(shown, max(limit or 0, sum(amount for _, amount in shown)), class_=class_)
 
 
 def _asks(asks: tuple[Ask, ...], is_owner: bool) -> list[Element]:
@@ -163,11 +159,7 @@ def _asks(asks: tuple[Ask, ...], is_owner: bool) -> list[Element]:
             )
         )  # fmt: skip
     why = "Nothing is held or signed meanwhile. Silence is a no."
-    return [_titled(f"Waiting for you: {len(asks)}", why, el("table", el("tbody", rows), class_="stack"))]
-
-
-def _titled(title: str, why: str, *children: Child) -> Element:
-    return el("section", el("h2", title), el("p", why, class_="why") if why else None, *children)
+    return [section(None, f"Waiting for you: {len(asks)}", why, el("table", el("tbody", rows), class_="stack"))]
 
 
 def _countdown(until_ms: int) -> Element:
@@ -234,7 +226,7 @@ def _sessions(view: LiveView, choice: Choice) -> list[Element]:
         el("tbody", rows),
         class_="stack",
     )  # fmt: skip
-    return [_titled("Sessions", why, table if rows else None)]
+    return [section(None, "Sessions", why, table if rows else None)]
 
 
 def _age(ms: int) -> str:
@@ -294,7 +286,8 @@ def _customers(customers: tuple[LiveCustomer, ...]) -> list[Element]:
         )
     more = f" and {len(customers) - _MOST_OUT} more" if len(customers) > _MOST_OUT else ""
     return [
-        _titled(
+        section(
+            None,
             "Customers now",
             f"Each bar is that customer's own limit; the fullest first{more}.",
             el("table", el("tbody", rows)),
@@ -311,11 +304,11 @@ def _out(view: LiveView) -> list[Element]:
     more = len(view.outstanding) - len(rows)
     why = "Signed or sent. Each may still be taken until its time is over." if rows else "Nothing is out."
     why += f" The first {len(rows)} of {len(view.outstanding):,}." if more else ""
-    return [_titled(f"Out now: {len(view.outstanding):,}", why, el("table", el("tbody", rows)) if rows else None)]
+    return [section(None, f"Out now: {len(view.outstanding):,}", why, el("table", el("tbody", rows)) if rows else None)]
 
 
 def _out_row(row: Out) -> Element:
-    where = " · ".join(dict.fromkeys(name for name in (row.customer, row.session, row.agent) if name))
+    where = words.whereabouts(row.customer, row.session, row.agent)
     return el(
         "tr",
         el("td", foreign(row.to), el("span", foreign(where), class_="sub")),
@@ -327,7 +320,7 @@ def _out_row(row: Out) -> Element:
 def _lines(lines: tuple[Line, ...]) -> list[Element]:
     rows = []
     for line in lines:
-        where = " · ".join(dict.fromkeys(name for name in (line.customer, line.session, line.agent) if name))
+        where = words.whereabouts(line.customer, line.session, line.agent)
         is_bad = line.kind in ("refused", "stopped")
         sign = {"refused": "✕ ", "stopped": "■ stopped: ", "reset": "▶ reset: "}.get(line.kind, "")
         rows.append(
@@ -341,7 +334,8 @@ def _lines(lines: tuple[Line, ...]) -> list[Element]:
             )
         )  # fmt: skip
     return [
-        _titled(
+        section(
+            None,
             "As it happens",
             "The last lines of the journals, UTC." if rows else "Nothing has happened yet.",
             el("table", el("tbody", rows)),

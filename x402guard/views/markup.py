@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 from xml.etree.ElementTree import Element, tostring
 
-from x402guard.views.model import Sums
 from x402guard.views.words import NAMES, dollars, printable, short
 
 Child = Element | str | None
@@ -43,8 +42,8 @@ def _flat(children: Iterable[Child | Iterable[Child]]) -> Iterable[Element | str
             yield from (each for each in child if each is not None)
 
 
-def section(name: str, title: str, why: Child | Sequence[Child], *children: Child | Iterable[Child]) -> Element:
-    """Return a section of a page with its heading, a sentence below it, and what it holds."""
+def section(name: str | None, title: str, why: Child | Sequence[Child], *children: Child | Iterable[Child]) -> Element:
+    """Return a section of a page with its heading, a sentence below it, and what it holds; *name* is its id."""
     return el("section", el("h2", title), el("p", why, class_="why") if why else None, *children, id=name)
 
 
@@ -74,9 +73,12 @@ def swatch(name: str) -> Element:
     )
 
 
-def bar(sums: Sums, scale: int, *, class_: str = "bar", tick: int | None = None, label: bool = True) -> Element:
-    """Return a bar of amounts on a scale from zero; *tick* is an amount that a line marks. Widths are in percent."""
-    parts = [(name, amount) for name, amount in sums.parts() if amount > 0]
+def bar(amounts: Iterable[tuple[str, int]], scale: int, *, class_: str, tick: int | None = None) -> Element:
+    """Return a bar of (name, amount) on a scale from zero, in percent; *tick* is an amount that a line marks.
+
+    What does not fit on the scale fills the bar.
+    """
+    parts = [(name, amount) for name, amount in amounts if amount > 0]
     scale = max(scale, 1)
     widths = [max(_LEAST, amount * 100 / scale) for _, amount in parts]
     if (total := sum(widths)) > 100:
@@ -89,9 +91,7 @@ def bar(sums: Sums, scale: int, *, class_: str = "bar", tick: int | None = None,
         where = f"{tick * 100 / scale:.2f}%"
         drawn.append(el("line", class_="mk", x1=where, x2=where, y1=0, y2="100%"))
     words = ", ".join(f"{dollars(amount)} {NAMES.get(name, name)}" for name, amount in parts) or "nothing"
-    if label:
-        return el("svg", drawn, class_=class_, role="img", aria_label=words)
-    return el("svg", drawn, class_=class_, aria_hidden="true")
+    return el("svg", drawn, class_=class_, role="img", aria_label=words)
 
 
 def patterns() -> Element:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from html import unescape
 from importlib import resources
@@ -56,7 +56,7 @@ def page(view: View, *, links: bool = True, csv: str | None = None) -> str:
             _footer(view),
         ],
         style=asset("report.css"),
-        script=asset("report.js"),
+        script=f"{asset('theme.js')}\n{asset('report.js')}",
     )
 
 
@@ -168,40 +168,39 @@ def _bar(view: View) -> list[Child]:
     scale = _scale(view)
     if not scale:
         return []
+    drawn = bar(view.sums.parts(), scale, class_="bar big")
     if view.limit is None:
-        return [bar(view.sums, scale, class_="bar big")]
-    ticks: list[Child] = [el("text", "$0", x=0, y=17)]
-    for part in view.soft or (500_000,):
-        where = f"{view.limit * part / 10_000 / scale:.2f}%"
-        ticks.append(el("line", x1=where, x2=where, y1=0, y2=5))
-        if view.soft and 150_000 < part < 850_000:
-            ticks.append(
-                el(
-                    "text",
-                    f"{part // 10_000} %",
-                    x=where,
-                    y=17,
-                    text_anchor="middle",
-                    class_="hm" if part > 600_000 else None,
-                )
-            )
-    if scale > view.limit:  # past its limit: the limit stands inside the bar
-        where = f"{view.limit * 100 / scale:.2f}%"
-        ticks = [el("line", x1=where, x2=where, y1=0, y2=8), el("text", "$0", x=0, y=17)]
-        ticks.append(el("text", words.rounded(scale), x="100%", y=17, text_anchor="end"))
-    end = f"limit {words.rounded(view.limit)}"
-    if scale == view.limit:
-        ticks.append(el("text", end, class_="st", x="100%", y=17, text_anchor="end"))
-    elif view.limit * 5 > scale * 4:
-        ticks = [
-            *ticks[:-1],
-            el("text", end, class_="st", x=f"{view.limit * 100 / scale:.2f}%", y=17, text_anchor="end"),
-        ]
+        return [drawn]
+    ticks = _past_ticks(view.limit, scale) if scale > view.limit else _soft_ticks(view.soft, view.limit)
+    return [drawn, el("svg", ticks, class_="scale", aria_hidden="true")]
+
+
+def _at(where: str, text: str, anchor: str | None = None, class_: str | None = None) -> Element:
+    return el("text", text, x=where, y=17, text_anchor=anchor, class_=class_)
+
+
+def _soft_ticks(soft: Sequence[int], limit: int) -> Iterator[Element]:
+    """Yield the scale of a bar within its limit, with the soft limits."""
+    yield _at("0", "$0")
+    for part in soft or (500_000,):
+        where = f"{part / 10_000:.2f}%"
+        yield el("line", x1=where, x2=where, y1=0, y2=5)
+        if soft and 150_000 < part < 850_000:
+            yield _at(where, f"{part // 10_000} %", "middle", "hm" if part > 600_000 else None)
+    yield _at("100%", f"limit {words.rounded(limit)}", "end", "st")
+
+
+def _past_ticks(limit: int, scale: int) -> Iterator[Element]:
+    """Yield the scale of a bar that is past its limit: the limit stands inside it."""
+    share = limit * 100 / scale
+    where, name = f"{share:.2f}%", f"limit {words.rounded(limit)}"
+    yield el("line", x1=where, x2=where, y1=0, y2=8)
+    yield _at("0", "$0")
+    if share > 80:  # too near to the end for a word beside it
+        yield _at(where, name, "end", "st")
     else:
-        ticks.append(
-            el("text", end, class_="st", x=f"{max(12.0, view.limit * 100 / scale):.2f}%", y=17, text_anchor="start")
-        )
-    return [bar(view.sums, scale, class_="bar big"), el("svg", ticks, class_="scale", aria_hidden="true")]
+        yield _at("100%", words.rounded(scale), "end")
+        yield _at(f"{max(12.0, share):.2f}%", name, "start", "st")
 
 
 def _sum(view: View) -> Element:
@@ -215,8 +214,6 @@ def _sum(view: View) -> Element:
 
 
 def _legend(view: View) -> Element:
-    shown = [(name, amount, words.HELP[name]) for name, amount in view.sums.parts()]
-    shown += words.left_parts(view)
     return el(
         "dl",
         [
@@ -226,7 +223,7 @@ def _legend(view: View) -> Element:
                 el("dd", dollars(amount), el("small", what)),
                 class_=None if amount else "z",
             )
-            for name, amount, what in shown
+            for name, amount, what in words.legend(view)
         ],
         class_="legend",
     )

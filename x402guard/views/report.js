@@ -1,14 +1,6 @@
 "use strict";
 (() => {
   const byId = (id) => document.getElementById(id);
-  const root = document.documentElement;
-  const theme = byId("theme");
-  const isDark = () =>
-    root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
-  const name = () => { theme.textContent = isDark() ? "Light" : "Dark"; };
-  theme.hidden = false;
-  theme.addEventListener("click", () => { root.dataset.theme = isDark() ? "light" : "dark"; name(); });
-  name();
   const printer = byId("print");
   printer.hidden = false;
   printer.addEventListener("click", () => print());

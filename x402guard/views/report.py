@@ -21,13 +21,13 @@ from x402guard.ledger.tree import remaining
 from x402guard.ledger.windows import window_end_ms
 from x402guard.money import format_dollars
 from x402guard.views.books import Books, TokenAccount
-from x402guard.views.build import bound_of, build_view, exposed_until, last_short, tokens_used
+from x402guard.views.build import bound_of, build_view, last_short, tokens_used
 from x402guard.views.captures import CaptureRow, capture_rows
 from x402guard.views.groups import ended_by
 from x402guard.views.model import VIEW_SCHEMA, View
 from x402guard.views.page import page
 from x402guard.views.remarks import shadow_of
-from x402guard.views.taken import Period
+from x402guard.views.taken import Period, exposed_until
 from x402guard.views.text import render
 
 REPORT_SCHEMA: Final = "x402guard.report.v1"
@@ -298,9 +298,6 @@ class _Use:
         }
 
 
-_NAMED_BY: Final[Mapping[str, str]] = {HoldKind.LLM: "model", HoldKind.TOOL: "tool"}
-
-
 def _by_name(
     lines: Iterable[HoldLine], kind: HoldKind, refused: Iterable[Mapping[str, Any]]
 ) -> dict[str, dict[str, Any]]:
@@ -308,7 +305,7 @@ def _by_name(
     uses: dict[str, _Use] = {}
     for line in lines:
         if line.kind == kind and line.was_captured:
-            uses.setdefault(str(line.facts.get(_NAMED_BY[kind]) or "unknown"), _Use()).add(line)
+            uses.setdefault(line.to, _Use()).add(line)
     for row in refused:
         if row["kind"] == kind:
             uses.setdefault(str(row["what"]), _Use()).refusals += int(row["count"])
@@ -367,7 +364,7 @@ def _outstanding(line: HoldLine) -> dict[str, Any]:
         "request": line.facts.get("request"),
         "transaction": line.transaction or None,
         "deadline": line.facts.get("deadline"),
-        "exposed_until": exposed_until(line.facts),
+        "exposed_until": exposed_until(line.facts.get("deadline"), line.facts.get("method")),
     }
 
 

@@ -7,14 +7,13 @@ from typing import Final
 
 from x402guard.views.live import Ask, Line, LiveSession, LiveView, chosen
 from x402guard.views.model import Out
-from x402guard.views.text import GLYPHS, cut, width_of
+from x402guard.views.text import GLYPHS, bar, cut, width_of
 from x402guard.views.words import clock, count, dollars, rounded, span
 
 LEAST: Final = (60, 16)
 """The columns and lines below which a screen cannot show it."""
 
 _SIGNS: Final = {"asks": "?", "stopped": "■", "open": " ", "closed": "·"}
-_GLYPHS: Final = {**GLYPHS, "spent": "█", "allocated": "-"}
 
 
 def screen(
@@ -61,13 +60,9 @@ def _boxed(lines: Iterable[str], inside: int) -> list[str]:
 
 def _cells(amounts: Iterable[tuple[str, int]], limit: int | None, width: int) -> str:
     """Return a bar of exactly *width* columns: what is used of a limit, and dots for what is free."""
-    shown = [(name, amount) for name, amount in amounts if amount > 0]
-    scale = max(limit or 0, sum(amount for _, amount in shown)) or 1
-    cells = [max(1, round(amount * width / scale)) for _, amount in shown]
-    while sum(cells) > width and max(cells) > 1:
-        cells[cells.index(max(cells))] -= 1
-    drawn = "".join(_GLYPHS[name] * number for (name, _), number in zip(shown, cells, strict=True))[:width]
-    return drawn + "·" * (width - len(drawn))
+    shown = list(amounts)
+    drawn = bar(shown, max(limit or 0, sum(amount for _, amount in shown)), width)
+    return drawn + GLYPHS["left"] * (width - len(drawn))
 
 
 def _wallet_bar(view: LiveView, inside: int) -> str:
@@ -109,8 +104,8 @@ def _session(session: LiveSession, inside: int) -> str:
     end = f"{left:>9} {limit:>9}"
     wide = max(8, inside - 36 - len(end) - 2)
     parts = (("spent", session.spent), ("out", session.out), ("allocated", session.allocated))
-    bar = _cells(parts, session.limit, wide)
-    return f"{_SIGNS[session.state]} {cut(session.name, 17)} {cut(session.customer, 14)}  {bar}  {end}"
+    cells = _cells(parts, session.limit, wide)
+    return f"{_SIGNS[session.state]} {cut(session.name, 17)} {cut(session.customer, 14)}  {cells}  {end}"
 
 
 def _out(row: Out, view: LiveView, inside: int) -> str:
@@ -126,4 +121,4 @@ def _line(line: Line, inside: int) -> str:
     if line.kind in ("stopped", "reset"):
         sign = "■ stopped" if line.kind == "stopped" else "▶ reset"
         return _right(f"{at} {sign} {line.session}: {line.words}", "", inside)
-    return _right(f"{at} {_GLYPHS.get(line.kind, '?')} {line.to}", f"{line.session}  {amount:>11}", inside)
+    return _right(f"{at} {GLYPHS.get(line.kind, '?')} {line.to}", f"{line.session}  {amount:>11}", inside)

@@ -8,7 +8,7 @@ from typing import Final
 from xml.etree.ElementTree import Element
 
 from x402guard.views import words
-from x402guard.views.markup import Child, address, aligned, el, foreign, padded, swatch
+from x402guard.views.markup import Child, address, aligned, el, foreign, padded, section, swatch
 from x402guard.views.model import Call, View
 from x402guard.views.words import count, dollars
 
@@ -41,7 +41,7 @@ def refusal_section(view: View) -> Element | None:
         "tr", [el("th", name, scope="col", class_="n" if 0 < place < 4 else None) for place, name in enumerate(names)]
     )
     table = el("table", el("thead", head), el("tbody", rows), class_="stack")
-    return el("section", el("h2", "Refused, by rule"), el("p", why, class_="why"), table, id="refused")
+    return section("refused", "Refused, by rule", why, table)
 
 
 def _or_dash(name: str, nanos: int | None) -> list[Child]:
@@ -55,7 +55,7 @@ def outstanding_section(view: View) -> Element | None:
     places = padded(row.amount for row in view.outstanding)
     rows = []
     for row in view.outstanding:
-        where = " · ".join(dict.fromkeys(name for name in (row.customer, row.session, row.agent) if name))
+        where = words.whereabouts(row.customer, row.session, row.agent)
         command = words.out_command(row)
         rows.append(
             el(
@@ -71,9 +71,9 @@ def outstanding_section(view: View) -> Element | None:
     more = view.outstanding_count - len(view.outstanding)
     why = "Signed or sent, and not taken yet. After its time nothing of it can be taken."
     if more:
-        why += f" These are the first of {count(view.outstanding_count, 'call')}; x402guard holds list shows all."
+        why += f" These are the first of {count(view.outstanding_count, 'call')}; for all, see x402guard holds."
     table = el("table", el("thead", head), el("tbody", rows), class_="stack")
-    return el("section", el("h2", f"Still out: {dollars(view.sums.out)}"), el("p", why, class_="why"), table, id="out")
+    return section("out", f"Still out: {dollars(view.sums.out)}", why, table)
 
 
 def call_rows(view: View, links: bool) -> Iterator[Element]:
@@ -103,13 +103,8 @@ def call_rows(view: View, links: bool) -> Iterator[Element]:
 
 def _event_row(call: Call, when: str) -> Element:
     sign = {"refusal": "✕", "trip": "■ stopped:", "reset": "▶ reset"}[call.kind]
-    what = (
-        f"{sign} {call.to.replace('_', ' ')}"
-        if call.kind == "trip"
-        else f"{sign} {call.to}"
-        if call.kind == "refusal"
-        else sign
-    )
+    name = {"refusal": call.to, "trip": call.to.replace("_", " "), "reset": ""}[call.kind]
+    what = f"{sign} {name}".strip()
     amount = dollars(call.amount) if call.amount is not None else None
     return el(
         "tr",

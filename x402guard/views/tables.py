@@ -45,7 +45,9 @@ def _group(title: str, note: str, rows: Sequence[Row], scale: int) -> Element:
         el(
             "tr",
             el("td", _row_name(row), class_=f"t{min(row.depth, 4)}" if row.depth else None),
-            el("td", bar(row.sums, scale, class_="bar thin", tick=row.limit if row.depth else None), class_="b"),
+            el(
+                "td", bar(row.sums.parts(), scale, class_="bar thin", tick=row.limit if row.depth else None), class_="b"
+            ),
             el("td", f"{row.calls:,}", class_="n"),
             el("td", aligned(row.sums.total, places), class_="n"),
         )
@@ -121,7 +123,7 @@ def _customer(each: Customer, scale: int, most: int, places: int) -> Element:
     return el(
         "tr",
         el("td", foreign(row.name), el("span", detail, class_="sub"), class_="what"),
-        el("td", bar(row.sums, scale, class_="bar thin"), class_="b"),
+        el("td", bar(row.sums.parts(), scale, class_="bar thin"), class_="b"),
         el("td", aligned(row.sums.spent, places), class_="n amt"),
         [
             cell(name, dollars(amount) if amount else "–")
@@ -143,7 +145,7 @@ def sessions_section(view: View, csv: str | None) -> Element | None:
         el(
             "tr",
             el("td", foreign(row.name), el("span", *_session_detail(row), class_="sub"), class_="what"),
-            el("td", bar(row.sums, scale, class_="bar thin", tick=row.limit), class_="b"),
+            el("td", bar(row.sums.parts(), scale, class_="bar thin", tick=row.limit), class_="b"),
             el("td", aligned(row.sums.total, places), class_="n amt"),
             el("td", "no limit" if row.limit is None else f"of {dollars(row.limit)}", class_="n m"),
             el("td", count(row.calls, "call"), class_="n m"),

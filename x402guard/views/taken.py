@@ -121,6 +121,14 @@ def taken(books: Books, period: Period, where: Mapping[str, Home]) -> Iterator[T
         yield Taken(line, kind, evidence or "assumed", captured, max(0, out), where[line.node_id], is_call)
 
 
+def exposed_until(deadline: int | None, method: str | None) -> int | None:
+    """Return the first second at which a payment can no longer be taken, in unix seconds; None without a deadline.
+
+    EIP-3009 is valid while t < deadline, Permit2 while t ≤ deadline.
+    """
+    return None if deadline is None else deadline + (method == "permit2")
+
+
 class Refused(Struct, frozen=True):
     """What one rule has refused in one node within a period. Amounts and words are those of the last one there."""
 

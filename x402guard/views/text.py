@@ -12,7 +12,10 @@ from x402guard.views.model import EVIDENCE, Row, Sums, View
 from x402guard.views.words import dollars, printable
 
 WIDTH: Final = 80
-GLYPHS: Final = {"proven": "█", "claimed": "▒", "stated": "▓", "priced": "░", "assumed": "?", "out": "/", "left": "·"}
+GLYPHS: Final = {
+    "proven": "█", "claimed": "▒", "stated": "▓", "priced": "░", "assumed": "?", "out": "/", "left": "·",
+    "spent": "█", "allocated": "-",
+}  # fmt: skip
 
 _BAR: Final = 66
 _NAME: Final = 31
@@ -74,12 +77,12 @@ def _wrapped(text: str, *, first: str = "  ", then: str = "  ") -> list[str]:
                 lines.append(line)
                 line, is_begun = then, False
             else:
-                part = cut_off(rest, WIDTH - 2 - width_of(line))
+                part = _beginning(rest, WIDTH - 2 - width_of(line))
                 line, rest, is_begun = line + part, rest[len(part) :], True
     return [*lines, line]
 
 
-def cut_off(text: str, width: int) -> str:
+def _beginning(text: str, width: int) -> str:
     """Return as much of the beginning of *text* as fits into *width* columns, and one character at least."""
     end = len(text)
     while end > 1 and width_of(text[:end]) > width:
@@ -122,8 +125,7 @@ def _money(view: View) -> Iterator[str]:
         yield f"  {bar(parts, scale, min(_BAR, WIDTH - 4 - len(end)))}{end}"
     yield from _wrapped(words.sum_line(view))
     yield ""
-    shown = [(name, amount, words.HELP[name]) for name, amount in view.sums.parts()]
-    shown += words.left_parts(view)
+    shown = words.legend(view)
     wide = max(len(dollars(amount)) for _, amount, _ in shown)
     for name, amount, what in shown:
         glyph, word = GLYPHS.get(name, "!") * 2, words.NAMES.get(name, name)
@@ -161,7 +163,7 @@ def _facts(view: View) -> Iterator[str]:
         if command := words.out_command(row):
             yield f"{'':15}{command}"
     if more := view.outstanding_count - len(view.outstanding[:_MOST_LINES]):
-        yield from _fact("", f"and {more} more; see x402guard holds list")
+        yield from _fact("", f"and {more} more; see x402guard holds")
     if said := words.chain_words(view):
         yield from _fact("on chain", said)
     if said := words.unexplained_words(view):

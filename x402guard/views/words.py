@@ -8,6 +8,7 @@ from typing import Final
 from zoneinfo import ZoneInfo
 
 from x402guard.assets import V1_NAMES, resolve_network
+from x402guard.evm import is_transaction
 from x402guard.money import format_dollars, nanos_to_decimal
 from x402guard.views.model import Call, Out, Stop, View
 
@@ -22,8 +23,8 @@ HELP: Final = {
 }
 """What each kind of evidence means."""
 
-NAMES: Final = {"out": "still out"}
-"""What a kind of evidence is called, if not by its name."""
+NAMES: Final = {"out": "still out", "alloc": "allocated"}
+"""What a part of a bar is called, if not by its name."""
 
 _STOPPED: Final = {
     "budget_exhausted": "Its budget stopped it.",
@@ -108,9 +109,9 @@ def span(ms: int) -> str:
 
 def axis(nanos: int) -> str:
     """Return an amount for an axis: ``$0.05``, ``$12.50``, ``$100k``, ``$2M``."""
-    for size, unit in ((10**15, "M"), (10**13, "k")):
-        if nanos >= size:
-            return f"${nanos / (10**15 if unit == 'M' else 10**12):g}{unit}"
+    for least, size, unit in ((10**15, 10**15, "M"), (10**13, 10**12, "k")):
+        if nanos >= least:
+            return f"${nanos / size:g}{unit}"
     return rounded(nanos)
 
 
@@ -131,11 +132,8 @@ def network_name(network: str) -> str:
 
 def explorer(network: str, transaction: str) -> str | None:
     """Return the address of a transaction on the block explorer of its network; None if there is none, or no hash."""
-    digits = transaction[2:]
-    is_hash = (
-        transaction.startswith("0x") and len(digits) == 64 and all(char in "0123456789abcdefABCDEF" for char in digits)
-    )
-    return f"{_EXPLORERS[network]}{transaction}" if is_hash and network in _EXPLORERS else None
+    is_known = network in _EXPLORERS and is_transaction(transaction)
+    return f"{_EXPLORERS[network]}{transaction}" if is_known else None
 
 
 def stopped_words(stop: Stop | None) -> str:
@@ -190,6 +188,11 @@ def out_words(view: View) -> str:
     if last <= view.now_ms:
         return f"{rounded(view.sums.out)} is still out; its time is over, and it is not settled yet."
     return f"{rounded(view.sums.out)} is still out until {near(last, view.now_ms)}."
+
+
+def whereabouts(*names: str) -> str:
+    """Return customer, session and agent on one line; a name that is empty or the same as one before is left out."""
+    return " · ".join(dict.fromkeys(name for name in names if name))
 
 
 def out_line(row: Out) -> str:
@@ -258,8 +261,9 @@ def is_sum(name: str) -> bool:
     return name == "limit" or name.startswith("in all")
 
 
-def left_parts(view: View) -> list[tuple[str, int, str]]:
-    """Return (kind, amount, what it means) of what is left, or of what is past the limit; empty without a limit."""
+def legend(view: View) -> list[tuple[str, int, str]]:
+    """Return (kind, amount, what it means) of each part of the bar: the evidence, and what is left of a limit or past it."""
+    parts = [(name, amount, HELP[name]) for name, amount in view.sums.parts()]
     if view.left is None:
-        return []
-    return [("left", view.left, HELP["left"])] if view.left >= 0 else [("past", -view.left, "past the limit")]
+        return parts
+    return [*parts, ("left", view.left, HELP["left"]) if view.left >= 0 else ("past", -view.left, "past the limit")]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from datetime import UTC, datetime
 from typing import Final, Literal, TypeVar
 
@@ -10,6 +9,7 @@ from msgspec import Struct
 
 from x402guard.assets import resolve_network
 from x402guard.errors import IllegalTransition, ProtocolError, SettlementUncertain, quoted
+from x402guard.evm import is_transaction
 from x402guard.flow.context import Context, Looked
 from x402guard.flow.effects import AskChain, Flow, Notify, Reply, Transact
 from x402guard.flow.ports import HoldStatus
@@ -21,6 +21,7 @@ from x402guard.ledger.evidence import (
     Unreadable,
     claim_settlement,
     receipt_mark,
+    transaction_of,
     weigh,
     weigh_marks,
 )
@@ -36,14 +37,6 @@ from x402guard.policy.guards import give_step_back, guard_marks, note_end
 from x402guard.policy.step_guard import StepEnd
 from x402guard.policy.steps import run_of, step_of
 from x402guard.x402.wire import SettleResponse, decode_receipt
-
-_HASH: Final = re.compile(r"0x[0-9a-fA-F]{64}", re.ASCII)
-
-
-def is_transaction(text: str) -> bool:
-    """True for the hash of a transaction: a seller may write any text there."""
-    return _HASH.fullmatch(text) is not None
-
 
 SWEEP_SIZE: Final = 16
 """The most holds that one sweep asks the chain about."""
@@ -411,6 +404,6 @@ def uncertain_of(kind: type[E], hold: Hold, message: str, *, advice: str | None 
 
 def _transaction_of(hold: Hold) -> str:
     if hold.proof is not None:
-        return hold.proof.split("/")[1]
+        return transaction_of(hold.proof)
     named = "" if hold.claim is None else hold.claim.transaction
-    return named if is_transaction(named) else ""  # a seller may write any text there
+    return named if is_transaction(named) else ""

@@ -21,11 +21,6 @@ from x402guard.views.screen import screen
 from x402guard.views.text import width_of
 
 
-@pytest.fixture
-def url(tmp_path):
-    return f"sqlite:///{tmp_path / 'spend.db'}"
-
-
 @pytest.fixture(params=["memory", "sqlite"])
 def guard(request, url):
     policy = Policy(

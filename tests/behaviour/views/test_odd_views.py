@@ -7,7 +7,6 @@ import pytest
 
 from tests.behaviour.views.test_view import adds_up, text_of
 from tests.support.command_line import typed
-from tests.support.delegations import world
 from tests.support.merchant import Shop, client
 from tests.support.scenes import refused
 from x402guard import Owner, Policy
@@ -20,17 +19,6 @@ from x402guard.views.text import WIDTH, width_of
 
 DAY = 86_400
 CALM = Policy(loop=None, spike=None, breaker=None, velocity=None)
-
-
-@pytest.fixture
-def url(tmp_path):
-    return f"sqlite:///{tmp_path / 'spend.db'}"
-
-
-@pytest.fixture
-def books(url):
-    with world(url) as made:
-        yield made
 
 
 def report_of(url, node, **between):

@@ -20,11 +20,6 @@ from x402guard.views.words import explorer, printable, rounded, short, span
 TRANSACTION = "0x" + "ab" * 32
 
 
-@pytest.fixture
-def url(tmp_path):
-    return f"sqlite:///{tmp_path / 'spend.db'}"
-
-
 @pytest.fixture(params=["wallet", "brief-4471"])
 def page(request, url):
     with world(url) as books:

@@ -12,7 +12,6 @@ import jsonschema
 import msgspec
 import pytest
 
-from tests.support.delegations import world
 from tests.support.processes import ROOT
 from tests.support.scenes import busy
 from x402guard import ConfigError, Owner, Policy
@@ -23,17 +22,6 @@ from x402guard.views.text import WIDTH, width_of
 from x402guard.views.words import dollars
 
 DAY = 86_400
-
-
-@pytest.fixture
-def url(tmp_path):
-    return f"sqlite:///{tmp_path / 'spend.db'}"
-
-
-@pytest.fixture
-def books(url):
-    with world(url) as made:
-        yield made
 
 
 @pytest.fixture

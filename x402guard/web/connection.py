@@ -10,8 +10,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 FIRST_S = 5.0
 
 
-class Prompt(H11Protocol):
-    """The protocol of a connection, which has five seconds for the head of its first request."""
+class TimedConnection(H11Protocol):
+    """A connection of uvicorn's, which has five seconds for the head of its first request."""
 
     @override
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]

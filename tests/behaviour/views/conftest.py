@@ -1,0 +1,16 @@
+"""A ledger in a file, and a world in it whose clock a test moves."""
+
+import pytest
+
+from tests.support.delegations import world
+
+
+@pytest.fixture
+def url(tmp_path):
+    return f"sqlite:///{tmp_path / 'spend.db'}"
+
+
+@pytest.fixture
+def books(url):
+    with world(url) as made:
+        yield made
