@@ -58,6 +58,7 @@ class World:
 
 @pytest.fixture
 def world(net, tmp_path):
+    processes.run("pass")  # what forks has loaded the package now: no deadline below waits for it
     made = World(net, tmp_path)
     with made.guard:
         yield made
@@ -132,7 +133,7 @@ def test_tokens_that_are_revoked_expired_or_used_open_nothing(world, net):
     with world.guard.session("planner", budget="$1.00") as planner:
         page = ["get", world.page()]
         revoked, expired, used = (planner.delegate(world.request(page)) for _ in range(3))
-        expired = planner.delegate(world.request(page, deadline=int(time.time()) + 2))
+        expired = planner.delegate(world.request(page, deadline=int(time.time()) + 4))
         done = forked("delegations", "revoke", revoked.request.request_id, "--ledger", world.url, cwd=world.folder)
         assert done.stdout.startswith("revoked by "), done.stderr
         working = world.worker(used.token)
@@ -157,7 +158,7 @@ def test_tokens_that_are_revoked_expired_or_used_open_nothing(world, net):
 
 
 def test_a_deadline_is_cut_to_that_of_who_delegates_and_ends_all_paying(world, net):
-    before, soon = net.balance(net.payer), int(time.time()) + 8
+    before, soon = net.balance(net.payer), int(time.time()) + 12
     with world.guard.session("boss", budget="$1.00") as boss:
         own = boss.delegate(world.request(task_type="plan", deadline=soon))
         with world.guard.redeem(own.token) as planner:
