@@ -7,6 +7,8 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 # A second chain to test on. Its lock holds the hashes; --ignore-scripts runs none of the package's own code.
 ANVIL := tests/anvil/node_modules/.ready
+# A vendor's own JavaScript client, which speaks through the proxy.
+JAVASCRIPT := tests/javascript/node_modules/.ready
 # Two for each of two cores: a third of the time a test waits for a process or a socket.
 WORKERS ?= 4
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
@@ -18,11 +20,11 @@ unexport PYTHONDONTWRITEBYTECODE
 demo: $(READY)
 	$(BIN)/x402guard demo
 
-test: $(READY) $(ANVIL)
+test: $(READY) $(ANVIL) $(JAVASCRIPT)
 	$(PYTEST) -m "not long"
 
 # The same promises on a second chain or store, longer searches, and soaks of guards that are broken on purpose.
-test-long: $(READY) $(ANVIL)
+test-long: $(READY) $(ANVIL) $(JAVASCRIPT)
 	HYPOTHESIS_PROFILE=full $(PYTEST) -m "long or hypothesis"
 
 # Ten minutes of new runs on all cores; the last line says steps, payments, violations. SECONDS=60 for another time.
@@ -59,10 +61,11 @@ $(READY): pyproject.toml
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[testnet,serve,telemetry,test,lint,docs]'
 	@touch $(READY)
 
-$(ANVIL): tests/anvil/package.json tests/anvil/package-lock.json
-	@if ! command -v npm >/dev/null; then echo "npm is not installed: tests on anvil are skipped, unless there is an anvil on the PATH."; \
-	elif (cd tests/anvil && npm ci --ignore-scripts --no-audit --no-fund --loglevel=error); then touch $(ANVIL); \
-	else echo "npm could not install anvil (see above): tests on anvil are skipped, unless there is one on the PATH."; fi
+# %: the folder of the packages. Each lock holds the hashes.
+tests/%/node_modules/.ready: tests/%/package.json tests/%/package-lock.json
+	@if ! command -v npm >/dev/null; then echo "npm is not installed: tests on $* are skipped, unless it is on the PATH."; \
+	elif (cd tests/$* && npm ci --ignore-scripts --no-audit --no-fund --loglevel=error); then touch $@; \
+	else echo "npm could not install $* (see above): tests on it are skipped, unless it is on the PATH."; fi
 
 clean:
-	rm -rf $(VENV) tests/anvil/node_modules build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) tests/*/node_modules build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis

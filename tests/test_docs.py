@@ -174,8 +174,9 @@ def test_the_python_of_a_page_is_python(page):
 
 
 OVER_MCP = DOCS / "how-to" / "pay-an-offer.md"  # its server is in tests/integration/test_mcp_client.py
+ANY_LANGUAGE = DOCS / "how-to" / "any-language.md"  # its blocks are run in tests/integration/test_proxy.py
 IN_A_TERMINAL = DOCS / "tutorial" / "in-a-terminal.md"
-RUN = sorted({*DOCS.glob("tutorial/*.md"), *DOCS.glob("how-to/*.md")} - {IN_A_TERMINAL, OVER_MCP})
+RUN = sorted({*DOCS.glob("tutorial/*.md"), *DOCS.glob("how-to/*.md")} - {ANY_LANGUAGE, IN_A_TERMINAL, OVER_MCP})
 
 
 @pytest.mark.chain

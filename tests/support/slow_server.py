@@ -33,6 +33,10 @@ class Asked:
     path: str
     nonce: str | None
     body: bytes
+    headers: dict
+
+    def header(self, name):
+        return self.headers.get(name)
 
 
 class Trickler:
@@ -154,7 +158,8 @@ def _read(connection):
         body += connection.recv(65536)
     header = re.search(rb"(?:payment-signature|x-payment): *(\S+)", head, re.IGNORECASE)
     nonce = unb64(header[1])["payload"]["authorization"]["nonce"] if header else None
-    return Asked(head.split(b" ")[1].decode(), nonce, body)
+    lines = (line.partition(": ") for line in head.decode("latin-1").split("\r\n")[1:])
+    return Asked(head.split(b" ")[1].decode(), nonce, body, {name.lower(): value for name, _, value in lines})
 
 
 def once_paid(answer):

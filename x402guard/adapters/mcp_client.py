@@ -256,17 +256,8 @@ def _object(values: object, name: str) -> Mapping[str, Any] | None:
 
 def _with_receipt(result: Any, receipt: Receipt) -> Any:
     """Return a result with the receipt of its payment in its ``meta``."""
-    shown = {
-        "hold_id": receipt.hold_id,
-        "amount": str(receipt.amount),
-        "state": receipt.state,
-        "evidence": receipt.evidence,
-        "in_doubt": receipt.in_doubt,
-        "transaction": receipt.transaction,
-        "presented": receipt.presented,
-    }
     copied = getattr(result, "model_copy", None)
     if copied is None:
         return result
     meta = getattr(result, "meta", None)
-    return copied(update={"meta": {**(meta if isinstance(meta, dict) else {}), RECEIPT: shown}})
+    return copied(update={"meta": {**(meta if isinstance(meta, dict) else {}), RECEIPT: receipt.facts()}})

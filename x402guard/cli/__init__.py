@@ -22,6 +22,7 @@ from x402guard.cli import (
     pay,
     policy,
     prices,
+    proxy,
     reconcile,
     report,
     serve,
@@ -81,6 +82,7 @@ app.add_typer(policy.policy, name="policy")
 app.add_typer(prices.prices, name="prices")
 app.add_typer(keys.keys, name="keys")
 app.add_typer(ledger.ledger, name="ledger")
+app.command("proxy")(proxy.proxy)
 app.command("serve")(serve.serve)
 app.command("watch")(watch.watch)
 app.command("watchdog")(watchdog.watchdog)

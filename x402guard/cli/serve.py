@@ -40,10 +40,10 @@ def serve(
     is_local = is_loopback(host)
     viewer = "" if is_local else secrets.token_urlsafe(24)
     owners = secrets.token_urlsafe(24) if owner else ""
-    with Owner(ledger, read_only=True) as reading, closing(_listen(host, port)) as listening:
+    with Owner(ledger, read_only=True) as reading, closing(listen(host, port)) as listening:
         access = Access(names=local_names(host) if is_local else (), viewer=viewer, owner=owners)
         live = Live(reading, lambda: Owner(reading.url), access)
-        typer.echo(f"The ledger {reading.url} is shown at {_address(host, listening.getsockname()[1])}")
+        typer.echo(f"The ledger {reading.url} is shown at {address_of(host, listening.getsockname()[1])}")
         if viewer:
             typer.echo(f"To look, sign in there with the token {viewer}")
         if owners:
@@ -63,13 +63,13 @@ def serve(
             Server(config).run(sockets=[listening])
 
 
-def _address(host: str, port: int) -> str:
+def address_of(host: str, port: int) -> str:
     """Return the address for a browser; for one that listens everywhere, with this machine's name."""
     name = socket.gethostname() if host in ("0.0.0.0", "::") else host  # noqa: S104 - the owner has chosen it
     return f"http://{f'[{name}]' if ':' in name else name}:{port}/"
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def listen(host: str, port: int) -> socket.socket:
     """Return a socket that listens. Raises ``ConfigError`` for an address or a port that cannot be had."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]

@@ -55,6 +55,18 @@ class Receipt:
         """A payment in doubt was presented again; no new one was signed."""
         return self.presented > 0
 
+    def facts(self) -> dict[str, str | int | bool | None]:
+        """Return what a caller without Python is told of it, as JSON values; dollars as a decimal string."""
+        return {
+            "hold_id": self.hold_id,
+            "amount": format(self.amount, "f"),
+            "state": self.state,
+            "evidence": self.evidence,
+            "in_doubt": self.in_doubt,
+            "transaction": self.transaction,
+            "presented": self.presented,
+        }
+
 
 def receipt_of(hold: Hold) -> Receipt:
     """Return the receipt of a hold as it stands."""

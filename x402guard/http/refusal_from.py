@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from decimal import Decimal
 from typing import Any, Final
 
-from x402guard.errors import PaymentRefused, X402GuardError
+from x402guard.errors import PaidNotDelivered, PaymentRefused, SettlementUncertain, X402GuardError
 from x402guard.http.response import REFUSAL
 from x402guard.money import Nanos, dollars_to_nanos
 
@@ -58,8 +58,8 @@ def _of_response(response: object) -> X402GuardError | None:
     return kept if isinstance(kept, X402GuardError) else None
 
 
-def _of_problem(told: object) -> PaymentRefused | None:
-    """Return the refusal in a problem+json body, given as text or decoded."""
+def _of_problem(told: object) -> X402GuardError | None:
+    """Return the error in a problem+json body, given as text or decoded."""
     if isinstance(told, (bytes, str)) and len(told) < 100_000:
         text = told.decode("utf-8", "replace") if isinstance(told, bytes) else told
         try:
@@ -71,6 +71,8 @@ def _of_problem(told: object) -> PaymentRefused | None:
     if not str(told.get("type", "")).startswith(_URN):
         inner = told.get("error")
         return _of_problem(inner) if isinstance(inner, Mapping) and inner is not told else None
+    if told.get("money_may_have_moved") is True:
+        return _uncertain(told)
     kind = _KINDS.get(str(told.get("code")), PaymentRefused)
     return kind(
         str(told.get("detail", "")),
@@ -80,6 +82,18 @@ def _of_problem(told: object) -> PaymentRefused | None:
         session=told.get("session"),
         advice=str(told.get("advice", "")) or None,
         retry_after=wait_s if type(wait_s := told.get("retry_after")) is int else None,
+    )
+
+
+def _uncertain(told: Mapping[str, Any]) -> SettlementUncertain:
+    """Return the doubt about a payment that was signed elsewhere: by ``x402guard proxy``."""
+    kind = PaidNotDelivered if told.get("code") == PaidNotDelivered.code else SettlementUncertain
+    deadline = told.get("deadline")
+    return kind(
+        str(told.get("detail", "")),
+        hold_id=str(told.get("hold_id", "")),
+        deadline=deadline if type(deadline) is int else 0,
+        advice=str(told.get("advice", "")) or None,
     )
 
 

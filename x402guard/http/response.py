@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import zlib
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from x402guard.errors import PaymentRefused, ProtocolError
+from x402guard.errors import PaymentRefused, ProtocolError, X402GuardError
 
 if TYPE_CHECKING:
     import httpx
@@ -43,35 +43,44 @@ def decoded_body(response: httpx.Response, raw: bytes, limit: int) -> bytes | No
     return body if unpacker.eof else None
 
 
-def problem_response(library: Library, error: PaymentRefused, request: httpx.Request) -> httpx.Response:
-    """Return a refusal as a local 402 with a problem+json body (RFC 9457), for agents that handle answers better.
-
-    It has no ``PAYMENT-REQUIRED`` header, so that no outer client reads it as an offer, and tells SDKs not to retry.
-    """
-    problem = {
+def problem(error: X402GuardError, status: int) -> dict[str, Any]:
+    """Return an error as the object of a problem+json body (RFC 9457), without any words of a peer."""
+    refused = error if isinstance(error, PaymentRefused) else None
+    amounts = {} if refused is None else refused.amounts()
+    known = {name: getattr(error, name, None) for name in ("retry_after", "hold_id", "deadline")}
+    rule = "" if refused is None else f":{refused.rule}"
+    return {
         "type": f"urn:x402guard:{error.code}",
         "title": type(error).__name__,
-        "status": 402,
+        "status": status,
         "detail": str(error),
         "code": error.code,
-        "rule": error.rule,
+        **({} if refused is None else {"rule": refused.rule}),
         "phase": error.phase,
         "retry": error.retry,
         "money_may_have_moved": error.money_may_have_moved,
         "advice": error.advice,
-        "session": error.session,
-        **error.amounts(),
-        **({} if error.retry_after is None else {"retry_after": error.retry_after}),
+        **({} if refused is None else {"session": refused.session}),
+        **amounts,
+        **{name: value for name, value in known.items() if value is not None},
         # SDKs show this message.
-        "error": {
-            "message": f"{error} [urn:x402guard:{error.code}:{error.rule}]",
-            "type": "x402guard",
-            "code": error.code,
-        },
+        "error": {"message": f"{error} [urn:x402guard:{error.code}{rule}]", "type": "x402guard", "code": error.code},
     }
+
+
+def problem_headers(error: X402GuardError) -> dict[str, str]:
+    """Return the headers of a problem+json body. They tell SDKs not to retry."""
+    wait_s = getattr(error, "retry_after", None)
     headers = {"content-type": "application/problem+json", "x-should-retry": "false"}
-    if error.retry_after is not None:
-        headers["retry-after"] = str(error.retry_after)
+    return headers if wait_s is None else {**headers, "retry-after": str(wait_s)}
+
+
+def problem_response(library: Library, error: PaymentRefused, request: httpx.Request) -> httpx.Response:
+    """Return a refusal as a local 402 with a problem+json body, for agents that handle answers better.
+
+    It has no ``PAYMENT-REQUIRED`` header, so that no outer client reads it as an offer.
+    """
+    body = json.dumps(problem(error, 402)).encode()
     return library.response(
-        402, headers=headers, content=json.dumps(problem).encode(), request=request, extensions={REFUSAL: error}
+        402, headers=problem_headers(error), content=body, request=request, extensions={REFUSAL: error}
     )

@@ -1,0 +1,106 @@
+"""LLM calls through the proxy: by the vendors' own clients, byte for byte, with whose key."""
+
+import json
+
+import httpx
+import openai
+import pytest
+
+from tests.support import llm_server, proxy
+from tests.support.proxy import Proxied, asked, books, needs_node, node
+from tests.support.slow_server import CHUNKED, HEAD
+from x402guard.http.refusal_from import refusal_from
+from x402guard.testing import Completion
+
+pytestmark = pytest.mark.chain
+proxied, shop = proxy.proxied, proxy.shop
+running, server = llm_server.running, llm_server.server
+
+
+@pytest.fixture
+def metered(tmp_path, running):
+    base = running[0].base("openai")
+    settings = {"X402GUARD_METERING": json.dumps({"endpoints": {f"{base}/v1": "openai"}}), "OPENAI_API_KEY": "sk-owner"}
+    with Proxied(tmp_path, "--budget", "0.01", **settings) as proxy:
+        yield proxy
+
+
+def test_the_vendors_python_client_is_metered_by_its_base_url(metered, server, tmp_path):
+    server.reply = Completion("Yes.", input_tokens=100, output_tokens=50)
+    ask = {"model": "gpt-4o", "messages": [{"role": "user", "content": "hi"}], "max_completion_tokens": 100}
+    with openai.OpenAI(base_url=f"{metered.url}openai", api_key=metered.token) as client:
+        assert client.chat.completions.create(**ask).choices[0].message.content == "Yes."
+        assert [call.headers["authorization"] for call in server.calls] == ["Bearer sk-owner"]
+        with pytest.raises(openai.APIStatusError) as refused:
+            client.chat.completions.create(**{**ask, "max_completion_tokens": 16_000})
+    assert refused.value.status_code == 402
+    found = refusal_from(refused.value)
+    assert (found.code, found.rule) == ("budget_exhausted", "budget")
+    assert len(server.calls) == 1
+    assert books(tmp_path) == {"proxy": ("0.00075", "0.00")}
+
+
+def test_a_callers_own_key_is_kept(metered, server):
+    ask = {"model": "gpt-4o", "messages": [{"role": "user", "content": "hi"}], "max_completion_tokens": 10}
+    answer = asked(
+        metered, "openai/chat/completions", method="POST", json=ask, headers={"Authorization": "Bearer sk-mine"}
+    )
+    assert answer.status_code == 200
+    assert [call.headers["authorization"] for call in server.calls] == ["Bearer sk-mine"]
+
+
+def test_without_a_key_of_the_api_it_says_which_one_is_missing(proxied):
+    answer = asked(proxied, "anthropic/v1/messages", method="POST", json={})
+    assert answer.status_code == 401
+    assert answer.json()["detail"].startswith("ANTHROPIC_API_KEY: the proxy has no key for this API; set it where ")
+
+
+@needs_node
+def test_the_vendors_javascript_client_is_metered_streamed_and_refused(metered, server, tmp_path):
+    server.reply = Completion("It was granted in part.", input_tokens=100, output_tokens=50)
+    said = node("openai.mjs", OPENAI_BASE_URL=f"{metered.url}openai", OPENAI_API_KEY=metered.token)
+    assert said[0] == "It was granted in part."
+    assert len(said[1]) > 2
+    assert "".join(said[1]) == "It was granted in part."
+    assert said[2] == "left"
+    assert (said[3]["status"], "[urn:x402guard:budget_exhausted:budget]" in said[3]["message"]) == (402, True)
+    spent, held = books(tmp_path)["proxy"]
+    assert (float(spent) >= 0.0015, held) == (True, "0.00")
+
+
+def test_a_stream_through_the_proxy_is_that_of_the_provider_byte_for_byte(tmp_path, shop):
+    events = [
+        f"data: {json.dumps({'id': 'c', 'object': 'chat.completion.chunk', 'choices': [{'index': 0, 'delta': {'content': text}, 'finish_reason': None}]}, ensure_ascii=False)}\n\n".encode()
+        for text in ("né", "🌍", " ")
+    ]
+    usage = {
+        "id": "c",
+        "object": "chat.completion.chunk",
+        "choices": [],
+        "usage": {"prompt_tokens": 9, "completion_tokens": 3},
+    }
+    events += [f"data: {json.dumps(usage)}\n\n".encode(), b"data: [DONE]\n\n"]
+
+    def stream(line):
+        line.send(HEAD.replace(b"text/plain", b"text/event-stream") + CHUNKED)
+        for event in events:
+            line.send(f"{len(event):x}\r\n".encode() + event + b"\r\n")
+        line.send(b"0\r\n\r\n")
+
+    shop.answers["/v1/chat/completions"] = stream
+    settings = {
+        "X402GUARD_METERING": json.dumps({"endpoints": {f"{shop.url}/v1": "openai"}}),
+        "OPENAI_API_KEY": "sk-owner",
+    }
+    ask = {
+        "model": "gpt-4o", "messages": [{"role": "user", "content": "hi"}], "max_completion_tokens": 10, "stream": True,
+        "stream_options": {"include_usage": True},
+    }  # fmt: skip
+    with Proxied(tmp_path, "--budget", "0.01", **settings) as proxy:
+        through = asked(proxy, "openai/chat/completions", method="POST", json=ask)
+        by_url = asked(proxy, f"{shop.url}/v1/chat/completions", method="POST", json=ask)
+    direct = httpx.post(f"{shop.url}/v1/chat/completions", json=ask)
+    assert through.content == by_url.content == direct.content == b"".join(events)
+    assert through.headers["content-type"] == direct.headers["content-type"]
+    assert [request.header("authorization") for request in shop.asked[:2]] == ["Bearer sk-owner", None]
+    assert books(tmp_path) == {"proxy": ("0.000105", "0.00")}

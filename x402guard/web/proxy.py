@@ -1,0 +1,339 @@
+"""Pays and meters for callers in any language: they name the URL in the path, and carry the token of a session.
+
+A request goes through ``AsyncGuardedTransport``, so it gets what a Python client gets. Nothing of a caller is decrypted:
+it speaks HTTP to this machine, and the proxy speaks to the seller.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from typing import Any, Final
+
+import anyio
+import httpx
+from msgspec import Struct
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from x402guard.errors import CallTimeout, ConfigError, LedgerUnavailable, ProtocolError, X402GuardError
+from x402guard.flow.receipt import Receipt
+from x402guard.http.guarded import FindsPayer
+from x402guard.http.response import problem, problem_headers
+from x402guard.http.streams import EXTENSION
+from x402guard.http.transport import AsyncGuardedTransport
+from x402guard.policy.checks import check_dollars
+from x402guard.web.access import Access
+from x402guard.web.upstream import CREDENTIALS, Target, Upstream, leads_back, target
+
+SESSION: Final = "x402guard-session"
+RECEIPT: Final = "x402guard-receipt"
+MAX_PRICE: Final = "x402guard-max-price"
+PAY_AGAIN: Final = "x402guard-pay-again"
+
+_MOST_BYTES: Final = 67_108_864
+_BODY_S: Final = 300.0
+_TIMEOUT: Final = {"connect": 10.0, "read": 600.0, "write": 60.0, "pool": 60.0}
+_LIMITS: Final = httpx.Limits(max_connections=1_000, max_keepalive_connections=100)
+_HOP: Final = frozenset(
+    {
+        "connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection", "te", "trailer",
+        "transfer-encoding", "upgrade",
+    }
+)  # fmt: skip
+_OURS: Final = frozenset({SESSION, MAX_PRICE, PAY_AGAIN, "host", "content-length", "expect"})
+_STATUS: Final[tuple[tuple[type[X402GuardError], int], ...]] = (
+    (ConfigError, 400),
+    (CallTimeout, 504),
+    (LedgerUnavailable, 503),
+    (ProtocolError, 502),
+)
+
+
+class _Refused(Exception):  # noqa: N818 - it becomes an answer
+    """A request that goes nowhere: the status and the words of its answer."""
+
+    def __init__(self, status: int, words: str) -> None:
+        super().__init__(words)
+        self.status = status
+
+
+class _Accepted(Struct, frozen=True):
+    """What a request asks for, but for its body."""
+
+    transport: AsyncGuardedTransport
+    method: str
+    url: httpx.URL
+    headers: list[tuple[bytes, bytes]]
+    extensions: dict[str, Any]
+
+    def request(self, body: bytes) -> httpx.Request:
+        """Return the request that is sent."""
+        return httpx.Request(
+            self.method, self.url, headers=self.headers, content=body or None, extensions=self.extensions
+        )
+
+
+class Proxy:
+    """An ASGI application.
+
+    Args:
+        sessions: token → the session that pays for its callers.
+        upstreams: name → the API of an LLM provider.
+        keys: the environment, with the keys of those APIs.
+        access: the names under which this machine alone reaches it.
+        own: the host and port that it listens at.
+    """
+
+    def __init__(
+        self,
+        sessions: Mapping[str, FindsPayer],
+        *,
+        upstreams: Mapping[str, Upstream],
+        keys: Mapping[str, str],
+        access: Access,
+        own: tuple[str, int],
+    ) -> None:
+        self._inner = httpx.AsyncHTTPTransport(limits=_LIMITS, trust_env=False)
+        self._transports = {
+            _digest(token): AsyncGuardedTransport(session, self._inner, on_refusal="respond")
+            for token, session in sessions.items()
+        }
+        self._upstreams, self._keys, self._access, self._own = upstreams, keys, access, own
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request. One whose caller goes away is cancelled."""
+        if scope["type"] == "lifespan":
+            await self._live(receive, send)
+            return
+        request = Request(scope, receive)
+        try:
+            accepted = self._accepted(request)
+            outgoing = accepted.request(await _body(request))
+        except _Refused as refused:
+            await _said(refused.status, str(refused))(scope, receive, send)
+            return
+        except ClientDisconnect:
+            return
+        async with anyio.create_task_group() as group:
+
+            async def until_gone() -> None:
+                while (await receive())["type"] != "http.disconnect":
+                    pass
+                group.cancel_scope.cancel()
+
+            group.start_soon(until_gone)
+            found = await self._answer(accepted.transport, outgoing)
+            if isinstance(found, Response):
+                await found(scope, receive, send)
+            else:
+                await _pass_on(found, self._head(outgoing, found), send)
+            group.cancel_scope.cancel()
+
+    async def _live(self, receive: Receive, send: Send) -> None:
+        """Close the connections to sellers and providers when the server ends, on its own event loop."""
+        await receive()
+        await send({"type": "lifespan.startup.complete"})
+        await receive()
+        await self._inner.aclose()
+        await send({"type": "lifespan.shutdown.complete"})
+
+    def _accepted(self, request: Request) -> _Accepted:
+        """Return what a request asks for, before its body is read. Raises ``_Refused``."""
+        headers = request.headers
+        if not self._access.is_for_us(headers):
+            raise _Refused(403, "the request is for another address: use the one that x402guard proxy has printed")
+        path = request.scope["raw_path"].decode("ascii", "replace")
+        if request.method == "CONNECT" or not path.startswith("/"):
+            raise _Refused(
+                405,
+                "this is no forward proxy, and it opens no TLS connection; write http://HOST:PORT/https://host/path",
+            )
+        if headers.get("upgrade") is not None:
+            raise _Refused(501, "upgrade: only plain HTTP goes through here, no WebSocket")
+        transport, carriers = self._caller(headers)
+        found = target(path, request.scope["query_string"].decode("ascii", "replace"), self._upstreams)
+        if isinstance(found, str):
+            raise _Refused(404, found)
+        url = _url(found.url)
+        if leads_back(url.host, url.port, self._own):
+            raise _Refused(508, "the request leads back to this proxy, and would go round for ever")
+        return _Accepted(
+            transport,
+            request.method,
+            url,
+            [*_lines(headers.raw, without=_OURS | carriers), *self._credentials(found, headers, carriers)],
+            {"timeout": dict(_TIMEOUT), **_wishes(headers)},
+        )
+
+    def _caller(self, headers: Mapping[str, str]) -> tuple[AsyncGuardedTransport, frozenset[str]]:
+        """Return what pays for a caller, and the headers in which its token stands: they go no further."""
+        named = headers.get(SESSION)
+        if named is not None:
+            transport = self._transports.get(_digest(named))
+            if transport is None:
+                raise _Refused(401, f"{SESSION}: it is the token of no session here; x402guard proxy prints them")
+            return transport, frozenset(name for name in CREDENTIALS if _token(headers.get(name)) == named)
+        found = {name: self._transports.get(_digest(_token(headers.get(name)))) for name in CREDENTIALS}
+        carriers = frozenset(name for name, transport in found.items() if transport is not None)
+        for transport in found.values():
+            if transport is not None:
+                return transport, carriers
+        raise _Refused(
+            401,
+            f"no token of a session here: send it in the header {SESSION}, or as the key of the API; x402guard proxy prints it",
+        )
+
+    def _credentials(
+        self, found: Target, headers: Mapping[str, str], carriers: frozenset[str]
+    ) -> list[tuple[bytes, bytes]]:
+        """Return the header with the owner's key of an API, for a caller that has sent none. Raises ``_Refused``."""
+        upstream = found.upstream
+        if (
+            upstream is None
+            or not upstream.key
+            or any(headers.get(name) for name in CREDENTIALS if name not in carriers)
+        ):
+            return []
+        key = self._keys.get(upstream.key, "").strip()
+        if not key:
+            raise _Refused(
+                401,
+                f"{upstream.key}: the proxy has no key for this API; set it where x402guard proxy starts, or send your own "
+                f"beside the header {SESSION}",
+            )
+        value = f"Bearer {key}" if upstream.header == "authorization" else key
+        return [(upstream.header.encode(), value.encode("utf-8"))]
+
+    async def _answer(self, transport: AsyncGuardedTransport, request: httpx.Request) -> httpx.Response | Response:
+        """Return the answer of a seller, or one that says why there is none."""
+        host = request.url.host
+        try:
+            answer: httpx.Response = await transport.handle_async_request(request)
+        except X402GuardError as error:
+            return _problem(error)
+        except httpx.TimeoutException as error:
+            return _said(504, f"{host}: no answer came in time ({type(error).__name__})")
+        except (httpx.TransportError, ValueError) as error:
+            return _said(502, f"{host}: no answer came ({type(error).__name__})")
+        return answer
+
+    def _head(self, request: httpx.Request, response: httpx.Response) -> list[tuple[bytes, bytes]]:
+        """Return the headers of an answer. A redirect leads through the proxy again; cookies of all sites would mix."""
+        lines = _lines(response.headers.raw, without=frozenset({"set-cookie", "location", RECEIPT}))
+        where = response.headers.get("location")
+        if where is not None:
+            with suppress(httpx.InvalidURL, ValueError):  # one that leads nowhere is left out
+                lines.append((b"location", f"/{request.url.join(where)}".encode("ascii")))
+        receipt = response.extensions.get(EXTENSION)
+        if isinstance(receipt, Receipt) and not receipt.model:
+            lines.append((RECEIPT.encode(), json.dumps(receipt.facts()).encode("ascii")))
+        return lines
+
+
+def new_token() -> str:
+    """Return a token of a session: 32 random bytes."""
+    return f"x402_{secrets.token_urlsafe(32)}"
+
+
+def _digest(token: str) -> bytes:
+    """Return what a token is found by: comparing digests tells nothing about the token by its time."""
+    return hashlib.sha256(token.encode("utf-8", "replace")).digest()
+
+
+def _token(value: str | None) -> str:
+    """Return a credential without its scheme; "" for none."""
+    scheme, _, rest = (value or "").strip().partition(" ")
+    return rest.strip() if rest and scheme.lower() == "bearer" else (value or "").strip()
+
+
+def _lines(raw: Iterable[tuple[bytes, bytes]], *, without: frozenset[str]) -> list[tuple[bytes, bytes]]:
+    """Return header lines with those of one connection left out, and those named."""
+    known = [(name.lower(), value) for name, value in raw]
+    words = b",".join(value for name, value in known if name == b"connection").decode("latin-1").split(",")
+    left_out = without | _HOP | {word.strip().lower() for word in words}
+    return [(name, value) for name, value in known if name.decode("latin-1") not in left_out]
+
+
+def _url(text: str) -> httpx.URL:
+    """Return a URL of the web. Raises ``_Refused``."""
+    try:
+        url = httpx.URL(text)
+    except (httpx.InvalidURL, ValueError) as error:
+        raise _Refused(400, f"{text[:200]!r} is no URL: {error}") from None
+    if not url.host:
+        raise _Refused(400, f"{text[:200]!r} is no URL: it names no host")
+    return url
+
+
+def _wishes(headers: Mapping[str, str]) -> dict[str, Any]:
+    """Return what a caller asks of the guard for this request. Raises ``_Refused``."""
+    wishes: dict[str, Any] = {}
+    if (most := headers.get(MAX_PRICE)) is not None:
+        try:
+            check_dollars(MAX_PRICE, most)
+        except ConfigError as error:
+            raise _Refused(400, str(error)) from None
+        wishes["max_price"] = most
+    if (again := headers.get(PAY_AGAIN)) is not None:
+        if again != "true":
+            raise _Refused(400, f"{PAY_AGAIN}: {again[:20]!r} is not true; leave the header out otherwise")
+        wishes["pay_again"] = True
+    return wishes
+
+
+async def _body(request: Request) -> bytes:
+    """Return the body of a request. Raises ``_Refused`` for one that is too large, or takes too long."""
+    parts, size = [], 0
+    try:
+        with anyio.fail_after(_BODY_S):
+            async for part in request.stream():
+                size += len(part)
+                if size > _MOST_BYTES:
+                    raise _Refused(413, _TOO_LARGE)
+                parts.append(part)
+    except TimeoutError:
+        raise _Refused(408, f"the body did not come within {_BODY_S:.0f} s") from None
+    return b"".join(parts)
+
+
+async def _pass_on(response: httpx.Response, head: list[tuple[bytes, bytes]], send: Send) -> None:
+    """Send an answer on, each piece as it comes. One that breaks ends the connection: it is not whole."""
+    try:
+        await send({"type": "http.response.start", "status": response.status_code, "headers": head})
+        stream = response.stream
+        assert isinstance(stream, httpx.AsyncByteStream)
+        async for chunk in stream:
+            await send({"type": "http.response.body", "body": chunk, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+    except (httpx.TransportError, X402GuardError):
+        return
+    finally:
+        with anyio.CancelScope(shield=True):
+            await response.aclose()
+
+
+_TOO_LARGE: Final = f"the body has more than {_MOST_BYTES} bytes"
+
+
+def _problem(error: X402GuardError) -> Response:
+    """Return an error of the guard as problem+json."""
+    status = next((status for kind, status in _STATUS if isinstance(error, kind)), 502)
+    return Response(json.dumps(problem(error, status)), status, headers=problem_headers(error))
+
+
+def _said(status: int, words: str) -> Response:
+    """Return an answer of the proxy's own as problem+json. Nothing was sent, or nothing came back."""
+    told = {
+        "type": "about:blank",
+        "title": "x402guard proxy",
+        "status": status,
+        "detail": words,
+        "error": {"message": words, "type": "x402guard", "code": "proxy"},
+    }
+    headers = {"content-type": "application/problem+json"}
+    return Response(json.dumps(told), status, headers=headers)

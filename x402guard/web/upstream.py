@@ -1,0 +1,102 @@
+"""Says where a request to the proxy is meant to go: a URL in its path, or the API of an LLM provider by its name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from msgspec import Struct
+
+from x402guard.errors import ConfigError
+from x402guard.flow.address import is_loopback
+
+CREDENTIALS: Final = ("authorization", "x-api-key", "x-goog-api-key", "api-key")
+"""The headers in which SDKs send the key of an API."""
+
+
+class Upstream(Struct, frozen=True):
+    """The API of an LLM provider, as its SDKs name it.
+
+    Attributes:
+        base: the base URL that its SDK has by default.
+        key: the environment variable with the key of the API.
+        header: the header that carries the key.
+    """
+
+    base: str
+    key: str
+    header: str = "authorization"
+
+
+PROVIDERS: Final[Mapping[str, Upstream]] = {
+    "openai": Upstream("https://api.openai.com/v1", "OPENAI_API_KEY"),
+    "anthropic": Upstream("https://api.anthropic.com", "ANTHROPIC_API_KEY", "x-api-key"),
+    "google": Upstream("https://generativelanguage.googleapis.com", "GEMINI_API_KEY", "x-goog-api-key"),
+    "mistral": Upstream("https://api.mistral.ai", "MISTRAL_API_KEY"),
+    "cohere": Upstream("https://api.cohere.com", "CO_API_KEY"),
+    "groq": Upstream("https://api.groq.com/openai/v1", "GROQ_API_KEY"),
+    "deepseek": Upstream("https://api.deepseek.com", "DEEPSEEK_API_KEY"),
+    "openrouter": Upstream("https://openrouter.ai/api/v1", "OPENROUTER_API_KEY"),
+    "together": Upstream("https://api.together.xyz/v1", "TOGETHER_API_KEY"),
+    "fireworks": Upstream("https://api.fireworks.ai/inference/v1", "FIREWORKS_API_KEY"),
+    "x-ai": Upstream("https://api.x.ai/v1", "XAI_API_KEY"),
+}
+
+
+def upstreams(endpoints: Mapping[str, str]) -> dict[str, Upstream]:
+    """Return the providers by name, with the owner's endpoints (base URL → provider) in place of the public ones.
+
+    Raises ``ConfigError`` for two endpoints of one provider: its name would say neither.
+    """
+    found: dict[str, Upstream] = dict(PROVIDERS)
+    named: dict[str, str] = {}
+    for base, provider in endpoints.items():
+        if provider in named:
+            raise ConfigError(
+                f"metering.endpoints: {named[provider]!r} and {base!r} are both {provider!r}, so /{provider} is neither; "
+                "send requests to /URL instead, and name one of them otherwise"
+            )
+        named[provider] = base
+        known = PROVIDERS.get(provider)
+        key = "" if known is None else known.key
+        found[provider] = Upstream(base.rstrip("/"), key, "authorization" if known is None else known.header)
+    return found
+
+
+class Target(Struct, frozen=True):
+    """Where one request goes.
+
+    Attributes:
+        url: the whole URL, as it was written.
+        upstream: the provider that it was named by, or None for a URL.
+    """
+
+    url: str
+    upstream: Upstream | None = None
+
+
+def target(path: str, query: str, known: Mapping[str, Upstream]) -> Target | str:
+    """Return where a request goes by its raw *path* and *query*, or a sentence saying why it goes nowhere."""
+    rest = path.removeprefix("/")
+    after = f"?{query}" if query else ""
+    for scheme in ("https", "http"):
+        if rest.startswith(f"{scheme}:/"):
+            where = rest[len(scheme) + 1 :].lstrip("/")  # some clients write one slash for two
+            return Target(f"{scheme}://{where}{after}") if where else _NOWHERE
+    name, slash, below = rest.partition("/")
+    upstream = known.get(name)
+    if upstream is not None:
+        return Target(f"{upstream.base}{slash}{below}{after}", upstream)
+    if not name:
+        return _NOWHERE
+    return f"{name[:60]!r} is neither a URL nor a provider; write /https://host/path, or one of /{', /'.join(known)}"
+
+
+_NOWHERE: Final = "the path names no URL; write /https://host/path, with the whole URL after the slash"
+
+
+def leads_back(host: str, port: int | None, own: tuple[str, int]) -> bool:
+    """True if an address is that of the proxy itself: a request to it would go round for ever."""
+    own_host, own_port = own
+    name = host.strip("[]").rstrip(".").lower()
+    return port == own_port and (name == own_host or is_loopback(name))
