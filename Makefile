@@ -23,7 +23,7 @@ demo: $(READY)
 test: $(READY) $(ANVIL) $(JAVASCRIPT)
 	$(PYTEST) -m "not long"
 
-# The same promises on a second chain or store, longer searches, and soaks of guards that are broken on purpose.
+# Most tests that start processes and chains, a second chain, longer searches, and soaks of guards that are broken on purpose.
 test-long: $(READY) $(ANVIL) $(JAVASCRIPT)
 	HYPOTHESIS_PROFILE=full $(PYTEST) -m "long or hypothesis"
 
@@ -47,9 +47,8 @@ lint: $(READY)
 types: $(READY)
 	$(BIN)/mypy
 
-# The tests of the pages, then the site in site/. Any warning fails the build; with --quiet it would not.
+# The site in site/. Any warning fails the build; with --quiet it would not. The tests of the pages are in `make test`.
 docs: $(READY)
-	$(BIN)/python -m pytest -q tests/test_tidy.py tests/test_docs.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 check: test test-long lint types docs
@@ -58,7 +57,7 @@ $(READY): pyproject.toml
 	@test -n "$(PYTHON)" || { echo "x402guard needs Python 3.11, 3.12 or 3.13; say where with: make PYTHON=/path/to/python3.12 $(MAKECMDGOALS)"; exit 1; }
 	@echo "Setting up $(VENV) with $(PYTHON); this takes about a minute."
 	@$(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[testnet,serve,telemetry,test,lint,docs]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[testnet,serve,telemetry,mcp,test,lint,docs]'
 	@touch $(READY)
 
 # %: the folder of the packages. Each lock holds the hashes.

@@ -110,7 +110,7 @@ def test_every_command_takes_json():
     without = {
         name for name, command in commands().items() if "as_json" not in inspect.signature(command.callback).parameters
     }
-    assert without == ALWAYS_TEXT | {("testnet",), ("serve",)}
+    assert without == ALWAYS_TEXT | {("testnet",), ("serve",), ("mcp",)}
 
 
 def test_the_ledgers_table_is_the_one_in_the_docs():
@@ -175,8 +175,11 @@ def test_the_python_of_a_page_is_python(page):
 
 OVER_MCP = DOCS / "how-to" / "pay-an-offer.md"  # its server is in tests/integration/test_mcp_client.py
 ANY_LANGUAGE = DOCS / "how-to" / "any-language.md"  # its blocks are run in tests/integration/test_proxy.py
+MCP_WALLET = DOCS / "how-to" / "mcp-wallet.md"  # its settings are used in tests/integration/test_mcp_wallet.py
 IN_A_TERMINAL = DOCS / "tutorial" / "in-a-terminal.md"
-RUN = sorted({*DOCS.glob("tutorial/*.md"), *DOCS.glob("how-to/*.md")} - {ANY_LANGUAGE, IN_A_TERMINAL, OVER_MCP})
+RUN = sorted(
+    {*DOCS.glob("tutorial/*.md"), *DOCS.glob("how-to/*.md")} - {ANY_LANGUAGE, IN_A_TERMINAL, MCP_WALLET, OVER_MCP}
+)
 
 
 @pytest.mark.chain
@@ -193,7 +196,8 @@ def test_a_page_runs_as_it_is_written(page, tmp_path):
 
 
 ALONE = [(ROOT / "README.md", number) for number in range(len(blocks_of(ROOT / "README.md", "python")))]
-REST = [page for page in WRITTEN if page not in RUN and "```python\n" in page.read_text()]
+SKILL = DOCS / "skill" / "SKILL.md"  # it is followed in tests/integration/test_skill.py
+REST = [page for page in WRITTEN if page not in {*RUN, SKILL} and "```python\n" in page.read_text()]
 OWN_TEST = {REFERENCE / "testing.md"}  # tests/attacks/test_testing_page.py runs its test as one
 WORLD = "from tests.support import local_world\nlocal_world.begin()\n"
 AFTER = {2: 'import asyncio\nprint(asyncio.run(handle("anna", "q")).status_code)'}
@@ -493,3 +497,13 @@ def test_every_error_is_documented(kind):
     part = text.split(f"\n### `{kind.__name__}`\n")[1].split("\n#")[0]
     for said in (kind.code, kind.phase, kind.retry):
         assert f"`{said}`" in part, said
+
+
+@pytest.mark.long
+def test_the_site_has_a_list_for_agents_and_each_page_as_markdown(tmp_path):
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]
+    subprocess.run(command, cwd=ROOT, check=True, timeout=100, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"})
+    lines = re.findall(r"^- \[[^\]]+\]\(([^)]+)\): \S.*\.$", (tmp_path / "llms.txt").read_text(), re.MULTILINE)
+    pages = {str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md")}
+    assert set(lines) == pages
+    assert all((tmp_path / page).read_text() == (DOCS / page).read_text() for page in pages)

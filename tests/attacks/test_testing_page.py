@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+from importlib.metadata import entry_points
 
 import pytest
 
@@ -27,16 +28,17 @@ def test_every_way_to_misbehave_is_documented_in_its_own_words():
 def test_every_fixture_is_documented():
     from x402guard.testing import fixtures
 
-    assert set(re.findall(r"^\| `(\w+)` \| ", PAGE, re.MULTILINE)) >= set(fixtures.__all__)
+    offered = {*fixtures.__all__, *entry_points(group="pytest11")["x402guard"].load().FIXTURES}
+    assert set(re.findall(r"^\| `(\w+)` \| ", PAGE, re.MULTILINE)) >= offered
 
 
 @pytest.mark.chain
-def test_the_pages_example_passes_as_a_users_own_test(tmp_path):
-    [example] = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
-    (tmp_path / "test_example.py").write_text(example)
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "error", "test_example.py"]
+def test_the_pages_examples_pass_as_a_users_own_tests(tmp_path):
+    for number, example in enumerate(re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)):
+        (tmp_path / f"test_example_{number}.py").write_text(example)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "error", "."]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         command, cwd=tmp_path, capture_output=True, text=True, timeout=100, env=environment, check=False
     )
-    assert "2 passed" in done.stdout, done.stdout + done.stderr
+    assert "3 passed" in done.stdout, done.stdout + done.stderr

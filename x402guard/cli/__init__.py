@@ -18,6 +18,7 @@ from x402guard.cli import (
     journal,
     keys,
     ledger,
+    mcp,
     owner,
     pay,
     policy,
@@ -28,7 +29,6 @@ from x402guard.cli import (
     serve,
     sessions,
     testnet,
-    verify,
     watch,
     watchdog,
 )
@@ -83,10 +83,11 @@ app.add_typer(prices.prices, name="prices")
 app.add_typer(keys.keys, name="keys")
 app.add_typer(ledger.ledger, name="ledger")
 app.command("proxy")(proxy.proxy)
+app.command("mcp")(mcp.mcp)
 app.command("serve")(serve.serve)
 app.command("watch")(watch.watch)
 app.command("watchdog")(watchdog.watchdog)
-app.command("verify")(verify.verify)
+app.command("verify")(ledger.verify)
 app.command("doctor")(doctor.doctor)
 
 

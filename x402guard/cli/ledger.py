@@ -1,4 +1,4 @@
-"""Defines the owner's commands that repair a ledger: ``ledger restore`` and ``ledger clock``."""
+"""Defines ``verify``, and the owner's commands that repair a ledger: ``ledger restore`` and ``ledger clock``."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ from typing import Annotated
 
 import typer
 
-from x402guard.cli.arguments import AsJson, LedgerUrl, say
+from x402guard.cli.arguments import AsJson, LedgerUrl, say, working
 from x402guard.errors import ConfigError
 from x402guard.guard.approvers import operating_user
-from x402guard.guard.owner import existing_ledger
+from x402guard.guard.owner import Owner, existing_ledger
 from x402guard.ledger.model import WALLET
 from x402guard.ledger.owner import CLOCK_MARK, accept_clock, count_lost
 from x402guard.ledger.view import Scope
 from x402guard.money import Nanos, format_dollars
 from x402guard.stores import ledger_path, open_store
 from x402guard.stores.sqlite import SqliteStore
+from x402guard.views.words import printable
 
 ledger = typer.Typer(no_args_is_help=True, help="Repair the ledger's file. Only the owner should be able to.")
 
@@ -101,3 +102,20 @@ def restore(
         "budgets are tripped until you reset them"
     )
     say(text, {"lost_commits": commits, "captured": format_dollars(Nanos(lost)), "tripped": tripped}, as_json=as_json)
+
+
+def verify(ledger: LedgerUrl = None, as_json: AsJson = False) -> None:
+    """Verify every entry, balance, hold, limit and trip against the journal. Exit code 1 if they are inconsistent.
+
+    Example: x402guard verify --ledger ./spend.db
+    """
+    with Owner(ledger, verified=False) as owner:
+        with working("reading the journal"):
+            problems = owner.verify()
+        entries, budgets = owner.size()
+    if as_json:
+        typer.echo(json.dumps({"entries": entries, "budgets": budgets, "problems": problems}, indent=2))
+    else:
+        lines = problems or [f"{entries} entries of {budgets} budgets: the ledger is consistent"]
+        typer.echo("\n".join(map(printable, lines)))
+    raise typer.Exit(1 if problems else 0)

@@ -4,40 +4,25 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from contextlib import closing
 from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-import httpx
 import typer
 
-from x402guard.assets import AssetRegistry
 from x402guard.cli.arguments import AsJson, Data, Header, Method, typed_request
-from x402guard.errors import ConfigError, ProtocolError, X402GuardError
-from x402guard.flow.request import RequestFacts
-from x402guard.frozen import replace
 from x402guard.guard.guard import Guard
-from x402guard.guard.settings import Settings, load_settings
-from x402guard.http.request import mark_guarded, request_facts
-from x402guard.ledger.authorize import Refusal
-from x402guard.ledger.model import HoldKind
-from x402guard.money import Nanos, format_dollars
+from x402guard.guard.settings import load_settings
+from x402guard.http.explain import Explained, explain_tool, explain_url
+from x402guard.money import format_dollars
 from x402guard.policy import Policy, Rule
-from x402guard.policy.judge import judge
 from x402guard.policy.rules import KINDS
-from x402guard.policy.verdicts import Subject, Verdict
 from x402guard.stores import MemoryStore, check_ledger_url
 from x402guard.views.words import printable
-from x402guard.x402.offer import Offer, normalise
-from x402guard.x402.offer_rules import Case, judge_offer, lifetime_s
-from x402guard.x402.wire import PAYMENT_REQUIRED, decode_json, decode_payment_required, parse_payment_required
 
 policy = typer.Typer(help="Check and explain the owner's rules.", no_args_is_help=True)
 
-_WAIT_S = 10.0
 _SAID = ("per_payment_cap", "hosts", "networks", "rules")
-_MOST_BYTES = 1_048_576
 Config = Annotated[Path | None, typer.Option("--config", help="A settings file; default: x402guard.toml.")]
 
 
@@ -126,96 +111,21 @@ def explain(
     settings = load_settings(config)
     rules = settings.policy.build()
     lines = (
-        explain_url(typed_request(what, method, header, data), settings, rules)
+        explain_url(typed_request(what, method, header, data), rules, settings.registry(), asks=settings.asks)
         if "://" in what
-        else [_explain_tool(what, rules, asks=settings.approver is not None)]
+        else [explain_tool(what, rules, asks=settings.asks)]
     )
     show_verdicts(lines, as_json=as_json)
 
 
-def show_verdicts(lines: list[dict[str, Any]], *, as_json: bool) -> None:
+def show_verdicts(lines: list[Explained], *, as_json: bool) -> None:
     """Print what the rules make of offers or of a tool: the verdict, the rule and its reason, and what would be signed."""
     if as_json:
-        typer.echo(json.dumps(lines, indent=2, ensure_ascii=False))
+        typer.echo(json.dumps([line.to_dict() for line in lines], indent=2, ensure_ascii=False))
         return
     for line in lines:
-        typer.echo(printable(f"{line['what']}: {line['verdict']}" + (f" ({line['rule']})" if line["rule"] else "")))
-        if line["reason"]:
-            typer.echo(printable(f"  {line['reason']}"))
-        if line.get("signs"):
-            typer.echo(printable(f"  would sign {line['signs']}"))
-
-
-def _explain_tool(tool: str, rules: Policy, *, asks: bool) -> dict[str, Any]:
-    return _line(tool, judge(rules, Subject(HoldKind.TOOL, (tool,), Nanos(0))), asks=asks)
-
-
-def _line(what: str, verdict: Verdict, *, asks: bool) -> dict[str, Any]:
-    if verdict.action == "ask" and not asks:
-        verdict = replace(verdict, action="deny", reason=f"{verdict.reason}, but the settings name no approver")
-    people = "needs approval" if verdict.approvers <= 1 else f"needs {verdict.approvers} approvals"
-    words = {"allow": "allowed", "narrow": "narrowed", "ask": people, "deny": "denied"}
-    level = f"{verdict.level}: " if verdict.level else ""
-    return {"what": what, "verdict": f"{level}{words[verdict.action]}", "rule": verdict.rule, "reason": verdict.reason}
-
-
-def explain_url(request: httpx.Request, settings: Settings, rules: Policy) -> list[dict[str, Any]]:
-    """Send a request once, without a payment, and return what the rules make of each offer. Raises ``ConfigError``."""
-    url = str(request.url)
-    try:
-        with httpx.Client(timeout=_WAIT_S, trust_env=False) as http:
-            facts = request_facts(request)
-            with closing(http.send(mark_guarded(request), stream=True)) as answer:
-                body = _read(answer)
-    except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
-        raise ConfigError(f"url: the request to {url[:200]!r} failed: {type(error).__name__}: {error}") from error
-    if answer.status_code != httpx.codes.PAYMENT_REQUIRED:
-        return [
-            {"what": url, "verdict": f"requires no payment (status {answer.status_code})", "rule": "", "reason": ""}
-        ]
-    registry = AssetRegistry(tuple(asset.build() for asset in settings.assets))
-    try:
-        required = _terms(answer, body)
-    except X402GuardError as error:
-        return [{"what": url, "verdict": "denied", "rule": error.code, "reason": str(error)}]
-    asks = settings.approver is not None
-    return [_explain_offer(offer, facts, rules, asks=asks) for offer in normalise(required, registry)]
-
-
-def _read(answer: httpx.Response) -> bytes:
-    body = b""
-    for chunk in answer.iter_bytes():
-        body += chunk
-        if len(body) > _MOST_BYTES:
-            raise ValueError(f"the answer has more than {_MOST_BYTES} bytes")
-    return body
-
-
-def _terms(answer: httpx.Response, body: bytes) -> Any:
-    header = answer.headers.get(PAYMENT_REQUIRED)
-    if header is not None:
-        return decode_payment_required(header)
-    value = decode_json(body, field="body")
-    if not isinstance(value, dict):
-        raise ProtocolError("this 402 answer contains no x402 terms", field="body")
-    return parse_payment_required(value, field="body")
-
-
-def _explain_offer(offer: Offer | Refusal, facts: RequestFacts, rules: Policy, *, asks: bool) -> dict[str, Any]:
-    if isinstance(offer, Refusal):
-        return {"what": "an offer", "verdict": "denied", "rule": offer.rule, "reason": offer.reason}
-    what = f"${format_dollars(offer.amount_nanos)} to {offer.payee} on {offer.network}, {offer.scheme}"
-    case = Case(facts, offer)
-    objection = judge_offer(rules, case)
-    if objection is not None:
-        return {"what": what, "verdict": "denied", "rule": objection.rule, "reason": objection.reason}
-    verdict = judge(rules, case.subject)
-    most = None if verdict.narrow is None else verdict.narrow.most
-    if most is not None and offer.amount_nanos > most:
-        reason = f"rule {verdict.narrowed_by!r} narrows this to ${format_dollars(most)}, but the seller sets the price"
-        return {"what": what, "verdict": "denied", "rule": verdict.narrowed_by, "reason": reason}
-    signs = (
-        f"{offer.amount_atomic} units of {offer.asset.symbol} ({offer.asset.address}) to {offer.payee} on {offer.network} by {offer.scheme}/{offer.method}, "
-        f"good for {lifetime_s(rules, case)} s"
-    )
-    return {**_line(what, verdict, asks=asks), "signs": signs}
+        typer.echo(printable(f"{line.what}: {line.verdict}" + (f" ({line.rule})" if line.rule else "")))
+        if line.reason:
+            typer.echo(printable(f"  {line.reason}"))
+        if line.signs:
+            typer.echo(printable(f"  would sign {line.signs}"))

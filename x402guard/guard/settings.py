@@ -22,7 +22,7 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
-from x402guard.assets import Asset
+from x402guard.assets import Asset, AssetRegistry
 from x402guard.chain.reader import Chain
 from x402guard.errors import ConfigError
 from x402guard.evm import Address
@@ -130,6 +130,15 @@ class Settings(BaseSettings):
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """The environment goes before the file. A ``.env`` file is not read: keys leak from there."""
         return init_settings, env_settings, _TomlWithoutKey(settings_cls)
+
+    def registry(self) -> AssetRegistry:
+        """Return the tokens that may be paid with: the built-in ones, and those of the settings. Raises ``ConfigError``."""
+        return AssetRegistry(tuple(asset.build() for asset in self.assets))
+
+    @property
+    def asks(self) -> bool:
+        """True if the settings name an approver."""
+        return self.approver is not None
 
     def guard_arguments(self, *, pays: bool = True) -> dict[str, Any]:
         """Return the arguments for ``Guard``; without a signer unless it *pays*."""

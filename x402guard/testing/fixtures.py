@@ -13,17 +13,10 @@ import pytest
 from x402guard.testing.hostile_chain import HostileChain
 from x402guard.testing.hostile_clock import HostileClock
 from x402guard.testing.hostile_facilitator import HostileFacilitator
-from x402guard.testing.hostile_server import HostileServer
+from x402guard.testing.pytest_plugin import hostile_server, x402_testnet
 from x402guard.testing.testnet import Testnet
 
-__all__ = ["hostile_chain", "hostile_clock", "hostile_facilitator", "hostile_server", "testnet"]
-
-
-@pytest.fixture
-def hostile_server() -> Iterator[HostileServer]:
-    """A seller that misbehaves in one way per path, and checks signatures without a chain."""
-    with HostileServer() as server:
-        yield server
+__all__ = ["hostile_chain", "hostile_clock", "hostile_facilitator", "hostile_server", "testnet", "x402_testnet"]
 
 
 @pytest.fixture
@@ -33,10 +26,9 @@ def hostile_clock() -> HostileClock:
 
 
 @pytest.fixture
-def testnet() -> Iterator[Testnet]:
-    """A chain, a facilitator and an honest merchant, with a payer that has $1,000."""
-    with Testnet() as net:
-        yield net
+def testnet(x402_testnet: Testnet) -> Testnet:
+    """The same as ``x402_testnet``."""
+    return x402_testnet
 
 
 @pytest.fixture

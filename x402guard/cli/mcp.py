@@ -1,0 +1,40 @@
+"""Defines the command ``mcp``: a wallet with a budget for any MCP client."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from functools import partial
+from typing import Annotated
+
+import anyio
+import typer
+
+from x402guard.cli.arguments import typed_amount
+from x402guard.errors import ConfigError
+from x402guard.guard.guard import Guard
+from x402guard.guard.settings import load_settings
+from x402guard.http.explain import explain_url
+from x402guard.money import format_dollars
+
+
+def mcp(
+    *,
+    budget: Annotated[str, typer.Option(help="The most that its client may spend, in dollars, such as 5.00.")],
+) -> None:
+    """Serve a wallet with a budget to an MCP client, over standard input and output, by the settings' rules.
+
+    Example: x402guard mcp --budget 5.00
+    """
+    limit = typed_amount(budget, field="--budget")
+    try:
+        from x402guard.web.wallet import Wallet
+    except ImportError:
+        raise ConfigError("mcp: it needs one more package: pip install 'x402guard[mcp]'") from None
+    settings = load_settings()
+    rules = settings.policy.build()
+    quotes = partial(explain_url, rules=rules, registry=settings.registry(), asks=settings.asks)
+    with (
+        Guard(**settings.guard_arguments()) as guard,
+        closing(guard.session("mcp", budget=f"${format_dollars(limit)}")) as session,
+    ):
+        anyio.run(Wallet(session, rules, quotes).run)
