@@ -31,6 +31,7 @@ from x402guard.http.request import note_made
 from x402guard.money import Dollars
 from x402guard.policy.checks import check_dollars, check_flag
 from x402guard.x402.flow import paid_request
+from x402guard.x402.foreign import META
 from x402guard.x402.settlement import note_answer_end
 from x402guard.x402.wire import (
     MAX_BODY_BYTES,
@@ -397,5 +398,8 @@ def _signed(halted: _Halted, slots: _Keeps, context: Context, shell: Shell) -> P
     redact_logs()
     payment = Payment(halted, slots, context, shell)
     name, value = payment.header
-    note_made([(name.lower(), value)])  # a guarded transport that carries it does not take it for another client's
+    with forgetting():
+        member = compact_json({"params": {"_meta": {META: payment.payload}}}).encode()
+        # A guarded transport that carries it, in a header or over MCP, does not take it for another client's.
+        note_made([(name.lower(), value)], member)
     return payment

@@ -14,7 +14,7 @@ from urllib.parse import SplitResult, quote, unquote, urlsplit
 import anyio
 
 from x402guard.adapters.direct import LOCAL, Offered, Payment, apay
-from x402guard.errors import ConfigError, PaymentRefused, PolicyDenied
+from x402guard.errors import ConfigError, PaidNotDelivered, PaymentRefused, PolicyDenied, SettlementUncertain
 from x402guard.flow.admission import Seat
 from x402guard.flow.drivers import run_async
 from x402guard.flow.receipt import Receipt
@@ -22,8 +22,8 @@ from x402guard.flow.refusals import refused
 from x402guard.flow.shell import Payer
 from x402guard.frozen import replace
 from x402guard.ledger.authorize import Refusal
-from x402guard.ledger.model import HoldKind
-from x402guard.money import Dollars
+from x402guard.ledger.model import HoldKind, HoldState
+from x402guard.money import Dollars, dollars_to_nanos
 from x402guard.policy.step_guard import Outcome
 from x402guard.tools.flow import check_free, end_free
 from x402guard.tools.hold import tool_call
@@ -34,7 +34,6 @@ RECEIPT: Final = "x402guard/receipt"
 """The key of ``_meta`` under which a result of ours has the receipt of its payment."""
 
 _TERMS_CODES: Final = frozenset({402, -32042})
-_LOST_CODES: Final = frozenset({-32000, -32001})  # the connection closed, the request timed out: errors of this side
 _MOST_TEXT: Final = 262_144
 _SWAPPED: Final = "swapped_tool"
 
@@ -104,30 +103,29 @@ class GuardedMCPSession:
         client session raises for a call that is not paid.
         """
 
-        async def call(arguments: dict[str, Any] | None = None) -> Any:
+        async def call(**given: Any) -> Any:
             offer = Offered(
-                {}, f"{self._place}/{quote(name, safe='')}", _canonical(arguments), purchase, pay_again, max_price
+                {}, f"{self._place}/{quote(name, safe='')}", _canonical(given), purchase, pay_again, max_price
             )
-            return await self._bought(name, arguments, offer, options)
+            return await self._bought(name, given, offer, options)
 
         tool = f"{self._name}/{name}"
         if name not in self._costs:
-            return await self._counted(tool, arguments, call)
+            return await self._counted(tool, arguments or {}, call)
         declared = self._session.tool(cost=self._costs[name], name=tool, timeout_s=0)
         called: Callable[..., Coroutine[Any, Any, Any]] = declared(call)
-        return await called(arguments=arguments)
+        return await called(**(arguments or {}))
 
-    async def _counted(self, tool: str, arguments: dict[str, Any] | None, call: Callable[..., Awaitable[Any]]) -> Any:
+    async def _counted(self, tool: str, arguments: dict[str, Any], call: Callable[..., Awaitable[Any]]) -> Any:
         """Call a tool that costs no dollars of its own: the rules and the guards judge it, and count its end."""
         budget = self._session.innermost()
-        use = tool_call(tool, 0, field="cost", arguments=arguments or {})
+        use = tool_call(tool, 0, field="cost", arguments=arguments)
         seat = Seat(HoldKind.TOOL, tool)
         outcome: Outcome = "failed"
         try:
             narrow = await run_async(check_free(budget.context, use, seat), budget.shell)
             left_out = set() if narrow is None else set(narrow.remove)
-            given = {key: value for key, value in (arguments or {}).items() if key not in left_out}
-            result = await call(arguments if arguments is None else given)
+            result = await call(**{key: value for key, value in arguments.items() if key not in left_out})
             outcome = "failed" if getattr(result, "is_error", False) else "ok"
             return result
         except BaseException as error:
@@ -138,9 +136,7 @@ class GuardedMCPSession:
             with anyio.CancelScope(shield=True):
                 await run_async(end_free(budget.context, use, outcome=outcome), budget.shell)
 
-    async def _bought(
-        self, name: str, arguments: dict[str, Any] | None, offer: Offered, options: dict[str, Any]
-    ) -> Any:
+    async def _bought(self, name: str, arguments: dict[str, Any], offer: Offered, options: dict[str, Any]) -> Any:
         try:
             result = await self._mcp.call_tool(name, arguments, **options)
             terms = _terms_of(result)
@@ -149,25 +145,22 @@ class GuardedMCPSession:
             if terms is None:
                 raise
         if terms is None:
-            return result
+            return _with_receipt(result, None)
         budget = self._session.innermost()
         await self._refuse_swap(budget, name, terms)
         payment = await apay(budget, replace(offer, required=terms))
         return await self._paid(payment, name, arguments, options)
 
-    async def _paid(
-        self, payment: Payment, name: str, arguments: dict[str, Any] | None, options: dict[str, Any]
-    ) -> Any:
+    async def _paid(self, payment: Payment, name: str, arguments: dict[str, Any], options: dict[str, Any]) -> Any:
         """Call the tool with its payment. From here on no error denies the payment."""
         meta = {**(options.pop("meta", None) or {}), PAYMENT: payment.payload}
         try:
             result = await self._mcp.call_tool(name, arguments, meta=meta, **options)
         except BaseException as error:
-            code = _code_of(error)
-            if code is None or code in _LOST_CODES:
+            response = _object(getattr(error, "data", None), PAYMENT_RESPONSE)
+            if response is None:
                 await payment.abroken(error)
-            await payment.afailed(_object(getattr(error, "data", None), PAYMENT_RESPONSE))
-            raise
+            raise _undelivered(name, await payment.afailed(response)) from error
         response = _object(getattr(result, "meta", None), PAYMENT_RESPONSE)
         receipt = await (payment.afailed if getattr(result, "is_error", True) else payment.asettled)(response)
         return _with_receipt(result, receipt)
@@ -254,10 +247,25 @@ def _object(values: object, name: str) -> Mapping[str, Any] | None:
     return found if isinstance(found, Mapping) else None
 
 
-def _with_receipt(result: Any, receipt: Receipt) -> Any:
-    """Return a result with the receipt of its payment in its ``meta``."""
-    copied = getattr(result, "model_copy", None)
-    if copied is None:
+def _undelivered(name: str, receipt: Receipt) -> SettlementUncertain:
+    """Return what the caller of a tool gets that answers its payment with an error, and says what it took."""
+    kind = PaidNotDelivered if receipt.state == HoldState.CAPTURED else SettlementUncertain
+    return kind(
+        f"{name}: the server answered the payment with an error (hold {receipt.hold_id[:16]}…)",
+        hold_id=receipt.hold_id,
+        deadline=receipt.deadline,
+        amount=dollars_to_nanos(receipt.amount),
+        payee=receipt.payee,
+        network=receipt.network,
+        place=receipt.place,
+        transaction=receipt.transaction,
+    )
+
+
+def _with_receipt(result: Any, receipt: Receipt | None) -> Any:
+    """Return a result with the receipt of its payment in its ``meta``, or without one: a server's own is none."""
+    meta, copied = getattr(result, "meta", None), getattr(result, "model_copy", None)
+    kept = {key: value for key, value in meta.items() if key != RECEIPT} if isinstance(meta, dict) else {}
+    if copied is None or (receipt is None and kept == (meta or {})):
         return result
-    meta = getattr(result, "meta", None)
-    return copied(update={"meta": {**(meta if isinstance(meta, dict) else {}), RECEIPT: receipt.facts()}})
+    return copied(update={"meta": kept if receipt is None else {**kept, RECEIPT: receipt.facts()}})

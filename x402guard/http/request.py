@@ -83,9 +83,9 @@ _MADE: Final[dict[bytes, None]] = {}
 _MOST_MADE: Final = 10_000
 
 
-def note_made(lines: Iterable[tuple[str, str]]) -> None:
-    """Remember the payments in header lines, with lower names, that this guard has made."""
-    _MADE.update((payment.digest, None) for payment in payments_in(lines, None))
+def note_made(lines: Iterable[tuple[str, str]], body: bytes | None = None) -> None:
+    """Remember the payments in header lines, with lower names, and in a body that this guard has made."""
+    _MADE.update((payment.digest, None) for payment in payments_in(lines, body))
     while len(_MADE) > _MOST_MADE:
         _MADE.pop(next(iter(_MADE)), None)
 
