@@ -1,4 +1,6 @@
-"""One fresh test network a module and engine."""
+"""Which files `make test` runs, and one fresh test network a module and engine."""
+
+from pathlib import Path
 
 import pytest
 from eth_account import Account
@@ -13,6 +15,44 @@ from x402guard.testing import (
     default_routes,
 )
 from x402guard.testing.chain_client import ChainClient
+
+IN_MAKE_TEST = frozenset(
+    [
+        "allowance_cli",
+        "chain_alarms",
+        "cli",
+        "crash",
+        "disk_failures",
+        "init_cli",
+        "install",
+        "keys_cli",
+        "ledger_before_rooms",
+        "llm_no_oversell",
+        "llm_server",
+        "llm_server_failures",
+        "pay_cli",
+        "payments",
+        "policy_cli",
+        "sdk_anthropic",
+        "serve",
+        "signed_reports",
+        "ten_hung_calls",
+        "testnet_chain",
+        "testnet_contracts",
+        "testnet_peers",
+        "tokens_no_oversell",
+        "tools_no_oversell",
+        "two_guards_one_process",
+        "wrapped_sdks",
+    ]
+)
+"""One file of each kind, and quick: each promise is kept on a real chain, in processes, over sockets. The others are long."""
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if item.path.parent == Path(__file__).parent and item.path.stem.removeprefix("test_") not in IN_MAKE_TEST:
+            item.add_marker(pytest.mark.long)
 
 
 @pytest.fixture(scope="module", params=ENGINES)

@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "explanation" / "simulation.md"
 
 
-@pytest.mark.parametrize("first", [0, 1_000_000])
+@pytest.mark.parametrize("first", [0, pytest.param(1_000_000, marks=pytest.mark.long)])
 def test_no_invariant_breaks_in_fixed_seeds(first):
     result = simulate(range(first, first + 10_000), seconds=_SECONDS / 2)
     assert not result.violations, "\n".join(map(str, result.violations))
