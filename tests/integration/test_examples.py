@@ -14,7 +14,7 @@ FRAMEWORKS = {
     "langchain_agent": [r"^Docket 42 is settled\.$", r"models +2 +\$0\.0000363", r"tools +1 +\$0\.01 "],
     "openai_agents": [r"^Docket 42 is settled\.$", r"models +2 +\$0\.0000363", r"tools +1 +\$0\.01 "],
     "pydantic_ai_agent": [r"^Docket 42 is settled\.$", r"models +2 +\$0\.0000363", r"tools +1 +\$0\.01 "],
-    "fastapi_server": [r"^100 customers: \{\('200', '0\.02', 'refused'\)\}$"],
+    "fastapi_server": [r"^100 customers: \{\('200', '0\.02'\)\}$", r"^100 customers: \{\('refused', '0\.00'\)\}$"],
 }
 
 
