@@ -27,7 +27,7 @@ from x402guard.testing import (
 )
 
 pytest_plugins = ["x402guard.testing.fixtures"]
-pytestmark = [pytest.mark.chain, pytest.mark.xdist_group("hostile_world")]
+pytestmark = [pytest.mark.chain, pytest.mark.long, pytest.mark.xdist_group("hostile_world")]
 
 CENT = 10_000
 DOLLAR = 10**6

@@ -1,5 +1,6 @@
-"""The skill for coding agents, followed to the letter in a new project."""
+"""What agents read: the skill, followed to the letter in a new project, and the list of the pages."""
 
+import os
 import re
 import shlex
 import subprocess
@@ -11,6 +12,7 @@ from tests.support.command_line import as_process
 from tests.support.processes import ROOT
 
 pytestmark = pytest.mark.chain
+DOCS = ROOT / "docs"
 SKILL = (ROOT / "docs/skill/SKILL.md").read_text()
 
 
@@ -53,3 +55,12 @@ def test_without_the_guarded_transport_its_test_fails(tmp_path):
     tests = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "."]
     done = subprocess.run(tests, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False)
     assert "1 failed" in done.stdout
+
+
+def test_the_site_has_a_list_for_agents_and_each_page_as_markdown(tmp_path):
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]
+    subprocess.run(command, cwd=ROOT, check=True, timeout=100, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"})
+    lines = re.findall(r"^- \[[^\]]+\]\(([^)]+)\): \S.*\.$", (tmp_path / "llms.txt").read_text(), re.MULTILINE)
+    pages = {str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md")}
+    assert set(lines) == pages
+    assert all((tmp_path / page).read_text() == (DOCS / page).read_text() for page in pages)

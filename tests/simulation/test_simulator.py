@@ -21,15 +21,18 @@ ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "explanation" / "simulation.md"
 
 
-@pytest.mark.parametrize("first", [0, pytest.param(1_000_000, marks=pytest.mark.long)])
-def test_no_invariant_breaks_in_fixed_seeds(first):
-    result = simulate(range(first, first + 10_000), seconds=_SECONDS / 2)
+@pytest.mark.parametrize(
+    ("first", "seconds"), [(0, 5), *(pytest.param(it, _SECONDS / 2, marks=pytest.mark.long) for it in (0, 1_000_000))]
+)
+def test_no_invariant_breaks_in_fixed_seeds(first, seconds):
+    result = simulate(range(first, first + 10_000), seconds=seconds)
     assert not result.violations, "\n".join(map(str, result.violations))
     assert result.counts.payments > 100
 
 
-def test_nor_over_a_ledger_in_a_file():
-    for seed in range(3):
+@pytest.mark.parametrize("seeds", [1, pytest.param(3, marks=pytest.mark.long)])
+def test_nor_over_a_ledger_in_a_file(seeds):
+    for seed in range(seeds):
         assert not play(Case(seed, 150, store="sqlite")).violations
 
 
@@ -44,7 +47,7 @@ def test_a_seed_is_one_run():
     assert story_of(Case(11, 120)) != story_of(Case(12, 120))
 
 
-@pytest.mark.parametrize("hash_seed", ["0", "1", "77"])
+@pytest.mark.parametrize("hash_seed", ["0", *(pytest.param(it, marks=pytest.mark.long) for it in ("1", "77"))])
 def test_a_seed_is_one_run_in_every_process(hash_seed):
     code = (
         "import hashlib\nfrom x402guard.testing.simulator import Case, play\n"

@@ -399,6 +399,7 @@ def test_a_price_that_falls_needs_a_yes_wherever_it_falls(put, where):
 COUNTS = [(0, 0), (1, 0), (0, 1), (7, 3), (999_999, 1), (1_000_000, 2_000_003), (123_456_789, 987_654_321)]
 
 
+@pytest.mark.long
 def test_the_line_of_a_models_price_is_the_price_of_genai_prices_at_every_point():
     from genai_prices import Usage as Counts
 
@@ -424,6 +425,7 @@ def test_counts_that_are_no_whole_numbers_are_still_refused():
             BOOK.cost(priced, {"input_tokens": wrong}, {})
 
 
+@pytest.mark.long
 def test_a_price_that_changes_with_time_is_asked_for_at_its_time():
     from genai_prices import Usage as Counts
 
