@@ -13,6 +13,7 @@ import uvicorn
 from hypothesis import settings
 
 from tests.support.examples import PROFILE
+from tests.support.files import is_in_make_test
 from tests.support.ledger import Books, Clock
 from x402guard.guard import notices
 from x402guard.guard import settings as guard_settings
@@ -65,6 +66,13 @@ def pytest_configure():
     """Ledgers of tests lie in memory where there is room: they sync thousands of times, and what a sync keeps is shown by other means."""
     if MEMORY.is_dir() and os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > ROOM:
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
+
+
+def pytest_ignore_collect(collection_path, config):
+    """`make test` does not load the files of which it runs nothing: many load a vendor's SDK."""
+    if config.option.markexpr == "not long" and collection_path.parent.name == "integration":
+        return (collection_path.stem.startswith("test_") and not is_in_make_test(collection_path)) or None
+    return None
 
 
 def pytest_collection_modifyitems(config, items):

@@ -12,6 +12,7 @@
 from typing import TYPE_CHECKING, Any
 
 from x402guard.adapters.mcp_client import GuardedMCPSession
+from x402guard.adapters.official_sdk import GuardedSigner
 from x402guard.assets import Asset
 from x402guard.chain.reader import Chain
 from x402guard.errors import (
@@ -107,6 +108,7 @@ __all__ = [
     "Endpoint",
     "Guard",
     "GuardedMCPSession",
+    "GuardedSigner",
     "GuardedTransport",
     "IllegalTransition",
     "Input",

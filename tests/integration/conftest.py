@@ -1,4 +1,4 @@
-"""Which files `make test` runs, and one fresh test network a module and engine."""
+"""One fresh test network a module and engine; and what is long."""
 
 from pathlib import Path
 
@@ -8,6 +8,7 @@ from web3 import HTTPProvider, Web3
 
 from tests.support import official_sdk
 from tests.support.engines import ENGINES, engine_maker
+from tests.support.files import is_in_make_test
 from tests.support.testnet import EXTRA_ROUTES
 from x402guard.testing import (
     Server,
@@ -16,17 +17,10 @@ from x402guard.testing import (
 )
 from x402guard.testing.chain_client import ChainClient
 
-IN_MAKE_TEST = {
-    "cli", "crash", "disk_failures", "init_cli", "ledger_before_rooms", "llm_no_oversell", "llm_server", "llm_server_failures",
-    "pay_cli", "payments", "policy_cli", "sdk_anthropic", "serve", "signed_reports", "ten_hung_calls", "testnet_chain",
-    "testnet_contracts", "tokens_no_oversell", "tools_no_oversell", "two_guards_one_process",
-}  # fmt: skip
-"""One file of each kind, and quick: each promise is kept on a real chain, in processes, over sockets. The others are long."""
-
 
 def pytest_collection_modifyitems(items):
     for item in items:
-        if item.path.parent == Path(__file__).parent and item.path.stem.removeprefix("test_") not in IN_MAKE_TEST:
+        if item.path.parent == Path(__file__).parent and not is_in_make_test(item.path):
             item.add_marker(pytest.mark.long)
 
 

@@ -15,7 +15,7 @@ from mcp.client.stdio import StdioServerParameters, stdio_client
 from tests.support import proxy
 from tests.support.command_line import forked
 from tests.support.proxy import KEY, books
-from tests.support.slow_server import HEAD, once_paid, paid_head
+from tests.support.slow_server import CHUNKED, HEAD, once_paid, paid_head
 
 pytestmark = pytest.mark.chain
 shop = proxy.shop
@@ -170,6 +170,37 @@ def test_a_lost_answer_presents_the_same_payment_again(use, shop):
     assert second.structured_content["paid"]["presented"] == 1
     assert len(shop.nonces) == 2
     assert len(set(shop.nonces)) == 1
+
+
+def test_a_body_that_breaks_after_the_payment_denies_no_payment(use, shop):
+    shop.answers["/cut"] = once_paid(lambda line: line.send(paid_head(CHUNKED) + b"4\r\nhalf\r\n") or False)
+
+    async def work(client):
+        first = await client.call_tool("pay_and_fetch", {"url": f"{shop.url}/cut"})
+        del shop.answers["/cut"]
+        return first, await client.call_tool("pay_and_fetch", {"url": f"{shop.url}/cut"})
+
+    first, second = use(work, hosts=[shop.host])
+    told = first.structured_content
+    assert (first.is_error, told["code"], told["money_may_have_moved"]) == (True, "paid_not_delivered", True)
+    assert "half" not in first.model_dump_json()
+    assert (second.is_error, second.structured_content["status"]) == (False, 200)
+    assert len(set(shop.nonces)) == 1
+
+
+@pytest.mark.parametrize("charset", ["punycode", "rot13", "idna", "unknown", "zip", "utf-16"])
+def test_a_charset_is_no_trap(use, shop, charset):
+    shop.answers["/odd"] = lambda line: line.send(
+        f"HTTP/1.1 200 OK\r\ncontent-type: text/plain; charset={charset}\r\ncontent-length: 200000\r\n\r\n".encode()
+        + b"a-" * 100_000
+    )
+
+    async def work(client):
+        return await client.call_tool("pay_and_fetch", {"url": f"{shop.url}/odd"})
+
+    result = use(work, hosts=[shop.host])
+    assert not result.is_error
+    assert len(result.content[1].resource.text) in (100_000, 200_000)
 
 
 def test_calls_at_once_buy_what_the_budget_pays_for(use, shop):

@@ -104,3 +104,26 @@ def test_a_stream_through_the_proxy_is_that_of_the_provider_byte_for_byte(tmp_pa
     assert through.headers["content-type"] == direct.headers["content-type"]
     assert [request.header("authorization") for request in shop.asked[:2]] == ["Bearer sk-owner", None]
     assert books(tmp_path) == {"proxy": ("0.000105", "0.00")}
+
+
+def test_a_stream_of_a_stated_length_from_which_a_piece_is_kept_comes_whole(tmp_path, shop):
+    """The guard asks for the usage itself, and does not hand it on: the provider's length is too long then."""
+    event = b'data: {"id": "c", "object": "chat.completion.chunk", "choices": [{"index": 0, "delta": {"content": "hi"}}]}\n\n'
+    usage = b'data: {"id": "c", "object": "chat.completion.chunk", "choices": [], "usage": {"prompt_tokens": 9, "completion_tokens": 3}}\n\n'
+    whole = event + usage + b"data: [DONE]\n\n"
+    head = HEAD.replace(b"text/plain", b"text/event-stream") + f"content-length: {len(whole)}\r\n\r\n".encode()
+    shop.answers["/v1/chat/completions"] = lambda line: line.send(head + whole)
+    settings = {
+        "X402GUARD_METERING": json.dumps({"endpoints": {f"{shop.url}/v1": "openai"}}),
+        "OPENAI_API_KEY": "sk-owner",
+    }
+    ask = {
+        "model": "gpt-4o",
+        "messages": [{"role": "user", "content": "hi"}],
+        "max_completion_tokens": 10,
+        "stream": True,
+    }
+    with Proxied(tmp_path, "--budget", "0.01", **settings) as proxy:
+        answer = asked(proxy, "openai/chat/completions", method="POST", json=ask)
+    assert answer.content == event + b"data: [DONE]\n\n"
+    assert books(tmp_path) == {"proxy": ("0.0000525", "0.00")}

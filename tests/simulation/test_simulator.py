@@ -22,12 +22,12 @@ PAGE = ROOT / "docs" / "explanation" / "simulation.md"
 
 
 @pytest.mark.parametrize(
-    ("first", "seconds"), [(0, 5), *(pytest.param(it, _SECONDS / 2, marks=pytest.mark.long) for it in (0, 1_000_000))]
+    ("first", "runs"), [(0, 30), *(pytest.param(first, 10_000, marks=pytest.mark.long) for first in (0, 1_000_000))]
 )
-def test_no_invariant_breaks_in_fixed_seeds(first, seconds):
-    result = simulate(range(first, first + 10_000), seconds=seconds)
+def test_no_invariant_breaks_in_fixed_seeds(first, runs):
+    result = simulate(range(first, first + runs), seconds=_SECONDS / 2)
     assert not result.violations, "\n".join(map(str, result.violations))
-    assert result.counts.payments > 100
+    assert result.counts.payments > 50
 
 
 @pytest.mark.parametrize("seeds", [1, pytest.param(3, marks=pytest.mark.long)])

@@ -1,5 +1,6 @@
 """A server over raw sockets that sends as little as it likes as rarely as it likes, and what is asked of it over every transport."""
 
+import json
 import re
 import socket
 import threading
@@ -129,13 +130,14 @@ class Line:
         return False
 
     def offer(self):
-        body = b"pay first"
-        terms = b64(self.server.terms)
-        self.send(
-            f"HTTP/1.1 402 Payment Required\r\ncontent-type: text/plain\r\ncontent-length: {len(body)}\r\n"
-            f"PAYMENT-REQUIRED: {terms}\r\n\r\n".encode()
-            + body
+        terms = self.server.terms
+        body, header = b"pay first", f"PAYMENT-REQUIRED: {b64(terms)}\r\n"
+        if terms["x402Version"] == 1:
+            body, header = json.dumps(terms).encode(), ""
+        head = (
+            f"HTTP/1.1 402 Payment Required\r\ncontent-type: text/plain\r\ncontent-length: {len(body)}\r\n{header}\r\n"
         )
+        self.send(head.encode() + body)
 
     def sell(self):
         """A shop like any other."""

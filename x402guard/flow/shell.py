@@ -96,6 +96,13 @@ class Approver(Protocol):
         """Return the answer."""
 
 
+class FindsBudget(Protocol):
+    """A session, or a guard that finds the session in context."""
+
+    def innermost(self) -> Payer:
+        """Return the innermost budget in context. Raises ``ConfigError`` if there is none."""
+
+
 class Payer(Protocol):
     """A budget that pays: a session or a scope."""
 

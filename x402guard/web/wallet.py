@@ -27,7 +27,7 @@ from mcp_types import (
 )
 from pydantic import Field
 
-from x402guard.errors import ConfigError, PaymentRefused, PolicyDenied, X402GuardError
+from x402guard.errors import ConfigError, PaidNotDelivered, PaymentRefused, PolicyDenied, X402GuardError
 from x402guard.flow.address import is_loopback
 from x402guard.flow.receipt import Receipt
 from x402guard.guard.session import Session
@@ -43,9 +43,12 @@ from x402guard.views.words import printable
 
 _MOST_BYTES: Final = 10_485_760
 _MOST_TEXT: Final = 200_000
+_LONGEST_S: Final = 600
 _TIMEOUT: Final = httpx.Timeout(120.0, connect=10.0)
 _MEDIA: Final = re.compile(r"[a-z0-9.+-]{1,60}/[a-z0-9.+-]{1,60}", re.ASCII)
 _TEXTS: Final = ("text/", "application/json", "application/xml", "application/javascript")
+_CHARSETS: Final = {name: name for name in ("iso-8859-1", "latin-1", "windows-1252", "utf-16", "shift_jis", "gb18030")}
+"""The charsets besides UTF-8 that a seller may name: Python knows others that take very long, or are none of a text."""
 _READS: Final = ToolAnnotations(read_only_hint=True, open_world_hint=False)
 _ASKS: Final = ToolAnnotations(read_only_hint=True, open_world_hint=True)
 _PAYS: Final = ToolAnnotations(read_only_hint=False, destructive_hint=True, idempotent_hint=False, open_world_hint=True)
@@ -130,15 +133,18 @@ class Wallet:
                 extensions["purchase"] = purchase
             request = _request(url, method, headers, body, extensions)
             answer = await self._http.send(request, stream=True)
+            found = answer.extensions.get(EXTENSION)
+            receipt = found if isinstance(found, Receipt) else None
             try:
-                goods, whole = await _read(answer)
+                goods = await _read(answer)
+            except httpx.HTTPError as error:
+                if receipt is None:
+                    raise
+                raise _cut(receipt) from error
             finally:
                 with anyio.CancelScope(shield=True):
                     await answer.aclose()
-            receipt = answer.extensions.get(EXTENSION)
-            return await self._fetched(
-                request, answer, (goods, whole), receipt if isinstance(receipt, Receipt) else None
-            )
+            return await self._fetched(request, answer, goods, receipt)
 
         return await self._answered(act)
 
@@ -193,7 +199,11 @@ class Wallet:
     async def _answered(self, act: Callable[[], Coroutine[Any, Any, CallToolResult]]) -> CallToolResult:
         """Return the result of a tool, or its error as problem+json."""
         try:
-            return await act()
+            with anyio.fail_after(_LONGEST_S):
+                return await act()
+        except TimeoutError:
+            told = {"type": "about:blank", "status": 504, "detail": f"it took longer than {_LONGEST_S} s"}
+            return _told({**told, "title": "x402guard mcp", "money_may_have_moved": True}, is_error=True)
         except X402GuardError as error:
             status = 402 if isinstance(error, PaymentRefused) else 400 if isinstance(error, ConfigError) else 502
             return _told(problem(error, status), is_error=True)
@@ -240,6 +250,17 @@ class Wallet:
             raise _denied(f"host {where.host} is inside this network; the owner can list it in policy.hosts")
 
 
+def _cut(receipt: Receipt) -> PaidNotDelivered:
+    """Return the error for an answer that was paid and did not come whole."""
+    to = f" to {receipt.payee} on {receipt.network}" if receipt.payee else ""
+    return PaidNotDelivered(
+        f"the answer did not come whole; ${receipt.amount}{to} was paid, or may still be taken (hold {receipt.hold_id[:16]}…)",
+        hold_id=receipt.hold_id,
+        deadline=receipt.deadline,
+        advice="Repeat the same request: as long as its answer is not handed over, no second payment is signed for it.",
+    )
+
+
 def _denied(reason: str) -> PolicyDenied:
     return PolicyDenied(f"hosts: {reason}", rule="hosts")
 
@@ -284,7 +305,7 @@ def _resource(
     named = answer.headers.get("content-type", "").partition(";")[0].strip().lower()
     media = named if _MEDIA.fullmatch(named) else "application/octet-stream"
     if media.startswith(_TEXTS) or media.endswith(("+json", "+xml")):
-        text = goods.decode(answer.encoding or "utf-8", "replace")
+        text = goods.decode(_CHARSETS.get((answer.charset_encoding or "").lower(), "utf-8"), "replace")
         return TextResourceContents(uri=url, mime_type=media, text=text[:_MOST_TEXT]), len(text) > _MOST_TEXT
     return BlobResourceContents(uri=url, mime_type=media, blob=base64.b64encode(goods).decode()), False
 

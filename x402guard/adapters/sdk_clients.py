@@ -1,0 +1,208 @@
+"""The clients of ``GuardedSigner``: classes of the official SDK. This module loads the SDK."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import weakref
+from collections.abc import Callable
+from contextvars import ContextVar
+from typing import Any, Final, NoReturn
+
+import anyio
+from pydantic import PrivateAttr
+from typing_extensions import override
+from x402 import x402Client, x402ClientSync
+from x402.http import x402HTTPClient, x402HTTPClientSync
+from x402.http.x402_http_client_base import ProcessPaymentResult
+from x402.schemas import PaymentPayload
+from x402.schemas.v1 import PaymentPayloadV1
+
+from x402guard.adapters.direct import Offered, Payment, apay, offered, pay
+from x402guard.errors import ConfigError
+from x402guard.flow.shell import FindsBudget
+from x402guard.http.request import note_made
+from x402guard.x402.wire import PAYMENT_RESPONSE
+
+_PAYMENT_RESPONSE_V1: Final = "X-PAYMENT-RESPONSE"
+_PLACE: ContextVar[str | None] = ContextVar("x402guard_sdk_place", default=None)
+"""The URL that answered 402, from the SDK's question whether to pay to its wish for a payment."""
+
+
+class _PaidV2(PaymentPayload):
+    """A payload that keeps its payment open for as long as the SDK keeps the payload."""
+
+    _payment: Payment | None = PrivateAttr(default=None)
+
+    def take(self) -> Payment | None:
+        """Return the payment, once."""
+        payment, self._payment = self._payment, None
+        return payment
+
+
+class _PaidV1(PaymentPayloadV1):
+    """The same for version 1."""
+
+    _payment: Payment | None = PrivateAttr(default=None)
+
+    def take(self) -> Payment | None:
+        """Return the payment, once."""
+        payment, self._payment = self._payment, None
+        return payment
+
+
+_Paid = _PaidV1 | _PaidV2
+
+
+class _Exchanges:
+    """The exchanges of the SDK that are under way: it does not say when one fails.
+
+    An exchange runs in one task, or in one thread, from its payload to its answer. So it is over when its task has ended,
+    and when its task asks for the next payment. Its payment is then lost: the same request presents it again, and does
+    not wait for it, although an error that is kept may keep the payload.
+    """
+
+    def __init__(self) -> None:
+        self._open: list[tuple[object, weakref.ref[_Paid]]] = []
+        self._lock = threading.Lock()
+
+    def begin(self, payment: Payment) -> _Paid:
+        """Return the payload of a payment, which is on its way from now on."""
+        message = payment.payload
+        payload: _Paid = (_PaidV1 if message.get("x402Version") == 1 else _PaidV2).model_validate(message)
+        payload._payment = payment  # noqa: SLF001 - of this module
+        with self._lock:
+            self._open.append((_here(), weakref.ref(payload)))
+        return payload
+
+    def end_those_over(self) -> None:
+        """Let go of the payments of exchanges that are over. Their flows end with them."""
+        here = _here()
+        with self._lock:
+            known = [(owner, found) for owner, found in self._open if _is_open(found())]
+            self._open = [(owner, found) for owner, found in known if not _is_over(owner, here)]
+        for found in (found for owner, found in known if _is_over(owner, here)):
+            if (payload := found()) is not None:
+                payload.take()
+
+
+def _is_open(payload: _Paid | None) -> bool:
+    return payload is not None and payload._payment is not None  # noqa: SLF001 - of this module
+
+
+def _here() -> object:
+    """Return the task that runs, or the thread; None where neither tells one exchange from another."""
+    try:
+        return asyncio.current_task()
+    except RuntimeError:
+        pass  # no event loop of asyncio's
+    try:
+        anyio.get_current_task()
+    except (anyio.NoEventLoopError, RuntimeError):
+        return threading.current_thread()
+    return None  # a task of another event loop
+
+
+def _is_over(owner: object, here: object) -> bool:
+    """True if an exchange of *owner* cannot go on: its task has ended, or is *here*."""
+    ended = owner.done() if isinstance(owner, asyncio.Task) else not getattr(owner, "is_alive", lambda: True)()
+    return owner is not None and (owner is here or ended)
+
+
+_EXCHANGES: Final = _Exchanges()
+
+
+def _offer(required: object) -> Offered:
+    """Return the offer with the place that made it: the seller's own word of its place is not believed."""
+    place = _PLACE.get()
+    _PLACE.set(None)
+    return offered(required, place=place)
+
+
+def _ended(payload: object, get_header: Callable[[str], str | None]) -> tuple[Payment, str | None] | None:
+    """Return the payment of a payload, once, and the receipt in its answer."""
+    payment = payload.take() if isinstance(payload, _Paid) else None
+    return None if payment is None else (payment, get_header(PAYMENT_RESPONSE) or get_header(_PAYMENT_RESPONSE_V1))
+
+
+def _noted(payload: object, headers: dict[str, str]) -> dict[str, str]:
+    """Remember the SDK's own form of a payment: a guarded transport below does not take it for another client's."""
+    if isinstance(payload, _Paid):
+        note_made([(name.lower(), value) for name, value in headers.items()])
+    return headers
+
+
+def _refuse_scheme(*_: object, **__: object) -> NoReturn:
+    raise ConfigError(
+        "client: GuardedSigner signs every scheme itself; a scheme beside it would sign without the ledger"
+    )
+
+
+class GuardedClient(x402HTTPClient):
+    """The client of the SDK's awaited transports."""
+
+    def __init__(self, session: FindsBudget) -> None:
+        inner = x402Client()
+        inner.register = inner.register_v1 = _refuse_scheme  # type: ignore[method-assign]
+        super().__init__(inner)
+        self._session = session
+
+    @override
+    async def handle_payment_required(self, payment_required: Any, request_url: str) -> dict[str, str] | None:
+        headers = await super().handle_payment_required(payment_required, request_url)
+        _PLACE.set(request_url)
+        return headers
+
+    @override
+    async def create_payment_payload(self, payment_required: Any) -> _Paid:
+        _EXCHANGES.end_those_over()
+        return _EXCHANGES.begin(await apay(self._session.innermost(), _offer(payment_required)))
+
+    @override
+    async def process_payment_result(
+        self, payment_payload: Any, get_header: Callable[[str], str | None], status: int
+    ) -> ProcessPaymentResult:
+        found = _ended(payment_payload, get_header)
+        if found is not None:
+            payment, receipt = found
+            await (payment.asettled if status < 400 else payment.afailed)(receipt)
+        return await super().process_payment_result(payment_payload, get_header, status)
+
+    @override
+    def encode_payment_signature_header(self, payload: Any) -> dict[str, str]:
+        return _noted(payload, super().encode_payment_signature_header(payload))
+
+
+class GuardedClientSync(x402HTTPClientSync):
+    """The client of the SDK's blocking transports."""
+
+    def __init__(self, session: FindsBudget) -> None:
+        inner = x402ClientSync()
+        inner.register = inner.register_v1 = _refuse_scheme  # type: ignore[method-assign]
+        super().__init__(inner)
+        self._session = session
+
+    @override
+    def handle_payment_required(self, payment_required: Any, request_url: str) -> dict[str, str] | None:
+        headers = super().handle_payment_required(payment_required, request_url)
+        _PLACE.set(request_url)
+        return headers
+
+    @override
+    def create_payment_payload(self, payment_required: Any) -> _Paid:
+        _EXCHANGES.end_those_over()
+        return _EXCHANGES.begin(pay(self._session.innermost(), _offer(payment_required)))
+
+    @override
+    def process_payment_result(
+        self, payment_payload: Any, get_header: Callable[[str], str | None], status: int
+    ) -> ProcessPaymentResult:
+        found = _ended(payment_payload, get_header)
+        if found is not None:
+            payment, receipt = found
+            (payment.settled if status < 400 else payment.failed)(receipt)
+        return super().process_payment_result(payment_payload, get_header, status)
+
+    @override
+    def encode_payment_signature_header(self, payload: Any) -> dict[str, str]:
+        return _noted(payload, super().encode_payment_signature_header(payload))
