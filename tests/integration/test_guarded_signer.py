@@ -11,13 +11,13 @@ import pytest
 from x402.http.clients.httpx import x402AsyncTransport, x402HttpxClient
 from x402.http.clients.requests import x402_requests
 from x402.mechanisms.evm.exact import ExactEvmScheme
-from x402.schemas import PaymentRequired
+from x402.schemas import PaymentRequired, RecoveredResponseResult
 
 import x402guard
 from tests.support import official_sdk
 from tests.support.chain import MockChain
 from tests.support.merchant import accept, required, required_v1
-from tests.support.slow_server import CHUNKED, HEAD, Trickler, once_paid
+from tests.support.slow_server import CHUNKED, HEAD, Trickler, once_paid, paid_head
 from x402guard import BudgetExhausted, ConfigError, Guard, GuardedSigner, LocalSigner, Policy, PolicyDenied
 from x402guard.testing import Server
 
@@ -171,6 +171,11 @@ def _cut(line):
     return False
 
 
+def _cut_with_receipt(line):
+    line.send(paid_head(CHUNKED) + b"4\r\nhalf\r\n")
+    return False
+
+
 LOST = {"no answer": _broken, "5xx": _error, "402 again": _again}
 
 
@@ -181,12 +186,14 @@ def trickler():
 
 
 class Awaited:
+    follow = False
+
     def __init__(self, session):
-        self.signer = GuardedSigner(session)
+        self.client = GuardedSigner(session).client()
 
     def get(self, url):
         async def go():
-            async with x402HttpxClient(self.signer.client(), timeout=30, trust_env=False) as http:
+            async with x402HttpxClient(self.client, timeout=30, trust_env=False, follow_redirects=self.follow) as http:
                 answer = await http.get(url)
                 return answer.status_code
 
@@ -194,13 +201,15 @@ class Awaited:
 
 
 class Blocking:
+    follow = False
+
     def __init__(self, session):
-        self.signer = GuardedSigner(session)
+        self.client = GuardedSigner(session).client_sync()
 
     def get(self, url):
-        with x402_requests(self.signer.client_sync()) as http:
+        with x402_requests(self.client) as http:
             http.trust_env = False
-            return http.get(url, timeout=30).status_code
+            return http.get(url, timeout=30, allow_redirects=self.follow).status_code
 
 
 BOTH = pytest.mark.parametrize("way", [Awaited, Blocking])
@@ -230,9 +239,10 @@ def test_a_lost_answer_presents_the_same_payment_again(guarded, trickler, way, v
 
 
 @BOTH
-def test_what_the_sdk_does_not_show_is_counted_all_the_same(guarded, trickler, way):
+@pytest.mark.parametrize("cut", [_cut, _cut_with_receipt])
+def test_what_the_sdk_does_not_show_is_counted_all_the_same(guarded, trickler, way, cut):
     """It shows no body: one that breaks after a good head is taken for whole, and the next call is a new purchase."""
-    trickler.answers["/cut"] = once_paid(_cut)
+    trickler.answers["/cut"] = once_paid(cut)
     with guarded(chains=None) as guard, guard.session("s", budget="$0.02") as session:
         for _ in range(4):
             attempt(way(session), f"{trickler.url}/cut")
@@ -304,9 +314,55 @@ def test_a_guard_that_is_installed_below_knows_the_payment(guarded, trickler, wa
 def test_a_payload_shows_no_signature_and_is_not_pickled(guarded, trickler):
     with guarded(chains=None) as guard, guard.session("s", budget="$1.00") as session:
         client = GuardedSigner(session).client_sync()
-        client.handle_payment_required(PaymentRequired.model_validate(required(accept())), trickler.url)
-        payload = client.create_payment_payload(PaymentRequired.model_validate(required(accept())))
+        offer = PaymentRequired.model_validate(required(accept()))
+        client.handle_payment_required(offer, trickler.url)
+        payload = client.create_payment_payload(offer)
         assert "Payment(hold=" not in repr(payload)
         with pytest.raises((TypeError, AttributeError)):
             pickle.dumps(payload)
         assert "_payment" not in payload.model_dump_json()
+
+
+@BOTH
+def test_one_call_pays_once_however_it_is_redirected(guarded, trickler, way):
+    def onward(line):
+        number = int(line.asked.path[2:])
+        line.send(
+            paid_head(f"location: /c{number + 1}\r\ncontent-length: 0\r\n\r\n".encode()).replace(
+                b"200 OK", b"302 Found"
+            )
+        )
+
+    for number in range(9):
+        trickler.answers[f"/c{number}"] = once_paid(onward)
+    with guarded(chains=None) as guard, guard.session("s", budget="$1.00") as session:
+        client = way(session)
+        client.follow = True
+        attempt(client, f"{trickler.url}/c0")
+        assert len(set(trickler.nonces)) == 1
+        attempt(client, f"{trickler.url}/c1")  # by itself it is another purchase
+        assert len(set(trickler.nonces)) == 2
+        assert session.report().to_dict()["refusals"]["by_rule"]["one_payment_per_request"] == 2
+
+
+@BOTH
+def test_the_sdks_recovery_signs_no_second_payment(guarded, trickler, way):
+    trickler.terms = required(accept(), url="https://allowed.example/x")
+    trickler.answers["/lost"] = once_paid(_again)
+    with guarded(chains=None) as guard, guard.session("s", budget="$1.00") as session:
+        client = way(session)
+        client.client._client.on_payment_response(lambda _: RecoveredResponseResult())
+        attempt(client, f"{trickler.url}/lost")
+        assert len(trickler.nonces) == 2
+        assert len(set(trickler.nonces)) == 1
+
+
+def test_an_offer_that_no_transport_has_received_is_not_paid(guarded):
+    policy = Policy(hosts={"allowed.example"}, breaker=None)
+    with guarded(chains=None, policy=policy) as guard, guard.session("s", budget="$1.00") as session:
+        client = GuardedSigner(session).client_sync()
+        with pytest.raises(ConfigError, match="client: it pays what a transport of the SDK has received"):
+            client.create_payment_payload(
+                PaymentRequired.model_validate(required(accept(), url="https://allowed.example/x"))
+            )
+        assert session.held == 0

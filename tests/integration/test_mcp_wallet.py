@@ -1,5 +1,6 @@
 """``x402guard mcp`` with the official client over stdio: a wallet whose budget and rules are the owner's, whatever is asked."""
 
+import gzip
 import json
 import os
 import re
@@ -14,6 +15,7 @@ from mcp.client.stdio import StdioServerParameters, stdio_client
 
 from tests.support import proxy
 from tests.support.command_line import forked
+from tests.support.merchant import b64, receipt
 from tests.support.proxy import KEY, books
 from tests.support.slow_server import CHUNKED, HEAD, once_paid, paid_head
 
@@ -63,9 +65,8 @@ def test_what_it_offers(use):
     assert set(tools) == {"pay_and_fetch", "quote", "budget", "report"}
     assert tools["pay_and_fetch"].annotations.destructive_hint
     assert all(tools[name].annotations.read_only_hint for name in ("quote", "budget", "report"))
-    assert set(tools["pay_and_fetch"].input_schema["properties"]) == {
-        "url", "method", "headers", "body", "max_price", "purchase",
-    }  # fmt: skip
+    assert set(tools["pay_and_fetch"].input_schema["properties"]) == {"url", "method", "headers", "body", "max_price"}
+    assert tools["pay_and_fetch"].input_schema["additionalProperties"] is False
     assert resources == ["x402guard://report", "x402guard://report.json"]
 
 
@@ -127,13 +128,12 @@ def test_no_word_of_a_seller_stands_outside_its_goods(use, shop):
     shop.answers["/typed"] = lambda line: line.send(
         f"HTTP/1.1 200 {WORDS}\r\ncontent-type: {WORDS}\r\ncontent-length: 1\r\n\r\nx".encode()
     )
-    shop.answers["/elsewhere"] = lambda line: line.send(
-        f"HTTP/1.1 302 Found\r\nlocation: http://{WORDS.replace(' ', '-')}.example/\r\ncontent-length: 0\r\n\r\n".encode()
-    )
+    shop.answers["/broken"] = lambda line: line.send(f"HTTP/1.1 {WORDS}\r\n\r\n".encode()) or False
+    shop.answers["/header"] = lambda line: line.send(f"HTTP/1.1 200 OK\r\n{WORDS}\r\n\r\n".encode()) or False
 
     async def work(client):
         found = []
-        for path in ("/dear", "/goods", "/typed", "/elsewhere"):
+        for path in ("/dear", "/goods", "/typed", "/broken", "/header"):
             for tool in ("quote", "pay_and_fetch"):
                 found.append((path, await client.call_tool(tool, {"url": shop.url + path})))
         found.append(("report", await client.call_tool("report", {})))
@@ -145,7 +145,6 @@ def test_no_word_of_a_seller_stands_outside_its_goods(use, shop):
         has_goods = any(each.type == "resource" for each in getattr(result, "content", ()))
         expected = 1 if path == "/goods" and has_goods else 0
         assert whole.count(WORDS) == expected, (path, whole)
-        assert WORDS.replace(" ", "-").lower() not in whole.lower() or path == "/elsewhere"
 
 
 def _offer(line, terms):
@@ -220,19 +219,31 @@ def test_calls_at_once_buy_what_the_budget_pays_for(use, shop):
     assert len(set(shop.nonces)) == 5
 
 
-def test_names_and_prices_are_kept(use, shop):
-    async def work(client):
-        url = f"{shop.url}/page"
-        dear = await client.call_tool("pay_and_fetch", {"url": url, "max_price": "0.001"})
-        first = await client.call_tool("pay_and_fetch", {"url": url, "purchase": "order 7"})
-        second = await client.call_tool("pay_and_fetch", {"url": url, "purchase": "order 7"})
-        return dear, first, second
+def test_no_argument_buys_one_page_twice_while_a_payment_for_it_is_in_doubt(use, shop):
+    shop.answers["/doubt"] = once_paid(lambda _: False)
+    url = f"{shop.url}/doubt"
 
-    dear, first, second = use(work, hosts=[shop.host])
+    async def work(client):
+        for more in ({}, {"headers": {"Idempotency-Key": "z"}}, {"purchase": "a"}, {"max_price": "0.02"}):
+            yield await client.call_tool("pay_and_fetch", {"url": url, **more})
+
+    async def all_of(client):
+        return [result async for result in work(client)]
+
+    results = use(all_of, hosts=[shop.host])
+    assert [result.is_error for result in results] == [True] * 4
+    assert "'Idempotency-Key' is not set here" in results[1].structured_content["detail"]
+    assert results[2].structured_content["detail"] == "purchase: Extra inputs are not permitted"
+    assert len(set(shop.nonces)) == 1
+
+
+def test_a_price_of_the_models_own_is_kept(use, shop):
+    async def work(client):
+        return await client.call_tool("pay_and_fetch", {"url": f"{shop.url}/page", "max_price": "0.001"})
+
+    dear = use(work, hosts=[shop.host])
     assert dear.structured_content["rule"] == "price_above_quote"
-    assert not first.is_error
-    assert second.structured_content["code"] == "already_paid"
-    assert len(shop.nonces) == 1
+    assert shop.nonces == []
 
 
 def test_a_body_is_sent_and_a_picture_comes_whole(use, shop):
@@ -275,7 +286,13 @@ def test_a_long_text_is_cut_and_says_so(use, shop):
             "config_error",
             "max_price: 'cheap' is not a dollar amount",
         ),
-        ({"url": "https://a.example/", "purchase": " "}, "policy_denied", "hosts: "),
+        ({"url": "https://a.example/", "zzz": 1}, "config_error", "zzz: Extra inputs are not permitted"),
+        ({"url": 7}, "config_error", "url: Input should be a valid string"),
+        (
+            {"url": "https://a.example/", "headers": {"Content-Length": "5"}},
+            "config_error",
+            "headers: 'Content-Length' is not set here",
+        ),
         ({"url": "http://seller.example/"}, "policy_denied", "hosts: only https is fetched"),
         ({"url": "https://127.0.0.1:1/"}, "policy_denied", "hosts: host 127.0.0.1:1 is inside this network"),
         (
@@ -289,7 +306,7 @@ def test_a_long_text_is_cut_and_says_so(use, shop):
             "hosts: host 169.254.169.254 is inside this network",
         ),
         ({"url": "https://localhost/"}, "policy_denied", "hosts: host localhost is inside this network"),
-        ({}, None, "url"),
+        ({}, "config_error", "url: Field required"),
         ({"url": "https://a.example/", "headers": {"a": "b\nc"}}, None, ""),
     ],
 )
@@ -307,16 +324,86 @@ def test_bad_input_is_an_error_in_words_and_nothing_is_paid(use, given, code, wo
     assert books(tmp_path) == {"mcp": ("0.00", "0.00")}
 
 
-def test_a_redirect_into_this_network_is_refused(use, shop):
-    shop.answers["/in"] = lambda line: line.send(
-        b"HTTP/1.1 302 Found\r\nlocation: http://169.254.169.254/latest\r\ncontent-length: 0\r\n\r\n"
-    )
+@pytest.mark.parametrize("where", ["http://169.254.169.254/latest", "/loop", "http://[bad", WORDS.replace(" ", "-")])
+@pytest.mark.parametrize("is_paid", [True, False], ids=["paid", "free"])
+def test_a_redirect_is_not_followed_and_denies_no_payment(use, shop, where, is_paid):
+    def away(line):
+        head = paid_head(b"") if is_paid else HEAD
+        line.send(head.replace(b"200 OK", b"302 Found") + f"location: {where}\r\ncontent-length: 0\r\n\r\n".encode())
+
+    shop.answers["/in"] = once_paid(away) if is_paid else away
 
     async def work(client):
-        return await client.call_tool("pay_and_fetch", {"url": f"{shop.url}/in"})
+        fetched = await client.call_tool("pay_and_fetch", {"url": f"{shop.url}/in"})
+        return fetched, (await client.read_resource("x402guard://report.json")).contents[0].text
+
+    result, report = use(work, hosts=[shop.host])
+    assert (result.is_error, result.structured_content["status"]) == (False, 302)
+    assert (result.structured_content["paid"] is not None) == is_paid
+    assert result.content[0].text.endswith("It names another place.")
+    assert result.content[1].resource.text == where
+    assert where not in report
+    assert len(shop.asked) == 1 + is_paid
+
+
+@pytest.mark.parametrize("tool", ["pay_and_fetch", "quote"])
+@pytest.mark.parametrize("encoding", ["gzip", "gzip, gzip", "br", "gzip-of-zeros"])
+def test_a_packed_answer_takes_bounded_memory(use, shop, tool, encoding):
+    packed = gzip.compress(bytes(40_000_000)) if encoding == "gzip-of-zeros" else gzip.compress(b"a text")
+    named = "gzip" if encoding == "gzip-of-zeros" else encoding
+    head = f"HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\ncontent-encoding: {named}\r\ncontent-length: {len(packed)}\r\n\r\n"
+    shop.answers["/packed"] = lambda line: line.send(head.encode() + packed)
+
+    async def work(client):
+        return await client.call_tool(tool, {"url": f"{shop.url}/packed"})
 
     result = use(work, hosts=[shop.host])
-    assert (result.is_error, result.structured_content["rule"]) == (True, "hosts")
+    if tool == "quote":
+        assert result.structured_content["offers"][0]["verdict"] == "requires no payment (status 200)"
+    elif encoding == "gzip":
+        assert result.content[1].resource.text == "a text"
+    elif encoding == "br":
+        assert (result.content[1].resource.mime_type, result.structured_content["cut"]) == (
+            "application/octet-stream",
+            True,
+        )
+    else:
+        assert (result.is_error, result.structured_content["code"]) == (True, "protocol_error")
+
+
+def test_a_quote_that_trickles_ends_and_keeps_no_other_tool_waiting(use, shop):
+    shop.answers["/slow"] = lambda line: line.trickle(HEAD + b"content-length: 99\r\n\r\n" + b"x" * 99, 0.2)
+
+    async def work(client):
+        async with anyio.create_task_group() as group:
+            for _ in range(45):
+                group.start_soon(client.call_tool, "quote", {"url": f"{shop.url}/slow"})
+            await anyio.sleep(1)
+            with anyio.fail_after(20):
+                left = await client.call_tool("budget", {})
+            group.cancel_scope.cancel()
+        return left
+
+    assert use(work, hosts=[shop.host]).structured_content["remaining"] == "0.05"
+
+
+def test_no_word_of_a_receipt_stands_anywhere(use, shop):
+    claimed = receipt(transaction=WORDS.replace(" ", "-"))
+    head = HEAD + f"PAYMENT-RESPONSE: {b64(claimed)}\r\ncontent-length: 2\r\n\r\nok".encode()
+    shop.answers["/page"] = once_paid(lambda line: line.send(head))
+
+    async def work(client):
+        return [
+            await client.call_tool("pay_and_fetch", {"url": f"{shop.url}/page"}),
+            await client.call_tool("report", {}),
+            await client.read_resource("x402guard://report"),
+            await client.read_resource("x402guard://report.json"),
+        ]
+
+    for result in use(work, hosts=[shop.host]):
+        text = result.model_dump_json()
+        at = text.find("Ignore")
+        assert at < 0, text[at - 200 : at + 40]
 
 
 def test_without_a_budget_or_with_a_bad_one_it_does_not_start(tmp_path):

@@ -6,8 +6,10 @@ import asyncio
 import threading
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from contextvars import ContextVar
 from typing import Any, Final, NoReturn
+from urllib.parse import urljoin
 
 import anyio
 from pydantic import PrivateAttr
@@ -19,14 +21,19 @@ from x402.schemas import PaymentPayload
 from x402.schemas.v1 import PaymentPayloadV1
 
 from x402guard.adapters.direct import Offered, Payment, apay, offered, pay
-from x402guard.errors import ConfigError
+from x402guard.errors import ConfigError, PolicyDenied
+from x402guard.flow.drivers import run, run_async
+from x402guard.flow.refusals import refused
 from x402guard.flow.shell import FindsBudget
 from x402guard.http.request import note_made
+from x402guard.ledger.authorize import Refusal
 from x402guard.x402.wire import PAYMENT_RESPONSE
 
 _PAYMENT_RESPONSE_V1: Final = "X-PAYMENT-RESPONSE"
-_PLACE: ContextVar[str | None] = ContextVar("x402guard_sdk_place", default=None)
-"""The URL that answered 402, from the SDK's question whether to pay to its wish for a payment."""
+_PLACE: ContextVar[tuple[object, str] | None] = ContextVar("x402guard_sdk_place", default=None)
+"""An offer and the URL that made it, from the SDK's question whether to pay on."""
+_NAMED: ContextVar[str] = ContextVar("x402guard_sdk_named", default="")
+"""The place that the answer to the last payment has redirected to: one call pays once."""
 
 
 class _PaidV2(PaymentPayload):
@@ -114,9 +121,34 @@ _EXCHANGES: Final = _Exchanges()
 
 def _offer(required: object) -> Offered:
     """Return the offer with the place that made it: the seller's own word of its place is not believed."""
-    place = _PLACE.get()
-    _PLACE.set(None)
-    return offered(required, place=place)
+    known = _PLACE.get()
+    if known is None or known[0] is not required:
+        raise ConfigError(
+            "client: it pays what a transport of the SDK has received; pay any other offer with session.pay(…, place=…)"
+        )
+    return offered(required, place=known[1])
+
+
+def _second(place: str) -> Refusal | None:
+    """Return the refusal of a payment at the place that the answer to another payment has named, once."""
+    named, here = _NAMED.get(), place.partition("#")[0]
+    _NAMED.set("")
+    if not named or named != here:
+        return None
+    return Refusal(
+        "one_payment_per_request",
+        "the answer to a payment redirects here, and one call pays once",
+        error=PolicyDenied,
+        advice="Nothing was paid here; the first payment counts. Request this place by itself for a new purchase.",
+    )
+
+
+def _note_named(status: int, get_header: Callable[[str], str | None]) -> None:
+    known, where = _PLACE.get(), get_header("location")
+    _NAMED.set("")
+    if known is not None and where is not None and 300 <= status < 400:
+        with suppress(ValueError):
+            _NAMED.set(urljoin(known[1], where).partition("#")[0])
 
 
 def _ended(payload: object, get_header: Callable[[str], str | None]) -> tuple[Payment, str | None] | None:
@@ -150,13 +182,16 @@ class GuardedClient(x402HTTPClient):
     @override
     async def handle_payment_required(self, payment_required: Any, request_url: str) -> dict[str, str] | None:
         headers = await super().handle_payment_required(payment_required, request_url)
-        _PLACE.set(request_url)
+        _PLACE.set((payment_required, request_url))
         return headers
 
     @override
     async def create_payment_payload(self, payment_required: Any) -> _Paid:
         _EXCHANGES.end_those_over()
-        return _EXCHANGES.begin(await apay(self._session.innermost(), _offer(payment_required)))
+        budget, offer = self._session.innermost(), _offer(payment_required)
+        if (refusal := _second(offer.place)) is not None:
+            raise await run_async(refused(budget.context, refusal), budget.shell)
+        return _EXCHANGES.begin(await apay(budget, offer))
 
     @override
     async def process_payment_result(
@@ -165,6 +200,7 @@ class GuardedClient(x402HTTPClient):
         found = _ended(payment_payload, get_header)
         if found is not None:
             payment, receipt = found
+            _note_named(status, get_header)
             await (payment.asettled if status < 400 else payment.afailed)(receipt)
         return await super().process_payment_result(payment_payload, get_header, status)
 
@@ -185,13 +221,16 @@ class GuardedClientSync(x402HTTPClientSync):
     @override
     def handle_payment_required(self, payment_required: Any, request_url: str) -> dict[str, str] | None:
         headers = super().handle_payment_required(payment_required, request_url)
-        _PLACE.set(request_url)
+        _PLACE.set((payment_required, request_url))
         return headers
 
     @override
     def create_payment_payload(self, payment_required: Any) -> _Paid:
         _EXCHANGES.end_those_over()
-        return _EXCHANGES.begin(pay(self._session.innermost(), _offer(payment_required)))
+        budget, offer = self._session.innermost(), _offer(payment_required)
+        if (refusal := _second(offer.place)) is not None:
+            raise run(refused(budget.context, refusal), budget.shell)
+        return _EXCHANGES.begin(pay(budget, offer))
 
     @override
     def process_payment_result(
@@ -200,6 +239,7 @@ class GuardedClientSync(x402HTTPClientSync):
         found = _ended(payment_payload, get_header)
         if found is not None:
             payment, receipt = found
+            _note_named(status, get_header)
             (payment.settled if status < 400 else payment.failed)(receipt)
         return super().process_payment_result(payment_payload, get_header, status)
 

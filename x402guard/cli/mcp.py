@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from contextlib import closing
-from functools import partial
 from typing import Annotated
 
 import anyio
 import typer
 
 from x402guard.cli.arguments import typed_amount
+from x402guard.cli.policy import explainer_of
 from x402guard.errors import ConfigError
 from x402guard.guard.guard import Guard
 from x402guard.guard.settings import load_settings
-from x402guard.http.explain import explain_url
 from x402guard.money import format_dollars
 
 
@@ -31,10 +30,9 @@ def mcp(
     except ImportError:
         raise ConfigError("mcp: it needs one more package: pip install 'x402guard[mcp]'") from None
     settings = load_settings()
-    rules = settings.policy.build()
-    quotes = partial(explain_url, rules=rules, registry=settings.registry(), asks=settings.asks)
+    explainer = explainer_of(settings)
     with (
         Guard(**settings.guard_arguments()) as guard,
         closing(guard.session("mcp", budget=f"${format_dollars(limit)}")) as session,
     ):
-        anyio.run(Wallet(session, rules, quotes).run)
+        anyio.run(Wallet(session, explainer).run)

@@ -9,12 +9,11 @@ import httpx
 import typer
 
 from x402guard.cli.arguments import AsJson, Data, Header, Method, typed_amount, typed_request
-from x402guard.cli.policy import show_verdicts
+from x402guard.cli.policy import explainer_of, show_verdicts
 from x402guard.errors import ConfigError, PaidNotDelivered
 from x402guard.flow.receipt import Receipt
 from x402guard.guard.guard import Guard
 from x402guard.guard.settings import load_settings
-from x402guard.http.explain import explain_url
 from x402guard.http.transport import GuardedTransport
 from x402guard.money import format_dollars
 from x402guard.views.words import printable
@@ -44,8 +43,7 @@ def pay(
     )
     if dry_run:
         settings = load_settings()
-        lines = explain_url(request, settings.policy.build(), settings.registry(), asks=settings.asks)
-        show_verdicts(lines, as_json=as_json)
+        show_verdicts(explainer_of(settings).url(request), as_json=as_json)
         return
     with Guard.from_env() as guard, guard.session("x402guard pay", budget=limit) as session:
         with httpx.Client(transport=GuardedTransport(session), timeout=_WAIT_S, trust_env=False) as http:

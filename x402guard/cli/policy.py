@@ -12,8 +12,8 @@ import typer
 
 from x402guard.cli.arguments import AsJson, Data, Header, Method, typed_request
 from x402guard.guard.guard import Guard
-from x402guard.guard.settings import load_settings
-from x402guard.http.explain import Explained, explain_tool, explain_url
+from x402guard.guard.settings import Settings, load_settings
+from x402guard.http.explain import Explained, Explainer
 from x402guard.money import format_dollars
 from x402guard.policy import Policy, Rule
 from x402guard.policy.rules import KINDS
@@ -108,14 +108,14 @@ def explain(
 
     Example: x402guard policy explain https://seller.example/summary -X POST -d '{"pages": 3}'
     """
-    settings = load_settings(config)
-    rules = settings.policy.build()
-    lines = (
-        explain_url(typed_request(what, method, header, data), rules, settings.registry(), asks=settings.asks)
-        if "://" in what
-        else [explain_tool(what, rules, asks=settings.asks)]
-    )
+    explainer = explainer_of(load_settings(config))
+    lines = explainer.url(typed_request(what, method, header, data)) if "://" in what else [explainer.tool(what)]
     show_verdicts(lines, as_json=as_json)
+
+
+def explainer_of(settings: Settings) -> Explainer:
+    """Return what explains the rules of the settings. Raises ``ConfigError``."""
+    return Explainer(settings.policy.build(), settings.registry(), settings.asks)
 
 
 def show_verdicts(lines: list[Explained], *, as_json: bool) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 
 from x402guard.errors import CallTimeout
+from x402guard.ledger.evidence import named_transaction
 from x402guard.ledger.model import Hold, HoldState
 from x402guard.money import nanos_to_decimal
 
@@ -77,7 +78,7 @@ def receipt_of(hold: Hold) -> Receipt:
         evidence=None if hold.evidence is None else str(hold.evidence),
         state=str(hold.state),
         in_doubt=hold.state is HoldState.HELD and hold.doubt is not None,
-        transaction="" if hold.claim is None else hold.claim.transaction,
+        transaction=named_transaction(hold),
         deadline=hold.deadline_unix,
         presented=hold.presented,
         place=f"{hold.purpose.method} {hold.purpose.url}".strip(),

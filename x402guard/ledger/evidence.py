@@ -11,7 +11,7 @@ from typing import Final
 from msgspec import Struct
 
 from x402guard.assets import TEST_NETWORKS
-from x402guard.evm import Address
+from x402guard.evm import Address, is_transaction
 from x402guard.frozen import replace, values_of
 from x402guard.ledger.budgets import trip_exceeded
 from x402guard.ledger.model import NOTHING, Claim, Evidence, Hold, HoldState
@@ -99,6 +99,12 @@ def proof_key(network: str, transaction: str, log_index: int) -> MarkKey:
 def transaction_of(proof: str | None) -> str:
     """Return the transaction of a proof, ``NETWORK/TRANSACTION/LOG``; "" without one."""
     return "" if proof is None else proof.split("/")[1]
+
+
+def named_transaction(hold: Hold) -> str:
+    """Return the transaction that a seller names for a payment; "" for none, and for a text that is no hash."""
+    named = "" if hold.claim is None else hold.claim.transaction
+    return named if is_transaction(named) else ""
 
 
 def is_unsettled(hold: Hold, now_unix: int) -> bool:

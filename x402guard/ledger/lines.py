@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from msgspec import Struct
 
+from x402guard.evm import is_transaction
 from x402guard.ledger.evidence import transaction_of
 from x402guard.ledger.model import Entry, HoldKind
 
@@ -91,7 +92,8 @@ def _follow(line: HoldLine, entry: Entry, facts: Mapping[str, Any]) -> None:
     line.doubt = facts.get("doubt", line.doubt)
     if claim := facts.get("claim"):
         line.claimed = claim.get("amount", line.claimed)
-        line.transaction = claim.get("transaction", line.transaction)
+        named = claim.get("transaction", line.transaction)
+        line.transaction = named if is_transaction(named) else ""  # a seller may write any text there
     if entry.event == "reopen":
         line.first, line.closed_ms = 0, 0 if facts.get("block_time") else line.closed_ms
         line.ended, line.event, line.evidence, line.proof = False, "authorize", None, None

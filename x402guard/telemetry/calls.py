@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from x402guard.evm import is_transaction
 from x402guard.http.redaction import redacted
-from x402guard.ledger.evidence import transaction_of
+from x402guard.ledger.evidence import named_transaction, transaction_of
 from x402guard.ledger.model import Entry, Evidence, Hold, HoldKind, HoldState, NodeKind
 from x402guard.ledger.view import LedgerView
 from x402guard.money import NANOS_PER_DOLLAR
@@ -126,7 +126,7 @@ def outcome(hold: Hold, entry: Entry) -> dict[str, Attribute]:
 
 def proof_of(hold: Hold, facts: Mapping[str, Any]) -> dict[str, Attribute]:
     """Return the transaction that proves a payment, or that its seller names; nothing that is no hash."""
-    named = transaction_of(facts.get("proof")) or ("" if hold.claim is None else hold.claim.transaction)
+    named = transaction_of(facts.get("proof")) or named_transaction(hold)
     return {"x402.transaction": named} if is_transaction(named) else {}
 
 

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from msgspec import Struct
 
+from x402guard.ledger.evidence import named_transaction
 from x402guard.ledger.model import WALLET, Entry, Hold, HoldKind, Node, NodeKind, NodeState
 from x402guard.ledger.queries import nodes_of
 from x402guard.ledger.questions import question_id, waiting
@@ -280,7 +281,7 @@ class _Live:
             customer=customer,
             why=hold.doubt,
             until_ms=(exposed_until(hold.deadline_unix, method) or 0) * 1000,
-            transaction="" if hold.claim is None else hold.claim.transaction,
+            transaction=named_transaction(hold),
             cancellable=method == "eip3009",
         )
 
