@@ -1,8 +1,11 @@
 """What the proxy refuses, in words, and what it does not give away."""
 
+import base64
 import json
 import signal
 import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
 import httpx
@@ -10,7 +13,8 @@ import pytest
 
 from tests.support import proxy
 from tests.support.command_line import forked
-from tests.support.proxy import KEY, Proxied, asked, connected
+from tests.support.proxy import KEY, Proxied, asked, books, connected
+from tests.support.slow_server import HEAD, once_paid
 from x402guard import Owner
 
 pytestmark = pytest.mark.chain
@@ -61,7 +65,145 @@ def test_a_path_that_leads_nowhere_is_refused_in_words(proxied, path, status, wo
     assert answer.headers["content-type"] == "application/problem+json"
 
 
-@pytest.mark.parametrize("name", ["127.0.0.1", "localhost", "[::1]", "127.0.0.2"])
+@pytest.fixture
+def owning(tmp_path, shop):
+    """A proxy whose owner's key of an API goes to the shop below /v1."""
+    settings = {
+        "X402GUARD_METERING": json.dumps({"endpoints": {f"{shop.url}/v1": "openai"}}),
+        "OPENAI_API_KEY": "sk-owner",
+    }
+    with Proxied(
+        tmp_path, "--session", "a=1.00", "--session", "b=1.00", X402GUARD_PRIVATE_KEY=KEY, **settings
+    ) as proxy:
+        yield proxy
+
+
+@pytest.mark.parametrize(
+    "below",
+    ["../v2/chat/completions", "../admin", "%2e%2e/v2/x", "..%2fx", "a/..%5cb", "..//evil", "./x", "x/.%2E/.%2e/y"],
+)
+def test_a_path_that_leads_out_of_a_provider_takes_no_key_along(owning, shop, below):
+    status, answer = _raw(
+        owning, f"GET /openai/{below} HTTP/1.1\r\nhost: 127.0.0.1\r\nx402guard-session: {owning.token}\r\n\r\n"
+    )
+    assert (status, "leads out of /openai" in answer) == (404, True)
+    assert shop.asked == []
+
+
+def test_no_token_goes_to_a_seller_or_a_provider(owning, shop):
+    a, b = owning.tokens.values()
+    basic = base64.b64encode(f":{a}".encode()).decode()
+    session = ("x402guard-session", a)
+    for headers, query in [
+        ([session, ("x-mine", f"={b}")], ""),
+        ([session, ("authorization", f"Basic {a}")], ""),
+        ([session, ("authorization", f"Basic {basic}")], ""),
+        ([session], f"?key={a}"),
+        ([session], f"?key={a.replace('_', '%5F')}"),
+        ([("authorization", f"Bearer {a}"), ("cookie", f"t={b}")], ""),
+    ]:
+        for place in (f"{shop.url}/x", "openai/models"):
+            answer = httpx.get(f"{owning.url}{place}{query}", headers=headers)
+            assert answer.status_code == 400, (headers, query)
+            assert "a token of a session stands there" in answer.json()["detail"]
+            assert a not in answer.text
+            assert b not in answer.text
+    assert shop.asked == []
+    shop.answers["/x"] = lambda line: line.send(HEAD + b"content-length: 0\r\n\r\n")
+    for headers in (
+        [session, ("authorization", f"Bearer {b}")],
+        [("authorization", "Bearer mine"), ("authorization", f"Bearer {b}"), session],
+    ):
+        assert httpx.get(f"{owning.url}{shop.url}/x", headers=headers).status_code == 200
+    assert [request.header("authorization") for request in shop.asked] == [None, "Bearer mine"]
+
+
+@pytest.mark.parametrize("path", ["http://xn--a-ecp.example/x", "http://xn--zzzzzzz/"])
+def test_an_international_name_that_cannot_be_read_is_refused(proxied, path):
+    answer = asked(proxied, path)
+    assert answer.status_code in (400, 502)
+    assert "ecp" in answer.text or "zzzzzzz" in answer.text
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"HTTP/1.1 999 X\r\ncontent-length: 4\r\n\r\n",
+        b"HTTP/1.1 600 X\r\ncontent-length: 4\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\ntransfer-encoding: chunked\r\n\r\n",
+    ],
+)
+def test_an_odd_answer_to_a_payment_comes_whole(shop, proxied, head):
+    body = b"4\r\nsold\r\n0\r\n\r\n" if b"chunked" in head else b"sold"
+    shop.answers["/odd"] = once_paid(lambda line: line.send(head + body))
+    answer = asked(proxied, f"{shop.url}/odd")
+    assert (answer.status_code, answer.text) == (200 if b"200" in head else 502, "sold")
+    assert "x402guard-receipt" in answer.headers
+
+
+@pytest.mark.parametrize("where", ["javascript:alert(1)", "http://[", "mailto:a@b.example"])
+def test_a_location_that_is_no_place_of_the_web_is_left_out(shop, proxied, where):
+    shop.answers["/old"] = lambda line: line.send(
+        f"HTTP/1.1 302 Found\r\nlocation: {where}\r\ncontent-length: 0\r\n\r\n".encode()
+    )
+    assert "location" not in asked(proxied, f"{shop.url}/old").headers
+
+
+def test_what_asks_for_http_2_is_answered_by_http_1(shop, proxied):
+    shop.answers["/"] = lambda line: line.send(HEAD + b"content-length: 0\r\n\r\n")
+    upgrade = {"connection": "Upgrade, HTTP2-Settings", "upgrade": "h2c", "http2-settings": "AAMAAABkAAQAAP__"}
+    assert asked(proxied, f"{shop.url}/", headers=upgrade).status_code == 200
+    assert not {"upgrade", "http2-settings"} & shop.asked[0].headers.keys()
+
+
+def test_a_length_above_the_limit_is_refused_before_the_body(shop, proxied):
+    status, answer = _raw(
+        proxied,
+        f"POST /{shop.url}/ HTTP/1.1\r\nhost: 127.0.0.1\r\nx402guard-session: {proxied.token}\r\ncontent-length: 99999999999\r\n\r\n",
+    )
+    assert (status, "more than 67108864 bytes" in answer) == (413, True)
+
+
+def test_a_connection_that_stays_in_a_head_is_ended(proxied):
+    token = f"x402guard-session: {proxied.token}"
+    with closing(connected(proxied)) as connection:
+        connection.sendall(f"GET /http://127.0.0.1:1/ HTTP/1.1\r\nhost: 127.0.0.1\r\n{token}\r\n\r\nG".encode())
+        connection.settimeout(20)
+        answer = b""
+        while piece := connection.recv(65_536):  # the server ends it
+            answer += piece
+    assert answer.startswith(b"HTTP/1.1 502 ")
+    assert answer.count(b"HTTP/1.1") == 1
+
+
+@pytest.mark.parametrize("is_paid", [True, False], ids=["paid", "free"])
+def test_a_request_that_the_end_of_the_proxy_cuts_denies_no_payment(shop, tmp_path, is_paid):
+    hangs = threading.Event()
+
+    def hang(line):
+        hangs.set()
+        return line.hang()
+
+    shop.answers["/hang"] = once_paid(hang) if is_paid else hang
+    with Proxied(tmp_path, "--budget", "1.00", X402GUARD_PRIVATE_KEY=KEY) as proxy, ThreadPoolExecutor() as pool:
+        answer = pool.submit(asked, proxy, f"{shop.url}/hang")
+        assert hangs.wait(20)
+        proxy.process.send_signal(signal.SIGINT)
+        told = answer.result(30)
+        proxy.close()
+    if is_paid:
+        assert (told.status_code, told.json()["code"], told.json()["money_may_have_moved"]) == (
+            502,
+            "settlement_uncertain",
+            True,
+        )
+        assert told.headers["x-should-retry"] == "false"
+    else:
+        assert (told.status_code, "nothing was paid" in told.json()["detail"]) == (503, True)
+    assert books(tmp_path) == {"proxy": ("0.00", "0.01" if is_paid else "0.00")}
+
+
+@pytest.mark.parametrize("name", ["127.0.0.1", "localhost", "[::1]", "127.0.0.2", "[::ffff:127.0.0.1]"])
 def test_a_request_that_leads_back_is_refused(proxied, name):
     port = httpx.URL(proxied.url).port
     answer = asked(proxied, f"http://{name}:{port}/https://seller.example/")
@@ -76,6 +218,8 @@ def test_what_is_no_request_of_ours_is_refused_in_words(shop, proxied):
     assert (status, "opens no TLS connection" in answer) == (405, True)
     status, answer = _raw(proxied, f"GET {shop.url}/ HTTP/1.1\r\nhost: 127.0.0.1\r\n{token}\r\n")
     assert (status, "this is no forward proxy" in answer) == (405, True)
+    status, answer = _raw(proxied, f"TRACE /{shop.url}/ HTTP/1.1\r\nhost: 127.0.0.1\r\n{token}\r\n")
+    assert status == 405
     upgrade = "connection: upgrade\r\nupgrade: websocket\r\n"
     status, answer = _raw(proxied, f"GET /{shop.url}/ HTTP/1.1\r\nhost: 127.0.0.1\r\n{upgrade}{token}\r\n")
     assert (status, "no WebSocket" in answer) == (501, True)

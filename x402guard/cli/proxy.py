@@ -83,7 +83,7 @@ _SERVING: Final[dict[str, Any]] = {
     "ws": "none",
     "lifespan": "on",
     "access_log": False,
-    "log_level": "error",
+    "log_level": "critical",
     "server_header": False,
     "date_header": False,
     "timeout_graceful_shutdown": 3,

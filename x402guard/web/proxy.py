@@ -6,23 +6,34 @@ it speaks HTTP to this machine, and the proxy speaks to the seller.
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import secrets
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import Any, Final
+from urllib.parse import unquote
 
 import anyio
 import httpx
 from msgspec import Struct
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
-from x402guard.errors import CallTimeout, ConfigError, LedgerUnavailable, ProtocolError, X402GuardError
+from x402guard.errors import (
+    CallTimeout,
+    ConfigError,
+    LedgerUnavailable,
+    ProtocolError,
+    SettlementUncertain,
+    X402GuardError,
+)
 from x402guard.flow.receipt import Receipt
+from x402guard.flow.shell import LOG
 from x402guard.http.guarded import FindsPayer
+from x402guard.http.request import LOGICAL, LogicalRequest, address_of
 from x402guard.http.response import problem, problem_headers
 from x402guard.http.streams import EXTENSION
 from x402guard.http.transport import AsyncGuardedTransport
@@ -98,7 +109,8 @@ class Proxy:
         access: Access,
         own: tuple[str, int],
     ) -> None:
-        self._inner = httpx.AsyncHTTPTransport(limits=_LIMITS, trust_env=False)
+        self._inner = httpx.AsyncHTTPTransport(limits=_LIMITS, verify=httpx.create_ssl_context(), trust_env=False)
+        self._tokens = tuple(sessions)
         self._transports = {
             _digest(token): AsyncGuardedTransport(session, self._inner, on_refusal="respond")
             for token, session in sessions.items()
@@ -106,19 +118,39 @@ class Proxy:
         self._upstreams, self._keys, self._access, self._own = upstreams, keys, access, own
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request. One whose caller goes away is cancelled."""
+        """Answer one request. One whose caller goes away is cancelled; one that the server's end cuts is told so."""
         if scope["type"] == "lifespan":
             await self._live(receive, send)
             return
-        request = Request(scope, receive)
+        request, outgoing, has_begun = Request(scope, receive), None, False
+
+        async def sending(message: Message) -> None:
+            nonlocal has_begun
+            has_begun = True
+            await send(message)
+
         try:
             accepted = self._accepted(request)
             outgoing = accepted.request(await _body(request))
+            await self._carry(accepted.transport, outgoing, (scope, receive, sending))
         except _Refused as refused:
-            await _said(refused.status, str(refused))(scope, receive, send)
-            return
+            await _said(refused.status, str(refused), closes=True)(scope, receive, send)
         except ClientDisconnect:
             return
+        except anyio.get_cancelled_exc_class():
+            if not has_begun:
+                with anyio.CancelScope(shield=True):
+                    await _ended(outgoing)(scope, receive, send)
+        except Exception:  # noqa: BLE001 - logged, and told to the caller
+            LOG.exception("proxy: a request failed")
+            if not has_begun:
+                await _ended(outgoing)(scope, receive, send)
+
+    async def _carry(
+        self, transport: AsyncGuardedTransport, outgoing: httpx.Request, caller: tuple[Scope, Receive, Send]
+    ) -> None:
+        """Send a request, and its answer to the caller, for as long as the caller is there."""
+        scope, receive, send = caller
         async with anyio.create_task_group() as group:
 
             async def until_gone() -> None:
@@ -127,7 +159,7 @@ class Proxy:
                 group.cancel_scope.cancel()
 
             group.start_soon(until_gone)
-            found = await self._answer(accepted.transport, outgoing)
+            found = await self._answer(transport, outgoing)
             if isinstance(found, Response):
                 await found(scope, receive, send)
             else:
@@ -148,57 +180,67 @@ class Proxy:
         if not self._access.is_for_us(headers):
             raise _Refused(403, "the request is for another address: use the one that x402guard proxy has printed")
         path = request.scope["raw_path"].decode("ascii", "replace")
-        if request.method == "CONNECT" or not path.startswith("/"):
+        if request.method in ("CONNECT", "TRACE") or not path.startswith("/"):
             raise _Refused(
                 405,
                 "this is no forward proxy, and it opens no TLS connection; write http://HOST:PORT/https://host/path",
             )
-        if headers.get("upgrade") is not None:
+        if "websocket" in headers.get("upgrade", "").lower():
             raise _Refused(501, "upgrade: only plain HTTP goes through here, no WebSocket")
-        transport, carriers = self._caller(headers)
+        length = headers.get("content-length", "0")
+        if length.isdecimal() and int(length[:20]) > _MOST_BYTES:
+            raise _Refused(413, _TOO_LARGE)
+        transport = self._caller(headers)
         found = target(path, request.scope["query_string"].decode("ascii", "replace"), self._upstreams)
         if isinstance(found, str):
             raise _Refused(404, found)
         url = _url(found.url)
-        if leads_back(url.host, url.port, self._own):
+        if leads_back(url.raw_host.decode("ascii"), url.port, self._own):
             raise _Refused(508, "the request leads back to this proxy, and would go round for ever")
         return _Accepted(
             transport,
             request.method,
             url,
-            [*_lines(headers.raw, without=_OURS | carriers), *self._credentials(found, headers, carriers)],
+            self._lines(headers.raw, found, str(url)),
             {"timeout": dict(_TIMEOUT), **_wishes(headers)},
         )
 
-    def _caller(self, headers: Mapping[str, str]) -> tuple[AsyncGuardedTransport, frozenset[str]]:
-        """Return what pays for a caller, and the headers in which its token stands: they go no further."""
+    def _caller(self, headers: Mapping[str, str]) -> AsyncGuardedTransport:
+        """Return what pays for a caller. Raises ``_Refused``."""
         named = headers.get(SESSION)
         if named is not None:
             transport = self._transports.get(_digest(named))
             if transport is None:
                 raise _Refused(401, f"{SESSION}: it is the token of no session here; x402guard proxy prints them")
-            return transport, frozenset(name for name in CREDENTIALS if _token(headers.get(name)) == named)
-        found = {name: self._transports.get(_digest(_token(headers.get(name)))) for name in CREDENTIALS}
-        carriers = frozenset(name for name, transport in found.items() if transport is not None)
-        for transport in found.values():
+            return transport
+        for name in CREDENTIALS:
+            transport = self._transports.get(_digest(_token(headers.get(name, ""))))
             if transport is not None:
-                return transport, carriers
+                return transport
         raise _Refused(
             401,
             f"no token of a session here: send it in the header {SESSION}, or as the key of the API; x402guard proxy prints it",
         )
 
-    def _credentials(
-        self, found: Target, headers: Mapping[str, str], carriers: frozenset[str]
-    ) -> list[tuple[bytes, bytes]]:
-        """Return the header with the owner's key of an API, for a caller that has sent none. Raises ``_Refused``."""
+    def _lines(self, raw: Iterable[tuple[bytes, bytes]], found: Target, url: str) -> list[tuple[bytes, bytes]]:
+        """Return the header lines to send: without a token, with the key of the API if its owner pays for it.
+
+        Raises ``_Refused`` where a token would go along, and for a key that is not there.
+        """
+        lines = [
+            (name, value)
+            for name, value in _kept(raw, without=_OURS)
+            if name.decode("latin-1") not in CREDENTIALS
+            or _digest(_token(value.decode("latin-1"))) not in self._transports
+        ]
+        for name, text in (("the URL", unquote(url)), *((n.decode("latin-1"), _plain(v)) for n, v in lines)):
+            if any(token in text for token in self._tokens):
+                raise _Refused(
+                    400, f"{name}: a token of a session stands there, and would be sent on; it belongs into {SESSION}"
+                )
         upstream = found.upstream
-        if (
-            upstream is None
-            or not upstream.key
-            or any(headers.get(name) for name in CREDENTIALS if name not in carriers)
-        ):
-            return []
+        if upstream is None or not upstream.key or any(name.decode("latin-1") in CREDENTIALS for name, _ in lines):
+            return lines
         key = self._keys.get(upstream.key, "").strip()
         if not key:
             raise _Refused(
@@ -207,11 +249,11 @@ class Proxy:
                 f"beside the header {SESSION}",
             )
         value = f"Bearer {key}" if upstream.header == "authorization" else key
-        return [(upstream.header.encode(), value.encode("utf-8"))]
+        return [*lines, (upstream.header.encode(), value.encode("utf-8"))]
 
     async def _answer(self, transport: AsyncGuardedTransport, request: httpx.Request) -> httpx.Response | Response:
         """Return the answer of a seller, or one that says why there is none."""
-        host = request.url.host
+        host = request.url.raw_host.decode("ascii")
         try:
             answer: httpx.Response = await transport.handle_async_request(request)
         except X402GuardError as error:
@@ -226,12 +268,15 @@ class Proxy:
         """Return the headers of an answer. A redirect leads through the proxy again; cookies of all sites would mix."""
         # Of a metered stream the guard may keep a piece that it has asked for itself: its length is not that of the provider.
         streams = response.headers.get("content-type", "").startswith("text/event-stream")
-        left_out = {"set-cookie", "location", RECEIPT, *(["content-length"] if streams else [])}
-        lines = _lines(response.headers.raw, without=frozenset(left_out))
+        is_framed_anew = streams or "transfer-encoding" in response.headers
+        left_out = {"set-cookie", "location", RECEIPT, *(["content-length"] if is_framed_anew else [])}
+        lines = _kept(response.headers.raw, without=frozenset(left_out))
         where = response.headers.get("location")
         if where is not None:
             with suppress(httpx.InvalidURL, ValueError):  # one that leads nowhere is left out
-                lines.append((b"location", f"/{request.url.join(where)}".encode("ascii")))
+                named = request.url.join(where)
+                if named.scheme in ("http", "https") and address_of(named).plain:
+                    lines.append((b"location", f"/{named}".encode("ascii")))
         receipt = response.extensions.get(EXTENSION)
         if isinstance(receipt, Receipt) and not receipt.model:
             lines.append((RECEIPT.encode(), json.dumps(receipt.facts()).encode("ascii")))
@@ -248,13 +293,25 @@ def _digest(token: str) -> bytes:
     return hashlib.sha256(token.encode("utf-8", "replace")).digest()
 
 
-def _token(value: str | None) -> str:
+def _token(value: str) -> str:
     """Return a credential without its scheme; "" for none."""
-    scheme, _, rest = (value or "").strip().partition(" ")
-    return rest.strip() if rest and scheme.lower() == "bearer" else (value or "").strip()
+    scheme, _, rest = value.strip().partition(" ")
+    return rest.strip() if rest and scheme.lower() == "bearer" else value.strip()
 
 
-def _lines(raw: Iterable[tuple[bytes, bytes]], *, without: frozenset[str]) -> list[tuple[bytes, bytes]]:
+def _plain(value: bytes) -> str:
+    """Return the text of a header with what is packed into Basic credentials."""
+    text = value.decode("latin-1")
+    scheme, _, rest = text.strip().partition(" ")
+    if scheme.lower() != "basic":
+        return text
+    try:
+        return f"{text} {base64.b64decode(rest, validate=True).decode('latin-1')}"
+    except ValueError:
+        return text
+
+
+def _kept(raw: Iterable[tuple[bytes, bytes]], *, without: frozenset[str]) -> list[tuple[bytes, bytes]]:
     """Return header lines with those of one connection left out, and those named."""
     known = [(name.lower(), value) for name, value in raw]
     words = b",".join(value for name, value in known if name == b"connection").decode("latin-1").split(",")
@@ -266,9 +323,10 @@ def _url(text: str) -> httpx.URL:
     """Return a URL of the web. Raises ``_Refused``."""
     try:
         url = httpx.URL(text)
+        host = url.host  # an international name may be none that can be read
     except (httpx.InvalidURL, ValueError) as error:
-        raise _Refused(400, f"{text[:200]!r} is no URL: {error}") from None
-    if not url.host:
+        raise _Refused(400, f"{text[:200]!r} is no URL: {type(error).__name__}") from None
+    if not host:
         raise _Refused(400, f"{text[:200]!r} is no URL: it names no host")
     return url
 
@@ -306,8 +364,9 @@ async def _body(request: Request) -> bytes:
 
 async def _pass_on(response: httpx.Response, head: list[tuple[bytes, bytes]], send: Send) -> None:
     """Send an answer on, each piece as it comes. One that breaks ends the connection: it is not whole."""
+    status = response.status_code if 200 <= response.status_code < 600 else 502  # a server passes on no other one
     try:
-        await send({"type": "http.response.start", "status": response.status_code, "headers": head})
+        await send({"type": "http.response.start", "status": status, "headers": head})
         stream = response.stream
         assert isinstance(stream, httpx.AsyncByteStream)
         async for chunk in stream:
@@ -329,7 +388,17 @@ def _problem(error: X402GuardError) -> Response:
     return Response(json.dumps(problem(error, status)), status, headers=problem_headers(error))
 
 
-def _said(status: int, words: str) -> Response:
+def _ended(request: httpx.Request | None) -> Response:
+    """Return the answer to a request that is not answered to its end here: it denies no payment."""
+    logical = None if request is None else request.extensions.get(LOGICAL)
+    paid_by = logical.paid_by if isinstance(logical, LogicalRequest) else None
+    if paid_by is None:
+        return _said(503, "the proxy ends, or has failed, and nothing was paid for this request", closes=True)
+    words = f"the proxy ends, or has failed; the payment of hold {paid_by[:16]}… may be taken until its deadline"
+    return _problem(SettlementUncertain(words, hold_id=paid_by, deadline=0))
+
+
+def _said(status: int, words: str, *, closes: bool = False) -> Response:
     """Return an answer of the proxy's own as problem+json. Nothing was sent, or nothing came back."""
     told = {
         "type": "about:blank",
@@ -338,5 +407,5 @@ def _said(status: int, words: str) -> Response:
         "detail": words,
         "error": {"message": words, "type": "x402guard", "code": "proxy"},
     }
-    headers = {"content-type": "application/problem+json"}
+    headers = {"content-type": "application/problem+json", **({"connection": "close"} if closes else {})}
     return Response(json.dumps(told), status, headers=headers)

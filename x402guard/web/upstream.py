@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Mapping
 from typing import Final
+from urllib.parse import unquote
 
 from msgspec import Struct
 
@@ -85,6 +87,8 @@ def target(path: str, query: str, known: Mapping[str, Upstream]) -> Target | str
             return Target(f"{scheme}://{where}{after}") if where else _NOWHERE
     name, slash, below = rest.partition("/")
     upstream = known.get(name)
+    if upstream is not None and any(_leads_out(part) for part in below.split("/")):
+        return f"{below[:60]!r} leads out of /{name}: its key is for what is below {upstream.base}"
     if upstream is not None:
         return Target(f"{upstream.base}{slash}{below}{after}", upstream)
     if not name:
@@ -95,8 +99,15 @@ def target(path: str, query: str, known: Mapping[str, Upstream]) -> Target | str
 _NOWHERE: Final = "the path names no URL; write /https://host/path, with the whole URL after the slash"
 
 
+def _leads_out(part: str) -> bool:
+    """True for a segment of a path that servers read as another place: the owner's key goes along."""
+    plain = unquote(part)
+    return plain in (".", "..") or "/" in plain or "\\" in plain
+
+
 def leads_back(host: str, port: int | None, own: tuple[str, int]) -> bool:
     """True if an address is that of the proxy itself: a request to it would go round for ever."""
     own_host, own_port = own
-    name = host.strip("[]").rstrip(".").lower()
-    return port == own_port and (name == own_host or is_loopback(name))
+    name = host.strip("[]").rstrip(".").lower().removeprefix("::ffff:")
+    here = {own_host, "0.0.0.0", "::", socket.gethostname().lower()}  # noqa: S104 - compared, not listened at
+    return port == own_port and (name in here or is_loopback(name))

@@ -127,7 +127,7 @@ class Wallet:
 
     def __init__(self, session: Session, explainer: Explainer) -> None:
         self._session, self._explainer = session, explainer
-        self._inner = httpx.AsyncHTTPTransport(trust_env=False)
+        self._inner = httpx.AsyncHTTPTransport(verify=httpx.create_ssl_context(), trust_env=False)
         self._paying = AsyncGuardedTransport(session, self._inner)
         self._tools: dict[str, tuple[type[_NoArguments], Callable[[Any], Coroutine[Any, Any, CallToolResult]]]] = {
             "pay_and_fetch": (_Purchase, self._pay_and_fetch),
