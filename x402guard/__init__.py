@@ -11,6 +11,7 @@
 
 from typing import TYPE_CHECKING, Any
 
+from x402guard.adapters.a2a_client import GuardedA2AClient
 from x402guard.adapters.mcp_client import GuardedMCPSession
 from x402guard.adapters.official_sdk import GuardedSigner
 from x402guard.assets import Asset
@@ -107,6 +108,7 @@ __all__ = [
     "Delegated",
     "Endpoint",
     "Guard",
+    "GuardedA2AClient",
     "GuardedMCPSession",
     "GuardedSigner",
     "GuardedTransport",

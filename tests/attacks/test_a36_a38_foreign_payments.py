@@ -48,11 +48,17 @@ def rpc(payment):
     return {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}
 
 
+def a2a(payment):
+    message = {"messageId": "m", "role": "ROLE_USER", "parts": [], "metadata": {"x402.payment.payload": payment}}
+    return {"jsonrpc": "2.0", "id": 1, "method": "SendMessage", "params": {"message": message}}
+
+
 CARRIED = {
     "PAYMENT-SIGNATURE": {"headers": {"PAYMENT-SIGNATURE": b64(PAID)}},
     "payment-signature, permit2": {"headers": {"payment-signature": b64(PERMIT)}},
     "X-PAYMENT": {"headers": {"X-PAYMENT": b64(PAID_V1)}},
     "JSON-RPC": {"method": "POST", "json": rpc(PAID)},
+    "A2A": {"method": "POST", "json": a2a(PAID)},
     "JSON-RPC, a batch": {"method": "POST", "json": [{"jsonrpc": "2.0", "id": 0, "method": "ping"}, rpc(PAID)]},
 }
 UNREADABLE = {
@@ -63,6 +69,7 @@ UNREADABLE = {
     "an unknown network": {"headers": {"X-PAYMENT": b64({**PAID_V1, "network": "solana"})}},
     "no amount": {"headers": {"X-PAYMENT": b64({**PAID_V1, "payload": {"authorization": {"value": "1e9"}}})}},
     "JSON-RPC, no object": {"method": "POST", "json": rpc("a cheque")},
+    "A2A, no object": {"method": "POST", "json": a2a("a cheque")},
 }
 
 

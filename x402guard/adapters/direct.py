@@ -31,7 +31,7 @@ from x402guard.http.request import note_made
 from x402guard.money import Dollars
 from x402guard.policy.checks import check_dollars, check_flag
 from x402guard.x402.flow import paid_request
-from x402guard.x402.foreign import META
+from x402guard.x402.foreign import META, METADATA
 from x402guard.x402.settlement import note_answer_end
 from x402guard.x402.wire import (
     MAX_BODY_BYTES,
@@ -399,7 +399,9 @@ def _signed(halted: _Halted, slots: _Keeps, context: Context, shell: Shell) -> P
     payment = Payment(halted, slots, context, shell)
     name, value = payment.header
     with forgetting():
-        member = compact_json({"params": {"_meta": {META: payment.payload}}}).encode()
-        # A guarded transport that carries it, in a header or over MCP, does not take it for another client's.
+        payload = payment.payload
+        members = {"_meta": {META: payload}, "message": {"metadata": {METADATA: payload}}}
+        member = compact_json({"params": members}).encode()
+        # A guarded transport that carries it, in a header, over MCP or over A2A, does not take it for another client's.
         note_made([(name.lower(), value)], member)
     return payment

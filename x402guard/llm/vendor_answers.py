@@ -62,7 +62,7 @@ def _dumped(value: Any) -> Any:
     wrapped = getattr(type(value), "pb", None)  # proto-plus wraps a message of protocol buffers
     message = wrapped(value) if callable(wrapped) else value
     if hasattr(message, "DESCRIPTOR"):
-        from google.protobuf.json_format import MessageToDict  # type: ignore[import-untyped]  # installed with any message
+        from google.protobuf.json_format import MessageToDict  # installed with any message
 
         return MessageToDict(message)
     to_dict = getattr(value, "to_dict", None)

@@ -21,6 +21,11 @@ from x402guard.x402.wire import PAYMENT_HEADERS, decode_base64_json
 META: Final = "x402/payment"
 """The member of ``params._meta`` that holds a payment in JSON-RPC (x402 specification, MCP transport)."""
 
+METADATA: Final = "x402.payment.payload"
+"""The member of ``params.message.metadata`` that holds a payment in JSON-RPC (x402 specification, A2A transport)."""
+
+_IN_META: Final = (f"_meta[{META!r}]", META)
+_IN_METADATA: Final = (f"metadata[{METADATA!r}]", METADATA)
 _AUTHORIZATION: Final = "authorization"
 
 
@@ -50,8 +55,9 @@ def payments_in(headers: Iterable[tuple[str, str]], body: bytes | None) -> tuple
             where = f"the header {lower.upper()}" + (": Payment" if lower == _AUTHORIZATION else "")
             found.append(ForeignPayment(where, _digest(value), Sealed(value)))
     if body and (any(hint in body for hint in _HINTS) or (_ESCAPE in body and any(it in body for it in _ESCAPED))):
-        where = f"_meta[{META!r}]"
-        found += [ForeignPayment(where, _digest(repr(message)), Sealed(message)) for message in _members(body)]
+        found += [
+            ForeignPayment(where, _digest(_canonical(message)), Sealed(message)) for where, message in _members(body)
+        ]
     return tuple(found)
 
 
@@ -64,6 +70,19 @@ _ESCAPED: Final = (rb"\u0078", rb"\u0034", rb"\u0030", rb"\u0032")
 """What a body with a payment has in it: the word x402 in UTF-8 or UTF-16, or one of its characters as an escape."""
 
 
+def _canonical(message: Any) -> str:
+    """Return a message as one text, whatever the order of its keys: A2A's package keeps none, and knows floats alone."""
+    return repr(_sorted(message))
+
+
+def _sorted(value: Any) -> Any:
+    if isinstance(value, dict):
+        return [(name, _sorted(value[name])) for name in sorted(value)]
+    if isinstance(value, list):
+        return [_sorted(part) for part in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
 def _digest(text: str) -> bytes:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
 
@@ -72,8 +91,10 @@ class _Members(list[tuple[str, Any]]):
     """The members of a JSON object in order. Of a key that appears twice, servers read the first or the last."""
 
 
-def _members(body: bytes) -> Iterator[Any]:
-    """Yield the payments in a JSON-RPC message, or in a batch of them, read as leniently as any server reads it.
+def _members(body: bytes) -> Iterator[tuple[str, Any]]:
+    """Yield where a payment stands in a JSON-RPC message, or in a batch of them, and the payment.
+
+    The message is read as leniently as any server reads it.
 
     A body that cannot be read and names a payment is one itself.
     """
@@ -81,13 +102,17 @@ def _members(body: bytes) -> Iterator[Any]:
         check_depth(body)
         value = json.loads(body, object_pairs_hook=_Members)
     except (ValueError, RecursionError):
-        if META.encode() in body:
-            yield None
+        for where, name in (_IN_META, _IN_METADATA):
+            if name.encode() in body:
+                yield where, None
         return
     for message in [value] if isinstance(value, _Members) else value if isinstance(value, list) else ():
         for params in _values(message, "params"):
             for meta in _values(params, "_meta"):
-                yield from map(_plain, _values(meta, META))
+                yield from ((_IN_META[0], _plain(found)) for found in _values(meta, META))
+            for sent in _values(params, "message"):
+                for metadata in _values(sent, "metadata"):
+                    yield from ((_IN_METADATA[0], _plain(found)) for found in _values(metadata, METADATA))
 
 
 def _values(value: object, key: str) -> list[Any]:
