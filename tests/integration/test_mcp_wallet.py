@@ -407,6 +407,8 @@ def test_no_word_of_a_receipt_stands_anywhere(use, shop):
 
 
 def test_without_a_budget_or_with_a_bad_one_it_does_not_start(tmp_path):
+    done = forked("mcp", "--budget", "0.00", cwd=tmp_path)
+    assert (done.returncode, "--budget: '0.00' is a budget of nothing" in done.stderr) == (2, True)
     done = forked("mcp", "--budget", "much", cwd=tmp_path)
     assert (done.returncode, "--budget: 'much' is not a dollar amount" in done.stderr) == (2, True)
     assert done.stdout == ""

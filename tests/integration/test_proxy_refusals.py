@@ -287,6 +287,11 @@ def test_its_end_closes_its_sessions(tmp_path, number):
     ("options", "words"),
     [
         ((), "--budget: say how much its callers may spend, such as --budget 5.00"),
+        (
+            ("--budget", "0.00"),
+            "--budget: '0.00' is a budget of nothing; write it without the $, which a shell reads as a",
+        ),
+        (("--session", "a=0"), "--session a: '0' is a budget of nothing"),
         (("--budget", "much"), "--budget: 'much' is not a dollar amount"),
         (("--session", "research"), "--session: 'research' is not NAME=DOLLARS, such as research=5.00"),
         (("--session", "a=1", "--session", "a=2"), "--session: 'a' is given twice; each session has its own name"),

@@ -62,6 +62,14 @@ def typed_amount(text: str, *, field: str = "amount") -> Nanos:
         ) from None
 
 
+def typed_budget(text: str, *, field: str) -> Nanos:
+    """Return a budget that was typed, in nano-dollars. Raises ``ConfigError`` for one of nothing: a shell reads ``$2``."""
+    found = typed_amount(text, field=field)
+    if not found:
+        raise ConfigError(f"{field}: {text[:40]!r} is a budget of nothing; {WITHOUT_SIGN}")
+    return found
+
+
 def typed_request(url: str, method: str, headers: list[str] | None, data: str | None) -> httpx.Request:
     """Return the request that was typed. Raises ``ConfigError`` naming the option."""
     given: list[tuple[str, str]] = []

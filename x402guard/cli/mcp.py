@@ -8,7 +8,7 @@ from typing import Annotated
 import anyio
 import typer
 
-from x402guard.cli.arguments import typed_amount
+from x402guard.cli.arguments import typed_budget
 from x402guard.cli.policy import explainer_of
 from x402guard.errors import ConfigError
 from x402guard.guard.guard import Guard
@@ -24,7 +24,7 @@ def mcp(
 
     Example: x402guard mcp --budget 5.00
     """
-    limit = typed_amount(budget, field="--budget")
+    limit = typed_budget(budget, field="--budget")
     try:
         from x402guard.web.wallet import Wallet
     except ImportError:

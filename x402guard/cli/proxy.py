@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from x402guard.cli.arguments import typed_amount
+from x402guard.cli.arguments import typed_budget
 from x402guard.cli.serve import address_of, listen
 from x402guard.errors import ConfigError
 from x402guard.flow.address import is_loopback
@@ -95,14 +95,14 @@ def _budgets(budget: str | None, sessions: list[str]) -> dict[str, Nanos]:
     """Return name → nano-dollars. Raises ``ConfigError`` naming the option."""
     found: dict[str, Nanos] = {}
     if budget is not None:
-        found[_NAME] = typed_amount(budget, field="--budget")
+        found[_NAME] = typed_budget(budget, field="--budget")
     for given in sessions:
         name, sign, amount = given.rpartition("=")
         if not sign or not name.strip():
             raise ConfigError(f"--session: {given[:60]!r} is not NAME=DOLLARS, such as research=5.00")
         if name in found:
             raise ConfigError(f"--session: {name[:60]!r} is given twice; each session has its own name")
-        found[name] = typed_amount(amount, field=f"--session {name}")
+        found[name] = typed_budget(amount, field=f"--session {name}")
     if not found:
         raise ConfigError("--budget: say how much its callers may spend, such as --budget 5.00")
     return found
