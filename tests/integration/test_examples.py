@@ -12,6 +12,7 @@ FRAMEWORKS = {
     "openai_sdk": [r"call 5 is refused: budget: \$0\.00031325 does not fit", r"models +4 +\$0\.0007272 "],
     "anthropic_sdk": [r"^Marbury v\. Madison, in 1803\.$", r"refused: budget: ", r"models +1 +\$0\.00008 "],
     "langchain_agent": [r"^Docket 42 is settled\.$", r"models +2 +\$0\.0000363", r"tools +1 +\$0\.01 "],
+    "langgraph_agent": [r"^I read 2 documents; then: refused: budget: \$0\.10 does not fit", r"payments +2 +\$0\.20 "],
     "openai_agents": [r"^Docket 42 is settled\.$", r"models +2 +\$0\.0000363", r"tools +1 +\$0\.01 "],
     "pydantic_ai_agent": [r"^Docket 42 is settled\.$", r"models +2 +\$0\.0000363", r"tools +1 +\$0\.01 "],
     "fastapi_server": [r"^100 customers: \{\('200', '0\.02'\)\}$", r"^100 customers: \{\('refused', '0\.00'\)\}$"],
