@@ -47,7 +47,7 @@ def problem(error: X402GuardError, status: int) -> dict[str, Any]:
     """Return an error as the object of a problem+json body (RFC 9457), without any words of a peer."""
     refused = error if isinstance(error, PaymentRefused) else None
     amounts = {} if refused is None else refused.amounts()
-    known = {name: getattr(error, name, None) for name in ("retry_after", "hold_id", "deadline")}
+    known = {name: getattr(error, name, None) or None for name in ("retry_after", "hold_id", "deadline")}
     rule = "" if refused is None else f":{refused.rule}"
     return {
         "type": f"urn:x402guard:{error.code}",

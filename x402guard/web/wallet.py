@@ -187,6 +187,8 @@ class Wallet:
                 return await act(given)
         except X402GuardError as error:
             return _failed(error)
+        except TimeoutError:
+            return _said("it took too long", money_may_have_moved=params.name == "pay_and_fetch")
         except (httpx.HTTPError, OSError, ValueError) as error:
             return _said(f"no answer came ({type(error).__name__})", money_may_have_moved=False)
         except Exception as error:  # noqa: BLE001 - a tool ends with a result, and never denies what may be paid
@@ -223,14 +225,16 @@ class Wallet:
         try:
             raw, whole = await _read(answer, _MOST_GOODS)
             goods = decoded_body(answer, raw, _MOST_GOODS) if whole else None
-        except (httpx.HTTPError, ProtocolError) as error:
+            return await self._fetched(
+                request, answer, raw if goods is None else goods, receipt, is_packed=goods is None
+            )
+        except Exception as error:
             if receipt is None:
                 raise
-            raise _cut(receipt) from error
+            raise _cut(receipt) from error  # it was paid: no error after that denies it
         finally:
             with anyio.CancelScope(shield=True):
                 await answer.aclose()
-        return await self._fetched(request, answer, raw if goods is None else goods, receipt, is_packed=goods is None)
 
     async def _quote(self, given: _Request) -> CallToolResult:
         request = given.made()

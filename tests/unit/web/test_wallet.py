@@ -1,0 +1,56 @@
+"""What the wallet's tools answer when something fails after the money is out."""
+
+import anyio
+import pytest
+from mcp_types import CallToolRequestParams
+
+from tests.support.merchant import make_guard
+from tests.support.slow_server import Trickler, once_paid
+from x402guard import LedgerUnavailable, Policy
+from x402guard.assets import AssetRegistry
+from x402guard.http.explain import Explainer
+from x402guard.web import wallet as module
+from x402guard.web.wallet import Wallet
+
+
+@pytest.fixture
+def shop():
+    with Trickler() as shop:
+        yield shop
+
+
+def call(shop, tool, path="/page"):
+    async def go(session, rules):
+        wallet = Wallet(session, Explainer(rules, AssetRegistry(()), asks=False))
+        params = CallToolRequestParams(name=tool, arguments={"url": shop.url + path})
+        try:
+            return await wallet._call_tool(None, params)
+        finally:
+            await wallet._inner.aclose()
+
+    with make_guard(policy=Policy(hosts={shop.host}, breaker=None)) as guard:
+        with guard.session("s", budget="$1.00") as session:
+            return anyio.run(go, session, guard.policy), session.spent + session.held
+
+
+@pytest.mark.parametrize("error", [LedgerUnavailable("the disk is full"), RuntimeError("a bug"), ValueError("odd")])
+def test_no_error_after_the_payment_denies_it(shop, monkeypatch, error):
+    async def broken(_):
+        raise error
+
+    monkeypatch.setattr(Wallet, "_remaining", broken)
+    result, counted = call(shop, "pay_and_fetch")
+    told = result.structured_content
+    assert (result.is_error, told["code"], told["money_may_have_moved"]) == (True, "paid_not_delivered", True)
+    assert str(counted) == "0.01"
+
+
+@pytest.mark.parametrize(("tool", "may_have"), [("pay_and_fetch", True), ("quote", False)])
+def test_a_call_that_takes_too_long_ends_and_denies_no_payment(shop, monkeypatch, tool, may_have):
+    monkeypatch.setattr(module, "_LONGEST_S", 1)
+    monkeypatch.setattr(module, "_QUOTE_S", 1)
+    shop.answers["/hangs"] = once_paid(lambda line: line.hang()) if may_have else (lambda line: line.hang())
+    result, counted = call(shop, tool, "/hangs")
+    assert result.is_error
+    assert result.structured_content["money_may_have_moved"] is may_have
+    assert str(counted) == ("0.01" if may_have else "0.00")
