@@ -10,6 +10,7 @@ from tests.support import official_sdk
 from tests.support.engines import ENGINES, engine_maker
 from tests.support.files import is_in_make_test
 from tests.support.testnet import EXTRA_ROUTES
+from x402guard import Guard, LocalSigner, Policy
 from x402guard.testing import (
     Server,
     Testnet,
@@ -62,3 +63,19 @@ def official_facilitator(net):
     net.fund(key.address, wei=10**19)
     with Server(official_sdk.facilitator_app(rpc_url=net.rpc, key=key.key.hex(), network=net.network)) as server:
         yield server.url
+
+
+@pytest.fixture
+def guarded(net, tmp_path):
+    """Opens a guard with the network's payer on one ledger in a file, again and again; without a guard that looks at repeats."""
+
+    def make(**more):
+        usual = {"signer": LocalSigner.from_key(net.payer_key), "ledger": f"sqlite:///{tmp_path / 'spend.db'}"}
+        usual |= {
+            "policy": Policy(breaker=None, loop=None),
+            "chains": {net.network: net.rpc},
+            "background_checks": False,
+        }
+        return Guard(**usual | more)
+
+    return make

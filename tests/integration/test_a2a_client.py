@@ -18,7 +18,6 @@ from x402guard import (
     ConfigError,
     Guard,
     GuardedA2AClient,
-    LocalSigner,
     Policy,
     PolicyDenied,
     SettlementUncertain,
@@ -37,16 +36,6 @@ def painter(net, request):
         painter.url = server.url
         app.router.routes.extend(a2a_seller.routes(painter, f"{server.url}/", streams=request.param))
         yield painter
-
-
-@pytest.fixture
-def guarded(net, tmp_path):
-    def make(**more):
-        more = {"policy": Policy(breaker=None, loop=None), "background_checks": False, **more}
-        url = f"sqlite:///{tmp_path / 'spend.db'}"
-        return Guard(signer=LocalSigner.from_key(net.payer_key), ledger=url, chains={net.network: net.rpc}, **more)
-
-    return make
 
 
 def ask(text):

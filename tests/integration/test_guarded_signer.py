@@ -16,7 +16,7 @@ from x402.schemas import PaymentRequired, RecoveredResponseResult
 import x402guard
 from tests.support import official_sdk
 from tests.support.chain import MockChain
-from tests.support.merchant import accept, required, required_v1
+from tests.support.merchant import KEY, accept, required, required_v1
 from tests.support.slow_server import CHUNKED, HEAD, Trickler, once_paid, paid_head
 from x402guard import BudgetExhausted, ConfigError, Guard, GuardedSigner, LocalSigner, Policy, PolicyDenied
 from x402guard.testing import Server
@@ -31,21 +31,6 @@ def shop(net):
     app = official_sdk.merchant_app(facilitator_url=net.facilitator, network=net.network, payee=PAYEE, token=net.token)
     with Server(app) as server:
         yield server
-
-
-@pytest.fixture
-def guarded(net, tmp_path):
-    def make(**more):
-        more = {
-            "policy": Policy(breaker=None, loop=None),
-            "background_checks": False,
-            "chains": {net.network: net.rpc},
-            **more,
-        }
-        url = f"sqlite:///{tmp_path / 'spend.db'}"
-        return Guard(signer=LocalSigner.from_key(net.payer_key), ledger=url, **more)
-
-    return make
 
 
 def causes(error):
@@ -266,7 +251,8 @@ def test_a_retry_within_the_handling_of_the_error_presents_it_again_at_once(guar
 
 
 def test_tasks_that_want_one_page_each_buy_it_one_after_the_other(guarded, trickler):
-    with guarded(chains=None) as guard, guard.session("s", budget="$0.03") as session:
+    signer = LocalSigner.from_key(KEY)  # whom the receipts name: each payment is captured at once
+    with guarded(chains=None, signer=signer) as guard, guard.session("s", budget="$0.03") as session:
 
         async def go():
             async with x402HttpxClient(GuardedSigner(session).client(), timeout=30, trust_env=False) as http:

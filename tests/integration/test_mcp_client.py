@@ -21,7 +21,6 @@ from x402guard import (
     ConfigError,
     Guard,
     GuardedMCPSession,
-    LocalSigner,
     LoopDetected,
     Owner,
     PaidNotDelivered,
@@ -42,16 +41,6 @@ WAYS = pytest.mark.parametrize("way", ["stdio", "http"])
 @pytest.fixture(scope="module")
 def seller(net):
     return [sys.executable, "-m", "tests.support.mcp_seller"], [net.facilitator, net.payee, net.token]
-
-
-@pytest.fixture
-def guarded(net, tmp_path):
-    def make(**more):
-        more = {"policy": Policy(breaker=None, loop=None), "background_checks": False, **more}
-        url = f"sqlite:///{tmp_path / 'spend.db'}"
-        return Guard(signer=LocalSigner.from_key(net.payer_key), ledger=url, chains={net.network: net.rpc}, **more)
-
-    return make
 
 
 @asynccontextmanager

@@ -18,6 +18,7 @@ from tests.support.command_line import forked
 from tests.support.merchant import b64, receipt
 from tests.support.proxy import KEY, books
 from tests.support.slow_server import CHUNKED, HEAD, once_paid, paid_head
+from x402guard import Owner
 
 pytestmark = pytest.mark.chain
 shop = proxy.shop
@@ -425,6 +426,8 @@ def test_the_settings_of_the_page_start_it(tmp_path):
     server = given["mcpServers"]["x402guard"]
     password = {"X402GUARD_KEYSTORE_PASSWORD": "a password of mine"}
     assert forked("keys", "new", "wallet.json", cwd=tmp_path, **password).returncode == 0
+    [command] = re.findall(r"^x402guard (budget set .*)$", page, re.MULTILINE)
+    assert forked(*command.replace("/home/me", str(tmp_path)).split(), cwd=tmp_path).returncode == 0
     program = Path(sys.executable).with_name(server["command"])
 
     async def go():
@@ -435,4 +438,5 @@ def test_the_settings_of_the_page_start_it(tmp_path):
     found = []
     anyio.run(go)
     assert (found[0]["limit"], found[0]["remaining"]) == ("5.00", "5.00")
-    assert (tmp_path / "spend.db").exists()
+    with Owner(tmp_path / "spend.db", read_only=True) as owner:
+        assert [str(row.budget) for row in owner.sessions(name="wallet")] == ["20.00"]

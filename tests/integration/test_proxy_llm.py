@@ -2,9 +2,13 @@
 
 import json
 
+import anthropic
+import cohere
 import httpx
 import openai
 import pytest
+from google import genai
+from mistralai.client import Mistral
 
 from tests.support import llm_server, proxy
 from tests.support.proxy import Proxied, asked, books, needs_node, node
@@ -127,3 +131,49 @@ def test_a_stream_of_a_stated_length_from_which_a_piece_is_kept_comes_whole(tmp_
         answer = asked(proxy, "openai/chat/completions", method="POST", json=ask)
     assert answer.content == event + b"data: [DONE]\n\n"
     assert books(tmp_path) == {"proxy": ("0.0000525", "0.00")}
+
+
+def _anthropic(url, token):
+    with anthropic.Anthropic(base_url=f"{url}anthropic", api_key=token) as client:
+        asked = {"model": "claude-haiku-4-5", "max_tokens": 50, "messages": HI}
+        return client.messages.create(**asked).content[0].text
+
+
+def _google(url, token):
+    with genai.Client(api_key=token, http_options={"base_url": f"{url}google"}) as client:
+        config = {"max_output_tokens": 50}
+        return client.models.generate_content(model="gemini-2.5-flash", contents="hi", config=config).text
+
+
+def _mistral(url, token):
+    with Mistral(api_key=token, server_url=f"{url}mistral") as client:
+        asked = {"model": "mistral-small-latest", "max_tokens": 50, "messages": HI}
+        return client.chat.complete(**asked).choices[0].message.content
+
+
+def _cohere(url, token):
+    client = cohere.ClientV2(api_key=token, base_url=f"{url}cohere")
+    return client.chat(model="command-r-08-2024", max_tokens=50, messages=HI).message.content[0].text
+
+
+HI = [{"role": "user", "content": "hi"}]
+VENDORS = {
+    "anthropic": (_anthropic, "ANTHROPIC_API_KEY", "x-api-key"),
+    "google": (_google, "GEMINI_API_KEY", "x-goog-api-key"),
+    "mistral": (_mistral, "MISTRAL_API_KEY", "authorization"),
+    "cohere": (_cohere, "CO_API_KEY", "authorization"),
+}
+
+
+@pytest.mark.parametrize("vendor", VENDORS)
+def test_each_vendors_client_speaks_through_its_name_with_the_token_as_its_key(tmp_path, running, server, vendor):
+    ask, key, header = VENDORS[vendor]
+    settings = {"X402GUARD_METERING": json.dumps({"endpoints": {server.base(vendor): vendor}}), key: "the-owners-key"}
+    server.reply = Completion("Yes.", input_tokens=10, output_tokens=5)
+    with Proxied(tmp_path, "--budget", "0.10", **settings) as proxy:
+        assert ask(proxy.url, proxy.token) == "Yes."
+    [call] = server.calls
+    assert call.headers[header].removeprefix("Bearer ") == "the-owners-key"
+    assert proxy.token not in json.dumps(call.headers)
+    spent, held = books(tmp_path)["proxy"]
+    assert (float(spent) > 0, held) == (True, "0.00")

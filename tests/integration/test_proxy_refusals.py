@@ -5,6 +5,7 @@ import json
 import signal
 import socket
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
@@ -164,16 +165,31 @@ def test_a_length_above_the_limit_is_refused_before_the_body(shop, proxied):
     assert (status, "more than 67108864 bytes" in answer) == (413, True)
 
 
-def test_a_connection_that_stays_in_a_head_is_ended(proxied):
-    token = f"x402guard-session: {proxied.token}"
+@pytest.mark.parametrize("pause_s", [0, 0.5], ids=["behind a request", "after its answer"])
+def test_a_connection_that_stays_in_a_head_is_ended(proxied, pause_s):
+    asking = f"GET /http://127.0.0.1:1/ HTTP/1.1\r\nhost: 127.0.0.1\r\nx402guard-session: {proxied.token}\r\n\r\n"
     with closing(connected(proxied)) as connection:
-        connection.sendall(f"GET /http://127.0.0.1:1/ HTTP/1.1\r\nhost: 127.0.0.1\r\n{token}\r\n\r\nG".encode())
+        connection.sendall(asking.encode() + (b"" if pause_s else b"G"))
+        time.sleep(pause_s)
+        connection.sendall(b"G" if pause_s else b"")
         connection.settimeout(20)
         answer = b""
         while piece := connection.recv(65_536):  # the server ends it
             answer += piece
     assert answer.startswith(b"HTTP/1.1 502 ")
     assert answer.count(b"HTTP/1.1") == 1
+
+
+def test_a_client_may_wait_between_two_requests_for_as_long_as_clients_do(shop, proxied):
+    """Clients close an idle connection after five seconds or so; one that the server closes first loses a request."""
+    shop.answers["/"] = lambda line: line.send(HEAD + b"content-length: 0\r\n\r\n")
+    with httpx.Client(headers=proxied.header, limits=httpx.Limits(keepalive_expiry=60)) as http:
+        for _ in range(2):
+            assert http.get(f"{proxied.url}{shop.url}/").status_code == 200
+            [connection] = http._transport._pool.connections
+            time.sleep(6)
+            assert connection.is_idle()
+            assert not connection.has_expired()
 
 
 @pytest.mark.parametrize("is_paid", [True, False], ids=["paid", "free"])

@@ -27,7 +27,7 @@ PAGE = ROOT / "docs" / "explanation" / "simulation.md"
 def test_no_invariant_breaks_in_fixed_seeds(first, runs):
     result = simulate(range(first, first + runs), seconds=_SECONDS / 2)
     assert not result.violations, "\n".join(map(str, result.violations))
-    assert result.counts.payments > 50
+    assert result.counts.payments > 100
 
 
 @pytest.mark.parametrize("seeds", [1, pytest.param(3, marks=pytest.mark.long)])

@@ -21,7 +21,8 @@ from x402.http import FacilitatorConfig, HTTPFacilitatorClient
 from x402.mechanisms.evm.exact import ExactEvmServerScheme
 from x402.schemas import PaymentPayload, PaymentRequirements
 
-from x402guard.adapters.a2a_client import EXTENSION, PAYLOAD, RECEIPTS, REQUIRED, STATUS
+from x402guard.adapters.a2a_client import EXTENSION, RECEIPTS, REQUIRED, STATUS
+from x402guard.x402.foreign import METADATA
 
 PRICE = 100_000
 
@@ -51,19 +52,19 @@ class Painter(AgentExecutor):
             task = new_task_from_user_message(context.message)
             await queue.enqueue_event(task)
         updater = TaskUpdater(queue, task.id, task.context_id)
-        wanted = text if PAYLOAD not in metadata else get_message_text(task.history[0])
+        wanted = text if METADATA not in metadata else get_message_text(task.history[0])
         if wanted == "free":
             await updater.complete(new_text_message("nothing to pay"))
             return
-        if PAYLOAD not in metadata or wanted == "again":
+        if METADATA not in metadata or wanted == "again":
             self._keep(metadata)
             await self._ask(updater, wanted)
             return
-        await self._sell(updater, wanted, metadata[PAYLOAD])
+        await self._sell(updater, wanted, metadata[METADATA])
 
     def _keep(self, metadata):
-        if PAYLOAD in metadata:
-            self.signatures.append(metadata[PAYLOAD]["payload"]["signature"])
+        if METADATA in metadata:
+            self.signatures.append(metadata[METADATA]["payload"]["signature"])
 
     async def _ask(self, updater, wanted):
         required = {
@@ -76,7 +77,7 @@ class Painter(AgentExecutor):
         await updater.requires_input(message)
 
     async def _sell(self, updater, wanted, payload):
-        self._keep({PAYLOAD: payload})
+        self._keep({METADATA: payload})
         if wanted == "hangs":
             await asyncio.sleep(60)
         if not self._ready:

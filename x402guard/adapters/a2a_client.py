@@ -11,18 +11,17 @@ import uuid
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from typing import Any, Final
-from urllib.parse import quote
 
-from x402guard.adapters.direct import LOCAL, Offered, Payment, apay
+from x402guard.adapters.direct import Offered, Payment, apay, checked_budget, place_named
 from x402guard.errors import ConfigError
 from x402guard.flow.shell import FindsBudget
 from x402guard.money import Dollars
+from x402guard.x402.foreign import METADATA, whole_numbers
 
 EXTENSION: Final = "https://github.com/google-a2a/a2a-x402/v0.1"
 """The extension's name in an agent's card. A client activates it by the header ``X-A2A-Extensions``."""
 STATUS: Final = "x402.payment.status"
 REQUIRED: Final = "x402.payment.required"
-PAYLOAD: Final = "x402.payment.payload"
 RECEIPTS: Final = "x402.payment.receipts"
 
 _ENDS: Final = {"TASK_STATE_COMPLETED": True, "TASK_STATE_FAILED": False, "TASK_STATE_REJECTED": False,
@@ -47,13 +46,9 @@ class GuardedA2AClient:
     def __init__(self, a2a: Any, session: FindsBudget, *, agent: str) -> None:
         if not hasattr(a2a, "send_message"):
             raise ConfigError(f"a2a: a {type(a2a).__name__} has no send_message; give a Client of the package a2a-sdk")
-        if isinstance(session, type) or not hasattr(session, "innermost"):
-            raise ConfigError(f"session: {session!r:.60} is neither a Session nor a Guard")
-        if not isinstance(agent, str) or not agent.strip():
-            raise ConfigError("agent: give the agent a name of your own, such as 'painter', or its URL")
+        checked_budget(session)
         self._a2a, self._session = a2a, session
-        self._place = agent.rstrip("/") if "://" in agent else f"{LOCAL}://{quote(agent, safe='')}"
-        Offered({}, self._place).facts()  # an address that cannot be judged is refused now
+        self._place = place_named("agent", agent, "painter")
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._a2a, name)
@@ -132,33 +127,26 @@ def _ids(event: Any) -> tuple[str, str]:
     return event.status_update.task_id, event.status_update.context_id
 
 
+def _status(event: Any) -> Any:
+    """Return the status of the task that an event is about, or None."""
+    field = next((field for field in ("task", "status_update") if event.HasField(field)), None)
+    return None if field is None else getattr(event, field).status
+
+
 def _state(event: Any) -> str:
     """Return the name of the state of the task that an event is about, or ""."""
     from a2a.types import TaskState
 
-    for field in ("task", "status_update"):
-        if event.HasField(field):
-            return str(TaskState.Name(getattr(event, field).status.state))
-    return ""
+    status = _status(event)
+    return "" if status is None else str(TaskState.Name(status.state))
 
 
 def _metadata(event: Any) -> Mapping[str, Any]:
     """Return the metadata of the message of a task's status, as JSON values."""
     from google.protobuf.json_format import MessageToDict
 
-    for field in ("task", "status_update"):
-        if event.HasField(field):
-            return dict(_whole(MessageToDict(getattr(event, field).status.message.metadata)))
-    return {}
-
-
-def _whole(value: Any) -> Any:
-    """Return JSON values with whole numbers as such: the protocol's package knows floats alone."""
-    if isinstance(value, dict):
-        return {name: _whole(part) for name, part in value.items()}
-    if isinstance(value, list):
-        return [_whole(part) for part in value]
-    return int(value) if isinstance(value, float) and value.is_integer() else value
+    status = _status(event)
+    return {} if status is None else dict(whole_numbers(MessageToDict(status.message.metadata)))
 
 
 def _canonical(message: Any) -> bytes:
@@ -182,7 +170,7 @@ def _answer(request: Any, task: tuple[str, str], payment: Payment) -> Any:
             context_id=task[1],
             role=Role.ROLE_USER,
             parts=[Part(text="The payment is in the metadata.")],
-            metadata={STATUS: "payment-submitted", PAYLOAD: payment.payload},
+            metadata={STATUS: "payment-submitted", METADATA: payment.payload},
         )
     )
     return made

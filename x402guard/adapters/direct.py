@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, Final, NoReturn
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 from msgspec import Struct
 
@@ -31,7 +31,6 @@ from x402guard.http.request import note_made
 from x402guard.money import Dollars
 from x402guard.policy.checks import check_dollars, check_flag
 from x402guard.x402.flow import paid_request
-from x402guard.x402.foreign import META, METADATA
 from x402guard.x402.settlement import note_answer_end
 from x402guard.x402.wire import (
     MAX_BODY_BYTES,
@@ -162,6 +161,21 @@ def _resource_url(terms: Mapping[str, Any]) -> object:
     accepts = terms.get("accepts")
     first = accepts[0] if isinstance(accepts, (list, tuple)) and accepts else None
     return first.get("resource") if isinstance(first, Mapping) else None
+
+
+def checked_budget(session: object) -> None:
+    """Raise ``ConfigError`` for what is neither a session nor a guard."""
+    if isinstance(session, type) or not hasattr(session, "innermost"):
+        raise ConfigError(f"session: {session!r:.60} is neither a Session nor a Guard")
+
+
+def place_named(field: str, name: object, example: str) -> str:
+    """Return the place of a peer by the owner's own name of it, or by its URL. Raises ``ConfigError`` naming *field*."""
+    if not isinstance(name, str) or not name.strip():
+        raise ConfigError(f"{field}: give the {field} a name of your own, such as {example!r}, or its URL")
+    place = name.rstrip("/") if "://" in name else f"{LOCAL}://{quote(name, safe='')}"
+    Offered({}, place).facts()  # an address that cannot be judged is refused now
+    return place
 
 
 class _Halted(Struct, frozen=True):
@@ -399,9 +413,6 @@ def _signed(halted: _Halted, slots: _Keeps, context: Context, shell: Shell) -> P
     payment = Payment(halted, slots, context, shell)
     name, value = payment.header
     with forgetting():
-        payload = payment.payload
-        members = {"_meta": {META: payload}, "message": {"metadata": {METADATA: payload}}}
-        member = compact_json({"params": members}).encode()
         # A guarded transport that carries it, in a header, over MCP or over A2A, does not take it for another client's.
-        note_made([(name.lower(), value)], member)
+        note_made([(name.lower(), value)], payment.payload)
     return payment

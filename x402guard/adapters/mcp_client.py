@@ -13,22 +13,22 @@ from urllib.parse import SplitResult, quote, unquote, urlsplit
 
 import anyio
 
-from x402guard.adapters.direct import LOCAL, Offered, Payment, apay
+from x402guard.adapters.direct import Offered, Payment, apay, checked_budget, place_named
 from x402guard.errors import ConfigError, PaidNotDelivered, PaymentRefused, PolicyDenied, SettlementUncertain
 from x402guard.flow.admission import Seat
 from x402guard.flow.drivers import run_async
-from x402guard.flow.receipt import Receipt
+from x402guard.flow.receipt import Receipt, undelivered
 from x402guard.flow.refusals import refused
 from x402guard.flow.shell import Payer
 from x402guard.frozen import replace
 from x402guard.ledger.authorize import Refusal
 from x402guard.ledger.model import HoldKind, HoldState
-from x402guard.money import Dollars, dollars_to_nanos
+from x402guard.money import Dollars
 from x402guard.policy.step_guard import Outcome
 from x402guard.tools.flow import check_free, end_free
 from x402guard.tools.hold import tool_call
+from x402guard.x402.foreign import META
 
-PAYMENT: Final = "x402/payment"
 PAYMENT_RESPONSE: Final = "x402/payment-response"
 RECEIPT: Final = "x402guard/receipt"
 """The key of ``_meta`` under which a result of ours has the receipt of its payment."""
@@ -73,14 +73,10 @@ class GuardedMCPSession:
     ) -> None:
         if not hasattr(mcp, "call_tool"):
             raise ConfigError(f"mcp: a {type(mcp).__name__} has no call_tool; give a ClientSession of the package mcp")
-        if not hasattr(session, "innermost"):
-            raise ConfigError(f"session: {session!r:.60} is neither a Session nor a Guard")
-        if not isinstance(server, str) or not server.strip():
-            raise ConfigError("server: give the server a name of your own, such as 'weather', or its URL")
+        checked_budget(session)
         self._mcp, self._session, self._costs = mcp, session, dict(costs or {})
-        self._place = server.rstrip("/") if "://" in server else f"{LOCAL}://{quote(server, safe='')}"
+        self._place = place_named("server", server, "weather")
         self._name = urlsplit(self._place).hostname or server
-        Offered({}, self._place).facts()  # an address that cannot be judged is refused now
         self._known = _identity(mcp)
 
     def __getattr__(self, name: str) -> Any:
@@ -153,7 +149,7 @@ class GuardedMCPSession:
 
     async def _paid(self, payment: Payment, name: str, arguments: dict[str, Any], options: dict[str, Any]) -> Any:
         """Call the tool with its payment. From here on no error denies the payment."""
-        meta = {**(options.pop("meta", None) or {}), PAYMENT: payment.payload}
+        meta = {**(options.pop("meta", None) or {}), META: payment.payload}
         try:
             result = await self._mcp.call_tool(name, arguments, meta=meta, **options)
         except BaseException as error:
@@ -250,16 +246,8 @@ def _object(values: object, name: str) -> Mapping[str, Any] | None:
 def _undelivered(name: str, receipt: Receipt) -> SettlementUncertain:
     """Return what the caller of a tool gets that answers its payment with an error, and says what it took."""
     kind = PaidNotDelivered if receipt.state == HoldState.CAPTURED else SettlementUncertain
-    return kind(
-        f"{name}: the server answered the payment with an error (hold {receipt.hold_id[:16]}…)",
-        hold_id=receipt.hold_id,
-        deadline=receipt.deadline,
-        amount=dollars_to_nanos(receipt.amount),
-        payee=receipt.payee,
-        network=receipt.network,
-        place=receipt.place,
-        transaction=receipt.transaction,
-    )
+    reason = f"{name}: the server answered the payment with an error (hold {receipt.hold_id[:16]}…)"
+    return undelivered(reason, receipt, kind=kind)
 
 
 def _with_receipt(result: Any, receipt: Receipt | None) -> Any:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from x402guard.adapters.direct import checked_budget
 from x402guard.errors import ConfigError
 from x402guard.flow.shell import FindsBudget
 
@@ -28,10 +29,7 @@ class GuardedSigner:
     """
 
     def __init__(self, session: FindsBudget) -> None:
-        if isinstance(session, type) or not hasattr(session, "innermost"):
-            raise ConfigError(
-                f"session: {session!r:.60} is neither a Session nor a Guard; write GuardedSigner(session)"
-            )
+        checked_budget(session)
         self._session = session
 
     def client(self) -> x402HTTPClient:

@@ -8,11 +8,11 @@ import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from contextvars import ContextVar
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, TypeVar
 from urllib.parse import urljoin
 
 import anyio
-from pydantic import PrivateAttr
+from pydantic import BaseModel, PrivateAttr
 from typing_extensions import override
 from x402 import x402Client, x402ClientSync
 from x402.http import x402HTTPClient, x402HTTPClientSync
@@ -29,6 +29,8 @@ from x402guard.http.request import note_made
 from x402guard.ledger.authorize import Refusal
 from x402guard.x402.wire import PAYMENT_RESPONSE
 
+C = TypeVar("C", x402Client, x402ClientSync)
+
 _PAYMENT_RESPONSE_V1: Final = "X-PAYMENT-RESPONSE"
 _PLACE: ContextVar[tuple[object, str] | None] = ContextVar("x402guard_sdk_place", default=None)
 """An offer and the URL that made it, from the SDK's question whether to pay on."""
@@ -36,21 +38,19 @@ _NAMED: ContextVar[str] = ContextVar("x402guard_sdk_named", default="")
 """The place that the answer to the last payment has redirected to: one call pays once."""
 
 
-class _PaidV2(PaymentPayload):
+class _Paid(BaseModel):
     """A payload that keeps its payment open for as long as the SDK keeps the payload."""
 
     _payment: Payment | None = PrivateAttr(default=None)
 
-    def take(self) -> Payment | None:
-        """Return the payment, once."""
-        payment, self._payment = self._payment, None
-        return payment
+    @property
+    def is_open(self) -> bool:
+        """True until the payment is taken."""
+        return self._payment is not None
 
-
-class _PaidV1(PaymentPayloadV1):
-    """The same for version 1."""
-
-    _payment: Payment | None = PrivateAttr(default=None)
+    def keep(self, payment: Payment) -> None:
+        """Keep a payment."""
+        self._payment = payment
 
     def take(self) -> Payment | None:
         """Return the payment, once."""
@@ -58,7 +58,12 @@ class _PaidV1(PaymentPayloadV1):
         return payment
 
 
-_Paid = _PaidV1 | _PaidV2
+class _PaidV2(_Paid, PaymentPayload):
+    pass
+
+
+class _PaidV1(_Paid, PaymentPayloadV1):
+    pass
 
 
 class _Exchanges:
@@ -73,11 +78,11 @@ class _Exchanges:
         self._open: list[tuple[object, weakref.ref[_Paid]]] = []
         self._lock = threading.Lock()
 
-    def begin(self, payment: Payment) -> _Paid:
+    def begin(self, payment: Payment) -> _PaidV1 | _PaidV2:
         """Return the payload of a payment, which is on its way from now on."""
         message = payment.payload
-        payload: _Paid = (_PaidV1 if message.get("x402Version") == 1 else _PaidV2).model_validate(message)
-        payload._payment = payment  # noqa: SLF001 - of this module
+        payload = (_PaidV1 if message.get("x402Version") == 1 else _PaidV2).model_validate(message)
+        payload.keep(payment)
         with self._lock:
             self._open.append((_here(), weakref.ref(payload)))
         return payload
@@ -86,15 +91,12 @@ class _Exchanges:
         """Let go of the payments of exchanges that are over. Their flows end with them."""
         here = _here()
         with self._lock:
-            known = [(owner, found) for owner, found in self._open if _is_open(found())]
-            self._open = [(owner, found) for owner, found in known if not _is_over(owner, here)]
-        for found in (found for owner, found in known if _is_over(owner, here)):
-            if (payload := found()) is not None:
-                payload.take()
-
-
-def _is_open(payload: _Paid | None) -> bool:
-    return payload is not None and payload._payment is not None  # noqa: SLF001 - of this module
+            known = [(owner, found, found()) for owner, found in self._open]
+            known = [(owner, found, paid) for owner, found, paid in known if paid is not None and paid.is_open]
+            over = [paid for owner, _, paid in known if paid is not None and _is_over(owner, here)]
+            self._open = [(owner, found) for owner, found, _ in known if not _is_over(owner, here)]
+        for paid in over:
+            paid.take()
 
 
 def _here() -> object:
@@ -170,13 +172,17 @@ def _refuse_scheme(*_: object, **__: object) -> NoReturn:
     )
 
 
+def _without_schemes(client: C) -> C:
+    """Return a client of the SDK that keeps its hooks, and takes no scheme."""
+    client.register = client.register_v1 = _refuse_scheme  # type: ignore[method-assign]
+    return client
+
+
 class GuardedClient(x402HTTPClient):
     """The client of the SDK's awaited transports."""
 
     def __init__(self, session: FindsBudget) -> None:
-        inner = x402Client()
-        inner.register = inner.register_v1 = _refuse_scheme  # type: ignore[method-assign]
-        super().__init__(inner)
+        super().__init__(_without_schemes(x402Client()))
         self._session = session
 
     @override
@@ -186,7 +192,7 @@ class GuardedClient(x402HTTPClient):
         return headers
 
     @override
-    async def create_payment_payload(self, payment_required: Any) -> _Paid:
+    async def create_payment_payload(self, payment_required: Any) -> _PaidV1 | _PaidV2:
         _EXCHANGES.end_those_over()
         budget, offer = self._session.innermost(), _offer(payment_required)
         if (refusal := _second(offer.place)) is not None:
@@ -213,9 +219,7 @@ class GuardedClientSync(x402HTTPClientSync):
     """The client of the SDK's blocking transports."""
 
     def __init__(self, session: FindsBudget) -> None:
-        inner = x402ClientSync()
-        inner.register = inner.register_v1 = _refuse_scheme  # type: ignore[method-assign]
-        super().__init__(inner)
+        super().__init__(_without_schemes(x402ClientSync()))
         self._session = session
 
     @override
@@ -225,7 +229,7 @@ class GuardedClientSync(x402HTTPClientSync):
         return headers
 
     @override
-    def create_payment_payload(self, payment_required: Any) -> _Paid:
+    def create_payment_payload(self, payment_required: Any) -> _PaidV1 | _PaidV2:
         _EXCHANGES.end_those_over()
         budget, offer = self._session.innermost(), _offer(payment_required)
         if (refusal := _second(offer.place)) is not None:

@@ -10,8 +10,8 @@ import typer
 
 from x402guard.cli.arguments import AsJson, Data, Header, Method, typed_amount, typed_request
 from x402guard.cli.policy import explainer_of, show_verdicts
-from x402guard.errors import ConfigError, PaidNotDelivered
-from x402guard.flow.receipt import Receipt
+from x402guard.errors import ConfigError
+from x402guard.flow.receipt import Receipt, undelivered
 from x402guard.guard.guard import Guard
 from x402guard.guard.settings import load_settings
 from x402guard.http.transport import GuardedTransport
@@ -63,10 +63,9 @@ def _sent(http: httpx.Client, request: httpx.Request) -> tuple[httpx.Response, R
         what = f"url: the request to {str(request.url)[:200]!r} failed: {type(error).__name__}: {error}"
         if not isinstance(receipt, Receipt):
             raise ConfigError(what, advice="Nothing was paid.") from error
-        raise PaidNotDelivered(
+        raise undelivered(
             f"{what}; ${receipt.amount} to {receipt.payee} was paid, or may still be taken (hold {receipt.hold_id[:16]}…)",
-            hold_id=receipt.hold_id,
-            deadline=receipt.deadline,
+            receipt,
             advice="Running it again signs a new payment. x402guard holds and report show this one.",
         ) from error
     return answer, receipt if isinstance(receipt, Receipt) else None

@@ -53,7 +53,7 @@ def proxy(
     except ImportError:
         raise ConfigError("proxy: it needs two more packages: pip install 'x402guard[serve]'") from None
     settings = load_settings()
-    known = upstreams(_endpoints(settings.metering.build().endpoints))
+    known = upstreams(settings.metering.build().endpoints)
     # uvicorn raises the signal that has ended it again: then the sessions end as after Ctrl-C.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with suppress(KeyboardInterrupt), ExitStack() as opened:
@@ -87,6 +87,7 @@ _SERVING: Final[dict[str, Any]] = {
     "server_header": False,
     "date_header": False,
     "timeout_graceful_shutdown": 3,
+    "timeout_keep_alive": 75,  # clients close theirs after 5 s or so: who closes first loses a request
     "limit_concurrency": 1_000,
 }
 
@@ -106,10 +107,6 @@ def _budgets(budget: str | None, sessions: list[str]) -> dict[str, Nanos]:
     if not found:
         raise ConfigError("--budget: say how much its callers may spend, such as --budget 5.00")
     return found
-
-
-def _endpoints(given: object) -> dict[str, str]:
-    return {url: getattr(each, "provider", each) for url, each in dict(given).items()}  # type: ignore[call-overload]
 
 
 def _say(url: str, budgets: dict[str, Nanos], tokens: dict[str, str], *, as_json: bool) -> None:

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 
-from x402guard.errors import CallTimeout
+from x402guard.errors import CallTimeout, PaidNotDelivered, SettlementUncertain
 from x402guard.ledger.evidence import named_transaction
 from x402guard.ledger.model import Hold, HoldState
-from x402guard.money import nanos_to_decimal
+from x402guard.money import dollars_to_nanos, nanos_to_decimal
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +84,23 @@ def receipt_of(hold: Hold) -> Receipt:
         place=f"{hold.purpose.method} {hold.purpose.url}".strip(),
         payee="" if hold.intent is None else hold.intent.payee,
         network="" if hold.intent is None else hold.intent.network,
+    )
+
+
+def undelivered(
+    reason: str, paid: Receipt, *, kind: type[SettlementUncertain] = PaidNotDelivered, advice: str | None = None
+) -> SettlementUncertain:
+    """Return the error for what was paid, or may have to be paid, and did not come; *reason* says what happened."""
+    return kind(
+        reason,
+        hold_id=paid.hold_id,
+        deadline=paid.deadline,
+        advice=advice,
+        amount=dollars_to_nanos(paid.amount),
+        payee=paid.payee,
+        network=paid.network,
+        place=paid.place,
+        transaction=paid.transaction,
     )
 
 

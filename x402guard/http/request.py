@@ -18,7 +18,7 @@ from x402guard.flow.sealed import Sealed
 from x402guard.flow.surroundings import here
 from x402guard.http.streams import AsyncRest, Buffered, Rest
 from x402guard.policy.checks import check_dollars
-from x402guard.x402.foreign import ForeignPayment, payments_in
+from x402guard.x402.foreign import ForeignPayment, member_digest, payments_in
 from x402guard.x402.wire import PAYMENT_HEADERS
 
 if TYPE_CHECKING:
@@ -83,9 +83,11 @@ _MADE: Final[dict[bytes, None]] = {}
 _MOST_MADE: Final = 10_000
 
 
-def note_made(lines: Iterable[tuple[str, str]], body: bytes | None = None) -> None:
-    """Remember the payments in header lines, with lower names, and in a body that this guard has made."""
-    _MADE.update((payment.digest, None) for payment in payments_in(lines, body))
+def note_made(lines: Iterable[tuple[str, str]], member: Mapping[str, Any] | None = None) -> None:
+    """Remember payments that this guard has made: in header lines, with lower names, and as a *member* of JSON-RPC."""
+    _MADE.update((payment.digest, None) for payment in payments_in(lines, None))
+    if member is not None:
+        _MADE[member_digest(member)] = None
     while len(_MADE) > _MOST_MADE:
         _MADE.pop(next(iter(_MADE)), None)
 

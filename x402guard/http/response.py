@@ -6,7 +6,14 @@ import json
 import zlib
 from typing import TYPE_CHECKING, Any, Final
 
-from x402guard.errors import PaymentRefused, ProtocolError, X402GuardError
+from x402guard.errors import (
+    CallTimeout,
+    ConfigError,
+    LedgerUnavailable,
+    PaymentRefused,
+    ProtocolError,
+    X402GuardError,
+)
 
 if TYPE_CHECKING:
     import httpx
@@ -43,16 +50,29 @@ def decoded_body(response: httpx.Response, raw: bytes, limit: int) -> bytes | No
     return body if unpacker.eof else None
 
 
-def problem(error: X402GuardError, status: int) -> dict[str, Any]:
+_STATUS: Final[tuple[tuple[type[X402GuardError], int], ...]] = (
+    (PaymentRefused, 402),
+    (ConfigError, 400),
+    (CallTimeout, 504),
+    (LedgerUnavailable, 503),
+)
+
+
+def status_of(error: X402GuardError) -> int:
+    """Return the status of an error in an answer over HTTP; 502 for what a peer or a payment's doubt has caused."""
+    return next((status for kind, status in _STATUS if isinstance(error, kind)), 502)
+
+
+def problem(error: X402GuardError) -> dict[str, Any]:
     """Return an error as the object of a problem+json body (RFC 9457), without any words of a peer."""
     refused = error if isinstance(error, PaymentRefused) else None
-    amounts = {} if refused is None else refused.amounts()
-    known = {name: getattr(error, name, None) or None for name in ("retry_after", "hold_id", "deadline")}
+    wait_s = None if refused is None else refused.retry_after
+    known = {"retry_after": wait_s, **{name: getattr(error, name, None) or None for name in ("hold_id", "deadline")}}
     rule = "" if refused is None else f":{refused.rule}"
     return {
         "type": f"urn:x402guard:{error.code}",
         "title": type(error).__name__,
-        "status": status,
+        "status": status_of(error),
         "detail": str(error),
         "code": error.code,
         **({} if refused is None else {"rule": refused.rule}),
@@ -61,7 +81,7 @@ def problem(error: X402GuardError, status: int) -> dict[str, Any]:
         "money_may_have_moved": error.money_may_have_moved,
         "advice": error.advice,
         **({} if refused is None else {"session": refused.session}),
-        **amounts,
+        **({} if refused is None else refused.amounts()),
         **{name: value for name, value in known.items() if value is not None},
         # SDKs show this message.
         "error": {"message": f"{error} [urn:x402guard:{error.code}{rule}]", "type": "x402guard", "code": error.code},
@@ -80,7 +100,7 @@ def problem_response(library: Library, error: PaymentRefused, request: httpx.Req
 
     It has no ``PAYMENT-REQUIRED`` header, so that no outer client reads it as an offer.
     """
-    body = json.dumps(problem(error, 402)).encode()
+    body = json.dumps(problem(error)).encode()
     return library.response(
         402, headers=problem_headers(error), content=body, request=request, extensions={REFUSAL: error}
     )

@@ -7,15 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import pytest
 
 if TYPE_CHECKING:
     from x402guard.guard.guard import Guard
     from x402guard.testing import HostileServer, Merchant, Testnet
-
-FIXTURES: Final = ("guard", "hostile_server", "paid_server", "x402_testnet")
 
 
 @pytest.fixture

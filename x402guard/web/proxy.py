@@ -22,19 +22,12 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from x402guard.errors import (
-    CallTimeout,
-    ConfigError,
-    LedgerUnavailable,
-    ProtocolError,
-    SettlementUncertain,
-    X402GuardError,
-)
+from x402guard.errors import ConfigError, SettlementUncertain, X402GuardError
 from x402guard.flow.receipt import Receipt
 from x402guard.flow.shell import LOG
 from x402guard.http.guarded import FindsPayer
 from x402guard.http.request import LOGICAL, LogicalRequest, address_of
-from x402guard.http.response import problem, problem_headers
+from x402guard.http.response import problem, problem_headers, status_of
 from x402guard.http.streams import EXTENSION
 from x402guard.http.transport import AsyncGuardedTransport
 from x402guard.policy.checks import check_dollars
@@ -57,12 +50,6 @@ _HOP: Final = frozenset(
     }
 )  # fmt: skip
 _OURS: Final = frozenset({SESSION, MAX_PRICE, PAY_AGAIN, "host", "content-length", "expect"})
-_STATUS: Final[tuple[tuple[type[X402GuardError], int], ...]] = (
-    (ConfigError, 400),
-    (CallTimeout, 504),
-    (LedgerUnavailable, 503),
-    (ProtocolError, 502),
-)
 
 
 class _Refused(Exception):  # noqa: N818 - it becomes an answer
@@ -384,8 +371,7 @@ _TOO_LARGE: Final = f"the body has more than {_MOST_BYTES} bytes"
 
 def _problem(error: X402GuardError) -> Response:
     """Return an error of the guard as problem+json."""
-    status = next((status for kind, status in _STATUS if isinstance(error, kind)), 502)
-    return Response(json.dumps(problem(error, status)), status, headers=problem_headers(error))
+    return Response(json.dumps(problem(error)), status_of(error), headers=problem_headers(error))
 
 
 def _ended(request: httpx.Request | None) -> Response:

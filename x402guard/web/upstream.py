@@ -11,6 +11,7 @@ from msgspec import Struct
 
 from x402guard.errors import ConfigError
 from x402guard.flow.address import is_loopback
+from x402guard.llm.settings import Endpoint
 
 CREDENTIALS: Final = ("authorization", "x-api-key", "x-goog-api-key", "api-key")
 """The headers in which SDKs send the key of an API."""
@@ -45,14 +46,15 @@ PROVIDERS: Final[Mapping[str, Upstream]] = {
 }
 
 
-def upstreams(endpoints: Mapping[str, str]) -> dict[str, Upstream]:
+def upstreams(endpoints: Mapping[str, str | Endpoint]) -> dict[str, Upstream]:
     """Return the providers by name, with the owner's endpoints (base URL → provider) in place of the public ones.
 
     Raises ``ConfigError`` for two endpoints of one provider: its name would say neither.
     """
     found: dict[str, Upstream] = dict(PROVIDERS)
     named: dict[str, str] = {}
-    for base, provider in endpoints.items():
+    for base, given in endpoints.items():
+        provider = given.provider if isinstance(given, Endpoint) else given
         if provider in named:
             raise ConfigError(
                 f"metering.endpoints: {named[provider]!r} and {base!r} are both {provider!r}, so /{provider} is neither; "
@@ -108,6 +110,8 @@ def _leads_out(part: str) -> bool:
 def leads_back(host: str, port: int | None, own: tuple[str, int]) -> bool:
     """True if an address is that of the proxy itself: a request to it would go round for ever."""
     own_host, own_port = own
+    if port != own_port:
+        return False
     name = host.strip("[]").rstrip(".").lower().removeprefix("::ffff:")
     here = {own_host, "0.0.0.0", "::", socket.gethostname().lower()}  # noqa: S104 - compared, not listened at
-    return port == own_port and (name in here or is_loopback(name))
+    return name in here or is_loopback(name)

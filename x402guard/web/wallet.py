@@ -36,14 +36,17 @@ from mcp_types import (
 )
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from x402guard.errors import ConfigError, PaidNotDelivered, PaymentRefused, ProtocolError, X402GuardError
-from x402guard.flow.receipt import Receipt
+from x402guard.errors import ConfigError, ProtocolError, SettlementUncertain, X402GuardError
+from x402guard.flow.receipt import Receipt, undelivered
 from x402guard.guard.session import Session
 from x402guard.http.explain import MOST_BYTES, Explainer
 from x402guard.http.request import mark_guarded
 from x402guard.http.response import decoded_body, problem
 from x402guard.http.streams import EXTENSION
 from x402guard.http.transport import AsyncGuardedTransport
+from x402guard.ledger.queries import nodes_of
+from x402guard.ledger.tree import remaining
+from x402guard.money import format_dollars
 from x402guard.policy.checks import check_dollars
 from x402guard.views.words import printable
 from x402guard.web.reach import refuse_inside
@@ -253,14 +256,11 @@ class Wallet:
 
     async def _budget(self, _given: _NoArguments) -> CallToolResult:
         def read() -> dict[str, Any]:
-            session = self._session
-            return {
-                "currency": "USD",
-                "limit": str(session.limit),
-                "spent": str(session.spent),
-                "held": str(session.held),
-                "remaining": str(session.remaining),
-            }
+            nodes = nodes_of(self._session.shell.store, self._session.id)  # once: the figures are of one moment
+            node, left = nodes[self._session.id], remaining(nodes, self._session.id)
+            amounts = {"limit": node.limit, "spent": node.spent, "held": node.live, "remaining": left}
+            told = {name: None if nanos is None else format_dollars(nanos) for name, nanos in amounts.items()}
+            return {"currency": "USD", **told}
 
         return _told(await anyio.to_thread.run_sync(read))
 
@@ -304,13 +304,12 @@ _WHAT: Final = {
 }
 
 
-def _cut(receipt: Receipt) -> PaidNotDelivered:
+def _cut(receipt: Receipt) -> SettlementUncertain:
     """Return the error for an answer that was paid and did not come whole."""
     to = f" to {receipt.payee} on {receipt.network}" if receipt.payee else ""
-    return PaidNotDelivered(
+    return undelivered(
         f"the answer did not come whole; ${receipt.amount}{to} was paid, or may still be taken (hold {receipt.hold_id[:16]}…)",
-        hold_id=receipt.hold_id,
-        deadline=receipt.deadline,
+        receipt,
         advice="Repeat the same request: as long as its answer is not handed over, no second payment is signed for it.",
     )
 
@@ -345,8 +344,7 @@ def _resource(
 
 def _failed(error: X402GuardError) -> CallToolResult:
     """Return an error of the guard as the result of a tool, with the fields of problem+json."""
-    status = 402 if isinstance(error, PaymentRefused) else 400 if isinstance(error, ConfigError) else 502
-    return _told(problem(error, status), is_error=True)
+    return _told(problem(error), is_error=True)
 
 
 def _said(words: str, *, money_may_have_moved: bool) -> CallToolResult:

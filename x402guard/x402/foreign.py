@@ -24,8 +24,7 @@ META: Final = "x402/payment"
 METADATA: Final = "x402.payment.payload"
 """The member of ``params.message.metadata`` that holds a payment in JSON-RPC (x402 specification, A2A transport)."""
 
-_IN_META: Final = (f"_meta[{META!r}]", META)
-_IN_METADATA: Final = (f"metadata[{METADATA!r}]", METADATA)
+_WHERE: Final = {META: f"_meta[{META!r}]", METADATA: f"metadata[{METADATA!r}]"}
 _AUTHORIZATION: Final = "authorization"
 
 
@@ -55,9 +54,7 @@ def payments_in(headers: Iterable[tuple[str, str]], body: bytes | None) -> tuple
             where = f"the header {lower.upper()}" + (": Payment" if lower == _AUTHORIZATION else "")
             found.append(ForeignPayment(where, _digest(value), Sealed(value)))
     if body and (any(hint in body for hint in _HINTS) or (_ESCAPE in body and any(it in body for it in _ESCAPED))):
-        found += [
-            ForeignPayment(where, _digest(_canonical(message)), Sealed(message)) for where, message in _members(body)
-        ]
+        found += [ForeignPayment(where, member_digest(message), Sealed(message)) for where, message in _members(body)]
     return tuple(found)
 
 
@@ -70,16 +67,17 @@ _ESCAPED: Final = (rb"\u0078", rb"\u0034", rb"\u0030", rb"\u0032")
 """What a body with a payment has in it: the word x402 in UTF-8 or UTF-16, or one of its characters as an escape."""
 
 
-def _canonical(message: Any) -> str:
-    """Return a message as one text, whatever the order of its keys: A2A's package keeps none, and knows floats alone."""
-    return repr(_sorted(message))
+def member_digest(message: Any) -> bytes:
+    """Return the digest of a payment in JSON-RPC, 32 bytes: whatever the order of its keys, which A2A's package changes."""
+    return _digest(json.dumps(whole_numbers(message), sort_keys=True))
 
 
-def _sorted(value: Any) -> Any:
+def whole_numbers(value: Any) -> Any:
+    """Return JSON values with whole numbers as such: A2A's package knows floats alone."""
     if isinstance(value, dict):
-        return [(name, _sorted(value[name])) for name in sorted(value)]
+        return {name: whole_numbers(part) for name, part in value.items()}
     if isinstance(value, list):
-        return [_sorted(part) for part in value]
+        return [whole_numbers(part) for part in value]
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
@@ -102,17 +100,14 @@ def _members(body: bytes) -> Iterator[tuple[str, Any]]:
         check_depth(body)
         value = json.loads(body, object_pairs_hook=_Members)
     except (ValueError, RecursionError):
-        for where, name in (_IN_META, _IN_METADATA):
-            if name.encode() in body:
-                yield where, None
+        yield from ((where, None) for name, where in _WHERE.items() if name.encode() in body)
         return
     for message in [value] if isinstance(value, _Members) else value if isinstance(value, list) else ():
         for params in _values(message, "params"):
-            for meta in _values(params, "_meta"):
-                yield from ((_IN_META[0], _plain(found)) for found in _values(meta, META))
-            for sent in _values(params, "message"):
-                for metadata in _values(sent, "metadata"):
-                    yield from ((_IN_METADATA[0], _plain(found)) for found in _values(metadata, METADATA))
+            holders = [(META, meta) for meta in _values(params, "_meta")]
+            holders += [(METADATA, data) for sent in _values(params, "message") for data in _values(sent, "metadata")]
+            for name, holder in holders:
+                yield from ((_WHERE[name], _plain(found)) for found in _values(holder, name))
 
 
 def _values(value: object, key: str) -> list[Any]:

@@ -9,7 +9,6 @@ from msgspec import Struct
 
 from x402guard.assets import resolve_network
 from x402guard.errors import IllegalTransition, ProtocolError, SettlementUncertain, quoted
-from x402guard.evm import is_transaction
 from x402guard.flow.context import Context, Looked
 from x402guard.flow.effects import AskChain, Flow, Notify, Reply, Transact
 from x402guard.flow.ports import HoldStatus
@@ -20,6 +19,7 @@ from x402guard.ledger.evidence import (
     Finding,
     Unreadable,
     claim_settlement,
+    named_transaction,
     receipt_mark,
     transaction_of,
     weigh,
@@ -403,7 +403,4 @@ def uncertain_of(kind: type[E], hold: Hold, message: str, *, advice: str | None 
 
 
 def _transaction_of(hold: Hold) -> str:
-    if hold.proof is not None:
-        return transaction_of(hold.proof)
-    named = "" if hold.claim is None else hold.claim.transaction
-    return named if is_transaction(named) else ""
+    return named_transaction(hold) if hold.proof is None else transaction_of(hold.proof)
