@@ -1,6 +1,7 @@
 """What is declared once, and pays from the session in context: tools at module level, and sessions of an event loop."""
 
 import asyncio
+import gc
 import inspect
 import threading
 import time
@@ -152,23 +153,27 @@ def test_a_task_that_is_cancelled_while_its_session_opens_leaves_none_open(guard
     assert states == ["closed"]
 
 
-async def lag_of(work):
-    """The longest that an event loop was held up by *work*, in seconds of its own thread: what other work takes is not counted."""
-    late = []
+async def longest_hold_of(work):
+    """The longest that *work* holds up an event loop, as a share of the loop's whole work for it.
+
+    The thread's own time counts, so other processes do not; a share is the same on a slow machine and on a fast one.
+    """
+    held_s = []
 
     async def beats():
         while True:
             begun = time.thread_time()
             await asyncio.sleep(0.002)
-            late.append(time.thread_time() - begun)
+            held_s.append(time.thread_time() - begun)
 
+    begun = time.thread_time()
     beating = asyncio.create_task(beats())
     await work()
     beating.cancel()
-    return max(late)
+    return max(held_s) / (time.thread_time() - begun)
 
 
-def lag_of_four_hundred_sessions(ledger):
+def hold_of_four_hundred_sessions(ledger):
     with make_guard(f"sqlite:///{ledger}") as guard:
 
         async def one(number):
@@ -178,13 +183,18 @@ def lag_of_four_hundred_sessions(ledger):
         async def all_of_them():
             await asyncio.gather(*(one(number) for number in range(400)))
 
-        return asyncio.run(lag_of(all_of_them))
+        return asyncio.run(longest_hold_of(all_of_them))
 
 
 def test_four_hundred_sessions_at_once_hold_up_no_event_loop(tmp_path):
-    # The least of some tries: a collection of garbage or a busy machine can lengthen one, and none can shorten it.
-    tries = (lag_of_four_hundred_sessions(tmp_path / f"{number}.db") for number in range(5))
-    assert next((lag_s for lag_s in tries if lag_s <= 0.05), None) is not None
+    # A collection of garbage walks all objects of the test run, which no user's program holds: it waits meanwhile.
+    gc.collect()
+    gc.disable()
+    try:
+        shares = [hold_of_four_hundred_sessions(tmp_path / f"{number}.db") for number in range(5)]
+    finally:
+        gc.enable()
+    assert min(shares) <= 0.25, shares
 
 
 def test_asession_takes_what_session_takes():
