@@ -4,17 +4,23 @@ import re
 
 import pytest
 
+from tests.integration.test_frameworks import AUTOGEN, CLAUDE, CREWAI, LLAMAINDEX
 from tests.support import processes
 from tests.support.processes import ROOT
 
 EXAMPLES = ROOT / "examples"
+DOCKETS = [
+    r"^I read 2 dockets; then: refused: budget: \$0\.02 does not fit",
+    r"models +4 +\$0\.0000837",
+    r"tools +2 +\$0\.04 ",
+]
 FRAMEWORKS = {
     "openai_sdk": [r"call 5 is refused: budget: \$0\.00031325 does not fit", r"models +4 +\$0\.0007272 "],
     "anthropic_sdk": [r"^Marbury v\. Madison, in 1803\.$", r"refused: budget: ", r"models +1 +\$0\.00008 "],
-    "langchain_agent": [r"^Docket 42 is settled\.$", r"models +2 +\$0\.0000363", r"tools +1 +\$0\.01 "],
+    "langchain_agent": DOCKETS,
     "langgraph_agent": [r"^I read 2 documents; then: refused: budget: \$0\.10 does not fit", r"payments +2 +\$0\.20 "],
-    "openai_agents": [r"^Docket 42 is settled\.$", r"models +2 +\$0\.0000363", r"tools +1 +\$0\.01 "],
-    "pydantic_ai_agent": [r"^Docket 42 is settled\.$", r"models +2 +\$0\.0000363", r"tools +1 +\$0\.01 "],
+    "openai_agents": DOCKETS,
+    "pydantic_ai_agent": DOCKETS,
     "fastapi_server": [r"^100 customers: \{\('200', '0\.02'\)\}$", r"^100 customers: \{\('refused', '0\.00'\)\}$"],
 }
 
@@ -30,7 +36,7 @@ def run(name, folder):
     "name", [pytest.param(n, marks=pytest.mark.long if n == "fastapi_server" else ()) for n in FRAMEWORKS]
 )
 def test_the_example_of_a_framework_runs_and_is_short(tmp_path, name):
-    assert len((EXAMPLES / f"{name}.py").read_text().splitlines()) < 60
+    assert len((EXAMPLES / f"{name}.py").read_text().splitlines()) <= 70
     shown = run(name, tmp_path).stdout
     for line in FRAMEWORKS[name]:
         assert re.search(line, shown, re.MULTILINE), f"{line} is not in:\n{shown}"
@@ -73,7 +79,10 @@ def test_the_example_of_a_delegation_runs_and_is_short(tmp_path):
 
 def test_each_example_is_run_here():
     named = set(FRAMEWORKS) | set(UNDONE) | {"research_agent", "two_budgets", "court_research", "three_researchers"}
-    assert {path.stem for path in EXAMPLES.glob("*.py")} == named
+    elsewhere = {
+        path.removesuffix(".py") for path in (CREWAI.example, AUTOGEN.example, LLAMAINDEX.example, CLAUDE.example)
+    }
+    assert {path.stem for path in EXAMPLES.glob("*.py")} == named | elsewhere
 
 
 @pytest.mark.chain

@@ -1,14 +1,16 @@
-"""CrewAI and AutoGen, unmodified, each run two agents under ``install`` with no adapter, in an environment of their own.
+"""Frameworks that need an environment of their own run their example; CrewAI and AutoGen also run two agents under ``install``.
 
-Opt-in, since each is installed from the package registry: three to five minutes, and a gigabyte until the tests have run.
+Opt-in, as CI does: each is installed from the package registry. That takes minutes, and a gigabyte until the tests have run.
 
     RUN_FRAMEWORK_TESTS=1 python -m pytest tests/integration/test_frameworks.py
 
-CrewAI holds openai below 3, which sends by httpx; AutoGen takes the newest, which sends by httpx2. So both are seen here.
+CrewAI and LlamaIndex hold openai below 3, which sends by httpx; AutoGen takes the newest, which sends by httpx2. So both are
+seen here. The Claude Agent SDK starts a program of 400 MB, which sends through the proxy.
 """
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -28,7 +30,7 @@ pytestmark = [
     pytest.mark.timeout(1500),
     pytest.mark.skipif(
         os.environ.get(SWITCH) != "1",
-        reason=f"installs CrewAI and AutoGen from the package registry, which takes minutes: set {SWITCH}=1",
+        reason=f"installs four frameworks from the package registry, which takes minutes: set {SWITCH}=1",
     ),
 ]
 
@@ -48,38 +50,88 @@ CALLS = ["gpt-4o", "gpt-4o", "gpt-4o-mini"]
 
 @dataclass(frozen=True)
 class Framework:
-    """What is installed beside x402guard, the script that uses it, and whether its errors lead back to what they are of."""
+    """What is installed beside x402guard, its example, and what that prints.
+
+    *script* runs two agents under ``install``; *keeps_causes*: the framework's errors lead back to what they are of.
+    """
 
     name: str
     requirements: tuple[str, ...]
-    script: str
-    keeps_causes: bool
+    example: str
+    tells: str
+    script: str = ""
+    keeps_causes: bool = False
 
 
-CREWAI = Framework("crewai", ("crewai>=1.15.30,<2",), "crewai_task.py", keeps_causes=True)
+READ_TWO = r"^I read 2 dockets; then: {}budget: \$0\.02 does not fit: .* has \$0\.0099406 left of \$0\.05"
+
+CREWAI = Framework(
+    "crewai",
+    ("crewai>=1.15.30,<2",),
+    "crewai_agent.py",
+    READ_TWO.format("Error executing tool: "),
+    script="crewai_task.py",
+    keeps_causes=True,
+)
 AUTOGEN = Framework(
     "autogen",
     ("autogen-agentchat>=0.7.5,<0.8", "autogen-ext[openai]>=0.7.5,<0.8"),
-    "autogen_task.py",
-    keeps_causes=False,  # a team raises a RuntimeError that has the text of what went wrong, and nothing else
+    "autogen_agent.py",
+    READ_TWO.format(""),
+    script="autogen_task.py",  # a team raises a RuntimeError that has the text of what went wrong, and nothing else
+)
+LLAMAINDEX = Framework(
+    "llamaindex",
+    ("llama-index-core>=0.14.25,<0.15", "llama-index-llms-openai>=0.8.3,<0.9"),
+    "llamaindex_agent.py",
+    READ_TWO.format(""),
+)
+CLAUDE = Framework(
+    "claude",
+    ("claude-agent-sdk>=0.2.188,<0.3",),
+    "claude_agent.py",
+    r"^I read 2 documents; then: budget: \$0\.10 does not fit: session 'proxy' has \$0\.0[0-9]+ left of \$0\.25",
 )
 
 
-@pytest.fixture(
-    scope="module",
-    params=[pytest.param(f, id=f.name, marks=pytest.mark.xdist_group(f.name)) for f in (CREWAI, AUTOGEN)],
-)
+def under(*frameworks):
+    """Run a test under each framework; a worker installs one once."""
+    each = [pytest.param(f, id=f.name, marks=pytest.mark.xdist_group(f.name)) for f in frameworks]
+    return pytest.mark.parametrize("installed", each, indirect=True, scope="module")
+
+
+@pytest.fixture(scope="module")
 def installed(request, tmp_path_factory):
     """A framework, and the Python that has it and x402guard, newly made; pip finds nothing to complain of."""
     folder = tmp_path_factory.mktemp(request.param.name) / "venv"
     python = str(folder / "bin" / "python")
     subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True, timeout=120)
     pip = [python, "-m", "pip", "--disable-pip-version-check"]
-    subprocess.run([*pip, "install", "--quiet", str(ROOT), *request.param.requirements], check=True, timeout=1200)
+    wanted = (f"{ROOT}[testnet,serve]", *request.param.requirements)
+    subprocess.run([*pip, "install", "--quiet", "--no-compile", *wanted], check=True, timeout=1200)
     subprocess.run([*pip, "check"], check=True, timeout=120)
     subprocess.run([*pip, "list"], check=True, timeout=120)  # for who reads of a failure
     yield request.param, python
     shutil.rmtree(folder)
+
+
+@under(CREWAI, CLAUDE, LLAMAINDEX, AUTOGEN)
+def test_its_example_stops_at_its_budget_and_its_model_reads_why(installed, tmp_path):
+    framework, python = installed
+    example = ROOT / "examples" / framework.example
+    assert len(example.read_text().splitlines()) <= 80
+    done = subprocess.run(
+        [python, str(example)],
+        env={"PATH": os.environ["PATH"], "HOME": str(tmp_path), **QUIET},
+        cwd=tmp_path,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4_000:]
+    assert re.search(framework.tells, done.stdout, re.MULTILINE), done.stdout
 
 
 def reply(call):
@@ -124,6 +176,7 @@ def work(installed, tmp_path):
     return run
 
 
+@under(CREWAI, AUTOGEN)
 def test_two_agents_work_and_every_call_of_theirs_stands_in_the_books(work):
     told, calls = work("$1.00")
     assert (told["error"], told["answer"]) == (None, TEXT)
@@ -138,6 +191,7 @@ def test_two_agents_work_and_every_call_of_theirs_stands_in_the_books(work):
     assert (report["refusals"], report["state"]) == ([], "open")
 
 
+@under(CREWAI, AUTOGEN)
 def test_a_budget_that_no_answer_fits_into_lets_no_call_out(work, installed):
     told, calls = work("$0.0001")
     assert calls == []
