@@ -7,11 +7,14 @@ import httpx
 import mcp_types as types
 import pytest
 from mcp.shared.exceptions import MCPError
+from x402.mcp import x402MCPClient
+from x402.mcp.client import x402MCPSession
 
 from tests.support.merchant import make_guard, receipt, required
 from x402guard import (
     AsyncGuardedTransport,
     GuardedMCPSession,
+    GuardedSigner,
     NeedsReview,
     PaidNotDelivered,
     Policy,
@@ -127,3 +130,37 @@ def test_a_guarded_client_below_carries_the_payment(session, way):
 
     assert anyio.run(go) == 200
     assert (str(session.spent), str(session.held)) == ("0.01", "0.00")
+
+
+class _AsTheSDKAsks:
+    """What the SDK's ``x402MCPClient`` takes for a client session of MCP."""
+
+    def __init__(self, server):
+        self.server = server
+
+    async def call_tool(self, params, **_options):
+        return await self.server.call_tool(params["name"], params["arguments"], meta=params.get("_meta"))
+
+
+def test_the_sdks_own_clients_of_mcp_read_no_result_of_mcp_2(session):
+    """Once they do, serve them: ``docs/how-to/pay-an-offer.md`` says that they do not."""
+    server, payer = Server(said()), GuardedSigner(session).client()
+
+    async def go():
+        with pytest.raises(AttributeError, match="isError"):
+            await x402MCPSession(_Timeless(server), payer).call_tool("forecast")
+        result = await x402MCPClient(_AsTheSDKAsks(server), payer).call_tool("forecast", {})
+        assert (result.is_error, result.payment_made) == (True, False)
+
+    anyio.run(go)
+    assert session.spent + session.held == 0
+
+
+class _Timeless:
+    """A client session of MCP that takes the SDK's time limits."""
+
+    def __init__(self, server):
+        self.server = server
+
+    async def call_tool(self, name, arguments=None, *, meta=None, read_timeout_seconds=None):
+        return await self.server.call_tool(name, arguments, meta=meta)
