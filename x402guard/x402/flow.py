@@ -342,7 +342,7 @@ def _book(context: Context, authorized: Authorized, reply: Reply) -> Flow[Hold]:
             hold = yield from _check_soon(context, hold)
         else:
             sent = not succeeded(reply.status)
-            hold = yield from note_doubt(context, hold, claim, sent=sent)
+            hold = yield from note_doubt(context, hold, claim, sent=sent, answered=not sent)
             if sent and authorized.represented and hold.chain_evidence and hold.proof is None:
                 # Facilitators answer a used nonce with a new offer, so the chain is asked.
                 hold = yield from ask_chain(context, hold)

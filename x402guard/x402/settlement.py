@@ -119,11 +119,11 @@ def write_claim(context: Context, hold: Hold, claim: Claim, *, status: int) -> F
     return answer
 
 
-def note_doubt(context: Context, hold: Hold, doubt: Doubt, *, sent: bool = True) -> Flow[Hold]:
+def note_doubt(context: Context, hold: Hold, doubt: Doubt, *, sent: bool = True, answered: bool = False) -> Flow[Hold]:
     """Record that the outcome of a payment is unknown. It stays held and counts in full.
 
     A transaction that the server named is kept as a claim of the full amount. *sent* is False if the failure cannot be
-    the payee's.
+    the payee's. *answered* is True if the reply is handed over: its end says whether the answer is lost.
     """
     step, transaction = step_of(hold), doubt.transaction
     place = doubted_mark(context, step.name)
@@ -138,7 +138,7 @@ def note_doubt(context: Context, hold: Hold, doubt: Doubt, *, sent: bool = True)
         if now.state is HoldState.HELD:
             apply(view, hold.id, Note(doubt.reason, claim, quoted(doubt.words) or None))
             view.put_mark(place, {"hold": hold.id, "until": hold.deadline_unix})
-        return lose(view, presentation_of(hold))
+        return view.known_hold(hold.id) if answered else lose(view, presentation_of(hold))
 
     marks = (place, *guard_marks(context.policy, step, ending=True))
     answer: Hold = yield Transact(replace(_scope_of(context, hold.id), marks=marks, durable=sent), change)

@@ -17,6 +17,7 @@ from x402.schemas import PaymentRequired, SettleResponse
 from tests.support.chain import MockChain
 from tests.support.merchant import (
     KEY,
+    OTHER_PAYEE,
     PAYEE,
     PAYER,
     URL,
@@ -45,7 +46,9 @@ from x402guard import (
     SessionTripped,
     SettlementUncertain,
 )
+from x402guard.adapters import direct
 from x402guard.ledger.evidence import Settled, Unused
+from x402guard.x402.settlement import note_answer_end
 
 CENT = Decimal("0.01")
 MODES = pytest.mark.parametrize("mode", ["sync", "async"])
@@ -191,6 +194,28 @@ def test_while_one_is_under_way_another_one_of_its_name_waits_for_its_end():
         payment.settled(receipt())
         with pytest.raises(AlreadyPaid):
             waiting.result(20)
+
+
+def test_an_answer_in_doubt_that_is_handed_over_is_presented_by_no_call_beside_it(monkeypatch):
+    """Between the note of the doubt and that of the answer's end another call looks."""
+    answers = [receipt(payer=OTHER_PAYEE), None]
+    with make_guard() as guard, guard.session("s", budget="$1.00") as session, ThreadPoolExecutor(1) as other:
+        beside = []
+
+        def note_late(*given):
+            beside.append(other.submit(session.bind(lambda: session.pay(required()))))
+            wait(beside, timeout=0.3)
+            return note_answer_end(*given)
+
+        for answer in answers:
+            payment = session.pay(required())
+            monkeypatch.setattr(direct, "note_answer_end", note_late)
+            assert payment.settled(answer).in_doubt
+            monkeypatch.undo()
+            second = beside.pop().result(20)
+            assert second.hold_id != payment.hold_id
+            second.settled(receipt())
+        assert (session.held, session.spent) == (2 * CENT, 2 * CENT)
 
 
 def test_one_that_is_under_way_for_too_long_is_presented_again_and_ends_once():
