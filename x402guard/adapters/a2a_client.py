@@ -13,7 +13,7 @@ from contextlib import aclosing
 from typing import Any, Final
 
 from x402guard.adapters.direct import Offered, Payment, apay, checked_budget, place_named
-from x402guard.errors import ConfigError
+from x402guard.errors import ConfigError, ProtocolError
 from x402guard.flow.shell import FindsBudget
 from x402guard.money import Dollars
 from x402guard.x402.foreign import METADATA, whole_numbers
@@ -68,63 +68,101 @@ class GuardedA2AClient:
         asks for the payment is not yielded. Raises as ``session.pay`` does, and ``SettlementUncertain`` if no answer comes
         after the payment was sent; what is not read to its end stays held to its deadline.
         """
-        task = terms = None
-        async with aclosing(self._a2a.send_message(request, **options)) as events:
+        ours, bought = _copied(request), _canonical(request.message)  # the caller may change its own meanwhile
+        asked = None
+        async with aclosing(self._a2a.send_message(ours, **options)) as events:
             async for event in events:
-                found = _terms(event)
-                if found is None:
-                    yield event
-                else:
-                    task, terms = found
-        if task is None or terms is None:
+                asked = _asked(event)
+                if asked is not None:
+                    break  # a task that waits for input says nothing more
+                yield event
+        if asked is None:
             return
-        offer = Offered(terms, self._place, _canonical(request.message), purchase, pay_again, max_price)
-        payment = await apay(self._session.innermost(), offer)
-        async with aclosing(self._paid(payment, _answer(request, task, payment), options)) as events:
+        task, terms = asked
+        payment = await apay(
+            self._session.innermost(), Offered(terms, self._place, bought, purchase, pay_again, max_price)
+        )
+        async with aclosing(self._paid(payment, ours, task, options)) as events:
             async for event in events:
                 yield event
 
-    async def _paid(self, payment: Payment, request: Any, options: dict[str, Any]) -> AsyncGenerator[Any, None]:
+    async def _paid(
+        self, payment: Payment, request: Any, task: tuple[str, str], options: dict[str, Any]
+    ) -> AsyncGenerator[Any, None]:
         """Send the payment, and yield the events of its task. From here on no error denies the payment."""
-        has_ended = False
-        try:
-            async with aclosing(self._a2a.send_message(request, **options)) as events:
-                async for event in events:
+        has_ended, receipt = False, None
+        async with aclosing(self._a2a.send_message(_answer(request, task, payment), **options)) as events:
+            while True:
+                try:
+                    event = await anext(events)
+                except StopAsyncIteration:
+                    break
+                except BaseException as error:
+                    if not has_ended:
+                        await payment.abroken(error)
+                    if isinstance(error, Exception):
+                        break  # the end of the task was handed on; what the stream says after it is no news of it
+                    raise
+                if _is_of(event, task):
+                    receipt = _receipt(event) or receipt
                     state = _state(event)
                     if not has_ended and state in _ENDS:
-                        has_ended, receipt = True, _receipt(event)
+                        has_ended = True
                         await (payment.asettled if _ENDS[state] else payment.afailed)(receipt)
-                    yield event
-        except GeneratorExit:
-            raise  # its caller has read enough, and has not said how it ended
-        except BaseException as error:
-            if has_ended:
-                raise
-            await payment.abroken(error)
+                yield event
         if not has_ended:
             await payment.abroken(ConnectionError("the task has not ended"))
 
 
-def _terms(event: Any) -> tuple[Any, Mapping[str, Any]] | None:
-    """Return the task that asks for a payment, by its ids, and the terms; None for any other event."""
-    metadata = _metadata(event)
-    terms = metadata.get(REQUIRED)
-    if _state(event) != "TASK_STATE_INPUT_REQUIRED" or metadata.get(STATUS) != "payment-required":
+def _copied(request: Any) -> Any:
+    from a2a.types import SendMessageRequest
+
+    copied = SendMessageRequest()
+    copied.CopyFrom(request)
+    return copied
+
+
+def _asked(event: Any) -> tuple[tuple[str, str], Mapping[str, Any]] | None:
+    """Return the ids of the task that asks for a payment, and the terms; None for any other event.
+
+    Raises ``ProtocolError`` for terms that are no JSON, or that no task asks for.
+    """
+    if _state(event) != "TASK_STATE_INPUT_REQUIRED":
         return None
-    return (_ids(event), terms) if isinstance(terms, Mapping) else None
+    try:
+        metadata = _metadata(event)
+    except (ValueError, RecursionError):  # numbers that are none, or an endless depth
+        raise ProtocolError("it is no JSON", field=REQUIRED) from None
+    terms = metadata.get(REQUIRED)
+    if metadata.get(STATUS) != "payment-required" or not isinstance(terms, Mapping):
+        return None
+    if not _ids(event)[0]:
+        raise ProtocolError("it has no id", field="task")
+    return _ids(event), terms
+
+
+def _is_of(event: Any, task: tuple[str, str]) -> bool:
+    """True for an event of this task, and for an answer that is one message: it has no task of its own."""
+    return _ids(event)[0] in (task[0], "") if event.HasField("message") else _ids(event)[0] == task[0]
 
 
 def _receipt(event: Any) -> Mapping[str, Any] | None:
     """Return the last receipt in the metadata of an event; None without one that can be read."""
-    receipts = _metadata(event).get(RECEIPTS)
+    try:
+        receipts = _metadata(event).get(RECEIPTS)
+    except (ValueError, RecursionError):
+        return None
     last = receipts[-1] if isinstance(receipts, list) and receipts else None
     return last if isinstance(last, Mapping) else None
 
 
 def _ids(event: Any) -> tuple[str, str]:
+    """Return the ids of the task and of the context that an event is about, "" for none."""
     if event.HasField("task"):
         return event.task.id, event.task.context_id
-    return event.status_update.task_id, event.status_update.context_id
+    field = next((name for name in ("status_update", "artifact_update", "message") if event.HasField(name)), None)
+    about = None if field is None else getattr(event, field)
+    return ("", "") if about is None else (about.task_id, about.context_id)
 
 
 def _status(event: Any) -> Any:
@@ -134,35 +172,53 @@ def _status(event: Any) -> Any:
 
 
 def _state(event: Any) -> str:
-    """Return the name of the state of the task that an event is about, or ""."""
+    """Return the name of the state of the task that an event is about; "" for one without a name.
+
+    An answer that is one message is the end of what was asked for.
+    """
     from a2a.types import TaskState
 
     status = _status(event)
-    return "" if status is None else str(TaskState.Name(status.state))
+    if status is None:
+        return "TASK_STATE_COMPLETED" if event.HasField("message") else ""
+    return str(TaskState.Name(status.state)) if status.state in TaskState.values() else ""
 
 
 def _metadata(event: Any) -> Mapping[str, Any]:
-    """Return the metadata of the message of a task's status, as JSON values."""
-    from google.protobuf.json_format import MessageToDict
-
+    """Return the metadata of the message of an event, as JSON values. Raises ``ValueError``, ``RecursionError``."""
     status = _status(event)
-    return {} if status is None else dict(whole_numbers(MessageToDict(status.message.metadata)))
+    message = event.message if status is None else status.message
+    return dict(whole_numbers(_values(message.metadata)))
 
 
 def _canonical(message: Any) -> bytes:
-    """Return the parts of a message as one text: what is bought, whatever the ids of the message and its task."""
-    from google.protobuf.json_format import MessageToDict
+    """Return the parts of a message as one text: what is bought, whatever the ids of the message and its task.
 
-    parts = [MessageToDict(part) for part in message.parts]
+    Raises ``ConfigError`` for a part that is no JSON.
+    """
+    try:
+        parts = [_values(part) for part in message.parts]
+    except (ValueError, RecursionError):
+        raise ConfigError("request: a part of its message is no JSON; give plain values") from None
     return json.dumps(parts, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode("utf-8")
+
+
+def _values(message: Any) -> dict[str, Any]:
+    """Return a message of protobuf as JSON values. Raises ``ValueError`` for numbers that are none."""
+    from google.protobuf.json_format import Error, MessageToDict
+
+    try:
+        found: dict[str, Any] = MessageToDict(message)
+    except Error as error:
+        raise ValueError(str(error)) from None
+    return found
 
 
 def _answer(request: Any, task: tuple[str, str], payment: Payment) -> Any:
     """Return the message that pays: of the same task, with the payment in its metadata."""
-    from a2a.types import Message, Part, Role, SendMessageRequest
+    from a2a.types import Message, Part, Role
 
-    made = SendMessageRequest()
-    made.CopyFrom(request)
+    made = _copied(request)
     made.message.CopyFrom(
         Message(
             message_id=uuid.uuid4().hex,

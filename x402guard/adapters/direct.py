@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import hashlib
 import threading
+import traceback
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any, Final, NoReturn
 from urllib.parse import quote, urlsplit
@@ -23,7 +24,7 @@ from x402guard.flow.effects import Flow, Interrupted, PeekBody, Reply, Send, Sen
 from x402guard.flow.ports import Slot
 from x402guard.flow.receipt import Receipt
 from x402guard.flow.request import DIRECT, RequestFacts
-from x402guard.flow.sealed import Sealed, forgetting
+from x402guard.flow.sealed import Sealed, forget_locals, forgetting
 from x402guard.flow.shell import Payer, Shell
 from x402guard.flow.surroundings import here
 from x402guard.http.redaction import redact_logs
@@ -308,14 +309,25 @@ class Payment:
     async def abroken(self, error: BaseException) -> NoReturn:
         """End it because its request was sent and no answer came, and raise what its caller gets: never a denial.
 
-        ``SettlementUncertain`` from *error*; a cancellation is passed on.
+        ``SettlementUncertain`` from *error*; a cancellation is passed on. An error that shows the payment, in its text or
+        in the local variables of its frames, shows it no more.
         """
+        error = self._without_payment(error)
         failure = SendFailed(error, before_connection=False) if isinstance(error, Exception) else Interrupted(error)
         try:
             await run_async(self._ended(_advanced(self._take(), failure=failure), 402), self._shell)
         finally:
             self._gone()
         raise error  # the flow raises; this line is for a flow that does not
+
+    def _without_payment(self, error: BaseException) -> BaseException:
+        """Return an error, or one in its place if its text has the payment: a server may echo what it was sent."""
+        forget_locals(error)
+        with forgetting():
+            secrets = [self._value.reveal(), *_signatures(self.payload)]
+            text = "".join(traceback.format_exception(error))
+            shows = isinstance(error, Exception) and any(secret in text for secret in secrets)
+        return ConnectionError(f"{type(error).__name__}: its text has the payment, and is left out") if shows else error
 
     def _end(self, status: int, response: object) -> Receipt:
         rest = self._rest(status, response)
@@ -354,6 +366,15 @@ class Payment:
     def _gone(self) -> None:
         self._context.in_flight.discard(self._presentation)
         self._slots.keep(None)
+
+
+def _signatures(payload: object) -> Iterator[str]:
+    """Yield the signatures in a payment: of the transfer, and of a permit beside it."""
+    if isinstance(payload, dict):
+        for name, value in payload.items():
+            if name == "signature" and isinstance(value, str):
+                yield value
+            yield from _signatures(value)
 
 
 def _answer(status: int, response: object) -> Reply:
