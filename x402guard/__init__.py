@@ -51,7 +51,7 @@ from x402guard.guard.named_budget import NamedBudget
 from x402guard.guard.notices import Webhook
 from x402guard.guard.owner import Owner
 from x402guard.guard.session import Session, current_session
-from x402guard.guard.signed_report import ReportKey, SignedReport, verify_report
+from x402guard.guard.signed_report import Anchor, ReportKey, SignedReport, verify_anchor, verify_report
 from x402guard.http.refusal_from import refusal_from
 from x402guard.http.transport import AsyncGuardedTransport, GuardedTransport
 from x402guard.ledger.actions import Action
@@ -90,6 +90,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Action",
     "AlreadyPaid",
+    "Anchor",
     "Answer",
     "ApprovalDenied",
     "ApprovalRequest",
@@ -166,6 +167,7 @@ __all__ = [
     "reversible",
     "tool",
     "uninstall",
+    "verify_anchor",
     "verify_report",
 ]
 

@@ -111,6 +111,14 @@ def typed_time(text: str, *, option: str = "--since") -> datetime:
     return given if given.tzinfo is not None else given.replace(tzinfo=UTC)
 
 
+def document(path: Path, *, what: str) -> bytes:
+    """Return the content of a file; ``-`` is a pipe. Raises ``ConfigError`` that names *what* it is."""
+    try:
+        return sys.stdin.buffer.read() if str(path) == "-" else path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{what}: {path} cannot be read: {error.strerror}") from None
+
+
 def say(text: str, values: Mapping[str, Any], *, as_json: bool) -> None:
     """Print what was done: as a sentence, or its *values* as JSON."""
     typer.echo(json.dumps(values, indent=2, ensure_ascii=False) if as_json else printable(text))

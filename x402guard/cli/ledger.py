@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 from contextlib import closing
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from x402guard.cli.arguments import AsJson, LedgerUrl, say, working
+from x402guard.cli.arguments import AsJson, LedgerUrl, document, say, working
+from x402guard.cli.keys import report_key
 from x402guard.errors import ConfigError
+from x402guard.guard import signed_report
 from x402guard.guard.approvers import operating_user
 from x402guard.guard.owner import Owner, existing_ledger
 from x402guard.ledger.model import WALLET
@@ -104,18 +107,51 @@ def restore(
     say(text, {"lost_commits": commits, "captured": format_dollars(Nanos(lost)), "tripped": tripped}, as_json=as_json)
 
 
-def verify(ledger: LedgerUrl = None, as_json: AsJson = False) -> None:
+def verify(
+    ledger: LedgerUrl = None,
+    anchor: Annotated[
+        Path | None,
+        typer.Option(
+            help="Print an anchor of the ledger, signed by the key in this file (x402guard keys report FILE)."
+        ),
+    ] = None,
+    against: Annotated[Path | None, typer.Option(help="Compare with an earlier anchor.")] = None,
+    key: Annotated[str | None, typer.Option("--key", help="The public key of who signed it: 64 hex digits.")] = None,
+    as_json: AsJson = False,
+) -> None:
     """Verify every entry, balance, hold, limit and trip against the journal. Exit code 1 if they are inconsistent.
+
+    An anchor binds all journals as they are now. Compared with it, a later ledger has lost nothing, or is told of.
 
     Example: x402guard verify --ledger ./spend.db
     """
+    if (against is None) != (key is None):
+        raise ConfigError(
+            "--against: give an anchor and the public key of who signed it: --against FILE --key 2a87a807…"
+        )
+    if anchor is not None and as_json:
+        raise ConfigError("--anchor: an anchor is JSON; leave --json out")
+    earlier = (
+        None
+        if against is None or key is None
+        else signed_report.verify_anchor(document(against, what="signed anchor"), key)
+    )
+    signs = None if anchor is None else report_key(anchor)
     with Owner(ledger, verified=False) as owner:
+        heads = owner.heads()
         with working("reading the journal"):
-            problems = owner.verify()
+            problems = owner.verify(earlier)
         entries, budgets = owner.size()
     if as_json:
         typer.echo(json.dumps({"entries": entries, "budgets": budgets, "problems": problems}, indent=2))
+    elif signs is not None and not problems:
+        typer.echo(signs.sign_anchor(heads))
     else:
         lines = problems or [f"{entries} entries of {budgets} budgets: the ledger is consistent"]
-        typer.echo("\n".join(map(printable, lines)))
+        if earlier is not None and not problems:
+            lines = [
+                *lines,
+                f"it has all of the {len(earlier.heads)} journals that were anchored at {_shown(earlier.signed_at * 1000)}",
+            ]
+        typer.echo("\n".join(map(printable, lines)), err=signs is not None)
     raise typer.Exit(1 if problems else 0)

@@ -10,7 +10,7 @@ from typing import Annotated, Final, TypedDict
 
 import typer
 
-from x402guard.cli.arguments import AsJson, LedgerUrl, typed_time
+from x402guard.cli.arguments import AsJson, LedgerUrl, document, typed_time
 from x402guard.cli.keys import report_key
 from x402guard.errors import ConfigError
 from x402guard.guard import signed_report
@@ -137,16 +137,9 @@ def verify_report(
 
     Exit code 2 if it is not. Example: x402guard verify-report signed.json --key 2a87a807…
     """
-    signed = signed_report.verify_report(_read(path), key)
+    signed = signed_report.verify_report(document(path, what="signed report"), key)
     if as_json:
         typer.echo(signed.report.to_json())
         return
     at = datetime.fromtimestamp(signed.signed_at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
     typer.echo(f"{signed.report.to_text()}\n\nsigned at {at} by {signed.public_key}, and unchanged")
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return sys.stdin.buffer.read() if str(path) == "-" else path.read_bytes()
-    except OSError as error:
-        raise ConfigError(f"signed report: {path} cannot be read: {error.strerror}") from None

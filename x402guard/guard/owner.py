@@ -29,6 +29,7 @@ from x402guard.guard.owner_rows import (
     LimitChange,
     QuestionRow,
 )
+from x402guard.guard.signed_report import Anchor
 from x402guard.guard.watchdog import Watchdog
 from x402guard.ledger.delegations import delegation_marks, read_delegation, revoke
 from x402guard.ledger.in_doubt import instance_mark
@@ -39,6 +40,7 @@ from x402guard.ledger.purchases import forgive
 from x402guard.ledger.queries import Prediction, find_budget, nodes_of, outstanding_of, prediction_of
 from x402guard.ledger.questions import approval_mark, give_answer, take_answer, waiting
 from x402guard.ledger.tree import below
+from x402guard.ledger.verify import Head, differences, heads_of
 from x402guard.ledger.view import LedgerView, Scope
 from x402guard.ledger.watch import Limits
 from x402guard.money import Dollars, Nanos
@@ -160,12 +162,23 @@ class Owner:
         view = LedgerView(now_ms=self._store.now_ms(), marks=marks)
         return [HoldRow.of(view, hold) for hold in self._store.outstanding() if hold.kind is not HoldKind.TOKENS]
 
-    def verify(self) -> list[str]:
+    def verify(self, against: Anchor | None = None) -> list[str]:
         """Return what does not add up in the whole ledger, a sentence each; nothing for a sound one.
 
-        Raises ``ConfigError`` for a ledger that is not in a file.
+        With an earlier anchor (``verify_anchor``) also what has been removed or replaced since. Raises ``ConfigError``
+        for a ledger that is not in a file.
         """
-        return list(self._audited().audit())
+        now = {head.node_id: head for head in self.heads()}  # before the audit: what comes meanwhile is newer than both
+        problems = list(self._audited().audit())
+        return problems or ([] if against is None else differences(against.heads, now, self._hash_at))
+
+    def heads(self) -> tuple[Head, ...]:
+        """Return the last entry of every journal, for ``ReportKey.sign_anchor``."""
+        return heads_of(self._store.nodes())
+
+    def _hash_at(self, node_id: str, seq: int) -> str | None:
+        found = self._store.tail(node_id, seq - 1)
+        return found[0].hash if found else None
 
     def size(self) -> tuple[int, int]:
         """Return the number of journal entries, and of budgets."""

@@ -1,4 +1,4 @@
-"""Signs reports with Ed25519, so that a report can be checked by who has neither the ledger nor the key."""
+"""Signs reports and anchors with Ed25519, so that they can be checked by who has not the key, and reports without the ledger."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import json
 import os
 import time
 from base64 import urlsafe_b64encode
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from x402guard.errors import ConfigError
+from x402guard.ledger.verify import Head, merkle_root
 from x402guard.strict_json import NotReadable, read_json
 from x402guard.views.report import REPORT_SCHEMA, Report
 
@@ -20,13 +22,14 @@ if TYPE_CHECKING:
 
 KEY_SCHEMA: Final = "x402guard.report_key.v1"
 SIGNED_SCHEMA: Final = "x402guard.signed_report.v1"
-_KEYS: Final = {"schema", "signed_at", "public_key", "signature", "report"}
+ANCHOR_SCHEMA: Final = "x402guard.anchor.v1"
+_SIGNED: Final = frozenset({"schema", "signed_at", "public_key", "signature"})
 _MOST_BYTES: Final = 200_000_000
 _MOST_KEY_BYTES: Final = 10_000
 
 
 class ReportKey:
-    """An Ed25519 key (RFC 8032) that signs reports. It signs no payment, and is no key of a wallet.
+    """An Ed25519 key (RFC 8032) that signs reports and anchors. It signs no payment, and is no key of a wallet.
 
     ``public`` is what others check with: 64 hex digits.
     """
@@ -69,16 +72,24 @@ class ReportKey:
 
     def sign(self, report: Report, *, at_unix: int | None = None) -> str:
         """Return a report with its signature, as JSON. *at_unix* is the time in it, in unix seconds; now by default."""
-        at = int(time.time()) if at_unix is None else at_unix
         values = report.to_dict()
-        signed = {
-            "schema": SIGNED_SCHEMA,
-            "signed_at": at,
-            "public_key": self.public,
-            "signature": self._key.sign(_message(values, at)).hex(),
-            "report": values,
-        }
-        return json.dumps(signed, indent=2, ensure_ascii=False)
+        return json.dumps(
+            self._signed(SIGNED_SCHEMA, values, at_unix) | {"report": values}, indent=2, ensure_ascii=False
+        )
+
+    def sign_anchor(self, heads: Sequence[Head], *, at_unix: int | None = None) -> str:
+        """Return the anchor of a ledger with these heads (``Owner.heads``) and its signature, as JSON.
+
+        *at_unix* is the time in it, in unix seconds; now by default.
+        """
+        root = merkle_root(heads)
+        signed = self._signed(ANCHOR_SCHEMA, root, at_unix) | {"root": root}
+        return json.dumps(signed | {"heads": [[head.node_id, head.seq, head.hash] for head in heads]}, indent=1)
+
+    def _signed(self, schema: str, values: object, at_unix: int | None) -> dict[str, Any]:
+        at = int(time.time()) if at_unix is None else at_unix
+        signature = self._key.sign(_message(schema, values, at)).hex()
+        return {"schema": schema, "signed_at": at, "public_key": self.public, "signature": signature}
 
     def __repr__(self) -> str:
         return f"ReportKey(public={self.public!r})"
@@ -116,59 +127,105 @@ class SignedReport:
     public_key: str
 
 
+@dataclass(frozen=True, slots=True)
+class Anchor:
+    """What a ledger held when it was anchored, and a signature that holds. ``signed_at`` is in unix seconds."""
+
+    heads: tuple[Head, ...]
+    root: str
+    signed_at: int
+    public_key: str
+
+
 def verify_report(text: str | bytes, public_key: str) -> SignedReport:
     """Return a signed report if it is signed by *public_key* (64 hex digits) and unchanged.
 
     Raises ``ConfigError`` if it is not. The key has to come from who signed, not from the file.
     """
-    if not isinstance(public_key, str) or len(public_key) != 64 or not _is_hex(public_key):
-        raise ConfigError(
-            f"public key: {public_key!r:.80} is not 64 hex digits, as `x402guard keys report` prints them"
-        )
-    found = _read(text)
-    values, at = found["report"], found["signed_at"]
-    if str(found["public_key"]).lower() != public_key.lower():
-        raise ConfigError(
-            f"signed report: it is signed by {str(found['public_key'])[:64]}, not by {public_key.lower()}"
-        )
-    from cryptography.exceptions import InvalidSignature
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-
-    try:
-        Ed25519PublicKey.from_public_bytes(bytes.fromhex(public_key)).verify(
-            bytes.fromhex(found["signature"]), _message(values, at)
-        )
-    except (InvalidSignature, ValueError):
-        raise ConfigError(
-            "signed report: the signature does not fit: the report was changed after it was signed"
-        ) from None
-    return SignedReport(Report(values), at, public_key.lower())
-
-
-def _read(text: str | bytes) -> dict[str, Any]:
-    if len(text) > _MOST_BYTES:
-        raise ConfigError(f"signed report: it has more than {_MOST_BYTES:,} bytes")
-    try:
-        found = read_json(text)
-    except NotReadable as error:
-        raise ConfigError(f"signed report: it cannot be read: {error}") from None
-    if isinstance(found, dict) and found.get("schema") == REPORT_SCHEMA:
-        raise ConfigError("signed report: this is a report without a signature; sign it with `x402guard report --sign`")
-    if not isinstance(found, dict) or found.get("schema") != SIGNED_SCHEMA or set(found) != _KEYS:
-        raise ConfigError(f"signed report: it is no {SIGNED_SCHEMA}, which `x402guard report --sign` writes")
-    report, signature, at = found["report"], found["signature"], found["signed_at"]
-    if type(at) is not int or not isinstance(signature, str) or not _is_hex(signature):
-        raise ConfigError("signed report: signed_at or signature is of the wrong type")
+    found = _Document("report", text)
+    found.check(SIGNED_SCHEMA, {"report"}, written_by="x402guard report --sign")
+    report = found.values["report"]
     if not isinstance(report, dict) or report.get("schema") != REPORT_SCHEMA:
         raise ConfigError(f"signed report: what it holds is no {REPORT_SCHEMA}, which this version reads")
-    return found
+    found.check_signature(public_key, report)
+    return SignedReport(Report(report), found.values["signed_at"], public_key.lower())
+
+
+def verify_anchor(text: str | bytes, public_key: str) -> Anchor:
+    """Return an anchor if it is signed by *public_key* (64 hex digits) and unchanged; ``Owner.verify`` compares it.
+
+    Raises ``ConfigError`` if it is not. The key has to come from who signed, not from the file.
+    """
+    found = _Document("anchor", text)
+    found.check(ANCHOR_SCHEMA, {"root", "heads"}, written_by="x402guard verify --anchor")
+    rows = found.values["heads"]
+    if not isinstance(rows, list) or not all(_is_head(row) for row in rows):
+        raise ConfigError("signed anchor: its heads are no list of [id, number, hash]")
+    anchor = tuple(Head(*row) for row in rows)
+    root = merkle_root(anchor)
+    if root != found.values["root"]:
+        raise ConfigError(
+            "signed anchor: its root is not that of its heads: the anchor was changed after it was signed"
+        )
+    found.check_signature(public_key, root)
+    return Anchor(anchor, root, found.values["signed_at"], public_key.lower())
+
+
+class _Document:
+    """A signed document that is read and checked. *what* it is stands in each error."""
+
+    def __init__(self, what: str, text: str | bytes) -> None:
+        self._what = what
+        if len(text) > _MOST_BYTES:
+            raise self._wrong(f"it has more than {_MOST_BYTES:,} bytes")
+        try:
+            found = read_json(text)
+        except NotReadable as error:
+            raise self._wrong(f"it cannot be read: {error}") from None
+        self.values: dict[str, Any] = found if isinstance(found, dict) else {}
+
+    def check(self, schema: str, holds: Collection[str], *, written_by: str) -> None:
+        """Raise ``ConfigError`` unless it is a whole document of this schema."""
+        found = self.values
+        if found.get("schema") == REPORT_SCHEMA:
+            raise self._wrong("this is a report without a signature; sign it with `x402guard report --sign`")
+        if found.get("schema") != schema or set(found) != _SIGNED | set(holds):
+            raise self._wrong(f"it is no {schema}, which `{written_by}` writes")
+        signature = found["signature"]
+        if type(found["signed_at"]) is not int or not isinstance(signature, str) or not _is_hex(signature):
+            raise self._wrong("signed_at or signature is of the wrong type")
+
+    def check_signature(self, public_key: str, values: object) -> None:
+        """Raise ``ConfigError`` unless *public_key* has signed *values*."""
+        if not isinstance(public_key, str) or len(public_key) != 64 or not _is_hex(public_key):
+            raise ConfigError(
+                f"public key: {public_key!r:.80} is not 64 hex digits, as `x402guard keys report` prints them"
+            )
+        found = self.values
+        if str(found["public_key"]).lower() != public_key.lower():
+            raise self._wrong(f"it is signed by {str(found['public_key'])[:64]}, not by {public_key.lower()}")
+        from cryptography.exceptions import InvalidSignature
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+        signature, message = bytes.fromhex(found["signature"]), _message(found["schema"], values, found["signed_at"])
+        try:
+            Ed25519PublicKey.from_public_bytes(bytes.fromhex(public_key)).verify(signature, message)
+        except (InvalidSignature, ValueError):
+            raise self._wrong(f"the signature does not fit: the {self._what} was changed after it was signed") from None
+
+    def _wrong(self, words: str) -> ConfigError:
+        return ConfigError(f"signed {self._what}: {words}")
+
+
+def _is_head(row: object) -> bool:
+    return isinstance(row, list) and [type(value) for value in row] == [str, int, str]
 
 
 def _is_hex(text: str) -> bool:
     return len(text) % 2 == 0 and all(digit in "0123456789abcdefABCDEF" for digit in text)
 
 
-def _message(values: dict[str, Any], at: int) -> bytes:
+def _message(schema: str, values: object, at: int) -> bytes:
     # Sorted and compact: the signature does not depend on how the file is laid out.
     body = json.dumps([at, values], sort_keys=True, separators=(",", ":"), ensure_ascii=True)
-    return f"{SIGNED_SCHEMA}\n{body}".encode("ascii")
+    return f"{schema}\n{body}".encode("ascii")

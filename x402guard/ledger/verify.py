@@ -1,12 +1,16 @@
 """Verifies the ledger: the journal's hash chain, and every balance, hold, limit and trip against the journal.
 
 It finds accidents and edits. It cannot find a complete forgery, because a process that can write the ledger's file can
-also write a new journal. The chain cannot be forged: ``reconcile`` compares the ledger with what left the wallet.
+also write a new journal. An earlier anchor finds one: the root of a Merkle tree over the last entry of every journal
+(RFC 6962, section 2.1: the tree and its prefixes). And the chain cannot be forged: ``reconcile`` compares the ledger with
+what left the wallet.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -17,6 +21,8 @@ from x402guard.frozen import readable
 from x402guard.ledger.model import Entry, HoldState, Node, NodeState
 
 MOST_PROBLEMS = 100
+_LEAF: Final = b"\x00"
+_BRANCH: Final = b"\x01"
 
 
 class HoldRow(Struct, frozen=True):
@@ -185,3 +191,52 @@ def _walk(
         if len(problems) >= MOST_PROBLEMS:
             break
     return problems
+
+
+class Head(Struct, frozen=True):
+    """The last entry of a budget's journal: the id of the budget, and the entry's number and hash (SHA-256 in hex)."""
+
+    node_id: str
+    seq: int
+    hash: str
+
+
+def heads_of(nodes: Iterable[Node]) -> tuple[Head, ...]:
+    """Return the heads of all journals, in the order of their ids."""
+    return tuple(sorted((Head(node.id, node.seq, node.head) for node in nodes), key=lambda head: head.node_id))
+
+
+def merkle_root(heads: Sequence[Head]) -> str:
+    """Return the root over heads in the order of their ids, as 64 hex digits."""
+    level = [_digest(_LEAF, json.dumps([h.node_id, h.seq, h.hash]).encode("ascii")) for h in heads]
+    if not level:
+        return hashlib.sha256(b"").hexdigest()
+    while len(level) > 1:  # an odd one goes up as it is, so the tree is that of the RFC
+        pairs = [_digest(_BRANCH, level[i] + level[i + 1]) for i in range(0, len(level) - 1, 2)]
+        level = pairs + level[len(pairs) * 2 :]
+    return level[0].hex()
+
+
+def _digest(kind: bytes, content: bytes) -> bytes:
+    return hashlib.sha256(kind + content).digest()
+
+
+def differences(
+    anchored: Iterable[Head], now: Mapping[str, Head], hash_at: Callable[[str, int], str | None]
+) -> list[str]:
+    """Return what of an anchored ledger is not in the ledger of now, a sentence each.
+
+    *now*: id → head. *hash_at* returns the hash of an entry of a journal, by its number; None if there is none.
+    """
+    found = []
+    for head in anchored:
+        later = now.get(head.node_id)
+        if later is None:
+            found.append(f"{head.node_id}: its {head.seq} anchored entries are gone")
+        elif later.seq < head.seq:
+            found.append(f"{head.node_id}: it has {later.seq} entries, and {head.seq} were anchored: an older copy")
+        elif (later.hash if later.seq == head.seq else hash_at(head.node_id, head.seq)) != head.hash:
+            found.append(f"{head.node_id}: entry {head.seq} is another one than the one that was anchored")
+        if len(found) == MOST_PROBLEMS:
+            break
+    return found
