@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from tests.support import proxy
-from tests.support.proxy import KEY, Proxied, asked, books, connected, curl, needs_node, node
+from tests.support.proxy import KEY, Proxied, asked, books, connected, curl, go, needs_go, needs_node, node
 from tests.support.slow_server import CHUNKED, HEAD, once_paid, paid_head
 from x402guard import PaidNotDelivered, SettlementUncertain
 from x402guard.http.refusal_from import refusal_from
@@ -44,6 +44,25 @@ def test_curl_buys_a_page_and_a_dear_one_is_refused(net, tmp_path):
         assert problem["money_may_have_moved"] is False
     assert before - net.balance(net.payer) == 100_000
     assert books(tmp_path) == {"proxy": ("0.10", "0.00")}
+
+
+@needs_go
+def test_gos_default_client_buys_reads_a_stream_and_is_refused(shop, tmp_path):
+    def two_lines(line):
+        line.send(paid_head(CHUNKED))
+        for piece in (b"first\n", b"second\n"):
+            line.send(b"%x\r\n%b\r\n" % (len(piece), piece))
+        line.send(b"0\r\n\r\n")
+
+    shop.answers["/maps"] = once_paid(two_lines)
+    with Proxied(tmp_path, "--budget", "0.02", X402GUARD_PRIVATE_KEY=KEY) as proxy:
+        first, second, third = go("buy.go", tmp_path, proxy.url, proxy.token, f"{shop.url}/maps")
+    for bought in (first, second):
+        assert (bought["status"], bought["lines"]) == (200, ["first", "second"])
+        assert json.loads(bought["receipt"])["amount"] == "0.01"
+    assert (third["status"], third["type"], third["receipt"]) == (402, "application/problem+json", "")
+    assert json.loads("".join(third["lines"]))["code"] == "budget_exhausted"
+    assert books(tmp_path) == {"proxy": ("0.02", "0.00")}
 
 
 def test_many_callers_never_spend_the_same_dollar(shop, proxied, tmp_path):

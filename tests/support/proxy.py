@@ -1,4 +1,4 @@
-"""``x402guard proxy`` as a process of its own, and what speaks to it: curl, and Node with the vendor's own client."""
+"""``x402guard proxy`` as a process of its own, and what speaks to it: curl, Go, and Node with the vendor's own client."""
 
 import json
 import os
@@ -21,6 +21,11 @@ REQUIRED = bool(os.environ.get("REQUIRE_NODE"))
 WHY = "no Node.js, or no packages for it: install Node.js 20 and npm, and run `make test`"
 needs_node = pytest.mark.skipif(
     (shutil.which("node") is None or not (JAVASCRIPT / "node_modules/openai").exists()) and not REQUIRED, reason=WHY
+)
+
+GO = Path(__file__).parents[1] / "go"
+needs_go = pytest.mark.skipif(
+    shutil.which("go") is None and not os.environ.get("REQUIRE_GO"), reason="no Go: install Debian's golang-go"
 )
 
 
@@ -107,6 +112,17 @@ def node(script, *arguments, **environment):
     done = subprocess.run(
         ["node", str(JAVASCRIPT / script), *arguments],
         capture_output=True, text=True, check=False, timeout=90, env={"PATH": os.environ["PATH"], **environment},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def go(program, folder, *arguments):
+    """Run a program of ``tests/go``, built in *folder*, and return the values that it prints as lines of JSON."""
+    done = subprocess.run(
+        ["go", "run", str(GO / program), *arguments],
+        capture_output=True, text=True, check=False, timeout=110,
+        env={"PATH": os.environ["PATH"], "HOME": str(folder), "GO111MODULE": "off", "CGO_ENABLED": "0"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]
