@@ -48,9 +48,9 @@ BREAKS = (
      '(hand_over if end == "whole" else take_back)(view, hold_id)', "hand_over(view, hold_id)"),
     ("S3c: a doubt on a captured payment is not noted", "x402/settlement.py",
      """            view.put_mark(place, {"hold": hold.id, "until": hold.deadline_unix})
-        return lose(view, presentation_of(hold))""",
+        return view.known_hold(hold.id) if answered else lose(view, presentation_of(hold))""",
      """            view.put_mark(place, {"hold": hold.id, "until": hold.deadline_unix})
-            return lose(view, presentation_of(hold))
+            return view.known_hold(hold.id) if answered else lose(view, presentation_of(hold))
         return hand_over(view, hold.id)"""),
     ("S4: a block that is undone after midnight trips nothing", "ledger/evidence.py",
      "    trip_exceeded(view, after.node_id)  # what was freed may be used again, and what was reopened counts in this window",

@@ -142,6 +142,7 @@ def verify_report(text: str | bytes, public_key: str) -> SignedReport:
 
     Raises ``ConfigError`` if it is not. The key has to come from who signed, not from the file.
     """
+    _check_key(public_key)
     found = _Document("report", text)
     found.check(SIGNED_SCHEMA, {"report"}, written_by="x402guard report --sign")
     report = found.values["report"]
@@ -156,6 +157,7 @@ def verify_anchor(text: str | bytes, public_key: str) -> Anchor:
 
     Raises ``ConfigError`` if it is not. The key has to come from who signed, not from the file.
     """
+    _check_key(public_key)
     found = _Document("anchor", text)
     found.check(ANCHOR_SCHEMA, {"root", "heads"}, written_by="x402guard verify --anchor")
     rows = found.values["heads"]
@@ -169,6 +171,13 @@ def verify_anchor(text: str | bytes, public_key: str) -> Anchor:
         )
     found.check_signature(public_key, root)
     return Anchor(anchor, root, found.values["signed_at"], public_key.lower())
+
+
+def _check_key(public_key: object) -> None:
+    if not isinstance(public_key, str) or len(public_key) != 64 or not _is_hex(public_key):
+        raise ConfigError(
+            f"public key: {public_key!r:.80} is not 64 hex digits, as `x402guard keys report` prints them"
+        )
 
 
 class _Document:
@@ -197,10 +206,6 @@ class _Document:
 
     def check_signature(self, public_key: str, values: object) -> None:
         """Raise ``ConfigError`` unless *public_key* has signed *values*."""
-        if not isinstance(public_key, str) or len(public_key) != 64 or not _is_hex(public_key):
-            raise ConfigError(
-                f"public key: {public_key!r:.80} is not 64 hex digits, as `x402guard keys report` prints them"
-            )
         found = self.values
         if str(found["public_key"]).lower() != public_key.lower():
             raise self._wrong(f"it is signed by {str(found['public_key'])[:64]}, not by {public_key.lower()}")
