@@ -1,4 +1,4 @@
-"""Every way to buy: a seller for each one, and the caller's few lines that buy from it."""
+"""Every way to buy: a seller for each one, and the caller's few lines that buy from it; and who looks between two tries."""
 
 import threading
 
@@ -8,8 +8,18 @@ import mcp_types as types
 from a2a.types import Message, Part, SendMessageRequest, StreamResponse, Task, TaskState, TaskStatus
 from x402.schemas import PaymentRequired
 
-from tests.support.merchant import accept, async_client, b64, client, offer_response, receipt, recover_payment, required
-from x402guard import GuardedA2AClient, GuardedMCPSession, GuardedSigner
+from tests.support.merchant import (
+    accept,
+    async_client,
+    b64,
+    client,
+    make_guard,
+    offer_response,
+    receipt,
+    recover_payment,
+    required,
+)
+from x402guard import GuardedA2AClient, GuardedMCPSession, GuardedSigner, Owner
 
 SOLD = "sold"
 HOST = "https://courts.example"
@@ -184,3 +194,21 @@ class BySDKAwaited(BySDK):
 
 
 KINDS = (OverHTTP, OverHTTPAwaited, ByHand, OverMCP, OverA2A, BySDK, BySDKAwaited)
+
+
+LOOKS = ("nothing", "a sweep", "reconcile", "another guard", "the owner's reset")
+
+
+def look(between, guard, session, url, chain):
+    """Do what another actor does between two tries of a purchase."""
+    if between == "a sweep":
+        guard.sweep()
+    elif between == "reconcile":
+        guard.reconcile()
+    elif between == "another guard":
+        with make_guard(url, chains=chain) as other:
+            other.reconcile()
+    elif between == "the owner's reset":
+        session.trip("enough")
+        with Owner(url) as owner:
+            owner.reset("s")

@@ -143,7 +143,8 @@ def _asked(event: Any) -> tuple[tuple[str, str], Mapping[str, Any]] | None:
 
 def _is_of(event: Any, task: tuple[str, str]) -> bool:
     """True for an event of this task, and for an answer that is one message: it has no task of its own."""
-    return _ids(event)[0] in (task[0], "") if event.HasField("message") else _ids(event)[0] == task[0]
+    found = _ids(event)[0]
+    return found == task[0] or (not found and event.HasField("message"))
 
 
 def _receipt(event: Any) -> Mapping[str, Any] | None:

@@ -312,7 +312,7 @@ class Payment:
         ``SettlementUncertain`` from *error*; a cancellation is passed on. An error that shows the payment, in its text or
         in the local variables of its frames, shows it no more.
         """
-        error = self._without_payment(error)
+        error = self.without_payment(error)
         failure = SendFailed(error, before_connection=False) if isinstance(error, Exception) else Interrupted(error)
         try:
             await run_async(self._ended(_advanced(self._take(), failure=failure), 402), self._shell)
@@ -320,8 +320,11 @@ class Payment:
             self._gone()
         raise error  # the flow raises; this line is for a flow that does not
 
-    def _without_payment(self, error: BaseException) -> BaseException:
-        """Return an error, or one in its place if its text has the payment: a server may echo what it was sent."""
+    def without_payment(self, error: BaseException) -> BaseException:
+        """Return an error that may be shown, or one in its place if its text has the payment: a server may echo it.
+
+        The local variables of its frames are cleared.
+        """
         forget_locals(error)
         with forgetting():
             secrets = [self._value.reveal(), *_signatures(self.payload)]

@@ -149,14 +149,14 @@ class GuardedMCPSession:
 
     async def _paid(self, payment: Payment, name: str, arguments: dict[str, Any], options: dict[str, Any]) -> Any:
         """Call the tool with its payment. From here on no error denies the payment."""
-        meta = {**(options.pop("meta", None) or {}), META: payment.payload}
-        try:
-            result = await self._mcp.call_tool(name, arguments, meta=meta, **options)
-        except BaseException as error:
+        meta = options.pop("meta", None) or {}
+        try:  # no local variable has the payment
+            result = await self._mcp.call_tool(name, arguments, meta={**meta, META: payment.payload}, **options)
+        except BaseException as error:  # noqa: BLE001 - the error in its place is raised
             response = _object(getattr(error, "data", None), PAYMENT_RESPONSE)
             if response is None:
                 await payment.abroken(error)
-            raise _undelivered(name, await payment.afailed(response)) from error
+            raise _undelivered(name, await payment.afailed(response)) from payment.without_payment(error)
         response = _object(getattr(result, "meta", None), PAYMENT_RESPONSE)
         receipt = await (payment.afailed if getattr(result, "is_error", True) else payment.asettled)(response)
         return _with_receipt(result, receipt)

@@ -168,9 +168,11 @@ class Owner:
         With an earlier anchor (``verify_anchor``) also what has been removed or replaced since. Raises ``ConfigError``
         for a ledger that is not in a file.
         """
-        now = {head.node_id: head for head in self.heads()}  # before the audit: what comes meanwhile is newer than both
         problems = list(self._audited().audit())
-        return problems or ([] if against is None else differences(against.heads, now, self._hash_at))
+        if problems or against is None:
+            return problems
+        now = {head.node_id: head for head in self.heads()}
+        return differences(against.heads, now, self._hash_at)
 
     def heads(self) -> tuple[Head, ...]:
         """Return the last entry of every journal, for ``ReportKey.sign_anchor``."""

@@ -14,6 +14,7 @@ import anyio
 import pytest
 from x402.schemas import PaymentRequired, SettleResponse
 
+from tests.support.buyers import LOOKS, look
 from tests.support.chain import MockChain
 from tests.support.merchant import (
     KEY,
@@ -38,7 +39,6 @@ from x402guard import (
     BudgetExhausted,
     Bulkhead,
     ConfigError,
-    Owner,
     PaidNotDelivered,
     Policy,
     PolicyDenied,
@@ -131,7 +131,7 @@ def test_one_that_is_forgotten_stays_held_and_is_presented_again(mode, ledger_ur
         assert recover_payment(pay(mode, session, required()).header[1])[1] == nonce
 
 
-@pytest.mark.parametrize("between", ["nothing", "sweep", "reconcile", "another guard", "reset"])
+@pytest.mark.parametrize("between", LOOKS)
 @pytest.mark.parametrize("taken", ["taken", "unused", "unreadable"])
 @pytest.mark.parametrize("ending", ["failed", "forgotten", "settled without a receipt"])
 def test_a_lost_answer_never_signs_a_second_payment_whoever_looks_between(between, taken, ending, tmp_path):
@@ -152,17 +152,7 @@ def test_a_lost_answer_never_signs_a_second_payment_whoever_looks_between(betwee
             payment.settled()
         del payment
         gc.collect()
-        if between == "sweep":
-            guard.sweep()
-        elif between == "reconcile":
-            guard.reconcile()
-        elif between == "another guard":
-            with make_guard(url, chains=chain) as other:
-                other.reconcile()
-        elif between == "reset":
-            session.trip("enough")
-            with Owner(url) as owner:
-                owner.reset("s")
+        look(between, guard, session, url, chain)
         try:
             nonces.add(recover_payment(session.pay(required()).header[1])[1])
         except PaidNotDelivered:

@@ -7,10 +7,10 @@ import pytest
 from a2a.types import TaskState
 from mcp.shared.exceptions import MCPError
 
-from tests.support.buyers import BySDK, BySDKAwaited, OverA2A, OverMCP
+from tests.support.buyers import LOOKS, BySDK, BySDKAwaited, OverA2A, OverMCP, look
 from tests.support.chain import MockChain
 from tests.support.merchant import make_guard
-from x402guard import Owner, PaidNotDelivered, SettlementUncertain
+from x402guard import PaidNotDelivered, SettlementUncertain
 from x402guard.ledger.evidence import Settled, Unused
 
 CENT = Decimal("0.01")
@@ -39,25 +39,11 @@ def bought(seller, session):
     return None
 
 
-def look(between, guard, session, url, chain):
-    if between == "a sweep":
-        guard.sweep()
-    elif between == "reconcile":
-        guard.reconcile()
-    elif between == "another guard":
-        with make_guard(url, chains=chain) as other:
-            other.reconcile()
-    elif between == "the owner's reset":
-        session.trip("enough")
-        with Owner(url) as owner:
-            owner.reset("s")
-
-
 def _name(value):
     return value.__name__ if isinstance(value, type) else type(value).__name__ if value is ERROR else str(value)
 
 
-@pytest.mark.parametrize("between", ["nothing", "a sweep", "reconcile", "another guard", "the owner's reset"])
+@pytest.mark.parametrize("between", LOOKS)
 @pytest.mark.parametrize("finding", FINDINGS)
 @pytest.mark.parametrize(("kind", "lost"), WAYS, ids=_name)
 def test_a_lost_answer_never_signs_a_second_payment_in_any_order(kind, lost, finding, between, tmp_path):

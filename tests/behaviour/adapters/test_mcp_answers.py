@@ -1,6 +1,7 @@
 """What comes back from a tool of an MCP server, and what the guard makes of it."""
 
 import json
+import traceback
 
 import anyio
 import httpx
@@ -79,6 +80,23 @@ def test_an_error_that_says_what_it_took_is_paid_and_not_delivered(session):
         call(server, session)
     payments = {json.dumps(meta["x402/payment"]) for _, _, meta in server.asked if meta}
     assert len(payments) == 1
+
+
+@pytest.mark.parametrize("data", [None, {"x402/payment-response": receipt()}])
+def test_a_payment_that_is_echoed_in_an_error_is_shown_nowhere(session, data):
+    class Echoing(Server):
+        async def call_tool(self, name, arguments=None, *, meta=None):
+            if meta is not None:
+                self.signature = meta["x402/payment"]["payload"]["signature"]
+                raise MCPError(-32603, f"bad payment {self.signature}", data)
+            return await super().call_tool(name, arguments, meta=meta)
+
+    server = Echoing(None)
+    with pytest.raises(SettlementUncertain) as doubt:
+        call(server, session)
+    shown = "".join(traceback.TracebackException.from_exception(doubt.value, capture_locals=True).format())
+    assert server.signature not in shown
+    assert "MCPError: its text has the payment, and is left out" in shown
 
 
 def test_a_receipt_of_the_servers_own_is_none(session):
