@@ -131,7 +131,7 @@ def test_a23_a_mutated_hold_is_refused(signer, bound, name):
 def test_a23_a_row_that_was_changed_in_the_ledger_is_refused(signer, bound, store, name):
     """Shown and stored agree; the digest and the offer it was made from do not."""
     changed = _changed(_live(bound), name)
-    store._holds[changed.id] = changed
+    store._rows.holds[changed.id] = changed
     with pytest.raises(SignerError, match=changed.id):
         signer.sign(changed)
 
@@ -140,9 +140,9 @@ def test_a23_a_row_that_was_changed_in_the_ledger_is_refused(signer, bound, stor
 def test_a23_nor_with_a_digest_made_to_fit(signer, bound, store, name):
     changed = _changed(_live(bound), name)
     fitting = replace(changed.payment(), digest=typed_data(changed.payment()).digest().hex())
-    store._holds[changed.id] = replace(changed, intent=fitting)
+    store._rows.holds[changed.id] = replace(changed, intent=fitting)
     with pytest.raises(SignerError, match=f"{name} is"):
-        signer.sign(store._holds[changed.id])
+        signer.sign(store._rows.holds[changed.id])
 
 
 def test_a23_a_captured_hold_is_refused(signer, bound):

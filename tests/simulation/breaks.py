@@ -132,7 +132,7 @@ BREAKS = (
      "if hold.delivery is Delivery.LOST or (own and presentation_of(hold) not in in_flight):", "if False:"),
     ("a named purchase is bought again", "ledger/purchases.py",
      "    known = hold is not None and (hold.state is HoldState.HELD or _is_remembered(view, hold, memory_ms))\n", "    known = False\n"),
-    ("the index of open purchases forgets lost ones", "stores/memory.py",
+    ("the index of open purchases forgets lost ones", "stores/memory_rows.py",
      "hold.delivery in (Delivery.OPEN, Delivery.LOST)", "hold.delivery is Delivery.OPEN"),
     ("an LLM call without an answer costs nothing", "llm/flow.py",
      'yield from _capture_anyway(context, granted, f"no answer: {error_name(failure)}", failure, outcome="failed")',

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from heapq import heappop, heappush, nsmallest
 from typing import Any, Final, Self, TypeVar
 
 from x402guard.errors import LedgerUnavailable
 from x402guard.ledger.evidence import is_unsettled
-from x402guard.ledger.model import Delivery, Entry, Evidence, Hold, HoldState, Node
+from x402guard.ledger.model import Entry, Hold, Node
 from x402guard.ledger.store import GRANTS
-from x402guard.ledger.view import Change, LedgerView, MarkKey, Scope
-from x402guard.stores.views import StoreClock, check_change, lapses, least_checked, load_view
+from x402guard.ledger.view import Change, LedgerView, Scope
+from x402guard.stores.memory_rows import MemoryRows
+from x402guard.stores.views import StoreClock, check_change, load_view
 
 R = TypeVar("R")
 
@@ -32,15 +32,7 @@ class MemoryStore:
     ) -> None:
         self._clock = StoreClock(clock_ms, steady_ms)
         self._lock = threading.RLock()
-        self._nodes: dict[str, Node] = {}
-        self._holds: dict[str, Hold] = {}
-        self._live: dict[str, Hold] = {}
-        # A heap. The deadline of a hold that has ended is removed when it is due.
-        self._deadlines: list[tuple[int, str]] = []
-        self._unproven: dict[str, Hold] = {}
-        self._bought: dict[str, Hold] = {}
-        self._purchases: dict[str, dict[str, Hold]] = {}
-        self._marks: dict[MarkKey, Mapping[str, Any]] = {}
+        self._rows = MemoryRows()
         self._entries: dict[str, dict[int, Entry]] = {}
         self._pid = os.getpid()
         self._closed = False
@@ -49,7 +41,7 @@ class MemoryStore:
         """See ``LedgerStore.transact``."""
         self._check_usable()
         with self._lock:
-            view = load_view(self, scope, self._clock)
+            view = load_view(self._rows, scope, self._clock)
             result = change(view)
             check_change(view, scope)
             try:
@@ -75,88 +67,9 @@ class MemoryStore:
             )
 
     def _write(self, view: LedgerView) -> None:
-        for node in view.node_rows():
-            self._nodes[node.id] = node
-        for hold in view.hold_rows():
-            self._holds[hold.id] = hold
-            before = self._live.get(hold.id)
-            if lapses(hold) and (before is None or not lapses(before)):
-                heappush(self._deadlines, (hold.deadline_unix, hold.id))
-            _index(self._live, hold, inside=hold.state is HoldState.HELD)
-            self._write_purchase(hold)
-            proves = hold.chain_evidence and hold.intent is not None
-            _index(self._unproven, hold, inside=proves and _unproven(hold))
-        self._marks.update(view.mark_rows())
+        self._rows.write(view)
         for entry in view.entries:
             self._entries.setdefault(entry.node_id, {})[entry.seq] = entry
-
-    def _write_purchase(self, hold: Hold) -> None:
-        if hold.purchase_key is None:
-            return
-        same = self._purchases.setdefault(hold.purchase_key, {})
-        ended = hold.state not in (HoldState.HELD, HoldState.CAPTURED)
-        _index(same, hold, inside=not ended and hold.delivery in (Delivery.OPEN, Delivery.LOST))
-        if not same:
-            del self._purchases[hold.purchase_key]
-        last = self._bought.get(hold.purchase_key)
-        if hold.delivery is Delivery.DONE and not ended and (last is None or last.created_ms <= hold.created_ms):
-            self._bought[hold.purchase_key] = hold
-        elif last is not None and last.id == hold.id:
-            del self._bought[hold.purchase_key]
-
-    def get_nodes(self, node_ids: Iterable[str]) -> Iterable[Node]:
-        """See ``Rows``."""
-        found: dict[str, Node] = {}
-        for first in node_ids:
-            node = self._nodes.get(first)
-            while node is not None and node.id not in found:
-                found[node.id] = node
-                node = None if node.parent_id is None else self._nodes.get(node.parent_id)
-        return found.values()
-
-    def get_holds(self, hold_ids: Iterable[str]) -> Iterable[Hold]:
-        """See ``Rows``."""
-        return [self._holds[hold_id] for hold_id in hold_ids if hold_id in self._holds]
-
-    def open_purchases(self, key: str) -> Iterable[Hold]:
-        """See ``Rows``."""
-        return sorted(self._purchases.get(key, {}).values(), key=lambda h: h.created_ms)
-
-    def live_payments(self, network: str, token: str) -> int:
-        """See ``Rows``."""
-        payments = (hold for hold in self._live.values() if hold.intent is not None and hold.claim is None)
-        return sum(
-            hold.amount for hold in payments if (hold.payment().network, hold.payment().token) == (network, token)
-        )
-
-    def last_bought(self, key: str) -> Iterable[Hold]:
-        """See ``Rows``."""
-        return [self._bought[key]] if key in self._bought else []
-
-    def due(self, now_unix: int, most: int) -> Iterable[Hold]:
-        """See ``Rows``."""
-        due: dict[str, Hold] = {}
-        while self._deadlines and self._deadlines[0][0] < now_unix and len(due) < most:
-            deadline_unix, hold_id = heappop(self._deadlines)
-            hold = self._live.get(hold_id)
-            if hold is not None and lapses(hold) and hold.deadline_unix == deadline_unix:
-                due[hold_id] = hold
-        for hold in due.values():  # they are due until a change has ended them
-            heappush(self._deadlines, (hold.deadline_unix, hold.id))
-        return list(due.values())
-
-    def sweepable(self, most: int, flown_before_ms: int) -> tuple[Iterable[Hold], Iterable[Hold]]:
-        """See ``Rows``."""
-        found = [hold for hold in self._unproven.values() if _may_be_asked_about(hold, flown_before_ms)]
-        live, captured = (
-            nsmallest(most, (hold for hold in found if (hold.state is HoldState.HELD) is held), key=least_checked)
-            for held in (True, False)
-        )
-        return live, captured
-
-    def get_marks(self, keys: Iterable[MarkKey]) -> Mapping[MarkKey, Mapping[str, Any]]:
-        """See ``Rows``."""
-        return {key: self._marks[key] for key in keys if key in self._marks}
 
     def entries(self, node_id: str, *, grants: bool = True) -> Sequence[Entry]:
         """See ``LedgerStore.entries``."""
@@ -174,7 +87,7 @@ class MemoryStore:
     def _below(self, node_id: str) -> list[str]:
         below = [node_id]
         for parent in below:
-            below.extend(node.id for node in self._nodes.values() if node.parent_id == parent)
+            below.extend(node.id for node in self._rows.nodes.values() if node.parent_id == parent)
         return below
 
     def nodes(self, under: str | None = None) -> Sequence[Node]:
@@ -182,9 +95,9 @@ class MemoryStore:
         self._check_readable()
         with self._lock:
             if under is None:
-                return list(self._nodes.values())
-            wanted = {*self._below(under), *(node.id for node in self.get_nodes((under,)))}
-            return [node for node in self._nodes.values() if node.id in wanted]
+                return list(self._rows.nodes.values())
+            wanted = {*self._below(under), *(node.id for node in self._rows.get_nodes((under,)))}
+            return [node for node in self._rows.nodes.values() if node.id in wanted]
 
     @contextmanager
     def at_one_moment(self) -> Iterator[Self]:
@@ -196,26 +109,28 @@ class MemoryStore:
         """See ``LedgerStore.hold``. Signers ask it, so a closed ledger does not answer."""
         self._check_usable()
         with self._lock:
-            return self._holds.get(hold_id)
+            return self._rows.holds.get(hold_id)
 
     def outstanding(self) -> Sequence[Hold]:
         """See ``LedgerStore.outstanding``."""
         self._check_readable()
         with self._lock:
-            return sorted(self._live.values(), key=lambda h: h.created_ms)
+            return sorted(self._rows.live.values(), key=lambda h: h.created_ms)
 
     def unsettled(self, now_unix: int) -> Sequence[str]:
         """See ``LedgerStore.unsettled``."""
         self._check_readable()
         with self._lock:
-            found = [hold for hold in self._holds.values() if is_unsettled(hold, now_unix)]
+            found = [hold for hold in self._rows.holds.values() if is_unsettled(hold, now_unix)]
         return [hold.id for hold in sorted(found, key=lambda h: h.created_ms)]
 
     def marks(self, kind: str, prefix: str) -> Mapping[str, Mapping[str, Any]]:
         """See ``LedgerStore.marks``."""
         self._check_readable()
         with self._lock:
-            return {key: value for (of, key), value in self._marks.items() if of == kind and key.startswith(prefix)}
+            return {
+                key: value for (of, key), value in self._rows.marks.items() if of == kind and key.startswith(prefix)
+            }
 
     def steady_ms(self) -> int:
         """See ``LedgerStore.steady_ms``."""
@@ -228,20 +143,3 @@ class MemoryStore:
     def close(self) -> None:
         """See ``LedgerStore.close``."""
         self._closed = True
-
-
-def _index(holds: dict[str, Hold], hold: Hold, *, inside: bool) -> None:
-    if inside:
-        holds[hold.id] = hold
-    else:
-        holds.pop(hold.id, None)
-
-
-def _unproven(hold: Hold) -> bool:
-    on_word = hold.state is HoldState.CAPTURED and hold.evidence in (Evidence.CLAIMED, Evidence.CHAIN_HEAD)
-    return hold.state is HoldState.HELD or on_word
-
-
-def _may_be_asked_about(hold: Hold, flown_before_ms: int) -> bool:
-    noted = hold.doubt is not None or hold.claim is not None or hold.state is HoldState.CAPTURED
-    return noted or hold.flying_since_ms < flown_before_ms

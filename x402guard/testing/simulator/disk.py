@@ -18,7 +18,7 @@ from x402guard.stores.memory import MemoryStore
 
 R = TypeVar("R")
 
-_ROWS: Final = ("_nodes", "_holds", "_live", "_deadlines", "_unproven", "_bought", "_purchases", "_marks", "_entries")
+_SHARED: Final = ("_rows", "_entries")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class SimMemory(MemoryStore):
     def __init__(self, beside: SimMemory | None, *, clock_ms: Callable[[], int], steady_ms: Callable[[], int]) -> None:
         super().__init__(clock_ms=clock_ms, steady_ms=steady_ms)
         self._volatile: list[_Before] = [] if beside is None else beside._volatile  # noqa: SLF001 - of this class
-        for name in _ROWS if beside is not None else ():
+        for name in _SHARED if beside is not None else ():
             setattr(self, name, getattr(beside, name))
 
     @override
@@ -56,9 +56,9 @@ class SimMemory(MemoryStore):
     def _write(self, view: LedgerView) -> None:
         self._volatile.append(
             _Before(
-                {node.id: self._nodes.get(node.id) for node in view.changed()},
-                {hold_id: self._holds.get(hold_id) for hold_id in view.changed_holds},
-                {key: self._marks.get(key) for key in view.changed_marks},
+                {node.id: self._rows.nodes.get(node.id) for node in view.changed()},
+                {hold_id: self._rows.holds.get(hold_id) for hold_id in view.changed_holds},
+                {key: self._rows.marks.get(key) for key in view.changed_marks},
                 tuple((entry.node_id, entry.seq) for entry in view.entries),
             )
         )
@@ -66,7 +66,7 @@ class SimMemory(MemoryStore):
 
     def all_holds(self) -> list[Hold]:
         """Return every hold."""
-        return list(self._holds.values())
+        return list(self._rows.holds.values())
 
     @property
     def volatile(self) -> int:
@@ -77,26 +77,14 @@ class SimMemory(MemoryStore):
         """Take back the last *lost* commits. The next process finds the ledger without them."""
         for _ in range(min(lost, len(self._volatile))):
             before = self._volatile.pop()
-            _put_back(self._nodes, before.nodes)
-            _put_back(self._marks, before.marks)
+            _put_back(self._rows.nodes, before.nodes)
+            _put_back(self._rows.marks, before.marks)
             for node_id, seq in before.entries:
                 del self._entries[node_id][seq]
             for hold_id, hold in before.holds.items():
-                self._put_hold_back(hold_id, hold)
-
-    def _put_hold_back(self, hold_id: str, hold: Hold | None) -> None:
-        now = self._holds.pop(hold_id)
-        for index in (self._live, self._unproven):
-            index.pop(hold_id, None)
-        if now.purchase_key is not None:
-            self._purchases.get(now.purchase_key, {}).pop(hold_id, None)
-            bought = self._bought.get(now.purchase_key)
-            if bought is not None and bought.id == hold_id:
-                del self._bought[now.purchase_key]
-        if hold is not None:
-            view = LedgerView(now_ms=0)
-            view.put_hold(hold)
-            super()._write(view)
+                self._rows.remove_hold(hold_id)
+                if hold is not None:
+                    self._rows.put_hold(hold)
 
 
 def _put_back(rows: dict[Any, Any], before: Mapping[Any, Any]) -> None:
