@@ -15,7 +15,7 @@ from tests.support import processes
 from tests.support.merchant import Shop, async_client, make_guard
 from x402guard import BudgetExhausted, LedgerUnavailable, Policy
 from x402guard.ledger.view import Scope
-from x402guard.stores import open_store, sqlite
+from x402guard.stores import open_store
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.xdist_group("contention")
@@ -192,7 +192,7 @@ def test_8_processes_are_served_alike_and_none_waits_for_long(sqlite_url, second
 @pytest.fixture
 def stopped(sqlite_url, monkeypatch):
     """A store, and a process that has stopped with the turn to write in its hands."""
-    monkeypatch.setattr(sqlite, "_BUSY_S", 0.4)
+    monkeypatch.setattr("x402guard.stores.group_commit.GroupCommit._busy_s", 0.4)
     store = open_store(sqlite_url)
     with contender("stop", sqlite_url) as process:
         assert process.stdout.readline() == "in\n"

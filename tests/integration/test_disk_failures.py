@@ -201,7 +201,7 @@ def held_by_another(ledger, how):
 
 @pytest.mark.parametrize("how", HOLDERS)
 def test_a_ledger_that_another_process_holds_refuses_in_time_and_pays_afterwards(ledger, how, monkeypatch):
-    monkeypatch.setattr("x402guard.stores.sqlite._BUSY_S", 0.2)
+    monkeypatch.setattr("x402guard.stores.group_commit.GroupCommit._busy_s", 0.2)
     with spending(ledger) as (session, http, shop, signer):
         http.get(URL)
         with held_by_another(ledger, how):

@@ -7,14 +7,20 @@ commit that fails fails every change in it.
 from __future__ import annotations
 
 import copy
+import os
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from contextvars import copy_context
-from typing import Any, Final, Generic, TypeVar, cast
+from typing import Any, Final, Generic, Protocol, TypeVar, cast
 
+from x402guard.errors import LedgerUnavailable
 from x402guard.ledger.view import Change, LedgerView, Scope
+from x402guard.stores.fair_lock import Line
+from x402guard.stores.views import Rows, StoreClock, check_change, load_view
 
 R = TypeVar("R")
 
@@ -22,6 +28,7 @@ MOST_TOGETHER: Final = 64
 """The most changes that share a transaction, so that other processes get their turn."""
 
 _LOOK_S: Final = 0.05
+WRITING: Final = "cannot write the ledger"
 
 
 class Request(Generic[R]):
@@ -129,3 +136,156 @@ def failed_together(batch: Iterable[Request[Any]], error: Exception) -> None:
     for each in batch:
         each.fail(copy.copy(error))
         each.over = True
+
+
+class BatchRows(Rows, Protocol):
+    """The rows that the changes of one transaction read and write."""
+
+    def add(self, view: LedgerView) -> None:
+        """Keep what a change has written, for the changes behind it and for the commit."""
+
+
+class GroupCommit(ABC):
+    """A store whose threads take turns to write, first come first served; the one that has the turn runs all that wait.
+
+    A store says with ``_commit`` how one transaction is made, and with ``_take_turn`` how processes take turns.
+    """
+
+    _busy_s = 30.0  # the maximum time that a thread or a process waits for its turn
+    _clock: StoreClock
+    _disk_errors: type[Exception]
+
+    def __init__(self) -> None:
+        self._line = Line()
+        self._requests = Requests()
+        self._closed = False
+        self._pid = os.getpid()
+
+    @abstractmethod
+    def _commit(self, batch: list[Request[Any]]) -> None:
+        """Run and commit the changes of *batch*, and note for each that it is over."""
+
+    @abstractmethod
+    def _trouble(self, what: str) -> AbstractContextManager[None]:
+        """Raise ``LedgerUnavailable`` for what the block raises if the ledger cannot be read or written."""
+
+    @abstractmethod
+    def _told(self, error: Exception) -> Exception:
+        """Return what the thread is told whose change has raised *error*: a row that cannot be read is no ledger."""
+
+    def _check_place(self) -> None:  # noqa: B027 - a store without files has nothing to check
+        """Raise ``LedgerUnavailable`` if the ledger is no longer where it was opened."""
+
+    def _take_turn(self, timeout_s: float) -> bool:
+        """Wait until this process may write. Returns False after *timeout_s* seconds."""
+        del timeout_s
+        return True
+
+    def _give_turn(self) -> None:  # noqa: B027 - nor to give
+        """Let another process write. Idempotent."""
+
+    def _check_usable(self) -> None:
+        # The process is checked first: after a fork a thread that does not exist here may hold the lock.
+        if self._pid != os.getpid():
+            raise LedgerUnavailable("this ledger was opened before a fork; open a separate Guard in each process")
+        if self._closed:
+            raise LedgerUnavailable(
+                "this ledger has been closed, with its guard: the block of `with Guard(…)` is over, or close() was called",
+                advice="Nothing was paid. Use sessions and clients inside the block, or open a new Guard.",
+            )
+
+    def transact(self, scope: Scope, change: Change[R]) -> R:
+        """See ``LedgerStore.transact``."""
+        self._check_ready()
+        mine = Request(scope, change)
+        try:
+            self._requests.add(mine)
+            self._in_turn(lambda: self._run_with_others(mine), lambda: mine.over)
+        except LedgerUnavailable:
+            self._requests.withdraw(mine, self._busy_s)
+            if not mine.over:
+                raise
+        except BaseException:
+            self._requests.withdraw(mine, self._busy_s)
+            raise
+        return mine.outcome()
+
+    def _check_ready(self) -> None:
+        self._check_usable()
+        self._check_place()
+        self._line.check_without_me()
+
+    def _in_turn(self, work: Callable[[], R], over: Callable[[], bool] = lambda: False) -> R | None:
+        """Run *work* when this thread has the turn to write: first among the threads, then among the processes.
+
+        Returns None if it is *over* before, because another thread has done it.
+        """
+        try:
+            try:
+                return self._worked(work, over)
+            finally:
+                self._end_turn()
+        finally:
+            # Ctrl-C may have interrupted that, and all others would wait forever. Ending the turn is idempotent.
+            try:
+                self._end_turn()
+            finally:
+                self._line.leave()
+
+    def _worked(self, work: Callable[[], R], over: Callable[[], bool]) -> R | None:
+        if not self._line.join(self._busy_s, over):
+            raise LedgerUnavailable(f"another thread has been writing the ledger for {self._busy_s:.0f} s")
+        if over():
+            return None
+        self._check_usable()
+        with self._trouble(WRITING):
+            if not self._take_turn(self._busy_s):
+                raise LedgerUnavailable(f"another process has been writing the ledger for {self._busy_s:.0f} s")
+            return work()
+
+    def _end_turn(self) -> None:
+        """Give the turn back if this thread has it. Not by a flag: Ctrl-C may come before the flag is set."""
+        if self._line.is_mine:
+            self._give_turn()
+        self._line.leave()
+
+    def _run_with_others(self, mine: Request[Any]) -> None:
+        """Run *mine* and the changes that wait with it in one transaction. Raises if *mine* was not committed."""
+        batch = self._requests.together(mine)
+        try:
+            with self._trouble(WRITING):
+                self._commit(batch)
+        except LedgerUnavailable as error:
+            failed_together(batch[1:], error)
+            raise
+        except Exception as error:
+            if not mine.ran:
+                failed_together(batch[1:], error)
+            raise
+        finally:
+            for other in batch[1:]:
+                other.over = other.over or other.ran
+            self._requests.again(batch[1:])  # after Ctrl-C in this thread, another one runs them
+            for other in batch[1:]:
+                self._line.wake(other.thread)
+
+    def _commit_apart(self, batch: list[Request[Any]]) -> None:
+        for each in batch:
+            try:
+                with self._trouble(WRITING):
+                    self._commit([each])
+            except Exception as error:  # noqa: BLE001 - as above
+                each.fail(error)
+            each.over = True
+
+    def _run(self, rows: BatchRows, request: Request[Any]) -> None:
+        """Run one change. If it fails, nothing of it is written, and the others go on."""
+        try:
+            view = load_view(rows, request.scope, self._clock)
+            request.run(view)
+            check_change(view, request.scope)
+            rows.add(view)
+        except self._disk_errors:
+            raise  # the disk, not the change
+        except Exception as error:  # noqa: BLE001 - the thread that waits for the change raises it
+            request.fail(self._told(error))

@@ -11,7 +11,7 @@ import os
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -21,9 +21,8 @@ from typing_extensions import override
 
 from x402guard.errors import LedgerUnavailable
 from x402guard.ledger.model import Hold
-from x402guard.ledger.view import Change, LedgerView, MarkKey, Scope
+from x402guard.ledger.view import LedgerView, MarkKey, Scope
 from x402guard.stores.audit import audit, audit_since, checked_mark
-from x402guard.stores.fair_lock import Line
 from x402guard.stores.file_errors import (
     LOST,
     as_unavailable,
@@ -37,24 +36,22 @@ from x402guard.stores.file_errors import (
     unsound,
 )
 from x402guard.stores.file_lock import FileTurn, Generation
-from x402guard.stores.group_commit import Request, Requests, failed_together
+from x402guard.stores.group_commit import WRITING, GroupCommit, Request
 from x402guard.stores.migrations import MIGRATIONS
 from x402guard.stores.sqlite_reads import SqliteMoment, SqliteReads
 from x402guard.stores.sqlite_rows import SqliteRows, unsettled
-from x402guard.stores.views import StoreClock, check_change, load_view
+from x402guard.stores.views import StoreClock
 
 R = TypeVar("R")
 
 APPLICATION_ID: Final = 0x78343032  # "x402"
 
 _CREATING: Final = threading.Lock()
-_BUSY_S: Final = 30.0
 _WORTH_NOTING: Final = 1_000  # entries; fewer are read again sooner than a commit is made
 _MARKS_AT_ONCE: Final = 500
-_WRITING: Final = "cannot write the ledger"
 
 
-class SqliteStore(SqliteReads):
+class SqliteStore(GroupCommit, SqliteReads):
     """A ``LedgerStore`` in a file. A missing file is created with mode 0600.
 
     Args:
@@ -69,6 +66,7 @@ class SqliteStore(SqliteReads):
     """
 
     inline: Final = False
+    _disk_errors = sqlite3.Error
 
     def __init__(
         self,
@@ -82,13 +80,10 @@ class SqliteStore(SqliteReads):
         # A later chdir must not change which file it is; and SQLite keeps its files beside a link's target.
         self._path = path.resolve()
         self._clock = StoreClock(clock_ms, steady_ms)
-        self._line = Line()
-        self._requests = Requests()
+        super().__init__()
         self._read_lock = threading.Lock()
-        self._closed = False
         self._accepts_older = accept_older
         self._synchronous = ""
-        self._pid = os.getpid()
         with unavailable("cannot open the ledger", self._path):
             self._open()
         if verified:
@@ -150,7 +145,7 @@ class SqliteStore(SqliteReads):
         self._migrate()
 
     def _connect(self) -> sqlite3.Connection:
-        connection = sqlite3.connect(self._path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False)
+        connection = sqlite3.connect(self._path, timeout=self._busy_s, isolation_level=None, check_same_thread=False)
         connection.execute("PRAGMA foreign_keys = ON")
         return connection
 
@@ -180,96 +175,32 @@ class SqliteStore(SqliteReads):
     def _generation(self) -> Generation:
         return Generation(*self._writer.execute("SELECT n, spent FROM generation").fetchone())
 
-    def _check_usable(self) -> None:
-        # The process is checked first: after a fork a thread that does not exist here may hold the lock.
-        if self._pid != os.getpid():
-            raise LedgerUnavailable("this ledger was opened before a fork; open a separate Guard in each process")
-        if self._closed:
-            raise LedgerUnavailable(
-                "this ledger has been closed, with its guard: the block of `with Guard(…)` is over, or close() was called",
-                advice="Nothing was paid. Use sessions and clients inside the block, or open a new Guard.",
-            )
-
     def _check_file(self) -> None:
         """Refuse files that were deleted or replaced while open: beside them, a new file would be a second budget."""
         if self._files is not None and _identities(self._path) != self._files:
             raise changed(self._path)
 
-    def transact(self, scope: Scope, change: Change[R]) -> R:
-        """See ``LedgerStore.transact``."""
-        self._check_ready()
-        mine = Request(scope, change)
-        try:
-            self._requests.add(mine)
-            self._in_turn(lambda: self._run_with_others(mine), lambda: mine.over)
-        except LedgerUnavailable:
-            self._requests.withdraw(mine, _BUSY_S)
-            if not mine.over:
-                raise
-        except BaseException:
-            self._requests.withdraw(mine, _BUSY_S)
-            raise
-        return mine.outcome()
-
-    def _check_ready(self) -> None:
-        self._check_usable()
+    @override
+    def _check_place(self) -> None:
         self._check_file()
-        self._line.check_without_me()
 
-    def _in_turn(self, work: Callable[[], R], over: Callable[[], bool] = lambda: False) -> R | None:
-        """Run *work* when this thread has the turn to write: first among the threads, then among the processes.
+    @override
+    def _trouble(self, what: str) -> AbstractContextManager[None]:
+        return unavailable(what, self._path)
 
-        Returns None if it is *over* before, because another thread has done it.
-        """
-        try:
-            try:
-                return self._worked(work, over)
-            finally:
-                self._end_turn()
-        finally:
-            # Ctrl-C may have interrupted that, and all others would wait forever. Ending the turn is idempotent.
-            try:
-                self._end_turn()
-            finally:
-                self._line.leave()
+    @override
+    def _told(self, error: Exception) -> Exception:
+        return as_unavailable(WRITING, self._path, error) if isinstance(error, LOST) else error
 
-    def _worked(self, work: Callable[[], R], over: Callable[[], bool]) -> R | None:
-        if not self._line.join(_BUSY_S, over):
-            raise LedgerUnavailable(f"another thread has been writing the ledger for {_BUSY_S:.0f} s")
-        if over():
-            return None
-        self._check_usable()
-        with unavailable(_WRITING, self._path):
-            if not self._turn.take(_BUSY_S):
-                raise LedgerUnavailable(f"another process has been writing the ledger for {_BUSY_S:.0f} s")
-            return work()
+    @override
+    def _take_turn(self, timeout_s: float) -> bool:
+        return self._turn.take(timeout_s)
 
-    def _end_turn(self) -> None:
-        """Give the turn back if this thread has it. Not by a flag: Ctrl-C may come before the flag is set."""
-        if self._line.is_mine:
-            self._turn.give()
-        self._line.leave()
+    @override
+    def _give_turn(self) -> None:
+        self._turn.give()
 
-    def _run_with_others(self, mine: Request[Any]) -> None:
-        """Run *mine* and the changes that wait with it in one transaction. Raises if *mine* was not committed."""
-        batch = self._requests.together(mine)
-        try:
-            with unavailable(_WRITING, self._path):
-                self._commit(batch)
-        except LedgerUnavailable as error:
-            failed_together(batch[1:], error)
-            raise
-        except Exception as error:
-            if not mine.ran:
-                failed_together(batch[1:], error)
-            raise
-        finally:
-            for other in batch[1:]:
-                other.over = other.over or other.ran
-            self._requests.again(batch[1:])  # after Ctrl-C in this thread, another one runs them
-            for other in batch[1:]:
-                self._line.wake(other.thread)
-
+    @override
     def _commit(self, batch: list[Request[Any]]) -> None:
         """Run and commit the changes of *batch*, and note for each that it is over."""
         if self._writer.in_transaction:
@@ -287,7 +218,7 @@ class SqliteStore(SqliteReads):
             self._check_version()
             self._rows.begin()
             for each in batch:
-                self._run(each)
+                self._run(self._rows, each)
             self._rows.flush()
             written = False in [each.failed for each in batch]
             generation = self._next_generation() if durable and written else None
@@ -313,30 +244,6 @@ class SqliteStore(SqliteReads):
         for each in batch:
             each.ran = True
         self._rows.committed()
-
-    def _commit_apart(self, batch: list[Request[Any]]) -> None:
-        for each in batch:
-            try:
-                self._commit([each])
-            except LOST as error:
-                each.fail(as_unavailable(_WRITING, self._path, error))
-            except Exception as error:  # noqa: BLE001 - as above
-                each.fail(error)
-            each.over = True
-
-    def _run(self, request: Request[Any]) -> None:
-        """Run one change. If it fails, nothing of it is written, and the others go on."""
-        try:
-            view = load_view(self._rows, request.scope, self._clock)
-            request.run(view)
-            check_change(view, request.scope)
-            self._rows.add(view)
-        except sqlite3.Error:
-            raise  # the disk, not the change
-        except LOST as error:
-            request.fail(as_unavailable(_WRITING, self._path, error))
-        except Exception as error:  # noqa: BLE001 - the thread that waits for the change raises it
-            request.fail(error)
 
     def _next_generation(self) -> Generation:
         """Count this commit. A database that is behind the lock file was replaced by an older one while it was open."""
@@ -403,7 +310,7 @@ class SqliteStore(SqliteReads):
         uri = f"{self._path.resolve().as_uri()}?mode=ro"
         with (
             unavailable("cannot read the ledger", self._path),
-            closing(sqlite3.connect(uri, timeout=_BUSY_S, uri=True)) as connection,
+            closing(sqlite3.connect(uri, timeout=self._busy_s, uri=True)) as connection,
         ):
             yield connection
 
@@ -434,7 +341,7 @@ class SqliteStore(SqliteReads):
         self._line.check_without_me()
         with ExitStack() as undo:
             undo.callback(self._line.leave)
-            joined = self._line.join(_BUSY_S)
+            joined = self._line.join(self._busy_s)
             undo.enter_context(self._read_lock)
             self._closed = True
             if not joined:

@@ -259,7 +259,7 @@ def test_payments_of_sixty_threads_never_pass_a_limit(tmp_path):
 
 
 def test_a_thread_that_waits_too_long_takes_its_change_back(store, monkeypatch):
-    monkeypatch.setattr(sqlite, "_BUSY_S", 0.1)
+    monkeypatch.setattr("x402guard.stores.group_commit.GroupCommit._busy_s", 0.1)
     crowd = Crowd(store)
     with pytest.raises(LedgerUnavailable, match="another thread has been writing"):
         store.transact(*put("late"))

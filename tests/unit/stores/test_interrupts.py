@@ -88,7 +88,7 @@ def _is_free(descriptor):
 
 
 def test_ctrl_c_anywhere_in_a_transaction_leaves_nobody_waiting(tmp_path, monkeypatch):
-    monkeypatch.setattr(sqlite, "_BUSY_S", 0.5)
+    monkeypatch.setattr("x402guard.stores.group_commit.GroupCommit._busy_s", 0.5)
     store, path, places = opened(tmp_path / "spend.db"), tmp_path / "spend.db", []
     for number in range(1, MOST_PLACES):
         place = interrupted_at(OURS, number, lambda: store.transact(WALLET, lambda view: None))

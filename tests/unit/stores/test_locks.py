@@ -377,7 +377,7 @@ def is_blocked(url, step):
 
 
 def test_ctrl_c_at_any_step_of_a_transaction_leaves_the_ledger_to_everybody(path, monkeypatch):
-    monkeypatch.setattr(sqlite, "_BUSY_S", 0.2)
+    monkeypatch.setattr("x402guard.stores.group_commit.GroupCommit._busy_s", 0.2)
     url = f"sqlite:///{path}"
     store = open_store(url)
     steps = steps_of(lambda: written(store, "whole"), {*FILES, sqlite.__file__}, CALLS)
