@@ -12,6 +12,7 @@ import pytest
 import uvicorn
 from hypothesis import settings
 
+from tests.support import postgres
 from tests.support.examples import PROFILE
 from tests.support.files import is_in_make_test
 from tests.support.ledger import Books, Clock
@@ -20,7 +21,7 @@ from x402guard.guard import settings as guard_settings
 
 settings.load_profile(PROFILE)
 
-STORES = ["memory", "sqlite"]
+STORES = ["memory", "sqlite", pytest.param("postgres", marks=pytest.mark.long)]
 
 
 class _Sooner:
@@ -62,10 +63,21 @@ MEMORY = Path("/dev/shm")  # noqa: S108 - pytest makes a folder in it that is it
 ROOM = 2**30
 
 
+MADE = []
+
+
 def pytest_configure():
     """Ledgers of tests lie in memory where there is room: they sync thousands of times, and what a sync keeps is shown by other means."""
     if MEMORY.is_dir() and os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > ROOM:
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
+
+    if postgres.make_folder():
+        MADE.append(True)
+
+
+def pytest_unconfigure():
+    if MADE:
+        postgres.remove_folder()
 
 
 def pytest_ignore_collect(collection_path, config):
@@ -110,7 +122,8 @@ def ctrl_c():
 @pytest.fixture(params=STORES)
 def ledger_url(request, tmp_path):
     """A ledger URL for every store that there is; a new store is one line above."""
-    return "memory://" if request.param == "memory" else f"sqlite:///{tmp_path / 'ledger.db'}"
+    urls = {"memory": lambda: "memory://", "sqlite": lambda: f"sqlite:///{tmp_path / 'ledger.db'}"}
+    return urls.get(request.param, postgres.empty_database)()
 
 
 @pytest.fixture

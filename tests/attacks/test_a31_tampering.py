@@ -94,7 +94,7 @@ def test_a31_a_ledger_that_nobody_touched_adds_up(path):
     store = open_store(f"sqlite:///{path}")
     assert list(store.audit()) == []
     for most in (0, 7, 10_000):
-        problems, journals, read = audit_since(store._reader, most=most)
+        problems, journals, read = audit_since(store._reader.execute, most=most)
         assert problems == []
         assert sum(said.seq for said in journals.values()) == read == min(most, store.size()[0])
     store.close()
@@ -105,7 +105,7 @@ def test_a31_a_ledger_that_nobody_touched_adds_up(path):
 def test_a31_the_sums_of_a_long_ledger_are_looked_at_when_it_is_opened(path):
     edit(path, EDITS["less was captured"])
     store = open_store(f"sqlite:///{path}", verified=False)
-    assert any("captured" in problem for problem in audit_since(store._reader, most=0)[0])
+    assert any("captured" in problem for problem in audit_since(store._reader.execute, most=0)[0])
     store.close()
 
 
@@ -170,12 +170,12 @@ def test_a31_every_edit_of_a_row_that_counts_is_still_refused_and_verify_finds_a
 
 def test_a31_an_opening_reads_only_what_was_not_checked_before(long):
     with closing(open_store(f"sqlite:///{long}", verified=False)) as store:
-        problems, journals, _ = audit_since(store._reader)
+        problems, journals, _ = audit_since(store._reader.execute)
         assert problems == []
         assert set(journals) == {"wallet", "later", "later/tokens"}
     make_guard(f"sqlite:///{long}").close()
     with closing(open_store(f"sqlite:///{long}", verified=False)) as store:
-        assert audit_since(store._reader) == ([], {}, 0)
+        assert audit_since(store._reader.execute) == ([], {}, 0)
 
 
 @pytest.mark.parametrize("part", [0.05, 0.5, 0.9])

@@ -152,8 +152,9 @@ def _mistral(url, token):
 
 
 def _cohere(url, token):
-    client = cohere.ClientV2(api_key=token, base_url=f"{url}cohere")
-    return client.chat(model="command-r-08-2024", max_tokens=50, messages=HI).message.content[0].text
+    with httpx.Client() as http:  # its own is never closed
+        client = cohere.ClientV2(api_key=token, base_url=f"{url}cohere", httpx_client=http)
+        return client.chat(model="command-r-08-2024", max_tokens=50, messages=HI).message.content[0].text
 
 
 HI = [{"role": "user", "content": "hi"}]

@@ -29,7 +29,7 @@ from x402guard.ledger.sessions import PAYER_MARK
 from x402guard.ledger.watch import BEAT
 from x402guard.money import dollars_to_nanos, format_dollars
 from x402guard.policy import Policy
-from x402guard.stores import MemoryStore, as_ledger_url, ledger_path, open_store
+from x402guard.stores import MemoryStore, as_ledger_url, is_postgres, ledger_exists, ledger_path, open_store
 
 _SHOWN = ("x402guard", "httpx", "httpx2", "genai-prices", "tiktoken", "msgspec", "coincurve")
 _MISSED_BEATS = 3
@@ -176,6 +176,9 @@ def _ledger(url: str, budget: str | None, payer: str | None) -> Iterator[Finding
         yield Finding("ledger", "ok" if writable else "problem", detail)
         return
     try:
+        if is_postgres(url) and not ledger_exists(url):
+            yield Finding("ledger", "ok", f"{url} has no ledger yet; it is made at first use")
+            return
         store = open_store(url)
         live = sum(hold.kind is not HoldKind.TOKENS for hold in store.outstanding())
         wallets = store.marks(*PAYER_MARK).values()
@@ -197,9 +200,9 @@ def _ledger(url: str, budget: str | None, payer: str | None) -> Iterator[Finding
             yield Finding(
                 "ledger", "problem", f"its wallet has a limit of ${format_dollars(limit)}, but budget is {budget}"
             )
-    if path is None:
+    if url == "memory://":
         yield Finding("ledger", "warning", "memory:// forgets every hold when the process ends")
-    elif stat.S_IMODE(path.stat().st_mode) & 0o077:
+    elif path is not None and stat.S_IMODE(path.stat().st_mode) & 0o077:
         yield Finding("ledger", "warning", f"{path} can be read by other users; run: chmod 600 {path}")
 
 

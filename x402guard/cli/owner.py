@@ -14,7 +14,7 @@ from x402guard.guard.owner_rows import BudgetRow, LimitChange, amount_text
 from x402guard.guard.settings import load_settings
 from x402guard.ledger.model import WALLET
 from x402guard.money import nanos_to_decimal
-from x402guard.stores import as_ledger_url, ledger_path
+from x402guard.stores import as_ledger_url, ledger_exists
 from x402guard.views.words import printable
 
 budget = typer.Typer(no_args_is_help=True, help="Set the limits of budgets. Only the owner can raise one.")
@@ -93,8 +93,8 @@ def _make(session: str, limit: str, ledger: str | None) -> None:
     url = as_ledger_url(ledger or load_settings().ledger)
     if session != WALLET or url == "memory://":
         raise ConfigError(
-            "--new creates a ledger in a file, with its wallet; write: x402guard budget set wallet AMOUNT --new"
+            "--new creates a ledger that outlives this command, with its wallet; write: x402guard budget set wallet AMOUNT --new"
         )
-    if ledger_path(url).exists():
+    if ledger_exists(url):
         raise ConfigError(f"ledger: {url} already exists; leave out --new")
     Guard(ledger=url, budget=limit).close()

@@ -8,7 +8,7 @@ from datetime import datetime
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from x402guard.chain.reader import Endpoints
 from x402guard.errors import ConfigError
@@ -39,6 +39,7 @@ from x402guard.ledger.owner import known_budget, owner_mark, reset_node, set_lim
 from x402guard.ledger.purchases import forgive
 from x402guard.ledger.queries import Prediction, find_budget, nodes_of, outstanding_of, prediction_of
 from x402guard.ledger.questions import approval_mark, give_answer, take_answer, waiting
+from x402guard.ledger.store import Audited
 from x402guard.ledger.tree import below
 from x402guard.ledger.verify import Head, differences, heads_of
 from x402guard.ledger.view import LedgerView, Scope
@@ -47,7 +48,7 @@ from x402guard.money import Dollars, Nanos
 from x402guard.policy.checks import check_dollars, check_reason
 from x402guard.policy.loops import forget_before
 from x402guard.policy.steps import reset_mark, run_of
-from x402guard.stores import as_ledger_url, ledger_path, open_store
+from x402guard.stores import as_ledger_url, is_postgres, ledger_exists, ledger_path, open_store
 from x402guard.tools.undo import actions_of, roll_back
 from x402guard.views.books import books_of
 from x402guard.views.captures import CaptureRow, capture_rows
@@ -55,9 +56,6 @@ from x402guard.views.live import LiveView, live_of
 from x402guard.views.report import Report
 from x402guard.x402.cancel import Cancellation
 from x402guard.x402.reconciliation import Reconciliation
-
-if TYPE_CHECKING:
-    from x402guard.stores.sqlite import SqliteStore
 
 R = TypeVar("R")
 
@@ -166,7 +164,7 @@ class Owner:
         """Return what does not add up in the whole ledger, a sentence each; nothing for a sound one.
 
         With an earlier anchor (``verify_anchor``) also what has been removed or replaced since. Raises ``ConfigError``
-        for a ledger that is not in a file.
+        for a ledger in memory.
         """
         problems = list(self._audited().audit())
         if problems or against is None:
@@ -396,11 +394,11 @@ class Owner:
             raise ConfigError(f"session: {session!r} is no session; name one, as x402guard sessions lists them")
         return node_id
 
-    def _audited(self) -> SqliteStore:
-        from x402guard.stores.sqlite import SqliteStore
-
-        if not isinstance(self._store, SqliteStore):
-            raise ConfigError("ledger: only a ledger in a file can be verified, such as sqlite:///x402guard.db")
+    def _audited(self) -> Audited:
+        if not isinstance(self._store, Audited):
+            raise ConfigError(
+                "ledger: only a ledger in a file or a database can be verified, such as sqlite:///x402guard.db"
+            )
         return self._store
 
     def _change(self, session: str, change: Callable[[LedgerView, str], R]) -> R:
@@ -446,9 +444,10 @@ def existing_ledger(ledger: str | Path | None) -> str:
     from x402guard.guard.settings import load_settings
 
     url = as_ledger_url(load_settings().ledger if ledger is None else ledger)
-    if url.startswith("sqlite:///") and not ledger_path(url).exists():
+    if url != "memory://" and not ledger_exists(url):
+        where = url if is_postgres(url) else ledger_path(url)
         raise ConfigError(
-            f"ledger: no ledger yet at {ledger_path(url)}; it is made when an agent runs. Name another one with --ledger or "
+            f"ledger: no ledger yet at {where}; it is made when an agent runs. Name another one with --ledger or "
             "X402GUARD_LEDGER"
         )
     return url

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar, runtime_checkable
 
 from x402guard.ledger.model import Entry, Hold, Node
 from x402guard.ledger.view import Change, Scope
@@ -41,6 +41,17 @@ class LedgerReads(Protocol):
 
     def now_ms(self) -> int:
         """Return the store's clock in unix milliseconds."""
+
+
+@runtime_checkable
+class Audited(Protocol):
+    """A store that outlives its process, and can be verified."""
+
+    def audit(self) -> Sequence[str]:
+        """Return the inconsistencies of the whole ledger, one sentence each."""
+
+    def size(self) -> tuple[int, int]:
+        """Return the number of journal entries and the number of nodes."""
 
 
 class LedgerStore(LedgerReads, Protocol):

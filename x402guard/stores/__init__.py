@@ -1,16 +1,18 @@
-"""Stores the ledger in memory or in an SQLite file. One conformance suite runs on both stores."""
+"""Stores the ledger in memory, in an SQLite file or in PostgreSQL. One conformance suite runs on all stores."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
+from urllib.parse import urlsplit
 
 from x402guard.errors import ConfigError, LedgerUnavailable
 from x402guard.ledger.store import LedgerStore
 from x402guard.stores.memory import MemoryStore
 
-__all__ = ["DEFAULT_LEDGER", "MemoryStore", "check_ledger_url", "ledger_path", "open_store"]
+__all__ = ["DEFAULT_LEDGER", "MemoryStore", "check_ledger_url", "ledger_exists", "ledger_path", "open_store"]
 
 DEFAULT_LEDGER: Final = "sqlite:///x402guard.db"
 """In the working directory, so that a restarted agent finds its ledger."""
@@ -30,22 +32,27 @@ def open_store(
     Args:
         url: ``memory://`` keeps the ledger in this process and loses it with the process; ``sqlite:///spend.db`` is a
             file relative to the working directory, ``sqlite:////var/lib/spend.db`` an absolute path. So are the paths
-            ``./spend.db`` and ``/var/lib/spend.db``.
+            ``./spend.db`` and ``/var/lib/spend.db``. ``postgresql://user@host/database`` is a database that several
+            machines share; its password stands in ``~/.pgpass`` or ``PGPASSWORD``, never in the URL.
         clock_ms: returns unix milliseconds.
         steady_ms: returns milliseconds of a clock that cannot be set.
         must_exist: do not create a missing file; raise ``LedgerUnavailable`` instead.
         verified: refuse an inconsistent ledger.
         read_only: open a file to be read; nothing can be changed then.
 
-    Raises ``ConfigError`` for any other URL, ``LedgerUnavailable`` if the file cannot be opened.
+    Raises ``ConfigError`` for any other URL, ``LedgerUnavailable`` if the ledger cannot be opened.
     """
     url = as_ledger_url(url)
     check_ledger_url(url)
-    if must_exist and (url == "memory://" or not ledger_path(url).exists()):
+    if must_exist and not ledger_exists(url):
         raise LedgerUnavailable(
             f"ledger: {url} does not exist, and ledger_must_exist forbids creating it",
             advice="Nothing was paid. The owner creates it once: x402guard budget set wallet AMOUNT --new",
         )
+    if is_postgres(url):
+        with _needs_psycopg():
+            from x402guard.stores.postgres import PostgresStore
+        return PostgresStore(url, clock_ms=clock_ms, steady_ms=steady_ms, read_only=read_only)
     if url == "memory://":
         return MemoryStore(clock_ms=clock_ms, steady_ms=steady_ms)
     if read_only:
@@ -57,6 +64,28 @@ def open_store(
     return SqliteStore(ledger_path(url), clock_ms=clock_ms, steady_ms=steady_ms, verified=verified)
 
 
+def ledger_exists(url: str) -> bool:
+    """Return whether there is a ledger at a valid URL. Raises ``LedgerUnavailable`` if its server cannot be asked."""
+    if is_postgres(url):
+        with _needs_psycopg():
+            from x402guard.stores.postgres import has_ledger
+        return has_ledger(url)
+    return url != "memory://" and ledger_path(url).exists()
+
+
+@contextmanager
+def _needs_psycopg() -> Iterator[None]:
+    try:
+        yield
+    except ImportError as error:
+        raise ConfigError("ledger: PostgreSQL needs the package psycopg: pip install 'x402guard[postgres]'") from error
+
+
+def is_postgres(url: str) -> bool:
+    """True for the URL of a ledger in PostgreSQL."""
+    return url.startswith(("postgresql://", "postgres://"))
+
+
 def as_ledger_url(given: str | Path) -> str:
     """Return the URL of a ledger that may be written as a path: ``./spend.db`` is ``sqlite:///./spend.db``."""
     text = str(given)
@@ -66,10 +95,12 @@ def as_ledger_url(given: str | Path) -> str:
 
 def check_ledger_url(url: str) -> None:
     """Raise ``ConfigError`` for an invalid ledger URL, or one whose file cannot exist. Opens nothing."""
-    if url != "memory://":
+    if is_postgres(url):
+        _check_postgres(url)
+    elif url != "memory://":
         if not url.startswith("sqlite:///") or len(url) == len("sqlite:///") or "\0" in url:
             raise ConfigError(
-                f"ledger: {url!r} is not a ledger; write memory://, sqlite:///spend.db, sqlite:////absolute/path.db, or a path such as ./spend.db"
+                f"ledger: {url!r} is not a ledger; write memory://, sqlite:///spend.db, sqlite:////absolute/path.db, a path such as ./spend.db, or postgresql://user@host/database"
             )
         _usable(ledger_path(url), url)
 
@@ -77,6 +108,17 @@ def check_ledger_url(url: str) -> None:
 def ledger_path(url: str) -> Path:
     """Return the file that a ``sqlite:///…`` URL names; ``~`` is the home folder."""
     return Path(url.removeprefix("sqlite:///")).expanduser()
+
+
+def _check_postgres(url: str) -> None:
+    parts = urlsplit(url)
+    if parts.password is not None or "password=" in parts.query:
+        raise ConfigError(
+            "ledger: the URL holds a password, which every list of processes and settings would show; put it into ~/.pgpass or "
+            "PGPASSWORD, and write postgresql://user@host/database"
+        )
+    if not parts.path.strip("/"):
+        raise ConfigError(f"ledger: {url!r} names no database; write postgresql://user@host/database")
 
 
 def _usable(path: Path, url: str) -> None:

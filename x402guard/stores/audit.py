@@ -1,9 +1,8 @@
-"""Verifies an SQLite ledger in one snapshot: as a whole, or what has come since it was last checked."""
+"""Verifies a ledger in SQL tables at one moment: as a whole, or what has come since it was last checked."""
 
 from __future__ import annotations
 
-import sqlite3
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
 from typing import Any, Final
@@ -14,13 +13,15 @@ from x402guard.frozen import read_struct
 from x402guard.ledger.model import Entry, Node
 from x402guard.ledger.verify import UNREAD, Balances, Checked, HoldRow, verify_balances, verify_journal
 from x402guard.ledger.view import MarkKey
-from x402guard.stores.rows import ENTRY_COLUMNS, NODE_COLUMNS, to_entry, to_mark, to_node
+from x402guard.stores.rows import to_entry, to_mark, to_node
+from x402guard.stores.sql_reads import ENTRIES, NODES
+
+Query = Callable[[str, Sequence[Any]], Iterable[Sequence[Any]]]
+"""Runs one query with its values and returns its rows, all of one moment of the ledger."""
 
 MOST_AT_OPENING: Final = 10_000
 """Opening a ledger reads at most this many entries that were not checked before; of the rest only the sums."""
 
-_NODES: Final = f"SELECT {', '.join(NODE_COLUMNS)} FROM nodes"
-_ENTRIES: Final = f"SELECT {', '.join(ENTRY_COLUMNS)} FROM entries"
 _HOLDS: Final = "SELECT id, node_id, state, amount, captured FROM holds"
 _SUM: Final = "sum(captured), sum(held), sum(granted_in), sum(granted_out), max(seq)"
 _EVERY_SUM: Final = f"SELECT node_id, {_SUM} FROM entries GROUP BY node_id"
@@ -28,51 +29,45 @@ _HELD: Final = "SELECT node_id, sum(amount) FROM holds WHERE state = 'held' GROU
 _IDS_AT_ONCE: Final = 500
 
 
-def audit(connection: sqlite3.Connection) -> Sequence[str]:
+def audit(query: Query) -> Sequence[str]:
     """Return the inconsistencies of the whole ledger, one sentence each."""
-    connection.execute("BEGIN")
-    try:
-        nodes = [to_node(row) for row in connection.execute(_NODES)]
-        sums = _sums(connection, _EVERY_SUM)
-        problems = verify_balances(nodes, sums, dict(connection.execute(_HELD)))
-        if problems:
-            return problems
-        entries = map(to_entry, connection.execute(f"{_ENTRIES} ORDER BY node_id, seq"))
-        return verify_journal(nodes, entries, [HoldRow(*row) for row in connection.execute(_HOLDS)])[0]
-    finally:
-        connection.execute("ROLLBACK")
+    nodes = [to_node(row) for row in query(NODES, ())]
+    sums = _sums(query, _EVERY_SUM)
+    problems = verify_balances(nodes, sums, _held(query))
+    if problems:
+        return problems
+    entries = map(to_entry, query(f"{ENTRIES} ORDER BY node_id, seq", ()))
+    return verify_journal(nodes, entries, [HoldRow(*row) for row in query(_HOLDS, ())])[0]
 
 
-def audit_since(
-    connection: sqlite3.Connection, *, most: int = MOST_AT_OPENING
-) -> tuple[Sequence[str], Mapping[str, Checked], int]:
+def audit_since(query: Query, *, most: int = MOST_AT_OPENING) -> tuple[Sequence[str], Mapping[str, Checked], int]:
     """Return the inconsistencies since the ledger was last checked, what changed journals say now, and the entries read.
 
     Reads at most *most* entries, and of more the sums. The marks are believed, as all is that no journal covers: they
     save a read, and ``audit`` does without them.
     """
-    connection.execute("BEGIN")
-    try:
-        nodes = [to_node(row) for row in connection.execute(_NODES)]
-        marks = connection.execute("SELECT kind, key, value FROM marks WHERE kind = ?", (checked_mark("")[0],))
-        known = dict(_readable(map(to_mark, marks)))
-        grown = [node for node in nodes if node.seq > known.get(node.id, UNREAD).seq]
-        problems = verify_balances(nodes, _all_sums(connection, grown, known), dict(connection.execute(_HELD)))
-        if problems:
-            return problems, {}, 0
-        read = list(islice(_later(connection, grown, known), most))
-        rows: list[HoldRow] | None = None
-        if len(read) < most and not known:
-            rows = [HoldRow(*row) for row in connection.execute(_HOLDS)]
-        elif len(read) < most:
-            began = {entry.hold_id or "" for entry in read if entry.event == "authorize"}
-            began |= {hold_id for said in known.values() for hold_id in said.live}
-            live = [HoldRow(*row) for row in connection.execute(f"{_HOLDS} WHERE state = 'held'")]
-            rows = [*live, *_rows(connection, sorted(began - {row.id for row in live}))]
-        problems, journals = verify_journal(nodes, read, rows, known)
-        return problems, {node.id: journals[node.id] for node in grown if node.id in journals}, len(read)
-    finally:
-        connection.execute("ROLLBACK")
+    nodes = [to_node(row) for row in query(NODES, ())]
+    marks = query("SELECT kind, key, value FROM marks WHERE kind = ?", (checked_mark("")[0],))
+    known = dict(_readable(map(to_mark, marks)))
+    grown = [node for node in nodes if node.seq > known.get(node.id, UNREAD).seq]
+    problems = verify_balances(nodes, _all_sums(query, grown, known), _held(query))
+    if problems:
+        return problems, {}, 0
+    read = list(islice(_later(query, grown, known), most))
+    rows: list[HoldRow] | None = None
+    if len(read) < most and not known:
+        rows = [HoldRow(*row) for row in query(_HOLDS, ())]
+    elif len(read) < most:
+        began = {entry.hold_id or "" for entry in read if entry.event == "authorize"}
+        began |= {hold_id for said in known.values() for hold_id in said.live}
+        live = [HoldRow(*row) for row in query(f"{_HOLDS} WHERE state = 'held'", ())]
+        rows = [*live, *_rows(query, sorted(began - {row.id for row in live}))]
+    problems, journals = verify_journal(nodes, read, rows, known)
+    return problems, {node.id: journals[node.id] for node in grown if node.id in journals}, len(read)
+
+
+def _held(query: Query) -> Mapping[str, int]:
+    return {row[0]: row[1] for row in query(_HELD, ())}
 
 
 def checked_mark(node_id: str) -> MarkKey:
@@ -87,23 +82,21 @@ def _readable(marks: Iterable[tuple[MarkKey, Mapping[str, Any]]]) -> Iterator[tu
             yield node_id, read_struct(value, Checked)
 
 
-def _sums(connection: sqlite3.Connection, sql: str, values: Sequence[Any] = ()) -> dict[str, Balances]:
-    return {node_id: Balances(*rest) for node_id, *rest in connection.execute(sql, values) if node_id is not None}
+def _sums(query: Query, sql: str, values: Sequence[Any] = ()) -> dict[str, Balances]:
+    return {node_id: Balances(*rest) for node_id, *rest in query(sql, values) if node_id is not None}
 
 
-def _all_sums(
-    connection: sqlite3.Connection, grown: Sequence[Node], known: Mapping[str, Checked]
-) -> dict[str, Balances]:
+def _all_sums(query: Query, grown: Sequence[Node], known: Mapping[str, Checked]) -> dict[str, Balances]:
     """Return the sums of every journal: what is known of it, and its entries since then."""
     if not known:
-        return _sums(connection, _EVERY_SUM)
+        return _sums(query, _EVERY_SUM)
     sums = {}
     for node_id, said in known.items():
         sums[node_id] = Balances(said.captured, said.held, said.granted_in, said.granted_out, said.seq)
     for node in grown:
         before = sums.get(node.id, Balances())
         since = _sums(
-            connection, f"SELECT node_id, {_SUM} FROM entries WHERE node_id = ? AND seq > ?", (node.id, before.seq)
+            query, f"SELECT node_id, {_SUM} FROM entries WHERE node_id = ? AND seq > ?", (node.id, before.seq)
         ).get(node.id, Balances(seq=before.seq))
         sums[node.id] = Balances(
             before.captured + since.captured,
@@ -115,15 +108,15 @@ def _all_sums(
     return sums
 
 
-def _later(connection: sqlite3.Connection, grown: Sequence[Node], known: Mapping[str, Checked]) -> Iterator[Entry]:
+def _later(query: Query, grown: Sequence[Node], known: Mapping[str, Checked]) -> Iterator[Entry]:
     for node in grown:
         since = known.get(node.id, UNREAD).seq
-        sql = f"{_ENTRIES} WHERE node_id = ? AND seq > ? ORDER BY seq"
-        yield from map(to_entry, connection.execute(sql, (node.id, since)))
+        sql = f"{ENTRIES} WHERE node_id = ? AND seq > ? ORDER BY seq"
+        yield from map(to_entry, query(sql, (node.id, since)))
 
 
-def _rows(connection: sqlite3.Connection, hold_ids: Sequence[str]) -> Iterator[HoldRow]:
+def _rows(query: Query, hold_ids: Sequence[str]) -> Iterator[HoldRow]:
     for start in range(0, len(hold_ids), _IDS_AT_ONCE):
         some = hold_ids[start : start + _IDS_AT_ONCE]
         places = ", ".join("?" for _ in some)
-        yield from (HoldRow(*row) for row in connection.execute(f"{_HOLDS} WHERE id IN ({places})", some))
+        yield from (HoldRow(*row) for row in query(f"{_HOLDS} WHERE id IN ({places})", some))

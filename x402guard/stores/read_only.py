@@ -16,7 +16,7 @@ from x402guard.ledger.view import Change, Scope
 from x402guard.stores.audit import audit, audit_since
 from x402guard.stores.file_errors import foreign, unavailable, unsound
 from x402guard.stores.migrations import MIGRATIONS
-from x402guard.stores.sqlite import APPLICATION_ID, SqliteStore
+from x402guard.stores.sqlite import APPLICATION_ID, SqliteStore, one_moment
 from x402guard.stores.views import StoreClock
 
 R = TypeVar("R")
@@ -90,15 +90,15 @@ class ReadOnlyStore(SqliteStore):
 
     @override
     def _refuse_unless_sound(self) -> None:
-        with self._connected() as connection:
-            problems, _, _ = audit_since(connection)
+        with self._connected() as connection, one_moment(connection) as query:
+            problems, _, _ = audit_since(query)
         if problems:
             raise unsound(self._path, problems[0])
 
     @override
     def audit(self) -> Sequence[str]:
-        with self._connected() as connection:
-            return audit(connection)
+        with self._connected() as connection, one_moment(connection) as query:
+            return audit(query)
 
     @override
     def _read(self, convert: Callable[[Sequence[Any]], R], sql: str, values: Sequence[str | int] = ()) -> list[R]:

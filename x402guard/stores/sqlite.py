@@ -22,7 +22,7 @@ from typing_extensions import override
 from x402guard.errors import LedgerUnavailable
 from x402guard.ledger.model import Hold
 from x402guard.ledger.view import LedgerView, MarkKey, Scope
-from x402guard.stores.audit import audit, audit_since, checked_mark
+from x402guard.stores.audit import Query, audit, audit_since, checked_mark
 from x402guard.stores.file_errors import (
     LOST,
     as_unavailable,
@@ -38,8 +38,8 @@ from x402guard.stores.file_errors import (
 from x402guard.stores.file_lock import FileTurn, Generation
 from x402guard.stores.group_commit import WRITING, GroupCommit, Request
 from x402guard.stores.migrations import MIGRATIONS
-from x402guard.stores.sqlite_reads import SqliteMoment, SqliteReads
-from x402guard.stores.sqlite_rows import SqliteRows, unsettled
+from x402guard.stores.sql_reads import SqlReads
+from x402guard.stores.sqlite_rows import SqliteRows
 from x402guard.stores.views import StoreClock
 
 R = TypeVar("R")
@@ -51,7 +51,7 @@ _WORTH_NOTING: Final = 1_000  # entries; fewer are read again sooner than a comm
 _MARKS_AT_ONCE: Final = 500
 
 
-class SqliteStore(GroupCommit, SqliteReads):
+class SqliteStore(GroupCommit, SqlReads):
     """A ``LedgerStore`` in a file. A missing file is created with mode 0600.
 
     Args:
@@ -113,8 +113,8 @@ class SqliteStore(GroupCommit, SqliteReads):
     def _refuse_unless_sound(self) -> None:
         """Check what has come since the ledger was last checked, and note up to where it is checked now."""
         try:
-            with unavailable("cannot read the ledger", self._path):
-                problems, journals, read = audit_since(self._reader)
+            with unavailable("cannot read the ledger", self._path), one_moment(self._reader) as query:
+                problems, journals, read = audit_since(query)
             if problems:
                 raise unsound(self._path, problems[0])
         except LedgerUnavailable:
@@ -132,12 +132,8 @@ class SqliteStore(GroupCommit, SqliteReads):
         self._check_usable()
         with unavailable("cannot read the ledger", self._path), self._read_lock:
             self._check_usable()
-            return audit(self._reader)
-
-    def size(self) -> tuple[int, int]:
-        """Return the number of journal entries and the number of nodes."""
-        [found] = self._read(tuple, "SELECT (SELECT count(*) FROM entries), (SELECT count(*) FROM nodes)")
-        return int(found[0]), int(found[1])
+            with one_moment(self._reader) as query:
+                return audit(query)
 
     def _prepare(self) -> None:
         self._check_owner()  # before anything is changed: it may be another program's database
@@ -326,10 +322,6 @@ class SqliteStore(GroupCommit, SqliteReads):
         self._check_usable()
         return super().hold(hold_id)
 
-    def unsettled(self, now_unix: int) -> Sequence[str]:
-        """See ``LedgerStore.unsettled``."""
-        return self._read(lambda row: str(row[0]), *unsettled(now_unix))
-
     def steady_ms(self) -> int:
         """See ``LedgerStore.steady_ms``."""
         return self._clock.steady_ms()
@@ -351,6 +343,27 @@ class SqliteStore(GroupCommit, SqliteReads):
             self._writer.close()
             self._reader.close()
             self._turn.close()
+
+
+@contextmanager
+def one_moment(connection: sqlite3.Connection) -> Iterator[Query]:
+    """Read with *connection* what one commit has left, while others go on writing."""
+    connection.execute("BEGIN")
+    try:
+        yield connection.execute
+    finally:
+        connection.execute("ROLLBACK")
+
+
+class SqliteMoment(SqlReads):
+    """One moment of a ledger's file: all reads see the same commit, while others go on writing."""
+
+    def __init__(self, connection: sqlite3.Connection, clock: StoreClock) -> None:
+        connection.execute("BEGIN")
+        self._connection, self._clock = connection, clock
+
+    def _read(self, convert: Callable[[Sequence[Any]], R], sql: str, values: Sequence[str | int] = ()) -> list[R]:
+        return [convert(row) for row in self._connection.execute(sql, values).fetchall()]
 
 
 def _put_all(marks: Mapping[MarkKey, Mapping[str, Any]], view: LedgerView) -> None:

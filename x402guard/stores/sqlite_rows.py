@@ -7,9 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Final
 
-from x402guard.ledger.evidence import UNSHOWN_S
 from x402guard.ledger.model import Entry, Hold, Node
-from x402guard.ledger.transitions import CANCELLED
 from x402guard.ledger.view import LedgerView, MarkKey
 from x402guard.stores.rows import (
     ENTRY_COLUMNS,
@@ -24,26 +22,10 @@ from x402guard.stores.rows import (
     to_mark,
     to_node,
 )
+from x402guard.stores.sql_reads import HOLDS, NODES, above, places
 from x402guard.stores.views import lapses
 
-NODES: Final = f"SELECT {', '.join(NODE_COLUMNS)} FROM nodes"
-HOLDS: Final = f"SELECT {', '.join(HOLD_COLUMNS)} FROM holds"
-ENTRIES: Final = f"SELECT {', '.join(f'entries.{name}' for name in ENTRY_COLUMNS)} FROM entries"
-
-BELOW: Final = "below (id) AS (SELECT ? UNION ALL SELECT nodes.id FROM nodes JOIN below ON nodes.parent_id = below.id)"
 _ROWS_AT_ONCE: Final = 32
-
-
-@lru_cache(maxsize=256)
-def _places(count: int) -> str:
-    return ", ".join("?" for _ in range(count))
-
-
-@lru_cache(maxsize=256)
-def above(count: int) -> str:
-    """Return the SQL of a table with *count* nodes and all their ancestors."""
-    start = ", ".join("(?)" for _ in range(count)) or "(NULL)"
-    return f"above (id) AS (VALUES {start} UNION SELECT nodes.parent_id FROM nodes JOIN above ON nodes.id = above.id)"
 
 
 class _Insert:
@@ -52,7 +34,7 @@ class _Insert:
     def __init__(self, table: str, columns: Sequence[str], key: Sequence[str] = ()) -> None:
         rest = ", ".join(f"{name} = excluded.{name}" for name in columns if name not in key)
         self._head = f"INSERT INTO {table} ({', '.join(columns)}) VALUES "
-        self._row = f"({_places(len(columns))})"
+        self._row = f"({places(len(columns))})"
         self._tail = f" ON CONFLICT ({', '.join(key)}) DO UPDATE SET {rest}" if key else ""
         self._known: dict[int, str] = {}
 
@@ -84,21 +66,6 @@ _LIVE_PAYMENTS: Final = (
 _DUE: Final = (
     f"{HOLDS} WHERE state = 'held' AND chain_evidence = 0 AND deadline_unix < ? ORDER BY deadline_unix LIMIT ?"
 )
-_LIVE: Final = "SELECT rowid AS at, id, created_ms FROM holds WHERE state = 'held' AND intent IS NOT NULL"
-_ON_WORD: Final = (
-    "SELECT rowid, id, created_ms FROM holds WHERE intent IS NOT NULL AND state = 'captured' AND evidence <> 'chain'"
-)
-_RECENT: Final = (
-    "SELECT rowid, id, created_ms FROM holds WHERE intent IS NOT NULL AND deadline_unix >= ? AND "
-    f"((deadline_unix >= ? AND (state = 'captured' OR ended_by LIKE '%{CANCELLED}%')) "
-    "OR (state = 'captured' AND captured > 0 AND proof IS NULL))"
-)
-_UNSETTLED: Final = f"SELECT id FROM ({_LIVE} UNION {_ON_WORD} UNION {_RECENT}) ORDER BY created_ms, at"
-
-
-def unsettled(now_unix: int) -> tuple[str, tuple[int, int]]:
-    """Return the query for ``LedgerStore.unsettled`` and its values: three that have an index each, and no OR of them."""
-    return _UNSETTLED, (now_unix - UNSHOWN_S, now_unix)
 
 
 class SqliteRows:
@@ -189,7 +156,7 @@ class SqliteRows:
         rest = tuple(hold_id for hold_id in ids if hold_id not in self._new_holds) if kept else ids
         if not rest:
             return kept
-        rows = self._writer.execute(f"{HOLDS} WHERE id IN ({_places(len(rest))})", rest)
+        rows = self._writer.execute(f"{HOLDS} WHERE id IN ({places(len(rest))})", rest)
         return [*kept, *map(to_hold, rows)]
 
     def open_purchases(self, key: str) -> Iterable[Hold]:

@@ -61,7 +61,7 @@ class StoreClock:
 
     def __init__(self, wall: Callable[[], int] | None = None, steady: Callable[[], int] | None = None) -> None:
         self._wall = wall or _system_clock_ms
-        self._steady = steady or (_steady_clock_ms if wall is None else wall)
+        self._steady = steady or (system_steady_ms if wall is None else wall)
         self._began = (self._wall(), self._steady())
 
     def __call__(self) -> int:
@@ -89,7 +89,8 @@ _STEADY: Final[int] = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 """The clock that also counts while the machine sleeps: CLOCK_BOOTTIME on Linux, CLOCK_MONOTONIC on macOS."""
 
 
-def _steady_clock_ms() -> int:
+def system_steady_ms() -> int:
+    """Return milliseconds of this machine's clock that cannot be set."""
     return time.clock_gettime_ns(_STEADY) // 1_000_000
 
 

@@ -1,0 +1,149 @@
+"""A PostgreSQL server for the whole test run, started by the first test that asks, as an ordinary user, on a socket of its own."""
+
+import fcntl
+import os
+import pwd
+import shutil
+import subprocess
+import tempfile
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+FOLDER = "TEST_POSTGRES_FOLDER"
+DEBIANS = Path("/usr/lib/postgresql")
+SETTINGS = {
+    "listen_addresses": "",
+    "max_connections": "300",
+    "shared_buffers": "128MB",
+    "fsync": "off",  # what a power cut leaves is not shown here
+    "full_page_writes": "off",
+    "log_min_messages": "fatal",
+}
+
+
+def programs():
+    """The folder with initdb and postgres, or None."""
+    found = sorted(DEBIANS.glob("*/bin/initdb"), key=lambda path: int(path.parts[-3]))
+    on_path = shutil.which("initdb")
+    return found[-1].parent if found else (Path(on_path).parent if on_path else None)
+
+
+def make_folder():
+    """Called once, by the process that runs the whole: the place of a server that has not been started yet."""
+    if FOLDER not in os.environ:
+        os.environ[FOLDER] = tempfile.mkdtemp(prefix="pg-", dir=os.environ.get("PYTEST_DEBUG_TEMPROOT"))
+        return True
+    return False
+
+
+def remove_folder():
+    folder = Path(os.environ.pop(FOLDER))
+    if (folder / "data/postmaster.pid").exists():
+        stop(folder, "immediate")
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _as_user():
+    """Arguments for a process as an ordinary user: the server refuses root."""
+    if os.geteuid() != 0:
+        return {}
+    for name in ("postgres", "nobody"):
+        try:
+            user = pwd.getpwnam(name)
+        except KeyError:
+            continue
+        return {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
+    raise LookupError("no ordinary user to start PostgreSQL as")
+
+
+def make_cluster(folder):
+    owner = _as_user()
+    if owner:
+        os.chown(folder, owner["user"], owner["group"])
+    command = [
+        "initdb",
+        "-D",
+        folder / "data",
+        "-U",
+        "owner",
+        "-A",
+        "trust",
+        "-E",
+        "UTF8",
+        "--locale=C.UTF-8",
+        "--no-sync",
+    ]
+    subprocess.run(
+        [programs() / command[0], *command[1:]], check=True, stdout=subprocess.DEVNULL, cwd=folder, timeout=60, **owner
+    )
+
+
+def start(folder, **more):
+    """Start the server of a folder, and wait until it answers."""
+    folder.chmod(0o711)
+    given = [
+        f"-c {name}={value or repr(value)}"
+        for name, value in {**SETTINGS, "unix_socket_directories": folder, **more}.items()
+    ]
+    _control(folder, "start", "-w", "-l", folder / "data/log", "-o", " ".join(given))
+
+
+def stop(folder, how="fast"):
+    """End the server; ``immediate`` is as if it had crashed."""
+    _control(folder, "stop", "-w", "-m", how)
+
+
+def _control(folder, *given):
+    done = subprocess.run(
+        [programs() / "pg_ctl", "-D", folder / "data", *given],
+        check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=folder, timeout=60, **_as_user(),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout
+
+
+@contextmanager
+def _locked(folder):
+    with (folder / "lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def server():
+    """The folder of the running server of this test run; skips where there is none to be had."""
+    if programs() is None:
+        if os.environ.get("REQUIRE_POSTGRES"):
+            pytest.fail("REQUIRE_POSTGRES is set, and there is no PostgreSQL server: apt-get install postgresql")
+        pytest.skip("no PostgreSQL server is installed: apt-get install postgresql")
+    folder = Path(os.environ[FOLDER])
+    with _locked(folder):
+        if not (folder / "data").exists():
+            make_cluster(folder)
+            start(folder)
+    return folder
+
+
+def url(folder, database):
+    return f"postgresql://owner@/{database}?host={folder}"
+
+
+# Ten times as fast as to drop the schema and to make it anew. A replica's role, because the journal is append-only.
+EMPTY = "SET session_replication_role = replica; " + "".join(
+    f"DELETE FROM x402guard.{table}; " for table in ("nodes", "holds", "entries", "marks")
+)
+
+
+def empty_database():
+    """The URL of this process's database, whose ledger is empty."""
+    import psycopg
+
+    folder = server()
+    name = f"w{os.getpid()}"
+    with psycopg.connect(url(folder, "postgres"), autocommit=True) as connection:
+        if connection.execute("SELECT FROM pg_database WHERE datname = %s", (name,)).fetchone() is None:
+            connection.execute(f"CREATE DATABASE {name}")
+    with psycopg.connect(url(folder, name), autocommit=True) as connection:
+        if connection.execute("SELECT to_regclass('x402guard.ledger') IS NOT NULL").fetchone()[0]:
+            connection.execute(EMPTY)
+    return url(folder, name)

@@ -1,0 +1,341 @@
+"""Stores the ledger in PostgreSQL, for processes on several machines.
+
+No transaction stays open while Python decides. A batch of changes takes two round trips: the first loads rows with their
+versions, the second writes, if no row has another version now, and commits. Where a row has changed, all of it runs again.
+After a conflict a process waits for its turn first. The turn only saves vain attempts: a process that stops in it loses
+it, and correctness is in the versions alone.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager
+from typing import Any, Final, TypeVar
+
+import psycopg
+from psycopg import errors as refused
+from typing_extensions import override
+
+from x402guard.errors import LedgerUnavailable
+from x402guard.ledger.model import Entry, Hold
+from x402guard.stores.audit import audit
+from x402guard.stores.group_commit import WRITING, GroupCommit, Request
+from x402guard.stores.postgres_rows import Asked, LoadedRows
+from x402guard.stores.postgres_schema import MIGRATIONS, SCHEMA, VERSION
+from x402guard.stores.postgres_server import (
+    BROKEN,
+    LOST,
+    OLDEST_SERVER,
+    SETTINGS,
+    Server,
+    another,
+    as_unavailable,
+    unavailable,
+)
+from x402guard.stores.sql_reads import SqlReads
+from x402guard.stores.views import StoreClock, system_steady_ms
+
+R = TypeVar("R")
+
+_READING: Final = "cannot read the ledger"
+_MOST_ATTEMPTS: Final = 12
+_TURNS_S: Final = 1.0  # after a conflict, processes take turns for so long
+_IN_TURN_MS: Final = 80  # a process that is stopped in its turn loses it
+_REPORT_MS: Final = 600_000
+_ASKED_AGAIN_S: Final = (0.0, 0.2, 0.5, 1.0)
+_TURN: Final = f"hashtextextended('{SCHEMA} turn', 0)"
+_CONFLICTS: Final = (refused.SerializationFailure, refused.DeadlockDetected, refused.UniqueViolation)
+_OUT_OF_TURN: Final = (refused.IdleInTransactionSessionTimeout, refused.LockNotAvailable)
+
+
+class PostgresStore(GroupCommit, SqlReads):
+    """A ``LedgerStore`` in a PostgreSQL database, in a schema of its own, which is made if it is missing.
+
+    Args:
+        url: ``postgresql://user@host/database``, without a password.
+        clock_ms: returns unix milliseconds; the server's clock by default.
+        steady_ms: returns milliseconds of a clock that cannot be set; see ``StoreClock``.
+        read_only: change nothing: ``transact`` raises, and a missing ledger is not made.
+
+    Raises ``LedgerUnavailable`` if the server cannot be reached or used, or its schema is not this version's.
+    """
+
+    inline: Final = False
+    _disk_errors = psycopg.Error
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        clock_ms: Callable[[], int] | None = None,
+        steady_ms: Callable[[], int] | None = None,
+        read_only: bool = False,
+    ) -> None:
+        super().__init__()
+        self._url = url
+        self._id: str | None = None
+        self._read_lock = threading.Lock()
+        self._writer, self._reader = Server(url, self._check_ledger), Server(url, self._check_ledger)
+        self._turns_until_s, self._read_only = 0.0, read_only
+        self._own_clock = clock_ms
+        # A store that is not closed closes its connections with itself.
+        weakref.finalize(self, _close, os.getpid(), self._writer, self._reader)
+        with unavailable("cannot open the ledger", url):
+            server_ms = self._prepare()
+            self._server_clock = _ServerClock(server_ms, steady_ms or system_steady_ms)
+            self._clock = StoreClock(clock_ms or self._server_clock, steady_ms)
+
+    def _prepare(self) -> int:
+        """Bring the schema to this version, once for all processes, and return the server's time."""
+        with closing(Server(self._url, lambda _server: None)) as server:
+            [(number, encoding, has_schema, table)] = server.run(
+                "SELECT current_setting('server_version_num')::integer, current_setting('server_encoding'), "
+                f"to_regnamespace('{SCHEMA}') IS NOT NULL, to_regclass('{SCHEMA}.ledger') IS NOT NULL"
+            )
+            if number < OLDEST_SERVER * 10_000:
+                raise LedgerUnavailable(
+                    f"{self._url} is PostgreSQL {number // 10_000}; it has to be {OLDEST_SERVER} or newer"
+                )
+            if encoding != "UTF8":
+                raise LedgerUnavailable(f"{self._url} stores text as {encoding}; a ledger's database has to be UTF8")
+            if has_schema and not table:
+                raise LedgerUnavailable(
+                    f"{self._url} has a schema {SCHEMA} that is no ledger; name another database",
+                    advice="Nothing was paid. Create a database for the ledger, or remove that schema.",
+                )
+            if not table and self._read_only:
+                raise LedgerUnavailable(f"{self._url} has no ledger, and it is open to be read only")
+            version = server.run(f"SELECT version FROM {SCHEMA}.ledger")[0][0] if table else 0
+            if version < len(MIGRATIONS) and not self._read_only:
+                self._migrate(server)
+            elif version != len(MIGRATIONS):
+                raise LedgerUnavailable(
+                    f"{self._url} has ledger version {version}, and this installation works with version {len(MIGRATIONS)}; "
+                    "update the older one of the two"
+                )
+            [(ledger, now_ms)] = server.run(
+                f"SELECT id::text, (extract(epoch FROM clock_timestamp()) * 1000)::bigint FROM {SCHEMA}.ledger"
+            )
+        self._id = ledger
+        return int(now_ms)
+
+    @staticmethod
+    def _migrate(server: Server) -> None:
+        server.say(f"BEGIN; SELECT pg_advisory_xact_lock(hashtextextended('{SCHEMA} migrations', 0))")
+        [(table,)] = server.say(f"SELECT to_regclass('{SCHEMA}.ledger') IS NOT NULL")
+        version = server.say(f"SELECT version FROM {SCHEMA}.ledger")[0][0] if table else 0
+        for number in range(version, len(MIGRATIONS)):
+            server.say(f"{MIGRATIONS[number]} UPDATE {SCHEMA}.ledger SET version = {number + 1}")
+        server.say("COMMIT")
+
+    def _check_ledger(self, server: Server) -> None:
+        [(ledger,)] = server.run(f"SELECT id::text FROM {SCHEMA}.ledger")
+        if ledger != self._id:
+            raise another(self._url)
+
+    @override
+    def _trouble(self, what: str) -> AbstractContextManager[None]:
+        return unavailable(what, self._url)
+
+    @override
+    def _told(self, error: Exception) -> Exception:
+        return as_unavailable(WRITING, self._url, error) if isinstance(error, LOST) else error
+
+    @override
+    def _check_place(self) -> None:
+        if self._read_only:
+            raise LedgerUnavailable(f"{self._url} is open to be read only, so nothing can be changed in it")
+
+    @override
+    def _commit(self, batch: list[Request[Any]]) -> None:
+        in_turn = time.monotonic() < self._turns_until_s
+        for attempt in range(_MOST_ATTEMPTS):
+            try:
+                self._try(batch, in_turn=in_turn)
+                break
+            except _OUT_OF_TURN:
+                in_turn = False  # it took too long for a turn, or the one before it does
+            except _CONFLICTS:
+                in_turn, self._turns_until_s = True, time.monotonic() + _TURNS_S
+            except psycopg.DataError:  # a number or a text that a table does not take
+                if len(batch) == 1:
+                    raise
+                self._commit_apart(batch)
+                return
+            finally:
+                self._writer.roll_back()
+            if attempt == _MOST_ATTEMPTS - 1:
+                raise LedgerUnavailable(f"other processes changed the same budgets {_MOST_ATTEMPTS} times meanwhile")
+        for each in batch:
+            each.over = True
+
+    def _try(self, batch: list[Request[Any]], *, in_turn: bool) -> None:
+        """Load, run and write once. Raises one of ``_CONFLICTS`` if a row has changed meanwhile: nothing is written."""
+        rows = self._load(Asked([each.scope for each in batch]), in_turn=in_turn)
+        for each in batch:
+            self._run(rows, each)
+        end = "COMMIT" if in_turn else ""
+        if not rows.is_changed:
+            if in_turn:
+                self._writer.say(end)
+        else:
+            durable = any(each.scope.durable for each in batch)
+            settings = "" if in_turn else SETTINGS.format(statement_ms=5_000)
+            try:
+                self._writer.say(
+                    f"{settings}SELECT {SCHEMA}.write_{VERSION}(?, ?, ?); {end}", (self._id, durable, rows.to_json())
+                )
+            except BaseException as error:  # noqa: BLE001 - raised again unless the write stands
+                self._check_lost(error, batch, rows.last_entry())
+        for each in batch:
+            each.ran = True
+
+    def _load(self, asked: Asked, *, in_turn: bool) -> LoadedRows:
+        settings = SETTINGS.format(statement_ms=5_000)
+        if in_turn:
+            settings = (
+                f"BEGIN; {settings} SET LOCAL idle_in_transaction_session_timeout = {_IN_TURN_MS}; "
+                f"SELECT pg_advisory_xact_lock({_TURN}); "
+            )
+        now_ms = None if self._own_clock is None else self._clock()
+        sql, values = f"{settings}SELECT {SCHEMA}.load_{VERSION}(?, ?)", (self._id, asked.to_json(now_ms))
+        was_connected = self._writer.is_connected
+        try:
+            [(answer,)] = self._writer.say(sql, values)
+        except BROKEN as error:
+            # The server may have been started anew since the last time; what was asked has changed nothing.
+            if isinstance(error, _OUT_OF_TURN) or self._writer.is_connected or not was_connected:
+                raise
+            [(answer,)] = self._writer.say(sql, values)
+        rows = LoadedRows(asked, answer)
+        self._server_clock.see(rows.now_ms)
+        return rows
+
+    def _check_lost(self, error: BaseException, batch: list[Request[Any]], entry: Entry | None) -> None:
+        """Return if the write stands whose answer was lost; raise *error* if not, or if it had an answer."""
+        if isinstance(error, psycopg.Error) and (error.sqlstate is not None or not isinstance(error, BROKEN)):
+            raise error
+        if entry is None or not self._stands(entry):
+            raise error
+        if not isinstance(error, Exception):  # a signal came while the answer was waited for
+            for each in batch:
+                each.ran = True
+            raise error
+
+    def _stands(self, entry: Entry) -> bool:
+        """Return whether an entry is in the journal. After False, it never will be."""
+        for pause_s in _ASKED_AGAIN_S:
+            time.sleep(pause_s)
+            try:
+                [(stands,)] = self._writer.run(
+                    f"SELECT {SCHEMA}.stands_{VERSION}(?, ?, ?)", (entry.node_id, entry.seq, entry.hash)
+                )
+            except BROKEN:
+                continue
+            return bool(stands)
+        return False
+
+    def _read(self, convert: Callable[[Sequence[Any]], R], sql: str, values: Sequence[str | int] = ()) -> list[R]:
+        if self._closed and self._pid == os.getpid():
+            with self._trouble(_READING), closing(Server(self._url, self._check_ledger)) as server:
+                return [convert(row) for row in server.run(sql, values, statement_ms=_REPORT_MS)]
+        self._check_usable()
+        with self._trouble(_READING), self._read_lock:
+            self._check_usable()
+            was_connected = self._reader.is_connected
+            try:
+                rows = self._reader.run(sql, values, statement_ms=_REPORT_MS)
+            except BROKEN:
+                if self._reader.is_connected or not was_connected:
+                    raise
+                rows = self._reader.run(sql, values, statement_ms=_REPORT_MS)
+            return [convert(row) for row in rows]
+
+    @override
+    def hold(self, hold_id: str) -> Hold | None:
+        """See ``LedgerReads.hold``. Signers ask it, so a closed ledger does not answer."""
+        self._check_usable()
+        return super().hold(hold_id)
+
+    @contextmanager
+    def _one_moment(self) -> Iterator[Server]:
+        if not self._closed or self._pid != os.getpid():
+            self._check_usable()
+        with self._trouble(_READING), closing(Server(self._url, self._check_ledger)) as server:
+            server.say("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; " + SETTINGS.format(statement_ms=_REPORT_MS))
+            yield server
+
+    @contextmanager
+    def at_one_moment(self) -> Iterator[PostgresMoment]:
+        """See ``LedgerStore.at_one_moment``."""
+        with self._one_moment() as server:
+            yield PostgresMoment(server, self._clock)
+
+    def audit(self) -> Sequence[str]:
+        """Return the inconsistencies of this ledger, one sentence each; see ``stores.audit``."""
+        self._check_usable()
+        with self._one_moment() as server:
+            return audit(server.say)
+
+    def steady_ms(self) -> int:
+        """See ``LedgerStore.steady_ms``."""
+        return self._clock.steady_ms()
+
+    def close(self) -> None:
+        """See ``LedgerStore.close``."""
+        if self._closed or self._pid != os.getpid():
+            return
+        self._line.check_without_me()
+        try:
+            joined = self._line.join(self._busy_s)
+            with self._read_lock:
+                self._closed = True
+                self._reader.close()
+            if joined:  # else a thread is still writing and needs its connection
+                self._writer.close()
+        finally:
+            self._line.leave()
+
+
+class PostgresMoment(SqlReads):
+    """One moment of a ledger in PostgreSQL: all reads see the same commit, while others go on writing."""
+
+    def __init__(self, server: Server, clock: StoreClock) -> None:
+        self._server, self._clock = server, clock
+
+    def _read(self, convert: Callable[[Sequence[Any]], R], sql: str, values: Sequence[str | int] = ()) -> list[R]:
+        return [convert(row) for row in self._server.say(sql, values)]
+
+
+class _ServerClock:
+    """The server's clock, as it was last seen, and what has passed here since. A look at it takes no round trip."""
+
+    def __init__(self, server_ms: int, steady_ms: Callable[[], int]) -> None:
+        self._steady = steady_ms
+        self.see(server_ms)
+
+    def see(self, server_ms: int) -> None:
+        """Note the time that an answer carries, in unix milliseconds."""
+        self._seen = (server_ms, self._steady())
+
+    def __call__(self) -> int:
+        """Return the server's time in unix milliseconds."""
+        server_ms, steady_ms = self._seen
+        return server_ms + self._steady() - steady_ms
+
+
+def has_ledger(url: str) -> bool:
+    """Return whether the database has a ledger. Raises ``LedgerUnavailable`` if it cannot be asked."""
+    with unavailable("cannot open the ledger", url), closing(Server(url, lambda _server: None)) as server:
+        [(table,)] = server.run(f"SELECT to_regclass('{SCHEMA}.ledger') IS NOT NULL")
+    return bool(table)
+
+
+def _close(pid: int, *servers: Server) -> None:
+    if pid == os.getpid():
+        for server in servers:
+            server.close()

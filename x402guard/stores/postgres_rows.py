@@ -1,0 +1,181 @@
+"""The rows of one PostgreSQL transaction: loaded in one answer, run through changes in memory, and written in one question."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+from msgspec.json import Decoder, Encoder
+from typing_extensions import override
+
+from x402guard.ledger.model import Entry, Hold, HoldState
+from x402guard.ledger.view import LedgerView, MarkKey, Scope
+from x402guard.stores.memory_rows import MemoryRows
+from x402guard.stores.rows import (
+    ENTRY_COLUMNS,
+    HOLD_COLUMNS,
+    NODE_COLUMNS,
+    Record,
+    entry_record,
+    hold_record,
+    mark_text,
+    node_record,
+    to_hold,
+    to_mark,
+    to_node,
+)
+from x402guard.stores.views import DUE_AT_ONCE
+
+_TEXT: Final = Encoder().encode
+_VALUE: Final = Decoder(dict[str, Any]).decode
+
+OutKey = tuple[str, str]
+"""(network, token) of payments that are out."""
+
+
+class Asked:
+    """What the scopes of some changes ask for, together."""
+
+    def __init__(self, scopes: Sequence[Scope]) -> None:
+        self.nodes = sorted({node_id for scope in scopes for node_id in scope.nodes})
+        self.holds = sorted({hold_id for scope in scopes for hold_id in scope.holds})
+        self.marks = sorted({key for scope in scopes for key in scope.marks})
+        self.out = sorted({key for scope in scopes for key in scope.out})
+        self._purchases = sorted({scope.purchase for scope in scopes if scope.purchase})
+        self._named = sorted({scope.purchase for scope in scopes if scope.purchase and scope.named})
+        self._sweep = max(scope.sweep for scope in scopes)
+        self._flight_ms = min((scope.flight_ms for scope in scopes if scope.sweep), default=0)
+
+    def to_json(self, now_ms: int | None) -> str:
+        """Return the question as JSON, as of *now_ms* (unix milliseconds); None is the server's own clock."""
+        return _TEXT(
+            {
+                "now_ms": now_ms,
+                "nodes": self.nodes,
+                "holds": self.holds,
+                "purchases": self._purchases,
+                "named": self._named,
+                "marks": self.marks,
+                "out": self.out,
+                "sweep": self._sweep,
+                "flight_ms": self._flight_ms,
+                "due": DUE_AT_ONCE,
+            }
+        ).decode()
+
+
+class LoadedRows(MemoryRows):
+    """The rows that one answer of the server has, and what changes have written since; see ``BatchRows``.
+
+    Args:
+        asked: the question.
+        answer: the server's answer, as JSON.
+
+    Attributes:
+        now_ms: the time the answer is of, in unix milliseconds.
+        entries: the entries that the changes have added.
+    """
+
+    def __init__(self, asked: Asked, answer: str) -> None:
+        super().__init__()
+        found = _VALUE(answer)
+        self.now_ms = int(found["now_ms"])
+        self.entries: list[Entry] = []
+        self._asked = asked
+        self._node_versions: dict[str, int] = {}
+        self._hold_versions: dict[str, int] = {}
+        self._mark_versions: dict[MarkKey, int] = {}
+        self._changed_nodes: set[str] = set()
+        self._changed_holds: set[str] = set()
+        self._changed_marks: set[MarkKey] = set()
+        for row in found["nodes"] or ():
+            node = to_node([row[name] for name in NODE_COLUMNS])
+            self.nodes[node.id], self._node_versions[node.id] = node, row["version"]
+        for row in found["holds"] or ():
+            hold = to_hold([row[name] for name in HOLD_COLUMNS])
+            self.put_hold(hold)
+            self._hold_versions[hold.id] = row["version"]
+        for row in found["marks"] or ():
+            key, value = to_mark((row["kind"], row["key"], row["value"]))
+            self.marks[key], self._mark_versions[key] = value, row["version"]
+        self._out: dict[OutKey, int] = dict(zip(asked.out, map(int, found["out"] or ()), strict=True))
+
+    def add(self, view: LedgerView) -> None:
+        """See ``BatchRows.add``."""
+        for hold in view.hold_rows():
+            self._note_out(hold)
+        self.write(view)
+        self._changed_nodes |= view.changed_nodes
+        self._changed_holds |= view.changed_holds
+        self._changed_marks |= view.changed_marks
+        self.entries += view.entries
+
+    def _note_out(self, hold: Hold) -> None:
+        for each, sign in ((self.holds.get(hold.id), -1), (hold, 1)):
+            if each is not None and each.intent is not None and each.state is HoldState.HELD and each.claim is None:
+                key = (each.intent.network, each.intent.token)
+                if key in self._out:
+                    self._out[key] += sign * each.amount
+
+    @override
+    def live_payments(self, network: str, token: str) -> int:
+        return self._out[network, token]  # of all holds, and not of the loaded ones
+
+    @property
+    def is_changed(self) -> bool:
+        """True if the changes have written anything."""
+        return bool(self._changed_nodes or self._changed_holds or self._changed_marks or self.entries)
+
+    def last_entry(self) -> Entry | None:
+        """Return an entry that says whether the write was made: of a node that was there before, if there is one."""
+        if not self.entries:
+            return None
+        return next((entry for entry in self.entries if entry.node_id in self._node_versions), self.entries[0])
+
+    def to_json(self) -> str:
+        """Return what was written as JSON, with the versions of all that was read."""
+        nodes = (self.nodes[node_id] for node_id in sorted(self._changed_nodes))
+        holds = (self.holds[hold_id] for hold_id in sorted(self._changed_holds))
+        new_nodes, changed_nodes = _apart(nodes, self._node_versions, node_record, NODE_COLUMNS)
+        new_holds, changed_holds = _apart(holds, self._hold_versions, hold_record, HOLD_COLUMNS)
+        asked = set(self._asked.marks)
+        new_marks, changed_marks = list[Mapping[str, str]](), list[Mapping[str, str]]()
+        for kind, key in sorted(self._changed_marks):
+            # A mark outside the scopes is written blindly, as in every store: it was not read.
+            is_new = (kind, key) in asked and (kind, key) not in self._mark_versions
+            row = {"kind": kind, "key": key, "value": mark_text(self.marks[kind, key])}
+            (new_marks if is_new else changed_marks).append(row)
+        return _TEXT(
+            {
+                "read": {
+                    "nodes": _versions(self._node_versions),
+                    "holds": _versions(self._hold_versions),
+                    "marks": [{"kind": k, "key": key, "version": v} for (k, key), v in self._mark_versions.items()],
+                },
+                "absent": {
+                    "nodes": [node_id for node_id in self._asked.nodes if node_id not in self._node_versions],
+                    "holds": [hold_id for hold_id in self._asked.holds if hold_id not in self._hold_versions],
+                    "marks": [
+                        {"kind": k, "key": key} for k, key in self._asked.marks if (k, key) not in self._mark_versions
+                    ],
+                },
+                "new": {"nodes": new_nodes, "holds": new_holds, "marks": new_marks},
+                "changed": {"nodes": changed_nodes, "holds": changed_holds, "marks": changed_marks},
+                "entries": [dict(zip(ENTRY_COLUMNS, entry_record(entry), strict=True)) for entry in self.entries],
+            }
+        ).decode()
+
+
+def _versions(versions: Mapping[str, int]) -> list[Mapping[str, str | int]]:
+    return [{"id": row_id, "version": version} for row_id, version in versions.items()]
+
+
+def _apart(
+    rows: Iterable[Any], known: Mapping[str, int], record: Any, columns: Sequence[str]
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Return the new rows and the changed ones, by the names of their columns."""
+    new, changed = list[dict[str, Any]](), list[dict[str, Any]]()
+    for row in rows:
+        values: Record = record(row)
+        (changed if row.id in known else new).append(dict(zip(columns, values, strict=True)))
+    return new, changed

@@ -1,0 +1,273 @@
+"""Defines the PostgreSQL schema as numbered migrations. Never change a released migration; add the next one.
+
+Two functions do the work of a transaction, one round trip each: one loads the rows of some scopes, and one writes what
+the changes have made of them, if no row has changed meanwhile. Their names end in the schema's version. A library that is
+older or newer than the schema asks for functions that do not exist, so the database refuses it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from x402guard.stores.rows import HOLD_COLUMNS, NODE_COLUMNS
+from x402guard.stores.sql_reads import names
+
+SCHEMA: Final = "x402guard"
+"""Every table and function is in this schema, and every statement names it: no setting of a connection is trusted."""
+
+VERSION: Final = 1
+
+CONFLICT: Final = "40001"
+ANOTHER_LEDGER: Final = "X4001"
+
+_TABLES: Final = """
+CREATE SCHEMA x402guard;
+CREATE TABLE x402guard.ledger (
+    id uuid PRIMARY KEY DEFAULT gen_random_uuid(),
+    one integer NOT NULL DEFAULT 1 UNIQUE CHECK (one = 1),
+    version integer NOT NULL
+);
+CREATE TABLE x402guard.nodes (
+    id text COLLATE "C" PRIMARY KEY,
+    parent_id text COLLATE "C" REFERENCES x402guard.nodes (id),
+    kind text NOT NULL,
+    name text NOT NULL,
+    max_nanos bigint,
+    created_ms bigint NOT NULL,
+    last_ms bigint NOT NULL,
+    captured bigint NOT NULL CHECK (captured >= 0),
+    held bigint NOT NULL CHECK (held >= 0),
+    granted_out bigint NOT NULL CHECK (granted_out >= 0),
+    granted_in bigint NOT NULL CHECK (granted_in >= 0),
+    state text NOT NULL,
+    terminated_by text,
+    starved integer NOT NULL,
+    openers text NOT NULL,
+    closed_ms bigint,
+    seq bigint NOT NULL,
+    head text NOT NULL,
+    live bigint NOT NULL CHECK (live >= 0),
+    "window" text,
+    since_ms bigint NOT NULL,
+    past bigint NOT NULL,
+    reserve bigint NOT NULL,
+    finalized integer NOT NULL,
+    soft text NOT NULL,
+    warned bigint NOT NULL,
+    trip_reason text,
+    until_ms bigint,
+    wrote bigint NOT NULL,
+    rowid bigint GENERATED ALWAYS AS IDENTITY,
+    version bigint NOT NULL DEFAULT 1
+) WITH (fillfactor = 70);
+CREATE INDEX nodes_by_parent ON x402guard.nodes (parent_id);
+
+CREATE TABLE x402guard.holds (
+    id text COLLATE "C" PRIMARY KEY,
+    node_id text COLLATE "C" NOT NULL,
+    kind text NOT NULL,
+    amount bigint NOT NULL CHECK (amount > 0),
+    created_ms bigint NOT NULL,
+    deadline_unix bigint NOT NULL,
+    flying_since_ms bigint NOT NULL,
+    owner text NOT NULL,
+    purpose text NOT NULL,
+    chain_evidence integer NOT NULL,
+    purchase_key text,
+    intent text,
+    state text NOT NULL,
+    captured bigint NOT NULL CHECK (captured >= 0),
+    evidence text,
+    doubt text,
+    claim text,
+    proof text,
+    ended_by text,
+    checked_ms bigint NOT NULL,
+    presented integer NOT NULL,
+    closed_ms bigint NOT NULL,
+    delivery text NOT NULL,
+    rowid bigint GENERATED ALWAYS AS IDENTITY,
+    version bigint NOT NULL DEFAULT 1
+) WITH (fillfactor = 80);
+CREATE INDEX live_by_deadline ON x402guard.holds (deadline_unix) WHERE state = 'held' AND chain_evidence = 0;
+CREATE INDEX live ON x402guard.holds (node_id) WHERE state = 'held';
+CREATE INDEX by_purchase ON x402guard.holds (purchase_key, delivery, created_ms) WHERE purchase_key IS NOT NULL;
+CREATE INDEX unproven ON x402guard.holds ((state = 'captured'), checked_ms, created_ms)
+    WHERE chain_evidence = 1 AND (state = 'held' OR evidence IN ('claimed', 'chain_head'));
+CREATE INDEX payments_by_deadline ON x402guard.holds (deadline_unix) WHERE intent IS NOT NULL;
+CREATE INDEX payments_on_word ON x402guard.holds (created_ms)
+    WHERE intent IS NOT NULL AND state = 'captured' AND evidence <> 'chain';
+
+CREATE TABLE x402guard.entries (
+    node_id text COLLATE "C" NOT NULL,
+    seq bigint NOT NULL,
+    at_ms bigint NOT NULL,
+    event text NOT NULL,
+    hold_id text,
+    captured bigint NOT NULL,
+    held bigint NOT NULL,
+    granted_in bigint NOT NULL,
+    granted_out bigint NOT NULL,
+    data text NOT NULL,
+    previous text NOT NULL,
+    hash text NOT NULL,
+    PRIMARY KEY (node_id, seq)
+);
+CREATE FUNCTION x402guard.refuse_change() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN RAISE EXCEPTION 'the journal is append-only'; END $$;
+CREATE TRIGGER entries_are_never_changed BEFORE UPDATE OR DELETE ON x402guard.entries
+    FOR EACH ROW EXECUTE FUNCTION x402guard.refuse_change();
+CREATE TRIGGER entries_are_never_truncated BEFORE TRUNCATE ON x402guard.entries
+    FOR EACH STATEMENT EXECUTE FUNCTION x402guard.refuse_change();
+
+CREATE TABLE x402guard.marks (
+    kind text COLLATE "C" NOT NULL,
+    key text COLLATE "C" NOT NULL,
+    value text NOT NULL,
+    version bigint NOT NULL DEFAULT 1,
+    PRIMARY KEY (kind, key)
+) WITH (fillfactor = 70);
+INSERT INTO x402guard.ledger (version) VALUES (0);
+"""
+
+# STABLE, so that all of its queries see one snapshot: a change that refuses writes nothing, and nothing is compared then.
+_LOAD: Final = f"""
+CREATE FUNCTION x402guard.load_{VERSION}(ledger uuid, ask json) RETURNS text LANGUAGE plpgsql STABLE AS $$
+DECLARE
+    now_ms bigint := coalesce((ask ->> 'now_ms')::bigint, (extract(epoch FROM clock_timestamp()) * 1000)::bigint);
+    wanted_holds text[]; wanted_nodes text[]; owners text[]; answer json;
+BEGIN
+    IF NOT EXISTS (SELECT FROM x402guard.ledger AS l WHERE l.id = load_{VERSION}.ledger) THEN
+        RAISE EXCEPTION 'another ledger is here now' USING ERRCODE = '{ANOTHER_LEDGER}';
+    END IF;
+    SELECT coalesce(array_agg(found.id), '{{}}') INTO wanted_holds FROM (
+        SELECT h.id FROM x402guard.holds AS h WHERE h.id IN (SELECT json_array_elements_text(ask -> 'holds'))
+        UNION
+        SELECT h.id FROM json_array_elements_text(ask -> 'purchases') AS p (key)
+            JOIN x402guard.holds AS h ON h.purchase_key = p.key
+            WHERE h.delivery IN ('open', 'lost') AND h.state IN ('held', 'captured')
+        UNION
+        SELECT last.id FROM json_array_elements_text(ask -> 'named') AS p (key) CROSS JOIN LATERAL (
+            SELECT h.id FROM x402guard.holds AS h WHERE h.purchase_key = p.key AND h.delivery = 'done'
+            AND h.state IN ('held', 'captured') ORDER BY h.created_ms DESC LIMIT 1) AS last
+        UNION
+        (SELECT h.id FROM x402guard.holds AS h WHERE h.state = 'held' AND h.chain_evidence = 0
+            AND h.deadline_unix < now_ms / 1000 ORDER BY h.deadline_unix LIMIT (ask ->> 'due')::integer)
+        UNION
+        SELECT part.id FROM (VALUES (false), (true)) AS c (ended) CROSS JOIN LATERAL (
+            SELECT h.id FROM x402guard.holds AS h
+            WHERE h.chain_evidence = 1 AND (h.state = 'held' OR h.evidence IN ('claimed', 'chain_head'))
+            AND (h.state = 'captured') = c.ended AND h.intent IS NOT NULL
+            AND (h.state = 'captured' OR h.doubt IS NOT NULL OR h.claim IS NOT NULL
+                OR h.flying_since_ms < now_ms - (ask ->> 'flight_ms')::bigint)
+            ORDER BY h.checked_ms, h.created_ms LIMIT (ask ->> 'sweep')::integer) AS part
+    ) AS found;
+    SELECT array_agg(DISTINCT h.node_id), array_agg(DISTINCT h.owner) INTO wanted_nodes, owners
+        FROM x402guard.holds AS h WHERE h.id = ANY (wanted_holds);
+    SELECT json_build_object(
+        'now_ms', now_ms,
+        'nodes', (
+            WITH RECURSIVE above (id) AS (
+                SELECT json_array_elements_text(ask -> 'nodes') COLLATE "C" UNION SELECT unnest(wanted_nodes)
+                UNION SELECT n.parent_id FROM x402guard.nodes AS n JOIN above ON n.id = above.id
+            ) SELECT json_agg(n) FROM x402guard.nodes AS n WHERE n.id IN (SELECT above.id FROM above)),
+        'holds', (SELECT json_agg(h) FROM x402guard.holds AS h WHERE h.id = ANY (wanted_holds)),
+        'marks', (SELECT json_agg(m) FROM (
+            SELECT w.value ->> 0 AS kind, w.value ->> 1 AS key FROM json_array_elements(ask -> 'marks') AS w
+            UNION SELECT 'instance', unnest(owners)
+        ) AS w JOIN x402guard.marks AS m ON m.kind = w.kind AND m.key = w.key),
+        'out', (SELECT json_agg(coalesce((
+            SELECT sum(h.amount) FROM x402guard.holds AS h WHERE h.state = 'held' AND h.intent IS NOT NULL
+            AND h.claim IS NULL AND h.intent::json ->> 'network' = w.value ->> 0 AND h.intent::json ->> 'token' = w.value ->> 1
+        ), 0)) FROM json_array_elements(ask -> 'out') AS w)
+    ) INTO answer;
+    RETURN answer::text;
+END $$;
+"""
+
+# Rows are locked in the order of their keys, so that no two writers wait for each other. A lock lasts as long as this one
+# statement and its commit: no other process waits while Python decides.
+_WRITE: Final = """
+CREATE FUNCTION x402guard.write_{version}(ledger uuid, durable boolean, given json) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE same integer;
+BEGIN
+    IF NOT EXISTS (SELECT FROM x402guard.ledger AS l WHERE l.id = write_{version}.ledger) THEN
+        RAISE EXCEPTION 'another ledger is here now' USING ERRCODE = '{another}';
+    END IF;
+    IF NOT durable THEN
+        PERFORM set_config('synchronous_commit', 'off', true);
+    ELSIF current_setting('synchronous_commit') IN ('off', 'local') THEN
+        PERFORM set_config('synchronous_commit', 'on', true);
+    END IF;
+    SELECT count(*) INTO same FROM (
+        SELECT FROM x402guard.nodes AS n JOIN json_to_recordset(given #> '{{read,nodes}}') AS r (id text, version bigint)
+        ON n.id = r.id WHERE n.version = r.version ORDER BY n.id FOR NO KEY UPDATE OF n) AS locked;
+    IF same <> json_array_length(given #> '{{read,nodes}}') OR EXISTS (SELECT FROM x402guard.nodes AS n
+            WHERE n.id IN (SELECT json_array_elements_text(given #> '{{absent,nodes}}'))) THEN
+        RAISE EXCEPTION 'a budget has changed meanwhile' USING ERRCODE = '{conflict}';
+    END IF;
+    SELECT count(*) INTO same FROM (
+        SELECT FROM x402guard.holds AS h JOIN json_to_recordset(given #> '{{read,holds}}') AS r (id text, version bigint)
+        ON h.id = r.id WHERE h.version = r.version ORDER BY h.id FOR NO KEY UPDATE OF h) AS locked;
+    IF same <> json_array_length(given #> '{{read,holds}}') OR EXISTS (SELECT FROM x402guard.holds AS h
+            WHERE h.id IN (SELECT json_array_elements_text(given #> '{{absent,holds}}'))) THEN
+        RAISE EXCEPTION 'a hold has changed meanwhile' USING ERRCODE = '{conflict}';
+    END IF;
+    SELECT count(*) INTO same FROM (
+        SELECT FROM x402guard.marks AS m
+        JOIN json_to_recordset(given #> '{{read,marks}}') AS r (kind text, key text, version bigint)
+        ON m.kind = r.kind AND m.key = r.key WHERE m.version = r.version ORDER BY m.kind, m.key FOR NO KEY UPDATE OF m
+    ) AS locked;
+    IF same <> json_array_length(given #> '{{read,marks}}') OR EXISTS (SELECT FROM x402guard.marks AS m
+            JOIN json_to_recordset(given #> '{{absent,marks}}') AS r (kind text, key text)
+            ON m.kind = r.kind AND m.key = r.key) THEN
+        RAISE EXCEPTION 'a mark has changed meanwhile' USING ERRCODE = '{conflict}';
+    END IF;
+    UPDATE x402guard.nodes AS n SET {set_node}, version = n.version + 1
+        FROM json_populate_recordset(NULL::x402guard.nodes, given #> '{{changed,nodes}}') AS r WHERE n.id = r.id;
+    INSERT INTO x402guard.nodes ({nodes})
+        SELECT {nodes} FROM json_populate_recordset(NULL::x402guard.nodes, given #> '{{new,nodes}}');
+    UPDATE x402guard.holds AS h SET {set_hold}, version = h.version + 1
+        FROM json_populate_recordset(NULL::x402guard.holds, given #> '{{changed,holds}}') AS r WHERE h.id = r.id;
+    INSERT INTO x402guard.holds ({holds})
+        SELECT {holds} FROM json_populate_recordset(NULL::x402guard.holds, given #> '{{new,holds}}');
+    INSERT INTO x402guard.entries
+        SELECT * FROM json_populate_recordset(NULL::x402guard.entries, given -> 'entries');
+    INSERT INTO x402guard.marks (kind, key, value)
+        SELECT kind, key, value FROM json_populate_recordset(NULL::x402guard.marks, given #> '{{new,marks}}');
+    INSERT INTO x402guard.marks AS m (kind, key, value)
+        SELECT kind, key, value FROM json_populate_recordset(NULL::x402guard.marks, given #> '{{changed,marks}}')
+        ON CONFLICT (kind, key) DO UPDATE SET value = excluded.value, version = m.version + 1;
+END $$;
+"""
+
+# After it has answered "no", the write it asks about can no longer be made: it finds another version.
+_STANDS: Final = f"""
+CREATE FUNCTION x402guard.stands_{VERSION}(node text, number bigint, expected text) RETURNS boolean LANGUAGE plpgsql AS $$
+BEGIN
+    UPDATE x402guard.nodes SET version = version + 1 WHERE id = node;
+    RETURN EXISTS (SELECT FROM x402guard.entries AS e WHERE e.node_id = node AND e.seq = number AND e.hash = expected);
+END $$;
+"""
+
+
+def _set(columns: Sequence[str]) -> str:
+    return ", ".join(f'"{name}" = r."{name}"' for name in columns if name != "id")
+
+
+MIGRATIONS: Final[tuple[str, ...]] = (
+    _TABLES
+    + _LOAD
+    + _WRITE.format(
+        version=VERSION,
+        another=ANOTHER_LEDGER,
+        conflict=CONFLICT,
+        nodes=names(NODE_COLUMNS),
+        set_node=_set(NODE_COLUMNS),
+        holds=names(HOLD_COLUMNS),
+        set_hold=_set(HOLD_COLUMNS),
+    )
+    + _STANDS,
+)
+"""Migration N takes a ledger from version N to N + 1; the table ``ledger`` says the version."""

@@ -1,0 +1,172 @@
+"""Speaks with a PostgreSQL server: one connection that is made anew when it has broken, one round trip for each question."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import Any, Final
+
+import psycopg
+from psycopg import errors as refused
+from psycopg.adapt import Buffer, Loader
+from psycopg.pq import TransactionStatus
+
+from x402guard.errors import LedgerUnavailable, Retry
+from x402guard.stores.postgres_schema import ANOTHER_LEDGER, SCHEMA
+from x402guard.stores.rows import UnreadableRecord
+
+CONNECT_S: Final = 3
+STATEMENT_MS: Final = 5_000
+LOCK_MS: Final = 2_000
+OLDEST_SERVER: Final = 15
+
+SETTINGS: Final = (
+    f"SET LOCAL search_path = {SCHEMA}, pg_temp; SET LOCAL statement_timeout = {{statement_ms}}; "
+    f"SET LOCAL lock_timeout = {LOCK_MS}; "
+)
+"""What every transaction sets for itself. A pooler may drop what was said when the connection was made."""
+
+BROKEN: Final = (psycopg.OperationalError, psycopg.InterfaceError)
+"""The errors after which the state of a connection, and of what was sent over it, is unknown."""
+
+LOST: Final = (psycopg.Error, OSError, OverflowError, UnreadableRecord)
+"""The errors that mean that the ledger cannot be read or written."""
+
+_BACK: Final = "Nothing was paid. Bring the ledger's server back, then repeat the call."
+_USER: Final = "Nothing was paid. Put the user's password into ~/.pgpass or PGPASSWORD, then repeat the call."
+_VERSION: Final = (
+    f"Nothing was paid. Update this installation, or remove the schema {SCHEMA} if it is no ledger of yours."
+)
+_ADVICE: Final[dict[type[Exception], tuple[str, Retry]]] = {
+    refused.InvalidPassword: (_USER, "after_change"),
+    refused.InvalidAuthorizationSpecification: (_USER, "after_change"),
+    refused.InvalidCatalogName: ("Nothing was paid. Create the database once, with createdb.", "after_change"),
+    refused.ReadOnlySqlTransaction: ("Nothing was paid. Name the primary server in the ledger's URL.", "after_change"),
+    refused.DiskFull: ("Nothing was paid. The server's disk is full: make room, then repeat the call.", "later"),
+    refused.TooManyConnections: ("Nothing was paid. Raise the server's max_connections, or use a pooler.", "later"),
+    refused.InsufficientPrivilege: (
+        f"Nothing was paid. The database's owner grants this role the schema {SCHEMA}; see the page about a fleet.",
+        "after_change",
+    ),
+    refused.UndefinedFunction: (_VERSION, "after_change"),
+    refused.UndefinedTable: (_VERSION, "after_change"),
+    refused.UndefinedColumn: (_VERSION, "after_change"),
+    refused.InvalidSchemaName: (_VERSION, "after_change"),
+}
+"""The server's error → the advice, and when to retry."""
+
+
+class _WholeNumber(Loader):
+    """Reads a sum of whole numbers, which PostgreSQL calls numeric."""
+
+    def load(self, data: Buffer) -> int:
+        """Return the number."""
+        return int(bytes(data))
+
+
+class Server:
+    """One connection to the ledger's server; it is made when it is needed, and made anew after it has broken.
+
+    Args:
+        url: where the ledger is.
+        check: called with each new connection's ``run`` before any other use; see ``PostgresStore``.
+    """
+
+    def __init__(self, url: str, check: Callable[[Server], None]) -> None:
+        self._url, self._check = url, check
+        self._connection: psycopg.Connection[tuple[Any, ...]] | None = None
+
+    @property
+    def is_connected(self) -> bool:
+        """True if there is a connection, which may have broken since."""
+        return self._connection is not None
+
+    def run(self, sql: str, values: Sequence[Any] = (), *, statement_ms: int = STATEMENT_MS) -> list[tuple[Any, ...]]:
+        """Run statements in one transaction and one round trip, and return the rows of the last one.
+
+        ``?`` stands for a value, in all of them together. Raises what psycopg raises.
+        """
+        return self.say(SETTINGS.format(statement_ms=statement_ms) + sql, values)
+
+    def say(self, sql: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        """Run statements in one round trip, in the transaction that is open, and return the rows of the last one."""
+        if self._connection is None:
+            self._connect()
+        assert self._connection is not None
+        try:
+            cursor = self._connection.execute(_with_places(sql), values)
+            while cursor.nextset():
+                pass
+            return cursor.fetchall() if cursor.description else []
+        except BaseException as error:
+            if not isinstance(error, psycopg.Error) or self._connection.broken:
+                self.close()  # what it is in the middle of is unknown
+            raise
+
+    def roll_back(self) -> None:
+        """End the transaction that is open, if one is. Takes no round trip if none is."""
+        if self._connection is None or self._connection.info.transaction_status is TransactionStatus.IDLE:
+            return
+        try:
+            self._connection.execute("ROLLBACK")
+        except psycopg.Error:
+            self.close()
+
+    def _connect(self) -> None:
+        self._connection = psycopg.connect(
+            self._url,
+            autocommit=True,
+            connect_timeout=CONNECT_S,
+            application_name="x402guard",
+            tcp_user_timeout=STATEMENT_MS,
+            prepare_threshold=None,  # a pooler gives each transaction another connection, which knows no such statement
+            cursor_factory=psycopg.ClientCursor,  # several statements in one round trip
+        )
+        self._connection.adapters.register_loader("numeric", _WholeNumber)
+        try:
+            self._check(self)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Close the connection. Idempotent; the next question makes a new one."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+
+@lru_cache(maxsize=512)
+def _with_places(sql: str) -> str:
+    return sql.replace("%", "%%").replace("?", "%s")
+
+
+@contextmanager
+def unavailable(what: str, url: str) -> Iterator[None]:
+    """Raise ``LedgerUnavailable`` for an error of the server, of the way to it, or of an unreadable row in the block."""
+    try:
+        yield
+    except LOST as error:
+        raise as_unavailable(what, url, error) from error
+
+
+def as_unavailable(what: str, url: str, error: Exception) -> LedgerUnavailable:
+    """Return the error to raise for one of ``LOST``. Its text names the URL, which has no password."""
+    if isinstance(error, psycopg.Error) and error.sqlstate == ANOTHER_LEDGER:
+        return another(url)
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    advice, retry = _ADVICE.get(type(error), (_BACK, LedgerUnavailable.retry))
+    wrapped = LedgerUnavailable(f"{what} {url}: {lines[0]}", advice=advice)
+    wrapped.retry, wrapped.__cause__ = retry, error
+    return wrapped
+
+
+def another(url: str) -> LedgerUnavailable:
+    """Return the error for a server that has another ledger now: it would be a second budget."""
+    error = LedgerUnavailable(
+        f"{url} is another ledger than the one that was opened",
+        advice="Nothing was paid. Bring back the database that was here, or end this process and open the other ledger.",
+    )
+    error.retry = "after_change"
+    return error

@@ -1,0 +1,119 @@
+"""Reads a ledger's tables: what a store in SQLite or PostgreSQL and one moment of it have in common."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, Final, TypeVar
+
+from x402guard.ledger.evidence import UNSHOWN_S
+from x402guard.ledger.model import Entry, Hold, Node
+from x402guard.ledger.store import GRANTS
+from x402guard.ledger.transitions import CANCELLED
+from x402guard.stores.rows import (
+    ENTRY_COLUMNS,
+    HOLD_COLUMNS,
+    NODE_COLUMNS,
+    to_entry,
+    to_hold,
+    to_mark,
+    to_node,
+)
+from x402guard.stores.views import StoreClock
+
+R = TypeVar("R")
+
+
+def names(columns: Sequence[str], of: str = "") -> str:
+    """Return the names of columns, quoted and with the prefix *of*."""
+    return ", ".join(f'{of}"{name}"' for name in columns)  # quoted, because `window` is a word of PostgreSQL's
+
+
+NODES: Final = f"SELECT {names(NODE_COLUMNS)} FROM nodes"
+HOLDS: Final = f"SELECT {names(HOLD_COLUMNS)} FROM holds"
+ENTRIES: Final = f"SELECT {names(ENTRY_COLUMNS, 'entries.')} FROM entries"
+
+BELOW: Final = "below (id) AS (SELECT id FROM nodes WHERE id = ? UNION ALL SELECT nodes.id FROM nodes JOIN below ON nodes.parent_id = below.id)"
+
+
+@lru_cache(maxsize=256)
+def places(count: int) -> str:
+    """Return the places of *count* values."""
+    return ", ".join("?" for _ in range(count))
+
+
+@lru_cache(maxsize=256)
+def above(count: int) -> str:
+    """Return the SQL of a table with *count* nodes and all their ancestors."""
+    first = f"SELECT id FROM nodes WHERE id IN ({places(count)})"
+    return f"above (id) AS ({first} UNION SELECT nodes.parent_id FROM nodes JOIN above ON nodes.id = above.id)"
+
+
+_LIVE: Final = "SELECT rowid AS at, id, created_ms FROM holds WHERE state = 'held' AND intent IS NOT NULL"
+_ON_WORD: Final = (
+    "SELECT rowid, id, created_ms FROM holds WHERE intent IS NOT NULL AND state = 'captured' AND evidence <> 'chain'"
+)
+_RECENT: Final = (
+    "SELECT rowid, id, created_ms FROM holds WHERE intent IS NOT NULL AND deadline_unix >= ? AND "
+    f"((deadline_unix >= ? AND (state = 'captured' OR ended_by LIKE '%{CANCELLED}%')) "
+    "OR (state = 'captured' AND captured > 0 AND proof IS NULL))"
+)
+UNSETTLED: Final = f"SELECT id FROM ({_LIVE} UNION {_ON_WORD} UNION {_RECENT}) AS found ORDER BY created_ms, at"
+"""The query of ``unsettled``: three that have an index each, and no OR of them."""
+
+
+class SqlReads(ABC):
+    """The reads of ``LedgerReads``, each one query by ``_read``."""
+
+    _clock: StoreClock
+
+    @abstractmethod
+    def _read(self, convert: Callable[[Sequence[Any]], R], sql: str, values: Sequence[str | int] = ()) -> list[R]:
+        """Run one query, and return its rows converted."""
+
+    def entries(self, node_id: str, *, grants: bool = True) -> Sequence[Entry]:
+        """See ``LedgerReads.entries``."""
+        only = "" if grants else f"WHERE event NOT IN {GRANTS}"
+        sql = f"WITH RECURSIVE {BELOW} {ENTRIES} JOIN below ON entries.node_id = below.id {only} ORDER BY node_id, seq"
+        return self._read(to_entry, sql, (node_id,))
+
+    def tail(self, node_id: str, after: int) -> Sequence[Entry]:
+        """See ``LedgerReads.tail``."""
+        return self._read(to_entry, f"{ENTRIES} WHERE node_id = ? AND seq > ? ORDER BY seq", (node_id, after))
+
+    def hold(self, hold_id: str) -> Hold | None:
+        """See ``LedgerReads.hold``."""
+        found = self._read(to_hold, f"{HOLDS} WHERE id = ?", (hold_id,))
+        return found[0] if found else None
+
+    def nodes(self, under: str | None = None) -> Sequence[Node]:
+        """See ``LedgerReads.nodes``."""
+        if under is None:
+            return self._read(to_node, f"{NODES} ORDER BY created_ms, rowid")
+        related = "id IN (SELECT id FROM below UNION SELECT id FROM above)"
+        sql = f"WITH RECURSIVE {BELOW}, {above(1)} {NODES} WHERE {related} ORDER BY created_ms, rowid"
+        return self._read(to_node, sql, (under, under))
+
+    def outstanding(self) -> Sequence[Hold]:
+        """See ``LedgerReads.outstanding``."""
+        return self._read(to_hold, f"{HOLDS} WHERE state = 'held' ORDER BY created_ms")
+
+    def marks(self, kind: str, prefix: str) -> Mapping[str, Mapping[str, Any]]:
+        """See ``LedgerReads.marks``."""
+        # A range, which the index of the keys has; U+10FFFF is behind every other character.
+        sql = "SELECT kind, key, value FROM marks WHERE kind = ? AND key >= ? AND key < ?"
+        return {key: value for (_, key), value in self._read(to_mark, sql, (kind, prefix, f"{prefix}\U0010ffff"))}
+
+    def unsettled(self, now_unix: int) -> Sequence[str]:
+        """See ``LedgerStore.unsettled``."""
+        return self._read(lambda row: str(row[0]), UNSETTLED, (now_unix - UNSHOWN_S, now_unix))
+
+    def size(self) -> tuple[int, int]:
+        """Return the number of journal entries and the number of nodes."""
+        [found] = self._read(tuple, "SELECT (SELECT count(*) FROM entries), (SELECT count(*) FROM nodes)")
+        return int(found[0]), int(found[1])
+
+    def now_ms(self) -> int:
+        """See ``LedgerReads.now_ms``."""
+        return self._clock()
