@@ -56,6 +56,16 @@ _ADVICE: Final[dict[type[Exception], tuple[str, Retry]]] = {
 }
 """The server's error → the advice, and when to retry."""
 
+_REFUSED: Final[tuple[tuple[str, type[Exception]], ...]] = (
+    ("password", refused.InvalidPassword),
+    ("pg_hba.conf", refused.InvalidAuthorizationSpecification),
+    ("role", refused.InvalidAuthorizationSpecification),
+    ("database", refused.InvalidCatalogName),
+    ("too many", refused.TooManyConnections),
+    ("connection slots", refused.TooManyConnections),
+)
+"""A word of a refused connection → the error. The protocol gives its code, but the driver does not hand it on."""
+
 
 class _WholeNumber(Loader):
     """Reads a sum of whole numbers, which PostgreSQL calls numeric."""
@@ -156,7 +166,10 @@ def as_unavailable(what: str, url: str, error: Exception) -> LedgerUnavailable:
     if isinstance(error, psycopg.Error) and error.sqlstate == ANOTHER_LEDGER:
         return another(url)
     lines = str(error).strip().splitlines() or [type(error).__name__]
-    advice, retry = _ADVICE.get(type(error), (_BACK, LedgerUnavailable.retry))
+    kind: type[Exception] = type(error)
+    if kind is psycopg.OperationalError and "FATAL: " in str(error):
+        kind = next((kind for word, kind in _REFUSED if word in str(error).split("FATAL: ")[-1]), kind)
+    advice, retry = _ADVICE.get(kind, (_BACK, LedgerUnavailable.retry))
     wrapped = LedgerUnavailable(f"{what} {url}: {lines[0]}", advice=advice)
     wrapped.retry, wrapped.__cause__ = retry, error
     return wrapped

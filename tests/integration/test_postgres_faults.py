@@ -1,0 +1,304 @@
+"""The ledger's server, and the way to it, fail at every message: what is said held is in the ledger, and nothing is held twice."""
+
+import os
+import signal
+import threading
+import time
+from decimal import Decimal
+
+import pytest
+
+from tests.support import postgres, processes
+from tests.support.ledger import Books, usd
+from tests.support.merchant import Shop, client, make_guard
+from tests.support.postgres_way import Way
+from tests.support.signers import SpySigner
+from x402guard import LedgerUnavailable
+from x402guard.ledger.authorize import Refusal
+from x402guard.stores import open_store
+from x402guard.stores.postgres_server import Server
+
+pytestmark = pytest.mark.xdist_group("postgres")
+
+CENT = "$0.01"
+
+
+@pytest.fixture
+def url():
+    return postgres.empty_database()
+
+
+@pytest.fixture
+def way(url):
+    way = Way(postgres.server())
+    yield way
+    way.close()
+
+
+@pytest.fixture
+def books(url, way):
+    books = Books(way.url(url), wallet="$5.00")
+    yield books
+    books.close()
+
+
+@pytest.fixture
+def straight(url):
+    store = open_store(url)
+    yield store
+    store.close()
+
+
+@pytest.mark.parametrize("plan", ["before", "half"])
+def test_a_write_that_never_arrives_is_an_error_and_nothing_is_held(books, way, straight, plan):
+    way.plan = plan
+    with pytest.raises(LedgerUnavailable) as caught:
+        books.hold("h", CENT)
+    assert (caught.value.retry, way.cuts) == ("later", 1)
+    assert straight.hold("h") is None
+    assert books.hold("h", CENT).id == "h", "the next one goes over a new connection"
+    assert straight.audit() == []
+
+
+def test_a_commit_whose_answer_is_lost_is_found_in_the_ledger(books, way, straight):
+    way.plan = "after"
+    assert not isinstance(books.hold("h", CENT), Refusal)
+    assert (way.cuts, straight.hold("h").amount) == (1, usd(CENT))
+    assert books.balances("wallet") == (0, 0, 0, usd(CENT))
+    assert straight.audit() == []
+
+
+def test_a_write_that_arrives_after_it_was_given_up_is_refused_by_the_server(books, way, straight):
+    way.plan = "late"
+    with pytest.raises(LedgerUnavailable):
+        books.hold("h", CENT)
+    assert straight.hold("h") is None
+    way.deliver()
+    time.sleep(0.2)
+    assert straight.hold("h") is None, "else a payment that was refused would be held, and its caller would not know"
+    assert straight.audit() == []
+
+
+def test_a_server_that_is_started_anew_between_two_changes_is_not_noticed(books, way, straight):
+    books.hold("h1", CENT)
+    for connection in list(way._open):
+        connection.shutdown(2)
+    books.hold("h2", CENT)
+    assert books.store.hold("h2").id == "h2"
+    assert straight.audit() == []
+
+
+def test_while_the_server_is_away_nothing_is_signed_and_afterwards_it_goes_on(url, way):
+    signer, shop = SpySigner(), Shop()
+    with make_guard(way.url(url), signer=signer) as guard, guard.session("s", budget="$1.00") as session:
+        with client(session, shop) as http:
+            http.get("https://courts.example/1")
+            way.down = True
+            for connection in list(way._open):
+                connection.shutdown(2)
+            began = time.monotonic()
+            with pytest.raises(LedgerUnavailable) as caught:
+                http.get("https://courts.example/2")
+            assert time.monotonic() - began < 10
+            assert (len(signer.signed), len(shop.payments)) == (1, 1)
+            assert "Bring the ledger's server back" in caught.value.advice
+            way.down = False
+            http.get("https://courts.example/2")
+        assert (session.spent, len(shop.payments)) == (Decimal("0.02"), 2)
+
+
+def test_a_decision_takes_two_round_trips_and_a_paid_request_seven(url, monkeypatch):
+    said = []
+    ask = Server.say
+
+    def counted(server, sql, values=()):
+        said.append(sql)
+        return ask(server, sql, values)
+
+    monkeypatch.setattr(Server, "say", counted)
+    with make_guard(url) as guard, guard.session("s", budget="$1.00") as session:
+        session.charge("search", CENT)
+        session.remaining  # noqa: B018 - the connection that reads is made
+        said.clear()
+        session.charge("search", CENT)
+        assert len(said) <= 4, said  # authorize and capture
+        with client(session, Shop()) as http:
+            http.get("https://courts.example/1")
+            said.clear()
+            http.get("https://courts.example/2")
+            assert len(said) <= 7, said  # authorize 2, the signer 1, the claim 2, the answer handed over 2
+
+
+STOPPED = """
+import sys
+sys.path.insert(0, "tests"), sys.path.insert(0, ".")
+from tests.support.ledger import Books, a_hold
+from x402guard.ledger.authorize import authorize
+from x402guard.stores import postgres
+import os, signal, time
+url, in_turn = sys.argv[1], sys.argv[2] == "in turn"
+books = Books(url, session=None)
+if in_turn:
+    books.store._turns_until_s = time.monotonic() + 60
+def change(view):
+    print("inside", flush=True)
+    sys.stdin.readline()
+    return authorize(view, a_hold("stopped", "$0.01"), {})
+held = books.change(change, nodes=("s",), holds=("stopped",))
+print(type(held).__name__, flush=True)
+"""
+
+
+@pytest.mark.parametrize("how", ["at once", "in turn"])
+def test_a_process_that_is_stopped_inside_a_change_delays_no_other(url, how):
+    books = Books(url, wallet="$5.00")
+    books.store._turns_until_s = time.monotonic() + (60 if how == "in turn" else 0)
+    books.hold("warm", CENT)
+    other = processes.start(STOPPED, url, how)
+    assert other.stdout.readline() == "inside\n"
+    os.kill(other.pid, signal.SIGSTOP)
+    try:
+        waits = []
+        for number in range(20):
+            began = time.monotonic()
+            assert not isinstance(books.hold(f"h{number}", CENT), Refusal)
+            waits.append(time.monotonic() - began)
+    finally:
+        os.kill(other.pid, signal.SIGCONT)
+    printed, errors = other.communicate("go\n")
+    assert printed == "inside\nHold\n", (printed, errors)  # it has run again, on what the others have left
+    assert max(waits) < 0.1, waits
+    assert books.store.audit() == []
+    assert books.store.hold("stopped") is not None
+    books.close()
+
+
+def test_what_was_read_and_has_changed_meanwhile_is_read_again(url):
+    """Each kind of row, read and not written: by another process's change between this one's load and its write."""
+    mine, other = Books(url, wallet="$5.00"), Books(url, session=None)
+    mine.hold("h", CENT)
+    key = ("test", "known")
+
+    def with_row(meanwhile, look, **scope):
+        seen = []
+
+        def change(view):
+            seen.append(look(view))
+            if len(seen) == 1:
+                meanwhile()
+            view.put_mark(("test", f"mine {len(seen)} {scope}"), {"seen": len(seen)})
+
+        mine.change(change, **scope)
+        return seen
+
+    assert with_row(lambda: other.hold("h2", CENT), lambda view: view.node("s").held, nodes=("s",)) == [
+        usd(CENT), 2 * usd(CENT),
+    ]  # fmt: skip
+    put = lambda value: other.change(lambda view: view.put_mark(key, value), marks=(key,))
+    look = lambda view: view.mark(key)
+    assert with_row(lambda: put({"n": 1}), look, marks=(key,)) == [None, {"n": 1}]
+    assert with_row(lambda: put({"n": 2}), look, marks=(key,)) == [{"n": 1}, {"n": 2}]
+    held = lambda view: view.hold("h3")
+    assert [hold and hold.id for hold in with_row(lambda: other.hold("h3", CENT), held, holds=("h3",))] == [None, "h3"]
+    assert mine.store.audit() == []
+    mine.close()
+    other.close()
+
+
+def test_threads_of_several_stores_sell_exactly_the_budget(url):
+    """Every change writes the wallet's row, so all of them conflict."""
+    stores = [Books(url, wallet="$0.50")] + [Books(url, session=None) for _ in range(3)]
+    held, failed = [], []
+
+    def buy(number):
+        for turn in range(20):
+            try:
+                if not isinstance(stores[number % 4].hold(f"{number}-{turn}", CENT), Refusal):
+                    held.append((number, turn))
+            except LedgerUnavailable as error:
+                failed.append(error)
+
+    threads = [threading.Thread(target=buy, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert (len(held), failed) == (50, [])
+    assert stores[0].balances("wallet")[3] == usd("$0.50")
+    assert stores[0].store.audit() == []
+    for books in stores:
+        books.close()
+
+
+BUYER = """
+import sys, time
+sys.path.insert(0, ".")
+from tests.support.ledger import Books
+from x402guard.errors import LedgerUnavailable
+from x402guard.ledger.authorize import Refusal
+url, own, sessions, each = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+books = Books(url, session=None)
+for number in range(sessions):
+    books.open(f"{own}-{number}", "$100.00")
+print("ready", flush=True)
+sys.stdin.readline()
+held, unsure = 0, 0
+def asked(question):
+    for _ in range(600):
+        try:
+            return question()
+        except LedgerUnavailable:
+            time.sleep(0.05)
+    raise TimeoutError
+def buy(name, session):
+    global held, unsure
+    try:
+        held += not isinstance(books.hold(name, "$0.01", session), Refusal)
+    except LedgerUnavailable:
+        time.sleep(0.05)
+        if asked(lambda: books.store.hold(name)) is None:
+            return buy(name, session)
+        unsure += 1
+for turn in range(each):
+    for number in range(sessions):
+        buy(f"{own}-{number}-{turn}", f"{own}-{number}")
+print(held, unsure, flush=True)
+"""
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(("payments", "restarts"), [(400, 0), (2_000, 3)])
+def test_eight_processes_and_two_hundred_sessions_hold_exactly_the_budget_while_the_server_crashes(
+    tmp_path_factory, payments, restarts
+):
+    folder = tmp_path_factory.mktemp("pg")
+    for each in (folder, *folder.parents[:3]):
+        each.chmod(0o755)
+    postgres.make_cluster(folder)
+    postgres.start(folder, fsync="on")
+    url = postgres.url(folder, "postgres")
+    try:
+        books = Books(url, wallet=f"${payments / 100}", session=None)
+        each = payments // 200 + 2
+        buyers = [processes.start(BUYER, url, number, 25, each) for number in range(8)]
+        assert [buyer.stdout.readline() for buyer in buyers] == ["ready\n"] * 8
+        for buyer in buyers:
+            buyer.stdin.write("go\n")
+            buyer.stdin.flush()
+        for _ in range(restarts):
+            time.sleep(3)
+            postgres.stop(folder, "immediate")
+            postgres.start(folder, fsync="on")
+        sums = [buyer.communicate(timeout=300) for buyer in buyers]
+        counts = [
+            [int(number) for number in printed.split()] for printed, errors in sums if printed or pytest.fail(errors)
+        ]
+        said, unsure = (sum(column) for column in zip(*counts, strict=True))
+        live = len(books.store.outstanding())
+        assert (live, said + unsure) == (payments, payments), counts
+        assert books.balances("wallet")[3] == payments * usd(CENT)
+        assert books.store.audit() == []
+        books.close()
+    finally:
+        postgres.stop(folder, "immediate")

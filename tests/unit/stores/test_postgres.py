@@ -1,0 +1,195 @@
+"""What is particular to a ledger in PostgreSQL: where it may be, who may use it, and what is said where it cannot be used."""
+
+import os
+
+import psycopg
+import pytest
+
+from tests.support import postgres, processes
+from tests.support.command_line import typed
+from tests.support.ledger import Books, usd
+from x402guard import ConfigError, Guard, LedgerUnavailable
+from x402guard.guard.owner import Owner
+from x402guard.ledger.authorize import Refusal
+from x402guard.stores import ledger_exists, open_store
+
+pytestmark = pytest.mark.xdist_group("postgres")
+
+
+@pytest.fixture
+def url():
+    return postgres.empty_database()
+
+
+@pytest.fixture
+def fresh():
+    """A database of its own, which has never had a ledger; and what is said in it as its owner."""
+    folder, name = postgres.server(), f"fresh{os.getpid()}"
+    with psycopg.connect(postgres.url(folder, "postgres"), autocommit=True) as server:
+        server.execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
+        server.execute(f"CREATE DATABASE {name}")
+        with psycopg.connect(postgres.url(folder, name), autocommit=True) as inside:
+            yield postgres.url(folder, name), inside.execute
+        server.execute(f"DROP DATABASE {name} WITH (FORCE)")
+
+
+SAYS = {
+    "a password": ("postgresql://agent:hunter2@db.example/spend", "holds a password", ConfigError),
+    "a password as an option": (
+        "postgresql://agent@db.example/spend?password=hunter2",
+        "holds a password",
+        ConfigError,
+    ),
+    "no database": ("postgresql://agent@db.example", "names no database", ConfigError),
+    "no server": ("postgresql:///spend?host=/nowhere", "/nowhere", LedgerUnavailable),
+}
+
+
+@pytest.mark.parametrize("what", SAYS)
+def test_a_url_that_cannot_be_used_says_why_and_shows_no_password(what):
+    url, says, kind = SAYS[what]
+    with pytest.raises(kind, match=says) as caught:
+        open_store(url)
+    assert "hunter2" not in str(caught.value) + repr(caught.value) + str(caught.value.__cause__)
+
+
+def test_a_database_that_does_not_exist_is_named_with_its_fix(url):
+    with pytest.raises(LedgerUnavailable, match='database "nothing" does not exist') as caught:
+        open_store(postgres.url(postgres.server(), "nothing"))
+    assert (caught.value.retry, caught.value.advice) == (
+        "after_change", "Nothing was paid. Create the database once, with createdb."
+    )  # fmt: skip
+
+
+def test_a_ledger_is_made_once_by_all_who_open_it_at_the_same_time(fresh):
+    url, say = fresh
+    assert not ledger_exists(url)
+    opens = "import sys; from x402guard.stores import open_store; open_store(sys.argv[1]).close()"
+    started = [processes.start(opens, url) for _ in range(6)]
+    assert [each.communicate()[1] for each in started] == [""] * 6
+    assert ledger_exists(url)
+    assert say("SELECT count(*), max(version) FROM x402guard.ledger").fetchone() == (1, 1)
+
+
+def test_a_schema_of_another_program_is_left_alone(fresh):
+    url, say = fresh
+    say("CREATE SCHEMA x402guard; CREATE TABLE x402guard.photos (name text)")
+    with pytest.raises(LedgerUnavailable, match="a schema x402guard that is no ledger"):
+        open_store(url)
+    assert say("SELECT count(*) FROM pg_tables WHERE schemaname = 'x402guard'").fetchone() == (1,)
+
+
+def test_a_newer_ledger_refuses_this_library(fresh):
+    url, say = fresh
+    books = Books(url)
+    say("ALTER FUNCTION x402guard.load_1 RENAME TO load_2")
+    with pytest.raises(LedgerUnavailable, match="load_1") as caught:
+        books.hold("h", "$0.01")
+    assert "Update this installation" in caught.value.advice
+    books.close()
+    say("UPDATE x402guard.ledger SET version = 2")
+    with pytest.raises(LedgerUnavailable, match="has ledger version 2, and this installation works with version 1"):
+        open_store(url)
+
+
+def test_a_ledger_that_was_replaced_while_it_was_open_is_refused(fresh):
+    url, say = fresh
+    books = Books(url)
+    say("DROP SCHEMA x402guard CASCADE")
+    open_store(url).close()
+    with pytest.raises(LedgerUnavailable, match="is another ledger than the one that was opened") as caught:
+        books.hold("h", "$0.01")
+    assert caught.value.retry == "after_change"
+    with pytest.raises(LedgerUnavailable, match="is another ledger"):
+        books.store._reader.close(), books.store.nodes()
+    books.close()
+
+
+def test_a_server_that_takes_no_writes_refuses_and_pays_afterwards(fresh):
+    url, say = fresh
+    books = Books(url)
+    [name] = say("SELECT current_database()").fetchone()
+    say(f"ALTER DATABASE {name} SET default_transaction_read_only = on")
+    books.store._writer.close()
+    with pytest.raises(LedgerUnavailable, match="read-only transaction") as caught:
+        books.hold("h", "$0.01")
+    assert "primary server" in caught.value.advice
+    say(f"ALTER DATABASE {name} RESET default_transaction_read_only")
+    books.store._writer.close()
+    assert not isinstance(books.hold("h", "$0.01"), Refusal)
+    books.close()
+
+
+def test_a_role_without_rights_is_refused_and_one_that_reads_can_report_and_change_nothing(fresh):
+    url, say = fresh
+    Books(url).close()
+    say("DROP ROLE IF EXISTS reporter; CREATE ROLE reporter LOGIN")
+    try:
+        theirs = url.replace("owner@", "reporter@")
+        with pytest.raises(LedgerUnavailable, match="permission denied") as caught:
+            open_store(theirs)
+        assert "grants this role the schema x402guard" in caught.value.advice
+        say("GRANT USAGE ON SCHEMA x402guard TO reporter; GRANT SELECT ON ALL TABLES IN SCHEMA x402guard TO reporter")
+        store = open_store(theirs, read_only=True)
+        assert [node.id for node in store.nodes()] == ["wallet", "s"]
+        assert store.audit() == []
+        with pytest.raises(LedgerUnavailable, match="read only"):
+            Books.change(_Of(store), lambda view: None)
+        store.close()
+        books = open_store(theirs)
+        with pytest.raises(LedgerUnavailable, match="permission denied"):
+            Books.change(_Of(books), lambda view: view.put_mark(("test", "x"), {}), marks=(("test", "x"),))
+        books.close()
+    finally:
+        say("DROP OWNED BY reporter; DROP ROLE reporter")
+
+
+class _Of:
+    def __init__(self, store):
+        self.store = store
+
+
+def test_the_journal_takes_no_change_and_verify_finds_a_changed_row(url, capsys):
+    books = Books(url)
+    books.hold("h", "$0.10")
+    with psycopg.connect(url, autocommit=True) as say:
+        for change in (
+            "UPDATE x402guard.entries SET held = 0",
+            "DELETE FROM x402guard.entries",
+            "TRUNCATE x402guard.entries",
+        ):
+            with pytest.raises(psycopg.errors.RaiseException, match="append-only"):
+                say.execute(change)
+        with Owner(url) as owner:
+            assert owner.verify() == []
+            say.execute("UPDATE x402guard.nodes SET held = 0 WHERE id = 's'")
+            [problem, *_] = owner.verify()
+    assert "s" in problem
+    books.close()
+
+
+def test_a_number_that_a_column_does_not_take_fails_alone(url):
+    books, much = Books(url, session=None), 2**62
+    with pytest.raises(LedgerUnavailable, match="out of range"):
+        books.change(lambda view: [view.record("wallet", "test", captured=much) for _ in range(2)], nodes=("wallet",))
+    books.open("s", "$1.00")
+    assert books.node().limit == usd("$1.00")
+    books.close()
+
+
+def test_the_command_line_and_the_guard_work_on_it(fresh, tmp_path):
+    url, _ = fresh
+
+    def x402guard(*given):
+        return typed(*given, cwd=tmp_path, X402GUARD_LEDGER=url)
+
+    nothing = x402guard("sessions")
+    assert (nothing.returncode, f"no ledger yet at {url}" in nothing.stderr) == (2, True), nothing
+    assert x402guard("budget", "set", "wallet", "20.00", "--new").returncode == 0
+    with Guard(ledger=url) as guard, guard.session("research", budget="$5.00") as session:
+        session.charge("search", "$0.10")
+    for command in (("sessions",), ("verify",), ("report", "research"), ("doctor",)):
+        done = x402guard(*command)
+        assert done.returncode == 0, done
+    again = x402guard("budget", "set", "wallet", "20.00", "--new")
+    assert (again.returncode, "already exists" in again.stderr) == (2, True), again
