@@ -14,6 +14,7 @@ from tests.support.merchant import Shop, client, make_guard
 from tests.support.postgres_way import Way
 from tests.support.signers import SpySigner
 from x402guard import LedgerUnavailable
+from x402guard.frozen import replace
 from x402guard.ledger.authorize import Refusal
 from x402guard.stores import open_store
 from x402guard.stores.postgres_server import Server
@@ -200,6 +201,9 @@ def test_what_was_read_and_has_changed_meanwhile_is_read_again(url):
     assert with_row(lambda: put({"n": 2}), look, marks=(key,)) == [{"n": 1}, {"n": 2}]
     held = lambda view: view.hold("h3")
     assert [hold and hold.id for hold in with_row(lambda: other.hold("h3", CENT), held, holds=("h3",))] == [None, "h3"]
+    shown = lambda view: view.put_hold(replace(view.known_hold("h"), presented=7))
+    times = lambda view: view.hold("h").presented
+    assert with_row(lambda: other.change(shown, holds=("h",)), times, holds=("h",)) == [0, 7]
     assert mine.store.audit() == []
     mine.close()
     other.close()
