@@ -6,17 +6,21 @@ import threading
 import time
 from decimal import Decimal
 
+import psycopg
 import pytest
 
 from tests.support import postgres, processes
-from tests.support.ledger import Books, usd
+from tests.support.ledger import Books, a_hold, usd
 from tests.support.merchant import Shop, client, make_guard
 from tests.support.postgres_way import Way
 from tests.support.signers import SpySigner
 from x402guard import LedgerUnavailable
 from x402guard.frozen import replace
-from x402guard.ledger.authorize import Refusal
+from x402guard.ledger.authorize import Refusal, authorize, lapse_due
+from x402guard.ledger.model import HoldKind
+from x402guard.ledger.view import Scope
 from x402guard.stores import open_store
+from x402guard.stores.group_commit import Request
 from x402guard.stores.postgres_server import Server
 
 pytestmark = pytest.mark.xdist_group("postgres")
@@ -78,6 +82,117 @@ def test_a_write_that_arrives_after_it_was_given_up_is_refused_by_the_server(boo
     time.sleep(0.2)
     assert straight.hold("h") is None, "else a payment that was refused would be held, and its caller would not know"
     assert straight.audit() == []
+
+
+def test_what_another_process_has_written_alike_does_not_pass_for_ones_own(books, way, straight, url):
+    """Both end the same hold at the same time, so their first entries have one hash; only one of them holds money."""
+    books.hold("due", CENT, kind=HoldKind.TOOL)
+    books.clock.tick(3_600)
+    other = Books(url, session=None, clock=books.clock)
+    mine = a_hold("mine", CENT, now_ms=books.clock.now_ms)
+
+    def change(view):
+        lapse_due(view)
+        if way.plan is None and way.cuts == 0:
+            other.change(lambda view: (lapse_due(view), authorize(view, their, {})), nodes=("s",), holds=("theirs",))
+            way.plan = "before"
+        return authorize(view, mine, {})
+
+    their = a_hold("theirs", CENT, now_ms=books.clock.now_ms)
+    with pytest.raises(LedgerUnavailable):
+        books.change(change, nodes=("s",), holds=("mine",))
+    assert (way.cuts, straight.hold("mine"), straight.hold("theirs").amount) == (1, None, usd(CENT))
+    other.close()
+
+
+def test_a_server_that_does_not_come_back_leaves_it_unknown_and_says_so(books, way, straight, monkeypatch):
+    monkeypatch.setattr("x402guard.stores.postgres._ASKED_AGAIN_S", (0.0, 0.05))
+    way.plan, way.down = "after", True
+    with pytest.raises(LedgerUnavailable, match="does not come back") as caught:
+        books.hold("h", CENT)
+    assert "expires at its deadline" in caught.value.advice
+    assert straight.hold("h") is not None, "it counts, until it expires"
+
+
+def _two(store):
+    """Two changes that share a transaction, as when one thread waits behind the other."""
+    ran = []
+
+    def adds(name):
+        def change(view):
+            ran.append(name)
+            view.put_mark(("test", name), {"runs": ran.count(name)})
+
+        return Request(Scope(marks=(("test", name),), nodes=("s",)), change)
+
+    return adds("mine"), adds("mate"), ran
+
+
+def test_ctrl_c_behind_a_write_runs_no_change_again(books, monkeypatch):
+    say = Server.say
+
+    def interrupted(server, sql, values=()):
+        answer = say(server, sql, values)
+        if "write_1" in sql:
+            monkeypatch.setattr(Server, "say", say)
+            raise KeyboardInterrupt
+        return answer
+
+    mine, mate, ran = _two(books.store)
+    monkeypatch.setattr(Server, "say", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        books.store._commit([mine, mate])
+    assert ran == ["mine", "mate"]
+    assert mate.over, "its thread does not run it again"
+    with pytest.raises(LedgerUnavailable, match="before it answered"):
+        mate.outcome()
+    assert books.store.marks("test", "") == {"mate": {"runs": 1}, "mine": {"runs": 1}}
+
+
+def test_one_change_that_no_table_takes_fails_alone(books):
+    mine, mate, _ = _two(books.store)
+    bad = Request(Scope(marks=(("test", "bad"),)), lambda view: view.put_mark(("test", "bad"), {"text": "\ud800"}))
+    books.store._commit([mine, bad, mate])
+    mine.outcome()
+    mate.outcome()
+    with pytest.raises(UnicodeEncodeError):
+        bad.outcome()
+    assert set(books.store.marks("test", "")) == {"mine", "mate"}
+
+
+def test_a_transaction_that_an_interrupt_has_left_open_swallows_nothing(books, straight):
+    books.store._writer.say("BEGIN")
+    books.hold("h", CENT)
+    assert straight.hold("h") is not None
+
+
+def test_a_slow_change_gets_its_turn_beside_a_fast_process(url):
+    slow, fast = Books(url, wallet="$5.00"), Books(url, session=None)
+    over = threading.Event()
+
+    def runs():
+        while not over.is_set():
+            fast.change(lambda view: view.record("s", "test"), nodes=("s",))
+
+    thread = threading.Thread(target=runs)
+    thread.start()
+    try:
+        for _ in range(10):
+            slow.change(lambda view: (time.sleep(0.02), view.record("s", "slow")), nodes=("s",))
+    finally:
+        over.set()
+        thread.join(20)
+    assert sum(entry.event == "slow" for entry in slow.store.entries("s")) == 10
+    slow.close()
+    fast.close()
+
+
+def test_a_clock_of_the_server_that_jumps_is_found_out(url):
+    store = open_store(url)
+    store._server_clock.see(store.now_ms() + 40 * 86_400_000)
+    believed_ms, ahead_ms = store._clock.read()
+    assert (abs(believed_ms - time.time() * 1000) < 5_000, ahead_ms // 86_400_000) == (True, 40)
+    store.close()
 
 
 def test_a_server_that_is_started_anew_between_two_changes_is_not_noticed(books, way, straight):
@@ -174,8 +289,10 @@ def test_a_process_that_is_stopped_inside_a_change_delays_no_other(url, how):
     books.close()
 
 
-def test_what_was_read_and_has_changed_meanwhile_is_read_again(url):
+@pytest.mark.parametrize("isolation", ["read committed", "repeatable read", "serializable"])
+def test_what_was_read_and_has_changed_meanwhile_is_read_again(url, isolation):
     """Each kind of row, read and not written: by another process's change between this one's load and its write."""
+    set_default(url, f"default_transaction_isolation = '{isolation}'")
     mine, other = Books(url, wallet="$5.00"), Books(url, session=None)
     mine.hold("h", CENT)
     key = ("test", "known")
@@ -207,6 +324,13 @@ def test_what_was_read_and_has_changed_meanwhile_is_read_again(url):
     assert mine.store.audit() == []
     mine.close()
     other.close()
+    set_default(url, "default_transaction_isolation = DEFAULT")
+
+
+def set_default(url, setting):
+    with psycopg.connect(url, autocommit=True) as connection:
+        [name] = connection.execute("SELECT current_database()").fetchone()
+        connection.execute(f"ALTER DATABASE {name} SET {setting}")
 
 
 def test_threads_of_several_stores_sell_exactly_the_budget(url):
@@ -239,7 +363,8 @@ import sys, time
 sys.path.insert(0, ".")
 from tests.support.ledger import Books
 from x402guard.errors import LedgerUnavailable
-from x402guard.ledger.authorize import Refusal
+from x402guard.ledger.authorize import Refusal, authorize, lapse_due
+from x402guard.ledger.model import HoldKind
 url, own, sessions, each = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
 books = Books(url, session=None)
 for number in range(sessions):

@@ -6,9 +6,11 @@ import pwd
 import shutil
 import subprocess
 import tempfile
+import time
 from contextlib import contextmanager
 from pathlib import Path
 
+import psycopg
 import pytest
 
 FOLDER = "TEST_POSTGRES_FOLDER"
@@ -103,6 +105,27 @@ def _control(folder, *given):
     assert done.returncode == 0, done.stdout
 
 
+def copy(folder, to):
+    """Make a streaming replica of the server of a folder."""
+    owner = _as_user()
+    if owner:
+        os.chown(to, owner["user"], owner["group"])
+    command = ["pg_basebackup", "-h", folder, "-U", "owner", "-D", to / "data", "-R", "-c", "fast", "--no-sync"]
+    subprocess.run([programs() / command[0], *command[1:]], check=True, cwd=to, timeout=60, **owner)
+
+
+def say(folder, sql, until=None):
+    """Say one statement to a server; with *until*, again until that is its answer."""
+    with psycopg.connect(url(folder, "postgres"), autocommit=True) as connection:
+        for _ in range(400):
+            cursor = connection.execute(sql)
+            found = cursor.fetchone() if cursor.description else None
+            if until is None or found == until:
+                return found
+            time.sleep(0.02)
+    raise TimeoutError(f"{sql}: {found}")
+
+
 @contextmanager
 def _locked(folder):
     with (folder / "lock").open("w") as file:
@@ -136,8 +159,6 @@ EMPTY = "SET session_replication_role = replica; " + "".join(
 
 def empty_database():
     """The URL of this process's database, whose ledger is empty."""
-    import psycopg
-
     folder = server()
     name = f"w{os.getpid()}"
     with psycopg.connect(url(folder, "postgres"), autocommit=True) as connection:

@@ -1,12 +1,13 @@
 """The way to a PostgreSQL server, which fails as a network does: at the write, before it, in it, behind it, or for a while."""
 
+import os
 import socket
 import threading
 import time
 from contextlib import suppress
 
 WRITE = b"write_1("
-PORT = 6543
+PORT = 10_000 + os.getpid() % 50_000  # only the name of a socket
 
 
 class Way:

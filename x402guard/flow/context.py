@@ -47,6 +47,7 @@ class Context:
         flight_ms: how long a request may be in flight before its hold is in doubt, in milliseconds.
         memory_ms: how long a taken payment without an answer keeps its purchase open, in milliseconds.
         unsafe_no_chain: pay on real networks whose chain cannot be read.
+        may_lose_holds: a failover of the ledger's server can lose the newest holds, and the owner has not accepted it.
         unsafe_trust_receipts: capture the claim of an ``upto`` receipt if no chain can prove it.
         tokens: where the tokens of LLM calls are counted, or None.
         finalizing: budgets whose reserve an LLM call may use now.
@@ -77,6 +78,7 @@ class Context:
     flight_ms: int = 150_000
     memory_ms: int = 86_400_000
     unsafe_no_chain: bool = False
+    may_lose_holds: bool = False
     unsafe_trust_receipts: bool = False
     tokens: TokenLimit | None = None
     finalizing: frozenset[str] = frozenset()

@@ -11,6 +11,7 @@ from x402guard.errors import ConfigError
 from x402guard.flow.ports import ChainReader, Signer
 from x402guard.flow.shell import LOG
 from x402guard.flow.surroundings import here
+from x402guard.guard.approvers import as_approver
 from x402guard.ledger.store import LedgerStore
 from x402guard.llm import Metering
 from x402guard.llm.meter import Meter
@@ -40,7 +41,7 @@ def meter_of(metering: Metering | None) -> Meter:
     return Meter(settings, RegisteredBook(book, owner=settings.models), settings.counter or TiktokenCounter())
 
 
-def check_kinds(signer: object, ledger: object, policy: object, chains: object) -> Signer | None:
+def check_kinds(signer: object, ledger: object, policy: object, chains: object, approver: object) -> Signer | None:
     """Return the signer (see ``signer_of``). Raises ``ConfigError`` for an argument of the wrong type."""
     if not isinstance(ledger, str) and not hasattr(ledger, "transact"):
         raise ConfigError(f"ledger: {ledger!r} is neither a ledger URL (sqlite:///spend.db) nor a store")
@@ -50,6 +51,7 @@ def check_kinds(signer: object, ledger: object, policy: object, chains: object) 
         raise ConfigError(
             f"chains: a {type(chains).__name__} is no mapping from network to URL; write chains={{'base': 'https://…'}}"
         )
+    as_approver(approver)
     return signer_of(signer)
 
 

@@ -19,7 +19,7 @@ from x402guard.flow.ports import ChainReader, Signer
 from x402guard.flow.shell import Shell
 from x402guard.flow.surroundings import here
 from x402guard.frozen import replace
-from x402guard.guard.approvers import as_approver, limited_approver
+from x402guard.guard.approvers import limited_approver
 from x402guard.guard.arguments import (
     Mode,
     check_kinds,
@@ -68,12 +68,14 @@ class Guard(BudgetParent):
 
     Args:
         signer: the key, or an account of ``eth_account``; None meters and never signs.
-        ledger: URL of the ledger (``memory://``, ``sqlite:///spend.db``), or a store, which its owner closes.
+        ledger: URL of the ledger (``memory://``, ``sqlite:///spend.db``, ``postgresql://user@host/database``), or a store,
+            which its owner closes.
         policy: the owner's rules.
         assets: tokens besides the built-in ones.
         chains: network → JSON-RPC URL, ``web3.Web3``, several of these, or a ``Chain``; or a ``ChainReader``, which its
             owner closes.
         unsafe_no_chain: pay on real networks whose chain cannot be read; claims about real money stay unchecked.
+        unsafe_async_failover: pay on real networks although a failover of the ledger's server can lose the newest holds.
         unsafe_trust_receipts: capture the claim of an ``upto`` receipt if no chain can prove it.
         budget: the wallet's own limit in dollars, over all sessions of this ledger; None uses the limit in the ledger.
         max_body_bytes: the most bytes of a streaming request body that are kept to repeat it in a paid request.
@@ -108,6 +110,7 @@ class Guard(BudgetParent):
         assets: Iterable[Asset] = (),
         chains: Mapping[str, Endpoints] | ChainReader | None = None,
         unsafe_no_chain: bool = False,
+        unsafe_async_failover: bool = False,
         unsafe_trust_receipts: bool = False,
         budget: Dollars | None = None,
         max_body_bytes: int = DEFAULT_BODY_BYTES,
@@ -125,26 +128,25 @@ class Guard(BudgetParent):
         mode: Mode = "enforce",
         telemetry: bool = False,
     ) -> None:
-        pays = check_kinds(signer, ledger, policy, chains)
-        self.policy = policy or Policy()
+        pays, self.policy = check_kinds(signer, ledger, policy, chains, approver), policy or Policy()
         check_flags(background_checks=background_checks, ledger_must_exist=ledger_must_exist)
+        check_flags(unsafe_async_failover=unsafe_async_failover)
         check_flags(unsafe_no_chain=unsafe_no_chain, unsafe_trust_receipts=unsafe_trust_receipts)
         limit, stop, self.meter = parse_limit(budget, field="budget"), kill_path(kill_file), meter_of(metering)
         self._notifier = NoticeSender(on_notice, webhook)
-        as_approver(approver)  # raises before anything is opened
         chain = RpcChainReader(chains) if isinstance(chains, Mapping) else chains
         networks = read_networks(chain, self.policy, unsafe_no_chain=unsafe_no_chain)
-        self.instance = f"{here().hostname()}:{here().pid()}:{here().random_bytes(4).hex()}"
         self.context = Context(
             session_id=WALLET,
             node_id=WALLET,
-            instance=self.instance,
+            instance=f"{here().hostname()}:{here().pid()}:{here().random_bytes(4).hex()}",
             policy=self.policy,
             payer=None if pays is None else pays.address,
             chains=networks,
             flight_ms=positive("flight_s", flight_s) * 1000,
             memory_ms=positive("purchase_memory_s", purchase_memory_s) * 1000,
             unsafe_no_chain=unsafe_no_chain,
+            may_lose_holds=not unsafe_async_failover,
             unsafe_trust_receipts=unsafe_trust_receipts,
             asks=approver is not None,
             shadow=check_mode(mode),
@@ -156,8 +158,8 @@ class Guard(BudgetParent):
         )
         self._closed, self._owns = False, (isinstance(ledger, str), isinstance(chains, Mapping))
         store = open_ledger(ledger, must_exist=ledger_must_exist) if isinstance(ledger, str) else ledger
-        asks, shadow = limited_approver(approver, store), self.context.shadow
-        shell = Shell(store, pays, chain, asks, self._notifier, kill_file=stop, shadow=shadow)
+        asks, notifier = limited_approver(approver, store), self._notifier
+        shell = Shell(store, pays, chain, asks, notifier, kill_file=stop, shadow=self.context.shadow)
         self._open(shell, limit, checks=background_checks and chain is not None, telemetry=telemetry)
 
     def _open(self, shell: Shell, limit: Nanos | None, *, checks: bool, telemetry: bool) -> None:
@@ -168,7 +170,8 @@ class Guard(BudgetParent):
             self._observer = observed(telemetry)
             self.shell = replace(self.shell, observer=self._observer)
             gone = self._enter_books(limit)
-            self.context = replace(self.context, gone=gone, outstanding=self.shell.store.outstanding)
+            risky = self.context.may_lose_holds and shell.store.may_lose_commits
+            self.context = replace(self.context, gone=gone, outstanding=shell.store.outstanding, may_lose_holds=risky)
             if self.shell.signer is not None:
                 self.shell.signer.bind(self.shell.store.hold)
             self._node_id, self._basis = WALLET, Basis(self.shell, self.context, self.meter)
@@ -199,7 +202,7 @@ class Guard(BudgetParent):
             ensure_wallet(view, limit, self.policy.soft_parts)
             if self.context.payer is not None:
                 ensure_payer(view, self.context.payer)
-            view.put_mark(instance_mark(self.instance), mine)
+            view.put_mark(instance_mark(self.context.instance), mine)
             for key in ended:
                 view.put_mark(instance_mark(key), {**rows[key], "ended": True})
             if view.ahead_ms <= self.context.max_clock_jump_ms:
@@ -284,7 +287,7 @@ class Guard(BudgetParent):
         self._rechecker.close()
         try:
             scope = Scope(nodes=(WALLET,))
-            self.shell.store.transact(scope, lambda view: view.put_mark(instance_mark(self.instance), mark))
+            self.shell.store.transact(scope, lambda view: view.put_mark(instance_mark(self.context.instance), mark))
         finally:
             self._notifier.close()
             self._release()
@@ -304,4 +307,6 @@ class Guard(BudgetParent):
 
     def __repr__(self) -> str:
         context = getattr(self, "context", None)  # a crash reporter may show an unfinished guard
-        return "Guard(unfinished)" if context is None else f"Guard(payer={context.payer}, instance={self.instance!r})"
+        return (
+            "Guard(unfinished)" if context is None else f"Guard(payer={context.payer}, instance={context.instance!r})"
+        )

@@ -104,6 +104,7 @@ class Settings(BaseSettings):
     policy: PolicySettings = PolicySettings()
     metering: MeteringSettings = MeteringSettings()
     unsafe_no_chain: bool = False
+    unsafe_async_failover: bool = False
     unsafe_trust_receipts: bool = False
     max_body_bytes: int = DEFAULT_BODY_BYTES
     flight_s: int = DEFAULT_FLIGHT_S
@@ -150,6 +151,7 @@ class Settings(BaseSettings):
             "assets": [asset.build() for asset in self.assets],
             "chains": self.read_chains() or None,
             "unsafe_no_chain": self.unsafe_no_chain,
+            "unsafe_async_failover": self.unsafe_async_failover,
             "unsafe_trust_receipts": self.unsafe_trust_receipts,
             "budget": self.budget,
             "max_body_bytes": self.max_body_bytes,

@@ -64,6 +64,10 @@ class LedgerStore(LedgerReads, Protocol):
     def inline(self) -> bool:
         """True if every call takes microseconds, so that an event loop may run it without a thread."""
 
+    @property
+    def may_lose_commits(self) -> bool:
+        """True if what was committed can be lost, because another server takes over that did not have it yet."""
+
     def transact(self, scope: Scope, change: Change[R]) -> R:
         """Run *change* on the rows of *scope* in one transaction, and return its result once it is durably written.
 

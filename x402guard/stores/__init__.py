@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
-from urllib.parse import urlsplit
 
 from x402guard.errors import ConfigError, LedgerUnavailable
 from x402guard.ledger.store import LedgerStore
@@ -67,6 +66,7 @@ def open_store(
 def ledger_exists(url: str) -> bool:
     """Return whether there is a ledger at a valid URL. Raises ``LedgerUnavailable`` if its server cannot be asked."""
     if is_postgres(url):
+        _check_postgres(url)
         with _needs_psycopg():
             from x402guard.stores.postgres import has_ledger
         return has_ledger(url)
@@ -111,14 +111,25 @@ def ledger_path(url: str) -> Path:
 
 
 def _check_postgres(url: str) -> None:
-    parts = urlsplit(url)
-    if parts.password is not None or "password=" in parts.query:
+    # What is refused is not shown: it may be a password.
+    fix = "write postgresql://user@host/database, and put a password into ~/.pgpass or PGPASSWORD"
+    with _needs_psycopg():
+        from psycopg import ProgrammingError
+        from psycopg.conninfo import conninfo_to_dict
+    try:
+        parts = conninfo_to_dict(url)
+    except ProgrammingError:
+        raise ConfigError(f"ledger: PostgreSQL's own library cannot read this URL; {fix}") from None
+    if (
+        parts.get("password")
+        or parts.get("sslpassword")
+        or any("@" in str(parts[name]) for name in parts if name != "user")
+    ):
         raise ConfigError(
-            "ledger: the URL holds a password, which every list of processes and settings would show; put it into ~/.pgpass or "
-            "PGPASSWORD, and write postgresql://user@host/database"
+            f"ledger: the URL holds a password, which every list of processes and settings would show; {fix}"
         )
-    if not parts.path.strip("/"):
-        raise ConfigError(f"ledger: {url!r} names no database; write postgresql://user@host/database")
+    if not parts.get("dbname"):
+        raise ConfigError(f"ledger: the URL names no database; {fix}")
 
 
 def _usable(path: Path, url: str) -> None:

@@ -26,6 +26,7 @@ class MemoryStore:
     """A ``LedgerStore`` in memory, with one lock. Every transaction takes microseconds."""
 
     inline: Final = True
+    may_lose_commits: Final = False
 
     def __init__(
         self, *, clock_ms: Callable[[], int] | None = None, steady_ms: Callable[[], int] | None = None

@@ -12,7 +12,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
 from typing import Any, Final, TypeVar
 
@@ -21,20 +21,23 @@ from psycopg import errors as refused
 from typing_extensions import override
 
 from x402guard.errors import LedgerUnavailable
-from x402guard.ledger.model import Entry, Hold
+from x402guard.ledger.model import Hold
 from x402guard.stores.audit import audit
-from x402guard.stores.group_commit import WRITING, GroupCommit, Request
-from x402guard.stores.postgres_rows import Asked, LoadedRows
-from x402guard.stores.postgres_schema import MIGRATIONS, SCHEMA, VERSION
+from x402guard.stores.group_commit import WRITING, GroupCommit, Request, failed_together
+from x402guard.stores.postgres_rows import Asked, LoadedRows, Proof
+from x402guard.stores.postgres_schema import MIGRATIONS, SCHEMA, TURN, VERSION
 from x402guard.stores.postgres_server import (
     BROKEN,
+    ISOLATION,
     LOST,
     OLDEST_SERVER,
-    SETTINGS,
+    STATEMENT_MS,
     Server,
     another,
     as_unavailable,
+    settings,
     unavailable,
+    unsure,
 )
 from x402guard.stores.sql_reads import SqlReads
 from x402guard.stores.views import StoreClock, system_steady_ms
@@ -44,10 +47,10 @@ R = TypeVar("R")
 _READING: Final = "cannot read the ledger"
 _MOST_ATTEMPTS: Final = 12
 _TURNS_S: Final = 1.0  # after a conflict, processes take turns for so long
-_IN_TURN_MS: Final = 50  # a process that is stopped in its turn loses it
+_ROUND_TRIP_S: Final = 0.005  # a round trip, until one was measured
+_IN_TURN_MS: Final = 40  # a process that is stopped in its turn loses it
 _REPORT_MS: Final = 600_000
 _ASKED_AGAIN_S: Final = (0.0, 0.2, 0.5, 1.0)
-_TURN: Final = f"hashtextextended('{SCHEMA} turn', 0)"
 _CONFLICTS: Final = (refused.SerializationFailure, refused.DeadlockDetected, refused.UniqueViolation)
 _OUT_OF_TURN: Final = (refused.IdleInTransactionSessionTimeout, refused.LockNotAvailable)
 
@@ -60,6 +63,9 @@ class PostgresStore(GroupCommit, SqlReads):
         clock_ms: returns unix milliseconds; the server's clock by default.
         steady_ms: returns milliseconds of a clock that cannot be set; see ``StoreClock``.
         read_only: change nothing: ``transact`` raises, and a missing ledger is not made.
+
+    Attributes:
+        may_lose_commits: True if the server has replicas and none of them is synchronous, as asked at opening.
 
     Raises ``LedgerUnavailable`` if the server cannot be reached or used, or its schema is not this version's.
     """
@@ -81,25 +87,30 @@ class PostgresStore(GroupCommit, SqlReads):
         self._read_lock = threading.Lock()
         self._writer, self._reader = Server(url, self._check_ledger), Server(url, self._check_ledger)
         self._turns_until_s, self._read_only = 0.0, read_only
+        self._fastest_s: float | None = None
+        self._last: Mapping[str, str | int] | None = None
         self._own_clock = clock_ms
         # A store that is not closed closes its connections with itself.
         weakref.finalize(self, _close, os.getpid(), self._writer, self._reader)
         with unavailable("cannot open the ledger", url):
             server_ms = self._prepare()
             self._server_clock = _ServerClock(server_ms, steady_ms or system_steady_ms)
-            self._clock = StoreClock(clock_ms or self._server_clock, steady_ms)
+            steady = steady_ms or (system_steady_ms if clock_ms is None else None)
+            self._clock = StoreClock(clock_ms or self._server_clock, steady)
 
     def _prepare(self) -> int:
         """Bring the schema to this version, once for all processes, and return the server's time."""
         with closing(Server(self._url, lambda _server: None)) as server:
-            [(number, encoding, has_schema, table)] = server.run(
+            [(number, encoding, replicas, synchronous, has_schema, table)] = server.run(
                 "SELECT current_setting('server_version_num')::integer, current_setting('server_encoding'), "
+                "(SELECT count(*) FROM pg_stat_replication), current_setting('synchronous_standby_names'), "
                 f"to_regnamespace('{SCHEMA}') IS NOT NULL, to_regclass('{SCHEMA}.ledger') IS NOT NULL"
             )
             if number < OLDEST_SERVER * 10_000:
                 raise LedgerUnavailable(
                     f"{self._url} is PostgreSQL {number // 10_000}; it has to be {OLDEST_SERVER} or newer"
                 )
+            self.may_lose_commits = replicas > 0 and not synchronous
             if encoding != "UTF8":
                 raise LedgerUnavailable(f"{self._url} stores text as {encoding}; a ledger's database has to be UTF8")
             if has_schema and not table:
@@ -125,7 +136,10 @@ class PostgresStore(GroupCommit, SqlReads):
 
     @staticmethod
     def _migrate(server: Server) -> None:
-        server.say(f"BEGIN; SELECT pg_advisory_xact_lock(hashtextextended('{SCHEMA} migrations', 0))")
+        # A process that is stopped in it loses the lock.
+        idle = f"SET LOCAL idle_in_transaction_session_timeout = {STATEMENT_MS}; "
+        lock = f"SELECT pg_advisory_xact_lock(hashtextextended('{SCHEMA} migrations', 0))"
+        server.say(f"BEGIN; {ISOLATION}{settings()}{idle}{lock}")
         [(table,)] = server.say(f"SELECT to_regclass('{SCHEMA}.ledger') IS NOT NULL")
         version = server.say(f"SELECT version FROM {SCHEMA}.ledger")[0][0] if table else 0
         for number in range(version, len(MIGRATIONS)):
@@ -152,58 +166,53 @@ class PostgresStore(GroupCommit, SqlReads):
 
     @override
     def _commit(self, batch: list[Request[Any]]) -> None:
+        self._writer.roll_back()  # Ctrl-C may have left a transaction open
         in_turn = time.monotonic() < self._turns_until_s
-        for attempt in range(_MOST_ATTEMPTS):
+        for _ in range(_MOST_ATTEMPTS):
             try:
                 self._try(batch, in_turn=in_turn)
-                break
             except _OUT_OF_TURN:
                 in_turn = False  # it took too long for a turn, or the one before it does
             except _CONFLICTS:
                 in_turn, self._turns_until_s = True, time.monotonic() + _TURNS_S
-            except psycopg.DataError:  # a number or a text that a table does not take
+            except (*BROKEN, LedgerUnavailable):
+                raise
+            except Exception:
                 if len(batch) == 1:
                     raise
-                self._commit_apart(batch)
+                self._commit_apart(batch)  # it may be the fault of one of them
+                return
+            else:
+                for each in batch:
+                    each.over = True
                 return
             finally:
                 self._writer.roll_back()
-            if attempt == _MOST_ATTEMPTS - 1:
-                raise LedgerUnavailable(f"other processes changed the same budgets {_MOST_ATTEMPTS} times meanwhile")
-        for each in batch:
-            each.over = True
+        raise LedgerUnavailable(f"other processes changed the same budgets {_MOST_ATTEMPTS} times meanwhile")
 
     def _try(self, batch: list[Request[Any]], *, in_turn: bool) -> None:
         """Load, run and write once. Raises one of ``_CONFLICTS`` if a row has changed meanwhile: nothing is written."""
         rows = self._load(Asked([each.scope for each in batch]), in_turn=in_turn)
         for each in batch:
             self._run(rows, each)
-        end = "COMMIT" if in_turn else ""
-        if not rows.is_changed:
-            if in_turn:
-                self._writer.say(end)
-        else:
-            durable = any(each.scope.durable for each in batch)
-            settings = "" if in_turn else SETTINGS.format(statement_ms=5_000)
-            try:
-                self._writer.say(
-                    f"{settings}SELECT {SCHEMA}.write_{VERSION}(?, ?, ?); {end}", (self._id, durable, rows.to_json())
-                )
-            except BaseException as error:  # noqa: BLE001 - raised again unless the write stands
-                self._check_lost(error, batch, rows.last_entry())
+        if rows.is_changed:
+            self._write(batch, rows, in_turn=in_turn)
+        elif in_turn:
+            self._writer.say("COMMIT")
         for each in batch:
             each.ran = True
 
     def _load(self, asked: Asked, *, in_turn: bool) -> LoadedRows:
-        settings = SETTINGS.format(statement_ms=5_000)
+        before = ISOLATION + settings()
         if in_turn:
-            settings = (
-                f"BEGIN; {settings} SET LOCAL idle_in_transaction_session_timeout = {_IN_TURN_MS}; "
-                f"SELECT pg_advisory_xact_lock({_TURN}); "
-            )
+            # The way there and back is not the time that Python takes.
+            limit_ms = _IN_TURN_MS + round(2_000 * (self._fastest_s or _ROUND_TRIP_S))
+            idle = f"SET LOCAL idle_in_transaction_session_timeout = {limit_ms}; "
+            before = f"BEGIN; {before}{idle}SELECT pg_advisory_xact_lock({TURN}); "
         now_ms = None if self._own_clock is None else self._clock()
-        sql, values = f"{settings}SELECT {SCHEMA}.load_{VERSION}(?, ?)", (self._id, asked.to_json(now_ms))
-        was_connected = self._writer.is_connected
+        values = (self._id, asked.to_json(now_ms, self._last))
+        was_connected, began_s = self._writer.is_connected, time.monotonic()
+        sql = f"{before}SELECT {SCHEMA}.load_{VERSION}(?, ?)"
         try:
             [(answer,)] = self._writer.say(sql, values)
         except BROKEN as error:
@@ -211,33 +220,58 @@ class PostgresStore(GroupCommit, SqlReads):
             if isinstance(error, _OUT_OF_TURN) or self._writer.is_connected or not was_connected:
                 raise
             [(answer,)] = self._writer.say(sql, values)
+        if was_connected:
+            took_s = time.monotonic() - began_s
+            self._fastest_s = took_s if self._fastest_s is None else min(took_s, self._fastest_s)
         rows = LoadedRows(asked, answer)
         self._server_clock.see(rows.now_ms)
         return rows
 
-    def _check_lost(self, error: BaseException, batch: list[Request[Any]], entry: Entry | None) -> None:
-        """Return if the write stands whose answer was lost; raise *error* if not, or if it had an answer."""
-        if isinstance(error, psycopg.Error) and (error.sqlstate is not None or not isinstance(error, BROKEN)):
-            raise error
-        if entry is None or not self._stands(entry):
-            raise error
-        if not isinstance(error, Exception):  # a signal came while the answer was waited for
-            for each in batch:
-                each.ran = True
-            raise error
+    def _write(self, batch: list[Request[Any]], rows: LoadedRows, *, in_turn: bool) -> None:
+        durable = any(each.scope.durable for each in batch)
+        before, after = ("", "COMMIT") if in_turn else (ISOLATION + settings(), "")
+        values, proof = (self._id, durable, rows.to_json()), rows.proof()
+        try:
+            self._writer.say(f"{before}SELECT {SCHEMA}.write_{VERSION}(?, ?, ?); {after}", values)
+            _note_run(batch)
+        except BaseException as error:
+            if not self._was_written(error, batch, proof):
+                raise
+            _note_run(batch)
+            if not isinstance(error, Exception):
+                raise  # a signal came while the answer was waited for
+        if durable and proof is not None:
+            self._last = proof.entries[-1]  # what is not durable may be gone after a crash of the server
 
-    def _stands(self, entry: Entry) -> bool:
-        """Return whether an entry is in the journal. After False, it never will be."""
+    def _was_written(self, error: BaseException, batch: list[Request[Any]], proof: Proof | None) -> bool:
+        """Return whether a write was made that ended in *error*. After False, it never will be.
+
+        Raises ``LedgerUnavailable`` if that cannot be found out.
+        """
+        if isinstance(error, psycopg.Error):
+            has_answer = error.sqlstate is not None and self._writer.is_connected  # a pooler answers for a lost server
+            if has_answer or isinstance(error, _OUT_OF_TURN) or not isinstance(error, BROKEN):
+                return False
+        stands = None
+        try:
+            stands = None if proof is None else self._stands(proof)
+        finally:
+            if stands is None:
+                failed_together(batch[1:], unsure(self._url))  # they must not run again
+        if stands is None and isinstance(error, Exception):
+            raise unsure(self._url) from error
+        return bool(stands)
+
+    def _stands(self, proof: Proof) -> bool | None:
+        """Return whether the entries of a write are in the journal; None if the server does not answer."""
         for pause_s in _ASKED_AGAIN_S:
             time.sleep(pause_s)
             try:
-                [(stands,)] = self._writer.run(
-                    f"SELECT {SCHEMA}.stands_{VERSION}(?, ?, ?)", (entry.node_id, entry.seq, entry.hash)
-                )
+                [(stands,)] = self._writer.run(f"SELECT {SCHEMA}.stands_{VERSION}(?, ?)", proof.to_values())
             except BROKEN:
                 continue
-            return bool(stands)
-        return False
+            return bool(stands) if stands or proof.fence is not None else None
+        return None
 
     def _read(self, convert: Callable[[Sequence[Any]], R], sql: str, values: Sequence[str | int] = ()) -> list[R]:
         if self._closed and self._pid == os.getpid():
@@ -266,7 +300,7 @@ class PostgresStore(GroupCommit, SqlReads):
         if not self._closed or self._pid != os.getpid():
             self._check_usable()
         with self._trouble(_READING), closing(Server(self._url, self._check_ledger)) as server:
-            server.say("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; " + SETTINGS.format(statement_ms=_REPORT_MS))
+            server.say("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; " + settings(_REPORT_MS))
             yield server
 
     @contextmanager
@@ -326,6 +360,11 @@ class _ServerClock:
         """Return the server's time in unix milliseconds."""
         server_ms, steady_ms = self._seen
         return server_ms + self._steady() - steady_ms
+
+
+def _note_run(batch: list[Request[Any]]) -> None:
+    for each in batch:
+        each.ran = True
 
 
 def has_ledger(url: str) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
+from msgspec import Struct
 from msgspec.json import Decoder, Encoder
 from typing_extensions import override
 
@@ -33,6 +34,22 @@ OutKey = tuple[str, str]
 """(network, token) of payments that are out."""
 
 
+class Proof(Struct, frozen=True):
+    """What shows whether a write was made whose answer was lost.
+
+    Attributes:
+        fence: a node that the write has read, so that another version of it keeps the write from being made later.
+        entries: (node, number, hash) of every entry of the write; another one cannot have all of them.
+    """
+
+    fence: str | None
+    entries: tuple[Mapping[str, str | int], ...]
+
+    def to_values(self) -> tuple[str | None, str]:
+        """Return the values that the server is asked with."""
+        return self.fence, _TEXT(self.entries).decode()
+
+
 class Asked:
     """What the scopes of some changes ask for, together."""
 
@@ -46,10 +63,16 @@ class Asked:
         self._sweep = max(scope.sweep for scope in scopes)
         self._flight_ms = min((scope.flight_ms for scope in scopes if scope.sweep), default=0)
 
-    def to_json(self, now_ms: int | None) -> str:
-        """Return the question as JSON, as of *now_ms* (unix milliseconds); None is the server's own clock."""
+    def to_json(self, now_ms: int | None, last: Mapping[str, str | int] | None) -> str:
+        """Return the question as JSON.
+
+        Args:
+            now_ms: as of when, in unix milliseconds; None is the server's own clock.
+            last: the newest entry that is known here, which has to be there.
+        """
         return _TEXT(
             {
+                "last": last,
                 "now_ms": now_ms,
                 "nodes": self.nodes,
                 "holds": self.holds,
@@ -126,11 +149,11 @@ class LoadedRows(MemoryRows):
         """True if the changes have written anything."""
         return bool(self._changed_nodes or self._changed_holds or self._changed_marks or self.entries)
 
-    def last_entry(self) -> Entry | None:
-        """Return an entry that says whether the write was made: of a node that was there before, if there is one."""
+    def proof(self) -> Proof | None:
+        """Return what shows whether the write was made; None if it adds no entry."""
         if not self.entries:
             return None
-        return next((entry for entry in self.entries if entry.node_id in self._node_versions), self.entries[0])
+        return Proof(next(iter(self._node_versions), None), tuple(map(_identity, self.entries)))
 
     def to_json(self) -> str:
         """Return what was written as JSON, with the versions of all that was read."""
@@ -164,6 +187,10 @@ class LoadedRows(MemoryRows):
                 "entries": [dict(zip(ENTRY_COLUMNS, entry_record(entry), strict=True)) for entry in self.entries],
             }
         ).decode()
+
+
+def _identity(entry: Entry) -> Mapping[str, str | int]:
+    return {"node_id": entry.node_id, "seq": entry.seq, "hash": entry.hash}
 
 
 def _versions(versions: Mapping[str, int]) -> list[Mapping[str, str | int]]:

@@ -20,6 +20,10 @@ VERSION: Final = 1
 
 CONFLICT: Final = "40001"
 ANOTHER_LEDGER: Final = "X4001"
+ROLLED_BACK: Final = "X4002"
+
+TURN: Final = f"hashtextextended('{SCHEMA} turn', 0)"
+"""The key of the advisory lock of a turn: its holder is alone, and who writes without a turn shares it for the write."""
 
 _TABLES: Final = """
 CREATE SCHEMA x402guard;
@@ -141,6 +145,11 @@ BEGIN
     IF NOT EXISTS (SELECT FROM x402guard.ledger AS l WHERE l.id = load_{VERSION}.ledger) THEN
         RAISE EXCEPTION 'another ledger is here now' USING ERRCODE = '{ANOTHER_LEDGER}';
     END IF;
+    IF NOT EXISTS (SELECT FROM x402guard.entries AS e WHERE e.node_id = ask #>> '{{last,node_id}}'
+            AND e.seq = (ask #>> '{{last,seq}}')::bigint AND e.hash = ask #>> '{{last,hash}}')
+            AND ask ->> 'last' IS NOT NULL THEN
+        RAISE EXCEPTION 'the newest entries are missing' USING ERRCODE = '{ROLLED_BACK}';
+    END IF;
     SELECT coalesce(array_agg(found.id), '{{}}') INTO wanted_holds FROM (
         SELECT h.id FROM x402guard.holds AS h WHERE h.id IN (SELECT json_array_elements_text(ask -> 'holds'))
         UNION
@@ -195,9 +204,10 @@ BEGIN
     IF NOT EXISTS (SELECT FROM x402guard.ledger AS l WHERE l.id = write_{version}.ledger) THEN
         RAISE EXCEPTION 'another ledger is here now' USING ERRCODE = '{another}';
     END IF;
+    PERFORM pg_advisory_xact_lock_shared({turn});  -- who has the turn is not overtaken, so that it ends
     IF NOT durable THEN
         PERFORM set_config('synchronous_commit', 'off', true);
-    ELSIF current_setting('synchronous_commit') IN ('off', 'local') THEN
+    ELSIF current_setting('synchronous_commit') IN ('off', 'local', 'remote_write') THEN
         PERFORM set_config('synchronous_commit', 'on', true);
     END IF;
     SELECT count(*) INTO same FROM (
@@ -242,12 +252,15 @@ BEGIN
 END $$;
 """
 
-# After it has answered "no", the write it asks about can no longer be made: it finds another version.
+# It waits for a write that is under way. After it has answered "no", the write it asks about can no longer be made: the
+# node of the fence, which that write has read, has another version.
 _STANDS: Final = f"""
-CREATE FUNCTION x402guard.stands_{VERSION}(node text, number bigint, expected text) RETURNS boolean LANGUAGE plpgsql AS $$
+CREATE FUNCTION x402guard.stands_{VERSION}(fence text, wanted json) RETURNS boolean LANGUAGE plpgsql AS $$
 BEGIN
-    UPDATE x402guard.nodes SET version = version + 1 WHERE id = node;
-    RETURN EXISTS (SELECT FROM x402guard.entries AS e WHERE e.node_id = node AND e.seq = number AND e.hash = expected);
+    UPDATE x402guard.nodes SET version = version + 1 WHERE id = fence;
+    RETURN NOT EXISTS (
+        SELECT FROM json_to_recordset(wanted) AS w (node_id text, seq bigint, hash text) WHERE NOT EXISTS (
+            SELECT FROM x402guard.entries AS e WHERE e.node_id = w.node_id AND e.seq = w.seq AND e.hash = w.hash));
 END $$;
 """
 
@@ -262,6 +275,7 @@ MIGRATIONS: Final[tuple[str, ...]] = (
     + _WRITE.format(
         version=VERSION,
         another=ANOTHER_LEDGER,
+        turn=TURN,
         conflict=CONFLICT,
         nodes=names(NODE_COLUMNS),
         set_node=_set(NODE_COLUMNS),

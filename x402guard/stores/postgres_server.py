@@ -13,7 +13,7 @@ from psycopg.adapt import Buffer, Loader
 from psycopg.pq import TransactionStatus
 
 from x402guard.errors import LedgerUnavailable, Retry
-from x402guard.stores.postgres_schema import ANOTHER_LEDGER, SCHEMA
+from x402guard.stores.postgres_schema import ANOTHER_LEDGER, ROLLED_BACK, SCHEMA
 from x402guard.stores.rows import UnreadableRecord
 
 CONNECT_S: Final = 3
@@ -21,11 +21,17 @@ STATEMENT_MS: Final = 5_000
 LOCK_MS: Final = 2_000
 OLDEST_SERVER: Final = 15
 
-SETTINGS: Final = (
-    f"SET LOCAL search_path = {SCHEMA}, pg_temp; SET LOCAL statement_timeout = {{statement_ms}}; "
-    f"SET LOCAL lock_timeout = {LOCK_MS}; "
-)
-"""What every transaction sets for itself. A pooler may drop what was said when the connection was made."""
+ISOLATION: Final = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED; "
+"""Each statement of a write has to see what others have committed while it waited."""
+
+
+def settings(statement_ms: int = STATEMENT_MS) -> str:
+    """Return what every transaction sets for itself: a pooler may drop what was said when the connection was made."""
+    return (
+        f"SET LOCAL search_path = {SCHEMA}, pg_temp; SET LOCAL statement_timeout = {statement_ms}; "
+        f"SET LOCAL lock_timeout = {LOCK_MS}; "
+    )
+
 
 BROKEN: Final = (psycopg.OperationalError, psycopg.InterfaceError)
 """The errors after which the state of a connection, and of what was sent over it, is unknown."""
@@ -97,7 +103,7 @@ class Server:
 
         ``?`` stands for a value, in all of them together. Raises what psycopg raises.
         """
-        return self.say(SETTINGS.format(statement_ms=statement_ms) + sql, values)
+        return self.say(ISOLATION + settings(statement_ms) + sql, values)
 
     def say(self, sql: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         """Run statements in one round trip, in the transaction that is open, and return the rows of the last one."""
@@ -120,8 +126,10 @@ class Server:
             return
         try:
             self._connection.execute("ROLLBACK")
-        except psycopg.Error:
+        except BaseException as error:
             self.close()
+            if not isinstance(error, psycopg.Error):
+                raise
 
     def _connect(self) -> None:
         self._connection = psycopg.connect(
@@ -163,8 +171,8 @@ def unavailable(what: str, url: str) -> Iterator[None]:
 
 def as_unavailable(what: str, url: str, error: Exception) -> LedgerUnavailable:
     """Return the error to raise for one of ``LOST``. Its text names the URL, which has no password."""
-    if isinstance(error, psycopg.Error) and error.sqlstate == ANOTHER_LEDGER:
-        return another(url)
+    if isinstance(error, psycopg.Error) and error.sqlstate in _OTHERS:
+        return _OTHERS[error.sqlstate](url)
     lines = str(error).strip().splitlines() or [type(error).__name__]
     kind: type[Exception] = type(error)
     if kind is psycopg.OperationalError and "FATAL: " in str(error):
@@ -183,3 +191,27 @@ def another(url: str) -> LedgerUnavailable:
     )
     error.retry = "after_change"
     return error
+
+
+def unsure(url: str) -> LedgerUnavailable:
+    """Return the error for a change of which it is unknown whether it was written."""
+    return LedgerUnavailable(
+        f"cannot write the ledger {url}: the server went away before it answered, and does not come back",
+        advice=(
+            "Nothing was paid. Whether the change is in the ledger is unknown; what it may hold expires at its deadline. Bring the "
+            "server back, then repeat the call."
+        ),
+    )
+
+
+def rolled_back(url: str) -> LedgerUnavailable:
+    """Return the error for a server without the newest entries of this process, such as a replica that took over."""
+    error = LedgerUnavailable(
+        f"{url} has lost the newest entries of this process: another server has taken over, or a backup was restored. What "
+        "was signed may still be taken: end the agents, wait for five minutes, run x402guard reconcile, then start them again",
+    )
+    error.retry = "after_change"
+    return error
+
+
+_OTHERS: Final = {ANOTHER_LEDGER: another, ROLLED_BACK: rolled_back}

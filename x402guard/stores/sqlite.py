@@ -66,6 +66,7 @@ class SqliteStore(GroupCommit, SqlReads):
     """
 
     inline: Final = False
+    may_lose_commits: Final = False
     _disk_errors = sqlite3.Error
 
     def __init__(

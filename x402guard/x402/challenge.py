@@ -154,6 +154,12 @@ def _above_quote(case: Case, context: Context) -> Refusal | None:
 
 def _unpayable(offer: Offer, context: Context) -> Flow[Refusal | Nanos | None]:
     """Return why an offer cannot be paid; else what the account has for it, in nano-dollars, or None if unknown."""
+    if context.may_lose_holds and offer.network not in TEST_NETWORKS:
+        reason = (
+            "the ledger's server has replicas and none is synchronous, so a failover loses the newest holds; set "
+            "synchronous_standby_names there, or unsafe_async_failover"
+        )
+        return Refusal("async_failover", reason)
     if offer.network not in context.chains:
         if offer.network in TEST_NETWORKS or context.unsafe_no_chain:
             return None

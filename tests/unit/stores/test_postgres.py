@@ -40,6 +40,28 @@ SAYS = {
         "holds a password",
         ConfigError,
     ),
+    "a password with a slash": (
+        "postgresql://agent:hun/ter2@db.example/spend",
+        "holds a password|cannot read",
+        ConfigError,
+    ),
+    "a password with a question mark": (
+        "postgresql://agent:hun?ter2@db.example/spend",
+        "holds a password|cannot read",
+        ConfigError,
+    ),
+    "a password with a hash": (
+        "postgresql://agent:hun#ter2@db.example/spend",
+        "holds a password|cannot read",
+        ConfigError,
+    ),
+    "an escaped name": (
+        "postgresql://agent@db.example/spend?pass%77ord=hunter2",
+        "holds a password|cannot read",
+        ConfigError,
+    ),
+    "an unknown option": ("postgresql://agent@db.example/spend?Password=hunter2", "cannot read", ConfigError),
+    "a bracket": ("postgresql://agent@[db.example/spend", "cannot read", ConfigError),
     "no database": ("postgresql://agent@db.example", "names no database", ConfigError),
     "no server": ("postgresql:///spend?host=/nowhere", "/nowhere", LedgerUnavailable),
 }
@@ -50,7 +72,9 @@ def test_a_url_that_cannot_be_used_says_why_and_shows_no_password(what):
     url, says, kind = SAYS[what]
     with pytest.raises(kind, match=says) as caught:
         open_store(url)
-    assert "hunter2" not in str(caught.value) + repr(caught.value) + str(caught.value.__cause__)
+    said = str(caught.value) + repr(caught.value) + str(caught.value.__cause__)
+    assert "hun" not in said
+    assert "ter2" not in said
 
 
 def test_a_database_that_does_not_exist_is_named_with_its_fix(url):

@@ -33,6 +33,11 @@ class WatchedStore:
         """See ``LedgerStore.inline``."""
         return True
 
+    @property
+    def may_lose_commits(self) -> bool:
+        """See ``LedgerStore.may_lose_commits``."""
+        return False
+
     def transact(self, scope: Scope, change: Change[R]) -> R:
         """See ``LedgerStore.transact``."""
         if self._is_full():
