@@ -57,7 +57,7 @@ $(READY): pyproject.toml
 	@test -n "$(PYTHON)" || { echo "x402guard needs Python 3.11, 3.12 or 3.13; say where with: make PYTHON=/path/to/python3.12 $(MAKECMDGOALS)"; exit 1; }
 	@echo "Setting up $(VENV) with $(PYTHON); this takes about a minute."
 	@$(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[testnet,serve,telemetry,mcp,test,lint,docs]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[testnet,serve,telemetry,mcp,postgres,test,lint,docs]'
 	@touch $(READY)
 
 # %: the folder of the packages. Each lock holds the hashes.

@@ -47,7 +47,7 @@ def remove_folder():
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def _as_user():
+def as_user():
     """Arguments for a process as an ordinary user: the server refuses root."""
     if os.geteuid() != 0:
         return {}
@@ -61,7 +61,7 @@ def _as_user():
 
 
 def make_cluster(folder):
-    owner = _as_user()
+    owner = as_user()
     if owner:
         os.chown(folder, owner["user"], owner["group"])
     command = [
@@ -100,14 +100,14 @@ def stop(folder, how="fast"):
 def _control(folder, *given):
     done = subprocess.run(
         [programs() / "pg_ctl", "-D", folder / "data", *given],
-        check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=folder, timeout=60, **_as_user(),
+        check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=folder, timeout=60, **as_user(),
     )  # fmt: skip
     assert done.returncode == 0, done.stdout
 
 
 def copy(folder, to):
     """Make a streaming replica of the server of a folder."""
-    owner = _as_user()
+    owner = as_user()
     if owner:
         os.chown(to, owner["user"], owner["group"])
     command = ["pg_basebackup", "-h", folder, "-U", "owner", "-D", to / "data", "-R", "-c", "fast", "--no-sync"]

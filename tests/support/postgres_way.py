@@ -24,6 +24,7 @@ class Way:
         self._path = folder / f".s.PGSQL.{PORT}"
         self._path.unlink(missing_ok=True)
         self._listening.bind(str(self._path))
+        self._path.chmod(0o777)  # a pooler runs as another user
         self._listening.listen(64)
         self._threads = [self._run(self._accept)]
 

@@ -67,6 +67,17 @@ CREATE TABLE x402guard.nodes (
 ) WITH (fillfactor = 70);
 CREATE INDEX nodes_by_parent ON x402guard.nodes (parent_id);
 
+CREATE FUNCTION x402guard.refuse_limit() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    IF NOT pg_has_role(current_user, (SELECT nspowner FROM pg_namespace WHERE nspname = 'x402guard'), 'USAGE') THEN
+        RAISE EXCEPTION 'only the owner of the ledger raises a limit' USING ERRCODE = 'insufficient_privilege';
+    END IF;
+    RETURN NEW;
+END $$;
+CREATE TRIGGER limits_are_raised_by_the_owner BEFORE UPDATE ON x402guard.nodes FOR EACH ROW
+    WHEN (OLD.max_nanos IS NOT NULL AND (NEW.max_nanos IS NULL OR NEW.max_nanos > OLD.max_nanos))
+    EXECUTE FUNCTION x402guard.refuse_limit();
+
 CREATE TABLE x402guard.holds (
     id text COLLATE "C" PRIMARY KEY,
     node_id text COLLATE "C" NOT NULL,

@@ -1,6 +1,8 @@
 """What is particular to a ledger in PostgreSQL: where it may be, who may use it, and what is said where it cannot be used."""
 
 import os
+import re
+from pathlib import Path
 
 import psycopg
 import pytest
@@ -8,6 +10,7 @@ import pytest
 from tests.support import postgres, processes
 from tests.support.command_line import typed
 from tests.support.ledger import Books, usd
+from tests.support.merchant import Shop, client, make_guard
 from x402guard import ConfigError, Guard, LedgerUnavailable
 from x402guard.guard.owner import Owner
 from x402guard.ledger.authorize import Refusal
@@ -166,6 +169,49 @@ def test_a_role_without_rights_is_refused_and_one_that_reads_can_report_and_chan
         books.close()
     finally:
         say("DROP OWNED BY reporter; DROP ROLE reporter")
+
+
+def test_agents_pay_and_alter_no_limit_by_whatever_way(fresh):
+    """With the rights of the page about a fleet, as they stand there."""
+    url, say = fresh
+    Guard(ledger=url, budget="$5.00").close()
+    page = (Path(__file__).parents[3] / "docs/how-to/a-fleet.md").read_text()
+    [rights] = [block for block in re.findall(r"```sql\n(.*?)```", page, re.DOTALL) if "GRANT" in block]
+    say("DROP ROLE IF EXISTS agents")
+    say(rights)
+    say("ALTER ROLE agents LOGIN")
+    theirs = url.replace("owner@", "agents@")
+    try:
+        with (
+            make_guard(theirs) as guard,
+            guard.session("a", budget="$1.00") as session,
+            client(session, Shop()) as http,
+        ):
+            http.get("https://courts.example/1")
+            assert session.spent > 0
+        with (
+            Owner(theirs) as owner,
+            pytest.raises(LedgerUnavailable, match="only the owner of the ledger raises a limit"),
+        ):
+            owner.set_budget("wallet", "$50.00")
+        with psycopg.connect(theirs, autocommit=True) as agent:
+            for attempt in (
+                "UPDATE x402guard.nodes SET max_nanos = max_nanos * 2 WHERE id = 'wallet'",
+                "UPDATE x402guard.nodes SET max_nanos = NULL WHERE id = 'wallet'",
+                "DELETE FROM x402guard.nodes WHERE id = 'wallet'",
+                "UPDATE x402guard.entries SET held = 0",
+                "ALTER TABLE x402guard.nodes DISABLE TRIGGER ALL",
+                "SET session_replication_role = replica",
+                "CREATE OR REPLACE FUNCTION x402guard.refuse_limit() RETURNS trigger LANGUAGE sql AS 'SELECT NULL'",
+                "DROP TABLE x402guard.nodes",
+            ):
+                with pytest.raises(psycopg.errors.InsufficientPrivilege):
+                    agent.execute(attempt)
+        with Owner(url) as owner:
+            owner.set_budget("wallet", "$50.00")
+            assert owner.verify() == []
+    finally:
+        say("DROP OWNED BY agents; DROP ROLE agents")
 
 
 class _Of:
