@@ -20,7 +20,7 @@ from x402guard.ledger.model import WALLET
 from x402guard.ledger.owner import CLOCK_MARK, accept_clock, count_lost
 from x402guard.ledger.view import Scope
 from x402guard.money import Nanos, format_dollars
-from x402guard.stores import ledger_path, open_store
+from x402guard.stores import as_ledger_url, check_ledger_url, is_postgres, ledger_path, open_store
 from x402guard.stores.sqlite import SqliteStore
 from x402guard.views.words import printable
 
@@ -65,6 +65,31 @@ def clock(
 
 def _shown(at_ms: int) -> str:
     return datetime.fromtimestamp(at_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+@ledger.command("move")
+def move(
+    to: Annotated[str, typer.Argument(help="postgresql://user@host/database, a database without a ledger.")],
+    ledger_url: LedgerUrl = None,
+    as_json: AsJson = False,
+) -> None:
+    """Move the ledger in a file to PostgreSQL. The file is closed for good, so that there is never a second budget.
+
+    Agents that have it open are refused from then on. Repeat the command if it was interrupted.
+    Example: x402guard ledger move postgresql:///spend
+    """
+    url, to = existing_ledger(ledger_url), as_ledger_url(to)
+    check_ledger_url(to)
+    if not url.startswith("sqlite:///") or not is_postgres(to):
+        raise ConfigError(
+            "ledger move: it moves a ledger from a file to PostgreSQL; write postgresql://user@host/database"
+        )
+    from x402guard.stores.moving import move_to_postgres
+
+    with working("copying the ledger"):
+        entries, budgets = move_to_postgres(ledger_path(url), to)
+    text = f"{entries} entries of {budgets} budgets are in {to} now; set X402GUARD_LEDGER to it"
+    say(text, {"entries": entries, "budgets": budgets, "ledger": to}, as_json=as_json)
 
 
 @ledger.command("restore")

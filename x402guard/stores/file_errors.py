@@ -71,6 +71,16 @@ def changed(path: Path) -> LedgerUnavailable:
     )
 
 
+def moved(path: Path, url: str) -> LedgerUnavailable:
+    """Return the error for a ledger that was moved to another place: here it would be a second budget."""
+    error = LedgerUnavailable(
+        f"the ledger {path} was moved to {url}",
+        advice=f"Nothing was paid. Use that one: X402GUARD_LEDGER={url}",
+    )
+    error.retry = "after_change"
+    return error
+
+
 def older(path: Path, commits: int) -> LedgerUnavailable:
     """Return the error for a ledger that is older than the one that was here: payments since then are not in it."""
     error = LedgerUnavailable(

@@ -135,5 +135,8 @@ _DEADLINES: Final = """
 ALTER TABLE nodes ADD COLUMN until_ms INTEGER;
 """
 
+MOVED: Final = 1_000_000
+"""The version of a ledger that was moved to another place, which table ``moved`` names. Every library refuses it."""
+
 MIGRATIONS: Final[tuple[str, ...]] = (_FIRST, _WINDOWS, _DELIVERY, _GENERATION, _UNSETTLED, _DEADLINES)
 """Migration N takes a ledger from version N to N + 1. The version is SQLite's ``user_version``."""

@@ -73,7 +73,7 @@ _REFUSED: Final[tuple[tuple[str, type[Exception]], ...]] = (
 """A word of a refused connection → the error. The protocol gives its code, but the driver does not hand it on."""
 
 
-class _WholeNumber(Loader):
+class WholeNumber(Loader):
     """Reads a sum of whole numbers, which PostgreSQL calls numeric."""
 
     def load(self, data: Buffer) -> int:
@@ -111,7 +111,7 @@ class Server:
             self._connect()
         assert self._connection is not None
         try:
-            cursor = self._connection.execute(_with_places(sql), values)
+            cursor = self._connection.execute(with_places(sql), values)
             while cursor.nextset():
                 pass
             return cursor.fetchall() if cursor.description else []
@@ -141,7 +141,7 @@ class Server:
             prepare_threshold=None,  # a pooler gives each transaction another connection, which knows no such statement
             cursor_factory=psycopg.ClientCursor,  # several statements in one round trip
         )
-        self._connection.adapters.register_loader("numeric", _WholeNumber)
+        self._connection.adapters.register_loader("numeric", WholeNumber)
         try:
             self._check(self)
         except BaseException:
@@ -156,7 +156,8 @@ class Server:
 
 
 @lru_cache(maxsize=512)
-def _with_places(sql: str) -> str:
+def with_places(sql: str) -> str:
+    """Return SQL with the places for values that psycopg knows: ``%s`` for ``?``."""
     return sql.replace("%", "%%").replace("?", "%s")
 
 

@@ -16,7 +16,7 @@ from x402guard.ledger.view import Change, Scope
 from x402guard.stores.audit import audit, audit_since
 from x402guard.stores.file_errors import foreign, unavailable, unsound
 from x402guard.stores.migrations import MIGRATIONS
-from x402guard.stores.sqlite import APPLICATION_ID, SqliteStore, one_moment
+from x402guard.stores.sqlite import APPLICATION_ID, SqliteStore, one_moment, refuse_moved
 from x402guard.stores.views import StoreClock
 
 R = TypeVar("R")
@@ -73,6 +73,7 @@ class ReadOnlyStore(SqliteStore):
         if owner != APPLICATION_ID:
             raise foreign(self._path)
         [version] = connection.execute("PRAGMA user_version").fetchone()
+        refuse_moved(connection, version, self._path)
         if version != len(MIGRATIONS):
             fix = (
                 "update this installation"

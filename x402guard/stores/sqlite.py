@@ -29,6 +29,7 @@ from x402guard.stores.file_errors import (
     changed,
     foreign,
     gone,
+    moved,
     older,
     refuse_unless_kept,
     refuse_unless_writable,
@@ -37,7 +38,7 @@ from x402guard.stores.file_errors import (
 )
 from x402guard.stores.file_lock import FileTurn, Generation
 from x402guard.stores.group_commit import WRITING, GroupCommit, Request
-from x402guard.stores.migrations import MIGRATIONS
+from x402guard.stores.migrations import MIGRATIONS, MOVED
 from x402guard.stores.sql_reads import SqlReads
 from x402guard.stores.sqlite_rows import SqliteRows
 from x402guard.stores.views import StoreClock
@@ -157,6 +158,7 @@ class SqliteStore(GroupCommit, SqlReads):
         [version] = self._writer.execute("PRAGMA user_version").fetchone()
         if version == 0 and self._turn.was_used:
             raise gone(self._path)
+        refuse_moved(self._writer, version, self._path)
         if version > len(MIGRATIONS):
             raise LedgerUnavailable(
                 f"{self._path} was written by a newer x402guard (ledger version {version}); update this installation"
@@ -280,6 +282,7 @@ class SqliteStore(GroupCommit, SqlReads):
 
     def _check_version(self) -> None:
         [version] = self._writer.execute("PRAGMA user_version").fetchone()
+        refuse_moved(self._writer, version, self._path)
         if version != len(MIGRATIONS):
             raise LedgerUnavailable(
                 f"{self._path} was changed by a newer x402guard (ledger version {version}); update this installation"
@@ -344,6 +347,17 @@ class SqliteStore(GroupCommit, SqlReads):
             self._writer.close()
             self._reader.close()
             self._turn.close()
+
+
+def refuse_moved(connection: sqlite3.Connection, version: int, path: Path) -> None:
+    """Raise ``LedgerUnavailable`` for a ledger that was moved."""
+    if version == MOVED:
+        raise moved(path, moved_to(connection))
+
+
+def moved_to(connection: sqlite3.Connection) -> str:
+    """Return where the ledger of a file was moved to."""
+    return str(connection.execute("SELECT url FROM moved").fetchone()[0])
 
 
 @contextmanager

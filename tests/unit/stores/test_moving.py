@@ -1,0 +1,134 @@
+"""A ledger moves from a file to PostgreSQL whole, and the file is never a second budget."""
+
+import shutil
+import sqlite3
+from decimal import Decimal
+
+import psycopg
+import pytest
+
+from tests.support import postgres
+from tests.support.command_line import typed
+from tests.support.merchant import URL, Shop, client, make_guard
+from x402guard import LedgerUnavailable
+from x402guard.guard.owner import Owner
+from x402guard.stores import moving
+
+pytestmark = pytest.mark.xdist_group("postgres")
+
+
+@pytest.fixture
+def url():
+    return postgres.empty_database()
+
+
+@pytest.fixture
+def spent(tmp_path):
+    """A ledger in a file: a payment, an LLM's hold that is out, a child, a tripped session, a named budget."""
+    ledger = f"sqlite:///{tmp_path / 'spend.db'}"
+    with make_guard(ledger, budget="$5.00") as guard:
+        with guard.session("research", budget="$1.00", id="run-1") as session, client(session, Shop()) as http:
+            http.get(URL)
+            session.charge("search", "$0.25", arguments={"q": "50 % of ?"})
+            with session.child("reader", budget="$0.10") as child:
+                child.charge("read", "$0.02")
+        with guard.budget("customer-7", "$2.00").session("other", budget="$1.00", id="run-2") as other:
+            other.charge("lookup", "$0.50")
+            other.trip("enough")
+    return ledger
+
+
+def books(ledger):
+    with Owner(ledger) as owner:
+        return {node.id: (node.captured, node.held, node.state, node.head) for node in owner._store.nodes()}
+
+
+def move(ledger, url, tmp_path):
+    return typed("ledger", "move", url, "--ledger", ledger, cwd=tmp_path)
+
+
+def test_all_of_it_is_there_and_the_agent_goes_on(spent, url, tmp_path):
+    before = books(spent)
+    done = move(spent, url, tmp_path)
+    assert (done.returncode, f"of {len(before)} budgets are in {url} now" in done.stdout) == (0, True), done
+    assert books(url) == before
+    with Owner(url) as owner:
+        assert owner.verify() == []
+    with make_guard(url) as guard, guard.session("research", budget="$1.00", id="run-1") as session:
+        assert session.spent == Decimal("0.28")
+        session.charge("search", "$0.25")
+        assert session.remaining == Decimal("0.47")
+
+
+def test_the_file_is_refused_from_then_on_by_all_and_names_the_other_place(spent, url, tmp_path):
+    with (
+        pytest.raises(LedgerUnavailable, match="was moved to postgresql"),  # its end cannot be written either
+        make_guard(spent) as guard,
+        guard.session("late", budget="$1.00") as session,
+    ):
+        assert move(spent, url, tmp_path).returncode == 0
+        with pytest.raises(LedgerUnavailable, match="was moved to postgresql"):
+            session.charge("search", "$0.10")
+    for command in (("sessions",), ("verify",), ("report", "run-1")):
+        done = typed(*command, "--ledger", spent, cwd=tmp_path)
+        assert (done.returncode, url in done.stdout + done.stderr) == (2, True), done
+
+
+def test_a_copy_of_the_file_from_before_is_no_second_budget(spent, url, tmp_path):
+    path = tmp_path / "spend.db"
+    shutil.copy(path, tmp_path / "before.db")
+    assert move(spent, url, tmp_path).returncode == 0
+    shutil.copy(tmp_path / "before.db", path)
+    with pytest.raises(LedgerUnavailable, match="older than the one that was here"):
+        make_guard(spent)
+
+
+def test_a_database_with_a_ledger_and_a_server_that_is_away_leave_the_file_as_it_was(spent, url, tmp_path):
+    make_guard(url).close()
+    for to, says in (
+        (url, "has a ledger already"),
+        (url.replace("owner@/w", "owner@/x"), "does not exist"),
+        (url.replace("owner@", "o:p@"), "password"),
+    ):
+        done = move(spent, to, tmp_path)
+        assert (done.returncode, says in done.stderr) == (2, True), done
+        with make_guard(spent) as guard, guard.session("research", budget="$1.00", id="run-1") as session:
+            assert session.spent == Decimal("0.28")
+
+
+def test_an_interrupted_move_is_ended_by_the_next_one(spent, url, tmp_path, monkeypatch):
+    before = books(spent)
+    copy = moving._copy
+    monkeypatch.setattr(moving, "_copy", lambda *given: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        moving.move_to_postgres(tmp_path / "spend.db", url)
+    with pytest.raises(LedgerUnavailable, match="was moved to"):
+        make_guard(spent)
+    monkeypatch.setattr(moving, "_copy", copy)
+    assert moving.move_to_postgres(tmp_path / "spend.db", url)[1] == len(before)
+    assert moving.move_to_postgres(tmp_path / "spend.db", url)[1] == len(before), "it is there already"
+    assert books(url) == before
+
+
+def test_a_copy_that_cannot_be_written_opens_the_file_again(spent, url, tmp_path):
+    make_guard(url).close()
+    with psycopg.connect(url, autocommit=True) as server:
+        server.execute(postgres.EMPTY)
+        server.execute("ALTER TABLE x402guard.marks ADD CONSTRAINT never CHECK (false) NOT VALID")
+        try:
+            with pytest.raises(LedgerUnavailable, match="never"):
+                moving.move_to_postgres(tmp_path / "spend.db", url)
+        finally:
+            server.execute("ALTER TABLE x402guard.marks DROP CONSTRAINT never")
+        assert server.execute("SELECT count(*) FROM x402guard.nodes").fetchone() == (0,)
+    assert books(spent)
+
+
+def test_a_ledger_that_is_unsound_is_not_moved(spent, url, tmp_path):
+    with sqlite3.connect(tmp_path / "spend.db") as raw:
+        raw.execute("UPDATE nodes SET held = held + 1 WHERE id = 'wallet'")
+    raw.close()
+    with pytest.raises(LedgerUnavailable, match="is inconsistent"):
+        moving.move_to_postgres(tmp_path / "spend.db", url)
+    with psycopg.connect(url) as server:
+        assert server.execute("SELECT count(*) FROM x402guard.nodes").fetchone() == (0,)
