@@ -174,14 +174,10 @@ def test_the_python_of_a_page_is_python(page):
 
 
 OVER_MCP = DOCS / "how-to" / "pay-an-offer.md"  # its server is in tests/integration/test_mcp_client.py
-ANY_LANGUAGE = DOCS / "how-to" / "any-language.md"  # its blocks are run in tests/integration/test_proxy.py
-MCP_WALLET = DOCS / "how-to" / "mcp-wallet.md"  # its settings are used in tests/integration/test_mcp_wallet.py
-A_FLEET = DOCS / "how-to" / "a-fleet.md"  # its roles are made in tests/unit/stores/test_postgres.py
+# Their blocks are run, or their settings used, in tests/integration and tests/unit/stores/test_postgres.py.
+ELSEWHERE = {DOCS / "how-to" / f"{name}.md" for name in ("any-language", "mcp-wallet", "a-fleet")}
 IN_A_TERMINAL = DOCS / "tutorial" / "in-a-terminal.md"
-RUN = sorted(
-    {*DOCS.glob("tutorial/*.md"), *DOCS.glob("how-to/*.md")}
-    - {A_FLEET, ANY_LANGUAGE, IN_A_TERMINAL, MCP_WALLET, OVER_MCP}
-)
+RUN = sorted({*DOCS.glob("tutorial/*.md"), *DOCS.glob("how-to/*.md")} - {*ELSEWHERE, IN_A_TERMINAL, OVER_MCP})
 
 
 @pytest.mark.chain
