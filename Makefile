@@ -35,9 +35,9 @@ simulate: $(READY)
 bench: $(READY)
 	$(BIN)/python -m benchmarks $(BENCH)
 
-# Ten minutes; the last line is the sum. SOAK="--seconds 60 --seed 7" for another one.
+# Ten minutes; the last line is the sum. SOAK="--seconds 60 --seed 7" for another one, STORE=postgres for a server that crashes.
 soak: $(READY) $(ANVIL)
-	$(BIN)/python -m tests.soak $(or $(SOAK),--seconds 600)
+	$(BIN)/python -m tests.soak --store $(or $(STORE),sqlite) $(or $(SOAK),--seconds 600)
 
 lint: $(READY)
 	$(BIN)/ruff check .

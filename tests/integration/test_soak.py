@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import postgres
+
 ROOT = Path(__file__).parents[2]
 LAST_LINE = re.compile(
     r"budget \$(?P<budget>[\d.]+), signed \$(?P<signed>[\d.]+), settled on chain \$(?P<settled>[\d.]+), counted \$(?P<counted>[\d.]+), "
@@ -99,6 +101,17 @@ def test_what_leaves_the_wallet_is_what_was_counted_while_everything_goes_wrong(
         "captured": 10, "expired": 1,
     }.items():  # fmt: skip
         assert number(printed, what) >= least, printed
+
+
+@pytest.mark.long
+def test_the_same_while_the_server_of_the_ledger_crashes(folder):
+    postgres.server()  # skips where there is none
+    for each in (folder, *folder.parents[:3]):
+        each.chmod(0o755)  # the server is another user's
+    code, printed, sums = soak(folder, "--store", "postgres", "--least", "40", seconds=20)
+    assert_counted(code, printed, sums)
+    assert number(printed, "server crashed") >= 1
+    assert number(printed, "kills") >= 5
 
 
 @pytest.mark.long

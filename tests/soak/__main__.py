@@ -40,6 +40,9 @@ def main() -> int:
     parser.add_argument(
         "--fault", choices=tuple(FAULTS), default="", help="break the agents' guards: the soak has to fail"
     )
+    parser.add_argument(
+        "--store", choices=("sqlite", "postgres"), default="sqlite", help="postgres crashes now and then"
+    )
     given = parser.parse_args()
     soak = Soak(
         seconds=given.seconds,
@@ -47,6 +50,7 @@ def main() -> int:
         engine=given.engine or _engine_here(),
         least=given.least,
         fault=given.fault,
+        store_kind=given.store,
     )
     signal.signal(signal.SIGALRM, _give_up)
     signal.signal(signal.SIGTERM, _give_up)
@@ -58,7 +62,7 @@ def main() -> int:
         print(line)
     if failures:
         print(
-            f"{len(failures)} things should not be; again with: python -m tests.soak --seed {soak.seed} --engine {soak.engine}"
+            f"{len(failures)} things should not be; again with: python -m tests.soak --seed {soak.seed} --engine {soak.engine} --store {given.store}"
         )
     print(soak.last_line(books), flush=True)
     return 1 if failures else 0

@@ -9,8 +9,9 @@ import multiprocessing
 import random
 import threading
 import time
-from collections.abc import Awaitable, Callable
-from contextlib import ExitStack
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from typing import TypeVar
 
 import anyio
 import httpx
@@ -24,6 +25,7 @@ from x402guard import (
     Chain,
     Guard,
     GuardedTransport,
+    LedgerUnavailable,
     LocalSigner,
     PaidNotDelivered,
     PaymentRefused,
@@ -34,6 +36,7 @@ from x402guard import (
     X402GuardError,
 )
 from x402guard.ledger.model import Hold
+from x402guard.ledger.store import LedgerStore
 from x402guard.stores import open_store
 
 BUYERS = 4
@@ -47,6 +50,7 @@ POLICY = Policy(
 )  # fmt: skip
 """Without what would stop a purchase before the books do: this is about the books."""
 
+Opened = TypeVar("Opened")
 Get = Callable[[str, bool], Awaitable[httpx.Response]]
 
 
@@ -88,10 +92,10 @@ class Agent:
         self.chance = random.Random(f"{plan.seed}/{slot}/{start}")
         self.told = Lines(plan.path("told.jsonl"))
         self.todo = Lines(plan.path(f"todo-{slot}.jsonl"))
-        self.store = open_store(plan.ledger, clock_ms=SharedClock(plan.path("clock")))
+        self.store = store_of(plan)
         if plan.fault:
             FAULTS[plan.fault](self.store)
-        self.guard = guard_of(plan, self.store)
+        self.guard = while_away(lambda: guard_of(plan, self.store))
         self.numbers = itertools.count()
         self.parent = multiprocessing.parent_process()
         lines = self.todo.fresh()
@@ -121,10 +125,10 @@ class Agent:
         """Take up what an earlier start has left, then buy until the power goes."""
         for line in resumed:
             self.told.add(said="taken up by the next start")
-            with ExitStack() as opened:
+            with suppress(LedgerUnavailable), ExitStack() as opened:
                 await self.buy(client_of(opened, self.session(line["session"])), line["place"])
         while self.parent is None or self.parent.is_alive():
-            with ExitStack() as opened:
+            with self.unavailable(), ExitStack() as opened:
                 session = opened.enter_context(self.current())
                 get = client_of(opened, session)
                 for _ in range(self.chance.randint(1, 6)):
@@ -132,6 +136,17 @@ class Agent:
                     await anyio.sleep(self.chance.uniform(0, 0.1))
                     if self.plan.fault == "aside" and self.chance.random() < 0.2:
                         self.pay_aside()
+
+    @contextmanager
+    def unavailable(self) -> Iterator[None]:
+        """A server that is started anew is away for a moment; a file never is."""
+        try:
+            yield
+        except LedgerUnavailable as error:
+            if self.plan.ledger.startswith("sqlite"):
+                raise
+            self.told.add(said=f"uncertain {error.code}")
+            time.sleep(0.1)
 
     async def begin(self, get: Get, session: Session) -> None:
         manner = self.chance.choice((*["honest"] * 4, *MANNERS))
@@ -161,6 +176,9 @@ class Agent:
                 said = "paid, not delivered"
             except X402GuardError as error:
                 self.told.add(said=f"uncertain {error.code}")
+                if isinstance(error, LedgerUnavailable) and not self.plan.ledger.startswith("sqlite"):
+                    await anyio.sleep(0.2)
+                    continue
                 if not (isinstance(error, SettlementUncertain) or error.money_may_have_moved):
                     raise
                 await anyio.sleep(self.chance.uniform(0, 0.4))
@@ -235,6 +253,21 @@ def flat(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}" + "".join(f" [{flat(each)}]" for each in inner)
 
 
+def while_away(open_it: Callable[[], Opened]) -> Opened:
+    """Open something of the ledger, again while its server is away."""
+    for _ in range(200):
+        try:
+            return open_it()
+        except LedgerUnavailable:
+            time.sleep(0.1)
+    return open_it()
+
+
+def store_of(plan: Plan) -> LedgerStore:
+    """The run's ledger, dated by the clock that all share."""
+    return while_away(lambda: open_store(plan.ledger, clock_ms=SharedClock(plan.path("clock"))))
+
+
 def guard_of(plan: Plan, store) -> Guard:
     """A guard over the run's ledger, whose chain is what the front says."""
     logging.getLogger("x402guard").addHandler(logging.NullHandler())  # the soak counts what it tells, and prints sums
@@ -252,10 +285,10 @@ def run_agent(plan: Plan, slot: int, start: int) -> None:
 def run_reconciler(plan: Plan, start: int) -> None:
     """Look at the chain for all of the ledger, over and over, until killed."""
     told, parent = Lines(plan.path("told.jsonl")), multiprocessing.parent_process()
-    store = open_store(plan.ledger, clock_ms=SharedClock(plan.path("clock")))
-    guard, stop = guard_of(plan, store), threading.Event()
+    store = store_of(plan)
+    guard, stop = while_away(lambda: guard_of(plan, store)), threading.Event()
     while parent is None or parent.is_alive():
-        found = guard.reconcile()
+        found = while_away(guard.reconcile)
         told.add(reconciled={"contradicted": found.contradicted, "unexplained": found.unexplained_total})
         stop.wait(0.3)
 
@@ -263,7 +296,7 @@ def run_reconciler(plan: Plan, start: int) -> None:
 def run_closing(plan: Plan, looks: int = 20) -> None:
     """A last start, on a chain that answers: look until nothing is open."""
     told = Lines(plan.path("told.jsonl"))
-    store = open_store(plan.ledger, clock_ms=SharedClock(plan.path("clock")))
+    store = store_of(plan)
     with guard_of(plan, store) as guard:
         for _ in range(looks):
             began = time.monotonic()

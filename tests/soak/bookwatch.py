@@ -1,10 +1,15 @@
-"""What the ledger's file says, read without the library's help: rows of budgets and holds, and who signed twice."""
+"""What the ledger's tables say, read without the library's help: rows of budgets and holds, and who signed twice."""
 
 import json
 import sqlite3
+import time
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 from pathlib import Path
+
+import psycopg
+
+AWAY_S = 30
 
 
 @dataclass(frozen=True)
@@ -49,24 +54,30 @@ class Books:
         return above
 
 
+NODES = "SELECT id, parent_id, max_nanos, captured + held + granted_out - past FROM nodes WHERE kind <> 'tokens'"
+HOLDS = "SELECT id, node_id, state, amount, captured, deadline_unix, {url} FROM holds"
+ENTRIES = (
+    "SELECT event, hold_id, data FROM entries WHERE hold_id IS NOT NULL AND event <> 'event' ORDER BY node_id, seq"
+)
+
+
 class BookWatch:
     """Reads an SQLite ledger beside those who write it."""
 
     def __init__(self, path: Path) -> None:
         self._db = sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=30, isolation_level=None)
 
-    def read(self) -> Books:
-        """One moment of the ledger: both tables in one transaction."""
+    def _rows(self, *queries: str) -> list[list[tuple]]:
+        """What each query finds, all at one moment."""
         self._db.execute("BEGIN")
         try:
-            nodes = self._db.execute(
-                "SELECT id, parent_id, max_nanos, captured + held + granted_out - past FROM nodes WHERE kind <> 'tokens'"
-            ).fetchall()
-            holds = self._db.execute(
-                "SELECT id, node_id, state, amount, captured, deadline_unix, json_extract(purpose, '$.url') FROM holds"
-            ).fetchall()
+            return [self._db.execute(sql.format(url="json_extract(purpose, '$.url')")).fetchall() for sql in queries]
         finally:
             self._db.execute("COMMIT")
+
+    def read(self) -> Books:
+        """One moment of the ledger: both tables in one transaction."""
+        nodes, holds = self._rows(NODES, HOLDS)
         return Books({row[0]: NodeRow(*row[1:]) for row in nodes}, {f"0x{row[0]}": HoldRow(*row[1:]) for row in holds})
 
     def signed_again(self) -> Counter[str]:
@@ -77,9 +88,7 @@ class BookWatch:
         doubtful: defaultdict[str, set[str]] = defaultdict(set)
         again: Counter[str] = Counter()
         place_of: dict[str, str] = {}
-        rows = self._db.execute(
-            "SELECT event, hold_id, data FROM entries WHERE hold_id IS NOT NULL AND event <> 'event' ORDER BY node_id, seq"
-        )
+        [rows] = self._rows(ENTRIES)
         for event, hold, data in rows:
             facts = json.loads(data)
             if event == "authorize":
@@ -95,3 +104,25 @@ class BookWatch:
     def close(self) -> None:
         """Close the file."""
         self._db.close()
+
+
+class ServerWatch(BookWatch):
+    """Reads a ledger in PostgreSQL, whose server may be away for a moment."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+
+    def _rows(self, *queries: str) -> list[list[tuple]]:
+        began = time.monotonic()
+        while True:
+            try:
+                with psycopg.connect(self._url, options="-c search_path=x402guard") as db:
+                    db.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+                    return [db.execute(sql.format(url="purpose::json ->> 'url'")).fetchall() for sql in queries]
+            except psycopg.OperationalError:
+                if time.monotonic() - began > AWAY_S:
+                    raise
+                time.sleep(0.05)
+
+    def close(self) -> None:
+        """Nothing is open between two looks."""

@@ -30,10 +30,10 @@ def _twice(_store: LedgerStore) -> None:
 def _overdraw(_store: LedgerStore) -> None:
     """No budget is ever short, and the store does not look either."""
     import x402guard.ledger.authorize
-    import x402guard.stores.sqlite
+    import x402guard.stores.group_commit
 
     x402guard.ledger.authorize.find_shortfall = lambda *_, **__: None
-    x402guard.stores.sqlite.check_change = lambda *_: None
+    x402guard.stores.group_commit.check_change = lambda *_: None
 
 
 def _aside(_store: LedgerStore) -> None:

@@ -27,11 +27,7 @@ class Plan:
     key: str
     seed: int
     fault: str = ""
-
-    @property
-    def ledger(self) -> str:
-        """The ledger's URL."""
-        return f"sqlite:///{self.folder}/spend.db"
+    ledger: str = ""
 
     def path(self, name: str) -> Path:
         """A file of the run."""

@@ -15,11 +15,12 @@ from pathlib import Path
 from eth_account import Account
 
 from tests.soak import agent
-from tests.soak.bookwatch import Books, BookWatch
+from tests.soak.bookwatch import Books, BookWatch, ServerWatch
 from tests.soak.chainwatch import ChainWatch
 from tests.soak.checker import NANOS, Checker
 from tests.soak.layout import LIFETIME_S, MOST_JUMPS_S, Lines, Plan, SharedClock
 from tests.soak.seller import LyingSeller
+from tests.support import postgres
 from x402guard import Guard
 from x402guard.ledger.owner import owner_mark, set_limit
 from x402guard.ledger.view import Scope
@@ -54,6 +55,8 @@ class Soak:
     engine: str
     least: int = 0
     fault: str = ""
+    store_kind: str = "sqlite"
+    restarts: int = 0
     kills: int = 0
     jumps: int = 0
     troubles: int = 0
@@ -91,7 +94,10 @@ class Soak:
         self.front = opened.enter_context(HostileChain(self.net.engine))
         self.sellers = [self._seller(opened, number) for number in range(SELLERS)]
         urls = tuple(seller.url for seller in self.sellers)
-        self.plan = Plan(str(folder), self.front.url, urls, self.net.network, self.net.payer_key, self.seed, self.fault)
+        ledger, watch = self._ledger(opened, folder)
+        self.plan = Plan(
+            str(folder), self.front.url, urls, self.net.network, self.net.payer_key, self.seed, self.fault, ledger
+        )
         self.store = open_store(self.plan.ledger, clock_ms=self.clock)
         opened.callback(self.store.close)
         with Guard(ledger=self.store, budget=_WALLET) as owner:
@@ -101,10 +107,10 @@ class Soak:
         opened.callback(self.told.close)
         signers = Lines(folder / "signed.jsonl")
         opened.callback(signers.close)
-        ledger, chain = BookWatch(folder / "spend.db"), ChainWatch(self.net)
-        opened.callback(ledger.close)
+        watched, chain = watch(), ChainWatch(self.net)
+        opened.callback(watched.close)
         opened.callback(chain.close)
-        self.checker = Checker(self.sellers, signers, ledger, chain)
+        self.checker = Checker(self.sellers, signers, watched, chain)
         self._stop_late = threading.Event()
         self._late = threading.Thread(target=self._settle_late, name="soak-late-settlements", daemon=True)
         self._late.start()
@@ -114,6 +120,25 @@ class Soak:
         self.starter.set_forkserver_preload(["tests.soak.agent"])
         self.running: dict[int, multiprocessing.process.BaseProcess] = {}
         self.starts: Counter[int] = Counter()
+
+    def _ledger(self, opened: ExitStack, folder: Path) -> tuple[str, Callable[[], BookWatch]]:
+        """The ledger's URL, and what reads it."""
+        if self.store_kind == "sqlite":
+            return f"sqlite:///{folder}/spend.db", lambda: BookWatch(folder / "spend.db")
+        self.server = folder / "server"
+        self.server.mkdir()
+        folder.chmod(0o711)
+        postgres.make_cluster(self.server)
+        postgres.start(self.server, fsync="on")
+        opened.callback(postgres.stop, self.server, "immediate")
+        url = postgres.url(self.server, "postgres")
+        return url, lambda: ServerWatch(url)
+
+    def _restart_server(self) -> None:
+        """The server crashes: what was committed durably is there again, and nothing else need be."""
+        postgres.stop(self.server, "immediate")
+        postgres.start(self.server, fsync="on")
+        self.restarts += 1
 
     def _seller(self, opened: ExitStack, number: int) -> LyingSeller:
         collector = Account.create()
@@ -169,6 +194,8 @@ class Soak:
             self._catch_up: 4.0,
             self._raise_limits: 3.0,
         }
+        if self.store_kind == "postgres":
+            paces[self._restart_server] = 9.0
         due = {what: began + pace * self.chance.uniform(0.5, 1.5) for what, pace in paces.items()}
         while not self._is_enough(now := time.monotonic(), began):
             what = min(due, key=lambda each: due[each])
@@ -225,7 +252,11 @@ class Soak:
             if self.chance.random() < 0.6:
                 more = Nanos(self.checker.ledger.read().nodes[name].limit * 13 // 10)
                 scope = Scope(nodes=(name,), marks=(owner_mark(name),), durable=True)
-                self.store.transact(scope, lambda view, name=name, more=more: set_limit(view, name, more, "the soak"))
+                agent.while_away(
+                    lambda scope=scope, name=name, more=more: self.store.transact(
+                        scope, lambda view: set_limit(view, name, more, "the soak")
+                    )
+                )
                 self.raises += 1
 
     def _find_signed_again(self) -> None:
@@ -325,6 +356,7 @@ class Soak:
         answers = Counter({what: times for what, times in self.said.items() if not what.startswith("refused ")})
         return [
             f"kills {self.kills}, checks {self.checker.checks}, chain in trouble {self.troubles}, limits raised {self.raises}",
+            f"the ledger's server crashed {self.restarts} times",
             f"clock moved on {self.jumps} times by {self.clock.added_s} s",
             f"signatures {signed}, payments shown {shown.total()}, settled {settled}, most at risk at once ${risk}",
             f"refusals {sum(self.refusals.values())}: {_listed(Counter(self.refusals))}",

@@ -19,11 +19,11 @@ from x402guard.ledger.sessions import ensure_wallet
 from x402guard.ledger.view import Scope
 from x402guard.stores import fair_lock as line
 from x402guard.stores import file_lock as file_turn
-from x402guard.stores import sqlite
+from x402guard.stores import group_commit, sqlite
 from x402guard.stores.sqlite import SqliteStore
 
 WALLET = Scope(nodes=("wallet",), durable=True)
-OURS = {module.__file__ for module in (sqlite, line, file_turn)}
+OURS = {module.__file__ for module in (sqlite, group_commit, line, file_turn)}
 MOST_PLACES = 400
 
 
@@ -100,7 +100,7 @@ def test_ctrl_c_anywhere_in_a_transaction_leaves_nobody_waiting(tmp_path, monkey
             f"Ctrl-C at {place} locks every thread out"
         )
         assert store.transact(WALLET, lambda view: 2) == 2
-    assert {name for name, _ in places} == {"sqlite.py", "fair_lock.py", "file_lock.py"}
+    assert {name for name, _ in places} == {"sqlite.py", "group_commit.py", "fair_lock.py", "file_lock.py"}
     assert len(places) > 50
     store.close()
 

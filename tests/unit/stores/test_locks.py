@@ -13,7 +13,7 @@ from x402guard import LedgerUnavailable
 from x402guard.ledger.view import Scope
 from x402guard.stores import fair_lock as line
 from x402guard.stores import file_lock as file_turn
-from x402guard.stores import open_store, sqlite
+from x402guard.stores import group_commit, open_store, sqlite
 from x402guard.stores.fair_lock import Line
 from x402guard.stores.file_lock import FileTurn
 
@@ -364,7 +364,7 @@ def is_blocked(url, step):
     """Write with Ctrl-C at a step; True where the process itself, or another one, cannot write afterwards."""
     store, other = open_store(url), open_store(url)
     try:
-        assert interrupted_at(step, lambda: written(store, f"cut-{step}"), {*FILES, sqlite.__file__}, CALLS), step
+        assert interrupted_at(step, lambda: written(store, f"cut-{step}"), {*FILES, sqlite.__file__, group_commit.__file__}, CALLS), step
         written(other, "other")
         written(store, "same")
     except LedgerUnavailable:
@@ -380,7 +380,7 @@ def test_ctrl_c_at_any_step_of_a_transaction_leaves_the_ledger_to_everybody(path
     monkeypatch.setattr("x402guard.stores.group_commit.GroupCommit._busy_s", 0.2)
     url = f"sqlite:///{path}"
     store = open_store(url)
-    steps = steps_of(lambda: written(store, "whole"), {*FILES, sqlite.__file__}, CALLS)
+    steps = steps_of(lambda: written(store, "whole"), {*FILES, sqlite.__file__, group_commit.__file__}, CALLS)
     store.close()
     assert steps > 20
     blocked = [step for step in range(1, steps + 1) if is_blocked(url, step)]
