@@ -15,7 +15,7 @@ PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-
 # Hundreds of tests start a process; without bytecode on disk each of those compiles the package again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-long simulate bench soak lint types docs check clean
+.PHONY: demo test test-long test-fleet simulate bench soak lint types docs check clean
 
 demo: $(READY)
 	$(BIN)/x402guard demo
@@ -25,7 +25,11 @@ test: $(READY) $(ANVIL) $(JAVASCRIPT)
 
 # Most tests that start processes and chains, a second chain, longer searches, and soaks of guards that are broken on purpose.
 test-long: $(READY) $(ANVIL) $(JAVASCRIPT)
-	HYPOTHESIS_PROFILE=full $(PYTEST) -m "long or hypothesis"
+	HYPOTHESIS_PROFILE=full $(PYTEST) -m "(long or hypothesis) and not fleet"
+
+# Every test of tests/behaviour that takes a store, on PostgreSQL: a thousand, in four minutes. Conformance and attacks are in test-long.
+test-fleet: $(READY)
+	$(PYTEST) -m fleet
 
 # Ten minutes of new runs on all cores; the last line says steps, payments, violations. SECONDS=60 for another time.
 simulate: $(READY)

@@ -64,6 +64,7 @@ ROOM = 2**30
 
 
 MADE = []
+BEHAVIOUR = Path(__file__).parent / "behaviour"
 
 
 def pytest_configure():
@@ -87,7 +88,12 @@ def pytest_ignore_collect(collection_path, config):
     return None
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
+    for item in items:
+        given = getattr(item, "callspec", None)
+        if item.path.is_relative_to(BEHAVIOUR) and given is not None and given.params.get("ledger_url") == "postgres":
+            item.add_marker(pytest.mark.fleet)
     """With workers, group by file whatever names no group of its own."""
     if not hasattr(config, "workerinput"):
         return

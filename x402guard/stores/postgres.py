@@ -13,7 +13,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from typing import Any, Final, TypeVar
 
 import psycopg
@@ -92,45 +92,47 @@ class PostgresStore(GroupCommit, SqlReads):
         self._own_clock = clock_ms
         # A store that is not closed closes its connections with itself.
         weakref.finalize(self, _close, os.getpid(), self._writer, self._reader)
-        with unavailable("cannot open the ledger", url):
+        with unavailable("cannot open the ledger", url), ExitStack() as undo:
+            undo.callback(self._writer.close)
             server_ms = self._prepare()
+            undo.pop_all()
             self._server_clock = _ServerClock(server_ms, steady_ms or system_steady_ms)
             steady = steady_ms or (system_steady_ms if clock_ms is None else None)
             self._clock = StoreClock(clock_ms or self._server_clock, steady)
 
     def _prepare(self) -> int:
         """Bring the schema to this version, once for all processes, and return the server's time."""
-        with closing(Server(self._url, lambda _server: None)) as server:
-            [(number, encoding, replicas, synchronous, has_schema, table)] = server.run(
-                "SELECT current_setting('server_version_num')::integer, current_setting('server_encoding'), "
-                "(SELECT count(*) FROM pg_stat_replication), current_setting('synchronous_standby_names'), "
-                f"to_regnamespace('{SCHEMA}') IS NOT NULL, to_regclass('{SCHEMA}.ledger') IS NOT NULL"
+        server = self._writer
+        [(number, encoding, replicas, synchronous, has_schema, table)] = server.run(
+            "SELECT current_setting('server_version_num')::integer, current_setting('server_encoding'), "
+            "(SELECT count(*) FROM pg_stat_replication), current_setting('synchronous_standby_names'), "
+            f"to_regnamespace('{SCHEMA}') IS NOT NULL, to_regclass('{SCHEMA}.ledger') IS NOT NULL"
+        )
+        if number < OLDEST_SERVER * 10_000:
+            raise LedgerUnavailable(
+                f"{self._url} is PostgreSQL {number // 10_000}; it has to be {OLDEST_SERVER} or newer"
             )
-            if number < OLDEST_SERVER * 10_000:
-                raise LedgerUnavailable(
-                    f"{self._url} is PostgreSQL {number // 10_000}; it has to be {OLDEST_SERVER} or newer"
-                )
-            self.may_lose_commits = replicas > 0 and not synchronous
-            if encoding != "UTF8":
-                raise LedgerUnavailable(f"{self._url} stores text as {encoding}; a ledger's database has to be UTF8")
-            if has_schema and not table:
-                raise LedgerUnavailable(
-                    f"{self._url} has a schema {SCHEMA} that is no ledger; name another database",
-                    advice="Nothing was paid. Create a database for the ledger, or remove that schema.",
-                )
-            if not table and self._read_only:
-                raise LedgerUnavailable(f"{self._url} has no ledger, and it is open to be read only")
-            version = server.run(f"SELECT version FROM {SCHEMA}.ledger")[0][0] if table else 0
-            if version < len(MIGRATIONS) and not self._read_only:
-                self._migrate(server)
-            elif version != len(MIGRATIONS):
-                raise LedgerUnavailable(
-                    f"{self._url} has ledger version {version}, and this installation works with version {len(MIGRATIONS)}; "
-                    "update the older one of the two"
-                )
-            [(ledger, now_ms)] = server.run(
-                f"SELECT id::text, (extract(epoch FROM clock_timestamp()) * 1000)::bigint FROM {SCHEMA}.ledger"
+        self.may_lose_commits = replicas > 0 and not synchronous
+        if encoding != "UTF8":
+            raise LedgerUnavailable(f"{self._url} stores text as {encoding}; a ledger's database has to be UTF8")
+        if has_schema and not table:
+            raise LedgerUnavailable(
+                f"{self._url} has a schema {SCHEMA} that is no ledger; name another database",
+                advice="Nothing was paid. Create a database for the ledger, or remove that schema.",
             )
+        if not table and self._read_only:
+            raise LedgerUnavailable(f"{self._url} has no ledger, and it is open to be read only")
+        version = server.run(f"SELECT version FROM {SCHEMA}.ledger")[0][0] if table else 0
+        if version < len(MIGRATIONS) and not self._read_only:
+            self._migrate(server)
+        elif version != len(MIGRATIONS):
+            raise LedgerUnavailable(
+                f"{self._url} has ledger version {version}, and this installation works with version {len(MIGRATIONS)}; "
+                "update the older one of the two"
+            )
+        [(ledger, now_ms)] = server.run(
+            f"SELECT id::text, (extract(epoch FROM clock_timestamp()) * 1000)::bigint FROM {SCHEMA}.ledger"
+        )
         self._id = ledger
         return int(now_ms)
 
@@ -147,6 +149,8 @@ class PostgresStore(GroupCommit, SqlReads):
         server.say("COMMIT")
 
     def _check_ledger(self, server: Server) -> None:
+        if self._id is None:
+            return  # it is being opened, and its id is not read yet
         [(ledger,)] = server.run(f"SELECT id::text FROM {SCHEMA}.ledger")
         if ledger != self._id:
             raise another(self._url)

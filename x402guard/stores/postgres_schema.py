@@ -148,7 +148,7 @@ INSERT INTO x402guard.ledger (version) VALUES (0);
 
 # STABLE, so that all of its queries see one snapshot: a change that refuses writes nothing, and nothing is compared then.
 _LOAD: Final = f"""
-CREATE FUNCTION x402guard.load_{VERSION}(ledger uuid, ask json) RETURNS text LANGUAGE plpgsql STABLE AS $$
+CREATE FUNCTION x402guard.load_{VERSION}(ledger uuid, ask jsonb) RETURNS text LANGUAGE plpgsql STABLE AS $$
 DECLARE
     now_ms bigint := coalesce((ask ->> 'now_ms')::bigint, (extract(epoch FROM clock_timestamp()) * 1000)::bigint);
     wanted_holds text[]; wanted_nodes text[]; owners text[]; answer json;
@@ -162,13 +162,13 @@ BEGIN
         RAISE EXCEPTION 'the newest entries are missing' USING ERRCODE = '{ROLLED_BACK}';
     END IF;
     SELECT coalesce(array_agg(found.id), '{{}}') INTO wanted_holds FROM (
-        SELECT h.id FROM x402guard.holds AS h WHERE h.id IN (SELECT json_array_elements_text(ask -> 'holds'))
+        SELECT h.id FROM x402guard.holds AS h WHERE h.id IN (SELECT jsonb_array_elements_text(ask -> 'holds'))
         UNION
-        SELECT h.id FROM json_array_elements_text(ask -> 'purchases') AS p (key)
+        SELECT h.id FROM jsonb_array_elements_text(ask -> 'purchases') AS p (key)
             JOIN x402guard.holds AS h ON h.purchase_key = p.key
             WHERE h.delivery IN ('open', 'lost') AND h.state IN ('held', 'captured')
         UNION
-        SELECT last.id FROM json_array_elements_text(ask -> 'named') AS p (key) CROSS JOIN LATERAL (
+        SELECT last.id FROM jsonb_array_elements_text(ask -> 'named') AS p (key) CROSS JOIN LATERAL (
             SELECT h.id FROM x402guard.holds AS h WHERE h.purchase_key = p.key AND h.delivery = 'done'
             AND h.state IN ('held', 'captured') ORDER BY h.created_ms DESC LIMIT 1) AS last
         UNION
@@ -189,18 +189,18 @@ BEGIN
         'now_ms', now_ms,
         'nodes', (
             WITH RECURSIVE above (id) AS (
-                SELECT json_array_elements_text(ask -> 'nodes') COLLATE "C" UNION SELECT unnest(wanted_nodes)
+                SELECT jsonb_array_elements_text(ask -> 'nodes') COLLATE "C" UNION SELECT unnest(wanted_nodes)
                 UNION SELECT n.parent_id FROM x402guard.nodes AS n JOIN above ON n.id = above.id
             ) SELECT json_agg(n) FROM x402guard.nodes AS n WHERE n.id IN (SELECT above.id FROM above)),
         'holds', (SELECT json_agg(h) FROM x402guard.holds AS h WHERE h.id = ANY (wanted_holds)),
         'marks', (SELECT json_agg(m) FROM (
-            SELECT w.value ->> 0 AS kind, w.value ->> 1 AS key FROM json_array_elements(ask -> 'marks') AS w
+            SELECT w.value ->> 0 AS kind, w.value ->> 1 AS key FROM jsonb_array_elements(ask -> 'marks') AS w
             UNION SELECT 'instance', unnest(owners)
         ) AS w JOIN x402guard.marks AS m ON m.kind = w.kind AND m.key = w.key),
         'out', (SELECT json_agg(coalesce((
             SELECT sum(h.amount) FROM x402guard.holds AS h WHERE h.state = 'held' AND h.intent IS NOT NULL
             AND h.claim IS NULL AND h.intent::json ->> 'network' = w.value ->> 0 AND h.intent::json ->> 'token' = w.value ->> 1
-        ), 0)) FROM json_array_elements(ask -> 'out') AS w)
+        ), 0)) FROM jsonb_array_elements(ask -> 'out') AS w)
     ) INTO answer;
     RETURN answer::text;
 END $$;
@@ -209,7 +209,7 @@ END $$;
 # Rows are locked in the order of their keys, so that no two writers wait for each other. A lock lasts as long as this one
 # statement and its commit: no other process waits while Python decides.
 _WRITE: Final = """
-CREATE FUNCTION x402guard.write_{version}(ledger uuid, durable boolean, given json) RETURNS void LANGUAGE plpgsql AS $$
+CREATE FUNCTION x402guard.write_{version}(ledger uuid, durable boolean, given jsonb) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE same integer;
 BEGIN
     IF NOT EXISTS (SELECT FROM x402guard.ledger AS l WHERE l.id = write_{version}.ledger) THEN
@@ -222,43 +222,43 @@ BEGIN
         PERFORM set_config('synchronous_commit', 'on', true);
     END IF;
     SELECT count(*) INTO same FROM (
-        SELECT FROM x402guard.nodes AS n JOIN json_to_recordset(given #> '{{read,nodes}}') AS r (id text, version bigint)
+        SELECT FROM x402guard.nodes AS n JOIN jsonb_to_recordset(given #> '{{read,nodes}}') AS r (id text, version bigint)
         ON n.id = r.id WHERE n.version = r.version ORDER BY n.id FOR NO KEY UPDATE OF n) AS locked;
-    IF same <> json_array_length(given #> '{{read,nodes}}') OR EXISTS (SELECT FROM x402guard.nodes AS n
-            WHERE n.id IN (SELECT json_array_elements_text(given #> '{{absent,nodes}}'))) THEN
+    IF same <> jsonb_array_length(given #> '{{read,nodes}}') OR EXISTS (SELECT FROM x402guard.nodes AS n
+            WHERE n.id IN (SELECT jsonb_array_elements_text(given #> '{{absent,nodes}}'))) THEN
         RAISE EXCEPTION 'a budget has changed meanwhile' USING ERRCODE = '{conflict}';
     END IF;
     SELECT count(*) INTO same FROM (
-        SELECT FROM x402guard.holds AS h JOIN json_to_recordset(given #> '{{read,holds}}') AS r (id text, version bigint)
+        SELECT FROM x402guard.holds AS h JOIN jsonb_to_recordset(given #> '{{read,holds}}') AS r (id text, version bigint)
         ON h.id = r.id WHERE h.version = r.version ORDER BY h.id FOR NO KEY UPDATE OF h) AS locked;
-    IF same <> json_array_length(given #> '{{read,holds}}') OR EXISTS (SELECT FROM x402guard.holds AS h
-            WHERE h.id IN (SELECT json_array_elements_text(given #> '{{absent,holds}}'))) THEN
+    IF same <> jsonb_array_length(given #> '{{read,holds}}') OR EXISTS (SELECT FROM x402guard.holds AS h
+            WHERE h.id IN (SELECT jsonb_array_elements_text(given #> '{{absent,holds}}'))) THEN
         RAISE EXCEPTION 'a hold has changed meanwhile' USING ERRCODE = '{conflict}';
     END IF;
     SELECT count(*) INTO same FROM (
         SELECT FROM x402guard.marks AS m
-        JOIN json_to_recordset(given #> '{{read,marks}}') AS r (kind text, key text, version bigint)
+        JOIN jsonb_to_recordset(given #> '{{read,marks}}') AS r (kind text, key text, version bigint)
         ON m.kind = r.kind AND m.key = r.key WHERE m.version = r.version ORDER BY m.kind, m.key FOR NO KEY UPDATE OF m
     ) AS locked;
-    IF same <> json_array_length(given #> '{{read,marks}}') OR EXISTS (SELECT FROM x402guard.marks AS m
-            JOIN json_to_recordset(given #> '{{absent,marks}}') AS r (kind text, key text)
+    IF same <> jsonb_array_length(given #> '{{read,marks}}') OR EXISTS (SELECT FROM x402guard.marks AS m
+            JOIN jsonb_to_recordset(given #> '{{absent,marks}}') AS r (kind text, key text)
             ON m.kind = r.kind AND m.key = r.key) THEN
         RAISE EXCEPTION 'a mark has changed meanwhile' USING ERRCODE = '{conflict}';
     END IF;
     UPDATE x402guard.nodes AS n SET {set_node}, version = n.version + 1
-        FROM json_populate_recordset(NULL::x402guard.nodes, given #> '{{changed,nodes}}') AS r WHERE n.id = r.id;
+        FROM jsonb_populate_recordset(NULL::x402guard.nodes, given #> '{{changed,nodes}}') AS r WHERE n.id = r.id;
     INSERT INTO x402guard.nodes ({nodes})
-        SELECT {nodes} FROM json_populate_recordset(NULL::x402guard.nodes, given #> '{{new,nodes}}');
+        SELECT {nodes} FROM jsonb_populate_recordset(NULL::x402guard.nodes, given #> '{{new,nodes}}');
     UPDATE x402guard.holds AS h SET {set_hold}, version = h.version + 1
-        FROM json_populate_recordset(NULL::x402guard.holds, given #> '{{changed,holds}}') AS r WHERE h.id = r.id;
+        FROM jsonb_populate_recordset(NULL::x402guard.holds, given #> '{{changed,holds}}') AS r WHERE h.id = r.id;
     INSERT INTO x402guard.holds ({holds})
-        SELECT {holds} FROM json_populate_recordset(NULL::x402guard.holds, given #> '{{new,holds}}');
+        SELECT {holds} FROM jsonb_populate_recordset(NULL::x402guard.holds, given #> '{{new,holds}}');
     INSERT INTO x402guard.entries
-        SELECT * FROM json_populate_recordset(NULL::x402guard.entries, given -> 'entries');
+        SELECT * FROM jsonb_populate_recordset(NULL::x402guard.entries, given -> 'entries');
     INSERT INTO x402guard.marks (kind, key, value)
-        SELECT kind, key, value FROM json_populate_recordset(NULL::x402guard.marks, given #> '{{new,marks}}');
+        SELECT kind, key, value FROM jsonb_populate_recordset(NULL::x402guard.marks, given #> '{{new,marks}}');
     INSERT INTO x402guard.marks AS m (kind, key, value)
-        SELECT kind, key, value FROM json_populate_recordset(NULL::x402guard.marks, given #> '{{changed,marks}}')
+        SELECT kind, key, value FROM jsonb_populate_recordset(NULL::x402guard.marks, given #> '{{changed,marks}}')
         ON CONFLICT (kind, key) DO UPDATE SET value = excluded.value, version = m.version + 1;
 END $$;
 """
@@ -266,11 +266,11 @@ END $$;
 # It waits for a write that is under way. After it has answered "no", the write it asks about can no longer be made: the
 # node of the fence, which that write has read, has another version.
 _STANDS: Final = f"""
-CREATE FUNCTION x402guard.stands_{VERSION}(fence text, wanted json) RETURNS boolean LANGUAGE plpgsql AS $$
+CREATE FUNCTION x402guard.stands_{VERSION}(fence text, wanted jsonb) RETURNS boolean LANGUAGE plpgsql AS $$
 BEGIN
     UPDATE x402guard.nodes SET version = version + 1 WHERE id = fence;
     RETURN NOT EXISTS (
-        SELECT FROM json_to_recordset(wanted) AS w (node_id text, seq bigint, hash text) WHERE NOT EXISTS (
+        SELECT FROM jsonb_to_recordset(wanted) AS w (node_id text, seq bigint, hash text) WHERE NOT EXISTS (
             SELECT FROM x402guard.entries AS e WHERE e.node_id = w.node_id AND e.seq = w.seq AND e.hash = w.hash));
 END $$;
 """
