@@ -364,7 +364,9 @@ def is_blocked(url, step):
     """Write with Ctrl-C at a step; True where the process itself, or another one, cannot write afterwards."""
     store, other = open_store(url), open_store(url)
     try:
-        assert interrupted_at(step, lambda: written(store, f"cut-{step}"), {*FILES, sqlite.__file__, group_commit.__file__}, CALLS), step
+        assert interrupted_at(
+            step, lambda: written(store, f"cut-{step}"), {*FILES, sqlite.__file__, group_commit.__file__}, CALLS
+        ), step
         written(other, "other")
         written(store, "same")
     except LedgerUnavailable:
