@@ -1,4 +1,4 @@
-"""Defines ``verify``, and the owner's commands that repair a ledger: ``ledger restore`` and ``ledger clock``."""
+"""Defines ``verify``, and the owner's commands on a ledger: ``ledger move``, ``ledger restore`` and ``ledger clock``."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from x402guard.stores import as_ledger_url, check_ledger_url, is_postgres, ledge
 from x402guard.stores.sqlite import SqliteStore
 from x402guard.views.words import printable
 
-ledger = typer.Typer(no_args_is_help=True, help="Repair the ledger's file. Only the owner should be able to.")
+ledger = typer.Typer(no_args_is_help=True, help="Move or repair the ledger. Only the owner should be able to.")
 
 
 @ledger.callback()
 def _group() -> None:
-    """Repair the ledger's file. Only the owner should be able to."""
+    """Move or repair the ledger. Only the owner should be able to."""
 
 
 @ledger.command("clock")
@@ -75,7 +75,7 @@ def move(
 ) -> None:
     """Move the ledger in a file to PostgreSQL. The file is closed for good, so that there is never a second budget.
 
-    Agents that have it open are refused from then on. Repeat the command if it was interrupted.
+    Agents that have it open are refused at their next change. Repeat the command if it was interrupted.
     Example: x402guard ledger move postgresql:///spend
     """
     url, to = existing_ledger(ledger_url), as_ledger_url(to)

@@ -162,6 +162,11 @@ class Guard(BudgetParent):
         shell = Shell(store, pays, chain, asks, notifier, kill_file=stop, shadow=self.context.shadow)
         self._open(shell, limit, checks=background_checks and chain is not None, telemetry=telemetry)
 
+    @property
+    def instance(self) -> str:
+        """The name of this guard in the ledger: host, process, and a part at random."""
+        return self.context.instance
+
     def _open(self, shell: Shell, limit: Nanos | None, *, checks: bool, telemetry: bool) -> None:
         self._rechecker = Rechecker(lambda since_ms: run(sweep(self.context, since_ms=since_ms), self.shell))
         self.shell = replace(shell, recheck=self._rechecker.nudge) if checks else shell

@@ -444,7 +444,7 @@ def existing_ledger(ledger: str | Path | None) -> str:
     from x402guard.guard.settings import load_settings
 
     url = as_ledger_url(load_settings().ledger if ledger is None else ledger)
-    if url != "memory://" and not ledger_exists(url):
+    if (is_postgres(url) or url.startswith("sqlite:///")) and not ledger_exists(url):
         where = url if is_postgres(url) else ledger_path(url)
         raise ConfigError(
             f"ledger: no ledger yet at {where}; it is made when an agent runs. Name another one with --ledger or "

@@ -270,7 +270,7 @@ class GroupCommit(ABC):
                 self._line.wake(other.thread)
 
     def _commit_apart(self, batch: list[Request[Any]]) -> None:
-        for each in batch:
+        for each in [each for each in batch if not each.ran and not each.over]:
             try:
                 with self._trouble(WRITING):
                     self._commit([each])

@@ -1,27 +1,30 @@
-"""Moves a ledger from an SQLite file to PostgreSQL: the file is closed for good first, so that there is never a second budget."""
+"""Moves a ledger from an SQLite file to PostgreSQL, so that at every moment at most one of the two can be used."""
 
 from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any, Final
 
 import psycopg
 
 from x402guard.errors import ConfigError, LedgerUnavailable
+from x402guard.ledger.model import WALLET
 from x402guard.stores.audit import audit
-from x402guard.stores.file_errors import foreign, gone, moved, unavailable, unsound
+from x402guard.stores.file_errors import foreign, gone, moved, older, unavailable, unsound
 from x402guard.stores.file_lock import FileTurn, Generation
 from x402guard.stores.migrations import MIGRATIONS, MOVED
 from x402guard.stores.postgres import PostgresStore
 from x402guard.stores.postgres_schema import SCHEMA
-from x402guard.stores.postgres_server import WholeNumber, with_places
+from x402guard.stores.postgres_server import CONNECT_S, WholeNumber, with_places
 from x402guard.stores.postgres_server import unavailable as server_unavailable
 from x402guard.stores.rows import ENTRY_COLUMNS, HOLD_COLUMNS, NODE_COLUMNS
 from x402guard.stores.sql_reads import names
-from x402guard.stores.sqlite import APPLICATION_ID, moved_to, one_moment
+from x402guard.stores.sqlite import APPLICATION_ID, moved_to
+
+Target = psycopg.Connection[tuple[Any, ...]]
 
 _BUSY_S: Final = 30.0
 _TABLES: Final[tuple[tuple[str, Sequence[str], str], ...]] = (
@@ -35,70 +38,39 @@ _TABLES: Final[tuple[tuple[str, Sequence[str], str], ...]] = (
 def move_to_postgres(path: Path, url: str) -> tuple[int, int]:
     """Move the ledger in a file to an empty database, and return the number of its entries and nodes.
 
-    The file is closed for good, which every process that has it open notices at its next change; then its rows are
-    copied and verified in one transaction. Repeat it if it was interrupted. If the server cannot be written, the file
-    is opened again.
+    The rows are copied and verified in one transaction of the database, which refuses every guard meanwhile. The file
+    is closed before that transaction commits, and is never opened again. If it is interrupted in between, neither can
+    be used until it is repeated.
 
     Args:
         path: the file of the ledger.
         url: a database without a ledger, or with an empty one.
 
-    Raises ``ConfigError`` if the database has another ledger, ``LedgerUnavailable`` if one of the two cannot be used.
+    Raises ``ConfigError`` if the database has another ledger or the file has none, ``LedgerUnavailable`` if one of the
+    two cannot be used.
     """
+    path = path.resolve()  # agents lock the file that a link leads to
     if not path.exists():
         raise gone(path)
-    with closing(PostgresStore(url)) as target, _connected(path) as source:
-        held = target.size()[1]
-        [version] = source.execute("PRAGMA user_version").fetchone()
-        if version == MOVED and moved_to(source) != url:
-            raise moved(path, moved_to(source))
-        if held and version != MOVED:
-            raise _full(url)
-        if version != MOVED:
-            _close_for_good(source, path, url)
-        if not held:
-            _copy(source, path, url)
-        return target.size()
-
-
-@contextmanager
-def _connected(path: Path) -> Iterator[sqlite3.Connection]:
-    with (
-        unavailable("cannot read the ledger", path),
-        closing(sqlite3.connect(path, timeout=_BUSY_S, isolation_level=None)) as source,
-    ):
-        [owner] = source.execute("PRAGMA application_id").fetchone()
-        if owner != APPLICATION_ID:
-            raise foreign(path)
-        yield source
-
-
-def _close_for_good(source: sqlite3.Connection, path: Path, url: str) -> None:
-    [version] = source.execute("PRAGMA user_version").fetchone()
-    if version != len(MIGRATIONS):
-        raise LedgerUnavailable(
-            f"{path} has ledger version {version}; open it once with this installation, as x402guard verify does"
-        )
-    with _turn(path) as turn:
-        source.execute("PRAGMA synchronous = FULL")
-        source.execute("BEGIN IMMEDIATE")
-        problems = audit(source.execute)
-        if problems:
-            source.execute("ROLLBACK")
-            raise unsound(path, problems[0])
-        source.execute("CREATE TABLE IF NOT EXISTS moved (url TEXT NOT NULL) STRICT")
-        source.execute("DELETE FROM moved")
-        source.execute("INSERT INTO moved VALUES (?)", (url,))
-        # Counted, so that a copy of the file from before is older than the lock file knows.
-        [row] = source.execute("UPDATE generation SET n = n + 1 RETURNING n, spent").fetchall()
-        source.execute(f"PRAGMA user_version = {MOVED}")
-        source.execute("COMMIT")
-        turn.note(Generation(*row))
-
-
-def _open_again(source: sqlite3.Connection, path: Path) -> None:
-    with _turn(path):
-        source.execute(f"PRAGMA user_version = {len(MIGRATIONS)}")
+    with ExitStack() as opened:
+        turn = opened.enter_context(_turn(path))  # no agent writes the file meanwhile, and no other move begins
+        source = opened.enter_context(_source(path, turn))
+        is_closed = _check_source(source, path, url)
+        PostgresStore(url, while_moving=True).close()
+        opened.enter_context(server_unavailable("cannot write the ledger", url))
+        target = opened.enter_context(closing(psycopg.connect(url, connect_timeout=CONNECT_S)))
+        target.adapters.register_loader("numeric", WholeNumber)
+        if not _is_copied(source, target, url):
+            _announce(target)
+            _copy(source, target, url)
+            if not is_closed:
+                _close(source, turn, url)
+            target.commit()
+        source.execute("UPDATE moved SET is_copied = 1")
+        [found] = target.execute(
+            f"SELECT (SELECT count(*) FROM {SCHEMA}.entries), (SELECT count(*) FROM {SCHEMA}.nodes)"
+        ).fetchall()
+        return int(found[0]), int(found[1])
 
 
 @contextmanager
@@ -113,37 +85,88 @@ def _turn(path: Path) -> Iterator[FileTurn]:
         turn.close()
 
 
-def _copy(source: sqlite3.Connection, path: Path, url: str) -> None:
-    """Copy all rows in one transaction, and verify them there. Before its commit, an error opens the file again."""
+@contextmanager
+def _source(path: Path, turn: FileTurn) -> Iterator[sqlite3.Connection]:
     with (
-        server_unavailable("cannot write the ledger", url),
-        closing(psycopg.connect(url, autocommit=False)) as connection,
+        unavailable("cannot read the ledger", path),
+        closing(sqlite3.connect(path, timeout=_BUSY_S, isolation_level=None)) as source,
     ):
-        try:
-            _write(source, connection, url)
-        except BaseException:
-            connection.rollback()
-            _open_again(source, path)
-            raise
-        connection.commit()
+        [owner] = source.execute("PRAGMA application_id").fetchone()
+        if owner != APPLICATION_ID:
+            raise foreign(path)
+        [generation] = source.execute("SELECT n FROM generation").fetchone()
+        behind = turn.generation().n - generation
+        if behind > 0:
+            raise older(path, behind)
+        source.execute("PRAGMA synchronous = FULL")
+        yield source
 
 
-def _write(source: sqlite3.Connection, connection: psycopg.Connection[tuple[Any, ...]], url: str) -> None:
-    connection.adapters.register_loader("numeric", WholeNumber)
-    connection.execute(f"SET LOCAL search_path = {SCHEMA}, pg_temp")
-    connection.execute("LOCK TABLE nodes IN EXCLUSIVE MODE")
-    if connection.execute("SELECT FROM nodes").fetchall():
-        raise _full(url)
-    with one_moment(source) as read:
-        for table, columns, order in _TABLES:
-            into = f"COPY {table} ({names(columns)}) FROM STDIN"
-            with connection.cursor() as cursor, cursor.copy(into) as copy:
-                for row in read(f"SELECT {names(columns)} FROM {table} {order}", ()):
-                    copy.write_row(row)
-    problems = audit(lambda sql, values: connection.execute(with_places(sql), values).fetchall())
+def _check_source(source: sqlite3.Connection, path: Path, url: str) -> bool:
+    """Return whether the file was closed by a move that did not end."""
+    [version] = source.execute("PRAGMA user_version").fetchone()
+    if version == MOVED:
+        if moved_to(source) != url:
+            raise moved(path, moved_to(source))
+        return True
+    if version != len(MIGRATIONS):
+        raise LedgerUnavailable(
+            f"{path} has ledger version {version}; open it once with this installation, as x402guard verify does"
+        )
+    if not source.execute("SELECT 1 FROM nodes WHERE id = ?", (WALLET,)).fetchall():
+        raise ConfigError(f"ledger: no guard has used {path} yet; there is nothing to move")
+    problems = audit(source.execute)
+    if problems:
+        raise unsound(path, problems[0])
+    source.execute("CREATE TABLE IF NOT EXISTS moved (url TEXT NOT NULL, is_copied INTEGER NOT NULL) STRICT")
+    source.execute("DELETE FROM moved")
+    return False
+
+
+def _is_copied(source: sqlite3.Connection, target: Target, url: str) -> bool:
+    """Return whether the database has this ledger already: an answer to a commit was lost, or the command is repeated."""
+    target.execute(f"LOCK TABLE {SCHEMA}.nodes IN EXCLUSIVE MODE")
+    is_empty = not target.execute(f"SELECT FROM {SCHEMA}.nodes LIMIT 1").fetchall()
+    if is_empty:
+        if source.execute("SELECT 1 FROM moved WHERE is_copied").fetchall():
+            raise LedgerUnavailable(
+                f"{url} has lost the ledger that was moved there; restore a backup of that database"
+            )
+        return False
+    [head] = source.execute("SELECT seq, head FROM nodes WHERE id = ?", (WALLET,)).fetchall()
+    same = f"SELECT FROM {SCHEMA}.entries WHERE node_id = %s AND seq = %s AND hash = %s"
+    if not target.execute(same, (WALLET, *head)).fetchall():
+        raise ConfigError(f"ledger: {url} has a ledger already; name a database without one")
+    return True
+
+
+def _announce(target: Target) -> None:
+    """Let the database refuse every guard until the copy is whole: an empty ledger would be a new budget."""
+    target.execute(f"UPDATE {SCHEMA}.ledger SET is_moving = true")
+    target.commit()
+
+
+def _copy(source: sqlite3.Connection, target: Target, url: str) -> None:
+    """Copy all rows, and verify them, in a transaction that is still to be committed."""
+    target.execute(f"SET LOCAL search_path = {SCHEMA}, pg_temp; SET LOCAL synchronous_commit = on")
+    target.execute("LOCK TABLE nodes IN EXCLUSIVE MODE")
+    for table, columns, order in _TABLES:
+        into = f"COPY {table} ({names(columns)}) FROM STDIN"
+        with target.cursor() as cursor, cursor.copy(into) as copy:
+            for row in source.execute(f"SELECT {names(columns)} FROM {table} {order}"):
+                copy.write_row(row)
+    problems = audit(lambda sql, values: target.execute(with_places(sql), values).fetchall())
     if problems:
         raise LedgerUnavailable(f"the copy in {url} is inconsistent: {problems[0]}")
+    target.execute("UPDATE ledger SET is_moving = false")
 
 
-def _full(url: str) -> ConfigError:
-    return ConfigError(f"ledger: {url} has a ledger already; name a database without one")
+def _close(source: sqlite3.Connection, turn: FileTurn, url: str) -> None:
+    """Close the file for good. This is counted, so that a copy of it from before is older than the lock file knows."""
+    source.execute("BEGIN IMMEDIATE")
+    source.execute("INSERT INTO moved VALUES (?, 0)", (url,))
+    live = "(SELECT live FROM nodes WHERE id = 'wallet')"
+    [row] = source.execute(f"UPDATE generation SET n = n + 1 RETURNING n, spent + {live}").fetchall()
+    source.execute(f"PRAGMA user_version = {MOVED}")
+    source.execute("COMMIT")
+    turn.note(Generation(*row))

@@ -35,6 +35,7 @@ from x402guard.stores.postgres_server import (
     Server,
     another,
     as_unavailable,
+    moving,
     settings,
     unavailable,
     unsure,
@@ -47,7 +48,6 @@ R = TypeVar("R")
 _READING: Final = "cannot read the ledger"
 _MOST_ATTEMPTS: Final = 12
 _TURNS_S: Final = 1.0  # after a conflict, processes take turns for so long
-_ROUND_TRIP_S: Final = 0.005  # a round trip, until one was measured
 _IN_TURN_MS: Final = 40  # a process that is stopped in its turn loses it
 _REPORT_MS: Final = 600_000
 _ASKED_AGAIN_S: Final = (0.0, 0.2, 0.5, 1.0)
@@ -63,6 +63,7 @@ class PostgresStore(GroupCommit, SqlReads):
         clock_ms: returns unix milliseconds; the server's clock by default.
         steady_ms: returns milliseconds of a clock that cannot be set; see ``StoreClock``.
         read_only: change nothing: ``transact`` raises, and a missing ledger is not made.
+        while_moving: open a database to which a ledger is being moved; only the move itself does.
 
     Attributes:
         may_lose_commits: True if the server has replicas and none of them is synchronous, as asked at opening.
@@ -80,16 +81,16 @@ class PostgresStore(GroupCommit, SqlReads):
         clock_ms: Callable[[], int] | None = None,
         steady_ms: Callable[[], int] | None = None,
         read_only: bool = False,
+        while_moving: bool = False,
     ) -> None:
         super().__init__()
         self._url = url
-        self._id: str | None = None
+        self._known = _Known(url)
         self._read_lock = threading.Lock()
-        self._writer, self._reader = Server(url, self._check_ledger), Server(url, self._check_ledger)
+        self._writer, self._reader = Server(url, self._known.check), Server(url, self._known.check)
         self._turns_until_s, self._read_only = 0.0, read_only
-        self._fastest_s: float | None = None
         self._last: Mapping[str, str | int] | None = None
-        self._own_clock = clock_ms
+        self._own_clock, self._while_moving = clock_ms, while_moving
         # A store that is not closed closes its connections with itself.
         weakref.finalize(self, _close, os.getpid(), self._writer, self._reader)
         with unavailable("cannot open the ledger", url), ExitStack() as undo:
@@ -130,10 +131,12 @@ class PostgresStore(GroupCommit, SqlReads):
                 f"{self._url} has ledger version {version}, and this installation works with version {len(MIGRATIONS)}; "
                 "update the older one of the two"
             )
-        [(ledger, now_ms)] = server.run(
-            f"SELECT id::text, (extract(epoch FROM clock_timestamp()) * 1000)::bigint FROM {SCHEMA}.ledger"
+        [(ledger, now_ms, is_moving)] = server.run(
+            f"SELECT id::text, (extract(epoch FROM clock_timestamp()) * 1000)::bigint, is_moving FROM {SCHEMA}.ledger"
         )
-        self._id = ledger
+        if is_moving and not self._while_moving:
+            raise moving(self._url)
+        self._known.id = ledger
         return int(now_ms)
 
     @staticmethod
@@ -147,13 +150,6 @@ class PostgresStore(GroupCommit, SqlReads):
         for number in range(version, len(MIGRATIONS)):
             server.say(f"{MIGRATIONS[number]} UPDATE {SCHEMA}.ledger SET version = {number + 1}")
         server.say("COMMIT")
-
-    def _check_ledger(self, server: Server) -> None:
-        if self._id is None:
-            return  # it is being opened, and its id is not read yet
-        [(ledger,)] = server.run(f"SELECT id::text FROM {SCHEMA}.ledger")
-        if ledger != self._id:
-            raise another(self._url)
 
     @override
     def _trouble(self, what: str) -> AbstractContextManager[None]:
@@ -210,12 +206,12 @@ class PostgresStore(GroupCommit, SqlReads):
         before = ISOLATION + settings()
         if in_turn:
             # The way there and back is not the time that Python takes.
-            limit_ms = _IN_TURN_MS + round(2_000 * (self._fastest_s or _ROUND_TRIP_S))
+            limit_ms = _IN_TURN_MS + round(2_000 * self._writer.round_trip_s)
             idle = f"SET LOCAL idle_in_transaction_session_timeout = {limit_ms}; "
             before = f"BEGIN; {before}{idle}SELECT pg_advisory_xact_lock({TURN}); "
         now_ms = None if self._own_clock is None else self._clock()
-        values = (self._id, asked.to_json(now_ms, self._last))
-        was_connected, began_s = self._writer.is_connected, time.monotonic()
+        values = (self._known.id, asked.to_json(now_ms, self._last))
+        was_connected = self._writer.is_connected
         sql = f"{before}SELECT {SCHEMA}.load_{VERSION}(?, ?)"
         try:
             [(answer,)] = self._writer.say(sql, values)
@@ -224,9 +220,6 @@ class PostgresStore(GroupCommit, SqlReads):
             if isinstance(error, _OUT_OF_TURN) or self._writer.is_connected or not was_connected:
                 raise
             [(answer,)] = self._writer.say(sql, values)
-        if was_connected:
-            took_s = time.monotonic() - began_s
-            self._fastest_s = took_s if self._fastest_s is None else min(took_s, self._fastest_s)
         rows = LoadedRows(asked, answer)
         self._server_clock.see(rows.now_ms)
         return rows
@@ -234,7 +227,7 @@ class PostgresStore(GroupCommit, SqlReads):
     def _write(self, batch: list[Request[Any]], rows: LoadedRows, *, in_turn: bool) -> None:
         durable = any(each.scope.durable for each in batch)
         before, after = ("", "COMMIT") if in_turn else (ISOLATION + settings(), "")
-        values, proof = (self._id, durable, rows.to_json()), rows.proof()
+        values, proof = (self._known.id, durable, rows.to_json()), rows.proof()
         try:
             self._writer.say(f"{before}SELECT {SCHEMA}.write_{VERSION}(?, ?, ?); {after}", values)
             _note_run(batch)
@@ -256,30 +249,30 @@ class PostgresStore(GroupCommit, SqlReads):
             has_answer = error.sqlstate is not None and self._writer.is_connected  # a pooler answers for a lost server
             if has_answer or isinstance(error, _OUT_OF_TURN) or not isinstance(error, BROKEN):
                 return False
-        stands = None
+        found = None
         try:
-            stands = None if proof is None else self._stands(proof)
+            found = None if proof is None else self._is_written(proof)
         finally:
-            if stands is None:
+            if found is None:
                 failed_together(batch[1:], unsure(self._url))  # they must not run again
-        if stands is None and isinstance(error, Exception):
+        if found is None and isinstance(error, Exception):
             raise unsure(self._url) from error
-        return bool(stands)
+        return bool(found)
 
-    def _stands(self, proof: Proof) -> bool | None:
+    def _is_written(self, proof: Proof) -> bool | None:
         """Return whether the entries of a write are in the journal; None if the server does not answer."""
         for pause_s in _ASKED_AGAIN_S:
             time.sleep(pause_s)
             try:
-                [(stands,)] = self._writer.run(f"SELECT {SCHEMA}.stands_{VERSION}(?, ?)", proof.to_values())
-            except BROKEN:
+                [(found,)] = self._writer.run(f"SELECT {SCHEMA}.is_written_{VERSION}(?, ?)", proof.to_values())
+            except psycopg.Error:  # also one that a replica refuses, before it takes over
                 continue
-            return bool(stands) if stands or proof.fence is not None else None
+            return bool(found) if found or proof.fence is not None else None
         return None
 
     def _read(self, convert: Callable[[Sequence[Any]], R], sql: str, values: Sequence[str | int] = ()) -> list[R]:
         if self._closed and self._pid == os.getpid():
-            with self._trouble(_READING), closing(Server(self._url, self._check_ledger)) as server:
+            with self._trouble(_READING), closing(Server(self._url, self._known.check)) as server:
                 return [convert(row) for row in server.run(sql, values, statement_ms=_REPORT_MS)]
         self._check_usable()
         with self._trouble(_READING), self._read_lock:
@@ -303,7 +296,7 @@ class PostgresStore(GroupCommit, SqlReads):
     def _one_moment(self) -> Iterator[Server]:
         if not self._closed or self._pid != os.getpid():
             self._check_usable()
-        with self._trouble(_READING), closing(Server(self._url, self._check_ledger)) as server:
+        with self._trouble(_READING), closing(Server(self._url, self._known.check)) as server:
             server.say("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; " + settings(_REPORT_MS))
             yield server
 
@@ -347,6 +340,19 @@ class PostgresMoment(SqlReads):
 
     def _read(self, convert: Callable[[Sequence[Any]], R], sql: str, values: Sequence[str | int] = ()) -> list[R]:
         return [convert(row) for row in self._server.say(sql, values)]
+
+
+class _Known:
+    """Which ledger is open. Connections refer to this and not to the store, which closes them with itself."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self.id: str | None = None
+
+    def check(self, server: Server) -> None:
+        """Raise ``LedgerUnavailable`` if a new connection has led to another ledger."""
+        if self.id is not None and server.run(f"SELECT id::text FROM {SCHEMA}.ledger") != [(self.id,)]:
+            raise another(self._url)
 
 
 class _ServerClock:

@@ -68,7 +68,7 @@ class Asked:
 
         Args:
             now_ms: as of when, in unix milliseconds; None is the server's own clock.
-            last: the newest entry that is known here, which has to be there.
+            last: the newest durable entry of this process, which has to be there.
         """
         return _TEXT(
             {

@@ -21,6 +21,7 @@ VERSION: Final = 1
 CONFLICT: Final = "40001"
 ANOTHER_LEDGER: Final = "X4001"
 ROLLED_BACK: Final = "X4002"
+MOVING: Final = "X4003"
 
 TURN: Final = f"hashtextextended('{SCHEMA} turn', 0)"
 """The key of the advisory lock of a turn: its holder is alone, and who writes without a turn shares it for the write."""
@@ -30,7 +31,8 @@ CREATE SCHEMA x402guard;
 CREATE TABLE x402guard.ledger (
     id uuid PRIMARY KEY DEFAULT gen_random_uuid(),
     one integer NOT NULL DEFAULT 1 UNIQUE CHECK (one = 1),
-    version integer NOT NULL
+    version integer NOT NULL,
+    is_moving boolean NOT NULL DEFAULT false
 );
 CREATE TABLE x402guard.nodes (
     id text COLLATE "C" PRIMARY KEY,
@@ -156,6 +158,9 @@ BEGIN
     IF NOT EXISTS (SELECT FROM x402guard.ledger AS l WHERE l.id = load_{VERSION}.ledger) THEN
         RAISE EXCEPTION 'another ledger is here now' USING ERRCODE = '{ANOTHER_LEDGER}';
     END IF;
+    IF EXISTS (SELECT FROM x402guard.ledger AS l WHERE l.is_moving) THEN
+        RAISE EXCEPTION 'a ledger is being moved here' USING ERRCODE = '{MOVING}';
+    END IF;
     IF NOT EXISTS (SELECT FROM x402guard.entries AS e WHERE e.node_id = ask #>> '{{last,node_id}}'
             AND e.seq = (ask #>> '{{last,seq}}')::bigint AND e.hash = ask #>> '{{last,hash}}')
             AND ask ->> 'last' IS NOT NULL THEN
@@ -215,6 +220,9 @@ BEGIN
     IF NOT EXISTS (SELECT FROM x402guard.ledger AS l WHERE l.id = write_{version}.ledger) THEN
         RAISE EXCEPTION 'another ledger is here now' USING ERRCODE = '{another}';
     END IF;
+    IF EXISTS (SELECT FROM x402guard.ledger AS l WHERE l.is_moving) THEN
+        RAISE EXCEPTION 'a ledger is being moved here' USING ERRCODE = '{moving}';
+    END IF;
     PERFORM pg_advisory_xact_lock_shared({turn});  -- who has the turn is not overtaken, so that it ends
     IF NOT durable THEN
         PERFORM set_config('synchronous_commit', 'off', true);
@@ -265,8 +273,8 @@ END $$;
 
 # It waits for a write that is under way. After it has answered "no", the write it asks about can no longer be made: the
 # node of the fence, which that write has read, has another version.
-_STANDS: Final = f"""
-CREATE FUNCTION x402guard.stands_{VERSION}(fence text, wanted jsonb) RETURNS boolean LANGUAGE plpgsql AS $$
+_IS_WRITTEN: Final = f"""
+CREATE FUNCTION x402guard.is_written_{VERSION}(fence text, wanted jsonb) RETURNS boolean LANGUAGE plpgsql AS $$
 BEGIN
     UPDATE x402guard.nodes SET version = version + 1 WHERE id = fence;
     RETURN NOT EXISTS (
@@ -286,6 +294,7 @@ MIGRATIONS: Final[tuple[str, ...]] = (
     + _WRITE.format(
         version=VERSION,
         another=ANOTHER_LEDGER,
+        moving=MOVING,
         turn=TURN,
         conflict=CONFLICT,
         nodes=names(NODE_COLUMNS),
@@ -293,6 +302,6 @@ MIGRATIONS: Final[tuple[str, ...]] = (
         holds=names(HOLD_COLUMNS),
         set_hold=_set(HOLD_COLUMNS),
     )
-    + _STANDS,
+    + _IS_WRITTEN,
 )
 """Migration N takes a ledger from version N to N + 1; the table ``ledger`` says the version."""

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import psycopg
 from psycopg import errors as refused
-from psycopg.adapt import Buffer, Loader
+from psycopg.abc import Buffer, PQGen
+from psycopg.adapt import Loader
 from psycopg.pq import TransactionStatus
+from typing_extensions import override
 
 from x402guard.errors import LedgerUnavailable, Retry
-from x402guard.stores.postgres_schema import ANOTHER_LEDGER, ROLLED_BACK, SCHEMA
+from x402guard.stores.postgres_schema import ANOTHER_LEDGER, MOVING, ROLLED_BACK, SCHEMA
 from x402guard.stores.rows import UnreadableRecord
 
+R = TypeVar("R")
+
 CONNECT_S: Final = 3
+_SILENT_S: Final = 5.0  # beyond the server's own limit
 STATEMENT_MS: Final = 5_000
 LOCK_MS: Final = 2_000
 OLDEST_SERVER: Final = 15
@@ -81,17 +87,39 @@ class WholeNumber(Loader):
         return int(bytes(data))
 
 
+class _Patient(psycopg.Connection[tuple[Any, ...]]):
+    """A connection that waits for an answer until *until_s*, in seconds of ``time.monotonic``.
+
+    The server's own limit does not hold while a commit waits for a replica, nor while the server's process is stopped.
+    """
+
+    until_s = float("inf")
+
+    @property
+    def is_late(self) -> bool:
+        """True if the answer did not come in time, so that what the server is at is unknown."""
+        return time.monotonic() > self.until_s
+
+    @override
+    def wait(self, gen: PQGen[R], interval: float = 0.1, timeout: float | None = None) -> R:
+        return super().wait(gen, interval, min(max(0.0, self.until_s - time.monotonic()), 1e6))
+
+
 class Server:
     """One connection to the ledger's server; it is made when it is needed, and made anew after it has broken.
 
     Args:
         url: where the ledger is.
-        check: called with each new connection's ``run`` before any other use; see ``PostgresStore``.
+        check: called with this server at each new connection, before any other use.
+
+    Attributes:
+        round_trip_s: the shortest time that an answer has taken over this connection, in seconds; at most one.
     """
 
     def __init__(self, url: str, check: Callable[[Server], None]) -> None:
         self._url, self._check = url, check
-        self._connection: psycopg.Connection[tuple[Any, ...]] | None = None
+        self.round_trip_s = 1.0
+        self._connection: _Patient | None = None
 
     @property
     def is_connected(self) -> bool:
@@ -103,20 +131,23 @@ class Server:
 
         ``?`` stands for a value, in all of them together. Raises what psycopg raises.
         """
-        return self.say(ISOLATION + settings(statement_ms) + sql, values)
+        return self.say(ISOLATION + settings(statement_ms) + sql, values, statement_ms=statement_ms)
 
-    def say(self, sql: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+    def say(self, sql: str, values: Sequence[Any] = (), *, statement_ms: int = STATEMENT_MS) -> list[tuple[Any, ...]]:
         """Run statements in one round trip, in the transaction that is open, and return the rows of the last one."""
         if self._connection is None:
             self._connect()
         assert self._connection is not None
+        began_s = time.monotonic()
+        self._connection.until_s = began_s + statement_ms / 1000 + _SILENT_S
         try:
             cursor = self._connection.execute(with_places(sql), values)
             while cursor.nextset():
                 pass
+            self.round_trip_s = min(self.round_trip_s, time.monotonic() - began_s)
             return cursor.fetchall() if cursor.description else []
         except BaseException as error:
-            if not isinstance(error, psycopg.Error) or self._connection.broken:
+            if not isinstance(error, psycopg.Error) or self._connection.broken or self._connection.is_late:
                 self.close()  # what it is in the middle of is unknown
             raise
 
@@ -132,7 +163,8 @@ class Server:
                 raise
 
     def _connect(self) -> None:
-        self._connection = psycopg.connect(
+        self.round_trip_s = 1.0  # another server may be farther away
+        self._connection = _Patient.connect(
             self._url,
             autocommit=True,
             connect_timeout=CONNECT_S,
@@ -209,10 +241,18 @@ def rolled_back(url: str) -> LedgerUnavailable:
     """Return the error for a server without the newest entries of this process, such as a replica that took over."""
     error = LedgerUnavailable(
         f"{url} has lost the newest entries of this process: another server has taken over, or a backup was restored. What "
-        "was signed may still be taken: end the agents, wait for five minutes, run x402guard reconcile, then start them again",
+        "was signed may still be taken: end the agents, and follow the page about a fleet, under failover",
     )
     error.retry = "after_change"
     return error
 
 
-_OTHERS: Final = {ANOTHER_LEDGER: another, ROLLED_BACK: rolled_back}
+def moving(url: str) -> LedgerUnavailable:
+    """Return the error for a database to which a ledger is being moved: until all of it is there, it would be a new budget."""
+    return LedgerUnavailable(
+        f"a ledger is being moved to {url}",
+        advice="Nothing was paid. Wait for `x402guard ledger move` to end; if it was interrupted, repeat it.",
+    )
+
+
+_OTHERS: Final = {ANOTHER_LEDGER: another, ROLLED_BACK: rolled_back, MOVING: moving}

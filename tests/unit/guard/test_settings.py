@@ -158,7 +158,7 @@ def test_a_file_that_is_not_there_is_named(tmp_path):
 
 def test_a_guard_shows_who_pays_and_nothing_else_of_the_key():
     with make_guard() as guard:
-        assert repr(guard) == f"Guard(payer={PAYER}, instance={guard.context.instance!r})"
+        assert repr(guard) == f"Guard(payer={PAYER}, instance={guard.instance!r})"
     assert repr(Guard.__new__(Guard)) == "Guard(unfinished)"
 
 

@@ -2,6 +2,7 @@
 
 import shutil
 import sqlite3
+from contextlib import closing
 from decimal import Decimal
 
 import psycopg
@@ -96,21 +97,86 @@ def test_a_database_with_a_ledger_and_a_server_that_is_away_leave_the_file_as_it
             assert session.spent == Decimal("0.28")
 
 
-def test_an_interrupted_move_is_ended_by_the_next_one(spent, url, tmp_path, monkeypatch):
+def interrupted(work):
+    """A step of the move, behind which Ctrl-C comes."""
+
+    def step(*given):
+        work(*given)
+        raise KeyboardInterrupt
+
+    return step
+
+
+def is_open(ledger):
+    try:
+        make_guard(ledger).close()
+    except LedgerUnavailable as refused:
+        assert "was moved to" in str(refused) or "being moved to" in str(refused)
+        return False
+    return True
+
+
+STEPS = {"_announce": (True, False), "_copy": (True, False), "_close": (False, False)}
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_interrupted_anywhere_at_most_one_of_the_two_can_be_used_and_the_next_one_ends_it(
+    spent, url, tmp_path, monkeypatch, step
+):
     before = books(spent)
-    copy = moving._copy
-    monkeypatch.setattr(moving, "_copy", lambda *given: (_ for _ in ()).throw(KeyboardInterrupt))
-    with pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patched:
+        patched.setattr(moving, step, interrupted(getattr(moving, step)))
+        with pytest.raises(KeyboardInterrupt):
+            moving.move_to_postgres(tmp_path / "spend.db", url)
+    assert (is_open(spent), is_open(url)) == STEPS[step]
+    if not STEPS[step][0]:
+        assert moving.move_to_postgres(tmp_path / "spend.db", url)[1] == len(before)
+        assert books(url) == before
+        assert (is_open(spent), is_open(url)) == (False, True)
+        return
+    after = books(spent)  # an agent has used it meanwhile
+    moving.move_to_postgres(tmp_path / "spend.db", url)
+    assert books(url) == after
+    assert not is_open(spent)
+
+
+def test_a_commit_whose_answer_is_lost_is_not_made_twice(spent, url, tmp_path):
+    moving.move_to_postgres(tmp_path / "spend.db", url)
+    with make_guard(url) as guard, guard.session("research", budget="$1.00", id="run-1") as session:
+        session.charge("search", "$0.25")
+    with closing(sqlite3.connect(tmp_path / "spend.db")) as raw, raw:
+        raw.execute("UPDATE moved SET is_copied = 0")  # as it stands until the answer has come
+    moving.move_to_postgres(tmp_path / "spend.db", url)
+    with make_guard(url) as guard, guard.session("research", budget="$1.00", id="run-1") as session:
+        assert session.spent == Decimal("0.53")
+
+
+def test_a_database_that_has_lost_what_was_moved_there_gets_no_old_copy(spent, url, tmp_path):
+    moving.move_to_postgres(tmp_path / "spend.db", url)
+    with psycopg.connect(url, autocommit=True) as server:
+        server.execute(postgres.EMPTY)
+    with pytest.raises(LedgerUnavailable, match="has lost the ledger that was moved there"):
         moving.move_to_postgres(tmp_path / "spend.db", url)
-    with pytest.raises(LedgerUnavailable, match="was moved to"):
+
+
+def test_an_older_copy_is_not_moved_and_a_link_is_the_file_that_it_leads_to(spent, url, tmp_path):
+    path, link = tmp_path / "spend.db", tmp_path / "link.db"
+    link.symlink_to(path)
+    shutil.copy(path, tmp_path / "before.db")
+    with make_guard(spent) as guard, guard.session("more", budget="$1.00") as session:
+        session.charge("search", "$0.25")
+    newest = path.read_bytes()
+    shutil.copy(tmp_path / "before.db", path)
+    with pytest.raises(LedgerUnavailable, match="older than the one that was here"):
+        moving.move_to_postgres(link, url)
+    path.write_bytes(newest)
+    moving.move_to_postgres(link, url)
+    shutil.copy(tmp_path / "before.db", path)
+    with pytest.raises(LedgerUnavailable, match="older than the one that was here"):
         make_guard(spent)
-    monkeypatch.setattr(moving, "_copy", copy)
-    assert moving.move_to_postgres(tmp_path / "spend.db", url)[1] == len(before)
-    assert moving.move_to_postgres(tmp_path / "spend.db", url)[1] == len(before), "it is there already"
-    assert books(url) == before
 
 
-def test_a_copy_that_cannot_be_written_opens_the_file_again(spent, url, tmp_path):
+def test_a_copy_that_cannot_be_written_leaves_the_file_in_use(spent, url, tmp_path):
     make_guard(url).close()
     with psycopg.connect(url, autocommit=True) as server:
         server.execute(postgres.EMPTY)
@@ -120,8 +186,9 @@ def test_a_copy_that_cannot_be_written_opens_the_file_again(spent, url, tmp_path
                 moving.move_to_postgres(tmp_path / "spend.db", url)
         finally:
             server.execute("ALTER TABLE x402guard.marks DROP CONSTRAINT never")
-        assert server.execute("SELECT count(*) FROM x402guard.nodes").fetchone() == (0,)
-    assert books(spent)
+    assert (is_open(spent), is_open(url)) == (True, False)
+    moving.move_to_postgres(tmp_path / "spend.db", url)
+    assert (is_open(spent), is_open(url)) == (False, True)
 
 
 def test_a_ledger_that_is_unsound_is_not_moved(spent, url, tmp_path):
