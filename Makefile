@@ -15,7 +15,7 @@ PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-
 # Hundreds of tests start a process; without bytecode on disk each of those compiles the package again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-long test-fleet simulate bench soak lint types docs check clean
+.PHONY: demo test test-long test-fleet test-large simulate bench soak lint types docs check clean
 
 demo: $(READY)
 	$(BIN)/x402guard demo
@@ -25,11 +25,15 @@ test: $(READY) $(ANVIL) $(JAVASCRIPT)
 
 # Most tests that start processes and chains, a second chain, longer searches, and soaks of guards that are broken on purpose.
 test-long: $(READY) $(ANVIL) $(JAVASCRIPT)
-	HYPOTHESIS_PROFILE=full $(PYTEST) -m "(long or hypothesis) and not fleet"
+	HYPOTHESIS_PROFILE=full $(PYTEST) -m "(long or hypothesis) and not fleet and not large"
 
 # Every test of tests/behaviour that takes a store, on PostgreSQL: a thousand, in four minutes. Conformance and attacks are in test-long.
 test-fleet: $(READY)
 	$(PYTEST) -m fleet
+
+# What takes minutes each: the largest numbers, and the breaks that the simulator finds last.
+test-large: $(READY)
+	$(PYTEST) -m large
 
 # Ten minutes of new runs on all cores; the last line says steps, payments, violations. SECONDS=60 for another time.
 simulate: $(READY)

@@ -111,7 +111,7 @@ def test_as_many_tasks_buy_exactly_what_fits(merchant, session, calls, fits):
 
 @pytest.mark.chain
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("wanted", [400, pytest.param(10_000, marks=pytest.mark.long)])
+@pytest.mark.parametrize("wanted", [400, pytest.param(10_000, marks=[pytest.mark.long, pytest.mark.large])])
 def test_an_agent_gets_fifty_documents_however_many_it_wants(tmp_path, wanted):
     with Testnet() as net:
         signer = LocalSigner.from_key(net.payer_key)

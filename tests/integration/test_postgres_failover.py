@@ -25,23 +25,21 @@ def sells(request):
 
 
 @pytest.fixture
-def two_servers(tmp_path_factory):
+def two_servers():
     """(the folder of a primary server, that of its streaming replica)."""
     if postgres.programs() is None:
         postgres.server()
-    first, second = tmp_path_factory.mktemp("first"), tmp_path_factory.mktemp("second")
-    for each in first.parents[:3]:
-        each.chmod(0o755)
-    postgres.make_cluster(first)
-    postgres.start(first)
-    try:
-        postgres.copy(first, second)
-        postgres.start(second)
-        yield first, second
-    finally:
-        for folder in (second, first):
-            if (folder / "data/postmaster.pid").exists():
-                postgres.stop(folder, "immediate")
+    with postgres.a_folder() as first, postgres.a_folder() as second:
+        postgres.make_cluster(first)
+        postgres.start(first)
+        try:
+            postgres.copy(first, second)
+            postgres.start(second)
+            yield first, second
+        finally:
+            for folder in (second, first):
+                if (folder / "data/postmaster.pid").exists():
+                    postgres.stop(folder, "immediate")
 
 
 def asked(url, **more):

@@ -104,11 +104,10 @@ def test_what_leaves_the_wallet_is_what_was_counted_while_everything_goes_wrong(
 
 
 @pytest.mark.long
-def test_the_same_while_the_server_of_the_ledger_crashes(folder):
+def test_the_same_while_the_server_of_the_ledger_crashes():
     postgres.server()  # skips where there is none
-    for each in (folder, *folder.parents[:3]):
-        each.chmod(0o755)  # the server is another user's
-    code, printed, sums = soak(folder, "--store", "postgres", "--least", "40", seconds=20)
+    with postgres.a_folder() as folder:
+        code, printed, sums = soak(folder, "--store", "postgres", "--least", "40", seconds=20)
     assert_counted(code, printed, sums)
     assert number(printed, "server crashed") >= 1
     assert number(printed, "kills") >= 5

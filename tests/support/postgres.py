@@ -105,6 +105,17 @@ def _control(folder, *given):
     assert done.returncode == 0, done.stdout
 
 
+@contextmanager
+def a_folder():
+    """A folder that another user may enter; pytest takes that right from its own ones, whenever another run begins."""
+    folder = Path(tempfile.mkdtemp(prefix="pg-", dir=os.environ.get("PYTEST_DEBUG_TEMPROOT")))
+    folder.chmod(0o755)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
 def copy(folder, to):
     """Make a streaming replica of the server of a folder."""
     owner = as_user()
