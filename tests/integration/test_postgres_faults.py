@@ -185,6 +185,14 @@ def test_a_server_whose_process_is_stopped_is_not_waited_for_without_end(url, mo
     books.close()
 
 
+def test_a_report_may_take_longer_than_a_payment(url, monkeypatch):
+    monkeypatch.setattr("x402guard.stores.postgres_server._SILENT_S", -4.9)  # a tenth of a second for a payment
+    store = open_store(url)
+    with store.at_one_moment() as ledger:
+        assert ledger._read(tuple, "SELECT pg_sleep(0.5), 1")[0][1] == 1
+    store.close()
+
+
 def test_a_store_that_is_not_closed_closes_its_connections_with_itself(url):
     say = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'x402guard' AND datname = current_database()"
     with psycopg.connect(url, autocommit=True) as server:

@@ -80,10 +80,10 @@ def move(
     """
     url, to = existing_ledger(ledger_url), as_ledger_url(to)
     check_ledger_url(to)
-    if not url.startswith("sqlite:///") or not is_postgres(to):
-        raise ConfigError(
-            "ledger move: it moves a ledger from a file to PostgreSQL; write postgresql://user@host/database"
-        )
+    if not url.startswith("sqlite:///"):
+        raise ConfigError(f"ledger move: it moves a ledger in a file, and {url} is none; name the file with --ledger")
+    if not is_postgres(to):
+        raise ConfigError("ledger move: it moves a ledger to PostgreSQL; write postgresql://user@host/database")
     from x402guard.stores.moving import move_to_postgres
 
     with working("copying the ledger"):

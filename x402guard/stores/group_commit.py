@@ -27,8 +27,10 @@ R = TypeVar("R")
 MOST_TOGETHER: Final = 64
 """The most changes that share a transaction, so that other processes get their turn."""
 
-_LOOK_S: Final = 0.05
 WRITING: Final = "cannot write the ledger"
+"""How the text of an error begins that ends a change."""
+
+_LOOK_S: Final = 0.05
 
 
 class Request(Generic[R]):
@@ -274,7 +276,7 @@ class GroupCommit(ABC):
             try:
                 with self._trouble(WRITING):
                     self._commit([each])
-            except Exception as error:  # noqa: BLE001 - as above
+            except Exception as error:  # noqa: BLE001 - the thread that waits for the change raises it
                 each.fail(error)
             each.over = True
 

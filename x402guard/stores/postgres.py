@@ -14,6 +14,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+from functools import partial
 from typing import Any, Final, TypeVar
 
 import psycopg
@@ -199,8 +200,7 @@ class PostgresStore(GroupCommit, SqlReads):
             self._write(batch, rows, in_turn=in_turn)
         elif in_turn:
             self._writer.say("COMMIT")
-        for each in batch:
-            each.ran = True
+        _note_run(batch)
 
     def _load(self, asked: Asked, *, in_turn: bool) -> LoadedRows:
         before = ISOLATION + settings()
@@ -310,7 +310,7 @@ class PostgresStore(GroupCommit, SqlReads):
         """Return the inconsistencies of this ledger, one sentence each; see ``stores.audit``."""
         self._check_usable()
         with self._one_moment() as server:
-            return audit(server.say)
+            return audit(partial(server.say, statement_ms=_REPORT_MS))
 
     def steady_ms(self) -> int:
         """See ``LedgerStore.steady_ms``."""
@@ -339,7 +339,7 @@ class PostgresMoment(SqlReads):
         self._server, self._clock = server, clock
 
     def _read(self, convert: Callable[[Sequence[Any]], R], sql: str, values: Sequence[str | int] = ()) -> list[R]:
-        return [convert(row) for row in self._server.say(sql, values)]
+        return [convert(row) for row in self._server.say(sql, values, statement_ms=_REPORT_MS)]
 
 
 class _Known:

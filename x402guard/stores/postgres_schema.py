@@ -14,7 +14,7 @@ from x402guard.stores.rows import HOLD_COLUMNS, NODE_COLUMNS
 from x402guard.stores.sql_reads import names
 
 SCHEMA: Final = "x402guard"
-"""Every table and function is in this schema, and every statement names it: no setting of a connection is trusted."""
+"""Every table and function is in this schema, and every transaction names it: no setting of a connection is trusted."""
 
 VERSION: Final = 1
 

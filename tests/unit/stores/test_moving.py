@@ -97,6 +97,12 @@ def test_a_database_with_a_ledger_and_a_server_that_is_away_leave_the_file_as_it
             assert session.spent == Decimal("0.28")
 
 
+def test_what_is_no_file_and_what_is_no_database_is_told_apart(spent, url, tmp_path):
+    make_guard(url).close()
+    assert "name the file with --ledger" in move(url, url, tmp_path).stderr
+    assert "write postgresql://" in move(spent, spent, tmp_path).stderr
+
+
 def interrupted(work):
     """A step of the move, behind which Ctrl-C comes."""
 
