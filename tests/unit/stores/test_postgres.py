@@ -2,6 +2,8 @@
 
 import os
 import re
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psycopg
@@ -15,6 +17,7 @@ from x402guard import ConfigError, Guard, LedgerUnavailable
 from x402guard.guard.owner import Owner
 from x402guard.ledger.authorize import Refusal
 from x402guard.stores import ledger_exists, open_store
+from x402guard.stores.postgres_schema import MIGRATIONS
 
 pytestmark = pytest.mark.xdist_group("postgres")
 
@@ -96,6 +99,20 @@ def test_a_ledger_is_made_once_by_all_who_open_it_at_the_same_time(fresh):
     assert [each.communicate()[1] for each in started] == [""] * 6
     assert ledger_exists(url)
     assert say("SELECT count(*), max(version) FROM x402guard.ledger").fetchone() == (1, 1)
+
+
+def test_who_waits_while_another_makes_the_ledger_sees_that_it_is_made(fresh):
+    url, say = fresh
+    with psycopg.connect(url) as other, ThreadPoolExecutor() as pool:
+        other.execute("SELECT pg_advisory_xact_lock(hashtextextended('x402guard migrations', 0))")
+        opens = pool.submit(lambda: open_store(url).close())
+        waits = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
+        while not opens.done() and say(waits).fetchone() == (0,):
+            time.sleep(0.01)
+        other.execute(MIGRATIONS[0])
+        other.execute("UPDATE x402guard.ledger SET version = 1")
+        other.commit()
+        opens.result()
 
 
 def test_a_schema_of_another_program_is_left_alone(fresh):
