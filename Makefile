@@ -35,9 +35,10 @@ test-fleet: $(READY)
 test-large: $(READY)
 	$(PYTEST) -m large
 
-# Ten minutes of new runs on all cores; the last line says steps, payments, violations. SECONDS=60 for another time.
+# Ten minutes of new runs on all cores; the last line says steps, payments, violations. SECONDS=60 for another time,
+# STORE=fleet for a ledger in which sessions keep idle budget.
 simulate: $(READY)
-	$(BIN)/python -m x402guard.testing.simulator --seconds $(or $(SECONDS),600)
+	$(BIN)/python -m x402guard.testing.simulator --seconds $(or $(SECONDS),600) --store $(or $(STORE),memory)
 
 # What each path costs, beside its peers; BENCH="tools --json out.json" for some rows, or for a file.
 bench: $(READY)

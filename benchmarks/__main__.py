@@ -18,7 +18,7 @@ from typing import Any
 from benchmarks.timing import Figure
 
 ROWS = (
-    "header_to_header", "paid_request", "loopback", "pass_through", "proxy", "llm_call", "tools", "throughput", "growth", "live_holds",
+    "header_to_header", "paid_request", "loopback", "pass_through", "proxy", "llm_call", "tools", "throughput", "growth", "live_holds", "fleet",
     "importing",
 )  # fmt: skip
 

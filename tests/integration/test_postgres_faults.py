@@ -303,7 +303,7 @@ import os, signal, time
 url, in_turn = sys.argv[1], sys.argv[2] == "in turn"
 books = Books(url, session=None)
 if in_turn:
-    books.store._turns_until_s = time.monotonic() + 60
+    books.store._hot = {"s": time.monotonic() + 60}
 def change(view):
     print("inside", flush=True)
     sys.stdin.readline()
@@ -316,7 +316,7 @@ print(type(held).__name__, flush=True)
 @pytest.mark.parametrize("how", ["at once", "in turn"])
 def test_a_process_that_is_stopped_inside_a_change_delays_no_other(url, how):
     books = Books(url, wallet="$5.00")
-    books.store._turns_until_s = time.monotonic() + (60 if how == "in turn" else 0)
+    books.store._hot = {"s": time.monotonic() + (60 if how == "in turn" else 0)}
     books.hold("warm", CENT)
     other = processes.start(STOPPED, url, how)
     assert other.stdout.readline() == "inside\n"

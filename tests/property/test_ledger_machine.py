@@ -1,4 +1,6 @@
-"""The ledger against a ten-line model, under any order of events."""
+"""The ledger against a ten-line model, under any order of events, with idle budget and without."""
+
+from functools import partial
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -8,9 +10,12 @@ from tests.support.examples import examples
 from tests.support.ledger import Books
 from x402guard.frozen import replace
 from x402guard.ledger.authorize import Refusal
+from x402guard.ledger.budgets import recall
 from x402guard.ledger.model import Evidence, HoldState, NodeState
+from x402guard.ledger.sessions import Closing, close_node
 from x402guard.ledger.transitions import Capture, Correct, Expire, Lapse, Void
 from x402guard.money import format_dollars
+from x402guard.stores.memory import MemoryStore
 
 LIMITS = {"wallet": 1_000, "s": 700, "s/a": 500, "s/b": 500, "t": 600}
 PATHS = {
@@ -39,10 +44,11 @@ class Model:
 class LedgerMachine(RuleBasedStateMachine):
     holds = Bundle("holds")
     ended = Bundle("ended")
+    store = MemoryStore
 
     def __init__(self):
         super().__init__()
-        self.books = Books(wallet=format_dollars(LIMITS["wallet"]), session=None)
+        self.books = Books(wallet=format_dollars(LIMITS["wallet"]), session=None, store=self.store)
         for node, parent in (("s", "wallet"), ("s/a", "s"), ("s/b", "s"), ("t", "wallet")):
             self.books.open(node, format_dollars(LIMITS[node]), parent=parent)
         self.model = Model()
@@ -138,5 +144,37 @@ class LedgerMachine(RuleBasedStateMachine):
                 assert self.books.store.hold(hold_id).state is not HoldState.HELD
 
 
+class FleetMachine(LedgerMachine):
+    """The same, where sessions keep idle budget: no one who counts dollars sees a difference."""
+
+    store = staticmethod(partial(MemoryStore, keeps_idle=True))
+
+    @rule(node=st.sampled_from(["s", "t"]))
+    def goes_and_comes_back(self, node):
+        """A session ends, and is resumed: what it kept idle is given back, and what it counts stays."""
+        self.books.change(
+            lambda view: close_node(view, node, Closing(f"opener-of-{node}")), nodes=(node,), marks=(("inputs", node),)
+        )
+        assert self.books.row(node).idle == 0 or node in self.model.tripped
+        self.books.open(node, format_dollars(LIMITS[node]))
+
+    @rule()
+    def all_is_recalled(self):
+        self.books.change(lambda view: recall(view, "wallet"), nodes=("wallet",))
+        assert not any(self.books.row(node).idle for node in PATHS)
+
+    @invariant()
+    def what_is_lent_is_owed(self):
+        rows = {node: self.books.row(node) for node in LIMITS}
+        for node, row in rows.items():
+            assert node == "wallet" or row.granted_in >= row.used
+            assert node in ("s", "t", "wallet") or row.idle == 0
+            below = [each for each in rows.values() if each.parent_id == node]
+            assert row.granted_out == sum(each.granted_in for each in below)
+            assert row.counted <= LIMITS[node] or row.state is NodeState.TRIPPED
+
+
 TestLedgerMachine = LedgerMachine.TestCase
 TestLedgerMachine.settings = settings(max_examples=examples(60), stateful_step_count=30, deadline=None)
+TestFleetMachine = FleetMachine.TestCase
+TestFleetMachine.settings = settings(max_examples=examples(60), stateful_step_count=30, deadline=None)

@@ -21,7 +21,7 @@ import json, sys
 from x402guard.testing.simulator import as_test, minimise, simulate
 steps, first, runs = 0, int(sys.argv[1]), 0
 while steps < int(sys.argv[2]):
-    result = simulate([first + runs], stop_at=1)
+    result = simulate([first + runs], stop_at=1, store=sys.argv[4])
     steps, runs = steps + result.counts.steps, runs + 1
     if result.violations:
         found = result.violations[0]
@@ -90,7 +90,7 @@ BREAKS = (
     ("a tripped budget authorizes", "ledger/authorize.py", "if node.state is NodeState.TRIPPED:", "if False:"),
     ("a closed session authorizes", "ledger/authorize.py", "if node.state is NodeState.CLOSED and not ended", "if False and not ended"),
     ("an overshoot trips nothing", "ledger/budgets.py",
-     "if node.room is not None and node.room < 0 and node.kind is not NodeKind.TOKENS:", "if False:"),
+     "if node.kind is not NodeKind.TOKENS and is_past_limit(view, node.id):", "if False:"),
     ("a window starts without what is held", "ledger/windows.py",
      "past=node.used - node.live", "past=node.used"),
     ("a window forgets nothing", "ledger/windows.py", "past=node.used - node.live", "past=node.past"),
@@ -158,8 +158,17 @@ BREAKS = (
      'return Doubt(f"status {reply.status}, settlement failed: {receipt.error_reason}", receipt.transaction)'),
     ("a void of a tool that ran", "tools/flow.py", "        if end.void is not None:\n", "        if end.void is not None or end.amount:\n"),
     ("a report leaves out what is assumed", "views/report.py", "Evidence.ASSUMED", "Evidence.ESTIMATE"),
+    ("fleet: a session draws without a look at what is left", "ledger/budgets.py",
+     "spare = min(spare, max(0, free - need) // _PART)", "pass"),
+    ("fleet: what has ended keeps what is idle", "ledger/budgets.py",
+     "return _SHARES * last if node.state is NodeState.OPEN else 0", "return _SHARES * last"),
+    ("fleet: reports count what is idle", "stores/memory.py", "return found if find_busy is None else", "return found if True else"),
+    ("fleet: what is live below a budget is lost", "ledger/tree.py", "0 if above.id == node.id else node.live", "0"),
 )  # fmt: skip
-"""(what is broken, file, the text that is replaced, its replacement, more of these three)."""
+"""(what is broken, file, the text that is replaced, its replacement, more of these three).
+
+What begins with "fleet: " is played in a ledger in which sessions keep idle budget.
+"""
 
 
 def broken_copy(folder, file, old, new, *more):
@@ -179,7 +188,8 @@ def found_in(broken, first, most=MOST_STEPS, then=""):
     """
     with tempfile.TemporaryDirectory() as folder:
         broken_copy(Path(folder), *broken[1:])
-        command = [sys.executable, "-c", _PLAYER, str(first), str(most), then]
+        store = "fleet" if broken[0].startswith("fleet: ") else "memory"
+        command = [sys.executable, "-c", _PLAYER, str(first), str(most), then, store]
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=1_800, check=False)
     if done.returncode:
         return {"steps": 0, "kind": f"no start: {done.stderr.strip().splitlines()[-1][:200]}"}

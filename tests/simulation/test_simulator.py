@@ -21,11 +21,17 @@ ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "explanation" / "simulation.md"
 
 
-@pytest.mark.parametrize(
-    ("first", "runs"), [(0, 30), *(pytest.param(first, 10_000, marks=pytest.mark.long) for first in (0, 1_000_000))]
-)
-def test_no_invariant_breaks_in_fixed_seeds(first, runs):
-    result = simulate(range(first, first + runs), seconds=_SECONDS / 2)
+LONG = pytest.mark.long
+FIXED = [
+    ("memory", 0, 30),
+    ("fleet", 0, 10),
+    *(pytest.param(*part, 10_000, marks=LONG) for part in (("memory", 0), ("fleet", 1_000_000))),
+]
+
+
+@pytest.mark.parametrize(("store", "first", "runs"), FIXED)
+def test_no_invariant_breaks_in_fixed_seeds(store, first, runs):
+    result = simulate(range(first, first + runs), seconds=_SECONDS / 2, store=store)
     assert not result.violations, "\n".join(map(str, result.violations))
     assert result.counts.payments > 100
 
@@ -152,7 +158,7 @@ def test_a_seller_that_breaks_the_protocol_is_named(seller, said):
         ({"seed": 1.5}, "seed: 1.5 is not a whole number"),
         ({"length": 0}, "length: 0 is not a number of stimuli"),
         ({"off": frozenset({"rain"})}, "off: 'rain' is not a fault"),
-        ({"store": "paper"}, "store: 'paper' is not one of memory, sqlite"),
+        ({"store": "paper"}, "store: 'paper' is not one of memory, fleet, sqlite"),
     ],
 )
 def test_a_wrong_case_is_named(wrong, said):

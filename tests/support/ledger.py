@@ -58,11 +58,11 @@ def a_hold(
 class Books:
     """A store with a wallet and one session ``s``, and one-line verbs on it."""
 
-    def __init__(self, url="memory://", wallet=None, session="$1.00", clock=None):
+    def __init__(self, url="memory://", wallet=None, session="$1.00", clock=None, *, store=None, soft=()):
         self.clock = clock or Clock()
-        self.store = open_store(url, clock_ms=self.clock)
+        self.store = open_store(url, clock_ms=self.clock) if store is None else store(clock_ms=self.clock)
         limit = None if wallet is None else usd(wallet)
-        self.change(lambda view: ensure_wallet(view, limit), nodes=(WALLET,))
+        self.change(lambda view: ensure_wallet(view, limit, soft), nodes=(WALLET,))
         if session is not None:
             self.open("s", session)
 
@@ -85,6 +85,10 @@ class Books:
 
     def node(self, node="s"):
         return {n.id: n for n in self.store.nodes()}[node]
+
+    def row(self, node="s"):
+        """The node as it is stored: a store that keeps idle budget reads it without that."""
+        return self.change(lambda view: view.node(node), nodes=(node,))
 
     def balances(self, node="s"):
         row = self.node(node)

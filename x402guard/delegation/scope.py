@@ -32,7 +32,7 @@ def narrowed(view: LedgerView, context: Context, request: TaskRequest) -> tuple[
     changes: dict[str, Any] = {}
     removed: dict[str, Any] = {}
     _narrow_names(context, request, changes, removed)
-    room = room_on_path(view, context.node_id)
+    room = room_on_path(view, context.node_id, enough=request.limit)
     if room is not None and request.limit > room:
         if not room:
             return _nothing_left(view, context, request.limit)

@@ -10,6 +10,7 @@ from x402guard.flow.context import Context
 from x402guard.flow.effects import Checkpoint, Compute, Flow, Transact
 from x402guard.frozen import replace
 from x402guard.ledger.authorize import BUDGET, Refusal
+from x402guard.ledger.budgets import unlent
 from x402guard.ledger.in_doubt import in_doubt
 from x402guard.ledger.model import Hold, HoldKind
 from x402guard.ledger.view import LedgerView, Scope
@@ -94,7 +95,7 @@ class BudgetQueue:
                 if hold.claim is None and not in_doubt(view, hold, flight_ms=context.flight_ms)
             ]
             inside = [hold for hold in flying if any(node.id == node_id for node in view.path(hold.node_id))]
-            return view.node(node_id).room or 0, inside
+            return unlent(view, node_id).room or 0, inside
 
         scope = Scope((node_id,), tuple(hold.id for hold in others))
         found: tuple[int, list[Hold]] = yield Transact(scope, look)

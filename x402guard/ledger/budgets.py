@@ -1,8 +1,13 @@
-"""Nests budgets by grants: every dollar that a child uses is drawn from its parent at the same time.
+"""Nests budgets by grants: every dollar that a child uses is drawn from its parent at the same time, or before.
 
-Each node keeps captured + held + granted out ≤ limit, and a node below the root has drawn exactly what it uses from its
-parent. The transaction that writes a hold draws its amount level by level; a void, an expiry or a smaller capture gives
-back at once what it frees. So siblings cannot spend one dollar twice, and no decision uses an outdated budget.
+Each node keeps captured + held + granted out ≤ limit. So siblings cannot spend one dollar twice, and no decision uses an
+outdated budget. In most stores a node has drawn from its parent exactly what it uses: the transaction that writes a hold
+draws its amount level by level, and a void, an expiry or a smaller capture gives back at once what it frees.
+
+In a store for many machines, a node that draws from a wallet or a named budget may keep more than it uses. A payment out of
+what is idle changes no row above it, so agents do not wait for each other. Idle budget belongs to its lender: it is
+recalled before anything is refused for a lack of budget there, before the lender is tripped, and when its node ends. No
+process has a claim on it, so after a crash there is nothing to do.
 """
 
 from __future__ import annotations
@@ -22,6 +27,9 @@ OVERSHOOT: Final = "overshoot"
 
 WOULD_TRIP: Final = "would_trip"
 """The event of a rule that would have tripped a budget if the guard were not in shadow mode."""
+
+_SHARES: Final = 4  # what a node draws where its parent lends, and what it keeps idle, in amounts of a payment
+_PART: Final = 16  # of what a parent has free, one node draws at most a sixteenth beyond its need
 
 PARTS: Final = 1_000_000
 """The denominator of soft limits: they are stored in millionths of a limit."""
@@ -48,8 +56,12 @@ def find_shortfall(
 
     The nodes *finalizing* may use their reserves.
     """
-    for node in view.path(node_id):
-        room = _room(node, finalizing)
+    asked = amount
+    for above in view.path(node_id):
+        node, room = above, _room(above, finalizing)
+        if room is not None and amount > room and view.lends(above.id):
+            node, amount = unlent(view, above.id), asked
+            room = _room(node, finalizing)
         if room is not None and amount > room:
             return Shortfall(node, Nanos(max(room, 0)), Nanos(amount + (node.room or 0) - room))
         if node.parent_id is not None:
@@ -61,27 +73,109 @@ def _room(node: Node, finalizing: frozenset[str]) -> int | None:
     return node.room if node.id in finalizing else node.plain_room
 
 
-def room_on_path(view: LedgerView, node_id: str, finalizing: frozenset[str] = frozenset()) -> Nanos | None:
-    """Return the largest amount (nano-dollars) that fits a node and every budget above it; None if none has a limit."""
-    rooms = [room for node in view.path(node_id) if (room := _room(node, finalizing)) is not None]
+def room_on_path(
+    view: LedgerView, node_id: str, finalizing: frozenset[str] = frozenset(), *, enough: int | None = None
+) -> Nanos | None:
+    """Return the largest amount (nano-dollars) that fits a node and every budget above it; None if none has a limit.
+
+    Given *enough*, the result is exact only if it is less than that, which saves a look at what is idle.
+    """
+    rooms, idle = list[int](), 0
+    for node in view.path(node_id):
+        room = _room(node, finalizing)
+        if room is not None and view.lends(node.id):
+            room += idle
+            if enough is None or room < enough:
+                room = _room(unlent(view, node.id), finalizing)
+        if room is not None:
+            rooms.append(room)
+        idle += node.idle
     return Nanos(max(0, min(rooms))) if rooms else None
 
 
-def settle_grants(view: LedgerView, node_id: str) -> None:
+def unlent(view: LedgerView, node_id: str) -> Node:
+    """Return a node as it would be if the nodes below it kept nothing idle."""
+    node = view.node(node_id)
+    if not view.lends(node_id):
+        return node
+    busy = view.busy_below(node_id)
+    idle, live = sum(each.idle for each in busy), sum(each.live for each in busy)
+    return replace(node, granted_out=node.granted_out - idle, live=node.live + live)
+
+
+def settle_grants(view: LedgerView, node_id: str, last: int = 0) -> None:
     """Draw what each node on the path is short of, or give back what it no longer uses, level by level up to the root.
 
-    It checks no limit: an amount that is owed already (a correction, a bill) is drawn past the limit.
+    It checks no limit: an amount that is owed already (a correction, a bill) is drawn past the limit. Below a node that
+    lends, an open node draws more than it needs, and keeps up to four times the *last* amount (nano-dollars) idle.
     """
     current = view.node(node_id)
-    while current.parent_id is not None:
-        delta = current.used - current.granted_in
+    while (parent_id := current.parent_id) is not None:
+        delta, room = current.used - current.granted_in, view.node(parent_id).room
+        if room is not None and delta > max(0, room):
+            recall(view, parent_id)  # also from below this node, which then needs less
+            current = view.node(current.id)
+            delta = current.used - current.granted_in
+        if view.lends(parent_id):
+            delta = delta + _spare(view, current, delta) if delta > 0 else -max(0, -delta - _kept(current, last))
         if delta == 0:
             break
-        verb = "grant" if delta > 0 else "return"
-        facts = {"child": current.id, "amount": abs(delta)}
-        view.record(current.id, verb, granted_in=delta, facts=facts)
-        view.record(current.parent_id, verb, granted_out=delta, facts=facts)
-        current = view.node(current.parent_id)
+        _move(view, current.id, delta)
+        current = view.node(parent_id)
+
+
+def _move(view: LedgerView, node_id: str, amount: int) -> None:
+    """Move *amount* (nano-dollars) from the parent of a node to it; a negative one back."""
+    verb = "grant" if amount > 0 else "return"
+    facts: dict[str, str | int] = {"child": node_id, "amount": abs(amount)}
+    view.record(node_id, verb, granted_in=amount, facts=facts)
+    node = view.node(node_id)
+    parent_id = node.parent_id or ""
+    if view.lends(parent_id):
+        # The parent's hash covers the child's, so that two histories of the child are two histories of the parent.
+        facts |= {"seq": node.seq, "head": node.head}
+    view.record(parent_id, verb, granted_out=amount, facts=facts)
+
+
+def _kept(node: Node, last: int) -> int:
+    return _SHARES * last if node.state is NodeState.OPEN else 0
+
+
+def _spare(view: LedgerView, node: Node, need: int) -> int:
+    """Return what a node draws beyond its need: little of what its parent has free, and no more than it can use itself."""
+    if node.state is not NodeState.OPEN:
+        return 0
+    free = _free(view, node.parent_id or "")
+    spare = (_SHARES - 1) * need
+    if free is not None:
+        spare = min(spare, max(0, free - need) // _PART)
+    return spare if node.room is None else min(spare, max(0, node.room))
+
+
+def _free(view: LedgerView, node_id: str) -> int | None:
+    """Return what a node can grant without a recall, in nano-dollars; None without a limit."""
+    free: int | None = None
+    for node in reversed(view.path(node_id)):
+        if free is not None:
+            free += node.idle
+        if node.plain_room is not None:
+            free = node.plain_room if free is None else min(free, node.plain_room)
+    return free
+
+
+def recall(view: LedgerView, node_id: str) -> None:
+    """Give back to a node what the nodes below it keep idle."""
+    while view.lends(node_id) and (idle := [node for node in view.busy_below(node_id) if node.idle]):
+        for node in idle:
+            _move(view, node.id, -node.idle)
+
+
+def is_past_limit(view: LedgerView, node_id: str) -> bool:
+    """True if more is used in a node than its limit. What is idle below it does not count: it is given back first."""
+    if (room := view.node(node_id).room) is not None and room < 0:
+        recall(view, node_id)
+    room = view.node(node_id).room
+    return room is not None and room < 0
 
 
 def first_captured(hold: Hold) -> int:
@@ -117,21 +211,26 @@ def note_soft_limits(view: LedgerView, node_id: str) -> None:
     for node in view.path(node_id):
         if not node.soft or node.limit is None:
             continue
-        for part in _reached(node):
+        for part in _reached(view, node):
             if part > node.warned:
                 view.put_node(replace(view.node(node.id), warned=part))
-                _tell_soft(view, view.node(node.id), part)
+                _tell_soft(view, unlent(view, node.id), part)
 
 
-def _reached(node: Node) -> list[int]:
-    limit, spent = node.limit, node.spent
-    return [part for part in node.soft if limit and spent * PARTS >= limit * part]
+def _reached(view: LedgerView, node: Node) -> list[int]:
+    """Return the soft limits that what is spent in a node has reached."""
+    limit, spent = node.limit or 0, node.spent
+    reached = [part for part in node.soft if limit and spent * PARTS >= limit * part]
+    if not any(part > node.warned for part in reached) or not view.lends(node.id):
+        return reached
+    spent = unlent(view, node.id).spent  # it is less
+    return [part for part in reached if spent * PARTS >= limit * part]
 
 
 def forget_soft_limits(view: LedgerView, node_id: str) -> None:
     """After a change of the limit, count only the soft limits already reached as notified."""
     node = view.node(node_id)
-    view.put_node(replace(node, warned=max(_reached(node), default=0)))
+    view.put_node(replace(node, warned=max(_reached(view, replace(node, warned=0)), default=0)))
 
 
 def _tell_soft(view: LedgerView, node: Node, reached: int) -> None:
@@ -158,13 +257,9 @@ def _tell_soft(view: LedgerView, node: Node, reached: int) -> None:
 def trip_exceeded(view: LedgerView, node_id: str) -> None:
     """Trip every node on the path that is past its limit. A token budget never trips."""
     for node in view.path(node_id):
-        if node.room is not None and node.room < 0 and node.kind is not NodeKind.TOKENS:
-            trip(
-                view,
-                node.id,
-                OVERSHOOT,
-                f"${format_dollars(node.counted)} used of ${format_dollars(node.limit or 0)}",
-            )
+        if node.kind is not NodeKind.TOKENS and is_past_limit(view, node.id):
+            used, limit = view.node(node.id).counted, node.limit or 0
+            trip(view, node.id, OVERSHOOT, f"${format_dollars(used)} used of ${format_dollars(limit)}")
 
 
 def trip(view: LedgerView, node_id: str, word: str, reason: str) -> None:
@@ -191,3 +286,4 @@ def trip(view: LedgerView, node_id: str, word: str, reason: str) -> None:
     )  # fmt: skip
     tripped = replace(view.node(node_id), state=NodeState.TRIPPED, terminated_by=word, trip_reason=reason)
     view.put_node(tripped)
+    settle_grants(view, node_id)

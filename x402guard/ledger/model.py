@@ -104,7 +104,8 @@ class Node(Struct, frozen=True):
         starved: True if the last authorization in it was refused for lack of budget.
         openers: one token for each open ``with`` block of this node.
         seq, head: number and hash of its last journal entry.
-        live: the amount held now by this node and all nodes below it.
+        live: the amount held now by this node and all nodes below it; in a node whose children keep idle budget, by
+            this node alone (see ``ledger.tree.lends``).
         window: when its spending restarts; None for never.
         since_ms, past: when the current window began, and the amount captured before that.
         reserve: the part of the limit kept for the session's last LLM calls; finalized: True once these have begun.
@@ -146,6 +147,11 @@ class Node(Struct, frozen=True):
     def used(self) -> int:
         """The amount taken and not given back, over all time, in nano-dollars."""
         return self.captured + self.held + self.granted_out
+
+    @property
+    def idle(self) -> int:
+        """The amount drawn from the parent and not used, in nano-dollars. 0 in most stores; see ``ledger.budgets``."""
+        return 0 if self.parent_id is None else max(0, self.granted_in - self.used)
 
     @property
     def counted(self) -> int:

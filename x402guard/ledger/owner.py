@@ -8,7 +8,7 @@ from typing import Final
 
 from x402guard.errors import ConfigError
 from x402guard.frozen import replace
-from x402guard.ledger.budgets import KILL_SWITCH, forget_soft_limits, trip, trip_exceeded
+from x402guard.ledger.budgets import KILL_SWITCH, forget_soft_limits, is_past_limit, settle_grants, trip, trip_exceeded
 from x402guard.ledger.model import WALLET, Evidence, Hold, HoldKind, Node, NodeKind, NodeState, Purpose
 from x402guard.ledger.transitions import Capture, apply, begin
 from x402guard.ledger.view import LedgerView, MarkKey
@@ -43,8 +43,8 @@ def reset_node(view: LedgerView, node_id: str, by: str) -> Node:
     node = known_budget(view, node_id)
     if node.state is not NodeState.TRIPPED:
         raise ConfigError(f"session: {node_id!r} is {node.state}; only a tripped session can be reset")
-    if node.room is not None and node.room < 0:
-        used = format_dollars(node.counted)
+    if is_past_limit(view, node_id):
+        used = format_dollars(view.node(node_id).counted)
         raise ConfigError(
             f"session: {node_id!r} has used ${used} of ${format_dollars(node.limit or 0)}; raise its limit first: "
             + shlex.join(("x402guard", "budget", "set", node_id, used))  # no $, which a shell reads as a variable
@@ -76,6 +76,7 @@ def set_limit(view: LedgerView, node_id: str, limit: Nanos, by: str) -> Node:
     view.put_mark(owner_mark(node_id), {"was": opened_with, "is": limit})
     view.put_node(replace(view.node(node_id), limit=limit))
     forget_soft_limits(view, node_id)
+    settle_grants(view, node_id)
     trip_exceeded(view, node_id)
     return view.node(node_id)
 

@@ -31,7 +31,10 @@ class LedgerReads(Protocol):
         """Return one hold as committed, or None."""
 
     def nodes(self, under: str | None = None) -> Sequence[Node]:
-        """Return every node, oldest first; with *under*, that node, its descendants and its ancestors."""
+        """Return every node, oldest first; with *under*, that node, its descendants and its ancestors.
+
+        Each has drawn exactly what it uses, also where nodes keep idle budget.
+        """
 
     def outstanding(self) -> Sequence[Hold]:
         """Return every hold that is HELD, oldest first."""

@@ -122,7 +122,7 @@ def begin(view: LedgerView, hold: Hold, facts: Mapping[str, Any]) -> Hold:
     view.restrains = view.restrains or hold.kind is not HoldKind.TOKENS  # a lost token reservation risks no money
     view.put_hold(hold)
     view.record(hold.node_id, "authorize", hold_id=hold.id, held=hold.amount, facts=facts)
-    settle_grants(view, hold.node_id)
+    settle_grants(view, hold.node_id, hold.amount)
     return hold
 
 
@@ -157,7 +157,7 @@ def apply(view: LedgerView, hold_id: str, event: Event) -> Hold:
         facts=_facts(after, event),
     )
     view.put_hold(after)
-    settle_grants(view, hold.node_id)
+    settle_grants(view, hold.node_id, hold.amount)
     if hold.state is _CAPTURED:
         correct_past(view, hold, after.captured)
     elif after.state is _CAPTURED and hold.state is _HELD:

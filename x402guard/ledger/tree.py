@@ -1,11 +1,59 @@
-"""Walks the tree of nodes: the path above one, all below one, and what fits on a path."""
+"""Walks the tree of nodes: the path above one, all below one, what fits on a path, and what is idle below one."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from typing import Final
 
-from x402guard.ledger.model import Node
+from x402guard.frozen import replace
+from x402guard.ledger.model import Node, NodeKind
 from x402guard.money import Nanos
+
+_LENDERS: Final = (NodeKind.WALLET, NodeKind.BUDGET)
+
+
+def lends(nodes: Mapping[str, Node], node_id: str) -> bool:
+    """True if what the children of a node have drawn may stay idle with them, in a store that keeps idle budget.
+
+    A wallet and a named budget lend. Nothing lends in a window: where a new window begins, all that was drawn counts as
+    captured before it.
+    """
+    above = path(nodes, node_id)
+    return above[0].kind in _LENDERS and all(node.window is None for node in above)
+
+
+def borrows(nodes: Mapping[str, Node], node: Node) -> bool:
+    """True if a node may keep idle what it has drawn from its parent."""
+    return node.parent_id is not None and node.parent_id in nodes and lends(nodes, node.parent_id)
+
+
+def without_idle(nodes: Iterable[Node], busy: Mapping[str, Node]) -> list[Node]:
+    """Return nodes as if each had drawn what it uses: with exact grants, and with ``live`` of all that is below.
+
+    *busy* are at least all nodes of the ledger that keep idle budget or hold something, and all nodes above them.
+    """
+    found = {node.id: node for node in nodes}
+    idle, live = dict.fromkeys(found, 0), dict.fromkeys(found, 0)
+    given = dict.fromkeys(found, 0)
+    for node in busy.values():
+        if not (node.idle or node.live) or not borrows(busy, node):
+            continue
+        for above in path(busy, node.id):
+            if above.id in found:
+                idle[above.id] += node.idle
+                given[above.id] += 0 if above.id == node.id else node.idle
+                live[above.id] += 0 if above.id == node.id else node.live
+    return [
+        replace(
+            node,
+            granted_in=node.granted_in - (idle[node.id] if node.parent_id is not None else 0),
+            granted_out=node.granted_out - given[node.id],
+            live=node.live + live[node.id],
+        )
+        if idle[node.id] or live[node.id]
+        else node
+        for node in found.values()
+    ]
 
 
 def path(nodes: Mapping[str, Node], node_id: str) -> list[Node]:

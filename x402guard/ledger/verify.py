@@ -19,6 +19,7 @@ from msgspec.structs import replace
 
 from x402guard.frozen import readable
 from x402guard.ledger.model import Entry, HoldState, Node, NodeState
+from x402guard.ledger.tree import borrows, lends, path
 
 MOST_PROBLEMS = 100
 _LEAF: Final = b"\x00"
@@ -51,14 +52,17 @@ class Balances:
     seq: int = 0
 
 
-def verify_balances(nodes: Iterable[Node], sums: Mapping[str, Balances], held: Mapping[str, int]) -> list[str]:
+def verify_balances(
+    nodes: Iterable[Node], sums: Mapping[str, Balances], held: Mapping[str, int], *, keeps_idle: bool = False
+) -> list[str]:
     """Return the differences between nodes, the sums of their journals, and the amounts held by their hold rows.
 
-    *held* maps node ids to the amounts held. Returns at most ``MOST_PROBLEMS`` sentences.
+    *held* maps node ids to the amounts held. *keeps_idle*: nodes keep idle budget in this store. Returns at most
+    ``MOST_PROBLEMS`` sentences.
     """
     by_id = {node.id: node for node in nodes}
     problems = [f"budget {stray!r}: it has journal entries but no row" for stray in sums.keys() - by_id.keys()]
-    live = dict.fromkeys(by_id, 0)
+    live, granted = dict.fromkeys(by_id, 0), dict.fromkeys(by_id, 0)
     for node in by_id.values():
         total = sums.get(node.id, Balances())
         for name in ("captured", "held", "granted_in", "granted_out", "seq"):
@@ -69,10 +73,22 @@ def verify_balances(nodes: Iterable[Node], sums: Mapping[str, Balances], held: M
             problems.append(
                 f"budget {node.id!r}: its row has held = {node.held}, but its holds sum to {held.get(node.id, 0)}"
             )
-        above: Node | None = node
-        while above is not None:
+        for above in path(by_id, node.id):
+            if above is not node and keeps_idle and lends(by_id, above.id):
+                break
             live[above.id] += node.held
-            above = by_id.get(above.parent_id or "")
+        if node.parent_id in granted:
+            granted[node.parent_id] += node.granted_in
+        drawn = node.granted_in - node.used
+        if node.parent_id is not None and drawn and not (drawn > 0 and keeps_idle and borrows(by_id, node)):
+            problems.append(
+                f"budget {node.id!r}: it uses {node.used}, but it has drawn {node.granted_in} from its parent"
+            )
+    problems += [
+        f"budget {node.id!r}: its row has granted_out = {node.granted_out}, but the nodes below it have drawn {granted[node.id]}"
+        for node in by_id.values()
+        if node.granted_out != granted[node.id]
+    ]
     problems += [
         f"budget {node.id!r}: its row has live = {node.live}, but the amounts held below it sum to {live[node.id]}"
         for node in by_id.values()

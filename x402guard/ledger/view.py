@@ -14,6 +14,7 @@ from msgspec.json import Encoder
 from x402guard.errors import IllegalTransition
 from x402guard.frozen import replace
 from x402guard.ledger.model import Entry, Hold, HoldState, Node, entry_hash
+from x402guard.ledger.tree import lends, path
 from x402guard.ledger.windows import rolled
 from x402guard.money import Nanos, nanos_to_decimal
 
@@ -139,6 +140,8 @@ class LedgerView:
         due: ids of the live holds in view that lapse at their own deadline and are past it.
         sweep: ids of the payment holds whose outcome a chain may prove.
         out: (network, token) → nano-dollars of its live payments that no server has claimed.
+        find_busy: returns every node of the ledger that keeps idle budget or holds something, and all nodes above
+            them; None in a store where no node keeps idle budget.
 
     Attributes:
         node: id → a node in view; raises ``IllegalTransition`` for one outside the scope.
@@ -163,7 +166,9 @@ class LedgerView:
         due: Iterable[str] = (),
         sweep: Iterable[str] = (),
         out: Mapping[tuple[str, str], int] | None = None,
+        find_busy: Callable[[], Iterable[Node]] | None = None,
     ) -> None:
+        self._find_busy = find_busy
         self._nodes = known = _Nodes()
         last_ms = now_ms
         for node in nodes:
@@ -220,6 +225,23 @@ class LedgerView:
             path.append(self._nodes[wanted])
             wanted = path[-1].parent_id
         return tuple(path)
+
+    def lends(self, node_id: str) -> bool:
+        """True if the children of a node keep idle budget in this store."""
+        return self._find_busy is not None and lends(self._nodes, node_id)
+
+    def busy_below(self, node_id: str) -> list[Node]:
+        """Return the nodes below a lending one that keep idle budget of it or hold something, in the order of ids."""
+        assert self._find_busy is not None
+        for node in self._find_busy():
+            if node.id not in self._nodes:
+                self._nodes[node.id] = rolled(node, self.clock_ms)
+                self.now_ms = max(self.now_ms, node.last_ms)
+        below = [n for n in self._nodes.values() if n.id != node_id and (n.idle or n.live) and self._is_lent(n)]
+        return sorted((n for n in below if node_id in (a.id for a in path(self._nodes, n.id))), key=lambda n: n.id)
+
+    def _is_lent(self, node: Node) -> bool:
+        return node.parent_id is not None and lends(self._nodes, node.parent_id)
 
     def known_hold(self, hold_id: str) -> Hold:
         """Return a hold in view. Raises ``IllegalTransition`` for one outside the scope."""
@@ -284,7 +306,7 @@ class LedgerView:
         self._nodes[node_id] = after
         self.changed_nodes.add(node_id)
         above = node.parent_id if held else None
-        while above is not None:
+        while above is not None and not self.lends(above):
             each = self._nodes[above]
             self._nodes[above] = replace(each, live=each.live + held)
             self.changed_nodes.add(above)

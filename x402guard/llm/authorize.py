@@ -279,7 +279,7 @@ def _choose(
     # A maximum that a setting states is enforced: the library writes it into the request.
     said = ceiling.rates.priced.source in ("owner", "session")
     whole = _Choice(ceiling.amount(most), most, most if said else bound, written=said)
-    left = room_on_path(view, context.node_id, context.finalizing)
+    left = room_on_path(view, context.node_id, context.finalizing, enough=whole.amount)
     if way != "fit" or left is None or whole.amount <= left:
         return whole
     return _fit(view, context, call, ceiling, left)

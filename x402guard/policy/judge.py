@@ -8,6 +8,7 @@ from typing import Any
 from msgspec import Struct
 
 from x402guard.ledger.authorize import Refusal, enforced
+from x402guard.ledger.budgets import unlent
 from x402guard.ledger.model import NOTHING
 from x402guard.ledger.view import LedgerView
 from x402guard.money import Nanos
@@ -61,7 +62,7 @@ class Unasked(Struct, frozen=True):
 
 def spent_so_far(view: LedgerView, node_id: str) -> Nanos:
     """Return what the run of a budget has spent, in nano-dollars."""
-    return Nanos(view.node(run_of(node_id)).spent)
+    return Nanos(unlent(view, run_of(node_id)).spent)
 
 
 def verdict_of(policy: Policy, subject: Subject, *, asks: bool) -> Verdict:

@@ -29,11 +29,11 @@ _HELD: Final = "SELECT node_id, sum(amount) FROM holds WHERE state = 'held' GROU
 _IDS_AT_ONCE: Final = 500
 
 
-def audit(query: Query) -> Sequence[str]:
-    """Return the inconsistencies of the whole ledger, one sentence each."""
+def audit(query: Query, *, keeps_idle: bool = False) -> Sequence[str]:
+    """Return the inconsistencies of the whole ledger, one sentence each. *keeps_idle*: see ``verify_balances``."""
     nodes = [to_node(row) for row in query(NODES, ())]
     sums = _sums(query, _EVERY_SUM)
-    problems = verify_balances(nodes, sums, _held(query))
+    problems = verify_balances(nodes, sums, _held(query), keeps_idle=keeps_idle)
     if problems:
         return problems
     entries = map(to_entry, query(f"{ENTRIES} ORDER BY node_id, seq", ()))

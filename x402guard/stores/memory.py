@@ -12,6 +12,7 @@ from x402guard.errors import LedgerUnavailable
 from x402guard.ledger.evidence import is_unsettled
 from x402guard.ledger.model import Entry, Hold, Node
 from x402guard.ledger.store import GRANTS
+from x402guard.ledger.tree import without_idle
 from x402guard.ledger.view import Change, LedgerView, Scope
 from x402guard.stores.memory_rows import MemoryRows
 from x402guard.stores.views import StoreClock, check_change, load_view
@@ -23,17 +24,27 @@ _FORKED: Final = "a memory:// ledger belongs to one process; after a fork each p
 
 
 class MemoryStore:
-    """A ``LedgerStore`` in memory, with one lock. Every transaction takes microseconds."""
+    """A ``LedgerStore`` in memory, with one lock. Every transaction takes microseconds.
+
+    Args:
+        clock_ms: returns unix milliseconds; this machine's clock by default.
+        steady_ms: returns milliseconds of a clock that cannot be set; see ``StoreClock``.
+        keeps_idle: let sessions keep idle budget, as in a store for many machines; see ``ledger.budgets``.
+    """
 
     inline: Final = True
     may_lose_commits: Final = False
 
     def __init__(
-        self, *, clock_ms: Callable[[], int] | None = None, steady_ms: Callable[[], int] | None = None
+        self,
+        *,
+        clock_ms: Callable[[], int] | None = None,
+        steady_ms: Callable[[], int] | None = None,
+        keeps_idle: bool = False,
     ) -> None:
         self._clock = StoreClock(clock_ms, steady_ms)
         self._lock = threading.RLock()
-        self._rows = MemoryRows()
+        self._rows = MemoryRows(keeps_idle=keeps_idle)
         self._entries: dict[str, dict[int, Entry]] = {}
         self._pid = os.getpid()
         self._closed = False
@@ -95,10 +106,10 @@ class MemoryStore:
         """See ``LedgerStore.nodes``."""
         self._check_readable()
         with self._lock:
-            if under is None:
-                return list(self._rows.nodes.values())
-            wanted = {*self._below(under), *(node.id for node in self._rows.get_nodes((under,)))}
-            return [node for node in self._rows.nodes.values() if node.id in wanted]
+            wanted = None if under is None else {*self._below(under), *(n.id for n in self._rows.get_nodes((under,)))}
+            found = [node for node in self._rows.nodes.values() if wanted is None or node.id in wanted]
+            find_busy = self._rows.find_busy
+            return found if find_busy is None else without_idle(found, {node.id: node for node in find_busy()})
 
     @contextmanager
     def at_one_moment(self) -> Iterator[Self]:

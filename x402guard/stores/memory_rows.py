@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from heapq import heappop, heappush, nsmallest
 from typing import Any
 
@@ -14,7 +14,8 @@ from x402guard.stores.views import lapses, least_checked
 class MemoryRows:
     """The nodes, holds and marks that changes read and write (see ``Rows``): of a whole ledger, or of what was loaded."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, keeps_idle: bool = False) -> None:
+        self._keeps_idle = keeps_idle
         self.nodes: dict[str, Node] = {}
         self.holds: dict[str, Hold] = {}
         self.live: dict[str, Hold] = {}
@@ -118,6 +119,14 @@ class MemoryRows:
             for held in (True, False)
         )
         return live, captured
+
+    @property
+    def find_busy(self) -> Callable[[], Iterable[Node]] | None:
+        """See ``Rows``."""
+        return self._find_busy if self._keeps_idle else None
+
+    def _find_busy(self) -> Iterable[Node]:
+        return self.get_nodes(node.id for node in self.nodes.values() if node.idle or node.live)
 
     def get_marks(self, keys: Iterable[MarkKey]) -> Mapping[MarkKey, Mapping[str, Any]]:
         """See ``Rows``."""

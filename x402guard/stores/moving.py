@@ -12,6 +12,7 @@ import psycopg
 
 from x402guard.errors import ConfigError, LedgerUnavailable
 from x402guard.ledger.model import WALLET
+from x402guard.ledger.tree import lends
 from x402guard.stores.audit import audit
 from x402guard.stores.file_errors import foreign, gone, moved, older, unavailable, unsound
 from x402guard.stores.file_lock import FileTurn, Generation
@@ -20,7 +21,7 @@ from x402guard.stores.postgres import PostgresStore
 from x402guard.stores.postgres_schema import SCHEMA
 from x402guard.stores.postgres_server import CONNECT_S, WholeNumber, with_places
 from x402guard.stores.postgres_server import unavailable as server_unavailable
-from x402guard.stores.rows import ENTRY_COLUMNS, HOLD_COLUMNS, NODE_COLUMNS
+from x402guard.stores.rows import ENTRY_COLUMNS, HOLD_COLUMNS, NODE_COLUMNS, to_node
 from x402guard.stores.sql_reads import names
 from x402guard.stores.sqlite import APPLICATION_ID, moved_to
 
@@ -155,7 +156,12 @@ def _copy(source: sqlite3.Connection, target: Target, url: str) -> None:
         with target.cursor() as cursor, cursor.copy(into) as copy:
             for row in source.execute(f"SELECT {names(columns)} FROM {table} {order}"):
                 copy.write_row(row)
-    problems = audit(lambda sql, values: target.execute(with_places(sql), values).fetchall())
+    # A file says for every node what is live below it. Here those say it of themselves alone that lend; see ledger.tree.
+    rows = target.execute(f"SELECT {names(NODE_COLUMNS)} FROM nodes").fetchall()
+    nodes = {node.id: node for node in map(to_node, rows)}
+    lenders = [node_id for node_id in nodes if lends(nodes, node_id)]
+    target.execute("UPDATE nodes SET live = held WHERE id = ANY (%s)", (lenders,))
+    problems = audit(lambda sql, values: target.execute(with_places(sql), values).fetchall(), keeps_idle=True)
     if problems:
         raise LedgerUnavailable(f"the copy in {url} is inconsistent: {problems[0]}")
     target.execute("UPDATE ledger SET is_moving = false")

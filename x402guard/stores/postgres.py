@@ -2,8 +2,11 @@
 
 No transaction stays open while Python decides. A batch of changes takes two round trips: the first loads rows with their
 versions, the second writes, if no row has another version now, and commits. Where a row has changed, all of it runs again.
-After a conflict a process waits for its turn first. The turn only saves vain attempts: a process that stops in it loses
-it, and correctness is in the versions alone.
+After a conflict a process waits for its turn for that row first. The turn only saves vain attempts: a process that stops
+in it loses it, and correctness is in the versions alone.
+
+Sessions keep idle budget (``ledger.budgets``), so most payments write no row that two sessions share. A change that has to
+know what is idle elsewhere runs again with that loaded.
 """
 
 from __future__ import annotations
@@ -22,11 +25,12 @@ from psycopg import errors as refused
 from typing_extensions import override
 
 from x402guard.errors import LedgerUnavailable
-from x402guard.ledger.model import Hold
+from x402guard.ledger.model import Hold, Node
+from x402guard.ledger.tree import without_idle
 from x402guard.stores.audit import audit
 from x402guard.stores.group_commit import WRITING, GroupCommit, Request, failed_together
-from x402guard.stores.postgres_rows import Asked, LoadedRows, Proof
-from x402guard.stores.postgres_schema import MIGRATIONS, SCHEMA, TURN, VERSION
+from x402guard.stores.postgres_rows import Asked, LoadedRows, MoreNeeded, Proof, as_text
+from x402guard.stores.postgres_schema import BUSY, MIGRATIONS, SCHEMA, TAKE_TURNS, VERSION
 from x402guard.stores.postgres_server import (
     BROKEN,
     ISOLATION,
@@ -41,7 +45,8 @@ from x402guard.stores.postgres_server import (
     unavailable,
     unsure,
 )
-from x402guard.stores.sql_reads import SqlReads
+from x402guard.stores.rows import NODE_COLUMNS, to_node
+from x402guard.stores.sql_reads import BELOW, SqlReads, above, names
 from x402guard.stores.views import StoreClock, system_steady_ms
 
 R = TypeVar("R")
@@ -56,7 +61,26 @@ _CONFLICTS: Final = (refused.SerializationFailure, refused.DeadlockDetected, ref
 _OUT_OF_TURN: Final = (refused.IdleInTransactionSessionTimeout, refused.LockNotAvailable)
 
 
-class PostgresStore(GroupCommit, SqlReads):
+class PostgresReads(SqlReads):
+    """The reads of a ledger in which nodes keep idle budget."""
+
+    @override
+    def nodes(self, under: str | None = None) -> Sequence[Node]:
+        """See ``LedgerReads.nodes``."""
+        wanted, values = "true", tuple[str, ...]()
+        if under is not None:
+            related = f"WITH RECURSIVE {BELOW}, {above(1)} SELECT id FROM below UNION SELECT id FROM above"
+            wanted, values = f"id IN ({related})", (under, under)
+        columns = names(NODE_COLUMNS)
+        sql = (
+            f"SELECT * FROM (SELECT {columns}, {wanted} AS wanted, created_ms AS at, rowid FROM nodes) AS n "
+            f"WHERE wanted OR id IN ({BUSY} SELECT id FROM busy) ORDER BY at, rowid"
+        )
+        found = self._read(lambda row: (to_node(row[: len(NODE_COLUMNS)]), row[len(NODE_COLUMNS)]), sql, values)
+        return without_idle((node for node, wanted in found if wanted), {node.id: node for node, _ in found})
+
+
+class PostgresStore(GroupCommit, PostgresReads):
     """A ``LedgerStore`` in a PostgreSQL database, in a schema of its own, which is made if it is missing.
 
     Args:
@@ -89,7 +113,8 @@ class PostgresStore(GroupCommit, SqlReads):
         self._known = _Known(url)
         self._read_lock = threading.Lock()
         self._writer, self._reader = Server(url, self._known.check), Server(url, self._known.check)
-        self._turns_until_s, self._read_only = 0.0, read_only
+        self._read_only = read_only
+        self._hot: dict[str, float] = {}  # row → until when processes take turns for it
         self._last: Mapping[str, str | int] | None = None
         self._own_clock, self._while_moving = clock_ms, while_moving
         # A store that is not closed closes its connections with itself.
@@ -171,15 +196,22 @@ class PostgresStore(GroupCommit, SqlReads):
     @override
     def _commit(self, batch: list[Request[Any]]) -> None:
         self._writer.roll_back()  # Ctrl-C may have left a transaction open
-        in_turn = time.monotonic() < self._turns_until_s
+        asked = Asked([each.scope for each in batch])
+        turns = self._hot_of(asked)
         for _ in range(_MOST_ATTEMPTS):
             try:
-                self._try(batch, in_turn=in_turn)
+                self._try(batch, asked, turns)
+            except MoreNeeded:
+                asked.busy = True
             except _OUT_OF_TURN:
-                in_turn = False  # it took too long for a turn, or the one before it does
-            except _CONFLICTS:
-                in_turn, self._turns_until_s = True, time.monotonic() + _TURNS_S
-            except (*BROKEN, LedgerUnavailable):
+                turns = ()  # it took too long for a turn, or the one before it does
+            except _CONFLICTS as error:
+                turns = tuple({*turns, *self._note_hot(error)})
+            except BROKEN:
+                if not turns:
+                    raise
+                turns = ()  # nothing is written; most likely the server has ended the connection out of turn
+            except LedgerUnavailable:
                 raise
             except Exception:
                 if len(batch) == 1:
@@ -194,26 +226,41 @@ class PostgresStore(GroupCommit, SqlReads):
                 self._writer.roll_back()
         raise LedgerUnavailable(f"other processes changed the same budgets {_MOST_ATTEMPTS} times meanwhile")
 
-    def _try(self, batch: list[Request[Any]], *, in_turn: bool) -> None:
+    def _note_hot(self, error: psycopg.Error) -> Sequence[str]:
+        """Return the rows that a conflict was about. For a while, this process takes turns for them from the beginning."""
+        said = error.diag.message_detail if isinstance(error, refused.SerializationFailure) else None
+        rows = (said or "").splitlines()
+        self._hot |= dict.fromkeys(rows, time.monotonic() + _TURNS_S)
+        return rows
+
+    def _hot_of(self, asked: Asked) -> tuple[str, ...]:
+        if not self._hot:
+            return ()
+        now_s = time.monotonic()
+        self._hot = {row: until_s for row, until_s in self._hot.items() if until_s > now_s}
+        return tuple(row for row in asked.rows if row in self._hot)
+
+    def _try(self, batch: list[Request[Any]], asked: Asked, turns: Sequence[str]) -> None:
         """Load, run and write once. Raises one of ``_CONFLICTS`` if a row has changed meanwhile: nothing is written."""
-        rows = self._load(Asked([each.scope for each in batch]), in_turn=in_turn)
+        rows = self._load(asked, turns)
         for each in batch:
             self._run(rows, each)
         if rows.is_changed:
-            self._write(batch, rows, in_turn=in_turn)
-        elif in_turn:
+            self._write(batch, rows, in_turn=bool(turns))
+        elif turns:
             self._writer.say("COMMIT")
         _note_run(batch)
 
-    def _load(self, asked: Asked, *, in_turn: bool) -> LoadedRows:
+    def _load(self, asked: Asked, turns: Sequence[str]) -> LoadedRows:
         before = ISOLATION + settings()
-        if in_turn:
+        values: tuple[Any, ...] = ()
+        if turns:
             # The way there and back is not the time that Python takes.
             limit_ms = _IN_TURN_MS + round(2_000 * self._writer.round_trip_s)
             idle = f"SET LOCAL idle_in_transaction_session_timeout = {limit_ms}; "
-            before = f"BEGIN; {before}{idle}SELECT pg_advisory_xact_lock({TURN}); "
+            before, values = f"BEGIN; {before}{idle}{TAKE_TURNS}; ", (as_text(turns),)
         now_ms = None if self._own_clock is None else self._clock()
-        values = (self._known.id, asked.to_json(now_ms, self._last))
+        values += (self._known.id, asked.to_json(now_ms, self._last))
         was_connected = self._writer.is_connected
         sql = f"{before}SELECT {SCHEMA}.load_{VERSION}(?, ?)"
         try:
@@ -230,7 +277,7 @@ class PostgresStore(GroupCommit, SqlReads):
     def _write(self, batch: list[Request[Any]], rows: LoadedRows, *, in_turn: bool) -> None:
         durable = any(each.scope.durable for each in batch)
         before, after = ("", "COMMIT") if in_turn else (ISOLATION + settings(), "")
-        values, proof = (self._known.id, durable, rows.to_json()), rows.proof()
+        values, proof = (self._known.id, durable, rows.to_json(in_turn=in_turn)), rows.proof()
         try:
             self._writer.say(f"{before}SELECT {SCHEMA}.write_{VERSION}(?, ?, ?); {after}", values)
             _note_run(batch)
@@ -313,7 +360,7 @@ class PostgresStore(GroupCommit, SqlReads):
         """Return the inconsistencies of this ledger, one sentence each; see ``stores.audit``."""
         self._check_usable()
         with self._one_moment() as server:
-            return audit(partial(server.say, statement_ms=_REPORT_MS))
+            return audit(partial(server.say, statement_ms=_REPORT_MS), keeps_idle=True)
 
     def steady_ms(self) -> int:
         """See ``LedgerStore.steady_ms``."""
@@ -335,7 +382,7 @@ class PostgresStore(GroupCommit, SqlReads):
             self._line.leave()
 
 
-class PostgresMoment(SqlReads):
+class PostgresMoment(PostgresReads):
     """One moment of a ledger in PostgreSQL: all reads see the same commit, while others go on writing."""
 
     def __init__(self, server: Server, clock: StoreClock) -> None:

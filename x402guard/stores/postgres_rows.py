@@ -9,7 +9,8 @@ from msgspec import Struct
 from msgspec.json import Decoder, Encoder
 from typing_extensions import override
 
-from x402guard.ledger.model import Entry, Hold, HoldState
+from x402guard.frozen import replace
+from x402guard.ledger.model import Entry, Hold, HoldState, Node
 from x402guard.ledger.view import LedgerView, MarkKey, Scope
 from x402guard.stores.memory_rows import MemoryRows
 from x402guard.stores.rows import (
@@ -51,7 +52,11 @@ class Proof(Struct, frozen=True):
 
 
 class Asked:
-    """What the scopes of some changes ask for, together."""
+    """What the scopes of some changes ask for, together.
+
+    Attributes:
+        busy: True if the nodes are asked for too that keep idle budget or hold something.
+    """
 
     def __init__(self, scopes: Sequence[Scope]) -> None:
         self.nodes = sorted({node_id for scope in scopes for node_id in scope.nodes})
@@ -60,8 +65,14 @@ class Asked:
         self.out = sorted({key for scope in scopes for key in scope.out})
         self._purchases = sorted({scope.purchase for scope in scopes if scope.purchase})
         self._named = sorted({scope.purchase for scope in scopes if scope.purchase and scope.named})
+        self.busy = False
         self._sweep = max(scope.sweep for scope in scopes)
         self._flight_ms = min((scope.flight_ms for scope in scopes if scope.sweep), default=0)
+
+    @property
+    def rows(self) -> set[str]:
+        """The names of the nodes and marks that are asked for, as conflicts name them."""
+        return {*self.nodes, *(f"{kind} {key}" for kind, key in self.marks)}
 
     def to_json(self, now_ms: int | None, last: Mapping[str, str | int] | None) -> str:
         """Return the question as JSON.
@@ -75,6 +86,7 @@ class Asked:
                 "last": last,
                 "now_ms": now_ms,
                 "nodes": self.nodes,
+                "busy": self.busy,
                 "holds": self.holds,
                 "purchases": self._purchases,
                 "named": self._named,
@@ -85,6 +97,34 @@ class Asked:
                 "due": DUE_AT_ONCE,
             }
         ).decode()
+
+
+def as_text(values: Sequence[str]) -> str:
+    """Return text values as a JSON array."""
+    return _TEXT(values).decode()
+
+
+class MoreNeeded(BaseException):  # no change may catch it: all of them run again
+    """A change has to see which nodes keep idle budget, and they were not loaded."""
+
+
+_BALANCES: Final = (
+    "captured",
+    "held",
+    "granted_in",
+    "granted_out",
+    "seq",
+    "head",
+    "last_ms",
+    "live",
+    "since_ms",
+    "past",
+)
+
+
+def _rules(node: Node) -> Node:
+    """Return a node without its balances: what a payment below it depends on, if it changes nothing there."""
+    return replace(node, **dict.fromkeys(_BALANCES, 0), starved=False, warned=0)
 
 
 class LoadedRows(MemoryRows):
@@ -100,20 +140,23 @@ class LoadedRows(MemoryRows):
     """
 
     def __init__(self, asked: Asked, answer: str) -> None:
-        super().__init__()
+        super().__init__(keeps_idle=True)
         found = _VALUE(answer)
         self.now_ms = int(found["now_ms"])
         self.entries: list[Entry] = []
         self._asked = asked
         self._node_versions: dict[str, int] = {}
+        self._before: dict[str, tuple[Node, int]] = {}  # with the version of its rules
         self._hold_versions: dict[str, int] = {}
         self._mark_versions: dict[MarkKey, int] = {}
         self._changed_nodes: set[str] = set()
         self._changed_holds: set[str] = set()
         self._changed_marks: set[MarkKey] = set()
-        for row in found["nodes"] or ():
+        for row in (*(found["busy"] or ()), *(found["nodes"] or ())):
             node = to_node([row[name] for name in NODE_COLUMNS])
             self.nodes[node.id], self._node_versions[node.id] = node, row["version"]
+            self._before[node.id] = node, row["rules"]
+        self._above = {node["id"] for node in found["nodes"] or ()}
         for row in found["holds"] or ():
             hold = to_hold([row[name] for name in HOLD_COLUMNS])
             self.put_hold(hold)
@@ -141,6 +184,12 @@ class LoadedRows(MemoryRows):
                     self._out[key] += sign * each.amount
 
     @override
+    def _find_busy(self) -> Iterable[Node]:
+        if not self._asked.busy:
+            raise MoreNeeded
+        return super()._find_busy()
+
+    @override
     def live_payments(self, network: str, token: str) -> int:
         return self._out[network, token]  # of all holds, and not of the loaded ones
 
@@ -153,10 +202,27 @@ class LoadedRows(MemoryRows):
         """Return what shows whether the write was made; None if it adds no entry."""
         if not self.entries:
             return None
-        return Proof(next(iter(self._node_versions), None), tuple(map(_identity, self.entries)))
+        return Proof(next(iter(self._read_whole()), None), tuple(map(_identity, self.entries)))
 
-    def to_json(self) -> str:
-        """Return what was written as JSON, with the versions of all that was read."""
+    def _read_whole(self) -> list[str]:
+        """Return the nodes whose balances the changes depend on: those that a scope names, and those that changed.
+
+        Of the others above them only the rules matter, because a change that depends on what is left in a budget takes
+        it from there.
+        """
+        named = (node_id for node_id in self._asked.nodes if node_id in self._node_versions)
+        return sorted({*named, *(node_id for node_id in self._changed_nodes if node_id in self._node_versions)})
+
+    def _written(self) -> list[str]:
+        """Return what is written and was there before, and each mark: for these, processes take turns."""
+        marks = (f"{kind} {key}" for kind, key in self._changed_marks)
+        return [*sorted(node_id for node_id in self._changed_nodes if node_id in self._node_versions), *sorted(marks)]
+
+    def to_json(self, *, in_turn: bool) -> str:
+        """Return what was written as JSON, with the versions of all that was read.
+
+        Who is *in_turn* waits for no other's turn: it has one that others may wait for.
+        """
         nodes = (self.nodes[node_id] for node_id in sorted(self._changed_nodes))
         holds = (self.holds[hold_id] for hold_id in sorted(self._changed_holds))
         new_nodes, changed_nodes = _apart(nodes, self._node_versions, node_record, NODE_COLUMNS)
@@ -168,10 +234,15 @@ class LoadedRows(MemoryRows):
             is_new = (kind, key) in asked and (kind, key) not in self._mark_versions
             row = {"kind": kind, "key": key, "value": mark_text(self.marks[kind, key])}
             (new_marks if is_new else changed_marks).append(row)
+        whole = self._read_whole()
+        ruled = {node_id: self._before[node_id][1] for node_id in sorted(self._above.difference(whole))}
         return _TEXT(
             {
+                "turns": [] if in_turn else self._written(),
+                "rules": [i for i in whole if _rules(self.nodes[i]) != _rules(self._before[i][0])],
                 "read": {
-                    "nodes": _versions(self._node_versions),
+                    "nodes": _versions({node_id: self._node_versions[node_id] for node_id in whole}),
+                    "rules": _versions(ruled),
                     "holds": _versions(self._hold_versions),
                     "marks": [{"kind": k, "key": key, "version": v} for (k, key), v in self._mark_versions.items()],
                 },

@@ -23,8 +23,16 @@ ANOTHER_LEDGER: Final = "X4001"
 ROLLED_BACK: Final = "X4002"
 MOVING: Final = "X4003"
 
-TURN: Final = f"hashtextextended('{SCHEMA} turn', 0)"
-"""The key of the advisory lock of a turn: its holder is alone, and who writes without a turn shares it for the write."""
+_TURNS: Final = f"hashtext('{SCHEMA} turns')"
+_RULES: Final = f"hashtext('{SCHEMA} rules')"
+_STRIPES: Final = 64  # so that a transaction takes few locks, however much it writes
+
+TAKE_TURNS: Final = f"""
+SELECT pg_advisory_xact_lock({_TURNS}, stripe) FROM (
+    SELECT DISTINCT mod(abs(hashtext(value)::bigint), {_STRIPES})::integer AS stripe
+    FROM jsonb_array_elements_text(?::jsonb) ORDER BY stripe) AS stripes
+"""
+"""Takes the turn for some rows: who has it is alone with them, and who writes one of them without it shares it meanwhile."""
 
 _TABLES: Final = """
 CREATE SCHEMA x402guard;
@@ -65,9 +73,11 @@ CREATE TABLE x402guard.nodes (
     until_ms bigint,
     wrote bigint NOT NULL,
     rowid bigint GENERATED ALWAYS AS IDENTITY,
-    version bigint NOT NULL DEFAULT 1
+    version bigint NOT NULL DEFAULT 1,
+    rules bigint NOT NULL DEFAULT 1
 ) WITH (fillfactor = 70);
 CREATE INDEX nodes_by_parent ON x402guard.nodes (parent_id);
+CREATE INDEX open_nodes ON x402guard.nodes (id) WHERE state = 'open';
 
 CREATE FUNCTION x402guard.refuse_limit() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
@@ -148,6 +158,16 @@ CREATE TABLE x402guard.marks (
 INSERT INTO x402guard.ledger (version) VALUES (0);
 """
 
+BUSY: Final = """
+WITH RECURSIVE busy (id) AS (
+    (SELECT id FROM x402guard.nodes
+        WHERE state = 'open' AND parent_id IS NOT NULL AND granted_in > captured + held + granted_out
+        UNION SELECT node_id FROM x402guard.holds WHERE state = 'held')
+    UNION SELECT n.parent_id FROM x402guard.nodes AS n JOIN busy ON n.id = busy.id
+)
+"""
+"""The nodes that keep idle budget or hold something, and all nodes above them. Only an open node keeps idle budget."""
+
 # STABLE, so that all of its queries see one snapshot: a change that refuses writes nothing, and nothing is compared then.
 _LOAD: Final = f"""
 CREATE FUNCTION x402guard.load_{VERSION}(ledger uuid, ask jsonb) RETURNS text LANGUAGE plpgsql STABLE AS $$
@@ -197,6 +217,8 @@ BEGIN
                 SELECT jsonb_array_elements_text(ask -> 'nodes') COLLATE "C" UNION SELECT unnest(wanted_nodes)
                 UNION SELECT n.parent_id FROM x402guard.nodes AS n JOIN above ON n.id = above.id
             ) SELECT json_agg(n) FROM x402guard.nodes AS n WHERE n.id IN (SELECT above.id FROM above)),
+        'busy', CASE WHEN (ask ->> 'busy')::boolean THEN (
+            {BUSY} SELECT json_agg(n) FROM x402guard.nodes AS n WHERE n.id IN (SELECT busy.id FROM busy)) END,
         'holds', (SELECT json_agg(h) FROM x402guard.holds AS h WHERE h.id = ANY (wanted_holds)),
         'marks', (SELECT json_agg(m) FROM (
             SELECT w.value ->> 0 AS kind, w.value ->> 1 AS key FROM jsonb_array_elements(ask -> 'marks') AS w
@@ -215,7 +237,7 @@ END $$;
 # statement and its commit: no other process waits while Python decides.
 _WRITE: Final = """
 CREATE FUNCTION x402guard.write_{version}(ledger uuid, durable boolean, given jsonb) RETURNS void LANGUAGE plpgsql AS $$
-DECLARE same integer;
+DECLARE same integer; moved text;
 BEGIN
     IF NOT EXISTS (SELECT FROM x402guard.ledger AS l WHERE l.id = write_{version}.ledger) THEN
         RAISE EXCEPTION 'another ledger is here now' USING ERRCODE = '{another}';
@@ -223,18 +245,32 @@ BEGIN
     IF EXISTS (SELECT FROM x402guard.ledger AS l WHERE l.is_moving) THEN
         RAISE EXCEPTION 'a ledger is being moved here' USING ERRCODE = '{moving}';
     END IF;
-    PERFORM pg_advisory_xact_lock_shared({turn});  -- who has the turn is not overtaken, so that it ends
+    -- Who has the turn for a row is not overtaken, so that it ends.
+    PERFORM pg_advisory_xact_lock_shared({turns}, stripe) FROM (
+        SELECT DISTINCT mod(abs(hashtext(value)::bigint), {stripes})::integer AS stripe
+        FROM jsonb_array_elements_text(given -> 'turns') ORDER BY stripe) AS stripes;
+    -- After a change of a budget's rules has been committed, nothing is written below it that has not seen them.
+    PERFORM CASE WHEN changes THEN pg_advisory_xact_lock({rules}, hashtext(id))
+            ELSE pg_advisory_xact_lock_shared({rules}, hashtext(id)) END FROM (
+        SELECT id, bool_or(changes) AS changes FROM (
+            SELECT id, false AS changes FROM jsonb_to_recordset(given #> '{{read,rules}}') AS r (id text, version bigint)
+            UNION ALL SELECT value, true FROM jsonb_array_elements_text(given -> 'rules')) AS each
+        GROUP BY id ORDER BY hashtext(id), id) AS ruled;
     IF NOT durable THEN
         PERFORM set_config('synchronous_commit', 'off', true);
     ELSIF current_setting('synchronous_commit') IN ('off', 'local', 'remote_write') THEN
         PERFORM set_config('synchronous_commit', 'on', true);
     END IF;
-    SELECT count(*) INTO same FROM (
-        SELECT FROM x402guard.nodes AS n JOIN jsonb_to_recordset(given #> '{{read,nodes}}') AS r (id text, version bigint)
-        ON n.id = r.id WHERE n.version = r.version ORDER BY n.id FOR NO KEY UPDATE OF n) AS locked;
-    IF same <> jsonb_array_length(given #> '{{read,nodes}}') OR EXISTS (SELECT FROM x402guard.nodes AS n
-            WHERE n.id IN (SELECT jsonb_array_elements_text(given #> '{{absent,nodes}}'))) THEN
-        RAISE EXCEPTION 'a budget has changed meanwhile' USING ERRCODE = '{conflict}';
+    SELECT string_agg(r.id, E'\\n') INTO moved
+        FROM jsonb_to_recordset(given #> '{{read,nodes}}') AS r (id text, version bigint) LEFT JOIN (
+            SELECT n.id, n.version FROM x402guard.nodes AS n
+            JOIN jsonb_to_recordset(given #> '{{read,nodes}}') AS r (id text, version bigint) ON n.id = r.id
+            ORDER BY n.id FOR NO KEY UPDATE OF n) AS n ON n.id = r.id WHERE n.version IS DISTINCT FROM r.version;
+    IF moved IS NOT NULL OR EXISTS (SELECT FROM x402guard.nodes AS n
+            WHERE n.id IN (SELECT jsonb_array_elements_text(given #> '{{absent,nodes}}')))
+            OR EXISTS (SELECT FROM jsonb_to_recordset(given #> '{{read,rules}}') AS r (id text, version bigint)
+            LEFT JOIN x402guard.nodes AS n ON n.id = r.id WHERE n.rules IS DISTINCT FROM r.version) THEN
+        RAISE EXCEPTION 'a budget has changed meanwhile' USING ERRCODE = '{conflict}', DETAIL = coalesce(moved, '');
     END IF;
     SELECT count(*) INTO same FROM (
         SELECT FROM x402guard.holds AS h JOIN jsonb_to_recordset(given #> '{{read,holds}}') AS r (id text, version bigint)
@@ -243,17 +279,19 @@ BEGIN
             WHERE h.id IN (SELECT jsonb_array_elements_text(given #> '{{absent,holds}}'))) THEN
         RAISE EXCEPTION 'a hold has changed meanwhile' USING ERRCODE = '{conflict}';
     END IF;
-    SELECT count(*) INTO same FROM (
-        SELECT FROM x402guard.marks AS m
-        JOIN jsonb_to_recordset(given #> '{{read,marks}}') AS r (kind text, key text, version bigint)
-        ON m.kind = r.kind AND m.key = r.key WHERE m.version = r.version ORDER BY m.kind, m.key FOR NO KEY UPDATE OF m
-    ) AS locked;
-    IF same <> jsonb_array_length(given #> '{{read,marks}}') OR EXISTS (SELECT FROM x402guard.marks AS m
+    SELECT string_agg(r.kind || ' ' || r.key, E'\\n') INTO moved
+        FROM jsonb_to_recordset(given #> '{{read,marks}}') AS r (kind text, key text, version bigint) LEFT JOIN (
+            SELECT m.kind, m.key, m.version FROM x402guard.marks AS m
+            JOIN jsonb_to_recordset(given #> '{{read,marks}}') AS r (kind text, key text, version bigint)
+            ON m.kind = r.kind AND m.key = r.key ORDER BY m.kind, m.key FOR NO KEY UPDATE OF m
+        ) AS m ON m.kind = r.kind AND m.key = r.key WHERE m.version IS DISTINCT FROM r.version;
+    IF moved IS NOT NULL OR EXISTS (SELECT FROM x402guard.marks AS m
             JOIN jsonb_to_recordset(given #> '{{absent,marks}}') AS r (kind text, key text)
             ON m.kind = r.kind AND m.key = r.key) THEN
-        RAISE EXCEPTION 'a mark has changed meanwhile' USING ERRCODE = '{conflict}';
+        RAISE EXCEPTION 'a mark has changed meanwhile' USING ERRCODE = '{conflict}', DETAIL = coalesce(moved, '');
     END IF;
-    UPDATE x402guard.nodes AS n SET {set_node}, version = n.version + 1
+    UPDATE x402guard.nodes AS n SET {set_node}, version = n.version + 1,
+            rules = n.rules + (n.id IN (SELECT jsonb_array_elements_text(given -> 'rules')))::integer
         FROM jsonb_populate_recordset(NULL::x402guard.nodes, given #> '{{changed,nodes}}') AS r WHERE n.id = r.id;
     INSERT INTO x402guard.nodes ({nodes})
         SELECT {nodes} FROM jsonb_populate_recordset(NULL::x402guard.nodes, given #> '{{new,nodes}}');
@@ -295,7 +333,9 @@ MIGRATIONS: Final[tuple[str, ...]] = (
         version=VERSION,
         another=ANOTHER_LEDGER,
         moving=MOVING,
-        turn=TURN,
+        turns=_TURNS,
+        stripes=_STRIPES,
+        rules=_RULES,
         conflict=CONFLICT,
         nodes=names(NODE_COLUMNS),
         set_node=_set(NODE_COLUMNS),

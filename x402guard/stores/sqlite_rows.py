@@ -88,6 +88,8 @@ class SqliteRows:
         self._none_due = -1
         self._committed = False
 
+    find_busy: Final = None
+
     def begin(self) -> None:
         """Forget the known rows if another connection has written since, or the last transaction did not commit."""
         [version] = self._writer.execute("PRAGMA data_version").fetchone()

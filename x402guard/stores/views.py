@@ -46,6 +46,10 @@ class Rows(Protocol):
         Those with the oldest check come first; see ``Scope.sweep``.
         """
 
+    @property
+    def find_busy(self) -> Callable[[], Iterable[Node]] | None:
+        """See ``LedgerView``."""
+
     def get_marks(self, keys: Iterable[MarkKey]) -> Mapping[MarkKey, Mapping[str, Any]]:
         """Return the marks that exist."""
 
@@ -126,6 +130,7 @@ def load_view(rows: Rows, scope: Scope, clock: StoreClock) -> LedgerView:
         due=map(_ID, due),
         sweep=map(_ID, sweep),
         out={key: rows.live_payments(*key) for key in scope.out},
+        find_busy=rows.find_busy,
     )
 
 
@@ -154,7 +159,8 @@ def check_change(view: LedgerView, scope: Scope) -> None:
     if view.restrains and not scope.durable:
         raise IllegalTransition("a change that restrains ran under a scope that would not survive a power cut")
     for node in view.changed():
-        if node.parent_id is not None and node.granted_in != node.used:
+        keeps = node.parent_id is not None and view.lends(node.parent_id) and node.state == "open"
+        if node.parent_id is not None and node.granted_in != node.used and not (node.idle and keeps):
             raise IllegalTransition(f"node {node.id} uses {node.used} but has drawn {node.granted_in} from its parent")
         room = node.room if node.limit is not None and node.kind is not NodeKind.TOKENS else None
         if room is not None and room < 0 and node.state == "open":

@@ -287,12 +287,12 @@ class Swept(Struct, frozen=True):
     began_ms: int = 0
 
 
-def sweep(context: Context, *, live_first: bool = False, since_ms: int | None = None) -> Flow[Swept]:
+def sweep(context: Context, *, live_first: bool = False, since_ms: int | None = None, enough: int = 0) -> Flow[Swept]:
     """Ask the chain about up to ``SWEEP_SIZE`` unproven payments, those with the oldest check first.
 
     *live_first*: those that take budget before those that only wait for a confirmation. Skips payments checked within
     ``SWEEP_PAUSE_MS``, or from *since_ms* (unix milliseconds) on, so that one check asks a slow chain only once. An
-    unreadable network is asked only once.
+    unreadable network is asked only once. The room that it finds is exact up to *enough* (nano-dollars).
     """
     waiting = seen = began_ms = 0
     room: Nanos | None = None
@@ -301,7 +301,7 @@ def sweep(context: Context, *, live_first: bool = False, since_ms: int | None = 
         nonlocal waiting, seen, room, began_ms
         began_ms = view.now_ms
         before_ms = view.now_ms - SWEEP_PAUSE_MS if since_ms is None else min(since_ms, view.now_ms - SWEEP_PAUSE_MS)
-        room = room_on_path(view, context.node_id, context.finalizing)
+        room = room_on_path(view, context.node_id, context.finalizing, enough=enough)
         worth = [h for h in map(view.known_hold, view.sweep) if is_worth_asking(view, h, context.flight_ms)]
         chosen = tuple(hold for hold in worth if hold.checked_ms < before_ms)
         waiting, seen = len(worth) - len(chosen), len(chosen)
@@ -335,7 +335,7 @@ def may_fit_now(context: Context, fitted: Nanos) -> Flow[Looked]:
 
     *fitted* is in nano-dollars. More may also fit if another caller's sweep has just freed budget.
     """
-    swept = yield from sweep(context, live_first=True)
+    swept = yield from sweep(context, live_first=True, enough=fitted + 1)
     may_fit = swept.asked > 0 or swept.room is None or swept.room > fitted
     return Looked(may_fit, _waiting(swept) if swept.waits else "")
 

@@ -45,6 +45,10 @@ _NO_ACTOR: Final = Actor("opening")
 class Books:
     """The rows as committed, and what the simulation knows about them. Amounts in nano-dollars.
 
+    Args:
+        world: what they are of.
+        keeps_idle: sessions keep idle budget in this ledger.
+
     Attributes:
         actor: who runs now.
         signed: the payments that were signed, by their holds.
@@ -52,8 +56,8 @@ class Books:
         told: what the owner was told of transfers that no payment explains.
     """
 
-    def __init__(self, world: World) -> None:
-        self._world = world
+    def __init__(self, world: World, *, keeps_idle: bool) -> None:
+        self._world, self._keeps_idle = world, keeps_idle
         self.actor = _NO_ACTOR
         self.nodes: dict[str, Node] = {}
         self.holds: dict[str, Hold] = {}
@@ -84,11 +88,11 @@ class Books:
         for _, mark in view.mark_rows():
             self._check_words(mark)
         before = {hold_id: self.holds.get(hold_id) for hold_id in view.changed_holds}
+        for node in view.changed():
+            self._take_node(node)
         for hold in view.hold_rows():
             self._note_late(hold, view.now_ms)
             self._take(hold)
-        for node in view.changed():
-            self._take_node(node)
         for hold_id in before:
             self._check_hold(self.holds[hold_id])
         for node in view.changed():
@@ -111,6 +115,11 @@ class Books:
     def _take(self, hold: Hold) -> None:
         before, own = self.holds.get(hold.id), self._own[hold.node_id]
         self.holds[hold.id] = self._at_node[hold.node_id][hold.id] = hold
+        more = counted_of(hold) - (0 if before is None else counted_of(before))
+        above = self.nodes[hold.node_id].parent_id
+        while above is not None:
+            self._used_below[above] += more
+            above = self.nodes[above].parent_id
         for row, sign in ((before, -1), (hold, 1)):
             if row is not None:
                 own[0] += sign * (row.captured if row.state is HoldState.CAPTURED else 0)
@@ -124,10 +133,8 @@ class Books:
     def _take_node(self, node: Node) -> None:
         before = self.nodes.get(node.id)
         self.nodes[node.id] = node
-        if node.parent_id is not None:
-            if before is None:
-                self._children[node.parent_id].append(node.id)
-            self._used_below[node.parent_id] += node.used - (0 if before is None else before.used)
+        if node.parent_id is not None and before is None:
+            self._children[node.parent_id].append(node.id)
 
     def note_chain(self, nonce: int) -> None:
         """Note that the chain has changed the fate of a payment, and check its hold."""
@@ -187,12 +194,20 @@ class Books:
         captured, held = self._own[node_id]
         if (node.captured, node.held) != (captured, held):
             raise Violation("node-sum", f"{node_id}: {node.captured} + {node.held}, its holds {captured} + {held}")
-        if node.granted_out != self._used_below[node_id]:
-            raise Violation("granted", f"{node_id}: granted {node.granted_out}, used below {self._used_below[node_id]}")
+        idle = self._idle_below(node_id)
+        if node.granted_out != self._used_below[node_id] + idle:
+            used = self._used_below[node_id]
+            raise Violation("granted", f"{node_id}: granted {node.granted_out}, used below {used}, idle there {idle}")
         if node.limit is not None and node.counted > node.limit and node.state is NodeState.OPEN:
             raise Violation("over-limit", f"{node_id}: {node.counted} of {node.limit}, and open")
         if node.state is NodeState.TRIPPED and not (node.terminated_by and node.trip_reason):
             raise Violation("tripped-without-reason", node_id)
+
+    def _idle_below(self, node_id: str) -> int:
+        if not self._keeps_idle:
+            return 0
+        children = (self.nodes[child] for child in self._children[node_id])
+        return sum(child.granted_in - child.used + self._idle_below(child.id) for child in children)
 
     def _check_words(self, row: Mapping[str, Any]) -> None:
         """Check an entry or a mark: a seller's words stand in its ``words`` alone."""
@@ -324,10 +339,10 @@ class Books:
         for index in (self.nodes, self.holds, self._at_node, self._children, self._own, self._used_below):
             cleared: dict[Any, Any] = index
             cleared.clear()
-        for hold in holds:
-            self._take(hold)
         for node in nodes:
             self._take_node(node)
+        for hold in holds:
+            self._take(hold)
 
 
 def _told(entry: Entry) -> int:

@@ -15,7 +15,8 @@ VERSION: Final = 1
 
 DEFAULT_LENGTH: Final = 400
 
-Store = Literal["memory", "sqlite"]
+Store = Literal["memory", "fleet", "sqlite"]
+"""``fleet``: in memory, and sessions keep idle budget, as in a store for many machines (``ledger.budgets``)."""
 
 STIMULI: Final[Mapping[str, int]] = {
     "buys": 300, "calls": 25, "uses_tool": 30, "opens": 8, "nests": 8, "leaves": 12, "counts_tokens": 4, "finalizes": 2,
@@ -66,7 +67,7 @@ class Case:
         length: how many stimuli the run is made of.
         off: faults that do not happen in it.
         kept: the numbers of the stimuli that happen; None for all of them.
-        store: ``memory`` or ``sqlite``.
+        store: ``memory``, ``fleet`` or ``sqlite``.
         version: of the simulator that the seed belongs to.
 
     Raises ``ConfigError`` that names what is wrong.

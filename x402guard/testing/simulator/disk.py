@@ -37,10 +37,18 @@ class SimMemory(MemoryStore):
     Args:
         beside: the store of another process, whose rows this one shares; None for a new ledger.
         clock_ms, steady_ms: the clocks of this process's machine, in milliseconds.
+        keeps_idle: sessions keep idle budget.
     """
 
-    def __init__(self, beside: SimMemory | None, *, clock_ms: Callable[[], int], steady_ms: Callable[[], int]) -> None:
-        super().__init__(clock_ms=clock_ms, steady_ms=steady_ms)
+    def __init__(
+        self,
+        beside: SimMemory | None,
+        *,
+        clock_ms: Callable[[], int],
+        steady_ms: Callable[[], int],
+        keeps_idle: bool = False,
+    ) -> None:
+        super().__init__(clock_ms=clock_ms, steady_ms=steady_ms, keeps_idle=keeps_idle)
         self._volatile: list[_Before] = [] if beside is None else beside._volatile  # noqa: SLF001 - of this class
         for name in _SHARED if beside is not None else ():
             setattr(self, name, getattr(beside, name))
@@ -67,6 +75,10 @@ class SimMemory(MemoryStore):
     def all_holds(self) -> list[Hold]:
         """Return every hold."""
         return list(self._rows.holds.values())
+
+    def all_nodes(self) -> list[Node]:
+        """Return every node as its row says."""
+        return list(self._rows.nodes.values())
 
     @property
     def volatile(self) -> int:

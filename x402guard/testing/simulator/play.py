@@ -60,7 +60,7 @@ class Play:
         self.world, self.wants, self.sellers, self.plans, self.rpcs = (
             scene.world, scene.wants, scene.sellers, scene.plans, scene.rpcs,
         )  # fmt: skip
-        self.books = Books(self.world)
+        self.books = Books(self.world, keeps_idle=case.store == "fleet")
         self.tasks = Tasks(self.world, self.books, lambda _hold, _task: None)
         self.agents = Agents(self.world, self.books, self.tasks)
         self.owner = Owner(self.world, self.books, self.tasks)
@@ -158,7 +158,12 @@ class Play:
                 self._stores[process.name].close()
             self._stores[process.name] = inner
         else:
-            self.disk = inner = SimMemory(self.disk, clock_ms=machine.clock_ms, steady_ms=machine.steady_ms)
+            self.disk = inner = SimMemory(
+                self.disk,
+                clock_ms=machine.clock_ms,
+                steady_ms=machine.steady_ms,
+                keeps_idle=self.case.store == "fleet",
+            )
         return WatchedStore(inner, self.books.committed, lambda: self.world.time.ms < self._full_until_ms)
 
     def start(self, process: SimProcess) -> None:
@@ -363,7 +368,7 @@ class Play:
         for machine in self.world.machines:
             machine.reboot()
         self.disk.lose_power(lost)
-        self.books.read_again(self.disk.nodes(), self.disk.all_holds(), self.disk.entries(WALLET))
+        self.books.read_again(self.disk.all_nodes(), self.disk.all_holds(), self.disk.entries(WALLET))
         self.books.check_all((), None)
 
     def _disk_full(self, draws: Draws) -> None:

@@ -106,7 +106,7 @@ def simulate(
         sellers: returns new sellers for one run, in place of the hostile ones; see ``Seller``.
         policy: the owner's rules, in place of those that each run draws.
         length: how many things happen from outside in a run: requests, crashes, commands.
-        store: where the ledger of each run is kept: ``memory`` or ``sqlite``.
+        store: where the ledger of each run is kept: ``memory``, ``fleet`` or ``sqlite``.
         seconds: stop after these.
         stop_at: stop at that many violations.
 

@@ -1,0 +1,166 @@
+"""Many processes and threads on one wallet in PostgreSQL: payments with and without idle budget, beside pgbench."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import psycopg
+
+from benchmarks.timing import Figure
+from tests.support import postgres
+from tests.support.ledger import Books, usd
+from x402guard.ledger.authorize import Refusal
+from x402guard.ledger.model import Evidence
+from x402guard.ledger.transitions import Capture, apply
+from x402guard.stores.postgres_rows import LoadedRows
+
+_SECONDS = 6.0
+_SESSIONS = 1_000
+_BUSY = 4  # sessions of a client that pay while it is measured
+_CLIENTS = ((1, 1), (8, 1), (8, 4))
+_COMMITS = {"": {}, ", 2 ms a commit": {"commit_delay": "2000", "commit_siblings": "0"}}
+_IDLE, _EXACT = "idle budget", "one line"
+
+# What a payment writes: three budgets' worth of journal, a hold that is written and changed, the session's row twice.
+_PGBENCH = """
+\\set n random(1, 1000)
+\\set h random(1, 2000000000)
+BEGIN;
+SELECT * FROM leaf WHERE id = :n;
+UPDATE leaf SET held = held + 1, head = md5(:h::text), version = version + 1 WHERE id = :n;
+INSERT INTO hold VALUES (:h, :n, repeat('x', 900), 'held', 1) ON CONFLICT DO NOTHING;
+INSERT INTO entry SELECT :n, :h, repeat('x', 420);
+COMMIT;
+BEGIN;
+SET LOCAL synchronous_commit = off;
+SELECT * FROM leaf WHERE id = :n;
+UPDATE leaf SET held = held - 1, head = md5(:h::text), version = version + 1 WHERE id = :n;
+UPDATE hold SET state = 'captured', version = version + 1 WHERE id = :h;
+INSERT INTO entry SELECT :n, :h, repeat('x', 420);
+COMMIT;
+"""
+_TABLES = """
+CREATE TABLE leaf (id int PRIMARY KEY, held bigint, head text, version bigint, rest text) WITH (fillfactor = 70);
+CREATE TABLE hold (id bigint PRIMARY KEY, node int, rest text, state text, version bigint) WITH (fillfactor = 80);
+CREATE INDEX ON hold (node) WHERE state = 'held';
+CREATE TABLE entry (node int, seq bigint, rest text);
+CREATE INDEX ON entry (node, seq);
+INSERT INTO leaf SELECT n, 0, '', 1, repeat('x', 300) FROM generate_series(1, 1000) AS n;
+"""
+
+
+def measure() -> Iterator[Figure]:
+    """Yield how many payments a second go through. A payment is a hold that is on disk, and its capture."""
+    if postgres.programs() is None:
+        sys.exit("PostgreSQL is not installed")
+    for name, settings in _COMMITS.items():
+        for processes, threads in _CLIENTS:
+            clients = processes * threads
+            with _server(settings) as folder:
+                floor = _pgbench(folder, clients)
+            rates = {}
+            for kind in (_EXACT, _IDLE):
+                with _server(settings) as folder:
+                    rates[kind] = _payments(postgres.url(folder, "postgres"), kind, processes, threads)
+            where = f"{clients} clients{name}"
+            yield Figure(f"pgbench of the same rows, {where}", floor, "/s")
+            yield Figure(f"payments, {where}", rates[_IDLE], "/s", "", f"{rates[_IDLE] / floor:.2f} of pgbench")
+            yield Figure(f"the same, each payment changes the wallet's row, {where}", rates[_EXACT], "/s")
+            yield Figure(f"idle budget ÷ without, {where}", rates[_IDLE] / rates[_EXACT], "×")
+
+
+@contextlib.contextmanager
+def _server(settings: dict[str, str]) -> Iterator[Path]:
+    with postgres.a_folder() as folder:
+        postgres.make_cluster(folder)
+        postgres.start(folder, fsync="on", full_page_writes="on", **settings)
+        try:
+            yield folder
+        finally:
+            postgres.stop(folder, "immediate")
+
+
+def _pgbench(folder: Path, clients: int) -> float:
+    url = postgres.url(folder, "postgres")
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute(_TABLES)
+    with tempfile.NamedTemporaryFile("w", suffix=".sql") as script:
+        script.write(_PGBENCH)
+        script.flush()
+        command = [
+            str((postgres.programs() or Path()) / "pgbench"), "-h", str(folder), "-U", "owner", "-n", "-M", "prepared", "-c",
+            str(clients), "-j", "2", "-T", str(int(_SECONDS)), "-f", script.name, "postgres",
+        ]  # fmt: skip
+        said = subprocess.run(command, capture_output=True, text=True, check=True).stdout  # noqa: S603 - our own
+    [line] = [line for line in said.splitlines() if line.startswith("tps")]
+    return float(line.split()[2])
+
+
+def _payments(url: str, kind: str, processes: int, threads: int) -> float:
+    books = Books(url, wallet="$1000000.00", session=None)
+    root = Path(__file__).parent.parent
+    command = [sys.executable, "-m", "benchmarks.fleet", url, kind, str(threads), str(_SESSIONS // processes)]
+    running = [
+        subprocess.Popen(  # noqa: S603 - our own
+            [*command, str(which)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=root
+        )
+        for which in range(processes)
+    ]
+    for each in running:
+        assert each.stdout is not None
+        each.stdout.readline()
+    made = sum(int(each.communicate("go\n")[0].split()[0]) for each in _begun(running))
+    assert books.node("wallet").captured == 0
+    assert books.node("wallet").used == made * usd("$0.01")
+    books.close()
+    return made / _SECONDS
+
+
+def _begun(running: list[subprocess.Popen[str]]) -> list[subprocess.Popen[str]]:
+    for each in running:
+        assert each.stdin is not None
+        each.stdin.write("go\n")
+        each.stdin.flush()
+    return running
+
+
+def _pays(url: str, kind: str, threads: int, sessions: int, which: str) -> None:
+    """Pay from the word on, each thread in its share of the sessions; print how many payments were made."""
+    if kind == _EXACT:
+        LoadedRows.find_busy = None  # type: ignore[assignment,method-assign]
+    books = Books(url, session=None)
+    for number in range(sessions):
+        books.open(f"{which}-{number}", "$1000.00")
+    print("ready", flush=True)
+    sys.stdin.readline()
+    until, made = time.perf_counter() + _SECONDS, [0] * threads
+
+    def pay(thread: int) -> None:
+        number = 0
+        while time.perf_counter() < until:
+            session = f"{which}-{(number % _BUSY) * threads + thread}"
+            hold_id = f"{session}-{thread}-{number}"
+            assert not isinstance(books.hold(hold_id, "$0.01", session), Refusal)
+            capture = partial(apply, hold_id=hold_id, event=Capture(usd("$0.01"), Evidence.CLAIMED))
+            books.change(capture, holds=(hold_id,), durable=False)
+            number += 1
+            made[thread] = number
+
+    running = [threading.Thread(target=pay, args=(thread,)) for thread in range(threads)]
+    for each in running:
+        each.start()
+    for each in running:
+        each.join()
+    print(sum(made), flush=True)
+
+
+if __name__ == "__main__":
+    _pays(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), sys.argv[5])

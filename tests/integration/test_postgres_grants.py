@@ -1,0 +1,234 @@
+"""Sessions of one wallet in a fleet: who waits for whom, that a trip is exact, and that no order of them locks another out."""
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import psycopg
+import pytest
+
+from tests.support import postgres, processes
+from tests.support.ledger import Books, a_hold, usd
+from x402guard.ledger.authorize import Refusal, authorize
+from x402guard.ledger.budgets import trip
+from x402guard.ledger.sessions import Closing, close_node
+
+pytestmark = pytest.mark.xdist_group("postgres")
+
+CENT = "$0.01"
+
+
+@pytest.fixture
+def url():
+    return postgres.empty_database()
+
+
+@pytest.fixture
+def mine(url):
+    books = Books(url, wallet="$5.00", session="$5.00")
+    books.open("t", "$5.00")
+    yield books
+    assert books.store.audit() == []
+    books.close()
+
+
+@pytest.fixture
+def other(url, mine):
+    books = Books(url, session=None, clock=mine.clock)
+    yield books
+    books.close()
+
+
+def in_between(books, meanwhile, hold_id="h", node="s"):
+    """Authorize a payment, and do something between its load and its write. Returns the result and how often it ran."""
+    runs = []
+    hold = a_hold(hold_id, CENT, node, now_ms=books.clock.now_ms)
+
+    def change(view):
+        runs.append(view)
+        if len(runs) == 1:
+            meanwhile()
+        return authorize(view, hold, {"kind": "payment"})
+
+    return books.change(change, nodes=(node,), holds=(hold_id,)), len(runs)
+
+
+def test_a_payment_out_of_what_is_idle_waits_for_no_row_above_it(url, mine):
+    mine.hold("first", CENT)
+    with psycopg.connect(url) as locked:
+        locked.execute("SELECT FROM x402guard.nodes WHERE id = 'wallet' FOR UPDATE")
+        began = time.monotonic()
+        for number in range(3):
+            assert not isinstance(mine.hold(f"h{number}", CENT), Refusal)
+        assert time.monotonic() - began < 1, "a lock is waited for two seconds"
+
+
+def test_what_another_session_draws_meanwhile_does_not_matter_to_it(mine, other):
+    mine.hold("first", CENT)
+    held, runs = in_between(mine, lambda: other.hold("theirs", CENT, "t"))
+    assert (held.id, runs) == ("h", 1)
+
+
+def test_two_that_draw_at_the_same_time_do_not_draw_one_dollar_twice(mine, other):
+    held, runs = in_between(mine, lambda: other.hold("theirs", CENT, "t"))
+    assert (held.id, runs) == ("h", 2)
+    assert mine.row("wallet").granted_out == sum(mine.row(node).granted_in for node in ("s", "t"))
+
+
+STOPS = {
+    "a trip of the wallet": lambda view: trip(view, "wallet", "kill_switch", "for a test"),
+    "a trip of the session": lambda view: trip(view, "s", "kill_switch", "for a test"),
+    "its end": lambda view: close_node(view, "s", Closing("opener-of-s")),
+}
+
+
+@pytest.mark.parametrize("stop", STOPS.values(), ids=STOPS)
+def test_what_stops_a_budget_stops_a_payment_that_was_decided_before(mine, other, stop):
+    mine.hold("first", CENT)
+
+    def meanwhile():
+        other.change(stop, nodes=("wallet", "s"), marks=(("inputs", "s"),))
+
+    refused, runs = in_between(mine, meanwhile)
+    assert (isinstance(refused, Refusal), runs) == (True, 2)
+    assert mine.store.hold("h") is None
+
+
+def test_a_trip_waits_for_a_payment_that_is_being_written_and_none_is_written_after_it(url, mine, other):
+    """The server is stopped between a payment's look at the wallet's rules and its commit: a trip does not overtake it."""
+    mine.hold("first", CENT)
+    with psycopg.connect(url) as locked, ThreadPoolExecutor() as pool:
+        locked.execute("SELECT FROM x402guard.nodes WHERE id = 's' FOR UPDATE")
+        paying = pool.submit(lambda: mine.hold("h", CENT))
+        waits = "SELECT count(*) FROM pg_locks WHERE NOT granted"
+        with psycopg.connect(url, autocommit=True) as look:
+            while look.execute(waits).fetchone() == (0,):
+                time.sleep(0.01)
+            tripping = pool.submit(lambda: other.change(STOPS["a trip of the wallet"], nodes=("wallet",)))
+            while look.execute(waits).fetchone() == (1,):
+                time.sleep(0.01)
+        assert not tripping.done()
+        locked.rollback()
+        assert not isinstance(paying.result(), Refusal)
+        tripping.result()
+    assert isinstance(mine.hold("h2", CENT), Refusal)
+
+
+def test_what_is_missing_is_recalled_from_sessions_of_other_processes(mine, other):
+    for number in range(21):  # both keep some of the five dollars idle
+        mine.hold(f"m{number}", "$0.05", "s")
+        other.hold(f"o{number}", "$0.05", "t")
+    assert mine.row("s").idle
+    assert other.row("t").idle
+    left = 500 - 210
+    held = [each for number in range(left + 5) if not isinstance(each := mine.hold(f"c{number}", CENT), Refusal)]
+    assert len(held) == left
+    assert mine.node("wallet").used == usd("$5.00")
+    assert isinstance(other.hold("more", CENT, "t"), Refusal)
+
+
+def test_two_readings_of_the_tree_say_what_is_used_and_not_what_is_idle(mine, other):
+    mine.hold("h", CENT)
+    other.hold("theirs", CENT, "t")
+    assert mine.row("wallet").granted_out > usd("$0.02")
+    nodes = {node.id: node for node in mine.store.nodes()}
+    assert (nodes["wallet"].used, nodes["wallet"].live) == (usd("$0.02"), usd("$0.02"))
+    assert {node.id: node for node in mine.store.nodes("s")} == {id_: nodes[id_] for id_ in ("s", "wallet")}
+    with mine.store.at_one_moment() as moment:
+        assert {node.id: node for node in moment.nodes()} == nodes
+
+
+def test_threads_that_write_one_mark_take_turns_for_it_and_no_other_waits(url, mine):
+    """A mark of all sessions, as a price or a breaker of a seller's: its writers conflict, though their sessions do not."""
+    key = ("test", "shared")
+    stores = [Books(url, session=None, clock=mine.clock) for _ in range(4)]
+    for number in range(4):
+        mine.open(f"u{number}", "$1.00")
+
+    def count(number):
+        def change(view):
+            view.put_mark(key, {"n": (view.mark(key) or {"n": 0})["n"] + 1})
+            return authorize(view, a_hold(f"{number}-{turn}", CENT, f"u{number}", now_ms=view.now_ms), {})
+
+        for turn in range(15):
+            stores[number].change(change, nodes=(f"u{number}",), holds=(f"{number}-{turn}",), marks=(key,))
+
+    threads = [threading.Thread(target=count, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert mine.change(lambda view: view.mark(key), marks=(key,)) == {"n": 60}
+    assert mine.node("wallet").used == 60 * usd(CENT)
+    for books in stores:
+        books.close()
+
+
+HUNTER = """
+import random, sys, time
+sys.path.insert(0, ".")
+from tests.support.ledger import Books, usd
+from x402guard.errors import IllegalTransition, LedgerUnavailable
+from x402guard.ledger.authorize import Refusal
+from x402guard.ledger.budgets import recall, trip
+from x402guard.ledger.model import Evidence
+from x402guard.ledger.owner import reset_node, set_limit
+from x402guard.ledger.sessions import Closing, close_node
+from x402guard.ledger.transitions import Capture, Void
+url, own, seconds = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
+draws, books = random.Random(own), Books(url, session=None)
+mine = [f"{own}-{number}" for number in range(4)]
+for session in mine:
+    books.open(session, "$100.00")
+print("ready", flush=True)
+sys.stdin.readline()
+limit = lambda node, dollars: books.change(lambda v: set_limit(v, node, usd(dollars), "it"), nodes=(node,), marks=(("owner_limit", node),))
+def stop(node):
+    books.change(lambda v: trip(v, node, "kill_switch", "a test"), nodes=(node,))
+    books.change(lambda v: v.node(node).state == "tripped" and v.node(node).room >= 0 and reset_node(v, node, "it"), nodes=(node,))
+until, made, slowest, number, errors = time.monotonic() + seconds, 0, 0.0, 0, []
+while time.monotonic() < until:
+    number += 1
+    session, what, began = draws.choice(mine), draws.random(), time.monotonic()
+    try:
+        if what < 0.80:
+            hold_id = f"{session}-{number}"
+            held = books.hold(hold_id, f"$0.{draws.randint(1, 30):02}", session)
+            if not isinstance(held, Refusal):
+                made += 1
+                books.step(hold_id, Void("not signed") if draws.random() < 0.7 else Capture(held.amount // 2, Evidence.CLAIMED))
+        elif what < 0.88:
+            books.change(lambda v: recall(v, "wallet"), nodes=("wallet",))
+        elif what < 0.92:
+            stop("wallet")
+        elif what < 0.95:
+            stop(session)
+        elif what < 0.97:
+            limit(session, draws.choice(["$2.00", "$100.00"]))
+        else:
+            books.change(lambda v: close_node(v, session, Closing(f"opener-of-{session}")), nodes=(session,), marks=(("inputs", session),))
+            books.open(session, "$100.00" if books.node(session).limit >= usd("$100.00") else "$2.00")
+    except LedgerUnavailable as error:
+        errors.append(str(error))
+    slowest = max(slowest, time.monotonic() - began)
+print(made, round(slowest, 2), errors, flush=True)
+"""
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+def test_sixteen_processes_of_payments_recalls_trips_and_ends_lock_no_other_out(url, mine):
+    hunters = [processes.start(HUNTER, url, number, 20) for number in range(16)]
+    assert [hunter.stdout.readline() for hunter in hunters] == ["ready\n"] * 16
+    for hunter in hunters:
+        hunter.stdin.write("go\n")
+        hunter.stdin.flush()
+    said = [hunter.communicate(timeout=200) for hunter in hunters]
+    assert [errors for _, errors in said] == [""] * 16
+    with psycopg.connect(url) as look:
+        [deadlocks] = look.execute(
+            "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()"
+        ).fetchone()
+    assert deadlocks == 0
+    assert all(int(printed.split()[0]) > 0 for printed, _ in said)
+    assert all(printed.rstrip().endswith("[]") for printed, _ in said), said

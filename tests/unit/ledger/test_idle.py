@@ -1,0 +1,248 @@
+"""What sessions keep idle in a store for many machines: who may write what, and that no cent is lost or counted twice."""
+
+from functools import partial
+
+import pytest
+
+from tests.support.ledger import Books, usd
+from x402guard.ledger.authorize import Refusal
+from x402guard.ledger.budgets import recall, room_on_path, trip
+from x402guard.ledger.model import Evidence, NodeKind, NodeState, Window
+from x402guard.ledger.owner import set_limit
+from x402guard.ledger.sessions import Closing, NodeRequest, close_node, open_node
+from x402guard.ledger.transitions import Capture, Correct, Void
+from x402guard.ledger.tree import remaining
+from x402guard.stores.memory import MemoryStore
+
+
+class FleetBooks(Books):
+    """A store that keeps idle budget, with a wallet and the sessions ``s`` and ``t``."""
+
+    def __init__(self, wallet="$10.00", sessions=("s", "t")):
+        super().__init__(wallet=wallet, session=None, store=partial(MemoryStore, keeps_idle=True), soft=(500_000,))
+        for session in sessions:
+            self.open(session, "$9.00")
+
+    def idle(self):
+        return {node.id: self.row(node.id).idle for node in self.store.nodes() if node.id != "wallet"}
+
+
+@pytest.fixture
+def books():
+    return FleetBooks()
+
+
+def test_a_session_draws_four_times_its_need_and_pays_out_of_it_without_a_change_above(books):
+    books.hold("h1", "$0.10")
+    assert books.idle() == {"s": usd("$0.30"), "t": 0}
+    before = books.row("wallet")
+    for number in range(2, 5):
+        books.hold(f"h{number}", "$0.10")
+    assert books.row("wallet") == before
+    assert books.idle()["s"] == 0
+    books.hold("h5", "$0.10")
+    assert books.row("wallet").seq == before.seq + 1
+
+
+def test_little_is_drawn_of_what_is_left(books):
+    books.hold("h1", "$8.00")  # 2.00 are left, a sixteenth of which is 0.125
+    assert books.idle()["s"] == usd("$0.125")
+
+
+def test_no_more_is_drawn_than_a_session_can_use():
+    books = FleetBooks(sessions=())
+    books.open("s", "$0.25")
+    books.hold("h1", "$0.20")
+    assert books.idle() == {"s": usd("$0.05")}
+
+
+def test_a_wallet_without_a_limit_lends_too():
+    books = FleetBooks(wallet=None)
+    books.hold("h1", "$1.00")
+    assert books.idle()["s"] == usd("$3.00")
+
+
+def test_what_a_store_reads_knows_nothing_of_idle_budget(books):
+    books.hold("h1", "$0.10")
+    books.step("h1", Capture(usd("$0.04"), Evidence.CLAIMED))
+    books.hold("h2", "$0.10", "t")
+    nodes = {node.id: node for node in books.store.nodes()}
+    wallet = nodes["wallet"]
+    assert (wallet.used, wallet.spent, wallet.live) == (usd("$0.14"), usd("$0.04"), usd("$0.10"))
+    assert remaining(nodes, "s") == usd("$8.96")
+    assert remaining(nodes, "wallet") == usd("$9.86")
+    assert all(node.granted_in == node.used for node in nodes.values() if node.id != "wallet")
+    assert {node.id: node for node in books.store.nodes("t")} == {"t": nodes["t"], "wallet": wallet}
+
+
+def test_nothing_is_refused_that_fits_where_others_keep_what_is_missing(books):
+    books.hold("h1", "$1.00", "t")  # and 3 x 1.00, of which 0.5625 is a sixteenth of the rest
+    books.hold("h2", "$8.90", "s")
+    assert books.idle()["t"] == 0
+    refused = books.hold("h3", "$0.11", "t")
+    assert isinstance(refused, Refusal)
+    assert refused.available == usd("$0.10")
+    assert "$0.10 left of $10.00" in refused.reason
+    books.hold("h4", "$0.10", "t")
+    assert books.node("wallet").used == usd("$10.00")
+
+
+def test_what_does_not_fit_takes_nothing_from_the_others(books):
+    books.hold("h1", "$1.00", "t")
+    kept = books.idle()["t"]
+    books.open("u", "$100.00")
+    refused = books.hold("h2", "$9.50", "u")
+    assert refused.available == usd("$9.00")
+    assert "the wallet has $9.00 left of $10.00 ($1.00 with sub-budgets)" in refused.reason
+    assert books.idle()["t"] == kept > 0
+
+
+def test_what_a_payment_frees_stays_up_to_four_times_that_payment(books):
+    books.hold("h1", "$1.00")
+    books.step("h1", Void("not signed"))
+    assert books.idle()["s"] == usd("$1.5625")  # its own dollar, and what it drew beyond it
+    books.hold("h2", "$0.01")
+    books.step("h2", Capture(usd("$0.01"), Evidence.CLAIMED))
+    assert books.idle()["s"] == usd("$0.04")
+
+
+ENDS = {
+    "a close": lambda view: close_node(view, "s", Closing("opener-of-s")),
+    "a trip": lambda view: trip(view, "s", "kill_switch", "for a test"),
+    "a lowered limit": lambda view: set_limit(view, "s", usd("$1.00"), "a test"),
+}
+
+
+@pytest.mark.parametrize("end", ENDS.values(), ids=ENDS)
+def test_what_ends_a_session_gives_its_idle_budget_back(books, end):
+    books.hold("h1", "$0.10")
+    books.change(end, nodes=("s",), marks=(("owner_limit", "s"), ("inputs", "s")))
+    assert books.idle()["s"] == 0
+    assert books.row("wallet").granted_out == usd("$0.10")
+    books.step("h1", Void("not signed"))
+    assert books.row("wallet").granted_out == 0 or books.row("s").state is NodeState.OPEN
+
+
+def test_a_session_that_has_ended_draws_what_it_owes_and_no_more(books):
+    books.hold("h1", "$0.10")
+    books.change(ENDS["a close"], nodes=("s",), marks=(("inputs", "s"),))
+    books.step("h1", Capture(usd("$0.10"), Evidence.CLAIMED))
+    books.step("h1", Correct(usd("$0.20"), Evidence.CHAIN))
+    assert books.row("wallet").granted_out == usd("$0.20")
+
+
+def test_a_bill_above_its_ceiling_takes_what_is_idle_before_it_trips_the_wallet(books):
+    books.hold("h1", "$5.00", "s", chain_evidence=True)
+    books.step("h1", Void("not signed"))
+    books.hold("h2", "$2.00", "t")
+    books.hold("h3", "$2.00", "s")
+    books.step("h2", Capture(usd("$1.00"), Evidence.CLAIMED))
+    books.step("h2", Correct(usd("$8.00"), Evidence.CHAIN))
+    assert books.row("wallet").state is NodeState.OPEN
+    assert books.node("wallet").used == usd("$10.00")
+    books.step("h2", Correct(usd("$8.01"), Evidence.CHAIN))
+    assert books.row("wallet").state is NodeState.TRIPPED
+    assert books.row("wallet").trip_reason == "$10.01 used of $10.00"
+
+
+def test_a_lowered_limit_of_the_wallet_counts_what_is_used_and_not_what_is_idle(books):
+    books.hold("h1", "$1.00")
+    books.change(
+        lambda view: set_limit(view, "wallet", usd("$1.00"), "a test"),
+        nodes=("wallet",),
+        marks=(("owner_limit", "wallet"),),
+    )
+    assert books.row("wallet").state is NodeState.OPEN
+    assert books.idle()["s"] == 0
+    assert isinstance(books.hold("h2", "$0.01"), Refusal)
+
+
+def test_a_soft_limit_is_reached_by_what_is_spent_alone(books):
+    books.hold("h1", "$2.00")
+    books.hold("h2", "$2.90", "t")
+    books.step("h1", Capture(usd("$2.00"), Evidence.CLAIMED))
+    assert books.row("wallet").counted > usd("$5.00")
+    assert books.row("wallet").warned == 0
+    books.step("h2", Capture(usd("$2.90"), Evidence.CLAIMED))
+    assert books.row("wallet").warned == 0
+    books.hold("h3", "$0.10", "t")
+    books.step("h3", Capture(usd("$0.10"), Evidence.CLAIMED))
+    assert books.row("wallet").warned == 500_000
+
+
+def test_nothing_is_kept_idle_below_a_window():
+    books = FleetBooks(sessions=())
+    request = NodeRequest("day", "wallet", NodeKind.BUDGET, "day", usd("$5.00"), "", window=Window("day", "UTC"))
+    books.change(lambda view: open_node(view, request), nodes=("day", "wallet"))
+    books.open("s", "$5.00", parent="day")
+    books.hold("h1", "$0.10")
+    assert books.idle() == {"day": usd("$0.30"), "s": 0}
+    assert books.row("day").live == usd("$0.10")
+    books.step("h1", Capture(usd("$0.10"), Evidence.CLAIMED))
+    books.clock.tick(86_400)
+    assert books.row("day").room == usd("$5.00")
+
+
+def test_a_named_budget_lends_what_it_has_borrowed_and_a_recall_goes_all_the_way():
+    books = FleetBooks(sessions=())
+    books.open("team", "$9.00", kind=NodeKind.BUDGET)
+    for session in ("s", "t"):
+        books.open(session, "$9.00", parent="team")
+    books.hold("h1", "$0.10", "s")
+    assert books.idle()["s"] == usd("$0.30")
+    assert books.idle()["team"] > 0
+    books.change(lambda view: recall(view, "wallet"), nodes=("wallet",))
+    assert set(books.idle().values()) == {0}
+    assert books.row("wallet").granted_out == usd("$0.10")
+    books.hold("h2", "$8.90", "t")
+    assert isinstance(books.hold("h3", "$0.01", "s"), Refusal)
+
+
+def test_what_is_returned_to_a_wallet_past_its_limit_is_returned_once():
+    books = FleetBooks(wallet="$1.00", sessions=())
+    request = NodeRequest("day", "wallet", NodeKind.BUDGET, "day", usd("$1.00"), "", window=Window("day", "UTC"))
+    books.change(lambda view: open_node(view, request), nodes=("day", "wallet"))
+    books.open("s", "$9.00", parent="day")
+    for hold_id in ("h1", "h2"):
+        books.hold(hold_id, "$0.40", "s")
+    books.step("h1", Capture(usd("$0.40"), Evidence.CLAIMED))
+    books.step("h1", Correct(usd("$2.00"), Evidence.CHAIN))
+    assert books.row("day").state is NodeState.TRIPPED
+    books.step("h2", Void("not signed"))
+    assert (books.row("wallet").granted_out, books.row("day").granted_in) == (usd("$2.00"), usd("$2.00"))
+
+
+def test_a_recall_for_a_team_takes_from_its_own_sessions_first():
+    books = FleetBooks(wallet="$1.00", sessions=())
+    books.open("team", "$9.00", kind=NodeKind.BUDGET)
+    for session in ("s", "t"):
+        books.open(session, "$9.00", parent="team")
+    books.hold("h1", "$0.10", "s")
+    assert books.idle()["s"] > 0
+    books.hold("h2", "$0.90", "t")
+    assert set(books.idle().values()) == {0}, "nothing is left of which a part could be drawn"
+    assert books.row("wallet").granted_out == usd("$1.00")
+
+
+def test_a_scope_draws_exactly_what_it_uses(books):
+    books.open("s/c", "$1.00", parent="s", kind=NodeKind.SCOPE)
+    books.hold("h1", "$0.10", "s/c")
+    assert books.idle() == {"s": usd("$0.30"), "t": 0, "s/c": 0}
+    assert (books.row("s").live, books.row("s").spent) == (usd("$0.10"), 0)
+
+
+def test_the_room_on_a_path_is_exact_where_it_is_less_than_enough(books):
+    books.hold("h1", "$1.00", "t")
+
+    def room(enough):
+        return books.change(lambda view: room_on_path(view, "s", enough=enough), nodes=("s",))
+
+    assert room(None) == usd("$9.00")
+    assert usd("$8.00") <= room(usd("$8.00")) < usd("$9.00")
+
+
+def test_a_grant_binds_the_journal_of_the_one_that_draws(books):
+    books.hold("h1", "$0.10")
+    grant = books.store.tail("wallet", 1)[0]
+    drawn = next(entry for entry in books.store.tail("s", 0) if entry.event == "grant")
+    assert grant.facts() == {"child": "s", "amount": usd("$0.40"), "seq": drawn.seq, "head": drawn.hash}
