@@ -1,14 +1,16 @@
 """A second server takes over. What the first one had not sent it is gone, so real money asks for a synchronous one."""
 
+import re
 import subprocess
 import sys
+import time
 
 import httpx
 import pytest
 
 from tests.support import postgres
 from tests.support.merchant import accept, client, make_guard, offer_response, required
-from x402guard import LedgerUnavailable, PaymentRefused, Policy
+from x402guard import LedgerUnavailable, Owner, PaymentRefused, Policy
 
 pytestmark = [pytest.mark.xdist_group("postgres"), pytest.mark.timeout(120)]
 
@@ -84,6 +86,11 @@ def test_a_replica_serves_reports_and_takes_no_payment(two_servers):
         timeout=60,
     )
     assert (done.returncode, "0.10" in done.stdout) == (0, True), done.stderr
+    assert re.fullmatch(r"read from a replica, as of 2\d{3}-\d\d-\d\d \d\d:\d\d:\d\d UTC\n", done.stderr)
+    with Owner(theirs, read_only=True) as owner, Owner(postgres.url(first, "postgres")) as there:
+        assert abs(owner.as_of - time.time()) < 60
+        assert there.as_of is None
+        assert owner.verify() == []
     with pytest.raises(Exception, match="read-only transaction") as caught:
         make_guard(theirs)
     assert "primary server" in caught.value.advice

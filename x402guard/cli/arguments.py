@@ -131,6 +131,13 @@ def working(what: str) -> Iterator[None]:
         yield
 
 
+def tell_as_of(as_of: float | None) -> None:
+    """Say on stderr as of when a ledger is shown, in unix seconds, if it is a replica."""
+    if as_of is not None:
+        told = datetime.fromtimestamp(as_of, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+        typer.echo(f"read from a replica, as of {told}", err=True)
+
+
 def confirmed(question: str, otherwise: str) -> None:
     """Ask the owner at the terminal. Raises ``ConfigError``, with the text *otherwise*, if there is none.
 

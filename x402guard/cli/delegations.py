@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from x402guard.cli.arguments import AsJson, LedgerUrl, say
+from x402guard.cli.arguments import AsJson, LedgerUrl, say, tell_as_of
 from x402guard.cli.sessions import show
 from x402guard.guard.owner import Owner
 
@@ -26,6 +26,7 @@ def list_delegations(session: OfSession = None, ledger: LedgerUrl = None, as_jso
     Example: x402guard delegations list
     """
     with Owner(ledger, read_only=True) as owner:
+        tell_as_of(owner.as_of)
         rows = [row.to_dict() for row in owner.delegations(session)]
     show(rows, as_json=as_json, empty="no agent has delegated a task", brief=_BRIEF)
 

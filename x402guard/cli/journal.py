@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from x402guard.cli.arguments import AsJson, LedgerUrl
+from x402guard.cli.arguments import AsJson, LedgerUrl, tell_as_of
 from x402guard.cli.sessions import show
 from x402guard.guard.owner import Owner
 
@@ -25,6 +25,7 @@ def show_actions(session: SessionName, ledger: LedgerUrl = None, as_json: AsJson
     Example: x402guard journal show run-42
     """
     with Owner(ledger, read_only=True) as owner:
+        tell_as_of(owner.as_of)
         rows = [row.to_dict() for row in owner.actions(session)]
     show(rows, as_json=as_json, empty="no action that can be undone", brief=_BRIEF)
 

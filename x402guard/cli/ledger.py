@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from x402guard.cli.arguments import AsJson, LedgerUrl, document, say, working
+from x402guard.cli.arguments import AsJson, LedgerUrl, document, say, tell_as_of, working
 from x402guard.cli.keys import report_key
 from x402guard.errors import ConfigError
 from x402guard.guard import signed_report
@@ -163,6 +163,7 @@ def verify(
     )
     signs = None if anchor is None else report_key(anchor)
     with Owner(ledger, verified=False) as owner:
+        tell_as_of(owner.as_of)
         heads = () if signs is None else owner.heads()  # before the audit, which then covers them
         with working("reading the journal"):
             problems = owner.verify(earlier)

@@ -10,7 +10,7 @@ from typing import Annotated, Final, TypedDict
 
 import typer
 
-from x402guard.cli.arguments import AsJson, LedgerUrl, document, typed_time
+from x402guard.cli.arguments import AsJson, LedgerUrl, document, tell_as_of, typed_time
 from x402guard.cli.keys import report_key
 from x402guard.errors import ConfigError
 from x402guard.guard import signed_report
@@ -60,6 +60,7 @@ def report(
         raise ConfigError("--sign: only the report of all time is signed; leave --since and --until out")
     key = None if sign is None else report_key(sign)
     with Owner(ledger, read_only=True) as owner:
+        tell_as_of(owner.as_of)
         if form is not None:
             sys.stdout.writelines(list(export(owner.captures(session, **between), form, event_name)))
             return

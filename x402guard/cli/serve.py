@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from x402guard.cli.arguments import LedgerUrl
+from x402guard.cli.arguments import LedgerUrl, tell_as_of
 from x402guard.errors import ConfigError
 from x402guard.flow.address import is_loopback
 from x402guard.guard.owner import Owner
@@ -43,6 +43,7 @@ def serve(
     with Owner(ledger, read_only=True) as reading, closing(listen(host, port)) as listening:
         access = Access(names=local_names(host) if is_local else (), viewer=viewer, owner=owners)
         live = Live(reading, lambda: Owner(reading.url), access)
+        tell_as_of(reading.as_of)
         typer.echo(f"The ledger {reading.url} is shown at {address_of(host, listening.getsockname()[1])}")
         if viewer:
             typer.echo(f"To look, sign in there with the token {viewer}")

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from x402guard.cli.arguments import AsJson, LedgerUrl, typed_time
+from x402guard.cli.arguments import AsJson, LedgerUrl, tell_as_of, typed_time
 from x402guard.errors import ConfigError
 from x402guard.guard.owner import Owner
 from x402guard.guard.owner_rows import BudgetRow
@@ -77,6 +77,7 @@ def sessions(
     asked = any(each is not None for each in (name, state, parent, since))
     opened_since = None if since is None else typed_time(since)
     with Owner(ledger, read_only=True) as owner:
+        tell_as_of(owner.as_of)
         rows = owner.sessions(name=name, state=state, parent=parent, since=opened_since, limit=limit)
     if as_json:
         show([row.to_dict() for row in rows], as_json=True, empty="")
@@ -113,6 +114,7 @@ def predict(
     Example: x402guard predict court-research
     """
     with Owner(ledger, read_only=True) as owner:
+        tell_as_of(owner.as_of)
         found = owner.predict(name)
     values = {"name": name, "sessions": found.sessions, "p50": _dollars(found.p50), "p95": _dollars(found.p95)}
     typer.echo(json.dumps(values, indent=2, ensure_ascii=False) if as_json else printable(str(found)))
@@ -131,5 +133,6 @@ def list_holds(context: typer.Context, ledger: LedgerUrl = None, as_json: AsJson
     if context.invoked_subcommand is not None:
         return
     with Owner(ledger, read_only=True) as owner:
+        tell_as_of(owner.as_of)
         rows = [row.to_dict() for row in owner.holds()]
     show(rows, as_json=as_json, empty="nothing is held", brief=_BRIEF_HOLD)

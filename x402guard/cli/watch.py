@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from x402guard.cli.arguments import AsJson, LedgerUrl, seconds
+from x402guard.cli.arguments import AsJson, LedgerUrl, seconds, tell_as_of
 from x402guard.errors import LedgerUnavailable
 from x402guard.frozen import replace
 from x402guard.guard.owner import Owner
@@ -52,6 +52,7 @@ def watch(
         return _coloured(lines)
 
     with Owner(ledger, read_only=True) as owner:
+        tell_as_of(owner.as_of)
         if as_json:
             view = owner.live()
             fits = chosen(view.sessions, find=find, customer=customer, agent=agent, state=state)

@@ -94,6 +94,12 @@ class Owner:
         read_only = read_only or not _may_write(self.url)
         self._store = open_store(self.url, verified=verified, read_only=read_only)
 
+    @property
+    def as_of(self) -> float | None:
+        """When what is shown was written, in unix seconds, on a replica of the ledger's server; None elsewhere."""
+        behind_ms = self._store.as_of_ms()
+        return None if behind_ms is None else behind_ms / 1000
+
     # -- looking ------------------------------------------------------------------------------------------------------
 
     def sessions(

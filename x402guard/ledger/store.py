@@ -71,6 +71,9 @@ class LedgerStore(LedgerReads, Protocol):
     def may_lose_commits(self) -> bool:
         """True if what was committed can be lost, because another server takes over that did not have it yet."""
 
+    def as_of_ms(self) -> int | None:
+        """Return when what is read here was written, in unix milliseconds, if it may be behind; None if it is not."""
+
     def transact(self, scope: Scope, change: Change[R]) -> R:
         """Run *change* on the rows of *scope* in one transaction, and return its result once it is durably written.
 

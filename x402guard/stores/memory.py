@@ -144,6 +144,9 @@ class MemoryStore:
                 key: value for (of, key), value in self._rows.marks.items() if of == kind and key.startswith(prefix)
             }
 
+    def as_of_ms(self) -> None:
+        """See ``LedgerStore.as_of_ms``."""
+
     def steady_ms(self) -> int:
         """See ``LedgerStore.steady_ms``."""
         return self._clock.steady_ms()

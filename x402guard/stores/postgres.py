@@ -350,6 +350,15 @@ class PostgresStore(GroupCommit, PostgresReads):
             server.say("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; " + settings(_REPORT_MS))
             yield server
 
+    @override
+    def as_of_ms(self) -> int | None:
+        """See ``LedgerStore.as_of_ms``: a replica is behind its primary server."""
+        replayed = "(extract(epoch FROM pg_last_xact_replay_timestamp()) * 1000)::bigint"
+        [found] = self._read(
+            tuple, f"SELECT pg_is_in_recovery(), coalesce({replayed}, (SELECT max(last_ms) FROM nodes), 0)"
+        )
+        return int(found[1]) if found[0] else None
+
     @contextmanager
     def at_one_moment(self) -> Iterator[PostgresMoment]:
         """See ``LedgerStore.at_one_moment``."""

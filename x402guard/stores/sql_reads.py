@@ -114,6 +114,10 @@ class SqlReads(ABC):
         [found] = self._read(tuple, "SELECT (SELECT count(*) FROM entries), (SELECT count(*) FROM nodes)")
         return int(found[0]), int(found[1])
 
+    def as_of_ms(self) -> int | None:
+        """See ``LedgerStore.as_of_ms``."""
+        return None
+
     def now_ms(self) -> int:
         """See ``LedgerReads.now_ms``."""
         return self._clock()

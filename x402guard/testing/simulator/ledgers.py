@@ -84,6 +84,10 @@ class WatchedStore:
         """See ``LedgerStore.marks``."""
         return self.inner.marks(kind, prefix)
 
+    def as_of_ms(self) -> int | None:
+        """See ``LedgerStore.as_of_ms``."""
+        return self.inner.as_of_ms()
+
     def steady_ms(self) -> int:
         """See ``LedgerStore.steady_ms``."""
         return self.inner.steady_ms()
