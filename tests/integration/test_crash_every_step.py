@@ -19,6 +19,7 @@ from typing import get_args
 
 import pytest
 
+from tests.support import postgres
 from x402guard import Guard, LocalSigner, Policy
 from x402guard.flow.effects import Effect
 from x402guard.flow.ports import ChainQuestion
@@ -109,9 +110,9 @@ class Zygote:
 class World:
     """A chain, a merchant that sells in one way, and one ledger."""
 
-    def __init__(self, zygote, folder, scheme, mode="sync"):
+    def __init__(self, zygote, folder, scheme, mode="sync", store="sqlite"):
         self.zygote, self.mode, self.path = zygote, mode, folder / f"{scheme}-{mode}.db"
-        self.url = f"sqlite:///{self.path}"
+        self.url = f"sqlite:///{self.path}" if store == "sqlite" else postgres.empty_database()
         version = 1 if scheme.endswith("v1") else 2
         route = Route(
             name="sold", path="/sold/{n}", answer=lambda _: {}, offers=(OFFERS[scheme],), version=version,
@@ -149,7 +150,7 @@ class World:
         }
 
     def counted(self, session, path=None) -> int:
-        store = open_store(f"sqlite:///{path or self.path}")
+        store = open_store(self.url if path is None else f"sqlite:///{path}")
         try:
             nodes = {node.id: node for node in store.nodes(session)}
             return (nodes[session].spent + nodes[session].live) // 1000 if session in nodes else 0
@@ -169,9 +170,8 @@ class World:
         self.ahead_s += LIFE_S + 100
 
     def reconcile(self, path=None):
-        store = open_store(
-            f"sqlite:///{path or self.path}", clock_ms=lambda: time.time_ns() // 10**6 + self.ahead_s * 1000
-        )
+        url = self.url if path is None else f"sqlite:///{path}"
+        store = open_store(url, clock_ms=lambda: time.time_ns() // 10**6 + self.ahead_s * 1000)
         signer, chains = LocalSigner.from_key(self.net.payer_key), {self.net.network: self.net.rpc}
         with Guard(
             signer=signer, ledger=store, chains=chains, policy=Policy(breaker=None), background_checks=False
@@ -236,12 +236,19 @@ def settle_up(world, sessions):
 
 
 def left_alone(mode):
-    """Every way to pay; two of them, that go through the same steps as the other two, in ``make test-long``."""
+    """Every way to pay; two of them, that go through the same steps as the other two, in ``make test-long``.
+
+    One on PostgreSQL, in ``make test-fleet``.
+    """
     later = {"eip3009-v1", "permit2"}
-    return [
+    ways = [
         pytest.param((scheme, mode), marks=[pytest.mark.long] * (scheme in later), id=f"{scheme}-{mode}")
         for scheme in OFFERS
     ]
+    there = pytest.param(
+        ("upto", mode, "postgres"), marks=[pytest.mark.long, pytest.mark.fleet], id=f"upto-{mode}-postgres"
+    )
+    return [*ways, there]
 
 
 @pytest.mark.parametrize("world", left_alone("async"), indirect=True)

@@ -34,6 +34,7 @@ from x402guard import (
 )
 from x402guard.flow import drivers
 from x402guard.stores import open_store
+from x402guard.stores.postgres_rows import LoadedRows
 from x402guard.stores.sqlite_rows import SqliteRows
 
 TLS = ssl.create_default_context()  # made once: it takes longer than a payment
@@ -74,7 +75,14 @@ class Steps:
             write(rows)
             self.reach("inside", "Transact")  # all is written, nothing is committed
 
-        drivers._advance, SqliteRows.flush = watched, written
+        text = LoadedRows.to_json
+
+        def decided(rows, **how):
+            told = text(rows, **how)
+            self.reach("inside", "Transact")  # all is decided, and nothing is sent
+            return told
+
+        drivers._advance, SqliteRows.flush, LoadedRows.to_json = watched, written, decided
         return self
 
     def __exit__(self, *error):
