@@ -146,18 +146,22 @@ def verify_journal(
     entries: Iterable[Entry],
     holds: Iterable[HoldRow] | None,
     known: Mapping[str, Checked] | None = None,
+    *,
+    keeps_idle: bool = False,
 ) -> tuple[list[str], dict[str, Checked]]:
     """Return the faults in the journals, at most ``MOST_PROBLEMS`` sentences, and what each journal says then.
 
     The faults are in *entries* (in order within each node), or in rows of nodes and *holds* that contradict them.
     *known* is what was checked before: *entries* go on from there, and *holds* are those that were live then, that they
     authorize or that are live now; None if an end of theirs may be missing. The row of a node is compared if its entries
-    are there to the end.
+    are there to the end. *keeps_idle*: nodes keep idle budget, so that a lender's grants name entries of the others.
     """
     by_id = {node.id: node for node in nodes}
     journals = dict(known or {})
     amounts = {hold_id: (node_id, held, 0) for node_id, said in journals.items() for hold_id, held in said.live.items()}
-    problems = _walk(entries, journals, amounts)
+    bindings = _Bindings() if keeps_idle else None
+    problems = _walk(entries, journals, amounts, bindings)
+    problems += [] if bindings is None else bindings.broken()
     for node in by_id.values():
         said = journals.get(node.id, UNREAD)
         if known is not None and said.seq < node.seq:
@@ -187,8 +191,41 @@ def verify_journal(
     return problems[:MOST_PROBLEMS], {node_id: replace(said, live=live[node_id]) for node_id, said in journals.items()}
 
 
+class _Bindings:
+    """The entries that lenders name in their grants, by node and number, and what these entries are."""
+
+    def __init__(self) -> None:
+        self._named: dict[tuple[str, int], str] = {}
+        self._found: dict[tuple[str, int], str] = {}
+
+    def see(self, entry: Entry) -> None:
+        """Note a grant or a return; a pair that agrees is forgotten."""
+        mine, others = self._found, self._named
+        key, value = (entry.node_id, entry.seq), entry.hash
+        if entry.granted_out:
+            facts = entry.facts()
+            if "head" not in facts:
+                return  # written where nothing is kept idle
+            mine, others = others, mine
+            key, value = (facts["child"], facts["seq"]), facts["head"]
+        if others.get(key) == value:
+            del others[key]
+        else:
+            mine[key] = value
+
+    def broken(self) -> list[str]:
+        """Return the named entries that are other ones or gone, a sentence each."""
+        return [
+            f"budget {node_id!r}: entry {seq} is another one than the one that a grant was made for"
+            for node_id, seq in self._named
+        ]
+
+
 def _walk(
-    entries: Iterable[Entry], journals: dict[str, Checked], amounts: dict[str, tuple[str, int, int]]
+    entries: Iterable[Entry],
+    journals: dict[str, Checked],
+    amounts: dict[str, tuple[str, int, int]],
+    bindings: _Bindings | None,
 ) -> list[str]:
     """Fold the entries into what the journals say, and into hold id → (node, held, captured). Return their faults."""
     problems: list[str] = []
@@ -200,6 +237,8 @@ def _walk(
         if entry.sealed().hash != entry.hash:
             problems.append(f"budget {entry.node_id!r}: entry {entry.seq} was changed after it was written")
         journals[entry.node_id] = said.then(entry)
+        if bindings is not None and (entry.granted_in or entry.granted_out):
+            bindings.see(entry)
         earlier = entry.node_id in began and entry.hold_id not in amounts and entry.event != "authorize"
         if entry.hold_id is not None and not earlier and (entry.held or entry.captured or entry.event == "authorize"):
             node_id, held, captured = amounts.get(entry.hold_id, (entry.node_id, 0, 0))

@@ -37,7 +37,7 @@ def audit(query: Query, *, keeps_idle: bool = False) -> Sequence[str]:
     if problems:
         return problems
     entries = map(to_entry, query(f"{ENTRIES} ORDER BY node_id, seq", ()))
-    return verify_journal(nodes, entries, [HoldRow(*row) for row in query(_HOLDS, ())])[0]
+    return verify_journal(nodes, entries, [HoldRow(*row) for row in query(_HOLDS, ())], keeps_idle=keeps_idle)[0]
 
 
 def audit_since(query: Query, *, most: int = MOST_AT_OPENING) -> tuple[Sequence[str], Mapping[str, Checked], int]:

@@ -1,10 +1,12 @@
 """What sessions keep idle in a store for many machines: who may write what, and that no cent is lost or counted twice."""
 
 from functools import partial
+from itertools import chain
 
 import pytest
 
 from tests.support.ledger import Books, usd
+from x402guard.frozen import replace
 from x402guard.ledger.authorize import Refusal
 from x402guard.ledger.budgets import recall, room_on_path, trip
 from x402guard.ledger.model import Evidence, NodeKind, NodeState, Window
@@ -12,6 +14,7 @@ from x402guard.ledger.owner import set_limit
 from x402guard.ledger.sessions import Closing, NodeRequest, close_node, open_node
 from x402guard.ledger.transitions import Capture, Correct, Void
 from x402guard.ledger.tree import remaining
+from x402guard.ledger.verify import verify_journal
 from x402guard.stores.memory import MemoryStore
 
 
@@ -246,3 +249,28 @@ def test_a_grant_binds_the_journal_of_the_one_that_draws(books):
     grant = books.store.tail("wallet", 1)[0]
     drawn = next(entry for entry in books.store.tail("s", 0) if entry.event == "grant")
     assert grant.facts() == {"child": "s", "amount": usd("$0.40"), "seq": drawn.seq, "head": drawn.hash}
+
+
+def test_a_history_of_a_session_that_was_written_anew_is_another_one_than_the_grant_says(books):
+    """Every hash, sum and row agrees with it: the wallet's journal alone knows."""
+    for number in range(6):
+        books.hold(f"h{number}", "$0.10")
+    entries = {node: [e for e in books.store.entries(node) if e.node_id == node] for node in ("wallet", "s", "t")}
+    nodes = {node: books.row(node) for node in entries}
+
+    def problems():
+        return verify_journal(nodes.values(), chain.from_iterable(entries.values()), None, keeps_idle=True)[0]
+
+    assert problems() == []
+    anew, previous = [], ""
+    for entry in entries["s"]:
+        data = entry.data.replace("payment", "tool") if entry.hold_id == "h0" else entry.data
+        anew.append(replace(entry, data=data, previous=previous, hash="").sealed())
+        previous = anew[-1].hash
+    entries["s"], nodes["s"] = anew, replace(nodes["s"], head=previous)
+    grants = [entry.seq for entry in anew if entry.event == "grant"]
+    assert problems() == [
+        f"budget 's': entry {seq} is another one than the one that a grant was made for" for seq in grants
+    ]
+    entries["s"] = []
+    assert len([problem for problem in problems() if "grant was made" in problem]) == len(grants)

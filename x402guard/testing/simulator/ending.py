@@ -112,9 +112,10 @@ class Ending:
         held: Counter[str] = Counter()
         for hold in books.holds.values():
             held[hold.node_id] += hold.amount if hold.state is HoldState.HELD else 0
+        keeps_idle = self._play.case.store == "fleet"
         problems = [
-            *verify_journal(nodes, entries, rows)[0],
-            *verify_balances(nodes, sums, held, keeps_idle=self._play.case.store == "fleet"),
+            *verify_journal(nodes, entries, rows, keeps_idle=keeps_idle)[0],
+            *verify_balances(nodes, sums, held, keeps_idle=keeps_idle),
         ]
         if problems:
             raise Violation("verify", "; ".join(problems[:3]))
