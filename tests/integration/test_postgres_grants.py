@@ -3,12 +3,14 @@
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from decimal import Decimal
 
 import psycopg
 import pytest
 
 from tests.support import postgres, processes
 from tests.support.ledger import Books, a_hold, usd
+from x402guard import Owner
 from x402guard.ledger.authorize import Refusal, authorize
 from x402guard.ledger.budgets import trip
 from x402guard.ledger.sessions import Closing, close_node
@@ -136,6 +138,16 @@ def test_two_readings_of_the_tree_say_what_is_used_and_not_what_is_idle(mine, ot
     assert {node.id: node for node in mine.store.nodes("s")} == {id_: nodes[id_] for id_ in ("s", "wallet")}
     with mine.store.at_one_moment() as moment:
         assert {node.id: node for node in moment.nodes()} == nodes
+
+
+def test_an_owner_may_lower_a_limit_to_what_is_used(url, mine):
+    mine.hold("h", "$0.10")
+    assert mine.row("wallet").counted == usd("$0.40")
+    with Owner(url) as owner:
+        change = owner.set_budget("wallet", "0.30")
+        assert (change.used, change.left) == (Decimal("0.10"), Decimal("0.20"))
+        change = owner.set_budget("wallet", "20.00")
+        assert (change.used, change.left) == (Decimal("0.10"), Decimal("19.90"))
 
 
 def test_threads_that_write_one_mark_take_turns_for_it_and_no_other_waits(url, mine):

@@ -11,19 +11,23 @@ from tests.support.ledger import Books
 from x402guard.frozen import replace
 from x402guard.ledger.authorize import Refusal
 from x402guard.ledger.budgets import recall
-from x402guard.ledger.model import Evidence, HoldState, NodeState
+from x402guard.ledger.model import Evidence, HoldState, NodeKind, NodeState
 from x402guard.ledger.sessions import Closing, close_node
 from x402guard.ledger.transitions import Capture, Correct, Expire, Lapse, Void
 from x402guard.money import format_dollars
 from x402guard.stores.memory import MemoryStore
 
-LIMITS = {"wallet": 1_000, "s": 700, "s/a": 500, "s/b": 500, "t": 600}
+LIMITS = {"wallet": 1_000, "s": 700, "s/a": 500, "s/b": 500, "t": 600, "team": 650, "u": 500, "v": 600}
+BUDGETS = {"team": NodeKind.BUDGET}
 PATHS = {
+    "u": ("u", "team", "wallet"),
+    "v": ("v", "team", "wallet"),
     "s": ("s", "wallet"),
     "s/a": ("s/a", "s", "wallet"),
     "s/b": ("s/b", "s", "wallet"),
     "t": ("t", "wallet"),
 }
+PARENTS = {"s": "wallet", "s/a": "s", "s/b": "s", "t": "wallet", "team": "wallet", "u": "team", "v": "team"}
 amounts = st.integers(1, 600)
 
 
@@ -49,8 +53,8 @@ class LedgerMachine(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
         self.books = Books(wallet=format_dollars(LIMITS["wallet"]), session=None, store=self.store)
-        for node, parent in (("s", "wallet"), ("s/a", "s"), ("s/b", "s"), ("t", "wallet")):
-            self.books.open(node, format_dollars(LIMITS[node]), parent=parent)
+        for node, parent in PARENTS.items():
+            self.books.open(node, format_dollars(LIMITS[node]), parent=parent, kind=BUDGETS.get(node, NodeKind.SESSION))
         self.model = Model()
         self.count = 0
 
@@ -149,26 +153,27 @@ class FleetMachine(LedgerMachine):
 
     store = staticmethod(partial(MemoryStore, keeps_idle=True))
 
-    @rule(node=st.sampled_from(["s", "t"]))
+    @rule(node=st.sampled_from(["s", "t", "u", "v"]))
     def goes_and_comes_back(self, node):
         """A session ends, and is resumed: what it kept idle is given back, and what it counts stays."""
         self.books.change(
             lambda view: close_node(view, node, Closing(f"opener-of-{node}")), nodes=(node,), marks=(("inputs", node),)
         )
         assert self.books.row(node).idle == 0 or node in self.model.tripped
-        self.books.open(node, format_dollars(LIMITS[node]))
+        self.books.open(node, format_dollars(LIMITS[node]), parent=PARENTS[node])
 
     @rule()
     def all_is_recalled(self):
         self.books.change(lambda view: recall(view, "wallet"), nodes=("wallet",))
-        assert not any(self.books.row(node).idle for node in PATHS)
+        assert not any(self.books.row(node).idle for node in PARENTS)
 
     @invariant()
     def what_is_lent_is_owed(self):
         rows = {node: self.books.row(node) for node in LIMITS}
         for node, row in rows.items():
             assert node == "wallet" or row.granted_in >= row.used
-            assert node in ("s", "t", "wallet") or row.idle == 0
+            assert node not in ("s/a", "s/b") or row.idle == 0
+            assert row.state is NodeState.OPEN or row.idle == 0
             below = [each for each in rows.values() if each.parent_id == node]
             assert row.granted_out == sum(each.granted_in for each in below)
             assert row.counted <= LIMITS[node] or row.state is NodeState.TRIPPED

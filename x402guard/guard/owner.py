@@ -31,6 +31,7 @@ from x402guard.guard.owner_rows import (
 )
 from x402guard.guard.signed_report import Anchor
 from x402guard.guard.watchdog import Watchdog
+from x402guard.ledger.budgets import unlent
 from x402guard.ledger.delegations import delegation_marks, read_delegation, revoke
 from x402guard.ledger.in_doubt import instance_mark
 from x402guard.ledger.lines import fold_holds
@@ -434,11 +435,12 @@ class Owner:
 
 
 def _limited(view: LedgerView, node_id: str, limit: Nanos, by: str, *, stops: bool) -> LimitChange:
-    node = known_budget(view, node_id)
-    change = LimitChange.of(node, limit)
+    known_budget(view, node_id)
+    change = LimitChange.of(unlent(view, node_id), limit)
     if not stops and change.stops:
         raise ConfigError(f"limit: {change.question()}; give stops=True if that is meant")
-    return change.done(set_limit(view, node_id, limit, by))
+    set_limit(view, node_id, limit, by)
+    return change.done(unlent(view, node_id))
 
 
 def _as_ms(at: datetime | None) -> int | None:

@@ -109,6 +109,8 @@ def settle_grants(view: LedgerView, node_id: str, last: int = 0) -> None:
     It checks no limit: an amount that is owed already (a correction, a bill) is drawn past the limit. Below a node that
     lends, an open node draws more than it needs, and keeps up to four times the *last* amount (nano-dollars) idle.
     """
+    if (own := view.node(node_id).room) is not None and own < 0:
+        _take_back(view, node_id)  # something is held in a lender itself
     current = view.node(node_id)
     while (parent_id := current.parent_id) is not None:
         delta, room = current.used - current.granted_in, view.node(parent_id).room
@@ -164,7 +166,14 @@ def _free(view: LedgerView, node_id: str) -> int | None:
 
 
 def recall(view: LedgerView, node_id: str) -> None:
-    """Give back to a node what the nodes below it keep idle."""
+    """Give back to a node what the nodes below it keep idle; if it has ended, it gives that back itself."""
+    _take_back(view, node_id)
+    node = view.node(node_id)
+    if node.idle and node.state is not NodeState.OPEN:
+        settle_grants(view, node_id)
+
+
+def _take_back(view: LedgerView, node_id: str) -> None:
     while view.lends(node_id) and (idle := [node for node in view.busy_below(node_id) if node.idle]):
         for node in idle:
             _move(view, node.id, -node.idle)
@@ -281,7 +290,7 @@ def trip(view: LedgerView, node_id: str, word: str, reason: str) -> None:
         f"{node.kind} {node.name!r} is tripped ({word}): {reason}; nothing more is authorized until its owner resets it"
     )
     view.tell(
-        "tripped", "critical", message, session=node_id, amount=node.counted, limit=node.limit, rule=word,
+        "tripped", "critical", message, session=node_id, amount=unlent(view, node_id).counted, limit=node.limit, rule=word,
         facts={"name": node.name, "reason": reason},
     )  # fmt: skip
     tripped = replace(view.node(node_id), state=NodeState.TRIPPED, terminated_by=word, trip_reason=reason)

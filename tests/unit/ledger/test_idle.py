@@ -1,5 +1,6 @@
 """What sessions keep idle in a store for many machines: who may write what, and that no cent is lost or counted twice."""
 
+from decimal import Decimal
 from functools import partial
 from itertools import chain
 
@@ -9,7 +10,7 @@ from tests.support.ledger import Books, usd
 from x402guard.frozen import replace
 from x402guard.ledger.authorize import Refusal
 from x402guard.ledger.budgets import recall, room_on_path, trip
-from x402guard.ledger.model import Evidence, NodeKind, NodeState, Window
+from x402guard.ledger.model import Evidence, HoldKind, NodeKind, NodeState, Window
 from x402guard.ledger.owner import set_limit
 from x402guard.ledger.sessions import Closing, NodeRequest, close_node, open_node
 from x402guard.ledger.transitions import Capture, Correct, Void
@@ -225,6 +226,51 @@ def test_a_recall_for_a_team_takes_from_its_own_sessions_first():
     books.hold("h2", "$0.90", "t")
     assert set(books.idle().values()) == {0}, "nothing is left of which a part could be drawn"
     assert books.row("wallet").granted_out == usd("$1.00")
+
+
+@pytest.mark.parametrize("then", ["a correction", "a limit of a sibling", "a limit of its own", "nothing"])
+def test_a_tripped_budget_goes_on_counting_what_happens_below_it(then):
+    """Its sessions are still open, so what they free stays idle with them; the budget itself keeps nothing."""
+    books = FleetBooks(sessions=())
+    books.open("team", "$5.00", kind=NodeKind.BUDGET)
+    for session in ("s", "t"):
+        books.open(session, "$9.00", parent="team")
+    for hold_id in ("p", "q"):
+        books.hold(hold_id, "$1.00", "s")
+    books.hold("llm", "$2.00", "s", kind=HoldKind.LLM)
+    books.step("llm", Capture(usd("$4.50"), Evidence.PROVIDER_USAGE))
+    assert books.row("team").trip_reason == "$6.50 used of $5.00"
+    books.step("p", Void("not signed"))
+    if then == "a correction":
+        books.step("q", Capture(usd("$0.90"), Evidence.CLAIMED))
+        books.step("q", Correct(usd("$1.00"), Evidence.CHAIN))
+    elif then != "nothing":
+        node = "t" if then == "a limit of a sibling" else "team"
+        limit = partial(set_limit, node_id=node, limit=usd("$4.00"), by="a test")
+        books.change(limit, nodes=(node,), marks=(("owner_limit", node),))
+    assert books.row("team").idle == 0
+    assert books.node("wallet").used == usd("$5.50")
+
+
+def test_what_is_held_at_a_lender_itself_takes_back_what_it_lent():
+    books = FleetBooks(wallet="$1.00", sessions=("s",))
+    books.hold("h1", "$0.80", "s")
+    books.step("h1", Void("not signed"))
+    assert books.idle()["s"] > usd("$0.50")
+    books.hold("h2", "$0.50", "wallet")
+    assert books.row("wallet").counted == usd("$0.50")
+
+
+def test_a_trip_tells_of_what_is_used(books):
+    books.hold("h1", "$0.10")
+    told = []
+
+    def change(view):
+        trip(view, "wallet", "kill_switch", "for a test")
+        told.extend(view.notices)
+
+    books.change(change, nodes=("wallet",))
+    assert [notice.amount for notice in told] == [Decimal("0.10")]
 
 
 def test_a_scope_draws_exactly_what_it_uses(books):
