@@ -161,7 +161,7 @@ BREAKS = (
     ("fleet: a session draws without a look at what is left", "ledger/budgets.py",
      "spare = min(spare, max(0, free - need) // _PART)", "pass"),
     ("fleet: what has ended keeps what is idle", "ledger/budgets.py",
-     "return _SHARES * last if node.state is NodeState.OPEN else 0", "return _SHARES * last"),
+     "    if node.state is not NodeState.OPEN:\n        return 0\n    return node.idle if", "    return node.idle if"),
     ("fleet: reports count what is idle", "stores/memory.py", "return found if find_busy is None else", "return found if True else"),
     ("fleet: what is live below a budget is lost", "ledger/tree.py", "0 if above.id == node.id else node.live", "0"),
 )  # fmt: skip

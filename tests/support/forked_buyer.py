@@ -77,8 +77,8 @@ class Steps:
 
         text = LoadedRows.to_json
 
-        def decided(rows, **how):
-            told = text(rows, **how)
+        def decided(rows, turns):
+            told = text(rows, turns)
             self.reach("inside", "Transact")  # all is decided, and nothing is sent
             return told
 

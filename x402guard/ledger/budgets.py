@@ -103,19 +103,20 @@ def unlent(view: LedgerView, node_id: str) -> Node:
     return replace(node, granted_out=node.granted_out - idle, live=node.live + live)
 
 
-def settle_grants(view: LedgerView, node_id: str, last: int = 0) -> None:
+def settle_grants(view: LedgerView, node_id: str, last: int | None = 0) -> None:
     """Draw what each node on the path is short of, or give back what it no longer uses, level by level up to the root.
 
     It checks no limit: an amount that is owed already (a correction, a bill) is drawn past the limit. Below a node that
-    lends, an open node draws more than it needs, and keeps up to four times the *last* amount (nano-dollars) idle.
+    lends, an open node draws more than it needs, and keeps up to four times the *last* amount (nano-dollars) idle; given
+    None, all of it.
     """
     if (own := view.node(node_id).room) is not None and own < 0:
-        _take_back(view, node_id)  # something is held in a lender itself
+        _take_back(view, node_id, -own)  # something is held in a lender itself
     current = view.node(node_id)
     while (parent_id := current.parent_id) is not None:
         delta, room = current.used - current.granted_in, view.node(parent_id).room
         if room is not None and delta > max(0, room):
-            recall(view, parent_id)  # also from below this node, which then needs less
+            recall(view, parent_id, delta - room)  # also from below this node, which then needs less
             current = view.node(current.id)
             delta = current.used - current.granted_in
         if view.lends(parent_id):
@@ -139,8 +140,10 @@ def _move(view: LedgerView, node_id: str, amount: int) -> None:
     view.record(parent_id, verb, granted_out=amount, facts=facts)
 
 
-def _kept(node: Node, last: int) -> int:
-    return _SHARES * last if node.state is NodeState.OPEN else 0
+def _kept(node: Node, last: int | None) -> int:
+    if node.state is not NodeState.OPEN:
+        return 0
+    return node.idle if last is None else _SHARES * last
 
 
 def _spare(view: LedgerView, node: Node, need: int) -> int:
@@ -165,24 +168,36 @@ def _free(view: LedgerView, node_id: str) -> int | None:
     return free
 
 
-def recall(view: LedgerView, node_id: str) -> None:
-    """Give back to a node what the nodes below it keep idle; if it has ended, it gives that back itself."""
-    _take_back(view, node_id)
+def recall(view: LedgerView, node_id: str, missing: int | None = None) -> None:
+    """Give back to a node what the nodes below it keep idle, the most first, until *missing* (nano-dollars) is there.
+
+    None for all of it. A node that has ended gives it back itself.
+    """
+    _take_back(view, node_id, missing)
     node = view.node(node_id)
     if node.idle and node.state is not NodeState.OPEN:
         settle_grants(view, node_id)
 
 
-def _take_back(view: LedgerView, node_id: str) -> None:
-    while view.lends(node_id) and (idle := [node for node in view.busy_below(node_id) if node.idle]):
-        for node in idle:
-            _move(view, node.id, -node.idle)
+def _take_back(view: LedgerView, node_id: str, missing: int | None) -> None:
+    if not view.lends(node_id):
+        return
+    found = 0
+    for lent in sorted(view.busy_below(node_id), key=lambda node: (-node.idle, node.id)):
+        idle = lent.idle
+        if not idle or (missing is not None and found >= missing):
+            return  # few rows are written, so that few others conflict
+        for each in view.path(lent.id):
+            if each.id == node_id:
+                break
+            _move(view, each.id, -idle)
+        found += idle
 
 
 def is_past_limit(view: LedgerView, node_id: str) -> bool:
     """True if more is used in a node than its limit. What is idle below it does not count: it is given back first."""
     if (room := view.node(node_id).room) is not None and room < 0:
-        recall(view, node_id)
+        recall(view, node_id, -room)
     room = view.node(node_id).room
     return room is not None and room < 0
 

@@ -122,7 +122,7 @@ def begin(view: LedgerView, hold: Hold, facts: Mapping[str, Any]) -> Hold:
     view.restrains = view.restrains or hold.kind is not HoldKind.TOKENS  # a lost token reservation risks no money
     view.put_hold(hold)
     view.record(hold.node_id, "authorize", hold_id=hold.id, held=hold.amount, facts=facts)
-    settle_grants(view, hold.node_id, hold.amount)
+    settle_grants(view, hold.node_id, None)
     return hold
 
 

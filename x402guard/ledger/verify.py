@@ -80,7 +80,7 @@ def verify_balances(
         if node.parent_id in granted:
             granted[node.parent_id] += node.granted_in
         drawn = node.granted_in - node.used
-        if node.parent_id is not None and drawn and not (drawn > 0 and keeps_idle and borrows(by_id, node)):
+        if node.parent_id is not None and drawn and not (drawn > 0 and keeps_idle and _may_keep(by_id, node)):
             problems.append(
                 f"budget {node.id!r}: it uses {node.used}, but it has drawn {node.granted_in} from its parent"
             )
@@ -95,6 +95,10 @@ def verify_balances(
         if node.live != live[node.id]
     ]
     return problems[:MOST_PROBLEMS]
+
+
+def _may_keep(nodes: Mapping[str, Node], node: Node) -> bool:
+    return node.state is NodeState.OPEN and borrows(nodes, node)
 
 
 @readable

@@ -55,6 +55,7 @@ _READING: Final = "cannot read the ledger"
 _MOST_ATTEMPTS: Final = 12
 _TURNS_S: Final = 1.0  # after a conflict, processes take turns for so long
 _IN_TURN_MS: Final = 40  # a process that is stopped in its turn loses it
+_NODES_A_MS: Final = 10  # nodes that a change looks through in a millisecond
 _REPORT_MS: Final = 600_000
 _ASKED_AGAIN_S: Final = (0.0, 0.2, 0.5, 1.0)
 _CONFLICTS: Final = (refused.SerializationFailure, refused.DeadlockDetected, refused.UniqueViolation)
@@ -198,11 +199,13 @@ class PostgresStore(GroupCommit, PostgresReads):
         self._writer.roll_back()  # Ctrl-C may have left a transaction open
         asked = Asked([each.scope for each in batch])
         turns = self._hot_of(asked)
-        for _ in range(_MOST_ATTEMPTS):
+        attempts = 0
+        while attempts < _MOST_ATTEMPTS:
             try:
                 self._try(batch, asked, turns)
             except MoreNeeded:
-                asked.busy = True
+                asked.busy = True  # at most once
+                continue
             except _OUT_OF_TURN:
                 turns = ()  # it took too long for a turn, or the one before it does
             except _CONFLICTS as error:
@@ -224,14 +227,19 @@ class PostgresStore(GroupCommit, PostgresReads):
                 return
             finally:
                 self._writer.roll_back()
+            attempts += 1
         raise LedgerUnavailable(f"other processes changed the same budgets {_MOST_ATTEMPTS} times meanwhile")
 
     def _note_hot(self, error: psycopg.Error) -> Sequence[str]:
-        """Return the rows that a conflict was about. For a while, this process takes turns for them from the beginning."""
-        said = error.diag.message_detail if isinstance(error, refused.SerializationFailure) else None
-        rows = (said or "").splitlines()
+        """Return the rows to take the turn for, after a conflict.
+
+        For a while, this process takes turns from the beginning for those that the conflict was about.
+        """
+        if not isinstance(error, refused.SerializationFailure):
+            return ()
+        rows = (error.diag.message_detail or "").splitlines()
         self._hot |= dict.fromkeys(rows, time.monotonic() + _TURNS_S)
-        return rows
+        return [*rows, *(error.diag.message_hint or "").splitlines()]
 
     def _hot_of(self, asked: Asked) -> tuple[str, ...]:
         if not self._hot:
@@ -246,7 +254,7 @@ class PostgresStore(GroupCommit, PostgresReads):
         for each in batch:
             self._run(rows, each)
         if rows.is_changed:
-            self._write(batch, rows, in_turn=bool(turns))
+            self._write(batch, rows, turns)
         elif turns:
             self._writer.say("COMMIT")
         _note_run(batch)
@@ -255,8 +263,8 @@ class PostgresStore(GroupCommit, PostgresReads):
         before = ISOLATION + settings()
         values: tuple[Any, ...] = ()
         if turns:
-            # The way there and back is not the time that Python takes.
-            limit_ms = _IN_TURN_MS + round(2_000 * self._writer.round_trip_s)
+            # The way there and back is not the time that Python takes, and many rows take longer.
+            limit_ms = _IN_TURN_MS + round(2_000 * self._writer.round_trip_s) + asked.loaded // _NODES_A_MS
             idle = f"SET LOCAL idle_in_transaction_session_timeout = {limit_ms}; "
             before, values = f"BEGIN; {before}{idle}{TAKE_TURNS}; ", (as_text(turns),)
         now_ms = None if self._own_clock is None else self._clock()
@@ -271,13 +279,14 @@ class PostgresStore(GroupCommit, PostgresReads):
                 raise
             [(answer,)] = self._writer.say(sql, values)
         rows = LoadedRows(asked, answer)
+        asked.loaded = len(rows.nodes)
         self._server_clock.see(rows.now_ms)
         return rows
 
-    def _write(self, batch: list[Request[Any]], rows: LoadedRows, *, in_turn: bool) -> None:
+    def _write(self, batch: list[Request[Any]], rows: LoadedRows, turns: Sequence[str]) -> None:
         durable = any(each.scope.durable for each in batch)
-        before, after = ("", "COMMIT") if in_turn else (ISOLATION + settings(), "")
-        values, proof = (self._known.id, durable, rows.to_json(in_turn=in_turn)), rows.proof()
+        before, after = ("", "COMMIT") if turns else (ISOLATION + settings(), "")
+        values, proof = (self._known.id, durable, rows.to_json(turns)), rows.proof()
         try:
             self._writer.say(f"{before}SELECT {SCHEMA}.write_{VERSION}(?, ?, ?); {after}", values)
             _note_run(batch)

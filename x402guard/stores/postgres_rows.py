@@ -56,6 +56,7 @@ class Asked:
 
     Attributes:
         busy: True if the nodes are asked for too that keep idle budget or hold something.
+        loaded: how many nodes the last answer had.
     """
 
     def __init__(self, scopes: Sequence[Scope]) -> None:
@@ -65,14 +66,14 @@ class Asked:
         self.out = sorted({key for scope in scopes for key in scope.out})
         self._purchases = sorted({scope.purchase for scope in scopes if scope.purchase})
         self._named = sorted({scope.purchase for scope in scopes if scope.purchase and scope.named})
-        self.busy = False
+        self.busy, self.loaded = False, 0
         self._sweep = max(scope.sweep for scope in scopes)
         self._flight_ms = min((scope.flight_ms for scope in scopes if scope.sweep), default=0)
 
     @property
     def rows(self) -> set[str]:
-        """The names of the nodes and marks that are asked for, as conflicts name them."""
-        return {*self.nodes, *(f"{kind} {key}" for kind, key in self.marks)}
+        """The names of the nodes, holds and marks that are asked for, as conflicts name them."""
+        return {*self.nodes, *self.holds, *(f"{kind} {key}" for kind, key in self.marks)}
 
     def to_json(self, now_ms: int | None, last: Mapping[str, str | int] | None) -> str:
         """Return the question as JSON.
@@ -215,13 +216,14 @@ class LoadedRows(MemoryRows):
 
     def _written(self) -> list[str]:
         """Return what is written and was there before, and each mark: for these, processes take turns."""
-        marks = (f"{kind} {key}" for kind, key in self._changed_marks)
-        return [*sorted(node_id for node_id in self._changed_nodes if node_id in self._node_versions), *sorted(marks)]
+        nodes = sorted(node_id for node_id in self._changed_nodes if node_id in self._node_versions)
+        holds = sorted(hold_id for hold_id in self._changed_holds if hold_id in self._hold_versions)
+        return [*nodes, *holds, *sorted(f"{kind} {key}" for kind, key in self._changed_marks)]
 
-    def to_json(self, *, in_turn: bool) -> str:
+    def to_json(self, turns: Sequence[str]) -> str:
         """Return what was written as JSON, with the versions of all that was read.
 
-        Who is *in_turn* waits for no other's turn: it has one that others may wait for.
+        Who has *turns* waits for no other's, because others may wait for it: it has to run again with all it needs.
         """
         nodes = (self.nodes[node_id] for node_id in sorted(self._changed_nodes))
         holds = (self.holds[hold_id] for hold_id in sorted(self._changed_holds))
@@ -238,7 +240,8 @@ class LoadedRows(MemoryRows):
         ruled = {node_id: self._before[node_id][1] for node_id in sorted(self._above.difference(whole))}
         return _TEXT(
             {
-                "turns": [] if in_turn else self._written(),
+                "mine": turns,
+                "turns": self._written(),
                 "rules": [i for i in whole if _rules(self.nodes[i]) != _rules(self._before[i][0])],
                 "read": {
                     "nodes": _versions({node_id: self._node_versions[node_id] for node_id in whole}),

@@ -237,7 +237,7 @@ END $$;
 # statement and its commit: no other process waits while Python decides.
 _WRITE: Final = """
 CREATE FUNCTION x402guard.write_{version}(ledger uuid, durable boolean, given jsonb) RETURNS void LANGUAGE plpgsql AS $$
-DECLARE same integer; moved text;
+DECLARE moved text;
 BEGIN
     IF NOT EXISTS (SELECT FROM x402guard.ledger AS l WHERE l.id = write_{version}.ledger) THEN
         RAISE EXCEPTION 'another ledger is here now' USING ERRCODE = '{another}';
@@ -245,50 +245,64 @@ BEGIN
     IF EXISTS (SELECT FROM x402guard.ledger AS l WHERE l.is_moving) THEN
         RAISE EXCEPTION 'a ledger is being moved here' USING ERRCODE = '{moving}';
     END IF;
-    -- Who has the turn for a row is not overtaken, so that it ends.
-    PERFORM pg_advisory_xact_lock_shared({turns}, stripe) FROM (
-        SELECT DISTINCT mod(abs(hashtext(value)::bigint), {stripes})::integer AS stripe
-        FROM jsonb_array_elements_text(given -> 'turns') ORDER BY stripe) AS stripes;
+    -- Who has the turn for a row is not overtaken, so that it ends. Who is in turn itself does not wait, but takes that too.
+    IF jsonb_array_length(given -> 'mine') > 0 THEN
+        IF EXISTS (SELECT FROM (
+                SELECT mod(abs(hashtext(value)::bigint), {stripes})::integer AS stripe
+                FROM jsonb_array_elements_text(given -> 'turns')
+                EXCEPT SELECT mod(abs(hashtext(value)::bigint), {stripes})::integer
+                FROM jsonb_array_elements_text(given -> 'mine')) AS stripes
+                WHERE NOT pg_try_advisory_xact_lock_shared({turns}, stripe)) THEN
+            RAISE EXCEPTION 'it is the turn of another process' USING ERRCODE = '{conflict}', HINT = (
+                SELECT string_agg(value, E'\\n') FROM jsonb_array_elements_text(given -> 'turns'));
+        END IF;
+    ELSE
+        PERFORM pg_advisory_xact_lock_shared({turns}, stripe) FROM (
+            SELECT DISTINCT mod(abs(hashtext(value)::bigint), {stripes})::integer AS stripe
+            FROM jsonb_array_elements_text(given -> 'turns') ORDER BY stripe) AS stripes;
+    END IF;
     -- After a change of a budget's rules has been committed, nothing is written below it that has not seen them.
-    PERFORM CASE WHEN changes THEN pg_advisory_xact_lock({rules}, hashtext(id))
-            ELSE pg_advisory_xact_lock_shared({rules}, hashtext(id)) END FROM (
-        SELECT id, bool_or(changes) AS changes FROM (
+    PERFORM CASE WHEN changes THEN pg_advisory_xact_lock({rules}, lock)
+            ELSE pg_advisory_xact_lock_shared({rules}, lock) END FROM (
+        SELECT hashtext(id) AS lock, bool_or(changes) AS changes FROM (
             SELECT id, false AS changes FROM jsonb_to_recordset(given #> '{{read,rules}}') AS r (id text, version bigint)
             UNION ALL SELECT value, true FROM jsonb_array_elements_text(given -> 'rules')) AS each
-        GROUP BY id ORDER BY hashtext(id), id) AS ruled;
+        GROUP BY lock ORDER BY lock) AS ruled;
     IF NOT durable THEN
         PERFORM set_config('synchronous_commit', 'off', true);
     ELSIF current_setting('synchronous_commit') IN ('off', 'local', 'remote_write') THEN
         PERFORM set_config('synchronous_commit', 'on', true);
     END IF;
-    SELECT string_agg(r.id, E'\\n') INTO moved
-        FROM jsonb_to_recordset(given #> '{{read,nodes}}') AS r (id text, version bigint) LEFT JOIN (
-            SELECT n.id, n.version FROM x402guard.nodes AS n
-            JOIN jsonb_to_recordset(given #> '{{read,nodes}}') AS r (id text, version bigint) ON n.id = r.id
-            ORDER BY n.id FOR NO KEY UPDATE OF n) AS n ON n.id = r.id WHERE n.version IS DISTINCT FROM r.version;
-    IF moved IS NOT NULL OR EXISTS (SELECT FROM x402guard.nodes AS n
-            WHERE n.id IN (SELECT jsonb_array_elements_text(given #> '{{absent,nodes}}')))
-            OR EXISTS (SELECT FROM jsonb_to_recordset(given #> '{{read,rules}}') AS r (id text, version bigint)
-            LEFT JOIN x402guard.nodes AS n ON n.id = r.id WHERE n.rules IS DISTINCT FROM r.version) THEN
-        RAISE EXCEPTION 'a budget has changed meanwhile' USING ERRCODE = '{conflict}', DETAIL = coalesce(moved, '');
+    WITH known AS (SELECT n.id, n.version FROM x402guard.nodes AS n
+        JOIN jsonb_to_recordset(given #> '{{read,nodes}}') AS r (id text, version bigint) ON n.id = r.id
+        ORDER BY n.id FOR NO KEY UPDATE OF n)
+    SELECT string_agg(r.id, E'\\n') INTO moved FROM jsonb_to_recordset(given #> '{{read,nodes}}') AS r (id text, version bigint)
+        LEFT JOIN known ON known.id = r.id WHERE known.version IS DISTINCT FROM r.version;
+    SELECT concat_ws(E'\\n', moved, string_agg(r.id, E'\\n')) INTO moved
+        FROM jsonb_to_recordset(given #> '{{read,rules}}') AS r (id text, version bigint)
+        LEFT JOIN x402guard.nodes AS n ON n.id = r.id WHERE n.rules IS DISTINCT FROM r.version;
+    WITH known AS (SELECT h.id, h.version FROM x402guard.holds AS h
+        JOIN jsonb_to_recordset(given #> '{{read,holds}}') AS r (id text, version bigint) ON h.id = r.id
+        ORDER BY h.id FOR NO KEY UPDATE OF h)
+    SELECT concat_ws(E'\\n', nullif(moved, ''), string_agg(r.id, E'\\n')) INTO moved
+        FROM jsonb_to_recordset(given #> '{{read,holds}}') AS r (id text, version bigint)
+        LEFT JOIN known ON known.id = r.id WHERE known.version IS DISTINCT FROM r.version;
+    WITH known AS (SELECT m.kind, m.key, m.version FROM x402guard.marks AS m
+        JOIN jsonb_to_recordset(given #> '{{read,marks}}') AS r (kind text, key text, version bigint)
+        ON m.kind = r.kind AND m.key = r.key ORDER BY m.kind, m.key FOR NO KEY UPDATE OF m)
+    SELECT concat_ws(E'\\n', nullif(moved, ''), string_agg(r.kind || ' ' || r.key, E'\\n')) INTO moved
+        FROM jsonb_to_recordset(given #> '{{read,marks}}') AS r (kind text, key text, version bigint)
+        LEFT JOIN known ON known.kind = r.kind AND known.key = r.key WHERE known.version IS DISTINCT FROM r.version;
+    IF moved <> '' THEN
+        RAISE EXCEPTION 'rows have changed meanwhile' USING ERRCODE = '{conflict}', DETAIL = moved;
     END IF;
-    SELECT count(*) INTO same FROM (
-        SELECT FROM x402guard.holds AS h JOIN jsonb_to_recordset(given #> '{{read,holds}}') AS r (id text, version bigint)
-        ON h.id = r.id WHERE h.version = r.version ORDER BY h.id FOR NO KEY UPDATE OF h) AS locked;
-    IF same <> jsonb_array_length(given #> '{{read,holds}}') OR EXISTS (SELECT FROM x402guard.holds AS h
-            WHERE h.id IN (SELECT jsonb_array_elements_text(given #> '{{absent,holds}}'))) THEN
-        RAISE EXCEPTION 'a hold has changed meanwhile' USING ERRCODE = '{conflict}';
-    END IF;
-    SELECT string_agg(r.kind || ' ' || r.key, E'\\n') INTO moved
-        FROM jsonb_to_recordset(given #> '{{read,marks}}') AS r (kind text, key text, version bigint) LEFT JOIN (
-            SELECT m.kind, m.key, m.version FROM x402guard.marks AS m
-            JOIN jsonb_to_recordset(given #> '{{read,marks}}') AS r (kind text, key text, version bigint)
-            ON m.kind = r.kind AND m.key = r.key ORDER BY m.kind, m.key FOR NO KEY UPDATE OF m
-        ) AS m ON m.kind = r.kind AND m.key = r.key WHERE m.version IS DISTINCT FROM r.version;
-    IF moved IS NOT NULL OR EXISTS (SELECT FROM x402guard.marks AS m
-            JOIN jsonb_to_recordset(given #> '{{absent,marks}}') AS r (kind text, key text)
-            ON m.kind = r.kind AND m.key = r.key) THEN
-        RAISE EXCEPTION 'a mark has changed meanwhile' USING ERRCODE = '{conflict}', DETAIL = coalesce(moved, '');
+    IF EXISTS (SELECT FROM x402guard.nodes AS n WHERE n.id IN (SELECT jsonb_array_elements_text(given #> '{{absent,nodes}}')))
+            OR EXISTS (SELECT FROM x402guard.holds AS h
+                WHERE h.id IN (SELECT jsonb_array_elements_text(given #> '{{absent,holds}}')))
+            OR EXISTS (SELECT FROM x402guard.marks AS m
+                JOIN jsonb_to_recordset(given #> '{{absent,marks}}') AS r (kind text, key text)
+                ON m.kind = r.kind AND m.key = r.key) THEN
+        RAISE EXCEPTION 'rows were added meanwhile' USING ERRCODE = '{conflict}';
     END IF;
     UPDATE x402guard.nodes AS n SET {set_node}, version = n.version + 1,
             rules = n.rules + (n.id IN (SELECT jsonb_array_elements_text(given -> 'rules')))::integer

@@ -15,7 +15,7 @@ from x402guard.ledger.owner import set_limit
 from x402guard.ledger.sessions import Closing, NodeRequest, close_node, open_node
 from x402guard.ledger.transitions import Capture, Correct, Void
 from x402guard.ledger.tree import remaining
-from x402guard.ledger.verify import verify_journal
+from x402guard.ledger.verify import Balances, verify_balances, verify_journal
 from x402guard.stores.memory import MemoryStore
 
 
@@ -320,3 +320,37 @@ def test_a_history_of_a_session_that_was_written_anew_is_another_one_than_the_gr
     ]
     entries["s"] = []
     assert len([problem for problem in problems() if "grant was made" in problem]) == len(grants)
+
+
+def test_a_recall_takes_from_few_and_from_those_who_keep_most(books):
+    books.open("u", "$9.00")
+    for session, amount in (("s", "$0.10"), ("t", "$0.20"), ("u", "$0.30")):
+        books.hold(f"first {session}", amount, session)
+    idle = books.idle()
+    missing, most = usd("$0.01"), max(idle, key=idle.get)
+    room = books.row("wallet").room + idle[most]
+    before = {session: books.row(session).seq for session in idle if session != most}
+    books.change(lambda view: recall(view, "wallet", missing), nodes=("wallet",))
+    assert books.row("wallet").room == room
+    assert {session: books.row(session).seq for session in before} == before
+
+
+def test_a_hold_gives_nothing_back(books):
+    """Prices that vary would else change the wallet's row with each payment."""
+    books.hold("h1", "$1.00")
+    before = books.row("wallet")
+    books.hold("h2", "$0.01")
+    assert books.row("wallet") == before
+
+
+def test_idle_budget_of_a_session_that_has_ended_is_told_by_verify(books):
+    books.hold("h1", "$0.10")
+    rows = {node: books.row(node) for node in ("wallet", "s")}
+
+    def problems(state):
+        nodes = [rows["wallet"], replace(rows["s"], state=state)]
+        sums = {n.id: Balances(n.captured, n.held, n.granted_in, n.granted_out, n.seq) for n in nodes}
+        return verify_balances(nodes, sums, {"s": usd("$0.10")}, keeps_idle=True)
+
+    assert problems(NodeState.OPEN) == []
+    assert problems(NodeState.CLOSED) == ["budget 's': it uses 100000000, but it has drawn 400000000 from its parent"]
