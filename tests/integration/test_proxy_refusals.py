@@ -204,7 +204,7 @@ def test_a_request_that_the_end_of_the_proxy_cuts_denies_no_payment(shop, tmp_pa
     with Proxied(tmp_path, "--budget", "1.00", X402GUARD_PRIVATE_KEY=KEY) as proxy, ThreadPoolExecutor() as pool:
         answer = pool.submit(asked, proxy, f"{shop.url}/hang")
         assert hangs.wait(20)
-        proxy.process.send_signal(signal.SIGINT)
+        proxy.interrupt()
         told = answer.result(30)
         proxy.close()
     if is_paid:

@@ -4,7 +4,7 @@ import json
 import sqlite3
 import time
 from collections import Counter, defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import psycopg
@@ -54,7 +54,10 @@ class Books:
         return above
 
 
-NODES = "SELECT id, parent_id, max_nanos, captured + held + granted_out - past FROM nodes WHERE kind <> 'tokens'"
+NODES = (
+    "SELECT id, parent_id, max_nanos, captured + held + granted_out - past, granted_in - captured - held - granted_out "
+    "FROM nodes WHERE kind <> 'tokens'"
+)
 HOLDS = "SELECT id, node_id, state, amount, captured, deadline_unix, {url} FROM holds"
 ENTRIES = (
     "SELECT event, hold_id, data FROM entries WHERE hold_id IS NOT NULL AND event <> 'event' ORDER BY node_id, seq"
@@ -78,7 +81,15 @@ class BookWatch:
     def read(self) -> Books:
         """One moment of the ledger: both tables in one transaction."""
         nodes, holds = self._rows(NODES, HOLDS)
-        return Books({row[0]: NodeRow(*row[1:]) for row in nodes}, {f"0x{row[0]}": HoldRow(*row[1:]) for row in holds})
+        books = Books(
+            {row[0]: NodeRow(*row[1:4]) for row in nodes}, {f"0x{row[0]}": HoldRow(*row[1:]) for row in holds}
+        )
+        for node_id, parent, _, _, idle in nodes:
+            if parent is not None and idle:  # drawn and not used: it is free for all below its lender
+                for above in books.path(parent):
+                    books.nodes[above] = replace(books.nodes[above], counted=books.nodes[above].counted - idle)
+                assert idle > 0, f"{node_id} has used {-idle} that it has not drawn"
+        return books
 
     def signed_again(self) -> Counter[str]:
         """How often each purchase was held anew while nobody knew how a payment for it had ended.

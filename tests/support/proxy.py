@@ -43,7 +43,7 @@ class Proxied:
         self.url = said["url"]
         self.tokens = {row["name"]: row["token"] for row in said["sessions"]}
         self.token = next(iter(self.tokens.values()))
-        self.printed = ""
+        self.printed, self._interrupted = "", False
 
     def __enter__(self):
         return self
@@ -52,9 +52,15 @@ class Proxied:
         self.close()
         assert self.process.returncode in (0, -signal.SIGINT)
 
+    def interrupt(self):
+        """Begin its end as Ctrl-C does, once: a second Ctrl-C may meet it anywhere on its way out."""
+        if not self._interrupted:
+            self._interrupted = True
+            self.process.send_signal(signal.SIGINT)
+
     def close(self):
         """End it as Ctrl-C does; ``printed`` is what it has said since."""
-        self.process.send_signal(signal.SIGINT)
+        self.interrupt()
         self.printed = "".join(self.process.communicate(timeout=30))
         assert "Traceback" not in self.printed, self.printed
 
