@@ -163,7 +163,7 @@ BREAKS = (
     ("fleet: what has ended keeps what is idle", "ledger/budgets.py",
      "    if node.state is not NodeState.OPEN:\n        return 0\n    return node.idle if", "    return node.idle if"),
     ("fleet: reports count what is idle", "stores/memory.py", "return found if find_busy is None else", "return found if True else"),
-    ("fleet: what is live below a budget is lost", "ledger/tree.py", "0 if above.id == node.id else node.live", "0"),
+    ("fleet: what is live below a budget is lost", "ledger/tree.py", "live[above.id] += node.live", "live[above.id] += 0"),
 )  # fmt: skip
 """(what is broken, file, the text that is replaced, its replacement, more of these three).
 

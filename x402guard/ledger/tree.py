@@ -33,24 +33,22 @@ def without_idle(nodes: Iterable[Node], busy: Mapping[str, Node]) -> list[Node]:
     *busy* are at least all nodes of the ledger that keep idle budget or hold something, and all nodes above them.
     """
     found = {node.id: node for node in nodes}
-    idle, live = dict.fromkeys(found, 0), dict.fromkeys(found, 0)
-    given = dict.fromkeys(found, 0)
+    idle, live = dict.fromkeys(found, 0), dict.fromkeys(found, 0)  # below each
     for node in busy.values():
         if not (node.idle or node.live) or not borrows(busy, node):
             continue
-        for above in path(busy, node.id):
+        for above in path(busy, node.id)[1:]:
             if above.id in found:
                 idle[above.id] += node.idle
-                given[above.id] += 0 if above.id == node.id else node.idle
-                live[above.id] += 0 if above.id == node.id else node.live
+                live[above.id] += node.live
     return [
         replace(
             node,
-            granted_in=node.granted_in - (idle[node.id] if node.parent_id is not None else 0),
-            granted_out=node.granted_out - given[node.id],
+            granted_in=0 if node.parent_id is None else node.granted_in - node.idle - idle[node.id],
+            granted_out=node.granted_out - idle[node.id],
             live=node.live + live[node.id],
         )
-        if idle[node.id] or live[node.id]
+        if node.idle or idle[node.id] or live[node.id]
         else node
         for node in found.values()
     ]

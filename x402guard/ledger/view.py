@@ -14,7 +14,7 @@ from msgspec.json import Encoder
 from x402guard.errors import IllegalTransition
 from x402guard.frozen import replace
 from x402guard.ledger.model import Entry, Hold, HoldState, Node, entry_hash
-from x402guard.ledger.tree import lends, path
+from x402guard.ledger.tree import borrows, lends
 from x402guard.ledger.windows import rolled
 from x402guard.money import Nanos, nanos_to_decimal
 
@@ -237,11 +237,8 @@ class LedgerView:
             if node.id not in self._nodes:
                 self._nodes[node.id] = rolled(node, self.clock_ms)
                 self.now_ms = max(self.now_ms, node.last_ms)
-        below = [n for n in self._nodes.values() if n.id != node_id and (n.idle or n.live) and self._is_lent(n)]
-        return sorted((n for n in below if node_id in (a.id for a in path(self._nodes, n.id))), key=lambda n: n.id)
-
-    def _is_lent(self, node: Node) -> bool:
-        return node.parent_id is not None and lends(self._nodes, node.parent_id)
+        busy = [n for n in self._nodes.values() if n.id != node_id and (n.idle or n.live) and borrows(self._nodes, n)]
+        return sorted((n for n in busy if node_id in (a.id for a in self.path(n.id))), key=lambda n: n.id)
 
     def known_hold(self, hold_id: str) -> Hold:
         """Return a hold in view. Raises ``IllegalTransition`` for one outside the scope."""
