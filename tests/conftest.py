@@ -133,6 +133,12 @@ def ledger_url(request, tmp_path):
 
 
 @pytest.fixture
+def url():
+    """The URL of an empty ledger in PostgreSQL."""
+    return postgres.empty_database()
+
+
+@pytest.fixture
 def make_books(ledger_url):
     """Opens the same ledger, any number of times, on one clock."""
     opened, clock = [], Clock()

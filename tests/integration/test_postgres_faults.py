@@ -30,11 +30,6 @@ CENT = "$0.01"
 
 
 @pytest.fixture
-def url():
-    return postgres.empty_database()
-
-
-@pytest.fixture
 def way(url):
     way = Way(postgres.server())
     yield way

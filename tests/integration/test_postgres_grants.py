@@ -8,7 +8,7 @@ from decimal import Decimal
 import psycopg
 import pytest
 
-from tests.support import postgres, processes
+from tests.support import processes
 from tests.support.ledger import Books, a_hold, usd
 from x402guard import Owner
 from x402guard.ledger.authorize import Refusal, authorize
@@ -18,11 +18,6 @@ from x402guard.ledger.sessions import Closing, close_node
 pytestmark = pytest.mark.xdist_group("postgres")
 
 CENT = "$0.01"
-
-
-@pytest.fixture
-def url():
-    return postgres.empty_database()
 
 
 @pytest.fixture

@@ -19,11 +19,6 @@ pytestmark = pytest.mark.xdist_group("postgres")
 
 
 @pytest.fixture
-def url():
-    return postgres.empty_database()
-
-
-@pytest.fixture
 def spent(tmp_path):
     """A ledger in a file: a payment, an LLM's hold that is out, a child, a tripped session, a named budget."""
     ledger = f"sqlite:///{tmp_path / 'spend.db'}"

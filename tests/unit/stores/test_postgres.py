@@ -23,11 +23,6 @@ pytestmark = pytest.mark.xdist_group("postgres")
 
 
 @pytest.fixture
-def url():
-    return postgres.empty_database()
-
-
-@pytest.fixture
 def fresh():
     """A database of its own, which has never had a ledger; and what is said in it as its owner."""
     folder, name = postgres.server(), f"fresh{os.getpid()}"
