@@ -68,15 +68,15 @@ class PostgresReads(SqlReads):
     @override
     def nodes(self, under: str | None = None) -> Sequence[Node]:
         """See ``LedgerReads.nodes``."""
-        wanted, values = "true", tuple[str, ...]()
+        columns, order = names(NODE_COLUMNS), "ORDER BY created_ms, rowid"
+        sql, values = f"SELECT {columns}, true FROM nodes {order}", tuple[str, ...]()
         if under is not None:
-            related = f"WITH RECURSIVE {BELOW}, {above(1)} SELECT id FROM below UNION SELECT id FROM above"
-            wanted, values = f"id IN ({related})", (under, under)
-        columns = names(NODE_COLUMNS)
-        sql = (
-            f"SELECT * FROM (SELECT {columns}, {wanted} AS wanted, created_ms AS at, rowid FROM nodes) AS n "
-            f"WHERE wanted OR id IN ({BUSY} SELECT id FROM busy) ORDER BY at, rowid"
-        )
+            related = "SELECT id FROM below UNION SELECT id FROM above"
+            sql = (
+                f"WITH RECURSIVE {BELOW}, {above(1)}, {BUSY} SELECT {columns}, id IN ({related}) FROM nodes "
+                f"WHERE id IN ({related} UNION SELECT id FROM busy) {order}"
+            )
+            values = (under, under)
         found = self._read(lambda row: (to_node(row[: len(NODE_COLUMNS)]), row[len(NODE_COLUMNS)]), sql, values)
         return without_idle((node for node, wanted in found if wanted), {node.id: node for node, _ in found})
 

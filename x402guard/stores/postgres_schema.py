@@ -25,11 +25,11 @@ MOVING: Final = "X4003"
 
 _TURNS: Final = f"hashtext('{SCHEMA} turns')"
 _RULES: Final = f"hashtext('{SCHEMA} rules')"
-_STRIPES: Final = 64  # so that a transaction takes few locks, however much it writes
+_STRIPE: Final = "mod(abs(hashtext(value)::bigint), 64)::integer"  # few locks, however much a transaction writes
 
 TAKE_TURNS: Final = f"""
 SELECT pg_advisory_xact_lock({_TURNS}, stripe) FROM (
-    SELECT DISTINCT mod(abs(hashtext(value)::bigint), {_STRIPES})::integer AS stripe
+    SELECT DISTINCT {_STRIPE} AS stripe
     FROM jsonb_array_elements_text(?::jsonb) ORDER BY stripe) AS stripes
 """
 """Takes the turn for some rows: who has it is alone with them, and who writes one of them without it shares it meanwhile."""
@@ -158,8 +158,7 @@ CREATE TABLE x402guard.marks (
 INSERT INTO x402guard.ledger (version) VALUES (0);
 """
 
-BUSY: Final = """
-WITH RECURSIVE busy (id) AS (
+BUSY: Final = """busy (id) AS (
     (SELECT id FROM x402guard.nodes
         WHERE state = 'open' AND parent_id IS NOT NULL AND granted_in > captured + held + granted_out
         UNION SELECT node_id FROM x402guard.holds WHERE state = 'held')
@@ -218,7 +217,7 @@ BEGIN
                 UNION SELECT n.parent_id FROM x402guard.nodes AS n JOIN above ON n.id = above.id
             ) SELECT json_agg(n) FROM x402guard.nodes AS n WHERE n.id IN (SELECT above.id FROM above)),
         'busy', CASE WHEN (ask ->> 'busy')::boolean THEN (
-            {BUSY} SELECT json_agg(n) FROM x402guard.nodes AS n WHERE n.id IN (SELECT busy.id FROM busy)) END,
+            WITH RECURSIVE {BUSY} SELECT json_agg(n) FROM x402guard.nodes AS n WHERE n.id IN (SELECT busy.id FROM busy)) END,
         'holds', (SELECT json_agg(h) FROM x402guard.holds AS h WHERE h.id = ANY (wanted_holds)),
         'marks', (SELECT json_agg(m) FROM (
             SELECT w.value ->> 0 AS kind, w.value ->> 1 AS key FROM jsonb_array_elements(ask -> 'marks') AS w
@@ -248,9 +247,9 @@ BEGIN
     -- Who has the turn for a row is not overtaken, so that it ends. Who is in turn itself does not wait, but takes that too.
     IF jsonb_array_length(given -> 'mine') > 0 THEN
         IF EXISTS (SELECT FROM (
-                SELECT mod(abs(hashtext(value)::bigint), {stripes})::integer AS stripe
+                SELECT {stripe} AS stripe
                 FROM jsonb_array_elements_text(given -> 'turns')
-                EXCEPT SELECT mod(abs(hashtext(value)::bigint), {stripes})::integer
+                EXCEPT SELECT {stripe}
                 FROM jsonb_array_elements_text(given -> 'mine')) AS stripes
                 WHERE NOT pg_try_advisory_xact_lock_shared({turns}, stripe)) THEN
             RAISE EXCEPTION 'it is the turn of another process' USING ERRCODE = '{conflict}', HINT = (
@@ -258,7 +257,7 @@ BEGIN
         END IF;
     ELSE
         PERFORM pg_advisory_xact_lock_shared({turns}, stripe) FROM (
-            SELECT DISTINCT mod(abs(hashtext(value)::bigint), {stripes})::integer AS stripe
+            SELECT DISTINCT {stripe} AS stripe
             FROM jsonb_array_elements_text(given -> 'turns') ORDER BY stripe) AS stripes;
     END IF;
     -- After a change of a budget's rules has been committed, nothing is written below it that has not seen them.
@@ -273,26 +272,12 @@ BEGIN
     ELSIF current_setting('synchronous_commit') IN ('off', 'local', 'remote_write') THEN
         PERFORM set_config('synchronous_commit', 'on', true);
     END IF;
-    WITH known AS (SELECT n.id, n.version FROM x402guard.nodes AS n
-        JOIN jsonb_to_recordset(given #> '{{read,nodes}}') AS r (id text, version bigint) ON n.id = r.id
-        ORDER BY n.id FOR NO KEY UPDATE OF n)
-    SELECT string_agg(r.id, E'\\n') INTO moved FROM jsonb_to_recordset(given #> '{{read,nodes}}') AS r (id text, version bigint)
-        LEFT JOIN known ON known.id = r.id WHERE known.version IS DISTINCT FROM r.version;
-    SELECT concat_ws(E'\\n', moved, string_agg(r.id, E'\\n')) INTO moved
+{compared_nodes}
+    SELECT concat_ws(E'\\n', nullif(moved, ''), string_agg(r.id, E'\\n')) INTO moved
         FROM jsonb_to_recordset(given #> '{{read,rules}}') AS r (id text, version bigint)
         LEFT JOIN x402guard.nodes AS n ON n.id = r.id WHERE n.rules IS DISTINCT FROM r.version;
-    WITH known AS (SELECT h.id, h.version FROM x402guard.holds AS h
-        JOIN jsonb_to_recordset(given #> '{{read,holds}}') AS r (id text, version bigint) ON h.id = r.id
-        ORDER BY h.id FOR NO KEY UPDATE OF h)
-    SELECT concat_ws(E'\\n', nullif(moved, ''), string_agg(r.id, E'\\n')) INTO moved
-        FROM jsonb_to_recordset(given #> '{{read,holds}}') AS r (id text, version bigint)
-        LEFT JOIN known ON known.id = r.id WHERE known.version IS DISTINCT FROM r.version;
-    WITH known AS (SELECT m.kind, m.key, m.version FROM x402guard.marks AS m
-        JOIN jsonb_to_recordset(given #> '{{read,marks}}') AS r (kind text, key text, version bigint)
-        ON m.kind = r.kind AND m.key = r.key ORDER BY m.kind, m.key FOR NO KEY UPDATE OF m)
-    SELECT concat_ws(E'\\n', nullif(moved, ''), string_agg(r.kind || ' ' || r.key, E'\\n')) INTO moved
-        FROM jsonb_to_recordset(given #> '{{read,marks}}') AS r (kind text, key text, version bigint)
-        LEFT JOIN known ON known.kind = r.kind AND known.key = r.key WHERE known.version IS DISTINCT FROM r.version;
+{compared_holds}
+{compared_marks}
     IF moved <> '' THEN
         RAISE EXCEPTION 'rows have changed meanwhile' USING ERRCODE = '{conflict}', DETAIL = moved;
     END IF;
@@ -336,6 +321,18 @@ END $$;
 """
 
 
+def _compared(table: str, *key: str) -> str:
+    """Return the SQL that locks the rows of a table that were read, and adds to ``moved`` those with another version."""
+    on, columns = " AND ".join(f"x.{name} = r.{name}" for name in key), ", ".join(f"x.{name}" for name in key)
+    read = f"jsonb_to_recordset(given #> '{{read,{table}}}') AS r ({', '.join(f'{name} text' for name in key)}, version bigint)"
+    names_of = " || ' ' || ".join(f"r.{name}" for name in key)
+    return f"""
+    WITH x AS (SELECT {columns}, x.version FROM x402guard.{table} AS x JOIN {read} ON {on}
+        ORDER BY {columns} FOR NO KEY UPDATE OF x)
+    SELECT concat_ws(E'\\n', nullif(moved, ''), string_agg({names_of}, E'\\n')) INTO moved
+        FROM {read} LEFT JOIN x ON {on} WHERE x.version IS DISTINCT FROM r.version;"""
+
+
 def _set(columns: Sequence[str]) -> str:
     return ", ".join(f'"{name}" = r."{name}"' for name in columns if name != "id")
 
@@ -348,9 +345,12 @@ MIGRATIONS: Final[tuple[str, ...]] = (
         another=ANOTHER_LEDGER,
         moving=MOVING,
         turns=_TURNS,
-        stripes=_STRIPES,
+        stripe=_STRIPE,
         rules=_RULES,
         conflict=CONFLICT,
+        compared_nodes=_compared("nodes", "id"),
+        compared_holds=_compared("holds", "id"),
+        compared_marks=_compared("marks", "kind", "key"),
         nodes=names(NODE_COLUMNS),
         set_node=_set(NODE_COLUMNS),
         holds=names(HOLD_COLUMNS),
