@@ -12,8 +12,11 @@ from tests.support import processes
 from tests.support.ledger import Books, a_hold, usd
 from x402guard import Owner
 from x402guard.ledger.authorize import Refusal, authorize
-from x402guard.ledger.budgets import trip
+from x402guard.ledger.budgets import recall, trip
+from x402guard.ledger.model import Evidence
+from x402guard.ledger.owner import set_limit
 from x402guard.ledger.sessions import Closing, close_node
+from x402guard.ledger.transitions import Capture, Void, apply
 
 pytestmark = pytest.mark.xdist_group("postgres")
 
@@ -239,3 +242,66 @@ def test_sixteen_processes_of_payments_recalls_trips_and_ends_lock_no_other_out(
     assert deadlocks == 0
     assert all(int(printed.split()[0]) > 0 for printed, _ in said)
     assert all(printed.rstrip().endswith("[]") for printed, _ in said), said
+
+
+MARKS = (("owner_limit", "s"), ("owner_limit", "wallet"), ("inputs", "s"))
+ACTORS = {
+    "a payment": lambda number: (
+        lambda view: authorize(view, a_hold(f"p{number}", "$0.05", "s", now_ms=view.now_ms), {})
+    ),
+    "a sibling's payment": lambda number: (
+        lambda view: authorize(view, a_hold(f"q{number}", "$0.90", "t", now_ms=view.now_ms), {})
+    ),
+    "a void": lambda _: lambda view: apply(view, "first", Void("not signed")),
+    "a capture": lambda _: lambda view: apply(view, "second", Capture(usd("$0.01"), Evidence.CLAIMED)),
+    "a trip of the session": lambda _: lambda view: trip(view, "s", "kill_switch", "for a test"),
+    "a trip of the wallet": lambda _: lambda view: trip(view, "wallet", "kill_switch", "for a test"),
+    "a lower limit of the wallet": lambda _: lambda view: set_limit(view, "wallet", usd("$0.30"), "a test"),
+    "an end": lambda _: lambda view: close_node(view, "s", Closing("opener-of-s")),
+    "a recall": lambda _: lambda view: recall(view, "wallet"),
+}
+ABOUT_T, ABOUT_ALL = {"a sibling's payment"}, {"a trip of the wallet", "a lower limit of the wallet", "a recall"}
+HOLDS = {"a payment": ("p1", "p2"), "a sibling's payment": ("q1", "q2"), "a void": ("first",), "a capture": ("second",)}
+
+
+def scope_of(actor):
+    """Each names what it is about, and nothing above that."""
+    node = "t" if actor in ABOUT_T else "wallet" if actor in ABOUT_ALL else "s"
+    return {"nodes": (node,), "holds": HOLDS.get(actor, ()), "marks": MARKS}
+
+
+def begun(books):
+    books.open("t", "$9.00")
+    for hold_id in ("first", "second"):
+        books.hold(hold_id, "$0.10")
+    return books
+
+
+def standing(books):
+    said = ("id", "captured", "held", "granted_in", "granted_out", "live", "state", "limit")
+    return sorted(tuple(getattr(node, name) for name in said) for node in books.store.nodes())
+
+
+@pytest.mark.parametrize("second", ACTORS)
+@pytest.mark.parametrize("first", ACTORS)
+def test_whatever_happens_between_a_look_and_a_write_it_is_as_if_one_had_come_after_the_other(url, first, second):
+    """Each actor of a fleet decides while each other one commits; what stands then is what a ledger without idle budget says."""
+    mine = begun(Books(url, wallet="$1.20", session="$1.00"))
+    other = Books(url, session=None, clock=mine.clock)
+    exact = begun(Books(wallet="$1.20", session="$1.00", clock=mine.clock))
+    late, early = ACTORS[first](1), ACTORS[second](2)
+    runs = []
+
+    def change(view):
+        runs.append(view)
+        if len(runs) == 1:
+            other.change(early, **scope_of(second))
+        return late(view)
+
+    mine.change(change, **scope_of(first))
+    exact.change(early, **scope_of(second))
+    exact.change(late, **scope_of(first))
+    assert standing(mine) == standing(exact)
+    assert mine.store.audit() == []
+    for books in (mine, other, exact):
+        books.close()
