@@ -164,7 +164,7 @@ def url(folder, database):
 
 # Ten times as fast as to drop the schema and to make it anew. A replica's role, because the journal is append-only.
 EMPTY = "SET session_replication_role = replica; " + "".join(
-    f"DELETE FROM x402guard.{table}; " for table in ("nodes", "holds", "entries", "marks")
+    f"DELETE FROM x402guard.{table}; " for table in ("nodes", "holds", "entries", "marks", "archived")
 )
 
 

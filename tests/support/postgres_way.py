@@ -6,7 +6,9 @@ import threading
 import time
 from contextlib import suppress
 
-WRITE = b"write_1("
+from x402guard.stores.postgres_schema import VERSION
+
+WRITE = f"write_{VERSION}(".encode()
 PORT = 10_000 + os.getpid() % 50_000  # only the name of a socket
 
 

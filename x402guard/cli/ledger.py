@@ -1,16 +1,16 @@
-"""Defines ``verify``, and the owner's commands on a ledger: ``ledger move``, ``ledger restore`` and ``ledger clock``."""
+"""Defines ``verify``, and the owner's commands on a ledger: ``ledger move``, ``archive``, ``restore`` and ``clock``."""
 
 from __future__ import annotations
 
 import json
 from contextlib import closing
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from x402guard.cli.arguments import AsJson, LedgerUrl, document, say, tell_as_of, working
+from x402guard.cli.arguments import AsJson, LedgerUrl, document, say, tell_as_of, typed_time, working
 from x402guard.cli.keys import report_key
 from x402guard.errors import ConfigError
 from x402guard.guard import signed_report
@@ -18,18 +18,24 @@ from x402guard.guard.approvers import operating_user
 from x402guard.guard.owner import Owner, existing_ledger
 from x402guard.ledger.model import WALLET
 from x402guard.ledger.owner import CLOCK_MARK, accept_clock, count_lost
+from x402guard.ledger.purchases import DEFAULT_MEMORY_S
 from x402guard.ledger.view import Scope
 from x402guard.money import Nanos, format_dollars
 from x402guard.stores import as_ledger_url, check_ledger_url, is_postgres, ledger_path, open_store
+from x402guard.stores.archiving import Archivable
+from x402guard.stores.archiving import archive as move_to_files
 from x402guard.stores.sqlite import SqliteStore
 from x402guard.views.words import printable
 
-ledger = typer.Typer(no_args_is_help=True, help="Move or repair the ledger. Only the owner should be able to.")
+_LEAST_AGE_S = 2 * DEFAULT_MEMORY_S
+"""Seconds. What an agent has bought is remembered by its hold, by default for half of that (``purchase_memory_s``)."""
+
+ledger = typer.Typer(no_args_is_help=True, help="Move, archive or repair the ledger. Only the owner should be able to.")
 
 
 @ledger.callback()
 def _group() -> None:
-    """Move or repair the ledger. Only the owner should be able to."""
+    """Move, archive or repair the ledger. Only the owner should be able to."""
 
 
 @ledger.command("clock")
@@ -92,6 +98,43 @@ def move(
     say(text, {"entries": entries, "budgets": budgets, "ledger": to}, as_json=as_json)
 
 
+@ledger.command("archive")
+def archive(
+    before: Annotated[str, typer.Option(help="Sessions whose last entry is older: 2026-11-01, 90d.")],
+    to: Annotated[Path, typer.Option(help="The folder for the files.")] = Path(),
+    ledger_url: LedgerUrl = None,
+    as_json: AsJson = False,
+) -> None:
+    """Move ended sessions to compressed files. Their sums and the hashes of their journals stay in the ledger.
+
+    A session moves with all below it, if nothing of it can change any more: run `x402guard reconcile` before, because a
+    payment that no chain has proven keeps its session. Reports and `verify` read the files where they are.
+    Example: x402guard ledger archive --before 90d --to /var/lib/x402guard/archive
+    """
+    url, until = existing_ledger(ledger_url), typed_time(before, option="--before")
+    if until > datetime.now(UTC) - timedelta(seconds=_LEAST_AGE_S):
+        raise ConfigError(
+            f"--before: {before!r} is less than {_LEAST_AGE_S // 86_400} days ago, and agents may still ask for what they bought then; "
+            "write an earlier time, such as 90d"
+        )
+    if not to.is_dir():
+        raise ConfigError(f"--to: {to} is no folder; create it first, where it is backed up")
+    with closing(open_store(url)) as store:
+        if not isinstance(store, Archivable):
+            raise ConfigError(f"ledger archive: {url} is no ledger that lasts")
+        gone = {instance for instance, row in store.marks("instance", "").items() if row["ended"]}
+        with working("writing the files"):
+            moved = move_to_files(store, round(until.timestamp() * 1000), to.resolve(), gone=gone)
+    text = (
+        f"{moved.sessions} sessions with {moved.entries} entries are in {len(moved.files)} files in {to} now ({moved.size:,} bytes); "
+        "keep them as long as the ledger"
+        if moved.sessions
+        else f"no session that ended before {_shown(round(until.timestamp() * 1000))} can be archived"
+    )
+    values = {"sessions": moved.sessions, "entries": moved.entries, "holds": moved.holds, "bytes": moved.size}
+    say(text, {**values, "files": list(moved.files)}, as_json=as_json)
+
+
 @ledger.command("restore")
 def restore(
     accept_older: Annotated[
@@ -133,6 +176,7 @@ def restore(
 
 
 def verify(
+    *,
     ledger: LedgerUrl = None,
     anchor: Annotated[
         Path | None,
@@ -142,6 +186,9 @@ def verify(
     ] = None,
     against: Annotated[Path | None, typer.Option(help="Compare with an earlier anchor.")] = None,
     key: Annotated[str | None, typer.Option("--key", help="The public key of who signed it: 64 hex digits.")] = None,
+    without_archives: Annotated[
+        bool, typer.Option("--without-archives", help="Do not read the files of archived sessions.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Verify every entry, balance, hold, limit and trip against the journal. Exit code 1 if they are inconsistent.
@@ -166,7 +213,7 @@ def verify(
         tell_as_of(owner.as_of)
         heads = () if signs is None else owner.heads()  # before the audit, which then covers them
         with working("reading the journal"):
-            problems = owner.verify(earlier)
+            problems = owner.verify(earlier, archives=not without_archives)
         entries, budgets = owner.size()
     if as_json:
         typer.echo(json.dumps({"entries": entries, "budgets": budgets, "problems": problems}, indent=2))

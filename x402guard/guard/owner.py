@@ -167,13 +167,14 @@ class Owner:
         view = LedgerView(now_ms=self._store.now_ms(), marks=marks)
         return [HoldRow.of(view, hold) for hold in self._store.outstanding() if hold.kind is not HoldKind.TOKENS]
 
-    def verify(self, against: Anchor | None = None) -> list[str]:
+    def verify(self, against: Anchor | None = None, *, archives: bool = True) -> list[str]:
         """Return what does not add up in the whole ledger, a sentence each; nothing for a sound one.
 
-        With an earlier anchor (``verify_anchor``) also what has been removed or replaced since. Raises ``ConfigError``
-        for a ledger in memory.
+        With an earlier anchor (``verify_anchor``) also what has been removed or replaced since. Without *archives*, the
+        files of archived sessions are not read, but only what the ledger keeps of them. Raises ``ConfigError`` for a
+        ledger in memory.
         """
-        problems = list(self._audited().audit())
+        problems = list(self._audited().audit(archives=archives))
         if problems or against is None:
             return problems
         now = {head.node_id: head for head in self.heads()}
@@ -184,8 +185,10 @@ class Owner:
         return heads_of(self._store.nodes())
 
     def _hash_at(self, node_id: str, seq: int) -> str | None:
-        found = self._store.tail(node_id, seq - 1)
-        return found[0].hash if found else None
+        here = self._store.tail(node_id, seq - 1)
+        if not here or here[0].seq != seq:  # it was moved to a file
+            here = [each for each in self._store.entries(node_id) if (each.node_id, each.seq) == (node_id, seq)]
+        return here[0].hash if here else None
 
     def size(self) -> tuple[int, int]:
         """Return the number of journal entries, and of budgets."""

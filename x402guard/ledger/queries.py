@@ -94,14 +94,15 @@ def predict(nodes: Iterable[Node], name: str, *, gone: Collection[str] = (), but
     costs = sorted(
         node.used
         for node in nodes
-        if node.kind is NodeKind.SESSION and node.name == name and node.id != but and _has_ended(node, gone)
+        if node.kind is NodeKind.SESSION and node.name == name and node.id != but and has_ended(node, gone)
     )
     if len(costs) < LEAST_SESSIONS:
         return Prediction(name, len(costs))
     return Prediction(name, len(costs), *(nanos_to_decimal(_nearest_rank(costs, percent)) for percent in (50, 95)))
 
 
-def _has_ended(node: Node, gone: Collection[str]) -> bool:
+def has_ended(node: Node, gone: Collection[str]) -> bool:
+    """True for a session that was closed, or that only instances have open which are *gone*."""
     gone_too = bool(node.openers) and all(opener.rpartition("#")[0] in gone for opener in node.openers)
     return node.closed_ms is not None or gone_too
 

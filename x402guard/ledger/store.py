@@ -22,10 +22,11 @@ class LedgerReads(Protocol):
         """Return the journals of a node and its descendants, each in its order.
 
         Without *grants*, what only moves budget between a node and its parent is left out: it is half of a journal.
+        What was moved to files is read there; ``LedgerUnavailable`` names a file that is missing.
         """
 
     def tail(self, node_id: str, after: int) -> Sequence[Entry]:
-        """Return the entries of one node whose number is greater than *after*, in order."""
+        """Return the entries of one node whose number is greater than *after*, in order, but for those in files."""
 
     def hold(self, hold_id: str) -> Hold | None:
         """Return one hold as committed, or None."""
@@ -50,11 +51,14 @@ class LedgerReads(Protocol):
 class Audited(Protocol):
     """A store that outlives its process, and can be verified."""
 
-    def audit(self) -> Sequence[str]:
-        """Return the inconsistencies of the whole ledger, one sentence each."""
+    def audit(self, *, archives: bool = True) -> Sequence[str]:
+        """Return the inconsistencies of the whole ledger, one sentence each.
+
+        Without *archives*, what was moved to files is not read, but only what the ledger keeps of it.
+        """
 
     def size(self) -> tuple[int, int]:
-        """Return the number of journal entries and the number of nodes."""
+        """Return the number of journal entries, those in files as well, and the number of nodes."""
 
 
 class LedgerStore(LedgerReads, Protocol):

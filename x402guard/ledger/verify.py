@@ -165,7 +165,7 @@ def verify_journal(
     amounts = {hold_id: (node_id, held, 0) for node_id, said in journals.items() for hold_id, held in said.live.items()}
     bindings = _Bindings() if keeps_idle else None
     problems = _walk(entries, journals, amounts, bindings)
-    problems += [] if bindings is None else bindings.broken()
+    problems += [] if bindings is None else bindings.broken(known or {})
     for node in by_id.values():
         said = journals.get(node.id, UNREAD)
         if known is not None and said.seq < node.seq:
@@ -217,11 +217,12 @@ class _Bindings:
         else:
             mine[key] = value
 
-    def broken(self) -> list[str]:
-        """Return the named entries that are other ones or gone, a sentence each."""
+    def broken(self, known: Mapping[str, Checked]) -> list[str]:
+        """Return the named entries that are other ones or gone, a sentence each; those that were not read are not."""
         return [
             f"budget {node_id!r}: entry {seq} is another one than the one that a grant was made for"
             for node_id, seq in self._named
+            if seq > known.get(node_id, UNREAD).seq
         ]
 
 

@@ -4,15 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, Final
 
 from msgspec import ValidationError
 
+from x402guard.errors import LedgerUnavailable
 from x402guard.frozen import read_struct
 from x402guard.ledger.model import Entry, Node
 from x402guard.ledger.verify import UNREAD, Balances, Checked, HoldRow, verify_balances, verify_journal
 from x402guard.ledger.view import MarkKey
+from x402guard.stores.archive_file import (
+    ARCHIVED,
+    Archived,
+    missing_files,
+    newest,
+    read_archived,
+    to_archived,
+)
 from x402guard.stores.rows import to_entry, to_mark, to_node
 from x402guard.stores.sql_reads import ENTRIES, NODES
 
@@ -29,15 +38,40 @@ _HELD: Final = "SELECT node_id, sum(amount) FROM holds WHERE state = 'held' GROU
 _IDS_AT_ONCE: Final = 500
 
 
-def audit(query: Query, *, keeps_idle: bool = False) -> Sequence[str]:
-    """Return the inconsistencies of the whole ledger, one sentence each. *keeps_idle*: see ``verify_balances``."""
+def audit(query: Query, *, keeps_idle: bool = False, archives: bool = True) -> Sequence[str]:
+    """Return the inconsistencies of the whole ledger, one sentence each. *keeps_idle*: see ``verify_balances``.
+
+    What was moved to files is read there; without *archives* only what the ledger keeps of it: sums and last hashes.
+    """
     nodes = [to_node(row) for row in query(NODES, ())]
-    sums = _sums(query, _EVERY_SUM)
-    problems = verify_balances(nodes, sums, _held(query), keeps_idle=keeps_idle)
+    away = [to_archived(row) for row in query(ARCHIVED, ())]
+    known = newest(away)
+    problems = missing_files(away) if archives else []
+    if not problems:
+        sums = _sums(query, _EVERY_SUM)
+        for node_id, said in known.items():
+            sums[node_id] = _plus(said, sums.get(node_id, Balances(seq=said.seq)))
+        problems = verify_balances(nodes, sums, _held(query), keeps_idle=keeps_idle)
     if problems:
         return problems
-    entries = map(to_entry, query(f"{ENTRIES} ORDER BY node_id, seq", ()))
-    return verify_journal(nodes, entries, [HoldRow(*row) for row in query(_HOLDS, ())], keeps_idle=keeps_idle)[0]
+    rows = [HoldRow(*row) for row in query(_HOLDS, ())]
+    here = map(to_entry, query(f"{ENTRIES} ORDER BY node_id, seq", ()))
+    if not archives:
+        return verify_journal(nodes, here, rows, known, keeps_idle=keeps_idle)[0]
+    try:
+        entries = chain(_entries_of(away, rows), here)
+        return verify_journal(nodes, entries, rows, keeps_idle=keeps_idle)[0]
+    except LedgerUnavailable as error:
+        return [str(error)]
+
+
+def _entries_of(away: Sequence[Archived], rows: list[HoldRow]) -> Iterator[Entry]:
+    """Yield the entries that were moved to files, and add the holds there to *rows*, which is read after them."""
+    for each in read_archived(away):
+        if isinstance(each, Entry):
+            yield each
+        else:
+            rows.append(HoldRow(each.id, each.node_id, each.state, each.amount, each.captured))
 
 
 def audit_since(query: Query, *, most: int = MOST_AT_OPENING) -> tuple[Sequence[str], Mapping[str, Checked], int]:
@@ -48,7 +82,10 @@ def audit_since(query: Query, *, most: int = MOST_AT_OPENING) -> tuple[Sequence[
     """
     nodes = [to_node(row) for row in query(NODES, ())]
     marks = query("SELECT kind, key, value FROM marks WHERE kind = ?", (checked_mark("")[0],))
-    known = dict(_readable(map(to_mark, marks)))
+    known = newest(map(to_archived, query(ARCHIVED, ())))
+    for node_id, said in _readable(map(to_mark, marks)):
+        if said.seq > known.get(node_id, UNREAD).seq:
+            known[node_id] = said
     grown = [node for node in nodes if node.seq > known.get(node.id, UNREAD).seq]
     problems = verify_balances(nodes, _all_sums(query, grown, known), _held(query))
     if problems:
@@ -98,14 +135,18 @@ def _all_sums(query: Query, grown: Sequence[Node], known: Mapping[str, Checked])
         since = _sums(
             query, f"SELECT node_id, {_SUM} FROM entries WHERE node_id = ? AND seq > ?", (node.id, before.seq)
         ).get(node.id, Balances(seq=before.seq))
-        sums[node.id] = Balances(
-            before.captured + since.captured,
-            before.held + since.held,
-            before.granted_in + since.granted_in,
-            before.granted_out + since.granted_out,
-            since.seq,
-        )
+        sums[node.id] = _plus(before, since)
     return sums
+
+
+def _plus(before: Balances | Checked, since: Balances) -> Balances:
+    return Balances(
+        before.captured + since.captured,
+        before.held + since.held,
+        before.granted_in + since.granted_in,
+        before.granted_out + since.granted_out,
+        since.seq,
+    )
 
 
 def _later(query: Query, grown: Sequence[Node], known: Mapping[str, Checked]) -> Iterator[Entry]:

@@ -135,8 +135,23 @@ _DEADLINES: Final = """
 ALTER TABLE nodes ADD COLUMN until_ms INTEGER;
 """
 
+_ARCHIVED: Final = """
+CREATE TABLE archived (
+    node_id TEXT NOT NULL REFERENCES nodes (id),
+    seq INTEGER NOT NULL,
+    file TEXT NOT NULL,
+    said TEXT NOT NULL,
+    at_ms INTEGER NOT NULL,
+    PRIMARY KEY (node_id, seq)
+) STRICT, WITHOUT ROWID;
+DROP TRIGGER entries_are_never_removed;
+CREATE TRIGGER entries_are_never_removed BEFORE DELETE ON entries
+WHEN NOT EXISTS (SELECT 1 FROM archived WHERE node_id = OLD.node_id AND seq >= OLD.seq)
+BEGIN SELECT RAISE (ABORT, 'the journal is append-only'); END;
+"""
+
 MOVED: Final = 1_000_000
 """The version of a ledger that was moved to another place, which table ``moved`` names. Every library refuses it."""
 
-MIGRATIONS: Final[tuple[str, ...]] = (_FIRST, _WINDOWS, _DELIVERY, _GENERATION, _UNSETTLED, _DEADLINES)
+MIGRATIONS: Final[tuple[str, ...]] = (_FIRST, _WINDOWS, _DELIVERY, _GENERATION, _UNSETTLED, _DEADLINES, _ARCHIVED)
 """Migration N takes a ledger from version N to N + 1. The version is SQLite's ``user_version``."""

@@ -33,6 +33,7 @@ _TABLES: Final[tuple[tuple[str, Sequence[str], str], ...]] = (
     ("holds", HOLD_COLUMNS, "ORDER BY rowid"),
     ("entries", ENTRY_COLUMNS, "ORDER BY node_id, seq"),
     ("marks", ("kind", "key", "value"), "WHERE kind <> 'checked'"),  # how far the file was checked says nothing there
+    ("archived", ("node_id", "seq", "file", "said", "at_ms"), ""),
 )
 
 
@@ -116,7 +117,7 @@ def _check_source(source: sqlite3.Connection, path: Path, url: str) -> bool:
         )
     if not source.execute("SELECT 1 FROM nodes WHERE id = ?", (WALLET,)).fetchall():
         raise ConfigError(f"ledger: no guard has used {path} yet; there is nothing to move")
-    problems = audit(source.execute)
+    problems = audit(source.execute, archives=False)
     if problems:
         raise unsound(path, problems[0])
     source.execute("CREATE TABLE IF NOT EXISTS moved (url TEXT NOT NULL, is_copied INTEGER NOT NULL) STRICT")
@@ -161,7 +162,9 @@ def _copy(source: sqlite3.Connection, target: Target, url: str) -> None:
     nodes = {node.id: node for node in map(to_node, rows)}
     lenders = [node_id for node_id in nodes if lends(nodes, node_id)]
     target.execute("UPDATE nodes SET live = held WHERE id = ANY (%s)", (lenders,))
-    problems = audit(lambda sql, values: target.execute(with_places(sql), values).fetchall(), keeps_idle=True)
+    problems = audit(
+        lambda sql, values: target.execute(with_places(sql), values).fetchall(), keeps_idle=True, archives=False
+    )
     if problems:
         raise LedgerUnavailable(f"the copy in {url} is inconsistent: {problems[0]}")
     target.execute("UPDATE ledger SET is_moving = false")

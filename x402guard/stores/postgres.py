@@ -27,10 +27,10 @@ from typing_extensions import override
 from x402guard.errors import LedgerUnavailable
 from x402guard.ledger.model import Hold, Node
 from x402guard.ledger.tree import without_idle
-from x402guard.stores.audit import audit
+from x402guard.stores.audit import Query, audit
 from x402guard.stores.group_commit import WRITING, GroupCommit, Request, failed_together
 from x402guard.stores.postgres_rows import Asked, LoadedRows, MoreNeeded, Proof, as_text
-from x402guard.stores.postgres_schema import BUSY, MIGRATIONS, SCHEMA, TAKE_TURNS, VERSION
+from x402guard.stores.postgres_schema import BUSY, FUNCTIONS, MIGRATIONS, SCHEMA, TAKE_TURNS, VERSION
 from x402guard.stores.postgres_server import (
     BROKEN,
     ISOLATION,
@@ -98,6 +98,7 @@ class PostgresStore(GroupCommit, PostgresReads):
     """
 
     inline: Final = False
+    row_lock = " FOR NO KEY UPDATE"
     _disk_errors = psycopg.Error
 
     def __init__(
@@ -179,6 +180,8 @@ class PostgresStore(GroupCommit, PostgresReads):
         version = server.say(f"SELECT version FROM {SCHEMA}.ledger")[0][0] if table else 0
         for number in range(version, len(MIGRATIONS)):
             server.say(f"{MIGRATIONS[number]} UPDATE {SCHEMA}.ledger SET version = {number + 1}")
+        if version < len(MIGRATIONS):
+            server.say(FUNCTIONS)
         server.say("COMMIT")
 
     @override
@@ -374,11 +377,31 @@ class PostgresStore(GroupCommit, PostgresReads):
         with self._one_moment() as server:
             yield PostgresMoment(server, self._clock)
 
-    def audit(self) -> Sequence[str]:
-        """Return the inconsistencies of this ledger, one sentence each; see ``stores.audit``."""
+    def audit(self, *, archives: bool = True) -> Sequence[str]:
+        """See ``Audited.audit``."""
+        with self.one_moment() as query:
+            return audit(query, keeps_idle=True, archives=archives)
+
+    @contextmanager
+    def one_moment(self) -> Iterator[Query]:
+        """See ``Archivable.one_moment``."""
         self._check_usable()
         with self._one_moment() as server:
-            return audit(partial(server.say, statement_ms=_REPORT_MS), keeps_idle=True)
+            yield partial(server.say, statement_ms=_REPORT_MS)
+
+    def one_write(self, work: Callable[[Query], R]) -> R:
+        """See ``Archivable.one_write``."""
+
+        def write() -> R:
+            with closing(Server(self._url, self._known.check)) as server:  # the answer of its commit may be lost
+                server.say("BEGIN; " + ISOLATION + settings(_REPORT_MS))
+                result = work(partial(server.say, statement_ms=_REPORT_MS))
+                server.say("COMMIT")
+                return result
+
+        self._check_ready()
+        with self._trouble(WRITING):
+            return write()
 
     def steady_ms(self) -> int:
         """See ``LedgerStore.steady_ms``."""

@@ -16,8 +16,6 @@ from x402guard.stores.sql_reads import names
 SCHEMA: Final = "x402guard"
 """Every table and function is in this schema, and every transaction names it: no setting of a connection is trusted."""
 
-VERSION: Final = 1
-
 CONFLICT: Final = "40001"
 ANOTHER_LEDGER: Final = "X4001"
 ROLLED_BACK: Final = "X4002"
@@ -158,6 +156,35 @@ CREATE TABLE x402guard.marks (
 INSERT INTO x402guard.ledger (version) VALUES (0);
 """
 
+_ARCHIVED: Final = """
+CREATE TABLE x402guard.archived (
+    node_id text COLLATE "C" NOT NULL,
+    seq bigint NOT NULL,
+    file text NOT NULL,
+    said text NOT NULL,
+    at_ms bigint NOT NULL,
+    PRIMARY KEY (node_id, seq)
+);
+GRANT SELECT ON x402guard.archived TO PUBLIC;
+CREATE OR REPLACE FUNCTION x402guard.refuse_change() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    IF TG_OP = 'DELETE' THEN
+        IF EXISTS (SELECT FROM x402guard.archived AS a WHERE a.node_id = OLD.node_id AND a.seq >= OLD.seq) THEN
+            RETURN OLD;
+        END IF;
+    END IF;
+    RAISE EXCEPTION 'the journal is append-only';
+END $$;
+"""
+
+MIGRATIONS: Final = (_TABLES, _ARCHIVED)
+"""Migration N takes a ledger from version N to N + 1; the table ``ledger`` says the version.
+
+After the last one, ``FUNCTIONS`` are made anew. A change of theirs needs a migration, even if it is empty.
+"""
+
+VERSION: Final = len(MIGRATIONS)
+
 BUSY: Final = """busy (id) AS (
     (SELECT id FROM x402guard.nodes
         WHERE state = 'open' AND parent_id IS NOT NULL AND granted_in > captured + held + granted_out
@@ -182,6 +209,8 @@ BEGIN
     END IF;
     IF NOT EXISTS (SELECT FROM x402guard.entries AS e WHERE e.node_id = ask #>> '{{last,node_id}}'
             AND e.seq = (ask #>> '{{last,seq}}')::bigint AND e.hash = ask #>> '{{last,hash}}')
+            AND NOT EXISTS (SELECT FROM x402guard.archived AS a WHERE a.node_id = ask #>> '{{last,node_id}}'
+                AND a.seq >= (ask #>> '{{last,seq}}')::bigint)
             AND ask ->> 'last' IS NOT NULL THEN
         RAISE EXCEPTION 'the newest entries are missing' USING ERRCODE = '{ROLLED_BACK}';
     END IF;
@@ -337,8 +366,13 @@ def _set(columns: Sequence[str]) -> str:
     return ", ".join(f'"{name}" = r."{name}"' for name in columns if name != "id")
 
 
-MIGRATIONS: Final[tuple[str, ...]] = (
-    _TABLES
+_OLDER: Final = "".join(
+    f"DROP FUNCTION IF EXISTS {SCHEMA}.load_{n}, {SCHEMA}.write_{n}, {SCHEMA}.is_written_{n};"
+    for n in range(1, VERSION)
+)
+
+FUNCTIONS: Final = (
+    _OLDER
     + _LOAD
     + _WRITE.format(
         version=VERSION,
@@ -356,6 +390,6 @@ MIGRATIONS: Final[tuple[str, ...]] = (
         holds=names(HOLD_COLUMNS),
         set_hold=_set(HOLD_COLUMNS),
     )
-    + _IS_WRITTEN,
+    + _IS_WRITTEN
 )
-"""Migration N takes a ledger from version N to N + 1; the table ``ledger`` says the version."""
+"""What is said once after the migrations: the functions of this version, and those of no other."""

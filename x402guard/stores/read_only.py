@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from x402guard.errors import LedgerUnavailable
 from x402guard.ledger.view import Change, Scope
-from x402guard.stores.audit import audit, audit_since
+from x402guard.stores.audit import audit_since
 from x402guard.stores.file_errors import foreign, unavailable, unsound
 from x402guard.stores.migrations import MIGRATIONS
 from x402guard.stores.sqlite import APPLICATION_ID, SqliteStore, one_moment, refuse_moved
@@ -95,11 +95,6 @@ class ReadOnlyStore(SqliteStore):
             problems, _, _ = audit_since(query)
         if problems:
             raise unsound(self._path, problems[0])
-
-    @override
-    def audit(self) -> Sequence[str]:
-        with self._connected() as connection, one_moment(connection) as query:
-            return audit(query)
 
     @override
     def _read(self, convert: Callable[[Sequence[Any]], R], sql: str, values: Sequence[str | int] = ()) -> list[R]:

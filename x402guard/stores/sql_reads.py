@@ -11,6 +11,7 @@ from x402guard.ledger.evidence import UNSHOWN_S
 from x402guard.ledger.model import Entry, Hold, Node
 from x402guard.ledger.store import GRANTS
 from x402guard.ledger.transitions import CANCELLED
+from x402guard.stores.archive_file import ARCHIVED, read_archived, to_archived
 from x402guard.stores.rows import (
     ENTRY_COLUMNS,
     HOLD_COLUMNS,
@@ -76,7 +77,14 @@ class SqlReads(ABC):
         """See ``LedgerReads.entries``."""
         only = "" if grants else f"WHERE event NOT IN {GRANTS}"
         sql = f"WITH RECURSIVE {BELOW} {ENTRIES} JOIN below ON entries.node_id = below.id {only} ORDER BY node_id, seq"
-        return self._read(to_entry, sql, (node_id,))
+        here = self._read(to_entry, sql, (node_id,))
+        sql = f"WITH RECURSIVE {BELOW} {ARCHIVED} JOIN below ON archived.node_id = below.id"
+        away = self._read(to_archived, sql, (node_id,))  # after the entries: what is moved meanwhile is then in both
+        if not away:
+            return here
+        moved = (each for each in read_archived(away) if isinstance(each, Entry))
+        found = {(entry.node_id, entry.seq): entry for entry in (*moved, *here) if grants or entry.event not in GRANTS}
+        return [found[key] for key in sorted(found)]
 
     def tail(self, node_id: str, after: int) -> Sequence[Entry]:
         """See ``LedgerReads.tail``."""
@@ -110,8 +118,9 @@ class SqlReads(ABC):
         return self._read(lambda row: str(row[0]), UNSETTLED, (now_unix - UNSHOWN_S, now_unix))
 
     def size(self) -> tuple[int, int]:
-        """Return the number of journal entries and the number of nodes."""
-        [found] = self._read(tuple, "SELECT (SELECT count(*) FROM entries), (SELECT count(*) FROM nodes)")
+        """See ``Audited.size``."""
+        away = "SELECT coalesce(sum(n), 0) FROM (SELECT max(seq) AS n FROM archived GROUP BY node_id) AS a"
+        [found] = self._read(tuple, f"SELECT (SELECT count(*) FROM entries) + ({away}), (SELECT count(*) FROM nodes)")
         return int(found[0]), int(found[1])
 
     def as_of_ms(self) -> int | None:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, cast
 
 from msgspec import to_builtins
 from typing_extensions import override
@@ -68,6 +68,7 @@ class SqliteStore(GroupCommit, SqlReads):
 
     inline: Final = False
     may_lose_commits: Final = False
+    row_lock = ""  # one process writes at a time
     _disk_errors = sqlite3.Error
 
     def __init__(
@@ -129,13 +130,35 @@ class SqliteStore(GroupCommit, SqlReads):
                 marks = {checked_mark(node_id): to_builtins(journals[node_id]) for node_id in some}
                 self.transact(Scope(marks=tuple(marks)), partial(_put_all, marks))
 
-    def audit(self) -> Sequence[str]:
-        """Return the inconsistencies of this ledger, one sentence each; see ``stores.audit``."""
-        self._check_usable()
-        with unavailable("cannot read the ledger", self._path), self._read_lock:
-            self._check_usable()
-            with one_moment(self._reader) as query:
-                return audit(query)
+    def audit(self, *, archives: bool = True) -> Sequence[str]:
+        """See ``Audited.audit``."""
+        with self.one_moment() as query:
+            return audit(query, archives=archives)
+
+    @contextmanager
+    def one_moment(self) -> Iterator[Query]:
+        """See ``Archivable.one_moment``."""
+        with self._connected() as connection, one_moment(connection) as query:
+            yield query
+
+    def one_write(self, work: Callable[[Query], R]) -> R:
+        """See ``Archivable.one_write``."""
+
+        def write() -> R:
+            self._roll_back()
+            self._synchronous = ""
+            self._writer.execute("PRAGMA synchronous = FULL")
+            self._writer.execute("BEGIN IMMEDIATE")
+            try:
+                self._check_version()
+                result = work(self._writer.execute)
+                self._writer.execute("COMMIT")
+            finally:
+                self._roll_back()
+            return result
+
+        self._check_ready()
+        return cast("R", self._in_turn(write))
 
     def _prepare(self) -> None:
         self._check_owner()  # before anything is changed: it may be another program's database

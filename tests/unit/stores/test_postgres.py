@@ -17,7 +17,7 @@ from x402guard import ConfigError, Guard, LedgerUnavailable
 from x402guard.guard.owner import Owner
 from x402guard.ledger.authorize import Refusal
 from x402guard.stores import ledger_exists, open_store
-from x402guard.stores.postgres_schema import MIGRATIONS
+from x402guard.stores.postgres_schema import MIGRATIONS, VERSION
 
 pytestmark = pytest.mark.xdist_group("postgres")
 
@@ -93,7 +93,7 @@ def test_a_ledger_is_made_once_by_all_who_open_it_at_the_same_time(fresh):
     started = [processes.start(opens, url) for _ in range(6)]
     assert [each.communicate()[1] for each in started] == [""] * 6
     assert ledger_exists(url)
-    assert say("SELECT count(*), max(version) FROM x402guard.ledger").fetchone() == (1, 1)
+    assert say("SELECT count(*), max(version) FROM x402guard.ledger").fetchone() == (1, VERSION)
 
 
 def test_who_waits_while_another_makes_the_ledger_sees_that_it_is_made(fresh):
@@ -105,9 +105,15 @@ def test_who_waits_while_another_makes_the_ledger_sees_that_it_is_made(fresh):
         while not opens.done() and say(waits).fetchone() == (0,):
             time.sleep(0.01)
         other.execute(MIGRATIONS[0])
-        other.execute("UPDATE x402guard.ledger SET version = 1")
+        other.execute("UPDATE x402guard.ledger SET version = 1")  # as an older library has left it
+        other.execute("CREATE FUNCTION x402guard.load_1(uuid, jsonb) RETURNS text LANGUAGE sql AS $$ SELECT '' $$")
         other.commit()
         opens.result()
+    functions = (
+        "SELECT count(*) FROM pg_proc WHERE proname LIKE 'load\\_%' AND pronamespace = 'x402guard'::regnamespace"
+    )
+    assert say(functions).fetchone() == (1,)
+    assert say("SELECT version FROM x402guard.ledger").fetchone() == (VERSION,)
 
 
 def test_a_schema_of_another_program_is_left_alone(fresh):
@@ -121,13 +127,15 @@ def test_a_schema_of_another_program_is_left_alone(fresh):
 def test_a_newer_ledger_refuses_this_library(fresh):
     url, say = fresh
     books = Books(url)
-    say("ALTER FUNCTION x402guard.load_1 RENAME TO load_2")
-    with pytest.raises(LedgerUnavailable, match="load_1") as caught:
+    say(f"ALTER FUNCTION x402guard.load_{VERSION} RENAME TO load_{VERSION + 1}")
+    with pytest.raises(LedgerUnavailable, match=f"load_{VERSION}") as caught:
         books.hold("h", "$0.01")
     assert "Update this installation" in caught.value.advice
     books.close()
-    say("UPDATE x402guard.ledger SET version = 2")
-    with pytest.raises(LedgerUnavailable, match="has ledger version 2, and this installation works with version 1"):
+    say("UPDATE x402guard.ledger SET version = version + 1")
+    with pytest.raises(
+        LedgerUnavailable, match=f"has ledger version {VERSION + 1}, and .* works with version {VERSION}"
+    ):
         open_store(url)
 
 
@@ -212,6 +220,7 @@ def test_agents_pay_and_alter_no_limit_by_whatever_way(fresh):
                 "UPDATE x402guard.nodes SET max_nanos = NULL WHERE id = 'wallet'",
                 "DELETE FROM x402guard.nodes WHERE id = 'wallet'",
                 "UPDATE x402guard.entries SET held = 0",
+                "INSERT INTO x402guard.archived VALUES ('wallet', 1, 'file', '{}', 0)",
                 "ALTER TABLE x402guard.nodes DISABLE TRIGGER ALL",
                 "SET session_replication_role = replica",
                 "CREATE OR REPLACE FUNCTION x402guard.refuse_limit() RETURNS trigger LANGUAGE sql AS 'SELECT NULL'",

@@ -1,0 +1,360 @@
+"""Ended sessions move to files; the ledger keeps their sums and hashes, and adds up with the files and without them."""
+
+import gzip
+import json
+import sqlite3
+import time
+from contextlib import closing
+from decimal import Decimal
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from tests.support import postgres
+from tests.support.command_line import typed
+from tests.support.ledger import Books
+from tests.support.merchant import URL, Shop, client, make_guard
+from x402guard import LedgerUnavailable, TokenBudget
+from x402guard.cli import ledger as commands
+from x402guard.guard.owner import Owner
+from x402guard.ledger.model import Evidence, HoldKind
+from x402guard.ledger.sessions import Closing, close_node
+from x402guard.ledger.transitions import Capture
+from x402guard.money import Nanos
+from x402guard.stores import archiving, open_store
+
+pytestmark = pytest.mark.xdist_group("postgres")
+
+LATER = 4_000_000_000_000
+
+
+@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.long)])
+def ledger(request, tmp_path):
+    return f"sqlite:///{tmp_path / 'spend.db'}" if request.param == "sqlite" else postgres.empty_database()
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "old").mkdir()
+    return tmp_path / "old"
+
+
+@pytest.fixture
+def spent(ledger):
+    """A session with a child and tokens that has ended, one with a payment on the seller's word, one that is open."""
+    guard = make_guard(ledger, budget="$5.00")
+    with guard.session("research", budget="$1.00", id="run-1", tokens=TokenBudget(5_000)) as session:
+        for _ in range(3):
+            session.charge("search", "$0.25")
+        session.record_usage("openai", "gpt-4o-mini", {"input_tokens": 9, "output_tokens": 9})
+        with session.child("reader", budget="$0.10") as child:
+            child.charge("read", "$0.02")
+    with guard.session("buyer", budget="$1.00", id="run-2") as session, client(session, Shop()) as http:
+        http.get(URL)
+    with guard.budget("customer-7", "$2.00").session("other", budget="$1.00", id="run-3") as session:
+        session.charge("lookup", "$0.50")
+        session.trip("enough")
+    open_one = guard.session("open", budget="$1.00", id="run-4")
+    with open_one as session:
+        session.charge("search", "$0.01")
+        yield ledger
+    guard.close()
+
+
+def archive(ledger, folder, before_ms=LATER, gone=()):
+    with closing(open_store(ledger)) as store:
+        return archiving.archive(store, before_ms, folder, gone=gone)
+
+
+def run(ledger, sql):
+    """Rows of the ledger's own tables, by a connection of another program."""
+    if ledger.startswith("sqlite"):
+        with closing(sqlite3.connect(ledger.removeprefix("sqlite:///"))) as raw:
+            found = raw.execute(sql).fetchall()
+            raw.commit()
+            return found
+    with psycopg.connect(ledger) as raw:
+        raw.execute("SET search_path = x402guard")
+        cursor = raw.execute(sql)
+        return cursor.fetchall() if cursor.description else []
+
+
+def seen(ledger):
+    with Owner(ledger) as owner:
+        reports = {id_: owner.report(f"id={id_}").to_dict() for id_ in ("run-1", "run-2", "run-3", "run-4")}
+        return (
+            reports | {"wallet": owner.report("wallet").to_dict()},
+            owner.size(),
+            owner.heads(),
+            owner.captures("wallet"),
+        )
+
+
+def test_what_has_ended_moves_and_everything_reads_as_before(spent, folder):
+    before = seen(spent)
+    moved = archive(spent, folder)
+    assert (moved.sessions, moved.holds) == (3, 6), moved  # run-1, its child, run-3
+    assert [Path(file).parent for file in moved.files] == [folder]
+    left = {row[0] for row in run(spent, "SELECT DISTINCT node_id FROM entries")}
+    assert not any(node_id.startswith(("run-1", "run-3")) for node_id in left), left
+    assert {"wallet", "run-2", "run-4"} <= left
+    after = seen(spent)
+    for name, told in after[0].items():
+        told["duration_s"] = before[0][name]["duration_s"]
+        told["view"] = {**told["view"], "now_ms": before[0][name]["view"]["now_ms"]}
+        assert [key for key, value in told["view"].items() if value != before[0][name]["view"][key]] == []
+        assert told == before[0][name]
+    assert after[1:] == before[1:]
+    with Owner(spent) as owner:
+        assert owner.verify() == owner.verify(archives=False) == []
+        assert owner.predict("research").sessions == 1
+    assert archive(spent, folder).sessions == 0
+    assert len(list(folder.iterdir())) == 1
+
+
+def test_an_archived_session_goes_on_and_is_archived_again(spent, folder):
+    archive(spent, folder)
+    with make_guard(spent) as guard, guard.session("research", budget="$1.00", id="run-1") as session:
+        assert session.spent > Decimal("0.77")
+        session.charge("search", "$0.10")
+        assert session.report().to_dict()["tools"]["calls"] == 5
+    with Owner(spent) as owner:
+        assert owner.verify() == owner.verify(archives=False) == []
+    again = archive(spent, folder)
+    assert (again.sessions, again.holds) == (2, 1)
+    with Owner(spent) as owner:
+        assert owner.verify() == owner.verify(archives=False) == []
+        assert owner.report("id=run-1").to_dict()["tools"]["calls"] == 5
+
+
+def test_a_session_stays_while_anything_of_it_can_change(ledger, folder, tmp_path):
+    books = Books(ledger, wallet="$5.00")
+
+    def end(node):
+        books.change(lambda view: close_node(view, node, Closing(f"opener-of-{node}")), nodes=(node,))
+
+    for node in ("proven", "claimed", "tool"):
+        books.open(node, "$1.00")
+    for node in ("s", "proven", "claimed"):
+        books.hold(f"of-{node}", "$0.10", node, chain_evidence=True)
+    books.hold("of-tool", "$0.10", "tool", kind=HoldKind.TOOL)
+    books.step("of-proven", Capture(Nanos(100_000_000), Evidence.CHAIN))
+    books.step("of-claimed", Capture(Nanos(100_000_000), Evidence.CLAIMED))
+    for node in ("proven", "claimed", "s"):
+        end(node)
+    with closing(books.store):
+        moved = archiving.archive(books.store, LATER, folder, gone=())
+        assert (moved.sessions, moved.holds) == (1, 1)
+        assert books.store.hold("of-proven") is None
+        assert books.store.hold("of-claimed") is not None
+        books.step("of-tool", Capture(Nanos(100_000_000), Evidence.ASSUMED))
+        assert not archiving.archive(books.store, LATER, folder, gone=()).sessions  # it is open
+        assert not archiving.archive(books.store, books.clock.now_ms, folder, gone=("",)).sessions
+        assert archiving.archive(books.store, LATER, folder, gone=("",)).sessions == 1
+        assert books.store.audit() == []
+
+
+def test_a_process_whose_newest_entries_were_archived_goes_on(ledger, folder):
+    books = Books(ledger, wallet="$5.00", session=None)
+    with closing(books.store):
+        books.open("mine", "$1.00")
+        books.hold("h", "$0.10", "mine", kind=HoldKind.TOOL)
+        books.step("h", Capture(Nanos(100_000_000), Evidence.ASSUMED))
+        other = Books(ledger, session=None)
+        with closing(other.store):
+            other.change(lambda view: close_node(view, "mine", Closing("opener-of-mine")), nodes=("mine",))
+            assert archiving.archive(other.store, LATER, folder, gone=()).sessions == 1
+        books.open("next", "$1.00")
+        assert books.store.audit() == []
+
+
+@pytest.mark.long
+def test_a_ledger_with_archives_moves_to_postgres(tmp_path, folder):
+    old, new = f"sqlite:///{tmp_path / 'spend.db'}", postgres.empty_database()
+    with make_guard(old, budget="$5.00") as guard, guard.session("research", budget="$1.00", id="run-1") as session:
+        session.charge("search", "$0.25")
+    assert archive(old, folder).sessions == 1
+    done = typed("ledger", "move", new, "--ledger", old, cwd=tmp_path)
+    assert done.returncode == 0, done
+    with Owner(new) as owner:
+        assert owner.verify() == owner.verify(archives=False) == []
+        assert owner.report("id=run-1").to_dict()["tools"]["calls"] == 1
+
+
+def test_an_unsound_journal_is_not_archived(ledger, folder):
+    with make_guard(ledger) as guard, guard.session("research", budget="$1.00", id="run-1") as session:
+        session.charge("search", "$0.25")
+    triggers = {
+        "sqlite": "DROP TRIGGER entries_are_never_changed",
+        "postgresql": "ALTER TABLE entries DISABLE TRIGGER entries_are_never_changed",
+    }
+    run(ledger, triggers[ledger.partition(":")[0]])
+    run(ledger, "UPDATE entries SET at_ms = at_ms + 1 WHERE node_id = 'run-1'")
+    with closing(open_store(ledger, verified=False)) as store:
+        with pytest.raises(LedgerUnavailable, match="inconsistent, so nothing is archived: budget 'run-1': entry"):
+            archiving.archive(store, LATER, folder, gone=())
+    assert run(ledger, "SELECT count(*) FROM archived") == [(0,)]
+    if ledger.startswith("postgres"):
+        run(ledger, "ALTER TABLE entries ENABLE TRIGGER entries_are_never_changed")
+
+
+def test_what_changes_while_the_file_is_written_stays(spent, folder, monkeypatch):
+    wrote = archiving.write_archive
+
+    def meanwhile(path, journals):
+        size = wrote(path, journals)
+        with make_guard(spent) as guard, guard.session("research", budget="$1.00", id="run-1") as session:
+            session.charge("search", "$0.01")
+        return size
+
+    monkeypatch.setattr(archiving, "write_archive", meanwhile)
+    assert archive(spent, folder).sessions == 1  # run-3
+    assert {row[0] for row in run(spent, "SELECT node_id FROM archived")} == {"run-3", "run-3/tokens"}
+    with Owner(spent) as owner:
+        assert owner.verify() == []
+
+
+def test_interrupted_before_the_ledger_was_written_nothing_is_lost(spent, folder, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(archiving, "_remove", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            archive(spent, folder)
+    assert run(spent, "SELECT count(*) FROM archived") == [(0,)]
+    with Owner(spent) as owner:
+        assert owner.verify() == []
+    assert archive(spent, folder).sessions == 3
+
+
+def test_the_journal_gives_up_no_entry_that_is_in_no_file(spent, folder):
+    with pytest.raises((sqlite3.Error, psycopg.Error), match="append-only"):
+        run(spent, "DELETE FROM entries WHERE node_id = 'run-1'")
+    archive(spent, folder)
+    with pytest.raises((sqlite3.Error, psycopg.Error), match="append-only"):
+        run(spent, "DELETE FROM entries WHERE node_id = 'run-4'")
+
+
+def only(folder):
+    [path] = folder.iterdir()
+    return path
+
+
+def packed(edit):
+    """A way to change the lines of a file."""
+
+    def damage(path):
+        lines = gzip.decompress(path.read_bytes()).decode().splitlines()
+        path.write_bytes(gzip.compress("\n".join(edit(lines)).encode()))
+
+    return damage
+
+
+def without_one(lines):
+    kept = [line for line in lines if "run-3" not in line]
+    return [*kept[:-1], json.dumps(["end", len(kept) - 2])]
+
+
+DAMAGES = {
+    "missing": lambda path: path.unlink(),
+    "cut": lambda path: path.write_bytes(path.read_bytes()[:-200]),
+    "empty": lambda path: path.write_bytes(b""),
+    "another file": lambda path: path.write_bytes(gzip.compress(b'{"hello": 1}\n')),
+    "no gzip": lambda path: path.write_bytes(b"x" * 300),
+    "a bit": lambda path: path.write_bytes(bytes([*path.read_bytes()[:90], 7, *path.read_bytes()[91:]])),
+    "no end": packed(lambda lines: lines[:-1]),
+    "a line less": packed(lambda lines: [line for line in lines if '["run-1",3,' not in line]),
+    "an amount": packed(lambda lines: [line.replace("250000000", "150000000") for line in lines]),
+    "a session less": packed(without_one),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_file_that_is_gone_or_changed_is_found(spent, folder, damage):
+    archive(spent, folder)
+    path = only(folder)
+    DAMAGES[damage](path)
+    with Owner(spent) as owner:
+        [problem, *_] = owner.verify()
+        assert str(path) in problem or "changed after it was written" in problem, problem
+        assert owner.verify(archives=False) == []
+        assert owner.report("id=run-4").to_dict()["tools"]["calls"] == 1
+        if damage not in ("an amount", "a session less"):
+            with pytest.raises(LedgerUnavailable, match="archive ") as caught:
+                owner.report("id=run-1")
+            assert "agents go on without it" in str(caught.value.advice)
+    with make_guard(spent) as guard, guard.session("research", budget="$1.00", id="run-1") as session:
+        session.charge("search", "$0.01")  # an agent needs no file
+
+
+def test_what_the_ledger_says_of_a_file_is_checked(spent, folder):
+    archive(spent, folder)
+    said = json.loads(run(spent, "SELECT said FROM archived WHERE node_id = 'run-3'")[0][0])
+    said["captured"] -= 1
+    run(spent, f"UPDATE archived SET said = '{json.dumps(said)}' WHERE node_id = 'run-3'")
+    with Owner(spent, verified=False) as owner:
+        for archives in (True, False):
+            assert any("'run-3'" in problem for problem in owner.verify(archives=archives))
+
+
+def test_an_anchor_from_before_still_holds(spent, folder, tmp_path):
+    with Owner(spent) as owner:
+        heads = owner.heads()
+    archive(spent, folder)
+    with make_guard(spent) as guard, guard.session("research", budget="$1.00", id="run-1") as session:
+        session.charge("search", "$0.01")
+    with Owner(spent) as owner:
+        assert [owner._hash_at(head.node_id, head.seq) for head in heads] == [head.hash for head in heads]
+
+
+def test_a_long_ledger_goes_into_several_files(ledger, folder, monkeypatch):
+    monkeypatch.setattr(archiving, "_NODES_A_FILE", 4)
+    monkeypatch.setattr(archiving, "_IDS_AT_ONCE", 2)
+    with make_guard(ledger, budget="$5.00") as guard:
+        for number in range(10):
+            with guard.session("many", budget="$1.00", id=f"many-{number}") as session:
+                for _ in range(3):
+                    session.charge("search", "$0.01")
+    moved = archive(ledger, folder)
+    assert (moved.sessions, moved.holds, len(moved.files)) == (10, 30, 5)  # each has a budget of tokens beside it
+    with Owner(ledger) as owner:
+        assert owner.verify() == []
+        assert owner.report("wallet").to_dict()["spent_total"] == "0.30"
+
+
+def test_as_a_command(spent, folder, tmp_path, monkeypatch):
+    def say(*arguments):
+        return typed("ledger", "archive", *arguments, "--ledger", spent, cwd=tmp_path)
+
+    monkeypatch.setattr(commands, "_LEAST_AGE_S", -3_600)
+    time.sleep(0.002)
+    done = say("--before", "0m", "--to", "old")
+    assert (done.returncode, "3 sessions with" in done.stdout) == (0, True), done
+    done = say("--before", "0m", "--to", "old", "--json")
+    assert json.loads(done.stdout) == {"sessions": 0, "entries": 0, "holds": 0, "bytes": 0, "files": []}
+    assert "no session that ended before" in say("--before", "0m").stdout
+    only(folder).unlink()
+    done = typed("verify", "--ledger", spent, cwd=tmp_path)
+    assert (done.returncode, "it is missing" in done.stdout) == (1, True), done
+    assert typed("verify", "--without-archives", "--ledger", spent, cwd=tmp_path).returncode == 0
+
+
+MISTAKES = {
+    "too young": (("--before", "1d"), "is less than 2 days ago"),
+    "no time": (("--before", "soon"), "--before: 'soon' is no time"),
+    "no folder": (("--before", "90d", "--to", "nowhere"), "--to: nowhere is no folder"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_moves_nothing(spent, tmp_path, mistake):
+    arguments, said = MISTAKES[mistake]
+    done = typed("ledger", "archive", *arguments, "--ledger", spent, cwd=tmp_path)
+    assert (done.returncode, said in " ".join(done.stderr.split())) == (2, True), done
+    assert run(spent, "SELECT count(*) FROM archived") == [(0,)]
+
+
+def test_a_folder_that_cannot_be_written_is_named(spent, folder):
+    folder.rmdir()
+    with pytest.raises(LedgerUnavailable, match=f"cannot write into the folder {folder}"):
+        archive(spent, folder)
+    assert run(spent, "SELECT count(*) FROM archived") == [(0,)]
