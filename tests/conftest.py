@@ -5,6 +5,7 @@ import gc
 import os
 import shutil
 import signal
+from collections import Counter
 from pathlib import Path
 
 import eth_account  # noqa: F401 - it raises the limit of recursion as it loads, which hypothesis would take for a test's doing
@@ -94,13 +95,26 @@ def pytest_collection_modifyitems(config, items):
         given = getattr(item, "callspec", None)
         if item.path.is_relative_to(BEHAVIOUR) and given is not None and given.params.get("ledger_url") == "postgres":
             item.add_marker(pytest.mark.fleet)
-    """With workers, group by file whatever names no group of its own."""
+    _mark_long_but_one_in_n(items)
+    # With workers, group by file whatever names no group of its own.
     if not hasattr(config, "workerinput"):
         return
     for item in items:
         if item.get_closest_marker("xdist_group") is None:
             item.add_marker(pytest.mark.xdist_group(item.path.stem))
     items.sort(key=_order)
+
+
+def _mark_long_but_one_in_n(items):
+    """Of a test that names ``one_in(n)``, leave each n-th case to `make test`, and the others to `make test-long`."""
+    seen = Counter()
+    for item in items:
+        marker = item.get_closest_marker("one_in")
+        if marker is not None and item.get_closest_marker("long") is None:
+            test = item.nodeid.partition("[")[0]
+            if seen[test] % marker.args[0]:
+                item.add_marker(pytest.mark.long)
+            seen[test] += 1
 
 
 def _order(item):

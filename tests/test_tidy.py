@@ -43,11 +43,17 @@ def tree_of(path):
     return ast.parse(text_of(path))
 
 
+@cache
+def nodes_of(path):
+    """Every node of a file's tree."""
+    return list(ast.walk(tree_of(path)))
+
+
 def test_no_file_is_longer_than_500_lines_and_no_function_than_60():
-    def look(_, text, tree):
+    def look(path, text, _):
         if text.count("\n") > 500:
             yield "it is too long"
-        for node in ast.walk(tree):
+        for node in nodes_of(path):
             if isinstance(node, FUNCTIONS) and node.end_lineno - node.lineno >= 60:
                 yield f"{node.name} is too long"
 
@@ -57,10 +63,11 @@ def test_no_file_is_longer_than_500_lines_and_no_function_than_60():
 def test_msgspec_describes_a_struct_while_a_module_is_imported():
     """It is not safe when two threads describe a struct first, so a decoder is made at import, and ``frozen`` converts."""
 
-    def look(path, text, tree):
+    def look(path, text, _):
         if path.name != "frozen.py" and re.search(r"from msgspec import .*\bconvert\b|msgspec\.convert\(", text):
             yield "it converts without frozen.read_struct"
-        for function in (node for node in ast.walk(tree) if isinstance(node, FUNCTIONS)):
+        functions = (node for node in nodes_of(path) if isinstance(node, FUNCTIONS)) if "Decoder(" in text else ()
+        for function in functions:
             made = (node for node in ast.walk(function) if isinstance(node, ast.Call))
             if path.name != "frozen.py" and any(
                 ast.unparse(call.func) in {"Decoder", "msgspec.json.Decoder"} for call in made
@@ -81,10 +88,10 @@ def test_imports_go_in_no_circle():
 
 
 def test_names_are_the_fields_own():
-    def look(path, _, tree):
+    def look(path, _, __):
         if BANNED_NAMES.search(path.stem):
             yield "its name"
-        for node in ast.walk(tree):
+        for node in nodes_of(path):
             is_ours = isinstance(node, (*FUNCTIONS, ast.ClassDef)) and "override" not in map(
                 ast.unparse, node.decorator_list
             )
@@ -95,10 +102,10 @@ def test_names_are_the_fields_own():
 
 
 def test_nothing_is_left_for_later_and_no_exception_is_swallowed():
-    def look(_, text, tree):
+    def look(path, text, _):
         if BANNED_TEXT.search(text):
             yield "something is left for later"
-        for node in (node for node in ast.walk(tree) if isinstance(node, ast.ExceptHandler)):
+        for node in (node for node in nodes_of(path) if isinstance(node, ast.ExceptHandler)):
             if node.type is None:
                 yield f"line {node.lineno}: a bare except"
             broad = isinstance(node.type, ast.Name) and node.type.id in ("Exception", "BaseException")
@@ -180,7 +187,7 @@ def test_only_two_files_touch_a_key():
             PACKAGE / "testing"
         ):
             continue
-        for node in ast.walk(tree_of(path)):
+        for node in nodes_of(path):
             if isinstance(node, ast.Attribute):
                 assert node.attr not in ("sign_recoverable", "unsafe_sign_hash"), name(path)
             if isinstance(node, (ast.Import, ast.ImportFrom)):

@@ -89,6 +89,7 @@ def nothing_is_hidden_yet(monkeypatch):
     monkeypatch.setattr(redaction, "_HIDDEN", type(redaction._HIDDEN)())
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("offer", OFFERS)
 @pytest.mark.parametrize("family", ["httpx", "httpx2"])
 @pytest.mark.parametrize("wire", WIRES)

@@ -42,6 +42,7 @@ def _survive(mode, guard, shop):
         assert_untouched(session, shop)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", CORPUS)
 def test_a27_confusion_is_refused_or_handed_over_in_bounded_time(mode, guard, name):
     shop = Shop(terms=lambda _: CORPUS[name]())
@@ -50,6 +51,7 @@ def test_a27_confusion_is_refused_or_handed_over_in_bounded_time(mode, guard, na
     assert time.process_time() - before < MOST_S
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", [name for name in CORPUS if "single bytes" not in name])
 def test_a27_confusion_takes_bounded_memory(guard, name):
     answer = CORPUS[name]()

@@ -78,6 +78,7 @@ def edit(path, sql):
         assert raw.total_changes > before, "the edit changed nothing"
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("what", EDITS)
 def test_a31_an_edited_ledger_is_refused(path, what):
     edit(path, EDITS[what])
@@ -152,6 +153,7 @@ def test_a31_what_came_since_the_last_check_is_read_when_a_ledger_is_opened(long
         make_guard(f"sqlite:///{long}")
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("what", EDITS)
 def test_a31_every_edit_of_a_row_that_counts_is_still_refused_and_verify_finds_all(long, what):
     """What was checked before is not read again at each opening, but the rows that decide are compared with it."""

@@ -47,6 +47,7 @@ def take_back(shop, guard, kind, hold_id, relay):
     return shop.send(made.to, made.data, relay)
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("kind", AMOUNTS)
 def test_a35_the_cancellation_was_first(shop, relay, kind, mode):
     guard = shop.guard()
@@ -64,6 +65,7 @@ def test_a35_the_cancellation_was_first(shop, relay, kind, mode):
     assert shop.ask(session, kind, mode).status_code == 200, "the budget is back"
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("kind", AMOUNTS)
 def test_a35_the_settlement_was_first(shop, relay, kind, mode):
     guard = shop.guard()
@@ -82,6 +84,7 @@ def test_a35_the_settlement_was_first(shop, relay, kind, mode):
     assert str(guard.shell.store.hold(hold_id).evidence) == "chain"
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("kind", PERMITS)
 def test_a35_a_settlement_that_named_no_transaction_beside_an_event_of_its_nonce_is_found(shop, kind):
     """The seller claims success and hides the transaction; the only event with the nonce in it is the wallet's own."""
@@ -100,6 +103,7 @@ def test_a35_a_settlement_that_named_no_transaction_beside_an_event_of_its_nonce
     assert (session.held, session.spent) == (0, AFTER[kind])
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("kind", AMOUNTS)
 def test_a35_a_cancellation_that_is_not_final_frees_nothing(shop, relay, kind):
     guard = shop.final_after(3)
@@ -111,6 +115,7 @@ def test_a35_a_cancellation_that_is_not_final_frees_nothing(shop, relay, kind):
     assert (session.reconcile().voided, session.remaining) == (1, DIME)
 
 
+@pytest.mark.one_in(3)
 def test_a35_a_request_to_cancel_alone_frees_nothing(shop, mode):
     guard = shop.guard()
     session, hold_id = committed(shop, guard, "eip3009", mode)

@@ -64,6 +64,7 @@ part_and_whole = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.one_in(3)
 @part_and_whole
 @pytest.mark.parametrize(("kind", "unpacked", "megabytes"), BOMBS.values(), ids=BOMBS)
 def test_a_compression_bomb_takes_no_time(way, kind, unpacked, megabytes, part):
@@ -82,11 +83,13 @@ def test_what_follows_a_packed_answer_is_not_kept(way):
     assert took < 3
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("kind", [JSON, EVENTS])
 def test_a_compression_bomb_takes_no_memory(kind):
     assert peak_of(packed(b" " * MEGABYTE, 200, kind), ask(stream=True)) < 200
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("kind", [JSON, EVENTS])
 @pytest.mark.parametrize("more", [{}, ASKED], ids=["usage kept back", "usage asked for"])
 def test_a_hundred_megabytes_without_an_end_are_handed_on_and_not_kept(way, kind, more):
@@ -121,6 +124,7 @@ def told(text):
 LONG = told("x" * 200_000)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("more", [{}, ASKED], ids=["usage kept back", "usage asked for"])
 @part_and_whole
 def test_two_hundred_thousand_tiny_pieces_of_one_event_are_read_in_linear_time(way, more, part):
@@ -133,6 +137,7 @@ def test_two_hundred_thousand_tiny_pieces_of_one_event_are_read_in_linear_time(w
     assert took < 10 / part
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("more", [{}, ASKED], ids=["usage kept back", "usage asked for"])
 def test_ten_thousand_events_are_read_in_linear_time(way, more):
     events = sse(

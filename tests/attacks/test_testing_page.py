@@ -35,6 +35,7 @@ def test_every_fixture_is_documented():
     assert set(re.findall(r"^\| `(\w+)` \| ", PAGE, re.MULTILINE)) >= offered
 
 
+@pytest.mark.long
 @pytest.mark.chain
 def test_the_pages_examples_pass_as_a_users_own_tests(tmp_path):
     for number, example in enumerate(re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)):

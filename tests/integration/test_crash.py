@@ -138,6 +138,7 @@ SPENDS = textwrap.dedent("""
 """)
 
 
+@pytest.mark.long
 @pytest.mark.chain
 def test_two_processes_share_one_budget_on_one_chain(tmp_path):
     ledger = tmp_path / "spend.db"

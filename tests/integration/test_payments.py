@@ -51,6 +51,7 @@ def ask(kind, session, net, method, path, **options):
     return anyio.run(main)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("kind", ["sync", "async"])
 @pytest.mark.parametrize("route", sorted(ROUTES))
 def test_what_the_chain_moved_is_what_the_books_say(net, guard, kind, route):

@@ -70,6 +70,7 @@ def test_a_commit_whose_answer_is_lost_is_found_in_the_ledger(books, way, straig
     assert straight.audit() == []
 
 
+@pytest.mark.long
 def test_a_write_that_arrives_after_it_was_given_up_is_refused_by_the_server(books, way, straight):
     way.plan = "late"
     with pytest.raises(LedgerUnavailable):

@@ -194,6 +194,7 @@ def test_a_failing_run_is_made_small():
     assert "--keep 13,77,150" in least.case.command()
 
 
+@pytest.mark.long
 def test_a_small_run_becomes_a_test_file(tmp_path):
     found, fails = fails_with({3})
     path = tmp_path / "test_kept.py"

@@ -1,4 +1,4 @@
-"""How many examples hypothesis tries: a third in ``make test``, all in ``make test-long``, thousands with ``explore``."""
+"""How many examples hypothesis tries: a sixth in ``make test``, all in ``make test-long``, thousands with ``explore``."""
 
 import os
 
@@ -15,4 +15,4 @@ settings.register_profile("explore", deadline=None, max_examples=_MOST)
 
 def examples(full: int) -> int:
     """So many as *full* says, by the profile."""
-    return {"repeatable": -(-full // 3), "full": full}.get(PROFILE, _MOST)
+    return {"repeatable": -(-full // 6), "full": full}.get(PROFILE, _MOST)

@@ -131,6 +131,7 @@ def test_one_that_is_forgotten_stays_held_and_is_presented_again(mode, ledger_ur
         assert recover_payment(pay(mode, session, required()).header[1])[1] == nonce
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("between", LOOKS)
 @pytest.mark.parametrize("taken", ["taken", "unused", "unreadable"])
 @pytest.mark.parametrize("ending", ["failed", "forgotten", "settled without a receipt"])

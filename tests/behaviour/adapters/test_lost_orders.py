@@ -43,6 +43,7 @@ def _name(value):
     return value.__name__ if isinstance(value, type) else type(value).__name__ if value is ERROR else str(value)
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("between", LOOKS)
 @pytest.mark.parametrize("finding", FINDINGS)
 @pytest.mark.parametrize(("kind", "lost"), WAYS, ids=_name)

@@ -186,6 +186,7 @@ def hold_of_four_hundred_sessions(ledger):
         return asyncio.run(longest_hold_of(all_of_them))
 
 
+@pytest.mark.long
 def test_four_hundred_sessions_at_once_hold_up_no_event_loop(tmp_path):
     # A collection of garbage walks all objects of the test run, which no user's program holds: it waits meanwhile.
     gc.collect()

@@ -164,6 +164,7 @@ def test_the_command_latches_and_lists_what_is_out(tmp_path, named):
     run.close()
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("kind", [*Agent.KINDS, "look", "recall"])
 def test_a_kill_file_latches_whatever_the_agent_tries_first(start, tmp_path, kind):
     stop = tmp_path / "stop"
@@ -233,6 +234,7 @@ def test_a_bill_above_its_ceiling_that_fits_all_the_same_latches_nothing(start):
     run.goes_on()
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("kind", [*Agent.KINDS, "look", "recall"])
 def test_past_its_own_time_the_session_is_latched_whatever_the_agent_tries_first(start, kind):
     run = start(Policy(timeouts=Timeouts(session_s=60), breaker=None))

@@ -117,6 +117,7 @@ WAYS_OUT = [(cancelled_after, "asyncio"), (cancelled_after, "trio"), (task_cance
 each_way_out = pytest.mark.parametrize(("leave", "backend"), WAYS_OUT, ids=["scope", "trio scope", "task"])
 
 
+@pytest.mark.one_in(5)
 @each_way_out
 @every_use
 def test_cancelled_at_every_await_nothing_stays_held_and_what_ran_is_paid_for(ledger_url, use, leave, backend):

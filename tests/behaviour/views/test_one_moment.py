@@ -10,6 +10,7 @@ from x402guard import Owner, Policy
 THREADS, EACH = 32, 4
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("store", ["memory", "sqlite", "another process's file"])
 def test_reports_add_up_while_32_threads_pay(store, tmp_path):
     url = "memory://" if store == "memory" else f"sqlite:///{tmp_path / 'spend.db'}"

@@ -163,6 +163,7 @@ def test_the_command_writes_the_page_and_replaces_no_file_that_is_none(url, tmp_
     assert "--html: no/out.html cannot be written: No such file or directory" in nowhere.stderr
 
 
+@pytest.mark.long
 def test_a_page_with_many_calls_has_a_csv_beside_it(url, tmp_path):
     with world(url) as books, books.guard().session("busy", budget="$100.00", id="busy") as session:
         for number in range(620):

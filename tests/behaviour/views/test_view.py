@@ -226,6 +226,7 @@ def test_a_year_is_shown_by_months(books, url):
     adds_up(view)
 
 
+@pytest.mark.long
 def test_many_calls_are_a_bounded_page_that_still_adds_up(books, url):
     guard = books.guard(policy=Policy(loop=None, spike=None))
     with guard.session("busy", budget="$500.00", id="busy") as session:

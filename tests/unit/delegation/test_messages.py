@@ -46,6 +46,7 @@ plain = st.recursive(
 REQUESTS, RESULTS = (Draft202012Validator(schema_of(kind)) for kind in (TaskRequest, TaskResult))
 
 
+@pytest.mark.long
 @given(
     plain,
     st.integers(0, 10**18),

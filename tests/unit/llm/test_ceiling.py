@@ -177,6 +177,7 @@ KNOWN = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.usefixtures("_no_network")
 @pytest.mark.parametrize(
     ("model", "column"), [("gpt-4o", 0), ("gpt-5.4", 0), ("gpt-4", 1), ("text-embedding-3-small", 1)]
@@ -386,6 +387,7 @@ POSSIBLE = {
 SHARES = st.tuples(*[st.integers(0, 100)] * 5)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("kind", POSSIBLE)
 @settings(max_examples=40)
 @given(size=st.sampled_from([5, 199_000, 280_000]), limit=st.integers(1, 5_000), n=st.integers(1, 3), shares=SHARES)
