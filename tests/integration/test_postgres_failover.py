@@ -4,13 +4,20 @@ import re
 import subprocess
 import sys
 import time
+from contextlib import suppress
+from decimal import Decimal
 
 import httpx
 import pytest
 
 from tests.support import postgres
+from tests.support.ledger import Books
 from tests.support.merchant import accept, client, make_guard, offer_response, required
-from x402guard import LedgerUnavailable, Owner, PaymentRefused, Policy
+from x402guard import BudgetExhausted, LedgerUnavailable, Owner, PaymentRefused, Policy, SessionTripped
+from x402guard.ledger.model import HoldKind
+from x402guard.ledger.owner import reset_node
+from x402guard.ledger.transitions import Void
+from x402guard.stores import postgres_rows
 
 pytestmark = [pytest.mark.xdist_group("postgres"), pytest.mark.timeout(120)]
 
@@ -19,6 +26,11 @@ REAL = "eip155:8453"
 OFFER = accept(
     network=REAL, asset="0x833589fCD6eDb6E08f4c7C32D4f71b54bdA02913", extra={"name": "USD Coin", "version": "2"}
 )
+
+
+def sells_for_test_money(request):
+    paid = "payment-signature" in request.headers
+    return httpx.Response(200, text="sold") if paid else offer_response(required(accept()))
 
 
 def sells(request):
@@ -117,3 +129,106 @@ def test_a_replica_that_takes_over_without_the_newest_payments_is_found_out_befo
         assert "end the agents" in str(caught.value)
         with pytest.raises(LedgerUnavailable, match="has lost the newest entries"):
             session.charge("search", "$0.10")
+
+
+@pytest.fixture
+def failover(two_servers):
+    """(URL, a function after which the second server has taken over, without what came after it was told to stop)."""
+    first, second = two_servers
+
+    def stop():
+        postgres.say(second, "SELECT count(*) > 3 FROM x402guard.entries", until=(True,))
+        time.sleep(0.1)
+        postgres.stop(second)
+
+    def take_over():
+        postgres.stop(first, "immediate")
+        postgres.start(second)
+        postgres.say(second, "SELECT pg_promote()")
+
+    return f"postgresql://owner@/postgres?host={first},{second}&target_session_attrs=read-write", stop, take_over
+
+
+def test_what_a_process_remembers_for_a_failover_is_bounded(monkeypatch, url):
+    monkeypatch.setattr(postgres_rows, "_MOST_RECENT", 3)
+    books = Books(url, wallet="$5.00")
+    recent = books.store._recent
+
+    def known():
+        return [written.hold.id for part in recent.parts() for written in part]
+
+    for number in range(5):
+        books.hold(f"h{number}", "$0.01", kind=HoldKind.TOOL)
+    assert known() == ["h2", "h3", "h4"]
+    books.step("h2", Void("not used"))
+    assert known() == ["h3", "h4"]
+    books.clock.tick(899)
+    books.hold("h5", "$0.01", kind=HoldKind.TOOL, deadline_s=5_000)
+    assert known() == ["h3", "h4", "h5"]
+    books.clock.tick(2)
+    books.hold("h6", "$0.01", kind=HoldKind.TOOL)
+    assert known() == ["h5", "h6"]
+    monkeypatch.setattr(postgres_rows, "_RECENT_AT_ONCE", 1)
+    assert [len(part) for part in recent.parts()] == [1, 1]
+    recent.forget([written for part in recent.parts() for written in part])
+    assert recent.parts() == []
+    books.close()
+
+
+def test_who_has_written_no_hold_trips_the_wallet_as_well_and_once(url):
+    books, other = Books(url, wallet="$5.00"), Books(url, session=None)
+    books.store._last = {"node_id": "s", "seq": 99, "hash": "ab" * 32}
+    for _ in range(2):
+        with pytest.raises(LedgerUnavailable, match="has lost the newest entries"):
+            books.hold("h", "$0.01")
+        assert (other.node("wallet").state, other.node("wallet").terminated_by) == ("tripped", "rolled_back")
+        assert [entry.event for entry in other.store.tail("wallet", 0)].count("trip") == 1
+    other.change(lambda view: reset_node(view, "wallet", "me"), nodes=("wallet",))
+    with pytest.raises(LedgerUnavailable, match="has lost the newest entries"):
+        books.hold("h", "$0.01")
+    assert other.node("wallet").state == "open"
+    books.close()
+    other.close()
+
+
+def test_what_was_lost_counts_again_and_the_wallet_is_tripped_for_all(failover):
+    """$1.00, of which $0.60 and two payments are lost: another process would have spent them a second time."""
+    url, stop, take_over = failover
+    guard = make_guard(url, budget="$1.00", unsafe_async_failover=True)
+    other = make_guard(url, budget="$1.00", unsafe_async_failover=True)
+    with guard.session("s", budget="$1.00", id="s") as session:
+        session.charge("search", "$0.10")
+    stop()
+    with guard.session("s", budget="$1.00", id="s") as session, client(session, sells_for_test_money) as http:
+        session.charge("search", "$0.20")
+        assert http.get(URL).status_code == 200
+    late = guard.session("late", budget="$1.00", id="late")
+    late.__enter__()
+    late.charge("search", "$0.30")
+    take_over()
+    with pytest.raises(LedgerUnavailable, match="has lost the newest entries"):
+        late.charge("search", "$0.01")
+    with pytest.raises(LedgerUnavailable, match="has lost the newest entries"):
+        late.__exit__(None, None, None)
+    with Owner(url) as owner:
+        rows = {row.name: row for row in owner.sessions()}
+        assert (rows["wallet"].state, rows["wallet"].terminated_by) == ("tripped", "rolled_back")
+        counted = {name: (row.spent, row.held) for name, row in rows.items()}
+        assert counted == {"wallet": (Decimal("0.60"), Decimal("0.01")), "s": (Decimal("0.30"), Decimal("0.01"))}
+        [hold] = owner.holds()
+        assert hold.doubt == "the ledger's server has lost it"
+        assert owner.verify() == []
+    with other.session("o", budget="$1.00") as mine, pytest.raises(SessionTripped, match="rolled_back"):
+        mine.charge("search", "$0.60")
+    with Owner(url) as owner:
+        owner.reset("wallet")
+    with (
+        make_guard(url, budget="$1.00", unsafe_async_failover=True) as again,
+        again.session("n", budget="$1") as session,
+    ):
+        with pytest.raises(BudgetExhausted):
+            session.charge("search", "$0.60")
+        session.charge("search", "$0.30")
+    for each in (guard, other):
+        with suppress(LedgerUnavailable):
+            each.close()

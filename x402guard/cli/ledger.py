@@ -19,6 +19,7 @@ from x402guard.guard.owner import Owner, existing_ledger
 from x402guard.ledger.model import WALLET
 from x402guard.ledger.owner import CLOCK_MARK, accept_clock, count_lost
 from x402guard.ledger.purchases import DEFAULT_MEMORY_S
+from x402guard.ledger.queries import ended_instances
 from x402guard.ledger.view import Scope
 from x402guard.money import Nanos, format_dollars
 from x402guard.stores import as_ledger_url, check_ledger_url, is_postgres, ledger_path, open_store
@@ -122,7 +123,7 @@ def archive(
     with closing(open_store(url)) as store:
         if not isinstance(store, Archivable):
             raise ConfigError(f"ledger archive: {url} is no ledger that lasts")
-        gone = {instance for instance, row in store.marks("instance", "").items() if row["ended"]}
+        gone = ended_instances(store)
         with working("writing the files"):
             moved = move_to_files(store, round(until.timestamp() * 1000), to.resolve(), gone=gone)
     text = (

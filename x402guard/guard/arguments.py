@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from x402guard.assets import TEST_NETWORKS, Asset
 from x402guard.errors import ConfigError
@@ -12,6 +12,7 @@ from x402guard.flow.ports import ChainReader, Signer
 from x402guard.flow.shell import LOG
 from x402guard.flow.surroundings import here
 from x402guard.guard.approvers import as_approver
+from x402guard.ledger.in_doubt import is_silent
 from x402guard.ledger.store import LedgerStore
 from x402guard.llm import Metering
 from x402guard.llm.meter import Meter
@@ -115,6 +116,14 @@ def is_gone(row: Mapping[str, object]) -> bool:
         and isinstance(pid, int)
         and pid != here().pid()
         and not here().is_running(pid)
+    )
+
+
+def gone_instances(rows: Mapping[str, Mapping[str, Any]], now_ms: int) -> frozenset[str]:
+    """Return the instances whose sessions count as ended: they are gone, or on another machine and silent."""
+    mine = here().machine()
+    return frozenset(
+        key for key, row in rows.items() if is_gone(row) or (row.get("host") != mine and is_silent(row, now_ms))
     )
 
 

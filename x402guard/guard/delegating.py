@@ -13,7 +13,7 @@ from x402guard.errors import ConfigError
 from x402guard.flow.drivers import close_to_the_end, run, run_async, to_the_end
 from x402guard.flow.effects import Flow
 from x402guard.flow.shell import Payer
-from x402guard.guard.arguments import is_gone
+from x402guard.guard.arguments import gone_instances
 from x402guard.guard.opening import Basis, opener_of
 from x402guard.ledger.delegations import Delegation
 from x402guard.ledger.inputs import Input
@@ -154,7 +154,7 @@ def redeemed(basis: Basis, token: str) -> Session:
         )
     read, opener = read_token(token), opener_of(basis.context)
     rows = basis.shell.store.marks("instance", "")
-    gone = frozenset(key for key, row in rows.items() if is_gone(row))
+    gone = gone_instances(rows, basis.shell.store.now_ms())
     delegation, node = run(redeem(basis.context, read, opener, gone), basis.shell)
     hard = delegation.request["token_budget"] is not None
     quotes = tuple((pattern, Nanos(price)) for pattern, price in delegation.quotes)

@@ -15,6 +15,7 @@ from x402guard.chain.reader import Endpoints, RpcChainReader
 from x402guard.errors import ConfigError
 from x402guard.flow.context import DEFAULT_BODY_BYTES, MAX_CLOCK_JUMP_S, Context
 from x402guard.flow.drivers import run, transact_now
+from x402guard.flow.heartbeat import BEAT_S, Heartbeat
 from x402guard.flow.ports import ChainReader, Signer
 from x402guard.flow.shell import Shell
 from x402guard.flow.surroundings import here
@@ -25,6 +26,7 @@ from x402guard.guard.arguments import (
     check_kinds,
     check_mode,
     each_asset,
+    gone_instances,
     is_gone,
     kill_path,
     meter_of,
@@ -180,6 +182,7 @@ class Guard(BudgetParent):
             if self.shell.signer is not None:
                 self.shell.signer.bind(self.shell.store.hold)
             self._node_id, self._basis = WALLET, Basis(self.shell, self.context, self.meter)
+            self._heartbeat = Heartbeat(self._beat) if shell.store.is_shared else None
         except BaseException:
             self._release()
             raise
@@ -201,6 +204,7 @@ class Guard(BudgetParent):
         refuse_strange_clock(store, self.shell.chain, here().boot_id())
         rows = store.marks("instance", "")
         ended = {key for key, row in rows.items() if not row["ended"] and is_gone(row)}
+        now_ms = store.now_ms()
         mine = self._row(ended=False)
 
         def change(view: LedgerView) -> None:
@@ -214,11 +218,19 @@ class Guard(BudgetParent):
                 lapse_due(view)
 
         transact_now(self.shell, Scope(nodes=(WALLET,), marks=(PAYER_MARK, owner_mark(WALLET)), durable=True), change)
-        return frozenset(ended | {key for key, row in rows.items() if row["ended"]})
+        return gone_instances(rows, now_ms)
 
     def _row(self, *, ended: bool) -> dict[str, Any]:
         store, me = self.shell.store, {"host": here().machine(), "pid": here().pid(), "boot": here().boot_id()}
-        return {"since_ms": store.now_ms(), "steady_ms": store.steady_ms(), "ended": ended, **me}
+        beats = {"beat_s": BEAT_S} if store.is_shared else {}
+        return {"since_ms": store.now_ms(), "steady_ms": store.steady_ms(), "ended": ended, **me, **beats}
+
+    def _beat(self) -> None:
+        self._write_row(self._row(ended=False))
+
+    def _write_row(self, row: Mapping[str, Any]) -> None:
+        key = instance_mark(self.context.instance)
+        self.shell.store.transact(Scope(), lambda view: view.put_mark(key, row))
 
     @classmethod
     def from_env(cls, path: Path | str | None = None) -> Guard:
@@ -291,8 +303,9 @@ class Guard(BudgetParent):
         self._closed = True
         self._rechecker.close()
         try:
-            scope = Scope(nodes=(WALLET,))
-            self.shell.store.transact(scope, lambda view: view.put_mark(instance_mark(self.context.instance), mark))
+            if self._heartbeat is not None:
+                self._heartbeat.close()
+            self._write_row(mark)
         finally:
             self._notifier.close()
             self._release()

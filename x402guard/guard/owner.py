@@ -17,7 +17,7 @@ from x402guard.flow.ports import ChainReader
 from x402guard.flow.surroundings import here
 from x402guard.guard.allowance import wallet_of
 from x402guard.guard.approvers import operating_user
-from x402guard.guard.arguments import is_gone, positive
+from x402guard.guard.arguments import gone_instances, positive
 from x402guard.guard.clock import refuse_strange_clock
 from x402guard.guard.guard import Guard
 from x402guard.guard.owner_rows import (
@@ -260,10 +260,12 @@ class Owner:
         """
         node_id = self._session(session)
         rows = self._store.marks("instance", "")
+        gone = gone_instances(rows, self._store.now_ms())
         for node in self._store.nodes(node_id):
             for opener in node.openers:
-                row = rows.get(opener.rpartition("#")[0], {"ended": True})
-                if not is_gone(row):
+                instance = opener.rpartition("#")[0]
+                if instance in rows and instance not in gone:
+                    row = rows[instance]
                     raise ConfigError(
                         f"session: {node.id!r} is open in process {row.get('pid')} of {row.get('host')}, which undoes its "
                         "actions when it ends; stop that process first"
@@ -303,7 +305,7 @@ class Owner:
         nodes, now_ms, instances = nodes_of(self._store), self._store.now_ms(), self._store.marks("instance", "")
         found = [read_delegation(row) for row in self._store.marks("delegation", below_id).values()]
         found.sort(key=lambda each: nodes[each.session].created_ms)
-        gone = {key for key, row in instances.items() if is_gone(row)}
+        gone = gone_instances(instances, now_ms)
         asks = {row["sender"] for row in self._store.marks("input", "").values() if not row["taken"]}
         return [
             DelegationRow.of(each, nodes[each.session], now_ms, gone=gone.__contains__, asks=asks) for each in found

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from typing import Any
 
 from x402guard.flow.drivers import transact_now
 from x402guard.flow.surroundings import here
 from x402guard.frozen import replace
-from x402guard.guard.arguments import is_gone
+from x402guard.guard.arguments import gone_instances
 from x402guard.guard.guard import Guard
 from x402guard.ledger.delegations import DelegationState
 from x402guard.ledger.inputs import Input, Wait, find_cycles, input_mark, read_input, wait_mark, waits_of
@@ -64,7 +64,8 @@ class Watchdog:
         now_ms, nodes, holds = store.now_ms(), store.nodes(), store.outstanding()
         questions, states = store.marks("approval", "").values(), store.marks("state", "")
         instances, tripped = store.marks("instance", ""), []
-        waits = _waits(store.marks("wait", "").values(), nodes, instances)
+        gone = gone_instances(instances, now_ms)
+        waits = _waits(store.marks("wait", "").values(), nodes, lambda key: key in gone or key not in instances)
         delegated = {
             key for key, row in store.marks("delegation", "").items() if row["state"] == DelegationState.WORKING
         }
@@ -128,18 +129,13 @@ def _stopped(run: Node, instances: Mapping[str, Mapping[str, Any]]) -> tuple[int
     return tuple(sorted(pids))
 
 
-def _waits(
-    rows: Iterable[Mapping[str, Any]], nodes: Iterable[Node], instances: Mapping[str, Mapping[str, Any]]
-) -> list[Wait]:
+def _waits(rows: Iterable[Mapping[str, Any]], nodes: Iterable[Node], gone: Callable[[str], bool]) -> list[Wait]:
     """Return the waits of open sessions for open sessions, as far as their processes are not known to have ended."""
     known = {node.id: node for node in nodes if node.state is NodeState.OPEN}
 
     def lives(node_id: str) -> bool:
         openers = known[node_id].openers if node_id in known else ()
-        return any(not is_gone(instances.get(each.rpartition("#")[0], {"ended": True})) for each in openers)
-
-    def gone(instance: str) -> bool:
-        return is_gone(instances.get(instance, {"ended": True}))
+        return any(not gone(each.rpartition("#")[0]) for each in openers)
 
     waits = [wait for row in rows for wait in waits_of(row, gone)]
     return [wait for wait in waits if wait.target in known and lives(wait.waiter)]

@@ -24,6 +24,7 @@ from x402guard.money import Nanos, format_dollars
 
 KILL_SWITCH: Final = "kill_switch"
 OVERSHOOT: Final = "overshoot"
+ROLLED_BACK: Final = "rolled_back"
 
 WOULD_TRIP: Final = "would_trip"
 """The event of a rule that would have tripped a budget if the guard were not in shadow mode."""

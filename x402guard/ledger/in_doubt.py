@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
 
 from x402guard.ledger.model import Hold, HoldState
 from x402guard.ledger.view import LedgerView, MarkKey
@@ -11,9 +12,21 @@ DEFAULT_FLIGHT_S: Final = 150
 """Default of ``flight_s``: seconds after which a request without an answer is in doubt; longer than any is waited for."""
 
 
+_SILENT_MS: Final = 600_000
+
+
 def instance_mark(instance: str) -> MarkKey:
     """Return the key of a process instance's mark: its process, and whether it has ended."""
     return "instance", instance
+
+
+def is_silent(row: Mapping[str, Any], now_ms: int) -> bool:
+    """True if an instance that shows every minute that it lives has not done so for ten.
+
+    Its sessions count as ended then, for openings and reports. It frees no hold and makes none doubtful: the process may
+    only be cut off.
+    """
+    return not row["ended"] and "beat_s" in row and now_ms - int(row["since_ms"]) > _SILENT_MS
 
 
 def in_doubt(view: LedgerView, hold: Hold, *, flight_ms: int) -> bool:

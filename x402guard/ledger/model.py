@@ -21,7 +21,7 @@ NOTHING: Final = Nanos(0)
 
 TERMINATIONS: Final = (
     "budget_exhausted", "completed", "disputed_usage", "kill_switch", "loop_detected", "not_verified", "overshoot",
-    "session_timeout", "spend_spike", "unexplained_transfer", "watchdog",
+    "rolled_back", "session_timeout", "spend_spike", "unexplained_transfer", "watchdog",
 )  # fmt: skip
 """Every value of ``terminated_by`` except null."""
 

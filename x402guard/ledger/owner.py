@@ -3,13 +3,34 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable
-from typing import Final
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+from msgspec import Struct
 
 from x402guard.errors import ConfigError
 from x402guard.frozen import replace
-from x402guard.ledger.budgets import KILL_SWITCH, forget_soft_limits, is_past_limit, settle_grants, trip, trip_exceeded
-from x402guard.ledger.model import WALLET, Evidence, Hold, HoldKind, Node, NodeKind, NodeState, Purpose
+from x402guard.ledger.budgets import (
+    KILL_SWITCH,
+    ROLLED_BACK,
+    forget_soft_limits,
+    is_past_limit,
+    settle_grants,
+    trip,
+    trip_exceeded,
+)
+from x402guard.ledger.model import (
+    WALLET,
+    Delivery,
+    Evidence,
+    Hold,
+    HoldKind,
+    HoldState,
+    Node,
+    NodeKind,
+    NodeState,
+    Purpose,
+)
 from x402guard.ledger.transitions import Capture, apply, begin
 from x402guard.ledger.view import LedgerView, MarkKey
 from x402guard.ledger.windows import window_start_ms
@@ -107,6 +128,43 @@ def count_lost(view: LedgerView, hold_id: str, lost: Nanos, by: str, node_ids: I
             trip(view, node.id, KILL_SWITCH, "the ledger was restored from an older copy")
     trip_exceeded(view, WALLET)
 
+
+class Written(Struct, frozen=True):
+    """A hold as a process has written it last, and the facts of its first entry in the journal."""
+
+    hold: Hold
+    facts: Mapping[str, Any]
+
+
+def count_again(view: LedgerView, lost: Iterable[Written], reason: str) -> int:
+    """Trip the wallet, and enter the holds that the ledger's server has lost; return how many were missing.
+
+    Each counts as it did: a payment until the chain decides, whatever else was captured as captured. It counts in its own
+    budget, or in the wallet if that is lost as well, also past a limit.
+    """
+    trip(view, WALLET, ROLLED_BACK, reason)
+    missing = [each for each in lost if view.hold(each.hold.id) is None and each.hold.state in _COUNTED]
+    for hold, facts in ((each.hold, each.facts) for each in missing):
+        again = replace(
+            hold,
+            node_id=hold.node_id if view.has_node(hold.node_id) else WALLET,
+            state=HoldState.HELD,
+            captured=Nanos(0),
+            evidence=None,
+            claim=None,
+            proof=None,
+            closed_ms=0,
+            doubt="the ledger's server has lost it" if hold.intent else None,
+            delivery=hold.delivery if hold.intent is None else Delivery.LOST,
+        )
+        begin(view, again, facts)
+        if hold.intent is None and hold.state is HoldState.CAPTURED:
+            apply(view, hold.id, Capture(hold.captured, Evidence.ASSUMED, note="entered again: the server had lost it"))
+        trip_exceeded(view, again.node_id)
+    return len(missing)
+
+
+_COUNTED: Final = frozenset({HoldState.HELD, HoldState.CAPTURED})
 
 CLOCK_MARK: Final[MarkKey] = ("clock", "accepted")
 """The key of the mark with the time, in unix milliseconds, that the owner has accepted last."""

@@ -9,6 +9,7 @@ from decimal import Decimal
 from typing import Final
 
 from x402guard.errors import ConfigError
+from x402guard.ledger.in_doubt import is_silent
 from x402guard.ledger.model import WALLET, Hold, HoldKind, Node, NodeKind
 from x402guard.ledger.store import LedgerReads, LedgerStore
 from x402guard.ledger.tree import below
@@ -113,5 +114,11 @@ def _nearest_rank(ordered: list[int], percent: int) -> int:
 
 def prediction_of(store: LedgerStore, name: str, *, but: str | None = None) -> Prediction:
     """Return the prediction from past sessions of *name*, without the session of id *but*."""
-    gone = {instance for instance, row in store.marks("instance", "").items() if row["ended"]}
-    return predict(store.nodes(), name, gone=gone, but=but)
+    return predict(store.nodes(), name, gone=ended_instances(store), but=but)
+
+
+def ended_instances(store: LedgerReads) -> set[str]:
+    """Return the instances whose row says that they have ended, or that are silent."""
+    now_ms = store.now_ms()
+    rows = store.marks("instance", "").items()
+    return {instance for instance, row in rows if row["ended"] or is_silent(row, now_ms)}

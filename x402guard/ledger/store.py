@@ -72,6 +72,10 @@ class LedgerStore(LedgerReads, Protocol):
         """True if every call takes microseconds, so that an event loop may run it without a thread."""
 
     @property
+    def is_shared(self) -> bool:
+        """True if processes of other machines use it, which cannot see whether a process of this one lives."""
+
+    @property
     def may_lose_commits(self) -> bool:
         """True if what was committed can be lost, because another server takes over that did not have it yet."""
 

@@ -33,6 +33,7 @@ class MemoryStore:
     """
 
     inline: Final = True
+    is_shared: Final = False
     may_lose_commits: Final = False
 
     def __init__(

@@ -25,20 +25,24 @@ from psycopg import errors as refused
 from typing_extensions import override
 
 from x402guard.errors import LedgerUnavailable
-from x402guard.ledger.model import Hold, Node
+from x402guard.flow.shell import LOG
+from x402guard.ledger.model import WALLET, Hold, Node
+from x402guard.ledger.owner import count_again
 from x402guard.ledger.tree import without_idle
+from x402guard.ledger.view import Scope
 from x402guard.stores.audit import Query, audit
 from x402guard.stores.group_commit import WRITING, GroupCommit, Request, failed_together
-from x402guard.stores.postgres_rows import Asked, LoadedRows, MoreNeeded, Proof, as_text
-from x402guard.stores.postgres_schema import BUSY, FUNCTIONS, MIGRATIONS, SCHEMA, TAKE_TURNS, VERSION
+from x402guard.stores.postgres_rows import Asked, LoadedRows, MoreNeeded, Proof, Recent, as_text
+from x402guard.stores.postgres_schema import BUSY, FUNCTIONS, MIGRATIONS, ROLLED_BACK, SCHEMA, TAKE_TURNS, VERSION
 from x402guard.stores.postgres_server import (
     BROKEN,
     ISOLATION,
     LOST,
     OLDEST_SERVER,
     STATEMENT_MS,
+    Known,
     Server,
-    another,
+    ServerClock,
     as_unavailable,
     moving,
     settings,
@@ -98,6 +102,7 @@ class PostgresStore(GroupCommit, PostgresReads):
     """
 
     inline: Final = False
+    is_shared: Final = True
     row_lock = " FOR NO KEY UPDATE"
     _disk_errors = psycopg.Error
 
@@ -112,12 +117,13 @@ class PostgresStore(GroupCommit, PostgresReads):
     ) -> None:
         super().__init__()
         self._url = url
-        self._known = _Known(url)
+        self._known = Known(url)
         self._read_lock = threading.Lock()
         self._writer, self._reader = Server(url, self._known.check), Server(url, self._known.check)
         self._read_only = read_only
         self._hot: dict[str, float] = {}  # row → until when processes take turns for it
         self._last: Mapping[str, str | int] | None = None
+        self._recent = Recent()
         self._own_clock, self._while_moving = clock_ms, while_moving
         # A store that is not closed closes its connections with itself.
         weakref.finalize(self, _close, os.getpid(), self._writer, self._reader)
@@ -125,7 +131,7 @@ class PostgresStore(GroupCommit, PostgresReads):
             undo.callback(self._writer.close)
             server_ms = self._prepare()
             undo.pop_all()
-            self._server_clock = _ServerClock(server_ms, steady_ms or system_steady_ms)
+            self._server_clock = ServerClock(server_ms, steady_ms or system_steady_ms)
             steady = steady_ms or (system_steady_ms if clock_ms is None else None)
             self._clock = StoreClock(clock_ms or self._server_clock, steady)
 
@@ -219,7 +225,10 @@ class PostgresStore(GroupCommit, PostgresReads):
                 turns = ()  # nothing is written; most likely the server has ended the connection out of turn
             except LedgerUnavailable:
                 raise
-            except Exception:
+            except Exception as error:
+                if isinstance(error, psycopg.Error) and error.sqlstate == ROLLED_BACK:
+                    self._latch()
+                    raise
                 if len(batch) == 1:
                     raise
                 self._commit_apart(batch)  # it may be the fault of one of them
@@ -232,6 +241,23 @@ class PostgresStore(GroupCommit, PostgresReads):
                 self._writer.roll_back()
             attempts += 1
         raise LedgerUnavailable(f"other processes changed the same budgets {_MOST_ATTEMPTS} times meanwhile")
+
+    def _latch(self) -> None:
+        """Trip the wallet for all processes, and enter again what the server has lost of this one's newest holds."""
+        last, self._last = self._last, None
+        reason = "the ledger's server has lost the newest entries of a process: another server took over, or a backup is back"
+        try:
+            for some in self._recent.parts():
+                nodes = {WALLET, *(each.hold.node_id for each in some)}
+                scope = Scope(nodes=tuple(nodes), holds=tuple(each.hold.id for each in some), durable=True)
+                request = Request(scope, partial(count_again, lost=some, reason=reason))
+                self._commit([request])
+                request.outcome()
+                self._recent.forget(some)
+        except (psycopg.Error, LedgerUnavailable) as error:
+            LOG.error("the ledger's server has lost entries, and the wallet cannot be tripped: %s", error)
+        finally:
+            self._last = last
 
     def _note_hot(self, error: psycopg.Error) -> Sequence[str]:
         """Return the rows to take the turn for, after a conflict.
@@ -299,6 +325,7 @@ class PostgresStore(GroupCommit, PostgresReads):
             _note_run(batch)
             if not isinstance(error, Exception):
                 raise  # a signal came while the answer was waited for
+        self._recent.note(rows)
         if durable and proof is not None:
             self._last = proof.entries[-1]  # what is not durable may be gone after a crash of the server
 
@@ -431,36 +458,6 @@ class PostgresMoment(PostgresReads):
 
     def _read(self, convert: Callable[[Sequence[Any]], R], sql: str, values: Sequence[str | int] = ()) -> list[R]:
         return [convert(row) for row in self._server.say(sql, values, statement_ms=_REPORT_MS)]
-
-
-class _Known:
-    """Which ledger is open. Connections refer to this and not to the store, which closes them with itself."""
-
-    def __init__(self, url: str) -> None:
-        self._url = url
-        self.id: str | None = None
-
-    def check(self, server: Server) -> None:
-        """Raise ``LedgerUnavailable`` if a new connection has led to another ledger."""
-        if self.id is not None and server.run(f"SELECT id::text FROM {SCHEMA}.ledger") != [(self.id,)]:
-            raise another(self._url)
-
-
-class _ServerClock:
-    """The server's clock, as it was last seen, and what has passed here since. A look at it takes no round trip."""
-
-    def __init__(self, server_ms: int, steady_ms: Callable[[], int]) -> None:
-        self._steady = steady_ms
-        self.see(server_ms)
-
-    def see(self, server_ms: int) -> None:
-        """Note the time that an answer carries, in unix milliseconds."""
-        self._seen = (server_ms, self._steady())
-
-    def __call__(self) -> int:
-        """Return the server's time in unix milliseconds."""
-        server_ms, steady_ms = self._seen
-        return server_ms + self._steady() - steady_ms
 
 
 def _note_run(batch: list[Request[Any]]) -> None:

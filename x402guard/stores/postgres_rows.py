@@ -10,7 +10,8 @@ from msgspec.json import Decoder, Encoder
 from typing_extensions import override
 
 from x402guard.frozen import replace
-from x402guard.ledger.model import Entry, Hold, HoldState, Node
+from x402guard.ledger.model import Entry, Hold, HoldKind, HoldState, Node
+from x402guard.ledger.owner import Written
 from x402guard.ledger.view import LedgerView, MarkKey, Scope
 from x402guard.stores.memory_rows import MemoryRows
 from x402guard.stores.rows import (
@@ -30,6 +31,10 @@ from x402guard.stores.views import DUE_AT_ONCE
 
 _TEXT: Final = Encoder().encode
 _VALUE: Final = Decoder(dict[str, Any]).decode
+
+_MOST_RECENT: Final = 5_000
+_RECENT_MS: Final = 900_000
+_RECENT_AT_ONCE: Final = 100
 
 OutKey = tuple[str, str]
 """(network, token) of payments that are out."""
@@ -103,6 +108,43 @@ class Asked:
 def as_text(values: Sequence[str]) -> str:
     """Return text values as a JSON array."""
     return _TEXT(values).decode()
+
+
+class Recent:
+    """The holds that this process has written in the last quarter of an hour, for a server that loses them."""
+
+    def __init__(self) -> None:
+        self._written: dict[str, tuple[int, Written]] = {}
+        self._told = False
+
+    def note(self, rows: LoadedRows) -> None:
+        """Keep what the changes of one transaction have written."""
+        first = {entry.hold_id: entry for entry in rows.entries if entry.event == "authorize"}
+        for hold in rows.written_holds():
+            _, before = self._written.pop(hold.id, (0, None))
+            if hold.kind is HoldKind.TOKENS or hold.state in (HoldState.VOIDED, HoldState.EXPIRED):
+                continue
+            entry = first.get(hold.id)
+            taken_over = {"kind": hold.kind, "amount": hold.amount, "deadline": hold.deadline_unix}
+            facts = entry.facts() if entry is not None else taken_over if before is None else before.facts
+            self._written[hold.id] = rows.now_ms, Written(hold, facts)
+        while self._written:
+            oldest = next(iter(self._written))
+            if len(self._written) <= _MOST_RECENT and self._written[oldest][0] > rows.now_ms - _RECENT_MS:
+                break
+            del self._written[oldest]
+
+    def parts(self) -> list[list[Written]]:
+        """Return them in parts for a transaction each; one empty part if there are none. Nothing once they are entered."""
+        kept = [written for _, written in self._written.values()]
+        parts = [kept[start : start + _RECENT_AT_ONCE] for start in range(0, len(kept), _RECENT_AT_ONCE)]
+        return parts or ([] if self._told else [[]])
+
+    def forget(self, entered: Sequence[Written]) -> None:
+        """Forget what the ledger has again."""
+        self._told = True
+        for each in entered:
+            self._written.pop(each.hold.id, None)
 
 
 class MoreNeeded(BaseException):  # no change may catch it: all of them run again
@@ -193,6 +235,10 @@ class LoadedRows(MemoryRows):
     @override
     def live_payments(self, network: str, token: str) -> int:
         return self._out[network, token]  # of all holds, and not of the loaded ones
+
+    def written_holds(self) -> Iterable[Hold]:
+        """Return the holds that the changes have written, as they are now."""
+        return (self.holds[hold_id] for hold_id in self._changed_holds)
 
     @property
     def is_changed(self) -> bool:

@@ -187,6 +187,36 @@ class Server:
             connection.close()
 
 
+class Known:
+    """Which ledger is open. Connections refer to this and not to the store, which closes them with itself."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self.id: str | None = None
+
+    def check(self, server: Server) -> None:
+        """Raise ``LedgerUnavailable`` if a new connection has led to another ledger."""
+        if self.id is not None and server.run(f"SELECT id::text FROM {SCHEMA}.ledger") != [(self.id,)]:
+            raise another(self._url)
+
+
+class ServerClock:
+    """The server's clock, as it was last seen, and what has passed here since. A look at it takes no round trip."""
+
+    def __init__(self, server_ms: int, steady_ms: Callable[[], int]) -> None:
+        self._steady = steady_ms
+        self.see(server_ms)
+
+    def see(self, server_ms: int) -> None:
+        """Note the time that an answer carries, in unix milliseconds."""
+        self._seen = (server_ms, self._steady())
+
+    def __call__(self) -> int:
+        """Return the server's time in unix milliseconds."""
+        server_ms, steady_ms = self._seen
+        return server_ms + self._steady() - steady_ms
+
+
 @lru_cache(maxsize=512)
 def with_places(sql: str) -> str:
     """Return SQL with the places for values that psycopg knows: ``%s`` for ``?``."""

@@ -67,6 +67,7 @@ class SqliteStore(GroupCommit, SqlReads):
     """
 
     inline: Final = False
+    is_shared: Final = False
     may_lose_commits: Final = False
     row_lock = ""  # one process writes at a time
     _disk_errors = sqlite3.Error

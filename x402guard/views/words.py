@@ -33,6 +33,7 @@ _STOPPED: Final = {
     "loop_detected": "A loop stopped it.",
     "not_verified": "Its result was not verified.",
     "overshoot": "It went past its limit.",
+    "rolled_back": "The ledger's server had lost entries.",
     "session_timeout": "Its time was over.",
     "spend_spike": "A spike stopped it.",
     "unexplained_transfer": "An unexplained transfer stopped it.",

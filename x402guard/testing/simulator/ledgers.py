@@ -34,6 +34,11 @@ class WatchedStore:
         return True
 
     @property
+    def is_shared(self) -> bool:
+        """See ``LedgerStore.is_shared``."""
+        return self.inner.is_shared
+
+    @property
     def may_lose_commits(self) -> bool:
         """See ``LedgerStore.may_lose_commits``."""
         return False
