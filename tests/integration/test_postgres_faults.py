@@ -7,12 +7,14 @@ import threading
 import time
 from decimal import Decimal
 
+import anyio
 import psycopg
 import pytest
 
 from tests.support import postgres, processes
 from tests.support.ledger import Books, a_hold, usd
-from tests.support.merchant import Shop, client, make_guard
+from tests.support.merchant import URL as SHOP_URL
+from tests.support.merchant import Shop, async_client, client, make_guard
 from tests.support.postgres_way import Way
 from tests.support.signers import SpySigner
 from x402guard import LedgerUnavailable
@@ -49,6 +51,52 @@ def straight(url):
     store = open_store(url)
     yield store
     store.close()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("how", ["silent", "down"])
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_a_server_that_goes_away_after_the_payment_left_holds_up_no_answer(url, way, straight, how, kind):
+    """The end is written when it is back: the hold is captured, and the purchase is handed over."""
+    shop = Shop()
+
+    def sells(request):
+        answer = shop(request)
+        if "payment-signature" in request.headers:
+            away()
+        return answer
+
+    def away():
+        if how == "silent":
+            way.silent = True
+        else:
+            way.go_down()
+        gone.append(time.monotonic())
+
+    gone = []
+    with make_guard(way.url(url), budget="$1.00") as guard, guard.session("s", budget="$1.00") as session:
+        if kind == "sync":
+            with client(session, sells) as http:
+                answer = http.get(SHOP_URL)
+        else:
+
+            async def pays():
+                async with async_client(session, sells) as http:
+                    return await http.get(SHOP_URL)
+
+            answer = anyio.run(pays)
+        assert (answer.status_code, len(gone)) == (200, 1)
+        assert time.monotonic() - gone[0] < 2.7
+        hold_id = answer.extensions["x402guard"].hold_id
+        assert straight.hold(hold_id).state == "held"
+        way.silent = way.down = False
+        until_s = time.monotonic() + 30
+        while (found := straight.hold(hold_id)).delivery != "done":
+            assert time.monotonic() < until_s, found
+            time.sleep(0.02)
+        assert (found.state, found.evidence, found.doubt) == ("captured", "claimed", None)
+        assert session.spent == Decimal("0.01")
+    assert straight.audit() == []
 
 
 @pytest.mark.parametrize("plan", ["before", "half"])

@@ -17,10 +17,13 @@ class Way:
 
     ``plan`` is for the next write alone: ``before`` cuts in its place, ``half`` in the middle of it, ``after`` once the server has
     it and before the answer, ``late`` cuts and gives it to the server at ``deliver()``, ``slow`` gives it 0.2 s later.
+
+    While it is ``silent``, it carries nothing, and cuts nothing either; ``go_down`` cuts all there is and refuses the next.
     """
 
     def __init__(self, folder):
         self.folder, self.plan, self.down, self.cuts = folder, None, False, 0
+        self.silent = False
         self.trips, self._kept, self._open = 0, [], []
         self._listening = socket.socket(socket.AF_UNIX)
         self._path = folder / f".s.PGSQL.{PORT}"
@@ -62,6 +65,8 @@ class Way:
         with suppress(OSError):
             while data := theirs.recv(1 << 20):
                 self.trips += data[:1] == b"Q"
+                while self.silent:
+                    time.sleep(0.02)
                 plan = self.plan if WRITE in data else None
                 if plan is not None:
                     self.plan, self.cuts = None, self.cuts + 1
@@ -90,6 +95,10 @@ class Way:
         if not any(ours is kept for kept, _ in self._kept):
             _end(theirs, ours)
 
+    def go_down(self):
+        self.down = True
+        _end(*self._open)
+
     def deliver(self):
         """Give the server what was kept from it, and wait until it has answered."""
         for ours, data in self._kept:
@@ -101,6 +110,7 @@ class Way:
         self._kept.clear()
 
     def close(self):
+        self.silent = False
         _end(self._listening, *self._open)
         for each in (self._listening, *self._open):
             each.close()

@@ -223,7 +223,9 @@ def book(
 ) -> Flow[Hold]:
     """Capture what was used. See ``write_bill``."""
     return (
-        yield from transact_anyway(*write_bill(context, hold, bill, marks, most_tokens=most_tokens, outcome=outcome))
+        yield from transact_anyway(
+            *write_bill(context, hold, bill, marks, most_tokens=most_tokens, outcome=outcome), late=True
+        )
     )
 
 

@@ -197,6 +197,15 @@ def transact_now(shell: Shell, scope: Scope, change: Change[R]) -> R:
 
 
 def _transact(effect: Transact[Any], shell: Shell) -> _Transacted:
+    if effect.late and shell.late_writes is not None:
+        transacted: _Transacted = shell.late_writes.write(
+            lambda: _write(effect, shell), lambda answer: _told(answer, shell)
+        )
+        return transacted
+    return _write(effect, shell)
+
+
+def _write(effect: Transact[Any], shell: Shell) -> _Transacted:
     views: list[LedgerView] = []
 
     def change(view: LedgerView) -> Any:

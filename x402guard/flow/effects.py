@@ -64,10 +64,15 @@ class PeekBody(Struct, frozen=True):
 
 
 class Transact(Struct, Generic[R], frozen=True):
-    """Run a change in the ledger. It is never abandoned halfway. Fails with ``LedgerUnavailable``."""
+    """Run a change in the ledger. It is never abandoned halfway. Fails with ``LedgerUnavailable``.
+
+    ``late``: the caller has its answer, and only its end is written. On a ledger of several machines that does not answer
+    in two seconds it fails, and is written later.
+    """
 
     scope: Scope
     change: Change[R]
+    late: bool = False
 
 
 class Compute(Struct, Generic[R], frozen=True):
@@ -155,13 +160,13 @@ def transact(scope: Scope, change: Change[R]) -> Flow[R]:
     return result
 
 
-def transact_anyway(scope: Scope, change: Change[R]) -> Flow[R]:
-    """Run *change* even if the task is cancelled. It may run twice, so it must be idempotent."""
+def transact_anyway(scope: Scope, change: Change[R], *, late: bool = False) -> Flow[R]:
+    """Run *change* even if the task is cancelled. It may run twice, so it must be idempotent. *late*: see ``Transact``."""
     try:
-        result: R = yield Transact(scope, change)
+        result: R = yield Transact(scope, change, late)
     except Interrupted as cut:
         try:
-            yield Transact(scope, change)
+            yield Transact(scope, change, late)
         except LedgerUnavailable as error:
             cut.cause.add_note(f"the ledger could not be written after the cancellation: {error}")
         raise

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeVar
 
 from x402guard.flow.bulkheads import Slots
 from x402guard.flow.context import Context
@@ -15,6 +15,8 @@ from x402guard.flow.singleflight import SingleFlight
 from x402guard.ledger.store import LedgerStore
 from x402guard.ledger.view import LedgerView, Notice
 from x402guard.policy.approvals import Answer, ApprovalRequest
+
+R = TypeVar("R")
 
 LOG: Final = logging.getLogger("x402guard")
 
@@ -74,6 +76,7 @@ class Shell:
         single_flight: coalesces chain reads.
         observer: is told of commits and steps, or None.
         shadow: the owner's rules refuse nothing; what they would refuse is recorded.
+        late_writes: writes the ends of answers that need not be waited for; None where the ledger is on this machine.
     """
 
     store: LedgerStore
@@ -87,6 +90,17 @@ class Shell:
     single_flight: SingleFlight = field(default_factory=SingleFlight)
     observer: Observer | None = None
     shadow: bool = False
+    late_writes: WritesLate | None = None
+
+
+class WritesLate(Protocol):
+    """Writes what may come later (``late_writes.LateWrites``)."""
+
+    def write(self, call: Callable[[], R], late: Callable[[R], object]) -> R:
+        """Return the result of *call*, or raise ``LedgerUnavailable`` and let *late* take it when it is written."""
+
+    def close(self) -> None:
+        """Wait a while for what is still to be written."""
 
 
 class Approver(Protocol):

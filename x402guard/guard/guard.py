@@ -16,6 +16,7 @@ from x402guard.errors import ConfigError
 from x402guard.flow.context import DEFAULT_BODY_BYTES, MAX_CLOCK_JUMP_S, Context
 from x402guard.flow.drivers import run, transact_now
 from x402guard.flow.heartbeat import BEAT_S, Heartbeat
+from x402guard.flow.late_writes import LateWrites
 from x402guard.flow.ports import ChainReader, Signer
 from x402guard.flow.shell import Shell
 from x402guard.flow.surroundings import here
@@ -175,7 +176,8 @@ class Guard(BudgetParent):
         self._observer: Telemetry | None = None
         try:
             self._observer = observed(telemetry)
-            self.shell = replace(self.shell, observer=self._observer)
+            late_writes = LateWrites() if shell.store.is_shared else None
+            self.shell = replace(self.shell, observer=self._observer, late_writes=late_writes)
             gone = self._enter_books(limit)
             risky = self.context.may_lose_holds and shell.store.may_lose_commits
             self.context = replace(self.context, gone=gone, outstanding=shell.store.outstanding, may_lose_holds=risky)
@@ -303,6 +305,8 @@ class Guard(BudgetParent):
         self._closed = True
         self._rechecker.close()
         try:
+            if self.shell.late_writes is not None:
+                self.shell.late_writes.close()
             if self._heartbeat is not None:
                 self._heartbeat.close()
             self._write_row(mark)

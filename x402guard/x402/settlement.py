@@ -115,7 +115,7 @@ def write_claim(context: Context, hold: Hold, claim: Claim, *, status: int) -> F
     receipt = [receipt_mark(intent.network, claim.transaction)] if claim.transaction else []
     marks = (ceiling_mark(intent.payee), *receipt, *guard_marks(context.policy, step, ending=True))
     scope = replace(_scope_of(context, hold.id), marks=marks, durable=failed)
-    answer: Hold = yield Transact(scope, change)
+    answer: Hold = yield Transact(scope, change, late=True)
     return answer
 
 
@@ -141,7 +141,8 @@ def note_doubt(context: Context, hold: Hold, doubt: Doubt, *, sent: bool = True,
         return view.known_hold(hold.id) if answered else lose(view, presentation_of(hold))
 
     marks = (place, *guard_marks(context.policy, step, ending=True))
-    answer: Hold = yield Transact(replace(_scope_of(context, hold.id), marks=marks, durable=sent), change)
+    scope = replace(_scope_of(context, hold.id), marks=marks, durable=sent)
+    answer: Hold = yield Transact(scope, change, late=answered)
     return answer
 
 
@@ -173,9 +174,9 @@ def note_answer_end(context: Context, presentation: Presentation, end: AnswerEnd
         return hold
 
     if end != "whole" or (context.policy.repeat == "allow" and not represented):
-        yield Transact(Scope(holds=(hold_id,)), change)
+        yield Transact(Scope(holds=(hold_id,)), change, late=True)
         return
-    found = yield Transact(Scope(holds=(hold_id,)), lambda view: view.known_hold(hold_id))
+    found = yield Transact(Scope(holds=(hold_id,)), lambda view: view.known_hold(hold_id), late=True)
     bought = bought_mark(context, found.purpose.fingerprint)
     doubted = doubted_mark(context, step_of(found).name)
 
@@ -187,7 +188,7 @@ def note_answer_end(context: Context, presentation: Presentation, end: AnswerEnd
         if known is not None and known["hold"] == hold_id:
             view.put_mark(doubted, {"hold": hold_id, "until": 0})
 
-    yield Transact(Scope(holds=(hold_id,), marks=(bought, doubted)), note)
+    yield Transact(Scope(holds=(hold_id,), marks=(bought, doubted)), note, late=True)
 
 
 def note_late(context: Context, hold: Hold, presentation: Presentation) -> Flow[None]:
