@@ -44,7 +44,7 @@ simulate: $(READY)
 bench: $(READY)
 	$(BIN)/python -m benchmarks $(BENCH)
 
-# Ten minutes; the last line is the sum. SOAK="--seconds 60 --seed 7" for another one, STORE=postgres for a server that crashes.
+# Ten minutes; the last line is the sum. SOAK="--seconds 60 --seed 7" for another one, STORE=postgres for a server that crashes, is cut off and replaced.
 soak: $(READY) $(ANVIL)
 	$(BIN)/python -m tests.soak --store $(or $(STORE),sqlite) $(or $(SOAK),--seconds 600)
 

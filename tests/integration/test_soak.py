@@ -110,6 +110,8 @@ def test_the_same_while_the_server_of_the_ledger_crashes():
         code, printed, sums = soak(folder, "--store", "postgres", "--least", "40", seconds=20)
     assert_counted(code, printed, sums)
     assert number(printed, "server crashed") >= 1
+    assert number(printed, "was cut off") >= 5
+    assert number(printed, "was replaced") == 1
     assert number(printed, "kills") >= 5
 
 

@@ -41,7 +41,10 @@ def main() -> int:
         "--fault", choices=tuple(FAULTS), default="", help="break the agents' guards: the soak has to fail"
     )
     parser.add_argument(
-        "--store", choices=("sqlite", "postgres"), default="sqlite", help="postgres crashes now and then"
+        "--store",
+        choices=("sqlite", "postgres"),
+        default="sqlite",
+        help="postgres crashes, is cut off, and is replaced by its replica",
     )
     given = parser.parse_args()
     soak = Soak(

@@ -4,6 +4,7 @@ import json
 import sqlite3
 import time
 from collections import Counter, defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -120,14 +121,14 @@ class BookWatch:
 class ServerWatch(BookWatch):
     """Reads a ledger in PostgreSQL, whose server may be away for a moment."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: Callable[[], str]) -> None:
         self._url = url
 
     def _rows(self, *queries: str) -> list[list[tuple]]:
         began = time.monotonic()
         while True:
             try:
-                with psycopg.connect(self._url, options="-c search_path=x402guard") as db:
+                with psycopg.connect(self._url(), options="-c search_path=x402guard") as db:
                     db.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
                     return [db.execute(sql.format(url="purpose::json ->> 'url'")).fetchall() for sql in queries]
             except psycopg.OperationalError:

@@ -20,7 +20,7 @@ from tests.soak.chainwatch import ChainWatch
 from tests.soak.checker import NANOS, Checker
 from tests.soak.layout import LIFETIME_S, MOST_JUMPS_S, Lines, Plan, SharedClock
 from tests.soak.seller import LyingSeller
-from tests.support import postgres
+from tests.soak.server import LedgerServer
 from x402guard import Guard
 from x402guard.ledger.owner import owner_mark, set_limit
 from x402guard.ledger.view import Scope
@@ -56,7 +56,7 @@ class Soak:
     least: int = 0
     fault: str = ""
     store_kind: str = "sqlite"
-    restarts: int = 0
+    server: LedgerServer | None = None
     kills: int = 0
     jumps: int = 0
     troubles: int = 0
@@ -125,20 +125,8 @@ class Soak:
         """The ledger's URL, and what reads it."""
         if self.store_kind == "sqlite":
             return f"sqlite:///{folder}/spend.db", lambda: BookWatch(folder / "spend.db")
-        self.server = folder / "server"
-        self.server.mkdir()
-        folder.chmod(0o711)
-        postgres.make_cluster(self.server)
-        postgres.start(self.server, fsync="on")
-        opened.callback(postgres.stop, self.server, "immediate")
-        url = postgres.url(self.server, "postgres")
-        return url, lambda: ServerWatch(url)
-
-    def _restart_server(self) -> None:
-        """The server crashes: what was committed durably is there again, and nothing else need be."""
-        postgres.stop(self.server, "immediate")
-        postgres.start(self.server, fsync="on")
-        self.restarts += 1
+        self.server = LedgerServer(opened, folder, self.chance)
+        return self.server.url, lambda: ServerWatch(self.server.direct)
 
     def _seller(self, opened: ExitStack, number: int) -> LyingSeller:
         collector = Account.create()
@@ -194,8 +182,8 @@ class Soak:
             self._catch_up: 4.0,
             self._raise_limits: 3.0,
         }
-        if self.store_kind == "postgres":
-            paces[self._restart_server] = 9.0
+        if self.server is not None:
+            paces |= {self.server.crash: 9.0, self.server.cut: 0.8, self._fail_over: self.seconds / 2}
         due = {what: began + pace * self.chance.uniform(0.5, 1.5) for what, pace in paces.items()}
         while not self._is_enough(now := time.monotonic(), began):
             what = min(due, key=lambda each: due[each])
@@ -210,6 +198,10 @@ class Soak:
             return True
         longer = 3 if len(self.checker.signed) < self.least else 1
         return now >= began + longer * self.seconds
+
+    def _fail_over(self) -> None:
+        if self.server is not None and not self.server.failovers:
+            self.server.fail_over()
 
     def _check(self) -> None:
         books = self.checker.check()
@@ -356,7 +348,7 @@ class Soak:
         answers = Counter({what: times for what, times in self.said.items() if not what.startswith("refused ")})
         return [
             f"kills {self.kills}, checks {self.checker.checks}, chain in trouble {self.troubles}, limits raised {self.raises}",
-            f"the ledger's server crashed {self.restarts} times",
+            "no server" if self.server is None else self.server.summary(),
             f"clock moved on {self.jumps} times by {self.clock.added_s} s",
             f"signatures {signed}, payments shown {shown.total()}, settled {settled}, most at risk at once ${risk}",
             f"refusals {sum(self.refusals.values())}: {_listed(Counter(self.refusals))}",
