@@ -6,6 +6,7 @@ is interrupted in between, the ledger is whole, and no row names the file.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from datetime import UTC, datetime
@@ -65,7 +66,8 @@ def archive(store: Archivable, before_ms: int, folder: Path, *, gone: Collection
     """Move the sessions that ended before a time (unix milliseconds) to files in *folder*, and return what was moved.
 
     A session goes with all below it, and only if nothing of it can change any more: no hold is live, and a final block
-    proves what its payments took. *gone* are instances known to have ended. Raises ``LedgerUnavailable`` if the ledger
+    proves what its payments took. *gone* are instances known to have ended. Rows of processes that ended before that time
+    go as well. Raises ``LedgerUnavailable`` if the ledger
     or a file cannot be written, or if the ledger is inconsistent.
     """
     with store.one_moment() as query:
@@ -76,7 +78,20 @@ def archive(store: Archivable, before_ms: int, folder: Path, *, gone: Collection
     moved = Moved()
     for together in _in_files(trees):
         moved = _add(moved, _move(store, together, known, folder))
+    store.one_write(lambda query: _forget_instances(query, before_ms))
     return moved
+
+
+def _forget_instances(query: Query, before_ms: int) -> None:
+    """Remove the rows of processes that ended before a time, and that no budget and no live hold names."""
+    named = {row[0] for row in query("SELECT DISTINCT owner FROM holds WHERE state = 'held'", ())}
+    for (openers,) in query("SELECT openers FROM nodes WHERE openers <> '[]'", ()):
+        named |= {opener.rpartition("#")[0] for opener in json.loads(openers)}
+    for key, value in list(query("SELECT key, value FROM marks WHERE kind = 'instance'", ())):
+        row = json.loads(value)
+        silent = "beat_s" in row  # it would have written its row since
+        if (row["ended"] or silent) and row["since_ms"] < before_ms and key not in named:
+            _run(query, "DELETE FROM marks WHERE kind = 'instance' AND key = ? AND value = ?", (key, value))
 
 
 def _is_new(node: Node, known: Mapping[str, Checked]) -> bool:

@@ -199,6 +199,22 @@ def test_an_unsound_journal_is_not_archived(ledger, folder):
         run(ledger, "ALTER TABLE entries ENABLE TRIGGER entries_are_never_changed")
 
 
+def test_rows_of_processes_that_ended_long_ago_go_as_well(ledger, folder):
+    gone = make_guard(ledger)
+    gone.session("s", budget="$1.00", id="kept").__enter__()  # a session that was never closed names it
+    gone.close()
+    for _ in range(2):
+        make_guard(ledger).close()
+    time.sleep(0.01)
+    with make_guard(ledger) as living, closing(open_store(ledger)) as store:
+        before = store.marks("instance", "")
+        assert len(before) == 4
+        archive(ledger, folder, before_ms=min(row["since_ms"] for row in before.values()))
+        assert store.marks("instance", "") == before
+        archive(ledger, folder, before_ms=before[living.instance]["since_ms"])
+        assert set(store.marks("instance", "")) == {living.instance, gone.instance}
+
+
 def test_what_changes_while_the_file_is_written_stays(spent, folder, monkeypatch):
     wrote = archiving.write_archive
 
