@@ -184,6 +184,7 @@ def naive(case, server, behaviour):
         return case.holds(run)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("behaviour", CASES)
 def test_the_guarded_client_withstands(hostile, behaviour):
     assert guarded(CASES[behaviour], hostile, behaviour)

@@ -103,6 +103,7 @@ SAME = [
 ]
 
 
+@pytest.mark.long
 def test_a_process_says_the_same_with_the_same_exit_code(spent):
     """So the other tests may do without one."""
     with ThreadPoolExecutor(2) as threads:
