@@ -1,19 +1,22 @@
 """On a ledger of several machines, a process shows that it lives; a silent one has no open session, and loses no hold."""
 
 import contextvars
+import gc
 import json
 import time
+import weakref
 
 import psycopg
 import pytest
 
 from tests.support.ledger import a_hold
 from tests.support.merchant import make_guard
-from x402guard import ConfigError, Owner
+from x402guard import ConfigError, LedgerUnavailable, Owner
 from x402guard.flow import heartbeat
 from x402guard.flow.surroundings import Surroundings, settle_in
-from x402guard.ledger.in_doubt import in_doubt, instance_mark, is_silent
+from x402guard.ledger.in_doubt import in_doubt, instance_mark, silent_instances
 from x402guard.ledger.view import LedgerView
+from x402guard.stores import open_store
 
 pytestmark = [pytest.mark.xdist_group("postgres"), pytest.mark.long]
 
@@ -59,9 +62,9 @@ def test_a_process_shows_every_minute_that_it_lives(url, monkeypatch):
     monkeypatch.setattr(heartbeat, "BEAT_S", 0.02)
     with make_guard(url) as guard:
         first = row(url, guard.instance)
-        assert first["beat_s"] == 60
+        assert abs(first["seen_ms"] - first["since_ms"]) < 10_000
         until_s = time.monotonic() + 20
-        while row(url, guard.instance)["since_ms"] == first["since_ms"]:
+        while row(url, guard.instance)["seen_ms"] == first["seen_ms"]:
             assert time.monotonic() < until_s
             time.sleep(0.01)
         assert row(url, guard.instance)["ended"] is False
@@ -74,19 +77,19 @@ def test_a_process_shows_every_minute_that_it_lives(url, monkeypatch):
 def test_a_file_of_one_machine_needs_no_sign(tmp_path):
     with make_guard(f"sqlite:///{tmp_path / 'spend.db'}") as guard:
         assert guard._heartbeat is None
-        assert "beat_s" not in guard.shell.store.marks("instance", "")[guard.instance]
+        assert "seen_ms" not in guard.shell.store.marks("instance", "")[guard.instance]
 
 
 def test_a_session_whose_machine_is_silent_counts_as_ended(url, elsewhere):
     with make_guard(url) as guard, guard.session("far", budget="$1.00", id="run-1"):
         [node] = [node for node in guard.shell.store.nodes() if node.id == "run-1"]
         assert len(node.openers) == 2  # it may be alive
-    put(url, elsewhere.instance, since_ms=row(url, elsewhere.instance)["since_ms"] - 599_000)
+    put(url, elsewhere.instance, seen_ms=row(url, elsewhere.instance)["seen_ms"] - 590_000)
     with make_guard(url) as guard:
         assert elsewhere.instance not in guard.context.gone
     with Owner(url) as owner, pytest.raises(ConfigError, match=r"open in process .* of elsewhere"):
         owner.roll_back("id=run-1")
-    put(url, elsewhere.instance, since_ms=row(url, elsewhere.instance)["since_ms"] - 60_000)
+    put(url, elsewhere.instance, seen_ms=row(url, elsewhere.instance)["seen_ms"] - 60_000)
     with make_guard(url) as guard:
         assert elsewhere.instance in guard.context.gone
         with guard.session("far", budget="$1.00", id="run-1") as session:
@@ -101,29 +104,76 @@ def test_a_session_whose_machine_is_silent_counts_as_ended(url, elsewhere):
 
 def test_silence_makes_no_hold_doubtful_and_frees_none():
     now_ms = 1_800_000_000_000
-    silent = {"since_ms": now_ms - 3_600_000, "beat_s": 60, "ended": False}
-    assert is_silent(silent, now_ms)
-    assert not is_silent({**silent, "ended": True}, now_ms)
-    assert not is_silent({"since_ms": now_ms - 3_600_000, "ended": False}, now_ms)
+    silent = {"seen_ms": now_ms - 3_600_000, "ended": False}
+    assert silent_instances({"me": silent}, now_ms) == {"me"}
+    assert silent_instances({"me": {**silent, "ended": True}}, now_ms) == set()
+    assert silent_instances({"me": {"since_ms": now_ms - 3_600_000, "ended": False}}, now_ms) == set()
     hold = a_hold(now_ms=now_ms)
     for ended in (False, True):
         view = LedgerView(now_ms=now_ms, marks={instance_mark(hold.instance): {**silent, "ended": ended}})
         assert in_doubt(view, hold, flight_ms=150_000) is ended
 
 
-def test_a_sign_that_cannot_be_written_is_tried_again(url, monkeypatch, elsewhere):
-    monkeypatch.setattr(heartbeat, "BEAT_S", 0.02)
-    beats = []
+def test_a_process_that_believes_an_older_time_judges_by_the_newest_sign():
+    now_ms = 1_800_000_000_000
+    rows = {
+        name: {"seen_ms": now_ms - age_ms, "ended": False}
+        for name, age_ms in (("a", 0), ("b", 590_000), ("c", 660_000))
+    }
+    assert silent_instances(rows, now_ms - 3_600_000) == {"c"}
 
-    def beat():
-        beats.append(1)
-        if len(beats) < 3:
-            elsewhere.shell.store._writer.say("SELECT 1 FROM nowhere")
 
-    sign = heartbeat.Heartbeat(lambda: elsewhere.shell.store._in_turn(beat))
+def test_a_machine_that_slept_shows_the_servers_time(url, monkeypatch):
+    """Its own steady clock stood still, so it disbelieves what the server says, but not for others."""
+    store = open_store(url, steady_ms=lambda: 0)
+    with make_guard(store) as guard:
+        store._clock._began = (store.now_ms() - 660_000, 0)
+        assert store._clock.read()[1] >= 600_000
+        guard._beat()
+        shown = row(url, guard.instance)
+        assert shown["seen_ms"] - shown["since_ms"] >= 600_000
+    store.close()
+
+
+class Beats:
+    """What writes a sign, and fails at first."""
+
+    def __init__(self):
+        self.count = 0
+
+    def beat(self):
+        self.count += 1
+        if self.count == 1:
+            raise LedgerUnavailable("away")
+        if self.count == 2:
+            raise ZeroDivisionError
+
+
+def until(holds):
     until_s = time.monotonic() + 20
-    while len(beats) < 4:
+    while not holds():
         assert time.monotonic() < until_s
         time.sleep(0.01)
+
+
+def test_a_sign_that_cannot_be_written_is_tried_again(monkeypatch):
+    monkeypatch.setattr(heartbeat, "BEAT_S", 0.01)
+    beats = Beats()
+    sign = heartbeat.Heartbeat(beats.beat)
+    until(lambda: beats.count > 3)
     sign.close()
     sign.close()
+    assert not sign._thread.is_alive()
+
+
+def test_a_guard_that_is_not_closed_is_kept_alive_by_no_sign(monkeypatch, url):
+    monkeypatch.setattr(heartbeat, "BEAT_S", 0.01)
+    guard = make_guard(url)
+    thread, gone = guard._heartbeat._thread, weakref.ref(guard)
+    del guard
+    for _ in range(50):
+        gc.collect()
+        if gone() is None and not thread.is_alive():
+            break
+        time.sleep(0.02)
+    assert (gone(), thread.is_alive()) == (None, False)

@@ -16,6 +16,7 @@ from x402guard.errors import ConfigError
 from x402guard.guard import signed_report
 from x402guard.guard.approvers import operating_user
 from x402guard.guard.owner import Owner, existing_ledger
+from x402guard.guard.settings import load_settings
 from x402guard.ledger.model import WALLET
 from x402guard.ledger.owner import CLOCK_MARK, accept_clock, count_lost
 from x402guard.ledger.purchases import DEFAULT_MEMORY_S
@@ -23,7 +24,7 @@ from x402guard.ledger.queries import ended_instances
 from x402guard.ledger.view import Scope
 from x402guard.money import Nanos, format_dollars
 from x402guard.stores import as_ledger_url, check_ledger_url, is_postgres, ledger_path, open_store
-from x402guard.stores.archiving import Archivable
+from x402guard.stores.archiving import Archivable, unnamed_files
 from x402guard.stores.archiving import archive as move_to_files
 from x402guard.stores.sqlite import SqliteStore
 from x402guard.views.words import printable
@@ -113,10 +114,11 @@ def archive(
     Example: x402guard ledger archive --before 90d --to /var/lib/x402guard/archive
     """
     url, until = existing_ledger(ledger_url), typed_time(before, option="--before")
-    if until > datetime.now(UTC) - timedelta(seconds=_LEAST_AGE_S):
+    least_s = max(_LEAST_AGE_S, load_settings().purchase_memory_s + DEFAULT_MEMORY_S)
+    if until > datetime.now(UTC) - timedelta(seconds=least_s):
         raise ConfigError(
-            f"--before: {before!r} is less than {_LEAST_AGE_S // 86_400} days ago, and agents may still ask for what they bought then; "
-            "write an earlier time, such as 90d"
+            f"--before: {before!r} is less than {-(-least_s // 86_400)} days ago, and agents may still ask for what they bought then "
+            "(purchase_memory_s); write an earlier time, such as 90d"
         )
     if not to.is_dir():
         raise ConfigError(f"--to: {to} is no folder; create it first, where it is backed up")
@@ -126,14 +128,17 @@ def archive(
         gone = ended_instances(store)
         with working("writing the files"):
             moved = move_to_files(store, round(until.timestamp() * 1000), to.resolve(), gone=gone)
+        unnamed = unnamed_files(store, to.resolve())
     text = (
         f"{moved.sessions} sessions with {moved.entries} entries are in {len(moved.files)} files in {to} now ({moved.size:,} bytes); "
         "keep them as long as the ledger"
         if moved.sessions
         else f"no session that ended before {_shown(round(until.timestamp() * 1000))} can be archived"
     )
+    if unnamed:
+        text += f"\nthis ledger does not name: {', '.join(unnamed)}"
     values = {"sessions": moved.sessions, "entries": moved.entries, "holds": moved.holds, "bytes": moved.size}
-    say(text, {**values, "files": list(moved.files)}, as_json=as_json)
+    say(text, {**values, "files": list(moved.files), "unnamed": unnamed}, as_json=as_json)
 
 
 @ledger.command("restore")

@@ -197,11 +197,14 @@ def transact_now(shell: Shell, scope: Scope, change: Change[R]) -> R:
 
 
 def _transact(effect: Transact[Any], shell: Shell) -> _Transacted:
-    if effect.late and shell.late_writes is not None:
+    if shell.late_writes is None:
+        return _write(effect, shell)
+    if effect.late:
         transacted: _Transacted = shell.late_writes.write(
-            lambda: _write(effect, shell), lambda answer: _told(answer, shell)
+            lambda: _write(effect, shell), lambda answer: _told(answer, shell), patient=effect.scope.durable
         )
         return transacted
+    shell.late_writes.settle()
     return _write(effect, shell)
 
 

@@ -67,7 +67,7 @@ class Transact(Struct, Generic[R], frozen=True):
     """Run a change in the ledger. It is never abandoned halfway. Fails with ``LedgerUnavailable``.
 
     ``late``: the caller has its answer, and only its end is written. On a ledger of several machines that does not answer
-    in two seconds it fails, and is written later.
+    in two seconds it fails, and is written later. A durable change restrains, so it is waited for.
     """
 
     scope: Scope

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Final, TypeVar
+from contextvars import copy_context
+from typing import Any, Final, TypeVar, cast
 
 from x402guard.errors import LedgerUnavailable
 from x402guard.flow.detached import Aside, TooLate
@@ -17,16 +17,49 @@ R = TypeVar("R")
 
 MOST_WAITING: Final = 1_000
 ANSWER_S: Final = 2.0
-_PAUSES_S: Final = (0.5, 1.0, 2.0, 5.0)
+_PAUSES_S: Final = (0.2, 0.5, 1.0)
 _CLOSING_S: Final = 5.0
 
 
 class _Write:
-    """One write. ``is_left``: its caller no longer waits for it. ``is_over``: it needs no other attempt."""
+    """One write, and what has become of it.
 
-    def __init__(self, call: Callable[[], Any], late: Callable[[Any], object]) -> None:
-        self.call, self.late = call, late
-        self.is_left = self.is_over = False
+    Attributes:
+        restrains: nothing else is written before it.
+        is_begun: it has begun to run.
+        is_left: its caller no longer waits for it.
+        is_over: it has ended, with ``result`` or ``error``.
+    """
+
+    def __init__(self, call: Callable[[], Any], late: Callable[[Any], object], *, restrains: bool) -> None:
+        self._call, self._late, self._context = call, late, copy_context()
+        self.restrains = restrains
+        self.is_begun = self.is_left = self.is_over = False
+        self.result: Any = None
+        self.error: Exception | None = None
+
+    def run(self) -> None:
+        """Run it, in the context of its caller."""
+        self.is_begun, self.error = True, None
+        try:
+            self.result = self._context.copy().run(self._call)
+        except Exception as error:  # noqa: BLE001 - raised where it is waited for
+            self.error = error
+
+    def tell(self) -> None:
+        """Hand over a result that its caller did not wait for."""
+        self._context.copy().run(self._late, self.result)
+
+    @property
+    def may_be_repeated(self) -> bool:
+        """True if it failed because the ledger is away."""
+        return isinstance(self.error, LedgerUnavailable) and self.error.retry != "after_change"
+
+    def outcome(self) -> Any:
+        """Return its result, or raise its error."""
+        if self.error is not None:
+            raise self.error
+        return self.result
 
 
 class LateWrites:
@@ -43,119 +76,151 @@ class LateWrites:
         self._pid = os.getpid()
         self._changed = threading.Condition()
         self._waiting: deque[_Write] = deque()
-        self._left = 0  # writes under way whose callers wait no longer
+        self._under_way = 0  # in the background
         self._thread: threading.Thread | None = None
-        self._is_closing = threading.Event()
-        self._dropped = 0
+        self._is_closing = self._is_over = self._is_wanted = False
+        self._dropped = self._restraining = 0
 
-    def write(self, call: Callable[[], R], late: Callable[[R], object]) -> R:
+    def write(self, call: Callable[[], R], late: Callable[[R], object], *, patient: bool = False) -> R:
         """Return the result of *call*. Raises what it raises, and ``LedgerUnavailable`` if it is written later.
 
-        *late* then takes the result.
+        *late* then takes the result. A *patient* write is waited for to its end, because what follows depends on it; only
+        if it fails is it written later.
         """
         if self._pid != os.getpid():  # after a fork: what waited is the parent's
             self._begin()
-        if self._is_closing.is_set():
+        if self._is_closing:
             return call()
-        mine = _Write(call, late)
+        mine = _Write(call, late, restrains=patient)
+        if patient:
+            mine.run()
+            return cast("R", self._ended(mine))
         with self._changed:
-            if self._waiting or self._left:
+            if self._waiting or self._under_way:
                 self._add(mine)
                 raise _away()
         try:
-            written: R = Aside(lambda: self._attempt(mine)).within(ANSWER_S)
-            return written
+            Aside(lambda: self._run_mine(mine)).within(ANSWER_S)
         except TooLate:
-            self._leave(mine)
-            raise _away() from None
-        except LedgerUnavailable as error:
-            if _may_come_back(error):
-                with self._changed:
-                    self._add(mine)
-            raise
-        except Exception:
-            raise
+            if self._leave(mine):
+                raise _away() from None
+        except RuntimeError:
+            if mine.is_begun:
+                raise
+            mine.run()  # no thread can be started
         except BaseException:  # Ctrl-C
             self._leave(mine)
             raise
+        return cast("R", self._ended(mine))
 
-    def _attempt(self, mine: _Write) -> Any:
-        result, error = None, None
-        try:
-            result = mine.call()
-        except Exception as raised:  # noqa: BLE001 - raised again where it is waited for
-            error = raised
+    def _run_mine(self, mine: _Write) -> None:
+        mine.run()
         with self._changed:
             mine.is_over = True
             left = mine.is_left
             if left:
-                self._left -= 1
-                if isinstance(error, LedgerUnavailable) and _may_come_back(error):
+                self._under_way -= 1
+                if mine.may_be_repeated:
                     self._add(mine, first=True)
-            self._changed.notify_all()
-        if error is not None:
-            raise error
+                self._changed.notify_all()
         if left:
-            mine.late(result)
-        return result
+            self._tell(mine)
 
-    def _leave(self, mine: _Write) -> None:
+    def _leave(self, mine: _Write) -> bool:
+        """Wait for it no longer. Returns False if it has ended just now."""
         with self._changed:
-            if not mine.is_over:
-                mine.is_left, self._left = True, self._left + 1
+            if mine.is_over:
+                return False
+            mine.is_left = True
+            self._under_way += 1
+            return True
+
+    def _ended(self, mine: _Write) -> Any:
+        if mine.may_be_repeated:
+            with self._changed:
+                self._add(mine)
+        return mine.outcome()
+
+    def _tell(self, write: _Write) -> None:
+        """End a write that its caller does not wait for."""
+        if write.may_be_repeated:
+            return
+        try:
+            write.outcome()
+            write.tell()
+        except Exception as error:  # noqa: BLE001 - it must not stop those after it
+            LOG.error("the end of an answer cannot be written: %s", error)
 
     def _add(self, write: _Write, *, first: bool = False) -> None:
-        if len(self._waiting) >= MOST_WAITING:
+        if len(self._waiting) >= MOST_WAITING or self._is_over:
             self._dropped += 1
-            LOG.error(
-                "the ledger is away, and %d ends of answers wait already; %d dropped", MOST_WAITING, self._dropped
-            )
+            LOG.error("the ledger is away, and %d ends of answers wait; %d dropped", len(self._waiting), self._dropped)
             return
         (self._waiting.appendleft if first else self._waiting.append)(write)
+        self._restraining += write.restrains
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="x402guard-late-writes", daemon=True)
-            self._thread.start()
+            try:
+                thread = threading.Thread(target=self._run, name="x402guard-late-writes", daemon=True)
+                thread.start()
+            except RuntimeError as error:  # too many: the next write tries again
+                LOG.error("an end of an answer waits, and no thread can be started: %s", error)
+                return
+            self._thread = thread
 
     def _run(self) -> None:
         failures = 0
         while True:
             with self._changed:
-                while self._left:
-                    self._changed.wait()
-                if not self._waiting:
+                self._changed.wait_for(lambda: not self._under_way or self._is_over)
+                if not self._waiting or self._is_over:
                     self._thread = None
                     self._changed.notify_all()
                     return
-                write = self._waiting[0]
-            try:
-                write.late(write.call())
-            except Exception as error:  # noqa: BLE001 - it must not stop those after it
-                if isinstance(error, LedgerUnavailable) and _may_come_back(error):
-                    pause_s = _PAUSES_S[min(failures, len(_PAUSES_S) - 1)]
-                    failures += 1
-                    if self._is_closing.wait(pause_s):
-                        time.sleep(_PAUSES_S[0])
-                    continue
-                LOG.error("the end of an answer cannot be written: %s", error)
-            failures = 0
+                write = self._waiting.popleft()
+                self._under_way += 1
+            write.run()
+            self._tell(write)
             with self._changed:
-                self._waiting.popleft()
+                self._under_way -= 1
+                failures = failures + 1 if write.may_be_repeated else 0
+                if failures and not self._is_over:
+                    self._waiting.appendleft(write)
+                    pause_s = _PAUSES_S[0] if self._is_closing else _PAUSES_S[min(failures, len(_PAUSES_S)) - 1]
+                    self._changed.wait_for(lambda: self._is_over or self._is_wanted, pause_s)
+                    self._is_wanted = False
+                else:
+                    self._restraining -= write.restrains
+                self._changed.notify_all()
+
+    def settle(self) -> None:
+        """Let what restrains be written first. Raises ``LedgerUnavailable`` if that takes longer than two seconds."""
+        if not self._restraining or self._is_over:
+            return
+        with self._changed:
+            self._is_wanted = True
+            self._changed.notify_all()
+            if not self._changed.wait_for(lambda: not self._restraining or self._is_over, ANSWER_S):
+                raise LedgerUnavailable(
+                    "the ledger does not answer, and a bill that may exceed a budget is not in it yet"
+                )
 
     def close(self) -> None:
-        """Wait at most five seconds for what is still to be written, and log what is not."""
-        self._is_closing.set()
+        """Wait at most five seconds for what is still to be written, and log what is not. Idempotent."""
         if self._pid != os.getpid():
             return
         with self._changed:
-            self._changed.wait_for(lambda: not self._waiting and not self._left, _CLOSING_S)
-            lost = len(self._waiting) + self._left
+            self._is_closing = True
+            self._changed.wait_for(lambda: not self._waiting and not self._under_way, _CLOSING_S)
+            lost = len(self._waiting) + self._under_way
+            self._is_over = True
+            self._waiting.clear()
+            self._changed.notify_all()
         if lost:
             LOG.error("the ledger is away: %d ends of paid answers are not in it, and their holds count in full", lost)
 
 
-def _may_come_back(error: LedgerUnavailable) -> bool:
-    return error.retry != "after_change"
-
-
 def _away() -> LedgerUnavailable:
-    return LedgerUnavailable("the ledger does not answer; the end of this answer is written when it is back")
+    return LedgerUnavailable(
+        "the ledger does not answer; the end of this answer is written when it is back",
+        advice="The answer was handed over, and its hold counts in full until then. Bring the ledger's server back.",
+    )

@@ -96,8 +96,14 @@ class Shell:
 class WritesLate(Protocol):
     """Writes what may come later (``late_writes.LateWrites``)."""
 
-    def write(self, call: Callable[[], R], late: Callable[[R], object]) -> R:
-        """Return the result of *call*, or raise ``LedgerUnavailable`` and let *late* take it when it is written."""
+    def write(self, call: Callable[[], R], late: Callable[[R], object], *, patient: bool = False) -> R:
+        """Return the result of *call*, or raise ``LedgerUnavailable`` and let *late* take it when it is written.
+
+        A *patient* call is waited for to its end.
+        """
+
+    def settle(self) -> None:
+        """Let what restrains be written first. Raises ``LedgerUnavailable``."""
 
     def close(self) -> None:
         """Wait a while for what is still to be written."""

@@ -12,7 +12,7 @@ from x402guard.flow.ports import ChainReader, Signer
 from x402guard.flow.shell import LOG
 from x402guard.flow.surroundings import here
 from x402guard.guard.approvers import as_approver
-from x402guard.ledger.in_doubt import is_silent
+from x402guard.ledger.in_doubt import silent_instances
 from x402guard.ledger.store import LedgerStore
 from x402guard.llm import Metering
 from x402guard.llm.meter import Meter
@@ -121,10 +121,8 @@ def is_gone(row: Mapping[str, object]) -> bool:
 
 def gone_instances(rows: Mapping[str, Mapping[str, Any]], now_ms: int) -> frozenset[str]:
     """Return the instances whose sessions count as ended: they are gone, or on another machine and silent."""
-    mine = here().machine()
-    return frozenset(
-        key for key, row in rows.items() if is_gone(row) or (row.get("host") != mine and is_silent(row, now_ms))
-    )
+    silent, mine = silent_instances(rows, now_ms), here().machine()
+    return frozenset(key for key, row in rows.items() if is_gone(row) or (key in silent and row.get("host") != mine))
 
 
 def positive(name: str, value: int) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -15,7 +16,7 @@ from x402guard.chain.reader import Endpoints, RpcChainReader
 from x402guard.errors import ConfigError
 from x402guard.flow.context import DEFAULT_BODY_BYTES, MAX_CLOCK_JUMP_S, Context
 from x402guard.flow.drivers import run, transact_now
-from x402guard.flow.heartbeat import BEAT_S, Heartbeat
+from x402guard.flow.heartbeat import Heartbeat
 from x402guard.flow.late_writes import LateWrites
 from x402guard.flow.ports import ChainReader, Signer
 from x402guard.flow.shell import Shell
@@ -213,7 +214,7 @@ class Guard(BudgetParent):
             ensure_wallet(view, limit, self.policy.soft_parts)
             if self.context.payer is not None:
                 ensure_payer(view, self.context.payer)
-            view.put_mark(instance_mark(self.context.instance), mine)
+            self._put_row(view, mine)
             for key in ended:
                 view.put_mark(instance_mark(key), {**rows[key], "ended": True})
             if view.ahead_ms <= self.context.max_clock_jump_ms:
@@ -224,15 +225,18 @@ class Guard(BudgetParent):
 
     def _row(self, *, ended: bool) -> dict[str, Any]:
         store, me = self.shell.store, {"host": here().machine(), "pid": here().pid(), "boot": here().boot_id()}
-        beats = {"beat_s": BEAT_S} if store.is_shared else {}
-        return {"since_ms": store.now_ms(), "steady_ms": store.steady_ms(), "ended": ended, **me, **beats}
+        return {"since_ms": store.now_ms(), "steady_ms": store.steady_ms(), "ended": ended, **me}
 
     def _beat(self) -> None:
         self._write_row(self._row(ended=False))
 
     def _write_row(self, row: Mapping[str, Any]) -> None:
-        key = instance_mark(self.context.instance)
-        self.shell.store.transact(Scope(), lambda view: view.put_mark(key, row))
+        self.shell.store.transact(Scope(), partial(self._put_row, row=row))
+
+    def _put_row(self, view: LedgerView, row: Mapping[str, Any]) -> None:
+        # The server's own time: what this process believes may lag behind it after its machine has slept.
+        seen = {"seen_ms": view.clock_ms + view.ahead_ms} if self.shell.store.is_shared else {}
+        view.put_mark(instance_mark(self.context.instance), {**row, **seen})
 
     @classmethod
     def from_env(cls, path: Path | str | None = None) -> Guard:

@@ -178,17 +178,15 @@ class Owner:
         if problems or against is None:
             return problems
         now = {head.node_id: head for head in self.heads()}
-        return differences(against.heads, now, self._hash_at)
+        grown = {(h.node_id, h.seq) for h in against.heads if h.node_id in now and now[h.node_id].seq > h.seq}
+        hashes = self._audited().hashes(grown, archives=archives)
+        # Without the archives, what only they have is not compared.
+        anchored = [h for h in against.heads if archives or (h.node_id, h.seq) not in grown - hashes.keys()]
+        return differences(anchored, now, lambda node_id, seq: hashes.get((node_id, seq)))
 
     def heads(self) -> tuple[Head, ...]:
         """Return the last entry of every journal, for ``ReportKey.sign_anchor``."""
         return heads_of(self._store.nodes())
-
-    def _hash_at(self, node_id: str, seq: int) -> str | None:
-        here = self._store.tail(node_id, seq - 1)
-        if not here or here[0].seq != seq:  # it was moved to a file
-            here = [each for each in self._store.entries(node_id) if (each.node_id, each.seq) == (node_id, seq)]
-        return here[0].hash if here else None
 
     def size(self) -> tuple[int, int]:
         """Return the number of journal entries, and of budgets."""

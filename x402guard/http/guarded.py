@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NoReturn, Protocol, Self, get_args
 
@@ -12,7 +13,7 @@ from typing_extensions import override
 
 from x402guard.errors import ConfigError, LedgerUnavailable, PaymentRefused, Unpriced, X402GuardError
 from x402guard.flow.context import Context
-from x402guard.flow.drivers import run, run_async
+from x402guard.flow.drivers import run, run_async, to_the_end
 from x402guard.flow.effects import Flow
 from x402guard.flow.receipt import Receipt
 from x402guard.flow.refusals import refused
@@ -134,12 +135,12 @@ class Guarded:
         if note_end is not None:
             if exchange.watched is None:  # its body is in memory already
                 try:
-                    note_answer(shell, note_end, "whole")
+                    note_answer(note_end, "whole")
                 except BaseException:  # the caller gets this error, so its answer is lost
-                    note_answer(shell, note_end, "cut")
+                    note_answer(note_end, "cut")
                     raise
             else:
-                exchange.watched.ended = partial(note_answer, shell, note_end)
+                exchange.watched.ended = partial(note_answer, note_end)
                 weakref.finalize(exchange.watched, note_end.gone)
         return response
 
@@ -172,12 +173,12 @@ class Guarded:
             if exchange.watched is None:
                 with anyio.CancelScope(shield=True):  # a task of asyncio can be cancelled in spite of it
                     try:
-                        await note_answer_async(shell, note_end, "whole")
+                        await note_answer_async(note_end, "whole")
                     except BaseException:
-                        await note_answer_async(shell, note_end, "cut")
+                        await note_answer_async(note_end, "cut")
                         raise
             else:
-                exchange.watched.ended = partial(note_answer_async, shell, note_end)
+                exchange.watched.ended = partial(note_answer_async, note_end)
                 weakref.finalize(exchange.watched, note_end.gone)
         return response
 
@@ -365,6 +366,7 @@ class AnswerEnding:
     def __init__(self, context: Context, receipt: Receipt, shell: Shell, *, success: bool) -> None:
         self._context, self._hold_id, self._shell, self._success = context, receipt.hold_id, shell, success
         self._presentation = (receipt.hold_id, receipt.presented)
+        self._is_late = False
 
     def __call__(self, end: AnswerEnd) -> Flow[None]:
         """Return the flow for one *end*."""
@@ -376,24 +378,47 @@ class AnswerEnding:
             yield from note_answer_end(self._context, self._presentation, end)
 
     def gone(self) -> None:
-        """Note, in memory alone, that nothing of the answer is under way any more, whether or not its end was written."""
-        self._context.in_flight.discard(self._presentation)
+        """Note, in memory alone, that nothing of the answer is under way any more, unless its end is written later."""
+        if not self._is_late:
+            self._context.in_flight.discard(self._presentation)
+
+    def write(self, end: AnswerEnd) -> None:
+        """Record one *end*, at once or, on a ledger of several machines, later: until then the purchase is under way."""
+        late_writes = self._shell.late_writes
+        if late_writes is None:
+            run(self(end), self._shell)
+            return
+        self._is_late = True
+        # The whole of it: a purchase is handed over by two changes where the policy asks about repeated ones.
+        late_writes.write(partial(self._written, end), lambda _: None, patient=end == "late")
+
+    async def awrite(self, end: AnswerEnd) -> None:
+        """Do the same, awaited."""
+        if self._shell.late_writes is None:
+            await run_async(self(end), self._shell)
+        else:
+            await to_the_end(partial(self.write, end), self._shell, lambda _: None)
+
+    def _written(self, end: AnswerEnd) -> None:
+        run(self(end), replace(self._shell, late_writes=None))
+        self._is_late = False
+        self.gone()
 
 
-def note_answer(shell: Shell, note_end: AnswerEnding, end: AnswerEnd) -> None:
+def note_answer(note_end: AnswerEnding, end: AnswerEnd) -> None:
     """Record how a paid answer ended. The answer is the caller's, whether or not the ledger can be written."""
     try:
         with suppress(LedgerUnavailable):
-            run(note_end(end), shell)
+            note_end.write(end)
     finally:
         note_end.gone()
 
 
-async def note_answer_async(shell: Shell, note_end: AnswerEnding, end: AnswerEnd) -> None:
+async def note_answer_async(note_end: AnswerEnding, end: AnswerEnd) -> None:
     """``note_answer``, awaited."""
     try:
         with suppress(LedgerUnavailable):
-            await run_async(note_end(end), shell)
+            await note_end.awrite(end)
     finally:
         note_end.gone()
 

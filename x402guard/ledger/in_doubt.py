@@ -20,13 +20,15 @@ def instance_mark(instance: str) -> MarkKey:
     return "instance", instance
 
 
-def is_silent(row: Mapping[str, Any], now_ms: int) -> bool:
-    """True if an instance that shows every minute that it lives has not done so for ten.
+def silent_instances(rows: Mapping[str, Mapping[str, Any]], now_ms: int) -> set[str]:
+    """Return the instances that show every minute that they live, and have not done so for ten.
 
-    Its sessions count as ended then, for openings and reports. It frees no hold and makes none doubtful: the process may
-    only be cut off.
+    Their sessions count as ended then, for openings and reports. That frees no hold and makes none doubtful: the process
+    may only be cut off. The signs are dated by the ledger's server; *now_ms* is the time here, which may be behind it.
     """
-    return not row["ended"] and "beat_s" in row and now_ms - int(row["since_ms"]) > _SILENT_MS
+    seen = {key: int(row["seen_ms"]) for key, row in rows.items() if "seen_ms" in row and not row["ended"]}
+    newest_ms = max(seen.values(), default=now_ms)
+    return {key for key, at_ms in seen.items() if at_ms < max(now_ms, newest_ms) - _SILENT_MS}
 
 
 def in_doubt(view: LedgerView, hold: Hold, *, flight_ms: int) -> bool:

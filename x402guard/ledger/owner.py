@@ -31,7 +31,7 @@ from x402guard.ledger.model import (
     NodeState,
     Purpose,
 )
-from x402guard.ledger.transitions import Capture, apply, begin
+from x402guard.ledger.transitions import Capture, Correct, apply, begin
 from x402guard.ledger.view import LedgerView, MarkKey
 from x402guard.ledger.windows import window_start_ms
 from x402guard.money import Nanos, format_dollars
@@ -130,40 +130,73 @@ def count_lost(view: LedgerView, hold_id: str, lost: Nanos, by: str, node_ids: I
 
 
 class Written(Struct, frozen=True):
-    """A hold as a process has written it last, and the facts of its first entry in the journal."""
+    """A hold as a process has written it last.
+
+    Attributes:
+        facts: those of its first entry in the journal.
+        path: the budgets it is paid out of, from its own up.
+    """
 
     hold: Hold
     facts: Mapping[str, Any]
+    path: tuple[str, ...]
 
 
-def count_again(view: LedgerView, lost: Iterable[Written], reason: str) -> int:
-    """Trip the wallet, and enter the holds that the ledger's server has lost; return how many were missing.
+def trip_rolled_back(view: LedgerView, reason: str) -> None:
+    """Trip the wallet, because the ledger's server has lost entries."""
+    trip(view, WALLET, ROLLED_BACK, reason)
+
+
+def count_again(view: LedgerView, lost: Iterable[Written]) -> int:
+    """Enter the holds that the ledger's server has lost, and what else it counts too low; return how many these are.
 
     Each counts as it did: a payment until the chain decides, whatever else was captured as captured. It counts in its own
-    budget, or in the wallet if that is lost as well, also past a limit.
+    budget, or in the nearest one above that is not lost as well, also past a limit.
     """
-    trip(view, WALLET, ROLLED_BACK, reason)
-    missing = [each for each in lost if view.hold(each.hold.id) is None and each.hold.state in _COUNTED]
-    for hold, facts in ((each.hold, each.facts) for each in missing):
-        again = replace(
-            hold,
-            node_id=hold.node_id if view.has_node(hold.node_id) else WALLET,
-            state=HoldState.HELD,
-            captured=Nanos(0),
-            evidence=None,
-            claim=None,
-            proof=None,
-            closed_ms=0,
-            doubt="the ledger's server has lost it" if hold.intent else None,
-            delivery=hold.delivery if hold.intent is None else Delivery.LOST,
-        )
-        begin(view, again, facts)
-        if hold.intent is None and hold.state is HoldState.CAPTURED:
-            apply(view, hold.id, Capture(hold.captured, Evidence.ASSUMED, note="entered again: the server had lost it"))
-        trip_exceeded(view, again.node_id)
-    return len(missing)
+    entered = 0
+    for each in lost:
+        here = view.hold(each.hold.id)
+        if here is None and each.hold.state in _COUNTED:
+            _enter(view, each)
+        elif here is None or not _counts_less(here, each.hold):
+            continue
+        elif here.state is HoldState.HELD:
+            apply(view, here.id, Capture(each.hold.captured, Evidence.ASSUMED, note=_AGAIN))
+        else:
+            apply(view, here.id, Correct(each.hold.captured, each.hold.evidence or Evidence.ASSUMED))
+        entered += 1
+    return entered
 
 
+def _enter(view: LedgerView, each: Written) -> None:
+    hold, is_payment = each.hold, each.hold.intent is not None
+    again = replace(
+        hold,
+        node_id=next((node_id for node_id in each.path if view.has_node(node_id)), WALLET),
+        state=HoldState.HELD,
+        captured=Nanos(0),
+        evidence=None,
+        claim=None,
+        proof=None,
+        closed_ms=0,
+        doubt="the ledger's server has lost it" if is_payment else None,
+        delivery=Delivery.LOST if is_payment else hold.delivery,
+    )
+    begin(view, again, each.facts)
+    if hold.state is HoldState.CAPTURED and not is_payment:
+        apply(view, hold.id, Capture(hold.captured, Evidence.ASSUMED, note=_AGAIN))
+    trip_exceeded(view, again.node_id)
+
+
+def _counts_less(here: Hold, written: Hold) -> bool:
+    """True for what was captured above all that the ledger counts for it now; a payment is decided by the chain."""
+    if written.intent is not None or written.state is not HoldState.CAPTURED:
+        return False
+    counted = {HoldState.HELD: here.amount, HoldState.CAPTURED: here.captured}.get(here.state)
+    return counted is not None and written.captured > counted
+
+
+_AGAIN: Final = "entered again: the ledger's server had lost it"
 _COUNTED: Final = frozenset({HoldState.HELD, HoldState.CAPTURED})
 
 CLOCK_MARK: Final[MarkKey] = ("clock", "accepted")

@@ -9,7 +9,7 @@ from decimal import Decimal
 from typing import Final
 
 from x402guard.errors import ConfigError
-from x402guard.ledger.in_doubt import is_silent
+from x402guard.ledger.in_doubt import silent_instances
 from x402guard.ledger.model import WALLET, Hold, HoldKind, Node, NodeKind
 from x402guard.ledger.store import LedgerReads, LedgerStore
 from x402guard.ledger.tree import below
@@ -119,6 +119,5 @@ def prediction_of(store: LedgerStore, name: str, *, but: str | None = None) -> P
 
 def ended_instances(store: LedgerReads) -> set[str]:
     """Return the instances whose row says that they have ended, or that are silent."""
-    now_ms = store.now_ms()
-    rows = store.marks("instance", "").items()
-    return {instance for instance, row in rows if row["ended"] or is_silent(row, now_ms)}
+    rows = store.marks("instance", "")
+    return {key for key, row in rows.items() if row["ended"]} | silent_instances(rows, store.now_ms())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Final, Protocol, TypeVar, runtime_checkable
 
@@ -56,6 +56,9 @@ class Audited(Protocol):
 
         Without *archives*, what was moved to files is not read, but only what the ledger keeps of it.
         """
+
+    def hashes(self, wanted: Collection[tuple[str, int]], *, archives: bool) -> Mapping[tuple[str, int], str]:
+        """Return the hashes of entries, by node and number, as far as they are there. *archives*: also of those in files."""
 
     def size(self) -> tuple[int, int]:
         """Return the number of journal entries, those in files as well, and the number of nodes."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import json
 import os
 import zlib
@@ -21,10 +22,12 @@ from x402guard.stores.rows import Record, UnreadableRecord, entry_record, hold_r
 
 SCHEMA: Final = "x402guard.archive.v1"
 
-ARCHIVED: Final = "SELECT archived.node_id, archived.seq, archived.file, archived.said FROM archived"
-
 Kind = Literal["node", "entry", "hold", "end"]
 
+_LINE: Final = msgspec.json.Decoder(tuple[str, list[str | int | None] | str | int]).decode
+"""What a line may hold: a deeper nesting than that would end the process."""
+
+_MOST_SAID: Final = 10_000
 _MOST_LINE: Final = 10_000_000
 """Bytes of one line, so that a file which is none of ours takes bounded memory."""
 
@@ -72,12 +75,16 @@ def _lines(journals: Iterable[Journal]) -> Iterator[Sequence[Any]]:
     yield ("end", count)
 
 
-def read_archive(path: Path) -> Iterator[Entry | Hold]:
+def read_archive(path: Path, digest: str) -> Iterator[Entry | Hold]:
     """Yield the entries and the holds in a file, budget by budget, as they were written.
 
-    Raises ``LedgerUnavailable`` for a file that is missing, damaged, or no archive.
+    Raises ``LedgerUnavailable`` for a file that is missing, or has another *digest* than when it was written.
     """
     try:
+        if path.exists() and not path.is_file():
+            raise lost(path, "it is no file")
+        if digest_of(path) != digest:
+            raise lost(path, "it is not the file that was written; bring that one back")
         yield from _read(path)
     except FileNotFoundError:
         raise lost(path, "it is missing; bring it back") from None
@@ -89,7 +96,7 @@ def _read(path: Path) -> Iterator[Entry | Hold]:
     count, ended = -1, False
     with gzip.open(path, "rb") as packed:
         while line := packed.readline(_MOST_LINE):
-            kind, values = json.loads(line)
+            kind, values = _LINE(line)
             if count < 0 and (kind, values) != ("schema", SCHEMA):
                 raise ValueError(f"it is no {SCHEMA}")
             if ended or (kind == "end" and values != count):
@@ -97,18 +104,24 @@ def _read(path: Path) -> Iterator[Entry | Hold]:
             ended = kind == "end"
             count += 1
             if kind == "entry":
-                yield to_entry(values)
+                yield to_entry(_listed(values))
             elif kind == "hold":
-                yield to_hold(values)
+                yield to_hold(_listed(values))
     if not ended:
         raise ValueError("it is not whole")
+
+
+def _listed(values: Sequence[Any] | int) -> Sequence[Any]:
+    if not isinstance(values, list) or not values:
+        raise ValueError("a line of it holds no row")
+    return values
 
 
 def lost(path: Path, why: str) -> LedgerUnavailable:
     """Return the error for a file of ended sessions that cannot be used."""
     return LedgerUnavailable(
         f"archive {path}: {why}",
-        advice="Only what has ended is in it: agents go on without it. A report or `verify` that needs it is refused.",
+        advice="Only what has ended is in it: agents pay without it. A report or `verify` that needs it is refused.",
     )
 
 
@@ -119,22 +132,32 @@ class Archived(Struct, frozen=True):
         node_id: whose journal it is.
         seq: the number of its last entry in the file.
         file: the path of the file.
+        digest: SHA-256 of the whole file, in hex.
         said: what the journal said up to there, from its beginning.
+        at_ms: when it was moved, in unix milliseconds; later for a later part of the same journal.
     """
 
     node_id: str
     seq: int
     file: str
+    digest: str
     said: Checked
+    at_ms: int
+
+
+ARCHIVED: Final = f"SELECT {', '.join(f'archived.{name}' for name in Archived.__struct_fields__)} FROM archived"
 
 
 def to_archived(record: Sequence[Any]) -> Archived:
-    """Return what a row of the table ``archived`` says."""
-    node_id, seq, file, said = record
+    """Return what a row of the table ``archived`` says. Raises ``LedgerUnavailable`` for one that cannot be read."""
+    node_id, seq, file, digest, said, at_ms = record
     try:
-        return Archived(node_id, seq, file, read_struct(msgspec.json.decode(said), Checked))
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
-        raise lost(Path(file), f"what the ledger says of {node_id!r} in it cannot be read") from error
+        found = read_struct(msgspec.json.decode(said[:_MOST_SAID]), Checked)
+        return Archived(node_id, seq, file, digest, found, at_ms)
+    except ValueError as error:  # of msgspec as well
+        raise LedgerUnavailable(
+            f"the ledger is inconsistent: what it says of the archived journal of {node_id!r} cannot be read"
+        ) from error
 
 
 def newest(rows: Iterable[Archived]) -> dict[str, Checked]:
@@ -154,19 +177,16 @@ def missing_files(rows: Iterable[Archived]) -> list[str]:
 def read_archived(rows: Collection[Archived]) -> Iterator[Entry | Hold]:
     """Yield the entries and holds of these rows, the entries of each journal in their order.
 
-    Raises ``LedgerUnavailable`` for a file that is missing, damaged, or lacks one of them.
+    Raises ``LedgerUnavailable`` for a file that is missing or is not the one that was written.
     """
-    files: dict[str, dict[str, int]] = {}
-    for row in sorted(rows, key=lambda row: row.seq):
-        files.setdefault(row.file, {})[row.node_id] = row.seq
-    for file, wanted in files.items():
-        seen = dict.fromkeys(wanted, 0)
-        for each in read_archive(Path(file)):
-            if each.node_id not in wanted:
-                continue
-            if isinstance(each, Entry):
-                seen[each.node_id] = each.seq
-            yield each
-        gone = next((node_id for node_id, seq in wanted.items() if seen[node_id] != seq), None)
-        if gone is not None:
-            raise lost(Path(file), f"the journal of {gone!r} is not in it up to entry {wanted[gone]}")
+    files: dict[tuple[str, str], set[str]] = {}
+    for row in sorted(rows, key=lambda row: row.at_ms):
+        files.setdefault((row.file, row.digest), set()).add(row.node_id)
+    for (file, digest), wanted in files.items():
+        yield from (each for each in read_archive(Path(file), digest) if each.node_id in wanted)
+
+
+def digest_of(path: Path) -> str:
+    """Return the SHA-256 of a file, in hex. Raises ``OSError``."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

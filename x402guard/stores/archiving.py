@@ -22,7 +22,16 @@ from x402guard.ledger.queries import has_ended
 from x402guard.ledger.token_budget import tokens_node
 from x402guard.ledger.tree import path as path_of
 from x402guard.ledger.verify import UNREAD, Checked, HoldRow, verify_journal
-from x402guard.stores.archive_file import ARCHIVED, Journal, newest, read_archive, to_archived, write_archive
+from x402guard.stores.archive_file import (
+    ARCHIVED,
+    Archived,
+    Journal,
+    digest_of,
+    newest,
+    read_archive,
+    to_archived,
+    write_archive,
+)
 from x402guard.stores.audit import Query
 from x402guard.stores.rows import mark_text, to_entry, to_hold, to_node
 from x402guard.stores.sql_reads import ENTRIES, HOLDS, NODES, places
@@ -30,12 +39,13 @@ from x402guard.stores.sql_reads import ENTRIES, HOLDS, NODES, places
 R = TypeVar("R")
 
 _NODES_A_FILE: Final = 500
+_ENTRIES_A_FILE: Final = 20_000
 _IDS_AT_ONCE: Final = 500
 _BUSY: Final = (
-    "SELECT DISTINCT node_id FROM holds WHERE state = 'held' "
-    "OR (intent IS NOT NULL AND state = 'captured' AND evidence <> 'chain')"
+    "(state = 'held' OR (intent IS NOT NULL AND state = 'captured' AND captured > 0 "
+    "AND (evidence <> 'chain' OR proof IS NULL OR delivery IN ('open', 'lost'))) OR flying_since_ms >= ? OR closed_ms >= ?)"
 )
-"""The budgets whose holds may still change: live ones, and payments that no final block proves."""
+"""The holds that keep their budget: live, with a payment that no final block shows, of an open purchase, or too young."""
 
 
 class Moved(Struct, frozen=True):
@@ -70,16 +80,33 @@ def archive(store: Archivable, before_ms: int, folder: Path, *, gone: Collection
     go as well. Raises ``LedgerUnavailable`` if the ledger
     or a file cannot be written, or if the ledger is inconsistent.
     """
+    _check_folder(folder)
     with store.one_moment() as query:
         nodes = {node.id: node for node in map(to_node, query(NODES, ()))}
         known = newest(map(to_archived, query(ARCHIVED, ())))
-        busy = {row[0] for row in query(_BUSY, ())}
+        busy = {row[0] for row in query(f"SELECT DISTINCT node_id FROM holds WHERE {_BUSY}", (before_ms, before_ms))}
     trees = [tree for tree in _ended(nodes, before_ms, gone, busy) if any(_is_new(node, known) for node in tree)]
     moved = Moved()
-    for together in _in_files(trees):
-        moved = _add(moved, _move(store, together, known, folder))
+    for together in _in_files(trees, known):
+        moved = _add(moved, _move(store, together, known, (folder, before_ms)))
     store.one_write(lambda query: _forget_instances(query, before_ms))
     return moved
+
+
+def _check_folder(folder: Path) -> None:
+    try:
+        str(folder).encode()
+    except UnicodeEncodeError:
+        raise LedgerUnavailable(
+            f"the folder {str(folder)!r} has a name that no ledger can keep; choose another"
+        ) from None
+
+
+def unnamed_files(store: Archivable, folder: Path) -> list[str]:
+    """Return the archives in *folder* that the ledger does not name: of another ledger, or of a command that was killed."""
+    with store.one_moment() as query:
+        named = {row[0] for row in query("SELECT DISTINCT file FROM archived", ())}
+    return [str(path) for path in sorted(folder.glob("x402guard-*.jsonl.gz")) if str(path) not in named]
 
 
 def _forget_instances(query: Query, before_ms: int) -> None:
@@ -89,8 +116,8 @@ def _forget_instances(query: Query, before_ms: int) -> None:
         named |= {opener.rpartition("#")[0] for opener in json.loads(openers)}
     for key, value in list(query("SELECT key, value FROM marks WHERE kind = 'instance'", ())):
         row = json.loads(value)
-        silent = "beat_s" in row  # it would have written its row since
-        if (row["ended"] or silent) and row["since_ms"] < before_ms and key not in named:
+        shown_ms = row.get("seen_ms", row["since_ms"] if row["ended"] else before_ms)
+        if shown_ms < before_ms and key not in named:
             _run(query, "DELETE FROM marks WHERE kind = 'instance' AND key = ? AND value = ?", (key, value))
 
 
@@ -116,31 +143,34 @@ def _ended(
     yield from (tree for tree in trees.values() if all(map(is_over, tree)))
 
 
-def _in_files(trees: Iterable[list[Node]]) -> Iterator[list[list[Node]]]:
+def _in_files(trees: Iterable[list[Node]], known: Mapping[str, Checked]) -> Iterator[list[list[Node]]]:
     """Yield the trees that go into one file."""
-    together: list[list[Node]] = []
+    together, budgets, entries = list[list[Node]](), 0, 0
     for tree in trees:
-        if together and sum(map(len, together)) + len(tree) > _NODES_A_FILE:
+        new = sum(node.seq - known.get(node.id, UNREAD).seq for node in tree)
+        if together and (budgets + len(tree) > _NODES_A_FILE or entries + new > _ENTRIES_A_FILE):
             yield together
-            together = []
+            together, budgets, entries = [], 0, 0
         together.append(tree)
+        budgets, entries = budgets + len(tree), entries + new
     if together:
         yield together
 
 
 class _Read(Struct, frozen=True):
-    """What was read of a new file: its entries and holds, and what its journals say then. ``new``: those that it goes on with."""
+    """What was read of a new file: its entries and holds, and what its journals say then."""
 
+    path: Path
+    digest: str
     entries: list[Entry]
     holds: list[Hold]
     said: dict[str, Checked]
-    new: set[str]
 
 
 def _read_again(path: Path, nodes: Sequence[Node], known: Mapping[str, Checked]) -> _Read:
     """Read a new file, and compare it with the rows of its budgets. Raises ``LedgerUnavailable``."""
-    entries, holds = list[Entry](), list[Hold]()
-    for each in read_archive(path):
+    entries, holds, digest = list[Entry](), list[Hold](), digest_of(path)
+    for each in read_archive(path, digest):
         if isinstance(each, Entry):
             entries.append(each)
         else:
@@ -151,20 +181,24 @@ def _read_again(path: Path, nodes: Sequence[Node], known: Mapping[str, Checked])
     problems += [f"budget {n.id!r}: its journal is shorter than its row says" for n in nodes if said[n.id].seq != n.seq]
     if problems:
         raise LedgerUnavailable(f"the ledger is inconsistent, so nothing is archived: {problems[0]}")
-    return _Read(entries, holds, said, {entry.node_id for entry in entries})
+    return _Read(path, digest, entries, holds, said)
 
 
-def _move(store: Archivable, trees: Sequence[list[Node]], known: Mapping[str, Checked], folder: Path) -> Moved:
+def _move(store: Archivable, trees: Sequence[list[Node]], known: Mapping[str, Checked], to: tuple[Path, int]) -> Moved:
     """Write one file and read it again; then remove what is in it from the ledger, but for what has changed since."""
-    nodes = [node for tree in trees for node in tree]
-    path, size = _write(store, nodes, known, folder)
-    gone = set[str]()
+    folder, before_ms = to
+    journals = _journals(store, trees, known)
+    if not journals:
+        return Moved()
+    path = _write(folder, journals)
+    written = {journal.node.id for journal in journals}
     try:
+        nodes = [node for tree in trees for node in tree if node.id in written]
         read = _read_again(path, nodes, known)
-        now_ms = round(datetime.now(UTC).timestamp() * 1000)
-        gone = store.one_write(lambda query: _remove(query, store.row_lock, trees, read, (str(path), now_ms)))
+        mine = [tree for tree in trees if tree[0].id in written]
+        gone = store.one_write(lambda query: _remove(query, store.row_lock, mine, read, before_ms))
     except LedgerUnavailable as error:
-        error.add_note(f"{path} was written; delete it if the ledger does not name it (x402guard verify)")
+        error.add_note(f"{path} was written; `x402guard ledger archive` tells whether the ledger names it")
         raise
     if not gone:
         path.unlink()
@@ -174,22 +208,29 @@ def _move(store: Archivable, trees: Sequence[list[Node]], known: Mapping[str, Ch
         sum(entry.node_id in gone for entry in read.entries),
         sum(hold.node_id in gone for hold in read.holds),
         (str(path),),
-        size,
+        path.stat().st_size,
     )
 
 
-def _write(store: Archivable, nodes: Sequence[Node], known: Mapping[str, Checked], folder: Path) -> tuple[Path, int]:
+def _journals(store: Archivable, trees: Sequence[list[Node]], known: Mapping[str, Checked]) -> list[Journal]:
+    """Return what goes into a file, as of one moment: no tree that another archive has taken meanwhile."""
     with store.one_moment() as query:  # nothing is written in it: whoever closes an SQLite ledger waits for its end
-        journals = [_journal(query, node, known.get(node.id, UNREAD).seq) for node in nodes]
+        now = newest(map(to_archived, query(ARCHIVED, ())))
+        mine = [tree for tree in trees if all(now.get(node.id) == known.get(node.id) for node in tree)]
+        return [_journal(query, node, known.get(node.id, UNREAD).seq) for tree in mine for node in tree]
+
+
+def _write(folder: Path, journals: Sequence[Journal]) -> Path:
     stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S")
     for number in count(1):
         path = folder / f"x402guard-{stamp}-{number}.jsonl.gz"
         try:
-            return path, write_archive(path, journals)
+            write_archive(path, journals)
         except FileExistsError:
             continue
         except OSError as error:
             raise LedgerUnavailable(f"cannot write into the folder {folder}: {error.strerror}") from error
+        return path
     raise AssertionError("count() does not end")
 
 
@@ -203,18 +244,40 @@ def _journal(query: Query, node: Node, after: int) -> Journal:
     return Journal(node, entries, [hold for hold in holds if hold.node_id == node.id])
 
 
-def _remove(query: Query, row_lock: str, trees: Sequence[list[Node]], read: _Read, file: tuple[str, int]) -> set[str]:
+def _remove(query: Query, row_lock: str, trees: Sequence[list[Node]], read: _Read, before_ms: int) -> set[str]:
     """Remove the trees that are as the file has them; return the budgets that were removed."""
     ids, said = sorted(node.id for tree in trees for node in tree), read.said
-    found = query(f"SELECT id, seq, head FROM nodes WHERE id IN ({places(len(ids))}) ORDER BY id{row_lock}", ids)
-    now = {node_id: (seq, head) for node_id, seq, head in found}
-    same = [tree for tree in trees if all(now[node.id] == (said[node.id].seq, said[node.id].head) for node in tree)]
+    now: dict[str, tuple[int, str]] = {}
+    busy, away = set[str](), dict[str, int]()
+    for some in _batched(ids):
+        at = f"IN ({places(len(some))})"
+        found = query(f"SELECT id, seq, head FROM nodes WHERE id {at} ORDER BY id{row_lock}", some)
+        now |= {node_id: (seq, head) for node_id, seq, head in found}
+        sql = f"SELECT node_id, max(seq) FROM archived WHERE node_id {at} GROUP BY node_id"
+        for node_id, seq in query(sql, some):
+            away[node_id] = seq
+    for some in _batched(sorted(hold.id for hold in read.holds)):
+        sql = f"SELECT node_id FROM holds WHERE id IN ({places(len(some))}) AND {_BUSY}"
+        busy |= {row[0] for row in query(sql, (*some, before_ms, before_ms))}
+    new = {entry.node_id for entry in read.entries}
+    same = [
+        tree
+        for tree in trees
+        if all(
+            now[node.id] == (said[node.id].seq, said[node.id].head)
+            and node.id not in busy
+            and (node.id not in new or away.get(node.id, 0) < said[node.id].seq)
+            for node in tree
+        )
+    ]
     gone = {node.id for tree in same for node in tree}
-    for node_id in sorted(gone & read.new):
-        journal = said[node_id]
-        values = (node_id, journal.seq, file[0], mark_text(to_builtins(journal)), file[1])
-        _run(query, "INSERT INTO archived (node_id, seq, file, said, at_ms) VALUES (?, ?, ?, ?, ?)", values)
-        _run(query, "DELETE FROM entries WHERE node_id = ? AND seq <= ?", (node_id, journal.seq))
+    [[newest_ms]] = query("SELECT coalesce(max(at_ms), 0) FROM archived", ())
+    at_ms = max(round(datetime.now(UTC).timestamp() * 1000), newest_ms + 1)
+    sql = f"INSERT INTO archived ({', '.join(Archived.__struct_fields__)}) VALUES (?, ?, ?, ?, ?, ?)"
+    for node_id in sorted(gone & new):
+        text = mark_text(to_builtins(said[node_id]))
+        _run(query, sql, (node_id, said[node_id].seq, str(read.path), read.digest, text, at_ms))
+        _run(query, "DELETE FROM entries WHERE node_id = ? AND seq <= ?", (node_id, said[node_id].seq))
         _run(query, "DELETE FROM marks WHERE kind = 'checked' AND key = ?", (node_id,))
     for some in _batched(sorted(hold.id for hold in read.holds if hold.node_id in gone)):
         _run(query, f"DELETE FROM holds WHERE id IN ({places(len(some))})", some)

@@ -12,7 +12,7 @@ from msgspec import ValidationError
 from x402guard.errors import LedgerUnavailable
 from x402guard.frozen import read_struct
 from x402guard.ledger.model import Entry, Node
-from x402guard.ledger.verify import UNREAD, Balances, Checked, HoldRow, verify_balances, verify_journal
+from x402guard.ledger.verify import MOST_PROBLEMS, UNREAD, Balances, Checked, HoldRow, verify_balances, verify_journal
 from x402guard.ledger.view import MarkKey
 from x402guard.stores.archive_file import (
     ARCHIVED,
@@ -58,20 +58,31 @@ def audit(query: Query, *, keeps_idle: bool = False, archives: bool = True) -> S
     here = map(to_entry, query(f"{ENTRIES} ORDER BY node_id, seq", ()))
     if not archives:
         return verify_journal(nodes, here, rows, known, keeps_idle=keeps_idle)[0]
+    differing: list[str] = []
     try:
-        entries = chain(_entries_of(away, rows), here)
-        return verify_journal(nodes, entries, rows, keeps_idle=keeps_idle)[0]
+        entries = chain(_entries_of(away, rows, differing), here)
+        return [*verify_journal(nodes, entries, rows, keeps_idle=keeps_idle)[0], *differing][:MOST_PROBLEMS]
     except LedgerUnavailable as error:
         return [str(error)]
 
 
-def _entries_of(away: Sequence[Archived], rows: list[HoldRow]) -> Iterator[Entry]:
-    """Yield the entries that were moved to files, and add the holds there to *rows*, which is read after them."""
+def _entries_of(away: Sequence[Archived], rows: list[HoldRow], differing: list[str]) -> Iterator[Entry]:
+    """Yield the entries that were moved to files.
+
+    The holds there are added to *rows*, and journals of which the ledger says something else to *differing*. Both are
+    read after the entries.
+    """
+    said = {(row.node_id, row.seq): row.said for row in away}
+    journals: dict[str, Checked] = {}
     for each in read_archived(away):
         if isinstance(each, Entry):
+            journal = journals[each.node_id] = journals.get(each.node_id, UNREAD).then(each)
+            if said.pop((each.node_id, each.seq), journal) != journal:
+                differing.append(f"budget {each.node_id!r}: the ledger says something else of its archived journal")
             yield each
         else:
             rows.append(HoldRow(each.id, each.node_id, each.state, each.amount, each.captured))
+    differing += [f"budget {node_id!r}: entry {seq} is in no archive" for node_id, seq in said]
 
 
 def audit_since(query: Query, *, most: int = MOST_AT_OPENING) -> tuple[Sequence[str], Mapping[str, Checked], int]:

@@ -140,6 +140,7 @@ CREATE TABLE archived (
     node_id TEXT NOT NULL REFERENCES nodes (id),
     seq INTEGER NOT NULL,
     file TEXT NOT NULL,
+    digest TEXT NOT NULL,
     said TEXT NOT NULL,
     at_ms INTEGER NOT NULL,
     PRIMARY KEY (node_id, seq)

@@ -13,6 +13,7 @@ import psycopg
 from x402guard.errors import ConfigError, LedgerUnavailable
 from x402guard.ledger.model import WALLET
 from x402guard.ledger.tree import lends
+from x402guard.stores.archive_file import Archived
 from x402guard.stores.audit import audit
 from x402guard.stores.file_errors import foreign, gone, moved, older, unavailable, unsound
 from x402guard.stores.file_lock import FileTurn, Generation
@@ -33,7 +34,7 @@ _TABLES: Final[tuple[tuple[str, Sequence[str], str], ...]] = (
     ("holds", HOLD_COLUMNS, "ORDER BY rowid"),
     ("entries", ENTRY_COLUMNS, "ORDER BY node_id, seq"),
     ("marks", ("kind", "key", "value"), "WHERE kind <> 'checked'"),  # how far the file was checked says nothing there
-    ("archived", ("node_id", "seq", "file", "said", "at_ms"), ""),
+    ("archived", Archived.__struct_fields__, ""),
 )
 
 
@@ -70,7 +71,7 @@ def move_to_postgres(path: Path, url: str) -> tuple[int, int]:
             target.commit()
         source.execute("UPDATE moved SET is_copied = 1")
         [found] = target.execute(
-            f"SELECT (SELECT count(*) FROM {SCHEMA}.entries), (SELECT count(*) FROM {SCHEMA}.nodes)"
+            f"SELECT (SELECT sum(seq) FROM {SCHEMA}.nodes), (SELECT count(*) FROM {SCHEMA}.nodes)"
         ).fetchall()
         return int(found[0]), int(found[1])
 

@@ -15,7 +15,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from functools import partial
 from typing import Any, Final, TypeVar
@@ -24,12 +24,12 @@ import psycopg
 from psycopg import errors as refused
 from typing_extensions import override
 
-from x402guard.errors import LedgerUnavailable
-from x402guard.flow.shell import LOG
+from x402guard.errors import LedgerUnavailable, X402GuardError
+from x402guard.flow.shell import LOG, log_notice
 from x402guard.ledger.model import WALLET, Hold, Node
-from x402guard.ledger.owner import count_again
+from x402guard.ledger.owner import count_again, trip_rolled_back
 from x402guard.ledger.tree import without_idle
-from x402guard.ledger.view import Scope
+from x402guard.ledger.view import Change, LedgerView, Notice, Scope
 from x402guard.stores.audit import Query, audit
 from x402guard.stores.group_commit import WRITING, GroupCommit, Request, failed_together
 from x402guard.stores.postgres_rows import Asked, LoadedRows, MoreNeeded, Proof, Recent, as_text
@@ -123,7 +123,7 @@ class PostgresStore(GroupCommit, PostgresReads):
         self._read_only = read_only
         self._hot: dict[str, float] = {}  # row → until when processes take turns for it
         self._last: Mapping[str, str | int] | None = None
-        self._recent = Recent()
+        self._recent, self._is_latched = Recent(), False
         self._own_clock, self._while_moving = clock_ms, while_moving
         # A store that is not closed closes its connections with itself.
         weakref.finalize(self, _close, os.getpid(), self._writer, self._reader)
@@ -243,21 +243,35 @@ class PostgresStore(GroupCommit, PostgresReads):
         raise LedgerUnavailable(f"other processes changed the same budgets {_MOST_ATTEMPTS} times meanwhile")
 
     def _latch(self) -> None:
-        """Trip the wallet for all processes, and enter again what the server has lost of this one's newest holds."""
+        """Trip the wallet for all processes, once, and enter again what the server has lost of this one's newest holds."""
         last, self._last = self._last, None
         reason = "the ledger's server has lost the newest entries of a process: another server took over, or a backup is back"
         try:
-            for some in self._recent.parts():
-                nodes = {WALLET, *(each.hold.node_id for each in some)}
-                scope = Scope(nodes=tuple(nodes), holds=tuple(each.hold.id for each in some), durable=True)
-                request = Request(scope, partial(count_again, lost=some, reason=reason))
-                self._commit([request])
-                request.outcome()
+            if not self._is_latched:
+                self._change_now((WALLET,), (), partial(trip_rolled_back, reason=reason))
+                self._is_latched = True
+            for some in self._recent.parts(self._server_clock()):
+                nodes = {WALLET, *(node_id for each in some for node_id in each.path)}
+                self._change_now(nodes, [each.hold.id for each in some], partial(count_again, lost=some))
                 self._recent.forget(some)
-        except (psycopg.Error, LedgerUnavailable) as error:
-            LOG.error("the ledger's server has lost entries, and the wallet cannot be tripped: %s", error)
+        except (psycopg.Error, X402GuardError) as error:
+            LOG.error("%s; that cannot be entered: %s", reason, error)
         finally:
             self._last = last
+
+    def _change_now(self, nodes: Iterable[str], holds: Iterable[str], change: Change[object]) -> None:
+        """Run one durable change in the turn that this thread has, and log what it tells the owner."""
+        notices: list[Notice] = []
+
+        def run(view: LedgerView) -> None:
+            change(view)
+            notices[:] = view.notices
+
+        request = Request(Scope(nodes=tuple(nodes), holds=tuple(holds), durable=True), run)
+        self._commit([request])
+        request.outcome()
+        for notice in notices:
+            log_notice(notice)
 
     def _note_hot(self, error: psycopg.Error) -> Sequence[str]:
         """Return the rows to take the turn for, after a conflict.
@@ -316,18 +330,20 @@ class PostgresStore(GroupCommit, PostgresReads):
         durable = any(each.scope.durable for each in batch)
         before, after = ("", "COMMIT") if turns else (ISOLATION + settings(), "")
         values, proof = (self._known.id, durable, rows.to_json(turns)), rows.proof()
+        written = False
         try:
             self._writer.say(f"{before}SELECT {SCHEMA}.write_{VERSION}(?, ?, ?); {after}", values)
-            _note_run(batch)
+            written = True
         except BaseException as error:
-            if not self._was_written(error, batch, proof):
+            written = self._was_written(error, batch, proof)
+            if not written or not isinstance(error, Exception):  # a signal came while the answer was waited for
                 raise
-            _note_run(batch)
-            if not isinstance(error, Exception):
-                raise  # a signal came while the answer was waited for
-        self._recent.note(rows)
-        if durable and proof is not None:
-            self._last = proof.entries[-1]  # what is not durable may be gone after a crash of the server
+        finally:
+            if written:
+                _note_run(batch)
+                self._recent.note(rows)
+            if written and durable and proof is not None:
+                self._last = proof.entries[-1]  # what is not durable may be gone after a crash of the server
 
     def _was_written(self, error: BaseException, batch: list[Request[Any]], proof: Proof | None) -> bool:
         """Return whether a write was made that ended in *error*. After False, it never will be.

@@ -12,6 +12,7 @@ from typing_extensions import override
 from x402guard.frozen import replace
 from x402guard.ledger.model import Entry, Hold, HoldKind, HoldState, Node
 from x402guard.ledger.owner import Written
+from x402guard.ledger.tree import path
 from x402guard.ledger.view import LedgerView, MarkKey, Scope
 from x402guard.stores.memory_rows import MemoryRows
 from x402guard.stores.rows import (
@@ -33,7 +34,7 @@ _TEXT: Final = Encoder().encode
 _VALUE: Final = Decoder(dict[str, Any]).decode
 
 _MOST_RECENT: Final = 5_000
-_RECENT_MS: Final = 900_000
+_RECENT_MS: Final = 21_600_000  # less than the age of what can be archived, which is in the ledger and is no hold
 _RECENT_AT_ONCE: Final = 100
 
 OutKey = tuple[str, str]
@@ -111,11 +112,10 @@ def as_text(values: Sequence[str]) -> str:
 
 
 class Recent:
-    """The holds that this process has written in the last quarter of an hour, for a server that loses them."""
+    """The holds that this process has written in the last hours, for a server that loses them; five thousand at most."""
 
     def __init__(self) -> None:
         self._written: dict[str, tuple[int, Written]] = {}
-        self._told = False
 
     def note(self, rows: LoadedRows) -> None:
         """Keep what the changes of one transaction have written."""
@@ -127,22 +127,26 @@ class Recent:
             entry = first.get(hold.id)
             taken_over = {"kind": hold.kind, "amount": hold.amount, "deadline": hold.deadline_unix}
             facts = entry.facts() if entry is not None else taken_over if before is None else before.facts
-            self._written[hold.id] = rows.now_ms, Written(hold, facts)
+            above = tuple(node.id for node in path(rows.nodes, hold.node_id)) if hold.node_id in rows.nodes else ()
+            above = above or ((hold.node_id,) if before is None else before.path)
+            self._written[hold.id] = rows.now_ms, Written(hold, facts, above)
+        self._forget_old(rows.now_ms)
+
+    def _forget_old(self, now_ms: int) -> None:
         while self._written:
             oldest = next(iter(self._written))
-            if len(self._written) <= _MOST_RECENT and self._written[oldest][0] > rows.now_ms - _RECENT_MS:
+            if len(self._written) <= _MOST_RECENT and self._written[oldest][0] > now_ms - _RECENT_MS:
                 break
             del self._written[oldest]
 
-    def parts(self) -> list[list[Written]]:
-        """Return them in parts for a transaction each; one empty part if there are none. Nothing once they are entered."""
+    def parts(self, now_ms: int) -> list[list[Written]]:
+        """Return them as of a time (unix milliseconds), in parts for a transaction each."""
+        self._forget_old(now_ms)
         kept = [written for _, written in self._written.values()]
-        parts = [kept[start : start + _RECENT_AT_ONCE] for start in range(0, len(kept), _RECENT_AT_ONCE)]
-        return parts or ([] if self._told else [[]])
+        return [kept[start : start + _RECENT_AT_ONCE] for start in range(0, len(kept), _RECENT_AT_ONCE)]
 
     def forget(self, entered: Sequence[Written]) -> None:
         """Forget what the ledger has again."""
-        self._told = True
         for each in entered:
             self._written.pop(each.hold.id, None)
 

@@ -161,6 +161,7 @@ CREATE TABLE x402guard.archived (
     node_id text COLLATE "C" NOT NULL,
     seq bigint NOT NULL,
     file text NOT NULL,
+    digest text NOT NULL,
     said text NOT NULL,
     at_ms bigint NOT NULL,
     PRIMARY KEY (node_id, seq)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import lru_cache
+from itertools import chain
 from typing import Any, Final, TypeVar
 
 from x402guard.ledger.evidence import UNSHOWN_S
@@ -83,8 +84,23 @@ class SqlReads(ABC):
         if not away:
             return here
         moved = (each for each in read_archived(away) if isinstance(each, Entry))
-        found = {(entry.node_id, entry.seq): entry for entry in (*moved, *here) if grants or entry.event not in GRANTS}
+        both = chain(moved, here)
+        found = {(entry.node_id, entry.seq): entry for entry in both if grants or entry.event not in GRANTS}
         return [found[key] for key in sorted(found)]
+
+    def hashes(self, wanted: Collection[tuple[str, int]], *, archives: bool) -> Mapping[tuple[str, int], str]:
+        """See ``Audited.hashes``."""
+        sql = "SELECT hash FROM entries WHERE node_id = ? AND seq = ?"
+        found = {key: row for key in wanted for row in self._read(lambda row: str(row[0]), sql, key)}
+        away = [row for row in self._read(to_archived, ARCHIVED) if row.node_id in {node_id for node_id, _ in wanted}]
+        found |= {(row.node_id, row.seq): row.said.head for row in away}
+        left = set(wanted) - found.keys()
+        if left and archives:
+            needed = [row for row in away if row.node_id in {node_id for node_id, _ in left}]
+            for each in read_archived(needed):
+                if isinstance(each, Entry) and (each.node_id, each.seq) in left:
+                    found[each.node_id, each.seq] = each.hash
+        return found
 
     def tail(self, node_id: str, after: int) -> Sequence[Entry]:
         """See ``LedgerReads.tail``."""

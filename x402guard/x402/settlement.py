@@ -174,9 +174,9 @@ def note_answer_end(context: Context, presentation: Presentation, end: AnswerEnd
         return hold
 
     if end != "whole" or (context.policy.repeat == "allow" and not represented):
-        yield Transact(Scope(holds=(hold_id,)), change, late=True)
+        yield Transact(Scope(holds=(hold_id,)), change)
         return
-    found = yield Transact(Scope(holds=(hold_id,)), lambda view: view.known_hold(hold_id), late=True)
+    found = yield Transact(Scope(holds=(hold_id,)), lambda view: view.known_hold(hold_id))
     bought = bought_mark(context, found.purpose.fingerprint)
     doubted = doubted_mark(context, step_of(found).name)
 
@@ -188,7 +188,7 @@ def note_answer_end(context: Context, presentation: Presentation, end: AnswerEnd
         if known is not None and known["hold"] == hold_id:
             view.put_mark(doubted, {"hold": hold_id, "until": 0})
 
-    yield Transact(Scope(holds=(hold_id,), marks=(bought, doubted)), note, late=True)
+    yield Transact(Scope(holds=(hold_id,), marks=(bought, doubted)), note)
 
 
 def note_late(context: Context, hold: Hold, presentation: Presentation) -> Flow[None]:

@@ -4,6 +4,8 @@ import logging
 import os
 import threading
 import time
+from contextlib import suppress
+from contextvars import ContextVar
 
 import pytest
 
@@ -188,3 +190,129 @@ def test_ctrl_c_while_it_waits_leaves_the_write_to_the_background(ledger, late, 
         late.write(ledger.write(1), ledger.told.append)
     ledger.silent = False
     until(lambda: ledger.told == [0, 1])
+
+
+def test_what_ends_just_when_it_is_left_is_not_lost(ledger, monkeypatch, late):
+    """A thousand writes that end around the limit, failed or not: each is written and told once, or returned."""
+    monkeypatch.setattr(late_writes, "ANSWER_S", 0.002)
+    returned = []
+
+    def call_of(n):
+        failed = []
+
+        def call():
+            time.sleep(0.0015 + (n % 11) / 10_000)
+            if n % 3 == 0 and not failed:
+                failed.append(True)
+                raise LedgerUnavailable("away")
+            ledger.written.append(n)
+            return n
+
+        return call
+
+    for n in range(300):
+        until(lambda: late._thread is None and not late._under_way)
+        with suppress(LedgerUnavailable):
+            returned.append(late.write(call_of(n), ledger.told.append))
+    until(lambda: len(returned) + len(ledger.told) == 300)
+    assert sorted(returned + ledger.told) == sorted(ledger.written) == list(range(300))
+
+
+def test_one_that_was_left_and_fails_takes_no_other_out_of_the_queue(ledger, late):
+    """The first is left and fails while the second is being written."""
+    begun, go_on = threading.Event(), threading.Event()
+    first_fails = [True]
+
+    def first():
+        begun.wait(5)
+        time.sleep(0.05)
+        if first_fails.pop() if first_fails else False:
+            raise LedgerUnavailable("away")
+        ledger.written.append(1)
+        return 1
+
+    def second():
+        begun.set()
+        go_on.wait(5)
+        ledger.written.append(2)
+        return 2
+
+    def write_first():
+        with suppress(LedgerUnavailable):
+            late.write(first, ledger.told.append)
+
+    thread = threading.Thread(target=write_first)
+    thread.start()
+    until(lambda: late._under_way == 1)
+    with pytest.raises(LedgerUnavailable):
+        late.write(second, ledger.told.append)
+    begun.set()
+    go_on.set()
+    thread.join()
+    until(lambda: sorted(ledger.told) == [1, 2])
+    assert sorted(ledger.written) == [1, 2]
+
+
+def test_a_write_that_restrains_is_waited_for_and_kept_if_it_fails(ledger, late):
+    ledger.silent = True
+    threading.Timer(0.3, setattr, (ledger, "silent", False)).start()
+    assert late.write(ledger.write(0), ledger.told.append, patient=True) == 0
+    ledger.away = True
+    with pytest.raises(LedgerUnavailable):
+        late.write(ledger.write(1), ledger.told.append, patient=True)
+    with pytest.raises(LedgerUnavailable):
+        late.write(ledger.write(2), ledger.told.append)
+    with pytest.raises(LedgerUnavailable, match="a bill that may exceed a budget is not in it yet"):
+        late.settle()
+    ledger.away = False
+    late.settle()
+    assert ledger.written[:2] == [0, 1]
+    until(lambda: ledger.told == [1, 2])
+    late.settle()
+
+
+def test_where_no_thread_can_be_started_it_is_written_by_its_caller(ledger, late, monkeypatch):
+    def none(*_, **__):
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(late_writes.Aside, "_start", none)
+        assert late.write(ledger.write(0), ledger.told.append) == 0
+        ledger.away = True
+        patch.setattr(late_writes.threading, "Thread", none)
+        with pytest.raises(LedgerUnavailable):
+            late.write(ledger.write(1), ledger.told.append)
+    ledger.away = False
+    with pytest.raises(LedgerUnavailable):
+        late.write(ledger.write(2), ledger.told.append)
+    until(lambda: ledger.told == [1, 2])
+    with pytest.raises(RuntimeError, match="mine"):
+        late.write(lambda: (_ for _ in ()).throw(RuntimeError("mine")), ledger.told.append)
+
+
+def test_after_its_end_no_thread_is_left(ledger, late):
+    ledger.away = True
+    for n in range(2):
+        with pytest.raises(LedgerUnavailable):
+            late.write(ledger.write(n), ledger.told.append)
+    late.close()
+    until(lambda: late._thread is None)
+    attempts = ledger.attempts
+    time.sleep(0.1)
+    assert ledger.attempts == attempts
+
+
+def test_it_runs_with_what_its_caller_had_in_context(ledger, late):
+    who = ContextVar("who")
+    who.set("me")
+    seen = []
+
+    def call():
+        seen.append(who.get("none"))
+        if len(seen) < 3:
+            raise LedgerUnavailable("away")
+
+    with pytest.raises(LedgerUnavailable):
+        late.write(call, lambda _: seen.append(who.get("none")))
+    until(lambda: len(seen) == 4)
+    assert seen == ["me"] * 4

@@ -5,20 +5,21 @@ import pytest
 from tests.support.ledger import Books, a_hold, usd
 from x402guard.frozen import replace
 from x402guard.ledger.model import WALLET, Delivery, Evidence, HoldKind, HoldState, NodeState
-from x402guard.ledger.owner import Written, count_again
+from x402guard.ledger.owner import Written, count_again, trip_rolled_back
 from x402guard.ledger.transitions import Capture, Expire
 from x402guard.money import Nanos
 
 
 def lost(hold_id, amount="$0.10", **changes):
     hold = a_hold(hold_id, amount, changes.pop("node", "s"), kind=changes.pop("kind", HoldKind.TOOL))
-    return Written(replace(hold, **changes), {"kind": str(hold.kind), "amount": hold.amount})
+    path = (hold.node_id, *changes.pop("above", (WALLET,)))
+    return Written(replace(hold, **changes), {"kind": str(hold.kind), "amount": hold.amount}, path)
 
 
 def enter(books, *written):
-    nodes = {WALLET, *(each.hold.node_id for each in written)}
+    nodes = {WALLET, *(node_id for each in written for node_id in each.path)}
     holds = [each.hold.id for each in written]
-    return books.change(lambda view: count_again(view, written, "lost"), nodes=nodes, holds=holds)
+    return books.change(lambda view: count_again(view, written), nodes=nodes, holds=holds)
 
 
 def test_each_counts_as_it_did_and_once():
@@ -39,7 +40,6 @@ def test_each_counts_as_it_did_and_once():
     paid = books.store.hold("paid")
     assert (paid.state, paid.captured, paid.delivery) == (HoldState.HELD, 0, Delivery.LOST)
     assert paid.doubt == "the ledger's server has lost it"
-    assert (books.node(WALLET).state, books.node(WALLET).terminated_by) == (NodeState.TRIPPED, "rolled_back")
     before = books.balances("s"), books.balances(WALLET)
     assert enter(books, *written) == 0
     assert (books.balances("s"), books.balances(WALLET)) == before
@@ -58,3 +58,41 @@ def test_the_chain_ends_a_payment_that_was_entered_again(event):
     books = Books(wallet="$5.00")
     enter(books, lost("paid", kind=HoldKind.PAYMENT, chain_evidence=True))
     assert books.step("paid", event).state in (HoldState.EXPIRED, HoldState.CAPTURED)
+
+
+CORRECTED = {
+    "a bill above what is held": (None, "$0.50", "$0.50"),
+    "a bill below what is held": (None, "$0.05", "$0.10"),
+    "a correction upwards": ("$0.10", "$0.30", "$0.30"),
+    "a correction downwards": ("$0.10", "$0.05", "$0.10"),
+}
+
+
+@pytest.mark.parametrize("corrected", CORRECTED)
+def test_what_was_lost_of_a_hold_that_is_there_counts_again_if_it_is_more(corrected):
+    here, written, counted = CORRECTED[corrected]
+    books = Books(wallet="$5.00", session="$0.40")
+    books.hold("known", "$0.10", kind=HoldKind.LLM)
+    if here is not None:
+        books.step("known", Capture(usd(here), Evidence.ASSUMED))
+    known = lost(
+        "known", kind=HoldKind.LLM, state=HoldState.CAPTURED, captured=usd(written), evidence=Evidence.PROVIDER_USAGE
+    )
+    enter(books, known)
+    enter(books, known)
+    assert sum(books.balances("s")[:2]) == usd(counted)
+    assert (books.node("s").state is NodeState.TRIPPED) is (usd(counted) > usd("$0.40"))
+
+
+def test_below_a_budget_that_is_lost_it_counts_in_the_next_one_above():
+    books = Books(wallet="$5.00")
+    assert enter(books, lost("far", node="gone", above=("gone too", "s", WALLET))) == 1
+    assert (books.balances("s")[1], books.balances(WALLET)[1]) == (usd("$0.10"), 0)
+
+
+def test_the_wallet_is_tripped_once():
+    books = Books(wallet="$5.00")
+    for _ in range(2):
+        books.change(lambda view: trip_rolled_back(view, "lost"), nodes=(WALLET,))
+    assert (books.node(WALLET).state, books.node(WALLET).terminated_by) == (NodeState.TRIPPED, "rolled_back")
+    assert [entry.event for entry in books.store.tail(WALLET, 0)].count("trip") == 1
