@@ -1,0 +1,139 @@
+"""A ledger's server goes away after a payment or a call has left: the caller has the answer, and its end is written later."""
+
+import time
+from decimal import Decimal
+
+import anyio
+import pytest
+
+from tests.support import postgres
+from tests.support.ledger import a_hold, usd
+from tests.support.merchant import URL as SHOP_URL
+from tests.support.merchant import Shop, async_client, client, make_guard
+from tests.support.postgres_way import Way
+from x402guard import BudgetExhausted, LedgerUnavailable, PaymentRefused, Policy
+from x402guard.flow.capture import Bill, book
+from x402guard.flow.drivers import run, transact_now
+from x402guard.frozen import replace
+from x402guard.ledger.authorize import authorize
+from x402guard.ledger.model import Evidence, HoldKind
+from x402guard.ledger.view import Scope
+from x402guard.stores import open_store
+
+pytestmark = [pytest.mark.xdist_group("postgres"), pytest.mark.long]
+
+
+@pytest.fixture
+def way(url):
+    way = Way(postgres.server())
+    yield way
+    way.close()
+
+
+@pytest.fixture
+def straight(url):
+    store = open_store(url)
+    yield store
+    store.close()
+
+
+@pytest.mark.parametrize("how", ["silent", "down"])
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_a_server_that_goes_away_after_the_payment_left_holds_up_no_answer(url, way, straight, how, kind):
+    """The end is written when it is back: the hold is captured, and the purchase is handed over."""
+    shop = Shop()
+
+    def sells(request):
+        answer = shop(request)
+        if "payment-signature" in request.headers:
+            away()
+        return answer
+
+    def away():
+        if how == "silent":
+            way.silent = True
+        else:
+            way.go_down()
+        gone.append(time.monotonic())
+
+    gone = []
+    with make_guard(way.url(url), budget="$1.00") as guard, guard.session("s", budget="$1.00") as session:
+        if kind == "sync":
+            with client(session, sells) as http:
+                answer = http.get(SHOP_URL)
+        else:
+
+            async def pays():
+                async with async_client(session, sells) as http:
+                    return await http.get(SHOP_URL)
+
+            answer = anyio.run(pays)
+        assert (answer.status_code, len(gone)) == (200, 1)
+        assert time.monotonic() - gone[0] < 2.7
+        hold_id = answer.extensions["x402guard"].hold_id
+        assert straight.hold(hold_id).state == "held"
+        way.silent = way.down = False
+        until_s = time.monotonic() + 30
+        if kind == "sync" and how == "silent":  # at once: it waits for that end, and is another purchase
+            with client(session, shop) as http:
+                assert http.get(SHOP_URL).extensions["x402guard"].hold_id != hold_id
+            assert (session.spent + session.held, shop.signed) == (Decimal("0.02"), 20_000)
+            return
+        while (found := straight.hold(hold_id)).delivery != "done":
+            assert time.monotonic() < until_s, found
+            time.sleep(0.02)
+        assert (found.state, found.evidence, found.doubt) == ("captured", "claimed", None)
+        assert session.spent == Decimal("0.01")
+    assert straight.audit() == []
+
+
+def test_a_bill_above_its_hold_that_waits_is_written_before_anything_else_is_spent(url, way):
+    with make_guard(way.url(url), budget="$1.00") as guard, guard.session("s", budget="$1.00", id="s") as session:
+        context = replace(guard.context, node_id="s")
+        held = replace(
+            a_hold("llm", "$0.10", "s", kind=HoldKind.LLM, now_ms=guard.shell.store.now_ms(), deadline_s=900)
+        )
+        scope = Scope(nodes=("s",), holds=("llm",), durable=True)
+        transact_now(guard.shell, scope, lambda view: authorize(view, held, {"kind": "llm", "model": "m", "host": "h"}))
+        way.go_down()
+        with pytest.raises(LedgerUnavailable):
+            run(book(context, held, Bill(usd("$0.90"), Evidence.ESTIMATE)), guard.shell)
+        with pytest.raises(LedgerUnavailable):
+            session.charge("search", "$0.20")
+        way.down = False
+        session.charge("search", "$0.10")
+        assert session.spent == Decimal("1.00")
+        with pytest.raises(BudgetExhausted):
+            session.charge("search", "$0.01")
+
+
+@pytest.mark.parametrize("repeat", ["refuse", "allow"])
+def test_the_whole_end_of_an_answer_is_written_later(url, way, straight, repeat):
+    """Where the policy asks about repeated requests, it is two changes."""
+    shop = Shop()
+
+    def sells(request):
+        answer = shop(request)
+        way.silent = "payment-signature" in request.headers
+        return answer
+
+    policy = Policy(repeat=repeat)
+    with (
+        make_guard(way.url(url), budget="$1.00", policy=policy) as guard,
+        guard.session("s", budget="$1.00") as session,
+    ):
+        with client(session, sells) as http:
+            assert http.get(SHOP_URL).status_code == 200
+            way.silent = False
+            until_s = time.monotonic() + 20
+            while guard.shell.late_writes._waiting or guard.shell.late_writes._under_way:
+                assert time.monotonic() < until_s
+                time.sleep(0.02)
+        assert (len(straight.marks("bought", "")) == 1) is (repeat == "refuse")
+        with client(session, shop) as http:
+            if repeat == "refuse":
+                with pytest.raises(PaymentRefused):
+                    http.get(SHOP_URL)
+            else:
+                assert http.get(SHOP_URL).status_code == 200
+        assert shop.signed == (10_000 if repeat == "refuse" else 20_000)
