@@ -11,6 +11,7 @@ know what is idle elsewhere runs again with that loaded.
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time
@@ -25,7 +26,6 @@ from psycopg import errors as refused
 from typing_extensions import override
 
 from x402guard.errors import LedgerUnavailable, X402GuardError
-from x402guard.flow.shell import LOG, log_notice
 from x402guard.ledger.model import WALLET, Hold, Node
 from x402guard.ledger.owner import count_again, trip_rolled_back
 from x402guard.ledger.tree import without_idle
@@ -55,6 +55,7 @@ from x402guard.stores.views import StoreClock, system_steady_ms
 
 R = TypeVar("R")
 
+_LOG: Final = logging.getLogger("x402guard")
 _READING: Final = "cannot read the ledger"
 _MOST_ATTEMPTS: Final = 12
 _TURNS_S: Final = 1.0  # after a conflict, processes take turns for so long
@@ -255,7 +256,7 @@ class PostgresStore(GroupCommit, PostgresReads):
                 self._change_now(nodes, [each.hold.id for each in some], partial(count_again, lost=some))
                 self._recent.forget(some)
         except (psycopg.Error, X402GuardError) as error:
-            LOG.error("%s; that cannot be entered: %s", reason, error)
+            _LOG.error("%s; that cannot be entered: %s", reason, error)
         finally:
             self._last = last
 
@@ -271,7 +272,7 @@ class PostgresStore(GroupCommit, PostgresReads):
         self._commit([request])
         request.outcome()
         for notice in notices:
-            log_notice(notice)
+            _LOG.error("%s", notice.message)
 
     def _note_hot(self, error: psycopg.Error) -> Sequence[str]:
         """Return the rows to take the turn for, after a conflict.
