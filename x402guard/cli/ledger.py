@@ -116,9 +116,10 @@ def archive(
     url, until = existing_ledger(ledger_url), typed_time(before, option="--before")
     least_s = max(_LEAST_AGE_S, load_settings().purchase_memory_s + DEFAULT_MEMORY_S)
     if until > datetime.now(UTC) - timedelta(seconds=least_s):
+        days = -(-least_s // 86_400)
         raise ConfigError(
-            f"--before: {before!r} is less than {-(-least_s // 86_400)} days ago, and agents may still ask for what they bought then "
-            "(purchase_memory_s); write an earlier time, such as 90d"
+            f"--before: {before!r} is less than {days} days ago, and agents may still ask for what they bought then "
+            f"(purchase_memory_s); write {days}d or an earlier time"
         )
     if not to.is_dir():
         raise ConfigError(f"--to: {to} is no folder; create it first, where it is backed up")
