@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.examples import examples
 from tests.support.merchant import (
     NETWORK,
     OTHER_PAYEE,
@@ -117,7 +118,7 @@ OFFERS = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=examples(60), deadline=None, derandomize=True)
 @given(OFFERS)
 def test_a07_signed_fields_are_the_approved_fields(drawn):
     offers = [make(amount, payTo=payee, maxTimeoutSeconds=s) for make, amount, payee, s in drawn]

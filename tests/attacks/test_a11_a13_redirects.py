@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.examples import examples
 from tests.support.merchant import (
     PAYEE,
     URL,
@@ -227,7 +228,7 @@ REQUESTS = st.lists(
 )
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=examples(40), deadline=None, derandomize=True)
 @given(REQUESTS)
 def test_a13_one_header_is_never_presented_for_two_fingerprints(asked):
     shop = Shop(paid=httpx.ReadError("lost"))

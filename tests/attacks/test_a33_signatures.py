@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.examples import examples
 from tests.support.merchant import Shop, make_guard, unb64
 from tests.support.refusals import fetch
 from tests.support.signers import SpySigner
@@ -32,7 +33,7 @@ ENCODINGS = {
 }
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=examples(200), deadline=None, derandomize=True)
 @given(st.binary(min_size=32, max_size=32), st.integers(1, ORDER // 2), st.sampled_from([27, 28]))
 def test_a33_every_encoding_normalises_to_one(r, s, v):
     signature = r + s.to_bytes(32, "big") + bytes([v])

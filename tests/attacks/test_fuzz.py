@@ -18,6 +18,7 @@ from starlette.responses import Response
 
 from tests.support import fuzz_entries, processes
 from tests.support.broken_offers import bomb
+from tests.support.examples import examples
 from tests.support.fuzz_entries import METHODS, PURE, SEEDS, TRUE, node, read_chain
 from tests.support.llm_provider import SYNC, Answer, Provider, ask, metered, sse
 from tests.support.merchant import Shop, accept, client, make_guard, required
@@ -38,7 +39,7 @@ values = st.recursive(
 as_json = values.map(lambda value: json.dumps(value).encode())
 some_bytes = st.binary(max_size=400) | as_json | st.sampled_from(SEEDS)
 bounded = settings(
-    max_examples=150,
+    max_examples=examples(150),
     derandomize=True,
     deadline=timedelta(seconds=MOST_S),
     suppress_health_check=[HealthCheck.function_scoped_fixture],
@@ -72,7 +73,7 @@ def test_any_events_are_read_along(head, events, rest):
     PURE["events"](head + raw + rest)
 
 
-@settings(bounded, max_examples=80)
+@settings(bounded, max_examples=examples(80))
 @given(st.lists(fields | st.just("[DONE]"), max_size=5), st.binary(max_size=30))
 def test_any_stream_of_an_llm_is_a_bill_and_handed_on_as_it_came(events, rest):
     pieces = [*sse(*events), rest]
@@ -87,20 +88,20 @@ def test_any_stream_of_an_llm_is_a_bill_and_handed_on_as_it_came(events, rest):
         assert [e["event"] for e in session.report().to_dict()["events"]].count("authorize") == 1
 
 
-@settings(bounded, max_examples=60)
+@settings(bounded, max_examples=examples(60))
 @given(raw=st.binary(max_size=1).flatmap(lambda first: some_bytes.map(lambda rest: first + rest)))
 def test_any_bytes_of_a_node_are_a_finding(world, raw):
     fuzz_entries.rpc(world, raw)
 
 
-@settings(bounded, max_examples=60)
+@settings(bounded, max_examples=examples(60))
 @given(method=st.sampled_from(METHODS), value=values)
 def test_any_result_of_a_node_is_a_finding(world, method, value):
     world.answers = {method: json.dumps({"jsonrpc": "2.0", "id": 1, "result": value}).encode()}
     read_chain(world)
 
 
-@settings(bounded, max_examples=60)
+@settings(bounded, max_examples=examples(60))
 @given(
     method=st.sampled_from(METHODS[2:5]),
     field=st.sampled_from(["hash", "number", "timestamp", "to", "input", "status", "blockNumber", "logs"]),

@@ -24,7 +24,7 @@ PAGE = ROOT / "docs" / "explanation" / "simulation.md"
 LONG = pytest.mark.long
 FIXED = [
     ("memory", 0, 30),
-    ("fleet", 0, 10),
+    ("fleet", 0, 5),
     *(pytest.param(*part, 10_000, marks=LONG) for part in (("memory", 0), ("fleet", 1_000_000))),
 ]
 

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.support.examples import examples
 from tests.support.llm_provider import CHAT, SYNC, Answer, Provider, ask, completion, metered
 from tests.support.llm_replies import ANTHROPIC, message, posted, used
 from tests.support.merchant import make_guard
@@ -154,7 +155,7 @@ def test_the_first_claim_past_the_wallet_is_the_last_one_in_order():
 COUNTS = st.integers(0, 3_000) | st.integers(0, 10**7)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.tuples(COUNTS, COUNTS, COUNTS), min_size=1, max_size=5))
 def test_the_books_are_never_below_what_the_provider_states(answers):
     """Any sequence of answers: each is booked as stated, up to the most that gpt-4o can take, $0.822528."""

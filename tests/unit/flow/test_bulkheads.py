@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.examples import examples
 from x402guard.flow.bulkheads import Slots
 
 LONG_S = 20
@@ -265,7 +266,7 @@ def test_the_collector_may_come_at_any_moment_and_no_place_is_lost_or_given_twic
 
 
 @given(st.integers(1, 3), st.lists(st.sampled_from(["enter", "leave", "twice", "drop"]), max_size=60))
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 def test_there_are_never_more_than_so_many_and_never_fewer(most, verbs):
     places, taken = Slots(), []
     for verb in verbs:

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.examples import examples
 from x402guard import Metering, ModelPrice
 from x402guard.ledger.authorize import Refusal
 from x402guard.ledger.model import Evidence
@@ -389,7 +390,7 @@ SHARES = st.tuples(*[st.integers(0, 100)] * 5)
 
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("kind", POSSIBLE)
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(size=st.sampled_from([5, 199_000, 280_000]), limit=st.integers(1, 5_000), n=st.integers(1, 3), shares=SHARES)
 def test_no_possible_usage_costs_more_than_was_held(kind, size, limit, n, shares):
     place, model, more, usage = POSSIBLE[kind]

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.examples import examples
 from tests.support.ledger import Books, usd
 from x402guard import ConfigError, Loop
 from x402guard.frozen import replace
@@ -273,13 +274,13 @@ def test_a_wrong_setting_is_named(arguments, names):
 
 
 @given(st.lists(st.integers(0, 10**9), unique=True, max_size=60), st.integers(1, 6))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_distinct_calls_never_trip(numbers, most):
     assert Run(calls=most).stops_at([("tool", {"n": n}) for n in numbers]) is None
 
 
 @given(st.lists(st.integers(0, 3), max_size=5), st.integers(1, 6), st.data())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 def test_identical_calls_within_the_window_trip_at_n_plus_one_whatever_lies_between(others, most, data):
     run, fresh = Run(calls=most, longest_cycle=1), iter(range(10**6))
     for _ in range(most):
