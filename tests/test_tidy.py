@@ -44,16 +44,24 @@ def tree_of(path):
 
 
 @cache
-def nodes_of(path):
-    """Every node of a file's tree."""
-    return list(ast.walk(tree_of(path)))
+def statements_of(path):
+    """Every statement of a file, and every except clause."""
+    found, above = [], [tree_of(path)]
+    while above:
+        node = above.pop()
+        for part in ("body", "orelse", "finalbody", "handlers", "cases"):
+            inside = getattr(node, part, ())
+            if isinstance(inside, list):  # the body of a lambda is no statement
+                found += inside
+                above += inside
+    return found
 
 
 def test_no_file_is_longer_than_500_lines_and_no_function_than_60():
     def look(path, text, _):
         if text.count("\n") > 500:
             yield "it is too long"
-        for node in nodes_of(path):
+        for node in statements_of(path):
             if isinstance(node, FUNCTIONS) and node.end_lineno - node.lineno >= 60:
                 yield f"{node.name} is too long"
 
@@ -66,7 +74,7 @@ def test_msgspec_describes_a_struct_while_a_module_is_imported():
     def look(path, text, _):
         if path.name != "frozen.py" and re.search(r"from msgspec import .*\bconvert\b|msgspec\.convert\(", text):
             yield "it converts without frozen.read_struct"
-        functions = (node for node in nodes_of(path) if isinstance(node, FUNCTIONS)) if "Decoder(" in text else ()
+        functions = (node for node in statements_of(path) if isinstance(node, FUNCTIONS)) if "Decoder(" in text else ()
         for function in functions:
             made = (node for node in ast.walk(function) if isinstance(node, ast.Call))
             if path.name != "frozen.py" and any(
@@ -91,7 +99,7 @@ def test_names_are_the_fields_own():
     def look(path, _, __):
         if BANNED_NAMES.search(path.stem):
             yield "its name"
-        for node in nodes_of(path):
+        for node in statements_of(path):
             is_ours = isinstance(node, (*FUNCTIONS, ast.ClassDef)) and "override" not in map(
                 ast.unparse, node.decorator_list
             )
@@ -105,7 +113,7 @@ def test_nothing_is_left_for_later_and_no_exception_is_swallowed():
     def look(path, text, _):
         if BANNED_TEXT.search(text):
             yield "something is left for later"
-        for node in (node for node in nodes_of(path) if isinstance(node, ast.ExceptHandler)):
+        for node in (node for node in statements_of(path) if isinstance(node, ast.ExceptHandler)):
             if node.type is None:
                 yield f"line {node.lineno}: a bare except"
             broad = isinstance(node.type, ast.Name) and node.type.id in ("Exception", "BaseException")
@@ -187,7 +195,9 @@ def test_only_two_files_touch_a_key():
             PACKAGE / "testing"
         ):
             continue
-        for node in nodes_of(path):
+        if not any(word in text_of(path) for word in ("sign_recoverable", "unsafe_sign_hash", "coincurve")):
+            continue
+        for node in ast.walk(tree_of(path)):
             if isinstance(node, ast.Attribute):
                 assert node.attr not in ("sign_recoverable", "unsafe_sign_hash"), name(path)
             if isinstance(node, (ast.Import, ast.ImportFrom)):

@@ -126,6 +126,7 @@ RECEIPTS = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("status", [200, 201, 204, 302, 400, 402, 404, 409, 429, 500, 502, 503])
 @pytest.mark.parametrize("name", RECEIPTS)
 def test_a03_status_and_receipt_decide_the_state_and_free_nothing(guard, status, name):

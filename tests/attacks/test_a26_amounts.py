@@ -45,6 +45,7 @@ def test_a26_malformed_amount_is_refused_by_both_transports_and_for_upto(mode, g
     assert "amount" in str(error) or "PAYMENT-REQUIRED" in str(error)
 
 
+@pytest.mark.long
 @settings(max_examples=examples(300), deadline=None, derandomize=True)
 @given(
     st.text(max_size=90)
@@ -60,6 +61,7 @@ def test_a26_whatever_is_no_plain_number_is_refused(amount):
     _never_signs(lambda _: _v2(json.dumps(amount)))
 
 
+@pytest.mark.long
 @settings(max_examples=examples(100), deadline=None, derandomize=True)
 @given(st.from_regex(r"\A[0-9]{1,78}\Z").filter(str.isascii))
 def test_a26_whatever_is_a_plain_number_is_signed_as_it_is_or_refused(amount):

@@ -65,7 +65,7 @@ def test_a35_the_cancellation_was_first(shop, relay, kind, mode):
     assert shop.ask(session, kind, mode).status_code == 200, "the budget is back"
 
 
-@pytest.mark.one_in(5)
+@pytest.mark.one_in(7)
 @pytest.mark.parametrize("kind", AMOUNTS)
 def test_a35_the_settlement_was_first(shop, relay, kind, mode):
     guard = shop.guard()

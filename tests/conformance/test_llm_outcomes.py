@@ -55,6 +55,7 @@ STATUSES = [
 ]
 
 
+@pytest.mark.one_in(3)
 @every_way
 @pytest.mark.parametrize(("status", "content", "outcome"), STATUSES, ids=lambda value: str(value)[:40])
 def test_a_status_and_its_body_decide_what_a_call_costs(way, session, status, content, outcome):
@@ -300,6 +301,7 @@ UNREADABLE = {
 }
 
 
+@pytest.mark.one_in(3)
 @every_way
 @pytest.mark.parametrize("body", UNREADABLE.values(), ids=UNREADABLE)
 @pytest.mark.parametrize("kind", ["application/json", "text/event-stream"])

@@ -55,6 +55,7 @@ def handed(way, body, pieces):
 # -- the usage chunk -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.one_in(3)
 @every_way
 @each_end
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 64, 1000], ids=lambda size: f"{size} bytes")

@@ -164,6 +164,7 @@ def test_the_demo_agrees_with_the_chain(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.long
 @pytest.mark.chain
 def test_the_testnet_prints_where_it_is_and_stops_when_told(tmp_path):
     process = processes.start("x402guard", "testnet", module=True, cwd=tmp_path)
@@ -183,6 +184,7 @@ def test_the_testnet_prints_where_it_is_and_stops_when_told(tmp_path):
     assert process.returncode == 0
 
 
+@pytest.mark.long
 def test_what_changes_something_says_so_as_json_too(tmp_path):
     ledger = tmp_path / "spend.db"
     with make_guard(f"sqlite:///{ledger}") as guard:

@@ -38,6 +38,7 @@ DIES = textwrap.dedent("""
 """)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("stage", ["signed", "sent"])
 def test_kill_9_after_signing_leaves_the_hold_counted_in_full(stage, tmp_path):
     ledger = tmp_path / "spend.db"
@@ -101,6 +102,7 @@ DIES_IN_A_CROWD = textwrap.dedent("""
 """)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("moment", ["before", "after"])
 def test_kill_9_in_a_commit_that_threads_share_leaves_books_that_add_up(moment, tmp_path):
     ledger, told = tmp_path / "spend.db", tmp_path / "told"

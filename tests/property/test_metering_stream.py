@@ -53,6 +53,7 @@ def written(lines, end):
     return "".join(line + end for line in [*lines, ""]).encode()
 
 
+@pytest.mark.one_in(3)
 @given(
     body=st.binary(max_size=300) | st.text('data: {}[]"\r\n\x00é', max_size=300).map(str.encode),
     cuts=cuts,

@@ -36,6 +36,7 @@ def test_no_invariant_breaks_in_fixed_seeds(store, first, runs):
     assert result.counts.payments > 100
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seeds", [1, pytest.param(3, marks=pytest.mark.long)])
 def test_nor_over_a_ledger_in_a_file(seeds):
     for seed in range(seeds):

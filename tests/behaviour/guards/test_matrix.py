@@ -36,7 +36,7 @@ def assert_refused(row, kind, opened):
     assert row.rule in [refusal["rule"] for refusal in opened.session.report().to_dict()["refusals"]]
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(5)
 @every_case
 def test_it_refuses_at_the_expected_step(ledger_url, opens, row, kind):
     opened = opens(row, ledger_url)
@@ -75,7 +75,7 @@ def test_it_survives_a_restart(tmp_path, opens, row, kind, at):
     assert opens(row, url, now_ms).stands == ("tripped" if row.word else "open", row.word)
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(5)
 @every_case
 def test_a_child_has_no_counters_of_its_own(ledger_url, opens, row, kind):
     opened = opens(row, ledger_url)

@@ -173,6 +173,7 @@ def expected_end(use, n):
     return END_OF_SILENCE.get((use, n), "nothing" if n <= begins else "said")
 
 
+@pytest.mark.one_in(3)
 @both_loops
 @before_and_after
 @around_each_write

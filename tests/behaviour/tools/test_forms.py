@@ -48,6 +48,7 @@ def session(guard):
         yield session
 
 
+@pytest.mark.one_in(3)
 @every_form
 @pytest.mark.parametrize("cost", ["$0.02", CEILING, "$0.08", "$0", Decimal("0.000000001")])
 def test_what_was_said_is_booked_be_it_below_at_or_past_the_ceiling(session, form, cost):
@@ -59,6 +60,7 @@ def test_what_was_said_is_booked_be_it_below_at_or_past_the_ceiling(session, for
     assert session.report().to_dict()["state"] == "open"  # past the ceiling, and not past the budget
 
 
+@pytest.mark.one_in(3)
 @every_form
 @pytest.mark.parametrize("error", [BrokenError("serp is down"), KeyboardInterrupt(), SystemExit(3)], ids=repr)
 def test_what_raises_costs_its_ceiling_and_the_exception_comes_through_unchanged(session, form, error):

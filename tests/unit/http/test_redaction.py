@@ -46,6 +46,7 @@ SHAPES = {
 }
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("case", [str.lower, str.upper, str], ids=["lower", "upper", "as written"])
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("name", HEADERS)

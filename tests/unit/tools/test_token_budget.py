@@ -249,6 +249,7 @@ FLOORS = [
 ]  # fmt: skip
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("how", ["used", "reserved"])
 @pytest.mark.parametrize("requested", MODES)
 @pytest.mark.parametrize(("left", "total", "floor"), FLOORS)
