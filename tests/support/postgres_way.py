@@ -102,9 +102,9 @@ class Way:
     def deliver(self):
         """Give the server what was kept from it, and wait until it has answered."""
         for ours, data in self._kept:
-            ours.sendall(data)
-            ours.settimeout(5)
-            with suppress(OSError):
+            with suppress(OSError):  # the server may have gone meanwhile
+                ours.sendall(data)
+                ours.settimeout(5)
                 ours.recv(1 << 16)
             _end(ours)
         self._kept.clear()
