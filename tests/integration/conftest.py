@@ -6,11 +6,13 @@ import pytest
 from eth_account import Account
 from web3 import HTTPProvider, Web3
 
-from tests.support import official_sdk
+from tests.support import official_sdk, postgres
 from tests.support.engines import ENGINES, engine_maker
 from tests.support.files import is_in_make_test
+from tests.support.postgres_way import Way
 from tests.support.testnet import EXTRA_ROUTES
 from x402guard import Guard, LocalSigner, Policy
+from x402guard.stores import open_store
 from x402guard.testing import (
     Server,
     Testnet,
@@ -79,3 +81,19 @@ def guarded(net, tmp_path):
         return Guard(**usual | more)
 
     return make
+
+
+@pytest.fixture
+def way(url):
+    """The way to the server of an empty ledger in PostgreSQL, which fails on demand."""
+    way = Way(postgres.server())
+    yield way
+    way.close()
+
+
+@pytest.fixture
+def straight(url):
+    """The same ledger, past that way."""
+    store = open_store(url)
+    yield store
+    store.close()

@@ -13,7 +13,6 @@ import pytest
 from tests.support import postgres, processes
 from tests.support.ledger import Books, a_hold, usd
 from tests.support.merchant import Shop, client, make_guard
-from tests.support.postgres_way import Way
 from tests.support.signers import SpySigner
 from x402guard import LedgerUnavailable
 from x402guard.frozen import replace
@@ -31,24 +30,10 @@ CENT = "$0.01"
 
 
 @pytest.fixture
-def way(url):
-    way = Way(postgres.server())
-    yield way
-    way.close()
-
-
-@pytest.fixture
 def books(url, way):
     books = Books(way.url(url), wallet="$5.00")
     yield books
     books.close()
-
-
-@pytest.fixture
-def straight(url):
-    store = open_store(url)
-    yield store
-    store.close()
 
 
 @pytest.mark.parametrize("plan", ["before", "half"])

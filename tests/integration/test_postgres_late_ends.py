@@ -6,11 +6,9 @@ from decimal import Decimal
 import anyio
 import pytest
 
-from tests.support import postgres
 from tests.support.ledger import a_hold, usd
 from tests.support.merchant import URL as SHOP_URL
 from tests.support.merchant import Shop, async_client, client, make_guard
-from tests.support.postgres_way import Way
 from x402guard import BudgetExhausted, LedgerUnavailable, PaymentRefused, Policy
 from x402guard.flow.capture import Bill, book
 from x402guard.flow.drivers import run, transact_now
@@ -18,23 +16,8 @@ from x402guard.frozen import replace
 from x402guard.ledger.authorize import authorize
 from x402guard.ledger.model import Evidence, HoldKind
 from x402guard.ledger.view import Scope
-from x402guard.stores import open_store
 
 pytestmark = [pytest.mark.xdist_group("postgres"), pytest.mark.long]
-
-
-@pytest.fixture
-def way(url):
-    way = Way(postgres.server())
-    yield way
-    way.close()
-
-
-@pytest.fixture
-def straight(url):
-    store = open_store(url)
-    yield store
-    store.close()
 
 
 @pytest.mark.parametrize("how", ["silent", "down"])

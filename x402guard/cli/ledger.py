@@ -102,7 +102,7 @@ def move(
 
 @ledger.command("archive")
 def archive(
-    before: Annotated[str, typer.Option(help="Sessions whose last entry is older: 2026-11-01, 90d.")],
+    before: Annotated[str, typer.Option(help="Sessions with nothing newer: 2026-11-01, 90d.")],
     to: Annotated[Path, typer.Option(help="The folder for the files.")] = Path(),
     ledger_url: LedgerUrl = None,
     as_json: AsJson = False,

@@ -204,7 +204,7 @@ def _transact(effect: Transact[Any], shell: Shell) -> _Transacted:
             lambda: _write(effect, shell), lambda answer: _told(answer, shell), patient=effect.scope.durable
         )
         return transacted
-    shell.late_writes.settle()
+    shell.late_writes.catch_up()
     return _write(effect, shell)
 
 

@@ -192,7 +192,7 @@ class LateWrites:
                     self._restraining -= write.restrains
                 self._changed.notify_all()
 
-    def settle(self) -> None:
+    def catch_up(self) -> None:
         """Let what restrains be written first. Raises ``LedgerUnavailable`` if that takes longer than two seconds."""
         if not self._restraining or self._is_over:
             return

@@ -102,7 +102,7 @@ class WritesLate(Protocol):
         A *patient* call is waited for to its end.
         """
 
-    def settle(self) -> None:
+    def catch_up(self) -> None:
         """Let what restrains be written first. Raises ``LedgerUnavailable``."""
 
     def close(self) -> None:

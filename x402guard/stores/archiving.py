@@ -76,9 +76,8 @@ def archive(store: Archivable, before_ms: int, folder: Path, *, gone: Collection
     """Move the sessions that ended before a time (unix milliseconds) to files in *folder*, and return what was moved.
 
     A session goes with all below it, and only if nothing of it can change any more: no hold is live, and a final block
-    proves what its payments took. *gone* are instances known to have ended. Rows of processes that ended before that time
-    go as well. Raises ``LedgerUnavailable`` if the ledger
-    or a file cannot be written, or if the ledger is inconsistent.
+    shows what its payments took. *gone* are instances known to have ended. Rows of processes that ended before that time
+    go as well. Raises ``LedgerUnavailable`` if the ledger or a file cannot be written, or if the ledger is inconsistent.
     """
     _check_folder(folder)
     with store.one_moment() as query:
@@ -214,7 +213,7 @@ def _move(store: Archivable, trees: Sequence[list[Node]], known: Mapping[str, Ch
 
 def _journals(store: Archivable, trees: Sequence[list[Node]], known: Mapping[str, Checked]) -> list[Journal]:
     """Return what goes into a file, as of one moment: no tree that another archive has taken meanwhile."""
-    with store.one_moment() as query:  # nothing is written in it: whoever closes an SQLite ledger waits for its end
+    with store.one_moment() as query:  # no file is written in it: the end of an SQLite ledger waits for readers
         now = newest(map(to_archived, query(ARCHIVED, ())))
         mine = [tree for tree in trees if all(now.get(node.id) == known.get(node.id) for node in tree)]
         return [_journal(query, node, known.get(node.id, UNREAD).seq) for tree in mine for node in tree]

@@ -92,12 +92,12 @@ class SqlReads(ABC):
         """See ``Audited.hashes``."""
         sql = "SELECT hash FROM entries WHERE node_id = ? AND seq = ?"
         found = {key: row for key in wanted for row in self._read(lambda row: str(row[0]), sql, key)}
-        away = [row for row in self._read(to_archived, ARCHIVED) if row.node_id in {node_id for node_id, _ in wanted}]
-        found |= {(row.node_id, row.seq): row.said.head for row in away}
+        away = self._read(to_archived, ARCHIVED)
+        found |= {(row.node_id, row.seq): row.said.head for row in away if (row.node_id, row.seq) in wanted}
         left = set(wanted) - found.keys()
         if left and archives:
-            needed = [row for row in away if row.node_id in {node_id for node_id, _ in left}]
-            for each in read_archived(needed):
+            ids = {node_id for node_id, _ in left}
+            for each in read_archived([row for row in away if row.node_id in ids]):
                 if isinstance(each, Entry) and (each.node_id, each.seq) in left:
                     found[each.node_id, each.seq] = each.hash
         return found

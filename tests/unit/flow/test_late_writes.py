@@ -263,12 +263,12 @@ def test_a_write_that_restrains_is_waited_for_and_kept_if_it_fails(ledger, late)
     with pytest.raises(LedgerUnavailable):
         late.write(ledger.write(2), ledger.told.append)
     with pytest.raises(LedgerUnavailable, match="a bill that may exceed a budget is not in it yet"):
-        late.settle()
+        late.catch_up()
     ledger.away = False
-    late.settle()
+    late.catch_up()
     assert ledger.written[:2] == [0, 1]
     until(lambda: ledger.told == [1, 2])
-    late.settle()
+    late.catch_up()
 
 
 def test_where_no_thread_can_be_started_it_is_written_by_its_caller(ledger, late, monkeypatch):
