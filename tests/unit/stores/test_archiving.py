@@ -4,9 +4,10 @@ import json
 import os
 import sqlite3
 import time
-from contextlib import closing
+from contextlib import closing, suppress
 from contextvars import copy_context
 from decimal import Decimal
+from itertools import permutations
 from pathlib import Path
 
 import psycopg
@@ -17,7 +18,7 @@ from tests.support.archives import LATER, archive, only, run
 from tests.support.command_line import typed
 from tests.support.ledger import Books
 from tests.support.merchant import make_guard
-from x402guard import LedgerUnavailable
+from x402guard import LedgerUnavailable, SessionTripped
 from x402guard.cli import ledger as commands
 from x402guard.frozen import replace
 from x402guard.guard.owner import Owner
@@ -183,6 +184,53 @@ def test_what_changes_while_the_file_is_written_stays(spent, folder, monkeypatch
     assert {row[0] for row in run(spent, "SELECT node_id FROM archived")} == {"run-3", "run-3/tokens"}
     with Owner(spent) as owner:
         assert owner.verify() == []
+
+
+def pays(ledger, _folder):
+    with suppress(SessionTripped), make_guard(ledger) as guard:
+        with guard.session("research", budget="$1.00", id="run-1") as session:
+            session.charge("search", "$0.01")
+
+
+def by_owner(act):
+    def acts(ledger, _folder):
+        with Owner(ledger) as owner:
+            act(owner)
+
+    return acts
+
+
+ACTORS = {
+    "a payment": pays,
+    "a trip": by_owner(lambda owner: owner.trip("id=run-1")),
+    "a reset": by_owner(lambda owner: owner.reset("id=run-3")),
+    "a limit": by_owner(lambda owner: owner.set_budget("id=run-3", "$2.00")),
+    "another archive": archive,
+}
+
+
+@pytest.mark.parametrize("order", list(permutations(ACTORS, 2)), ids=" and ".join)
+def test_in_any_order_of_actors_while_the_file_is_written_the_ledger_adds_up(spent, folder, monkeypatch, order):
+    wrote, left = archiving.write_archive, [ACTORS[name] for name in order]
+
+    def meanwhile(path, journals):
+        size = wrote(path, journals)
+        while left:
+            left.pop(0)(spent, folder)
+        return size
+
+    with Owner(spent) as owner:
+        before = Decimal(owner.report("wallet").to_dict()["spent_total"])
+    monkeypatch.setattr(archiving, "write_archive", meanwhile)
+    archive(spent, folder)
+    assert left == []
+    archive(spent, folder)
+    with Owner(spent) as owner:
+        assert owner.verify() == owner.verify(archives=False) == []
+        paid = Decimal("0.01") if "a payment" in order and order != ("a trip", "a payment") else 0
+        assert Decimal(owner.report("wallet").to_dict()["spent_total"]) == before + paid
+    named = {row[0] for row in run(spent, "SELECT DISTINCT file FROM archived")}
+    assert named == {str(path) for path in folder.iterdir()}
 
 
 def test_interrupted_before_the_ledger_was_written_nothing_is_lost(spent, folder, monkeypatch):
