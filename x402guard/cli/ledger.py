@@ -131,7 +131,7 @@ def archive(
             moved = move_to_files(store, round(until.timestamp() * 1000), to.resolve(), gone=gone)
         unnamed = unnamed_files(store, to.resolve())
     text = (
-        f"{moved.sessions} sessions with {moved.entries} entries are in {len(moved.files)} files in {to} now ({moved.size:,} bytes); "
+        f"{moved.sessions} sessions with {moved.entries} entries are in {to} now (files: {len(moved.files)}, {moved.size:,} bytes); "
         "keep them as long as the ledger"
         if moved.sessions
         else f"no session that ended before {_shown(round(until.timestamp() * 1000))} can be archived"
