@@ -23,7 +23,7 @@ from x402guard.ledger.model import Claim, Delivery
 from x402guard.ledger.purchases import presentation_of
 from x402guard.ledger.view import Scope
 from x402guard.stores import open_store
-from x402guard.x402.settlement import Doubt, note_answer_end, note_doubt, note_late, write_claim
+from x402guard.x402.settlement import Doubt, note_answer_end, note_doubt, write_claim
 
 MODES = pytest.mark.parametrize("mode", ["sync", "async"])
 
@@ -179,7 +179,7 @@ def test_a56_the_end_of_an_earlier_presentation_says_nothing_about_a_later_one(l
 
 EARLIER_ENDS = {
     "a doubt": lambda guard, hold: note_doubt(guard.context, hold, Doubt("no answer: ReadTimeout")),
-    "a late end": lambda guard, hold: note_late(guard.context, hold, presentation_of(hold)),
+    "a late end": lambda guard, hold: note_answer_end(guard.context, presentation_of(hold), "late"),
     "a claim with a failure": lambda guard, hold: write_claim(
         guard.context, hold, Claim(hold.amount, "0x" + "ab" * 32), status=500
     ),
@@ -246,9 +246,17 @@ def test_a56_an_error_of_the_caller_in_the_middle_of_a_body_leaves_the_purchase_
 
 
 @MODES
-@pytest.mark.parametrize("content", [{"stream": Chunks(b"all")}, {"content": b"all"}], ids=["streamed", "in memory"])
+@pytest.mark.parametrize(
+    ("content", "changes"),
+    [
+        ({"stream": Chunks(b"all")}, 3),
+        ({"stream": Chunks(b"all"), "headers": {"content-length": "3"}}, 2),
+        ({"content": b"all"}, 2),
+    ],
+    ids=["streamed", "short", "in memory"],
+)
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
-def test_a56_an_interrupt_while_the_end_of_an_answer_is_written_leaves_the_purchase_open(mode, content, after):
+def test_a56_an_interrupt_while_the_end_of_an_answer_is_written_leaves_the_purchase_open(mode, content, changes, after):
     class Interrupted:
         inline = True
 
@@ -267,10 +275,14 @@ def test_a56_an_interrupt_while_the_end_of_an_answer_is_written_leaves_the_purch
                     raise KeyboardInterrupt
             return result
 
-    shop = Shop(paid=lambda *_: httpx.Response(200, headers={"PAYMENT-RESPONSE": b64(receipt())}, **content))
+    def sells(_request, _shop):
+        headers = {"PAYMENT-RESPONSE": b64(receipt()), **content.get("headers", {})}
+        return httpx.Response(200, **content | {"headers": headers})
+
+    shop = Shop(paid=sells)
     store = Interrupted(open_store("memory://"))
     with make_guard(store) as guard, guard.session("s", budget="$1.00", id="run") as session:
-        store.left = 3  # the hold, the claim, the end
+        store.left = changes  # the hold, the claim, the end; of a short answer, both are one
         with pytest.raises(KeyboardInterrupt):
             fetch(mode, session, shop)
         assert fetch(mode, session, shop).extensions["x402guard"].represented

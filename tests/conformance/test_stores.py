@@ -157,7 +157,7 @@ def test_a_purchase_finds_its_holds_without_a_delivery_oldest_first(make_books):
     books.step("voided", Void("not signed"))
     for name in ("taken", "delivered"):
         books.step(name, Capture(usd("$0.01"), Evidence.CHAIN_HEAD))
-    books.change(lambda view: hand_over(view, "delivered"), holds=("delivered",))
+    books.change(lambda view: hand_over(view, ("delivered", 0)), holds=("delivered",))
     assert books.change(lambda view: view.purchase, purchase="k") == ("first", "second", "taken")
     assert [books.store.hold(name).delivery for name in ("taken", "delivered")] == [Delivery.OPEN, Delivery.DONE]
     assert books.change(lambda view: view.purchase, purchase="other") == ()

@@ -20,7 +20,8 @@ class Receipt:
         hold_id: its hold in the ledger.
         amount: dollars captured, or dollars held while the hold is live.
         evidence: why the amount is believed: ``chain``, ``chain_head``, ``claimed`` …; None while it is held.
-        state: ``captured`` or ``held``.
+        state: ``captured`` or ``held``. A short answer is recorded when its body has ended: until then its receipt says
+            what the server claims, then what was recorded.
         in_doubt: the outcome is unknown; the hold counts in full.
         transaction: the hash that the server names, or "".
         deadline: unix time in seconds after which the signature is worthless.

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import weakref
-from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NoReturn, Protocol, Self, get_args
 
 import anyio
 from typing_extensions import override
 
-from x402guard.errors import ConfigError, LedgerUnavailable, PaymentRefused, Unpriced, X402GuardError
+from x402guard.errors import ConfigError, PaymentRefused, Unpriced, X402GuardError
 from x402guard.flow.context import Context
-from x402guard.flow.drivers import run, run_async, to_the_end
+from x402guard.flow.drivers import run, run_async
 from x402guard.flow.effects import Flow
 from x402guard.flow.receipt import Receipt
 from x402guard.flow.refusals import refused
 from x402guard.flow.request import RequestFacts, guarding_earlier_payment, host_refusal, note_once
 from x402guard.flow.shell import Payer, Shell
+from x402guard.http.answer_end import AnswerEnding, note_answer, note_answer_async
 from x402guard.http.exchange import AsyncExchanged, Exchanged
 from x402guard.http.families import Library
 from x402guard.http.foreign import after_foreign
@@ -39,8 +38,8 @@ from x402guard.ledger.authorize import Refusal
 from x402guard.llm.flow import InFlight, Upload, called
 from x402guard.llm.meter import FixedPrice, Meter, Unmetered, classify
 from x402guard.llm.routes import Route
-from x402guard.x402.flow import paid_request
-from x402guard.x402.settlement import PAYMENT_REQUIRED_STATUS, AnswerEnd, note_answer_end, note_late, succeeded
+from x402guard.x402.flow import Unrecorded, paid_request
+from x402guard.x402.settlement import PAYMENT_REQUIRED_STATUS, succeeded
 
 if TYPE_CHECKING:
     import httpx
@@ -54,8 +53,8 @@ _NOT_BLOCKING: Final = (
     "transport: AsyncGuardedTransport is for asynchronous clients; use GuardedTransport for blocking ones"
 )
 
-Handed = InFlight | Receipt | None
-"""The result of a flow: a body to meter, a receipt, or None for a free request."""
+Handed = InFlight | Unrecorded | Receipt | None
+"""The result of a flow: a body to meter, a short answer to be recorded, a receipt, or None for a free request."""
 
 
 class MeteredPayer(Payer, Protocol):
@@ -250,18 +249,19 @@ class Guarded:
         """
         context, shell = payer
         response, note_end = exchange.response(), None
+        receipt = handed.receipt if isinstance(handed, (InFlight, Unrecorded)) else handed
         if handed is None:
             exchange.lift()
-        elif isinstance(handed, Receipt) and exchange.watched is not None:
-            exchange.watched.paid = handed
-        if isinstance(handed, Receipt) and not handed.model:
-            logical.receipt = handed
-            note_end = AnswerEnding(context, handed, shell, success=succeeded(response.status_code))
+        elif not isinstance(handed, InFlight) and exchange.watched is not None:
+            exchange.watched.paid = receipt
+        if isinstance(handed, Unrecorded) or (isinstance(handed, Receipt) and not handed.model):
+            logical.receipt = receipt
+            success = succeeded(response.status_code)
+            note_end = AnswerEnding(context, handed, shell, success=success, extensions=response.extensions)
         if isinstance(handed, InFlight):
             response = self._reading(response, metered(response.stream, handed, shell))  # type: ignore[arg-type]
-        receipt = handed.receipt if isinstance(handed, InFlight) else handed or logical.receipt
-        if receipt is not None:
-            response.extensions[EXTENSION] = receipt
+        if receipt is not None or logical.receipt is not None:
+            response.extensions[EXTENSION] = receipt or logical.receipt
         logical.answered(response)
         exchange.outgoing.note_named(context.named_by, response)
         return response, note_end
@@ -360,69 +360,6 @@ def wrong_transport(transport: object, kind: type, other: str) -> ConfigError:
     )
 
 
-class AnswerEnding:
-    """The flow that records how a paid answer ended. An answer without *success* delivers nothing."""
-
-    def __init__(self, context: Context, receipt: Receipt, shell: Shell, *, success: bool) -> None:
-        self._context, self._hold_id, self._shell, self._success = context, receipt.hold_id, shell, success
-        self._presentation = (receipt.hold_id, receipt.presented)
-        self._is_late = False
-
-    def __call__(self, end: AnswerEnd) -> Flow[None]:
-        """Return the flow for one *end*."""
-        if end == "late":
-            hold = self._shell.store.hold(self._hold_id)
-            if hold is not None:
-                yield from note_late(self._context, hold, self._presentation)
-        elif self._success:
-            yield from note_answer_end(self._context, self._presentation, end)
-
-    def gone(self) -> None:
-        """Note, in memory alone, that nothing of the answer is under way any more, unless its end is written later."""
-        if not self._is_late:
-            self._context.in_flight.discard(self._presentation)
-
-    def write(self, end: AnswerEnd) -> None:
-        """Record one *end*, at once or, on a ledger of several machines, later: until then the purchase is under way."""
-        late_writes = self._shell.late_writes
-        if late_writes is None:
-            run(self(end), self._shell)
-            return
-        self._is_late = True
-        # The whole of it: a purchase is handed over by two changes where the policy asks about repeated ones.
-        late_writes.write(partial(self._written, end), lambda _: None, patient=end == "late")
-
-    async def awrite(self, end: AnswerEnd) -> None:
-        """Do the same, awaited."""
-        if self._shell.late_writes is None:
-            await run_async(self(end), self._shell)
-        else:
-            await to_the_end(partial(self.write, end), self._shell, lambda _: None)
-
-    def _written(self, end: AnswerEnd) -> None:
-        run(self(end), replace(self._shell, late_writes=None))
-        self._is_late = False
-        self.gone()
-
-
-def note_answer(note_end: AnswerEnding, end: AnswerEnd) -> None:
-    """Record how a paid answer ended. The answer is the caller's, whether or not the ledger can be written."""
-    try:
-        with suppress(LedgerUnavailable):
-            note_end.write(end)
-    finally:
-        note_end.gone()
-
-
-async def note_answer_async(note_end: AnswerEnding, end: AnswerEnd) -> None:
-    """``note_answer``, awaited."""
-    try:
-        with suppress(LedgerUnavailable):
-            await note_end.awrite(end)
-    finally:
-        note_end.gone()
-
-
 _TARGET: Final = Refusal(
     "target",
     "extensions['target'] sends another path than the URL that was judged",
@@ -451,11 +388,11 @@ def _refuse(context: Context, refusal: Refusal) -> Flow[Handed]:
 
 def metered_request(
     request: RequestFacts, route: Route | FixedPrice, upload: Upload, context: Context, meter: Meter
-) -> Flow[InFlight | Receipt | None]:
+) -> Flow[Handed]:
     """Run the flow of one call up to its answer's body; pay a 402 of a metered host like any other.
 
-    Returns an ``InFlight`` whose body is to be metered, the receipt of a call that has ended, or None if it cost
-    nothing. Raises ``PaymentRefused`` and its subclasses (nothing is sent or held then), ``LedgerUnavailable``,
+    Returns an ``InFlight`` whose body is to be metered, what ``paid_request`` returns, the receipt of a call that has
+    ended, or None if it cost nothing. Raises ``PaymentRefused`` and its subclasses (nothing is sent or held then), ``LedgerUnavailable``,
     ``SendFailed``.
     """
     handed, reply = yield from guarding_earlier_payment(request, called(request, route, upload, context, meter))
@@ -464,7 +401,7 @@ def metered_request(
     return handed
 
 
-def unmetered_request(request: RequestFacts, route: Unmetered, context: Context) -> Flow[Receipt | None]:
+def unmetered_request(request: RequestFacts, route: Unmetered, context: Context) -> Flow[Handed]:
     """Record in the ledger, once per host, that an apparent LLM call is not metered; then handle it as any request."""
     yield from note_once(context, "unmetered", request.host, route.route_name)
     return (yield from paid_request(request, context))

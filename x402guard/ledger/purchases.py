@@ -105,30 +105,22 @@ def take_over(view: LedgerView, hold: Hold, *, instance: str) -> Hold:
     return taken
 
 
-def hand_over(view: LedgerView, hold_id: str) -> Hold:
-    """Record that the whole answer of a purchase was handed over."""
-    hold = view.known_hold(hold_id)
-    return hold if hold.delivery is Delivery.FORGIVEN else _put(view, hold, Delivery.DONE)
+def hand_over(view: LedgerView, presentation: Presentation) -> Hold:
+    """Record that the whole answer to a presentation was handed over. It says nothing about a later presentation."""
+    hold = view.known_hold(presentation[0])
+    concerned = presentation_of(hold) == presentation and hold.delivery is not Delivery.FORGIVEN
+    return _put(view, hold, Delivery.DONE) if concerned else hold
 
 
 def lose(view: LedgerView, presentation: Presentation) -> Hold:
-    """Record that the answer to a presentation will not be handed over. It says nothing about a later presentation."""
+    """Record that the answer to a presentation did not reach its caller, even if its body was read to the end.
+
+    It says nothing about a later presentation. From now on the purchase is remembered.
+    """
     hold = view.known_hold(presentation[0])
-    concerned = hold.delivery in _OPEN and presentation_of(hold) == presentation
-    return _lost(view, hold) if concerned else hold
-
-
-def _lost(view: LedgerView, hold: Hold) -> Hold:
-    """Note that an answer is lost: from now on its purchase is remembered."""
-    if hold.delivery is Delivery.LOST:
+    if presentation_of(hold) != presentation or hold.delivery in (Delivery.FORGIVEN, Delivery.LOST):
         return hold
     return _put(view, replace(hold, flying_since_ms=view.now_ms), Delivery.LOST)
-
-
-def take_back(view: LedgerView, hold_id: str) -> Hold:
-    """Record that an answer did not reach its caller, although its body was read to the end."""
-    hold = view.known_hold(hold_id)
-    return hold if hold.delivery is Delivery.FORGIVEN else _lost(view, hold)
 
 
 def close_purchase(view: LedgerView, hold_id: str) -> Hold:

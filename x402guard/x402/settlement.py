@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Final, Literal, TypeVar
 
@@ -27,7 +28,7 @@ from x402guard.ledger.evidence import (
 )
 from x402guard.ledger.in_doubt import in_doubt
 from x402guard.ledger.model import NOTHING, Claim, Evidence, Hold, HoldState
-from x402guard.ledger.purchases import Presentation, hand_over, lose, presentation_of, take_back
+from x402guard.ledger.purchases import Presentation, hand_over, lose, presentation_of
 from x402guard.ledger.transitions import Note, Void, apply
 from x402guard.ledger.upto_sellers import ceiling_mark
 from x402guard.ledger.view import LedgerView, MarkKey, Scope
@@ -96,37 +97,61 @@ def _claim(receipt: SettleResponse, hold: Hold) -> Claim | Doubt:
     return Claim(Nanos(-(-hold.amount * claimed // intent.amount_atomic)), receipt.transaction)
 
 
-def write_claim(context: Context, hold: Hold, claim: Claim, *, status: int) -> Flow[Hold]:
+def write_claim(context: Context, hold: Hold, claim: Claim, *, status: int, end: AnswerEnd | None = None) -> Flow[Hold]:
     """Record a claim. ``exact`` is captured in full as claimed; an ``upto`` stays held and keeps the claim.
 
-    An answer with a *status* of 400 or more delivers nothing; the guards count a 402 or a 5xx as a failure.
+    An answer with a *status* of 400 or more delivers nothing; the guards count a 402 or a 5xx as a failure. *end* is how
+    the answer ended, if it has ended.
     """
     failed = status >= 500 or status == PAYMENT_REQUIRED_STATUS
-    intent = hold.payment()
-    believe = intent.scheme == "exact" or (context.unsafe_trust_receipts and not hold.chain_evidence)
-    step = step_of(hold)
+    intent, believe = hold.payment(), _believes(context, hold)
+    step, ending = step_of(hold), _ending(context, hold, end)
 
     def change(view: LedgerView) -> Hold:
         note_end(view, context.policy, step, StepEnd(hold.id, "failed" if failed else "ok"))
         view.recheck = hold.chain_evidence
-        after = claim_settlement(view, hold.id, claim, believe=believe)
-        return after if succeeded(status) else lose(view, presentation_of(hold))
+        claim_settlement(view, hold.id, claim, believe=believe)
+        return ending.change(view) if succeeded(status) else lose(view, presentation_of(hold))
 
     receipt = [receipt_mark(intent.network, claim.transaction)] if claim.transaction else []
-    marks = (ceiling_mark(intent.payee), *receipt, *guard_marks(context.policy, step, ending=True))
-    scope = replace(_scope_of(context, hold.id), marks=marks, durable=failed)
+    marks = (ceiling_mark(intent.payee), *receipt, *guard_marks(context.policy, step, ending=True), *ending.marks)
+    scope = replace(_scope_of(context, hold.id), marks=marks, durable=failed or ending.durable)
     answer: Hold = yield Transact(scope, change, late=True)
     return answer
 
 
-def note_doubt(context: Context, hold: Hold, doubt: Doubt, *, sent: bool = True, answered: bool = False) -> Flow[Hold]:
+def _believes(context: Context, hold: Hold) -> bool:
+    """True if the amount that a server claims is captured as claimed."""
+    return hold.payment().scheme == "exact" or (context.unsafe_trust_receipts and not hold.chain_evidence)
+
+
+def foreseen(context: Context, hold: Hold, outcome: Claim | Doubt) -> Hold:
+    """Return the hold of a first presentation as it will be recorded, unless the chain has decided it meanwhile."""
+    if isinstance(outcome, Doubt):
+        return replace(hold, doubt=outcome.reason)
+    if not _believes(context, hold):
+        return replace(hold, claim=outcome)
+    captured = {"state": HoldState.CAPTURED, "captured": outcome.amount, "evidence": Evidence.CLAIMED}
+    return replace(hold, claim=outcome, **captured)
+
+
+def note_doubt(
+    context: Context,
+    hold: Hold,
+    doubt: Doubt,
+    *,
+    sent: bool = True,
+    answered: bool = False,
+    end: AnswerEnd | None = None,
+) -> Flow[Hold]:
     """Record that the outcome of a payment is unknown. It stays held and counts in full.
 
     A transaction that the server named is kept as a claim of the full amount. *sent* is False if the failure cannot be
-    the payee's. *answered* is True if the reply is handed over: its end says whether the answer is lost.
+    the payee's. *answered* is True if the reply is handed over: its end, *end* if it has ended, says whether the answer
+    is lost.
     """
     step, transaction = step_of(hold), doubt.transaction
-    place = doubted_mark(context, step.name)
+    place, ending = doubted_mark(context, step.name), _ending(context, hold, end)
 
     def change(view: LedgerView) -> Hold:
         now = view.known_hold(hold.id)
@@ -138,16 +163,62 @@ def note_doubt(context: Context, hold: Hold, doubt: Doubt, *, sent: bool = True,
         if now.state is HoldState.HELD:
             apply(view, hold.id, Note(doubt.reason, claim, quoted(doubt.words) or None))
             view.put_mark(place, {"hold": hold.id, "until": hold.deadline_unix})
-        return view.known_hold(hold.id) if answered else lose(view, presentation_of(hold))
+        return ending.change(view) if answered else lose(view, presentation_of(hold))
 
-    marks = (place, *guard_marks(context.policy, step, ending=True))
-    scope = replace(_scope_of(context, hold.id), marks=marks, durable=sent)
+    marks = (place, *guard_marks(context.policy, step, ending=True), *ending.marks)
+    scope = replace(_scope_of(context, hold.id), marks=marks, durable=sent or ending.durable)
     answer: Hold = yield Transact(scope, change, late=answered)
     return answer
 
 
 AnswerEnd = Literal["whole", "late", "cut"]
 """How a paid answer ended: handed over; late or broken by the server; cut off on the caller's side."""
+
+
+class _Ending(Struct, frozen=True):
+    """What the end of an answer changes, the marks of its scope, and whether it restrains what follows."""
+
+    change: Callable[[LedgerView], Hold]
+    marks: tuple[MarkKey, ...] = ()
+    durable: bool = False
+
+
+def _ending(context: Context, hold: Hold, end: AnswerEnd | None, presentation: Presentation | None = None) -> _Ending:
+    """Return what the *end* of the answer to a *presentation*, by default to the last one, changes; None: nothing yet.
+
+    A purchase whose answer was lost stays open. One that is late or broken is a failure for the guards as well. The
+    payment itself is unchanged.
+    """
+    presentation, step = presentation or presentation_of(hold), step_of(hold)
+    if end is None:
+        return _Ending(lambda view: view.known_hold(hold.id))
+    if end == "cut":
+        return _Ending(lambda view: lose(view, presentation))
+    if end == "late":
+
+        def late(view: LedgerView) -> Hold:
+            note_end(view, context.policy, step, StepEnd(hold.id, "failed", late=True))
+            return lose(view, presentation)
+
+        return _Ending(late, guard_marks(context.policy, step, ending=True), durable=True)
+    if not _is_noted(context, presentation):
+        return _Ending(lambda view: hand_over(view, presentation))
+    bought, doubted = bought_mark(context, hold.purpose.fingerprint), doubted_mark(context, step.name)
+
+    def whole(view: LedgerView) -> Hold:
+        if context.policy.repeat != "allow":
+            view.put_mark(bought, {"hold": hold.id})
+        known = view.mark(doubted)
+        if known is not None and known["hold"] == hold.id:
+            view.put_mark(doubted, {"hold": hold.id, "until": 0})
+        return hand_over(view, presentation)
+
+    return _Ending(whole, (bought, doubted))
+
+
+def _is_noted(context: Context, presentation: Presentation) -> bool:
+    """True if marks say that an answer was handed over: the policy asks about repeats, or the payment was in doubt."""
+    return context.policy.repeat != "allow" or presentation[1] > 0
 
 
 def bought_mark(context: Context, fingerprint: str) -> MarkKey:
@@ -165,42 +236,16 @@ def note_answer_end(context: Context, presentation: Presentation, end: AnswerEnd
 
     The end of an earlier presentation says nothing about a later one.
     """
-    hold_id, represented = presentation
-
-    def change(view: LedgerView) -> Hold:
-        hold = view.known_hold(hold_id)
-        if presentation_of(hold) == presentation:
-            (hand_over if end == "whole" else take_back)(view, hold_id)
-        return hold
-
-    if end != "whole" or (context.policy.repeat == "allow" and not represented):
-        yield Transact(Scope(holds=(hold_id,)), change)
-        return
-    found = yield Transact(Scope(holds=(hold_id,)), lambda view: view.known_hold(hold_id))
-    bought = bought_mark(context, found.purpose.fingerprint)
-    doubted = doubted_mark(context, step_of(found).name)
-
-    def note(view: LedgerView) -> None:
-        change(view)
-        if context.policy.repeat != "allow":
-            view.put_mark(bought, {"hold": hold_id})
-        known = view.mark(doubted)
-        if known is not None and known["hold"] == hold_id:
-            view.put_mark(doubted, {"hold": hold_id, "until": 0})
-
-    yield Transact(Scope(holds=(hold_id,), marks=(bought, doubted)), note)
-
-
-def note_late(context: Context, hold: Hold, presentation: Presentation) -> Flow[None]:
-    """Record that a paid answer was late or broke: it is lost, and a failure for the guards. The payment is unchanged."""
-    step = step_of(hold)
-
-    def change(view: LedgerView) -> None:
-        note_end(view, context.policy, step, StepEnd(hold.id, "failed", late=True))
-        lose(view, presentation)
-
-    marks = guard_marks(context.policy, step, ending=True)
-    yield Transact(replace(_scope_of(context, hold.id), marks=marks, durable=True), change)
+    scope = Scope(holds=(presentation[0],))
+    if end == "cut":
+        yield Transact(scope, lambda view: lose(view, presentation))
+    elif end == "whole" and not _is_noted(context, presentation):
+        yield Transact(scope, lambda view: hand_over(view, presentation))
+    else:
+        hold = yield Transact(scope, lambda view: view.known_hold(presentation[0]))
+        ending = _ending(context, hold, end, presentation)
+        where = _scope_of(context, hold.id) if end == "late" else scope
+        yield Transact(replace(where, marks=ending.marks, durable=ending.durable), ending.change)
 
 
 def void(context: Context, held: Hold | str, reason: str, *, presented: int = 0) -> Flow[bool]:

@@ -38,6 +38,7 @@ MAX_ACCEPTS: Final = 64
 M = TypeVar("M", bound=Struct)
 
 Headers = Iterable[tuple[str, str]]
+_DIGITS: Final = 9
 """Header lines as received: names in any case, with duplicates."""
 
 Name = Annotated[str, Meta(max_length=64)]
@@ -192,6 +193,13 @@ def decode_payment_required(value: str) -> PaymentRequired:
     if required.version != 2:
         raise ProtocolError("terms of version 1 belong in the body", field=f"{field}.x402Version")
     return required
+
+
+def stated_length(headers: Headers) -> int | None:
+    """Return the length of a body in bytes, as its head states it; None if it states none, or none below a gigabyte."""
+    stated = [value for name, value in headers if name.lower() == "content-length"]
+    one = stated[0] if len(stated) == 1 else ""
+    return int(one) if len(one) <= _DIGITS and one.isascii() and one.isdecimal() else None
 
 
 def has_receipt(headers: Headers) -> bool:

@@ -48,7 +48,7 @@ from x402guard import (
 )
 from x402guard.adapters import direct
 from x402guard.ledger.evidence import Settled, Unused
-from x402guard.x402.settlement import note_answer_end
+from x402guard.x402.flow import record
 
 CENT = Decimal("0.01")
 MODES = pytest.mark.parametrize("mode", ["sync", "async"])
@@ -188,19 +188,19 @@ def test_while_one_is_under_way_another_one_of_its_name_waits_for_its_end():
 
 
 def test_an_answer_in_doubt_that_is_handed_over_is_presented_by_no_call_beside_it(monkeypatch):
-    """Between the note of the doubt and that of the answer's end another call looks."""
+    """Before the doubt and the answer's end are recorded another call looks."""
     answers = [receipt(payer=OTHER_PAYEE), None]
     with make_guard() as guard, guard.session("s", budget="$1.00") as session, ThreadPoolExecutor(1) as other:
         beside = []
 
-        def note_late(*given):
+        def record_late(*given):
             beside.append(other.submit(session.bind(lambda: session.pay(required()))))
             wait(beside, timeout=0.3)
-            return note_answer_end(*given)
+            return record(*given)
 
         for answer in answers:
             payment = session.pay(required())
-            monkeypatch.setattr(direct, "note_answer_end", note_late)
+            monkeypatch.setattr(direct, "record", record_late)
             assert payment.settled(answer).in_doubt
             monkeypatch.undo()
             second = beside.pop().result(20)

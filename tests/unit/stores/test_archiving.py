@@ -24,7 +24,7 @@ from x402guard.frozen import replace
 from x402guard.guard.owner import Owner
 from x402guard.guard.signed_report import Anchor
 from x402guard.ledger.model import Delivery, Evidence, HoldKind
-from x402guard.ledger.purchases import close_purchase, hand_over, take_back
+from x402guard.ledger.purchases import close_purchase, hand_over, lose
 from x402guard.ledger.sessions import Closing, close_node
 from x402guard.ledger.transitions import Capture
 from x402guard.money import Nanos
@@ -93,7 +93,7 @@ def test_a_session_stays_while_anything_of_it_can_change(ledger, folder, tmp_pat
         books.hold(f"of-{node}", "$0.10", node, chain_evidence=True)
     books.hold("of-tool", "$0.10", "tool", kind=HoldKind.TOOL)
     books.step("of-proven", Capture(Nanos(100_000_000), Evidence.CHAIN, proof="eip155:84532/x/0"))
-    books.change(lambda view: hand_over(view, "of-proven"), holds=("of-proven",))
+    books.change(lambda view: hand_over(view, ("of-proven", 0)), holds=("of-proven",))
     books.step("of-claimed", Capture(Nanos(100_000_000), Evidence.CLAIMED))
     for node in ("proven", "claimed", "s"):
         end(node)
@@ -295,13 +295,13 @@ def test_an_answer_that_is_lost_while_the_file_is_written_keeps_its_session(ledg
     books.open("s", "$1.00")
     books.hold("h", "$0.10", "s", chain_evidence=True, purchase_key="key")
     books.step("h", Capture(Nanos(100_000_000), Evidence.CHAIN, proof="eip155:84532/x/0"))
-    books.change(lambda view: hand_over(view, "h"), holds=("h",))
+    books.change(lambda view: hand_over(view, ("h", 0)), holds=("h",))
     books.change(lambda view: close_node(view, "s", Closing("opener-of-s")), nodes=("s",))
     wrote = archiving.write_archive
 
     def meanwhile(path, journals):
         size = wrote(path, journals)
-        books.change(lambda view: take_back(view, "h"), holds=("h",))
+        books.change(lambda view: lose(view, ("h", 0)), holds=("h",))
         return size
 
     monkeypatch.setattr(archiving, "write_archive", meanwhile)

@@ -18,7 +18,8 @@ from x402guard.flow.effects import Flow, PeekBody, Reply, Send
 from x402guard.flow.receipt import Receipt
 from x402guard.flow.refusals import refused
 from x402guard.flow.request import RequestFacts
-from x402guard.http.guarded import AnswerEnding, metered_request
+from x402guard.http.answer_end import AnswerEnding
+from x402guard.http.guarded import metered_request
 from x402guard.ledger.authorize import Refusal
 from x402guard.ledger.model import Hold, NodeKind
 from x402guard.llm.flow import InFlight, Upload, end_call
@@ -33,7 +34,7 @@ from x402guard.testing.simulator.network import Shopping
 from x402guard.testing.simulator.tasks import Task, Tasks
 from x402guard.testing.simulator.world import Violation, World
 from x402guard.tools.flow import HeldTool, ToolCall, ToolEnd, charge_tool, end_tool, hold_tool
-from x402guard.x402.flow import paid_request
+from x402guard.x402.flow import Unrecorded, paid_request
 from x402guard.x402.settlement import AnswerEnd, succeeded
 
 CHAT: Final = "https://api.openai.com/v1/chat/completions"
@@ -107,9 +108,9 @@ class Agents:
         want.under_way += 1
         generation = want.generation
 
-        def ended(value: Receipt | None, error: BaseException | None) -> None:
+        def ended(value: Receipt | Unrecorded | None, error: BaseException | None) -> None:
             want.under_way -= 1
-            how = "receipt" if value is not None else "no payment" if error is None else type(error).__name__
+            how = type(value if error is None else error).__name__
             rule = getattr(error, "rule", "")
             self._world.coverage.notes[f"request ends: {how}{f' ({rule})' if rule else ''}"] += 1
             if isinstance(error, PaidNotDelivered) and 0 < shopping.paid_status < 400:
@@ -126,13 +127,14 @@ class Agents:
             context=context, line=shopping, want=want, on_end=ended,
         )  # fmt: skip
 
-    def _reads(self, bought: _Bought, receipt: Receipt) -> None:
+    def _reads(self, bought: _Bought, handed: Receipt | Unrecorded) -> None:
         """Read the body of the paid answer: to its end, or until it breaks."""
         want, context, draws, world = bought.want, bought.context, bought.draws, self._world
         process, guard, status = bought.agent.process, bought.agent.process.guard, bought.shopping.status
         if guard is None:
             return
-        ending = AnswerEnding(context, receipt, guard.shell, success=succeeded(status))
+        ending = AnswerEnding(context, handed, guard.shell, success=succeeded(status), extensions={})
+        receipt = handed.receipt if isinstance(handed, Unrecorded) else handed
         end: AnswerEnd = "whole"
         if world.goes_wrong("cut", 0.12, draws):
             end = "cut"

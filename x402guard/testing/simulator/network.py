@@ -26,11 +26,13 @@ class Shopping:
         body: of the last answer.
         status: of the last answer; 0 before it.
         paid_status: of the answer to the payment; 0 before it.
+        states_length: the heads of its answers say how long their bodies are.
     """
 
     def __init__(self, world: World, want: Want, payments: dict[str, Signed]) -> None:
         self._world, self._want, self._payments = world, want, payments
         self.body, self.status, self.paid_status = b"", 0, 0
+        self.states_length = want.number % 2 == 0
 
     def peek(self, effect: PeekBody) -> bytes | None:
         """See ``Line.peek``."""
@@ -146,7 +148,9 @@ class _Waiting:
         self._shopping.body, self._shopping.status = answer.body, answer.reply.status
         if isinstance(self._effect, Send) and self._effect.pays is not None:
             self._shopping.paid_status = answer.reply.status
-        self._task.resume(Reply(answer.reply.status, answer.reply.headers))
+        # Half of the sellers state the length of what they send: those answers are recorded when they have ended.
+        length = (("content-length", str(len(answer.body))),) if self._shopping.states_length else ()
+        self._task.resume(Reply(answer.reply.status, (*answer.reply.headers, *length)))
 
     def fails(self, error: Exception) -> Callable[[], bool]:
         def fail() -> bool:

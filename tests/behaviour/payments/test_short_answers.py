@@ -1,0 +1,183 @@
+"""A short answer is recorded in one change with its claim: in every order as a body of unknown length is, in two."""
+
+import itertools
+import zlib
+
+import anyio
+import httpx
+import pytest
+
+from tests.support.faults import Faulty
+from tests.support.ledger import Clock
+from tests.support.merchant import URL, Shop, async_client, b64, client, make_guard, receipt, required, upto
+from tests.support.refusals import Chunks
+from x402guard import LedgerUnavailable, Policy
+from x402guard.policy.breakers import Breaker
+from x402guard.stores import open_store
+from x402guard.x402.flow import SHORT_BYTES
+
+GOODS = b"the goods"
+OTHER = "0x" + "22" * 20
+
+HEADS = {
+    "receipt": (200, receipt()),
+    "no receipt": (200, None),
+    "of another payer": (200, {**receipt(), "payer": OTHER}),
+    "a failure": (200, receipt(success=False, transaction="")),
+    "a failure with its transaction": (200, receipt(success=False)),
+    "redirected": (302, receipt()),
+    "a 404": (404, receipt()),
+    "a 500": (500, receipt()),
+    "a 500 without a receipt": (500, None),
+}
+
+
+class Stop(BaseException):
+    """What a caller is interrupted with."""
+
+
+def broken():
+    return httpx.ReadError("the body was cut")
+
+
+def interrupted():
+    return Stop()
+
+
+ENDS = {
+    "whole": {"pieces": (b"the ", b"goods")},
+    "empty": {"pieces": ()},
+    "broken": {"pieces": (b"the ",), "error": broken},
+    "broken at once": {"pieces": (), "error": broken},
+    "interrupted": {"pieces": (b"the ",), "error": interrupted},
+    "unread": {"pieces": (b"the ", b"goods"), "caller": "closes"},
+    "closed early": {"pieces": (b"the ", b"goods"), "caller": "reads a part"},
+    "an error of the caller": {"pieces": (b"the ", b"goods"), "caller": "fails"},
+    "packed": {"pieces": (zlib.compress(GOODS),), "encoding": "deflate"},
+    "not what it says": {"pieces": (b"no gzip",), "encoding": "gzip"},
+}
+
+POLICIES = {
+    "allow": Policy(breaker=Breaker(failures=3)),
+    "refuse": Policy(breaker=Breaker(failures=3), repeat="refuse"),
+}
+
+
+def answer(head, end, length):
+    """The answer, and whether its head states its *length*."""
+    status, said = HEADS[head]
+    headers = {} if said is None else {"PAYMENT-RESPONSE": b64(said)}
+    if "encoding" in end:
+        headers["content-encoding"] = end["encoding"]
+    if status == 302:
+        headers["location"] = f"{URL}/elsewhere"
+    size = sum(map(len, end["pieces"])) + (7 if "error" in end else 0)
+    headers |= {} if length is None else {"content-length": str(size if length == "stated" else length)}
+    return httpx.Response(status, headers=headers, stream=Chunks(*end["pieces"], error=end.get("error")))
+
+
+def buy(mode, session, shop, caller="reads"):
+    """Buy, use the answer as *caller* says, and return what became of it."""
+    try:
+        if mode == "sync":
+            with client(session, shop) as http, http.stream("GET", URL) as response:
+                if caller == "fails":
+                    raise ValueError("of the caller")
+                if caller == "reads a part":
+                    next(response.iter_raw(), None)
+                return (response.status_code, response.read() if caller == "reads" else caller)
+
+        async def main():
+            async with async_client(session, shop) as http, http.stream("GET", URL) as response:
+                if caller == "fails":
+                    raise ValueError("of the caller")
+                if caller == "reads a part":
+                    async for _ in response.aiter_raw():
+                        break
+                return (response.status_code, await response.aread() if caller == "reads" else caller)
+
+        return anyio.run(main)
+    except (Exception, Stop) as error:
+        return type(error).__name__, str(error).partition("(hold")[0]
+
+
+def books(store, session):
+    """What a run leaves in the ledger, without ids and times."""
+    entries = store.entries("run")
+    kinds = [entry.event if entry.event != "event" else entry.facts()["name"] for entry in entries]
+    holds = [
+        (h.state, h.captured, h.evidence, h.delivery, h.doubt, h.claim, h.presented)
+        for h in map(store.hold, dict.fromkeys(entry.hold_id for entry in entries if entry.hold_id))
+    ]
+    return sorted(kinds), holds, session.spent, session.held
+
+
+def told(head, end, length, *, mode, policy, terms, fault=None):
+    """Buy once with this answer and, if told so, a fault in the ledger; then ask twice more. Returns all that was seen."""
+    store = Faulty(open_store("memory://", clock_ms=Clock()))
+    shop = Shop(terms=terms, paid=lambda *_: answer(head, end, length))
+    seen = []
+    with make_guard(store, policy=POLICIES[policy]) as guard, guard.session("s", budget="$1.00", id="run") as session:
+        if fault is not None:
+            store.fail(fault[0], fault[1](), committed=fault[2])
+        seen += [buy(mode, session, shop, end.get("caller", "reads")), books(guard.shell.store, session)]
+        store.countdown = None
+        shop.paid = None
+        for _ in range(2):
+            seen += [buy(mode, session, shop), len(shop.payments), len(shop.nonces)]
+        seen.append(books(guard.shell.store, session))
+        assert not guard.context.in_flight
+    return seen
+
+
+@pytest.mark.one_in(5)
+@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("terms", [required(), required(upto())], ids=["exact", "upto"])
+@pytest.mark.parametrize(("head", "end"), [*itertools.product(HEADS, ENDS)])
+def test_it_leaves_the_books_that_a_body_of_unknown_length_leaves(mode, policy, terms, head, end):
+    case = {"mode": mode, "policy": policy, "terms": terms}
+    assert told(head, ENDS[end], "stated", **case) == told(head, ENDS[end], None, **case)
+
+
+@pytest.mark.one_in(5)
+@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("committed", [False, True], ids=["not written", "written"])
+@pytest.mark.parametrize("error", [lambda: LedgerUnavailable("the disk is full"), interrupted], ids=["full", "stopped"])
+@pytest.mark.parametrize("at", [2, 3])
+@pytest.mark.parametrize(("head", "end"), [*itertools.product(("receipt", "no receipt"), ENDS)])
+def test_what_did_not_reach_its_caller_is_never_signed_anew_whatever_the_ledger_does(
+    mode, policy, committed, error, at, head, end
+):
+    seen = told(head, ENDS[end], "stated", mode=mode, policy=policy, terms=required(), fault=(at, error, committed))
+    first, _, _, payments, signed = seen[:5]
+    had = first in ((200, b""), (200, GOODS)) or ENDS[end].get("caller") in ("closes", "reads a part")
+    if not had:
+        assert (payments, signed) == (2, 1), seen
+
+
+LENGTHS = {
+    "short": (str(SHORT_BYTES), 2), "of no bytes": ("0", 2), "none": (None, 3), "long": (str(SHORT_BYTES + 1), 3),
+    "negative": ("-1", 3), "many digits": ("1" * 5_000, 3), "no number": ("0x10", 3), "signed": ("+5", 3), "grouped": ("5_0", 3), "twice": ("9, 9", 3), "": ("", 3),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize("length", LENGTHS)
+def test_only_a_short_one_costs_no_change_of_its_own(mode, length):
+    stated, changes = LENGTHS[length]
+
+    class Counting(Faulty):
+        count = 0
+
+        def transact(self, scope, change):
+            self.count += 1
+            return super().transact(scope, change)
+
+    store = Counting(open_store("memory://"))
+    shop = Shop(paid=lambda *_: answer("receipt", ENDS["whole"], stated))
+    with make_guard(store) as guard, guard.session("s", budget="$1.00") as session:
+        before = store.count
+        assert buy(mode, session, shop) == (200, GOODS)
+        assert store.count - before == changes
