@@ -70,6 +70,8 @@ def never(_response):
     raise httpx.ReadError("the answer was lost")
 
 
+SHORT = {"content-length": "7"}
+
 LOSSES = {
     "answer lost": never,
     "402 again": lambda response: httpx.Response(402, headers={"payment-required": ""}, json=response.json()),
@@ -77,6 +79,7 @@ LOSSES = {
     "5xx with its receipt": lambda response: httpx.Response(500, headers=receipt_of(response)),
     "404 with its receipt": lambda response: httpx.Response(404, headers=receipt_of(response)),
     "body cut": lambda response: httpx.Response(200, headers=receipt_of(response), stream=cut()),
+    "short body cut": lambda response: httpx.Response(200, headers=receipt_of(response) | SHORT, stream=cut()),
     "body cut, no receipt": lambda _response: httpx.Response(200, stream=cut()),
     "cancelled in the claim": lambda response: response,
 }
