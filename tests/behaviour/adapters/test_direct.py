@@ -16,6 +16,7 @@ from x402.schemas import PaymentRequired, SettleResponse
 
 from tests.support.buyers import LOOKS, look
 from tests.support.chain import MockChain
+from tests.support.faults import Faulty
 from tests.support.merchant import (
     KEY,
     OTHER_PAYEE,
@@ -39,6 +40,7 @@ from x402guard import (
     BudgetExhausted,
     Bulkhead,
     ConfigError,
+    LedgerUnavailable,
     PaidNotDelivered,
     Policy,
     PolicyDenied,
@@ -48,6 +50,7 @@ from x402guard import (
 )
 from x402guard.adapters import direct
 from x402guard.ledger.evidence import Settled, Unused
+from x402guard.stores import open_store
 from x402guard.x402.flow import record
 
 CENT = Decimal("0.01")
@@ -207,6 +210,16 @@ def test_an_answer_in_doubt_that_is_handed_over_is_presented_by_no_call_beside_i
             assert second.hold_id != payment.hold_id
             second.settled(receipt())
         assert (session.held, session.spent) == (2 * CENT, 2 * CENT)
+
+
+@pytest.mark.parametrize("committed", [False, True], ids=["not written", "written"])
+def test_a_ledger_that_cannot_be_written_takes_no_answer_away(committed):
+    store = Faulty(open_store("memory://"))
+    with make_guard(store) as guard, guard.session("s", budget="$1.00") as session:
+        payment = session.pay(required())
+        store.fail(1, LedgerUnavailable("the disk is full"), committed=committed)
+        assert payment.settled(receipt()).in_doubt
+        assert session.spent + session.held == CENT
 
 
 def test_one_that_is_under_way_for_too_long_is_presented_again_and_ends_once():

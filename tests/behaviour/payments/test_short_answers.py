@@ -9,12 +9,16 @@ import pytest
 
 from tests.support.faults import Faulty
 from tests.support.ledger import Clock
-from tests.support.merchant import URL, Shop, async_client, b64, client, make_guard, receipt, required, upto
+from tests.support.merchant import URL, Shop, async_client, b64, client, make_guard, open_terms, receipt, required, upto
 from tests.support.refusals import Chunks
 from x402guard import LedgerUnavailable, Policy
+from x402guard.ledger.evidence import Settled, weigh, weigh_marks
+from x402guard.ledger.model import Delivery, HoldState
+from x402guard.ledger.view import Scope
 from x402guard.policy.breakers import Breaker
 from x402guard.stores import open_store
 from x402guard.x402.flow import SHORT_BYTES
+from x402guard.x402.wire import stated_length
 
 GOODS = b"the goods"
 OTHER = "0x" + "22" * 20
@@ -76,11 +80,11 @@ def answer(head, end, length):
     return httpx.Response(status, headers=headers, stream=Chunks(*end["pieces"], error=end.get("error")))
 
 
-def buy(mode, session, shop, caller="reads"):
+def buy(mode, session, shop, caller="reads", url=URL):
     """Buy, use the answer as *caller* says, and return what became of it."""
     try:
         if mode == "sync":
-            with client(session, shop) as http, http.stream("GET", URL) as response:
+            with client(session, shop) as http, http.stream("GET", url) as response:
                 if caller == "fails":
                     raise ValueError("of the caller")
                 if caller == "reads a part":
@@ -88,7 +92,7 @@ def buy(mode, session, shop, caller="reads"):
                 return (response.status_code, response.read() if caller == "reads" else caller)
 
         async def main():
-            async with async_client(session, shop) as http, http.stream("GET", URL) as response:
+            async with async_client(session, shop) as http, http.stream("GET", url) as response:
                 if caller == "fails":
                     raise ValueError("of the caller")
                 if caller == "reads a part":
@@ -181,3 +185,83 @@ def test_only_a_short_one_costs_no_change_of_its_own(mode, length):
         before = store.count
         assert buy(mode, session, shop) == (200, GOODS)
         assert store.count - before == changes
+
+
+def at_the_head(session, shop, then):
+    """Ask for it, look at its receipt before a byte of its body is read, let *then* happen, and read it."""
+    with client(session, shop) as http:
+        response = http.send(http.build_request("GET", URL), stream=True)
+        before = response.extensions["x402guard"]
+        then(before)
+        response.read()
+        response.close()
+    return before, response.extensions["x402guard"]
+
+
+def test_its_receipt_says_what_the_server_claims_until_it_has_ended():
+    for head, says in {
+        "receipt": ("captured", "claimed", False),
+        "no receipt": ("held", None, True),
+        "a failure with its transaction": ("held", None, True),
+    }.items():
+        shop = Shop(paid=lambda *_, head=head: answer(head, ENDS["whole"], "stated"))
+        with make_guard() as guard, guard.session("s", budget="$1.00") as session:
+            held = []
+            receipts = at_the_head(
+                session, shop, lambda was, held=held: held.append(guard.shell.store.hold(was.hold_id))
+            )
+            assert held[0].state is HoldState.HELD
+            assert [(each.state, each.evidence, each.in_doubt) for each in receipts] == [says, says]
+
+
+def test_its_receipt_then_says_what_was_recorded():
+    def proven(was):
+        hold = store.hold(was.hold_id)
+        finding = Settled(hold.payment().amount_atomic, "0x" + "ab" * 32, 0, final=True)
+        scope = Scope(nodes=(hold.node_id,), holds=(hold.id,), marks=weigh_marks(hold, finding), durable=True)
+        store.transact(scope, lambda view: weigh(view, hold.id, finding))
+
+    store = open_store("memory://")
+    shop = Shop(paid=lambda *_: answer("receipt", ENDS["whole"], "stated"))
+    with make_guard(store) as guard, guard.session("s", budget="$1.00") as session:
+        before, after = at_the_head(session, shop, proven)
+        assert (before.evidence, after.evidence) == ("claimed", "chain")
+
+
+@pytest.mark.parametrize("head", ["a 404", "a 500", "a 500 without a receipt"])
+def test_one_that_delivers_nothing_is_recorded_at_once(head):
+    shop = Shop(paid=lambda *_: answer(head, ENDS["whole"], "stated"))
+    with make_guard() as guard, guard.session("s", budget="$1.00") as session:
+
+        def lost(was):
+            assert guard.shell.store.hold(was.hold_id).delivery is Delivery.LOST
+
+        at_the_head(session, shop, lost)
+
+
+def test_one_to_a_payment_that_was_presented_before_is_recorded_at_once():
+    shop = Shop(paid=httpx.ReadError("the answer was lost"))
+    with make_guard() as guard, guard.session("s", budget="$1.00") as session:
+        assert buy("sync", session, shop)[0] == "SettlementUncertain"
+        shop.paid = lambda *_: answer("receipt", ENDS["whole"], "stated")
+
+        def captured(was):
+            assert was.represented
+            assert guard.shell.store.hold(was.hold_id).state is HoldState.CAPTURED
+
+        at_the_head(session, shop, captured)
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize("length", ["stated", None])
+def test_those_that_break_open_the_circuit(mode, length):
+    shop = Shop(terms=open_terms, paid=lambda *_: answer("receipt", ENDS["broken"], length))
+    with make_guard(policy=POLICIES["allow"]) as guard, guard.session("s", budget="$1.00") as session:
+        seen = [buy(mode, session, shop, url=f"{URL}/{number}")[0] for number in range(5)]
+        assert seen == ["ReadError", "ReadError", "ReadError", "CircuitOpen", "CircuitOpen"]
+
+
+def test_two_lengths_are_none():
+    assert stated_length((("Content-Length", "9"),)) == 9
+    assert stated_length((("content-length", "9"), ("Content-Length", "9"))) is None
+    assert stated_length(()) is None
