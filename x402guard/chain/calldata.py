@@ -6,6 +6,7 @@ Sources: EIP-3009 (transferWithAuthorization), Permit2's SignatureTransfer, the 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any, Final
 
 from x402guard.chain.rpc import selector
@@ -52,8 +53,12 @@ def nonce_settled(token: Address, to: str, data: bytes) -> int | None:
     return None
 
 
+@lru_cache(maxsize=1_024)
 def _decoded(name: str, types: tuple[str, ...], data: bytes) -> Arguments | None:
-    """Return a call's arguments, or None for another call. Ignores trailing bytes: facilitators append a suffix."""
+    """Return a call's arguments, or None for another call. Ignores trailing bytes: facilitators append a suffix.
+
+    One transaction is looked at for each payment that it may settle, and again by each check, so it is decoded once.
+    """
     from eth_abi.abi import decode
     from eth_abi.exceptions import DecodingError
 

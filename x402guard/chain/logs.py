@@ -12,7 +12,7 @@ from typing import Any, Final
 from msgspec import Struct
 
 from x402guard.chain.calldata import amount_settled, nonce_settled
-from x402guard.chain.rpc import ChainUnreadable, JsonRpc, NodeRefuses, octets, quantity
+from x402guard.chain.rpc import ChainUnreadable, JsonRpc, NodeRefuses, hexadecimal, octets, quantity
 from x402guard.evm import Address, checksum_address
 from x402guard.ledger.evidence import Cancelled, Settled
 from x402guard.ledger.intent import Intent
@@ -54,7 +54,7 @@ class Block(Struct, frozen=True):
         """Return the block in a node's answer. Raises ``NodeRefuses`` if there is none."""
         if not isinstance(answer, Mapping):
             raise NodeRefuses("the node has no such block")
-        return cls("0x" + octets(answer["hash"]).hex(), quantity(answer["number"]), quantity(answer["timestamp"]))
+        return cls(hexadecimal(answer["hash"]), quantity(answer["number"]), quantity(answer["timestamp"]))
 
 
 class Log(Struct, frozen=True):
@@ -72,9 +72,9 @@ class Log(Struct, frozen=True):
         """Return the log in a node's answer. Raises ``KeyError`` if a field is missing."""
         return cls(
             address=str(answer["address"]).lower(),
-            topics=tuple("0x" + octets(topic).hex() for topic in answer["topics"]),
+            topics=tuple(map(hexadecimal, answer["topics"])),
             data=octets(answer["data"]),
-            transaction="0x" + octets(answer["transactionHash"]).hex(),
+            transaction=hexadecimal(answer["transactionHash"]),
             index=quantity(answer["logIndex"]),
             block=quantity(answer["blockNumber"]),
         )
@@ -181,13 +181,18 @@ def settlement_in(
     # Receipts had no status before Byzantium, and a seller may name any transaction.
     if quantity(receipt.get("status", 0)) != 1:
         return None
-    amount = amount_settled(intent, str(sent.get("to")), octets(sent.get("input", "0x")))
+    amount = _amount_in(intent, sent)
     if amount is None:
         return None
     logs = [log for log in _transfers(receipt, intent) if log.amount == amount]
     if len(logs) != 1:
         return None
     return Settled(amount, transaction.lower(), logs[0].index, quantity(receipt["blockNumber"]) <= final.number)
+
+
+def _amount_in(intent: Intent, sent: Mapping[str, Any]) -> int | None:
+    """Return the amount of *intent* that a transaction's own call settles, in atomic units; None for another call."""
+    return amount_settled(intent, str(sent.get("to")), octets(sent.get("input", "0x")))
 
 
 def _all_logs(receipt: Mapping[str, Any]) -> list[Log]:
@@ -252,8 +257,11 @@ def _payment_by_permit(rpc: JsonRpc, intent: Intent, blocks: tuple[int, int, int
         fitting = [log for log in fitting if log.amount == intent.amount_atomic]
     fitting.sort(key=lambda log: (log.block < near, abs(log.block - near)))
     for log in fitting[:MOST_READ]:
-        seen = transaction_in(rpc, log.transaction)
-        settled = None if seen is None else settlement_in(intent, log.transaction, *seen, final)
+        sent = rpc.call("eth_getTransactionByHash", log.transaction)
+        if not isinstance(sent, Mapping) or _amount_in(intent, sent) is None:
+            continue  # another payment to this payee: its receipt is not asked for
+        receipt = rpc.call("eth_getTransactionReceipt", log.transaction)
+        settled = settlement_in(intent, log.transaction, sent, receipt, final) if isinstance(receipt, Mapping) else None
         if settled is not None:
             return settled
     return None

@@ -6,6 +6,7 @@ import inspect
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import httpx
@@ -242,10 +243,24 @@ def octets(value: Any) -> bytes:
         raise ChainUnreadable(f"{str(value)[:80]!r} is not hex") from None
 
 
+def hexadecimal(value: Any) -> str:
+    """Return the bytes of a node's answer as 0x and lower-case hex. Raises ``ChainUnreadable`` if it is not hex."""
+    short = type(value) is str and len(value) <= _WORD_DIGITS
+    return _hexadecimal(value) if short else "0x" + octets(value).hex()
+
+
+@lru_cache(maxsize=4_096)
+def _hexadecimal(word: str) -> str:
+    # The logs of a wallet name the same few addresses and events again and again.
+    return "0x" + octets(word).hex()
+
+
 def quantity(value: Any) -> int:
     """Return the number in a node's answer, up to 256 bits. Raises ``ChainUnreadable`` if it is not one."""
+    if type(value) is int and 0 <= value <= MAX_UINT256:
+        return value
     try:
-        number = value if type(value) is int else int(str(value)[: _WORD_DIGITS + 1], 16)
+        number = -1 if type(value) is int else int(str(value)[: _WORD_DIGITS + 1], 16)
     except ValueError:
         number = -1
     if not 0 <= number <= MAX_UINT256 or len(str(value)) > _NUMBER_DIGITS:

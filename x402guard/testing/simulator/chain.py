@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from x402guard.chain.logs import CANCELED, INVALIDATED, TRANSFER, USED, padded
 from x402guard.evm import Address
@@ -34,8 +34,8 @@ class Transaction:
         parts: the authorizations that it settles or cancels.
         not_before: the earliest time of its block, in unix seconds.
         outside: of a transfer past the ledger: token, wallet, amount.
+        called: the contract and the input of its call, once an endpoint has shown them.
         succeeded: whether it did anything, in the block that holds it.
-        logs: its events there, each with its index in the block.
     """
 
     hash: str
@@ -43,33 +43,38 @@ class Transaction:
     parts: tuple[Part, ...] = ()
     not_before: int = 0
     outside: tuple[Address, Address, int] | None = None
+    called: tuple[str, bytes] | None = None
     succeeded: bool = True
-    logs: list[tuple[EventLog, int]] = field(default_factory=list)
 
 
 @dataclass(slots=True)
 class SimBlock:
-    """A block. ``used`` holds for each nonce used in it: what used it, the amount taken, and the transaction."""
+    """A block. ``used`` holds for each nonce used in it: what used it, the amount taken, and the transaction.
+
+    ``events`` are its events: the emitting contract in lower case, the topics, and the log as a node shows it.
+    """
 
     number: int
     hash: str
     time: int
     transactions: list[Transaction] = field(default_factory=list)
     used: dict[int, tuple[str, int, Transaction]] = field(default_factory=dict)
+    events: list[tuple[str, tuple[str, ...], dict[str, Any]]] = field(default_factory=list)
 
 
 class SimChain:
     """The canonical chain, with a block each *block_s* seconds, and finality *depth* blocks behind the last.
 
     A reorganisation replaces ``blocks``, so that an endpoint can keep the blocks of a fork.
-    ``used`` is the block of each nonce that is used; ``words`` the nonce behind each word of Permit2's bitmap, used once
-    on any fork (nonces are random, so that no two share a word).
+    ``used`` is the block of each nonce that is used, ``places`` the block of each transaction by its hash; ``words`` the
+    nonce behind each word of Permit2's bitmap, used once on any fork (nonces are random, so that no two share a word).
     """
 
     def __init__(self, draws: Draws, now_unix: int, depth: int, block_s: int) -> None:
         self._draws, self.depth, self.block_s = draws, depth, block_s
         self.blocks: list[SimBlock] = []
         self.used: dict[int, int] = {}
+        self.places: dict[str, int] = {}
         self.words: dict[int, int] = {}
         self.pool: list[Transaction] = []
         self.touched: list[int] = []
@@ -123,18 +128,18 @@ class SimChain:
         block = SimBlock(parent.number + 1, self.new_hash(), max(parent.time + 1, now_unix))
         self.blocks.append(block)
         if self.pool:
-            waiting, index = [], 0
+            waiting = []
             for each in self.pool:
                 if each.not_before > block.time or each.hash in left_out:
                     waiting.append(each)
                     continue
-                index = self._execute(each, block, index)
+                self._execute(each, block)
                 block.transactions.append(each)
+                self.places[each.hash] = block.number
             self.pool = waiting
         self.final_number = max(self.final_number, block.number - self.depth)
 
-    def _execute(self, transaction: Transaction, block: SimBlock, index: int) -> int:
-        transaction.logs, transaction.succeeded = [], True
+    def _execute(self, transaction: Transaction, block: SimBlock) -> None:
         events: list[EventLog] = []
         if transaction.outside is not None:
             token, wallet, amount = transaction.outside
@@ -144,8 +149,10 @@ class SimChain:
             if self._is_valid(part, block):
                 self._use(transaction, part, block, events)
         transaction.succeeded = bool(events)
-        transaction.logs = [(event, index + at) for at, event in enumerate(events)]
-        return index + len(events)
+        for emitter, topics, data in events:
+            log = {"address": emitter, "topics": topics, "data": data, "logIndex": len(block.events)}
+            log |= {"transactionHash": transaction.hash, "blockNumber": block.number}
+            block.events.append((emitter.lower(), topics, log))
 
     def _is_valid(self, part: Part, block: SimBlock) -> bool:
         intent = part.intent
@@ -185,6 +192,7 @@ class SimChain:
                 del self.used[nonce]
                 self.touched.append(nonce)
             for each in block.transactions:
+                del self.places[each.hash]
                 if each.outside is not None:
                     self.outside_units -= each.outside[2]
                 elif draws.chance(dropped):

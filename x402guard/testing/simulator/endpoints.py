@@ -159,30 +159,28 @@ class SimRpc(JsonRpc):
             raise NodeRefuses("this node keeps no old logs")
         query = params[0]
         wanted, address = query["topics"], query["address"].lower()
-        found = []
-        for block in self._blocks(node)[int(query["fromBlock"], 16) : int(query["toBlock"], 16) + 1]:
-            for sent in block.transactions:
-                for (emitter, topics, data), index in sent.logs:
-                    if emitter.lower() == address and _fits(topics, wanted):
-                        found.append(
-                            _log(emitter, topics, data, index)
-                            | {"transactionHash": sent.hash, "blockNumber": block.number}
-                        )
-        return found
+        blocks = self._blocks(node)[int(query["fromBlock"], 16) : int(query["toBlock"], 16) + 1]
+        events = [each for block in blocks if block.events for each in block.events]
+        return [log for emitter, topics, log in events if emitter == address and _fits(topics, wanted)]
 
     def _found(self, node: Endpoint, transaction: str) -> tuple[SimBlock, Transaction] | None:
-        for block in reversed(self._blocks(node)):
-            for sent in block.transactions:
-                if sent.hash == transaction.lower():
-                    return block, sent
-        return None
+        wanted = transaction.lower()
+        if node.fork is None:
+            number = self._chain.places.get(wanted)
+            places = [] if number is None else self._blocks(node)[number : number + 1]
+        else:
+            places = node.fork[::-1]
+        return next(((block, sent) for block in places for sent in block.transactions if sent.hash == wanted), None)
 
     def _sent(self, node: Endpoint, params: Sequence[Any]) -> Any:
         found = self._found(node, params[0])
         if found is None:
             return None
         block, sent = found
-        to, data = (_SELLERS_CONTRACT, b"") if sent.kind != "settle" or len(sent.parts) != 1 else calldata(sent)
+        if sent.called is None:
+            plain = sent.kind == "settle" and len(sent.parts) == 1
+            sent.called = calldata(sent) if plain else (_SELLERS_CONTRACT, b"")
+        to, data = sent.called
         return {"to": to, "input": data, "blockNumber": block.number, "hash": sent.hash}
 
     def _receipt(self, node: Endpoint, params: Sequence[Any]) -> Any:
@@ -190,21 +188,17 @@ class SimRpc(JsonRpc):
         if found is None:
             return None
         block, sent = found
-        logs = [_log(*event, index) for event, index in sent.logs]
+        logs = [log for _, _, log in block.events if log["transactionHash"] == sent.hash]
         return {"status": int(sent.succeeded), "blockNumber": block.number, "transactionHash": sent.hash, "logs": logs}
-
-
-def _log(emitter: str, topics: tuple[str, ...], data: bytes, index: int) -> dict[str, Any]:
-    return {"address": emitter, "topics": topics, "data": data, "logIndex": index}
 
 
 def _fits(topics: Sequence[str], wanted: Sequence[Any]) -> bool:
     if len(topics) < len(wanted):
         return False
-    return all(
-        want is None or (topic in want if isinstance(want, list) else topic == want)
-        for topic, want in zip(topics, wanted, strict=False)
-    )
+    for topic, want in zip(topics, wanted, strict=False):
+        if topic != want and want is not None and not (type(want) is list and topic in want):
+            return False
+    return True
 
 
 def calldata(sent: Transaction) -> tuple[str, bytes]:
