@@ -29,9 +29,10 @@ from x402guard.flow.shell import Payer, Shell
 from x402guard.flow.surroundings import here
 from x402guard.http.redaction import redact_logs
 from x402guard.http.request import note_made
+from x402guard.ledger.model import Delivery
 from x402guard.money import Dollars
 from x402guard.policy.checks import check_dollars, check_flag
-from x402guard.x402.flow import Unrecorded, paid_request, record, unwritten
+from x402guard.x402.flow import paid_request
 from x402guard.x402.settlement import note_answer_end
 from x402guard.x402.wire import (
     MAX_BODY_BYTES,
@@ -179,29 +180,25 @@ def place_named(field: str, name: object, example: str) -> str:
     return place
 
 
-Handed = Receipt | Unrecorded | None
-"""The result of a flow."""
-
-
 class _Halted(Struct, frozen=True):
     """A flow that has signed, and the payment that it would send."""
 
-    flow: Flow[Handed]
+    flow: Flow[Receipt | None]
     sent: Send
     presented: int
 
 
 def _advanced(
-    flow: Flow[Handed], given: Any = None, *, failure: BaseException | None = None, body: bytes = b""
-) -> Flow[_Halted | Handed]:
+    flow: Flow[Receipt | None], given: Any = None, *, failure: BaseException | None = None, body: bytes = b""
+) -> Flow[_Halted | Receipt | None]:
     """Run a flow from an answer or a failure on, up to the send of its payment or to its end. *body*: the 402's."""
     presented = 0
     while True:
         try:
             effect = flow.send(given) if failure is None else flow.throw(failure)
         except StopIteration as done:
-            handed: Handed = done.value
-            return handed
+            receipt: Receipt | None = done.value
+            return receipt
         if isinstance(effect, Send):
             return _Halted(flow, effect, presented)
         if isinstance(effect, Sign):
@@ -255,7 +252,7 @@ class Payment:
     def __init__(self, halted: _Halted, slots: _Keeps, context: Context, shell: Shell) -> None:
         [(name, value)] = halted.sent.headers
         self._name, self._value = name, value if isinstance(value, Sealed) else Sealed(value)
-        self._flow: Flow[Handed] | None = halted.flow
+        self._flow: Flow[Receipt | None] | None = halted.flow
         self._hold_id = halted.sent.pays or ""
         self._presentation = (self._hold_id, halted.presented)
         self._slots, self._context, self._shell = slots, context, shell
@@ -350,30 +347,25 @@ class Payment:
         finally:
             self._gone()
 
-    def _rest(self, status: int, response: object) -> Flow[_Halted | Handed]:
+    def _rest(self, status: int, response: object) -> Flow[_Halted | Receipt | None]:
         reply = _answer(status, response)  # before the flow is taken: an answer of a wrong type ends nothing
         return _advanced(self._take(), reply)
 
-    def _take(self) -> Flow[Handed]:
+    def _take(self) -> Flow[Receipt | None]:
         with self._lock:
             flow, self._flow = self._flow, None
         if flow is None:
             raise ConfigError("payment: it has ended already; pay again for another one")
         return flow
 
-    def _ended(self, rest: Flow[_Halted | Handed], status: int) -> Flow[Receipt]:
-        handed = yield from rest
-        if isinstance(handed, Unrecorded):
-            try:
-                return (yield from record(self._context, handed, "whole"))
-            except LedgerUnavailable as error:  # the answer is the caller's, whether or not the ledger can be written
-                return unwritten(handed.authorized, error)
-        if not isinstance(handed, Receipt):
+    def _ended(self, rest: Flow[_Halted | Receipt | None], status: int) -> Flow[Receipt]:
+        receipt = yield from rest
+        if not isinstance(receipt, Receipt):
             raise TypeError("a payment was sent twice")
-        if status < 400:
-            with suppress(LedgerUnavailable):
-                yield from note_answer_end(self._context, (handed.hold_id, handed.presented), "whole")
-        return handed
+        if status < 400 and receipt.delivery != Delivery.DONE:
+            with suppress(LedgerUnavailable):  # the answer is the caller's, whether or not the ledger can be written
+                yield from note_answer_end(self._context, (receipt.hold_id, receipt.presented), "whole")
+        return receipt
 
     def _gone(self) -> None:
         self._context.in_flight.discard(self._presentation)

@@ -20,8 +20,7 @@ class Receipt:
         hold_id: its hold in the ledger.
         amount: dollars captured, or dollars held while the hold is live.
         evidence: why the amount is believed: ``chain``, ``chain_head``, ``claimed`` …; None while it is held.
-        state: ``captured`` or ``held``. A short answer is recorded when its body has ended: until then its receipt says
-            what the server claims, then what was recorded.
+        state: ``captured`` or ``held``.
         in_doubt: the outcome is unknown; the hold counts in full.
         transaction: the hash that the server names, or "".
         deadline: unix time in seconds after which the signature is worthless.
@@ -33,6 +32,8 @@ class Receipt:
         note: the ledger's note on an amount that the provider did not state.
         place: the method and URL of the request, without the query.
         payee, network: the paid address and its network (CAIP-2); "" for an LLM call.
+        delivery: ``done`` if the whole answer was read before this receipt was made, ``open`` if its body is still to be
+            read, ``lost`` if it broke; ``forgiven`` if the owner has closed the purchase meanwhile.
     """
 
     hold_id: str
@@ -51,6 +52,7 @@ class Receipt:
     place: str = ""
     payee: str = ""
     network: str = ""
+    delivery: str = "done"
 
     @property
     def represented(self) -> bool:
@@ -85,6 +87,7 @@ def receipt_of(hold: Hold) -> Receipt:
         place=f"{hold.purpose.method} {hold.purpose.url}".strip(),
         payee="" if hold.intent is None else hold.intent.payee,
         network="" if hold.intent is None else hold.intent.network,
+        delivery=str(hold.delivery),
     )
 
 

@@ -1,11 +1,10 @@
-"""Records how a paid answer ended, in the ledger and in the receipt of its caller."""
+"""Records how a paid answer ended."""
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from x402guard.errors import LedgerUnavailable
 from x402guard.flow.context import Context
@@ -13,44 +12,27 @@ from x402guard.flow.drivers import run, run_async, to_the_end
 from x402guard.flow.effects import Flow
 from x402guard.flow.receipt import Receipt
 from x402guard.flow.shell import Shell
-from x402guard.http.streams import EXTENSION
-from x402guard.x402.flow import Unrecorded, record, unwritten
+from x402guard.ledger.model import Delivery
 from x402guard.x402.settlement import AnswerEnd, note_answer_end
 
 
 class AnswerEnding:
-    """The flow that records how a paid answer ended; of a short one, its claim as well.
+    """The flow that records how a paid answer ended. An answer without *success* delivers nothing."""
 
-    Any other one without *success* delivers nothing, which is recorded already. *extensions* are those of the response:
-    they get the receipt as it was recorded.
-    """
-
-    def __init__(
-        self,
-        context: Context,
-        handed: Unrecorded | Receipt,
-        shell: Shell,
-        *,
-        success: bool,
-        extensions: MutableMapping[str, Any],
-    ) -> None:
-        self._context, self._shell, self._success, self._extensions = context, shell, success, extensions
-        self._short = handed if isinstance(handed, Unrecorded) else None
-        receipt = handed.receipt if isinstance(handed, Unrecorded) else handed
-        self._presentation = (receipt.hold_id, receipt.presented)
+    def __init__(self, context: Context, receipt: Receipt, shell: Shell, *, success: bool) -> None:
+        self._context, self._shell, self._success = context, shell, success
+        self._presentation, self._known = (receipt.hold_id, receipt.presented), receipt.delivery
         self._is_late = False
+
+    def is_known(self, end: AnswerEnd) -> bool:
+        """True if the ledger has this *end*: a short answer was read before its receipt was made."""
+        is_lost = self._known == Delivery.LOST or not self._success
+        return (is_lost and end != "late") or (self._known == Delivery.DONE and end == "whole")
 
     def __call__(self, end: AnswerEnd) -> Flow[None]:
         """Return the flow for one *end*."""
-        if self._short is not None:
-            self._extensions[EXTENSION] = yield from record(self._context, self._short, end)
-        elif self._success or end == "late":
+        if not self.is_known(end):
             yield from note_answer_end(self._context, self._presentation, end)
-
-    def failed(self, error: LedgerUnavailable) -> None:
-        """Say in the receipt of a short answer that it could not be recorded, or is recorded later."""
-        if self._short is not None:
-            self._extensions[EXTENSION] = unwritten(self._short.authorized, error)
 
     def gone(self) -> None:
         """Note, in memory alone, that nothing of the answer is under way any more, unless its end is written later."""
@@ -60,7 +42,7 @@ class AnswerEnding:
     def write(self, end: AnswerEnd) -> None:
         """Record one *end*, at once or, on a ledger of several machines, later: until then the purchase is under way."""
         late_writes = self._shell.late_writes
-        if late_writes is None:
+        if late_writes is None or self.is_known(end):
             run(self(end), self._shell)
             return
         self._is_late = True
@@ -69,7 +51,7 @@ class AnswerEnding:
 
     async def awrite(self, end: AnswerEnd) -> None:
         """Do the same, awaited."""
-        if self._shell.late_writes is None:
+        if self._shell.late_writes is None or self.is_known(end):
             await run_async(self(end), self._shell)
         else:
             await to_the_end(partial(self.write, end), self._shell, lambda _: None)
@@ -83,9 +65,8 @@ class AnswerEnding:
 def note_answer(note_end: AnswerEnding, end: AnswerEnd) -> None:
     """Record how a paid answer ended. The answer is the caller's, whether or not the ledger can be written."""
     try:
-        note_end.write(end)
-    except LedgerUnavailable as error:
-        note_end.failed(error)
+        with suppress(LedgerUnavailable):
+            note_end.write(end)
     finally:
         note_end.gone()
 
@@ -93,8 +74,7 @@ def note_answer(note_end: AnswerEnding, end: AnswerEnd) -> None:
 async def note_answer_async(note_end: AnswerEnding, end: AnswerEnd) -> None:
     """``note_answer``, awaited."""
     try:
-        await note_end.awrite(end)
-    except LedgerUnavailable as error:
-        note_end.failed(error)
+        with suppress(LedgerUnavailable):
+            await note_end.awrite(end)
     finally:
         note_end.gone()

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
+from x402guard.errors import CallTimeout
 from x402guard.flow.detached import Aside, TooLate, within
 from x402guard.flow.effects import PeekBody, Reply, Send, SendFailed
 from x402guard.flow.ports import Slot
+from x402guard.flow.receipt import Receipt, timed_out
 from x402guard.flow.sealed import forgetting
 from x402guard.http.deadline import AsyncWatched, Watch, Watched
 from x402guard.http.families import Library
@@ -75,6 +77,14 @@ class _ExchangeState:
         else:
             self.watched = kind(response, self._watch)
             response.stream = self.watched
+
+    def paid(self, receipt: Receipt) -> None:
+        """Let a time-out of the body say what was paid for it, also one that has come already."""
+        if self.watched is not None:
+            self.watched.paid = receipt
+        stream = self.response().stream
+        if isinstance(stream, (Replay, AsyncReplay)) and isinstance(stream.broken, CallTimeout):
+            stream.broken = timed_out(stream.broken, receipt)
 
     def lift(self) -> None:
         """Remove the deadline of a body that is neither paid nor metered."""

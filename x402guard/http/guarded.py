@@ -38,7 +38,7 @@ from x402guard.ledger.authorize import Refusal
 from x402guard.llm.flow import InFlight, Upload, called
 from x402guard.llm.meter import FixedPrice, Meter, Unmetered, classify
 from x402guard.llm.routes import Route
-from x402guard.x402.flow import Unrecorded, paid_request
+from x402guard.x402.flow import paid_request
 from x402guard.x402.settlement import PAYMENT_REQUIRED_STATUS, succeeded
 
 if TYPE_CHECKING:
@@ -53,8 +53,8 @@ _NOT_BLOCKING: Final = (
     "transport: AsyncGuardedTransport is for asynchronous clients; use GuardedTransport for blocking ones"
 )
 
-Handed = InFlight | Unrecorded | Receipt | None
-"""The result of a flow: a body to meter, a short answer to be recorded, a receipt, or None for a free request."""
+Handed = InFlight | Receipt | None
+"""The result of a flow: a body to meter, a receipt, or None for a free request."""
 
 
 class MeteredPayer(Payer, Protocol):
@@ -249,19 +249,18 @@ class Guarded:
         """
         context, shell = payer
         response, note_end = exchange.response(), None
-        receipt = handed.receipt if isinstance(handed, (InFlight, Unrecorded)) else handed
         if handed is None:
             exchange.lift()
-        elif not isinstance(handed, InFlight) and exchange.watched is not None:
-            exchange.watched.paid = receipt
-        if isinstance(handed, Unrecorded) or (isinstance(handed, Receipt) and not handed.model):
-            logical.receipt = receipt
-            success = succeeded(response.status_code)
-            note_end = AnswerEnding(context, handed, shell, success=success, extensions=response.extensions)
+        elif isinstance(handed, Receipt):
+            exchange.paid(handed)
+        if isinstance(handed, Receipt) and not handed.model:
+            logical.receipt = handed
+            note_end = AnswerEnding(context, handed, shell, success=succeeded(response.status_code))
         if isinstance(handed, InFlight):
             response = self._reading(response, metered(response.stream, handed, shell))  # type: ignore[arg-type]
-        if receipt is not None or logical.receipt is not None:
-            response.extensions[EXTENSION] = receipt or logical.receipt
+        receipt = handed.receipt if isinstance(handed, InFlight) else handed or logical.receipt
+        if receipt is not None:
+            response.extensions[EXTENSION] = receipt
         logical.answered(response)
         exchange.outgoing.note_named(context.named_by, response)
         return response, note_end

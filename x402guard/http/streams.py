@@ -128,13 +128,17 @@ class Buffered:
 
 
 class Replay:
-    """A response stream that was partly read ahead and can be read from its beginning."""
+    """A response stream that was partly read ahead and can be read from its beginning.
+
+    Attributes:
+        broken: the error with which it broke while it was read ahead; the reader gets it at the same byte.
+    """
 
     def __init__(self, stream: httpx.SyncByteStream) -> None:
         self._stream = stream
         self._source = iter(stream)
         self._kept = Buffered()
-        self._broken: Exception | None = None
+        self.broken: Exception | None = None
 
     def keep(self, limit: int) -> bytes | None:
         """Return the whole raw stream, or None if it is longer than *limit* bytes; it stays readable."""
@@ -143,14 +147,14 @@ class Replay:
                 if not self._kept.add(chunk, limit):
                     return None
         except Exception as error:
-            self._broken = error
+            self.broken = error
             raise
         return b"".join(self._kept.chunks)
 
     def __iter__(self) -> Iterator[bytes]:
         yield from self._kept.chunks
-        if self._broken is not None:
-            raise self._broken  # the caller gets the error at the same byte
+        if self.broken is not None:
+            raise self.broken  # the caller gets the error at the same byte
         yield from self._source
 
     def close(self) -> None:
@@ -165,7 +169,7 @@ class AsyncReplay:
         self._stream = stream
         self._source = aiter(stream)
         self._kept = Buffered()
-        self._broken: Exception | None = None
+        self.broken: Exception | None = None
 
     async def keep(self, limit: int) -> bytes | None:
         """Return the whole raw stream, or None if it is longer than *limit* bytes; it stays readable."""
@@ -174,15 +178,15 @@ class AsyncReplay:
                 if not self._kept.add(chunk, limit):
                     return None
         except Exception as error:
-            self._broken = error
+            self.broken = error
             raise
         return b"".join(self._kept.chunks)
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         for chunk in self._kept.chunks:
             yield chunk
-        if self._broken is not None:
-            raise self._broken
+        if self.broken is not None:
+            raise self.broken
         async for chunk in self._source:
             yield chunk
 

@@ -1,10 +1,9 @@
 """The flow of one paid request. The step numbers are those of ``docs/architecture.md``.
 
 2. send the request · 3. read the offers · 4. screen them · 5. rules · 6. write the hold · 7. sign ·
-8. send again with the payment · 9. record the receipt as a claim · 10. return the response.
+8. send again with the payment, and read a short answer · 9. record the receipt as a claim · 10. return the response.
 
-This file fixes the order: the hold is written before the signature, and the signature exists before the send. A short
-answer is returned before step 9: its claim and its end are recorded in one change, when it has ended.
+This file fixes the order: the hold is written before the signature, and the signature exists before the send.
 """
 
 from __future__ import annotations
@@ -12,8 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Final
-
-from msgspec import Struct
 
 from x402guard.errors import (
     AlreadyPaid,
@@ -32,6 +29,8 @@ from x402guard.flow.effects import (
     Compute,
     Flow,
     HeaderLine,
+    Interrupted,
+    PeekBody,
     Reply,
     Send,
     SendFailed,
@@ -45,7 +44,7 @@ from x402guard.flow.request import RequestFacts, guarding_earlier_payment, host_
 from x402guard.flow.sealed import Sealed, forgetting
 from x402guard.frozen import replace
 from x402guard.ledger.authorize import Refusal
-from x402guard.ledger.model import Claim, Evidence, Hold, HoldKind, HoldState
+from x402guard.ledger.model import Evidence, Hold, HoldKind, HoldState
 from x402guard.ledger.purchases import Presentation, presentation_of
 from x402guard.ledger.view import LedgerView
 from x402guard.money import format_dollars
@@ -70,8 +69,8 @@ from x402guard.x402.settlement import (
     AnswerEnd,
     Doubt,
     ask_chain,
-    foreseen,
     judge_reply,
+    note_cut,
     note_doubt,
     proven_taken,
     succeeded,
@@ -86,7 +85,7 @@ QUICK_BYTES: Final = 16_384
 """The largest body, in bytes, whose deduplication key is computed on the event loop."""
 
 SHORT_BYTES: Final = 65_536
-"""The largest answer, in bytes, that is short: its reader is soon at its end."""
+"""The largest paid answer, in bytes, that is read before it is recorded: its claim and its end are one change."""
 
 _TERMS_S: Final = 10
 """Seconds for the body of a 402: nothing is paid yet, so a slow one is not waited for."""
@@ -98,34 +97,17 @@ _LONGEST_PAUSE_S: Final = 1.0
 ONE_PAYMENT: Final = "one_payment_per_request"
 
 
-class Unrecorded(Struct, frozen=True):
-    """A short answer to a payment, to be recorded when it has ended (``record``).
-
-    Attributes:
-        outcome: what the server claims, or why nothing is known.
-        receipt: what the payment will be when it is recorded.
-    """
-
-    authorized: Authorized
-    status: int
-    outcome: Claim | Doubt
-    receipt: Receipt
-
-
-def paid_request(
-    request: RequestFacts, context: Context, reply: Reply | None = None
-) -> Flow[Receipt | Unrecorded | None]:
+def paid_request(request: RequestFacts, context: Context, reply: Reply | None = None) -> Flow[Receipt | None]:
     """Return the whole flow of one request; the driver returns the last response.
 
-    *reply* is the first answer, if the request was sent already. The flow returns the receipt of the payment, a short
-    answer that its caller records, or None without a payment. It raises ``PaymentRefused`` and its subclasses,
-    ``ProtocolError``, ``SettlementUncertain``, ``SignerError``, ``LedgerUnavailable``; and ``SendFailed`` if no payment
-    was involved.
+    *reply* is the first answer, if the request was sent already. The flow returns the receipt of the payment, or None
+    without one. It raises ``PaymentRefused`` and its subclasses, ``ProtocolError``, ``SettlementUncertain``,
+    ``SignerError``, ``LedgerUnavailable``; and ``SendFailed`` if no payment was involved.
     """
     return guarding_earlier_payment(request, _steps(request, context, reply))
 
 
-def _steps(request: RequestFacts, context: Context, reply: Reply | None) -> Flow[Receipt | Unrecorded | None]:
+def _steps(request: RequestFacts, context: Context, reply: Reply | None) -> Flow[Receipt | None]:
     reply = reply or (yield Send())  # 2
     if reply.status != PAYMENT_REQUIRED_STATUS or request.pays_itself:
         if request.paid_by is None and has_receipt(reply.headers) and not request.pays_itself:
@@ -152,10 +134,11 @@ def _steps(request: RequestFacts, context: Context, reply: Reply | None) -> Flow
     try:
         header = yield from _sign(context, authorized)  # 7
         wait = _wait_of(context, request, max(case.offer.max_timeout_s for case in payable.cases))
-        return (yield from _present(context, authorized, header, wait))  # 8, 9, 10
+        hold = yield from _present(context, authorized, header, wait)  # 8, 9
     except BaseException:
         context.in_flight.discard(presentation_of(authorized.hold))
         raise
+    return replace(receipt_of(hold), presented=authorized.hold.presented)  # 10
 
 
 def _cannot_pay(request: RequestFacts, context: Context) -> Refusal | None:
@@ -188,6 +171,8 @@ def _authorize(
         step = payment_step(context, request)
     else:
         step = yield Compute(lambda _now_ms: payment_step(context, request), quick=False)
+    for presentation in tuple(context.cut_off):
+        yield from note_cut(context, presentation)
     scope = purchase_scope(context, request, cases, step)
     begun: list[Presentation] = []
 
@@ -326,16 +311,16 @@ def _wait_of(context: Context, request: RequestFacts, offered_s: int) -> tuple[f
 
 def _present(
     context: Context, authorized: Authorized, header: HeaderLine, wait: tuple[float | None, str]
-) -> Flow[Receipt | Unrecorded]:
-    """Steps 8 to 10: send the payment. From here on only a proof frees the hold, and no error denies a payment."""
-    hold = authorized.hold
+) -> Flow[Hold]:
+    """Steps 8 and 9: send the payment. From here on only a proof frees the hold, and no error denies a payment."""
+    hold, cut = authorized.hold, None
     try:
         reply: Reply = yield Send((header,), pays=hold.id, call_s=wait[0], limited_by=wait[1])
-        outcome = judge_reply(reply, hold)
-        if _is_short(authorized, reply):
-            will_be = _receipt(authorized, foreseen(context, hold, outcome))
-            return Unrecorded(authorized, reply.status, outcome, will_be)
-        return (yield from _booked(context, authorized, reply.status, outcome))
+        try:
+            end = yield from _read_if_short(authorized, reply)
+        except Interrupted as interrupted:
+            end, cut = "cut", interrupted
+        hold = yield from _book(context, authorized, reply, end)
     except (GeneratorExit, SettlementUncertain):
         raise
     except SendFailed as failure:
@@ -354,79 +339,64 @@ def _present(
     except BaseException as error:
         yield from _uncertain(context, hold, "cancelled while the payment was in flight", error, sent=False)
         raise
+    if cut is not None:
+        raise cut
+    return hold
 
 
-def _is_short(authorized: Authorized, reply: Reply) -> bool:
-    """True for an answer that delivers, and whose reader is soon at its end. One that repeats a payment is booked first."""
+def _read_if_short(authorized: Authorized, reply: Reply) -> Flow[AnswerEnd | None]:
+    """Read a short answer that delivers, and return how it ended; None if it is still to be read.
+
+    One that breaks breaks for the caller at the same byte. The answer to a payment that was presented before is recorded
+    first: the chain may be asked about it, which takes longer than an answer may be kept back.
+    """
     if authorized.represented or not succeeded(reply.status):
-        return False
+        return None
     length = stated_length(reply.headers)
-    return length is not None and length <= SHORT_BYTES
+    if length is None or length > SHORT_BYTES:
+        return None
+    try:
+        body = yield PeekBody(SHORT_BYTES)
+    except SendFailed:
+        return "late"
+    return None if body is None else "whole"
 
 
-def record(context: Context, answer: Unrecorded, end: AnswerEnd) -> Flow[Receipt]:
-    """Record a short answer that has ended, and how. May run twice. Raises ``LedgerUnavailable``."""
-    hold = yield from _book(context, answer.authorized, answer.status, answer.outcome, end)
-    return _receipt(answer.authorized, hold)
+def _book(context: Context, authorized: Authorized, reply: Reply, end: AnswerEnd | None) -> Flow[Hold]:
+    """Step 9: record the server's claim, to be checked later; without a claim the hold is in doubt.
 
-
-def _booked(context: Context, authorized: Authorized, status: int, outcome: Claim | Doubt) -> Flow[Receipt]:
-    """Record an answer that is still to be read, or delivers nothing.
-
+    *end* is how the answer ended, if it has. One change records both, so that a short answer costs no second one.
     If the ledger cannot be written, the caller still gets the answer: the hold counts in full, and is in doubt by its
     age.
     """
-    try:
-        hold = yield from _book(context, authorized, status, outcome, None)
-    except LedgerUnavailable as error:
-        return unwritten(authorized, error)
-    return _receipt(authorized, hold)
-
-
-def unwritten(authorized: Authorized, error: LedgerUnavailable) -> Receipt:
-    """Return the receipt of a payment whose answer could not be recorded."""
-    return _receipt(authorized, replace(authorized.hold, doubt=f"the ledger could not be written: {error}"))
-
-
-def _receipt(authorized: Authorized, hold: Hold) -> Receipt:
-    """Return the receipt of a call: *hold* may have been presented again by another one."""
-    return replace(receipt_of(hold), presented=authorized.hold.presented)
-
-
-def _book(
-    context: Context, authorized: Authorized, status: int, outcome: Claim | Doubt, end: AnswerEnd | None
-) -> Flow[Hold]:
-    """Step 9: record the server's claim, to be checked later; without a claim the hold is in doubt.
-
-    *end* is how the answer ended, if it has ended. Raises ``LedgerUnavailable``.
-    """
     hold = authorized.hold
-    if not isinstance(outcome, Doubt):
-        hold = yield from write_claim(context, hold, outcome, status=status, end=end)
-        hold = yield from _check_soon(context, hold)
-    else:
-        sent = not succeeded(status)
-        hold = yield from note_doubt(context, hold, outcome, sent=sent, answered=not sent, end=end)
-        if sent and authorized.represented and hold.chain_evidence and hold.proof is None:
-            # Facilitators answer a used nonce with a new offer, so the chain is asked.
-            hold = yield from _ask_soon(context, hold)
-        elif outcome.transaction:
+    claim = judge_reply(reply, hold)
+    try:
+        if not isinstance(claim, Doubt):
+            hold = yield from write_claim(context, hold, claim, status=reply.status, end=end)
             hold = yield from _check_soon(context, hold)
-    if authorized.represented and not succeeded(status) and was_taken(hold):
-        raise _not_delivered(hold)
-    return hold
+        else:
+            sent = not succeeded(reply.status)
+            hold = yield from note_doubt(context, hold, claim, sent=sent, answered=not sent, end=end)
+            if sent and authorized.represented and hold.chain_evidence and hold.proof is None:
+                # Facilitators answer a used nonce with a new offer, so the chain is asked.
+                hold = yield from ask_chain(context, hold)
+            elif claim.transaction:
+                hold = yield from _check_soon(context, hold)
+        if authorized.represented and not succeeded(reply.status) and was_taken(hold):
+            raise _not_delivered(hold)
+        return hold
+    except LedgerUnavailable as error:
+        return (
+            hold
+            if hold.state is HoldState.CAPTURED
+            else replace(hold, doubt=f"the ledger could not be written: {error}")
+        )
 
 
 def _check_soon(context: Context, hold: Hold) -> Flow[Hold]:
     """Ask the chain at once about a taken payment without a proof; others wait for the background recheck."""
-    return (yield from _ask_soon(context, hold)) if proven_taken(hold) and hold.proof is None else hold
-
-
-def _ask_soon(context: Context, hold: Hold) -> Flow[Hold]:
-    try:
-        return (yield from ask_chain(context, hold))
-    except LedgerUnavailable:
-        return hold  # its answer is recorded; a background check asks again
+    return (yield from ask_chain(context, hold)) if proven_taken(hold) and hold.proof is None else hold
 
 
 def _give_back(context: Context, held: Hold | str, reason: str, error: BaseException, presented: int = 0) -> Flow[bool]:

@@ -27,7 +27,7 @@ from x402guard.ledger.evidence import (
     weigh_marks,
 )
 from x402guard.ledger.in_doubt import in_doubt
-from x402guard.ledger.model import NOTHING, Claim, Evidence, Hold, HoldState
+from x402guard.ledger.model import NOTHING, Claim, Delivery, Evidence, Hold, HoldState
 from x402guard.ledger.purchases import Presentation, hand_over, lose, presentation_of
 from x402guard.ledger.transitions import Note, Void, apply
 from x402guard.ledger.upto_sellers import ceiling_mark
@@ -104,10 +104,13 @@ def write_claim(context: Context, hold: Hold, claim: Claim, *, status: int, end:
     the answer ended, if it has ended.
     """
     failed = status >= 500 or status == PAYMENT_REQUIRED_STATUS
-    intent, believe = hold.payment(), _believes(context, hold)
+    intent = hold.payment()
+    believe = intent.scheme == "exact" or (context.unsafe_trust_receipts and not hold.chain_evidence)
     step, ending = step_of(hold), _ending(context, hold, end)
 
     def change(view: LedgerView) -> Hold:
+        if end is not None and _is_ended(view, hold):
+            return view.known_hold(hold.id)
         note_end(view, context.policy, step, StepEnd(hold.id, "failed" if failed else "ok"))
         view.recheck = hold.chain_evidence
         claim_settlement(view, hold.id, claim, believe=believe)
@@ -118,21 +121,6 @@ def write_claim(context: Context, hold: Hold, claim: Claim, *, status: int, end:
     scope = replace(_scope_of(context, hold.id), marks=marks, durable=failed or ending.durable)
     answer: Hold = yield Transact(scope, change, late=True)
     return answer
-
-
-def _believes(context: Context, hold: Hold) -> bool:
-    """True if the amount that a server claims is captured as claimed."""
-    return hold.payment().scheme == "exact" or (context.unsafe_trust_receipts and not hold.chain_evidence)
-
-
-def foreseen(context: Context, hold: Hold, outcome: Claim | Doubt) -> Hold:
-    """Return the hold of a first presentation as it will be recorded, unless the chain has decided it meanwhile."""
-    if isinstance(outcome, Doubt):
-        return replace(hold, doubt=outcome.reason)
-    if not _believes(context, hold):
-        return replace(hold, claim=outcome)
-    captured = {"state": HoldState.CAPTURED, "captured": outcome.amount, "evidence": Evidence.CLAIMED}
-    return replace(hold, claim=outcome, **captured)
 
 
 def note_doubt(
@@ -155,9 +143,11 @@ def note_doubt(
 
     def change(view: LedgerView) -> Hold:
         now = view.known_hold(hold.id)
+        if end is not None and _is_ended(view, hold):
+            return now
         again = now.doubt is not None or now.presented > 0
-        end = StepEnd(hold.id, "failed", again=again) if sent else StepEnd(hold.id, "unknown")
-        note_end(view, context.policy, step, end)
+        outcome = StepEnd(hold.id, "failed", again=again) if sent else StepEnd(hold.id, "unknown")
+        note_end(view, context.policy, step, outcome)
         claim = Claim(now.amount, transaction) if transaction else None
         view.recheck = claim is not None and hold.chain_evidence
         if now.state is HoldState.HELD:
@@ -216,6 +206,12 @@ def _ending(context: Context, hold: Hold, end: AnswerEnd | None, presentation: P
     return _Ending(whole, (bought, doubted))
 
 
+def _is_ended(view: LedgerView, hold: Hold) -> bool:
+    """True if an earlier run of the same change has recorded the end already: the answer to its commit was lost."""
+    now = view.known_hold(hold.id)
+    return presentation_of(now) == presentation_of(hold) and now.delivery in (Delivery.DONE, Delivery.LOST)
+
+
 def _is_noted(context: Context, presentation: Presentation) -> bool:
     """True if marks say that an answer was handed over: the policy asks about repeats, or the payment was in doubt."""
     return context.policy.repeat != "allow" or presentation[1] > 0
@@ -231,6 +227,17 @@ def doubted_mark(context: Context, route: str) -> MarkKey:
     return "doubted", f"{run_of(context.node_id)} {route}"
 
 
+def note_cut(context: Context, presentation: Presentation) -> Flow[None]:
+    """Record that an answer did not reach its caller. It is remembered until the ledger has it.
+
+    A later purchase is not begun before. Raises ``LedgerUnavailable``.
+    """
+    context.cut_off.add(presentation)
+    known = Scope(holds=(presentation[0],))
+    yield Transact(known, lambda view: None if view.hold(presentation[0]) is None else lose(view, presentation))
+    context.cut_off.discard(presentation)
+
+
 def note_answer_end(context: Context, presentation: Presentation, end: AnswerEnd) -> Flow[None]:
     """Record whether a paid answer was handed over. A purchase whose answer was lost stays open.
 
@@ -238,7 +245,7 @@ def note_answer_end(context: Context, presentation: Presentation, end: AnswerEnd
     """
     scope = Scope(holds=(presentation[0],))
     if end == "cut":
-        yield Transact(scope, lambda view: lose(view, presentation))
+        yield from note_cut(context, presentation)
     elif end == "whole" and not _is_noted(context, presentation):
         yield Transact(scope, lambda view: hand_over(view, presentation))
     else:

@@ -39,6 +39,7 @@ M = TypeVar("M", bound=Struct)
 
 Headers = Iterable[tuple[str, str]]
 _DIGITS: Final = 9
+_FRAMING: Final = frozenset({"content-length", "content-encoding", "transfer-encoding"})
 """Header lines as received: names in any case, with duplicates."""
 
 Name = Annotated[str, Meta(max_length=64)]
@@ -196,9 +197,12 @@ def decode_payment_required(value: str) -> PaymentRequired:
 
 
 def stated_length(headers: Headers) -> int | None:
-    """Return the length of a body in bytes, as its head states it; None if it states none, or none below a gigabyte."""
-    stated = [value for name, value in headers if name.lower() == "content-length"]
-    one = stated[0] if len(stated) == 1 else ""
+    """Return the length of a body in bytes, as its head states it; None if it states none, or none below a gigabyte.
+
+    A body that is packed, or that comes in chunks, has none.
+    """
+    framing = [line for line in headers if line[0].lower() in _FRAMING]
+    one = framing[0][1] if len(framing) == 1 and framing[0][0].lower() == "content-length" else ""
     return int(one) if len(one) <= _DIGITS and one.isascii() and one.isdecimal() else None
 
 

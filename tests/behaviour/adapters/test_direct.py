@@ -48,10 +48,8 @@ from x402guard import (
     SessionTripped,
     SettlementUncertain,
 )
-from x402guard.adapters import direct
 from x402guard.ledger.evidence import Settled, Unused
 from x402guard.stores import open_store
-from x402guard.x402.flow import record
 
 CENT = Decimal("0.01")
 MODES = pytest.mark.parametrize("mode", ["sync", "async"])
@@ -190,22 +188,20 @@ def test_while_one_is_under_way_another_one_of_its_name_waits_for_its_end():
             waiting.result(20)
 
 
-def test_an_answer_in_doubt_that_is_handed_over_is_presented_by_no_call_beside_it(monkeypatch):
+def test_an_answer_in_doubt_that_is_handed_over_is_presented_by_no_call_beside_it():
     """Before the doubt and the answer's end are recorded another call looks."""
     answers = [receipt(payer=OTHER_PAYEE), None]
     with make_guard() as guard, guard.session("s", budget="$1.00") as session, ThreadPoolExecutor(1) as other:
         beside = []
 
-        def record_late(*given):
+        def looked(*_):
             beside.append(other.submit(session.bind(lambda: session.pay(required()))))
             wait(beside, timeout=0.3)
-            return record(*given)
 
         for answer in answers:
             payment = session.pay(required())
-            monkeypatch.setattr(direct, "record", record_late)
+            looked()
             assert payment.settled(answer).in_doubt
-            monkeypatch.undo()
             second = beside.pop().result(20)
             assert second.hold_id != payment.hold_id
             second.settled(receipt())

@@ -1,4 +1,4 @@
-"""A short answer is recorded in one change with its claim: in every order as a body of unknown length is, in two."""
+"""A short answer is read before it is recorded, in one change: in every order as a body of unknown length is, in two."""
 
 import itertools
 import zlib
@@ -12,12 +12,14 @@ from tests.support.ledger import Clock
 from tests.support.merchant import URL, Shop, async_client, b64, client, make_guard, open_terms, receipt, required, upto
 from tests.support.refusals import Chunks
 from x402guard import LedgerUnavailable, Policy
-from x402guard.ledger.evidence import Settled, weigh, weigh_marks
-from x402guard.ledger.model import Delivery, HoldState
+from x402guard.flow.drivers import run
+from x402guard.frozen import replace
+from x402guard.ledger.model import Claim, Delivery, HoldState
 from x402guard.ledger.view import Scope
 from x402guard.policy.breakers import Breaker
 from x402guard.stores import open_store
 from x402guard.x402.flow import SHORT_BYTES
+from x402guard.x402.settlement import Doubt, note_doubt, write_claim
 from x402guard.x402.wire import stated_length
 
 GOODS = b"the goods"
@@ -198,7 +200,7 @@ def at_the_head(session, shop, then):
     return before, response.extensions["x402guard"]
 
 
-def test_its_receipt_says_what_the_server_claims_until_it_has_ended():
+def test_its_receipt_says_what_was_recorded_with_its_end():
     for head, says in {
         "receipt": ("captured", "claimed", False),
         "no receipt": ("held", None, True),
@@ -210,22 +212,16 @@ def test_its_receipt_says_what_the_server_claims_until_it_has_ended():
             receipts = at_the_head(
                 session, shop, lambda was, held=held: held.append(guard.shell.store.hold(was.hold_id))
             )
-            assert held[0].state is HoldState.HELD
-            assert [(each.state, each.evidence, each.in_doubt) for each in receipts] == [says, says]
+            assert (held[0].state, held[0].delivery) == (says[0], Delivery.DONE)
+            found = [(each.state, each.evidence, each.in_doubt, each.delivery) for each in receipts]
+            assert found == [(*says, "done"), (*says, "done")]
 
 
-def test_its_receipt_then_says_what_was_recorded():
-    def proven(was):
-        hold = store.hold(was.hold_id)
-        finding = Settled(hold.payment().amount_atomic, "0x" + "ab" * 32, 0, final=True)
-        scope = Scope(nodes=(hold.node_id,), holds=(hold.id,), marks=weigh_marks(hold, finding), durable=True)
-        store.transact(scope, lambda view: weigh(view, hold.id, finding))
-
-    store = open_store("memory://")
-    shop = Shop(paid=lambda *_: answer("receipt", ENDS["whole"], "stated"))
-    with make_guard(store) as guard, guard.session("s", budget="$1.00") as session:
-        before, after = at_the_head(session, shop, proven)
-        assert (before.evidence, after.evidence) == ("claimed", "chain")
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_one_that_broke_is_lost_even_if_its_caller_does_not_read_it(mode):
+    end = {"pieces": (b"the ",), "error": broken, "caller": "closes"}
+    first, _, _, payments, signed = told("receipt", end, "stated", mode=mode, policy="allow", terms=required())[:5]
+    assert (first, payments, signed) == ((200, "closes"), 2, 1)
 
 
 @pytest.mark.parametrize("head", ["a 404", "a 500", "a 500 without a receipt"])
@@ -261,7 +257,45 @@ def test_those_that_break_open_the_circuit(mode, length):
         assert seen == ["ReadError", "ReadError", "ReadError", "CircuitOpen", "CircuitOpen"]
 
 
-def test_two_lengths_are_none():
+def test_two_lengths_are_none_nor_is_that_of_a_packed_body():
     assert stated_length((("Content-Length", "9"),)) == 9
     assert stated_length((("content-length", "9"), ("Content-Length", "9"))) is None
     assert stated_length(()) is None
+    assert stated_length((("content-length", "9"), ("transfer-encoding", "chunked"))) is None
+    assert stated_length((("content-length", "9"), ("content-encoding", "gzip"))) is None
+
+
+@pytest.mark.parametrize("end", ["late", "whole", "cut"])
+@pytest.mark.parametrize("outcome", [None, Doubt("no receipt")], ids=["a claim", "a doubt"])
+def test_one_that_is_recorded_again_because_its_commit_had_no_answer_counts_once(end, outcome):
+    shop = Shop(paid=httpx.ReadError("the answer was lost"))
+    with make_guard(policy=POLICIES["allow"]) as guard, guard.session("s", budget="$1.00", id="run") as session:
+        assert buy("sync", session, shop)[0] == "SettlementUncertain"
+        store, context = guard.shell.store, session.context
+        [lost] = store.outstanding()
+        store.transact(Scope(holds=(lost.id,)), lambda view: view.put_hold(replace(lost, delivery=Delivery.OPEN)))
+        seen = []
+        for _ in range(2):
+            if outcome is None:
+                run(write_claim(context, lost, Claim(lost.amount, ""), status=200, end=end), guard.shell)
+            else:
+                run(note_doubt(context, lost, outcome, sent=False, answered=True, end=end), guard.shell)
+            seen.append((store.hold(lost.id), store.marks("breaker", ""), len(store.entries("run"))))
+        assert seen[0] == seen[1]
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_no_purchase_begins_before_the_ledger_has_what_was_cut_off(mode):
+    store = Faulty(open_store("memory://"))
+    shop = Shop(terms=open_terms, paid=lambda *_: answer("receipt", ENDS["whole"], "stated"))
+    with make_guard(store) as guard, guard.session("s", budget="$1.00") as session:
+        store.fail(3, LedgerUnavailable("the disk is full"))
+        assert buy(mode, session, shop, "fails")[0] == "ValueError"
+        assert len(guard.context.cut_off) == 1
+        store.fail(1, LedgerUnavailable("the disk is full"))
+        assert buy(mode, session, shop, url=f"{URL}/other")[0] == "LedgerUnavailable"
+        assert len(shop.payments) == 1
+        assert buy(mode, session, shop, url=f"{URL}/other") == (200, GOODS)
+        assert not guard.context.cut_off
+        assert buy(mode, session, shop) == (200, GOODS)
+        assert (len(shop.payments), len(shop.nonces)) == (3, 2)

@@ -21,7 +21,7 @@ from x402guard.flow.request import RequestFacts
 from x402guard.http.answer_end import AnswerEnding
 from x402guard.http.guarded import metered_request
 from x402guard.ledger.authorize import Refusal
-from x402guard.ledger.model import Hold, NodeKind
+from x402guard.ledger.model import Delivery, Hold, NodeKind
 from x402guard.llm.flow import InFlight, Upload, end_call
 from x402guard.llm.meter import classify
 from x402guard.llm.routes import Route
@@ -34,7 +34,7 @@ from x402guard.testing.simulator.network import Shopping
 from x402guard.testing.simulator.tasks import Task, Tasks
 from x402guard.testing.simulator.world import Violation, World
 from x402guard.tools.flow import HeldTool, ToolCall, ToolEnd, charge_tool, end_tool, hold_tool
-from x402guard.x402.flow import Unrecorded, paid_request
+from x402guard.x402.flow import paid_request
 from x402guard.x402.settlement import AnswerEnd, succeeded
 
 CHAT: Final = "https://api.openai.com/v1/chat/completions"
@@ -108,7 +108,7 @@ class Agents:
         want.under_way += 1
         generation = want.generation
 
-        def ended(value: Receipt | Unrecorded | None, error: BaseException | None) -> None:
+        def ended(value: Receipt | None, error: BaseException | None) -> None:
             want.under_way -= 1
             how = type(value if error is None else error).__name__
             rule = getattr(error, "rule", "")
@@ -127,27 +127,26 @@ class Agents:
             context=context, line=shopping, want=want, on_end=ended,
         )  # fmt: skip
 
-    def _reads(self, bought: _Bought, handed: Receipt | Unrecorded) -> None:
+    def _reads(self, bought: _Bought, receipt: Receipt) -> None:
         """Read the body of the paid answer: to its end, or until it breaks."""
         want, context, draws, world = bought.want, bought.context, bought.draws, self._world
         process, guard, status = bought.agent.process, bought.agent.process.guard, bought.shopping.status
         if guard is None:
             return
-        ending = AnswerEnding(context, handed, guard.shell, success=succeeded(status), extensions={})
-        receipt = handed.receipt if isinstance(handed, Unrecorded) else handed
+        ending = AnswerEnding(context, receipt, guard.shell, success=succeeded(status))
         end: AnswerEnd = "whole"
         if world.goes_wrong("cut", 0.12, draws):
             end = "cut"
-        elif world.goes_wrong("late", 0.03, draws):
+        elif world.goes_wrong("late", 0.03, draws) and receipt.delivery == Delivery.OPEN:
             end = "late"
 
         def reads() -> bool:
             if process.guard is not guard:
                 return False  # it has died meanwhile
-            if end == "whole" and succeeded(status):
-                self._books.signed[receipt.hold_id].handed_over = True
-                if want.generation == bought.generation:
-                    want.had()
+            had = end == "whole" and succeeded(status) and not bought.shopping.broke
+            self._books.signed[receipt.hold_id].handed_over = had
+            if had and want.generation == bought.generation:
+                want.had()
 
             def noted(_value: None, _error: BaseException | None) -> None:
                 ending.gone()

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from x402guard.errors import CallTimeout
-from x402guard.flow.effects import PeekBody, Reply, Send
+from x402guard.flow.effects import PeekBody, Reply, Send, SendFailed
 from x402guard.testing.simulator.draws import Draws
 from x402guard.testing.simulator.market import Answer, Selling, Signed, Visit, Want
 from x402guard.testing.simulator.tasks import Task
@@ -27,15 +27,23 @@ class Shopping:
         status: of the last answer; 0 before it.
         paid_status: of the answer to the payment; 0 before it.
         states_length: the heads of its answers say how long their bodies are.
+        broke: the body of the paid answer broke while it was read with its head.
     """
 
     def __init__(self, world: World, want: Want, payments: dict[str, Signed]) -> None:
         self._world, self._want, self._payments = world, want, payments
         self.body, self.status, self.paid_status = b"", 0, 0
         self.states_length = want.number % 2 == 0
+        self.broke = self._breaks = False
+        self._paying: Signed | None = None
 
     def peek(self, effect: PeekBody) -> bytes | None:
         """See ``Line.peek``."""
+        self.broke = self._paying is not None and self._breaks
+        if self.broke:
+            raise SendFailed(ConnectionResetError("the body broke"), before_connection=False)
+        if self._paying is not None:
+            self._paying.handed_over = True  # its process has it; what cuts it off takes that back
         return self.body if len(self.body) <= effect.limit else None
 
     def send(self, task: Task[Any], effect: Send) -> None:
@@ -47,6 +55,7 @@ class Shopping:
         payment = None if effect.pays is None else self._payments[effect.pays]
         if payment is not None:
             payment.sent = True
+        self._paying, self._breaks = payment, world.goes_wrong("late", 0.03, draws)
         waits = _Waiting(task, self)
         limit_ms = _NEVER_MS if effect.call_s is None else int(effect.call_s * 1000)
         late = CallTimeout("no answer in time") if effect.call_s is not None else TimeoutError("read")
@@ -148,7 +157,7 @@ class _Waiting:
         self._shopping.body, self._shopping.status = answer.body, answer.reply.status
         if isinstance(self._effect, Send) and self._effect.pays is not None:
             self._shopping.paid_status = answer.reply.status
-        # Half of the sellers state the length of what they send: those answers are recorded when they have ended.
+        # Half of the sellers state the length of what they send: the payer reads those answers with their heads.
         length = (("content-length", str(len(answer.body))),) if self._shopping.states_length else ()
         self._task.resume(Reply(answer.reply.status, (*answer.reply.headers, *length)))
 
