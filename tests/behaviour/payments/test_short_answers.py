@@ -1,6 +1,7 @@
 """A short answer is read before it is recorded, in one change: in every order as a body of unknown length is, in two."""
 
 import itertools
+import time
 import zlib
 
 import anyio
@@ -11,7 +12,7 @@ from tests.support.faults import Faulty
 from tests.support.ledger import Clock
 from tests.support.merchant import URL, Shop, async_client, b64, client, make_guard, open_terms, receipt, required, upto
 from tests.support.refusals import Chunks
-from x402guard import LedgerUnavailable, Policy
+from x402guard import LedgerUnavailable, Policy, Timeouts
 from x402guard.flow.drivers import run
 from x402guard.frozen import replace
 from x402guard.ledger.model import Claim, Delivery, HoldState
@@ -299,3 +300,85 @@ def test_no_purchase_begins_before_the_ledger_has_what_was_cut_off(mode):
         assert not guard.context.cut_off
         assert buy(mode, session, shop) == (200, GOODS)
         assert (len(shop.payments), len(shop.nonces)) == (3, 2)
+
+
+def test_what_is_recorded_before_a_body_is_read():
+    """A short answer is read first, but for one that delivers nothing or repeats a payment."""
+
+    class Looking(Chunks):
+        def __iter__(self):
+            [hold] = [hold for hold in map(store.hold, store.unsettled(0)) if hold is not None]
+            seen.append((hold.state, hold.delivery, hold.presented))
+            yield from super().__iter__()
+
+    def sells(status):
+        headers = {"PAYMENT-RESPONSE": b64(receipt()), "content-length": str(len(GOODS))}
+        return lambda *_: httpx.Response(status, headers=headers, stream=Looking(GOODS))
+
+    seen = []
+    for status, presented, says in (
+        (200, 0, (HoldState.HELD, Delivery.OPEN, 0)),
+        (500, 0, (HoldState.CAPTURED, Delivery.LOST, 0)),
+        (200, 1, (HoldState.CAPTURED, Delivery.OPEN, 1)),
+    ):
+        store, shop = open_store("memory://"), Shop(paid=sells(status))
+        with make_guard(store) as guard, guard.session("s", budget="$1.00") as session:
+            if presented:
+                shop.paid = httpx.ReadError("the answer was lost")
+                assert buy("sync", session, shop)[0] == "SettlementUncertain"
+                shop.paid = sells(status)
+            assert buy("sync", session, shop) == (status, GOODS)
+            assert seen.pop() == says
+
+
+class Scopes(Faulty):
+    """Keeps the scopes of its changes."""
+
+    def __init__(self, store):
+        super().__init__(store)
+        self.scopes = []
+
+    def transact(self, scope, change):
+        self.scopes.append(scope)
+        return super().transact(scope, change)
+
+
+@pytest.mark.parametrize(("end", "durable"), [("whole", False), ("broken", True)])
+def test_one_that_breaks_is_on_disk_before_the_next_call(end, durable):
+    store = Scopes(open_store("memory://"))
+    shop = Shop(paid=lambda *_: answer("receipt", ENDS[end], "stated"))
+    with make_guard(store) as guard, guard.session("s", budget="$1.00") as session:
+        before = len(store.scopes)
+        buy("sync", session, shop)
+        assert [scope.durable for scope in store.scopes[before : before + 2]] == [True, durable]
+
+
+def test_an_offer_that_is_paid_by_hand_ends_in_one_change():
+    store = Scopes(open_store("memory://"))
+    with make_guard(store) as guard, guard.session("s", budget="$1.00") as session:
+        payment = session.pay(required())
+        before = len(store.scopes)
+        assert payment.settled(receipt()).delivery == "done"
+        assert len(store.scopes) - before == 1
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_a_short_one_that_is_late_says_what_was_paid(mode):
+    class Slow(httpx.SyncByteStream, httpx.AsyncByteStream):
+        def __iter__(self):
+            yield b"the "
+            time.sleep(1.1)
+            yield b"goods"
+
+        async def __aiter__(self):
+            yield b"the "
+            await anyio.sleep(1.1)
+            yield b"goods"
+
+    headers = {"PAYMENT-RESPONSE": b64(receipt()), "content-length": "9"}
+    shop = Shop(paid=lambda *_: httpx.Response(200, headers=headers, stream=Slow()))
+    with make_guard(policy=Policy(timeouts=Timeouts(payment_s=1))) as guard, guard.session("s", budget="$1") as session:
+        name, text = buy(mode, session, shop)
+        assert name == "CallTimeout"
+        assert "$0.01" in text
+        assert "was taken" in text
