@@ -53,21 +53,29 @@ def nonce_settled(token: Address, to: str, data: bytes) -> int | None:
     return None
 
 
-@lru_cache(maxsize=1_024)
 def _decoded(name: str, types: tuple[str, ...], data: bytes) -> Arguments | None:
-    """Return a call's arguments, or None for another call. Ignores trailing bytes: facilitators append a suffix.
+    """Return a call's arguments, or None for another call. Ignores trailing bytes: facilitators append a suffix."""
+    if data[:4] != _selector(name, types):
+        return None
+    return (_decode_again if len(data) <= _SMALL_CALL else _decode)(types, data[4:])
 
-    One transaction is looked at for each payment that it may settle, and again by each check, so it is decoded once.
-    """
+
+_selector: Final = lru_cache(maxsize=64)(selector)
+
+
+def _decode(types: tuple[str, ...], data: bytes) -> Arguments | None:
     from eth_abi.abi import decode
     from eth_abi.exceptions import DecodingError
 
-    if data[:4] != selector(name, types):
-        return None
     try:
-        return decode(types, data[4:], strict=False)
+        return decode(types, data, strict=False)
     except (DecodingError, OverflowError):
         return None
+
+
+# One transaction is looked at for each payment that it may settle, and again by each check.
+_decode_again: Final = lru_cache(maxsize=256)(_decode)
+_SMALL_CALL: Final = 2_048
 
 
 Call = tuple[Address, str, tuple[str, ...], Callable[[Arguments], int | None]]

@@ -17,20 +17,25 @@ from x402guard.x402.settlement import AnswerEnd, note_answer_end
 
 
 class AnswerEnding:
-    """The flow that records how a paid answer ended. An answer without *success* delivers nothing."""
+    """The flow that records how a paid answer ended. An answer without *success* delivers nothing.
 
-    def __init__(self, context: Context, receipt: Receipt, shell: Shell, *, success: bool) -> None:
-        self._context, self._shell, self._success = context, shell, success
+    One that *broke* while it was read with its head has ended late, whatever its reader does.
+    """
+
+    def __init__(self, context: Context, receipt: Receipt, shell: Shell, *, success: bool, broke: bool = False) -> None:
+        self._context, self._shell, self._success, self._broke = context, shell, success, broke
         self._presentation, self._known = (receipt.hold_id, receipt.presented), receipt.delivery
         self._is_late = False
 
     def is_known(self, end: AnswerEnd) -> bool:
         """True if the ledger has this *end*: a short answer was read before its receipt was made."""
-        is_lost = self._known == Delivery.LOST or not self._success
-        return (is_lost and end != "late") or (self._known == Delivery.DONE and end == "whole")
+        if not self._success:
+            return end != "late"
+        return self._known == Delivery.LOST or (self._known == Delivery.DONE and end == "whole")
 
     def __call__(self, end: AnswerEnd) -> Flow[None]:
         """Return the flow for one *end*."""
+        end = "late" if self._broke else end
         if not self.is_known(end):
             yield from note_answer_end(self._context, self._presentation, end)
 
@@ -46,6 +51,8 @@ class AnswerEnding:
             run(self(end), self._shell)
             return
         self._is_late = True
+        if end == "cut":
+            self._context.cut_off.add(self._presentation)  # even if it is never written
         # The whole of it: a purchase is handed over by two changes where the policy asks about repeated ones.
         late_writes.write(partial(self._written, end), lambda _: None, patient=end == "late")
 

@@ -32,6 +32,15 @@ def _showing_no_payment(effect: Send) -> AbstractContextManager[None]:
     return nullcontext() if effect.pays is None else forgetting()
 
 
+def _content(response: httpx.Response, limit: int) -> bytes | None:
+    """Return a body that the inner transport has read, decoded; None if it is longer, or was closed unread."""
+    try:
+        content = response.content
+    except RuntimeError:  # as the families say that it was not read
+        return None
+    return content if len(content) <= limit else None
+
+
 class _ExchangeState:
     """The common state of both exchanges: the last response, its slot and its deadline."""
 
@@ -85,6 +94,12 @@ class _ExchangeState:
         stream = self.response().stream
         if isinstance(stream, (Replay, AsyncReplay)) and isinstance(stream.broken, CallTimeout):
             stream.broken = timed_out(stream.broken, receipt)
+
+    @property
+    def broke(self) -> bool:
+        """True if the body broke while it was read ahead."""
+        stream = self.response().stream
+        return isinstance(stream, (Replay, AsyncReplay)) and stream.broken is not None
 
     def lift(self) -> None:
         """Remove the deadline of a body that is neither paid nor metered."""
@@ -144,6 +159,8 @@ class Exchanged(_ExchangeState):
     def peek(self, effect: PeekBody) -> bytes | None:
         """Return the decoded body, or None if it is too long or not decodable; it stays readable for the caller."""
         response = self.response()
+        if response.is_closed:
+            return _content(response, effect.limit)
         if not isinstance(response.stream, self._library.sync_stream):
             raise TypeError("the inner transport answered with an asynchronous stream")
         if self.watched is None and effect.call_s is not None:
@@ -202,6 +219,8 @@ class AsyncExchanged(_ExchangeState):
     async def peek(self, effect: PeekBody) -> bytes | None:
         """Return the decoded body, or None if it is too long or not decodable; it stays readable for the caller."""
         response = self.response()
+        if response.is_closed:
+            return _content(response, effect.limit)
         if not isinstance(response.stream, self._library.async_stream):
             raise TypeError("the inner transport answered with a synchronous stream")
         if self.watched is None and effect.call_s is not None:

@@ -255,7 +255,8 @@ class Guarded:
             exchange.paid(handed)
         if isinstance(handed, Receipt) and not handed.model:
             logical.receipt = handed
-            note_end = AnswerEnding(context, handed, shell, success=succeeded(response.status_code))
+            success, broke = succeeded(response.status_code), exchange.broke
+            note_end = AnswerEnding(context, handed, shell, success=success, broke=broke)
         if isinstance(handed, InFlight):
             response = self._reading(response, metered(response.stream, handed, shell))  # type: ignore[arg-type]
         receipt = handed.receipt if isinstance(handed, InFlight) else handed or logical.receipt

@@ -106,9 +106,12 @@ def take_over(view: LedgerView, hold: Hold, *, instance: str) -> Hold:
 
 
 def hand_over(view: LedgerView, presentation: Presentation) -> Hold:
-    """Record that the whole answer to a presentation was handed over. It says nothing about a later presentation."""
+    """Record that the whole answer to a presentation was handed over. It says nothing about a later presentation.
+
+    One that is lost stays lost: this may be written after what has cut the answer off.
+    """
     hold = view.known_hold(presentation[0])
-    concerned = presentation_of(hold) == presentation and hold.delivery is not Delivery.FORGIVEN
+    concerned = presentation_of(hold) == presentation and hold.delivery is Delivery.OPEN
     return _put(view, hold, Delivery.DONE) if concerned else hold
 
 

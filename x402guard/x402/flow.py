@@ -171,8 +171,8 @@ def _authorize(
         step = payment_step(context, request)
     else:
         step = yield Compute(lambda _now_ms: payment_step(context, request), quick=False)
-    for presentation in tuple(context.cut_off):
-        yield from note_cut(context, presentation)
+    if context.cut_off:
+        yield from note_cut(context, *context.cut_off)
     scope = purchase_scope(context, request, cases, step)
     begun: list[Presentation] = []
 
@@ -359,6 +359,8 @@ def _read_if_short(authorized: Authorized, reply: Reply) -> Flow[AnswerEnd | Non
         body = yield PeekBody(SHORT_BYTES)
     except SendFailed:
         return "late"
+    except Exception:  # noqa: BLE001 - what cannot be read ahead has come all the same: its reader decides
+        return None
     return None if body is None else "whole"
 
 
@@ -418,8 +420,11 @@ def _uncertain(
 
     If the ledger cannot be written, the hold is still in doubt by its age.
     """
+    presentation = presentation_of(hold)
+    context.cut_off.add(presentation)  # the change that has failed, or will run later, may hand the answer over
     try:
         hold = yield from note_doubt(context, hold, Doubt(reason), sent=sent)
+        context.cut_off.discard(presentation)
     except Exception as again:  # noqa: BLE001 - no bookkeeping failure may hide that money is at risk
         cause(error).add_note(f"the doubt about hold {hold.id} could not be written: {again}")
     if was_taken(hold):

@@ -109,8 +109,9 @@ def write_claim(context: Context, hold: Hold, claim: Claim, *, status: int, end:
     step, ending = step_of(hold), _ending(context, hold, end)
 
     def change(view: LedgerView) -> Hold:
-        if end is not None and _is_ended(view, hold):
-            return view.known_hold(hold.id)
+        now = view.known_hold(hold.id)
+        if end is not None and now.claim == claim and _is_ended(now, hold):
+            return now
         note_end(view, context.policy, step, StepEnd(hold.id, "failed" if failed else "ok"))
         view.recheck = hold.chain_evidence
         claim_settlement(view, hold.id, claim, believe=believe)
@@ -143,7 +144,7 @@ def note_doubt(
 
     def change(view: LedgerView) -> Hold:
         now = view.known_hold(hold.id)
-        if end is not None and _is_ended(view, hold):
+        if end is not None and now.doubt == doubt.reason and _is_ended(now, hold):
             return now
         again = now.doubt is not None or now.presented > 0
         outcome = StepEnd(hold.id, "failed", again=again) if sent else StepEnd(hold.id, "unknown")
@@ -206,9 +207,8 @@ def _ending(context: Context, hold: Hold, end: AnswerEnd | None, presentation: P
     return _Ending(whole, (bought, doubted))
 
 
-def _is_ended(view: LedgerView, hold: Hold) -> bool:
+def _is_ended(now: Hold, hold: Hold) -> bool:
     """True if an earlier run of the same change has recorded the end already: the answer to its commit was lost."""
-    now = view.known_hold(hold.id)
     return presentation_of(now) == presentation_of(hold) and now.delivery in (Delivery.DONE, Delivery.LOST)
 
 
@@ -227,15 +227,20 @@ def doubted_mark(context: Context, route: str) -> MarkKey:
     return "doubted", f"{run_of(context.node_id)} {route}"
 
 
-def note_cut(context: Context, presentation: Presentation) -> Flow[None]:
-    """Record that an answer did not reach its caller. It is remembered until the ledger has it.
+def note_cut(context: Context, *presentations: Presentation) -> Flow[None]:
+    """Record that answers did not reach their callers. They are remembered until the ledger has it.
 
     A later purchase is not begun before. Raises ``LedgerUnavailable``.
     """
-    context.cut_off.add(presentation)
-    known = Scope(holds=(presentation[0],))
-    yield Transact(known, lambda view: None if view.hold(presentation[0]) is None else lose(view, presentation))
-    context.cut_off.discard(presentation)
+    context.cut_off.update(presentations)
+
+    def change(view: LedgerView) -> None:
+        for presentation in presentations:
+            if view.hold(presentation[0]) is not None:
+                lose(view, presentation)
+
+    yield Transact(Scope(holds=tuple({hold_id for hold_id, _ in presentations})), change)
+    context.cut_off.difference_update(presentations)
 
 
 def note_answer_end(context: Context, presentation: Presentation, end: AnswerEnd) -> Flow[None]:

@@ -38,8 +38,6 @@ MAX_ACCEPTS: Final = 64
 M = TypeVar("M", bound=Struct)
 
 Headers = Iterable[tuple[str, str]]
-_DIGITS: Final = 9
-_FRAMING: Final = frozenset({"content-length", "content-encoding", "transfer-encoding"})
 """Header lines as received: names in any case, with duplicates."""
 
 Name = Annotated[str, Meta(max_length=64)]
@@ -194,6 +192,10 @@ def decode_payment_required(value: str) -> PaymentRequired:
     if required.version != 2:
         raise ProtocolError("terms of version 1 belong in the body", field=f"{field}.x402Version")
     return required
+
+
+_DIGITS: Final = 9
+_FRAMING: Final = frozenset({"content-length", "content-encoding", "transfer-encoding"})
 
 
 def stated_length(headers: Headers) -> int | None:
