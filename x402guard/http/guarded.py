@@ -391,8 +391,8 @@ def metered_request(
 ) -> Flow[Handed]:
     """Run the flow of one call up to its answer's body; pay a 402 of a metered host like any other.
 
-    Returns an ``InFlight`` whose body is to be metered, what ``paid_request`` returns, the receipt of a call that has
-    ended, or None if it cost nothing. Raises ``PaymentRefused`` and its subclasses (nothing is sent or held then), ``LedgerUnavailable``,
+    Returns an ``InFlight`` whose body is to be metered, the receipt of a payment or of a call that has ended, or None if
+    it cost nothing. Raises ``PaymentRefused`` and its subclasses (nothing is sent or held then), ``LedgerUnavailable``,
     ``SendFailed``.
     """
     handed, reply = yield from guarding_earlier_payment(request, called(request, route, upload, context, meter))
