@@ -176,7 +176,8 @@ class Agent:
                 said = "paid, not delivered"
             except X402GuardError as error:
                 self.told.add(said=f"uncertain {error.code}")
-                if isinstance(error, LedgerUnavailable) and not self.plan.ledger.startswith("sqlite"):
+                is_away = isinstance(error, LedgerUnavailable) or isinstance(error.__cause__, LedgerUnavailable)
+                if is_away and not self.plan.ledger.startswith("sqlite"):  # the signer reads the ledger, too
                     await anyio.sleep(0.2)
                     continue
                 if not (isinstance(error, SettlementUncertain) or error.money_may_have_moved):
