@@ -84,8 +84,8 @@ def guarded(net, tmp_path):
 
 
 @pytest.fixture
-def way(url):
-    """The way to the server of an empty ledger in PostgreSQL, which fails on demand."""
+def way():
+    """The way to the server of the ledgers in PostgreSQL, which fails on demand."""
     way = Way(postgres.server())
     yield way
     way.close()

@@ -10,7 +10,7 @@ import pytest
 
 from tests.support import postgres
 from tests.support.ledger import Books, usd
-from tests.support.postgres_way import PORT, Way
+from tests.support.postgres_way import PORT
 from x402guard import LedgerUnavailable
 from x402guard.ledger.authorize import Refusal
 from x402guard.stores import open_store
@@ -36,13 +36,6 @@ server_login_retry = 1
 @pytest.fixture
 def straight():
     return postgres.empty_database()
-
-
-@pytest.fixture
-def way(straight):
-    way = Way(postgres.server())
-    yield way
-    way.close()
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ class AnswerEnding:
     One that *broke* while it was read with its head has ended late, whatever its reader does.
     """
 
-    def __init__(self, context: Context, receipt: Receipt, shell: Shell, *, success: bool, broke: bool = False) -> None:
+    def __init__(self, context: Context, receipt: Receipt, shell: Shell, *, success: bool, broke: bool) -> None:
         self._context, self._shell, self._success, self._broke = context, shell, success, broke
         self._presentation, self._known = (receipt.hold_id, receipt.presented), receipt.delivery
         self._is_late = False

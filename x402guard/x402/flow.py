@@ -172,7 +172,7 @@ def _authorize(
     else:
         step = yield Compute(lambda _now_ms: payment_step(context, request), quick=False)
     if context.cut_off:
-        yield from note_cut(context, *context.cut_off)
+        yield from note_cut(context, *sorted(context.cut_off))
     scope = purchase_scope(context, request, cases, step)
     begun: list[Presentation] = []
 

@@ -239,7 +239,7 @@ def note_cut(context: Context, *presentations: Presentation) -> Flow[None]:
             if view.hold(presentation[0]) is not None:
                 lose(view, presentation)
 
-    yield Transact(Scope(holds=tuple({hold_id for hold_id, _ in presentations})), change)
+    yield Transact(Scope(holds=tuple(dict.fromkeys(hold_id for hold_id, _ in presentations))), change)
     context.cut_off.difference_update(presentations)
 
 

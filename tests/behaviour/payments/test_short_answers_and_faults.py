@@ -7,8 +7,7 @@ import pytest
 from tests.support.faults import Faulty
 from tests.support.merchant import URL, Shop, async_client, b64, client, make_guard, receipt
 from tests.support.refusals import Chunks
-from x402guard import LedgerUnavailable
-from x402guard.chain import calldata
+from x402guard import GuardedTransport, LedgerUnavailable
 from x402guard.flow.drivers import run
 from x402guard.ledger.model import Claim, Delivery, HoldState
 from x402guard.stores import open_store
@@ -114,8 +113,6 @@ class Reading(httpx.HTTPTransport):
 
 @pytest.mark.parametrize("length", [{"content-length": "9"}, {}], ids=["stated", "not stated"])
 def test_an_answer_that_the_inner_transport_has_read_is_not_read_again(length):
-    from x402guard import GuardedTransport
-
     headers = {"PAYMENT-RESPONSE": b64(receipt())} | length
     shop = Shop(paid=lambda *_: httpx.Response(200, headers=headers, stream=Chunks(b"the ", b"goods")))
     with make_guard() as guard, guard.session("s", budget="$1.00") as session:
@@ -123,15 +120,3 @@ def test_an_answer_that_the_inner_transport_has_read_is_not_read_again(length):
             answer = http.get(URL)
         assert answer.content == b"the goods"
         assert guard.shell.store.hold(answer.extensions["x402guard"].hold_id).delivery is Delivery.DONE
-
-
-def test_calls_of_others_and_large_ones_are_not_remembered():
-    calldata._decode_again.cache_clear()
-    types = ("address", "uint256")
-    foreign, ours = b"\0" * 68, calldata._selector("f", types) + b"\0" * 64
-    for _ in range(3):
-        assert calldata._decoded("f", types, foreign) is None
-        assert calldata._decoded("f", types, ours + b"\0" * 4_096) is not None
-    assert calldata._decode_again.cache_info().currsize == 0
-    assert calldata._decoded("f", types, ours) == calldata._decoded("f", types, ours)
-    assert calldata._decode_again.cache_info().hits == 1

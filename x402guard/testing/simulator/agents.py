@@ -110,7 +110,7 @@ class Agents:
 
         def ended(value: Receipt | None, error: BaseException | None) -> None:
             want.under_way -= 1
-            how = type(value if error is None else error).__name__
+            how = "receipt" if value is not None else "no payment" if error is None else type(error).__name__
             rule = getattr(error, "rule", "")
             self._world.coverage.notes[f"request ends: {how}{f' ({rule})' if rule else ''}"] += 1
             if isinstance(error, PaidNotDelivered) and 0 < shopping.paid_status < 400:
@@ -133,7 +133,8 @@ class Agents:
         process, guard, status = bought.agent.process, bought.agent.process.guard, bought.shopping.status
         if guard is None:
             return
-        ending = AnswerEnding(context, receipt, guard.shell, success=succeeded(status))
+        broke = bought.shopping.broke
+        ending = AnswerEnding(context, receipt, guard.shell, success=succeeded(status), broke=broke)
         end: AnswerEnd = "whole"
         if world.goes_wrong("cut", 0.12, draws):
             end = "cut"
@@ -143,7 +144,7 @@ class Agents:
         def reads() -> bool:
             if process.guard is not guard:
                 return False  # it has died meanwhile
-            had = end == "whole" and succeeded(status) and not bought.shopping.broke
+            had = end == "whole" and succeeded(status) and not broke
             self._books.signed[receipt.hold_id].handed_over = had
             if had and want.generation == bought.generation:
                 want.had()
