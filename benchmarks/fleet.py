@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import subprocess
 import sys
 import tempfile
@@ -11,6 +12,7 @@ import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from unittest.mock import patch
 
 import psycopg
 
@@ -83,7 +85,8 @@ def _server(settings: dict[str, str]) -> Iterator[Path]:
         postgres.make_cluster(folder)
         postgres.start(folder, fsync="on", full_page_writes="on", **settings)
         try:
-            yield folder
+            with patch.dict(os.environ, XDG_STATE_HOME=str(folder / "state")):
+                yield folder
         finally:
             postgres.stop(folder, "immediate")
 

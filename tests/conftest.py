@@ -7,6 +7,7 @@ import shutil
 import signal
 from collections import Counter
 from pathlib import Path
+from uuid import uuid4
 
 import eth_account  # noqa: F401 - it raises the limit of recursion as it loads, which hypothesis would take for a test's doing
 import pytest
@@ -43,6 +44,13 @@ uvicorn.server.asyncio = _Sooner()
 def no_key_read_before(monkeypatch):
     """A process that has read a key from its settings keeps it for its next guard; a test begins as a new process."""
     monkeypatch.setattr(guard_settings, "_READ_BEFORE", {})
+
+
+@pytest.fixture(autouse=True)
+def nothing_kept_by_other_tests(monkeypatch, tmp_path_factory):
+    """Tests on a server share a ledger that is emptied between them, which is what a server that loses entries looks like."""
+    state = tmp_path_factory.getbasetemp() / "state" / uuid4().hex
+    monkeypatch.setenv("XDG_STATE_HOME", str(state))
 
 
 @pytest.fixture

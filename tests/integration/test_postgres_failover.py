@@ -11,13 +11,14 @@ import httpx
 import pytest
 
 from tests.support import postgres
+from tests.support.ended_buyer import STAGES, begun, ended
 from tests.support.ledger import Books
 from tests.support.merchant import accept, client, make_guard, offer_response, required
 from x402guard import BudgetExhausted, LedgerUnavailable, Owner, PaymentRefused, Policy, SessionTripped
 from x402guard.ledger.model import HoldKind
 from x402guard.ledger.owner import reset_node
 from x402guard.ledger.transitions import Void
-from x402guard.stores import postgres_rows
+from x402guard.stores import outbox
 
 pytestmark = [pytest.mark.xdist_group("postgres"), pytest.mark.timeout(120)]
 
@@ -150,9 +151,9 @@ def failover(two_servers):
 
 
 def test_what_a_process_remembers_for_a_failover_is_bounded(monkeypatch, url):
-    monkeypatch.setattr(postgres_rows, "_MOST_RECENT", 3)
+    monkeypatch.setattr(outbox, "_MOST_KEPT", 3)
     books = Books(url, wallet="$5.00")
-    recent = books.store._recent
+    recent = books.store._outbox
 
     def known():
         return [written.hold.id for part in recent.parts(books.clock.now_ms) for written in part]
@@ -169,16 +170,16 @@ def test_what_a_process_remembers_for_a_failover_is_bounded(monkeypatch, url):
     assert known() == ["h5"]
     books.hold("h6", "$0.01", kind=HoldKind.TOOL)
     assert known() == ["h5", "h6"]
-    monkeypatch.setattr(postgres_rows, "_RECENT_AT_ONCE", 1)
+    monkeypatch.setattr(outbox, "_AT_ONCE", 1)
     assert [len(part) for part in recent.parts(books.clock.now_ms)] == [1, 1]
-    recent.forget([written for part in recent.parts(books.clock.now_ms) for written in part])
+    recent.forget([written for part in recent.parts(books.clock.now_ms) for written in part], books.clock.now_ms)
     assert recent.parts(books.clock.now_ms) == []
     books.close()
 
 
 def test_who_has_written_no_hold_trips_the_wallet_as_well_and_once(url):
     books, other = Books(url, wallet="$5.00"), Books(url, session=None)
-    books.store._last = {"node_id": "s", "seq": 99, "hash": "ab" * 32}
+    books.store._outbox.last = {"node_id": "s", "seq": 99, "hash": "ab" * 32}
     for _ in range(2):
         with pytest.raises(LedgerUnavailable, match="has lost the newest entries"):
             books.hold("h", "$0.01")
@@ -231,3 +232,18 @@ def test_what_was_lost_counts_again_and_the_wallet_is_tripped_for_all(failover):
     for each in (guard, other):
         with suppress(LedgerUnavailable):
             each.close()
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_what_a_killed_process_had_signed_counts_after_another_server_has_taken_over(failover, stage):
+    url, stop, take_over = failover
+    process = begun(url, stage)
+    stop()
+    ended(process)
+    take_over()
+    make_guard(url, budget="$1.00", unsafe_async_failover=True).close()
+    with Owner(url) as owner:
+        rows = {row.name: row for row in owner.sessions()}
+        assert (rows["wallet"].state, rows["wallet"].terminated_by) == ("tripped", "rolled_back")
+        assert (rows["run"].spent, rows["run"].held) == (Decimal("0.35"), Decimal("0.01"))
+        assert owner.verify() == []

@@ -1,6 +1,7 @@
 """The run: builds the world, starts agents again and again, makes trouble, checks, and counts at the end."""
 
 import multiprocessing
+import os
 import random
 import tempfile
 import threading
@@ -11,6 +12,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from unittest.mock import patch
 
 from eth_account import Account
 
@@ -86,6 +88,7 @@ class Soak:
 
     def _build(self, opened: ExitStack) -> None:
         folder = Path(opened.enter_context(tempfile.TemporaryDirectory(prefix="x402guard-soak-")))
+        opened.enter_context(patch.dict(os.environ, XDG_STATE_HOME=str(folder / "state")))
         self.clock = SharedClock(folder / "clock")
         maker = (
             EthTesterEngine if self.engine == "eth-tester" else partial(AnvilEngine, slots_in_an_epoch=1, tick_s=1.0)

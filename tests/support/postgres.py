@@ -179,3 +179,31 @@ def empty_database():
         if connection.execute("SELECT to_regclass('x402guard.ledger') IS NOT NULL").fetchone()[0]:
             connection.execute(EMPTY)
     return url(folder, name)
+
+
+TABLES = ("nodes", "holds", "entries", "marks", "archived")
+
+
+@contextmanager
+def _as_replica(url):
+    with psycopg.connect(url) as connection:
+        connection.execute("SET session_replication_role = replica")
+        yield connection
+
+
+def keep_copy(url):
+    """Keep what the ledger of a database has now, for ``lose_since``."""
+    with _as_replica(url) as connection:
+        connection.execute("DROP SCHEMA IF EXISTS older CASCADE; CREATE SCHEMA older")
+        for table in TABLES:
+            connection.execute(f"CREATE TABLE older.{table} AS TABLE x402guard.{table}")
+
+
+def lose_since(url):
+    """Let the ledger be as it was at ``keep_copy``, as on a replica that takes over without what came since."""
+    with _as_replica(url) as connection:
+        for table in TABLES:
+            connection.execute(
+                f"DELETE FROM x402guard.{table}; "
+                f"INSERT INTO x402guard.{table} OVERRIDING SYSTEM VALUE SELECT * FROM older.{table}"
+            )

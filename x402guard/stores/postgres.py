@@ -16,9 +16,10 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import psycopg
@@ -26,14 +27,15 @@ from psycopg import errors as refused
 from typing_extensions import override
 
 from x402guard.errors import LedgerUnavailable, X402GuardError
-from x402guard.ledger.model import WALLET, Hold, Node
+from x402guard.ledger.model import WALLET, Hold
 from x402guard.ledger.owner import count_again, trip_rolled_back
-from x402guard.ledger.tree import without_idle
 from x402guard.ledger.view import Change, LedgerView, Notice, Scope
 from x402guard.stores.audit import Query, audit
 from x402guard.stores.group_commit import WRITING, GroupCommit, Request, failed_together
-from x402guard.stores.postgres_rows import Asked, LoadedRows, MoreNeeded, Proof, Recent, as_text
-from x402guard.stores.postgres_schema import BUSY, FUNCTIONS, MIGRATIONS, ROLLED_BACK, SCHEMA, TAKE_TURNS, VERSION
+from x402guard.stores.outbox import Last, Outbox, left_behind, outbox_folder
+from x402guard.stores.postgres_reads import REPORT_MS, PostgresMoment, PostgresReads
+from x402guard.stores.postgres_rows import Asked, LoadedRows, MoreNeeded, Proof, as_text
+from x402guard.stores.postgres_schema import FUNCTIONS, MIGRATIONS, ROLLED_BACK, SCHEMA, TAKE_TURNS, VERSION
 from x402guard.stores.postgres_server import (
     BROKEN,
     ISOLATION,
@@ -45,12 +47,11 @@ from x402guard.stores.postgres_server import (
     ServerClock,
     as_unavailable,
     moving,
+    rolled_back,
     settings,
     unavailable,
     unsure,
 )
-from x402guard.stores.rows import NODE_COLUMNS, to_node
-from x402guard.stores.sql_reads import BELOW, SqlReads, above, names
 from x402guard.stores.views import StoreClock, system_steady_ms
 
 R = TypeVar("R")
@@ -61,29 +62,9 @@ _MOST_ATTEMPTS: Final = 12
 _TURNS_S: Final = 1.0  # after a conflict, processes take turns for so long
 _IN_TURN_MS: Final = 40  # a process that is stopped in its turn loses it
 _NODES_A_MS: Final = 10  # nodes that a change looks through in a millisecond
-_REPORT_MS: Final = 600_000
 _ASKED_AGAIN_S: Final = (0.0, 0.2, 0.5, 1.0)
 _CONFLICTS: Final = (refused.SerializationFailure, refused.DeadlockDetected, refused.UniqueViolation)
 _OUT_OF_TURN: Final = (refused.IdleInTransactionSessionTimeout, refused.LockNotAvailable)
-
-
-class PostgresReads(SqlReads):
-    """The reads of a ledger in which nodes keep idle budget."""
-
-    @override
-    def nodes(self, under: str | None = None) -> Sequence[Node]:
-        """See ``LedgerReads.nodes``."""
-        columns, order = names(NODE_COLUMNS), "ORDER BY created_ms, rowid"
-        sql, values = f"SELECT {columns}, true FROM nodes {order}", tuple[str, ...]()
-        if under is not None:
-            related = "SELECT id FROM below UNION SELECT id FROM above"
-            sql = (
-                f"WITH RECURSIVE {BELOW}, {above(1)}, {BUSY} SELECT {columns}, id IN ({related}) FROM nodes "
-                f"WHERE id IN ({related} UNION SELECT id FROM busy) {order}"
-            )
-            values = (under, under)
-        found = self._read(lambda row: (to_node(row[: len(NODE_COLUMNS)]), row[len(NODE_COLUMNS)]), sql, values)
-        return without_idle((node for node, wanted in found if wanted), {node.id: node for node, _ in found})
 
 
 class PostgresStore(GroupCommit, PostgresReads):
@@ -123,18 +104,21 @@ class PostgresStore(GroupCommit, PostgresReads):
         self._writer, self._reader = Server(url, self._known.check), Server(url, self._known.check)
         self._read_only = read_only
         self._hot: dict[str, float] = {}  # row → until when processes take turns for it
-        self._last: Mapping[str, str | int] | None = None
-        self._recent, self._is_latched = Recent(), False
+        self._outbox = Outbox()
+        self._missing: Last | None = None  # the newest entry that the server has lost
+        self._is_latched = self._is_entering = False
         self._own_clock, self._while_moving = clock_ms, while_moving
         # A store that is not closed closes its connections with itself.
-        weakref.finalize(self, _close, os.getpid(), self._writer, self._reader)
+        weakref.finalize(self, _close, os.getpid(), self._writer, self._reader, self._outbox)
         with unavailable("cannot open the ledger", url), ExitStack() as undo:
             undo.callback(self._writer.close)
-            server_ms = self._prepare()
-            undo.pop_all()
-            self._server_clock = ServerClock(server_ms, steady_ms or system_steady_ms)
+            undo.callback(self._outbox.discard)
+            self._server_clock = ServerClock(self._prepare(), steady_ms or system_steady_ms)
             steady = steady_ms or (system_steady_ms if clock_ms is None else None)
             self._clock = StoreClock(clock_ms or self._server_clock, steady)
+            if not read_only and not while_moving:
+                self._take_over(outbox_folder(str(self._known.id)))
+            undo.pop_all()
 
     def _prepare(self) -> int:
         """Bring the schema to this version, once for all processes, and return the server's time."""
@@ -173,6 +157,22 @@ class PostgresStore(GroupCommit, PostgresReads):
             raise moving(self._url)
         self._known.id = ledger
         return int(now_ms)
+
+    def _take_over(self, folder: Path | None) -> None:
+        """Compare the ledger with what ended processes of this machine wrote last, and enter again what it has lost."""
+        self._outbox.keep_in(folder, synced=self.may_lose_commits)
+        with left_behind(folder, self._server_clock()) as ended:
+            for left in ended:
+                self._outbox.add(left)
+                if left.last is not None and not self._has(left.last) and not self._latch():
+                    raise rolled_back(self._url)
+            self._missing, self._is_latched = None, False  # this process has lost nothing
+            if ended:
+                self._outbox.replace(ended)
+
+    def _has(self, entry: Last) -> bool:
+        values = Proof(None, (entry,)).to_values()
+        return bool(self._writer.run(f"SELECT {SCHEMA}.is_written_{VERSION}(?, ?)", values)[0][0])
 
     @staticmethod
     def _migrate(server: Server) -> None:
@@ -243,22 +243,30 @@ class PostgresStore(GroupCommit, PostgresReads):
             attempts += 1
         raise LedgerUnavailable(f"other processes changed the same budgets {_MOST_ATTEMPTS} times meanwhile")
 
-    def _latch(self) -> None:
-        """Trip the wallet for all processes, once, and enter again what the server has lost of this one's newest holds."""
-        last, self._last = self._last, None
+    def _latch(self) -> bool:
+        """Trip the wallet for all processes, once, and enter again what the server has lost of the newest holds.
+
+        Returns False if that cannot be entered now.
+        """
         reason = "the ledger's server has lost the newest entries of a process: another server took over, or a backup is back"
+        self._missing, self._is_entering = self._missing or self._outbox.last, True
         try:
+            lost = self._outbox.parts(self._server_clock())
             if not self._is_latched:
                 self._change_now((WALLET,), (), partial(trip_rolled_back, reason=reason))
-                self._is_latched = True
-            for some in self._recent.parts(self._server_clock()):
+            for some in lost:
                 nodes = {WALLET, *(node_id for each in some for node_id in each.path)}
                 self._change_now(nodes, [each.hold.id for each in some], partial(count_again, lost=some))
-                self._recent.forget(some)
+                self._outbox.forget(some, self._server_clock())
+            if lost or not self._is_latched:
+                self._outbox.forget_last(self._server_clock())
+            self._is_latched = True
         except (psycopg.Error, X402GuardError) as error:
             _LOG.error("%s; that cannot be entered: %s", reason, error)
+            return False
         finally:
-            self._last = last
+            self._is_entering = False
+        return True
 
     def _change_now(self, nodes: Iterable[str], holds: Iterable[str], change: Change[object]) -> None:
         """Run one durable change in the turn that this thread has, and log what it tells the owner."""
@@ -273,6 +281,11 @@ class PostgresStore(GroupCommit, PostgresReads):
         request.outcome()
         for notice in notices:
             _LOG.error("%s", notice.message)
+
+    @property
+    def _needed(self) -> Last | None:
+        """The entry that has to be in the ledger for a change to run; None for none."""
+        return None if self._is_entering else self._missing or self._outbox.last
 
     def _note_hot(self, error: psycopg.Error) -> Sequence[str]:
         """Return the rows to take the turn for, after a conflict.
@@ -312,7 +325,7 @@ class PostgresStore(GroupCommit, PostgresReads):
             idle = f"SET LOCAL idle_in_transaction_session_timeout = {limit_ms}; "
             before, values = f"BEGIN; {before}{idle}{TAKE_TURNS}; ", (as_text(turns),)
         now_ms = None if self._own_clock is None else self._clock()
-        values += (self._known.id, asked.to_json(now_ms, self._last))
+        values += (self._known.id, asked.to_json(now_ms, self._needed))
         was_connected = self._writer.is_connected
         sql = f"{before}SELECT {SCHEMA}.load_{VERSION}(?, ?)"
         try:
@@ -342,9 +355,10 @@ class PostgresStore(GroupCommit, PostgresReads):
         finally:
             if written:
                 _note_run(batch)
-                self._recent.note(rows)
-            if written and durable and proof is not None:
-                self._last = proof.entries[-1]  # what is not durable may be gone after a crash of the server
+                # What is not durable may be gone after a crash of the server. While lost holds are entered again, the
+                # missing entry stays the last one, so that the next process goes on where this one ends.
+                is_last = durable and not self._is_entering
+                self._outbox.note(rows, proof.entries[-1] if proof is not None and is_last else None)
 
     def _was_written(self, error: BaseException, batch: list[Request[Any]], proof: Proof | None) -> bool:
         """Return whether a write was made that ended in *error*. After False, it never will be.
@@ -379,17 +393,17 @@ class PostgresStore(GroupCommit, PostgresReads):
     def _read(self, convert: Callable[[Sequence[Any]], R], sql: str, values: Sequence[str | int] = ()) -> list[R]:
         if self._closed and self._pid == os.getpid():
             with self._trouble(_READING), closing(Server(self._url, self._known.check)) as server:
-                return [convert(row) for row in server.run(sql, values, statement_ms=_REPORT_MS)]
+                return [convert(row) for row in server.run(sql, values, statement_ms=REPORT_MS)]
         self._check_usable()
         with self._trouble(_READING), self._read_lock:
             self._check_usable()
             was_connected = self._reader.is_connected
             try:
-                rows = self._reader.run(sql, values, statement_ms=_REPORT_MS)
+                rows = self._reader.run(sql, values, statement_ms=REPORT_MS)
             except BROKEN:
                 if self._reader.is_connected or not was_connected:
                     raise
-                rows = self._reader.run(sql, values, statement_ms=_REPORT_MS)
+                rows = self._reader.run(sql, values, statement_ms=REPORT_MS)
             return [convert(row) for row in rows]
 
     @override
@@ -403,7 +417,7 @@ class PostgresStore(GroupCommit, PostgresReads):
         if not self._closed or self._pid != os.getpid():
             self._check_usable()
         with self._trouble(_READING), closing(Server(self._url, self._known.check)) as server:
-            server.say("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; " + settings(_REPORT_MS))
+            server.say("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; " + settings(REPORT_MS))
             yield server
 
     @override
@@ -431,15 +445,15 @@ class PostgresStore(GroupCommit, PostgresReads):
         """See ``Archivable.one_moment``."""
         self._check_usable()
         with self._one_moment() as server:
-            yield partial(server.say, statement_ms=_REPORT_MS)
+            yield partial(server.say, statement_ms=REPORT_MS)
 
     def one_write(self, work: Callable[[Query], R]) -> R:
         """See ``Archivable.one_write``."""
 
         def write() -> R:
             with closing(Server(self._url, self._known.check)) as server:  # the answer of its commit may be lost
-                server.say("BEGIN; " + ISOLATION + settings(_REPORT_MS))
-                result = work(partial(server.say, statement_ms=_REPORT_MS))
+                server.say("BEGIN; " + ISOLATION + settings(REPORT_MS))
+                result = work(partial(server.say, statement_ms=REPORT_MS))
                 server.say("COMMIT")
                 return result
 
@@ -463,18 +477,9 @@ class PostgresStore(GroupCommit, PostgresReads):
                 self._reader.close()
             if joined:  # else a thread is still writing and needs its connection
                 self._writer.close()
+                self._outbox.close()
         finally:
             self._line.leave()
-
-
-class PostgresMoment(PostgresReads):
-    """One moment of a ledger in PostgreSQL: all reads see the same commit, while others go on writing."""
-
-    def __init__(self, server: Server, clock: StoreClock) -> None:
-        self._server, self._clock = server, clock
-
-    def _read(self, convert: Callable[[Sequence[Any]], R], sql: str, values: Sequence[str | int] = ()) -> list[R]:
-        return [convert(row) for row in self._server.say(sql, values, statement_ms=_REPORT_MS)]
 
 
 def _note_run(batch: list[Request[Any]]) -> None:
@@ -489,7 +494,7 @@ def has_ledger(url: str) -> bool:
     return bool(table)
 
 
-def _close(pid: int, *servers: Server) -> None:
+def _close(pid: int, *parts: Server | Outbox) -> None:
     if pid == os.getpid():
-        for server in servers:
-            server.close()
+        for part in parts:
+            part.close()

@@ -10,9 +10,7 @@ from msgspec.json import Decoder, Encoder
 from typing_extensions import override
 
 from x402guard.frozen import replace
-from x402guard.ledger.model import Entry, Hold, HoldKind, HoldState, Node
-from x402guard.ledger.owner import Written
-from x402guard.ledger.tree import path
+from x402guard.ledger.model import Entry, Hold, HoldState, Node
 from x402guard.ledger.view import LedgerView, MarkKey, Scope
 from x402guard.stores.memory_rows import MemoryRows
 from x402guard.stores.rows import (
@@ -32,10 +30,6 @@ from x402guard.stores.views import DUE_AT_ONCE
 
 _TEXT: Final = Encoder().encode
 _VALUE: Final = Decoder(dict[str, Any]).decode
-
-_MOST_RECENT: Final = 5_000
-_RECENT_MS: Final = 21_600_000  # less than the age of what can be archived, which is in the ledger and is no hold
-_RECENT_AT_ONCE: Final = 100
 
 OutKey = tuple[str, str]
 """(network, token) of payments that are out."""
@@ -109,46 +103,6 @@ class Asked:
 def as_text(values: Sequence[str]) -> str:
     """Return text values as a JSON array."""
     return _TEXT(values).decode()
-
-
-class Recent:
-    """The holds that this process has written in the last hours, for a server that loses them; five thousand at most."""
-
-    def __init__(self) -> None:
-        self._written: dict[str, tuple[int, Written]] = {}
-
-    def note(self, rows: LoadedRows) -> None:
-        """Keep what the changes of one transaction have written."""
-        first = {entry.hold_id: entry for entry in rows.entries if entry.event == "authorize"}
-        for hold in rows.written_holds():
-            _, before = self._written.pop(hold.id, (0, None))
-            if hold.kind is HoldKind.TOKENS or hold.state in (HoldState.VOIDED, HoldState.EXPIRED):
-                continue
-            entry = first.get(hold.id)
-            taken_over = {"kind": hold.kind, "amount": hold.amount, "deadline": hold.deadline_unix}
-            facts = entry.facts() if entry is not None else taken_over if before is None else before.facts
-            above = tuple(node.id for node in path(rows.nodes, hold.node_id)) if hold.node_id in rows.nodes else ()
-            above = above or ((hold.node_id,) if before is None else before.path)
-            self._written[hold.id] = rows.now_ms, Written(hold, facts, above)
-        self._forget_old(rows.now_ms)
-
-    def _forget_old(self, now_ms: int) -> None:
-        while self._written:
-            oldest = next(iter(self._written))
-            if len(self._written) <= _MOST_RECENT and self._written[oldest][0] > now_ms - _RECENT_MS:
-                break
-            del self._written[oldest]
-
-    def parts(self, now_ms: int) -> list[list[Written]]:
-        """Return them as of a time (unix milliseconds), in parts for a transaction each."""
-        self._forget_old(now_ms)
-        kept = [written for _, written in self._written.values()]
-        return [kept[start : start + _RECENT_AT_ONCE] for start in range(0, len(kept), _RECENT_AT_ONCE)]
-
-    def forget(self, entered: Sequence[Written]) -> None:
-        """Forget what the ledger has again."""
-        for each in entered:
-            self._written.pop(each.hold.id, None)
 
 
 class MoreNeeded(BaseException):  # no change may catch it: all of them run again

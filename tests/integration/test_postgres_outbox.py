@@ -1,0 +1,193 @@
+"""A server loses commits, and the process that wrote them has ended: the next one on its machine enters them again."""
+
+import os
+import subprocess
+import sys
+from contextlib import suppress
+from decimal import Decimal
+from pathlib import Path
+
+import pytest
+
+from tests.support import postgres
+from tests.support.ended_buyer import STAGES, begun, ended
+from tests.support.ledger import Books
+from tests.support.merchant import URL, Shop, client, make_guard
+from x402guard import BudgetExhausted, LedgerUnavailable, Owner, PaymentRefused, SessionTripped
+from x402guard.ledger.model import HoldKind
+
+pytestmark = [pytest.mark.xdist_group("postgres"), pytest.mark.timeout(120)]
+
+
+def files():
+    """What lies in the outbox of this machine."""
+    state = Path(os.environ["XDG_STATE_HOME"])
+    return sorted(each for each in state.glob("x402guard/outbox/*/*") if each.is_file())
+
+
+def books_of(url):
+    with Owner(url) as owner:
+        wallet, run = (next(row for row in owner.sessions() if row.name == name) for name in ("wallet", "run"))
+        assert owner.verify() == []
+        return (wallet.state, wallet.terminated_by), (run.spent, run.held)
+
+
+TRIPPED, OPEN = ("tripped", "rolled_back"), ("open", None)
+
+
+def opens_a_guard(url):
+    make_guard(url, budget="$1.00").close()
+
+
+def runs_a_command(url):
+    command = [sys.executable, "-m", "x402guard", "budget", "set", "wallet", "1.00", "--ledger", url]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60, env=os.environ)
+    assert done.returncode == 0, done.stderr
+
+
+def opens_as_owner(url):
+    Owner(url).close()
+
+
+NEXT = [opens_a_guard, runs_a_command, opens_as_owner]
+
+
+@pytest.mark.parametrize("follows", NEXT)
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("how", ["kill", "exit"])
+def test_what_an_ended_process_had_signed_counts_again(url, stage, how, follows):
+    """$1.00, of which $0.31 are lost: who comes next would have spent them a second time."""
+    process = begun(url, stage, how)
+    postgres.keep_copy(url)
+    said = ended(process)
+    postgres.lose_since(url)
+    assert (len(said) > 0) is (stage != "authorized"), said
+    follows(url)
+    assert books_of(url) == (TRIPPED, (Decimal("0.35"), Decimal("0.01")))
+    with make_guard(url) as guard, guard.session("o", budget="$1.00") as other, pytest.raises(SessionTripped):
+        other.charge("search", "$0.01")
+    with Owner(url) as owner:
+        owner.reset("wallet")
+    with make_guard(url) as guard, guard.session("n", budget="$1.00") as session:
+        with pytest.raises(BudgetExhausted):
+            session.charge("search", "$0.65")
+        session.charge("search", "$0.64")
+    assert len(files()) == 1
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_where_nothing_is_lost_nothing_is_tripped_and_one_file_stays(url, stage):
+    ended(begun(url, stage))
+    [left] = files()
+    before = books_of(url)
+    for _ in range(2):
+        opens_a_guard(url)
+        assert books_of(url) == before
+    [kept] = files()
+    assert kept != left
+    assert (kept.stat().st_mode & 0o777, kept.parent.stat().st_mode & 0o777) == (0o600, 0o700)
+
+
+def test_another_machine_has_no_such_file_and_a_living_process_keeps_its_own(url, tmp_path):
+    """Its own file is locked; it finds out itself, and so does the next process on the machine of the ended one."""
+    ended(begun(url, "answered", XDG_STATE_HOME=str(tmp_path)))
+    living = begun(url, "answered")
+    postgres.keep_copy(url)
+    ended(other := begun(url, "closed", XDG_STATE_HOME=str(tmp_path)))
+    assert other.returncode == 0
+    opens_a_guard(url)
+    assert books_of(url)[0] == OPEN
+    postgres.lose_since(url)
+    opens_a_guard(url)
+    assert books_of(url)[0] == OPEN, "nothing that was lost was written on this machine"
+    living.kill()
+    living.communicate()
+
+
+def test_two_ended_processes_are_entered_each_and_the_wallet_is_tripped_once(url):
+    first, second = begun(url, "sent"), begun(url, "answered")
+    postgres.keep_copy(url)
+    ended(first)
+    ended(second)
+    postgres.lose_since(url)
+    opens_a_guard(url)
+    state, (spent, held) = books_of(url)
+    assert (state, spent, held) == (TRIPPED, Decimal("0.70"), Decimal("0.01")), "one purchase, presented again"
+    with Owner(url) as owner:
+        owner.reset("wallet")
+    opens_a_guard(url)
+    assert books_of(url)[0] == OPEN
+
+
+def test_a_retry_presents_the_lost_payment_again(url):
+    """The second process asks for the same thing; its payment is the one that was signed before."""
+    process = begun(url, "sent")
+    postgres.keep_copy(url)
+    [nonce] = ended(process)
+    postgres.lose_since(url)
+    opens_a_guard(url)
+    with Owner(url) as owner:
+        owner.reset("wallet")
+    shop = Shop()
+    with make_guard(url) as guard, guard.session("run", budget="$1.00", id="run") as session:
+        with client(session, shop) as http, suppress(PaymentRefused):
+            http.get(URL)
+    assert {f"{each:064x}" for each in shop.nonces} <= {nonce}
+
+
+def test_what_cannot_be_entered_now_stays_and_the_ledger_is_not_opened(url, monkeypatch):
+    process = begun(url, "answered")
+    postgres.keep_copy(url)
+    ended(process)
+    postgres.lose_since(url)
+    with monkeypatch.context() as patch:
+        patch.setattr("x402guard.stores.postgres.count_again", lambda *_, **__: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            opens_a_guard(url)
+    assert books_of(url) == (TRIPPED, (Decimal("0.35"), Decimal("0.01")))
+
+
+def test_a_ledger_without_a_wallet_is_not_opened_while_a_process_knows_better(url):
+    """An emptied ledger would be a new budget."""
+    ended(begun(url, "answered"))
+    postgres.empty_database()
+    with pytest.raises(LedgerUnavailable, match="has lost the newest entries"):
+        opens_a_guard(url)
+    assert len(files()) == 1
+
+
+def test_who_ends_while_it_takes_over_leaves_it_to_the_next(url):
+    """The file is copied before it is removed, and what stands in both is entered once."""
+    process = begun(url, "answered")
+    postgres.keep_copy(url)
+    ended(process)
+    [left] = files()
+    copy = left.read_bytes()
+    postgres.lose_since(url)
+    opens_a_guard(url)
+    left.write_bytes(copy)
+    opens_a_guard(url)
+    assert books_of(url) == (TRIPPED, (Decimal("0.35"), Decimal("0.01")))
+    assert len(files()) == 1
+
+
+def test_a_process_that_is_read_only_takes_nothing_over(url):
+    ended(begun(url, "answered"))
+    before = files()
+    with Owner(url, read_only=True) as owner:
+        owner.sessions()
+    assert files() == before
+
+
+def test_a_server_that_cannot_lose_commits_is_not_waited_for_by_the_disk(url, monkeypatch):
+    """Each durable write is synced only where a replica may take over without it."""
+    synced = []
+    monkeypatch.setattr("x402guard.stores.outbox.os.fsync", synced.append)
+    books = Books(url, wallet="$5.00")
+    del synced[:]
+    books.hold("h1", "$0.01", kind=HoldKind.TOOL)
+    assert synced == []
+    books.store._outbox._is_synced = True
+    books.hold("h2", "$0.01", kind=HoldKind.TOOL)
+    assert len(synced) == 1
+    books.close()

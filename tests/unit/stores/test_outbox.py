@@ -1,0 +1,336 @@
+"""What a process keeps for a server that loses commits, and what the next process on its machine makes of its file."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.support.ledger import START_MS, a_hold, usd
+from x402guard.errors import LedgerUnavailable
+from x402guard.frozen import replace
+from x402guard.ledger.model import (
+    WALLET,
+    Claim,
+    Evidence,
+    HoldKind,
+    HoldState,
+    Node,
+    NodeKind,
+    Purpose,
+)
+from x402guard.money import Nanos
+from x402guard.stores import outbox
+from x402guard.stores.outbox import Outbox, left_behind, outbox_folder
+
+HOUR_MS = 3_600_000
+LAST = {"node_id": "s", "seq": 3, "hash": "ab" * 32}
+WHOLE = a_hold(
+    "whole",
+    state=HoldState.CAPTURED,
+    captured=usd("$0.07"),
+    evidence=Evidence.CLAIMED,
+    closed_ms=START_MS,
+    claim=Claim(Nanos(70_000_000), "0xab"),
+    doubt=None,
+)
+
+
+class Rows:
+    """What a transaction has written, as a store tells it."""
+
+    def __init__(self, *holds, now_ms=START_MS, facts=None):
+        self.now_ms, self._holds = now_ms, holds
+        self.nodes = {
+            WALLET: Node(WALLET, None, NodeKind.WALLET, WALLET, None, 1, 1),
+            "s": Node("s", WALLET, NodeKind.SESSION, "s", None, 1, 1),
+        }
+        self.entries = [] if facts is None else [FirstEntry(hold.id, facts) for hold in holds]
+
+    def written_holds(self):
+        return self._holds
+
+
+class FirstEntry:
+    event = "authorize"
+
+    def __init__(self, hold_id, facts):
+        self.hold_id, self._facts = hold_id, facts
+
+    def facts(self):
+        return self._facts
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return tmp_path / "outbox" / "ledger"
+
+
+@pytest.fixture
+def mine(folder):
+    made = Outbox()
+    made.keep_in(folder, synced=False)
+    yield made
+    made.close()
+
+
+def left(folder, now_ms=START_MS):
+    """[(the last entry, the holds)] that ended processes have left; as many as the files that are free."""
+    with left_behind(folder, now_ms) as ended:
+        return [(each.last, [w for part in each.parts(now_ms) for w in part]) for each in ended]
+
+
+def test_a_hold_comes_back_as_it_was_written(mine, folder):
+    facts = {"kind": "payment", "words": ["é", 1], "amount": 2**60}
+    tool = replace(a_hold("tool", kind=HoldKind.TOOL), purpose=Purpose(tool="search", host="x"))
+    mine.note(Rows(WHOLE, tool, facts=facts), LAST)
+    mine.close()
+    [(last, written)] = left(folder)
+    assert last == LAST
+    assert [each.hold for each in written] == [WHOLE, tool]
+    assert [each.path for each in written] == [("s", WALLET)] * 2
+    assert [each.facts for each in written] == [facts] * 2
+
+
+def test_the_latest_state_of_each_counts_and_what_counts_no_more_is_gone(mine, folder):
+    held = a_hold("h1", kind=HoldKind.TOOL)
+    mine.note(Rows(held, a_hold("h2"), a_hold("h3"), a_hold("h4", kind=HoldKind.TOKENS), facts={"a": 1}), LAST)
+    captured = replace(held, state=HoldState.CAPTURED, captured=held.amount)
+    mine.note(Rows(captured, replace(a_hold("h2"), state=HoldState.VOIDED)), None)
+    mine.note(Rows(replace(a_hold("h3"), state=HoldState.EXPIRED)), {**LAST, "seq": 4})
+    mine.close()
+    [(last, [one])] = left(folder)
+    assert (last["seq"], one.hold, one.facts) == (4, captured, {"a": 1})
+
+
+def test_a_living_process_keeps_its_file_and_is_asked_nothing(mine, folder):
+    mine.note(Rows(WHOLE), LAST)
+    assert left(folder) == []
+    mine.close()
+    assert len(left(folder)) == 1
+
+
+def test_a_file_is_made_with_the_first_write_and_not_before(mine, folder):
+    assert not folder.exists()
+    mine.note(Rows(), None)
+    assert not folder.exists()
+    mine.note(Rows(), LAST)
+    assert len(list(folder.iterdir())) == 1
+
+
+def test_without_a_folder_everything_is_in_memory():
+    alone = Outbox()
+    alone.note(Rows(WHOLE), LAST)
+    alone.close()
+    assert (len(alone), alone.last) == (1, LAST)
+    assert left(None) == []
+
+
+@pytest.mark.parametrize(
+    "torn",
+    [b"", b"{", b"\0" * 40, b'{"at_ms":1}', b'{"at_ms": "x"}\n', b"[" * 5_000, b'{"at_ms":1,"holds":[[[1],{},[]]]}\n'],
+)
+def test_what_a_process_was_writing_as_it_ended_is_left_out(mine, folder, torn):
+    mine.note(Rows(WHOLE), LAST)
+    mine.close()
+    [file] = folder.iterdir()
+    whole = file.read_bytes()
+    file.write_bytes(whole + torn)
+    [(last, [one])] = left(folder)
+    assert (last, one.hold) == (LAST, WHOLE)
+
+
+def test_every_end_of_a_file_can_be_read(mine, folder):
+    """A process may end at each byte that it writes."""
+    mine.note(Rows(WHOLE), LAST)
+    mine.note(Rows(a_hold("h2", kind=HoldKind.TOOL)), {**LAST, "seq": 4})
+    mine.close()
+    [file] = folder.iterdir()
+    whole = file.read_bytes()
+    counts = []
+    for length in range(len(whole) + 1):
+        file.write_bytes(whole[:length])
+        [(_, written)] = left(folder)
+        counts.append(len(written))
+    assert counts == sorted(counts)
+    assert (counts[0], counts[-1]) == (0, 2)
+
+
+def test_a_line_that_ctrl_c_has_cut_takes_no_other_with_it(mine, folder, monkeypatch):
+    mine.note(Rows(WHOLE), LAST)
+    writes = os.write
+
+    def cut(descriptor, data):
+        writes(descriptor, data[:-3])
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(outbox.os, "write", cut)
+        with pytest.raises(KeyboardInterrupt):
+            mine.note(Rows(a_hold("h2")), None)
+    mine.note(Rows(a_hold("h3")), {**LAST, "seq": 5})
+    mine.close()
+    [(last, written)] = left(folder)
+    assert (last["seq"], [each.hold.id for each in written]) == (5, ["whole", "h3"])
+
+
+def test_after_six_hours_nothing_is_left_to_enter(mine, folder):
+    mine.note(Rows(a_hold("early")), LAST)
+    mine.note(Rows(a_hold("late"), now_ms=START_MS + HOUR_MS), None)
+    mine.close()
+    assert left(folder, START_MS + 6 * HOUR_MS - 1)[0][0] == LAST
+    [(last, [one])] = left(folder, START_MS + 6 * HOUR_MS)
+    assert (last, one.hold.id) == (None, "late")
+    assert left(folder, START_MS + 7 * HOUR_MS) == [(None, [])]
+
+
+def test_a_living_process_looks_for_its_last_entry_however_old_it_is(mine):
+    mine.note(Rows(WHOLE), LAST)
+    assert mine.parts(START_MS + 100 * HOUR_MS) == []
+    assert mine.last == LAST
+
+
+def test_the_file_of_an_ended_process_is_taken_over(mine, folder):
+    mine.note(Rows(a_hold("theirs")), LAST)
+    mine.close()
+    following = Outbox()
+    following.keep_in(folder, synced=False)
+    following.note(Rows(a_hold("mine"), now_ms=START_MS - 5), {**LAST, "seq": 2})
+    with left_behind(folder, START_MS) as ended:
+        for each in ended:
+            following.add(each)
+        following.replace(ended)
+    assert following.last == LAST, "the newer one of the two"
+    following.close()
+    [(last, written)] = left(folder)
+    assert (last, [each.hold.id for each in written]) == (LAST, ["mine", "theirs"])
+
+
+def test_what_is_entered_again_is_forgotten_for_the_next_process_too(mine, folder):
+    mine.note(Rows(a_hold("h1"), a_hold("h2")), LAST)
+    [part] = mine.parts(START_MS)
+    mine.forget(part[:1], START_MS)
+    mine.close()
+    [(last, [one])] = left(folder)
+    assert (last, one.hold.id) == (LAST, "h2")
+    mine.forget(part[1:], START_MS)
+    mine.forget_last(START_MS)
+    mine.close()
+    assert (None, []) in left(folder)
+
+
+def test_a_long_file_is_written_anew_with_what_still_counts(mine, folder, monkeypatch):
+    monkeypatch.setattr(outbox, "_LONG", 10_000)
+    for number in range(200):
+        mine.note(Rows(replace(WHOLE, captured=Nanos(number))), {**LAST, "seq": number})
+    [file] = folder.iterdir()
+    assert file.stat().st_size < 30_000
+    mine.close()
+    [(last, [one])] = left(folder)
+    assert (last["seq"], one.hold.captured) == (199, 199)
+
+
+def test_a_file_that_was_never_finished_is_removed(mine, folder):
+    mine.note(Rows(WHOLE), LAST)
+    (folder / ".half").write_bytes(b"{")
+    assert left(folder) == []
+    assert len(list(folder.iterdir())) == 1
+
+
+def test_a_file_that_cannot_be_opened_is_no_empty_one(mine, folder, monkeypatch):
+    mine.note(Rows(WHOLE), LAST)
+    mine.close()
+
+    def refuses(*_):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "open", refuses)
+    with pytest.raises(LedgerUnavailable, match="cannot be read: Permission denied") as caught:
+        left(folder)
+    assert "remove it only if" in caught.value.advice
+
+
+@pytest.mark.parametrize("call", ["mkstemp", "write", "replace"])
+def test_a_disk_that_is_full_holds_up_nothing_and_is_tried_again_after_a_minute(
+    mine, folder, monkeypatch, caplog, call
+):
+    mine.note(Rows(a_hold("h1")), LAST)
+    tries = []
+
+    def full(*_, **__):
+        tries.append(call)
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(outbox.os, "write", full)
+        mine.note(Rows(a_hold("h2")), None)
+        if call != "write":
+            patch.undo()
+            patch.setattr(*{"mkstemp": (outbox.tempfile, "mkstemp"), "replace": (Path, "replace")}[call], full)
+        del tries[:]
+        for second in range(59):
+            mine.note(Rows(a_hold("h3"), now_ms=START_MS + second * 1_000), None)
+        assert len(tries) <= 1
+    assert "No space left on device" in caplog.text
+    mine.note(Rows(a_hold("h4"), now_ms=START_MS + 120_000), {**LAST, "seq": 9})
+    mine.close()
+    [(last, written)] = left(folder)
+    assert (last["seq"], [each.hold.id for each in written]) == (9, ["h1", "h2", "h3", "h4"])
+
+
+def test_a_fork_does_not_keep_the_file_of_a_parent_that_has_ended(mine, folder):
+    mine.note(Rows(WHOLE), LAST)
+    to_parent, to_child = os.pipe(), os.pipe()
+    pid = os.fork()
+    if not pid:
+        os.write(to_parent[1], b"x")
+        os.read(to_child[0], 1)
+        os._exit(0)
+    os.read(to_parent[0], 1)
+    assert left(folder) == []
+    mine.close()
+    try:
+        assert len(left(folder)) == 1
+    finally:
+        os.write(to_child[1], b"x")
+        os.waitpid(pid, 0)
+        for end in (*to_parent, *to_child):
+            os.close(end)
+
+
+def test_two_that_open_at_once_do_not_both_take_it(mine, folder):
+    mine.note(Rows(WHOLE), LAST)
+    mine.close()
+    with left_behind(folder, START_MS) as first:
+        assert len(first) == 1
+        assert left(folder) == []
+    assert len(left(folder)) == 1
+
+
+def test_a_file_that_another_has_just_taken_over_is_none(mine, folder, monkeypatch):
+    """It is opened, then locked; in between another process may have removed it."""
+    mine.note(Rows(WHOLE), LAST)
+    mine.close()
+    [file] = folder.iterdir()
+    locks = outbox.fcntl.flock
+
+    def removed_before(*given):
+        file.unlink(missing_ok=True)
+        return locks(*given)
+
+    monkeypatch.setattr(outbox.fcntl, "flock", removed_before)
+    assert left(folder) == []
+
+
+def test_the_folder_is_the_users_own(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    assert outbox_folder("id") == tmp_path / "x402guard" / "outbox" / "id"
+    monkeypatch.setenv("HOME", "/home/me")
+    for relative in ("", "not/absolute"):
+        monkeypatch.setenv("XDG_STATE_HOME", relative)
+        assert outbox_folder("id") == Path("/home/me/.local/state/x402guard/outbox/id")
+
+    def homeless():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", homeless)
+    assert outbox_folder("id") is None
