@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from typing import Any, Final, TypeVar
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from msgspec import Struct
 
@@ -77,21 +77,26 @@ class RequestFacts(Struct, frozen=True):
         return [("method", self.method), ("origin", self.origin)]
 
 
+def split_path(url: str) -> SplitResult:
+    """Return the parts of a URL without its query: the standard library remembers them, and a query is often new."""
+    return urlsplit(url.partition("?")[0])
+
+
 def route_of(request: RequestFacts) -> str:
     """Return a request's route as a policy names it: ``GET host/path``, cut to 200 characters."""
-    return short_route(request.method, request.host, urlsplit(request.url).path)
+    return short_route(request.method, request.host, split_path(request.url).path)
 
 
 def whole_route_of(request: RequestFacts) -> str:
     """Return a request's route in full, as the owner's rules see it."""
-    return whole_route(request.method, request.host, urlsplit(request.url).path)
+    return whole_route(request.method, request.host, split_path(request.url).path)
 
 
 def purpose_of(request: RequestFacts, tool: str = "", *, step: str = "") -> Purpose:
     """Return the purpose of a hold. *tool* is the model or tool that *request* calls, *step* its deduplication key."""
     what = json.dumps([request.method, request.url, request.body_sha256 or ""])
     # No query, no fragment, and no user:password@ before the host.
-    url = urlsplit(request.url)._replace(netloc=request.host, query="", fragment="").geturl()
+    url = split_path(request.url)._replace(netloc=request.host, fragment="").geturl()
     return Purpose(request.method, url, request.host, hashlib.sha256(what.encode()).hexdigest(), tool, step)
 
 

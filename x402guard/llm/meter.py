@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from typing import Final
-from urllib.parse import urlsplit
 
 from msgspec import Struct
 
 from x402guard.errors import Unpriced
+from x402guard.flow.request import split_path
 from x402guard.ledger.authorize import Refusal
 from x402guard.llm.ceiling import UNPRICED
 from x402guard.llm.prices import PriceBook, TokenCounter
@@ -59,7 +59,7 @@ def classify(
     be priced is refused: images, audio, batches and agents cost money too, and so does what runs over a connection that
     the request *upgrades*.
     """
-    settings, host, path = meter.settings, plain_host(host), plain_path(urlsplit(url).path)
+    settings, host, path = meter.settings, plain_host(host), plain_path(split_path(url).path)
     endpoint = find_endpoint(host, path, settings.hosts)
     route_name = place_of(host, path)
     if upgrades and endpoint is not None and not settings.is_free(route_name):
@@ -74,7 +74,7 @@ def classify(
         return FixedPrice(endpoint.provider, route_name, fixed)
     route = find_route(endpoint, path)
     if route is None:
-        address = f"{urlsplit(url).scheme}://{route_name}"
+        address = f"{split_path(url).scheme}://{route_name}"
         return Refusal(
             UNPRICED,
             f"{method} {route_name}: the price of this path of {endpoint.provider} is unknown; give it a price with "
