@@ -15,6 +15,8 @@ from tests.support.ledger import Books
 from tests.support.merchant import URL, Shop, client, make_guard
 from x402guard import BudgetExhausted, LedgerUnavailable, Owner, PaymentRefused, SessionTripped
 from x402guard.ledger.model import HoldKind
+from x402guard.ledger.owner import count_again
+from x402guard.stores import outbox
 
 pytestmark = [pytest.mark.xdist_group("postgres"), pytest.mark.timeout(120)]
 
@@ -135,15 +137,28 @@ def test_a_retry_presents_the_lost_payment_again(url):
     assert {f"{each:064x}" for each in shop.nonces} <= {nonce}
 
 
-def test_what_cannot_be_entered_now_stays_and_the_ledger_is_not_opened(url, monkeypatch):
+@pytest.mark.parametrize("done", [0, 1, 2])
+def test_what_cannot_be_entered_now_stays_and_the_ledger_is_not_opened(url, monkeypatch, done):
+    """It fails at each part; the next process goes on, and no file is left beside the one of the ended process."""
     process = begun(url, "answered")
     postgres.keep_copy(url)
     ended(process)
     postgres.lose_since(url)
+    parts = []
+
+    def fails(*given, **more):
+        parts.append(more)
+        return 1 / 0 if len(parts) > done else count_again(*given, **more)
+
+    monkeypatch.setattr(outbox, "_AT_ONCE", 1)
     with monkeypatch.context() as patch:
-        patch.setattr("x402guard.stores.postgres.count_again", lambda *_, **__: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            opens_a_guard(url)
+        patch.setattr("x402guard.stores.postgres.count_again", fails)
+        for _ in range(2):
+            parts.clear()
+            with pytest.raises(ZeroDivisionError):
+                opens_a_guard(url)
+            assert len(files()) == 1
+    opens_a_guard(url)
     assert books_of(url) == (TRIPPED, (Decimal("0.35"), Decimal("0.01")))
 
 

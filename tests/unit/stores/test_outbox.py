@@ -20,7 +20,7 @@ from x402guard.ledger.model import (
 )
 from x402guard.money import Nanos
 from x402guard.stores import outbox
-from x402guard.stores.outbox import Outbox, left_behind, outbox_folder
+from x402guard.stores.outbox import Kept, Outbox, left_behind, outbox_folder
 
 HOUR_MS = 3_600_000
 LAST = {"node_id": "s", "seq": 3, "hash": "ab" * 32}
@@ -77,6 +77,13 @@ def left(folder, now_ms=START_MS):
     """[(the last entry, the holds)] that ended processes have left; as many as the files that are free."""
     with left_behind(folder, now_ms) as ended:
         return [(each.last, [w for part in each.parts(now_ms) for w in part]) for each in ended]
+
+
+def next_descriptor():
+    """The lowest number of a file that is not open."""
+    descriptor = os.open(os.devnull, os.O_RDONLY)
+    os.close(descriptor)
+    return descriptor
 
 
 def test_a_hold_comes_back_as_it_was_written(mine, folder):
@@ -205,6 +212,40 @@ def test_the_file_of_an_ended_process_is_taken_over(mine, folder):
     assert (last, [each.hold.id for each in written]) == (LAST, ["mine", "theirs"])
 
 
+def test_what_cannot_be_copied_stays_where_it_is(mine, folder, monkeypatch, caplog):
+    mine.note(Rows(WHOLE), LAST)
+    mine.close()
+    following = Outbox()
+    following.keep_in(folder, synced=False)
+
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch, left_behind(folder, START_MS) as ended:
+        patch.setattr(outbox.tempfile, "mkstemp", full)
+        for each in ended:
+            following.add(each)
+        following.replace(ended)
+    assert "No space left on device" in caplog.text
+    following.close()
+    [(last, [one])] = left(folder)
+    assert (last, one.hold) == (LAST, WHOLE)
+
+
+def test_of_two_ended_processes_the_newest_entry_is_looked_for(mine, folder):
+    for at_ms, number in ((START_MS + 5, 7), (START_MS, 4)):
+        ended = Outbox()
+        ended.keep_in(folder, synced=False)
+        ended.note(Rows(now_ms=at_ms), {**LAST, "seq": number})
+        ended.close()
+    for order in (1, -1):
+        with left_behind(folder, START_MS) as both:
+            following = Kept()
+            for each in both[::order]:
+                following.add(each)
+        assert (len(both), following.last["seq"]) == (2, 7)
+
+
 def test_what_is_entered_again_is_forgotten_for_the_next_process_too(mine, folder):
     mine.note(Rows(a_hold("h1"), a_hold("h2")), LAST)
     [part] = mine.parts(START_MS)
@@ -220,8 +261,11 @@ def test_what_is_entered_again_is_forgotten_for_the_next_process_too(mine, folde
 
 def test_a_long_file_is_written_anew_with_what_still_counts(mine, folder, monkeypatch):
     monkeypatch.setattr(outbox, "_LONG", 10_000)
+    mine.note(Rows(WHOLE), LAST)
+    opened = next_descriptor()
     for number in range(200):
         mine.note(Rows(replace(WHOLE, captured=Nanos(number))), {**LAST, "seq": number})
+    assert next_descriptor() <= opened + 1, "those before it are closed"
     [file] = folder.iterdir()
     assert file.stat().st_size < 30_000
     mine.close()
