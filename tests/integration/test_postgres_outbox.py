@@ -11,7 +11,7 @@ import pytest
 
 from tests.support import postgres
 from tests.support.ended_buyer import STAGES, begun, ended
-from tests.support.ledger import Books
+from tests.support.ledger import Books, usd
 from tests.support.merchant import URL, Shop, client, make_guard
 from x402guard import BudgetExhausted, LedgerUnavailable, Owner, PaymentRefused, SessionTripped
 from x402guard.ledger.model import HoldKind
@@ -51,12 +51,16 @@ def opens_as_owner(url):
     Owner(url).close()
 
 
-NEXT = [opens_a_guard, runs_a_command, opens_as_owner]
+FOLLOWS = [opens_a_guard, runs_a_command, opens_as_owner]
+# Each stage with each way to end; each of them with each that follows.
+CASES = [
+    pytest.param(how, stage, FOLLOWS[(number + row) % len(FOLLOWS)], id=f"{how}-{stage}")
+    for row, how in enumerate(("kill", "exit"))
+    for number, stage in enumerate(STAGES)
+]
 
 
-@pytest.mark.parametrize("follows", NEXT)
-@pytest.mark.parametrize("stage", STAGES)
-@pytest.mark.parametrize("how", ["kill", "exit"])
+@pytest.mark.parametrize(("how", "stage", "follows"), CASES)
 def test_what_an_ended_process_had_signed_counts_again(url, stage, how, follows):
     """$1.00, of which $0.31 are lost: who comes next would have spent them a second time."""
     process = begun(url, stage, how)
@@ -166,9 +170,45 @@ def test_a_ledger_without_a_wallet_is_not_opened_while_a_process_knows_better(ur
     """An emptied ledger would be a new budget."""
     ended(begun(url, "answered"))
     postgres.empty_database()
-    with pytest.raises(LedgerUnavailable, match="has lost the newest entries"):
-        opens_a_guard(url)
+    for follows in (opens_a_guard, opens_as_owner):
+        with pytest.raises(LedgerUnavailable, match="has lost the newest entries"):
+            follows(url)
     assert len(files()) == 1
+
+
+def test_who_ends_while_it_enters_its_own_holds_leaves_the_rest_to_the_next(url, monkeypatch):
+    """It has tripped the wallet already, which is an entry that is there."""
+    books = Books(url, wallet="$1.00", session=None)
+    postgres.keep_copy(url)
+    books.open("run", "$1.00")
+    for number in range(3):
+        books.hold(f"h{number}", "$0.10", node="run", kind=HoldKind.TOOL)
+    postgres.lose_since(url)
+
+    def fails(*_, **__):
+        raise LedgerUnavailable("away")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("x402guard.stores.postgres.count_again", fails)
+        with pytest.raises(LedgerUnavailable, match="has lost the newest entries"):
+            books.hold("h4", "$0.10", node="run", kind=HoldKind.TOOL)
+    books.close()
+    following = Books(url, session=None)
+    assert (following.node("wallet").terminated_by, following.balances("wallet")[1]) == ("rolled_back", usd("$0.30"))
+    following.close()
+
+
+def test_what_is_not_durable_may_be_gone_after_a_crash_of_the_server(url):
+    books = Books(url, wallet="$1.00")
+    books.hold("h1", "$0.10", kind=HoldKind.TOOL)
+    postgres.keep_copy(url)
+    books.change(lambda view: view.record("s", "event", facts={"name": "seen"}), nodes=("s",), durable=False)
+    books.close()
+    postgres.lose_since(url)
+    opens_as_owner(url)
+    following = Books(url, session=None)
+    assert following.node("wallet").state == "open"
+    following.close()
 
 
 def test_who_ends_while_it_takes_over_leaves_it_to_the_next(url):
