@@ -1,5 +1,6 @@
 """A server loses commits, and the process that wrote them has ended: the next one on its machine enters them again."""
 
+import gc
 import os
 import subprocess
 import sys
@@ -7,13 +8,14 @@ from contextlib import suppress
 from decimal import Decimal
 from pathlib import Path
 
+import psycopg
 import pytest
 
 from tests.support import postgres
 from tests.support.ended_buyer import STAGES, begun, ended
 from tests.support.ledger import Books, usd
 from tests.support.merchant import URL, Shop, client, make_guard
-from x402guard import BudgetExhausted, LedgerUnavailable, Owner, PaymentRefused, SessionTripped
+from x402guard import BudgetExhausted, LedgerUnavailable, Owner, SessionTripped
 from x402guard.ledger.model import HoldKind
 from x402guard.ledger.owner import count_again
 from x402guard.stores import outbox
@@ -24,7 +26,7 @@ pytestmark = [pytest.mark.xdist_group("postgres"), pytest.mark.timeout(120)]
 def files():
     """What lies in the outbox of this machine."""
     state = Path(os.environ["XDG_STATE_HOME"])
-    return sorted(each for each in state.glob("x402guard/outbox/*/*") if each.is_file())
+    return sorted(each for each in state.glob("x402guard/outbox/*/*.jsonl"))
 
 
 def books_of(url):
@@ -136,9 +138,109 @@ def test_a_retry_presents_the_lost_payment_again(url):
         owner.reset("wallet")
     shop = Shop()
     with make_guard(url) as guard, guard.session("run", budget="$1.00", id="run") as session:
-        with client(session, shop) as http, suppress(PaymentRefused):
-            http.get(URL)
-    assert {f"{each:064x}" for each in shop.nonces} <= {nonce}
+        with client(session, shop) as http:
+            assert http.get(URL).status_code == 200
+    assert [f"{each:064x}" for each in shop.nonces] == [nonce]
+
+
+def test_a_second_loss_is_found_out_as_the_first_one(url):
+    """The wrong backup was brought back, then another one; or a second server is gone."""
+    process = begun(url, "answered")
+    postgres.keep_copy(url)
+    ended(process)
+    for _ in range(3):
+        postgres.lose_since(url)
+        opens_a_guard(url)
+        assert books_of(url) == (TRIPPED, (Decimal("0.35"), Decimal("0.01")))
+        with Owner(url) as owner:
+            owner.reset("wallet")
+        opens_a_guard(url)
+        assert books_of(url)[0] == OPEN
+    assert len(files()) == 1
+
+
+def test_a_second_loss_is_found_out_by_a_living_process_that_has_entered_the_first_one(url):
+    books = Books(url, wallet="$1.00")
+    postgres.keep_copy(url)
+    books.hold("h1", "$0.10", kind=HoldKind.TOOL)
+    other = Books(url, session=None)
+    for _ in range(3):
+        postgres.lose_since(url)
+        for _ in range(2):
+            with pytest.raises(LedgerUnavailable, match="has lost the newest entries"):
+                books.hold("h2", "$0.10", kind=HoldKind.TOOL)
+            assert (other.node("wallet").terminated_by, other.balances("s")[1]) == ("rolled_back", usd("$0.10"))
+    books.close()
+    other.close()
+
+
+def test_a_full_disk_ends_no_process_and_lets_a_loss_be_entered_once(url, monkeypatch):
+    process = begun(url, "answered")
+    postgres.keep_copy(url)
+    ended(process)
+    postgres.lose_since(url)
+
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("x402guard.stores.outbox.tempfile.mkstemp", full)
+    opens_a_guard(url)
+    assert books_of(url) == (TRIPPED, (Decimal("0.35"), Decimal("0.01")))
+    with Owner(url) as owner:
+        owner.reset("wallet")
+    opens_a_guard(url)
+    assert books_of(url)[0] == OPEN
+
+
+@pytest.mark.parametrize("step", range(1, 12))
+def test_ctrl_c_while_files_are_taken_over_leaves_all_that_they_say(url, monkeypatch, step):
+    """Two processes have ended, nothing is lost yet; whoever opens is interrupted at each call; then it is lost."""
+    first = Books(url, wallet="$1.00")
+    postgres.keep_copy(url)
+    second = Books(url, session=None)
+    first.hold("h1", "$0.10", kind=HoldKind.TOOL)
+    second.hold("h2", "$0.20", kind=HoldKind.TOOL)
+    first.close()
+    second.close()
+    calls = []
+
+    def may_break(call):
+        def called(*given, **more):
+            calls.append(call)
+            if len(calls) == step:
+                raise KeyboardInterrupt
+            return call(*given, **more)
+
+        return called
+
+    with monkeypatch.context() as patch:
+        for module, name in ((outbox.os, "write"), (outbox.os, "fsync"), (outbox.fcntl, "flock"), (Path, "unlink")):
+            patch.setattr(module, name, may_break(getattr(module, name)))
+        with suppress(KeyboardInterrupt):
+            opens_as_owner(url)
+    gc.collect()
+    postgres.lose_since(url)
+    following = Books(url, session=None)
+    assert following.node("wallet").terminated_by == "rolled_back"
+    assert following.balances("s")[1] == usd("$0.30")
+    following.close()
+
+
+def test_who_may_not_change_the_ledger_takes_nothing_over(url):
+    """A role that only looks, and a replica: what they open, they open as before."""
+    ended(begun(url, "answered"))
+    before = files()
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute("DROP OWNED BY looks; DROP ROLE looks" if _has_role(connection) else "SELECT 1")
+        connection.execute("CREATE ROLE looks LOGIN; GRANT USAGE ON SCHEMA x402guard TO looks")
+        connection.execute("GRANT SELECT ON ALL TABLES IN SCHEMA x402guard TO looks")
+    with Owner(url.replace("owner@", "looks@")) as owner:
+        assert len(owner.sessions()) == 2
+    assert files() == before
+
+
+def _has_role(connection):
+    return connection.execute("SELECT FROM pg_roles WHERE rolname = 'looks'").fetchone() is not None
 
 
 @pytest.mark.parametrize("done", [0, 1, 2])

@@ -68,7 +68,7 @@ def ledger_exists(url: str) -> bool:
     if is_postgres(url):
         _check_postgres(url)
         with _needs_psycopg():
-            from x402guard.stores.postgres import has_ledger
+            from x402guard.stores.postgres_reads import has_ledger
         return has_ledger(url)
     return url != "memory://" and ledger_path(url).exists()
 

@@ -6,10 +6,12 @@ enters it again. If that process has ended, the next one on the same machine tak
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import logging
 import os
 import tempfile
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -33,13 +35,16 @@ _KEPT_MS: Final = 21_600_000  # less than the age of what can be archived, which
 _AT_ONCE: Final = 100
 _MOST_LINE: Final = 10_000_000
 _LONG: Final = 4_000_000
-_AGAIN_MS: Final = 60_000
+_AGAIN_S: Final = 60.0
+_TRIES: Final = 5
+_WAIT_S: Final = 10.0
+_LOOK_S: Final = 0.02
 _ENDING: Final = ".jsonl"
 
 Last = Mapping[str, str | int]
 """An entry of the journal: its node, its number, its hash."""
 
-_Holds = list[tuple[list[str | int | None], dict[str, Any], list[str]]]
+_Row = tuple[list[str | int | None], dict[str, Any], list[str]]
 
 
 class _Line(Struct, omit_defaults=True):
@@ -47,14 +52,14 @@ class _Line(Struct, omit_defaults=True):
 
     Attributes:
         at_ms: the server's time, in unix milliseconds.
-        last: the newest durable entry from then on; None for none.
+        lasts: the entries that have to be in the ledger from then on.
         holds: for each hold its row, the facts of its first entry, and the budgets above it.
         gone: the holds that count no more.
     """
 
     at_ms: int
-    last: dict[str, str | int] | UnsetType | None = UNSET
-    holds: _Holds = []
+    lasts: list[dict[str, str | int]] | UnsetType = UNSET
+    holds: list[_Row] = []
     gone: list[str] = []
 
 
@@ -72,24 +77,24 @@ def outbox_folder(ledger: str) -> Path | None:
         state = named if named.is_absolute() else Path.home() / ".local/state"
     except RuntimeError:
         return None
-    return state / "x402guard" / "outbox" / ledger
+    return state / "x402guard" / "outbox" / ledger if state.is_absolute() else None
 
 
 class Kept:
-    """Holds as they were written last, of the last six hours, five thousand at most; and the newest durable entry.
+    """Holds as they were written last, of the last six hours, five thousand at most; and the newest durable entries.
 
     Attributes:
-        last: that entry; None for none.
-        last_ms: when it was written, in unix milliseconds.
+        lasts: the newest entry of each process of which something is kept; which of them is the newest is unknown.
     """
 
     def __init__(self) -> None:
-        self.last: Last | None = None
-        self.last_ms = 0
+        self.lasts: tuple[Last, ...] = ()
         self._holds: dict[str, tuple[int, Written]] = {}
 
-    def __len__(self) -> int:
-        return len(self._holds)
+    @property
+    def last(self) -> Last | None:
+        """One of these entries, the newest one once this process has written; None without one."""
+        return self.lasts[-1] if self.lasts else None
 
     def put(self, at_ms: int, written: Written) -> None:
         """Keep a hold as it is now."""
@@ -118,18 +123,20 @@ class Kept:
         for record, facts, above in line.holds:
             self.put(line.at_ms, Written(to_hold(record), facts, tuple(above)))
         self.drop(line.gone)
-        if line.last is not UNSET:
-            self.last, self.last_ms = line.last, line.at_ms
+        if line.lasts is not UNSET:
+            self.lasts = tuple(line.lasts)
 
     def add(self, other: Kept) -> None:
-        """Take over what another process has kept."""
-        self._holds = dict(sorted((self._holds | other._holds).items(), key=lambda item: item[1][0]))
-        if other.last_ms > self.last_ms:
-            self.last, self.last_ms = other.last, other.last_ms
+        """Take over what another process has kept; of a hold in both, what was written later."""
+        for hold_id, kept in other._holds.items():
+            if hold_id not in self._holds or self._holds[hold_id][0] <= kept[0]:
+                self._holds[hold_id] = kept
+        self._holds = dict(sorted(self._holds.items(), key=lambda item: item[1][0]))
+        self.lasts += tuple(last for last in other.lasts if last not in self.lasts)
 
     def lines(self) -> Iterator[_Line]:
         """Yield lines that say all of it."""
-        yield _Line(self.last_ms, last=None if self.last is None else dict(self.last))
+        yield _Line(0, lasts=list(map(dict, self.lasts)))
         for at_ms, written in self._holds.values():
             yield _Line(at_ms, holds=[_as_row(written)])
 
@@ -148,14 +155,15 @@ class Outbox(Kept):
         self._folder: Path | None = None
         self._is_synced = False
         self._file: _File | None = None
-        self._again_ms = 0  # after an error: when it is tried again
+        self._is_only = False
+        self._again_s = 0.0  # after an error: when it is tried again
 
-    def keep_in(self, folder: Path | None, *, synced: bool) -> None:
+    def keep_in(self, folder: Path, *, synced: bool) -> None:
         """Keep a file in *folder* from the first write on. If *synced*, a power cut does not take what is durable."""
         self._folder, self._is_synced = folder, synced
 
     def note(self, rows: LoadedRows, last: Last | None) -> None:
-        """Keep what the changes of one transaction have written, with its *last* entry if the transaction is durable."""
+        """Keep what the changes of one transaction have written, with its *last* entry if that has to stay."""
         first = {entry.hold_id: entry for entry in rows.entries if entry.event == "authorize"}
         holds, gone, now_ms = list[Written](), list[str](), rows.now_ms
         for hold in rows.written_holds():
@@ -171,56 +179,51 @@ class Outbox(Kept):
         for each in holds:
             self.put(now_ms, each)
         self.drop(gone)
-        if last is not None:
-            self.last, self.last_ms = last, now_ms
         self.forget_old(now_ms)
+        if last is not None:
+            self.lasts = (last,)
         if holds or gone or last is not None:
-            changed = UNSET if last is None else dict(last)
-            self._say(_Line(now_ms, last=changed, holds=list(map(_as_row, holds)), gone=gone), durable=last is not None)
+            lasts = UNSET if last is None else [dict(last)]
+            self._say(_Line(now_ms, lasts, list(map(_as_row, holds)), gone), durable=last is not None)
 
-    def forget(self, entered: Sequence[Written], now_ms: int) -> None:
-        """Forget what the ledger has again."""
-        ids = [each.hold.id for each in entered]
-        self.drop(ids)
-        self._say(_Line(now_ms, gone=ids), durable=True)
-
-    def forget_last(self, now_ms: int) -> None:
-        """Let no later process look for the last entry: all that the ledger had lost is entered again."""
-        self.last, self.last_ms = None, now_ms
-        self._say(_Line(now_ms, last=None), durable=True)
+    def look_for(self, lasts: Iterable[Last], now_ms: int) -> None:
+        """Look for other entries from now on: what the ledger had lost is entered again."""
+        self.lasts = tuple(lasts)
+        self._say(_Line(now_ms, list(map(dict, self.lasts))), durable=True)
 
     def replace(self, ended: Sequence[Left]) -> None:
         """Write what was added of *ended* processes to the file of this one, and remove theirs."""
         try:
             self._make()
+            self._is_only = True
         except OSError as error:
-            self._log(error)  # theirs stay
-            return
+            self._log(error)
         for left in ended:
-            left.remove()
+            if self._is_only or left.is_entered:  # else it is nowhere but there
+                left.remove()
 
     def _say(self, line: _Line, *, durable: bool) -> None:
         """Write a line. After an error, write all of it anew, once a minute until that succeeds."""
-        if self._folder is None or line.at_ms < self._again_ms:
+        if self._folder is None or (self._again_s and time.monotonic() < self._again_s):
             return
         try:
-            if self._file is None or self._again_ms or self._file.is_long:
+            if self._file is None or self._again_s or self._file.is_long or self._file.is_gone:
                 self._make()
             else:
                 self._file.append(_TEXT(line), sync=durable and self._is_synced)
-            self._again_ms = 0
+            self._again_s = 0.0
         except OSError as error:
-            self._again_ms = line.at_ms + _AGAIN_MS
+            self._again_s = time.monotonic() + _AGAIN_S
             self._log(error)
 
     def _make(self) -> None:
-        """Write all of it to a new file in place of the one before. Raises ``OSError``; then that one stays."""
+        """Write all of it to a new file, and remove the one before. Raises ``OSError``; then that one stays."""
         if self._folder is None:
             return
-        before = self._file
-        self._file = _File(self._folder, before, map(_TEXT, self.lines()))
+        made = _File(self._folder, map(_TEXT, self.lines()))
+        before, self._file = self._file, made
         if before is not None:
-            before.close()
+            before.close(remove=True)
 
     def _log(self, error: OSError) -> None:
         _LOG.error(
@@ -237,11 +240,10 @@ class Outbox(Kept):
             file.close()
 
     def discard(self) -> None:
-        """Close the file and remove it: the ledger cannot be opened, and the files of ended processes stay. Idempotent."""
-        file = self._file
-        self.close()
+        """Close the file, and remove it if those of the ended processes are still there: the ledger cannot be opened."""
+        file, self._file = self._file, None
         if file is not None:
-            file.path.unlink(missing_ok=True)
+            file.close(remove=not self._is_only)
 
 
 class _File:
@@ -249,32 +251,22 @@ class _File:
 
     Args:
         folder: where it is made, with the rights of this user alone.
-        before: the file that it takes the place of.
         lines: what it says first.
 
     Raises ``OSError`` if it cannot be written.
     """
 
-    path: Path
-
-    def __init__(self, folder: Path, before: _File | None, lines: Iterable[bytes]) -> None:
+    def __init__(self, folder: Path, lines: Iterable[bytes]) -> None:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        descriptor, name = tempfile.mkstemp(dir=folder, prefix=".")
-        self._descriptor = descriptor
-        made = Path(name)
+        self._descriptor, self._path = _new_file(folder)
+        _OPEN.add(self)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self._size = _write(descriptor, b"".join([line + b"\n" for line in lines]))
-            os.fsync(descriptor)
-            self.path = folder / f"{made.name.strip('.')}{_ENDING}" if before is None else before.path
-            made.replace(self.path)
+            self._size = self._first_size = _write(self._descriptor, b"".join([line + b"\n" for line in lines]))
+            os.fsync(self._descriptor)
             _sync(folder)
         except BaseException:
-            made.unlink(missing_ok=True)
-            self.close()
+            self.close(remove=True)
             raise
-        self._first_size = self._size
-        _OPEN.add(self)
 
     def append(self, line: bytes, *, sync: bool) -> None:
         """Write a line to the end. Raises ``OSError``."""
@@ -287,19 +279,30 @@ class _File:
         """True if most of it is likely to say what a later line has changed."""
         return self._size > _LONG + 4 * self._first_size
 
-    def close(self) -> None:
+    @property
+    def is_gone(self) -> bool:
+        """True if another program has removed it."""
+        return os.fstat(self._descriptor).st_nlink == 0
+
+    def close(self, *, remove: bool = False) -> None:
         """Close it. Idempotent."""
         descriptor, self._descriptor = self._descriptor, _NONE
         if descriptor != _NONE:
+            if remove:
+                _remove(self._path)
             os.close(descriptor)
 
 
 class Left(Kept):
-    """What a process that has ended kept in its file, as of a time in unix milliseconds."""
+    """What a process that has ended kept in its file, as of a time in unix milliseconds.
+
+    Attributes:
+        is_entered: all of it that the ledger had lost is there again.
+    """
 
     def __init__(self, file: Path, lines: BinaryIO, now_ms: int) -> None:
         super().__init__()
-        self._file = file
+        self._file, self.is_entered = file, False
         for number, line in enumerate(iter(lambda: lines.readline(_MOST_LINE), b""), 1):
             try:
                 if line != b"\n":
@@ -308,50 +311,112 @@ class Left(Kept):
                 # The process has ended while it wrote this one.
                 _LOG.error("%s: line %d cannot be read and is left out: %.200s", file, number, error)
         self.forget_old(now_ms)
-        if self.last_ms <= now_ms - _KEPT_MS:
-            self.last = None
 
     def remove(self) -> None:
         """Remove the file."""
-        self._file.unlink(missing_ok=True)
+        _remove(self._file)
 
 
 @contextmanager
-def left_behind(folder: Path | None, now_ms: int) -> Iterator[Sequence[Left]]:
-    """Yield what the ended processes of this machine have kept of a ledger; no other process has it at the same time.
+def left_behind(folder: Path, now_ms: int) -> Iterator[Sequence[Left]]:
+    """Yield what the ended processes of this machine have kept of a ledger. Others that ask wait until the block ends.
 
-    Raises ``LedgerUnavailable`` for a file that cannot be read.
+    Raises ``LedgerUnavailable`` for a file that cannot be read, and if another process takes longer than ten seconds.
     """
     found = list[Left]()
     with ExitStack() as opened:
-        for file in sorted(folder.iterdir()) if folder is not None and folder.is_dir() else ():
-            try:
-                lines = opened.enter_context(file.open("rb"))
-                if not _is_free(file, lines.fileno()):
-                    continue
-                if file.suffix == _ENDING:
-                    found.append(Left(file, lines, now_ms))
-                else:
-                    file.unlink()  # it was never finished
-            except FileNotFoundError:
-                continue
-            except OSError as error:
-                raise LedgerUnavailable(
-                    f"{file} has what an agent on this machine wrote last, and cannot be read: {error.strerror}",
-                    advice="Nothing was paid. Let this user read it; remove it only if the ledger's server has lost nothing.",
-                ) from error
+        file = folder
+        try:
+            if folder.is_dir():
+                opened.enter_context(_alone(folder))
+                for file in sorted(folder.glob(f"*{_ENDING}")):
+                    lines = opened.enter_context(_opened(file)) if file.is_file() else None
+                    if lines is not None and _is_free(file, lines.fileno()):
+                        found.append(Left(file, lines, now_ms))
+        except OSError as error:
+            raise LedgerUnavailable(
+                f"{file} has what an agent on this machine wrote last, and cannot be read: {error.strerror}",
+                advice="Nothing was paid. Let this user read it; remove it only if the ledger's server has lost nothing.",
+            ) from error
         yield found
 
 
+def _opened(file: Path) -> BinaryIO:
+    try:
+        return file.open("r+b")  # for its lock on a network's disk
+    except OSError as error:
+        if error.errno != errno.EROFS:
+            raise
+        return file.open("rb")
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Let one process at a time look through a folder, so that none goes on before what was lost is entered."""
+    try:
+        descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        if error.errno not in (errno.EROFS, errno.ENOSPC, errno.EDQUOT):
+            raise
+        yield
+        return
+    try:
+        until_s = time.monotonic() + _WAIT_S
+        while not _locks(descriptor):
+            if time.monotonic() > until_s:
+                raise LedgerUnavailable(
+                    f"another process on this machine has been entering what the ledger's server has lost for {_WAIT_S:.0f} s",
+                    advice=f"Nothing was paid. Open the ledger again; if it stays so, end the process that has {folder}/lock open.",
+                )
+            time.sleep(_LOOK_S)
+        try:
+            yield
+        finally:
+            fcntl.flock(descriptor, fcntl.LOCK_UN)  # a fork may have it open
+    finally:
+        os.close(descriptor)
+
+
+def _new_file(folder: Path) -> tuple[int, Path]:
+    """Return a new file, locked by this process. Raises ``OSError``.
+
+    Who looks through the folder has it locked for a moment, and leaves it alone while it is empty.
+    """
+    for _ in range(_TRIES):
+        descriptor, name = tempfile.mkstemp(dir=folder, suffix=_ENDING)
+        if _locks(descriptor):
+            return descriptor, Path(name)
+        os.close(descriptor)
+        _remove(Path(name))
+    raise BlockingIOError(errno.EWOULDBLOCK, "another process has each new file locked")
+
+
 def _is_free(file: Path, descriptor: int) -> bool:
-    """Lock a file, and return True if it is still there and no process had it locked."""
+    """Lock a file, and return True if it has anything in it, is still there, and no process had it locked."""
+    if not _locks(descriptor):
+        return False
+    found = os.fstat(descriptor)
+    if found.st_size == 0:
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
+        return False
+    with suppress(FileNotFoundError):
+        return os.path.samestat(file.stat(), found)
+    return False
+
+
+def _locks(descriptor: int) -> bool:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
-    with suppress(FileNotFoundError):
-        return os.path.samestat(file.stat(), os.fstat(descriptor))
-    return False
+    return True
+
+
+def _remove(file: Path) -> None:
+    try:
+        file.unlink(missing_ok=True)
+    except OSError as error:
+        _LOG.error("%s: it is of no use now, and cannot be removed: %s", file, error.strerror)
 
 
 def _above(nodes: Mapping[str, Node], hold: Hold, before: Written | None) -> tuple[str, ...]:
@@ -361,7 +426,7 @@ def _above(nodes: Mapping[str, Node], hold: Hold, before: Written | None) -> tup
     return (hold.node_id,) if before is None else before.path
 
 
-def _as_row(written: Written) -> tuple[list[str | int | None], dict[str, Any], list[str]]:
+def _as_row(written: Written) -> _Row:
     return list(hold_record(written.hold)), dict(written.facts), list(written.path)
 
 

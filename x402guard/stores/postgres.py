@@ -33,7 +33,7 @@ from x402guard.ledger.view import Change, LedgerView, Notice, Scope
 from x402guard.stores.audit import Query, audit
 from x402guard.stores.group_commit import WRITING, GroupCommit, Request, failed_together
 from x402guard.stores.outbox import Last, Outbox, left_behind, outbox_folder
-from x402guard.stores.postgres_reads import REPORT_MS, PostgresMoment, PostgresReads
+from x402guard.stores.postgres_reads import REPORT_MS, PostgresMoment, PostgresReads, has_entry, may_change
 from x402guard.stores.postgres_rows import Asked, LoadedRows, MoreNeeded, Proof, as_text
 from x402guard.stores.postgres_schema import FUNCTIONS, MIGRATIONS, ROLLED_BACK, SCHEMA, TAKE_TURNS, VERSION
 from x402guard.stores.postgres_server import (
@@ -106,6 +106,7 @@ class PostgresStore(GroupCommit, PostgresReads):
         self._hot: dict[str, float] = {}  # row → until when processes take turns for it
         self._outbox = Outbox()
         self._missing: Last | None = None  # the newest entry that the server has lost
+        self._entered: Last | None = None
         self._is_latched = self._is_entering = False
         self._own_clock, self._while_moving = clock_ms, while_moving
         # A store that is not closed closes its connections with itself.
@@ -160,19 +161,21 @@ class PostgresStore(GroupCommit, PostgresReads):
 
     def _take_over(self, folder: Path | None) -> None:
         """Compare the ledger with what ended processes of this machine wrote last, and enter again what it has lost."""
+        if folder is None:
+            _LOG.warning("what this process writes is not kept beside the ledger: this user has no home folder")
+            return
         self._outbox.keep_in(folder, synced=self.may_lose_commits)
         with left_behind(folder, self._server_clock()) as ended:
+            if not ended or not may_change(self._writer):
+                return
             for left in ended:
                 self._outbox.add(left)
-                if left.last is not None and not self._has(left.last) and not self._latch():
-                    raise rolled_back(self._url)
+                if not all(has_entry(self._writer, last) for last in left.lasts):
+                    if not self._latch():
+                        raise rolled_back(self._url)
+                    left.is_entered = True
             self._missing, self._is_latched = None, False  # this process has lost nothing
-            if ended:
-                self._outbox.replace(ended)
-
-    def _has(self, entry: Last) -> bool:
-        values = Proof(None, (entry,)).to_values()
-        return bool(self._writer.run(f"SELECT {SCHEMA}.is_written_{VERSION}(?, ?)", values)[0][0])
+            self._outbox.replace(ended)
 
     @staticmethod
     def _migrate(server: Server) -> None:
@@ -249,17 +252,17 @@ class PostgresStore(GroupCommit, PostgresReads):
         Returns False if that cannot be entered now.
         """
         reason = "the ledger's server has lost the newest entries of a process: another server took over, or a backup is back"
-        self._missing, self._is_entering = self._missing or self._outbox.last, True
+        self._missing = self._missing or self._outbox.last
+        if self._is_latched and all(has_entry(self._writer, last) for last in self._outbox.lasts):
+            return True
+        self._is_entering, self._entered = True, None
         try:
-            lost = self._outbox.parts(self._server_clock())
-            if not self._is_latched:
-                self._change_now((WALLET,), (), partial(trip_rolled_back, reason=reason))
-            for some in lost:
+            self._change_now((WALLET,), (), partial(trip_rolled_back, reason=reason))
+            for some in self._outbox.parts(self._server_clock()):
                 nodes = {WALLET, *(node_id for each in some for node_id in each.path)}
                 self._change_now(nodes, [each.hold.id for each in some], partial(count_again, lost=some))
-                self._outbox.forget(some, self._server_clock())
-            if lost or not self._is_latched:
-                self._outbox.forget_last(self._server_clock())
+            there = (last for last in self._outbox.lasts if has_entry(self._writer, last))
+            self._outbox.look_for(there if self._entered is None else [self._entered], self._server_clock())
             self._is_latched = True
         except (psycopg.Error, X402GuardError) as error:
             _LOG.error("%s; that cannot be entered: %s", reason, error)
@@ -357,8 +360,9 @@ class PostgresStore(GroupCommit, PostgresReads):
                 _note_run(batch)
                 # What is not durable may be gone after a crash of the server. While lost holds are entered again, the
                 # missing entry stays the last one, so that the next process goes on where this one ends.
-                is_last = durable and not self._is_entering
-                self._outbox.note(rows, proof.entries[-1] if proof is not None and is_last else None)
+                newest = proof.entries[-1] if proof is not None and durable else None
+                self._entered = newest or self._entered
+                self._outbox.note(rows, None if self._is_entering else newest)
 
     def _was_written(self, error: BaseException, batch: list[Request[Any]], proof: Proof | None) -> bool:
         """Return whether a write was made that ended in *error*. After False, it never will be.
@@ -485,13 +489,6 @@ class PostgresStore(GroupCommit, PostgresReads):
 def _note_run(batch: list[Request[Any]]) -> None:
     for each in batch:
         each.ran = True
-
-
-def has_ledger(url: str) -> bool:
-    """Return whether the database has a ledger. Raises ``LedgerUnavailable`` if it cannot be asked."""
-    with unavailable("cannot open the ledger", url), closing(Server(url, lambda _server: None)) as server:
-        [(table,)] = server.run(f"SELECT to_regclass('{SCHEMA}.ledger') IS NOT NULL")
-    return bool(table)
 
 
 def _close(pid: int, *parts: Server | Outbox) -> None:

@@ -1,16 +1,17 @@
-"""The reads of a ledger in PostgreSQL, in which nodes keep idle budget."""
+"""The reads of a ledger in PostgreSQL, in which nodes keep idle budget, and what is asked of a server about it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from typing import Any, Final, TypeVar
 
 from typing_extensions import override
 
 from x402guard.ledger.model import Node
 from x402guard.ledger.tree import without_idle
-from x402guard.stores.postgres_schema import BUSY
-from x402guard.stores.postgres_server import Server
+from x402guard.stores.postgres_schema import BUSY, SCHEMA
+from x402guard.stores.postgres_server import Server, unavailable
 from x402guard.stores.rows import NODE_COLUMNS, to_node
 from x402guard.stores.sql_reads import BELOW, SqlReads, above, names
 from x402guard.stores.views import StoreClock
@@ -48,3 +49,27 @@ class PostgresMoment(PostgresReads):
 
     def _read(self, convert: Callable[[Sequence[Any]], R], sql: str, values: Sequence[str | int] = ()) -> list[R]:
         return [convert(row) for row in self._server.say(sql, values, statement_ms=REPORT_MS)]
+
+
+_HAS_ENTRY: Final = f"""
+SELECT EXISTS (SELECT FROM {SCHEMA}.entries AS e WHERE e.node_id = w.node_id AND e.seq = w.seq AND e.hash = w.hash)
+    OR EXISTS (SELECT FROM {SCHEMA}.archived AS a WHERE a.node_id = w.node_id AND a.seq >= w.seq)
+FROM (SELECT ?::text AS node_id, ?::bigint AS seq, ?::text AS hash) AS w"""
+
+
+def has_entry(server: Server, entry: Mapping[str, str | int]) -> bool:
+    """Return whether an entry, by its node, number and hash, is in the journal, or is archived."""
+    return bool(server.run(_HAS_ENTRY, (entry["node_id"], entry["seq"], entry["hash"]))[0][0])
+
+
+def may_change(server: Server) -> bool:
+    """Return whether this is no replica, and the role may change the ledger."""
+    sql = f"SELECT NOT pg_is_in_recovery() AND has_table_privilege('{SCHEMA}.nodes', 'UPDATE')"
+    return bool(server.run(sql)[0][0])
+
+
+def has_ledger(url: str) -> bool:
+    """Return whether the database has a ledger. Raises ``LedgerUnavailable`` if it cannot be asked."""
+    with unavailable("cannot open the ledger", url), closing(Server(url, lambda _server: None)) as server:
+        [(table,)] = server.run(f"SELECT to_regclass('{SCHEMA}.ledger') IS NOT NULL")
+    return bool(table)
