@@ -104,6 +104,15 @@ def test_a_replica_serves_reports_and_takes_no_payment(two_servers):
         assert abs(owner.as_of - time.time()) < 60
         assert there.as_of is None
         assert owner.verify() == []
+    for command in ("verify", "sessions"):  # the guard has left a file on this machine, for who may write
+        done = subprocess.run(
+            [sys.executable, "-m", "x402guard", command, "--ledger", theirs],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+        assert done.returncode == 0, done.stderr
     with pytest.raises(Exception, match="read-only transaction") as caught:
         make_guard(theirs)
     assert "primary server" in caught.value.advice

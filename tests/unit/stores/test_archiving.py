@@ -123,6 +123,19 @@ def test_a_process_whose_newest_entries_were_archived_goes_on(ledger, folder):
         assert books.store.audit() == []
 
 
+def test_an_ended_process_whose_newest_entries_were_archived_has_lost_nothing(ledger, folder):
+    books = Books(ledger, wallet="$5.00", session=None)
+    other = Books(ledger, session=None)
+    books.open("mine", "$1.00")
+    books.close()
+    other.change(lambda view: close_node(view, "mine", Closing("opener-of-mine")), nodes=("mine",))
+    assert archiving.archive(other.store, LATER, folder, gone=()).sessions == 1
+    other.close()
+    following = Books(ledger, session=None)
+    assert following.node("wallet").state == "open"
+    following.close()
+
+
 @pytest.mark.long
 def test_a_ledger_with_archives_moves_to_postgres(tmp_path, folder):
     old, new = f"sqlite:///{tmp_path / 'spend.db'}", postgres.empty_database()
