@@ -241,9 +241,8 @@ def _explained(
     hold = yield Transact(Scope(holds=(hold_id,)), lambda view: view.hold(hold_id))
     if hold is None or hold.intent is None:
         return False
-    if hold.proof is not None and proof != ("proof", hold.proof):
-        # The event before this Transfer belongs to another Transfer of the same transaction.
-        return not waits and (yield from _explained_without_nonce(token, transfer, proof))
+    # A payment that has another proof is asked about as well: the block of that one may be undone, with its node behind.
+    # Or the event before this Transfer belongs to another Transfer of the same transaction.
     shown = replace(hold, claim=Claim(hold.amount, transfer.transaction))
     finding = yield AskChain(HoldStatus(shown))
     if isinstance(finding, Unreadable):
@@ -379,6 +378,11 @@ def ledger_reconciled(store: LedgerStore, context: Context, result: Reconciliati
 
 
 def _undecided(store: LedgerStore) -> list[Intent]:
-    """Return the payments that the chain may have taken, and that no proof decides yet."""
+    """Return the payments that the chain may have taken, and that no proof of a final block decides yet."""
     found = map(store.hold, store.unsettled(store.now_ms() // 1000))
-    return [hold.payment() for hold in found if hold is not None and hold.proof is None and is_open(hold)]
+    return [hold.payment() for hold in found if hold is not None and _is_undecided(hold)]
+
+
+def _is_undecided(hold: Hold) -> bool:
+    """True for a payment that a Transfer may still turn out to have taken: its block may be undone, and another takes it."""
+    return hold.evidence is Evidence.CHAIN_HEAD or (hold.proof is None and is_open(hold))

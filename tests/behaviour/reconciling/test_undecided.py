@@ -1,11 +1,17 @@
 """A Transfer that may be a payment which the chain has not decided yet is compared again, and told once at most."""
 
+import httpx
+import pytest
+
 from tests.support.ledger import PAYEE, PAYER, START_MS, an_intent
-from tests.support.merchant import OTHER_PAYEE, make_guard
+from tests.support.merchant import OTHER_PAYEE, URL, Shop, client, make_guard
 from x402guard.assets import AssetRegistry
 from x402guard.flow.effects import AskChain, Transact
-from x402guard.flow.ports import OutgoingTransfer, Transfers, WalletTransfers
-from x402guard.x402.reconciliation import Reconciliation, reconcile_wallet, scan_mark
+from x402guard.flow.ports import HoldStatus, OutgoingTransfer, TransferNonce, Transfers, WalletTransfers
+from x402guard.frozen import replace
+from x402guard.ledger.evidence import Settled, weigh, weigh_marks
+from x402guard.ledger.view import Scope
+from x402guard.x402.reconciliation import Reconciliation, ledger_reconciled, reconcile_wallet, scan_mark
 
 TRANSFER = OutgoingTransfer("0x" + "ab" * 32, 1, PAYEE, 100_000, block=7)
 STOLEN = OutgoingTransfer("0x" + "cd" * 32, 1, OTHER_PAYEE, 5, block=7)
@@ -49,3 +55,75 @@ def test_what_left_the_wallet_in_the_block_of_an_undecided_payment_is_told_once(
         events = [entry for entry in guard.shell.store.entries("wallet") if "unexplained" in entry.data]
         assert len(events) == 1
         assert list(guard.shell.store.marks("scan", "")) == [scan_mark(TOKEN, PAYER)[1]]
+
+
+SHOWN, OTHER = "0x" + "11" * 32, "0x" + "22" * 32
+
+
+@pytest.fixture
+def paid():
+    """(guard, hold) of a payment whose answer had no receipt."""
+    shop = Shop(paid=lambda *_: httpx.Response(200, text="sold"))
+    with make_guard() as guard, guard.session("s", budget="$1.00") as session, client(session, shop) as http:
+        yield guard, guard.shell.store.hold(http.get(URL).extensions["x402guard"].hold_id)
+
+
+def show(guard, hold, *, final):
+    """Let a block show that the transaction SHOWN has taken the payment."""
+    found = Settled(hold.payment().amount_atomic, SHOWN, 1, final=final)
+    scope = Scope(holds=(hold.id,), marks=weigh_marks(hold, found))
+    guard.shell.store.transact(scope, lambda view: weigh(view, hold.id, found))
+
+
+def reconciled(guard, hold, status):
+    """Reconcile the ledger while OTHER has moved the amount, with the payment's nonce before it; *status* answers for the hold."""
+    payment, store, result, told = hold.payment(), guard.shell.store, Reconciliation(), None
+    flow = ledger_reconciled(store, replace(guard.context, chains=frozenset({payment.network})), result)
+    transfer = OutgoingTransfer(OTHER, 1, payment.payee, payment.amount_atomic, block=7)
+    while True:
+        try:
+            effect = flow.send(told)
+        except StopIteration:
+            return result
+        told = None
+        if isinstance(effect, Transact):
+            told = store.transact(effect.scope, effect.change)
+        elif not isinstance(effect, AskChain):
+            continue
+        elif isinstance(effect.question, WalletTransfers):
+            told = Transfers(7, (transfer,) if effect.question.token == payment.token else (), complete=True)
+        elif isinstance(effect.question, TransferNonce):
+            told = int(hold.id, 16)
+        elif isinstance(effect.question, HoldStatus):
+            asked = effect.question.hold
+            told = status(asked.claim is not None and asked.claim.transaction == OTHER)
+
+
+def settled(hold, transaction, *, final):
+    return Settled(hold.payment().amount_atomic, transaction, 1, final=final)
+
+
+def test_a_payment_whose_block_may_be_undone_is_not_decided(paid):
+    """Its block is undone, another has taken it, and the node that is asked is behind."""
+    guard, hold = paid
+    show(guard, hold, final=False)
+    result = reconciled(guard, hold, lambda _named: settled(hold, SHOWN, final=False))
+    assert (result.unexplained, result.complete) == ([], False)
+    result = reconciled(guard, hold, lambda _named: settled(hold, OTHER, final=True))
+    assert (result.unexplained, result.complete) == ([], True)
+
+
+def test_a_proof_of_a_dead_fork_gives_way_to_the_transfer_that_took_the_payment(paid):
+    guard, hold = paid
+    show(guard, hold, final=True)
+    result = reconciled(guard, hold, lambda named: settled(hold, OTHER if named else SHOWN, final=True))
+    assert (result.unexplained, result.complete) == ([], True)
+    assert OTHER in guard.shell.store.hold(hold.id).proof
+
+
+def test_what_moves_behind_the_settlement_of_a_payment_in_its_transaction_is_told(paid):
+    """The nonce that is shown last belongs to the Transfer before it."""
+    guard, hold = paid
+    show(guard, hold, final=True)
+    result = reconciled(guard, hold, lambda _named: settled(hold, SHOWN, final=True))
+    assert [row["transaction"] for row in result.unexplained] == [OTHER]

@@ -145,7 +145,8 @@ class Agents:
             if process.guard is not guard:
                 return False  # it has died meanwhile
             had = end == "whole" and succeeded(status) and not broke
-            self._books.signed[receipt.hold_id].handed_over = had
+            read_by = self._books.signed[receipt.hold_id].read_by
+            (read_by.add if had else read_by.discard)(receipt.presented)
             if had and want.generation == bought.generation:
                 want.had()
 

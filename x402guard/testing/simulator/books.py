@@ -255,7 +255,7 @@ class Books:
         under_way = presentation_of(row) in context.in_flight and not is_in_flight_elsewhere(
             row, instance=context.instance
         )
-        had = old.handed_over or self.actor.generation < old.want.generation
+        had = bool(old.read_by) or self.actor.generation < old.want.generation
         if (under_way or had) and not old.want.named:
             return "asked for twice at the same time"
         if self._world.time.ms - old.at_ms > context.memory_ms - 600_000:

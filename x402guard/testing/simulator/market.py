@@ -81,7 +81,7 @@ class Signed:
 
     Attributes:
         sent: a copy of the signature has left the process.
-        handed_over: an agent has read the whole answer that it bought.
+        read_by: the presentations of it whose answers an agent has read whole.
         settled_by: the transaction with which its seller took it, if it did.
     """
 
@@ -92,7 +92,7 @@ class Signed:
     generation: int
     at_ms: int
     sent: bool = False
-    handed_over: bool = False
+    read_by: set[int] = field(default_factory=set)
     settled_by: Transaction | None = None
 
 

@@ -43,7 +43,7 @@ class Shopping:
         if self.broke:
             raise SendFailed(ConnectionResetError("the body broke"), before_connection=False)
         if self._paying is not None:
-            self._paying.handed_over = True  # its process has it; what cuts it off takes that back
+            self._paying.read_by.add(0)  # its process has it; what cuts it off takes that back
         return self.body if len(self.body) <= effect.limit else None
 
     def send(self, task: Task[Any], effect: Send) -> None:

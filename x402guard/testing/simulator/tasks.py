@@ -282,7 +282,7 @@ class Task(Generic[R]):
         if after:
             try:
                 self.perform()
-            except X402GuardError:
+            except (X402GuardError, SendFailed):
                 after = False  # the cancellation comes first, whatever the effect would have said
         self.resume(None, Interrupted(KeyboardInterrupt()))
 
