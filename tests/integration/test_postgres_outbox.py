@@ -29,6 +29,20 @@ def files():
     return sorted(each for each in state.glob("x402guard/outbox/*/*.jsonl"))
 
 
+def ends_and_is_lost(url, stage, how="kill"):
+    """A process books $0.05, then $0.30 and at most $0.01 more, and ends; the server loses what came second. What it said."""
+    process = begun(url, stage, how)
+    postgres.keep_copy(url)
+    said = ended(process)
+    postgres.lose_since(url)
+    return said
+
+
+def resets(url):
+    with Owner(url) as owner:
+        owner.reset("wallet")
+
+
 def books_of(url):
     with Owner(url) as owner:
         wallet, run = (next(row for row in owner.sessions() if row.name == name) for name in ("wallet", "run"))
@@ -65,17 +79,13 @@ CASES = [
 @pytest.mark.parametrize(("how", "stage", "follows"), CASES)
 def test_what_an_ended_process_had_signed_counts_again(url, stage, how, follows):
     """$1.00, of which $0.31 are lost: who comes next would have spent them a second time."""
-    process = begun(url, stage, how)
-    postgres.keep_copy(url)
-    said = ended(process)
-    postgres.lose_since(url)
+    said = ends_and_is_lost(url, stage, how)
     assert (len(said) > 0) is (stage != "authorized"), said
     follows(url)
     assert books_of(url) == (TRIPPED, (Decimal("0.35"), Decimal("0.01")))
     with make_guard(url) as guard, guard.session("o", budget="$1.00") as other, pytest.raises(SessionTripped):
         other.charge("search", "$0.01")
-    with Owner(url) as owner:
-        owner.reset("wallet")
+    resets(url)
     with make_guard(url) as guard, guard.session("n", budget="$1.00") as session:
         with pytest.raises(BudgetExhausted):
             session.charge("search", "$0.65")
@@ -121,21 +131,16 @@ def test_two_ended_processes_are_entered_each_and_the_wallet_is_tripped_once(url
     opens_a_guard(url)
     state, (spent, held) = books_of(url)
     assert (state, spent, held) == (TRIPPED, Decimal("0.70"), Decimal("0.01")), "one purchase, presented again"
-    with Owner(url) as owner:
-        owner.reset("wallet")
+    resets(url)
     opens_a_guard(url)
     assert books_of(url)[0] == OPEN
 
 
 def test_a_retry_presents_the_lost_payment_again(url):
     """The second process asks for the same thing; its payment is the one that was signed before."""
-    process = begun(url, "sent")
-    postgres.keep_copy(url)
-    [nonce] = ended(process)
-    postgres.lose_since(url)
+    [nonce] = ends_and_is_lost(url, "sent")
     opens_a_guard(url)
-    with Owner(url) as owner:
-        owner.reset("wallet")
+    resets(url)
     shop = Shop()
     with make_guard(url) as guard, guard.session("run", budget="$1.00", id="run") as session:
         with client(session, shop) as http:
@@ -152,8 +157,7 @@ def test_a_second_loss_is_found_out_as_the_first_one(url):
         postgres.lose_since(url)
         opens_a_guard(url)
         assert books_of(url) == (TRIPPED, (Decimal("0.35"), Decimal("0.01")))
-        with Owner(url) as owner:
-            owner.reset("wallet")
+        resets(url)
         opens_a_guard(url)
         assert books_of(url)[0] == OPEN
     assert len(files()) == 1
@@ -175,10 +179,7 @@ def test_a_second_loss_is_found_out_by_a_living_process_that_has_entered_the_fir
 
 
 def test_a_full_disk_ends_no_process_and_lets_a_loss_be_entered_once(url, monkeypatch):
-    process = begun(url, "answered")
-    postgres.keep_copy(url)
-    ended(process)
-    postgres.lose_since(url)
+    ends_and_is_lost(url, "answered")
 
     def full(*_, **__):
         raise OSError(28, "No space left on device")
@@ -186,15 +187,14 @@ def test_a_full_disk_ends_no_process_and_lets_a_loss_be_entered_once(url, monkey
     monkeypatch.setattr("x402guard.stores.outbox.tempfile.mkstemp", full)
     opens_a_guard(url)
     assert books_of(url) == (TRIPPED, (Decimal("0.35"), Decimal("0.01")))
-    with Owner(url) as owner:
-        owner.reset("wallet")
+    resets(url)
     opens_a_guard(url)
     assert books_of(url)[0] == OPEN
 
 
 @pytest.mark.parametrize("step", range(1, 12))
 def test_ctrl_c_while_files_are_taken_over_leaves_all_that_they_say(url, monkeypatch, step):
-    """Two processes have ended, nothing is lost yet; whoever opens is interrupted at each call; then it is lost."""
+    """Two processes have ended, nothing is lost yet; the next one that opens is interrupted at each call; then it is lost."""
     first = Books(url, wallet="$1.00")
     postgres.keep_copy(url)
     second = Books(url, session=None)
@@ -246,10 +246,7 @@ def _has_role(connection):
 @pytest.mark.parametrize("done", [0, 1, 2])
 def test_what_cannot_be_entered_now_stays_and_the_ledger_is_not_opened(url, monkeypatch, done):
     """It fails at each part; the next process goes on, and no file is left beside the one of the ended process."""
-    process = begun(url, "answered")
-    postgres.keep_copy(url)
-    ended(process)
-    postgres.lose_since(url)
+    ends_and_is_lost(url, "answered")
     parts = []
 
     def fails(*given, **more):
@@ -326,6 +323,15 @@ def test_who_ends_while_it_takes_over_leaves_it_to_the_next(url):
     opens_a_guard(url)
     assert books_of(url) == (TRIPPED, (Decimal("0.35"), Decimal("0.01")))
     assert len(files()) == 1
+
+
+def test_a_user_without_a_home_folder_is_told_that_there_is_no_file(url, monkeypatch, caplog):
+    monkeypatch.setattr("x402guard.stores.postgres.outbox_folder", lambda _ledger: None)
+    ended(begun(url, "closed"))
+    before = files()
+    opens_a_guard(url)
+    assert "no home folder" in caplog.text
+    assert files() == before
 
 
 def test_a_process_that_is_read_only_takes_nothing_over(url):

@@ -40,6 +40,15 @@ class Journal(Struct, frozen=True):
     holds: Sequence[Hold]
 
 
+def sync_folder(folder: Path) -> None:
+    """Sync the names in a folder, so that a new one is there after a power cut. Raises ``OSError``."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def write_archive(path: Path, journals: Iterable[Journal]) -> int:
     """Write a new file, durably, readable by this user alone; return its size in bytes.
 
@@ -55,11 +64,7 @@ def write_archive(path: Path, journals: Iterable[Journal]) -> int:
         except BaseException:
             path.unlink(missing_ok=True)
             raise
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)  # the name, too, has to be there after a power cut
-    finally:
-        os.close(folder)
+    sync_folder(path.parent)
     return path.stat().st_size
 
 

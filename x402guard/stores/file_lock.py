@@ -66,14 +66,14 @@ class FileTurn:
         if self._owes:
             self._owes = False
             time.sleep(LONGEST_PAUSE_S)
-        if _locks(self._turn):
+        if locks(self._turn):
             return True
         began = time.monotonic()
         is_queued = False
         try:
-            while not _locks(self._turn):
+            while not locks(self._turn):
                 # A process giving the turn back holds the queue briefly and may be stopped then: never block on it.
-                is_queued = is_queued or _locks(self._queue, fcntl.LOCK_SH)
+                is_queued = is_queued or locks(self._queue, fcntl.LOCK_SH)
                 waited_s = time.monotonic() - began
                 if waited_s > most_s:
                     return False
@@ -89,7 +89,7 @@ class FileTurn:
         fcntl.flock(self._turn, fcntl.LOCK_UN)
         self._owes = True  # another process may be waiting
         try:
-            if _locks(self._queue):
+            if locks(self._queue):
                 self._owes = False
         finally:
             fcntl.flock(self._queue, fcntl.LOCK_UN)  # Ctrl-C may have come after it was locked
@@ -126,7 +126,8 @@ class FileTurn:
             os.close(queue)
 
 
-def _locks(descriptor: int, kind: int = fcntl.LOCK_EX) -> bool:
+def locks(descriptor: int, kind: int = fcntl.LOCK_EX) -> bool:
+    """Lock an open file at once. Returns False if another one has it locked."""
     try:
         fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -25,6 +25,8 @@ from x402guard.errors import LedgerUnavailable
 from x402guard.ledger.model import Hold, HoldKind, HoldState, Node
 from x402guard.ledger.owner import Written
 from x402guard.ledger.tree import path
+from x402guard.stores.archive_file import sync_folder
+from x402guard.stores.file_lock import locks
 from x402guard.stores.postgres_rows import LoadedRows
 from x402guard.stores.rows import UnreadableRecord, hold_record, to_hold
 
@@ -191,7 +193,7 @@ class Outbox(Kept):
         self.lasts = tuple(lasts)
         self._say(_Line(now_ms, list(map(dict, self.lasts))), durable=True)
 
-    def replace(self, ended: Sequence[Left]) -> None:
+    def take_over(self, ended: Sequence[Left]) -> None:
         """Write what was added of *ended* processes to the file of this one, and remove theirs."""
         try:
             self._make()
@@ -263,7 +265,7 @@ class _File:
         try:
             self._size = self._first_size = _write(self._descriptor, b"".join([line + b"\n" for line in lines]))
             os.fsync(self._descriptor)
-            _sync(folder)
+            sync_folder(folder)
         except BaseException:
             self.close(remove=True)
             raise
@@ -362,7 +364,7 @@ def _alone(folder: Path) -> Iterator[None]:
         return
     try:
         until_s = time.monotonic() + _WAIT_S
-        while not _locks(descriptor):
+        while not locks(descriptor):
             if time.monotonic() > until_s:
                 raise LedgerUnavailable(
                     f"another process on this machine has been entering what the ledger's server has lost for {_WAIT_S:.0f} s",
@@ -384,7 +386,7 @@ def _new_file(folder: Path) -> tuple[int, Path]:
     """
     for _ in range(_TRIES):
         descriptor, name = tempfile.mkstemp(dir=folder, suffix=_ENDING)
-        if _locks(descriptor):
+        if locks(descriptor):
             return descriptor, Path(name)
         os.close(descriptor)
         _remove(Path(name))
@@ -393,7 +395,7 @@ def _new_file(folder: Path) -> tuple[int, Path]:
 
 def _is_free(file: Path, descriptor: int) -> bool:
     """Lock a file, and return True if it has anything in it, is still there, and no process had it locked."""
-    if not _locks(descriptor):
+    if not locks(descriptor):
         return False
     found = os.fstat(descriptor)
     if found.st_size == 0:
@@ -402,14 +404,6 @@ def _is_free(file: Path, descriptor: int) -> bool:
     with suppress(FileNotFoundError):
         return os.path.samestat(file.stat(), found)
     return False
-
-
-def _locks(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _remove(file: Path) -> None:
@@ -436,15 +430,6 @@ def _write(descriptor: int, data: bytes) -> int:
     while written < len(data):
         written += os.write(descriptor, data[written:])
     return written
-
-
-def _sync(folder: Path) -> None:
-    """Sync the names in a folder, so that a power cut does not take a new one."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 _NONE: Final = -1

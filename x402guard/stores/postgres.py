@@ -175,7 +175,7 @@ class PostgresStore(GroupCommit, PostgresReads):
                         raise rolled_back(self._url)
                     left.is_entered = True
             self._missing, self._is_latched = None, False  # this process has lost nothing
-            self._outbox.replace(ended)
+            self._outbox.take_over(ended)
 
     @staticmethod
     def _migrate(server: Server) -> None:

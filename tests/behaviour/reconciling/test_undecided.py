@@ -1,5 +1,7 @@
 """A Transfer that may be a payment which the chain has not decided yet is compared again, and told once at most."""
 
+from contextlib import suppress
+
 import httpx
 import pytest
 
@@ -18,22 +20,31 @@ STOLEN = OutgoingTransfer("0x" + "cd" * 32, 1, OTHER_PAYEE, 5, block=7)
 [TOKEN] = [each for each in AssetRegistry().on({"eip155:84532"}) if each.symbol == "USDC"]
 
 
+def to_the_end(flow, store, answer):
+    """Run a flow on a ledger; *answer* says what the chain answers to a question."""
+    told = None
+    with suppress(StopIteration):
+        while True:
+            effect, told = flow.send(told), None
+            if isinstance(effect, Transact):
+                told = store.transact(effect.scope, effect.change)
+            elif isinstance(effect, AskChain):
+                told = answer(effect.question)
+
+
 def compared(guard, *transfers, meanwhile=()):
     """Compare what a chain shows, while payments are made, and return what the comparison says."""
     store, made, result = guard.shell.store, [], Reconciliation()
     flow = reconcile_wallet(guard.context, TOKEN, PAYER, START_MS // 1000, result, undecided=lambda: list(made))
-    told = None
-    while True:
-        try:
-            effect = flow.send(told)
-        except StopIteration:
-            return result
-        told = None
-        if isinstance(effect, Transact):
-            told = store.transact(effect.scope, effect.change)
-        elif isinstance(effect, AskChain) and isinstance(effect.question, WalletTransfers):
-            made.extend(meanwhile)
-            told = Transfers(7, transfers, complete=True)
+
+    def answer(question):
+        if not isinstance(question, WalletTransfers):
+            return None
+        made.extend(meanwhile)
+        return Transfers(7, transfers, complete=True)
+
+    to_the_end(flow, store, answer)
+    return result
 
 
 def test_the_undecided_payments_are_read_after_the_transfers():
@@ -77,26 +88,24 @@ def show(guard, hold, *, final):
 
 def reconciled(guard, hold, status):
     """Reconcile the ledger while OTHER has moved the amount, with the payment's nonce before it; *status* answers for the hold."""
-    payment, store, result, told = hold.payment(), guard.shell.store, Reconciliation(), None
-    flow = ledger_reconciled(store, replace(guard.context, chains=frozenset({payment.network})), result)
+    payment, store, result = hold.payment(), guard.shell.store, Reconciliation()
     transfer = OutgoingTransfer(OTHER, 1, payment.payee, payment.amount_atomic, block=7)
-    while True:
-        try:
-            effect = flow.send(told)
-        except StopIteration:
-            return result
-        told = None
-        if isinstance(effect, Transact):
-            told = store.transact(effect.scope, effect.change)
-        elif not isinstance(effect, AskChain):
-            continue
-        elif isinstance(effect.question, WalletTransfers):
-            told = Transfers(7, (transfer,) if effect.question.token == payment.token else (), complete=True)
-        elif isinstance(effect.question, TransferNonce):
-            told = int(hold.id, 16)
-        elif isinstance(effect.question, HoldStatus):
-            asked = effect.question.hold
-            told = status(asked.claim is not None and asked.claim.transaction == OTHER)
+
+    def answer(question):
+        match question:
+            case WalletTransfers(token=payment.token):
+                return Transfers(7, (transfer,), complete=True)
+            case WalletTransfers():
+                return Transfers(7, (), complete=True)
+            case TransferNonce():
+                return int(hold.id, 16)
+            case HoldStatus(hold=asked):
+                return status(asked.claim is not None and asked.claim.transaction == OTHER)
+        return None
+
+    context = replace(guard.context, chains=frozenset({payment.network}))
+    to_the_end(ledger_reconciled(store, context, result), store, answer)
+    return result
 
 
 def settled(hold, transaction, *, final):

@@ -208,7 +208,7 @@ def test_the_file_of_an_ended_process_is_taken_over(mine, folder):
     with left_behind(folder, START_MS) as ended:
         for each in ended:
             following.add(each)
-        following.replace(ended)
+        following.take_over(ended)
     following.close()
     with left_behind(folder, START_MS) as [one]:
         assert [each["seq"] for each in one.lasts] == [2, 3], "which of the two is the newer one is unknown"
@@ -229,7 +229,7 @@ def test_what_cannot_be_copied_stays_where_it_is(mine, folder, monkeypatch, capl
         patch.setattr(outbox.tempfile, "mkstemp", full)
         for each in ended:
             following.add(each)
-        following.replace(ended)
+        following.take_over(ended)
     assert "No space left on device" in caplog.text
     following.close()
     [(last, [one])] = left(folder)
@@ -247,7 +247,7 @@ def test_of_two_ended_processes_each_last_entry_is_looked_for_until_this_one_wri
     with left_behind(folder, START_MS) as both:
         for each in both[::order]:
             mine.add(each)
-        mine.replace(both)
+        mine.take_over(both)
     assert {each["seq"] for each in mine.lasts} == {START_MS, START_MS + 5}
     [[kept]] = mine.parts(START_MS)
     assert kept.hold.amount == usd("$0.50")
