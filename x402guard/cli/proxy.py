@@ -44,17 +44,15 @@ def proxy(
     """
     budgets = _budgets(budget, session or [])
     try:
-        import uvicorn
-
         from x402guard.web.access import Access, local_names
-        from x402guard.web.connection import TimedConnection
         from x402guard.web.proxy import Proxy, new_token
+        from x402guard.web.server import Server
         from x402guard.web.upstream import upstreams
     except ImportError:
         raise ConfigError("proxy: it needs two more packages: pip install 'x402guard[serve]'") from None
     settings = load_settings()
     known = upstreams(settings.metering.build().endpoints)
-    # uvicorn raises the signal that has ended it again: then the sessions end as after Ctrl-C.
+    # While it opens and closes its sessions: the server takes its signals itself.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with suppress(KeyboardInterrupt), ExitStack() as opened:
         listening = opened.enter_context(closing(listen(host, port)))
@@ -76,13 +74,12 @@ def proxy(
         if guard.context.payer is None:
             typer.echo("No key is set (x402guard keys new): LLM calls are metered, and nothing is paid.", err=True)
         _say(address_of(*own), budgets, tokens, as_json=as_json)
-        uvicorn.Server(uvicorn.Config(app, http=TimedConnection, **_SERVING)).run(sockets=[listening])
+        Server(app, **_SERVING).run(sockets=[listening])
 
 
 _SERVING: Final[dict[str, Any]] = {
     "ws": "none",
     "lifespan": "on",
-    "access_log": False,
     "log_level": "critical",
     "server_header": False,
     "date_header": False,

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import secrets
 import socket
-from contextlib import ExitStack, closing, suppress
-from types import FrameType
+from contextlib import ExitStack, closing
 from typing import Annotated
 
 import typer
@@ -30,11 +29,9 @@ def serve(
     Example: x402guard serve --owner
     """
     try:
-        import uvicorn
-
         from x402guard.web.access import Access, local_names
         from x402guard.web.app import Live
-        from x402guard.web.connection import TimedConnection
+        from x402guard.web.server import Server
     except ImportError:
         raise ConfigError("serve: it needs three more packages: pip install 'x402guard[serve]'") from None
     is_local = is_loopback(host)
@@ -51,17 +48,11 @@ def serve(
             typer.echo(f"To allow, deny and stop, sign in there with the owner's token {owners}")
         typer.echo("Ctrl-C ends it.")
 
-        class Server(uvicorn.Server):
-            def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-                live.is_ending = True  # the streams of open pages would keep it
-                super().handle_exit(sig, frame)
-
-        config = uvicorn.Config(
-            live.app(), http=TimedConnection, access_log=False, log_level="warning", lifespan="off",
+        # The streams of open pages would keep it: they end first.
+        Server(
+            live.app(), on_exit=live.end, log_level="warning", lifespan="off",
             timeout_graceful_shutdown=3, limit_concurrency=200,
-        )  # fmt: skip
-        with suppress(KeyboardInterrupt):
-            Server(config).run(sockets=[listening])
+        ).run(sockets=[listening])  # fmt: skip
 
 
 def address_of(host: str, port: int) -> str:

@@ -77,8 +77,11 @@ class Live:
     def __init__(self, owner: Owner, acting: Callable[[], Owner], access: Access) -> None:
         self._looks, self._acting, self._access = Looks(owner), acting, access
         self._streams = 0
-        self.is_ending = False
-        """True once the server ends: then the streams end, too."""
+        self._is_ending = False
+
+    def end(self) -> None:
+        """End the streams of open pages: the server ends."""
+        self._is_ending = True
 
     def app(self) -> Starlette:
         """Return the application."""
@@ -127,7 +130,7 @@ class Live:
         try:
             known: dict[str, str] = {}
             quiet_s = 0.0
-            while not self.is_ending and not await request.is_disconnected():
+            while not self._is_ending and not await request.is_disconnected():
                 quiet_s += _EVERY_S
                 try:
                     now_ms, made = await run_in_threadpool(self._made, choice)
