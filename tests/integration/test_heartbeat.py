@@ -14,7 +14,7 @@ from tests.support.merchant import make_guard
 from x402guard import ConfigError, LedgerUnavailable, Owner
 from x402guard.flow import heartbeat
 from x402guard.flow.surroundings import Surroundings, settle_in
-from x402guard.ledger.in_doubt import in_doubt, instance_mark, silent_instances
+from x402guard.ledger.purchases import in_doubt, instance_mark, silent_instances
 from x402guard.ledger.view import LedgerView
 from x402guard.stores import open_store
 

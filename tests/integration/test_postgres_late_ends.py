@@ -1,4 +1,7 @@
-"""A ledger's server goes away after a payment or a call has left: the caller has the answer, and its end is written later."""
+"""A ledger's server goes away after a payment or a call has left: the caller has the answer, and its end is written later.
+
+If the process ends before that, the next one on its machine writes it.
+"""
 
 import time
 from decimal import Decimal
@@ -6,10 +9,12 @@ from decimal import Decimal
 import anyio
 import pytest
 
+from tests.support import postgres
+from tests.support.ended_buyer import FOLLOWS, begun, books_of, files, opens_a_guard
 from tests.support.ledger import a_hold, usd
 from tests.support.merchant import URL as SHOP_URL
 from tests.support.merchant import Shop, async_client, client, make_guard
-from x402guard import BudgetExhausted, LedgerUnavailable, PaymentRefused, Policy
+from x402guard import BudgetExhausted, LedgerUnavailable, Owner, PaymentRefused, Policy
 from x402guard.flow.capture import Bill, book
 from x402guard.flow.drivers import run, transact_now
 from x402guard.frozen import replace
@@ -120,3 +125,70 @@ def test_the_whole_end_of_an_answer_is_written_later(url, way, straight, repeat)
             else:
                 assert http.get(SHOP_URL).status_code == 200
         assert shop.signed == (10_000 if repeat == "refuse" else 20_000)
+
+
+def ends_while_the_server_is_away(url, way, how="kill", *, lost=False):
+    """A process pays $0.01 and has a bill of $0.60 for $0.10, and ends before either end is written. What it said."""
+    process = begun(way.url(url), "unwritten", how)
+    if lost:
+        postgres.keep_copy(url)
+    process.stdin.write("\n")
+    process.stdin.flush()
+    nonce = process.stdout.readline()
+    way.go_down()
+    said, _ = process.communicate("\n", timeout=60)
+    way.down = False
+    if lost:
+        postgres.lose_since(url)
+    return nonce, said
+
+
+CASES = [*(("kill", follows) for follows in FOLLOWS), ("exit", opens_a_guard), ("close", opens_a_guard)]
+
+
+@pytest.mark.parametrize(("how", "follows"), CASES)
+def test_what_an_ended_process_could_not_write_is_written_by_the_next_one(url, way, straight, how, follows):
+    """$0.50 of the bill are above its hold: who comes next would have spent them a second time."""
+    ends_while_the_server_is_away(url, way, how)
+    assert books_of(url) == (("open", None), (Decimal("0.35"), Decimal("0.11")))
+    for _ in range(2):
+        follows(url)
+        assert books_of(url) == (("open", None), (Decimal("0.96"), Decimal(0)))
+    assert len(files()) == 1
+    [paid] = [hold for hold in map(straight.hold, holds_of(straight)) if hold.intent is not None]
+    assert (paid.state, paid.evidence, paid.doubt, paid.delivery) == ("captured", "claimed", None, "done")
+    billed = straight.hold("llm")
+    assert (billed.state, billed.captured, billed.evidence) == ("captured", usd("$0.60"), "provider_usage")
+    with make_guard(url) as guard, guard.session("n", budget="$1.00") as session:
+        with pytest.raises(BudgetExhausted):
+            session.charge("search", "$0.05")
+        session.charge("search", "$0.04")
+
+
+def holds_of(store):
+    return dict.fromkeys(entry.hold_id for entry in store.entries("run") if entry.hold_id)
+
+
+def test_what_the_server_has_lost_comes_first(url, way):
+    """Its hold is entered again, and the end of it after that."""
+    ends_while_the_server_is_away(url, way, lost=True)
+    opens_a_guard(url)
+    assert books_of(url) == (("tripped", "rolled_back"), (Decimal("0.96"), Decimal(0)))
+    opens_a_guard(url)
+    assert books_of(url) == (("tripped", "rolled_back"), (Decimal("0.96"), Decimal(0)))
+
+
+def test_a_bill_past_the_limit_trips_the_budget(url, way):
+    ends_while_the_server_is_away(url, way)
+    with make_guard(url) as guard, guard.session("n", budget="$1.00") as session:
+        assert session.remaining == Decimal("0.04")
+    assert books_of(url)[1] == (Decimal("0.96"), Decimal(0))
+
+
+def test_who_may_not_write_or_only_looks_leaves_the_file_as_it_is(url, way):
+    ends_while_the_server_is_away(url, way)
+    [left] = files()
+    with Owner(url, read_only=True) as owner:
+        assert owner.verify() == []
+    assert files() == [left]
+    assert books_of(url)[1] == (Decimal("0.35"), Decimal("0.11"))

@@ -1,9 +1,6 @@
 """A server loses commits, and the process that wrote them has ended: the next one on its machine enters them again."""
 
 import gc
-import os
-import subprocess
-import sys
 from contextlib import suppress
 from decimal import Decimal
 from pathlib import Path
@@ -12,21 +9,15 @@ import psycopg
 import pytest
 
 from tests.support import postgres
-from tests.support.ended_buyer import STAGES, begun, ended
+from tests.support.ended_buyer import FOLLOWS, STAGES, begun, books_of, ended, files, opens_a_guard, opens_as_owner
 from tests.support.ledger import Books, usd
 from tests.support.merchant import URL, Shop, client, make_guard
 from x402guard import BudgetExhausted, LedgerUnavailable, Owner, SessionTripped
+from x402guard.ledger.lost import count_again
 from x402guard.ledger.model import HoldKind
-from x402guard.ledger.owner import count_again
 from x402guard.stores import outbox
 
 pytestmark = [pytest.mark.xdist_group("postgres"), pytest.mark.timeout(120)]
-
-
-def files():
-    """What lies in the outbox of this machine."""
-    state = Path(os.environ["XDG_STATE_HOME"])
-    return sorted(each for each in state.glob("x402guard/outbox/*/*.jsonl"))
 
 
 def ends_and_is_lost(url, stage, how="kill"):
@@ -43,31 +34,7 @@ def resets(url):
         owner.reset("wallet")
 
 
-def books_of(url):
-    with Owner(url) as owner:
-        wallet, run = (next(row for row in owner.sessions() if row.name == name) for name in ("wallet", "run"))
-        assert owner.verify() == []
-        return (wallet.state, wallet.terminated_by), (run.spent, run.held)
-
-
 TRIPPED, OPEN = ("tripped", "rolled_back"), ("open", None)
-
-
-def opens_a_guard(url):
-    make_guard(url, budget="$1.00").close()
-
-
-def runs_a_command(url):
-    command = [sys.executable, "-m", "x402guard", "budget", "set", "wallet", "1.00", "--ledger", url]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60, env=os.environ)
-    assert done.returncode == 0, done.stderr
-
-
-def opens_as_owner(url):
-    Owner(url).close()
-
-
-FOLLOWS = [opens_a_guard, runs_a_command, opens_as_owner]
 # Each stage with each way to end; each of them with each that follows.
 CASES = [
     pytest.param(how, stage, FOLLOWS[(number + row) % len(FOLLOWS)], id=f"{how}-{stage}")

@@ -1,19 +1,28 @@
 """A process on one machine of a fleet that books, and ends at a stage of a payment.
 
-Arguments: ledger URL, the stage at which it ends, how it ends (``kill`` or ``exit``). Before the first payment it prints
-``ready`` and waits for a line. It prints the nonce that the seller received.
+Arguments: ledger URL, the stage at which it ends, how it ends (``kill``, ``exit`` or ``close``). Before the first payment
+it prints ``ready`` and waits for a line. It prints the nonce that the seller received. At the stage ``unwritten`` it waits
+for another line before the seller answers, and then has a bill of $0.60 for a call that held $0.10.
 """
 
 import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import httpx
 
+from tests.support.ledger import a_hold, usd
 from tests.support.merchant import URL, Shop, b64, client, make_guard, receipt
 from tests.support.signers import SpySigner
+from x402guard import LedgerUnavailable, Owner
+from x402guard.flow.capture import Bill, book
+from x402guard.flow.drivers import run, transact_now
+from x402guard.ledger.authorize import authorize
+from x402guard.ledger.model import Evidence, HoldKind
+from x402guard.ledger.view import Scope
 
 STAGES = ("authorized", "sent", "answered", "closed")
 REPOSITORY = Path(__file__).parents[2]
@@ -39,6 +48,38 @@ def ended(process):
     return said.split()
 
 
+def files():
+    """What lies in the outbox of this machine."""
+    state = Path(os.environ["XDG_STATE_HOME"])
+    return sorted(each for each in state.glob("x402guard/outbox/*/*.jsonl"))
+
+
+def books_of(url):
+    """(the wallet's state and its reason), (what the run has spent, what it holds); the ledger is consistent."""
+    with Owner(url, read_only=True) as owner:
+        wallet, run = (next(row for row in owner.sessions() if row.name == name) for name in ("wallet", "run"))
+        assert owner.verify() == []
+        return (wallet.state, wallet.terminated_by), (run.spent, run.held)
+
+
+def opens_a_guard(url):
+    make_guard(url, budget="$1.00").close()
+
+
+def runs_a_command(url):
+    command = [sys.executable, "-m", "x402guard", "budget", "set", "wallet", "1.00", "--ledger", url]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60, env=os.environ)
+    assert done.returncode == 0, done.stderr
+
+
+def opens_as_owner(url):
+    Owner(url).close()
+
+
+FOLLOWS = [opens_a_guard, runs_a_command, opens_as_owner]
+"""Who comes next on the machine of a process that has ended."""
+
+
 def main(ledger: str, stage: str, how: str) -> None:
     def end(*_) -> None:
         sys.stdout.flush()
@@ -50,22 +91,40 @@ def main(ledger: str, stage: str, how: str) -> None:
         print(f"{shop.payments[-1][0]:064x}", flush=True)
         if stage == "sent":
             end()
+        if stage == "unwritten":
+            sys.stdin.readline()
         return httpx.Response(200, headers={"PAYMENT-RESPONSE": b64(receipt())}, text="sold")
 
     signer = SpySigner(before=end if stage == "authorized" else None)
     with (
         make_guard(ledger, signer=signer, budget="$1.00", unsafe_async_failover=True) as guard,
-        guard.session("run", budget="$1.00", id="run") as run,
+        guard.session("run", budget="$1.00", id="run") as session,
     ):
-        run.charge("early", "$0.05")
+        session.charge("early", "$0.05")
+        call = begin_call(guard) if stage == "unwritten" else None
         print("ready", flush=True)
         sys.stdin.readline()
-        run.charge("late", "$0.30")
-        with client(run, Shop(paid=paid)) as http:
+        session.charge("late", "$0.30")
+        with client(session, Shop(paid=paid)) as http:
             http.get(URL)
-        if stage == "answered":
+        if call is not None:
+            with suppress(LedgerUnavailable):
+                run(
+                    book(guard.context, call, Bill(usd("$0.60"), Evidence.PROVIDER_USAGE, {"input_tokens": 9})),
+                    guard.shell,
+                )
+        if stage == "answered" or (stage == "unwritten" and how != "close"):
             end()
     print("end", flush=True)
+
+
+def begin_call(guard):
+    """Hold $0.10 for an LLM call."""
+    call = a_hold("llm", "$0.10", "run", kind=HoldKind.LLM, now_ms=guard.shell.store.now_ms(), deadline_s=900)
+    facts = {"kind": "llm", "model": "m", "host": "h"}
+    scope = Scope(nodes=("run",), holds=("llm",), durable=True)
+    transact_now(guard.shell, scope, lambda view: authorize(view, call, facts))
+    return call
 
 
 if __name__ == "__main__":

@@ -17,8 +17,9 @@ from x402guard.guard import signed_report
 from x402guard.guard.approvers import operating_user
 from x402guard.guard.owner import Owner, existing_ledger
 from x402guard.guard.settings import load_settings
+from x402guard.ledger.lost import count_lost
 from x402guard.ledger.model import WALLET
-from x402guard.ledger.owner import CLOCK_MARK, accept_clock, count_lost
+from x402guard.ledger.owner import CLOCK_MARK, accept_clock
 from x402guard.ledger.purchases import DEFAULT_MEMORY_S
 from x402guard.ledger.queries import ended_instances
 from x402guard.ledger.view import Scope

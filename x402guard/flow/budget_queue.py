@@ -11,8 +11,8 @@ from x402guard.flow.effects import Checkpoint, Compute, Flow, Transact
 from x402guard.frozen import replace
 from x402guard.ledger.authorize import BUDGET, Refusal
 from x402guard.ledger.budgets import unlent
-from x402guard.ledger.in_doubt import in_doubt
 from x402guard.ledger.model import Hold, HoldKind
+from x402guard.ledger.purchases import in_doubt
 from x402guard.ledger.view import LedgerView, Scope
 from x402guard.money import format_dollars
 

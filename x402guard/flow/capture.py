@@ -11,6 +11,7 @@ from x402guard.flow.context import Context
 from x402guard.flow.effects import Flow, cause, transact_anyway
 from x402guard.flow.ports import Usage
 from x402guard.ledger.budgets import trip
+from x402guard.ledger.lost import LateEnd
 from x402guard.ledger.model import Claim, Evidence, Hold, HoldState, NodeKind
 from x402guard.ledger.token_budget import Reservation, call_tokens, end_call_tokens, release_call_tokens, soft_mark
 from x402guard.ledger.transitions import Capture, Correct, Note, Void, apply, has_lapsed
@@ -139,8 +140,7 @@ def _end(view: LedgerView, now: Hold, bill: Bill, marks: tuple[MarkKey, ...]) ->
     if bill.claimed is not None:
         apply(view, now.id, Note(claim=Claim(bill.claimed, "")))
         _tell_dispute(view, now, bill)
-    usage = None if bill.usage is None else dict(bill.usage)
-    after = apply(view, now.id, Capture(bill.amount, bill.evidence, usage=usage, note=bill.note or None))
+    after = apply(view, now.id, _capture(bill))
     if bill.latches:
         _trip_session(view, now.node_id, bill.note)
     if marks and bill.usage is not None:
@@ -148,6 +148,11 @@ def _end(view: LedgerView, now: Hold, bill: Bill, marks: tuple[MarkKey, ...]) ->
     if bill.hidden_input:
         _learn_hidden_input(view, now, marks, bill.hidden_input)
     return after
+
+
+def _capture(bill: Bill) -> Capture:
+    usage = None if bill.usage is None else dict(bill.usage)
+    return Capture(bill.amount, bill.evidence, usage=usage, note=bill.note or None)
 
 
 def _learn_hidden_input(view: LedgerView, hold: Hold, marks: tuple[MarkKey, ...], tokens: int) -> None:
@@ -222,11 +227,8 @@ def book(
     outcome: Outcome = "ok",
 ) -> Flow[Hold]:
     """Capture what was used. See ``write_bill``."""
-    return (
-        yield from transact_anyway(
-            *write_bill(context, hold, bill, marks, most_tokens=most_tokens, outcome=outcome), late=True
-        )
-    )
+    scope, change = write_bill(context, hold, bill, marks, most_tokens=most_tokens, outcome=outcome)
+    return (yield from transact_anyway(scope, change, late=LateEnd(hold.id, capture=_capture(bill))))
 
 
 def give_back(

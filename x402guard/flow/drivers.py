@@ -199,9 +199,12 @@ def transact_now(shell: Shell, scope: Scope, change: Change[R]) -> R:
 def _transact(effect: Transact[Any], shell: Shell) -> _Transacted:
     if shell.late_writes is None:
         return _write(effect, shell)
-    if effect.late:
+    if effect.late is not None:
         transacted: _Transacted = shell.late_writes.write(
-            lambda: _write(effect, shell), lambda answer: _told(answer, shell), patient=effect.scope.durable
+            lambda: _write(effect, shell),
+            lambda answer: _told(answer, shell),
+            end=effect.late,
+            patient=effect.scope.durable,
         )
         return transacted
     shell.late_writes.catch_up()

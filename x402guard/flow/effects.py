@@ -14,6 +14,7 @@ from msgspec import Struct
 from x402guard.errors import LedgerUnavailable
 from x402guard.flow.ports import ChainQuestion
 from x402guard.flow.sealed import Sealed
+from x402guard.ledger.lost import LateEnd
 from x402guard.ledger.model import Hold
 from x402guard.ledger.view import Change, Notice, Scope
 from x402guard.policy.approvals import ApprovalRequest
@@ -66,13 +67,13 @@ class PeekBody(Struct, frozen=True):
 class Transact(Struct, Generic[R], frozen=True):
     """Run a change in the ledger. It is never abandoned halfway. Fails with ``LedgerUnavailable``.
 
-    ``late``: the caller has its answer, and only its end is written. On a ledger of several machines that does not answer
-    in two seconds it fails, and is written later. A durable change restrains, so it is waited for.
+    ``late``: the caller has its answer, and only this end of it is written. On a ledger of several machines that does not
+    answer in two seconds it fails, and is written later. A durable change restrains, so it is waited for.
     """
 
     scope: Scope
     change: Change[R]
-    late: bool = False
+    late: LateEnd | None = None
 
 
 class Compute(Struct, Generic[R], frozen=True):
@@ -160,7 +161,7 @@ def transact(scope: Scope, change: Change[R]) -> Flow[R]:
     return result
 
 
-def transact_anyway(scope: Scope, change: Change[R], *, late: bool = False) -> Flow[R]:
+def transact_anyway(scope: Scope, change: Change[R], *, late: LateEnd | None = None) -> Flow[R]:
     """Run *change* even if the task is cancelled. It may run twice, so it must be idempotent. *late*: see ``Transact``."""
     try:
         result: R = yield Transact(scope, change, late)

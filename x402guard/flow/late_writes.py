@@ -1,4 +1,7 @@
-"""Ends of answers that are written later: the caller has what was paid for, and must not wait for a ledger that is away."""
+"""Ends of answers that are written later: the caller has what was paid for, and must not wait for a ledger that is away.
+
+What waits is kept beside the ledger as well, so that another process can enter it if this one ends before.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,8 @@ from typing import Any, Final, TypeVar, cast
 from x402guard.errors import LedgerUnavailable
 from x402guard.flow.detached import Aside, TooLate
 from x402guard.flow.shell import LOG
+from x402guard.ledger.lost import LateEnd
+from x402guard.ledger.store import KeepsEnds
 
 R = TypeVar("R")
 
@@ -25,15 +30,18 @@ class _Write:
     """One write, and what has become of it.
 
     Attributes:
+        end: what it writes, as data.
         restrains: nothing else is written before it.
         is_begun: it has begun to run.
         is_left: its caller no longer waits for it.
         is_over: it has ended, with ``result`` or ``error``.
     """
 
-    def __init__(self, call: Callable[[], Any], late: Callable[[Any], object], *, restrains: bool) -> None:
+    def __init__(
+        self, call: Callable[[], Any], late: Callable[[Any], object], end: LateEnd, *, restrains: bool
+    ) -> None:
         self._call, self._late, self._context = call, late, copy_context()
-        self.restrains = restrains
+        self.end, self.restrains = end, restrains
         self.is_begun = self.is_left = self.is_over = False
         self.result: Any = None
         self.error: Exception | None = None
@@ -51,6 +59,11 @@ class _Write:
         self._context.copy().run(self._late, self.result)
 
     @property
+    def is_missing(self) -> bool:
+        """True if it failed, and the ledger could take it at another time."""
+        return isinstance(self.error, LedgerUnavailable)
+
+    @property
     def may_be_repeated(self) -> bool:
         """True if it failed because the ledger is away."""
         return isinstance(self.error, LedgerUnavailable) and self.error.retry != "after_change"
@@ -65,11 +78,12 @@ class _Write:
 class LateWrites:
     """Writes at once while the ledger answers within two seconds; else in the background, in order, until it is written.
 
-    A thousand writes wait at most. What is not written when the process ends is lost: the hold then counts in full until
-    the chain or its deadline decides.
+    A thousand writes wait at most. What is not written when the process ends is kept by *store*, and the next process on
+    this machine enters it; until then the hold counts in full.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, store: KeepsEnds) -> None:
+        self._store = store
         self._begin()
 
     def _begin(self) -> None:
@@ -81,18 +95,16 @@ class LateWrites:
         self._is_closing = self._is_over = self._is_wanted = False
         self._dropped = self._restraining = 0
 
-    def write(self, call: Callable[[], R], late: Callable[[R], object], *, patient: bool = False) -> R:
+    def write(self, call: Callable[[], R], late: Callable[[R], object], *, end: LateEnd, patient: bool = False) -> R:
         """Return the result of *call*. Raises what it raises, and ``LedgerUnavailable`` if it is written later.
 
-        *late* then takes the result. A *patient* write is waited for to its end, because what follows depends on it; only
+        *late* then takes the result. *end* is what the call writes, as data. A *patient* write is waited for to its end, because what follows depends on it; only
         if it fails is it written later.
         """
         if self._pid != os.getpid():  # after a fork: what waited is the parent's
             self._begin()
-        if self._is_closing:
-            return call()
-        mine = _Write(call, late, restrains=patient)
-        if patient:
+        mine = _Write(call, late, end, restrains=patient)
+        if patient or self._is_closing:
             mine.run()
             return cast("R", self._ended(mine))
         with self._changed:
@@ -133,18 +145,24 @@ class LateWrites:
                 return False
             mine.is_left = True
             self._under_way += 1
+            self._store.keep(mine.end)
             return True
 
     def _ended(self, mine: _Write) -> Any:
-        if mine.may_be_repeated:
+        if mine.is_missing:
             with self._changed:
-                self._add(mine)
+                if mine.may_be_repeated:
+                    self._add(mine)
+                else:
+                    self._store.keep(mine.end)
         return mine.outcome()
 
     def _tell(self, write: _Write) -> None:
         """End a write that its caller does not wait for."""
         if write.may_be_repeated:
             return
+        if not write.is_missing:
+            self._store.written(write.end)
         try:
             write.outcome()
             write.tell()
@@ -152,9 +170,14 @@ class LateWrites:
             LOG.error("the end of an answer cannot be written: %s", error)
 
     def _add(self, write: _Write, *, first: bool = False) -> None:
+        self._store.keep(write.end)
         if len(self._waiting) >= MOST_WAITING or self._is_over:
             self._dropped += 1
-            LOG.error("the ledger is away, and %d ends of answers wait; %d dropped", len(self._waiting), self._dropped)
+            LOG.error(
+                "the ledger is away, and %d ends of answers wait; %d more are left to the next process on this machine",
+                len(self._waiting),
+                self._dropped,
+            )
             return
         (self._waiting.appendleft if first else self._waiting.append)(write)
         self._restraining += write.restrains
@@ -216,7 +239,11 @@ class LateWrites:
             self._waiting.clear()
             self._changed.notify_all()
         if lost:
-            LOG.error("the ledger is away: %d ends of paid answers are not in it, and their holds count in full", lost)
+            LOG.error(
+                "the ledger is away: %d ends of paid answers are not in it, and their holds count in full until the next "
+                "process on this machine opens it",
+                lost,
+            )
 
 
 def _away() -> LedgerUnavailable:

@@ -12,6 +12,7 @@ from x402guard.flow.bulkheads import Slots
 from x402guard.flow.context import Context
 from x402guard.flow.ports import ChainReader, Signer
 from x402guard.flow.singleflight import SingleFlight
+from x402guard.ledger.lost import LateEnd
 from x402guard.ledger.store import LedgerStore
 from x402guard.ledger.view import LedgerView, Notice
 from x402guard.policy.approvals import Answer, ApprovalRequest
@@ -96,10 +97,10 @@ class Shell:
 class WritesLate(Protocol):
     """Writes what may come later (``late_writes.LateWrites``)."""
 
-    def write(self, call: Callable[[], R], late: Callable[[R], object], *, patient: bool = False) -> R:
+    def write(self, call: Callable[[], R], late: Callable[[R], object], *, end: LateEnd, patient: bool = False) -> R:
         """Return the result of *call*, or raise ``LedgerUnavailable`` and let *late* take it when it is written.
 
-        A *patient* call is waited for to its end.
+        *end* is what the call writes, as data. A *patient* call is waited for to its end.
         """
 
     def catch_up(self) -> None:

@@ -12,7 +12,7 @@ from x402guard.flow.ports import ChainReader, Signer
 from x402guard.flow.shell import LOG
 from x402guard.flow.surroundings import here
 from x402guard.guard.approvers import as_approver
-from x402guard.ledger.in_doubt import silent_instances
+from x402guard.ledger.purchases import silent_instances
 from x402guard.ledger.store import LedgerStore
 from x402guard.llm import Metering
 from x402guard.llm.meter import Meter

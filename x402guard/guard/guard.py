@@ -45,12 +45,11 @@ from x402guard.guard.opening import Basis, in_a_thread, parse_limit
 from x402guard.guard.rechecker import Rechecker
 from x402guard.guard.session import Session, current_session
 from x402guard.ledger.authorize import lapse_due
-from x402guard.ledger.in_doubt import DEFAULT_FLIGHT_S, instance_mark
 from x402guard.ledger.model import WALLET
 from x402guard.ledger.owner import owner_mark
-from x402guard.ledger.purchases import DEFAULT_MEMORY_S
+from x402guard.ledger.purchases import DEFAULT_FLIGHT_S, DEFAULT_MEMORY_S, instance_mark
 from x402guard.ledger.sessions import PAYER_MARK, ensure_payer, ensure_wallet
-from x402guard.ledger.store import LedgerStore
+from x402guard.ledger.store import KeepsEnds, LedgerStore
 from x402guard.ledger.view import LedgerView, Scope
 from x402guard.llm import Metering
 from x402guard.money import Dollars, Nanos
@@ -177,7 +176,7 @@ class Guard(BudgetParent):
         self._observer: Telemetry | None = None
         try:
             self._observer = observed(telemetry)
-            late_writes = LateWrites() if shell.store.is_shared else None
+            late_writes = LateWrites(shell.store) if isinstance(shell.store, KeepsEnds) else None
             self.shell = replace(self.shell, observer=self._observer, late_writes=late_writes)
             gone = self._enter_books(limit)
             risky = self.context.may_lose_holds and shell.store.may_lose_commits

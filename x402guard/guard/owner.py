@@ -33,11 +33,10 @@ from x402guard.guard.signed_report import Anchor
 from x402guard.guard.watchdog import Watchdog
 from x402guard.ledger.budgets import unlent
 from x402guard.ledger.delegations import delegation_marks, read_delegation, revoke
-from x402guard.ledger.in_doubt import instance_mark
 from x402guard.ledger.lines import fold_holds
 from x402guard.ledger.model import Hold, HoldKind, NodeKind
 from x402guard.ledger.owner import known_budget, owner_mark, reset_node, set_limit, trip_node
-from x402guard.ledger.purchases import forgive
+from x402guard.ledger.purchases import forgive, instance_mark
 from x402guard.ledger.queries import Prediction, find_budget, nodes_of, outstanding_of, prediction_of
 from x402guard.ledger.questions import approval_mark, give_answer, take_answer, waiting
 from x402guard.ledger.store import Audited

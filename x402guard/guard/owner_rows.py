@@ -12,8 +12,8 @@ from typing import Any
 from x402guard.frozen import replace
 from x402guard.ledger.actions import Action
 from x402guard.ledger.delegations import Delegation, standing_of
-from x402guard.ledger.in_doubt import DEFAULT_FLIGHT_S, in_doubt
 from x402guard.ledger.model import NOTHING, WALLET, Hold, Node
+from x402guard.ledger.purchases import DEFAULT_FLIGHT_S, in_doubt
 from x402guard.ledger.questions import question_id
 from x402guard.ledger.tree import remaining
 from x402guard.ledger.view import LedgerView

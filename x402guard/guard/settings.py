@@ -30,8 +30,7 @@ from x402guard.flow.context import DEFAULT_BODY_BYTES, MAX_CLOCK_JUMP_S
 from x402guard.guard.arguments import Mode
 from x402guard.guard.notices import Webhook
 from x402guard.guard.tables import table_of
-from x402guard.ledger.in_doubt import DEFAULT_FLIGHT_S
-from x402guard.ledger.purchases import DEFAULT_MEMORY_S
+from x402guard.ledger.purchases import DEFAULT_FLIGHT_S, DEFAULT_MEMORY_S
 from x402guard.llm import Metering
 from x402guard.policy import Policy
 from x402guard.stores import DEFAULT_LEDGER

@@ -12,6 +12,7 @@ from x402guard.flow.drivers import run, run_async, to_the_end
 from x402guard.flow.effects import Flow
 from x402guard.flow.receipt import Receipt
 from x402guard.flow.shell import Shell
+from x402guard.ledger.lost import LateEnd
 from x402guard.ledger.model import Delivery
 from x402guard.x402.settlement import AnswerEnd, note_answer_end
 
@@ -54,7 +55,9 @@ class AnswerEnding:
         if end == "cut":
             self._context.cut_off.add(self._presentation)  # even if it is never written
         # The whole of it: a purchase is handed over by two changes where the policy asks about repeated ones.
-        late_writes.write(partial(self._written, end), lambda _: None, patient=end == "late")
+        (hold_id, presented), delivery = self._presentation, Delivery.DONE if end == "whole" else Delivery.LOST
+        data = LateEnd(hold_id, presented=presented, delivery=delivery)
+        late_writes.write(partial(self._written, end), lambda _: None, end=data, patient=end == "late")
 
     async def awrite(self, end: AnswerEnd) -> None:
         """Do the same, awaited."""

@@ -9,8 +9,8 @@ from decimal import Decimal
 from typing import Final
 
 from x402guard.errors import ConfigError
-from x402guard.ledger.in_doubt import silent_instances
 from x402guard.ledger.model import WALLET, Hold, HoldKind, Node, NodeKind
+from x402guard.ledger.purchases import silent_instances
 from x402guard.ledger.store import LedgerReads, LedgerStore
 from x402guard.ledger.tree import below
 from x402guard.ledger.windows import rolled

@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Final, Protocol, TypeVar, runtime_checkable
 
+from x402guard.ledger.lost import LateEnd
 from x402guard.ledger.model import Entry, Hold, Node
 from x402guard.ledger.view import Change, Scope
 
@@ -62,6 +63,17 @@ class Audited(Protocol):
 
     def size(self) -> tuple[int, int]:
         """Return the number of journal entries, those in files as well, and the number of nodes."""
+
+
+@runtime_checkable
+class KeepsEnds(Protocol):
+    """A store that may be away, and keeps beside it what cannot be written meanwhile. Its methods never raise."""
+
+    def keep(self, end: LateEnd) -> None:
+        """Keep the end of an answer, so that another process on this machine enters it if this one ends before."""
+
+    def written(self, end: LateEnd) -> None:
+        """Forget an end, if it is kept: the ledger has it, or can never take it."""
 
 
 class LedgerStore(LedgerReads, Protocol):

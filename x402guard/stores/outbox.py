@@ -1,7 +1,8 @@
-"""What a process has held and spent in the last hours: in its memory, and in a file on its machine.
+"""What a process has held and spent in the last hours, and what it could not write: in its memory, and in a file.
 
 A server can lose what it has committed: a replica without it takes over, or a backup is restored. The process that wrote it
-enters it again. If that process has ended, the next one on the same machine takes its file over.
+enters it again. If that process has ended, the next one on the same machine takes its file over. It also writes the ends of
+answers that the ended one could not write, because the server was away.
 """
 
 from __future__ import annotations
@@ -11,19 +12,21 @@ import fcntl
 import logging
 import os
 import tempfile
+import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import Any, BinaryIO, Final, TypeVar
 from weakref import WeakSet
 
 from msgspec import UNSET, Struct, UnsetType
 from msgspec.json import Decoder, Encoder
+from typing_extensions import override
 
 from x402guard.errors import LedgerUnavailable
+from x402guard.ledger.lost import LateEnd, Written
 from x402guard.ledger.model import Hold, HoldKind, HoldState, Node
-from x402guard.ledger.owner import Written
 from x402guard.ledger.tree import path
 from x402guard.stores.archive_file import sync_folder
 from x402guard.stores.file_lock import locks
@@ -43,6 +46,8 @@ _WAIT_S: Final = 10.0
 _LOOK_S: Final = 0.02
 _ENDING: Final = ".jsonl"
 
+T = TypeVar("T")
+
 Last = Mapping[str, str | int]
 """An entry of the journal: its node, its number, its hash."""
 
@@ -57,12 +62,16 @@ class _Line(Struct, omit_defaults=True):
         lasts: the entries that have to be in the ledger from then on.
         holds: for each hold its row, the facts of its first entry, and the budgets above it.
         gone: the holds that count no more.
+        ends: the ends of answers that cannot be written now.
+        written: the ends that are written.
     """
 
     at_ms: int
     lasts: list[dict[str, str | int]] | UnsetType = UNSET
     holds: list[_Row] = []
     gone: list[str] = []
+    ends: list[LateEnd] = []
+    written: list[LateEnd] = []
 
 
 _TEXT: Final = Encoder().encode
@@ -87,10 +96,12 @@ class Kept:
 
     Attributes:
         lasts: the newest entry of each process of which something is kept; which of them is the newest is unknown.
+        ends: the ends of answers that are not written, in their order.
     """
 
     def __init__(self) -> None:
         self.lasts: tuple[Last, ...] = ()
+        self.ends: list[LateEnd] = []
         self._holds: dict[str, tuple[int, Written]] = {}
 
     @property
@@ -125,6 +136,7 @@ class Kept:
         for record, facts, above in line.holds:
             self.put(line.at_ms, Written(to_hold(record), facts, tuple(above)))
         self.drop(line.gone)
+        self.ends = [end for end in (*self.ends, *line.ends) if end not in line.written]
         if line.lasts is not UNSET:
             self.lasts = tuple(line.lasts)
 
@@ -135,10 +147,11 @@ class Kept:
                 self._holds[hold_id] = kept
         self._holds = dict(sorted(self._holds.items(), key=lambda item: item[1][0]))
         self.lasts += tuple(last for last in other.lasts if last not in self.lasts)
+        self.ends += (end for end in other.ends if end not in self.ends)
 
     def lines(self) -> Iterator[_Line]:
         """Yield lines that say all of it."""
-        yield _Line(0, lasts=list(map(dict, self.lasts)))
+        yield _Line(0, lasts=list(map(dict, self.lasts)), ends=self.ends)
         for at_ms, written in self._holds.values():
             yield _Line(at_ms, holds=[_as_row(written)])
 
@@ -146,7 +159,15 @@ class Kept:
         """Return the holds as of a time (unix milliseconds), in parts for a transaction each."""
         self.forget_old(now_ms)
         kept = [written for _, written in self._holds.values()]
-        return [kept[start : start + _AT_ONCE] for start in range(0, len(kept), _AT_ONCE)]
+        return _in_parts(kept)
+
+    def ends_in_parts(self) -> list[list[LateEnd]]:
+        """Return the ends that are not written, in parts for a transaction each."""
+        return _in_parts(self.ends)
+
+
+def _in_parts(all_of_them: list[T]) -> list[list[T]]:
+    return [all_of_them[start : start + _AT_ONCE] for start in range(0, len(all_of_them), _AT_ONCE)]
 
 
 class Outbox(Kept):
@@ -159,6 +180,7 @@ class Outbox(Kept):
         self._file: _File | None = None
         self._is_only = False
         self._again_s = 0.0  # after an error: when it is tried again
+        self._lock = threading.RLock()  # ends are kept while another thread writes
 
     def keep_in(self, folder: Path, *, synced: bool) -> None:
         """Keep a file in *folder* from the first write on. If *synced*, a power cut does not take what is durable."""
@@ -178,20 +200,45 @@ class Outbox(Kept):
             taken_over = {"kind": hold.kind, "amount": hold.amount, "deadline": hold.deadline_unix}
             facts = entry.facts() if entry is not None else taken_over if before is None else before.facts
             holds.append(Written(hold, facts, _above(rows.nodes, hold, before)))
-        for each in holds:
-            self.put(now_ms, each)
-        self.drop(gone)
-        self.forget_old(now_ms)
-        if last is not None:
-            self.lasts = (last,)
-        if holds or gone or last is not None:
-            lasts = UNSET if last is None else [dict(last)]
-            self._say(_Line(now_ms, lasts, list(map(_as_row, holds)), gone), durable=last is not None)
+        with self._lock:
+            for each in holds:
+                self.put(now_ms, each)
+            self.drop(gone)
+            self.forget_old(now_ms)
+            if last is not None:
+                self.lasts = (last,)
+            if holds or gone or last is not None:
+                lasts = UNSET if last is None else [dict(last)]
+                self._say(
+                    _Line(now_ms, lasts, list(map(_as_row, holds)), gone), sync=last is not None and self._is_synced
+                )
+
+    @override
+    def parts(self, now_ms: int) -> list[list[Written]]:
+        with self._lock:
+            return super().parts(now_ms)
+
+    def keep(self, end: LateEnd) -> None:
+        """Keep the end of an answer that cannot be written now."""
+        with self._lock:
+            if end in self.ends:
+                return
+            self.ends.append(end)
+            self._say(_Line(0, ends=[end]), sync=True)  # the ledger has nothing of it
+
+    def written(self, ends: Sequence[LateEnd]) -> None:
+        """Forget ends, if they are kept."""
+        with self._lock:
+            gone = [end for end in ends if end in self.ends]
+            self.ends = [end for end in self.ends if end not in gone]
+            if gone:
+                self._say(_Line(0, written=gone))
 
     def look_for(self, lasts: Iterable[Last], now_ms: int) -> None:
         """Look for other entries from now on: what the ledger had lost is entered again."""
-        self.lasts = tuple(lasts)
-        self._say(_Line(now_ms, list(map(dict, self.lasts))), durable=True)
+        with self._lock:
+            self.lasts = tuple(lasts)
+            self._say(_Line(now_ms, list(map(dict, self.lasts))), sync=self._is_synced)
 
     def take_over(self, ended: Sequence[Left]) -> None:
         """Write what was added of *ended* processes to the file of this one, and remove theirs."""
@@ -204,7 +251,7 @@ class Outbox(Kept):
             if self._is_only or left.is_entered:  # else it is nowhere but there
                 left.remove()
 
-    def _say(self, line: _Line, *, durable: bool) -> None:
+    def _say(self, line: _Line, *, sync: bool = False) -> None:
         """Write a line. After an error, write all of it anew, once a minute until that succeeds."""
         if self._folder is None or (self._again_s and time.monotonic() < self._again_s):
             return
@@ -212,7 +259,7 @@ class Outbox(Kept):
             if self._file is None or self._again_s or self._file.is_long or self._file.is_gone:
                 self._make()
             else:
-                self._file.append(_TEXT(line), sync=durable and self._is_synced)
+                self._file.append(_TEXT(line), sync=sync)
             self._again_s = 0.0
         except OSError as error:
             self._again_s = time.monotonic() + _AGAIN_S
@@ -229,21 +276,23 @@ class Outbox(Kept):
 
     def _log(self, error: OSError) -> None:
         _LOG.error(
-            "%s: what this process writes cannot be kept beside the ledger: %s; if the ledger's server loses it after this "
-            "process has ended, it is not entered again",
+            "%s: what this process writes cannot be kept beside the ledger: %s; if the ledger's server loses it, or has not "
+            "taken it, after this process has ended, it is not entered again",
             self._folder,
             error.strerror,
         )
 
     def close(self) -> None:
         """Close the file; the next process takes it over. Idempotent."""
-        file, self._file = self._file, None
+        with self._lock:
+            file, self._file, self._folder = self._file, None, None
         if file is not None:
             file.close()
 
     def discard(self) -> None:
         """Close the file, and remove it if those of the ended processes are still there: the ledger cannot be opened."""
-        file, self._file = self._file, None
+        with self._lock:
+            file, self._file, self._folder = self._file, None, None
         if file is not None:
             file.close(remove=not self._is_only)
 

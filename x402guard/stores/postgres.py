@@ -16,7 +16,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from functools import partial
 from pathlib import Path
@@ -27,25 +27,25 @@ from psycopg import errors as refused
 from typing_extensions import override
 
 from x402guard.errors import LedgerUnavailable, X402GuardError
+from x402guard.ledger.lost import LateEnd, count_again, enter_ends, scope_of_ends, trip_rolled_back
 from x402guard.ledger.model import WALLET, Hold
-from x402guard.ledger.owner import count_again, trip_rolled_back
 from x402guard.ledger.view import Change, LedgerView, Notice, Scope
 from x402guard.stores.audit import Query, audit
 from x402guard.stores.group_commit import WRITING, GroupCommit, Request, failed_together
 from x402guard.stores.outbox import Last, Outbox, left_behind, outbox_folder
 from x402guard.stores.postgres_reads import REPORT_MS, PostgresMoment, PostgresReads, has_entry, may_change
 from x402guard.stores.postgres_rows import Asked, LoadedRows, MoreNeeded, Proof, as_text
-from x402guard.stores.postgres_schema import FUNCTIONS, MIGRATIONS, ROLLED_BACK, SCHEMA, TAKE_TURNS, VERSION
+from x402guard.stores.postgres_schema import MIGRATIONS, ROLLED_BACK, SCHEMA, TAKE_TURNS, VERSION
 from x402guard.stores.postgres_server import (
     BROKEN,
     ISOLATION,
     LOST,
     OLDEST_SERVER,
-    STATEMENT_MS,
     Known,
     Server,
     ServerClock,
     as_unavailable,
+    migrate,
     moving,
     rolled_back,
     settings,
@@ -145,7 +145,7 @@ class PostgresStore(GroupCommit, PostgresReads):
             raise LedgerUnavailable(f"{self._url} has no ledger, and it is open to be read only")
         version = server.run(f"SELECT version FROM {SCHEMA}.ledger")[0][0] if table else 0
         if version < len(MIGRATIONS) and not self._read_only:
-            self._migrate(server)
+            migrate(server)
         elif version != len(MIGRATIONS):
             raise LedgerUnavailable(
                 f"{self._url} has ledger version {version}, and this installation works with version {len(MIGRATIONS)}; "
@@ -175,24 +175,24 @@ class PostgresStore(GroupCommit, PostgresReads):
                         raise rolled_back(self._url)
                     left.is_entered = True
             self._missing, self._is_latched = None, False  # this process has lost nothing
+            self._enter_ends()
             self._outbox.take_over(ended)
 
-    @staticmethod
-    def _migrate(server: Server) -> None:
-        # A process that is stopped in it loses the lock.
-        idle = f"SET LOCAL idle_in_transaction_session_timeout = {STATEMENT_MS}; "
-        lock = f"SELECT pg_advisory_xact_lock(hashtextextended('{SCHEMA} migrations', 0))"
-        server.say(f"BEGIN; {ISOLATION}{settings()}{idle}{lock}")
-        # to_regclass may answer from what the server's process remembers of the time before it waited.
-        [(table,)] = server.say(
-            f"SELECT count(*) > 0 FROM pg_catalog.pg_tables WHERE schemaname = '{SCHEMA}' AND tablename = 'ledger'"
-        )
-        version = server.say(f"SELECT version FROM {SCHEMA}.ledger")[0][0] if table else 0
-        for number in range(version, len(MIGRATIONS)):
-            server.say(f"{MIGRATIONS[number]} UPDATE {SCHEMA}.ledger SET version = {number + 1}")
-        if version < len(MIGRATIONS):
-            server.say(FUNCTIONS)
-        server.say("COMMIT")
+    def _enter_ends(self) -> None:
+        """Write the ends of answers that ended processes could not write. Raises ``LedgerUnavailable``."""
+        for some in self._outbox.ends_in_parts():
+            self._change_now(scope_of_ends(some), partial(enter_ends, ends=some))
+            self._outbox.written(some)
+
+    def keep(self, end: LateEnd) -> None:
+        """See ``KeepsEnds.keep``."""
+        if self._pid == os.getpid():
+            self._outbox.keep(end)
+
+    def written(self, end: LateEnd) -> None:
+        """See ``KeepsEnds.written``."""
+        if self._pid == os.getpid():
+            self._outbox.written([end])
 
     @override
     def _trouble(self, what: str) -> AbstractContextManager[None]:
@@ -257,10 +257,11 @@ class PostgresStore(GroupCommit, PostgresReads):
             return True
         self._is_entering, self._entered = True, None
         try:
-            self._change_now((WALLET,), (), partial(trip_rolled_back, reason=reason))
+            self._change_now(Scope(nodes=(WALLET,), durable=True), partial(trip_rolled_back, reason=reason))
             for some in self._outbox.parts(self._server_clock()):
                 nodes = {WALLET, *(node_id for each in some for node_id in each.path)}
-                self._change_now(nodes, [each.hold.id for each in some], partial(count_again, lost=some))
+                scope = Scope(nodes=tuple(nodes), holds=tuple(each.hold.id for each in some), durable=True)
+                self._change_now(scope, partial(count_again, lost=some))
             there = (last for last in self._outbox.lasts if has_entry(self._writer, last))
             self._outbox.look_for(there if self._entered is None else [self._entered], self._server_clock())
             self._is_latched = True
@@ -271,19 +272,19 @@ class PostgresStore(GroupCommit, PostgresReads):
             self._is_entering = False
         return True
 
-    def _change_now(self, nodes: Iterable[str], holds: Iterable[str], change: Change[object]) -> None:
-        """Run one durable change in the turn that this thread has, and log what it tells the owner."""
+    def _change_now(self, scope: Scope, change: Change[object]) -> None:
+        """Run one change in the turn that this thread has, and log its notices."""
         notices: list[Notice] = []
 
         def run(view: LedgerView) -> None:
             change(view)
             notices[:] = view.notices
 
-        request = Request(Scope(nodes=tuple(nodes), holds=tuple(holds), durable=True), run)
+        request = Request(scope, run)
         self._commit([request])
         request.outcome()
         for notice in notices:
-            _LOG.error("%s", notice.message)
+            _LOG.log(logging.ERROR if notice.severity == "critical" else logging.INFO, "%s", notice.message)
 
     @property
     def _needed(self) -> Last | None:

@@ -16,7 +16,7 @@ from psycopg.pq import TransactionStatus
 from typing_extensions import override
 
 from x402guard.errors import LedgerUnavailable, Retry
-from x402guard.stores.postgres_schema import ANOTHER_LEDGER, MOVING, ROLLED_BACK, SCHEMA
+from x402guard.stores.postgres_schema import ANOTHER_LEDGER, FUNCTIONS, MIGRATIONS, MOVING, ROLLED_BACK, SCHEMA
 from x402guard.stores.rows import UnreadableRecord
 
 R = TypeVar("R")
@@ -286,3 +286,20 @@ def moving(url: str) -> LedgerUnavailable:
 
 
 _OTHERS: Final = {ANOTHER_LEDGER: another, ROLLED_BACK: rolled_back, MOVING: moving}
+
+
+def migrate(server: Server) -> None:
+    """Bring the schema to this version, once for all processes. A process that is stopped in it loses the lock."""
+    idle = f"SET LOCAL idle_in_transaction_session_timeout = {STATEMENT_MS}; "
+    lock = f"SELECT pg_advisory_xact_lock(hashtextextended('{SCHEMA} migrations', 0))"
+    server.say(f"BEGIN; {ISOLATION}{settings()}{idle}{lock}")
+    # to_regclass may answer from what the server's process remembers of the time before it waited.
+    [(table,)] = server.say(
+        f"SELECT count(*) > 0 FROM pg_catalog.pg_tables WHERE schemaname = '{SCHEMA}' AND tablename = 'ledger'"
+    )
+    version = server.say(f"SELECT version FROM {SCHEMA}.ledger")[0][0] if table else 0
+    for number in range(version, len(MIGRATIONS)):
+        server.say(f"{MIGRATIONS[number]} UPDATE {SCHEMA}.ledger SET version = {number + 1}")
+    if version < len(MIGRATIONS):
+        server.say(FUNCTIONS)
+    server.say("COMMIT")

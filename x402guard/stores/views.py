@@ -8,8 +8,8 @@ from operator import attrgetter
 from typing import Any, Final, Protocol
 
 from x402guard.errors import IllegalTransition
-from x402guard.ledger.in_doubt import instance_mark
 from x402guard.ledger.model import Hold, HoldState, Node, NodeKind
+from x402guard.ledger.purchases import instance_mark
 from x402guard.ledger.view import LedgerView, MarkKey, Scope
 
 _LAST_MS: Final = attrgetter("last_ms")

@@ -26,9 +26,9 @@ from x402guard.ledger.evidence import (
     weigh,
     weigh_marks,
 )
-from x402guard.ledger.in_doubt import in_doubt
+from x402guard.ledger.lost import LateEnd
 from x402guard.ledger.model import NOTHING, Claim, Delivery, Evidence, Hold, HoldState
-from x402guard.ledger.purchases import Presentation, hand_over, lose, presentation_of
+from x402guard.ledger.purchases import Presentation, hand_over, in_doubt, lose, presentation_of
 from x402guard.ledger.transitions import Note, Void, apply
 from x402guard.ledger.upto_sellers import ceiling_mark
 from x402guard.ledger.view import LedgerView, MarkKey, Scope
@@ -118,9 +118,18 @@ def write_claim(context: Context, hold: Hold, claim: Claim, *, status: int, end:
         return ending.change(view) if succeeded(status) else lose(view, presentation_of(hold))
 
     receipt = [receipt_mark(intent.network, claim.transaction)] if claim.transaction else []
-    marks = (ceiling_mark(intent.payee), *receipt, *guard_marks(context.policy, step, ending=True), *ending.marks)
+    noted = (ceiling_mark(intent.payee), *receipt)
+    marks = (*noted, *guard_marks(context.policy, step, ending=True), *ending.marks)
     scope = replace(_scope_of(context, hold.id), marks=marks, durable=failed or ending.durable)
-    answer: Hold = yield Transact(scope, change, late=True)
+    late = LateEnd(
+        hold.id,
+        claim=claim,
+        believe=believe,
+        marks=noted,
+        presented=hold.presented,
+        delivery=ending.delivery if succeeded(status) else Delivery.LOST,
+    )
+    answer: Hold = yield Transact(scope, change, late)
     return answer
 
 
@@ -139,7 +148,7 @@ def note_doubt(
     the payee's. *answered* is True if the reply is handed over: its end, *end* if it has ended, says whether the answer
     is lost.
     """
-    step, transaction = step_of(hold), doubt.transaction
+    step, claim = step_of(hold), Claim(hold.amount, doubt.transaction) if doubt.transaction else None
     place, ending = doubted_mark(context, step.name), _ending(context, hold, end)
 
     def change(view: LedgerView) -> Hold:
@@ -149,7 +158,6 @@ def note_doubt(
         again = now.doubt is not None or now.presented > 0
         outcome = StepEnd(hold.id, "failed", again=again) if sent else StepEnd(hold.id, "unknown")
         note_end(view, context.policy, step, outcome)
-        claim = Claim(now.amount, transaction) if transaction else None
         view.recheck = claim is not None and hold.chain_evidence
         if now.state is HoldState.HELD:
             apply(view, hold.id, Note(doubt.reason, claim, quoted(doubt.words) or None))
@@ -158,7 +166,8 @@ def note_doubt(
 
     marks = (place, *guard_marks(context.policy, step, ending=True), *ending.marks)
     scope = replace(_scope_of(context, hold.id), marks=marks, durable=sent or ending.durable)
-    answer: Hold = yield Transact(scope, change, late=answered)
+    late = LateEnd(hold.id, claim=claim, doubt=doubt.reason, presented=hold.presented, delivery=ending.delivery)
+    answer: Hold = yield Transact(scope, change, late if answered else None)
     return answer
 
 
@@ -167,11 +176,15 @@ AnswerEnd = Literal["whole", "late", "cut"]
 
 
 class _Ending(Struct, frozen=True):
-    """What the end of an answer changes, the marks of its scope, and whether it restrains what follows."""
+    """What the end of an answer changes, the marks of its scope, and whether it restrains what follows.
+
+    *delivery* is what it says of the purchase; None while the answer is being read.
+    """
 
     change: Callable[[LedgerView], Hold]
     marks: tuple[MarkKey, ...] = ()
     durable: bool = False
+    delivery: Delivery | None = None
 
 
 def _ending(context: Context, hold: Hold, end: AnswerEnd | None, presentation: Presentation | None = None) -> _Ending:
@@ -184,16 +197,16 @@ def _ending(context: Context, hold: Hold, end: AnswerEnd | None, presentation: P
     if end is None:
         return _Ending(lambda view: view.known_hold(hold.id))
     if end == "cut":
-        return _Ending(lambda view: lose(view, presentation))
+        return _Ending(lambda view: lose(view, presentation), delivery=Delivery.LOST)
     if end == "late":
 
         def late(view: LedgerView) -> Hold:
             note_end(view, context.policy, step, StepEnd(hold.id, "failed", late=True))
             return lose(view, presentation)
 
-        return _Ending(late, guard_marks(context.policy, step, ending=True), durable=True)
+        return _Ending(late, guard_marks(context.policy, step, ending=True), durable=True, delivery=Delivery.LOST)
     if not _is_noted(context, presentation):
-        return _Ending(lambda view: hand_over(view, presentation))
+        return _Ending(lambda view: hand_over(view, presentation), delivery=Delivery.DONE)
     bought, doubted = bought_mark(context, hold.purpose.fingerprint), doubted_mark(context, step.name)
 
     def whole(view: LedgerView) -> Hold:
@@ -204,7 +217,7 @@ def _ending(context: Context, hold: Hold, end: AnswerEnd | None, presentation: P
             view.put_mark(doubted, {"hold": hold.id, "until": 0})
         return hand_over(view, presentation)
 
-    return _Ending(whole, (bought, doubted))
+    return _Ending(whole, (bought, doubted), delivery=Delivery.DONE)
 
 
 def _is_ended(now: Hold, hold: Hold) -> bool:

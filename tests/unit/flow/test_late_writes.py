@@ -6,12 +6,14 @@ import threading
 import time
 from contextlib import suppress
 from contextvars import ContextVar
+from itertools import count
 
 import pytest
 
 from x402guard import LedgerUnavailable
 from x402guard.flow import late_writes
 from x402guard.flow.late_writes import LateWrites
+from x402guard.ledger.lost import LateEnd
 
 
 class Ledger:
@@ -34,6 +36,25 @@ class Ledger:
         return call
 
 
+class Late(LateWrites):
+    """Gives each write an end of its own, h0, h1 and so on; ``kept`` are those that lie beside the ledger."""
+
+    def __init__(self):
+        super().__init__(self)
+        self.kept, self._numbers = [], count()
+
+    def write(self, call, late, **options):
+        return super().write(call, late, end=LateEnd(f"h{next(self._numbers)}"), **options)
+
+    def keep(self, end):
+        if end.hold_id not in self.kept:
+            self.kept.append(end.hold_id)
+
+    def written(self, end):
+        if end.hold_id in self.kept:
+            self.kept.remove(end.hold_id)
+
+
 @pytest.fixture
 def ledger():
     return Ledger()
@@ -44,7 +65,7 @@ def late(monkeypatch):
     monkeypatch.setattr(late_writes, "ANSWER_S", 0.1)
     monkeypatch.setattr(late_writes, "_PAUSES_S", (0.01, 0.02))
     monkeypatch.setattr(late_writes, "_CLOSING_S", 1.0)
-    writes = LateWrites()
+    writes = Late()
     yield writes
     writes.close()
 
@@ -61,6 +82,7 @@ def test_at_once_while_the_ledger_answers(ledger, late):
     assert (ledger.written, ledger.told) == ([0, 1, 2], [])
     with pytest.raises(ZeroDivisionError):
         late.write(lambda: 1 / 0, ledger.told.append)
+    assert late.kept == []
 
 
 def test_what_fails_is_written_when_the_ledger_is_back_in_the_order_in_which_it_came(ledger, late):
@@ -68,10 +90,10 @@ def test_what_fails_is_written_when_the_ledger_is_back_in_the_order_in_which_it_
     for n in range(5):
         with pytest.raises(LedgerUnavailable):
             late.write(ledger.write(n), ledger.told.append)
-    assert ledger.written == []
+    assert (ledger.written, late.kept) == ([], ["h0", "h1", "h2", "h3", "h4"])
     ledger.away = False
     until(lambda: ledger.told == [0, 1, 2, 3, 4])
-    assert ledger.written == [0, 1, 2, 3, 4]
+    assert (ledger.written, late.kept) == ([0, 1, 2, 3, 4], [])
     until(lambda: late._thread is None)
     assert late.write(ledger.write(5), ledger.told.append) == 5  # and at once again
 
@@ -87,10 +109,10 @@ def test_a_silent_ledger_is_waited_for_once_and_the_next_do_not_wait(ledger, lat
         with pytest.raises(LedgerUnavailable):
             late.write(ledger.write(n), ledger.told.append)
     assert time.monotonic() - began_s < 0.1
-    assert ledger.attempts == 1
+    assert (ledger.attempts, late.kept) == (1, ["h0", "h1", "h2"])
     ledger.silent = False
     until(lambda: ledger.told == [0, 1, 2])
-    assert ledger.written == [0, 1, 2]
+    assert (ledger.written, late.kept) == ([0, 1, 2], [])
 
 
 def test_silent_and_then_away_it_is_tried_again_before_the_others(ledger, late):
@@ -104,7 +126,8 @@ def test_silent_and_then_away_it_is_tried_again_before_the_others(ledger, late):
     until(lambda: ledger.told == [0, 1, 2])
 
 
-def test_what_can_never_be_written_is_not_kept(ledger, late, caplog):
+def test_what_cannot_be_written_as_it_is_does_not_wait(ledger, late, caplog):
+    """What the ledger does not take from this process is left to the next one; what is wrong in itself is not."""
     error = LedgerUnavailable("another ledger is here now")
     error.retry = "after_change"
 
@@ -113,7 +136,7 @@ def test_what_can_never_be_written_is_not_kept(ledger, late, caplog):
 
     with pytest.raises(LedgerUnavailable):
         late.write(never, ledger.told.append)
-    assert not late._waiting
+    assert (list(late._waiting), late.kept) == ([], ["h0"])
     ledger.away = True
     for call in (ledger.write(0), never, lambda: 1 / 0, ledger.write(1)):
         with pytest.raises(LedgerUnavailable):
@@ -125,6 +148,7 @@ def test_what_can_never_be_written_is_not_kept(ledger, late, caplog):
         "the end of an answer cannot be written: another ledger is here now",
         "the end of an answer cannot be written: division by zero",
     ]
+    assert late.kept == ["h0", "h2"]
 
 
 def test_a_thousand_wait_at_most(ledger, late, monkeypatch, caplog):
@@ -133,9 +157,10 @@ def test_a_thousand_wait_at_most(ledger, late, monkeypatch, caplog):
     for n in range(5):
         with pytest.raises(LedgerUnavailable):
             late.write(ledger.write(n), ledger.told.append)
-    assert "2 dropped" in caplog.text
+    assert "2 more are left to the next process on this machine" in caplog.text
     ledger.away = False
     until(lambda: ledger.told == [0, 1, 2])
+    assert late.kept == ["h3", "h4"]
 
 
 def test_its_end_waits_for_what_is_still_to_be_written(ledger, late):
@@ -148,6 +173,11 @@ def test_its_end_waits_for_what_is_still_to_be_written(ledger, late):
     late.close()
     assert ledger.written == [0, 1]
     assert late.write(ledger.write(2), ledger.told.append) == 2
+    assert late.kept == []
+    ledger.away = True
+    with pytest.raises(LedgerUnavailable):
+        late.write(ledger.write(3), ledger.told.append)
+    assert late.kept == ["h3"]
 
 
 def test_and_says_how_much_is_not(ledger, late, caplog):
@@ -159,6 +189,7 @@ def test_and_says_how_much_is_not(ledger, late, caplog):
     late.close()
     assert time.monotonic() - began_s < 3
     assert "2 ends of paid answers are not in it, and their holds count in full" in caplog.text
+    assert late.kept == ["h0", "h1"]
     ledger.away = False
 
 

@@ -1,10 +1,11 @@
-"""Ledgers that are archived: in a file, and in PostgreSQL."""
+"""Ledgers that are archived, in a file and in PostgreSQL; and what a process keeps beside its ledger."""
 
 import pytest
 
 from tests.support import postgres
 from tests.support.merchant import URL, Shop, client, make_guard
 from x402guard import TokenBudget
+from x402guard.stores.outbox import Outbox
 
 
 @pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.long)])
@@ -38,3 +39,17 @@ def spent(ledger):
         session.charge("search", "$0.01")
         yield ledger
     guard.close()
+
+
+@pytest.fixture
+def place(tmp_path):
+    """The folder of an outbox."""
+    return tmp_path / "outbox" / "ledger"
+
+
+@pytest.fixture
+def mine(place):
+    made = Outbox()
+    made.keep_in(place, synced=False)
+    yield made
+    made.close()

@@ -10,16 +10,13 @@ from types import SimpleNamespace
 import pytest
 
 from tests.support.ledger import START_MS, a_hold, usd
+from tests.support.outbox import LAST, WHOLE, Rows
 from x402guard.errors import LedgerUnavailable
 from x402guard.frozen import replace
 from x402guard.ledger.model import (
     WALLET,
-    Claim,
-    Evidence,
     HoldKind,
     HoldState,
-    Node,
-    NodeKind,
     Purpose,
 )
 from x402guard.money import Nanos
@@ -27,59 +24,11 @@ from x402guard.stores import outbox
 from x402guard.stores.outbox import Kept, Outbox, left_behind, outbox_folder
 
 HOUR_MS = 3_600_000
-LAST = {"node_id": "s", "seq": 3, "hash": "ab" * 32}
-WHOLE = a_hold(
-    "whole",
-    state=HoldState.CAPTURED,
-    captured=usd("$0.07"),
-    evidence=Evidence.CLAIMED,
-    closed_ms=START_MS,
-    claim=Claim(Nanos(70_000_000), "0xab"),
-    doubt=None,
-)
 
 
-class Rows:
-    """What a transaction has written, as a store tells it."""
-
-    def __init__(self, *holds, now_ms=START_MS, facts=None):
-        self.now_ms, self._holds = now_ms, holds
-        self.nodes = {
-            WALLET: Node(WALLET, None, NodeKind.WALLET, WALLET, None, 1, 1),
-            "s": Node("s", WALLET, NodeKind.SESSION, "s", None, 1, 1),
-        }
-        self.entries = [] if facts is None else [FirstEntry(hold.id, facts) for hold in holds]
-
-    def written_holds(self):
-        return self._holds
-
-
-class FirstEntry:
-    event = "authorize"
-
-    def __init__(self, hold_id, facts):
-        self.hold_id, self._facts = hold_id, facts
-
-    def facts(self):
-        return self._facts
-
-
-@pytest.fixture
-def folder(tmp_path):
-    return tmp_path / "outbox" / "ledger"
-
-
-@pytest.fixture
-def mine(folder):
-    made = Outbox()
-    made.keep_in(folder, synced=False)
-    yield made
-    made.close()
-
-
-def left(folder, now_ms=START_MS):
+def left(place, now_ms=START_MS):
     """[(the last entry, the holds)] that ended processes have left; as many as the files that are free."""
-    with left_behind(folder, now_ms) as ended:
+    with left_behind(place, now_ms) as ended:
         return [(each.last, [w for part in each.parts(now_ms) for w in part]) for each in ended]
 
 
@@ -90,42 +39,42 @@ def next_descriptor():
     return descriptor
 
 
-def test_a_hold_comes_back_as_it_was_written(mine, folder):
+def test_a_hold_comes_back_as_it_was_written(mine, place):
     facts = {"kind": "payment", "words": ["é", 1], "amount": 2**60}
     tool = replace(a_hold("tool", kind=HoldKind.TOOL), purpose=Purpose(tool="search", host="x"))
     mine.note(Rows(WHOLE, tool, facts=facts), LAST)
     mine.close()
-    [(last, written)] = left(folder)
+    [(last, written)] = left(place)
     assert last == LAST
     assert [each.hold for each in written] == [WHOLE, tool]
     assert [each.path for each in written] == [("s", WALLET)] * 2
     assert [each.facts for each in written] == [facts] * 2
 
 
-def test_the_latest_state_of_each_counts_and_what_counts_no_more_is_gone(mine, folder):
+def test_the_latest_state_of_each_counts_and_what_counts_no_more_is_gone(mine, place):
     held = a_hold("h1", kind=HoldKind.TOOL)
     mine.note(Rows(held, a_hold("h2"), a_hold("h3"), a_hold("h4", kind=HoldKind.TOKENS), facts={"a": 1}), LAST)
     captured = replace(held, state=HoldState.CAPTURED, captured=held.amount)
     mine.note(Rows(captured, replace(a_hold("h2"), state=HoldState.VOIDED)), None)
     mine.note(Rows(replace(a_hold("h3"), state=HoldState.EXPIRED)), {**LAST, "seq": 4})
     mine.close()
-    [(last, [one])] = left(folder)
+    [(last, [one])] = left(place)
     assert (last["seq"], one.hold, one.facts) == (4, captured, {"a": 1})
 
 
-def test_a_living_process_keeps_its_file_and_is_asked_nothing(mine, folder):
+def test_a_living_process_keeps_its_file_and_is_asked_nothing(mine, place):
     mine.note(Rows(WHOLE), LAST)
-    assert left(folder) == []
+    assert left(place) == []
     mine.close()
-    assert len(left(folder)) == 1
+    assert len(left(place)) == 1
 
 
-def test_a_file_is_made_with_the_first_write_and_not_before(mine, folder):
-    assert not folder.exists()
+def test_a_file_is_made_with_the_first_write_and_not_before(mine, place):
+    assert not place.exists()
     mine.note(Rows(), None)
-    assert not folder.exists()
+    assert not place.exists()
     mine.note(Rows(), LAST)
-    assert len(list(folder.iterdir())) == 1
+    assert len(list(place.iterdir())) == 1
 
 
 def test_without_a_folder_everything_is_in_memory():
@@ -139,33 +88,33 @@ def test_without_a_folder_everything_is_in_memory():
     "torn",
     [b"", b"{", b"\0" * 40, b'{"at_ms":1}', b'{"at_ms": "x"}\n', b"[" * 5_000, b'{"at_ms":1,"holds":[[[1],{},[]]]}\n'],
 )
-def test_what_a_process_was_writing_as_it_ended_is_left_out(mine, folder, torn):
+def test_what_a_process_was_writing_as_it_ended_is_left_out(mine, place, torn):
     mine.note(Rows(WHOLE), LAST)
     mine.close()
-    [file] = folder.iterdir()
+    [file] = place.iterdir()
     whole = file.read_bytes()
     file.write_bytes(whole + torn)
-    [(last, [one])] = left(folder)
+    [(last, [one])] = left(place)
     assert (last, one.hold) == (LAST, WHOLE)
 
 
-def test_every_end_of_a_file_can_be_read(mine, folder):
+def test_every_end_of_a_file_can_be_read(mine, place):
     """A process may end at each byte that it writes."""
     mine.note(Rows(WHOLE), LAST)
     mine.note(Rows(a_hold("h2", kind=HoldKind.TOOL)), {**LAST, "seq": 4})
     mine.close()
-    [file] = folder.iterdir()
+    [file] = place.iterdir()
     whole = file.read_bytes()
     counts = []
     for length in range(1, len(whole) + 1):
         file.write_bytes(whole[:length])
-        [(_, written)] = left(folder)
+        [(_, written)] = left(place)
         counts.append(len(written))
     assert counts == sorted(counts)
     assert (counts[0], counts[-1]) == (0, 2)
 
 
-def test_a_line_that_ctrl_c_has_cut_takes_no_other_with_it(mine, folder, monkeypatch):
+def test_a_line_that_ctrl_c_has_cut_takes_no_other_with_it(mine, place, monkeypatch):
     mine.note(Rows(WHOLE), LAST)
     writes = os.write
 
@@ -179,18 +128,18 @@ def test_a_line_that_ctrl_c_has_cut_takes_no_other_with_it(mine, folder, monkeyp
             mine.note(Rows(a_hold("h2")), None)
     mine.note(Rows(a_hold("h3")), {**LAST, "seq": 5})
     mine.close()
-    [(last, written)] = left(folder)
+    [(last, written)] = left(place)
     assert (last["seq"], [each.hold.id for each in written]) == (5, ["whole", "h3"])
 
 
-def test_after_six_hours_no_hold_is_left_to_enter_but_the_entry_is_looked_for(mine, folder):
+def test_after_six_hours_no_hold_is_left_to_enter_but_the_entry_is_looked_for(mine, place):
     mine.note(Rows(a_hold("early")), LAST)
     mine.note(Rows(a_hold("late"), now_ms=START_MS + HOUR_MS), None)
     mine.close()
-    assert len(left(folder, START_MS + 6 * HOUR_MS - 1)[0][1]) == 2
-    [(last, [one])] = left(folder, START_MS + 6 * HOUR_MS)
+    assert len(left(place, START_MS + 6 * HOUR_MS - 1)[0][1]) == 2
+    [(last, [one])] = left(place, START_MS + 6 * HOUR_MS)
     assert (last, one.hold.id) == (LAST, "late")
-    assert left(folder, START_MS + 700 * HOUR_MS) == [(LAST, [])]
+    assert left(place, START_MS + 700 * HOUR_MS) == [(LAST, [])]
 
 
 def test_a_living_process_looks_for_its_last_entry_however_old_it_is(mine):
@@ -199,52 +148,52 @@ def test_a_living_process_looks_for_its_last_entry_however_old_it_is(mine):
     assert mine.last == LAST
 
 
-def test_the_file_of_an_ended_process_is_taken_over(mine, folder):
+def test_the_file_of_an_ended_process_is_taken_over(mine, place):
     mine.note(Rows(a_hold("theirs")), LAST)
     mine.close()
     following = Outbox()
-    following.keep_in(folder, synced=False)
+    following.keep_in(place, synced=False)
     following.note(Rows(a_hold("mine"), now_ms=START_MS - 5), {**LAST, "seq": 2})
-    with left_behind(folder, START_MS) as ended:
+    with left_behind(place, START_MS) as ended:
         for each in ended:
             following.add(each)
         following.take_over(ended)
     following.close()
-    with left_behind(folder, START_MS) as [one]:
+    with left_behind(place, START_MS) as [one]:
         assert [each["seq"] for each in one.lasts] == [2, 3], "which of the two is the newer one is unknown"
-    [(_, written)] = left(folder)
+    [(_, written)] = left(place)
     assert [each.hold.id for each in written] == ["mine", "theirs"]
 
 
-def test_what_cannot_be_copied_stays_where_it_is(mine, folder, monkeypatch, caplog):
+def test_what_cannot_be_copied_stays_where_it_is(mine, place, monkeypatch, caplog):
     mine.note(Rows(WHOLE), LAST)
     mine.close()
     following = Outbox()
-    following.keep_in(folder, synced=False)
+    following.keep_in(place, synced=False)
 
     def full(*_, **__):
         raise OSError(28, "No space left on device")
 
-    with monkeypatch.context() as patch, left_behind(folder, START_MS) as ended:
+    with monkeypatch.context() as patch, left_behind(place, START_MS) as ended:
         patch.setattr(outbox.tempfile, "mkstemp", full)
         for each in ended:
             following.add(each)
         following.take_over(ended)
     assert "No space left on device" in caplog.text
     following.close()
-    [(last, [one])] = left(folder)
+    [(last, [one])] = left(place)
     assert (last, one.hold) == (LAST, WHOLE)
 
 
 @pytest.mark.parametrize("order", [1, -1])
-def test_of_two_ended_processes_each_last_entry_is_looked_for_until_this_one_writes(mine, folder, order):
+def test_of_two_ended_processes_each_last_entry_is_looked_for_until_this_one_writes(mine, place, order):
     """The later one may have begun earlier; a clock may have gone back."""
     for at_ms, amount in ((START_MS + 5, "$0.50"), (START_MS, "$0.10")):
         ended = Outbox()
-        ended.keep_in(folder, synced=False)
+        ended.keep_in(place, synced=False)
         ended.note(Rows(a_hold("both", amount), now_ms=at_ms), {**LAST, "seq": at_ms})
         ended.close()
-    with left_behind(folder, START_MS) as both:
+    with left_behind(place, START_MS) as both:
         for each in both[::order]:
             mine.add(each)
         mine.take_over(both)
@@ -253,30 +202,30 @@ def test_of_two_ended_processes_each_last_entry_is_looked_for_until_this_one_wri
     assert kept.hold.amount == usd("$0.50")
     mine.note(Rows(), {**LAST, "seq": 1})
     mine.close()
-    with left_behind(folder, START_MS) as [one]:
+    with left_behind(place, START_MS) as [one]:
         assert [each["seq"] for each in one.lasts] == [1]
 
 
-def test_what_is_entered_again_is_kept_for_the_next_loss(mine, folder):
+def test_what_is_entered_again_is_kept_for_the_next_loss(mine, place):
     mine.note(Rows(a_hold("h1"), a_hold("h2")), LAST)
     mine.look_for([{**LAST, "seq": 9}], START_MS)
     mine.close()
-    [(last, written)] = left(folder)
+    [(last, written)] = left(place)
     assert (last["seq"], len(written)) == (9, 2)
 
 
-def test_a_file_that_another_program_has_removed_is_made_anew(mine, folder):
+def test_a_file_that_another_program_has_removed_is_made_anew(mine, place):
     mine.note(Rows(a_hold("h1")), LAST)
-    for file in folder.iterdir():
+    for file in place.iterdir():
         file.unlink()
     mine.note(Rows(a_hold("h2")), None)
     mine.close()
-    [(last, written)] = left(folder)
+    [(last, written)] = left(place)
     assert (last, [each.hold.id for each in written]) == (LAST, ["h1", "h2"])
 
 
 @pytest.mark.parametrize("steps", range(1, 40))
-def test_ctrl_c_at_any_step_of_writing_it_anew_takes_nothing(mine, folder, monkeypatch, steps):
+def test_ctrl_c_at_any_step_of_writing_it_anew_takes_nothing(mine, place, monkeypatch, steps):
     """At each call of the system, from the first one on."""
     mine.note(Rows(a_hold("h1")), LAST)
     monkeypatch.setattr(outbox, "_LONG", -100_000_000)  # each write is one
@@ -303,41 +252,41 @@ def test_ctrl_c_at_any_step_of_writing_it_anew_takes_nothing(mine, folder, monke
     mine.close()
     gc.collect()
     following = Kept()
-    with left_behind(folder, START_MS) as ended:
+    with left_behind(place, START_MS) as ended:
         for each in ended:
             following.add(each)
     assert {w.hold.id for part in following.parts(START_MS) for w in part} >= {"h1", "h3"}
     assert 5 in [each["seq"] for each in following.lasts]
 
 
-def test_a_long_file_is_written_anew_with_what_still_counts(mine, folder, monkeypatch):
+def test_a_long_file_is_written_anew_with_what_still_counts(mine, place, monkeypatch):
     monkeypatch.setattr(outbox, "_LONG", 10_000)
     mine.note(Rows(WHOLE), LAST)
     opened = next_descriptor()
     for number in range(200):
         mine.note(Rows(replace(WHOLE, captured=Nanos(number))), {**LAST, "seq": number})
     assert next_descriptor() <= opened + 1, "those before it are closed"
-    [file] = folder.iterdir()
+    [file] = place.iterdir()
     assert file.stat().st_size < 30_000
     mine.close()
-    [(last, [one])] = left(folder)
+    [(last, [one])] = left(place)
     assert (last["seq"], one.hold.captured) == (199, 199)
 
 
-def test_what_is_no_such_file_stays_as_it_is(mine, folder):
+def test_what_is_no_such_file_stays_as_it_is(mine, place):
     """Also one that another process is making at the moment: it is empty."""
     mine.note(Rows(WHOLE), LAST)
     mine.close()
-    (folder / "made.jsonl").touch()
-    (folder / "note.txt").write_text("mine")
-    (folder / "folder.jsonl").mkdir()
-    os.mkfifo(folder / "pipe.jsonl")
-    before = {file.name for file in folder.iterdir()}
-    assert len(left(folder)) == 1
-    assert {file.name for file in folder.iterdir()} == before | {"lock"}
+    (place / "made.jsonl").touch()
+    (place / "note.txt").write_text("mine")
+    (place / "place.jsonl").mkdir()
+    os.mkfifo(place / "pipe.jsonl")
+    before = {file.name for file in place.iterdir()}
+    assert len(left(place)) == 1
+    assert {file.name for file in place.iterdir()} == before | {"lock"}
 
 
-def test_a_file_that_cannot_be_opened_is_no_empty_one(mine, folder, monkeypatch):
+def test_a_file_that_cannot_be_opened_is_no_empty_one(mine, place, monkeypatch):
     mine.note(Rows(WHOLE), LAST)
     mine.close()
 
@@ -348,14 +297,12 @@ def test_a_file_that_cannot_be_opened_is_no_empty_one(mine, folder, monkeypatch)
         with monkeypatch.context() as patch:
             patch.setattr(Path, call, refuses)
             with pytest.raises(LedgerUnavailable, match="cannot be read: Permission denied") as caught:
-                left(folder)
+                left(place)
         assert "remove it only if" in caught.value.advice
 
 
 @pytest.mark.parametrize("call", ["write", "fsync", "mkstemp"])
-def test_a_disk_that_is_full_holds_up_nothing_and_is_tried_again_after_a_minute(
-    mine, folder, monkeypatch, caplog, call
-):
+def test_a_disk_that_is_full_holds_up_nothing_and_is_tried_again_after_a_minute(mine, place, monkeypatch, caplog, call):
     now_s = [1_000.0]
     monkeypatch.setattr(outbox, "time", SimpleNamespace(monotonic=lambda: now_s[0], sleep=None))
     mine.note(Rows(a_hold("h1")), LAST)
@@ -372,16 +319,16 @@ def test_a_disk_that_is_full_holds_up_nothing_and_is_tried_again_after_a_minute(
             mine.note(Rows(a_hold(f"h{number % 3}")), None)
             now_s[0] += 0.99
         assert len(tries) == 1
-        assert len(list(folder.iterdir())) == 1
+        assert len(list(place.iterdir())) == 1
     assert "No space left on device" in caplog.text
     now_s[0] += 1.0
     mine.note(Rows(a_hold("h4")), {**LAST, "seq": 9})
     mine.close()
-    [(last, written)] = left(folder)
+    [(last, written)] = left(place)
     assert (last["seq"], [each.hold.id for each in written]) == (9, ["h0", "h1", "h2", "h4"])
 
 
-def test_a_fork_does_not_keep_the_file_of_a_parent_that_has_ended(mine, folder):
+def test_a_fork_does_not_keep_the_file_of_a_parent_that_has_ended(mine, place):
     mine.note(Rows(WHOLE), LAST)
     to_parent, to_child = os.pipe(), os.pipe()
     pid = os.fork()
@@ -390,10 +337,10 @@ def test_a_fork_does_not_keep_the_file_of_a_parent_that_has_ended(mine, folder):
         os.read(to_child[0], 1)
         os._exit(0)
     os.read(to_parent[0], 1)
-    assert left(folder) == []
+    assert left(place) == []
     mine.close()
     try:
-        assert len(left(folder)) == 1
+        assert len(left(place)) == 1
     finally:
         os.write(to_child[1], b"x")
         os.waitpid(pid, 0)
@@ -401,20 +348,20 @@ def test_a_fork_does_not_keep_the_file_of_a_parent_that_has_ended(mine, folder):
             os.close(end)
 
 
-def test_two_that_open_at_once_look_one_after_the_other(mine, folder, monkeypatch):
+def test_two_that_open_at_once_look_one_after_the_other(mine, place, monkeypatch):
     """Else the second would pay before what was lost is entered."""
     mine.note(Rows(WHOLE), LAST)
     mine.close()
     monkeypatch.setattr(outbox, "_WAIT_S", 0.1)
-    with left_behind(folder, START_MS) as first:
+    with left_behind(place, START_MS) as first:
         assert len(first) == 1
         with pytest.raises(LedgerUnavailable, match="another process on this machine") as caught:
-            left(folder)
-        assert str(folder) in caught.value.advice
-    assert len(left(folder)) == 1
+            left(place)
+        assert str(place) in caught.value.advice
+    assert len(left(place)) == 1
 
 
-def test_a_disk_that_may_only_be_read_is_read(mine, folder, monkeypatch):
+def test_a_disk_that_may_only_be_read_is_read(mine, place, monkeypatch):
     mine.note(Rows(WHOLE), LAST)
     mine.close()
     opens, os_open = Path.open, os.open
@@ -429,14 +376,14 @@ def test_a_disk_that_may_only_be_read_is_read(mine, folder, monkeypatch):
 
     monkeypatch.setattr(Path, "open", read_only(opens))
     monkeypatch.setattr(outbox.os, "open", read_only(os_open))
-    assert len(left(folder)) == 1
+    assert len(left(place)) == 1
 
 
-def test_a_file_that_another_has_just_taken_over_is_none(mine, folder, monkeypatch):
+def test_a_file_that_another_has_just_taken_over_is_none(mine, place, monkeypatch):
     """It is opened, then locked; in between another process may have removed it."""
     mine.note(Rows(WHOLE), LAST)
     mine.close()
-    [file] = folder.iterdir()
+    [file] = place.iterdir()
     locks = outbox.fcntl.flock
 
     def removed_before(*given):
@@ -444,7 +391,7 @@ def test_a_file_that_another_has_just_taken_over_is_none(mine, folder, monkeypat
         return locks(*given)
 
     monkeypatch.setattr(outbox.fcntl, "flock", removed_before)
-    assert left(folder) == []
+    assert left(place) == []
 
 
 def test_the_folder_is_the_users_own(monkeypatch, tmp_path):

@@ -1,0 +1,135 @@
+"""The end of an answer, as data, changes its hold as the change does that its process could not write."""
+
+from itertools import product
+
+import pytest
+
+from tests.support.ledger import Books, a_hold, an_intent, usd
+from tests.support.merchant import make_guard
+from x402guard import Policy
+from x402guard.flow.capture import Bill, book
+from x402guard.frozen import replace
+from x402guard.ledger.authorize import authorize
+from x402guard.ledger.lost import LateEnd, enter_ends, scope_of_ends
+from x402guard.ledger.model import WALLET, Claim, Delivery, Evidence, HoldKind, HoldState, NodeState
+from x402guard.ledger.transitions import Capture, Expire, Lapse
+from x402guard.money import Nanos
+from x402guard.x402.settlement import Doubt, note_doubt, write_claim
+
+
+def a_context(repeat="allow", **changes):
+    with make_guard("memory://", policy=Policy(repeat=repeat)) as guard:
+        return replace(guard.context, node_id="s", **changes)
+
+
+def the_same(hold, before):
+    """Two ledgers with one hold, to which *before* has happened."""
+    made = Books(wallet="$5.00"), Books(wallet="$5.00")
+    for books in made:
+        books.change(lambda view: begun(view, hold), nodes=("s",), holds=(hold.id,))
+        if before is not None:
+            books.clock.tick(2_000)
+            books.step(hold.id, before)
+    return made
+
+
+def begun(view, hold):
+    return authorize(view, hold, {"kind": str(hold.kind)})
+
+
+def compare(hold, before, flow):
+    """Run the change of a flow in one ledger, and its end as data in another: the hold and what it counts are the same."""
+    (done, late), effect = the_same(hold, before), next(flow)
+    done.store.transact(effect.scope, effect.change)
+    for books in (late, late, done):  # again, as after a process that has ended between the commit and its note
+        books.store.transact(scope_of_ends([effect.late]), lambda view: enter_ends(view, [effect.late]))
+    one, other = done.store.hold(hold.id), late.store.hold(hold.id)
+    assert other == one
+    assert (late.balances(), late.balances(WALLET)) == (done.balances(), done.balances(WALLET))
+    assert late.node().state == done.node().state
+    return one
+
+
+BILLS = {
+    "less": Bill(usd("$0.04"), Evidence.PROVIDER_USAGE, {"input_tokens": 40}),
+    "nothing": Bill(Nanos(0), Evidence.ESTIMATE),
+    "all": Bill(usd("$0.10"), Evidence.ASSUMED, note="no usage was stated"),
+    "more": Bill(usd("$0.90"), Evidence.PROVIDER_USAGE, {"input_tokens": 900, "output_tokens": 10**30}),
+    "over": Bill(usd("$1.20"), Evidence.PROVIDER_USAGE, {"input_tokens": 1_200}),
+}
+STATES = {"held": None, "lapsed": Lapse(), "captured": Capture(usd("$0.03"), Evidence.PROVIDER_USAGE)}
+
+
+@pytest.mark.parametrize(("bill", "state"), list(product(BILLS, STATES)))
+def test_a_bill(bill, state):
+    hold = a_hold("call", kind=HoldKind.LLM)
+    after = compare(hold, STATES[state], book(a_context(), hold, BILLS[bill], ()))
+    owed = {"held": BILLS[bill].amount, "lapsed": max(hold.amount, BILLS[bill].amount), "captured": usd("$0.03")}[state]
+    assert (after.state, after.captured) == (HoldState.CAPTURED, owed)
+
+
+def test_a_bill_past_a_limit_trips():
+    books, hold = Books(wallet="$5.00"), a_hold("call", kind=HoldKind.LLM)
+    books.change(lambda view: begun(view, hold), nodes=("s",), holds=("call",))
+    end = LateEnd("call", capture=Capture(usd("$1.20"), Evidence.PROVIDER_USAGE))
+    books.store.transact(scope_of_ends([end]), lambda view: enter_ends(view, [end]))
+    assert (books.node().state, books.node().terminated_by) == (NodeState.TRIPPED, "overshoot")
+
+
+SCHEMES = ("exact", "upto")
+ENDS = (None, "whole", "late", "cut")
+DECIDED = {
+    "held": None,
+    "on chain": Capture(usd("$0.05"), Evidence.CHAIN, proof="0x07"),
+    "expired": Expire(1_900_000_000),
+}
+CLAIMS = {"all": Claim(usd("$0.10"), "0x01"), "half": Claim(usd("$0.05"), ""), "absurd": Claim(usd("$0.10"), "x" * 200)}
+
+
+def a_payment(scheme, presented):
+    intent = an_intent(amount=100_000, scheme=scheme)
+    return a_hold("paid", intent=intent, chain_evidence=True, presented=presented, delivery=Delivery.OPEN)
+
+
+@pytest.mark.one_in(5)
+@pytest.mark.parametrize("repeat", ["allow", "refuse"])
+@pytest.mark.parametrize(("state", "presented"), list(product(DECIDED, (0, 1))))
+@pytest.mark.parametrize(("scheme", "claim", "status", "end"), list(product(SCHEMES, CLAIMS, (200, 402, 500), ENDS)))
+def test_a_claim(scheme, claim, status, end, state, presented, repeat):
+    if scheme == "exact" and claim == "half":
+        return  # an exact claim is the signed amount
+    hold = a_payment(scheme, presented)
+    after = compare(hold, DECIDED[state], write_claim(a_context(repeat), hold, CLAIMS[claim], status=status, end=end))
+    lost = status >= 400 or end in ("late", "cut")
+    assert after.delivery == (Delivery.LOST if lost else Delivery.OPEN if end is None else Delivery.DONE)
+
+
+@pytest.mark.parametrize("repeat", ["allow", "refuse"])
+@pytest.mark.parametrize("transaction", ["", "0x01"])
+@pytest.mark.parametrize(("scheme", "end", "state", "presented"), list(product(SCHEMES, ENDS, DECIDED, (0, 1))))
+def test_a_doubt(scheme, end, state, presented, transaction, repeat):
+    hold = a_payment(scheme, presented)
+    doubt = Doubt("status 200, settlement failed", transaction, "words of the seller")
+    compare(hold, DECIDED[state], note_doubt(a_context(repeat), hold, doubt, sent=False, answered=True, end=end))
+
+
+def test_an_answer_that_is_thrown_away_does_not_wait():
+    hold = a_payment("exact", 0)
+    assert next(note_doubt(a_context(), hold, Doubt("no answer came"))).late is None
+
+
+def test_a_claim_that_is_believed_and_one_of_an_ended_presentation():
+    context, hold = a_context(unsafe_trust_receipts=True), replace(a_payment("upto", 0), chain_evidence=False)
+    after = compare(hold, None, write_claim(context, hold, CLAIMS["half"], status=200, end="whole"))
+    assert (after.state, after.captured) == (HoldState.CAPTURED, usd("$0.05"))
+    again = replace(a_payment("exact", 1), delivery=Delivery.OPEN)
+    books = the_same(again, None)[0]
+    end = LateEnd("paid", presented=0, delivery=Delivery.DONE)
+    books.store.transact(scope_of_ends([end]), lambda view: enter_ends(view, [end]))
+    assert books.store.hold("paid").delivery is Delivery.OPEN
+
+
+def test_a_hold_that_is_in_no_ledger_is_left_out():
+    books, end = Books(), LateEnd("never", capture=Capture(usd("$0.10"), Evidence.PROVIDER_USAGE))
+    books.store.transact(scope_of_ends([end]), lambda view: enter_ends(view, [end]))
+    assert books.store.hold("never") is None

@@ -1,0 +1,86 @@
+"""The ends of answers that a process cannot write lie in its file until they are written, by it or by the next one."""
+
+import threading
+
+from tests.support.ledger import START_MS, a_hold, usd
+from tests.support.outbox import LAST, WHOLE, Rows
+from x402guard.ledger.lost import LateEnd
+from x402guard.ledger.model import Claim, Delivery, Evidence
+from x402guard.ledger.transitions import Capture
+from x402guard.money import Nanos
+from x402guard.stores import outbox
+from x402guard.stores.outbox import Outbox, left_behind
+
+HOUR_MS = 3_600_000
+
+
+def ends_left(place):
+    with left_behind(place, START_MS) as ended:
+        return [each.ends for each in ended]
+
+
+CLAIMED = LateEnd("paid", claim=Claim(usd("$0.10"), "0xab"), believe=True, marks=(("receipt", "n/0xab"),))
+HANDED_OVER = LateEnd("paid", presented=1, delivery=Delivery.DONE)
+BILLED = LateEnd(
+    "call", capture=Capture(Nanos(10**30), Evidence.PROVIDER_USAGE, usage={"input_tokens": 10**30}, note="é")
+)
+DOUBTED = LateEnd("other", claim=Claim(usd("$0.10"), "x"), doubt="no receipt", delivery=Delivery.LOST)
+
+
+def test_ends_come_back_as_they_were_kept_in_their_order_until_they_are_written(mine, place, monkeypatch):
+    for end in (CLAIMED, BILLED, HANDED_OVER, DOUBTED, CLAIMED):
+        mine.keep(end)
+    mine.note(Rows(WHOLE), LAST)
+    [file] = place.iterdir()
+    assert ends_left(place) == []
+    copy = place / "copy.jsonl"
+    copy.write_bytes(file.read_bytes())
+    assert ends_left(place) == [[CLAIMED, BILLED, HANDED_OVER, DOUBTED]]
+    copy.unlink()
+    mine.written([BILLED, LateEnd("never kept")])
+    monkeypatch.setattr(outbox, "_LONG", -100_000_000)
+    mine.written([DOUBTED])  # in a new file
+    mine.forget_old(START_MS + 100 * HOUR_MS)
+    mine.close()
+    mine.keep(BILLED)  # a closed ledger keeps nothing
+    assert ends_left(place) == [[CLAIMED, HANDED_OVER]]
+
+
+def test_an_end_is_on_the_disk_before_its_caller_goes_on(mine, place, monkeypatch):
+    synced = []
+    mine.note(Rows(WHOLE), LAST)
+    monkeypatch.setattr(outbox.os, "fsync", synced.append)
+    mine.note(Rows(WHOLE), LAST)
+    assert synced == []
+    mine.keep(BILLED)
+    assert len(synced) == 1
+
+
+def test_the_ends_of_an_ended_process_are_taken_over_once(mine, place):
+    mine.keep(BILLED)
+    mine.close()
+    following = Outbox()
+    following.keep_in(place, synced=False)
+    with left_behind(place, START_MS) as ended:
+        for each in (*ended, *ended):
+            following.add(each)
+        assert following.ends_in_parts() == [[BILLED]]
+        following.take_over(ended)
+    following.close()
+    assert ends_left(place) == [[BILLED]]
+
+
+def test_ends_are_kept_while_another_thread_writes(mine, place):
+    def keeps():
+        for number in range(200):
+            mine.keep(LateEnd(f"end {number}"))
+
+    keeping = threading.Thread(target=keeps)
+    keeping.start()
+    for number in range(300):
+        mine.note(Rows(a_hold(f"h{number}", now_ms=START_MS)), {**LAST, "seq": number})
+    keeping.join()
+    mine.close()
+    with left_behind(place, START_MS) as [one]:
+        assert [end.hold_id for end in one.ends] == [f"end {number}" for number in range(200)]
+        assert (one.last["seq"], sum(map(len, one.parts(START_MS)))) == (299, 300)
