@@ -162,7 +162,7 @@ def failover(two_servers):
 def test_what_a_process_remembers_for_a_failover_is_bounded(monkeypatch, url):
     monkeypatch.setattr(outbox, "_MOST_KEPT", 3)
     books = Books(url, wallet="$5.00")
-    recent = books.store._outbox
+    recent = books.store.outbox
 
     def known():
         return [written.hold.id for part in recent.parts(books.clock.now_ms) for written in part]
@@ -186,7 +186,7 @@ def test_what_a_process_remembers_for_a_failover_is_bounded(monkeypatch, url):
 
 def test_who_has_written_no_hold_trips_the_wallet_as_well_and_once(url):
     books, other = Books(url, wallet="$5.00"), Books(url, session=None)
-    books.store._outbox.lasts = ({"node_id": "s", "seq": 99, "hash": "ab" * 32},)
+    books.store.outbox.lasts = ({"node_id": "s", "seq": 99, "hash": "ab" * 32},)
     for _ in range(2):
         with pytest.raises(LedgerUnavailable, match="has lost the newest entries"):
             books.hold("h", "$0.01")

@@ -317,7 +317,7 @@ def test_a_server_that_cannot_lose_commits_is_not_waited_for_by_the_disk(url, mo
     del synced[:]
     books.hold("h1", "$0.01", kind=HoldKind.TOOL)
     assert synced == []
-    books.store._outbox._is_synced = True
+    books.store.outbox._is_synced = True
     books.hold("h2", "$0.01", kind=HoldKind.TOOL)
     assert len(synced) == 1
     books.close()

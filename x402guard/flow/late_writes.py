@@ -78,12 +78,12 @@ class _Write:
 class LateWrites:
     """Writes at once while the ledger answers within two seconds; else in the background, in order, until it is written.
 
-    A thousand writes wait at most. What is not written when the process ends is kept by *store*, and the next process on
+    A thousand writes wait at most. What is not written when the process ends is kept in *outbox*, and the next process on
     this machine enters it; until then the hold counts in full.
     """
 
-    def __init__(self, store: KeepsEnds) -> None:
-        self._store = store
+    def __init__(self, outbox: KeepsEnds) -> None:
+        self._outbox = outbox
         self._begin()
 
     def _begin(self) -> None:
@@ -145,7 +145,7 @@ class LateWrites:
                 return False
             mine.is_left = True
             self._under_way += 1
-            self._store.keep(mine.end)
+            self._outbox.keep(mine.end)
             return True
 
     def _ended(self, mine: _Write) -> Any:
@@ -154,7 +154,7 @@ class LateWrites:
                 if mine.may_be_repeated:
                     self._add(mine)
                 else:
-                    self._store.keep(mine.end)
+                    self._outbox.keep(mine.end)
         return mine.outcome()
 
     def _tell(self, write: _Write) -> None:
@@ -162,7 +162,7 @@ class LateWrites:
         if write.may_be_repeated:
             return
         if not write.is_missing:
-            self._store.written(write.end)
+            self._outbox.written(write.end)
         try:
             write.outcome()
             write.tell()
@@ -170,7 +170,7 @@ class LateWrites:
             LOG.error("the end of an answer cannot be written: %s", error)
 
     def _add(self, write: _Write, *, first: bool = False) -> None:
-        self._store.keep(write.end)
+        self._outbox.keep(write.end)
         if len(self._waiting) >= MOST_WAITING or self._is_over:
             self._dropped += 1
             LOG.error(

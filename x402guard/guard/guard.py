@@ -49,7 +49,7 @@ from x402guard.ledger.model import WALLET
 from x402guard.ledger.owner import owner_mark
 from x402guard.ledger.purchases import DEFAULT_FLIGHT_S, DEFAULT_MEMORY_S, instance_mark
 from x402guard.ledger.sessions import PAYER_MARK, ensure_payer, ensure_wallet
-from x402guard.ledger.store import KeepsEnds, LedgerStore
+from x402guard.ledger.store import LedgerStore, MayBeAway
 from x402guard.ledger.view import LedgerView, Scope
 from x402guard.llm import Metering
 from x402guard.money import Dollars, Nanos
@@ -176,7 +176,7 @@ class Guard(BudgetParent):
         self._observer: Telemetry | None = None
         try:
             self._observer = observed(telemetry)
-            late_writes = LateWrites(shell.store) if isinstance(shell.store, KeepsEnds) else None
+            late_writes = LateWrites(shell.store.outbox) if isinstance(shell.store, MayBeAway) else None
             self.shell = replace(self.shell, observer=self._observer, late_writes=late_writes)
             gone = self._enter_books(limit)
             risky = self.context.may_lose_holds and shell.store.may_lose_commits

@@ -23,7 +23,7 @@ from x402guard.ledger.model import (
 )
 from x402guard.ledger.purchases import hand_over, lose
 from x402guard.ledger.transitions import Capture, Correct, Note, apply, begin, has_lapsed
-from x402guard.ledger.view import LedgerView, MarkKey, Scope
+from x402guard.ledger.view import Change, LedgerView, MarkKey, Scope
 from x402guard.money import Nanos
 
 RESTORED: Final = "a lost ledger"
@@ -145,23 +145,13 @@ class LateEnd(Struct, frozen=True, omit_defaults=True):
     delivery: Delivery | None = None
 
 
-def scope_of_ends(ends: Iterable[LateEnd]) -> Scope:
-    """Return the rows that ``enter_ends`` reads."""
-    ends = tuple(ends)
-    return Scope(
-        holds=tuple(end.hold_id for end in ends),
-        marks=tuple(dict.fromkeys(key for end in ends for key in end.marks)),
-        durable=True,
-    )
+def write_end(end: LateEnd) -> tuple[Scope, Change[None]]:
+    """Return the transaction that enters the end of an answer that its process could not write: scope and change.
 
-
-def enter_ends(view: LedgerView, ends: Iterable[LateEnd]) -> None:
-    """Enter the ends of answers that their process could not write. Idempotent.
-
-    They change what their holds count, and whether their purchases are open. The counts of the guards stay as they are.
+    It changes what the hold counts, and whether its purchase is open. The counts of the guards stay as they are. The
+    change is idempotent.
     """
-    for end in ends:
-        _enter_end(view, end)
+    return Scope(holds=(end.hold_id,), marks=end.marks, durable=True), lambda view: _enter_end(view, end)
 
 
 def _enter_end(view: LedgerView, end: LateEnd) -> None:

@@ -65,15 +65,23 @@ class Audited(Protocol):
         """Return the number of journal entries, those in files as well, and the number of nodes."""
 
 
-@runtime_checkable
 class KeepsEnds(Protocol):
-    """A store that may be away, and keeps beside it what cannot be written meanwhile. Its methods never raise."""
+    """A place beside a ledger for what cannot be written to it. Its methods never raise."""
 
     def keep(self, end: LateEnd) -> None:
         """Keep the end of an answer, so that another process on this machine enters it if this one ends before."""
 
     def written(self, end: LateEnd) -> None:
         """Forget an end, if it is kept: the ledger has it, or can never take it."""
+
+
+@runtime_checkable
+class MayBeAway(Protocol):
+    """A store on another machine."""
+
+    @property
+    def outbox(self) -> KeepsEnds:
+        """What cannot be written while it is away."""
 
 
 class LedgerStore(LedgerReads, Protocol):

@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO, Final, TypeVar
+from typing import Any, BinaryIO, Final
 from weakref import WeakSet
 
 from msgspec import UNSET, Struct, UnsetType
@@ -45,8 +45,6 @@ _TRIES: Final = 5
 _WAIT_S: Final = 10.0
 _LOOK_S: Final = 0.02
 _ENDING: Final = ".jsonl"
-
-T = TypeVar("T")
 
 Last = Mapping[str, str | int]
 """An entry of the journal: its node, its number, its hash."""
@@ -159,15 +157,7 @@ class Kept:
         """Return the holds as of a time (unix milliseconds), in parts for a transaction each."""
         self.forget_old(now_ms)
         kept = [written for _, written in self._holds.values()]
-        return _in_parts(kept)
-
-    def ends_in_parts(self) -> list[list[LateEnd]]:
-        """Return the ends that are not written, in parts for a transaction each."""
-        return _in_parts(self.ends)
-
-
-def _in_parts(all_of_them: list[T]) -> list[list[T]]:
-    return [all_of_them[start : start + _AT_ONCE] for start in range(0, len(all_of_them), _AT_ONCE)]
+        return [kept[start : start + _AT_ONCE] for start in range(0, len(kept), _AT_ONCE)]
 
 
 class Outbox(Kept):
@@ -181,6 +171,7 @@ class Outbox(Kept):
         self._is_only = False
         self._again_s = 0.0  # after an error: when it is tried again
         self._lock = threading.RLock()  # ends are kept while another thread writes
+        self._pid = os.getpid()
 
     def keep_in(self, folder: Path, *, synced: bool) -> None:
         """Keep a file in *folder* from the first write on. If *synced*, a power cut does not take what is durable."""
@@ -220,19 +211,22 @@ class Outbox(Kept):
 
     def keep(self, end: LateEnd) -> None:
         """Keep the end of an answer that cannot be written now."""
+        if self._pid != os.getpid():
+            return  # a fork: the file is the parent's
         with self._lock:
             if end in self.ends:
                 return
             self.ends.append(end)
             self._say(_Line(0, ends=[end]), sync=True)  # the ledger has nothing of it
 
-    def written(self, ends: Sequence[LateEnd]) -> None:
-        """Forget ends, if they are kept."""
+    def written(self, end: LateEnd) -> None:
+        """Forget an end, if it is kept."""
+        if self._pid != os.getpid():
+            return
         with self._lock:
-            gone = [end for end in ends if end in self.ends]
-            self.ends = [end for end in self.ends if end not in gone]
-            if gone:
-                self._say(_Line(0, written=gone))
+            if end in self.ends:
+                self.ends = [each for each in self.ends if each != end]
+                self._say(_Line(0, written=[end]))
 
     def look_for(self, lasts: Iterable[Last], now_ms: int) -> None:
         """Look for other entries from now on: what the ledger had lost is entered again."""

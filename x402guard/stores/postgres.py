@@ -26,8 +26,8 @@ import psycopg
 from psycopg import errors as refused
 from typing_extensions import override
 
-from x402guard.errors import LedgerUnavailable, X402GuardError
-from x402guard.ledger.lost import LateEnd, count_again, enter_ends, scope_of_ends, trip_rolled_back
+from x402guard.errors import IllegalTransition, LedgerUnavailable, X402GuardError
+from x402guard.ledger.lost import count_again, trip_rolled_back, write_end
 from x402guard.ledger.model import WALLET, Hold
 from x402guard.ledger.view import Change, LedgerView, Notice, Scope
 from x402guard.stores.audit import Query, audit
@@ -104,16 +104,16 @@ class PostgresStore(GroupCommit, PostgresReads):
         self._writer, self._reader = Server(url, self._known.check), Server(url, self._known.check)
         self._read_only = read_only
         self._hot: dict[str, float] = {}  # row → until when processes take turns for it
-        self._outbox = Outbox()
+        self.outbox: Final = Outbox()
         self._missing: Last | None = None  # the newest entry that the server has lost
         self._entered: Last | None = None
         self._is_latched = self._is_entering = False
         self._own_clock, self._while_moving = clock_ms, while_moving
         # A store that is not closed closes its connections with itself.
-        weakref.finalize(self, _close, os.getpid(), self._writer, self._reader, self._outbox)
+        weakref.finalize(self, _close, os.getpid(), self._writer, self._reader, self.outbox)
         with unavailable("cannot open the ledger", url), ExitStack() as undo:
             undo.callback(self._writer.close)
-            undo.callback(self._outbox.discard)
+            undo.callback(self.outbox.discard)
             self._server_clock = ServerClock(self._prepare(), steady_ms or system_steady_ms)
             steady = steady_ms or (system_steady_ms if clock_ms is None else None)
             self._clock = StoreClock(clock_ms or self._server_clock, steady)
@@ -164,35 +164,28 @@ class PostgresStore(GroupCommit, PostgresReads):
         if folder is None:
             _LOG.warning("what this process writes is not kept beside the ledger: this user has no home folder")
             return
-        self._outbox.keep_in(folder, synced=self.may_lose_commits)
+        self.outbox.keep_in(folder, synced=self.may_lose_commits)
         with left_behind(folder, self._server_clock()) as ended:
             if not ended or not may_change(self._writer):
                 return
             for left in ended:
-                self._outbox.add(left)
+                self.outbox.add(left)
                 if not all(has_entry(self._writer, last) for last in left.lasts):
                     if not self._latch():
                         raise rolled_back(self._url)
                     left.is_entered = True
             self._missing, self._is_latched = None, False  # this process has lost nothing
             self._enter_ends()
-            self._outbox.take_over(ended)
+            self.outbox.take_over(ended)
 
     def _enter_ends(self) -> None:
         """Write the ends of answers that ended processes could not write. Raises ``LedgerUnavailable``."""
-        for some in self._outbox.ends_in_parts():
-            self._change_now(scope_of_ends(some), partial(enter_ends, ends=some))
-            self._outbox.written(some)
-
-    def keep(self, end: LateEnd) -> None:
-        """See ``KeepsEnds.keep``."""
-        if self._pid == os.getpid():
-            self._outbox.keep(end)
-
-    def written(self, end: LateEnd) -> None:
-        """See ``KeepsEnds.written``."""
-        if self._pid == os.getpid():
-            self._outbox.written([end])
+        for end in self.outbox.ends:
+            try:
+                self._change_now(*write_end(end))
+            except IllegalTransition as error:
+                _LOG.error("the end of an answer cannot be written: %s", error)
+            self.outbox.written(end)
 
     @override
     def _trouble(self, what: str) -> AbstractContextManager[None]:
@@ -252,18 +245,18 @@ class PostgresStore(GroupCommit, PostgresReads):
         Returns False if that cannot be entered now.
         """
         reason = "the ledger's server has lost the newest entries of a process: another server took over, or a backup is back"
-        self._missing = self._missing or self._outbox.last
-        if self._is_latched and all(has_entry(self._writer, last) for last in self._outbox.lasts):
+        self._missing = self._missing or self.outbox.last
+        if self._is_latched and all(has_entry(self._writer, last) for last in self.outbox.lasts):
             return True
         self._is_entering, self._entered = True, None
         try:
             self._change_now(Scope(nodes=(WALLET,), durable=True), partial(trip_rolled_back, reason=reason))
-            for some in self._outbox.parts(self._server_clock()):
+            for some in self.outbox.parts(self._server_clock()):
                 nodes = {WALLET, *(node_id for each in some for node_id in each.path)}
                 scope = Scope(nodes=tuple(nodes), holds=tuple(each.hold.id for each in some), durable=True)
                 self._change_now(scope, partial(count_again, lost=some))
-            there = (last for last in self._outbox.lasts if has_entry(self._writer, last))
-            self._outbox.look_for(there if self._entered is None else [self._entered], self._server_clock())
+            there = (last for last in self.outbox.lasts if has_entry(self._writer, last))
+            self.outbox.look_for(there if self._entered is None else [self._entered], self._server_clock())
             self._is_latched = True
         except (psycopg.Error, X402GuardError) as error:
             _LOG.error("%s; that cannot be entered: %s", reason, error)
@@ -289,7 +282,7 @@ class PostgresStore(GroupCommit, PostgresReads):
     @property
     def _needed(self) -> Last | None:
         """The entry that has to be in the ledger for a change to run; None for none."""
-        return None if self._is_entering else self._missing or self._outbox.last
+        return None if self._is_entering else self._missing or self.outbox.last
 
     def _note_hot(self, error: psycopg.Error) -> Sequence[str]:
         """Return the rows to take the turn for, after a conflict.
@@ -363,7 +356,7 @@ class PostgresStore(GroupCommit, PostgresReads):
                 # missing entry stays the last one, so that the next process goes on where this one ends.
                 newest = proof.entries[-1] if proof is not None and durable else None
                 self._entered = newest or self._entered
-                self._outbox.note(rows, None if self._is_entering else newest)
+                self.outbox.note(rows, None if self._is_entering else newest)
 
     def _was_written(self, error: BaseException, batch: list[Request[Any]], proof: Proof | None) -> bool:
         """Return whether a write was made that ended in *error*. After False, it never will be.
@@ -482,7 +475,7 @@ class PostgresStore(GroupCommit, PostgresReads):
                 self._reader.close()
             if joined:  # else a thread is still writing and needs its connection
                 self._writer.close()
-                self._outbox.close()
+                self.outbox.close()
         finally:
             self._line.leave()
 

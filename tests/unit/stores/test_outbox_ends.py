@@ -37,9 +37,10 @@ def test_ends_come_back_as_they_were_kept_in_their_order_until_they_are_written(
     copy.write_bytes(file.read_bytes())
     assert ends_left(place) == [[CLAIMED, BILLED, HANDED_OVER, DOUBTED]]
     copy.unlink()
-    mine.written([BILLED, LateEnd("never kept")])
+    mine.written(BILLED)
+    mine.written(LateEnd("never kept"))
     monkeypatch.setattr(outbox, "_LONG", -100_000_000)
-    mine.written([DOUBTED])  # in a new file
+    mine.written(DOUBTED)  # in a new file
     mine.forget_old(START_MS + 100 * HOUR_MS)
     mine.close()
     mine.keep(BILLED)  # a closed ledger keeps nothing
@@ -64,7 +65,7 @@ def test_the_ends_of_an_ended_process_are_taken_over_once(mine, place):
     with left_behind(place, START_MS) as ended:
         for each in (*ended, *ended):
             following.add(each)
-        assert following.ends_in_parts() == [[BILLED]]
+        assert following.ends == [BILLED]
         following.take_over(ended)
     following.close()
     assert ends_left(place) == [[BILLED]]
