@@ -31,7 +31,7 @@ test-long: $(READY) $(ANVIL) $(JAVASCRIPT)
 test-fleet: $(READY)
 	$(PYTEST) -m fleet
 
-# What takes minutes each: the largest numbers, and the breaks that the simulator finds last.
+# The largest numbers, the last cases of the largest product, and the breaks that the simulator finds last.
 test-large: $(READY)
 	$(PYTEST) -m large
 

@@ -103,7 +103,7 @@ def pytest_collection_modifyitems(config, items):
         given = getattr(item, "callspec", None)
         if item.path.is_relative_to(BEHAVIOUR) and given is not None and given.params.get("ledger_url") == "postgres":
             item.add_marker(pytest.mark.fleet)
-    _mark_long_but_one_in_n(items)
+    _leave_one_in_n(items)
     # With workers, group by file whatever names no group of its own.
     if not hasattr(config, "workerinput"):
         return
@@ -113,15 +113,18 @@ def pytest_collection_modifyitems(config, items):
     items.sort(key=_order)
 
 
-def _mark_long_but_one_in_n(items):
-    """Of a test that names ``one_in(n)``, leave each n-th case to `make test`, and the others to `make test-long`."""
+def _leave_one_in_n(items):
+    """Of a test that names ``one_in(n)``, leave each n-th case to `make test`, and the others to `make test-long`.
+
+    Of one that is long, leave each n-th case to `make test-long`, and the others to `make test-large`.
+    """
     seen = Counter()
     for item in items:
         marker = item.get_closest_marker("one_in")
-        if marker is not None and item.get_closest_marker("long") is None:
+        if marker is not None:
             test = item.nodeid.partition("[")[0]
             if seen[test] % marker.args[0]:
-                item.add_marker(pytest.mark.long)
+                item.add_marker(pytest.mark.long if item.get_closest_marker("long") is None else pytest.mark.large)
             seen[test] += 1
 
 

@@ -139,7 +139,7 @@ def test_64_threads_are_served_alike_within_three_seconds(url):
     assert min(served) >= LEAST_SHARE * max(served), sorted(served)
 
 
-@pytest.mark.parametrize("count", [500, pytest.param(2_000, marks=pytest.mark.long)])
+@pytest.mark.parametrize("count", [500, pytest.param(2_000, marks=[pytest.mark.long, pytest.mark.large])])
 @pytest.mark.parametrize(("where", "backend"), [("memory", "asyncio"), ("sqlite", "asyncio"), ("sqlite", "trio")])
 def test_as_many_tasks_are_allowed_as_fit(where, backend, count, sqlite_url):
     shop, refused, fits = Shop(), [], count // 20

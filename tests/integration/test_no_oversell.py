@@ -35,7 +35,7 @@ def guard(request, tmp_path):
         yield guard
 
 
-@pytest.fixture(params=[320, pytest.param(1_600, marks=pytest.mark.long)])
+@pytest.fixture(params=[320, pytest.param(1_600, marks=[pytest.mark.long, pytest.mark.large])])
 def calls(request):
     return request.param
 

@@ -225,6 +225,7 @@ def test_whoever_finds_the_settlement_the_retry_signs_no_second_payment(buyer, l
 
 
 @pytest.mark.long
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("engine", ["eth-tester"], indirect=True)
 @pytest.mark.parametrize(("loses", "found", "kind", "mode"), [row for row in ALL if row not in PAIRS])
 def test_it_signs_none_in_any_other_order(buyer, loses, found, kind, mode):

@@ -118,7 +118,7 @@ PACE_S = 1_000  # every window is full at the hundredth call
 
 
 @pytest.mark.one_in(3)
-@pytest.mark.parametrize("many", [800, pytest.param(5_000, marks=pytest.mark.long)])
+@pytest.mark.parametrize("many", [800, pytest.param(5_000, marks=[pytest.mark.long, pytest.mark.large])])
 @pytest.mark.parametrize("kind", ["memory", "sqlite"])
 def test_the_five_thousandth_step_costs_what_the_hundredth_did(tmp_path, kind, many):
     clock = Clock()

@@ -114,6 +114,7 @@ def test_a_claim(scheme, claim, status, end, state, presented, repeat):
         assert after.delivery == {"presented again": "open"}.get(state, state)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("repeat", ["allow", "refuse"])
 @pytest.mark.parametrize("transaction", ["", "0x01"])
 @pytest.mark.parametrize(("scheme", "end", "state", "presented"), list(product(SCHEMES, ENDS, DECIDED, (0, 1))))
