@@ -181,13 +181,6 @@ def test_what_the_server_has_lost_comes_first(url, way):
     assert books_of(url) == (("tripped", "rolled_back"), (Decimal("0.96"), Decimal(0)))
 
 
-def test_a_bill_past_the_limit_trips_the_budget(url, way):
-    ends_while_the_server_is_away(url, way)
-    with make_guard(url) as guard, guard.session("n", budget="$1.00") as session:
-        assert session.remaining == Decimal("0.04")
-    assert books_of(url)[1] == (Decimal("0.96"), Decimal(0))
-
-
 def test_who_may_not_write_or_only_looks_leaves_the_file_as_it_is(url, way):
     ends_while_the_server_is_away(url, way)
     [left] = files()

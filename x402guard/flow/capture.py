@@ -10,9 +10,9 @@ from x402guard.errors import LedgerUnavailable
 from x402guard.flow.context import Context
 from x402guard.flow.effects import Flow, cause, transact_anyway
 from x402guard.flow.ports import Usage
-from x402guard.ledger.budgets import trip
+from x402guard.ledger.budgets import trip_session
 from x402guard.ledger.lost import LateEnd
-from x402guard.ledger.model import Claim, Evidence, Hold, HoldState, NodeKind
+from x402guard.ledger.model import Claim, Evidence, Hold, HoldState
 from x402guard.ledger.token_budget import Reservation, call_tokens, end_call_tokens, release_call_tokens, soft_mark
 from x402guard.ledger.transitions import Capture, Correct, Note, Void, apply, has_lapsed
 from x402guard.ledger.view import Change, LedgerView, MarkKey, Scope
@@ -142,7 +142,7 @@ def _end(view: LedgerView, now: Hold, bill: Bill, marks: tuple[MarkKey, ...]) ->
         _tell_dispute(view, now, bill)
     after = apply(view, now.id, _capture(bill))
     if bill.latches:
-        _trip_session(view, now.node_id, bill.note)
+        trip_session(view, now.node_id, DISPUTED, bill.note)
     if marks and bill.usage is not None:
         _add_to_mean(view, marks[0], bill.amount)
     if bill.hidden_input:
@@ -192,17 +192,10 @@ def _late(view: LedgerView, hold: Hold, bill: Bill) -> Hold:
         view.record(hold.node_id, "event", hold_id=hold.id, facts=facts)
         _tell_dispute(view, hold, bill)
     if bill.latches:
-        _trip_session(view, hold.node_id, bill.note)
+        trip_session(view, hold.node_id, DISPUTED, bill.note)
     if bill.amount > hold.captured:
         return apply(view, hold.id, Correct(bill.amount, bill.evidence))
     return hold
-
-
-def _trip_session(view: LedgerView, node_id: str, reason: str) -> None:
-    for node in view.path(node_id):
-        if node.kind is not NodeKind.SCOPE:
-            trip(view, node.id, DISPUTED, reason)
-            return
 
 
 def _add_to_mean(view: LedgerView, key: MarkKey, amount: Nanos) -> None:
@@ -228,7 +221,8 @@ def book(
 ) -> Flow[Hold]:
     """Capture what was used. See ``write_bill``."""
     scope, change = write_bill(context, hold, bill, marks, most_tokens=most_tokens, outcome=outcome)
-    return (yield from transact_anyway(scope, change, late=LateEnd(hold.id, capture=_capture(bill))))
+    trips = (DISPUTED, bill.note) if bill.latches and not context.shadow else None
+    return (yield from transact_anyway(scope, change, late=LateEnd(hold.id, capture=_capture(bill), trips=trips)))
 
 
 def give_back(

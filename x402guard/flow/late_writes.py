@@ -8,7 +8,8 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from contextvars import copy_context
 from typing import Any, Final, TypeVar, cast
 
@@ -60,13 +61,13 @@ class _Write:
 
     @property
     def is_missing(self) -> bool:
-        """True if it failed, and the ledger could take it at another time."""
-        return isinstance(self.error, LedgerUnavailable)
+        """True if it failed, and the ledger may take it at another time."""
+        return isinstance(self.error, LedgerUnavailable) and self.error.retry != "no"
 
     @property
     def may_be_repeated(self) -> bool:
         """True if it failed because the ledger is away."""
-        return isinstance(self.error, LedgerUnavailable) and self.error.retry != "after_change"
+        return isinstance(self.error, LedgerUnavailable) and self.error.retry == "later"
 
     def outcome(self) -> Any:
         """Return its result, or raise its error."""
@@ -98,15 +99,19 @@ class LateWrites:
     def write(self, call: Callable[[], R], late: Callable[[R], object], *, end: LateEnd, patient: bool = False) -> R:
         """Return the result of *call*. Raises what it raises, and ``LedgerUnavailable`` if it is written later.
 
-        *late* then takes the result. *end* is what the call writes, as data. A *patient* write is waited for to its end, because what follows depends on it; only
-        if it fails is it written later.
+        *late* then takes the result. *end* is what the call writes, as data. A *patient* write is waited for to its end,
+        and what others spend waits for it as well; only if it fails is it written later.
         """
         if self._pid != os.getpid():  # after a fork: what waited is the parent's
             self._begin()
         mine = _Write(call, late, end, restrains=patient)
         if patient or self._is_closing:
-            mine.run()
-            return cast("R", self._ended(mine))
+            self._outbox.keep(end)  # a process that is killed meanwhile leaves it behind
+            with self._restrained():
+                mine.run()
+                return cast("R", self._ended(mine))
+        if self._waiting or self._under_way:
+            self._outbox.keep(end)  # not under the lock: a disk may be slow
         with self._changed:
             if self._waiting or self._under_way:
                 self._add(mine)
@@ -125,6 +130,18 @@ class LateWrites:
             raise
         return cast("R", self._ended(mine))
 
+    @contextmanager
+    def _restrained(self) -> Iterator[None]:
+        """A block in which nothing else is spent."""
+        with self._changed:
+            self._restraining += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._restraining -= 1
+                self._changed.notify_all()
+
     def _run_mine(self, mine: _Write) -> None:
         mine.run()
         with self._changed:
@@ -140,21 +157,22 @@ class LateWrites:
 
     def _leave(self, mine: _Write) -> bool:
         """Wait for it no longer. Returns False if it has ended just now."""
+        self._outbox.keep(mine.end)
         with self._changed:
             if mine.is_over:
                 return False
             mine.is_left = True
             self._under_way += 1
-            self._outbox.keep(mine.end)
             return True
 
     def _ended(self, mine: _Write) -> Any:
         if mine.is_missing:
+            self._outbox.keep(mine.end)
+        else:
+            self._outbox.written(mine.end)
+        if mine.may_be_repeated:
             with self._changed:
-                if mine.may_be_repeated:
-                    self._add(mine)
-                else:
-                    self._outbox.keep(mine.end)
+                self._add(mine)
         return mine.outcome()
 
     def _tell(self, write: _Write) -> None:
@@ -170,13 +188,14 @@ class LateWrites:
             LOG.error("the end of an answer cannot be written: %s", error)
 
     def _add(self, write: _Write, *, first: bool = False) -> None:
-        self._outbox.keep(write.end)
-        if len(self._waiting) >= MOST_WAITING or self._is_over:
+        kept = self._outbox.keep(write.end)
+        if (len(self._waiting) >= MOST_WAITING and not write.restrains) or self._is_over:
             self._dropped += 1
             LOG.error(
-                "the ledger is away, and %d ends of answers wait; %d more are left to the next process on this machine",
+                "the ledger is away, and %d ends of answers wait; %d more %s",
                 len(self._waiting),
                 self._dropped,
+                "are left to the next process on this machine" if kept else "are dropped: their holds count in full",
             )
             return
         (self._waiting.appendleft if first else self._waiting.append)(write)
@@ -201,6 +220,7 @@ class LateWrites:
                     return
                 write = self._waiting.popleft()
                 self._under_way += 1
+            self._outbox.keep(write.end)
             write.run()
             self._tell(write)
             with self._changed:
@@ -235,14 +255,16 @@ class LateWrites:
             self._is_closing = True
             self._changed.wait_for(lambda: not self._waiting and not self._under_way, _CLOSING_S)
             lost = len(self._waiting) + self._under_way
+            unkept = sum(not self._outbox.keep(write.end) for write in self._waiting)
             self._is_over = True
             self._waiting.clear()
             self._changed.notify_all()
         if lost:
             LOG.error(
                 "the ledger is away: %d ends of paid answers are not in it, and their holds count in full until the next "
-                "process on this machine opens it",
+                "process on this machine opens it; %d of them are in no file",
                 lost,
+                unkept,
             )
 
 

@@ -14,7 +14,7 @@ from x402guard.flow.receipt import Receipt
 from x402guard.flow.shell import Shell
 from x402guard.ledger.lost import LateEnd
 from x402guard.ledger.model import Delivery
-from x402guard.x402.settlement import AnswerEnd, note_answer_end
+from x402guard.x402.settlement import AnswerEnd, late_delivery, note_answer_end
 
 
 class AnswerEnding:
@@ -55,7 +55,7 @@ class AnswerEnding:
         if end == "cut":
             self._context.cut_off.add(self._presentation)  # even if it is never written
         # The whole of it: a purchase is handed over by two changes where the policy asks about repeated ones.
-        (hold_id, presented), delivery = self._presentation, Delivery.DONE if end == "whole" else Delivery.LOST
+        (hold_id, presented), delivery = self._presentation, late_delivery(self._context, self._presentation, end)
         data = LateEnd(hold_id, presented=presented, delivery=delivery)
         late_writes.write(partial(self._written, end), lambda _: None, end=data, patient=end == "late")
 

@@ -312,3 +312,11 @@ def trip(view: LedgerView, node_id: str, word: str, reason: str) -> None:
     tripped = replace(view.node(node_id), state=NodeState.TRIPPED, terminated_by=word, trip_reason=reason)
     view.put_node(tripped)
     settle_grants(view, node_id)
+
+
+def trip_session(view: LedgerView, node_id: str, word: str, reason: str) -> None:
+    """Trip the session that a node is, or is in. See ``trip``."""
+    for node in view.path(node_id):
+        if node.kind is not NodeKind.SCOPE:
+            trip(view, node.id, word, reason)
+            return

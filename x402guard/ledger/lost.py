@@ -8,7 +8,7 @@ from typing import Any, Final
 from msgspec import Struct
 
 from x402guard.frozen import replace
-from x402guard.ledger.budgets import KILL_SWITCH, ROLLED_BACK, trip, trip_exceeded
+from x402guard.ledger.budgets import KILL_SWITCH, ROLLED_BACK, trip, trip_exceeded, trip_session
 from x402guard.ledger.evidence import claim_settlement
 from x402guard.ledger.model import (
     WALLET,
@@ -22,7 +22,7 @@ from x402guard.ledger.model import (
     Purpose,
 )
 from x402guard.ledger.purchases import hand_over, lose
-from x402guard.ledger.transitions import Capture, Correct, Note, apply, begin, has_lapsed
+from x402guard.ledger.transitions import Capture, Correct, Note, apply, begin
 from x402guard.ledger.view import Change, LedgerView, MarkKey, Scope
 from x402guard.money import Nanos
 
@@ -129,6 +129,7 @@ class LateEnd(Struct, frozen=True, omit_defaults=True):
     Attributes:
         hold_id: the hold of the call or the payment.
         capture: what a call has cost.
+        trips: the word and the reason if that trips the session.
         claim: what the server says was settled; *believe* if that is captured.
         doubt: why the outcome of the payment is unknown, whatever is claimed.
         marks: the keys of the marks that note the claim.
@@ -137,6 +138,7 @@ class LateEnd(Struct, frozen=True, omit_defaults=True):
 
     hold_id: str
     capture: Capture | None = None
+    trips: tuple[str, str] | None = None
     claim: Claim | None = None
     believe: bool = False
     doubt: str | None = None
@@ -159,7 +161,7 @@ def _enter_end(view: LedgerView, end: LateEnd) -> None:
     if hold is None:
         return
     if end.capture is not None:
-        _enter_bill(view, hold, end.capture)
+        _enter_bill(view, hold, end.capture, end.trips)
     if end.doubt is not None:
         if hold.state is HoldState.HELD:
             apply(view, hold.id, Note(end.doubt, end.claim))
@@ -172,12 +174,16 @@ def _enter_end(view: LedgerView, end: LateEnd) -> None:
         lose(view, presentation)
 
 
-def _enter_bill(view: LedgerView, hold: Hold, bill: Capture) -> None:
-    """Capture a bill; after its hold has lapsed to its ceiling, what is above that is owed."""
+def _enter_bill(view: LedgerView, hold: Hold, bill: Capture, trips: tuple[str, str] | None) -> None:
+    """Capture a bill; after its hold has ended without evidence, what is above that is owed."""
     if hold.state is HoldState.HELD:
         apply(view, hold.id, bill)
-    elif has_lapsed(hold) and bill.amount > hold.captured:
+    elif hold.state is not HoldState.CAPTURED or hold.evidence is not Evidence.ASSUMED:
+        return
+    elif bill.amount > hold.captured:
         apply(view, hold.id, Correct(bill.amount, bill.evidence))
+    if trips is not None:
+        trip_session(view, hold.node_id, *trips)
 
 
 _AGAIN: Final = "entered again: the ledger's server had lost it"

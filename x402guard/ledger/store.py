@@ -68,8 +68,11 @@ class Audited(Protocol):
 class KeepsEnds(Protocol):
     """A place beside a ledger for what cannot be written to it. Its methods never raise."""
 
-    def keep(self, end: LateEnd) -> None:
-        """Keep the end of an answer, so that another process on this machine enters it if this one ends before."""
+    def keep(self, end: LateEnd) -> bool:
+        """Keep the end of an answer, so that another process on this machine enters it if this one ends before.
+
+        Returns True if it is on the disk. It may be called again, until it is.
+        """
 
     def written(self, end: LateEnd) -> None:
         """Forget an end, if it is kept: the ledger has it, or can never take it."""

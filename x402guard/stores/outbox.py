@@ -149,7 +149,9 @@ class Kept:
 
     def lines(self) -> Iterator[_Line]:
         """Yield lines that say all of it."""
-        yield _Line(0, lasts=list(map(dict, self.lasts)), ends=self.ends)
+        yield _Line(0, lasts=list(map(dict, self.lasts)))
+        for end in self.ends:
+            yield _Line(0, ends=[end])
         for at_ms, written in self._holds.values():
             yield _Line(at_ms, holds=[_as_row(written)])
 
@@ -170,6 +172,7 @@ class Outbox(Kept):
         self._file: _File | None = None
         self._is_only = False
         self._again_s = 0.0  # after an error: when it is tried again
+        self._is_behind = False  # the file lacks something: an error, or Ctrl-C
         self._lock = threading.RLock()  # ends are kept while another thread writes
         self._pid = os.getpid()
 
@@ -209,15 +212,17 @@ class Outbox(Kept):
         with self._lock:
             return super().parts(now_ms)
 
-    def keep(self, end: LateEnd) -> None:
-        """Keep the end of an answer that cannot be written now."""
+    def keep(self, end: LateEnd) -> bool:
+        """Keep the end of an answer that cannot be written now. Returns True if it is on the disk."""
         if self._pid != os.getpid():
-            return  # a fork: the file is the parent's
+            return False  # a fork: the file is the parent's
         with self._lock:
-            if end in self.ends:
-                return
-            self.ends.append(end)
-            self._say(_Line(0, ends=[end]), sync=True)  # the ledger has nothing of it
+            is_new = end not in self.ends
+            if is_new:
+                self.ends.append(end)
+            if is_new or self._is_behind:
+                self._say(_Line(0, ends=[end]), sync=True)  # the ledger has nothing of it
+            return self._folder is not None and not self._is_behind
 
     def written(self, end: LateEnd) -> None:
         """Forget an end, if it is kept."""
@@ -230,8 +235,9 @@ class Outbox(Kept):
 
     def look_for(self, lasts: Iterable[Last], now_ms: int) -> None:
         """Look for other entries from now on: what the ledger had lost is entered again."""
+        found = tuple(lasts)
         with self._lock:
-            self.lasts = tuple(lasts)
+            self.lasts = found
             self._say(_Line(now_ms, list(map(dict, self.lasts))), sync=self._is_synced)
 
     def take_over(self, ended: Sequence[Left]) -> None:
@@ -247,14 +253,17 @@ class Outbox(Kept):
 
     def _say(self, line: _Line, *, sync: bool = False) -> None:
         """Write a line. After an error, write all of it anew, once a minute until that succeeds."""
-        if self._folder is None or (self._again_s and time.monotonic() < self._again_s):
+        if self._folder is None:
+            return
+        was_behind, self._is_behind = self._is_behind, True
+        if self._again_s and time.monotonic() < self._again_s:
             return
         try:
-            if self._file is None or self._again_s or self._file.is_long or self._file.is_gone:
+            if self._file is None or was_behind or self._file.is_long or self._file.is_gone:
                 self._make()
             else:
                 self._file.append(_TEXT(line), sync=sync)
-            self._again_s = 0.0
+            self._again_s, self._is_behind = 0.0, False
         except OSError as error:
             self._again_s = time.monotonic() + _AGAIN_S
             self._log(error)
@@ -279,6 +288,9 @@ class Outbox(Kept):
     def close(self) -> None:
         """Close the file; the next process takes it over. Idempotent."""
         with self._lock:
+            if self._is_behind:
+                self._again_s = 0.0
+                self._say(_Line(0))
             file, self._file, self._folder = self._file, None, None
         if file is not None:
             file.close()

@@ -183,8 +183,8 @@ class PostgresStore(GroupCommit, PostgresReads):
         for end in self.outbox.ends:
             try:
                 self._change_now(*write_end(end))
-            except IllegalTransition as error:
-                _LOG.error("the end of an answer cannot be written: %s", error)
+            except (IllegalTransition, psycopg.DataError) as error:
+                _LOG.error("the end of an answer can never be written, and its hold %s stays: %s", end.hold_id, error)
             self.outbox.written(end)
 
     @override

@@ -47,6 +47,10 @@ LOST: Final = (psycopg.Error, OSError, OverflowError, UnreadableRecord)
 
 _BACK: Final = "Nothing was paid. Bring the ledger's server back, then repeat the call."
 _USER: Final = "Nothing was paid. Put the user's password into ~/.pgpass or PGPASSWORD, then repeat the call."
+_UNKEPT: Final[tuple[str, Retry]] = (
+    "Nothing was paid. A text or a number in it is none that PostgreSQL can keep.",
+    "no",
+)
 _VERSION: Final = (
     f"Nothing was paid. Update this installation, or remove the schema {SCHEMA} if it is no ledger of yours."
 )
@@ -240,7 +244,9 @@ def as_unavailable(what: str, url: str, error: Exception) -> LedgerUnavailable:
     kind: type[Exception] = type(error)
     if kind is psycopg.OperationalError and "FATAL: " in str(error):
         kind = next((kind for word, kind in _REFUSED if word in str(error).split("FATAL: ")[-1]), kind)
-    advice, retry = _ADVICE.get(kind, (_BACK, LedgerUnavailable.retry))
+    advice, retry = _ADVICE.get(
+        kind, _UNKEPT if isinstance(error, psycopg.DataError) else (_BACK, LedgerUnavailable.retry)
+    )
     wrapped = LedgerUnavailable(f"{what} {url}: {lines[0]}", advice=advice)
     wrapped.retry, wrapped.__cause__ = retry, error
     return wrapped

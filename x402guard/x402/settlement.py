@@ -127,7 +127,7 @@ def write_claim(context: Context, hold: Hold, claim: Claim, *, status: int, end:
         believe=believe,
         marks=noted,
         presented=hold.presented,
-        delivery=ending.delivery if succeeded(status) else Delivery.LOST,
+        delivery=late_delivery(context, presentation_of(hold), end) if succeeded(status) else Delivery.LOST,
     )
     answer: Hold = yield Transact(scope, change, late)
     return answer
@@ -166,7 +166,13 @@ def note_doubt(
 
     marks = (place, *guard_marks(context.policy, step, ending=True), *ending.marks)
     scope = replace(_scope_of(context, hold.id), marks=marks, durable=sent or ending.durable)
-    late = LateEnd(hold.id, claim=claim, doubt=doubt.reason, presented=hold.presented, delivery=ending.delivery)
+    late = LateEnd(
+        hold.id,
+        claim=claim,
+        doubt=doubt.reason,
+        presented=hold.presented,
+        delivery=late_delivery(context, presentation_of(hold), end),
+    )
     answer: Hold = yield Transact(scope, change, late if answered else None)
     return answer
 
@@ -176,15 +182,11 @@ AnswerEnd = Literal["whole", "late", "cut"]
 
 
 class _Ending(Struct, frozen=True):
-    """What the end of an answer changes, the marks of its scope, and whether it restrains what follows.
-
-    *delivery* is what it says of the purchase; None while the answer is being read.
-    """
+    """What the end of an answer changes, the marks of its scope, and whether it restrains what follows."""
 
     change: Callable[[LedgerView], Hold]
     marks: tuple[MarkKey, ...] = ()
     durable: bool = False
-    delivery: Delivery | None = None
 
 
 def _ending(context: Context, hold: Hold, end: AnswerEnd | None, presentation: Presentation | None = None) -> _Ending:
@@ -197,16 +199,16 @@ def _ending(context: Context, hold: Hold, end: AnswerEnd | None, presentation: P
     if end is None:
         return _Ending(lambda view: view.known_hold(hold.id))
     if end == "cut":
-        return _Ending(lambda view: lose(view, presentation), delivery=Delivery.LOST)
+        return _Ending(lambda view: lose(view, presentation))
     if end == "late":
 
         def late(view: LedgerView) -> Hold:
             note_end(view, context.policy, step, StepEnd(hold.id, "failed", late=True))
             return lose(view, presentation)
 
-        return _Ending(late, guard_marks(context.policy, step, ending=True), durable=True, delivery=Delivery.LOST)
+        return _Ending(late, guard_marks(context.policy, step, ending=True), durable=True)
     if not _is_noted(context, presentation):
-        return _Ending(lambda view: hand_over(view, presentation), delivery=Delivery.DONE)
+        return _Ending(lambda view: hand_over(view, presentation))
     bought, doubted = bought_mark(context, hold.purpose.fingerprint), doubted_mark(context, step.name)
 
     def whole(view: LedgerView) -> Hold:
@@ -217,12 +219,22 @@ def _ending(context: Context, hold: Hold, end: AnswerEnd | None, presentation: P
             view.put_mark(doubted, {"hold": hold.id, "until": 0})
         return hand_over(view, presentation)
 
-    return _Ending(whole, (bought, doubted), delivery=Delivery.DONE)
+    return _Ending(whole, (bought, doubted))
 
 
 def _is_ended(now: Hold, hold: Hold) -> bool:
     """True if an earlier run of the same change has recorded the end already: the answer to its commit was lost."""
     return presentation_of(now) == presentation_of(hold) and now.delivery in (Delivery.DONE, Delivery.LOST)
+
+
+def late_delivery(context: Context, presentation: Presentation, end: AnswerEnd | None) -> Delivery | None:
+    """Return what another process writes of a purchase whose answer has ended; None: it stays open.
+
+    It stays open also where marks say that it was handed over, because only this process writes them.
+    """
+    if end == "whole":
+        return None if _is_noted(context, presentation) else Delivery.DONE
+    return None if end is None else Delivery.LOST
 
 
 def _is_noted(context: Context, presentation: Presentation) -> bool:

@@ -20,7 +20,7 @@ from msgspec import field as named
 from x402guard.errors import ProtocolError
 from x402guard.evm import MAX_UINT256
 from x402guard.frozen import read_struct, readable
-from x402guard.strict_json import read_json
+from x402guard.strict_json import NotReadable, read_json
 
 PAYMENT_REQUIRED: Final = "payment-required"
 PAYMENT_SIGNATURE: Final = "payment-signature"
@@ -29,6 +29,8 @@ X_PAYMENT: Final = "x-payment"
 X_PAYMENT_RESPONSE: Final = "x-payment-response"
 PAYMENT_HEADERS: Final = frozenset({PAYMENT_SIGNATURE, X_PAYMENT})
 """The two request headers that carry a signature."""
+
+_NUL: Final = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
 
 MAX_HEADER_CHARS: Final = 65_536
 MAX_BODY_BYTES: Final = 262_144
@@ -122,6 +124,8 @@ def decode_json(raw: bytes, *, field: str) -> Any:
         value = read_json(raw.decode("utf-8"), most_depth=MAX_JSON_DEPTH)
         if b"\\u" in raw:
             compact_json(value).encode()  # raises for a lone surrogate, which could be read but not sent back
+            if _NUL.search(raw):
+                raise NotReadable("a NUL in a text")  # a ledger in PostgreSQL cannot keep it
         return value
     except ValueError as error:
         words = getattr(error, "words", "")

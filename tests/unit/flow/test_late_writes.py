@@ -41,7 +41,7 @@ class Late(LateWrites):
 
     def __init__(self):
         super().__init__(self)
-        self.kept, self._numbers = [], count()
+        self.kept, self._numbers, self.full = [], count(), False
 
     def write(self, call, late, **options):
         return super().write(call, late, end=LateEnd(f"h{next(self._numbers)}"), **options)
@@ -49,6 +49,7 @@ class Late(LateWrites):
     def keep(self, end):
         if end.hold_id not in self.kept:
             self.kept.append(end.hold_id)
+        return not self.full
 
     def written(self, end):
         if end.hold_id in self.kept:
@@ -300,6 +301,64 @@ def test_a_write_that_restrains_is_waited_for_and_kept_if_it_fails(ledger, late)
     assert ledger.written[:2] == [0, 1]
     until(lambda: ledger.told == [1, 2])
     late.catch_up()
+
+
+def test_a_write_that_restrains_is_kept_before_it_is_begun_and_others_wait_for_it(ledger, late):
+    """Whoever is killed meanwhile leaves it behind; a charge that comes meanwhile is refused, or waits."""
+    ledger.silent = True
+    writing = threading.Thread(target=late.write, args=(ledger.write(0), ledger.told.append), kwargs={"patient": True})
+    writing.start()
+    until(lambda: ledger.attempts)
+    assert late.kept == ["h0"]
+    with pytest.raises(LedgerUnavailable, match="a bill that may exceed a budget is not in it yet"):
+        late.catch_up()
+    ledger.silent = False
+    late.catch_up()
+    assert ledger.written == [0]
+    writing.join()
+    assert late.kept == []
+
+
+def test_what_restrains_is_never_dropped(ledger, late, monkeypatch):
+    monkeypatch.setattr(late_writes, "MOST_WAITING", 1)
+    ledger.away = True
+    for n in range(4):
+        with pytest.raises(LedgerUnavailable):
+            late.write(ledger.write(n), ledger.told.append, patient=n % 2 == 0)
+    ledger.away = False
+    until(lambda: ledger.told == [0, 2])
+    late.catch_up()
+
+
+def test_what_the_ledger_can_never_take_is_not_kept(ledger, late, caplog):
+    """PostgreSQL keeps no NUL: such an end would stop all others, and the next opening as well."""
+    error = LedgerUnavailable("unsupported Unicode escape sequence")
+    error.retry = "no"
+
+    def never():
+        raise error
+
+    for patient in (False, True):
+        with pytest.raises(LedgerUnavailable, match="unsupported"):
+            late.write(never, ledger.told.append, patient=patient)
+    ledger.away = True
+    for call in (never, ledger.write(0)):
+        with pytest.raises(LedgerUnavailable):
+            late.write(call, ledger.told.append)
+    ledger.away = False
+    until(lambda: ledger.told == [0])
+    assert (list(late._waiting), late.kept) == ([], [])
+
+
+def test_where_no_file_takes_it_the_log_says_so(ledger, late, caplog):
+    ledger.away = late.full = True
+    with pytest.raises(LedgerUnavailable):
+        late.write(ledger.write(0), ledger.told.append)
+    late.close()
+    assert "1 of them are in no file" in caplog.text
+    with pytest.raises(LedgerUnavailable):
+        late.write(ledger.write(1), ledger.told.append)
+    assert "1 more are dropped: their holds count in full" in caplog.text
 
 
 def test_where_no_thread_can_be_started_it_is_written_by_its_caller(ledger, late, monkeypatch):

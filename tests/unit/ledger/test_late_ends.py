@@ -41,13 +41,19 @@ def begun(view, hold):
     return authorize(view, hold, {"kind": str(hold.kind)})
 
 
-def compare(hold, before, flow):
-    """Run the change of a flow in one ledger, and its end as data in another: the hold and what it counts are the same."""
+def compare(hold, before, flow, *, noted=False):
+    """Run the change of a flow in one ledger, and its end as data in another: the hold and what it counts are the same.
+
+    *noted*: marks say as well that the answer was handed over, so the purchase stays open.
+    """
     (done, late), effect = the_same(hold, before), next(flow)
     done.store.transact(effect.scope, effect.change)
     for books in (late, late, done):  # again, as after a process that has ended between the commit and its note
         books.store.transact(*write_end(effect.late))
     one, other = done.store.hold(hold.id), late.store.hold(hold.id)
+    if noted:
+        assert other.delivery is not Delivery.DONE
+        other = replace(other, delivery=one.delivery)
     assert other == one
     assert (late.balances(), late.balances(WALLET)) == (done.balances(), done.balances(WALLET))
     assert late.node().state == done.node().state
@@ -59,16 +65,23 @@ BILLS = {
     "nothing": Bill(Nanos(0), Evidence.ESTIMATE),
     "all": Bill(usd("$0.10"), Evidence.ASSUMED, note="no usage was stated"),
     "more": Bill(usd("$0.90"), Evidence.PROVIDER_USAGE, {"input_tokens": 900, "output_tokens": 10**30}),
+    "latched": Bill(usd("$0.05"), Evidence.ESTIMATE, note="more than the model can take", latches=True),
     "over": Bill(usd("$1.20"), Evidence.PROVIDER_USAGE, {"input_tokens": 1_200}),
 }
-STATES = {"held": None, "lapsed": Lapse(), "captured": Capture(usd("$0.03"), Evidence.PROVIDER_USAGE)}
+STATES = {
+    "held": None,
+    "lapsed": Lapse(),
+    "assumed": Capture(usd("$0.10"), Evidence.ASSUMED),
+    "captured": Capture(usd("$0.03"), Evidence.PROVIDER_USAGE),
+}
 
 
 @pytest.mark.parametrize(("bill", "state"), list(product(BILLS, STATES)))
 def test_a_bill(bill, state):
     hold = a_hold("call", kind=HoldKind.LLM)
     after = compare(hold, STATES[state], book(a_context(), hold, BILLS[bill], ()))
-    owed = {"held": BILLS[bill].amount, "lapsed": max(hold.amount, BILLS[bill].amount), "captured": usd("$0.03")}[state]
+    more = max(hold.amount, BILLS[bill].amount)
+    owed = {"held": BILLS[bill].amount, "lapsed": more, "assumed": more, "captured": usd("$0.03")}[state]
     assert (after.state, after.captured) == (HoldState.CAPTURED, owed)
 
 
@@ -106,7 +119,9 @@ def test_a_claim(scheme, claim, status, end, state, presented, repeat):
     if scheme == "exact" and claim == "half":
         return  # an exact claim is the signed amount
     hold = a_payment(scheme, presented)
-    after = compare(hold, DECIDED[state], write_claim(a_context(repeat), hold, CLAIMS[claim], status=status, end=end))
+    noted = end == "whole" and status == 200 and (repeat == "refuse" or presented > 0)
+    flow = write_claim(a_context(repeat), hold, CLAIMS[claim], status=status, end=end)
+    after = compare(hold, DECIDED[state], flow, noted=noted)
     if state in ("held", "on chain", "expired"):
         lost = status >= 400 or end in ("late", "cut")
         assert after.delivery == (Delivery.LOST if lost else Delivery.OPEN if end is None else Delivery.DONE)
@@ -121,7 +136,9 @@ def test_a_claim(scheme, claim, status, end, state, presented, repeat):
 def test_a_doubt(scheme, end, state, presented, transaction, repeat):
     hold = a_payment(scheme, presented)
     doubt = Doubt("status 200, settlement failed", transaction, "words of the seller")
-    compare(hold, DECIDED[state], note_doubt(a_context(repeat), hold, doubt, sent=False, answered=True, end=end))
+    noted = end == "whole" and (repeat == "refuse" or presented > 0)
+    flow = note_doubt(a_context(repeat), hold, doubt, sent=False, answered=True, end=end)
+    compare(hold, DECIDED[state], flow, noted=noted)
 
 
 def test_an_answer_that_is_thrown_away_does_not_wait():

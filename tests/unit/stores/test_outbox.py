@@ -129,7 +129,7 @@ def test_a_line_that_ctrl_c_has_cut_takes_no_other_with_it(mine, place, monkeypa
     mine.note(Rows(a_hold("h3")), {**LAST, "seq": 5})
     mine.close()
     [(last, written)] = left(place)
-    assert (last["seq"], [each.hold.id for each in written]) == (5, ["whole", "h3"])
+    assert (last["seq"], [each.hold.id for each in written]) == (5, ["whole", "h2", "h3"]), "all of it is written anew"
 
 
 def test_after_six_hours_no_hold_is_left_to_enter_but_the_entry_is_looked_for(mine, place):

@@ -1,6 +1,7 @@
 """The ends of answers that a process cannot write lie in its file until they are written, by it or by the next one."""
 
 import threading
+from contextlib import suppress
 
 from tests.support.ledger import START_MS, a_hold, usd
 from tests.support.outbox import LAST, WHOLE, Rows
@@ -85,3 +86,47 @@ def test_ends_are_kept_while_another_thread_writes(mine, place):
     with left_behind(place, START_MS) as [one]:
         assert [end.hold_id for end in one.ends] == [f"end {number}" for number in range(200)]
         assert (one.last["seq"], sum(map(len, one.parts(START_MS)))) == (299, 300)
+
+
+def test_an_end_that_a_full_disk_did_not_take_is_written_by_the_next_attempt_or_the_close(
+    mine, place, monkeypatch, caplog
+):
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    mine.note(Rows(WHOLE), LAST)
+    with monkeypatch.context() as patch:
+        patch.setattr(outbox.os, "write", full)
+        assert mine.keep(BILLED) is False
+    assert mine.keep(BILLED) is False, "tried again a minute later, so that a slow disk holds up nothing"
+    assert "has not taken it, after this process has ended" in caplog.text
+    mine.close()
+    assert ends_left(place) == [[BILLED]]
+
+
+def test_an_end_that_ctrl_c_cut_is_written_by_the_next_attempt(mine, place, monkeypatch):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    mine.note(Rows(WHOLE), LAST)
+    with monkeypatch.context() as patch, suppress(KeyboardInterrupt):
+        patch.setattr(outbox.os, "write", interrupted)
+        mine.keep(BILLED)
+    assert mine.keep(BILLED) is True
+    mine._lock.acquire()  # killed: nothing more is written
+    [file] = place.iterdir()
+    (place / "copy.jsonl").write_bytes(file.read_bytes())
+    assert ends_left(place) == [[BILLED]]
+    mine._lock.release()
+
+
+def test_forty_thousand_ends_can_be_read(mine, place):
+    mine.ends = [LateEnd(f"{number:0300}") for number in range(40_000)]
+    mine.keep(BILLED)
+    mine.close()
+    with left_behind(place, START_MS) as [one]:
+        assert len(one.ends) == 40_001
+
+
+def test_without_a_home_folder_an_end_is_in_memory_alone():
+    assert Outbox().keep(BILLED) is False
