@@ -7,19 +7,22 @@ import time
 from decimal import Decimal
 
 import anyio
+import httpx
 import pytest
 
 from tests.support import postgres
 from tests.support.ended_buyer import FOLLOWS, begun, books_of, files, opens_a_guard
 from tests.support.ledger import a_hold, usd
 from tests.support.merchant import URL as SHOP_URL
-from tests.support.merchant import Shop, async_client, client, make_guard
+from tests.support.merchant import Shop, async_client, b64, client, make_guard, receipt
 from x402guard import BudgetExhausted, LedgerUnavailable, Owner, PaymentRefused, Policy
 from x402guard.flow.capture import Bill, book
 from x402guard.flow.drivers import run, transact_now
 from x402guard.frozen import replace
 from x402guard.ledger.authorize import authorize
+from x402guard.ledger.lost import LateEnd
 from x402guard.ledger.model import Evidence, HoldKind
+from x402guard.ledger.transitions import Capture
 from x402guard.ledger.view import Scope
 
 pytestmark = [pytest.mark.xdist_group("postgres"), pytest.mark.long]
@@ -188,3 +191,65 @@ def test_who_may_not_write_or_only_looks_leaves_the_file_as_it_is(url, way):
         assert owner.verify() == []
     assert files() == [left]
     assert books_of(url)[1] == (Decimal("0.35"), Decimal("0.11"))
+
+
+def test_a_process_that_is_killed_while_a_bill_is_waited_for_leaves_it_behind(url, way):
+    """The server is silent, so the write of the bill takes as long as the server may."""
+    process = begun(way.url(url), "unwritten")
+    process.stdin.write("\n")
+    process.stdin.flush()
+    process.stdout.readline()
+    way.silent = True
+    process.stdin.write("\n")
+    process.stdin.flush()
+    until_s = time.monotonic() + 20
+    while not any(b'"capture"' in file.read_bytes() for file in files()):
+        assert time.monotonic() < until_s
+        time.sleep(0.05)
+    process.kill()
+    process.communicate(timeout=20)
+    way.silent = False
+    opens_a_guard(url)
+    assert books_of(url) == (("open", None), (Decimal("0.96"), Decimal(0)))
+
+
+@pytest.mark.parametrize("status", [200, 500])
+def test_a_nul_in_a_receipt_stops_nothing(url, way, status):
+    """PostgreSQL keeps none. The payment is in doubt, and what others buy is written."""
+
+    def paid(request, shop):
+        return httpx.Response(
+            status, headers={"PAYMENT-RESPONSE": b64({**receipt(), "transaction": "0x\0"})}, text="sold"
+        )
+
+    policy = Policy(loop=None, breaker=None)
+    with (
+        make_guard(way.url(url), budget="$1.00", policy=policy) as guard,
+        guard.session("s", budget="$1.00") as session,
+    ):
+        with client(session, Shop(paid=paid)) as http:
+            assert http.get(SHOP_URL).status_code == status
+        session.charge("search", "$0.10")
+        assert not guard.shell.late_writes._waiting
+    opens_a_guard(url)
+
+
+def test_an_end_that_the_server_can_never_take_keeps_no_other_out(url, caplog):
+    """A file that another version wrote, or a hand."""
+    with make_guard(url, budget="$1.00") as guard, guard.session("s", budget="$1.00", id="s") as session:
+        for name in ("one", "two", "three"):
+            held = a_hold(name, "$0.10", "s", kind=HoldKind.LLM, now_ms=guard.shell.store.now_ms(), deadline_s=900)
+            scope = Scope(nodes=("s",), holds=(name,), durable=True)
+            facts = {"kind": "llm", "model": "m", "host": "h"}
+            transact_now(guard.shell, scope, lambda view, hold=held, facts=facts: authorize(view, hold, facts))
+        keep = guard.shell.store.outbox.keep
+        keep(LateEnd("one", doubt="a\0b"))
+        keep(LateEnd("two", capture=Capture(-5, Evidence.ESTIMATE)))
+        keep(LateEnd("never authorized", capture=Capture(usd("$0.05"), Evidence.ESTIMATE)))
+        keep(LateEnd("three", capture=Capture(usd("$0.60"), Evidence.ESTIMATE)))
+        assert session.held == Decimal("0.30")
+    with make_guard(url) as guard:
+        holds = [guard.shell.store.hold(name) for name in ("one", "two", "three")]
+        assert [(hold.state, hold.captured) for hold in holds] == [("held", 0), ("held", 0), ("captured", usd("$0.60"))]
+    assert caplog.text.count("can never be written") == 2
+    assert len(files()) == 1
