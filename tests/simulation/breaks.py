@@ -168,6 +168,11 @@ BREAKS = (
      "    if node.state is not NodeState.OPEN:\n        return 0\n    return node.idle if", "    return node.idle if"),
     ("fleet: reports count what is idle", "stores/memory.py", "return found if find_busy is None else", "return found if True else"),
     ("fleet: what is live below a budget is lost", "ledger/tree.py", "live[above.id] += node.live", "live[above.id] += 0"),
+    ("fleet: the next process writes no bill", "ledger/lost.py", "    if end.capture is not None:\n", "    if False:\n"),
+    ("fleet: the next process closes a purchase whose answer was lost", "ledger/lost.py",
+     "    if end.delivery is Delivery.DONE:\n", "    if end.delivery is not None:\n"),
+    ("fleet: the next process closes a purchase without its marks", "x402/settlement.py",
+     "return None if _is_noted(context, presentation) else Delivery.DONE", "return Delivery.DONE"),
 )  # fmt: skip
 """(what is broken, file, the text that is replaced, its replacement, more of these three).
 

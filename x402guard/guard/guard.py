@@ -19,7 +19,7 @@ from x402guard.flow.drivers import run, transact_now
 from x402guard.flow.heartbeat import Heartbeat
 from x402guard.flow.late_writes import LateWrites
 from x402guard.flow.ports import ChainReader, Signer
-from x402guard.flow.shell import Shell
+from x402guard.flow.shell import Shell, WritesLate
 from x402guard.flow.surroundings import here
 from x402guard.frozen import replace
 from x402guard.guard.approvers import limited_approver
@@ -176,8 +176,7 @@ class Guard(BudgetParent):
         self._observer: Telemetry | None = None
         try:
             self._observer = observed(telemetry)
-            late_writes = LateWrites(shell.store.outbox) if isinstance(shell.store, MayBeAway) else None
-            self.shell = replace(self.shell, observer=self._observer, late_writes=late_writes)
+            self.shell = replace(self.shell, observer=self._observer, late_writes=self._late_writes(shell.store))
             gone = self._enter_books(limit)
             risky = self.context.may_lose_holds and shell.store.may_lose_commits
             self.context = replace(self.context, gone=gone, outstanding=shell.store.outstanding, may_lose_holds=risky)
@@ -188,6 +187,10 @@ class Guard(BudgetParent):
         except BaseException:
             self._release()
             raise
+
+    def _late_writes(self, store: LedgerStore) -> WritesLate | None:
+        """Return what writes the ends of answers; None for a ledger on this machine."""
+        return LateWrites(store.outbox) if isinstance(store, MayBeAway) else None
 
     def _release(self) -> None:
         owns_store, owns_chain = self._owns

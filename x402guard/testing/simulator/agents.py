@@ -18,7 +18,7 @@ from x402guard.flow.effects import Flow, PeekBody, Reply, Send
 from x402guard.flow.receipt import Receipt
 from x402guard.flow.refusals import refused
 from x402guard.flow.request import RequestFacts
-from x402guard.http.answer_end import AnswerEnding
+from x402guard.http.answer_end import AnswerEnding, note_answer
 from x402guard.http.guarded import metered_request
 from x402guard.ledger.authorize import Refusal
 from x402guard.ledger.model import Delivery, Hold, NodeKind
@@ -26,12 +26,12 @@ from x402guard.llm.flow import InFlight, Upload, end_call
 from x402guard.llm.meter import classify
 from x402guard.llm.routes import Route
 from x402guard.money import Nanos
-from x402guard.testing.simulator.books import Books
+from x402guard.testing.simulator.books import Actor, Books
 from x402guard.testing.simulator.draws import Draws
 from x402guard.testing.simulator.machine import Agent
 from x402guard.testing.simulator.market import SELLERS_WORDS, Want, signed_of
 from x402guard.testing.simulator.network import Shopping
-from x402guard.testing.simulator.tasks import Task, Tasks
+from x402guard.testing.simulator.tasks import Task, Tasks, failing
 from x402guard.testing.simulator.world import Violation, World
 from x402guard.tools.flow import HeldTool, ToolCall, ToolEnd, charge_tool, end_tool, hold_tool
 from x402guard.x402.flow import paid_request
@@ -153,10 +153,22 @@ class Agents:
             def noted(_value: None, _error: BaseException | None) -> None:
                 ending.gone()
 
-            self._tasks.begin("answer", ending(end), process, draws, context=context, want=want, on_end=noted)
+            if guard.shell.late_writes is None:
+                self._tasks.begin("answer", ending(end), process, draws, context=context, want=want, on_end=noted)
+            else:
+                self._writes(ending, end, bought)
             return True
 
         world.after(draws.pick((0, 0, 1, 50, 2_000, 40_000)), reads)
+
+    def _writes(self, ending: AnswerEnding, end: AnswerEnd, bought: _Bought) -> None:
+        """Write how a body ended, as its transport does in a ledger that may be away."""
+        process, how = bought.agent.process, ""
+        self._books.actor = Actor("answer", process, bought.context, bought.want, bought.generation)
+        if self._world.goes_wrong("ledger", 0.02, bought.draws):
+            how = bought.draws.pick(("before", "after"))
+        with failing(process, how):
+            process.run(lambda: note_answer(ending, end))
 
     # -- models -------------------------------------------------------------------------------------------------------
 

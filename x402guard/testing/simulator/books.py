@@ -53,6 +53,7 @@ class Books:
         actor: who runs now.
         signed: the payments that were signed, by their holds.
         billed: LLM calls and tools → what their provider bills, at most their ceiling.
+        owed: the same, of bills that have waited for the ledger: all of it, which counts at last.
         told: what the owner was told of transfers that no payment explains.
     """
 
@@ -63,6 +64,7 @@ class Books:
         self.holds: dict[str, Hold] = {}
         self.signed: dict[str, Signed] = {}
         self.billed: dict[str, int] = {}
+        self.owed: dict[str, int] = {}
         self.told = 0
         self._at_node: dict[str, dict[str, Hold]] = defaultdict(dict)
         self._children: dict[str, list[str]] = defaultdict(list)

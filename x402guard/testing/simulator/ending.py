@@ -46,6 +46,7 @@ class Ending:
                 self._play.start(process)
         self._reconcile(3)
         self._check_rows()
+        self._check_owed()
         self._check_idle()
         self._world.time.ms += _TWO_DAYS_MS
         self._wait(1)
@@ -123,6 +124,16 @@ class Ending:
             counted = books.counted(node, store.now_ms())
             if node.kind is not NodeKind.TOKENS and node.counted < counted:
                 raise Violation("window-undercounts", f"{node.id} counts {node.counted}, its holds {counted}")
+
+    def _check_owed(self) -> None:
+        """What a process could not write is written by it, or by the next one on its machine."""
+        for hold_id, amount in self._books.owed.items():
+            hold = self._books.holds[hold_id]
+            if hold.captured < amount:
+                raise Violation("bill-lost", f"{hold.captured} counted of {amount} billed: {hold}")
+        for machine in self._world.machines:
+            if machine.left:
+                raise Violation("end-lost", f"{machine.name}: {machine.left[0].ends}")
 
     def _check_idle(self) -> None:
         for hold in self._books.holds.values():

@@ -23,10 +23,14 @@ class WatchedStore:
         inner: the real store.
         watch: is shown every commit: its view, and the result of its change.
         is_full: returns whether the disk is full now, so that nothing can be written.
+
+    Attributes:
+        fails: how the next change fails: ``before`` or ``after`` its commit; "" if it does not.
     """
 
     def __init__(self, inner: LedgerStore, watch: Watch, is_full: Callable[[], bool]) -> None:
         self.inner, self._watch, self._is_full = inner, watch, is_full
+        self.fails = ""
 
     @property
     def inline(self) -> bool:
@@ -45,8 +49,9 @@ class WatchedStore:
 
     def transact(self, scope: Scope, change: Change[R]) -> R:
         """See ``LedgerStore.transact``."""
-        if self._is_full():
-            raise LedgerUnavailable("the simulated disk is full")
+        fails, self.fails = self.fails, ""
+        if fails == "before" or self._is_full():
+            raise LedgerUnavailable("the simulated disk is full, or away")
         views: list[LedgerView] = []
 
         def seen(view: LedgerView) -> R:
@@ -55,6 +60,8 @@ class WatchedStore:
 
         result = self.inner.transact(scope, seen)
         self._watch(views[0], result)
+        if fails:
+            raise LedgerUnavailable("the commit's answer was lost")
         return result
 
     def at_one_moment(self) -> AbstractContextManager[LedgerReads]:

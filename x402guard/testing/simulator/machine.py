@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from contextvars import Context, copy_context
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 from typing_extensions import override
 
-from x402guard.flow.shell import Shell
+from x402guard.flow.shell import Shell, WritesLate
 from x402guard.flow.surroundings import Surroundings, settle_in
 from x402guard.frozen import replace
 from x402guard.guard.guard import Guard
 from x402guard.guard.rechecker import FIRST_PAUSE_S
 from x402guard.guard.session import Session
+from x402guard.ledger.lost import LateEnd
 from x402guard.ledger.store import LedgerStore
 from x402guard.ledger.view import Notice
 from x402guard.money import Nanos
@@ -41,6 +42,38 @@ class TrueTime:
         return self.ms // 1000
 
 
+class SimOutbox:
+    """The file of one process on its machine: the ends that it could not write. A reboot leaves it as it is.
+
+    Attributes:
+        ends: what waits.
+        owed: hold → nano-dollars of the bills that have ever waited.
+    """
+
+    def __init__(self, owed: dict[str, int]) -> None:
+        self.ends: list[LateEnd] = []
+        self._owed = owed
+
+    def keep(self, end: LateEnd) -> bool:
+        """See ``KeepsEnds.keep``."""
+        if end not in self.ends:
+            self.ends.append(end)
+        if end.capture is not None:
+            self._owed[end.hold_id] = end.capture.amount
+        return True
+
+    def written(self, end: LateEnd) -> None:
+        """See ``KeepsEnds.written``."""
+        self.ends = [each for each in self.ends if each != end]
+
+
+class LateQueue(WritesLate, Protocol):
+    """The queue of a process for what it writes later."""
+
+    def end(self) -> None:
+        """End it with its process."""
+
+
 class Machine:
     """One machine, or one container: a clock that may be wrong, a steady clock, and its own process ids.
 
@@ -53,6 +86,8 @@ class Machine:
         self.name, self._time, self._booted_ms = name, time, time.ms
         self.skew_ms, self.boots = 0, 1
         self.running: set[int] = set()
+        self.left: list[SimOutbox] = []
+        """What ended processes could not write."""
         self._last_pid = 0
 
     def clock_ms(self) -> int:
@@ -117,9 +152,19 @@ class SimSurroundings(Surroundings):
 class SimGuard(Guard):
     """A guard whose notices and nudges go to the simulation instead of to threads."""
 
-    def __init__(self, notify: Callable[[Iterable[Notice]], None], nudge: Callable[[], None], **settings: Any) -> None:
-        self._notify, self._nudge = notify, nudge
+    def __init__(
+        self,
+        notify: Callable[[Iterable[Notice]], None],
+        nudge: Callable[[], None],
+        late_writes: LateQueue | None,
+        **settings: Any,
+    ) -> None:
+        self._notify, self._nudge, self._late = notify, nudge, late_writes
         super().__init__(background_checks=False, **settings)
+
+    @override
+    def _late_writes(self, store: LedgerStore) -> LateQueue | None:
+        return self._late
 
     @override
     def _open(self, shell: Shell, limit: Nanos | None, **more: bool) -> None:
@@ -166,6 +211,7 @@ class SimProcess:
         pause_ms: the pause before that check.
         is_checking: True while such a check is under way.
         checks: how many it has begun, over all of its restarts.
+        late, outbox: its queue of late ends and its file of these; None in a ledger that is never away.
     """
 
     name: str
@@ -181,6 +227,8 @@ class SimProcess:
     pause_ms: int = 0
     is_checking: bool = False
     checks: int = 0
+    late: LateQueue | None = None
+    outbox: SimOutbox | None = None
 
     @property
     def is_alive(self) -> bool:
@@ -202,7 +250,7 @@ class SimProcess:
         self.agents, self.recheck_ms, self.is_checking = [], None, False
         try:
             self.guard = self.context.run(
-                lambda: SimGuard(notify, self.nudge, ledger=store, **{**self.settings, **settings})
+                lambda: SimGuard(notify, self.nudge, self.late, ledger=store, **{**self.settings, **settings})
             )
         except BaseException:
             self.machine.running.discard(self.pid)
@@ -217,6 +265,11 @@ class SimProcess:
     def end(self) -> None:
         """End at once, as by kill -9: nothing more of it runs."""
         self.guard, self.agents, self.recheck_ms = None, [], None
+        if self.late is not None:
+            self.late.end()
+        if self.outbox is not None and self.outbox.ends:
+            self.machine.left.append(self.outbox)
+        self.late = self.outbox = None
         self.machine.running.discard(self.pid)
 
     def open_agents(self) -> list[Agent]:

@@ -11,6 +11,7 @@ from typing import Final
 from x402guard.errors import ConfigError, LedgerUnavailable, X402GuardError
 from x402guard.guard.named_budget import BudgetParent
 from x402guard.guard.session import Session
+from x402guard.ledger.lost import write_end
 from x402guard.ledger.model import WALLET
 from x402guard.ledger.owner import CLOCK_MARK, accept_clock
 from x402guard.ledger.store import LedgerStore
@@ -23,8 +24,9 @@ from x402guard.testing.simulator.case import Case, Stimulus
 from x402guard.testing.simulator.chain import Transaction
 from x402guard.testing.simulator.disk import SimMemory
 from x402guard.testing.simulator.draws import Draws
+from x402guard.testing.simulator.late import SimLateWrites
 from x402guard.testing.simulator.ledgers import WatchedStore
-from x402guard.testing.simulator.machine import Agent, SimProcess
+from x402guard.testing.simulator.machine import Agent, Machine, SimOutbox, SimProcess
 from x402guard.testing.simulator.market import Seller
 from x402guard.testing.simulator.owner import Owner
 from x402guard.testing.simulator.scene import KEY, SessionPlan, set_scene
@@ -171,8 +173,13 @@ class Play:
         self.books.actor = Actor("opening", process)
         store, draws = self._store_of(process), self.world.draws("process", process.name, process.starts)
         signer = LocalSigner.from_key(KEY)
+        if self.case.store == "fleet":
+            process.outbox = SimOutbox(self.books.owed)
+            name, die = f"{process.name} {process.starts}", partial(self._dies, process, process.starts + 1)
+            process.late = SimLateWrites(self.world, self.books, process.outbox, name, die)
         for _ in range(2):
             try:
+                self._write_left(process.machine, store)
                 process.start(store, draws, self._notified, signer=signer)
                 self.world.say(f"{process.name} starts as pid {process.pid} on {process.machine.name}")
                 return
@@ -186,6 +193,19 @@ class Play:
                 scope = Scope(nodes=ids, marks=(CLOCK_MARK,), durable=True)
                 store.transact(scope, lambda view: accept_clock(view, "owner"))
         process.down_until_ms = self.world.time.ms + 10_000
+
+    def _dies(self, process: SimProcess, start: int, draws: Draws) -> None:
+        if process.is_alive and process.starts == start:
+            process.down_until_ms = self.world.time.ms + draws.pick(_DOWN_MS)
+            self.kill(process)
+
+    def _write_left(self, machine: Machine, store: LedgerStore) -> None:
+        """Write what ended processes of a machine could not, as the next one does that opens the ledger there."""
+        while machine.left:
+            for end in machine.left[0].ends:
+                store.transact(*write_end(end))
+                self.world.coverage.notes["an end is written by the next process"] += 1
+            machine.left.pop(0)
 
     def _notified(self, notices: Iterable[Notice]) -> None:
         for notice in notices:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from contextvars import copy_context
 from functools import partial
 from typing import Any, Final, Generic, Protocol, TypeVar
@@ -30,6 +31,7 @@ from x402guard.ledger.model import Hold
 from x402guard.policy.approvals import NO_ANSWER, Answer
 from x402guard.testing.simulator.books import Actor, Books
 from x402guard.testing.simulator.draws import Draws
+from x402guard.testing.simulator.ledgers import WatchedStore
 from x402guard.testing.simulator.machine import SimProcess
 from x402guard.testing.simulator.market import Want
 from x402guard.testing.simulator.world import Violation, World
@@ -41,6 +43,19 @@ _STALLS_MS: Final = (2_500, 12_000, 40_000)
 _SLOT_MS: Final = 500
 _CHAIN_MS: Final = (0, 100, 500, 3_000, 20_000, 60_000)
 _LATE_MS: Final = 600_000
+
+
+@contextmanager
+def failing(process: SimProcess, how: str) -> Iterator[None]:
+    """A block in which the next change of a process fails: ``before`` or ``after`` its commit, or not (``""``)."""
+    store = None if process.guard is None else process.guard.shell.store
+    if isinstance(store, WatchedStore):
+        store.fails = how
+    try:
+        yield
+    finally:
+        if isinstance(store, WatchedStore):
+            store.fails = ""
 
 
 class Line(Protocol):
@@ -250,9 +265,12 @@ class Task(Generic[R]):
     def _fault(self) -> BaseException | None:
         """Return the failure of this effect, if it fails. It may have run before."""
         world, draws, effect = self._world, self.draws, self.effect
-        if isinstance(effect, Transact) and world.goes_wrong("ledger", 0.006, draws):
+        waits = isinstance(effect, Transact) and effect.late is not None and self.home.late is not None
+        if isinstance(effect, Transact) and world.goes_wrong("ledger", 0.06 if waits else 0.006, draws):
             after = draws.chance(0.5)
             self._count("failed after" if after else "failed before")
+            if waits:
+                return self._write_late("after" if after else "before")
             try:
                 if after:
                     self.perform()
@@ -271,6 +289,15 @@ class Task(Generic[R]):
             self._tasks.books.signed[effect.hold.id].sent = True  # the signature is out there
             return TimeoutError("a remote signer")
         return None
+
+    def _write_late(self, fails: str) -> X402GuardError:
+        """Let the store fail inside the write of an end, so that it waits. Return what the flow gets for it."""
+        with failing(self.home, fails):
+            try:
+                self.perform()
+            except X402GuardError as error:
+                return error
+        raise Violation("no-fault", f"{self}: the ledger was away, and the write went through")
 
     def _cancel(self, *, after: bool) -> None:
         """Cancel the task while its effect runs: before anything of it has happened, or after all of it."""
