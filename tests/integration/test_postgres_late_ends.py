@@ -252,4 +252,5 @@ def test_an_end_that_the_server_can_never_take_keeps_no_other_out(url, caplog):
         holds = [guard.shell.store.hold(name) for name in ("one", "two", "three")]
         assert [(hold.state, hold.captured) for hold in holds] == [("held", 0), ("held", 0), ("captured", usd("$0.60"))]
     assert caplog.text.count("can never be written") == 2
+    assert "its hold never authorized is not in the ledger" in caplog.text
     assert len(files()) == 1

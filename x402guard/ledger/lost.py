@@ -147,19 +147,19 @@ class LateEnd(Struct, frozen=True, omit_defaults=True):
     delivery: Delivery | None = None
 
 
-def write_end(end: LateEnd) -> tuple[Scope, Change[None]]:
+def write_end(end: LateEnd) -> tuple[Scope, Change[bool]]:
     """Return the transaction that enters the end of an answer that its process could not write: scope and change.
 
-    It changes what the hold counts, and whether its purchase is open. The counts of the guards stay as they are. The
+    The result is False if the ledger does not have the hold. It changes what the hold counts, and whether its purchase is open. The counts of the guards stay as they are. The
     change is idempotent.
     """
     return Scope(holds=(end.hold_id,), marks=end.marks, durable=True), lambda view: _enter_end(view, end)
 
 
-def _enter_end(view: LedgerView, end: LateEnd) -> None:
+def _enter_end(view: LedgerView, end: LateEnd) -> bool:
     hold = view.hold(end.hold_id)
     if hold is None:
-        return
+        return False
     if end.capture is not None:
         _enter_bill(view, hold, end.capture, end.trips)
     if end.doubt is not None:
@@ -172,6 +172,7 @@ def _enter_end(view: LedgerView, end: LateEnd) -> None:
         hand_over(view, presentation)
     elif end.delivery is Delivery.LOST:
         lose(view, presentation)
+    return True
 
 
 def _enter_bill(view: LedgerView, hold: Hold, bill: Capture, trips: tuple[str, str] | None) -> None:

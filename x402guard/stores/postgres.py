@@ -182,7 +182,8 @@ class PostgresStore(GroupCommit, PostgresReads):
         """Write the ends of answers that ended processes could not write. Raises ``LedgerUnavailable``."""
         for end in self.outbox.ends:
             try:
-                self._change_now(*write_end(end))
+                if not self._change_now(*write_end(end)):
+                    _LOG.error("the end of an answer is left out: its hold %s is not in the ledger", end.hold_id)
             except (IllegalTransition, psycopg.DataError) as error:
                 _LOG.error("the end of an answer can never be written, and its hold %s stays: %s", end.hold_id, error)
             self.outbox.written(end)
@@ -265,19 +266,21 @@ class PostgresStore(GroupCommit, PostgresReads):
             self._is_entering = False
         return True
 
-    def _change_now(self, scope: Scope, change: Change[object]) -> None:
+    def _change_now(self, scope: Scope, change: Change[R]) -> R:
         """Run one change in the turn that this thread has, and log its notices."""
         notices: list[Notice] = []
 
-        def run(view: LedgerView) -> None:
-            change(view)
+        def run(view: LedgerView) -> R:
+            result = change(view)
             notices[:] = view.notices
+            return result
 
         request = Request(scope, run)
         self._commit([request])
-        request.outcome()
+        result = request.outcome()
         for notice in notices:
             _LOG.log(logging.ERROR if notice.severity == "critical" else logging.INFO, "%s", notice.message)
+        return result
 
     @property
     def _needed(self) -> Last | None:

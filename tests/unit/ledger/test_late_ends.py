@@ -159,5 +159,5 @@ def test_a_claim_that_is_believed_and_one_of_an_ended_presentation():
 
 def test_a_hold_that_is_in_no_ledger_is_left_out():
     books, end = Books(), LateEnd("never", capture=Capture(usd("$0.10"), Evidence.PROVIDER_USAGE))
-    books.store.transact(*write_end(end))
+    assert books.store.transact(*write_end(end)) is False
     assert books.store.hold("never") is None
