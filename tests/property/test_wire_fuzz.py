@@ -93,7 +93,35 @@ def test_any_bytes_as_a_v1_body(raw):
 @settings(max_examples=examples(200), deadline=None)
 @given(json_values)
 def test_json_comes_back_as_it_was(value):
-    assert decode_json(json.dumps(value).encode(), field="x") == value
+    """But a NUL, which PostgreSQL does not keep; the text of its escape is none."""
+    raw = json.dumps(value).encode()
+    if "\0" in "".join(texts_in(value)):
+        with pytest.raises(ProtocolError, match="a NUL in a text"):
+            decode_json(raw, field="x")
+    else:
+        assert decode_json(raw, field="x") == value
+
+
+def texts_in(value):
+    """Every text in a JSON value, the keys as well."""
+    if isinstance(value, dict):
+        value = [*value, *value.values()]
+    if isinstance(value, list):
+        return [text for each in value for text in texts_in(each)]
+    return [value] if isinstance(value, str) else []
+
+
+@pytest.mark.parametrize(
+    ("text", "refused"),
+    [("\0", True), ("a\0", True), ("\\\0", True), ("\\u0000", False), ("\\\\u0000", False), ("\\\\\0", True)],
+)
+def test_a_nul_is_told_from_the_text_of_its_escape(text, refused):
+    raw = json.dumps({"é": [text]}).encode()
+    if refused:
+        with pytest.raises(ProtocolError, match="a NUL in a text"):
+            decode_json(raw, field="x")
+    else:
+        assert decode_json(raw, field="x") == {"é": [text]}
 
 
 @pytest.mark.parametrize(
