@@ -189,11 +189,12 @@ class LateWrites:
 
     def _add(self, write: _Write, *, first: bool = False) -> None:
         kept = self._outbox.keep(write.end)
-        if (len(self._waiting) >= MOST_WAITING and not write.restrains) or self._is_over:
+        wait = len(self._waiting) + self._under_way
+        if (wait >= MOST_WAITING and not write.restrains) or self._is_over:
             self._dropped += 1
             LOG.error(
                 "the ledger is away, and %d ends of answers wait; %d more %s",
-                len(self._waiting),
+                wait,
                 self._dropped,
                 "are left to the next process on this machine" if kept else "are dropped: their holds count in full",
             )
