@@ -68,9 +68,8 @@ def test_a_server_that_goes_away_after_the_payment_left_holds_up_no_answer(url, 
         if kind == "sync" and how == "silent":  # at once: it waits for that end, and is another purchase
             with client(session, shop) as http:
                 assert http.get(SHOP_URL).extensions["x402guard"].hold_id != hold_id
-            [row] = [
-                node for node in straight.nodes() if node.id == session.id
-            ]  # at one moment: an end may come between
+            # One read: an end may come between two.
+            [row] = [node for node in straight.nodes() if node.id == session.id]
             assert (row.captured + row.held, shop.signed) == (usd("$0.02"), 20_000)
             return
         while (found := straight.hold(hold_id)).delivery != "done":
@@ -235,7 +234,7 @@ def test_a_nul_in_a_receipt_stops_nothing(url, way, status):
 
 
 def test_an_end_that_the_server_can_never_take_keeps_no_other_out(url, caplog):
-    """A file that another version wrote, or a hand."""
+    """Its file was written by another version, or edited."""
     with make_guard(url, budget="$1.00") as guard, guard.session("s", budget="$1.00", id="s") as session:
         for name in ("one", "two", "three"):
             held = a_hold(name, "$0.10", "s", kind=HoldKind.LLM, now_ms=guard.shell.store.now_ms(), deadline_s=900)

@@ -150,8 +150,8 @@ class LateEnd(Struct, frozen=True, omit_defaults=True):
 def write_end(end: LateEnd) -> tuple[Scope, Change[bool]]:
     """Return the transaction that enters the end of an answer that its process could not write: scope and change.
 
-    The result is False if the ledger does not have the hold. It changes what the hold counts, and whether its purchase is open. The counts of the guards stay as they are. The
-    change is idempotent.
+    It changes what the hold counts, and whether its purchase is open. The counts of the guards stay as they are. The
+    change is idempotent; its result is False if the ledger does not have the hold.
     """
     return Scope(holds=(end.hold_id,), marks=end.marks, durable=True), lambda view: _enter_end(view, end)
 

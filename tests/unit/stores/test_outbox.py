@@ -279,7 +279,7 @@ def test_what_is_no_such_file_stays_as_it_is(mine, place):
     mine.close()
     (place / "made.jsonl").touch()
     (place / "note.txt").write_text("mine")
-    (place / "place.jsonl").mkdir()
+    (place / "folder.jsonl").mkdir()
     os.mkfifo(place / "pipe.jsonl")
     before = {file.name for file in place.iterdir()}
     assert len(left(place)) == 1

@@ -45,9 +45,11 @@ class TrueTime:
 class SimOutbox:
     """The file of one process on its machine: the ends that it could not write. A reboot leaves it as it is.
 
+    Args:
+        owed: gets the bills that have ever waited: hold → nano-dollars.
+
     Attributes:
         ends: what waits.
-        owed: hold → nano-dollars of the bills that have ever waited.
     """
 
     def __init__(self, owed: dict[str, int]) -> None:
