@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeVar, Union
 
 from x402guard.assets import near_network, resolve_network
@@ -173,25 +174,25 @@ class RpcChainReader:
             final = _final_block(rpc, self._finality[network])
             # From the ledger's first second on: earlier transfers of the wallet do not concern this ledger.
             first = (block_at(rpc, since_unix - 1) if after is None else after) + 1
-            upto, found, endpoint = first - 1, [], rpc.endpoint
+            upto, found = first - 1, []
             for end, logs in outgoing_logs(rpc, token, payer, first, final.number):
                 found += [
                     OutgoingTransfer(log.transaction, log.index, log.payee, log.amount, log.block) for log in logs
                 ]
                 upto = end
-            if rpc.endpoint != endpoint:
-                raise ChainUnreadable("the endpoint changed during the read, and the other one may be at another block")
             return Transfers(max(upto, 0), tuple(found), complete=upto >= final.number)
 
-        return self._readable(network, look)
+        return self._readable(network, partial(_by_one_node, look))
 
     def nonce_behind(
         self, network: str, token: Address, payer: Address, transfer: OutgoingTransfer
     ) -> int | Unreadable | None:
         """See ``WalletReader.nonce_behind``."""
-        return self._readable(
-            network, lambda rpc: nonce_behind(rpc, token, payer, transfer.transaction, transfer.log_index)
-        )
+
+        def look(rpc: JsonRpc) -> int | None:
+            return nonce_behind(rpc, token, payer, transfer.transaction, transfer.log_index)
+
+        return self._readable(network, partial(_by_one_node, look))
 
     def _readable(self, network: str, look: Callable[[JsonRpc], R]) -> R | Unreadable:
         rpc = self._rpcs.get(network)
@@ -226,6 +227,18 @@ def _as_chain(name: str, given: Endpoints) -> Chain:
     except ConfigError as error:
         wrong = str(error).removeprefix("urls: ")
     raise ConfigError(f"chains[{name!r}]: {wrong}")
+
+
+def _by_one_node(look: Callable[[JsonRpc], R], rpc: JsonRpc) -> R:
+    """Return what *look* finds. Raises ``ChainUnreadable`` if more than one endpoint has answered it.
+
+    A node that is behind, or on a dead fork, shows no logs of the blocks that another node has just named.
+    """
+    before = rpc.switches
+    found = look(rpc)
+    if rpc.switches != before:
+        raise ChainUnreadable("the endpoint changed during the read, and the other one may be at another block")
+    return found
 
 
 def _final_block(rpc: JsonRpc, finality: Finality) -> Block:

@@ -79,6 +79,7 @@ class JsonRpc:
                 hide_url(str(url))
         self._timeout_s = timeout_s
         self._first = 0
+        self._switches = 0
         self._right: set[int] = set()
         # No compression: a small answer could decompress to any size.
         headers = {"content-type": "application/json", "accept-encoding": "identity"}
@@ -86,9 +87,9 @@ class JsonRpc:
         self._pause = pause
 
     @property
-    def endpoint(self) -> int:
-        """The index of the endpoint that answered last."""
-        return self._first
+    def switches(self) -> int:
+        """How often another endpoint has answered than the one before it. Two of them may stand at different blocks."""
+        return self._switches
 
     def call(self, method: str, *params: Any) -> Any:
         """Return the result of one call.
@@ -109,6 +110,7 @@ class JsonRpc:
                     failure = error
                     continue
                 if not isinstance(result, ChainUnreadable):
+                    self._switches += at != self._first
                     self._first = at
                     return result
                 failure = result

@@ -1,16 +1,18 @@
 """What a reading by fresh eyes of chain evidence has found: nodes that disagree, that hide, and that are shown odd transactions."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 from eth_hash.auto import keccak
 
 from tests.support.chain_node import INTENTS, NOW, OTHER, TOKEN, TX, Rpc, log, topic
-from tests.support.ledger import PAYER, START_MS
+from tests.support.ledger import PAYEE, PAYER, START_MS
 from x402guard.chain.logs import outgoing_logs
-from x402guard.chain.reader import _read
+from x402guard.chain.reader import RpcChainReader, _read
 from x402guard.chain.rpc import ChainUnreadable, JsonRpc, NodeRefuses, PaymentUnreadable
-from x402guard.ledger.evidence import Cancelled, Settled, Unused, Used
+from x402guard.flow.ports import OutgoingTransfer
+from x402guard.ledger.evidence import Cancelled, Settled, Unreadable, Unused, Used
 from x402guard.x402.schemes.scheme import PERMIT2
 
 USED = "0x" + keccak(b"AuthorizationUsed(address,bytes32)").hex()
@@ -279,3 +281,71 @@ def test_an_event_is_proven_by_a_transfer_of_its_own_transaction():
     other = {**in_block(log(100_000, index=5), 0x10), "transactionHash": "0x" + "cd" * 32}
     node = Logs(intent, [in_block(used, 0x10), other, in_block(log(100_000, index=6), 0x10)])
     assert _read(node, intent, "") == Settled(100_000, TX, 6, final=True)
+
+
+class Provider:
+    """A ``web3`` provider over a node of the tests, away for the calls *away*."""
+
+    def __init__(self, node, away=()):
+        self.node, self.away, self.asked = node, away, 0
+
+    def make_request(self, method, params):
+        if method == "eth_chainId":
+            return {"result": hex(84532)}
+        self.asked += 1
+        if self.asked - 1 in self.away:
+            raise OSError("away")
+        return {"result": self.node.call(method, *params)}
+
+
+def two_nodes(*away):
+    """Return a reader over a complete node, which is away for some of its calls, and one on another fork."""
+    intent = INTENTS["eip3009"]
+    used = {
+        "address": TOKEN,
+        "topics": [USED, topic(PAYER), f"0x{intent.nonce:064x}"],
+        "data": "0x",
+        "logIndex": "0x1",
+    }
+    shown = [in_block(log(100_000), 0x10), in_block(used, 0x10)]
+    sent = {"to": OTHER, "input": "0x", "blockNumber": "0x10"}
+    right = Provider(Logs(intent, shown, sent=sent, final_time=NOW - 3600 + 2 * 0x20), away)
+    wrong = Provider(Logs(intent, sent=sent, final_time=NOW - 3600 + 2 * 0x20))
+    rpc = JsonRpc(
+        "eip155:84532", [SimpleNamespace(provider=right), SimpleNamespace(provider=wrong)], pause=lambda _seconds: None
+    )
+    return RpcChainReader.over({"eip155:84532": rpc}, {"eip155:84532": "finalized"}, monotonic_s=lambda: 0.0), right
+
+
+NODE_CALLS = 8
+
+
+@pytest.mark.parametrize("ends", range(1, NODE_CALLS + 1))
+@pytest.mark.parametrize("begins", range(NODE_CALLS))
+def test_a_comparison_of_the_wallet_is_answered_by_one_node(begins, ends):
+    """A node that is away in the middle hands over to one that shows none of the Transfers, and takes over again."""
+    reader, right = two_nodes(*range(begins, begins + ends))
+    found = reader.transfers("eip155:84532", TOKEN, PAYER, after=None, since_unix=NOW - 3600)
+    if isinstance(found, Unreadable):
+        assert "endpoint changed" in found.reason
+    else:
+        assert [each.amount_atomic for each in found.outgoing] == [100_000]
+        assert begins >= right.asked, "the node was away, and still the whole wallet was compared"
+
+
+@pytest.mark.parametrize("ends", [1, 2])
+@pytest.mark.parametrize("begins", [0, 1])
+def test_the_nonce_behind_a_transfer_is_read_from_one_node(begins, ends):
+    reader, _ = two_nodes(*range(begins, begins + ends))
+    transfer = OutgoingTransfer(TX, 3, PAYEE, 100_000, 0x10)
+    found = reader.nonce_behind("eip155:84532", TOKEN, PAYER, transfer)
+    assert isinstance(found, Unreadable), "no log of another node says that no nonce is behind it"
+    assert "endpoint changed" in found.reason
+
+
+def test_two_nodes_that_are_not_away_are_no_change():
+    reader, right = two_nodes()
+    assert reader.nonce_behind("eip155:84532", TOKEN, PAYER, OutgoingTransfer(TX, 3, PAYEE, 100_000, 0x10)) == 7
+    found = reader.transfers("eip155:84532", TOKEN, PAYER, after=None, since_unix=NOW - 3600)
+    assert [each.amount_atomic for each in found.outgoing] == [100_000]
+    assert right.asked - 2 <= NODE_CALLS

@@ -61,7 +61,7 @@ class SimRpc(JsonRpc):
     def __init__(self, network: str, chain: SimChain, endpoints: Sequence[Endpoint], draws: Draws) -> None:
         self.network = network
         self._chain, self._endpoints, self._draws = chain, endpoints, draws
-        self._first = 0
+        self._first, self._switches = 0, 0
         self.hops = 0.0
         self._calls: dict[str, Callable[[Endpoint, Sequence[Any]], Any]] = {
             "eth_blockNumber": lambda node, _: self._blocks(node)[-1].number,
@@ -73,19 +73,21 @@ class SimRpc(JsonRpc):
 
     @property
     @override
-    def endpoint(self) -> int:
-        return self._first
+    def switches(self) -> int:
+        return self._switches
 
     @override
     def close(self) -> None:
         """Do nothing: there is no connection."""
 
     def _node(self) -> Endpoint:
+        before = self._first
         if self.hops and self._draws.chance(self.hops):
             self._first = self._draws.below(len(self._endpoints))
         for turn in range(len(self._endpoints)):
             at = (self._first + turn) % len(self._endpoints)
             if not self._endpoints[at].down:
+                self._switches += at != before
                 self._first = at
                 return self._endpoints[at]
         raise ChainUnreadable("no endpoint answers")
