@@ -7,6 +7,7 @@ Sources: EIP-20 (Transfer), EIP-3009 (AuthorizationUsed, AuthorizationCanceled),
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any, Final
 
 from msgspec import Struct
@@ -27,6 +28,9 @@ MAX_ASKED: Final = 200
 
 MOST_READ: Final = 100
 """The maximum number of transactions read to find one payment."""
+
+_SPACING_S: Final = 2
+"""Seconds between two blocks, for the first guess where a time is. Most chains of x402 have this spacing."""
 
 CLOCKS_APART_S: Final = 600
 """The maximum difference between the local clock and a chain's clock, in seconds, that a search of logs allows for."""
@@ -100,16 +104,33 @@ def padded(address: str) -> str:
     return "0x" + address[2:].lower().rjust(64, "0")
 
 
-def block_at(rpc: JsonRpc, time_unix: int, low: int = 0) -> int:
-    """Return the number of the last block, from *low* on, that is not later than *time_unix* (unix seconds).
+def head_of(rpc: JsonRpc) -> Block:
+    """Return the latest block."""
+    return Block.of(rpc.call("eth_getBlockByNumber", "latest", False))  # noqa: FBT003 - the RPC's own signature
 
-    Returns *low* if all of them are later.
+
+def block_at(rpc: JsonRpc, time_unix: int, head: Block, low: int = 0) -> int:
+    """Return the number of the last block, from *low* to *head*, that is not later than *time_unix* (unix seconds).
+
+    Returns *low* if all of them are later. Blocks are about evenly spaced, so it looks where the blocks that it knows say
+    that the answer is; each third look halves what is left, which bounds their number.
     """
-    high = Block.of(rpc.call("eth_getBlockByNumber", "latest", False)).number  # noqa: FBT003 - the RPC's own signature
+    if head.time <= time_unix:
+        return max(low, head.number)
+    late, early, high, looks = head, None, head.number - 1, 0
     while low < high:
-        middle = (low + high + 1) // 2
-        block = Block.of(rpc.call("eth_getBlockByNumber", hex(middle), False))  # noqa: FBT003
-        low, high = (middle, high) if block.time <= time_unix else (low, middle - 1)
+        other = early or head
+        blocks, seconds = abs(late.number - other.number), abs(late.time - other.time)
+        if not blocks or not seconds:
+            blocks, seconds = 1, _SPACING_S
+        guess = late.number - -(-(late.time - time_unix) * blocks // seconds)
+        looks += 1
+        seen = min(max(guess if looks % 3 else (low + high + 1) // 2, low + 1), high)
+        block = Block.of(rpc.call("eth_getBlockByNumber", hex(seen), False))  # noqa: FBT003
+        if block.time <= time_unix:
+            early, low = block, seen
+        else:
+            late, high = block, seen - 1
     return low
 
 
@@ -210,13 +231,14 @@ def find_cause(rpc: JsonRpc, intent: Intent, held_unix: int, final: Block) -> Se
     *held_unix* is when the hold was written, in unix seconds. The search starts ``CLOCKS_APART_S`` earlier, because
     clocks differ.
     """
-    first = block_at(rpc, held_unix - CLOCKS_APART_S)
-    head = quantity(rpc.call("eth_blockNumber"))
+    head = head_of(rpc)
+    first = block_at(rpc, held_unix - CLOCKS_APART_S, head)
     if intent.method == "eip3009":
-        return _cause_of_authorization(rpc, intent, first, head, final)
-    near = block_at(rpc, held_unix, first)
-    return _payment_by_permit(rpc, intent, (first, near, head), final) or _cancelled_permit(
-        rpc, intent, first, head, final
+        return _cause_of_authorization(rpc, intent, first, head.number, final)
+    near = block_at(rpc, held_unix, head, first)
+    last = block_at(rpc, intent.valid_until, head, near)
+    return _payment_by_permit(rpc, intent, (first, near, last), final) or _cancelled_permit(
+        rpc, intent, first, head.number, final
     )
 
 
@@ -246,17 +268,11 @@ def _settled_by_event(rpc: JsonRpc, intent: Intent, used: Log, final: Block) -> 
 def _payment_by_permit(rpc: JsonRpc, intent: Intent, blocks: tuple[int, int, int], final: Block) -> Settled | None:
     """Search the wallet's Transfers to the payee for the payment, starting at those nearest to the block of the hold.
 
-    A payee may have been paid thousands of times since then. A payment that is not among the nearest ``MOST_READ``
-    counts at its ceiling, and ``reconcile`` finds it when it compares the whole wallet.
+    *blocks*: the first one to search, that of the hold, and the last one that may take the payment. A payee may have been
+    paid thousands of times between them. A payment that is not among the nearest ``MOST_READ`` counts at its ceiling, and
+    ``reconcile`` finds it when it compares the whole wallet.
     """
-    first, near, head = blocks
-    asked = [TRANSFER, padded(intent.payer), padded(intent.payee)]
-    found = _all_logs_of(rpc, intent.token, asked, first, head)
-    fitting = [log for log in found if 0 < log.amount <= intent.amount_atomic]
-    if intent.scheme == "exact":
-        fitting = [log for log in fitting if log.amount == intent.amount_atomic]
-    fitting.sort(key=lambda log: (log.block < near, abs(log.block - near)))
-    for log in fitting[:MOST_READ]:
+    for log in islice(_fitting(rpc, intent, blocks), MOST_READ):
         sent = rpc.call("eth_getTransactionByHash", log.transaction)
         if not isinstance(sent, Mapping) or _amount_in(intent, sent) is None:
             continue  # another payment to this payee: its receipt is not asked for
@@ -265,6 +281,16 @@ def _payment_by_permit(rpc: JsonRpc, intent: Intent, blocks: tuple[int, int, int
         if settled is not None:
             return settled
     return None
+
+
+def _fitting(rpc: JsonRpc, intent: Intent, blocks: tuple[int, int, int]) -> Iterator[Log]:
+    """Yield the Transfers to the payee that may be this payment's by their amount, from its hold on, then before it."""
+    first, near, last = blocks
+    asked = [TRANSFER, padded(intent.payer), padded(intent.payee)]
+    least = intent.amount_atomic if intent.scheme == "exact" else 1
+    for since, upto, step in ((near, last, 1), (first, near - 1, -1)):
+        found = list(_all_logs_of(rpc, intent.token, asked, since, upto))
+        yield from [log for log in found if least <= log.amount <= intent.amount_atomic][::step]
 
 
 def _cancelled_permit(rpc: JsonRpc, intent: Intent, first: int, head: int, final: Block) -> Cancelled | None:

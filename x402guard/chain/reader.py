@@ -16,6 +16,7 @@ from x402guard.chain.logs import (
     Block,
     block_at,
     find_cause,
+    head_of,
     nonce_behind,
     nonce_used,
     outgoing_logs,
@@ -173,7 +174,7 @@ class RpcChainReader:
         def look(rpc: JsonRpc) -> Transfers:
             final = _final_block(rpc, self._finality[network])
             # From the ledger's first second on: earlier transfers of the wallet do not concern this ledger.
-            first = (block_at(rpc, since_unix - 1) if after is None else after) + 1
+            first = (block_at(rpc, since_unix - 1, head_of(rpc)) if after is None else after) + 1
             upto, found = first - 1, []
             for end, logs in outgoing_logs(rpc, token, payer, first, final.number):
                 found += [
