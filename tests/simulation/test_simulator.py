@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from typer.testing import CliRunner
@@ -12,8 +13,9 @@ from typer.testing import CliRunner
 from tests.simulation.breaks import BREAKS, PACKAGE, found_in
 from x402guard import ConfigError, Policy
 from x402guard.frozen import replace
-from x402guard.testing.simulator import VERSION, BrokenActor, Case, Seller, as_test, minimise, play, simulate
+from x402guard.testing.simulator import VERSION, BrokenActor, Case, Found, Seller, as_test, minimise, play, simulate
 from x402guard.testing.simulator.__main__ import app
+from x402guard.testing.simulator.case import Flavour
 from x402guard.testing.simulator.draws import Draws
 
 _SECONDS = 30
@@ -160,6 +162,7 @@ def test_a_seller_that_breaks_the_protocol_is_named(seller, said):
         ({"length": 0}, "length: 0 is not a number of stimuli"),
         ({"off": frozenset({"rain"})}, "off: 'rain' is not a fault"),
         ({"store": "paper"}, "store: 'paper' is not one of memory, fleet, sqlite"),
+        ({"flavour": "sweet"}, "flavour: 'sweet' is not one of mixed, dense, midnight, nodes, forks, away"),
     ],
 )
 def test_a_wrong_case_is_named(wrong, said):
@@ -180,8 +183,6 @@ def fails_with(needed):
         fine = not needed <= kept or "reorg" in case.off
         return None if fine else replace(found, case=case)
 
-    from x402guard.testing.simulator import Found
-
     found = Found(Case(1, 200), "undercounted", 900, "as it was")
     return found, fails
 
@@ -193,6 +194,22 @@ def test_a_failing_run_is_made_small():
     assert "reorg" not in least.case.off
     assert len(least.case.off) > 20
     assert "--keep 13,77,150" in least.case.command()
+
+
+@pytest.mark.parametrize("flavour", get_args(Flavour))
+def test_a_given_flavour_is_played_and_repeated(flavour):
+    case = Case(5, 60, flavour=flavour)
+    result = simulate([5], length=60, flavour=flavour)
+    assert result.counts == play(case).counts
+    assert case.command().endswith(f"--length 60 --flavour {flavour}")
+    assert f'flavour="{flavour}"' in as_test(Found(case, "undercounted", 9, "as it was"))
+
+
+def test_by_default_each_run_draws_its_flavour_and_each_is_drawn():
+    assert {Case(seed).plays for seed in range(60)} == set(get_args(Flavour))
+    drawn = next(case for case in map(Case, range(60)) if case.plays == "forks")
+    assert story_of(drawn) == story_of(replace(drawn, flavour="forks"))
+    assert "--flavour" not in drawn.command()
 
 
 @pytest.mark.long

@@ -14,6 +14,12 @@ KEPT = """
 
 def test_run_766184976514_holds():
     case = Case(
-        766184976514, 400, off=frozenset(OFF.split()), kept=tuple(map(int, KEPT.split())), store="memory", version=1
+        766184976514,
+        400,
+        off=frozenset(OFF.split()),
+        kept=tuple(map(int, KEPT.split())),
+        store="memory",
+        version=2,
+        flavour="midnight",
     )
     assert play(case).violations == []

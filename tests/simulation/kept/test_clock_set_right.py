@@ -45,6 +45,7 @@ def test_run_31338_holds():
         ),
         kept=(173, 203),
         store="memory",
-        version=1,
+        version=2,
+        flavour="mixed",
     )
     assert play(case).violations == []

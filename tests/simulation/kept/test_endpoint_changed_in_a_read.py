@@ -14,5 +14,13 @@ KEPT = """
 
 
 def test_run_5020_holds():
-    case = Case(5020, 400, off=frozenset(OFF.split()), kept=tuple(map(int, KEPT.split())), store="memory", version=1)
+    case = Case(
+        5020,
+        400,
+        off=frozenset(OFF.split()),
+        kept=tuple(map(int, KEPT.split())),
+        store="memory",
+        version=2,
+        flavour="mixed",
+    )
     assert play(case).violations == []

@@ -41,6 +41,7 @@ def test_run_31396_holds():
         ),
         kept=(4, 16, 67, 143, 314, 320, 321, 332, 343, 361, 363, 378),
         store="memory",
-        version=1,
+        version=2,
+        flavour="mixed",
     )
     assert play(case).violations == []

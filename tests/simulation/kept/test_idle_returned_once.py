@@ -3,7 +3,7 @@
 from x402guard.testing.simulator import Case, play
 
 OFF = """
-again cancel_tx cancelled censor clock close closing crash cut delayed disk_full doubled elsewhere
+again away cancel_tx cancelled censor clock close closing crash cut delayed disk_full doubled elsewhere
 late ledger lost no_logs outside power reorg rpc_fork rpc_hops rpc_lag rpc_limit rpc_nonsense signer
 slow_chain stalled twist unsent wrapped
 """
@@ -14,6 +14,12 @@ KEPT = """
 
 def test_run_668977895650_holds():
     case = Case(
-        668977895650, 400, off=frozenset(OFF.split()), kept=tuple(map(int, KEPT.split())), store="fleet", version=1
+        668977895650,
+        400,
+        off=frozenset(OFF.split()),
+        kept=tuple(map(int, KEPT.split())),
+        store="fleet",
+        version=2,
+        flavour="mixed",
     )
     assert play(case).violations == []

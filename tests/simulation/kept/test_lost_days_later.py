@@ -14,6 +14,12 @@ KEPT = """
 
 def test_run_264471399484_holds():
     case = Case(
-        264471399484, 400, off=frozenset(OFF.split()), kept=tuple(map(int, KEPT.split())), store="memory", version=1
+        264471399484,
+        400,
+        off=frozenset(OFF.split()),
+        kept=tuple(map(int, KEPT.split())),
+        store="memory",
+        version=2,
+        flavour="midnight",
     )
     assert play(case).violations == []

@@ -15,6 +15,12 @@ KEPT = """
 
 def test_run_264471398498_holds():
     case = Case(
-        264471398498, 400, off=frozenset(OFF.split()), kept=tuple(map(int, KEPT.split())), store="memory", version=1
+        264471398498,
+        400,
+        off=frozenset(OFF.split()),
+        kept=tuple(map(int, KEPT.split())),
+        store="memory",
+        version=2,
+        flavour="dense",
     )
     assert play(case).violations == []

@@ -14,6 +14,12 @@ KEPT = """
 
 def test_run_766184977986_holds():
     case = Case(
-        766184977986, 400, off=frozenset(OFF.split()), kept=tuple(map(int, KEPT.split())), store="memory", version=1
+        766184977986,
+        400,
+        off=frozenset(OFF.split()),
+        kept=tuple(map(int, KEPT.split())),
+        store="memory",
+        version=2,
+        flavour="mixed",
     )
     assert play(case).violations == []

@@ -15,6 +15,12 @@ KEPT = """
 
 def test_run_264471399055_holds():
     case = Case(
-        264471399055, 400, off=frozenset(OFF.split()), kept=tuple(map(int, KEPT.split())), store="memory", version=1
+        264471399055,
+        400,
+        off=frozenset(OFF.split()),
+        kept=tuple(map(int, KEPT.split())),
+        store="memory",
+        version=2,
+        flavour="mixed",
     )
     assert play(case).violations == []

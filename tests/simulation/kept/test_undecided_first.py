@@ -14,6 +14,12 @@ KEPT = """
 
 def test_run_138984615155_holds():
     case = Case(
-        138984615155, 400, off=frozenset(OFF.split()), kept=tuple(map(int, KEPT.split())), store="memory", version=1
+        138984615155,
+        400,
+        off=frozenset(OFF.split()),
+        kept=tuple(map(int, KEPT.split())),
+        store="memory",
+        version=2,
+        flavour="nodes",
     )
     assert play(case).violations == []

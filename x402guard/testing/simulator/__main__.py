@@ -10,7 +10,7 @@ from typing import Annotated, Final
 import typer
 
 from x402guard.errors import ConfigError
-from x402guard.testing.simulator.case import DEFAULT_LENGTH, VERSION, Case, Store
+from x402guard.testing.simulator.case import DEFAULT_LENGTH, VERSION, Case, Flavour, Store
 from x402guard.testing.simulator.many import MOST_FOUND, play_many
 from x402guard.testing.simulator.minimise import as_test, minimise
 from x402guard.testing.simulator.simulate import Found, Result, play
@@ -31,6 +31,7 @@ def run(  # noqa: PLR0917 - typer's options
     keep: Annotated[str, typer.Option(help="The numbers of what happens, with commas between them.")] = "",
     store: Annotated[Store, typer.Option(help="Where the ledger of a run is kept.")] = "memory",
     version: Annotated[int, typer.Option(help="Of the simulator that the seed belongs to.")] = VERSION,
+    flavour: Annotated[Flavour | None, typer.Option(help="What the runs look for; by default each draws it.")] = None,
     workers: Annotated[
         int, typer.Option(min=0, help="How many runs to play at once; by default one for each core.")
     ] = 0,
@@ -38,12 +39,12 @@ def run(  # noqa: PLR0917 - typer's options
 ) -> None:
     """Play runs of the simulator. The last line says steps, payments and violations."""
     try:
-        one = _one_case(seed, length, off, keep, store=store, version=version)
+        one = _one_case(seed, length, off, keep, store=store, version=version, flavour=flavour)
         if one is None:
             begin = secrets.randbelow(10**12) if first is None else first
             typer.echo(f"seeds from {begin} on, version {VERSION}")
             limit, cores = None if runs is not None else seconds, workers or os.cpu_count() or 1
-            result = play_many(begin, length, store, seconds=limit, runs=runs, workers=cores)
+            result = play_many(begin, length, store, flavour=flavour, seconds=limit, runs=runs, workers=cores)
         else:
             result = _told(one)
     except ConfigError as error:
@@ -59,12 +60,15 @@ def run(  # noqa: PLR0917 - typer's options
     raise typer.Exit(1 if result.violations else 0)
 
 
-def _one_case(seed: int | None, length: int, off: str, keep: str, *, store: Store, version: int) -> Case | None:
+def _one_case(
+    seed: int | None, length: int, off: str, keep: str, *, store: Store, version: int, flavour: Flavour | None
+) -> Case | None:
     """Return the one run that the options name, or None for many. Raises ``ConfigError``."""
     if seed is None and (off or keep):
         raise ConfigError("off, keep: they belong to one run; name it with --seed")
     faults = frozenset(off.split(",")) if off else frozenset[str]()
-    return None if seed is None else Case(seed, length, faults, _numbers(keep) if keep else None, store, version)
+    kept = _numbers(keep) if keep else None
+    return None if seed is None else Case(seed, length, faults, kept, store, version, flavour)
 
 
 def _numbers(text: str) -> tuple[int, ...]:

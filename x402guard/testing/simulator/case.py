@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final, Literal, get_args
 
 from x402guard.errors import ConfigError
 from x402guard.testing.simulator.draws import Draws
 from x402guard.testing.simulator.world import FAULTS
 
-VERSION: Final = 1
+VERSION: Final = 2
 """Counts the changes that make an old seed another run."""
 
 DEFAULT_LENGTH: Final = 400
@@ -25,23 +25,32 @@ STIMULI: Final[Mapping[str, int]] = {
 }  # fmt: skip
 """What may happen next, and how often."""
 
-Flavour = Literal["mixed", "dense", "midnight", "nodes"]
+Flavour = Literal["mixed", "dense", "midnight", "nodes", "forks", "away"]
+"""What a run looks for. Most faults are rare where everything happens.
 
-_FLAVOURS: Final[Mapping[Flavour, int]] = {"mixed": 22, "dense": 28, "midnight": 25, "nodes": 25}
-"""``dense``: many wants and large budgets; ``midnight``: a small budget a day, as the day ends; ``nodes``: one endpoint
-that limits and forgets, and many cancellations."""
+``dense``: many wants and large budgets; ``midnight``: a small budget a day, as the day ends; ``nodes``: one endpoint that
+limits and forgets, and many cancellations; ``forks``: three endpoints that disagree, and many blocks that are undone;
+``away``: a ledger that often cannot be written, and processes that end meanwhile.
+"""
 
+_FLAVOURS: Final[Mapping[Flavour, int]] = {
+    "mixed": 16, "dense": 20, "midnight": 18, "nodes": 18, "forks": 14, "away": 14,
+}  # fmt: skip
 _FORCED: Final[Mapping[Flavour, Mapping[str, bool]]] = {
     "mixed": {},
     "dense": {},
     "midnight": {"reorg": True, "owner": False, "closing": False},
     "nodes": {"no_logs": True, "cancel_tx": True, "rpc_limit": True, "owner": False},
+    "forks": {"reorg": True, "rpc_fork": True, "rpc_lag": True, "rpc_hops": True, "outside": True, "rpc_down": False},
+    "away": {"away": True, "ledger": True, "disk_full": True, "crash": True, "close": True, "lost": True},
 }
 _MORE: Final[Mapping[Flavour, Mapping[str, int]]] = {
     "mixed": {},
     "dense": {"buys": 6},
     "midnight": {"buys": 3, "reorg": 4, "opens": 2, "dusk": 12},
     "nodes": {"buys": 2, "cancels": 12, "endpoint": 3},
+    "forks": {"reorg": 3, "endpoint": 4, "outside": 3, "resends": 4, "compares": 3},
+    "away": {"calls": 4, "disk_full": 15, "crash": 4, "closes": 4},
 }
 
 _GAPS_MS: Final = (0, 0, 0, 0, 1, 5, 20, 100, 500, 1_000, 3_000, 8_000, 20_000)
@@ -69,6 +78,7 @@ class Case:
         kept: the numbers of the stimuli that happen; None for all of them.
         store: ``memory``, ``fleet`` or ``sqlite``.
         version: of the simulator that the seed belongs to.
+        flavour: what the run looks for; None for what the seed draws.
 
     Raises ``ConfigError`` that names what is wrong.
     """
@@ -78,7 +88,8 @@ class Case:
     off: frozenset[str] = frozenset()
     kept: tuple[int, ...] | None = None
     store: Store = "memory"
-    version: int = field(default=VERSION)
+    version: int = VERSION
+    flavour: Flavour | None = None
 
     def __post_init__(self) -> None:
         if self.version != VERSION:
@@ -95,17 +106,20 @@ class Case:
             raise ConfigError(f"off: {unknown[0]!r} is not a fault; the faults are {', '.join(FAULTS)}")
         if self.store not in get_args(Store):
             raise ConfigError(f"store: {self.store!r} is not one of {', '.join(get_args(Store))}")
+        if self.flavour not in (None, *get_args(Flavour)):
+            raise ConfigError(f"flavour: {self.flavour!r} is not one of {', '.join(get_args(Flavour))}")
 
     @property
-    def flavour(self) -> Flavour:
-        """What this run looks for. Most faults are rare where everything happens."""
-        return Draws.named(self.seed, "flavour").weighted(_FLAVOURS)
+    def plays(self) -> Flavour:
+        """The flavour of this run: the given one, or what its seed draws."""
+        drawn: Flavour = Draws.named(self.seed, "flavour").weighted(_FLAVOURS)
+        return drawn if self.flavour is None else self.flavour
 
     def mix(self) -> dict[str, bool]:
         """Return which faults happen in this run: each in half of all runs, and those of its flavour."""
         draws = Draws.named(self.seed, "mix")
         drawn = {fault: draws.chance(0.5) for fault in FAULTS}
-        drawn.update(_FORCED[self.flavour])
+        drawn.update(_FORCED[self.plays])
         return {fault: on and fault not in self.off for fault, on in drawn.items()}
 
     def schedule(self) -> list[Stimulus]:
@@ -113,9 +127,9 @@ class Case:
         draws = Draws.named(self.seed, "schedule")
         weights = {what: 1 + draws.below(2 * weight) for what, weight in STIMULI.items()}
         weights["buys"] += STIMULI["buys"] // 2
-        weights |= {what: weights[what] * times for what, times in _MORE[self.flavour].items()}
+        weights |= {what: weights[what] * times for what, times in _MORE[self.plays].items()}
         idle, slow = draws.chance(0.4), draws.chance(0.5)
-        if self.flavour == "midnight":
+        if self.plays == "midnight":
             idle = slow = False
         else:
             del weights["dusk"]
@@ -139,4 +153,5 @@ class Case:
         words += [f"--off {','.join(sorted(self.off))}"] if self.off else []
         words += [f"--keep {','.join(map(str, self.kept))}"] if self.kept is not None else []
         words += [f"--store {self.store}"] if self.store != "memory" else []
+        words += [f"--flavour {self.flavour}"] if self.flavour is not None else []
         return " ".join(words)

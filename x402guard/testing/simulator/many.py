@@ -9,7 +9,7 @@ from itertools import count, islice
 from time import monotonic
 from typing import Final
 
-from x402guard.testing.simulator.case import Store
+from x402guard.testing.simulator.case import Flavour, Store
 from x402guard.testing.simulator.simulate import Result, simulate
 
 _AT_ONCE: Final = 6
@@ -19,7 +19,14 @@ MOST_FOUND: Final = 5
 
 
 def play_many(
-    first: int, length: int, store: Store, *, seconds: float | None, runs: int | None, workers: int
+    first: int,
+    length: int,
+    store: Store,
+    *,
+    flavour: Flavour | None = None,
+    seconds: float | None,
+    runs: int | None,
+    workers: int,
 ) -> Result:
     """Play runs from the seed *first* on, in *workers* processes, for *seconds*, or as many as *runs* says.
 
@@ -30,7 +37,7 @@ def play_many(
     with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
 
         def play_part(seeds: range) -> Future[Result]:
-            return pool.submit(simulate, seeds, length=length, store=store)
+            return pool.submit(simulate, seeds, length=length, store=store, flavour=flavour)
 
         waiting = [play_part(part) for part in islice(parts, 2 * workers)]
         while waiting:

@@ -97,6 +97,7 @@ def as_test(found: Found) -> str:
     if case.kept is not None:
         given.append("kept=tuple(map(int, KEPT.split()))")
     given.append(f'store="{case.store}", version={case.version}')
+    given += [f'flavour="{case.flavour}"'] if case.flavour is not None else []
     names = (("OFF", sorted(case.off)), ("KEPT", case.kept or ()))
     blocks = [f'{name} = """\n{_lines(words)}\n"""\n' for name, words in names if words]
     return f'''"""Found by the simulator: {found.kind}, at step {found.step:,}."""

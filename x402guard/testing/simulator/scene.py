@@ -30,13 +30,19 @@ _SCHEMES: Final[Mapping[Flavour, Sequence[str]]] = {
     "dense": ("exact", "v1", "permit2", "permit2", "upto", "upto"),
     "midnight": ("exact", "exact", "v1", "permit2", "upto"),
     "nodes": ("exact", "permit2", "permit2", "upto", "upto"),
+    "forks": ("exact", "exact", "v1", "permit2", "upto"),
+    "away": ("exact", "exact", "v1", "permit2", "upto"),
 }
 _PRICES: Final[Mapping[Flavour, Sequence[int]]] = {
     "mixed": (1_000, 10_000, 10_000, 20_000, 50_000, 100_000, 7_777),
     "dense": (1_000, 10_000, 10_000, 50_000, 7_777),
     "midnight": (10_000, 20_000, 50_000, 100_000),
     "nodes": (1_000, 10_000, 7_777),
+    "forks": (1_000, 5_000, 10_000, 10_000, 50_000),
+    "away": (1_000, 10_000, 20_000, 50_000),
 }
+
+_ENDPOINTS: Final[Mapping[Flavour, int]] = {"nodes": 1, "forks": 3}
 
 
 class _Characters:
@@ -79,13 +85,13 @@ class Scene:
 def set_scene(case: Case, sellers: Sequence[Seller], policy: Policy | None, *, trace: list[str] | None) -> Scene:
     """Return the scene of a run. *sellers* and *policy* take the place of the drawn ones, if they are given."""
     draws = Draws.named(case.seed, "scene")
-    dense, midnight = case.flavour == "dense", case.flavour == "midnight"
+    dense, midnight = case.plays == "dense", case.plays == "midnight"
     mix = case.mix()
     time = TrueTime(_BEGAN_MS - draws.pick((20, 60, 120) if midnight else (30, 120, 400, 3_600, 40_000)) * 1_000)
     network = draws.pick(("eip155:84532", "eip155:84532", "eip155:8453"))
     [asset] = [each for each in AssetRegistry().on(frozenset({network})) if each.symbol == "USDC"]
-    chain = SimChain(Draws.named(case.seed, "chain"), time.unix, *_pace(draws, case.flavour))
-    endpoints = [Endpoint() for _ in range(1 if case.flavour == "nodes" else draws.pick((1, 1, 2, 3)))]
+    chain = SimChain(Draws.named(case.seed, "chain"), time.unix, *_pace(draws, case.plays))
+    endpoints = [Endpoint() for _ in range(_ENDPOINTS.get(case.plays) or draws.pick((1, 1, 2, 3)))]
     machines = [Machine(f"m{number}", time) for number in range(draws.pick((1, 1, 2, 3)))]
     for machine in machines if mix["clock"] else ():
         machine.skew_ms = draws.pick((0, 0, 0, -100_000, -250_000))
@@ -98,7 +104,7 @@ def set_scene(case: Case, sellers: Sequence[Seller], policy: Policy | None, *, t
         machine = draws.pick(machines)
         reads = not blind and (number == 0 or draws.chance(0.8))
         settings: dict[str, Any] = {
-            "policy": policy or _policy(draws, network, case.flavour),
+            "policy": policy or _policy(draws, network, case.plays),
             "flight_s": draws.pick((2, 10, 30, 30, 60)),
             "chains": _reader(case, world, number, draws, rpcs) if reads else None,
             "unsafe_no_chain": not reads or draws.chance(0.2),
@@ -109,11 +115,11 @@ def set_scene(case: Case, sellers: Sequence[Seller], policy: Policy | None, *, t
         }
         world.processes.append(SimProcess(f"p{number}", machine, settings))
     shops = list(sellers) or [
-        _seller(case, number, draws) for number in range(1 if case.flavour == "nodes" else draws.pick((1, 2, 3)))
+        _seller(case, number, draws) for number in range(1 if case.plays == "nodes" else draws.pick((1, 2, 3)))
     ]
     for number, seller in enumerate(shops):
         seller.payee = seller.payee or str(parse_address("0x" + f"{number + 1:02x}" * 20))
-    wants = [_want(number, draws, shops, case.flavour) for number in range(60 if dense else draws.pick((6, 12, 24)))]
+    wants = [_want(number, draws, shops, case.plays) for number in range(60 if dense else draws.pick((6, 12, 24)))]
     return Scene(world, wants, shops, _plans(draws, dense=dense, midnight=midnight), rpcs)
 
 

@@ -11,7 +11,7 @@ from typing import Final
 
 from x402guard.errors import ConfigError
 from x402guard.policy import Policy
-from x402guard.testing.simulator.case import DEFAULT_LENGTH, Case, Store
+from x402guard.testing.simulator.case import DEFAULT_LENGTH, Case, Flavour, Store
 from x402guard.testing.simulator.coverage import Coverage
 from x402guard.testing.simulator.market import Seller
 from x402guard.testing.simulator.play import Play
@@ -96,6 +96,7 @@ def simulate(
     policy: Policy | None = None,
     length: int = DEFAULT_LENGTH,
     store: Store = "memory",
+    flavour: Flavour | None = None,
     seconds: float | None = None,
     stop_at: int | None = None,
 ) -> Result:
@@ -107,6 +108,7 @@ def simulate(
         policy: the owner's rules, in place of those that each run draws.
         length: how many things happen from outside in a run: requests, crashes, commands.
         store: where the ledger of each run is kept: ``memory``, ``fleet`` or ``sqlite``.
+        flavour: what the runs look for; by default each draws it.
         seconds: stop after these.
         stop_at: stop at that many violations.
 
@@ -117,7 +119,7 @@ def simulate(
     result, until = Result(), None if seconds is None else monotonic() + seconds
     with _Unpaused():
         for seed in seeds:
-            result.add(play(Case(seed, length, store=store), sellers=sellers, policy=policy))
+            result.add(play(Case(seed, length, store=store, flavour=flavour), sellers=sellers, policy=policy))
             if until is not None and monotonic() >= until:
                 break
             if stop_at is not None and len(result.violations) >= stop_at:

@@ -194,7 +194,9 @@ class Task(Generic[R]):
         self.is_over = True
         del self._tasks.running[self.number]
         self.leave_slot()
-        self._world.say(f"{self} ends: {value if error is None else f'{type(error).__name__}: {error}'}"[:260])
+        # What is under way holds a policy with sets, whose order differs from process to process.
+        answer = type(value).__name__ if hasattr(value, "context") else value
+        self._world.say(f"{self} ends: {answer if error is None else f'{type(error).__name__}: {error}'}"[:260])
         if isinstance(error, IllegalTransition):
             raise Violation("illegal-transition", f"{self}: {error}") from error
         if error is not None:
@@ -266,7 +268,7 @@ class Task(Generic[R]):
         """Return the failure of this effect, if it fails. It may have run before."""
         world, draws, effect = self._world, self.draws, self.effect
         waits = isinstance(effect, Transact) and effect.late is not None and self.home.late is not None
-        if isinstance(effect, Transact) and world.goes_wrong("ledger", 0.06 if waits else 0.006, draws):
+        if isinstance(effect, Transact) and world.goes_wrong(*(("away", 0.3) if waits else ("ledger", 0.006)), draws):
             after = draws.chance(0.5)
             self._count("failed after" if after else "failed before")
             if waits:
