@@ -175,9 +175,14 @@ def count_tokens(view: LedgerView, limit: TokenLimit, used: int) -> None:
 
 
 def end_call_tokens(view: LedgerView, limit: TokenLimit, use: Reservation, *, in_time: bool) -> None:
-    """Count the tokens of an LLM call in place of its reservation, if it has one. *in_time*: its hold is ending now."""
-    if view.hold(use.id) is not None:
-        end_reservation(view, limit, use.id, use.requested)
+    """Count the tokens of an LLM call in place of its reservation, if it has one. *in_time*: its hold is ending now.
+
+    Idempotent for a call that lapsed: a reservation that has ended has counted them.
+    """
+    reservation = view.hold(use.id)
+    if reservation is not None:
+        if reservation.state is HoldState.HELD or reservation.evidence is Evidence.ASSUMED:
+            end_reservation(view, limit, use.id, use.requested)
     elif in_time:
         count_tokens(view, limit, use.requested)
     else:
