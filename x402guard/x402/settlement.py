@@ -208,10 +208,12 @@ def _ending(context: Context, hold: Hold, end: AnswerEnd | None, presentation: P
 
         return _Ending(late, guard_marks(context.policy, step, ending=True), durable=True)
     if not _is_noted(context, presentation):
-        return _Ending(lambda view: hand_over(view, presentation))
+        return _Ending(lambda view: _give(context, view, presentation))
     bought, doubted = bought_mark(context, hold.purpose.fingerprint), doubted_mark(context, step.name)
 
     def whole(view: LedgerView) -> Hold:
+        if presentation in context.cut_off:
+            return lose(view, presentation)
         if context.policy.repeat != "allow":
             view.put_mark(bought, {"hold": hold.id})
         known = view.mark(doubted)
@@ -220,6 +222,11 @@ def _ending(context: Context, hold: Hold, end: AnswerEnd | None, presentation: P
         return hand_over(view, presentation)
 
     return _Ending(whole, (bought, doubted))
+
+
+def _give(context: Context, view: LedgerView, presentation: Presentation) -> Hold:
+    """Hand a purchase over, unless its answer was lost on the way to its caller before this change is written."""
+    return (lose if presentation in context.cut_off else hand_over)(view, presentation)
 
 
 def _is_ended(now: Hold, hold: Hold) -> bool:
@@ -277,7 +284,7 @@ def note_answer_end(context: Context, presentation: Presentation, end: AnswerEnd
     if end == "cut":
         yield from note_cut(context, presentation)
     elif end == "whole" and not _is_noted(context, presentation):
-        yield Transact(scope, lambda view: hand_over(view, presentation))
+        yield Transact(scope, lambda view: _give(context, view, presentation))
     else:
         hold = yield Transact(scope, lambda view: view.known_hold(presentation[0]))
         ending = _ending(context, hold, end, presentation)

@@ -1,5 +1,6 @@
 """The end of an answer, as data, changes its hold as the change does that its process could not write."""
 
+from contextlib import suppress
 from itertools import product
 
 import pytest
@@ -15,7 +16,7 @@ from x402guard.ledger.model import WALLET, Claim, Delivery, Evidence, HoldKind, 
 from x402guard.ledger.purchases import close_purchase, lose, presentation_of, take_over
 from x402guard.ledger.transitions import Capture, Expire, Lapse
 from x402guard.money import Nanos
-from x402guard.x402.settlement import Doubt, note_doubt, write_claim
+from x402guard.x402.settlement import Doubt, note_answer_end, note_doubt, write_claim
 
 
 def a_context(repeat="allow", **changes):
@@ -161,3 +162,29 @@ def test_a_hold_that_is_in_no_ledger_is_left_out():
     books, end = Books(), LateEnd("never", capture=Capture(usd("$0.10"), Evidence.PROVIDER_USAGE))
     assert books.store.transact(*write_end(end)) is False
     assert books.store.hold("never") is None
+
+
+WRITES = {
+    "a claim": lambda context, hold: write_claim(context, hold, CLAIMS["all"], status=200, end="whole"),
+    "a doubt": lambda context, hold: note_doubt(context, hold, Doubt("no"), answered=True, end="whole"),
+    "an end": lambda context, hold: note_answer_end(context, presentation_of(hold), "whole"),
+}
+
+
+@pytest.mark.parametrize("repeat", ["allow", "refuse"])
+@pytest.mark.parametrize("is_cut", [False, True])
+@pytest.mark.parametrize(("what", "presented"), list(product(WRITES, (0, 1))))
+def test_an_end_that_is_written_after_its_answer_was_cut_off_hands_nothing_over(what, presented, is_cut, repeat):
+    """The write takes longer than two seconds, so the answer goes on; its caller is cancelled before it has the body."""
+    hold, context = a_payment("exact", presented), a_context(repeat)
+    books = the_same(hold, None)[0]
+    flow, answer = WRITES[what](context, hold), None
+    if is_cut:
+        context.cut_off.add(presentation_of(hold))
+    with suppress(StopIteration):
+        while True:
+            effect = flow.send(answer)
+            answer = books.store.transact(effect.scope, effect.change)
+    assert books.store.hold("paid").delivery is (Delivery.LOST if is_cut else Delivery.DONE)
+    bought = books.store.marks("bought", "").values()
+    assert bool(bought) is (repeat == "refuse" and not is_cut)
