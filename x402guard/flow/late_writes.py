@@ -27,7 +27,7 @@ _PAUSES_S: Final = (0.2, 0.5, 1.0)
 _CLOSING_S: Final = 5.0
 
 
-class _Write:
+class LateWrite:
     """One write, and what has become of it.
 
     Attributes:
@@ -90,9 +90,9 @@ class LateWrites:
     def _begin(self) -> None:
         self._pid = os.getpid()
         self._changed = threading.Condition()
-        self._waiting: deque[_Write] = deque()
+        self._waiting: deque[LateWrite] = deque()
         self._under_way = 0  # in the background
-        self._thread: threading.Thread | None = None
+        self._is_running = False
         self._is_closing = self._is_over = self._is_wanted = False
         self._dropped = self._restraining = 0
 
@@ -104,7 +104,7 @@ class LateWrites:
         """
         if self._pid != os.getpid():  # after a fork: what waited is the parent's
             self._begin()
-        mine = _Write(call, late, end, restrains=patient)
+        mine = LateWrite(call, late, end, restrains=patient)
         if patient or self._is_closing:
             self._outbox.keep(end)  # a process that is killed meanwhile leaves it behind
             with self._restrained():
@@ -117,7 +117,7 @@ class LateWrites:
                 self._add(mine)
                 raise _away()
         try:
-            Aside(lambda: self._run_mine(mine)).within(ANSWER_S)
+            self._run_aside(lambda: self._run_mine(mine))
         except TooLate:
             if self._leave(mine):
                 raise _away() from None
@@ -142,7 +142,7 @@ class LateWrites:
                 self._restraining -= 1
                 self._changed.notify_all()
 
-    def _run_mine(self, mine: _Write) -> None:
+    def _run_mine(self, mine: LateWrite) -> None:
         mine.run()
         with self._changed:
             mine.is_over = True
@@ -155,7 +155,7 @@ class LateWrites:
         if left:
             self._tell(mine)
 
-    def _leave(self, mine: _Write) -> bool:
+    def _leave(self, mine: LateWrite) -> bool:
         """Wait for it no longer. Returns False if it has ended just now."""
         self._outbox.keep(mine.end)
         with self._changed:
@@ -165,7 +165,7 @@ class LateWrites:
             self._under_way += 1
             return True
 
-    def _ended(self, mine: _Write) -> Any:
+    def _ended(self, mine: LateWrite) -> Any:
         if mine.is_missing:
             self._outbox.keep(mine.end)
         else:
@@ -175,7 +175,7 @@ class LateWrites:
                 self._add(mine)
         return mine.outcome()
 
-    def _tell(self, write: _Write) -> None:
+    def _tell(self, write: LateWrite) -> None:
         """End a write that its caller does not wait for."""
         if write.may_be_repeated:
             return
@@ -187,7 +187,7 @@ class LateWrites:
         except Exception as error:  # noqa: BLE001 - it must not stop those after it
             LOG.error("the end of an answer cannot be written: %s", error)
 
-    def _add(self, write: _Write, *, first: bool = False) -> None:
+    def _add(self, write: LateWrite, *, first: bool = False) -> None:
         kept = self._outbox.keep(write.end)
         wait = len(self._waiting) + self._under_way
         if (wait >= MOST_WAITING and not write.restrains) or self._is_over:
@@ -201,40 +201,72 @@ class LateWrites:
             return
         (self._waiting.appendleft if first else self._waiting.append)(write)
         self._restraining += write.restrains
-        if self._thread is None:
+        if not self._is_running:
             try:
-                thread = threading.Thread(target=self._run, name="x402guard-late-writes", daemon=True)
-                thread.start()
-            except RuntimeError as error:  # too many: the next write tries again
+                self._start(self._turns())
+            except RuntimeError as error:  # too many threads: the next write tries again
                 LOG.error("an end of an answer waits, and no thread can be started: %s", error)
                 return
-            self._thread = thread
+            self._is_running = True
 
-    def _run(self) -> None:
+    def _turns(self) -> Iterator[float | None]:
+        """Write what waits, in its order, until nothing does.
+
+        Yields the seconds to wait before the next one; None if it waits for what others write.
+        """
         failures = 0
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: not self._under_way or self._is_over)
-                if not self._waiting or self._is_over:
-                    self._thread = None
+                is_busy = self._under_way > 0 and not self._is_over
+                if not is_busy and (not self._waiting or self._is_over):
+                    self._is_running = False
                     self._changed.notify_all()
                     return
-                write = self._waiting.popleft()
-                self._under_way += 1
+                write = None if is_busy else self._waiting.popleft()
+                self._under_way += write is not None
+            if write is None:
+                yield None
+                continue
             self._outbox.keep(write.end)
             write.run()
             self._tell(write)
             with self._changed:
                 self._under_way -= 1
                 failures = failures + 1 if write.may_be_repeated else 0
+                pause_s = 0.0
                 if failures and not self._is_over:
                     self._waiting.appendleft(write)
                     pause_s = _PAUSES_S[0] if self._is_closing else _PAUSES_S[min(failures, len(_PAUSES_S)) - 1]
-                    self._changed.wait_for(lambda: self._is_over or self._is_wanted, pause_s)
-                    self._is_wanted = False
                 else:
                     self._restraining -= write.restrains
                 self._changed.notify_all()
+            if pause_s:
+                yield pause_s
+
+    # -- threads: a simulation has none ---------------------------------------------------------------------------------
+
+    def _run_aside(self, call: Callable[[], None]) -> None:
+        """Run *call* to its end. Raises ``TooLate`` after two seconds, and ``RuntimeError`` if no thread can be started."""
+        Aside(call).within(ANSWER_S)
+
+    def _start(self, turns: Iterator[float | None]) -> None:
+        """Take the turns beside all callers. Raises ``RuntimeError`` if no thread can be started."""
+        threading.Thread(target=self._take, args=(turns,), name="x402guard-late-writes", daemon=True).start()
+
+    def _take(self, turns: Iterator[float | None]) -> None:
+        for pause_s in turns:
+            with self._changed:
+                if pause_s is None:
+                    self._changed.wait_for(lambda: not self._under_way or self._is_over)
+                else:
+                    self._changed.wait_for(lambda: self._is_over or self._is_wanted, pause_s)
+                    self._is_wanted = False
+
+    def _wait(self, holds: Callable[[], bool], seconds: float) -> bool:
+        """Wait until *holds* is true, with the lock held; return False if it is not in that time."""
+        return self._changed.wait_for(holds, seconds)
+
+    # -- its end ----------------------------------------------------------------------------------------------------------
 
     def catch_up(self) -> None:
         """Let what restrains be written first. Raises ``LedgerUnavailable`` if that takes longer than two seconds."""
@@ -243,7 +275,7 @@ class LateWrites:
         with self._changed:
             self._is_wanted = True
             self._changed.notify_all()
-            if not self._changed.wait_for(lambda: not self._restraining or self._is_over, ANSWER_S):
+            if not self._wait(lambda: not self._restraining or self._is_over, ANSWER_S):
                 raise LedgerUnavailable(
                     "the ledger does not answer, and a bill that may exceed a budget is not in it yet"
                 )
@@ -254,7 +286,7 @@ class LateWrites:
             return
         with self._changed:
             self._is_closing = True
-            self._changed.wait_for(lambda: not self._waiting and not self._under_way, _CLOSING_S)
+            self._wait(lambda: not self._waiting and not self._under_way, _CLOSING_S)
             lost = len(self._waiting) + self._under_way
             unkept = sum(not self._outbox.keep(write.end) for write in self._waiting)
             self._is_over = True

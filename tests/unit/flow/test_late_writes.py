@@ -95,7 +95,7 @@ def test_what_fails_is_written_when_the_ledger_is_back_in_the_order_in_which_it_
     ledger.away = False
     until(lambda: ledger.told == [0, 1, 2, 3, 4])
     assert (ledger.written, late.kept) == ([0, 1, 2, 3, 4], [])
-    until(lambda: late._thread is None)
+    until(lambda: not late._is_running)
     assert late.write(ledger.write(5), ledger.told.append) == 5  # and at once again
 
 
@@ -243,7 +243,7 @@ def test_what_ends_just_when_it_is_left_is_not_lost(ledger, monkeypatch, late):
         return call
 
     for n in range(300):
-        until(lambda: late._thread is None and not late._under_way)
+        until(lambda: not late._is_running and not late._under_way)
         with suppress(LedgerUnavailable):
             returned.append(late.write(call_of(n), ledger.told.append))
     until(lambda: len(returned) + len(ledger.told) == 300)
@@ -386,7 +386,7 @@ def test_after_its_end_no_thread_is_left(ledger, late):
         with pytest.raises(LedgerUnavailable):
             late.write(ledger.write(n), ledger.told.append)
     late.close()
-    until(lambda: late._thread is None)
+    until(lambda: not late._is_running)
     attempts = ledger.attempts
     time.sleep(0.1)
     assert ledger.attempts == attempts

@@ -15,7 +15,7 @@ from typing import Any, Final
 from x402guard.flow.context import Context
 from x402guard.ledger.authorize import BUDGET, Refusal
 from x402guard.ledger.budgets import first_captured
-from x402guard.ledger.model import Entry, Evidence, Hold, HoldKind, HoldState, Node, NodeKind, NodeState
+from x402guard.ledger.model import Delivery, Entry, Evidence, Hold, HoldKind, HoldState, Node, NodeKind, NodeState
 from x402guard.ledger.purchases import is_in_flight_elsewhere, presentation_of
 from x402guard.ledger.view import LedgerView
 from x402guard.ledger.windows import rolled
@@ -262,7 +262,14 @@ class Books:
             return "asked for twice at the same time"
         if self._world.time.ms - old.at_ms > context.memory_ms - 600_000:
             return "forgotten after purchase_memory_s"
-        return ""
+        return "another process could not write that it was lost" if self._loss_waits(old, process) else ""
+
+    def _loss_waits(self, old: Signed, asking: SimProcess) -> bool:
+        """True if another process than the one *asking*, or an ended one, waits to write that an answer was lost."""
+        others = [each.outbox for each in self._world.processes if each is not asking]
+        left = [outbox for machine in self._world.machines for outbox in machine.left]
+        ends = (end for outbox in (*others, *left) if outbox is not None for end in outbox.ends)
+        return any(end.hold_id == old.hold_id and end.delivery is Delivery.LOST for end in ends)
 
     def _check_refusal(self, refusal: Refusal) -> None:
         context = self.actor.context

@@ -1,14 +1,16 @@
-"""A server that is away: what a process cannot write waits in it and in a file, as in ``flow.late_writes``, but no threads."""
+"""A server that is away: the queue of ``flow.late_writes`` in simulated time, with events in place of its threads."""
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, Final, TypeVar
 
-from x402guard.errors import IllegalTransition, LedgerUnavailable
+from typing_extensions import override
+
+from x402guard.errors import IllegalTransition
+from x402guard.flow.detached import TooLate
+from x402guard.flow.late_writes import LateWrite, LateWrites
 from x402guard.ledger.lost import LateEnd
 from x402guard.testing.simulator.books import Actor, Books
 from x402guard.testing.simulator.draws import Draws
@@ -20,19 +22,12 @@ R = TypeVar("R")
 _PAUSES_MS: Final = (1_000, 30_000, 600_000)
 """How long the server is away: from a moment to longer than processes live."""
 
+_SLOW_MS: Final = (2_100, 20_000)
 _DIES_MS: Final = (10, 500, 20_000)
+_OVER: Final = object()
 
 
-@dataclass(frozen=True, slots=True)
-class _Write:
-    call: Callable[[], Any]
-    late: Callable[[Any], object]
-    end: LateEnd
-    restrains: bool
-    actor: Actor
-
-
-class SimLateWrites:
+class SimLateWrites(LateWrites):
     """The queue of one process. It ends with the process; its outbox stays.
 
     Args:
@@ -42,55 +37,80 @@ class SimLateWrites:
     """
 
     def __init__(self, world: World, books: Books, outbox: SimOutbox, name: str, die: Callable[[Draws], None]) -> None:
-        self._world, self._books, self._outbox, self._name, self._die = world, books, outbox, name, die
-        self._added = 0
-        self._waiting: deque[_Write] = deque()
-        self._is_over = self._is_planned = False
+        super().__init__(outbox)
+        self._world, self._books, self._name, self._die = world, books, name, die
+        self._asked = self._added = 0
+        self._left: Iterator[object] = iter(())
+        self._is_planned = self._is_dead = False
+        self._broken: Violation | None = None
 
+    @override
     def write(self, call: Callable[[], R], late: Callable[[R], object], *, end: LateEnd, patient: bool = False) -> R:
-        """See ``WritesLate.write``."""
-        mine = _Write(call, late, end, patient, self._books.actor)
-        if self._waiting and not patient:
-            self._add(mine)
-            raise LedgerUnavailable("others wait for the simulated server")
-        if patient:
-            self._outbox.keep(end)
+        actor = self._books.actor
+
+        def told(result: R) -> None:
+            try:
+                self._as(actor, lambda: late(result))
+            except Violation as violation:  # the queue logs what fails here
+                self._broken = violation
+
+        return super().write(lambda: self._as(actor, call), told, end=end, patient=patient)
+
+    def _as(self, actor: Actor, call: Callable[[], R]) -> R:
+        """Return the result of *call*, which may run while another actor waits for it."""
+        before, self._books.actor = self._books.actor, actor
         try:
-            result = call()
-        except LedgerUnavailable:
-            self._add(mine)
-            raise
-        self._outbox.written(end)
-        return result
-
-    def catch_up(self) -> None:
-        """See ``WritesLate.catch_up``."""
-        if any(each.restrains for each in self._waiting):
-            self._run()
-        if any(each.restrains for each in self._waiting):
-            raise LedgerUnavailable("a bill that may exceed a budget is not in the ledger yet")
-
-    def close(self) -> None:
-        """Write what can be written now; the next process writes the rest."""
-        self._run()
-        self.end()
+            return call()
+        finally:
+            self._books.actor = before
 
     def end(self) -> None:
         """End it with its process."""
-        self._is_over = True
+        self._is_over = self._is_dead = True
         self._waiting.clear()
 
-    def _add(self, write: _Write) -> None:
-        self._outbox.keep(write.end)
+    @override
+    def _add(self, write: LateWrite, *, first: bool = False) -> None:
+        super()._add(write, first=first)
         self._world.coverage.notes["an end waits for the server"] += 1
         if self._is_over:
             return
-        self._waiting.append(write)
         self._added += 1
-        self._plan()
         draws = self._world.draws("dies", self._name, self._added)
         if self._world.goes_wrong("crash", 0.5, draws):
             self._world.after(draws.pick(_DIES_MS), partial(self._die, draws))
+
+    @override
+    def _tell(self, write: LateWrite) -> None:
+        super()._tell(write)
+        error: Any = write.error
+        if isinstance(error, IllegalTransition):
+            raise Violation("illegal-transition", f"{write.end}: {error}") from error
+        broken = error if isinstance(error, Violation) else self._broken
+        if broken is not None:
+            raise broken
+        self._world.coverage.notes["an end is written later"] += error is None
+
+    @override
+    def _run_aside(self, call: Callable[[], None]) -> None:
+        self._asked += 1
+        draws = self._world.draws("aside", self._name, self._asked)
+        if not self._world.goes_wrong("away", 0.1, draws):
+            call()
+            return
+        self._world.after(draws.pick(_SLOW_MS), partial(self._end_slowly, call))
+        self._world.coverage.notes["an end is slow"] += 1
+        raise TooLate
+
+    def _end_slowly(self, call: Callable[[], None]) -> None:
+        if not self._is_dead:
+            call()
+            self._take_turns()  # what waits for it is written at once
+
+    @override
+    def _start(self, turns: Iterator[object]) -> None:
+        self._left = turns
+        self._plan()
 
     def _plan(self) -> None:
         if not self._is_planned:
@@ -100,21 +120,15 @@ class SimLateWrites:
 
     def _due(self) -> None:
         self._is_planned = False
-        self._run()
+        self._take_turns()
 
-    def _run(self) -> None:
-        """Write what waits, in its order, until the server is away again."""
-        while self._waiting and not self._is_over:
-            write = self._waiting[0]
-            self._books.actor = write.actor
-            try:
-                result = write.call()
-            except LedgerUnavailable:
-                self._plan()
-                return
-            except IllegalTransition as error:
-                raise Violation("illegal-transition", f"{write.end}: {error}") from error
-            self._waiting.popleft()
-            self._outbox.written(write.end)
-            self._world.coverage.notes["an end is written later"] += 1
-            write.late(result)
+    def _take_turns(self) -> None:
+        """Write what waits, until the server is away again."""
+        if not self._is_dead and next(self._left, _OVER) is not _OVER:
+            self._plan()
+
+    @override
+    def _wait(self, holds: Callable[[], bool], seconds: float) -> bool:
+        if not holds():
+            self._take_turns()
+        return holds()
