@@ -88,6 +88,9 @@ class Rpc:
         self.receipt = {"status": "0x1", "blockNumber": "0x10", "logs": [log(self.amount)]}
         self.__dict__.update(changes)
 
+    def each_node(self):
+        yield self
+
     def view(self, contract, name, types, values, block):
         used = self.used_head if block == "latest" else self.used_final
         return int(used) if name == "authorizationState" else int(used) << ((values[1] and 0) or 7)

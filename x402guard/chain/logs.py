@@ -231,15 +231,23 @@ def find_cause(rpc: JsonRpc, intent: Intent, held_unix: int, final: Block) -> Se
     *held_unix* is when the hold was written, in unix seconds. The search starts ``CLOCKS_APART_S`` earlier, because
     clocks differ.
     """
-    head = head_of(rpc)
+    head = max(head_of(rpc), final, key=lambda block: block.number)  # another node may have named the final block
     first = block_at(rpc, held_unix - CLOCKS_APART_S, head)
     if intent.method == "eip3009":
         return _cause_of_authorization(rpc, intent, first, head.number, final)
     near = block_at(rpc, held_unix, head, first)
-    last = block_at(rpc, intent.valid_until, head, near)
+    last = _last_that_takes(rpc, intent, head, near)
     return _payment_by_permit(rpc, intent, (first, near, last), final) or _cancelled_permit(
         rpc, intent, first, head.number, final
     )
+
+
+def _last_that_takes(rpc: JsonRpc, intent: Intent, head: Block, near: int) -> int:
+    """Return the last block that a payment's deadline allows; the head if the node does not show one of the blocks."""
+    try:
+        return block_at(rpc, intent.valid_until, head, near)
+    except NodeRefuses:
+        return head.number
 
 
 def _cause_of_authorization(

@@ -231,15 +231,17 @@ def _as_chain(name: str, given: Endpoints) -> Chain:
 
 
 def _by_one_node(look: Callable[[JsonRpc], R], rpc: JsonRpc) -> R:
-    """Return what *look* finds. Raises ``ChainUnreadable`` if more than one endpoint has answered it.
+    """Return what *look* finds at the first endpoint that answers all of it. Raises ``ChainUnreadable`` if none does.
 
     A node that is behind, or on a dead fork, shows no logs of the blocks that another node has just named.
     """
-    before = rpc.switches
-    found = look(rpc)
-    if rpc.switches != before:
-        raise ChainUnreadable("the endpoint changed during the read, and the other one may be at another block")
-    return found
+    failure = ChainUnreadable("no endpoint is configured")
+    for node in rpc.each_node():
+        try:
+            return look(node)
+        except ChainUnreadable as error:
+            failure = error
+    raise failure
 
 
 def _final_block(rpc: JsonRpc, finality: Finality) -> Block:
@@ -254,9 +256,22 @@ def _final_block(rpc: JsonRpc, finality: Finality) -> Block:
         ) from error
 
 
+class _LogsRefused(PaymentUnreadable):
+    """A node shows that a payment can no longer be taken and that its nonce is used, and not by what."""
+
+
 def _read(
     rpc: JsonRpc, intent: Intent, transaction: str, held_unix: int = 0, finality: Finality = "finalized"
 ) -> Finding:
+    """Return what the first node shows that shows all of it: of two, one may be on a fork that the other one has left."""
+    try:
+        return _by_one_node(lambda node: _read_at(node, intent, transaction, held_unix, finality), rpc)
+    except _LogsRefused:
+        # No node keeps old logs or shows such a receipt, so only the use of the nonce can ever be known.
+        return Used(final=True)
+
+
+def _read_at(rpc: JsonRpc, intent: Intent, transaction: str, held_unix: int, finality: Finality) -> Finding:
     used_at_head = nonce_used(rpc, intent, "latest")
     final = _final_block(rpc, finality)
     used = nonce_used(rpc, intent, {"blockHash": final.hash, "requireCanonical": True})
@@ -269,16 +284,13 @@ def _read(
         cause: Settled | Cancelled | None = None if seen is None else settlement_in(intent, named, *seen, final)
         cause = cause or find_cause(rpc, intent, held_unix, final)
     except NodeRefuses as error:
-        if not too_late:
-            raise PaymentUnreadable(str(error)) from error
-        # The node keeps no old logs or shows no such receipt, so only the use of the nonce can ever be known.
-        return Used(final=True)
+        raise (_LogsRefused if too_late else PaymentUnreadable)(str(error)) from error
     if cause is None and named and seen is None and not intent.dead_at(final.time):
         # The transaction may still appear until the deadline.
         raise PaymentUnreadable(f"transaction {transaction} is not visible yet")
     if cause is None:
         return Used(final=used)
-    # Two nodes may have answered: a cause is final only if the state of the final block confirms it.
+    # Its backends may disagree: a cause is final only if the state of the final block confirms it.
     return cause if used else replace(cause, final=False)
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import inspect
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import httpx
 from msgspec.json import encode
+from typing_extensions import override
 
 from x402guard.assets import chain_id_of
 from x402guard.errors import ConfigError
@@ -79,38 +80,43 @@ class JsonRpc:
                 hide_url(str(url))
         self._timeout_s = timeout_s
         self._first = 0
-        self._switches = 0
         self._right: set[int] = set()
         # No compression: a small answer could decompress to any size.
         headers = {"content-type": "application/json", "accept-encoding": "identity"}
         self._http = RpcClient(timeout=timeout_s, headers=headers)
         self._pause = pause
 
-    @property
-    def switches(self) -> int:
-        """How often another endpoint has answered than the one before it. Two of them may stand at different blocks."""
-        return self._switches
+    def each_node(self) -> Iterator[JsonRpc]:
+        """Yield a client for each endpoint alone, first for the one that answered last.
+
+        Two endpoints may stand at different blocks: what belongs together is asked of one.
+        """
+        for turn in range(len(self._nodes)):
+            yield OneNode(self, (self._first + turn) % len(self._nodes))
 
     def call(self, method: str, *params: Any) -> Any:
-        """Return the result of one call.
+        """Return the result of one call, of the first endpoint that gives one.
 
         Raises ``ChainUnreadable`` if no endpoint gives one (``NodeRefuses`` if a node answers with an error), and
         ``ConfigError`` if an endpoint serves another chain.
         """
+        turns = range(len(self._nodes))
+        return self.call_at([(self._first + turn) % len(turns) for turn in turns], method, params)
+
+    def call_at(self, nodes: Sequence[int], method: str, params: Sequence[Any]) -> Any:
+        """Do the same with the endpoints *nodes* alone, by their index."""
         failure = ChainUnreadable(f"{method}: no endpoint is configured")
         for round_ in range(ROUNDS):
             if round_:
                 self._pause(FIRST_PAUSE_S * 2 ** (round_ - 1))
             answered = False
-            for turn in range(len(self._nodes)):
-                at = (self._first + turn) % len(self._nodes)
+            for at in nodes:
                 try:
                     answered, result = self._ask(at, method, params)
                 except ChainUnreadable as error:
                     failure = error
                     continue
                 if not isinstance(result, ChainUnreadable):
-                    self._switches += at != self._first
                     self._first = at
                     return result
                 failure = result
@@ -186,6 +192,25 @@ class JsonRpc:
         if len(raw) != 32:
             raise ChainUnreadable(f"{name} of {contract} returned {len(raw)} bytes, not 32")
         return int.from_bytes(raw, "big")
+
+
+class OneNode(JsonRpc):
+    """One endpoint of a network's client. What it answers makes it the one that is asked first."""
+
+    def __init__(self, rpc: JsonRpc, at: int) -> None:
+        self._rpc, self._at, self.network = rpc, at, rpc.network
+
+    @override
+    def call(self, method: str, *params: Any) -> Any:
+        return self._rpc.call_at((self._at,), method, params)
+
+    @override
+    def each_node(self) -> Iterator[JsonRpc]:
+        yield self
+
+    @override
+    def close(self) -> None:
+        """Do nothing: the connections are those of the network's client."""
 
 
 def _by_web3(web3: Web3, method: str, params: Sequence[Any]) -> Any:

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -61,7 +61,8 @@ class SimRpc(JsonRpc):
     def __init__(self, network: str, chain: SimChain, endpoints: Sequence[Endpoint], draws: Draws) -> None:
         self.network = network
         self._chain, self._endpoints, self._draws = chain, endpoints, draws
-        self._first, self._switches = 0, 0
+        self._first = 0
+        self._pinned: int | None = None
         self.hops = 0.0
         self._calls: dict[str, Callable[[Endpoint, Sequence[Any]], Any]] = {
             "eth_blockNumber": lambda node, _: self._blocks(node)[-1].number,
@@ -71,23 +72,28 @@ class SimRpc(JsonRpc):
             "eth_getTransactionReceipt": self._receipt,
         }
 
-    @property
     @override
-    def switches(self) -> int:
-        return self._switches
+    def each_node(self) -> Iterator[JsonRpc]:
+        for turn in range(len(self._endpoints)):
+            self._pinned = (self._first + turn) % len(self._endpoints)
+            try:
+                yield self
+            finally:
+                self._pinned = None
 
     @override
     def close(self) -> None:
         """Do nothing: there is no connection."""
 
     def _node(self) -> Endpoint:
-        before = self._first
-        if self.hops and self._draws.chance(self.hops):
-            self._first = self._draws.below(len(self._endpoints))
-        for turn in range(len(self._endpoints)):
-            at = (self._first + turn) % len(self._endpoints)
+        hop = self._draws.below(len(self._endpoints)) if self.hops and self._draws.chance(self.hops) else None
+        if self._pinned is not None:
+            turns: Sequence[int] = (self._pinned,)
+        else:
+            self._first = self._first if hop is None else hop
+            turns = [(self._first + turn) % len(self._endpoints) for turn in range(len(self._endpoints))]
+        for at in turns:
             if not self._endpoints[at].down:
-                self._switches += at != before
                 self._first = at
                 return self._endpoints[at]
         raise ChainUnreadable("no endpoint answers")
