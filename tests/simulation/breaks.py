@@ -150,6 +150,8 @@ BREAKS = (
      "replace(each, live=each.live + held)", "replace(each, live=each.live)"),
     ("one payment may cost more than its cap", "x402/offer_rules.py",
      "    if limit is None or amount <= limit:\n", "    if limit is None or amount:\n"),
+    ("several nodes may answer one read of the chain", "chain/reader.py",
+     "    for node in rpc.each_node():\n", "    for node in (rpc,):\n"),
     ("every Transfer is explained", "ledger/evidence.py", "    if not fitting:\n        return False\n", "    if not fitting:\n        return True\n"),
     ("one payment that cannot be read ends a background check", "x402/settlement.py",
      "more = seen == SWEEP_SIZE and not unreadable", "more = seen == SWEEP_SIZE and not asked"),
@@ -173,6 +175,12 @@ BREAKS = (
      "    if end.delivery is Delivery.DONE:\n", "    if end.delivery is not None:\n"),
     ("fleet: the next process closes a purchase without its marks", "x402/settlement.py",
      "return None if _is_noted(context, presentation) else Delivery.DONE", "return Delivery.DONE"),
+    ("fleet: what fails a second time is not written again", "flow/late_writes.py",
+     "                    self._waiting.appendleft(write)\n", "                    pass\n"),
+    ("fleet: an end that comes late hands over what was cut off", "x402/settlement.py",
+     "(lose if presentation in context.cut_off else hand_over)", "(hand_over)"),
+    ("fleet: a bill that is written twice ends its reservation twice", "ledger/token_budget.py",
+     "        if reservation.state is HoldState.HELD or reservation.evidence is Evidence.ASSUMED:\n", "        if True:\n"),
 )  # fmt: skip
 """(what is broken, file, the text that is replaced, its replacement, more of these three).
 

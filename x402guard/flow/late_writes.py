@@ -33,7 +33,7 @@ class LateWrite:
     Attributes:
         end: what it writes, as data.
         restrains: nothing else is written before it.
-        is_begun: it has begun to run.
+        is_taken: its caller's thread runs it, or the background will.
         is_left: its caller no longer waits for it.
         is_over: it has ended, with ``result`` or ``error``.
     """
@@ -43,20 +43,22 @@ class LateWrite:
     ) -> None:
         self._call, self._late, self._context = call, late, copy_context()
         self.end, self.restrains = end, restrains
-        self.is_begun = self.is_left = self.is_over = False
+        self.is_taken = self.is_left = self.is_over = False
         self.result: Any = None
         self.error: Exception | None = None
 
     def run(self) -> None:
         """Run it, in the context of its caller."""
-        self.is_begun, self.error = True, None
+        self.error = None
         try:
             self.result = self._context.copy().run(self._call)
         except Exception as error:  # noqa: BLE001 - raised where it is waited for
             self.error = error
 
     def tell(self) -> None:
-        """Hand over a result that its caller did not wait for."""
+        """Hand over a result that its caller did not wait for. Raises its error, if it has failed."""
+        if self.error is not None:
+            raise self.error
         self._context.copy().run(self._late, self.result)
 
     @property
@@ -68,12 +70,6 @@ class LateWrite:
     def may_be_repeated(self) -> bool:
         """True if it failed because the ledger is away."""
         return isinstance(self.error, LedgerUnavailable) and self.error.retry == "later"
-
-    def outcome(self) -> Any:
-        """Return its result, or raise its error."""
-        if self.error is not None:
-            raise self.error
-        return self.result
 
 
 class LateWrites:
@@ -122,7 +118,7 @@ class LateWrites:
             if self._leave(mine):
                 raise _away() from None
         except RuntimeError:
-            if mine.is_begun:
+            if not self._takes(mine):
                 raise
             mine.run()  # no thread can be started
         except BaseException:  # Ctrl-C
@@ -142,17 +138,25 @@ class LateWrites:
                 self._restraining -= 1
                 self._changed.notify_all()
 
+    def _takes(self, mine: LateWrite) -> bool:
+        """Return whether the caller of this is the one who runs it."""
+        with self._changed:
+            taken, mine.is_taken = mine.is_taken, True
+            return not taken
+
     def _run_mine(self, mine: LateWrite) -> None:
+        if not self._takes(mine):
+            return  # its caller was interrupted before this thread began
         mine.run()
         with self._changed:
-            mine.is_over = True
-            left = mine.is_left
-            if left:
+            mine.is_over, again = True, mine.may_be_repeated
+            if mine.is_left:
                 self._under_way -= 1
-                if mine.may_be_repeated:
-                    self._add(mine, first=True)
+                if again:
+                    self._add(mine, first=True)  # from now on it is the background's
                 self._changed.notify_all()
-        if left:
+            is_told = mine.is_left and not again
+        if is_told:
             self._tell(mine)
 
     def _leave(self, mine: LateWrite) -> bool:
@@ -162,7 +166,11 @@ class LateWrites:
             if mine.is_over:
                 return False
             mine.is_left = True
-            self._under_way += 1
+            if mine.is_taken:
+                self._under_way += 1
+            else:  # it has not begun
+                mine.is_taken = True
+                self._add(mine)
             return True
 
     def _ended(self, mine: LateWrite) -> Any:
@@ -170,19 +178,19 @@ class LateWrites:
             self._outbox.keep(mine.end)
         else:
             self._outbox.written(mine.end)
+        error, result = mine.error, mine.result
         if mine.may_be_repeated:
             with self._changed:
-                self._add(mine)
-        return mine.outcome()
+                self._add(mine)  # from now on it is the background's
+        if error is not None:
+            raise error
+        return result
 
     def _tell(self, write: LateWrite) -> None:
         """End a write that its caller does not wait for."""
-        if write.may_be_repeated:
-            return
         if not write.is_missing:
             self._outbox.written(write.end)
         try:
-            write.outcome()
             write.tell()
         except Exception as error:  # noqa: BLE001 - it must not stop those after it
             LOG.error("the end of an answer cannot be written: %s", error)
@@ -201,13 +209,20 @@ class LateWrites:
             return
         (self._waiting.appendleft if first else self._waiting.append)(write)
         self._restraining += write.restrains
-        if not self._is_running:
-            try:
-                self._start(self._turns())
-            except RuntimeError as error:  # too many threads: the next write tries again
-                LOG.error("an end of an answer waits, and no thread can be started: %s", error)
-                return
-            self._is_running = True
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Let what waits be written in the background, with the lock held."""
+        if self._is_running or self._is_over or not self._waiting:
+            return
+        self._is_running = True
+        try:
+            self._start(self._turns())
+        except BaseException as error:
+            self._is_running = False
+            if not isinstance(error, RuntimeError):  # too many threads: the next one who writes or waits tries again
+                raise
+            LOG.error("an end of an answer waits, and no thread can be started: %s", error)
 
     def _turns(self) -> Iterator[float | None]:
         """Write what waits, in its order, until nothing does.
@@ -227,21 +242,25 @@ class LateWrites:
             if write is None:
                 yield None
                 continue
-            self._outbox.keep(write.end)
-            write.run()
-            self._tell(write)
-            with self._changed:
-                self._under_way -= 1
-                failures = failures + 1 if write.may_be_repeated else 0
-                pause_s = 0.0
-                if failures and not self._is_over:
-                    self._waiting.appendleft(write)
-                    pause_s = _PAUSES_S[0] if self._is_closing else _PAUSES_S[min(failures, len(_PAUSES_S)) - 1]
-                else:
-                    self._restraining -= write.restrains
-                self._changed.notify_all()
-            if pause_s:
-                yield pause_s
+            again = False
+            try:
+                self._outbox.keep(write.end)
+                write.run()
+                again = write.may_be_repeated
+                if not again:
+                    self._tell(write)
+            finally:
+                with self._changed:
+                    self._under_way -= 1
+                    again = again and not self._is_over
+                    if again:
+                        self._waiting.appendleft(write)
+                    else:
+                        self._restraining -= write.restrains
+                    self._changed.notify_all()
+            failures = failures + 1 if again else 0
+            if again:
+                yield _PAUSES_S[0] if self._is_closing else _PAUSES_S[min(failures, len(_PAUSES_S)) - 1]
 
     # -- threads: a simulation has none ---------------------------------------------------------------------------------
 
@@ -254,13 +273,18 @@ class LateWrites:
         threading.Thread(target=self._take, args=(turns,), name="x402guard-late-writes", daemon=True).start()
 
     def _take(self, turns: Iterator[float | None]) -> None:
-        for pause_s in turns:
+        try:
+            for pause_s in turns:
+                with self._changed:
+                    if pause_s is None:
+                        self._changed.wait_for(lambda: not self._under_way or self._is_over)
+                    else:
+                        self._changed.wait_for(lambda: self._is_over or self._is_wanted, pause_s)
+                        self._is_wanted = False
+        except BaseException:
             with self._changed:
-                if pause_s is None:
-                    self._changed.wait_for(lambda: not self._under_way or self._is_over)
-                else:
-                    self._changed.wait_for(lambda: self._is_over or self._is_wanted, pause_s)
-                    self._is_wanted = False
+                self._is_running = False  # the next one who writes or waits starts again
+            raise
 
     def _wait(self, holds: Callable[[], bool], seconds: float) -> bool:
         """Wait until *holds* is true, with the lock held; return False if it is not in that time."""
@@ -270,10 +294,11 @@ class LateWrites:
 
     def catch_up(self) -> None:
         """Let what restrains be written first. Raises ``LedgerUnavailable`` if that takes longer than two seconds."""
-        if not self._restraining or self._is_over:
+        if not self._restraining or self._is_over or self._pid != os.getpid():
             return
         with self._changed:
             self._is_wanted = True
+            self._go_on()
             self._changed.notify_all()
             if not self._wait(lambda: not self._restraining or self._is_over, ANSWER_S):
                 raise LedgerUnavailable(
@@ -286,6 +311,7 @@ class LateWrites:
             return
         with self._changed:
             self._is_closing = True
+            self._go_on()
             self._wait(lambda: not self._waiting and not self._under_way, _CLOSING_S)
             lost = len(self._waiting) + self._under_way
             unkept = sum(not self._outbox.keep(write.end) for write in self._waiting)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from msgspec import Struct
@@ -145,6 +145,13 @@ class LateEnd(Struct, frozen=True, omit_defaults=True):
     marks: tuple[MarkKey, ...] = ()
     presented: int = 0
     delivery: Delivery | None = None
+
+
+def to_enter(ends: Sequence[LateEnd]) -> list[LateEnd]:
+    """Return ends as they are entered one by one: an answer that a later one says is lost is not handed over before."""
+    lost = {(end.hold_id, end.presented) for end in ends if end.delivery is Delivery.LOST}
+    return [replace(end, delivery=None) if (end.hold_id, end.presented) in lost and end.delivery is Delivery.DONE else end
+            for end in ends]  # fmt: skip
 
 
 def write_end(end: LateEnd) -> tuple[Scope, Change[bool]]:

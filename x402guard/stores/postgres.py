@@ -27,7 +27,7 @@ from psycopg import errors as refused
 from typing_extensions import override
 
 from x402guard.errors import IllegalTransition, LedgerUnavailable, X402GuardError
-from x402guard.ledger.lost import count_again, trip_rolled_back, write_end
+from x402guard.ledger.lost import count_again, to_enter, trip_rolled_back, write_end
 from x402guard.ledger.model import WALLET, Hold
 from x402guard.ledger.view import Change, LedgerView, Notice, Scope
 from x402guard.stores.audit import Query, audit
@@ -180,13 +180,14 @@ class PostgresStore(GroupCommit, PostgresReads):
 
     def _enter_ends(self) -> None:
         """Write the ends of answers that ended processes could not write. Raises ``LedgerUnavailable``."""
-        for end in self.outbox.ends:
+        ends = self.outbox.ends
+        for kept, end in zip(ends, to_enter(ends), strict=True):
             try:
                 if not self._change_now(*write_end(end)):
                     _LOG.error("the end of an answer is left out: its hold %s is not in the ledger", end.hold_id)
             except (IllegalTransition, psycopg.DataError) as error:
                 _LOG.error("the end of an answer can never be written, and its hold %s stays: %s", end.hold_id, error)
-            self.outbox.written(end)
+            self.outbox.written(kept)
 
     @override
     def _trouble(self, what: str) -> AbstractContextManager[None]:

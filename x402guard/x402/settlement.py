@@ -212,14 +212,15 @@ def _ending(context: Context, hold: Hold, end: AnswerEnd | None, presentation: P
     bought, doubted = bought_mark(context, hold.purpose.fingerprint), doubted_mark(context, step.name)
 
     def whole(view: LedgerView) -> Hold:
-        if presentation in context.cut_off:
-            return lose(view, presentation)
+        given = _give(context, view, presentation)
+        if presentation_of(given) != presentation or given.delivery is not Delivery.DONE:
+            return given
         if context.policy.repeat != "allow":
             view.put_mark(bought, {"hold": hold.id})
         known = view.mark(doubted)
         if known is not None and known["hold"] == hold.id:
             view.put_mark(doubted, {"hold": hold.id, "until": 0})
-        return hand_over(view, presentation)
+        return given
 
     return _Ending(whole, (bought, doubted))
 

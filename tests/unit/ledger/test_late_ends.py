@@ -11,7 +11,7 @@ from x402guard import Policy
 from x402guard.flow.capture import Bill, book
 from x402guard.frozen import replace
 from x402guard.ledger.authorize import authorize
-from x402guard.ledger.lost import LateEnd, write_end
+from x402guard.ledger.lost import LateEnd, to_enter, write_end
 from x402guard.ledger.model import WALLET, Claim, Delivery, Evidence, HoldKind, HoldState, NodeState
 from x402guard.ledger.purchases import close_purchase, lose, presentation_of, take_over
 from x402guard.ledger.transitions import Capture, Expire, Lapse
@@ -172,19 +172,36 @@ WRITES = {
 
 
 @pytest.mark.parametrize("repeat", ["allow", "refuse"])
-@pytest.mark.parametrize("is_cut", [False, True])
+@pytest.mark.parametrize("cut", ["never", "known", "written"])
 @pytest.mark.parametrize(("what", "presented"), list(product(WRITES, (0, 1))))
-def test_an_end_that_is_written_after_its_answer_was_cut_off_hands_nothing_over(what, presented, is_cut, repeat):
+def test_an_end_that_is_written_after_its_answer_was_cut_off_hands_nothing_over(what, presented, cut, repeat):
     """The write takes longer than two seconds, so the answer goes on; its caller is cancelled before it has the body."""
     hold, context = a_payment("exact", presented), a_context(repeat)
     books = the_same(hold, None)[0]
     flow, answer = WRITES[what](context, hold), None
-    if is_cut:
+    if cut == "known":
         context.cut_off.add(presentation_of(hold))
+    elif cut == "written":  # by a later purchase of this process
+        books.change(lambda view: lose(view, presentation_of(hold)), holds=("paid",))
     with suppress(StopIteration):
         while True:
             effect = flow.send(answer)
             answer = books.store.transact(effect.scope, effect.change)
-    assert books.store.hold("paid").delivery is (Delivery.LOST if is_cut else Delivery.DONE)
+    assert books.store.hold("paid").delivery is (Delivery.DONE if cut == "never" else Delivery.LOST)
     bought = books.store.marks("bought", "").values()
-    assert bool(bought) is (repeat == "refuse" and not is_cut)
+    assert bool(bought) is (repeat == "refuse" and cut == "never")
+
+
+def test_what_was_lost_is_at_no_time_handed_over_by_who_enters_it():
+    """Between the two ends of one answer, another machine may ask for the same purchase."""
+    hold, claim = a_payment("exact", 0), CLAIMS["all"]
+    done = LateEnd("paid", claim=claim, believe=True, delivery=Delivery.DONE)
+    lost, other = LateEnd("paid", delivery=Delivery.LOST), LateEnd("other", delivery=Delivery.DONE)
+    earlier = LateEnd("paid", presented=1, delivery=Delivery.DONE)
+    books, seen = the_same(hold, None)[0], []
+    for end in to_enter([done, earlier, other, lost]):
+        books.store.transact(*write_end(end))
+        seen.append(books.store.hold("paid").delivery)
+    assert seen == ["open", "open", "open", "lost"]
+    assert books.store.hold("paid").state is HoldState.CAPTURED
+    assert to_enter([done, earlier, other]) == [done, earlier, other]

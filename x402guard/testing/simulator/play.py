@@ -11,7 +11,7 @@ from typing import Final
 from x402guard.errors import ConfigError, LedgerUnavailable, X402GuardError
 from x402guard.guard.named_budget import BudgetParent
 from x402guard.guard.session import Session
-from x402guard.ledger.lost import write_end
+from x402guard.ledger.lost import to_enter, write_end
 from x402guard.ledger.model import WALLET
 from x402guard.ledger.owner import CLOCK_MARK, accept_clock
 from x402guard.ledger.store import LedgerStore
@@ -202,7 +202,7 @@ class Play:
     def _write_left(self, machine: Machine, store: LedgerStore) -> None:
         """Write what ended processes of a machine could not, as the next one does that opens the ledger there."""
         while machine.left:
-            for end in machine.left[0].ends:
+            for end in to_enter(machine.left[0].ends):
                 store.transact(*write_end(end))
                 self.world.coverage.notes["an end is written by the next process"] += 1
             machine.left.pop(0)
