@@ -134,7 +134,8 @@ class Kept:
         for record, facts, above in line.holds:
             self.put(line.at_ms, Written(to_hold(record), facts, tuple(above)))
         self.drop(line.gone)
-        self.ends = [end for end in (*self.ends, *line.ends) if end not in line.written]
+        self.ends += line.ends
+        self.ends = [end for end in self.ends if end not in line.written] if line.written else self.ends
         if line.lasts is not UNSET:
             self.lasts = tuple(line.lasts)
 
@@ -145,7 +146,7 @@ class Kept:
                 self._holds[hold_id] = kept
         self._holds = dict(sorted(self._holds.items(), key=lambda item: item[1][0]))
         self.lasts += tuple(last for last in other.lasts if last not in self.lasts)
-        self.ends += (end for end in other.ends if end not in self.ends)
+        self.ends += [end for end in other.ends if end not in self.ends]
 
     def lines(self) -> Iterator[_Line]:
         """Yield lines that say all of it."""
@@ -217,8 +218,7 @@ class Outbox(Kept):
         if self._pid != os.getpid():
             return False  # a fork: the file is the parent's
         with self._lock:
-            is_new = end not in self.ends
-            if is_new:
+            if is_new := end not in self.ends:
                 self.ends.append(end)
             if is_new or self._is_behind:
                 self._say(_Line(0, ends=[end]), sync=True)  # the ledger has nothing of it
