@@ -91,8 +91,12 @@ class JsonRpc:
 
         Two endpoints may stand at different blocks: what belongs together is asked of one.
         """
-        for turn in range(len(self._nodes)):
-            yield OneNode(self, (self._first + turn) % len(self._nodes))
+        for at in self._in_turn():
+            yield OneNode(self, at)
+
+    def _in_turn(self) -> Sequence[int]:
+        turns = range(len(self._nodes))
+        return [(self._first + turn) % len(turns) for turn in turns]
 
     def call(self, method: str, *params: Any) -> Any:
         """Return the result of one call, of the first endpoint that gives one.
@@ -100,8 +104,7 @@ class JsonRpc:
         Raises ``ChainUnreadable`` if no endpoint gives one (``NodeRefuses`` if a node answers with an error), and
         ``ConfigError`` if an endpoint serves another chain.
         """
-        turns = range(len(self._nodes))
-        return self.call_at([(self._first + turn) % len(turns) for turn in turns], method, params)
+        return self.call_at(self._in_turn(), method, params)
 
     def call_at(self, nodes: Sequence[int], method: str, params: Sequence[Any]) -> Any:
         """Do the same with the endpoints *nodes* alone, by their index."""

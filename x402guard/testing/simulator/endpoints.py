@@ -74,8 +74,8 @@ class SimRpc(JsonRpc):
 
     @override
     def each_node(self) -> Iterator[JsonRpc]:
-        for turn in range(len(self._endpoints)):
-            self._pinned = (self._first + turn) % len(self._endpoints)
+        for at in self._in_turn():
+            self._pinned = at
             try:
                 yield self
             finally:
@@ -85,13 +85,18 @@ class SimRpc(JsonRpc):
     def close(self) -> None:
         """Do nothing: there is no connection."""
 
+    @override
+    def _in_turn(self) -> Sequence[int]:
+        turns = range(len(self._endpoints))
+        return [(self._first + turn) % len(turns) for turn in turns]
+
     def _node(self) -> Endpoint:
         hop = self._draws.below(len(self._endpoints)) if self.hops and self._draws.chance(self.hops) else None
         if self._pinned is not None:
             turns: Sequence[int] = (self._pinned,)
         else:
             self._first = self._first if hop is None else hop
-            turns = [(self._first + turn) % len(self._endpoints) for turn in range(len(self._endpoints))]
+            turns = self._in_turn()
         for at in turns:
             if not self._endpoints[at].down:
                 self._first = at

@@ -1,0 +1,234 @@
+"""Several endpoints of one network: one answers all that belongs together, or the next one does."""
+
+from itertools import permutations
+from types import SimpleNamespace
+
+import pytest
+
+from tests.support.chain_node import INTENTS, NOW, OTHER, TOKEN, TX, call_for, log, topic
+from tests.support.ledger import PAYEE, PAYER, a_hold
+from tests.unit.chain.test_reader_nodes import USED as AUTHORIZATION_USED
+from tests.unit.chain.test_reader_nodes import Logs, cancelled, in_block
+from x402guard.chain.logs import Block, find_cause
+from x402guard.chain.reader import RpcChainReader
+from x402guard.chain.rpc import JsonRpc, NodeRefuses
+from x402guard.flow.ports import OutgoingTransfer
+from x402guard.frozen import replace
+from x402guard.ledger.evidence import Cancelled, Settled, Unreadable, Used
+from x402guard.ledger.model import Claim
+from x402guard.money import Nanos
+
+
+class Provider:
+    """A ``web3`` provider over a node of the tests, away for the calls *away*."""
+
+    def __init__(self, node, away=()):
+        self.node, self.away, self.asked = node, away, 0
+
+    def make_request(self, method, params):
+        if method == "eth_chainId":
+            return {"result": hex(84532)}
+        self.asked += 1
+        if self.asked - 1 in self.away:
+            raise OSError("away")
+        return {"result": self.node.call(method, *params)}
+
+
+BEHIND = 0x08
+
+
+def two_nodes(*away):
+    """Return a reader over a complete node, which is away for some of its calls, and one that is behind."""
+    intent = INTENTS["eip3009"]
+    used = {
+        "address": TOKEN,
+        "topics": [AUTHORIZATION_USED, topic(PAYER), f"0x{intent.nonce:064x}"],
+        "data": "0x",
+        "logIndex": "0x1",
+    }
+    shown = [in_block(log(100_000), 0x10), in_block(used, 0x10)]
+    sent = {"to": OTHER, "input": "0x", "blockNumber": "0x10"}
+    right = Provider(Logs(intent, shown, sent=sent, final_time=NOW - 3600 + 2 * 0x20), away)
+    behind = Provider(Logs(intent, sent=None, final_time=NOW - 3600 + 2 * BEHIND))
+    behind.node.head = BEHIND
+    return reader_of(right, behind), right, behind
+
+
+def reader_of(*providers):
+    nodes = [SimpleNamespace(provider=each) for each in providers]
+    rpc = JsonRpc("eip155:84532", nodes, pause=lambda _seconds: None)
+    return RpcChainReader.over({"eip155:84532": rpc}, {"eip155:84532": "finalized"}, monotonic_s=lambda: 0.0)
+
+
+def compared(reader):
+    return reader.transfers("eip155:84532", TOKEN, PAYER, after=None, since_unix=NOW - 3600)
+
+
+TRANSFERRED = OutgoingTransfer(TX, 3, PAYEE, 100_000, 0x10)
+NODE_CALLS = 8
+
+
+@pytest.mark.parametrize("ends", range(1, NODE_CALLS + 1))
+@pytest.mark.parametrize("begins", range(NODE_CALLS))
+def test_a_comparison_of_the_wallet_is_answered_by_one_node(begins, ends):
+    """One that is away in the middle hands over to one that is behind: that one answers it all, up to its own block."""
+    reader, right, _ = two_nodes(*range(begins, begins + ends))
+    found = compared(reader)
+    amounts = [each.amount_atomic for each in found.outgoing]
+    assert amounts in ([], [100_000])
+    assert found.upto == (0x20 if amounts else BEHIND), "blocks that no node has shown are passed over"
+    assert bool(amounts) or right.asked > begins
+
+
+@pytest.mark.parametrize("ends", [1, 2, 9])
+@pytest.mark.parametrize("begins", [0, 1, 2])
+def test_the_nonce_behind_a_transfer_is_read_from_one_node(begins, ends):
+    reader, _, _ = two_nodes(*range(begins, begins + ends))
+    found = reader.nonce_behind("eip155:84532", TOKEN, PAYER, TRANSFERRED)
+    assert found == 7 or isinstance(found, Unreadable), "no log of another node says that no nonce is behind it"
+    assert (found == 7) is (begins == 2 or ends == 1)
+
+
+class NoLogs(Provider):
+    """A public node that answers all but one question."""
+
+    def __init__(self, node, refused="eth_getLogs"):
+        super().__init__(node)
+        self.refused = refused
+
+    def make_request(self, method, params):
+        if method == self.refused:
+            return {"error": {"code": -32601, "message": "not available"}}
+        return super().make_request(method, params)
+
+
+@pytest.mark.parametrize("refused", ["eth_getLogs", "eth_getBlockByNumber"])
+@pytest.mark.parametrize("first", [True, False])
+def test_a_node_that_answers_not_all_of_it_leaves_it_to_the_other_one(refused, first):
+    """In a process that has asked nothing before, as a command in a cron job: it asks the first endpoint first."""
+    _, right, _ = two_nodes()
+    poor = NoLogs(right.node, refused)
+    reader = reader_of(*((poor, right) if first else (right, poor)))
+    for _ in range(2):
+        assert [each.amount_atomic for each in compared(reader).outgoing] == [100_000]
+        assert reader.nonce_behind("eip155:84532", TOKEN, PAYER, TRANSFERRED) == 7
+
+
+@pytest.mark.parametrize("order", list(permutations(range(3))))
+def test_each_of_three_is_asked_before_it_is_given_up(order):
+    _, right, _ = two_nodes()
+    poor = [NoLogs(right.node), NoLogs(right.node), right]
+    assert [each.amount_atomic for each in compared(reader_of(*(poor[at] for at in order))).outgoing] == [100_000]
+
+
+class Limited(Provider):
+    """A node that refuses each n-th question, because it has been asked too often."""
+
+    def __init__(self, node, every):
+        super().__init__(node)
+        self.every = every
+
+    def make_request(self, method, params):
+        answer = super().make_request(method, params)
+        limited = method != "eth_chainId" and self.asked % self.every == 0
+        return {"error": {"code": -32016, "message": "over rate limit"}} if limited else answer
+
+
+@pytest.mark.parametrize("every", range(2, 12))
+def test_two_nodes_with_limits_are_both_of_use(every):
+    """Each call is repeated once after a pause, so a limit that gives way delays a read and does not end it."""
+    _, right, _ = two_nodes()
+    reader = reader_of(Limited(right.node, every), Limited(right.node, every + 1))
+    for _ in range(6):
+        assert [each.amount_atomic for each in compared(reader).outgoing] == [100_000]
+        assert reader.nonce_behind("eip155:84532", TOKEN, PAYER, TRANSFERRED) == 7
+
+
+def test_the_head_is_no_block_before_the_final_one():
+    """Another node may have named the final block: a payment between them is searched all the same."""
+    intent = INTENTS["upto"]
+    node = Logs(intent, [in_block(log(100_000), 0x1E)])
+    node.head, final = 0x18, Block("0x" + "11" * 32, 0x20, NOW)
+    assert find_cause(node, intent, NOW - 3600 + 2 * 0x10, final) == Settled(100_000, TX, 3, final=True)
+
+
+class Headless(Logs):
+    """A node that does not show the newest blocks yet, although it names the last one."""
+
+    def call(self, method, *params):
+        hidden = method == "eth_getBlockByNumber" and params[0].startswith("0x") and int(params[0], 16) > self.head - 4
+        return None if hidden else super().call(method, *params)
+
+
+def test_a_block_that_is_not_shown_ends_no_search():
+    intent = INTENTS["upto"]
+    late = NOW - 3600 + 2 * 0x20
+    intent = replace(intent, valid_until=late - 1)
+    to, data = call_for(intent, 100_000)
+    sent = {"to": to, "input": "0x" + data.hex()}
+    node = Headless(intent, [in_block(log(100_000), 0x12)], sent=sent, final_time=late)
+    assert find_cause(node, intent, NOW - 3600 + 2 * 0x10, Block("0x" + "11" * 32, 0x20, late)) == Settled(
+        100_000, TX, 3, final=True
+    )
+
+
+class Fork(Logs):
+    """A node on a fork on which the payment was settled, and whose final block is before that."""
+
+    def call(self, method, *params):
+        if method == "eth_getBlockByNumber" and params[0] == "finalized":
+            params = (hex(BEHIND),)
+        return super().call(method, *params)
+
+
+class Gone(Logs):
+    """A node that keeps no logs."""
+
+    def call(self, method, *params):
+        if method == "eth_getLogs":
+            raise NodeRefuses("pruned history unavailable")
+        return super().call(method, *params)
+
+
+class Answering(Provider):
+    """Calls by JSON-RPC what the node of a test answers by methods of its own."""
+
+    def make_request(self, method, params):
+        try:
+            if method == "eth_call":
+                used = self.node.used_head if params[1] == "latest" else self.node.used_final
+                self.asked += 1
+                if self.asked - 1 in self.away:
+                    raise OSError("away")
+                return {"result": f"0x{int(used):064x}"}
+            return super().make_request(method, params)
+        except NodeRefuses as error:
+            return {"error": {"code": 4444, "message": str(error)}}
+
+
+def a_hold_of(intent):
+    hold = a_hold(f"{intent.nonce:064x}", intent=intent, claim=Claim(Nanos(1), TX))
+    return replace(hold, created_ms=(NOW - 3600) * 1000)
+
+
+@pytest.mark.parametrize("ends", range(1, NODE_CALLS + 1))
+@pytest.mark.parametrize("begins", range(NODE_CALLS))
+def test_what_one_node_shows_is_not_final_by_the_block_of_another_one(begins, ends):
+    """The first shows that the payment was cancelled; the second, on a fork, that it was settled."""
+    intent = INTENTS["eip3009"]
+    right = Answering(Logs(intent, [cancelled(intent)], sent=None), range(begins, begins + ends))
+    fork = Answering(Fork(intent, used_final=False))
+    found = reader_of(right, fork).read(a_hold_of(intent))
+    assert found in {Cancelled(TX, final=True), Settled(100_000, TX, 3, final=False)}
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_of_two_nodes_one_that_keeps_no_logs_takes_no_ceiling(first):
+    intent = INTENTS["eip3009"]
+    late = {"final_time": intent.valid_until + 1, "sent": None}
+    gone, whole = Answering(Gone(intent, **late)), Answering(Logs(intent, [cancelled(intent)], **late))
+    reader = reader_of(*((gone, whole) if first else (whole, gone)))
+    assert reader.read(a_hold_of(intent)) == Cancelled(TX, final=True)
+    assert reader_of(gone).read(a_hold_of(intent)) == Used(final=True)
+    away = Answering(whole.node, range(100))
+    assert isinstance(reader_of(gone, away).read(a_hold_of(intent)), Unreadable), "the other one may know"
