@@ -203,8 +203,8 @@ class RpcChainReader:
             return look(rpc)
         except (ChainUnreadable, ConfigError) as error:
             return Unreadable(str(error), alone=isinstance(error, PaymentUnreadable))
-        except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
-            return Unreadable(f"an answer of the RPC endpoint is invalid: {type(error).__name__}", alone=True)
+        except _INVALID as error:
+            return Unreadable(_invalid(error), alone=True)
 
     def close(self) -> None:
         """See ``ChainReader.close``."""
@@ -230,18 +230,36 @@ def _as_chain(name: str, given: Endpoints) -> Chain:
     raise ConfigError(f"chains[{name!r}]: {wrong}")
 
 
+class _LogsRefused(PaymentUnreadable):
+    """A node shows that a payment can no longer be taken and that its nonce is used, and not by what."""
+
+
+_INVALID: Final = (KeyError, TypeError, AttributeError, ValueError, OverflowError)
+"""What the reading of an invalid answer raises."""
+
+
+def _invalid(error: Exception) -> str:
+    return f"an answer of the RPC endpoint is invalid: {type(error).__name__}"
+
+
 def _by_one_node(look: Callable[[JsonRpc], R], rpc: JsonRpc) -> R:
     """Return what *look* finds at the first endpoint that answers all of it. Raises ``ChainUnreadable`` if none does.
 
-    A node that is behind, or on a dead fork, shows no logs of the blocks that another node has just named.
+    A node that is behind, or on a dead fork, shows no logs of the blocks that another node has just named. Where one node
+    can only not read this payment, and the others fail, the network can be read: ``PaymentUnreadable``.
     """
-    failure = ChainUnreadable("no endpoint is configured")
+    failures: list[ChainUnreadable] = []
     for node in rpc.each_node():
         try:
             return look(node)
         except ChainUnreadable as error:
-            failure = error
-    raise failure
+            failures.append(error)
+        except _INVALID as error:
+            failures.append(PaymentUnreadable(_invalid(error)))
+    known = [each for each in failures if not isinstance(each, _LogsRefused)]
+    if known and any(isinstance(each, PaymentUnreadable) for each in failures):
+        raise PaymentUnreadable(str(known[-1])) from known[-1]
+    raise (known or failures)[-1]
 
 
 def _final_block(rpc: JsonRpc, finality: Finality) -> Block:
@@ -254,10 +272,6 @@ def _final_block(rpc: JsonRpc, finality: Finality) -> Block:
         raise NodeRefuses(
             f"no {finality} block ({error}); set a number of blocks instead: Chain(urls, finality=…)"
         ) from error
-
-
-class _LogsRefused(PaymentUnreadable):
-    """A node shows that a payment can no longer be taken and that its nonce is used, and not by what."""
 
 
 def _read(

@@ -84,13 +84,13 @@ class LateWrites:
         self._begin()
 
     def _begin(self) -> None:
-        self._pid = os.getpid()
         self._changed = threading.Condition()
         self._waiting: deque[LateWrite] = deque()
         self._under_way = 0  # in the background
         self._is_running = False
         self._is_closing = self._is_over = self._is_wanted = False
         self._dropped = self._restraining = 0
+        self._pid = os.getpid()  # the last: another thread of a forked process goes by it
 
     def write(self, call: Callable[[], R], late: Callable[[R], object], *, end: LateEnd, patient: bool = False) -> R:
         """Return the result of *call*. Raises what it raises, and ``LedgerUnavailable`` if it is written later.
@@ -120,6 +120,7 @@ class LateWrites:
         except RuntimeError:
             if not self._takes(mine):
                 raise
+            self._outbox.keep(end)
             mine.run()  # no thread can be started
         except BaseException:  # Ctrl-C
             self._leave(mine)
@@ -147,15 +148,19 @@ class LateWrites:
     def _run_mine(self, mine: LateWrite) -> None:
         if not self._takes(mine):
             return  # its caller was interrupted before this thread began
-        mine.run()
-        with self._changed:
-            mine.is_over, again = True, mine.may_be_repeated
-            if mine.is_left:
-                self._under_way -= 1
-                if again:
-                    self._add(mine, first=True)  # from now on it is the background's
-                self._changed.notify_all()
-            is_told = mine.is_left and not again
+        is_told = has_run = False
+        try:
+            mine.run()
+            has_run = True
+        finally:
+            with self._changed:
+                mine.is_over, again = True, has_run and mine.may_be_repeated
+                if mine.is_left:
+                    self._under_way -= 1
+                    if again:
+                        self._add(mine, first=True)  # from now on it is the background's
+                    self._changed.notify_all()
+                is_told = mine.is_left and has_run and not again
         if is_told:
             self._tell(mine)
 

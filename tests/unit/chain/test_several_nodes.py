@@ -232,3 +232,55 @@ def test_of_two_nodes_one_that_keeps_no_logs_takes_no_ceiling(first):
     assert reader_of(gone).read(a_hold_of(intent)) == Used(final=True)
     away = Answering(whole.node, range(100))
     assert isinstance(reader_of(gone, away).read(a_hold_of(intent)), Unreadable), "the other one may know"
+
+
+class Silent(Answering):
+    """A node that cannot be reached."""
+
+    def __init__(self):
+        super().__init__(Logs(INTENTS["eip3009"]), range(10_000))
+
+
+class Nonsense(Answering):
+    """A node whose blocks have no fields."""
+
+    def make_request(self, method, params):
+        return {"result": {}} if method == "eth_getBlockByNumber" else super().make_request(method, params)
+
+
+def nodes_of_an_ended_payment():
+    """Return a node of each kind for a payment that was cancelled, past its deadline."""
+    intent = INTENTS["eip3009"]
+    late = {"final_time": intent.valid_until + 1, "sent": None}
+    return {
+        "whole": Answering(Logs(intent, [cancelled(intent)], **late)),
+        "gone": Answering(Gone(intent, **late)),
+        "silent": Silent(),
+        "nonsense": Nonsense(Logs(intent, **late)),
+    }
+
+
+@pytest.mark.parametrize(
+    "kinds", [each for count in (1, 2, 3) for each in permutations(("whole", "gone", "silent", "nonsense"), count)]
+)
+def test_in_whatever_order_the_nodes_are_asked_the_finding_is_the_same(kinds):
+    nodes = nodes_of_an_ended_payment()
+    reader, hold = reader_of(*(nodes[kind] for kind in kinds)), a_hold_of(INTENTS["eip3009"])
+    for _ in range(2):
+        found = reader.read(hold)
+        if "whole" in kinds:
+            assert found == Cancelled(TX, final=True)
+        elif set(kinds) == {"gone"}:
+            assert found == Used(final=True)
+        else:
+            assert isinstance(found, Unreadable), "a node that was not reached may know"
+            assert found.alone is (set(kinds) != {"silent"}), "another payment may be read at the others"
+
+
+def test_a_payment_that_one_node_does_not_see_yet_keeps_no_other_from_being_read_while_another_node_is_away():
+    intent = INTENTS["eip3009"]
+    blind = Answering(Logs(intent, sent=None))
+    for nodes in ((blind, Silent()), (Silent(), blind)):
+        found = reader_of(*nodes).read(a_hold_of(intent))
+        assert isinstance(found, Unreadable)
+        assert found.alone

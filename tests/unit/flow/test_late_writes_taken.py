@@ -2,6 +2,7 @@
 
 import os
 import threading
+import time
 
 import pytest
 
@@ -132,3 +133,33 @@ def test_a_forked_process_waits_for_no_bill_of_its_parent(ledger, late):
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     ledger.away = False
     until(lambda: ledger.told == [0])
+
+
+class Ends(BaseException):
+    """Ends a thread, as a greenlet or a handler may."""
+
+
+@pytest.mark.parametrize("is_left", [False, True])
+def test_a_write_that_ends_its_thread_holds_up_no_other(ledger, late, is_left):
+    def ends():
+        while is_left and ledger.silent:
+            time.sleep(0.005)
+        raise Ends
+
+    ledger.silent = is_left
+    with pytest.raises(LedgerUnavailable if is_left else Ends):
+        late.write(ends, ledger.told.append)
+    ledger.silent = False
+    until(lambda: late._under_way == 0)
+    assert late.kept == ["h0"]
+    assert late.write(ledger.write(1), ledger.told.append) == 1
+
+
+def test_without_a_thread_an_end_is_in_the_file_before_it_is_written(ledger, late, monkeypatch):
+    def none(_aside, _seconds):
+        raise RuntimeError("can't start new thread")
+
+    seen = []
+    monkeypatch.setattr(late_writes.Aside, "within", none)
+    assert late.write(lambda: seen.extend(late.kept), ledger.told.append) is None
+    assert (seen, late.kept) == (["h0"], [])
