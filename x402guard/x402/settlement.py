@@ -272,7 +272,9 @@ def note_cut(context: Context, *presentations: Presentation) -> Flow[None]:
             if view.hold(presentation[0]) is not None:
                 lose(view, presentation)
 
-    yield Transact(Scope(holds=tuple(dict.fromkeys(hold_id for hold_id, _ in presentations))), change)
+    # Durable, because a power cut that took it back would leave the answer handed over.
+    holds = tuple(dict.fromkeys(hold_id for hold_id, _ in presentations))
+    yield Transact(Scope(holds=holds, durable=True), change)
     context.cut_off.difference_update(presentations)
 
 

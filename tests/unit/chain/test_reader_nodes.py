@@ -260,7 +260,7 @@ def test_logs_that_are_no_list_do_not_mean_that_there_are_none(answer):
     node = Nonsense(INTENTS["upto"])
     with pytest.raises(TypeError):
         list(outgoing_logs(node, TOKEN, PAYER, 0, 0x10))
-    with pytest.raises(TypeError):
+    with pytest.raises(PaymentUnreadable, match="is invalid: TypeError"):
         _read(node, INTENTS["upto"], "")
 
 
@@ -268,7 +268,7 @@ def test_logs_that_are_no_list_do_not_mean_that_there_are_none(answer):
 def test_a_receipt_whose_logs_are_no_list_settles_nothing(answer):
     node = Logs(INTENTS["upto"])
     node.receipt = {**node.receipt, "logs": answer}
-    with pytest.raises(TypeError):
+    with pytest.raises(PaymentUnreadable, match="is invalid: TypeError"):
         _read(node, INTENTS["upto"], TX)
 
 

@@ -205,3 +205,18 @@ def test_what_was_lost_is_at_no_time_handed_over_by_who_enters_it():
     assert seen == ["open", "open", "open", "lost"]
     assert books.store.hold("paid").state is HoldState.CAPTURED
     assert to_enter([done, earlier, other]) == [done, earlier, other]
+
+
+def test_that_an_answer_was_cut_off_survives_a_power_cut():
+    """Its end as handed over may be on the disk already: without the loss, the same request is signed anew."""
+    hold, context = a_payment("exact", 0), a_context()
+    for end in ("cut", "late"):
+        flow, answer = note_answer_end(context, presentation_of(hold), end), None
+        books, scopes = the_same(hold, None)[0], []
+        with suppress(StopIteration):
+            while True:
+                effect = flow.send(answer)
+                scopes.append(effect.scope)
+                answer = books.store.transact(effect.scope, effect.change)
+        assert scopes[-1].durable
+        assert books.store.hold("paid").delivery is Delivery.LOST
