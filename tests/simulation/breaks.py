@@ -49,7 +49,7 @@ BREAKS = (
      '    if end == "cut":\n        yield Transact(scope, lambda view: hand_over(view, presentation))'),
     ("a short answer that breaks counts as handed over", "x402/flow.py", 'return "late"', 'return "whole"'),
     ("a short answer that is cut off counts as handed over", "x402/settlement.py",
-     "                lose(view, presentation)\n\n    yield", "                pass\n\n    yield"),
+     "                lose(view, presentation)\n\n    # Durable", "                pass\n\n    # Durable"),
     ("S3c: a doubt on a captured payment is not noted", "x402/settlement.py",
      """            view.put_mark(place, {"hold": hold.id, "until": hold.deadline_unix})
         return ending.change(view) if answered else lose(view, presentation_of(hold))""",
