@@ -275,20 +275,8 @@ def test_each_break_changes_a_text_that_the_library_has():
     assert [old for file, old, _ in changes if old not in (PACKAGE / file).read_text()] == []
 
 
-LAST = (
-    "a background check asks a slow chain again and again",
-    "a Transfer is explained by an upto",
-    "S4: a block that is undone after midnight",
-)
-"""How the names of those begin that take more than a minute to find."""
-
-
-def marked(broken):
-    return pytest.param(broken, marks=[pytest.mark.large] if broken[0].startswith(LAST) else [], id=broken[0])
-
-
 @pytest.mark.long
-@pytest.mark.parametrize("broken", [marked(broken) for broken in BREAKS])
+@pytest.mark.parametrize("broken", BREAKS, ids=[broken[0] for broken in BREAKS])
 def test_the_break_is_found_from_the_seed_of_the_page_on(broken):
     """A change of the library may move a break to one of the next seeds, but not out of reach."""
     seed = seeds_of_the_page().get(broken[0])
