@@ -107,7 +107,7 @@ def test_a_thread_that_ends_by_an_error_is_started_again(ledger, late, monkeypat
 
     def keep(end):
         if threading.current_thread().name == "x402guard-late-writes" and not failed:
-            failed.append(end)
+            failed.append(threading.current_thread())
             raise SystemExit  # ends a thread without a word
         return ends(end)
 
@@ -116,6 +116,7 @@ def test_a_thread_that_ends_by_an_error_is_started_again(ledger, late, monkeypat
     with pytest.raises(LedgerUnavailable):
         late.write(ledger.write(0), ledger.told.append, patient=True)
     until(lambda: failed and not late._is_running)
+    failed[0].join()  # pytest hears of its error in this test, not in the next one
     assert (late._under_way, late._restraining) == (0, 0)
     assert late.kept == ["h0"], "the next process enters it"
     ledger.away = False
