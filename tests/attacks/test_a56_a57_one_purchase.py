@@ -23,7 +23,8 @@ from x402guard.ledger.model import Claim, Delivery
 from x402guard.ledger.purchases import presentation_of
 from x402guard.ledger.view import Scope
 from x402guard.stores import open_store
-from x402guard.x402.settlement import Doubt, note_answer_end, note_doubt, write_claim
+from x402guard.x402.delivery import note_answer_end
+from x402guard.x402.settlement import Doubt, note_doubt, write_claim
 
 MODES = pytest.mark.parametrize("mode", ["sync", "async"])
 

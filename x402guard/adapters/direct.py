@@ -32,8 +32,8 @@ from x402guard.http.request import note_made
 from x402guard.ledger.model import Delivery
 from x402guard.money import Dollars
 from x402guard.policy.checks import check_dollars, check_flag
+from x402guard.x402.delivery import note_answer_end
 from x402guard.x402.flow import paid_request
-from x402guard.x402.settlement import note_answer_end
 from x402guard.x402.wire import (
     MAX_BODY_BYTES,
     PAYMENT_REQUIRED,

@@ -14,7 +14,7 @@ from x402guard.flow.receipt import Receipt
 from x402guard.flow.shell import Shell
 from x402guard.ledger.lost import LateEnd
 from x402guard.ledger.model import Delivery
-from x402guard.x402.settlement import AnswerEnd, late_delivery, note_answer_end
+from x402guard.x402.delivery import AnswerEnd, late_delivery, note_answer_end
 
 
 class AnswerEnding:

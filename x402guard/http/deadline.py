@@ -20,7 +20,7 @@ from x402guard.errors import CallTimeout
 from x402guard.flow.detached import TooLate, within
 from x402guard.flow.ports import Slot
 from x402guard.flow.receipt import Receipt, timed_out
-from x402guard.x402.settlement import AnswerEnd
+from x402guard.x402.delivery import AnswerEnd
 
 if TYPE_CHECKING:
     import httpx

@@ -94,16 +94,19 @@ class Breaker(StepGuard):
             if row["trying"] == end.hold_id:
                 row = {**row, "trying": None}
                 view.put_mark(_key(watched), row)
-            if end.outcome == "failed":
-                before = int(row["before"]) if end.late else int(row["failures"])
-                self._note_failure(view, what, watched, row=row, before=before, run_id=step.run_id)
+            if end.outcome == "failed" and not (end.late and row.get("late") == end.hold_id):  # it may be written twice
+                row = {**row, "late": end.hold_id} if end.late else row
+                self._note_failure(view, what, watched, row=row, late=end.late, run_id=step.run_id)
             elif end.outcome == "ok" and row != _CLOSED:
-                view.put_mark(_key(watched), {**_CLOSED, "before": row["failures"]})
+                late = None if row.get("late") == end.hold_id else row.get("late")  # it is presented again
+                view.put_mark(_key(watched), {**_CLOSED, "before": row["failures"], "late": late})
 
     def _note_failure(
-        self, view: LedgerView, what: str, watched: str, *, row: Mapping[str, Any], before: int, run_id: str
+        self, view: LedgerView, what: str, watched: str, *, row: Mapping[str, Any], late: bool, run_id: str
     ) -> None:
         forgotten = row["opened_ms"] is None and row["failed_ms"] <= view.now_ms - _FORGOTTEN_MS and not row["before"]
+        # A late failure follows those before its own success, or those that came after it.
+        before = max(row["failures"], row["before"]) if late else row["failures"]
         failures = 1 if forgotten else before + 1
         opens = failures >= self.failures
         if opens and row["opened_ms"] is None:
@@ -141,7 +144,9 @@ def _key(watched: str) -> MarkKey:
     return "breaker", watched
 
 
-_CLOSED: Final = {"failures": 0, "before": 0, "failed_ms": 0, "opened_ms": None, "trying": None, "tried_ms": 0}
+_CLOSED: Final = {
+    "failures": 0, "before": 0, "failed_ms": 0, "opened_ms": None, "trying": None, "tried_ms": 0, "late": None,
+}  # fmt: skip
 
 
 def _row(view: LedgerView, watched: str) -> Mapping[str, Any]:

@@ -26,6 +26,7 @@ LOOP: Final = "loop_detected"
 _MOST_CALLS: Final = 1_000
 _SHORT: Final = 16
 _STREAK_MS: Final = 3_600_000
+_NO_STREAK: Final = {"failures": 0, "before": 0, "at": 0, "late": None}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,14 +187,19 @@ class Loop(StepGuard):
         row = view.mark(key)
         if end.outcome == "ok":
             if row is not None:
-                view.put_mark(key, {"failures": 0, "before": row["failures"], "at": view.clock_ms})
+                late = None if row.get("late") == end.hold_id else row.get("late")  # it is presented again
+                view.put_mark(key, {"failures": 0, "before": row["failures"], "at": view.clock_ms, "late": late})
         elif self.failures and not end.again:
-            self._note_failure(view, step, row or {"failures": 0, "at": 0}, late=end.late)
+            self._note_failure(view, step, {**_NO_STREAK, **(row or {})}, end)
 
-    def _note_failure(self, view: LedgerView, step: Step, row: Mapping[str, Any], *, late: bool) -> None:
+    def _note_failure(self, view: LedgerView, step: Step, row: Mapping[str, Any], end: StepEnd) -> None:
+        if end.late and row["late"] == end.hold_id:
+            return  # it may be written twice
         over = row["at"] <= max(_reset_ms(view, step), view.clock_ms - _STREAK_MS)
-        failures = 1 + (0 if over else int(row.get("before", 0) if late else row["failures"]))
-        view.put_mark(streak_mark(step.run_id, step.payee), {"failures": failures, "at": view.clock_ms})
+        before = 0 if over else max(row["failures"], row["before"]) if end.late else row["failures"]
+        failures, late = before + 1, end.hold_id if end.late else row["late"]
+        row = {"failures": failures, "before": 0, "at": view.clock_ms, "late": late}
+        view.put_mark(streak_mark(step.run_id, step.payee), row)
         if failures >= self.failures:
             reason = f"{failures} payments in a row to {step.payee} were not answered with what was paid for"
             trip(view, step.run_id, LOOP, reason)

@@ -50,6 +50,7 @@ from x402guard.ledger.view import LedgerView
 from x402guard.money import format_dollars
 from x402guard.policy.judge import Consented, Unasked
 from x402guard.x402.challenge import Payable, asks_to_sign_in, read_challenge, screen
+from x402guard.x402.delivery import AnswerEnd, note_cut
 from x402guard.x402.offer_rules import Case, rank
 from x402guard.x402.origins import note_version, origin_mark
 from x402guard.x402.purchase import (
@@ -66,11 +67,9 @@ from x402guard.x402.purchase import (
 from x402guard.x402.schemes import payment_header
 from x402guard.x402.settlement import (
     PAYMENT_REQUIRED_STATUS,
-    AnswerEnd,
     Doubt,
     ask_chain,
     judge_reply,
-    note_cut,
     note_doubt,
     proven_taken,
     succeeded,

@@ -41,12 +41,12 @@ from x402guard.policy.judge import Consented, Unasked, settled, spent_so_far, ve
 from x402guard.policy.spikes import SPIKE
 from x402guard.policy.steps import Step, request_key, run_of, step_of
 from x402guard.policy.verdicts import NEEDS_REVIEW
+from x402guard.x402.delivery import bought_mark, doubted_mark
 from x402guard.x402.offer import Offer
 from x402guard.x402.offer_rules import Case, lifetime_s, resource_host
 from x402guard.x402.origins import judge_live, note_payee, note_secret, origin_mark, payee_mark, shape_mark
 from x402guard.x402.schemes import scheme_for
 from x402guard.x402.schemes.scheme import Proposal
-from x402guard.x402.settlement import bought_mark, doubted_mark
 
 MIN_REMAINING_S: Final = 10
 """A payment in doubt is presented again only while it is valid for more than this many seconds."""
@@ -224,7 +224,7 @@ def _repeats(context: Context, request: RequestFacts) -> tuple[MarkKey, ...]:
 def _repeated(view: LedgerView, context: Context, request: RequestFacts) -> Refusal | str:
     """Return the refusal of a request that this run has bought before, or why an approver is asked; "" for a new one."""
     known = next(filter(None, map(view.mark, _repeats(context, request))), None)
-    if known is None:
+    if known is None or known["hold"] is None:
         return ""
     reason = f"this run has bought the same request before and was given its answer (hold {known['hold'][:16]}…)"
     if context.policy.repeat == "ask":

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Final, Literal, TypeVar
+from typing import Final, TypeVar
 
 from msgspec import Struct
 
@@ -28,15 +27,16 @@ from x402guard.ledger.evidence import (
 )
 from x402guard.ledger.lost import LateEnd
 from x402guard.ledger.model import NOTHING, Claim, Delivery, Evidence, Hold, HoldState
-from x402guard.ledger.purchases import Presentation, hand_over, in_doubt, lose, presentation_of
+from x402guard.ledger.purchases import in_doubt, lose, presentation_of
 from x402guard.ledger.transitions import Note, Void, apply
 from x402guard.ledger.upto_sellers import ceiling_mark
-from x402guard.ledger.view import LedgerView, MarkKey, Scope
+from x402guard.ledger.view import LedgerView, Scope
 from x402guard.money import Nanos, format_dollars
 from x402guard.policy.approvals import give_unapproved_back, unapproved_mark
 from x402guard.policy.guards import give_step_back, guard_marks, note_end
 from x402guard.policy.step_guard import StepEnd
-from x402guard.policy.steps import run_of, step_of
+from x402guard.policy.steps import step_of
+from x402guard.x402.delivery import AnswerEnd, doubted_mark, ending_of, late_delivery
 from x402guard.x402.wire import SettleResponse, decode_receipt
 
 SWEEP_SIZE: Final = 16
@@ -106,7 +106,7 @@ def write_claim(context: Context, hold: Hold, claim: Claim, *, status: int, end:
     failed = status >= 500 or status == PAYMENT_REQUIRED_STATUS
     intent = hold.payment()
     believe = intent.scheme == "exact" or (context.unsafe_trust_receipts and not hold.chain_evidence)
-    step, ending = step_of(hold), _ending(context, hold, end)
+    step, ending = step_of(hold), ending_of(context, hold, end)
 
     def change(view: LedgerView) -> Hold:
         now = view.known_hold(hold.id)
@@ -149,7 +149,7 @@ def note_doubt(
     is lost.
     """
     step, claim = step_of(hold), Claim(hold.amount, doubt.transaction) if doubt.transaction else None
-    place, ending = doubted_mark(context, step.name), _ending(context, hold, end)
+    place, ending = doubted_mark(context, step.name), ending_of(context, hold, end)
 
     def change(view: LedgerView) -> Hold:
         now = view.known_hold(hold.id)
@@ -177,122 +177,9 @@ def note_doubt(
     return answer
 
 
-AnswerEnd = Literal["whole", "late", "cut"]
-"""How a paid answer ended: handed over; late or broken by the server; cut off on the caller's side."""
-
-
-class _Ending(Struct, frozen=True):
-    """What the end of an answer changes, the marks of its scope, and whether it restrains what follows."""
-
-    change: Callable[[LedgerView], Hold]
-    marks: tuple[MarkKey, ...] = ()
-    durable: bool = False
-
-
-def _ending(context: Context, hold: Hold, end: AnswerEnd | None, presentation: Presentation | None = None) -> _Ending:
-    """Return what the *end* of the answer to a *presentation*, by default to the last one, changes; None: nothing yet.
-
-    A purchase whose answer was lost stays open. One that is late or broken is a failure for the guards as well. The
-    payment itself is unchanged.
-    """
-    presentation, step = presentation or presentation_of(hold), step_of(hold)
-    if end is None:
-        return _Ending(lambda view: view.known_hold(hold.id))
-    if end == "cut":
-        return _Ending(lambda view: lose(view, presentation))
-    if end == "late":
-
-        def late(view: LedgerView) -> Hold:
-            note_end(view, context.policy, step, StepEnd(hold.id, "failed", late=True))
-            return lose(view, presentation)
-
-        return _Ending(late, guard_marks(context.policy, step, ending=True), durable=True)
-    if not _is_noted(context, presentation):
-        return _Ending(lambda view: _give(context, view, presentation))
-    bought, doubted = bought_mark(context, hold.purpose.fingerprint), doubted_mark(context, step.name)
-
-    def whole(view: LedgerView) -> Hold:
-        given = _give(context, view, presentation)
-        if presentation_of(given) != presentation or given.delivery is not Delivery.DONE:
-            return given
-        if context.policy.repeat != "allow":
-            view.put_mark(bought, {"hold": hold.id})
-        known = view.mark(doubted)
-        if known is not None and known["hold"] == hold.id:
-            view.put_mark(doubted, {"hold": hold.id, "until": 0})
-        return given
-
-    return _Ending(whole, (bought, doubted))
-
-
-def _give(context: Context, view: LedgerView, presentation: Presentation) -> Hold:
-    """Hand a purchase over, unless its answer was lost on the way to its caller before this change is written."""
-    return (lose if presentation in context.cut_off else hand_over)(view, presentation)
-
-
 def _is_ended(now: Hold, hold: Hold) -> bool:
     """True if an earlier run of the same change has recorded the end already: the answer to its commit was lost."""
     return presentation_of(now) == presentation_of(hold) and now.delivery in (Delivery.DONE, Delivery.LOST)
-
-
-def late_delivery(context: Context, presentation: Presentation, end: AnswerEnd | None) -> Delivery | None:
-    """Return what another process writes of a purchase whose answer has ended; None: it stays open.
-
-    It stays open also where marks say that it was handed over, because only this process writes them.
-    """
-    if end == "whole":
-        return None if _is_noted(context, presentation) else Delivery.DONE
-    return None if end is None else Delivery.LOST
-
-
-def _is_noted(context: Context, presentation: Presentation) -> bool:
-    """True if marks say that an answer was handed over: the policy asks about repeats, or the payment was in doubt."""
-    return context.policy.repeat != "allow" or presentation[1] > 0
-
-
-def bought_mark(context: Context, fingerprint: str) -> MarkKey:
-    """Return the key of the mark that a run has bought a request and was given its answer (``Policy.repeat``)."""
-    return "bought", f"{run_of(context.node_id)} {fingerprint}"
-
-
-def doubted_mark(context: Context, route: str) -> MarkKey:
-    """Return the key of the mark that a run has a payment in doubt at a route."""
-    return "doubted", f"{run_of(context.node_id)} {route}"
-
-
-def note_cut(context: Context, *presentations: Presentation) -> Flow[None]:
-    """Record that answers did not reach their callers. They are remembered until the ledger has it.
-
-    A later purchase is not begun before. Raises ``LedgerUnavailable``.
-    """
-    context.cut_off.update(presentations)
-
-    def change(view: LedgerView) -> None:
-        for presentation in presentations:
-            if view.hold(presentation[0]) is not None:
-                lose(view, presentation)
-
-    # Durable, because a power cut that took it back would leave the answer handed over.
-    holds = tuple(dict.fromkeys(hold_id for hold_id, _ in presentations))
-    yield Transact(Scope(holds=holds, durable=True), change)
-    context.cut_off.difference_update(presentations)
-
-
-def note_answer_end(context: Context, presentation: Presentation, end: AnswerEnd) -> Flow[None]:
-    """Record whether a paid answer was handed over. A purchase whose answer was lost stays open.
-
-    The end of an earlier presentation says nothing about a later one.
-    """
-    scope = Scope(holds=(presentation[0],))
-    if end == "cut":
-        yield from note_cut(context, presentation)
-    elif end == "whole" and not _is_noted(context, presentation):
-        yield Transact(scope, lambda view: _give(context, view, presentation))
-    else:
-        hold = yield Transact(scope, lambda view: view.known_hold(presentation[0]))
-        ending = _ending(context, hold, end, presentation)
-        where = _scope_of(context, hold.id) if end == "late" else scope
-        yield Transact(replace(where, marks=ending.marks, durable=ending.durable), ending.change)
 
 
 def void(context: Context, held: Hold | str, reason: str, *, presented: int = 0) -> Flow[bool]:

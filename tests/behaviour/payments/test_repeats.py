@@ -6,11 +6,16 @@ from decimal import Decimal
 import httpx
 import pytest
 
+from tests.support.chain import MockChain
 from tests.support.ledger import Clock
 from tests.support.merchant import URL, Shop, b64, make_guard, receipt
 from tests.support.refusals import events, fetch
 from x402guard import Answer, ApprovalDenied, ConfigError, NeedsReview, Policy, PolicyDenied, SettlementUncertain
+from x402guard.flow.drivers import run
+from x402guard.ledger.evidence import Unused
 from x402guard.stores import open_store
+from x402guard.x402.delivery import note_answer_end
+from x402guard.x402.settlement import ask_chain
 
 CENT = Decimal("0.01")
 MODES = pytest.mark.parametrize("mode", ["sync", "async"])
@@ -152,3 +157,27 @@ def test_by_default_a_run_may_buy_as_often_as_it_wants():
 def test_the_choice_is_one_of_three(choice):
     with pytest.raises(ConfigError, match=r"^policy\.repeat: "):
         Policy(repeat=choice)
+
+
+@MODES
+@pytest.mark.parametrize("writes", [1, 2], ids=["once", "twice"])
+@pytest.mark.parametrize("earlier", [0, 1, 2])
+def test_an_answer_that_was_cut_off_and_never_taken_was_not_bought(mode, earlier, writes):
+    """Its caller never had it, and its payment expires: the next request buys it, unless an earlier one has."""
+    clock, shop = Clock(), Shop()
+    store = open_store("memory://", clock_ms=clock)
+    chain = MockChain(lambda _hold: Unused(clock() // 1000))
+    policy = Policy(repeat="refuse", breaker=None, loop=None)
+    with make_guard(store, policy=policy, chains=chain) as guard, guard.session("s", budget="$1.00") as session:
+        for _ in range(earlier):
+            fetch(mode, session, shop, extensions={"pay_again": True})
+        hold_id = fetch(mode, session, shop, extensions={"pay_again": True}).extensions["x402guard"].hold_id
+        for _ in range(writes):
+            run(note_answer_end(session.context, (hold_id, 0), "cut"), guard.shell)
+        clock.tick(100_000)
+        assert run(ask_chain(session.context, store.hold(hold_id)), guard.shell).captured == 0
+        if not earlier:
+            assert fetch(mode, session, shop).status_code == 200
+        with pytest.raises(PolicyDenied, match="bought the same"):
+            fetch(mode, session, shop)
+        assert session.spent == max(1, earlier) * CENT

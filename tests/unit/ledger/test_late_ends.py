@@ -16,7 +16,8 @@ from x402guard.ledger.model import WALLET, Claim, Delivery, Evidence, HoldKind, 
 from x402guard.ledger.purchases import close_purchase, lose, presentation_of, take_over
 from x402guard.ledger.transitions import Capture, Expire, Lapse
 from x402guard.money import Nanos
-from x402guard.x402.settlement import Doubt, note_answer_end, note_doubt, write_claim
+from x402guard.x402.delivery import note_answer_end
+from x402guard.x402.settlement import Doubt, note_doubt, write_claim
 
 
 def a_context(repeat="allow", **changes):

@@ -34,8 +34,9 @@ from x402guard.testing.simulator.network import Shopping
 from x402guard.testing.simulator.tasks import Task, Tasks, failing
 from x402guard.testing.simulator.world import Violation, World
 from x402guard.tools.flow import HeldTool, ToolCall, ToolEnd, charge_tool, end_tool, hold_tool
+from x402guard.x402.delivery import AnswerEnd
 from x402guard.x402.flow import paid_request
-from x402guard.x402.settlement import AnswerEnd, succeeded
+from x402guard.x402.settlement import succeeded
 
 CHAT: Final = "https://api.openai.com/v1/chat/completions"
 INPUT_NANOS: Final = 2_500
