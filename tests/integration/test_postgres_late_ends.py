@@ -16,12 +16,14 @@ from tests.support.ledger import a_hold, usd
 from tests.support.merchant import URL as SHOP_URL
 from tests.support.merchant import Shop, async_client, b64, client, make_guard, receipt
 from x402guard import BudgetExhausted, LedgerUnavailable, Owner, PaymentRefused, Policy
+from x402guard.flow import late_writes
 from x402guard.flow.capture import Bill, book
+from x402guard.flow.detached import Aside
 from x402guard.flow.drivers import run, transact_now
 from x402guard.frozen import replace
 from x402guard.ledger.authorize import authorize
-from x402guard.ledger.lost import LateEnd
-from x402guard.ledger.model import Evidence, HoldKind
+from x402guard.ledger.lost import LateEnd, to_enter
+from x402guard.ledger.model import Delivery, Evidence, HoldKind
 from x402guard.ledger.transitions import Capture
 from x402guard.ledger.view import Scope
 
@@ -98,6 +100,30 @@ def test_a_bill_above_its_hold_that_waits_is_written_before_anything_else_is_spe
         assert session.spent == Decimal("1.00")
         with pytest.raises(BudgetExhausted):
             session.charge("search", "$0.01")
+
+
+def test_an_answer_that_is_cut_off_while_its_claim_waits_is_lost_for_the_next_process_as_well(url, way, monkeypatch):
+    """Ctrl-C, as everything goes down: the file says that it was handed over, and after that that it was not."""
+    shop, within = Shop(), Aside.within
+
+    def sells(request):
+        way.silent = "payment-signature" in request.headers
+        return shop(request)
+
+    def interrupted(_aside, _seconds):
+        monkeypatch.setattr(Aside, "within", within)
+        raise KeyboardInterrupt
+
+    with make_guard(way.url(url), budget="$1.00") as guard, guard.session("s", budget="$1.00") as session:
+        with client(session, sells) as http:
+            monkeypatch.setattr(late_writes.Aside, "within", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                http.get(SHOP_URL, timeout=None)
+        assert [end.delivery for end in to_enter(guard.shell.store.outbox.ends)] == [None, Delivery.LOST]
+        way.silent = False
+        with client(session, shop) as http:
+            assert http.get(SHOP_URL).status_code == 200
+        assert (len(shop.payments), len(shop.nonces)) == (2, 1)
 
 
 @pytest.mark.parametrize("repeat", ["refuse", "allow"])

@@ -10,13 +10,12 @@ import threading
 import traceback
 import weakref
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from typing import Any, Final, NoReturn
 from urllib.parse import quote, urlsplit
 
 from msgspec import Struct
 
-from x402guard.errors import ConfigError, LedgerUnavailable, ProtocolError
+from x402guard.errors import ConfigError, ProtocolError
 from x402guard.flow.address import DEFAULT_PORTS, address
 from x402guard.flow.context import Context
 from x402guard.flow.drivers import run, run_async
@@ -27,13 +26,13 @@ from x402guard.flow.request import DIRECT, RequestFacts
 from x402guard.flow.sealed import Sealed, forget_locals, forgetting
 from x402guard.flow.shell import Payer, Shell
 from x402guard.flow.surroundings import here
+from x402guard.http.answer_end import AnswerEnding, note_answer, note_answer_async
 from x402guard.http.redaction import redact_logs
 from x402guard.http.request import note_made
-from x402guard.ledger.model import Delivery
 from x402guard.money import Dollars
 from x402guard.policy.checks import check_dollars, check_flag
-from x402guard.x402.delivery import note_answer_end
 from x402guard.x402.flow import paid_request
+from x402guard.x402.settlement import succeeded
 from x402guard.x402.wire import (
     MAX_BODY_BYTES,
     PAYMENT_REQUIRED,
@@ -316,7 +315,7 @@ class Payment:
         error = self.without_payment(error)
         failure = SendFailed(error, before_connection=False) if isinstance(error, Exception) else Interrupted(error)
         try:
-            await run_async(self._ended(_advanced(self._take(), failure=failure), 402), self._shell)
+            await run_async(_received(_advanced(self._take(), failure=failure)), self._shell)
         finally:
             self._gone()
         raise error  # the flow raises; this line is for a flow that does not
@@ -336,16 +335,27 @@ class Payment:
     def _end(self, status: int, response: object) -> Receipt:
         rest = self._rest(status, response)
         try:
-            return run(self._ended(rest, status), self._shell)
-        finally:
+            receipt = run(_received(rest), self._shell)
+        except BaseException:
             self._gone()
+            raise
+        self._slots.keep(None)
+        note_answer(self._answer_ending(receipt, status), "whole")
+        return receipt
 
     async def _aend(self, status: int, response: object) -> Receipt:
         rest = self._rest(status, response)
         try:
-            return await run_async(self._ended(rest, status), self._shell)
-        finally:
+            receipt = await run_async(_received(rest), self._shell)
+        except BaseException:
             self._gone()
+            raise
+        self._slots.keep(None)
+        await note_answer_async(self._answer_ending(receipt, status), "whole")
+        return receipt
+
+    def _answer_ending(self, receipt: Receipt, status: int) -> AnswerEnding:
+        return AnswerEnding(self._context, receipt, self._shell, success=succeeded(status), broke=False)
 
     def _rest(self, status: int, response: object) -> Flow[_Halted | Receipt | None]:
         reply = _answer(status, response)  # before the flow is taken: an answer of a wrong type ends nothing
@@ -358,18 +368,16 @@ class Payment:
             raise ConfigError("payment: it has ended already; pay again for another one")
         return flow
 
-    def _ended(self, rest: Flow[_Halted | Receipt | None], status: int) -> Flow[Receipt]:
-        receipt = yield from rest
-        if not isinstance(receipt, Receipt):
-            raise TypeError("a payment was sent twice")
-        if status < 400 and receipt.delivery != Delivery.DONE:
-            with suppress(LedgerUnavailable):  # the answer is the caller's, whether or not the ledger can be written
-                yield from note_answer_end(self._context, (receipt.hold_id, receipt.presented), "whole")
-        return receipt
-
     def _gone(self) -> None:
         self._context.in_flight.discard(self._presentation)
         self._slots.keep(None)
+
+
+def _received(rest: Flow[_Halted | Receipt | None]) -> Flow[Receipt]:
+    receipt = yield from rest
+    if not isinstance(receipt, Receipt):
+        raise TypeError("a payment was sent twice")
+    return receipt
 
 
 def _signatures(payload: object) -> Iterator[str]:

@@ -20,7 +20,7 @@ class TakenSlot:
     def __init__(self, slots: Slots, where: str) -> None:
         self._slots, self._where = slots, where
         self._lock = threading.Lock()
-        self._left = False
+        self._left = False  # the last: Ctrl-C may end this method before
 
     def leave(self) -> None:
         """Release it to the call that has waited longest. May be called twice, or left to the garbage collector."""
@@ -31,7 +31,7 @@ class TakenSlot:
         self._slots.give_back(self._where)
 
     def __del__(self) -> None:
-        if not self._left:
+        if not getattr(self, "_left", True):
             self._left = True
             self._slots.drop(self._where)
 

@@ -270,7 +270,8 @@ async def _in_thread(effect: Effect, call: Callable[[], Any], shell: Shell) -> A
     return, and the flow knows that a signature may exist.
     """
     if isinstance(effect, Transact):
-        return await to_the_end(call, shell, lambda answer: _told(answer, shell))
+        may_drop = effect.late is None  # an end of an answer is nowhere else before it is tried
+        return await to_the_end(call, shell, lambda answer: _told(answer, shell), may_drop=may_drop)
     try:
         limiter = _OTHER_TURN.get()
     except LookupError:
@@ -279,10 +280,10 @@ async def _in_thread(effect: Effect, call: Callable[[], Any], shell: Shell) -> A
     return await anyio.to_thread.run_sync(call, limiter=limiter, abandon_on_cancel=True)
 
 
-async def to_the_end(call: Callable[[], R], shell: Shell, late: Callable[[R], object]) -> R:
+async def to_the_end(call: Callable[[], R], shell: Shell, late: Callable[[R], object], *, may_drop: bool = True) -> R:
     """Run a transaction to its end even if the task is cancelled, and let the cancellation continue after it.
 
-    *late* is then called with the result, if there is one. asyncio's own ``task.cancel()`` (``wait_for``, ``timeout``,
+    *late* is then called with the result, if there is one. One that has not begun is dropped, if it may be. asyncio's own ``task.cancel()`` (``wait_for``, ``timeout``,
     ``TaskGroup``, the end of the loop) breaks anyio's shield, and a transaction still running in the background could be
     followed by one that comes too early. The event loop waits. Several threads of its own give each ledger its changes,
     because those that wait share a commit; forty would compete with the loop for the interpreter.
@@ -291,7 +292,7 @@ async def to_the_end(call: Callable[[], R], shell: Shell, late: Callable[[R], ob
         work = _ledger_threads(os.getpid(), id(shell.store)).submit(call)
     except RuntimeError:
         return call()  # the interpreter is ending and starts no threads; the ledger still has to be updated
-    return await _awaited(work, late)
+    return await _awaited(work, late, may_drop=may_drop)
 
 
 async def close_to_the_end(call: Callable[[], R]) -> R:

@@ -9,7 +9,6 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from contextvars import copy_context
 from typing import Any, Final, TypeVar, cast
 
@@ -35,7 +34,8 @@ class LateWrite:
         restrains: nothing else is written before it.
         is_taken: its caller's thread runs it, or the background will.
         is_left: its caller no longer waits for it.
-        is_over: it has ended, with ``result`` or ``error``.
+        has_run: its last run has ended, with ``result`` or ``error``.
+        is_over: its caller's thread has ended.
     """
 
     def __init__(
@@ -43,17 +43,18 @@ class LateWrite:
     ) -> None:
         self._call, self._late, self._context = call, late, copy_context()
         self.end, self.restrains = end, restrains
-        self.is_taken = self.is_left = self.is_over = False
+        self.is_taken = self.is_left = self.has_run = self.is_over = False
         self.result: Any = None
         self.error: Exception | None = None
 
     def run(self) -> None:
         """Run it, in the context of its caller."""
-        self.error = None
+        self.error, self.has_run = None, False
         try:
             self.result = self._context.copy().run(self._call)
         except Exception as error:  # noqa: BLE001 - raised where it is waited for
             self.error = error
+        self.has_run = True
 
     def tell(self) -> None:
         """Hand over a result that its caller did not wait for. Raises its error, if it has failed."""
@@ -63,13 +64,13 @@ class LateWrite:
 
     @property
     def is_missing(self) -> bool:
-        """True if it failed, and the ledger may take it at another time."""
+        """True if it failed, and the ledger may take it at another time: also after a change by its owner."""
         return isinstance(self.error, LedgerUnavailable) and self.error.retry != "no"
 
     @property
-    def may_be_repeated(self) -> bool:
-        """True if it failed because the ledger is away."""
-        return isinstance(self.error, LedgerUnavailable) and self.error.retry == "later"
+    def is_entered(self) -> bool:
+        """True if the ledger has it, or can never keep what is in it. After any other error another process tries."""
+        return self.error is None or (isinstance(self.error, LedgerUnavailable) and not self.is_missing)
 
 
 class LateWrites:
@@ -84,12 +85,17 @@ class LateWrites:
         self._begin()
 
     def _begin(self) -> None:
-        self._changed = threading.Condition()
+        # Ctrl-C cannot leave a lock of C behind that is held; it can inside the methods of a condition.
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._waiting: deque[LateWrite] = deque()
         self._under_way = 0  # in the background
         self._is_running = False
         self._is_closing = self._is_over = self._is_wanted = False
-        self._dropped = self._restraining = 0
+        self._dropped = 0
+        self._restraining: set[LateWrite] = set()  # of those that wait
+        self._patient: set[LateWrite] = set()  # of those whose callers wait
+        self._failure: Exception | None = None
         self._pid = os.getpid()  # the last: another thread of a forked process goes by it
 
     def write(self, call: Callable[[], R], late: Callable[[R], object], *, end: LateEnd, patient: bool = False) -> R:
@@ -103,12 +109,17 @@ class LateWrites:
         mine = LateWrite(call, late, end, restrains=patient)
         if patient or self._is_closing:
             self._outbox.keep(end)  # a process that is killed meanwhile leaves it behind
-            with self._restrained():
+            try:
+                self._patient.add(mine)
                 mine.run()
                 return cast("R", self._ended(mine))
+            finally:
+                self._patient.discard(mine)
+                with self._lock:
+                    self._changed.notify_all()
         if self._waiting or self._under_way:
             self._outbox.keep(end)  # not under the lock: a disk may be slow
-        with self._changed:
+        with self._lock:
             if self._waiting or self._under_way:
                 self._add(mine)
                 raise _away()
@@ -123,51 +134,39 @@ class LateWrites:
             self._outbox.keep(end)
             mine.run()  # no thread can be started
         except BaseException:  # Ctrl-C
-            self._leave(mine)
+            if not self._leave(mine):
+                self._end_alone(mine)
             raise
         return cast("R", self._ended(mine))
 
-    @contextmanager
-    def _restrained(self) -> Iterator[None]:
-        """A block in which nothing else is spent."""
-        with self._changed:
-            self._restraining += 1
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._restraining -= 1
-                self._changed.notify_all()
-
     def _takes(self, mine: LateWrite) -> bool:
         """Return whether the caller of this is the one who runs it."""
-        with self._changed:
+        with self._lock:
             taken, mine.is_taken = mine.is_taken, True
             return not taken
 
     def _run_mine(self, mine: LateWrite) -> None:
         if not self._takes(mine):
             return  # its caller was interrupted before this thread began
-        is_told = has_run = False
+        is_told = False
         try:
             mine.run()
-            has_run = True
         finally:
-            with self._changed:
-                mine.is_over, again = True, has_run and mine.may_be_repeated
+            with self._lock:
+                mine.is_over, again = True, mine.has_run and mine.is_missing
                 if mine.is_left:
                     self._under_way -= 1
                     if again:
                         self._add(mine, first=True)  # from now on it is the background's
                     self._changed.notify_all()
-                is_told = mine.is_left and has_run and not again
+                is_told = mine.is_left and mine.has_run and not again
         if is_told:
             self._tell(mine)
 
     def _leave(self, mine: LateWrite) -> bool:
         """Wait for it no longer. Returns False if it has ended just now."""
         self._outbox.keep(mine.end)
-        with self._changed:
+        with self._lock:
             if mine.is_over:
                 return False
             mine.is_left = True
@@ -178,14 +177,22 @@ class LateWrites:
                 self._add(mine)
             return True
 
-    def _ended(self, mine: LateWrite) -> Any:
+    def _end_alone(self, mine: LateWrite) -> None:
+        """End a write whose caller is interrupted just as it has ended; one that did not run stays beside the ledger."""
         if mine.is_missing:
-            self._outbox.keep(mine.end)
-        else:
+            with self._lock:
+                self._add(mine)
+        elif mine.has_run:
+            self._tell(mine)
+
+    def _ended(self, mine: LateWrite) -> Any:
+        error, result, is_missing = mine.error, mine.result, mine.is_missing
+        if mine.is_entered:
             self._outbox.written(mine.end)
-        error, result = mine.error, mine.result
-        if mine.may_be_repeated:
-            with self._changed:
+        else:
+            self._outbox.keep(mine.end)  # not under the lock: a disk may be slow
+        if is_missing:
+            with self._lock:
                 self._add(mine)  # from now on it is the background's
         if error is not None:
             raise error
@@ -193,7 +200,7 @@ class LateWrites:
 
     def _tell(self, write: LateWrite) -> None:
         """End a write that its caller does not wait for."""
-        if not write.is_missing:
+        if write.is_entered:
             self._outbox.written(write.end)
         try:
             write.tell()
@@ -213,7 +220,8 @@ class LateWrites:
             )
             return
         (self._waiting.appendleft if first else self._waiting.append)(write)
-        self._restraining += write.restrains
+        if write.restrains:
+            self._restraining.add(write)
         self._go_on()
 
     def _go_on(self) -> None:
@@ -236,7 +244,7 @@ class LateWrites:
         """
         failures = 0
         while True:
-            with self._changed:
+            with self._lock:
                 is_busy = self._under_way > 0 and not self._is_over
                 if not is_busy and (not self._waiting or self._is_over):
                     self._is_running = False
@@ -251,17 +259,18 @@ class LateWrites:
             try:
                 self._outbox.keep(write.end)
                 write.run()
-                again = write.may_be_repeated
+                again = write.is_missing
                 if not again:
                     self._tell(write)
             finally:
-                with self._changed:
+                with self._lock:
                     self._under_way -= 1
+                    self._failure = write.error
                     again = again and not self._is_over
                     if again:
                         self._waiting.appendleft(write)
                     else:
-                        self._restraining -= write.restrains
+                        self._restraining.discard(write)
                     self._changed.notify_all()
             failures = failures + 1 if again else 0
             if again:
@@ -280,14 +289,14 @@ class LateWrites:
     def _take(self, turns: Iterator[float | None]) -> None:
         try:
             for pause_s in turns:
-                with self._changed:
+                with self._lock:
                     if pause_s is None:
                         self._changed.wait_for(lambda: not self._under_way or self._is_over)
                     else:
                         self._changed.wait_for(lambda: self._is_over or self._is_wanted, pause_s)
                         self._is_wanted = False
         except BaseException:
-            with self._changed:
+            with self._lock:
                 self._is_running = False  # the next one who writes or waits starts again
             raise
 
@@ -299,22 +308,27 @@ class LateWrites:
 
     def catch_up(self) -> None:
         """Let what restrains be written first. Raises ``LedgerUnavailable`` if that takes longer than two seconds."""
-        if not self._restraining or self._is_over or self._pid != os.getpid():
+        if not self._restrains() or self._is_over or self._pid != os.getpid():
             return
-        with self._changed:
+        with self._lock:
             self._is_wanted = True
             self._go_on()
             self._changed.notify_all()
-            if not self._wait(lambda: not self._restraining or self._is_over, ANSWER_S):
+            if not self._wait(lambda: not self._restrains() or self._is_over, ANSWER_S):
+                why = "the ledger does not answer" if self._failure is None else str(self._failure)
                 raise LedgerUnavailable(
-                    "the ledger does not answer, and a bill that may exceed a budget is not in it yet"
+                    f"the end of an earlier call, which may exceed a budget, is not in the ledger yet: {why}"
                 )
+
+    def _restrains(self) -> bool:
+        """True while nothing else may be spent."""
+        return bool(self._restraining or self._patient)
 
     def close(self) -> None:
         """Wait at most five seconds for what is still to be written, and log what is not. Idempotent."""
         if self._pid != os.getpid():
             return
-        with self._changed:
+        with self._lock:
             self._is_closing = True
             self._go_on()
             self._wait(lambda: not self._waiting and not self._under_way, _CLOSING_S)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -13,13 +13,13 @@ import anyio.to_thread
 
 from x402guard.assets import Asset, AssetRegistry
 from x402guard.chain.reader import Endpoints, RpcChainReader
-from x402guard.errors import ConfigError
+from x402guard.errors import ConfigError, LedgerUnavailable
 from x402guard.flow.context import DEFAULT_BODY_BYTES, MAX_CLOCK_JUMP_S, Context
 from x402guard.flow.drivers import run, transact_now
 from x402guard.flow.heartbeat import Heartbeat
 from x402guard.flow.late_writes import LateWrites
 from x402guard.flow.ports import ChainReader, Signer
-from x402guard.flow.shell import Shell, WritesLate
+from x402guard.flow.shell import LOG, Shell, WritesLate
 from x402guard.flow.surroundings import here
 from x402guard.frozen import replace
 from x402guard.guard.approvers import limited_approver
@@ -45,6 +45,7 @@ from x402guard.guard.opening import Basis, in_a_thread, parse_limit
 from x402guard.guard.rechecker import Rechecker
 from x402guard.guard.session import Session, current_session
 from x402guard.ledger.authorize import lapse_due
+from x402guard.ledger.lost import enter_ends
 from x402guard.ledger.model import WALLET
 from x402guard.ledger.owner import owner_mark
 from x402guard.ledger.purchases import DEFAULT_FLIGHT_S, DEFAULT_MEMORY_S, instance_mark
@@ -57,6 +58,7 @@ from x402guard.policy import Policy
 from x402guard.policy.checks import check_flags
 from x402guard.stores import DEFAULT_LEDGER
 from x402guard.x402.cancel import Cancellation, cancelled
+from x402guard.x402.delivery import note_cut
 from x402guard.x402.reconciliation import Reconciliation, reconcile_ledger
 from x402guard.x402.settlement import may_fit_now, sweep
 
@@ -190,7 +192,12 @@ class Guard(BudgetParent):
 
     def _late_writes(self, store: LedgerStore) -> WritesLate | None:
         """Return what writes the ends of answers; None for a ledger on this machine."""
-        return LateWrites(store.outbox) if isinstance(store, MayBeAway) else None
+        if not isinstance(store, MayBeAway):
+            return None
+        outbox = store.outbox  # a guard on this store that has been closed may have left something there
+        for left_out in enter_ends(outbox.ends, outbox.written, store.transact):
+            LOG.error("%s", left_out)
+        return LateWrites(outbox)
 
     def _release(self) -> None:
         owns_store, owns_chain = self._owns
@@ -311,6 +318,9 @@ class Guard(BudgetParent):
         self._closed = True
         self._rechecker.close()
         try:
+            if self.context.cut_off:
+                with suppress(LedgerUnavailable):
+                    run(note_cut(self.context, *sorted(self.context.cut_off)), self.shell)
             if self.shell.late_writes is not None:
                 self.shell.late_writes.close()
             if self._heartbeat is not None:

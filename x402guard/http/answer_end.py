@@ -26,7 +26,7 @@ class AnswerEnding:
     def __init__(self, context: Context, receipt: Receipt, shell: Shell, *, success: bool, broke: bool) -> None:
         self._context, self._shell, self._success, self._broke = context, shell, success, broke
         self._presentation, self._known = (receipt.hold_id, receipt.presented), receipt.delivery
-        self._is_late = False
+        self._is_late = self._has_ended = False
 
     def is_known(self, end: AnswerEnd) -> bool:
         """True if the ledger has this *end*: a short answer was read before its receipt was made."""
@@ -45,15 +45,32 @@ class AnswerEnding:
         if not self._is_late:
             self._context.in_flight.discard(self._presentation)
 
+    def lost(self) -> None:
+        """Note, in memory alone, that the answer did not reach its caller: the next purchase writes it down before."""
+        self._context.cut_off.add(self._presentation)
+        self._context.in_flight.discard(self._presentation)
+
+    def dropped(self) -> None:
+        """Note, in memory alone, that nothing reads the answer any more: a body that was not closed is lost."""
+        if self._has_ended:
+            self.gone()
+        else:
+            self.lost()
+
     def write(self, end: AnswerEnd) -> None:
-        """Record one *end*, at once or, on a ledger of several machines, later: until then the purchase is under way."""
-        late_writes = self._shell.late_writes
+        """Record one *end*, at once or, on a ledger of several machines, later: until then the purchase is under way.
+
+        An answer that was lost is not: the same request presents its payment again.
+        """
+        self._has_ended = True
+        late_writes, end = self._shell.late_writes, "late" if self._broke else end
         if late_writes is None or self.is_known(end):
             run(self(end), self._shell)
             return
-        self._is_late = True
-        if end == "cut":
-            self._context.cut_off.add(self._presentation)  # even if it is never written
+        if end == "whole":
+            self._is_late = True
+        else:
+            self.lost()
         # The whole of it: a purchase is handed over by two changes where the policy asks about repeated ones.
         (hold_id, presented), delivery = self._presentation, late_delivery(self._context, self._presentation, end)
         data = LateEnd(hold_id, presented=presented, delivery=delivery)
@@ -61,13 +78,18 @@ class AnswerEnding:
 
     async def awrite(self, end: AnswerEnd) -> None:
         """Do the same, awaited."""
+        self._has_ended = True
         if self._shell.late_writes is None or self.is_known(end):
             await run_async(self(end), self._shell)
         else:
-            await to_the_end(partial(self.write, end), self._shell, lambda _: None)
+            if end != "whole":
+                self.lost()  # before it waits for a thread
+            await to_the_end(partial(self.write, end), self._shell, lambda _: None, may_drop=False)
 
     def _written(self, end: AnswerEnd) -> None:
         run(self(end), replace(self._shell, late_writes=None))
+        if end == "late":
+            self._context.cut_off.discard(self._presentation)
         self._is_late = False
         self.gone()
 
@@ -77,6 +99,9 @@ def note_answer(note_end: AnswerEnding, end: AnswerEnd) -> None:
     try:
         with suppress(LedgerUnavailable):
             note_end.write(end)
+    except BaseException:
+        note_end.lost()  # the caller gets this error in place of the answer
+        raise
     finally:
         note_end.gone()
 
@@ -86,5 +111,8 @@ async def note_answer_async(note_end: AnswerEnding, end: AnswerEnd) -> None:
     try:
         with suppress(LedgerUnavailable):
             await note_end.awrite(end)
+    except BaseException:
+        note_end.lost()
+        raise
     finally:
         note_end.gone()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import anyio
 
 from x402guard.errors import CallTimeout
+from x402guard.flow.context import Context
 from x402guard.flow.detached import Aside, TooLate, within
 from x402guard.flow.effects import PeekBody, Reply, Send, SendFailed
 from x402guard.flow.ports import Slot
@@ -19,6 +20,7 @@ from x402guard.http.families import Library
 from x402guard.http.request import OutgoingRequest, lines_of
 from x402guard.http.response import decoded_body
 from x402guard.http.streams import AsyncReplay, Replay
+from x402guard.ledger.purchases import Presentation
 
 if TYPE_CHECKING:
     import httpx
@@ -52,6 +54,8 @@ class _ExchangeState:
         self._slot: Slot | None = None
         self._watch: Watch | None = None
         self.watched: Any = None
+        self.context: Context | None = None
+        self._presents: Presentation = ("", 0)
         self.is_stock = type(inner) in library.stock
 
     def keep(self, slot: Slot | None) -> None:
@@ -70,6 +74,9 @@ class _ExchangeState:
 
     def begin(self, effect: Send) -> Watch | None:
         """Return a watch for the next send if it pays, or has a deadline or a slot; else None."""
+        if effect.pays is not None and self.context is not None:
+            under_way = (each for each in tuple(self.context.in_flight) if each[0] == effect.pays)
+            self._presents = max(under_way, default=("", 0))  # a later call may present the same payment again
         plain = effect.pays is None and effect.call_s is None and effect.chunk_s is None and self._slot is None
         self._watch = None if plain else Watch(effect.call_s, effect.chunk_s, effect.limited_by)
         return self._watch
@@ -100,6 +107,15 @@ class _ExchangeState:
         """True if the body broke while it was read ahead."""
         stream = self.response().stream
         return isinstance(stream, (Replay, AsyncReplay)) and stream.broken is not None
+
+    def lose(self) -> None:
+        """Note, in memory alone, that an error comes between a paid answer and its caller: Ctrl-C, most likely.
+
+        The next purchase writes it down before. What the flow has noted already is not under way any more.
+        """
+        if self.context is not None and self._presents in self.context.in_flight:
+            self.context.cut_off.add(self._presents)
+            self.context.in_flight.discard(self._presents)
 
     def lift(self) -> None:
         """Remove the deadline of a body that is neither paid nor metered."""

@@ -115,7 +115,15 @@ class Guarded:
         """
         if is_guarded(request):
             return inner.handle_request(request)
-        logical, exchange = LogicalRequest.of(request), Exchanged(self.library, inner)
+        exchange = Exchanged(self.library, inner)
+        try:
+            return self._exchange(exchange, request)
+        except BaseException:
+            exchange.lose()
+            raise
+
+    def _exchange(self, exchange: Exchanged, request: httpx.Request) -> httpx.Response:
+        logical = LogicalRequest.of(request)
         try:
             payer = self._payer.innermost()
             context, shell = payer.context, payer.shell
@@ -140,14 +148,22 @@ class Guarded:
                     raise
             else:
                 exchange.watched.ended = partial(note_answer, note_end)
-                weakref.finalize(exchange.watched, note_end.gone)
+                weakref.finalize(exchange.watched, note_end.dropped)
         return response
 
     async def exchange_async(self, inner: httpx.AsyncBaseTransport, request: httpx.Request) -> httpx.Response:
         """``exchange`` for an asynchronous transport."""
         if is_guarded(request):
             return await inner.handle_async_request(request)
-        logical, exchange = LogicalRequest.of(request), AsyncExchanged(self.library, inner)
+        exchange = AsyncExchanged(self.library, inner)
+        try:
+            return await self._exchange_async(exchange, request)
+        except BaseException:
+            exchange.lose()
+            raise
+
+    async def _exchange_async(self, exchange: AsyncExchanged, request: httpx.Request) -> httpx.Response:
+        logical = LogicalRequest.of(request)
         try:
             payer = self._payer.innermost()
             context, shell = payer.context, payer.shell
@@ -178,7 +194,7 @@ class Guarded:
                         raise
             else:
                 exchange.watched.ended = partial(note_answer_async, note_end)
-                weakref.finalize(exchange.watched, note_end.gone)
+                weakref.finalize(exchange.watched, note_end.dropped)
         return response
 
     def _begin(
@@ -191,6 +207,7 @@ class Guarded:
     ) -> Flow[Handed]:
         """Return the flow of a request."""
         context, meter = payer
+        exchange.context = context
         request, payments = incoming.request, incoming.payments(body)
         facts = describe_request(incoming, body, pays_itself=bool(payments), named_by=context.named_by)
         if "target" in request.extensions:

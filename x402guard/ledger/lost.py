@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, Protocol
 
 from msgspec import Struct
 
+from x402guard.errors import IllegalTransition, LedgerUnavailable
 from x402guard.frozen import replace
 from x402guard.ledger.budgets import KILL_SWITCH, ROLLED_BACK, trip, trip_exceeded, trip_session
 from x402guard.ledger.evidence import claim_settlement
@@ -27,6 +29,7 @@ from x402guard.ledger.view import Change, LedgerView, MarkKey, Scope
 from x402guard.money import Nanos
 
 RESTORED: Final = "a lost ledger"
+ARCHIVED: Final = "an archived call"
 
 
 def count_lost(view: LedgerView, hold_id: str, lost: Nanos, by: str, node_ids: Iterable[str]) -> None:
@@ -38,17 +41,7 @@ def count_lost(view: LedgerView, hold_id: str, lost: Nanos, by: str, node_ids: I
     view.record(WALLET, "event", facts={"name": "restored", "lost": lost, "by": by})
     if lost:
         facts = {"kind": HoldKind.TOOL, "amount": lost, "tool": RESTORED, "deadline": view.now_unix}
-        hold = Hold(
-            id=hold_id,
-            node_id=WALLET,
-            kind=HoldKind.TOOL,
-            amount=lost,
-            created_ms=view.now_ms,
-            deadline_unix=view.now_unix,
-            flying_since_ms=view.now_ms,
-            instance="",
-            purpose=Purpose(tool=RESTORED),
-        )
+        hold = _in_wallet(view, hold_id, lost, RESTORED)
         apply(view, begin(view, hold, facts).id, Capture(lost, Evidence.ASSUMED, note="spent in a ledger that is lost"))
     for node in map(view.node, node_ids):
         if node.kind in (NodeKind.SESSION, NodeKind.BUDGET):
@@ -158,15 +151,46 @@ def write_end(end: LateEnd) -> tuple[Scope, Change[bool]]:
     """Return the transaction that enters the end of an answer that its process could not write: scope and change.
 
     It changes what the hold counts, and whether its purchase is open. The counts of the guards stay as they are. The
-    change is idempotent; its result is False if the ledger does not have the hold.
+    change is idempotent; its result is False if the ledger does not have the hold, and nothing is to be counted for it.
     """
-    return Scope(holds=(end.hold_id,), marks=end.marks, durable=True), lambda view: _enter_end(view, end)
+    holds = (end.hold_id, _late_id(end.hold_id))
+    return Scope(nodes=(WALLET,), holds=holds, marks=end.marks, durable=True), lambda view: _enter_end(view, end)
+
+
+class Writes(Protocol):
+    """Runs a change in one transaction, as ``LedgerStore.transact``."""
+
+    def __call__(self, scope: Scope, change: Change[bool], /) -> bool:
+        """Return the result of the change."""
+
+
+def enter_ends(ends: Sequence[LateEnd], written: Callable[[LateEnd], None], transact: Writes) -> Iterator[str]:
+    """Write the ends of answers that no process can write any more, and hand each to *written* then.
+
+    Yields why one is left out. Raises ``LedgerUnavailable``.
+    """
+    for end, entered in zip(ends, to_enter(ends), strict=True):
+        try:
+            if not transact(*write_end(entered)):
+                yield f"the end of an answer is left out: its hold {end.hold_id} is not in the ledger"
+        except IllegalTransition as error:
+            yield f"the end of an answer can never be written, and its hold {end.hold_id} stays: {error}"
+        except LedgerUnavailable as error:
+            if error.retry != "no":
+                raise
+            yield f"the end of an answer can never be written, and its hold {end.hold_id} stays: {error}"
+        written(end)
+
+
+def _late_id(hold_id: str) -> str:
+    """Return the id of the hold that counts a bill whose own hold is archived."""
+    return hashlib.sha256(f"late {hold_id}".encode()).hexdigest()
 
 
 def _enter_end(view: LedgerView, end: LateEnd) -> bool:
     hold = view.hold(end.hold_id)
     if hold is None:
-        return False
+        return end.capture is not None and _count_archived(view, end, end.capture)
     if end.capture is not None:
         _enter_bill(view, hold, end.capture, end.trips)
     if end.doubt is not None:
@@ -180,6 +204,32 @@ def _enter_end(view: LedgerView, end: LateEnd) -> bool:
     elif end.delivery is Delivery.LOST:
         lose(view, presentation)
     return True
+
+
+def _count_archived(view: LedgerView, end: LateEnd, bill: Capture) -> bool:
+    """Count a bill in the wallet whose session was archived meanwhile: in full, although its hold has lapsed there."""
+    late_id = _late_id(end.hold_id)
+    if view.hold(late_id) is None:
+        facts = {"kind": HoldKind.TOOL, "amount": bill.amount, "tool": ARCHIVED, "deadline": view.now_unix}
+        hold = _in_wallet(view, late_id, bill.amount, ARCHIVED)
+        apply(view, begin(view, hold, facts).id, bill)
+        trip_exceeded(view, WALLET)
+    return True
+
+
+def _in_wallet(view: LedgerView, hold_id: str, amount: Nanos, why: str) -> Hold:
+    """Return a hold in the wallet itself for what is owed anyway."""
+    return Hold(
+        id=hold_id,
+        node_id=WALLET,
+        kind=HoldKind.TOOL,
+        amount=amount,
+        created_ms=view.now_ms,
+        deadline_unix=view.now_unix,
+        flying_since_ms=view.now_ms,
+        instance="",
+        purpose=Purpose(tool=why),
+    )
 
 
 def _enter_bill(view: LedgerView, hold: Hold, bill: Capture, trips: tuple[str, str] | None) -> None:

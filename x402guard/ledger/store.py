@@ -68,6 +68,10 @@ class Audited(Protocol):
 class KeepsEnds(Protocol):
     """A place beside a ledger for what cannot be written to it. Its methods never raise."""
 
+    @property
+    def ends(self) -> Sequence[LateEnd]:
+        """The ends of answers that it keeps, in their order."""
+
     def keep(self, end: LateEnd) -> bool:
         """Keep the end of an answer, so that another process on this machine enters it if this one ends before.
 

@@ -26,8 +26,8 @@ import psycopg
 from psycopg import errors as refused
 from typing_extensions import override
 
-from x402guard.errors import IllegalTransition, LedgerUnavailable, X402GuardError
-from x402guard.ledger.lost import count_again, to_enter, trip_rolled_back, write_end
+from x402guard.errors import LedgerUnavailable, X402GuardError
+from x402guard.ledger.lost import count_again, enter_ends, trip_rolled_back
 from x402guard.ledger.model import WALLET, Hold
 from x402guard.ledger.view import Change, LedgerView, Notice, Scope
 from x402guard.stores.audit import Query, audit
@@ -35,18 +35,17 @@ from x402guard.stores.group_commit import WRITING, GroupCommit, Request, failed_
 from x402guard.stores.outbox import Last, Outbox, left_behind, outbox_folder
 from x402guard.stores.postgres_reads import REPORT_MS, PostgresMoment, PostgresReads, has_entry, may_change
 from x402guard.stores.postgres_rows import Asked, LoadedRows, MoreNeeded, Proof, as_text
-from x402guard.stores.postgres_schema import MIGRATIONS, ROLLED_BACK, SCHEMA, TAKE_TURNS, VERSION
+from x402guard.stores.postgres_schema import ROLLED_BACK, SCHEMA, TAKE_TURNS, VERSION
 from x402guard.stores.postgres_server import (
     BROKEN,
     ISOLATION,
     LOST,
-    OLDEST_SERVER,
+    STATEMENT_MS,
     Known,
     Server,
     ServerClock,
     as_unavailable,
-    migrate,
-    moving,
+    prepare,
     rolled_back,
     settings,
     unavailable,
@@ -64,6 +63,10 @@ _IN_TURN_MS: Final = 40  # a process that is stopped in its turn loses it
 _NODES_A_MS: Final = 10  # nodes that a change looks through in a millisecond
 _ASKED_AGAIN_S: Final = (0.0, 0.2, 0.5, 1.0)
 _CONFLICTS: Final = (refused.SerializationFailure, refused.DeadlockDetected, refused.UniqueViolation)
+_MOST_LOCKED: Final = 5
+_LOCKED: Final = (
+    "another session of the database has locked rows of this ledger for ten seconds: an open transaction, or LOCK TABLE"
+)
 _OUT_OF_TURN: Final = (refused.IdleInTransactionSessionTimeout, refused.LockNotAvailable)
 
 
@@ -108,56 +111,20 @@ class PostgresStore(GroupCommit, PostgresReads):
         self._missing: Last | None = None  # the newest entry that the server has lost
         self._entered: Last | None = None
         self._is_latched = self._is_entering = False
-        self._own_clock, self._while_moving = clock_ms, while_moving
+        self._own_clock = clock_ms
         # A store that is not closed closes its connections with itself.
         weakref.finalize(self, _close, os.getpid(), self._writer, self._reader, self.outbox)
         with unavailable("cannot open the ledger", url), ExitStack() as undo:
             undo.callback(self._writer.close)
             undo.callback(self.outbox.discard)
-            self._server_clock = ServerClock(self._prepare(), steady_ms or system_steady_ms)
+            found = prepare(self._writer, url, read_only=read_only, while_moving=while_moving)
+            self._known.id, self.may_lose_commits = found.ledger, found.may_lose_commits
+            self._server_clock = ServerClock(found.now_ms, steady_ms or system_steady_ms)
             steady = steady_ms or (system_steady_ms if clock_ms is None else None)
             self._clock = StoreClock(clock_ms or self._server_clock, steady)
             if not read_only and not while_moving:
                 self._take_over(outbox_folder(str(self._known.id)))
             undo.pop_all()
-
-    def _prepare(self) -> int:
-        """Bring the schema to this version, once for all processes, and return the server's time."""
-        server = self._writer
-        [(number, encoding, replicas, synchronous, has_schema, table)] = server.run(
-            "SELECT current_setting('server_version_num')::integer, current_setting('server_encoding'), "
-            "(SELECT count(*) FROM pg_stat_replication), current_setting('synchronous_standby_names'), "
-            f"to_regnamespace('{SCHEMA}') IS NOT NULL, to_regclass('{SCHEMA}.ledger') IS NOT NULL"
-        )
-        if number < OLDEST_SERVER * 10_000:
-            raise LedgerUnavailable(
-                f"{self._url} is PostgreSQL {number // 10_000}; it has to be {OLDEST_SERVER} or newer"
-            )
-        self.may_lose_commits = replicas > 0 and not synchronous
-        if encoding != "UTF8":
-            raise LedgerUnavailable(f"{self._url} stores text as {encoding}; a ledger's database has to be UTF8")
-        if has_schema and not table:
-            raise LedgerUnavailable(
-                f"{self._url} has a schema {SCHEMA} that is no ledger; name another database",
-                advice="Nothing was paid. Create a database for the ledger, or remove that schema.",
-            )
-        if not table and self._read_only:
-            raise LedgerUnavailable(f"{self._url} has no ledger, and it is open to be read only")
-        version = server.run(f"SELECT version FROM {SCHEMA}.ledger")[0][0] if table else 0
-        if version < len(MIGRATIONS) and not self._read_only:
-            migrate(server)
-        elif version != len(MIGRATIONS):
-            raise LedgerUnavailable(
-                f"{self._url} has ledger version {version}, and this installation works with version {len(MIGRATIONS)}; "
-                "update the older one of the two"
-            )
-        [(ledger, now_ms, is_moving)] = server.run(
-            f"SELECT id::text, (extract(epoch FROM clock_timestamp()) * 1000)::bigint, is_moving FROM {SCHEMA}.ledger"
-        )
-        if is_moving and not self._while_moving:
-            raise moving(self._url)
-        self._known.id = ledger
-        return int(now_ms)
 
     def _take_over(self, folder: Path | None) -> None:
         """Compare the ledger with what ended processes of this machine wrote last, and enter again what it has lost."""
@@ -179,15 +146,16 @@ class PostgresStore(GroupCommit, PostgresReads):
             self.outbox.take_over(ended)
 
     def _enter_ends(self) -> None:
-        """Write the ends of answers that ended processes could not write. Raises ``LedgerUnavailable``."""
-        ends = self.outbox.ends
-        for kept, end in zip(ends, to_enter(ends), strict=True):
+        """Write the ends of answers that are kept beside the ledger. Raises ``LedgerUnavailable``."""
+
+        def now(scope: Scope, change: Change[bool]) -> bool:
             try:
-                if not self._change_now(*write_end(end)):
-                    _LOG.error("the end of an answer is left out: its hold %s is not in the ledger", end.hold_id)
-            except (IllegalTransition, psycopg.DataError) as error:
-                _LOG.error("the end of an answer can never be written, and its hold %s stays: %s", end.hold_id, error)
-            self.outbox.written(kept)
+                return self._change_now(scope, change)
+            except psycopg.DataError as error:
+                raise self._told(error) from error
+
+        for left_out in enter_ends(self.outbox.ends, self.outbox.written, now):
+            _LOG.error("%s", left_out)
 
     @override
     def _trouble(self, what: str) -> AbstractContextManager[None]:
@@ -207,14 +175,17 @@ class PostgresStore(GroupCommit, PostgresReads):
         self._writer.roll_back()  # Ctrl-C may have left a transaction open
         asked = Asked([each.scope for each in batch])
         turns = self._hot_of(asked)
-        attempts = 0
+        attempts = locked = 0
         while attempts < _MOST_ATTEMPTS:
             try:
                 self._try(batch, asked, turns)
             except MoreNeeded:
                 asked.busy = True  # at most once
                 continue
-            except _OUT_OF_TURN:
+            except _OUT_OF_TURN as error:
+                locked += isinstance(error, refused.LockNotAvailable)
+                if locked == _MOST_LOCKED:
+                    raise LedgerUnavailable(_LOCKED) from error
                 turns = ()  # it took too long for a turn, or the one before it does
             except _CONFLICTS as error:
                 turns = tuple({*turns, *self._note_hot(error)})
@@ -258,6 +229,7 @@ class PostgresStore(GroupCommit, PostgresReads):
                 scope = Scope(nodes=tuple(nodes), holds=tuple(each.hold.id for each in some), durable=True)
                 self._change_now(scope, partial(count_again, lost=some))
             there = (last for last in self.outbox.lasts if has_entry(self._writer, last))
+            self._enter_ends()  # also those of this process, which is refused from now on
             self.outbox.look_for(there if self._entered is None else [self._entered], self._server_clock())
             self._is_latched = True
         except (psycopg.Error, X402GuardError) as error:
@@ -393,19 +365,28 @@ class PostgresStore(GroupCommit, PostgresReads):
         return None
 
     def _read(self, convert: Callable[[Sequence[Any]], R], sql: str, values: Sequence[str | int] = ()) -> list[R]:
+        return self._rows(convert, sql, values, statement_ms=REPORT_MS)
+
+    @override
+    def _look(self, convert: Callable[[Sequence[Any]], R], sql: str, values: Sequence[str | int]) -> list[R]:
+        return self._rows(convert, sql, values, statement_ms=STATEMENT_MS)
+
+    def _rows(
+        self, convert: Callable[[Sequence[Any]], R], sql: str, values: Sequence[str | int], *, statement_ms: int
+    ) -> list[R]:
         if self._closed and self._pid == os.getpid():
             with self._trouble(_READING), closing(Server(self._url, self._known.check)) as server:
-                return [convert(row) for row in server.run(sql, values, statement_ms=REPORT_MS)]
+                return [convert(row) for row in server.run(sql, values, statement_ms=statement_ms)]
         self._check_usable()
         with self._trouble(_READING), self._read_lock:
             self._check_usable()
             was_connected = self._reader.is_connected
             try:
-                rows = self._reader.run(sql, values, statement_ms=REPORT_MS)
+                rows = self._reader.run(sql, values, statement_ms=statement_ms)
             except BROKEN:
                 if self._reader.is_connected or not was_connected:
                     raise
-                rows = self._reader.run(sql, values, statement_ms=REPORT_MS)
+                rows = self._reader.run(sql, values, statement_ms=statement_ms)
             return [convert(row) for row in rows]
 
     @override

@@ -37,7 +37,8 @@ class PostgresReads(SqlReads):
                 f"WHERE id IN ({related} UNION SELECT id FROM busy) {order}"
             )
             values = (under, under)
-        found = self._read(lambda row: (to_node(row[: len(NODE_COLUMNS)]), row[len(NODE_COLUMNS)]), sql, values)
+        read = self._read if under is None else self._look
+        found = read(lambda row: (to_node(row[: len(NODE_COLUMNS)]), row[len(NODE_COLUMNS)]), sql, values)
         return without_idle((node for node, wanted in found if wanted), {node.id: node for node, _ in found})
 
 

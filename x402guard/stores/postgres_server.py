@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -9,6 +10,7 @@ from functools import lru_cache
 from typing import Any, Final, TypeVar
 
 import psycopg
+from msgspec import Struct
 from psycopg import errors as refused
 from psycopg.abc import Buffer, PQGen
 from psycopg.adapt import Loader
@@ -73,14 +75,17 @@ _ADVICE: Final[dict[type[Exception], tuple[str, Retry]]] = {
 """The server's error → the advice, and when to retry."""
 
 _REFUSED: Final[tuple[tuple[str, type[Exception]], ...]] = (
-    ("password", refused.InvalidPassword),
-    ("pg_hba.conf", refused.InvalidAuthorizationSpecification),
-    ("role", refused.InvalidAuthorizationSpecification),
-    ("database", refused.InvalidCatalogName),
-    ("too many", refused.TooManyConnections),
-    ("connection slots", refused.TooManyConnections),
+    (r"starting up|shutting down|recovery mode|not (yet|currently) accepting", refused.CannotConnectNow),
+    (r"too many|connection slots", refused.TooManyConnections),
+    (r"password", refused.InvalidPassword),
+    (r"permission denied", refused.InsufficientPrivilege),
+    (r"pg_hba\.conf|role ", refused.InvalidAuthorizationSpecification),
+    (r"database .*does not exist|no such database", refused.InvalidCatalogName),
 )
-"""A word of a refused connection → the error. The protocol gives its code, but the driver does not hand it on."""
+"""What a refused connection says, the first that fits → the error. The driver does not hand the protocol's code on.
+
+In another language, or in other words, it is an error that ends by itself.
+"""
 
 
 class WholeNumber(Loader):
@@ -173,6 +178,7 @@ class Server:
             autocommit=True,
             connect_timeout=CONNECT_S,
             application_name="x402guard",
+            client_encoding="UTF8",  # whatever the environment or the role says
             tcp_user_timeout=STATEMENT_MS,
             prepare_threshold=None,  # a pooler gives each transaction another connection, which knows no such statement
             cursor_factory=psycopg.ClientCursor,  # several statements in one round trip
@@ -243,7 +249,8 @@ def as_unavailable(what: str, url: str, error: Exception) -> LedgerUnavailable:
     lines = str(error).strip().splitlines() or [type(error).__name__]
     kind: type[Exception] = type(error)
     if kind is psycopg.OperationalError and "FATAL: " in str(error):
-        kind = next((kind for word, kind in _REFUSED if word in str(error).split("FATAL: ")[-1]), kind)
+        said = str(error).split("FATAL: ")[-1]
+        kind = next((kind for words, kind in _REFUSED if re.search(words, said)), kind)
     advice, retry = _ADVICE.get(
         kind, _UNKEPT if isinstance(error, psycopg.DataError) else (_BACK, LedgerUnavailable.retry)
     )
@@ -292,6 +299,53 @@ def moving(url: str) -> LedgerUnavailable:
 
 
 _OTHERS: Final = {ANOTHER_LEDGER: another, ROLLED_BACK: rolled_back, MOVING: moving}
+
+
+class Found(Struct, frozen=True):
+    """What a server says at opening: the ledger's id, its time in unix ms, and whether a failover may lose commits."""
+
+    ledger: str
+    now_ms: int
+    may_lose_commits: bool
+
+
+_REPLICAS: Final = """(SELECT count(*) FROM pg_catalog.pg_stat_replication WHERE state <> 'backup')
++ (SELECT count(*) FROM pg_catalog.pg_replication_slots WHERE slot_type = 'physical' AND NOT temporary)"""
+"""How many replicas there are: also one that restarts, by its slot; a copy that is being made is none."""
+
+
+def prepare(server: Server, url: str, *, read_only: bool, while_moving: bool) -> Found:
+    """Bring the schema to this version, once for all processes. Raises ``LedgerUnavailable``, and ``psycopg.Error``."""
+    [(number, encoding, replicas, synchronous, has_schema, table)] = server.run(
+        "SELECT current_setting('server_version_num')::integer, current_setting('server_encoding'), "
+        f"{_REPLICAS}, current_setting('synchronous_standby_names'), "
+        f"to_regnamespace('{SCHEMA}') IS NOT NULL, to_regclass('{SCHEMA}.ledger') IS NOT NULL"
+    )
+    if number < OLDEST_SERVER * 10_000:
+        raise LedgerUnavailable(f"{url} is PostgreSQL {number // 10_000}; it has to be {OLDEST_SERVER} or newer")
+    if encoding != "UTF8":
+        raise LedgerUnavailable(f"{url} stores text as {encoding}; a ledger's database has to be UTF8")
+    if has_schema and not table:
+        raise LedgerUnavailable(
+            f"{url} has a schema {SCHEMA} that is no ledger; name another database",
+            advice="Nothing was paid. Create a database for the ledger, or remove that schema.",
+        )
+    if not table and read_only:
+        raise LedgerUnavailable(f"{url} has no ledger, and it is open to be read only")
+    version = server.run(f"SELECT version FROM {SCHEMA}.ledger")[0][0] if table else 0
+    if version < len(MIGRATIONS) and not read_only:
+        migrate(server)
+    elif version != len(MIGRATIONS):
+        raise LedgerUnavailable(
+            f"{url} has ledger version {version}, and this installation works with version {len(MIGRATIONS)}; "
+            "update the older one of the two"
+        )
+    [(ledger, now_ms, is_moving)] = server.run(
+        f"SELECT id::text, (extract(epoch FROM clock_timestamp()) * 1000)::bigint, is_moving FROM {SCHEMA}.ledger"
+    )
+    if is_moving and not while_moving:
+        raise moving(url)
+    return Found(ledger, int(now_ms), replicas > 0 and not synchronous)
 
 
 def migrate(server: Server) -> None:

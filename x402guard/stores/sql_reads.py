@@ -74,6 +74,10 @@ class SqlReads(ABC):
     def _read(self, convert: Callable[[Sequence[Any]], R], sql: str, values: Sequence[str | int] = ()) -> list[R]:
         """Run one query, and return its rows converted."""
 
+    def _look(self, convert: Callable[[Sequence[Any]], R], sql: str, values: Sequence[str | int]) -> list[R]:
+        """Do the same for a few rows, which a signer or a payment waits for."""
+        return self._read(convert, sql, values)
+
     def entries(self, node_id: str, *, grants: bool = True) -> Sequence[Entry]:
         """See ``LedgerReads.entries``."""
         only = "" if grants else f"WHERE event NOT IN {GRANTS}"
@@ -108,7 +112,7 @@ class SqlReads(ABC):
 
     def hold(self, hold_id: str) -> Hold | None:
         """See ``LedgerReads.hold``."""
-        found = self._read(to_hold, f"{HOLDS} WHERE id = ?", (hold_id,))
+        found = self._look(to_hold, f"{HOLDS} WHERE id = ?", (hold_id,))
         return found[0] if found else None
 
     def nodes(self, under: str | None = None) -> Sequence[Node]:
@@ -117,7 +121,7 @@ class SqlReads(ABC):
             return self._read(to_node, f"{NODES} ORDER BY created_ms, rowid")
         related = "id IN (SELECT id FROM below UNION SELECT id FROM above)"
         sql = f"WITH RECURSIVE {BELOW}, {above(1)} {NODES} WHERE {related} ORDER BY created_ms, rowid"
-        return self._read(to_node, sql, (under, under))
+        return self._look(to_node, sql, (under, under))
 
     def outstanding(self) -> Sequence[Hold]:
         """See ``LedgerReads.outstanding``."""
@@ -127,7 +131,7 @@ class SqlReads(ABC):
         """See ``LedgerReads.marks``."""
         # A range, which the index of the keys has; U+10FFFF is behind every other character.
         sql = "SELECT kind, key, value FROM marks WHERE kind = ? AND key >= ? AND key < ?"
-        return {key: value for (_, key), value in self._read(to_mark, sql, (kind, prefix, f"{prefix}\U0010ffff"))}
+        return {key: value for (_, key), value in self._look(to_mark, sql, (kind, prefix, f"{prefix}\U0010ffff"))}
 
     def unsettled(self, now_unix: int) -> Sequence[str]:
         """See ``LedgerStore.unsettled``."""

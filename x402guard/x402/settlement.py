@@ -171,9 +171,9 @@ def note_doubt(
         claim=claim,
         doubt=doubt.reason,
         presented=hold.presented,
-        delivery=late_delivery(context, presentation_of(hold), end),
+        delivery=late_delivery(context, presentation_of(hold), end) if answered else Delivery.LOST,
     )
-    answer: Hold = yield Transact(scope, change, late if answered else None)
+    answer: Hold = yield Transact(scope, change, late)
     return answer
 
 

@@ -4,7 +4,7 @@ import logging
 import os
 import threading
 import time
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from contextvars import ContextVar
 
 import pytest
@@ -19,7 +19,7 @@ def test_at_once_while_the_ledger_answers(ledger, late):
     assert (ledger.written, ledger.told) == ([0, 1, 2], [])
     with pytest.raises(ZeroDivisionError):
         late.write(lambda: 1 / 0, ledger.told.append)
-    assert late.kept == []
+    assert late.kept == ["h3"]  # another process may be able to
 
 
 def test_what_fails_is_written_when_the_ledger_is_back_in_the_order_in_which_it_came(ledger, late):
@@ -63,29 +63,54 @@ def test_silent_and_then_away_it_is_tried_again_before_the_others(ledger, late):
     until(lambda: ledger.told == [0, 1, 2])
 
 
-def test_what_cannot_be_written_as_it_is_does_not_wait(ledger, late, caplog):
-    """What the ledger does not take from this process is left to the next one; what is wrong in itself is not."""
-    error = LedgerUnavailable("another ledger is here now")
-    error.retry = "after_change"
+@pytest.mark.parametrize("patient", [False, True])
+@pytest.mark.parametrize("retry", ["later", "same_request", "after_change"])
+def test_what_its_owner_has_to_change_first_is_written_after_that(ledger, late, retry, patient):
+    """A role without rights, a replica, another ledger of the same name: as restraining as a server that is away."""
+    error = LedgerUnavailable("this role may not write")
+    error.retry, refused = retry, [True]
 
-    def never():
-        raise error
+    def refuses():
+        if refused:
+            raise error
+        return ledger.write(0)()
 
-    with pytest.raises(LedgerUnavailable):
-        late.write(never, ledger.told.append)
-    assert (list(late._waiting), late.kept) == ([], ["h0"])
-    ledger.away = True
-    for call in (ledger.write(0), never, lambda: 1 / 0, ledger.write(1)):
-        with pytest.raises(LedgerUnavailable):
-            late.write(call, ledger.told.append)
+    with pytest.raises(LedgerUnavailable, match="may not write"):
+        late.write(refuses, ledger.told.append, patient=patient)
+    if patient:
+        with pytest.raises(LedgerUnavailable, match="not in the ledger yet: this role may not write"):
+            late.catch_up()
+    assert late.kept == ["h0"]
+    refused.clear()
+    until(lambda: ledger.told == [0])
+    late.catch_up()
+    assert late.kept == []
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_what_fails_in_itself_stops_no_other_and_is_left_to_the_next_process(ledger, late, waits, caplog):
+    """Unless the ledger can never keep it: that is repeated by none."""
+    never = LedgerUnavailable("a text with a NUL")
+    never.retry = "no"
+
+    def can_never():
+        raise never
+
+    ledger.away = waits
     with caplog.at_level(logging.ERROR):
+        for call in (ledger.write(0), can_never, lambda: 1 / 0, ledger.write(1)):
+            with (
+                pytest.raises((LedgerUnavailable, ZeroDivisionError))
+                if waits or call.__name__ != "call"
+                else nullcontext()
+            ):
+                late.write(call, ledger.told.append)
         ledger.away = False
-        until(lambda: ledger.told == [0, 1])
-    assert [record.getMessage() for record in caplog.records] == [
-        "the end of an answer cannot be written: another ledger is here now",
-        "the end of an answer cannot be written: division by zero",
-    ]
-    assert late.kept == ["h0", "h2"]
+        until(lambda: ledger.written == [0, 1])
+        until(lambda: not late._waiting and not late._under_way)
+    said = [record.getMessage().partition("cannot be written: ")[2] for record in caplog.records]
+    assert said == (["a text with a NUL", "division by zero"] if waits else [])
+    assert late.kept == ["h2"]
 
 
 def test_a_thousand_wait_at_most(ledger, late, monkeypatch, caplog):
@@ -230,7 +255,9 @@ def test_a_write_that_restrains_is_waited_for_and_kept_if_it_fails(ledger, late)
         late.write(ledger.write(1), ledger.told.append, patient=True)
     with pytest.raises(LedgerUnavailable):
         late.write(ledger.write(2), ledger.told.append)
-    with pytest.raises(LedgerUnavailable, match="a bill that may exceed a budget is not in it yet"):
+    with pytest.raises(
+        LedgerUnavailable, match="the end of an earlier call, which may exceed a budget, is not in the ledger yet"
+    ):
         late.catch_up()
     ledger.away = False
     late.catch_up()
@@ -246,7 +273,9 @@ def test_a_write_that_restrains_is_kept_before_it_is_begun_and_others_wait_for_i
     writing.start()
     until(lambda: ledger.attempts)
     assert late.kept == ["h0"]
-    with pytest.raises(LedgerUnavailable, match="a bill that may exceed a budget is not in it yet"):
+    with pytest.raises(
+        LedgerUnavailable, match="the end of an earlier call, which may exceed a budget, is not in the ledger yet"
+    ):
         late.catch_up()
     ledger.silent = False
     late.catch_up()

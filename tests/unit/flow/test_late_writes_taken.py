@@ -117,7 +117,7 @@ def test_a_thread_that_ends_by_an_error_is_started_again(ledger, late, monkeypat
         late.write(ledger.write(0), ledger.told.append, patient=True)
     until(lambda: failed and not late._is_running)
     failed[0].join()  # pytest hears of its error in this test, not in the next one
-    assert (late._under_way, late._restraining) == (0, 0)
+    assert (late._under_way, late._restrains()) == (0, False)
     assert late.kept == ["h0"], "the next process enters it"
     ledger.away = False
     assert late.write(ledger.write(1), ledger.told.append) == 1

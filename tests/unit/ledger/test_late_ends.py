@@ -143,9 +143,12 @@ def test_a_doubt(scheme, end, state, presented, transaction, repeat):
     compare(hold, DECIDED[state], flow, noted=noted)
 
 
-def test_an_answer_that_is_thrown_away_does_not_wait():
-    hold = a_payment("exact", 0)
-    assert next(note_doubt(a_context(), hold, Doubt("no answer came"))).late is None
+@pytest.mark.parametrize("sent", [False, True])
+@pytest.mark.parametrize(("scheme", "state", "presented"), list(product(SCHEMES, DECIDED, (0, 1))))
+def test_a_doubt_without_an_answer(scheme, state, presented, sent):
+    """The next process takes the answer for lost, whatever a claim says that waits before it."""
+    hold = a_payment(scheme, presented)
+    compare(hold, DECIDED[state], note_doubt(a_context(), hold, Doubt("cancelled"), sent=sent))
 
 
 def test_a_claim_that_is_believed_and_one_of_an_ended_presentation():
@@ -160,9 +163,26 @@ def test_a_claim_that_is_believed_and_one_of_an_ended_presentation():
 
 
 def test_a_hold_that_is_in_no_ledger_is_left_out():
-    books, end = Books(), LateEnd("never", capture=Capture(usd("$0.10"), Evidence.PROVIDER_USAGE))
+    books, end = Books(), LateEnd("never", doubt="no answer came", delivery=Delivery.LOST)
     assert books.store.transact(*write_end(end)) is False
     assert books.store.hold("never") is None
+
+
+@pytest.mark.parametrize("times", [1, 2])
+@pytest.mark.parametrize(
+    ("wallet", "state"), [("$5.00", NodeState.OPEN), ("$0.05", NodeState.TRIPPED), (None, NodeState.OPEN)]
+)
+def test_a_bill_whose_session_was_archived_meanwhile_counts_in_the_wallet(wallet, state, times, tmp_path):
+    books, end = (
+        Books(f"sqlite:///{tmp_path}/l.db", wallet=wallet),
+        LateEnd("never", capture=Capture(usd("$0.10"), Evidence.PROVIDER_USAGE)),
+    )
+    for _ in range(times):
+        assert books.store.transact(*write_end(end)) is True
+    after = next(node for node in books.store.nodes() if node.id == WALLET)
+    assert (after.counted, after.state) == (usd("$0.10"), state)
+    assert books.store.audit() == []
+    books.store.close()
 
 
 WRITES = {

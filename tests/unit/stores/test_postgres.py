@@ -16,8 +16,10 @@ from tests.support.merchant import Shop, client, make_guard
 from x402guard import ConfigError, Guard, LedgerUnavailable
 from x402guard.guard.owner import Owner
 from x402guard.ledger.authorize import Refusal
+from x402guard.ledger.view import Scope
 from x402guard.stores import ledger_exists, open_store
 from x402guard.stores.postgres_schema import MIGRATIONS, VERSION
+from x402guard.stores.postgres_server import as_unavailable
 
 pytestmark = pytest.mark.xdist_group("postgres")
 
@@ -84,6 +86,60 @@ def test_a_database_that_does_not_exist_is_named_with_its_fix(url):
     assert (caught.value.retry, caught.value.advice) == (
         "after_change", "Nothing was paid. Create the database once, with createdb."
     )  # fmt: skip
+
+
+SAYS_AT_ONCE = {
+    "the database system is starting up": ("later", "Bring the ledger's server back"),
+    "the database system is shutting down": ("later", "Bring the ledger's server back"),
+    "the database system is in recovery mode": ("later", "Bring the ledger's server back"),
+    "the database system is not yet accepting connections": ("later", "Bring the ledger's server back"),
+    'database "spend" is not currently accepting connections': ("later", "Bring the ledger's server back"),
+    'too many connections for database "spend"': ("later", "max_connections"),
+    'too many connections for role "agents"': ("later", "max_connections"),
+    "sorry, too many clients already": ("later", "max_connections"),
+    "remaining connection slots are reserved for roles with the SUPERUSER attribute": ("later", "max_connections"),
+    'password authentication failed for user "agents"': ("after_change", "password"),
+    'no pg_hba.conf entry for host "10.0.0.1", user "agents"': ("after_change", "password"),
+    'role "agents" does not exist': ("after_change", "password"),
+    'role "agents" is not permitted to log in': ("after_change", "password"),
+    'permission denied for database "spend"': ("after_change", "grants this role"),
+    'database "spend" does not exist': ("after_change", "createdb"),
+    "no such database: spend": ("after_change", "createdb"),
+    'die Datenbank "spend" existiert nicht': ("later", "Bring the ledger's server back"),
+}
+
+
+@pytest.mark.parametrize("said", SAYS_AT_ONCE)
+def test_a_refused_connection_says_whether_it_ends_by_itself(said):
+    before = 'connection failed: connection to server at "db.example", port 5432 failed: FATAL:  '
+    error = as_unavailable(
+        "cannot open the ledger", "postgresql://db.example/spend", psycopg.OperationalError(before + said)
+    )
+    assert error.retry == SAYS_AT_ONCE[said][0]
+    assert SAYS_AT_ONCE[said][1] in error.advice
+
+
+def test_the_environment_says_nothing_about_how_text_is_sent(url, monkeypatch):
+    monkeypatch.setenv("PGCLIENTENCODING", "LATIN1")
+    store = open_store(url)
+    key = ("test", "名前 ✓")
+    store.transact(Scope(marks=(key,)), lambda view: view.put_mark(key, {"said": "été ✓"}))
+    assert store.marks("test", "") == {"名前 ✓": {"said": "été ✓"}}
+    store.close()
+
+
+def test_a_replica_that_restarts_is_one_by_its_slot_and_a_backup_is_none(url):
+    with psycopg.connect(url, autocommit=True) as owner:
+        owner.execute("SELECT pg_create_physical_replication_slot('standby')")
+        try:
+            store = open_store(url)
+            assert store.may_lose_commits
+            store.close()
+        finally:
+            owner.execute("SELECT pg_drop_replication_slot('standby')")
+    store = open_store(url)
+    assert not store.may_lose_commits
+    store.close()
 
 
 def test_a_ledger_is_made_once_by_all_who_open_it_at_the_same_time(fresh):
