@@ -146,18 +146,21 @@ class Agents:
             if process.guard is not guard:
                 return False  # it has died meanwhile
             had = end == "whole" and succeeded(status) and not broke
-            read_by = self._books.signed[receipt.hold_id].read_by
-            (read_by.add if had else read_by.discard)(receipt.presented)
+            signed = self._books.signed[receipt.hold_id]
+            (signed.read_by.add if had else signed.read_by.discard)(receipt.presented)
+            signed.cut_in = None if had else guard
             if had and want.generation == bought.generation:
                 want.had()
 
-            def noted(_value: None, _error: BaseException | None) -> None:
+            def noted(_value: None, error: BaseException | None) -> None:
+                signed.cut_in = guard if error is not None else None
                 ending.gone()
 
             if guard.shell.late_writes is None:
                 self._tasks.begin("answer", ending(end), process, draws, context=context, want=want, on_end=noted)
             else:
                 self._writes(ending, end, bought)
+                signed.cut_in = None  # what waits is in the outbox
             return True
 
         world.after(draws.pick((0, 0, 1, 50, 2_000, 40_000)), reads)

@@ -265,7 +265,9 @@ class Books:
         return "another process could not write that it was lost" if self._loss_waits(old, process) else ""
 
     def _loss_waits(self, old: Signed, asking: SimProcess) -> bool:
-        """True if another process than the one *asking*, or an ended one, waits to write that an answer was lost."""
+        """True if another process than the one *asking*, or an ended one, has not written yet that an answer was lost."""
+        if old.cut_in is not None and old.cut_in is not asking.guard:
+            return True
         others = [each.outbox for each in self._world.processes if each is not asking]
         left = [outbox for machine in self._world.machines for outbox in machine.left]
         ends = (end for outbox in (*others, *left) if outbox is not None for end in outbox.ends)
