@@ -173,9 +173,11 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Load what needs pydantic at its first use: a program that delegates nothing does not pay for it."""
+    """Load what needs pydantic or httpx2 at its first use: a program without it does not pay for it."""
     from importlib import import_module
 
+    if name == "httpx2":
+        return import_module("x402guard.httpx2")
     where = {"Delegated": "handles", "Task": "handles", "TaskRequest": "messages", "TaskResult": "messages"}.get(name)
     if where is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

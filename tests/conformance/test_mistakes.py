@@ -37,6 +37,7 @@ def folder(tmp_path, monkeypatch):
     for name in [name for name in os.environ if name.startswith("X402GUARD_")]:
         monkeypatch.delenv(name)
     (tmp_path / "empty.json").write_text("")
+    (tmp_path / "none-of-ours.db").write_text("")
     (tmp_path / "text.db").write_text("this is a text, and no database\n" * 100)
     (tmp_path / "key.json").write_text(json.dumps(Account.encrypt(KEY, "right", kdf="pbkdf2", iterations=1_000)))
     with make_guard("sqlite:///x402guard.db") as guard:

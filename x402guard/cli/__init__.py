@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from importlib import metadata
-from typing import Annotated
+from typing import Annotated, Any, Final, cast
 
 import typer
 
@@ -91,10 +92,34 @@ app.command("verify")(ledger.verify)
 app.command("doctor")(doctor.doctor)
 
 
+_MISTAKE: Final[type[Exception]] = cast("type[Exception]", typer.BadParameter.__mro__[2])
+"""The base of all mistakes in arguments, which typer does not export: its place has changed between its versions."""
+
+_KEY: Final = re.compile(r"(0x)?[0-9a-fA-F]{32,}")
+
+
+def _in_two_lines(mistake: Any) -> str:
+    """Return a mistake in the arguments and where to look, or the help of a command that was called without any."""
+    context = getattr(mistake, "ctx", None)
+    if type(mistake).__name__ == "NoArgsIsHelpError" and context is not None:
+        return f"{context.get_help()}\n"
+    wrong = " ".join(mistake.format_message().removesuffix(".").split())
+    path = "x402guard" if context is None else context.command_path
+    # A key that is given by mistake is not shown once more.
+    return f"x402guard: {printable(_KEY.sub('[hidden]', wrong))}\nNothing was done. See: {path} --help\n"
+
+
 def main() -> None:
-    """Run the command line. An ``X402GuardError`` prints its message and its advice on stderr, with exit code 2."""
+    """Run the command line. A mistake prints what is wrong and what to do on stderr, with exit code 2."""
     try:
-        app()
+        code = app(prog_name="x402guard", standalone_mode=False)
+        sys.exit(code if isinstance(code, int) else 0)
+    except _MISTAKE as error:
+        sys.stderr.write(_in_two_lines(error))
+        sys.exit(2)
+    except typer.Abort:
+        sys.stderr.write("Aborted.\n")
+        sys.exit(1)
     except ImportError as error:
         if "x402guard[testnet]" not in str(error):
             raise

@@ -69,6 +69,9 @@ def set_budget(
     Example: x402guard budget set court-research 20.00
     """
     limit = nanos_to_decimal(typed_amount(amount))
+    if new and limit == 0 and not yes:
+        asked = "a limit of $0.00 lets nothing be spent"
+        confirmed(f"{asked}. Set it?", f"amount: {asked}; {WITHOUT_SIGN}; --yes sets it all the same")
     if new:
         _make(session, f"${limit}", ledger)
     with Owner(ledger) as owner:

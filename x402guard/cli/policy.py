@@ -17,7 +17,7 @@ from x402guard.http.explain import Explained, Explainer
 from x402guard.money import format_dollars
 from x402guard.policy import Policy, Rule
 from x402guard.policy.rules import KINDS
-from x402guard.stores import MemoryStore, check_ledger_url
+from x402guard.stores import MemoryStore, as_ledger_url, check_ledger_url
 from x402guard.views.words import printable
 
 policy = typer.Typer(help="Check and explain the owner's rules.", no_args_is_help=True)
@@ -36,7 +36,7 @@ def check(
     """
     settings = load_settings(file)
     found = settings.policy.build()
-    check_ledger_url(settings.ledger)
+    check_ledger_url(as_ledger_url(settings.ledger))
     # A guard on a ledger in memory runs every check of the settings and writes nothing.
     Guard(**{**settings.guard_arguments(), "ledger": MemoryStore()}).close()
     lines = _summary(found)

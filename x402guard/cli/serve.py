@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import secrets
 import socket
 from contextlib import ExitStack, closing
@@ -74,6 +75,8 @@ def listen(host: str, port: int) -> socket.socket:
     except (socket.gaierror, UnicodeError):
         raise ConfigError(f"--host: {host:.80} is no address of this machine; leave it out for 127.0.0.1") from None
     except OSError as error:
+        if error.errno == errno.EADDRNOTAVAIL:
+            raise ConfigError(f"--host: {host:.80} is no address of this machine; leave it out for 127.0.0.1") from None
         raise ConfigError(
             f"--port: {host}:{port} cannot be listened at: {error.strerror}; --port 0 takes a free one"
         ) from None

@@ -118,7 +118,7 @@ class Owner:
         """
         nodes = nodes_of(self._store)
         inside = None if parent is None else {node.id for node in below(nodes, find_budget(self._store, parent))}
-        since_ms = 0 if since is None else since.timestamp() * 1000
+        since_ms = _as_ms("since", since) or 0
         found = [
             node
             for node in nodes.values()
@@ -138,7 +138,7 @@ class Owner:
         With *since* or *until* it is that of the period, with what was captured in it. Raises ``ConfigError``.
         """
         books = books_of(self._store, find_budget(self._store, session, latest=True))
-        return Report.of(books, since_ms=_as_ms(since), until_ms=_as_ms(until))
+        return Report.of(books, since_ms=_as_ms("since", since), until_ms=_as_ms("until", until))
 
     def live(self) -> LiveView:
         """Return what is under way now in all sessions of the ledger, at one moment."""
@@ -154,7 +154,9 @@ class Owner:
         node_id = find_budget(self._store, session, latest=True)
         with self._store.at_one_moment() as ledger:
             nodes, entries = nodes_of(ledger), ledger.entries(node_id, grants=False)
-        return capture_rows(nodes, entries, fold_holds(entries), since_ms=_as_ms(since) or 0, until_ms=_as_ms(until))
+        return capture_rows(
+            nodes, entries, fold_holds(entries), since_ms=_as_ms("since", since) or 0, until_ms=_as_ms("until", until)
+        )
 
     def predict(self, name: str) -> Prediction:
         """Return what past sessions of a name have cost."""
@@ -445,8 +447,12 @@ def _limited(view: LedgerView, node_id: str, limit: Nanos, by: str, *, stops: bo
     return change.done(unlent(view, node_id))
 
 
-def _as_ms(at: datetime | None) -> int | None:
-    return None if at is None else round(at.timestamp() * 1000)
+def _as_ms(name: str, at: datetime | None) -> int | None:
+    if at is None:
+        return None
+    if not isinstance(at, datetime) or at.tzinfo is None:
+        raise ConfigError(f"{name}: {at!r:.60} is no time with a time zone; write datetime(2026, 11, 26, tzinfo=UTC)")
+    return round(at.timestamp() * 1000)
 
 
 def existing_ledger(ledger: str | Path | None) -> str:

@@ -29,7 +29,7 @@ from x402guard.evm import Address
 from x402guard.flow.context import DEFAULT_BODY_BYTES, MAX_CLOCK_JUMP_S
 from x402guard.guard.arguments import Mode
 from x402guard.guard.notices import Webhook
-from x402guard.guard.tables import table_of
+from x402guard.guard.tables import Number, Whole, table_of
 from x402guard.ledger.purchases import DEFAULT_FLIGHT_S, DEFAULT_MEMORY_S
 from x402guard.llm import Metering
 from x402guard.policy import Policy
@@ -73,8 +73,8 @@ class ChainSettings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     urls: Annotated[list[str], BeforeValidator(_as_list)] = Field(repr=False)
-    finality: Literal["finalized", "safe"] | int = "finalized"
-    timeout_s: float = 5.0
+    finality: Literal["finalized", "safe"] | Whole = "finalized"
+    timeout_s: Number = 5.0
 
     def chain(self) -> Chain:
         """Return the chain. Raises ``ConfigError``."""
@@ -105,15 +105,15 @@ class Settings(BaseSettings):
     unsafe_no_chain: bool = False
     unsafe_async_failover: bool = False
     unsafe_trust_receipts: bool = False
-    max_body_bytes: int = DEFAULT_BODY_BYTES
-    flight_s: int = DEFAULT_FLIGHT_S
-    purchase_memory_s: int = DEFAULT_MEMORY_S
+    max_body_bytes: Whole = DEFAULT_BODY_BYTES
+    flight_s: Whole = DEFAULT_FLIGHT_S
+    purchase_memory_s: Whole = DEFAULT_MEMORY_S
     session_budget: str | None = None
     approver: Literal["terminal", "queue"] | None = None
     webhook_url: str | None = Field(None, repr=False)
     webhook_secret: SecretStr | None = None
     kill_file: str | None = None
-    max_clock_jump_s: int = MAX_CLOCK_JUMP_S
+    max_clock_jump_s: Whole = MAX_CLOCK_JUMP_S
     background_checks: bool = True
     ledger_must_exist: bool = False
     mode: Mode = "enforce"
@@ -283,7 +283,10 @@ def settings_sources(path: Path | None = None) -> str:
     file = settings_file(path)
     if file is None:
         return f"{said}; no file"
-    keys = ", ".join(tomllib.loads(file.read_text()))
+    try:
+        keys = ", ".join(tomllib.loads(file.read_text()))
+    except _UNREADABLE as error:
+        raise _unreadable(file, error) from None
     unused = "; its table [policy] is not used, because the environment sets the policy" if _sets_policy() else ""
     return f"{said}; {keys or 'nothing'} from {file.absolute()}{unused}"
 
@@ -307,15 +310,22 @@ def _read(path: Path | None) -> Settings:
         field = str(error).partition('field "')[2].partition('"')[0]
         hint = "lists and tables in the environment are JSON, such as " + _JSON_HINTS.get(field, '["a", "b"]')
         raise ConfigError(f"{ENV_PREFIX}{field.upper()}: not JSON; {hint}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
-        raise ConfigError(f"{path or CONFIG_FILE}: cannot be read: {error}") from None
+    except _UNREADABLE as error:
+        raise _unreadable(path or CONFIG_FILE, error) from None
+
+
+_UNREADABLE: Final = (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError)
+
+
+def _unreadable(file: Path | str, error: Exception) -> ConfigError:
+    return ConfigError(f"{file}: cannot be read: {error}")
 
 
 def _in_our_words(error: ValidationError, path: Path | None) -> str:
     """Return the first error with the setting's name as its owner wrote it, and how to write it."""
     first = error.errors(include_url=False)[0]
     # For a table that may also be false, pydantic names the model, which the owner never wrote.
-    loc = [str(part) for part in first["loc"] if not (isinstance(part, str) and part.endswith("Settings"))]
+    loc = [str(part) for part in first["loc"] if not (isinstance(part, str) and _PYDANTICS.search(part))]
     if first["type"] == "extra_forbidden":
         known = _fields_at(Settings, loc[:-1])
         near = difflib.get_close_matches(loc[-1], [name for name in known if name not in _SECRETS], n=1)
@@ -352,6 +362,7 @@ def _what_is_wrong(error: ErrorDetails, loc: list[str]) -> str:
     return words.get(kind) or str(error["msg"])
 
 
+_PYDANTICS: Final = re.compile(r"Settings$|^(list|function-before)\[")
 _LIKE_A_KEY: Final = re.compile(r"[0-9a-fA-F]{32}")
 _MAY_HOLD_KEYS: Final = frozenset({"private_key", "keystore_password", "webhook_secret", "webhook_url", "chains"})
 _MONEY: Final = frozenset({"session_budget", "above", "ceiling", "budget", "per_payment_cap", "reorg_exposure", "usd"})

@@ -10,15 +10,29 @@ import dataclasses
 import types
 from collections.abc import Callable, Collection, Mapping
 from decimal import Decimal
-from typing import Any, Final, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin, get_type_hints
 
-from pydantic import BaseModel, ConfigDict, create_model
+from pydantic import BaseModel, BeforeValidator, ConfigDict, create_model
+from pydantic_core import PydanticCustomError
 
 from x402guard.policy import Bulkhead, Loop, Timeouts, Velocity
 
 _ZERO: Final = (0, "0", "$0")
 ZERO_IS_NONE: Final = (Bulkhead, Timeouts, Velocity)
 """TOML has no null: in these classes, and in ``loop.own``, 0 means no limit."""
+
+
+def _no_flag(given: object) -> object:
+    if isinstance(given, bool):
+        raise PydanticCustomError("float_type", "it is not a number")
+    return given
+
+
+Whole = Annotated[int, BeforeValidator(_no_flag)]
+"""A whole number in a table, where ``true`` is none."""
+
+Number = Annotated[float, BeforeValidator(_no_flag)]
+"""A number in a table, where ``true`` is none."""
 
 
 class Table(BaseModel):
@@ -62,7 +76,7 @@ def _in_toml(annotation: Any) -> Any:
     args = [each for each in get_args(annotation) if each is not type(None)]
     if get_origin(annotation) in (types.UnionType, Union):
         if float in args:
-            return list[float] | float
+            return list[Number] | Number
         if Decimal in args or str in args:
             tables = [table_of(each) for each in args if isinstance(each, type) and dataclasses.is_dataclass(each)]
             return str | tables[0] if tables else str
@@ -80,7 +94,7 @@ def _in_toml(annotation: Any) -> Any:
             return str
     if isinstance(annotation, type) and dataclasses.is_dataclass(annotation):
         return table_of(annotation)
-    return annotation if annotation in (str, int, float, bool) else None
+    return {int: Whole, float: Number}.get(annotation, annotation) if annotation in (str, int, float, bool) else None
 
 
 def _built(value: Any, *, zero_is_none: bool) -> Any:

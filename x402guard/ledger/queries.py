@@ -39,6 +39,10 @@ def find_budget(store: LedgerStore, word: str | None, *, latest: bool = False) -
     ``ConfigError`` if there is none, and, unless the *latest* is meant, if several have the word as name or id.
     """
     if word == WALLET:
+        if all(node.id != WALLET for node in store.nodes()):
+            raise ConfigError(
+                "ledger: it has no wallet yet; an agent makes it, or: x402guard budget set wallet AMOUNT --new"
+            )
         return word
     nodes = [node for node in store.nodes() if node.kind in _NAMED and node.id != WALLET]
     if word is None:
@@ -50,6 +54,8 @@ def find_budget(store: LedgerStore, word: str | None, *, latest: bool = False) -
         found = [node for node in nodes if word in (node.id, node.name)]
     runs = [node for node in found if "/" not in node.id] or found
     if not runs:
+        if word is None:
+            raise ConfigError("session: no session has run in this ledger yet; the wallet itself is: wallet")
         known = ", ".join(node.name for node in nodes[-5:]) or "none"
         raise ConfigError(f"session: there is no session {word!r} in this ledger (latest: {known})")
     if len(runs) > 1 and not latest:

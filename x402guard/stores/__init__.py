@@ -99,8 +99,11 @@ def check_ledger_url(url: str) -> None:
         _check_postgres(url)
     elif url != "memory://":
         if not url.startswith("sqlite:///") or len(url) == len("sqlite:///") or "\0" in url:
+            shown = (
+                f"a URL of {url.partition('://')[0]!r:.40}" if "@" in url else f"{url!r:.200}"
+            )  # it may hold a password
             raise ConfigError(
-                f"ledger: {url!r} is not a ledger; write memory://, sqlite:///spend.db, sqlite:////absolute/path.db, a path such as ./spend.db, or postgresql://user@host/database"
+                f"ledger: {shown} is not a ledger; write memory://, sqlite:///spend.db, sqlite:////absolute/path.db, a path such as ./spend.db, or postgresql://user@host/database"
             )
         _usable(ledger_path(url), url)
 

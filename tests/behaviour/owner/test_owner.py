@@ -248,3 +248,43 @@ def test_the_command_shows_a_tree(url, many, tmp_path):
     assert (
         typed("sessions", "--since", "2099-01-01", "--ledger", "spend.db", cwd=tmp_path).stdout == "no session fits\n"
     )
+
+
+@pytest.mark.parametrize("at", [datetime(2026, 11, 26), "2026-11-26", 1_800_000_000, True])
+@pytest.mark.parametrize(
+    ("call", "name"),
+    [
+        (lambda owner, at: owner.report("run", since=at), "since"),
+        (lambda owner, at: owner.report("run", until=at), "until"),
+        (lambda owner, at: owner.sessions(since=at), "since"),
+        (lambda owner, at: owner.captures("run", until=at), "until"),
+    ],
+    ids=["report since", "report until", "sessions since", "captures until"],
+)
+def test_a_time_without_a_zone_is_refused(url, agent, call, name, at):
+    """It would be another moment on another machine, and another one than the same text on the command line."""
+    with Owner(url) as owner, pytest.raises(ConfigError, match=f"{name}: .* is no time with a time zone"):
+        call(owner, at)
+
+
+def test_a_wallet_without_a_session_says_so(url):
+    make_guard(url, budget="$5.00").close()
+    done = typed("report", "--ledger", url, cwd=".")
+    assert (done.returncode, done.stderr.splitlines()[0]) == (
+        2, "x402guard: session: no session has run in this ledger yet; the wallet itself is: wallet"
+    )  # fmt: skip
+    assert typed("report", "wallet", "--ledger", url, cwd=".").returncode == 0
+
+
+@pytest.mark.parametrize("content", [b"budget = $20.00\n", b"\xff\xfe", b"["])
+def test_the_doctor_names_a_settings_file_that_cannot_be_read(content, tmp_path):
+    (tmp_path / "x402guard.toml").write_bytes(content)
+    done = typed("doctor", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "PROBLEM  settings   x402guard.toml: cannot be read: " in done.stdout.replace(f"{tmp_path}/", "")
+    assert done.stderr == ""
+
+
+def test_a_settings_file_may_name_its_ledger_by_a_path(tmp_path):
+    (tmp_path / "x402guard.toml").write_text('ledger = "./spend.db"\n')
+    assert typed("policy", "check", "x402guard.toml", cwd=tmp_path).returncode == 0
