@@ -3,8 +3,13 @@
 import gzip
 import json
 import os
+import pty
 import re
+import signal
+import subprocess
 import sys
+import time
+import tty
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -416,6 +421,40 @@ def test_without_a_budget_or_with_a_bad_one_it_does_not_start(tmp_path):
     done = forked("mcp", cwd=tmp_path)
     assert (done.returncode, "--budget" in done.stderr) == (2, True)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("answers", [False, True], ids=["at once", "after an answer"])
+@pytest.mark.parametrize("at", ["a terminal", "a pipe"])
+def test_ctrl_c_ends_it_in_order_while_its_input_stays_open(at, answers, tmp_path):
+    typed_in, its = pty.openpty() if at == "a terminal" else os.pipe()[::-1]
+    if at == "a terminal":
+        tty.setraw(its)
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("X402GUARD_")}
+    command = [sys.executable, "-m", "x402guard", "mcp", "--budget", "0.05"]
+    out = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, stdin=its, cwd=tmp_path, env=kept, **out) as process:
+        try:
+            asked = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}}
+            if answers:
+                line = json.dumps({"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": asked})
+                os.write(typed_in, f"{line}\n".encode())
+                assert json.loads(process.stdout.readline())["id"] == 1
+            else:
+                until_s = time.monotonic() + 20
+                while not (tmp_path / "x402guard.db").exists() or "mcp" not in books(tmp_path):
+                    assert time.monotonic() < until_s
+                    time.sleep(0.1)
+                time.sleep(0.5)  # it reads by then
+            process.send_signal(signal.SIGINT)
+            assert process.wait(20) == 130
+            assert "Traceback" not in process.stderr.read()
+        finally:
+            process.kill()
+            os.close(typed_in)
+            os.close(its)
+    with Owner(f"sqlite:///{tmp_path / 'x402guard.db'}") as owner:
+        [row] = [row for row in owner.sessions() if row.name == "mcp"]
+        assert row.state == "closed"
 
 
 def test_the_settings_of_the_page_start_it(tmp_path):

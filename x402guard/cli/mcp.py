@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from contextlib import closing
+import os
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
 from typing import Annotated
 
 import anyio
@@ -34,5 +39,39 @@ def mcp(
     with (
         Guard(**settings.guard_arguments()) as guard,
         closing(guard.session("mcp", budget=f"${format_dollars(limit)}")) as session,
+        _input_that_ctrl_c_ends() as interrupted,
     ):
         anyio.run(Wallet(session, explainer).run)
+    if interrupted.is_set():
+        raise typer.Exit(130)
+
+
+@contextmanager
+def _input_that_ctrl_c_ends() -> Iterator[threading.Event]:
+    """A block in which Ctrl-C ends standard input: the thread that reads it cannot be interrupted itself.
+
+    The event is set by Ctrl-C.
+    """
+    interrupted, given = threading.Event(), os.dup(0)
+    reading, writing = socket.socketpair()
+    os.dup2(reading.fileno(), 0)
+
+    def copy() -> None:
+        with suppress(OSError):  # it has ended
+            while some := os.read(given, 65_536):
+                writing.sendall(some)
+            writing.shutdown(socket.SHUT_WR)
+
+    def end(*_signal: object) -> None:
+        interrupted.set()
+        with suppress(OSError):  # it has ended already
+            writing.shutdown(socket.SHUT_WR)
+
+    before = signal.signal(signal.SIGINT, end)
+    threading.Thread(target=copy, name="x402guard-mcp-input", daemon=True).start()
+    try:
+        with reading:
+            yield interrupted
+    finally:
+        signal.signal(signal.SIGINT, before)
+        os.dup2(given, 0)

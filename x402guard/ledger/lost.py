@@ -153,8 +153,8 @@ def write_end(end: LateEnd) -> tuple[Scope, Change[bool]]:
     It changes what the hold counts, and whether its purchase is open. The counts of the guards stay as they are. The
     change is idempotent; its result is False if the ledger does not have the hold, and nothing is to be counted for it.
     """
-    holds = (end.hold_id, _late_id(end.hold_id))
-    return Scope(nodes=(WALLET,), holds=holds, marks=end.marks, durable=True), lambda view: _enter_end(view, end)
+    holds, nodes = ((end.hold_id,), ()) if end.capture is None else ((end.hold_id, _late_id(end.hold_id)), (WALLET,))
+    return Scope(nodes=nodes, holds=holds, marks=end.marks, durable=True), lambda view: _enter_end(view, end)
 
 
 class Writes(Protocol):
