@@ -270,12 +270,15 @@ def test_an_end_that_the_server_can_never_take_keeps_no_other_out(url, caplog):
         keep = guard.shell.store.outbox.keep
         keep(LateEnd("one", doubt="a\0b"))
         keep(LateEnd("two", capture=Capture(-5, Evidence.ESTIMATE)))
-        keep(LateEnd("never authorized", capture=Capture(usd("$0.05"), Evidence.ESTIMATE)))
+        keep(LateEnd("never authorized", doubt="no answer came"))
+        keep(LateEnd("archived", capture=Capture(usd("$0.05"), Evidence.ESTIMATE)))
         keep(LateEnd("three", capture=Capture(usd("$0.60"), Evidence.ESTIMATE)))
         assert session.held == Decimal("0.30")
     with make_guard(url) as guard:
         holds = [guard.shell.store.hold(name) for name in ("one", "two", "three")]
         assert [(hold.state, hold.captured) for hold in holds] == [("held", 0), ("held", 0), ("captured", usd("$0.60"))]
+        [wallet] = [node for node in guard.shell.store.nodes() if node.id == "wallet"]
+        assert (wallet.captured, wallet.counted) == (usd("$0.05"), usd("$0.85"))
     assert caplog.text.count("can never be written") == 2
     assert "its hold never authorized is not in the ledger" in caplog.text
     assert len(files()) == 1

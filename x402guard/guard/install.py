@@ -73,6 +73,8 @@ def install(
             warnings.warn(f"loaded, and not seen by x402guard: {listed}", stacklevel=2)
         for past in clients_past_guard():
             warnings.warn(f"{past}; until uninstall it pays from the installed session", stacklevel=2)
+        if guard is not None and not isinstance(guard, Guard):
+            raise ConfigError(f"guard: {guard!r:.60} is no Guard; leave it out for Guard.from_env()")
         owned, guard = guard is None, guard or Guard.from_env()
         try:
             session = guard.session(name, budget=budget)

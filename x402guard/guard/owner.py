@@ -34,7 +34,7 @@ from x402guard.guard.watchdog import Watchdog
 from x402guard.ledger.budgets import unlent
 from x402guard.ledger.delegations import delegation_marks, read_delegation, revoke
 from x402guard.ledger.lines import fold_holds
-from x402guard.ledger.model import Hold, HoldKind, NodeKind
+from x402guard.ledger.model import Hold, HoldKind, NodeKind, NodeState
 from x402guard.ledger.owner import known_budget, owner_mark, reset_node, set_limit, trip_node
 from x402guard.ledger.purchases import forgive, instance_mark
 from x402guard.ledger.queries import Prediction, find_budget, nodes_of, outstanding_of, prediction_of
@@ -45,7 +45,7 @@ from x402guard.ledger.verify import Head, differences, heads_of
 from x402guard.ledger.view import LedgerView, Scope
 from x402guard.ledger.watch import Limits
 from x402guard.money import Dollars, Nanos
-from x402guard.policy.checks import check_dollars, check_reason
+from x402guard.policy.checks import check_choice, check_dollars, check_reason, check_whole
 from x402guard.policy.loops import forget_before
 from x402guard.policy.steps import reset_mark, run_of
 from x402guard.stores import as_ledger_url, is_postgres, ledger_exists, ledger_path, open_store
@@ -118,6 +118,9 @@ class Owner:
         """
         nodes = nodes_of(self._store)
         inside = None if parent is None else {node.id for node in below(nodes, find_budget(self._store, parent))}
+        if state is not None:
+            check_choice("state", state, [str(each) for each in NodeState])
+        check_whole("limit", limit, 0, optional=True)
         since_ms = _as_ms("since", since) or 0
         found = [
             node

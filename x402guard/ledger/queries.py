@@ -38,6 +38,8 @@ def find_budget(store: LedgerStore, word: str | None, *, latest: bool = False) -
     None is the last session. Children do not count if a run has the name, because an agent names them. Raises
     ``ConfigError`` if there is none, and, unless the *latest* is meant, if several have the word as name or id.
     """
+    if word is not None and not isinstance(word, str):
+        raise ConfigError(f"session: {word!r:.60} is no name or id; write text, such as 'wallet'")
     if word == WALLET:
         if all(node.id != WALLET for node in store.nodes()):
             raise ConfigError(

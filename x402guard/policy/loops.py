@@ -72,7 +72,11 @@ class Loop(StepGuard):
         check_whole("policy.loop.window_s", self.window_s, 1, 86_400)
         check_whole("policy.loop.longest_cycle", self.longest_cycle, 1, 16)
         check_whole("policy.loop.failures", self.failures, 0, _MOST_CALLS)
-        if isinstance(self.ignored, str) or not all(isinstance(name, str) for name in self.ignored):
+        if (
+            isinstance(self.ignored, str)
+            or not isinstance(self.ignored, Collection)
+            or not all(isinstance(name, str) for name in self.ignored)
+        ):
             raise ConfigError(f"policy.loop.ignored: {self.ignored!r} is not a list of field names")
         if not isinstance(self.own, Mapping):
             raise ConfigError(f"policy.loop.own: {self.own!r} is not a mapping: tool or route to a number of calls")

@@ -38,7 +38,8 @@ UnexplainedTransfer = Literal["warn", "trip"]
 
 _SCHEMES: Final = frozenset({"exact", "upto"})
 _MAX_LIFETIME_S: Final = 86_400
-_HOST: Final = re.compile(r"((\*\.)?[a-z0-9_-]+(\.[a-z0-9_-]+)*|\[[0-9a-f:.]+\])(:[0-9]{1,5})?", re.ASCII)
+_HOST: Final = re.compile(r"((\*\.)?[a-z0-9_-]+(\.[a-z0-9_-]+)*|\[[0-9a-f:.]+\])(:(?P<port>[0-9]{1,5}))?", re.ASCII)
+_LAST_PORT: Final = 65_535
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -266,7 +267,8 @@ def as_host(pattern: str) -> str:
     if "/" in lower:
         name = lower.partition("://")[2].partition("/")[0] or lower.partition("/")[0]
         raise ValueError(f"{pattern!r} is a URL or a path; write the host alone, such as {name!r}")
-    if not _HOST.fullmatch(lower):
+    found = _HOST.fullmatch(lower)
+    if found is None or not 1 <= int(found["port"] or 1) <= _LAST_PORT:
         raise ValueError(f"{pattern!r} is not a host; write 'example.com', 'example.com:8443' or '*.example.com'")
     return lower
 
