@@ -422,7 +422,7 @@ def _alone(folder: Path) -> Iterator[None]:
         while not locks(descriptor):
             if time.monotonic() > until_s:
                 raise LedgerUnavailable(
-                    f"another process on this machine has been entering what the ledger's server has lost for {_WAIT_S:.0f} s",
+                    f"another process on this machine has been entering what the ledger does not have of ended processes for {_WAIT_S:.0f} s",
                     advice=f"Nothing was paid. Open the ledger again; if it stays so, end the process that has {folder}/lock open.",
                 )
             time.sleep(_LOOK_S)
