@@ -20,7 +20,7 @@ from x402guard.money import Dollars, Nanos, atomic_to_nanos, dollars_to_nanos
 
 TransferMethod = Literal["eip3009", "permit2"]
 
-_CAIP2 = re.compile(r"eip155:(0|[1-9][0-9]{0,18})", re.ASCII)
+_CAIP2 = re.compile(r"eip155:([1-9][0-9]{0,18})", re.ASCII)
 
 # x402 v1 uses network names, v2 uses CAIP-2 ids. A rule for one form must also apply to the other.
 _V1_CHAIN_IDS: Final = MappingProxyType(

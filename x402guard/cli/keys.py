@@ -80,6 +80,10 @@ def report(
 
 def report_key(path: Path) -> ReportKey:
     """Return the key in a file that ``keys report`` has written; its password is asked for. Raises ``ConfigError``."""
+    try:
+        path.open("rb").close()  # before the password is asked for
+    except OSError as error:
+        raise ConfigError(f"report key: {path} cannot be read: {error.strerror}") from None
     password = os.environ.pop(REPORT_KEY_PASSWORD, "")
     if not password and sys.stdin.isatty():
         password = typer.prompt("password", hide_input=True, err=True)
