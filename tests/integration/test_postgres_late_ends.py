@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from tests.support import postgres
-from tests.support.ended_buyer import FOLLOWS, begun, books_of, files, opens_a_guard
+from tests.support.ended_buyer import FOLLOWS, begin_call, begun, books_of, files, opens_a_guard
 from tests.support.ledger import a_hold, usd
 from tests.support.merchant import URL as SHOP_URL
 from tests.support.merchant import Shop, async_client, b64, client, make_guard, receipt
@@ -85,11 +85,7 @@ def test_a_server_that_goes_away_after_the_payment_left_holds_up_no_answer(url, 
 def test_a_bill_above_its_hold_that_waits_is_written_before_anything_else_is_spent(url, way):
     with make_guard(way.url(url), budget="$1.00") as guard, guard.session("s", budget="$1.00", id="s") as session:
         context = replace(guard.context, node_id="s")
-        held = replace(
-            a_hold("llm", "$0.10", "s", kind=HoldKind.LLM, now_ms=guard.shell.store.now_ms(), deadline_s=900)
-        )
-        scope = Scope(nodes=("s",), holds=("llm",), durable=True)
-        transact_now(guard.shell, scope, lambda view: authorize(view, held, {"kind": "llm", "model": "m", "host": "h"}))
+        held = begin_call(guard, "s")
         way.go_down()
         with pytest.raises(LedgerUnavailable):
             run(book(context, held, Bill(usd("$0.90"), Evidence.ESTIMATE)), guard.shell)

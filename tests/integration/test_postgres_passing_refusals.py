@@ -9,16 +9,14 @@ import psycopg
 import pytest
 
 from tests.support import postgres
-from tests.support.ended_buyer import books_of
-from tests.support.ledger import a_hold, usd
+from tests.support.ended_buyer import begin_call, books_of
+from tests.support.ledger import usd
 from tests.support.merchant import URL as SHOP_URL
 from tests.support.merchant import Shop, b64, client, make_guard, receipt
 from x402guard import BudgetExhausted, LedgerUnavailable, Policy
 from x402guard.flow.capture import Bill, book
-from x402guard.flow.drivers import run, transact_now
-from x402guard.ledger.authorize import authorize
-from x402guard.ledger.model import Evidence, HoldKind
-from x402guard.ledger.view import Scope
+from x402guard.flow.drivers import run
+from x402guard.ledger.model import Evidence
 from x402guard.stores import open_store
 
 pytestmark = [pytest.mark.xdist_group("postgres"), pytest.mark.long]
@@ -46,17 +44,10 @@ def refusing(url, how):
             set_to(REFUSALS[how][1])
 
 
-def begin_call(guard):
-    held = a_hold("llm", "$0.10", "s", kind=HoldKind.LLM, now_ms=guard.shell.store.now_ms(), deadline_s=900)
-    scope = Scope(nodes=("s",), holds=("llm",), durable=True)
-    transact_now(guard.shell, scope, lambda view: authorize(view, held, {"kind": "llm", "model": "m", "host": "h"}))
-    return held
-
-
 @pytest.mark.parametrize("how", REFUSALS)
 def test_a_bill_above_its_hold_is_written_before_anything_else_is_spent(url, how):
     with make_guard(url, budget="$1.00") as guard, guard.session("s", budget="$1.00", id="s") as session:
-        held = begin_call(guard)
+        held = begin_call(guard, "s")
         with refusing(url, how):
             with pytest.raises(LedgerUnavailable):
                 run(book(guard.context, held, Bill(usd("$0.90"), Evidence.ESTIMATE)), guard.shell)
@@ -97,7 +88,7 @@ def test_a_living_process_enters_its_own_bill_as_it_finds_that_the_server_has_lo
     """Its owner may reset the wallet while it lives: what it was billed counts by then."""
     guard, is_refused = make_guard(way.url(url), budget="$1.00"), False
     with suppress(LedgerUnavailable), guard, guard.session("run", budget="$1.00", id="s") as session:
-        held = begin_call(guard)
+        held = begin_call(guard, "s")
         postgres.keep_copy(url)
         session.charge("search", "$0.36")
         way.go_down()
@@ -120,7 +111,7 @@ def test_a_guard_on_a_store_that_stays_open_enters_what_an_earlier_one_has_left(
     store = open_store(way.url(url))
     first = make_guard(store, budget="$1.00")
     with suppress(LedgerUnavailable), first.session("s", budget="$1.00", id="s"):
-        held = begin_call(first)
+        held = begin_call(first, "s")
         way.go_down()
         with pytest.raises(LedgerUnavailable):
             run(book(first.context, held, Bill(usd("$0.90"), Evidence.ESTIMATE)), first.shell)

@@ -118,11 +118,11 @@ def main(ledger: str, stage: str, how: str) -> None:
     print("end", flush=True)
 
 
-def begin_call(guard):
+def begin_call(guard, node="run"):
     """Hold $0.10 for an LLM call."""
-    call = a_hold("llm", "$0.10", "run", kind=HoldKind.LLM, now_ms=guard.shell.store.now_ms(), deadline_s=900)
+    call = a_hold("llm", "$0.10", node, kind=HoldKind.LLM, now_ms=guard.shell.store.now_ms(), deadline_s=900)
     facts = {"kind": "llm", "model": "m", "host": "h"}
-    scope = Scope(nodes=("run",), holds=("llm",), durable=True)
+    scope = Scope(nodes=(node,), holds=("llm",), durable=True)
     transact_now(guard.shell, scope, lambda view: authorize(view, call, facts))
     return call
 

@@ -283,10 +283,11 @@ async def _in_thread(effect: Effect, call: Callable[[], Any], shell: Shell) -> A
 async def to_the_end(call: Callable[[], R], shell: Shell, late: Callable[[R], object], *, may_drop: bool = True) -> R:
     """Run a transaction to its end even if the task is cancelled, and let the cancellation continue after it.
 
-    *late* is then called with the result, if there is one. One that has not begun is dropped, if it may be. asyncio's own ``task.cancel()`` (``wait_for``, ``timeout``,
-    ``TaskGroup``, the end of the loop) breaks anyio's shield, and a transaction still running in the background could be
-    followed by one that comes too early. The event loop waits. Several threads of its own give each ledger its changes,
-    because those that wait share a commit; forty would compete with the loop for the interpreter.
+    *late* is then called with the result, if there is one. One that has not begun is dropped, if it may be. asyncio's
+    own ``task.cancel()`` (``wait_for``, ``timeout``, ``TaskGroup``, the end of the loop) breaks anyio's shield, and a
+    transaction still running in the background could be followed by one that comes too early. The event loop waits.
+    Several threads of its own give each ledger its changes, because those that wait share a commit; forty would
+    compete with the loop for the interpreter.
     """
     try:
         work = _ledger_threads(os.getpid(), id(shell.store)).submit(call)

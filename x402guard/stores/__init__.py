@@ -99,9 +99,8 @@ def check_ledger_url(url: str) -> None:
         _check_postgres(url)
     elif url != "memory://":
         if not url.startswith("sqlite:///") or len(url) == len("sqlite:///") or "\0" in url:
-            shown = (
-                f"a URL of {url.partition('://')[0]!r:.40}" if "@" in url else f"{url!r:.200}"
-            )  # it may hold a password
+            is_other = "://" in url and not url.startswith("sqlite:")  # it may hold a password
+            shown = f"a URL of {url.partition('://')[0]!r:.40}" if is_other else f"{url!r:.200}"
             raise ConfigError(
                 f"ledger: {shown} is not a ledger; write memory://, sqlite:///spend.db, sqlite:////absolute/path.db, a path such as ./spend.db, or postgresql://user@host/database"
             )
