@@ -1,17 +1,23 @@
-"""Many processes and threads on one wallet in PostgreSQL: payments with and without idle budget, beside pgbench."""
+"""Many processes and threads on one wallet in PostgreSQL: payments with and without idle budget, beside pgbench.
+
+pgbench shows what the server alone can do: once with the statements that a payment sends, as they were recorded from one,
+and once with the bare rows, in two transactions without any of our functions.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import psycopg
@@ -23,16 +29,17 @@ from x402guard.ledger.authorize import Refusal
 from x402guard.ledger.model import Evidence
 from x402guard.ledger.transitions import Capture, apply
 from x402guard.stores.postgres_rows import LoadedRows
+from x402guard.stores.postgres_server import Server
 
 _SECONDS = 6.0
 _SESSIONS = 1_000
 _BUSY = 4  # sessions of a client that pay while it is measured
-_CLIENTS = ((1, 1), (8, 1), (8, 4))
+_CLIENTS = ((1, 1), (8, 1), (8, 4), (32, 1))  # processes, and threads of each
 _COMMITS = {"": {}, ", 2 ms a commit": {"commit_delay": "2000", "commit_siblings": "0"}}
 _IDLE, _EXACT = "idle budget", "one line"
 
 # What a payment writes: three budgets' worth of journal, a hold that is written and changed, the session's row twice.
-_PGBENCH = """
+_BARE = """
 \\set n random(1, 1000)
 \\set h random(1, 2000000000)
 BEGIN;
@@ -67,16 +74,21 @@ def measure() -> Iterator[Figure]:
         for processes, threads in _CLIENTS:
             clients = processes * threads
             with _server(settings) as folder:
-                floor = _pgbench(folder, clients)
+                bare = _pgbench(folder, clients, _BARE, tables=_TABLES)
+            with _server(settings) as folder:
+                same, first = _recorded(postgres.url(folder, "postgres"), clients)
+                floor = _pgbench(folder, clients, same, **first)
             rates = {}
             for kind in (_EXACT, _IDLE):
                 with _server(settings) as folder:
                     rates[kind] = _payments(postgres.url(folder, "postgres"), kind, processes, threads)
-            where = f"{clients} clients{name}"
-            yield Figure(f"pgbench of the same rows, {where}", floor, "/s")
-            yield Figure(f"payments, {where}", rates[_IDLE], "/s", "", f"{rates[_IDLE] / floor:.2f} of pgbench")
+            where = f"{clients} clients in {processes} processes{name}"
+            yield Figure(f"pgbench of the bare rows, {where}", bare, "/s")
+            yield Figure(f"pgbench of the same statements, {where}", floor, "/s")
+            beside = f"{rates[_IDLE] / floor:.2f} of pgbench with the same statements, {rates[_IDLE] / bare:.2f} of the bare rows"
+            yield Figure(f"payments, {where}", rates[_IDLE], "/s", "≥ 0.5 of pgbench", beside)
             yield Figure(f"the same, each payment changes the wallet's row, {where}", rates[_EXACT], "/s")
-            yield Figure(f"idle budget ÷ without, {where}", rates[_IDLE] / rates[_EXACT], "×")
+            yield Figure(f"idle budget ÷ without, {where}", rates[_IDLE] / rates[_EXACT], "×", "≥ 3 at 32, 2 ms")
 
 
 @contextlib.contextmanager
@@ -91,20 +103,78 @@ def _server(settings: dict[str, str]) -> Iterator[Path]:
             postgres.stop(folder, "immediate")
 
 
-def _pgbench(folder: Path, clients: int) -> float:
-    url = postgres.url(folder, "postgres")
-    with psycopg.connect(url, autocommit=True) as connection:
-        connection.execute(_TABLES)
-    with tempfile.NamedTemporaryFile("w", suffix=".sql") as script:
-        script.write(_PGBENCH)
-        script.flush()
+def _pgbench(folder: Path, clients: int, script: str, *, tables: str = "", **first: int) -> float:
+    """Return how often a second that many clients run a script; *first* are the first values of its variables."""
+    if tables:
+        with psycopg.connect(postgres.url(folder, "postgres"), autocommit=True) as connection:
+            connection.execute(tables)
+    with tempfile.NamedTemporaryFile("w", suffix=".sql") as file:
+        file.write(script)
+        file.flush()
         command = [
-            str((postgres.programs() or Path()) / "pgbench"), "-h", str(folder), "-U", "owner", "-n", "-M", "prepared", "-c",
-            str(clients), "-j", "2", "-T", str(int(_SECONDS)), "-f", script.name, "postgres",
+            str((postgres.programs() or Path()) / "pgbench"), "-h", str(folder), "-U", "owner", "-n", "-c", str(clients),
+            "-M", "simple", "-j", "2", "-T", str(int(_SECONDS)), "-f", file.name,
+            *(part for name, value in first.items() for part in ("-D", f"{name}={value}")), "postgres",
         ]  # fmt: skip
         said = subprocess.run(command, capture_output=True, text=True, check=True).stdout  # noqa: S603 - our own
     [line] = [line for line in said.splitlines() if line.startswith("tps")]
     return float(line.split()[2])
+
+
+def _recorded(url: str, clients: int) -> tuple[str, dict[str, int]]:
+    """Return the statements of one payment as a script of pgbench, each client of which pays in a session of its own.
+
+    Every session has made the same payments before, so all begin with the same versions, which are returned as well.
+    """
+    books, said = Books(url, wallet="$1000000.00", session=None), list[tuple[str, Sequence[Any]]]()
+    for client in range(clients):
+        books.open(f"s{client}", "$1000.00")
+        for number in range(2):
+            _pay_once(books, f"s{client}", f"h{client}-{number}")
+    say = Server.say
+
+    def noted(server: Server, sql: str, values: Sequence[Any] = (), **named: Any) -> list[tuple[Any, ...]]:
+        said.append((sql, values))
+        return say(server, sql, values, **named)
+
+    with patch.object(Server, "say", noted):
+        _pay_once(books, "s0", "h0-2")
+    books.close()
+    written = [json.loads(values[-1]) for sql, values in said if "write_" in sql]
+    [node], [entry] = written[0]["read"]["nodes"], written[0]["entries"]  # a payment that draws from no other budget
+    script = ["\\set w :v + 1", "\\set r :q + 1"]
+    script += [_as_script(sql, values, later="write_" in sql and not values[1]) for sql, values in said]
+    script += ["\\set v :v + 2", "\\set q :q + 2"]
+    return "\n".join(script), {"v": node["version"], "q": entry["seq"]}
+
+
+def _as_script(sql: str, values: Sequence[Any], *, later: bool) -> str:
+    """Return one question to the server as a line of pgbench: its ids, versions and numbers are those of each client."""
+    *others, text = values
+    asked = json.loads(text)
+    if "entries" in asked:
+        for row in asked["read"]["nodes"]:
+            row["version"] = "{v}"
+        for entry in asked["entries"]:
+            entry["seq"] = "{q}"
+    known = asked.pop("last", None)  # it is the same for all, and is there
+    text = json.dumps(asked).replace('"s0"', '"s{c}"').replace('"h0-2"', '"h{c}-{r}"')
+    if known is not None:
+        text = f'{text[:-1]}, "last": {json.dumps(known)}}}'
+    places = {"{v}": ":w" if later else ":v", "{q}": ":r" if later else ":q"}
+    for place, name in places.items():
+        text = text.replace(f'"{place}"', f" {name} ")
+    text = text.replace("{c}", ":client_id").replace("{r}", ":r").replace("'", "''")
+    line = sql.rstrip("; ").replace("; ", "\\; ")
+    for value in (*others, text):
+        line = line.replace("?", f"'{value}'", 1)
+    return f"{line};"
+
+
+def _pay_once(books: Books, session: str, hold_id: str) -> None:
+    assert not isinstance(books.hold(hold_id, "$0.01", session), Refusal)
+    capture = partial(apply, hold_id=hold_id, event=Capture(usd("$0.01"), Evidence.CLAIMED))
+    books.change(capture, holds=(hold_id,), durable=False)
 
 
 def _payments(url: str, kind: str, processes: int, threads: int) -> float:
@@ -150,10 +220,7 @@ def _pays(url: str, kind: str, threads: int, sessions: int, which: str) -> None:
         number = 0
         while time.perf_counter() < until:
             session = f"{which}-{(number % _BUSY) * threads + thread}"
-            hold_id = f"{session}-{thread}-{number}"
-            assert not isinstance(books.hold(hold_id, "$0.01", session), Refusal)
-            capture = partial(apply, hold_id=hold_id, event=Capture(usd("$0.01"), Evidence.CLAIMED))
-            books.change(capture, holds=(hold_id,), durable=False)
+            _pay_once(books, session, f"{session}-{thread}-{number}")
             number += 1
             made[thread] = number
 

@@ -13,11 +13,13 @@ from tests.support.ledger import Books, usd
 from tests.support.postgres_way import PORT
 from x402guard import LedgerUnavailable
 from x402guard.ledger.authorize import Refusal
+from x402guard.ledger.view import Scope
 from x402guard.stores import open_store
+from x402guard.stores.postgres_rows import Asked
 
 pytestmark = pytest.mark.xdist_group("postgres")
 
-CENT = "$0.01"
+CENT, SESSION = "$0.01", "s"
 CONFIG = """
 [databases]
 * = host={folder} port={port}
@@ -51,9 +53,10 @@ def url(straight, way):
     with (folder / f"pgbouncer{PORT}.log").open("w") as log:
         process = subprocess.Popen([program, str(config)], stdout=log, stderr=log, **postgres.as_user())
     try:
-        for _ in range(200):
-            if (folder / f".s.PGSQL.{own}").exists():
-                break
+        started = time.monotonic()
+        while not (folder / f".s.PGSQL.{own}").exists():
+            assert process.poll() is None, log.name
+            assert time.monotonic() - started < 30, log.name
             time.sleep(0.02)
         yield f"{straight}&port={own}"
     finally:
@@ -65,11 +68,12 @@ def url(straight, way):
 def test_several_stores_sell_exactly_the_budget_through_it(url, straight, turns):
     stores = [Books(url, wallet="$0.20")] + [Books(url, session=None) for _ in range(3)]
     for books in stores if turns else ():
-        books.store._turns_until_s = time.monotonic() + 60
+        books.store._hot = {SESSION: time.monotonic() + 60}
     held = 0
     for number in range(40):
         held += not isinstance(stores[number % 4].hold(f"h{number}", CENT), Refusal)
     assert held == 20
+    assert all(books.store._hot_of(Asked([Scope(nodes=(SESSION,))])) for books in stores) is bool(turns)
     for books in stores:
         assert books.balances("wallet")[3] == usd("$0.20")
         assert books.store.audit() == []

@@ -1,12 +1,19 @@
-"""Counts what one decision asks of the server: two round trips, one that reads and one that writes and commits."""
+"""Counts what one decision asks of the server: two round trips, one that reads and one that writes and commits, by indexes alone."""
+
+from functools import partial
 
 import anyio
 import httpx
+import psycopg
 import pytest
 
+from tests.support.ledger import Books, usd
 from tests.support.merchant import URL, Shop, async_client, b64, client, make_guard, open_terms, receipt
 from tests.support.refusals import Chunks
 from x402guard import Policy
+from x402guard.ledger.authorize import Refusal
+from x402guard.ledger.model import Evidence
+from x402guard.ledger.transitions import Capture, apply
 from x402guard.stores.postgres_server import Server
 
 pytestmark = pytest.mark.xdist_group("postgres")
@@ -71,3 +78,27 @@ def test_a_decision_takes_two(url, monkeypatch, path):
         most = decide()
         monkeypatch.undo()
     assert len(asked) == most, asked
+
+
+def test_no_decision_reads_a_table_as_a_whole(url):
+    """What a payment costs does not grow with the sessions of the ledger, whatever the server knows of its tables."""
+    books = Books(url, wallet="$300.00", session=None)
+    for number in range(300):
+        books.open(f"s-{number}", "$200.00")
+    before = whole_reads(books, url)
+    for number in range(8):
+        hold_id, session = f"h-{number}", f"s-{number % 4}"
+        assert not isinstance(books.hold(hold_id, "$0.01", session), Refusal)
+        books.change(partial(apply, hold_id=hold_id, event=Capture(usd("$0.01"), Evidence.CLAIMED)), holds=(hold_id,))
+    assert not isinstance(books.hold("first", "$180.00", "s-0"), Refusal)
+    assert isinstance(books.hold("second", "$150.00", "s-1"), Refusal)  # after what is idle elsewhere was looked for
+    assert whole_reads(books, url) == before
+    books.close()
+
+
+def whole_reads(books, url):
+    """Return how often each table of the ledger was read without an index, by its own count."""
+    books.store._writer.say("SELECT pg_stat_force_next_flush()")
+    with psycopg.connect(url, autocommit=True) as server:
+        tables = "relname IN ('nodes', 'holds', 'entries', 'marks', 'archived')"
+        return dict(server.execute(f"SELECT relname, seq_scan FROM pg_stat_user_tables WHERE {tables}").fetchall())

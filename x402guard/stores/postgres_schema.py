@@ -178,7 +178,9 @@ BEGIN
 END $$;
 """
 
-MIGRATIONS: Final = (_TABLES, _ARCHIVED)
+_NO_TABLES: Final = ""
+
+MIGRATIONS: Final = (_TABLES, _ARCHIVED, _NO_TABLES)
 """Migration N takes a ledger from version N to N + 1; the table ``ledger`` says the version.
 
 After the last one, ``FUNCTIONS`` are made anew. A change of theirs needs a migration, even if it is empty.
@@ -195,83 +197,106 @@ BUSY: Final = """busy (id) AS (
 """
 """The nodes that keep idle budget or hold something, and all nodes above them. Only an open node keeps idle budget."""
 
+# How many rows JSON has is not known to the server, which takes it for a hundred: it would read a table of some thousand rows
+# as a whole, each time. Every query here has an index, and one plan, which is made once for a connection.
+_BY_INDEX: Final = """
+    SET plan_cache_mode = force_generic_plan SET jit = off
+    SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+"""
+
 # STABLE, so that all of its queries see one snapshot: a change that refuses writes nothing, and nothing is compared then.
 _LOAD: Final = f"""
-CREATE FUNCTION x402guard.load_{VERSION}(ledger uuid, ask jsonb) RETURNS text LANGUAGE plpgsql STABLE AS $$
+CREATE FUNCTION x402guard.load_{VERSION}(ledger uuid, ask jsonb) RETURNS text LANGUAGE plpgsql STABLE {_BY_INDEX} AS $$
 DECLARE
     now_ms bigint := coalesce((ask ->> 'now_ms')::bigint, (extract(epoch FROM clock_timestamp()) * 1000)::bigint);
-    wanted_holds text[]; wanted_nodes text[]; owners text[]; answer json;
+    moving boolean; hold_ids text[]; owners text[]; above text[]; parents text[];
+    node_rows json; busy_rows json; hold_rows json; mark_rows json; sums json;
 BEGIN
-    IF NOT EXISTS (SELECT FROM x402guard.ledger AS l WHERE l.id = load_{VERSION}.ledger) THEN
+    SELECT l.is_moving INTO moving FROM x402guard.ledger AS l WHERE l.id = load_{VERSION}.ledger;
+    IF moving IS NULL THEN
         RAISE EXCEPTION 'another ledger is here now' USING ERRCODE = '{ANOTHER_LEDGER}';
-    END IF;
-    IF EXISTS (SELECT FROM x402guard.ledger AS l WHERE l.is_moving) THEN
+    ELSIF moving THEN
         RAISE EXCEPTION 'a ledger is being moved here' USING ERRCODE = '{MOVING}';
     END IF;
-    IF NOT EXISTS (SELECT FROM x402guard.entries AS e WHERE e.node_id = ask #>> '{{last,node_id}}'
-            AND e.seq = (ask #>> '{{last,seq}}')::bigint AND e.hash = ask #>> '{{last,hash}}')
+    IF ask ->> 'last' IS NOT NULL
+            AND NOT EXISTS (SELECT FROM x402guard.entries AS e WHERE e.node_id = ask #>> '{{last,node_id}}'
+                AND e.seq = (ask #>> '{{last,seq}}')::bigint AND e.hash = ask #>> '{{last,hash}}')
             AND NOT EXISTS (SELECT FROM x402guard.archived AS a WHERE a.node_id = ask #>> '{{last,node_id}}'
-                AND a.seq >= (ask #>> '{{last,seq}}')::bigint)
-            AND ask ->> 'last' IS NOT NULL THEN
+                AND a.seq >= (ask #>> '{{last,seq}}')::bigint) THEN
         RAISE EXCEPTION 'the newest entries are missing' USING ERRCODE = '{ROLLED_BACK}';
     END IF;
-    SELECT coalesce(array_agg(found.id), '{{}}') INTO wanted_holds FROM (
-        SELECT h.id FROM x402guard.holds AS h WHERE h.id IN (SELECT jsonb_array_elements_text(ask -> 'holds'))
-        UNION
-        SELECT h.id FROM jsonb_array_elements_text(ask -> 'purchases') AS p (key)
+    hold_ids := ARRAY(SELECT jsonb_array_elements_text(ask -> 'holds')) || ARRAY(
+        SELECT h.id FROM x402guard.holds AS h WHERE h.state = 'held' AND h.chain_evidence = 0
+        AND h.deadline_unix < now_ms / 1000 ORDER BY h.deadline_unix LIMIT (ask ->> 'due')::integer);
+    IF ask -> 'purchases' <> '[]' THEN
+        hold_ids := hold_ids || ARRAY(
+            SELECT h.id FROM jsonb_array_elements_text(ask -> 'purchases') AS p (key)
             JOIN x402guard.holds AS h ON h.purchase_key = p.key
-            WHERE h.delivery IN ('open', 'lost') AND h.state IN ('held', 'captured')
-        UNION
-        SELECT last.id FROM jsonb_array_elements_text(ask -> 'named') AS p (key) CROSS JOIN LATERAL (
-            SELECT h.id FROM x402guard.holds AS h WHERE h.purchase_key = p.key AND h.delivery = 'done'
-            AND h.state IN ('held', 'captured') ORDER BY h.created_ms DESC LIMIT 1) AS last
-        UNION
-        (SELECT h.id FROM x402guard.holds AS h WHERE h.state = 'held' AND h.chain_evidence = 0
-            AND h.deadline_unix < now_ms / 1000 ORDER BY h.deadline_unix LIMIT (ask ->> 'due')::integer)
-        UNION
-        SELECT part.id FROM (VALUES (false), (true)) AS c (ended) CROSS JOIN LATERAL (
-            SELECT h.id FROM x402guard.holds AS h
-            WHERE h.chain_evidence = 1 AND (h.state = 'held' OR h.evidence IN ('claimed', 'chain_head'))
-            AND (h.state = 'captured') = c.ended AND h.intent IS NOT NULL
-            AND (h.state = 'captured' OR h.doubt IS NOT NULL OR h.claim IS NOT NULL
-                OR h.flying_since_ms < now_ms - (ask ->> 'flight_ms')::bigint)
-            ORDER BY h.checked_ms, h.created_ms LIMIT (ask ->> 'sweep')::integer) AS part
-    ) AS found;
-    SELECT array_agg(DISTINCT h.node_id), array_agg(DISTINCT h.owner) INTO wanted_nodes, owners
-        FROM x402guard.holds AS h WHERE h.id = ANY (wanted_holds);
-    SELECT json_build_object(
-        'now_ms', now_ms,
-        'nodes', (
-            WITH RECURSIVE above (id) AS (
-                SELECT jsonb_array_elements_text(ask -> 'nodes') COLLATE "C" UNION SELECT unnest(wanted_nodes)
-                UNION SELECT n.parent_id FROM x402guard.nodes AS n JOIN above ON n.id = above.id
-            ) SELECT json_agg(n) FROM x402guard.nodes AS n WHERE n.id IN (SELECT above.id FROM above)),
-        'busy', CASE WHEN (ask ->> 'busy')::boolean THEN (
-            WITH RECURSIVE {BUSY} SELECT json_agg(n) FROM x402guard.nodes AS n WHERE n.id IN (SELECT busy.id FROM busy)) END,
-        'holds', (SELECT json_agg(h) FROM x402guard.holds AS h WHERE h.id = ANY (wanted_holds)),
-        'marks', (SELECT json_agg(m) FROM (
+            WHERE h.delivery IN ('open', 'lost') AND h.state IN ('held', 'captured'));
+    END IF;
+    IF ask -> 'named' <> '[]' THEN
+        hold_ids := hold_ids || ARRAY(
+            SELECT last.id FROM jsonb_array_elements_text(ask -> 'named') AS p (key) CROSS JOIN LATERAL (
+                SELECT h.id FROM x402guard.holds AS h WHERE h.purchase_key = p.key AND h.delivery = 'done'
+                AND h.state IN ('held', 'captured') ORDER BY h.created_ms DESC LIMIT 1) AS last);
+    END IF;
+    IF (ask ->> 'sweep')::integer > 0 THEN
+        hold_ids := hold_ids || ARRAY(
+            SELECT part.id FROM (VALUES (false), (true)) AS c (ended) CROSS JOIN LATERAL (
+                SELECT h.id FROM x402guard.holds AS h
+                WHERE h.chain_evidence = 1 AND (h.state = 'held' OR h.evidence IN ('claimed', 'chain_head'))
+                AND (h.state = 'captured') = c.ended AND h.intent IS NOT NULL
+                AND (h.state = 'captured' OR h.doubt IS NOT NULL OR h.claim IS NOT NULL
+                    OR h.flying_since_ms < now_ms - (ask ->> 'flight_ms')::bigint)
+                ORDER BY h.checked_ms, h.created_ms LIMIT (ask ->> 'sweep')::integer) AS part);
+    END IF;
+    IF hold_ids <> '{{}}' THEN
+        SELECT json_agg(h), array_agg(h.node_id), array_agg(h.owner) INTO hold_rows, above, owners
+            FROM x402guard.holds AS h WHERE h.id = ANY (hold_ids);
+    END IF;
+    above := ARRAY(SELECT jsonb_array_elements_text(ask -> 'nodes')) || above;
+    parents := above;
+    LOOP
+        SELECT array_agg(n.parent_id) INTO parents FROM x402guard.nodes AS n
+            WHERE n.id = ANY (parents) AND n.parent_id <> ALL (above);
+        EXIT WHEN parents IS NULL;
+        above := above || parents;
+    END LOOP;
+    IF above <> '{{}}' THEN
+        SELECT json_agg(n) INTO node_rows FROM x402guard.nodes AS n WHERE n.id = ANY (above);
+    END IF;
+    IF (ask ->> 'busy')::boolean THEN
+        WITH RECURSIVE {BUSY}
+            SELECT json_agg(n) INTO busy_rows FROM x402guard.nodes AS n WHERE n.id IN (SELECT busy.id FROM busy);
+    END IF;
+    IF ask -> 'marks' <> '[]' OR owners IS NOT NULL THEN
+        SELECT json_agg(m) INTO mark_rows FROM (
             SELECT w.value ->> 0 AS kind, w.value ->> 1 AS key FROM jsonb_array_elements(ask -> 'marks') AS w
             UNION SELECT 'instance', unnest(owners)
-        ) AS w JOIN x402guard.marks AS m ON m.kind = w.kind AND m.key = w.key),
-        'out', (SELECT json_agg(coalesce((
+        ) AS w JOIN x402guard.marks AS m ON m.kind = w.kind AND m.key = w.key;
+    END IF;
+    IF ask -> 'out' <> '[]' THEN
+        SELECT json_agg(coalesce((
             SELECT sum(h.amount) FROM x402guard.holds AS h WHERE h.state = 'held' AND h.intent IS NOT NULL
             AND h.claim IS NULL AND h.intent::json ->> 'network' = w.value ->> 0 AND h.intent::json ->> 'token' = w.value ->> 1
-        ), 0)) FROM jsonb_array_elements(ask -> 'out') AS w)
-    ) INTO answer;
-    RETURN answer::text;
+        ), 0)) INTO sums FROM jsonb_array_elements(ask -> 'out') AS w;
+    END IF;
+    RETURN json_build_object(
+        'now_ms', now_ms, 'nodes', node_rows, 'busy', busy_rows, 'holds', hold_rows, 'marks', mark_rows, 'out', sums)::text;
 END $$;
 """
 
 # Rows are locked in the order of their keys, so that no two writers wait for each other. A lock lasts as long as this one
 # statement and its commit: no other process waits while Python decides.
 _WRITE: Final = """
-CREATE FUNCTION x402guard.write_{version}(ledger uuid, durable boolean, given jsonb) RETURNS void LANGUAGE plpgsql AS $$
-DECLARE moved text;
+CREATE FUNCTION x402guard.write_{version}(ledger uuid, durable boolean, given jsonb) RETURNS void
+LANGUAGE plpgsql {by_index} AS $$
+DECLARE moving boolean; moved text;
 BEGIN
-    IF NOT EXISTS (SELECT FROM x402guard.ledger AS l WHERE l.id = write_{version}.ledger) THEN
+    SELECT l.is_moving INTO moving FROM x402guard.ledger AS l WHERE l.id = write_{version}.ledger;
+    IF moving IS NULL THEN
         RAISE EXCEPTION 'another ledger is here now' USING ERRCODE = '{another}';
-    END IF;
-    IF EXISTS (SELECT FROM x402guard.ledger AS l WHERE l.is_moving) THEN
+    ELSIF moving THEN
         RAISE EXCEPTION 'a ledger is being moved here' USING ERRCODE = '{moving}';
     END IF;
     -- Who has the turn for a row is not overtaken, so that it ends. Who is in turn itself does not wait, but takes that too.
@@ -303,9 +328,11 @@ BEGIN
         PERFORM set_config('synchronous_commit', 'on', true);
     END IF;
 {compared_nodes}
-    SELECT concat_ws(E'\\n', nullif(moved, ''), string_agg(r.id, E'\\n')) INTO moved
-        FROM jsonb_to_recordset(given #> '{{read,rules}}') AS r (id text, version bigint)
-        LEFT JOIN x402guard.nodes AS n ON n.id = r.id WHERE n.rules IS DISTINCT FROM r.version;
+    IF given #> '{{read,rules}}' <> '[]' THEN
+        SELECT concat_ws(E'\\n', nullif(moved, ''), string_agg(r.id, E'\\n')) INTO moved
+            FROM jsonb_to_recordset(given #> '{{read,rules}}') AS r (id text, version bigint)
+            LEFT JOIN x402guard.nodes AS n ON n.id = r.id WHERE n.rules IS DISTINCT FROM r.version;
+    END IF;
 {compared_holds}
 {compared_marks}
     IF moved <> '' THEN
@@ -319,29 +346,41 @@ BEGIN
                 ON m.kind = r.kind AND m.key = r.key) THEN
         RAISE EXCEPTION 'rows were added meanwhile' USING ERRCODE = '{conflict}';
     END IF;
-    UPDATE x402guard.nodes AS n SET {set_node}, version = n.version + 1,
-            rules = n.rules + (n.id IN (SELECT jsonb_array_elements_text(given -> 'rules')))::integer
-        FROM jsonb_populate_recordset(NULL::x402guard.nodes, given #> '{{changed,nodes}}') AS r WHERE n.id = r.id;
-    INSERT INTO x402guard.nodes ({nodes})
-        SELECT {nodes} FROM jsonb_populate_recordset(NULL::x402guard.nodes, given #> '{{new,nodes}}');
-    UPDATE x402guard.holds AS h SET {set_hold}, version = h.version + 1
-        FROM jsonb_populate_recordset(NULL::x402guard.holds, given #> '{{changed,holds}}') AS r WHERE h.id = r.id;
-    INSERT INTO x402guard.holds ({holds})
-        SELECT {holds} FROM jsonb_populate_recordset(NULL::x402guard.holds, given #> '{{new,holds}}');
+    IF given #> '{{changed,nodes}}' <> '[]' THEN
+        UPDATE x402guard.nodes AS n SET {set_node}, version = n.version + 1,
+                rules = n.rules + (n.id IN (SELECT jsonb_array_elements_text(given -> 'rules')))::integer
+            FROM jsonb_populate_recordset(NULL::x402guard.nodes, given #> '{{changed,nodes}}') AS r WHERE n.id = r.id;
+    END IF;
+    IF given #> '{{new,nodes}}' <> '[]' THEN
+        INSERT INTO x402guard.nodes ({nodes})
+            SELECT {nodes} FROM jsonb_populate_recordset(NULL::x402guard.nodes, given #> '{{new,nodes}}');
+    END IF;
+    IF given #> '{{changed,holds}}' <> '[]' THEN
+        UPDATE x402guard.holds AS h SET {set_hold}, version = h.version + 1
+            FROM jsonb_populate_recordset(NULL::x402guard.holds, given #> '{{changed,holds}}') AS r WHERE h.id = r.id;
+    END IF;
+    IF given #> '{{new,holds}}' <> '[]' THEN
+        INSERT INTO x402guard.holds ({holds})
+            SELECT {holds} FROM jsonb_populate_recordset(NULL::x402guard.holds, given #> '{{new,holds}}');
+    END IF;
     INSERT INTO x402guard.entries
         SELECT * FROM jsonb_populate_recordset(NULL::x402guard.entries, given -> 'entries');
-    INSERT INTO x402guard.marks (kind, key, value)
-        SELECT kind, key, value FROM jsonb_populate_recordset(NULL::x402guard.marks, given #> '{{new,marks}}');
-    INSERT INTO x402guard.marks AS m (kind, key, value)
-        SELECT kind, key, value FROM jsonb_populate_recordset(NULL::x402guard.marks, given #> '{{changed,marks}}')
-        ON CONFLICT (kind, key) DO UPDATE SET value = excluded.value, version = m.version + 1;
+    IF given #> '{{new,marks}}' <> '[]' THEN
+        INSERT INTO x402guard.marks (kind, key, value)
+            SELECT kind, key, value FROM jsonb_populate_recordset(NULL::x402guard.marks, given #> '{{new,marks}}');
+    END IF;
+    IF given #> '{{changed,marks}}' <> '[]' THEN
+        INSERT INTO x402guard.marks AS m (kind, key, value)
+            SELECT kind, key, value FROM jsonb_populate_recordset(NULL::x402guard.marks, given #> '{{changed,marks}}')
+            ON CONFLICT (kind, key) DO UPDATE SET value = excluded.value, version = m.version + 1;
+    END IF;
 END $$;
 """
 
 # It waits for a write that is under way. After it has answered "no", the write it asks about can no longer be made: the
 # node of the fence, which that write has read, has another version.
 _IS_WRITTEN: Final = f"""
-CREATE FUNCTION x402guard.is_written_{VERSION}(fence text, wanted jsonb) RETURNS boolean LANGUAGE plpgsql AS $$
+CREATE FUNCTION x402guard.is_written_{VERSION}(fence text, wanted jsonb) RETURNS boolean LANGUAGE plpgsql {_BY_INDEX} AS $$
 BEGIN
     UPDATE x402guard.nodes SET version = version + 1 WHERE id = fence;
     RETURN NOT EXISTS (
@@ -357,10 +396,12 @@ def _compared(table: str, *key: str) -> str:
     read = f"jsonb_to_recordset(given #> '{{read,{table}}}') AS r ({', '.join(f'{name} text' for name in key)}, version bigint)"
     names_of = " || ' ' || ".join(f"r.{name}" for name in key)
     return f"""
-    WITH x AS (SELECT {columns}, x.version FROM x402guard.{table} AS x JOIN {read} ON {on}
-        ORDER BY {columns} FOR NO KEY UPDATE OF x)
-    SELECT concat_ws(E'\\n', nullif(moved, ''), string_agg({names_of}, E'\\n')) INTO moved
-        FROM {read} LEFT JOIN x ON {on} WHERE x.version IS DISTINCT FROM r.version;"""
+    IF given #> '{{read,{table}}}' <> '[]' THEN
+        WITH x AS (SELECT {columns}, x.version FROM x402guard.{table} AS x JOIN {read} ON {on}
+            ORDER BY {columns} FOR NO KEY UPDATE OF x)
+        SELECT concat_ws(E'\\n', nullif(moved, ''), string_agg({names_of}, E'\\n')) INTO moved
+            FROM {read} LEFT JOIN x ON {on} WHERE x.version IS DISTINCT FROM r.version;
+    END IF;"""
 
 
 def _set(columns: Sequence[str]) -> str:
@@ -378,6 +419,7 @@ FUNCTIONS: Final = (
     + _WRITE.format(
         version=VERSION,
         another=ANOTHER_LEDGER,
+        by_index=_BY_INDEX,
         moving=MOVING,
         turns=_TURNS,
         stripe=_STRIPE,
