@@ -193,6 +193,19 @@ def test_threads_behind_a_barrier_never_oversell(make_books):
     assert books.balances() == (0, usd("$0.10"), usd("$0.10"), 0)
 
 
+def test_a_path_is_a_budget_and_all_above_it_as_they_stand_among_all(make_books):
+    books = make_books(wallet="$9.00")
+    for node, parent in (("b", "wallet"), ("t", "b"), ("t/u", "t"), ("other", "b")):
+        books.open(node, "$2.00", parent)
+        books.hold(f"of-{node}", "$0.10", node)
+    books.step("of-t/u", Capture(usd("$0.04"), Evidence.CLAIMED))
+    among_all = {node.id: node for node in books.store.nodes()}
+    assert books.store.path("t/u") == [among_all[each] for each in ("t/u", "t", "b", "wallet")]
+    assert (among_all["b"].live, among_all["wallet"].live) == (usd("$0.30"), usd("$0.30"))
+    assert books.store.path("wallet") == [among_all["wallet"]]
+    assert list(books.store.path("never")) == []
+
+
 def test_marks_are_found_by_prefix_and_taken_literally(make_books):
     books = make_books()
     keys = ["a/%", "a/x", "b/x", "a_x"]

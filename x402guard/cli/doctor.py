@@ -183,7 +183,7 @@ def _ledger(url: str, budget: str | None, payer: str | None) -> Iterator[Finding
         live = sum(hold.kind is not HoldKind.TOKENS for hold in store.outstanding())
         wallets = store.marks(*PAYER_MARK).values()
         watched, now_ms = store.marks(*BEAT).values(), store.now_ms()
-        limits = [node.limit for node in store.nodes() if node.id == WALLET]
+        limits = [node.limit for node in store.path(WALLET)]
         store.close()
     except (ConfigError, LedgerUnavailable) as error:
         yield Finding("ledger", "problem", str(error))

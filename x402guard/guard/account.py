@@ -11,7 +11,7 @@ from x402guard.flow.shell import Shell
 from x402guard.guard.opening import Basis
 from x402guard.ledger.model import Hold, Node
 from x402guard.ledger.owner import trip_node
-from x402guard.ledger.queries import nodes_of, outstanding_of
+from x402guard.ledger.queries import outstanding_of, path_of
 from x402guard.ledger.tree import remaining
 from x402guard.ledger.view import Scope
 from x402guard.money import Dollars, dollars_to_nanos, format_dollars, nanos_to_decimal
@@ -60,7 +60,7 @@ class Account:
         return self._name
 
     def _nodes(self) -> dict[str, Node]:
-        return nodes_of(self.shell.store, self.id)
+        return path_of(self.shell.store, self.id)
 
     @property
     def limit(self) -> Decimal | None:

@@ -26,7 +26,7 @@ def refuse_strange_clock(store: LedgerStore, chain: ChainReader | None, boot: st
     ledger without live holds and without spending in a window, for which the time makes no difference.
     """
     now_ms = store.now_ms()
-    wallet = next((node for node in store.nodes(WALLET) if node.id == WALLET), None)
+    wallet = next(iter(store.path(WALLET)), None)
     if wallet is None:
         return
     accepted = store.marks(*CLOCK_MARK).get(CLOCK_MARK[1], {"at_ms": 0})

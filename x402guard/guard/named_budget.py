@@ -132,11 +132,10 @@ def open_budget(
     node_id = f"{BUDGET_PREFIX}{name}"
     window = check_window("day" if per is None else per, tz)
     if limit is None and per is None:
-        for node in basis.shell.store.nodes(node_id):
-            if node.id == node_id and node.parent_id != parent_id:
+        for node in basis.shell.store.path(node_id)[:1]:
+            if node.parent_id != parent_id:
                 raise ConfigError(f"name: budget {name!r} is under {node.parent_id!r}, not under {parent_id!r}")
-            if node.id == node_id:
-                return NamedBudget(basis, node_id, name)
+            return NamedBudget(basis, node_id, name)
     request = NodeRequest(
         id=node_id,
         parent_id=parent_id,

@@ -115,7 +115,7 @@ def session_request(
             f"id: {session_id!r} cannot be a session's id; use letters, digits, and . _ : - (at most 100)"
         )
     limit = parse_limit(budget, field="budget")
-    resumes = session_id is not None and any(node.id == session_id for node in basis.shell.store.nodes(session_id))
+    resumes = session_id is not None and bool(basis.shell.store.path(session_id))
     if limit is None and not resumes:
         limit = basis.context.session_budget
     parts = basis.context.policy.soft_parts if soft_limit is None else parts_of("soft_limit", soft_limit)

@@ -32,6 +32,12 @@ def nodes_of(store: LedgerReads, node_id: str | None = None) -> dict[str, Node]:
     return {node.id: rolled(node, now_ms) for node in store.nodes(node_id)}
 
 
+def path_of(store: LedgerReads, node_id: str) -> dict[str, Node]:
+    """Return a node and its ancestors by id, with windows moved to the present time; empty if there is no such node."""
+    now_ms = store.now_ms()
+    return {node.id: rolled(node, now_ms) for node in store.path(node_id)}
+
+
 def find_budget(store: LedgerStore, word: str | None, *, latest: bool = False) -> str:
     """Return the id of a budget. *word* is ``wallet``, an id, ``id=ID``, or the name of one session or named budget.
 
@@ -41,7 +47,7 @@ def find_budget(store: LedgerStore, word: str | None, *, latest: bool = False) -
     if word is not None and not isinstance(word, str):
         raise ConfigError(f"session: {word!r:.60} is no name or id; write text, such as 'wallet'")
     if word == WALLET:
-        if all(node.id != WALLET for node in store.nodes()):
+        if not store.path(WALLET):
             raise ConfigError(
                 "ledger: it has no wallet yet; an agent makes it, or: x402guard budget set wallet AMOUNT --new"
             )

@@ -38,6 +38,12 @@ class LedgerReads(Protocol):
         Each has drawn exactly what it uses, also where nodes keep idle budget.
         """
 
+    def path(self, node_id: str) -> Sequence[Node]:
+        """Return a node and its ancestors, the node first; nothing if there is no such node.
+
+        Each has drawn exactly what it uses. It reads no other node, but those that keep idle budget.
+        """
+
     def outstanding(self) -> Sequence[Hold]:
         """Return every hold that is HELD, oldest first."""
 

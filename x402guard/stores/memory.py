@@ -12,7 +12,7 @@ from x402guard.errors import LedgerUnavailable
 from x402guard.ledger.evidence import is_unsettled
 from x402guard.ledger.model import Entry, Hold, Node
 from x402guard.ledger.store import GRANTS
-from x402guard.ledger.tree import without_idle
+from x402guard.ledger.tree import path, without_idle
 from x402guard.ledger.view import Change, LedgerView, Scope
 from x402guard.stores.memory_rows import MemoryRows
 from x402guard.stores.views import StoreClock, check_change, load_view
@@ -109,6 +109,14 @@ class MemoryStore:
         with self._lock:
             wanted = None if under is None else {*self._below(under), *(n.id for n in self._rows.get_nodes((under,)))}
             found = [node for node in self._rows.nodes.values() if wanted is None or node.id in wanted]
+            find_busy = self._rows.find_busy
+            return found if find_busy is None else without_idle(found, {node.id: node for node in find_busy()})
+
+    def path(self, node_id: str) -> Sequence[Node]:
+        """See ``LedgerStore.path``."""
+        self._check_readable()
+        with self._lock:
+            found = path(self._rows.nodes, node_id) if node_id in self._rows.nodes else []
             find_busy = self._rows.find_busy
             return found if find_busy is None else without_idle(found, {node.id: node for node in find_busy()})
 

@@ -38,6 +38,7 @@ from x402guard.stores.postgres_rows import Asked, LoadedRows, MoreNeeded, Proof,
 from x402guard.stores.postgres_schema import ROLLED_BACK, SCHEMA, TAKE_TURNS, VERSION
 from x402guard.stores.postgres_server import (
     BROKEN,
+    BY_INDEX,
     ISOLATION,
     LOST,
     STATEMENT_MS,
@@ -369,7 +370,7 @@ class PostgresStore(GroupCommit, PostgresReads):
 
     @override
     def _look(self, convert: Callable[[Sequence[Any]], R], sql: str, values: Sequence[str | int]) -> list[R]:
-        return self._rows(convert, sql, values, statement_ms=STATEMENT_MS)
+        return self._rows(convert, BY_INDEX + sql, values, statement_ms=STATEMENT_MS)
 
     def _rows(
         self, convert: Callable[[Sequence[Any]], R], sql: str, values: Sequence[str | int], *, statement_ms: int
@@ -416,6 +417,7 @@ class PostgresStore(GroupCommit, PostgresReads):
     def at_one_moment(self) -> Iterator[PostgresMoment]:
         """See ``LedgerStore.at_one_moment``."""
         with self._one_moment() as server:
+            server.say(BY_INDEX)
             yield PostgresMoment(server, self._clock)
 
     def audit(self, *, archives: bool = True) -> Sequence[str]:

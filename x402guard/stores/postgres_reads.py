@@ -9,7 +9,7 @@ from typing import Any, Final, TypeVar
 from typing_extensions import override
 
 from x402guard.ledger.model import Node
-from x402guard.ledger.tree import without_idle
+from x402guard.ledger.tree import path, without_idle
 from x402guard.stores.postgres_schema import BUSY, SCHEMA
 from x402guard.stores.postgres_server import Server, unavailable
 from x402guard.stores.rows import NODE_COLUMNS, to_node
@@ -20,6 +20,9 @@ R = TypeVar("R")
 
 REPORT_MS: Final = 600_000
 """How long the server may work on a report, in milliseconds."""
+
+
+_Read = Callable[[Callable[[Sequence[Any]], tuple[Node, bool]], str, tuple[str, ...]], list[tuple[Node, bool]]]
 
 
 class PostgresReads(SqlReads):
@@ -37,7 +40,20 @@ class PostgresReads(SqlReads):
                 f"WHERE id IN ({related} UNION SELECT id FROM busy) {order}"
             )
             values = (under, under)
-        read = self._read if under is None else self._look
+        return self._without_idle(self._read if under is None else self._look, sql, values)
+
+    @override
+    def path(self, node_id: str) -> Sequence[Node]:
+        """See ``LedgerReads.path``."""
+        sql = (
+            f"WITH RECURSIVE {above(1)}, {BUSY} SELECT {names(NODE_COLUMNS)}, id IN (SELECT id FROM above) FROM nodes "
+            "WHERE id IN (SELECT id FROM above UNION SELECT id FROM busy)"
+        )
+        found = {node.id: node for node in self._without_idle(self._look, sql, (node_id,))}
+        return path(found, node_id) if found else []
+
+    def _without_idle(self, read: _Read, sql: str, values: tuple[str, ...]) -> list[Node]:
+        """Run a query whose last column says which nodes are wanted; the others are busy."""
         found = read(lambda row: (to_node(row[: len(NODE_COLUMNS)]), row[len(NODE_COLUMNS)]), sql, values)
         return without_idle((node for node, wanted in found if wanted), {node.id: node for node, _ in found})
 

@@ -12,6 +12,7 @@ from x402guard.ledger.evidence import UNSHOWN_S
 from x402guard.ledger.model import Entry, Hold, Node
 from x402guard.ledger.store import GRANTS
 from x402guard.ledger.transitions import CANCELLED
+from x402guard.ledger.tree import path
 from x402guard.stores.archive_file import ARCHIVED, read_archived, to_archived
 from x402guard.stores.rows import (
     ENTRY_COLUMNS,
@@ -122,6 +123,12 @@ class SqlReads(ABC):
         related = "id IN (SELECT id FROM below UNION SELECT id FROM above)"
         sql = f"WITH RECURSIVE {BELOW}, {above(1)} {NODES} WHERE {related} ORDER BY created_ms, rowid"
         return self._look(to_node, sql, (under, under))
+
+    def path(self, node_id: str) -> Sequence[Node]:
+        """See ``LedgerReads.path``."""
+        sql = f"WITH RECURSIVE {above(1)} {NODES} WHERE id IN (SELECT id FROM above)"
+        found = {node.id: node for node in self._look(to_node, sql, (node_id,))}
+        return path(found, node_id) if found else []
 
     def outstanding(self) -> Sequence[Hold]:
         """See ``LedgerReads.outstanding``."""

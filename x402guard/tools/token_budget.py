@@ -174,7 +174,7 @@ class TokenBudget:
 
     def _node(self) -> Node:
         store = self._keep().store
-        return next(node for node in store.nodes(self._limit.node_id) if node.id == self._limit.node_id)
+        return store.path(self._limit.node_id)[0]
 
     @property
     def total(self) -> int:

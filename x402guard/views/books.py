@@ -119,6 +119,6 @@ def _of_nodes(ledger: LedgerReads, kind: str, inside: set[str]) -> list[dict[str
 def _tokens_of(ledger: LedgerReads, path_ids: list[str]) -> TokenAccount | None:
     """Return the token account that a node counts in: its own, or that of the nearest ancestor that has one."""
     for node_id in path_ids:
-        for node in ledger.nodes(tokens_node(node_id)):
+        for node in ledger.path(tokens_node(node_id)):
             return TokenAccount(node, ledger.entries(node.id))
     return None

@@ -44,7 +44,7 @@ from x402guard.http.request import mark_guarded
 from x402guard.http.response import decoded_body, problem
 from x402guard.http.streams import EXTENSION
 from x402guard.http.transport import AsyncGuardedTransport
-from x402guard.ledger.queries import nodes_of
+from x402guard.ledger.queries import path_of
 from x402guard.ledger.tree import remaining
 from x402guard.money import format_dollars
 from x402guard.policy.checks import check_dollars
@@ -256,7 +256,7 @@ class Wallet:
 
     async def _budget(self, _given: _NoArguments) -> CallToolResult:
         def read() -> dict[str, Any]:
-            nodes = nodes_of(self._session.shell.store, self._session.id)  # once: the figures are of one moment
+            nodes = path_of(self._session.shell.store, self._session.id)  # once: the figures are of one moment
             node, left = nodes[self._session.id], remaining(nodes, self._session.id)
             amounts = {"limit": node.limit, "spent": node.spent, "held": node.live, "remaining": left}
             told = {name: None if nanos is None else format_dollars(nanos) for name, nanos in amounts.items()}

@@ -371,7 +371,7 @@ def ledger_reconciled(store: LedgerStore, context: Context, result: Reconciliati
     if row is None:
         return  # nothing was ever signed
     payer = parse_address(str(row["address"]))
-    since_unix = min(node.created_ms for node in store.nodes() if node.id == WALLET) // 1000
+    since_unix = store.path(WALLET)[0].created_ms // 1000
     undecided = partial(_undecided, store)
     for token in context.registry.on(context.chains):
         yield from reconcile_wallet(context, token, payer, since_unix, result, undecided=undecided)

@@ -210,3 +210,23 @@ def test_many_sessions_and_payees_make_no_decision_of_one_dearer(tmp_path, many)
         agent.payee = PAYEE
         assert_flat(early, cost_of(store, agent.pay, range(200, 210)))
     store.close()
+
+
+def test_no_session_reads_those_beside_it_and_no_budget_those_below(ledger_url, monkeypatch):
+    with make_guard(ledger_url) as guard:
+        budget = guard.budget("customer", "$5.00")
+        for number in range(3):
+            with budget.session(f"other {number}", budget="$1.00") as other:
+                other.charge("search", "$0.01")
+        store = type(guard.shell.store)
+        read, asked = store.nodes, []
+        monkeypatch.setattr(store, "nodes", lambda self, under=None: asked.append(under) or read(self, under))
+        assert (str(budget.remaining), str(budget.spent), budget.held) == ("4.97", "0.03", 0)
+        assert not budget.would_exceed("$4.97")
+        with budget.session("mine", budget="$1.00", id="mine") as session:
+            Agent(session).charge()
+            assert guard.budget("customer").remaining == budget.remaining
+    if ledger_url != "memory://":
+        with make_guard(ledger_url) as guard, guard.budget("customer").session("mine", id="mine"):
+            pass
+    assert asked == []

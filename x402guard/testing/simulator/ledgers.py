@@ -80,6 +80,10 @@ class WatchedStore:
         """See ``LedgerStore.nodes``."""
         return self.inner.nodes(under)
 
+    def path(self, node_id: str) -> Sequence[Node]:
+        """See ``LedgerStore.path``."""
+        return self.inner.path(node_id)
+
     def hold(self, hold_id: str) -> Hold | None:
         """See ``LedgerStore.hold``."""
         return self.inner.hold(hold_id)
