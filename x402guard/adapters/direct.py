@@ -369,7 +369,7 @@ class Payment:
         return flow
 
     def _gone(self) -> None:
-        self._context.in_flight.discard(self._presentation)
+        self._context.in_flight.pop(self._presentation, None)
         self._slots.keep(None)
 
 

@@ -34,6 +34,7 @@ MAX_ANSWER_BYTES: Final = 16 * 1024 * 1024
 _SLOWEST: Final = 3
 """An answer that arrives in pieces may take this many times ``timeout_s``."""
 
+_MOST_SAID: Final = 4_000
 _WORD_DIGITS: Final = 66
 _NUMBER_DIGITS: Final = 78
 
@@ -150,7 +151,7 @@ class JsonRpc:
         if not isinstance(answer, Mapping) or "result" not in answer:
             problem = answer.get("error") if isinstance(answer, Mapping) else answer
             # Some nodes repeat the requested path, which contains an access key.
-            told = f"{method}: {redacted(str(problem))[:200]}"
+            told = f"{method}: {redacted(str(problem)[:_MOST_SAID])[:200]}"
             raise ChainUnreadable(told) if is_rate_limit(problem) else NodeRefuses(told)
         return answer["result"]
 

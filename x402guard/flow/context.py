@@ -63,7 +63,8 @@ class Context:
         quotes: (pattern of routes, nano-dollars): the prices that the session expects.
         reach: what the session and those around it narrow the policy to.
         named_by: places that a 3xx answer of the run named, with the origin that did.
-        in_flight: the presentations of this instance whose request or answer is under way now; shared by its sessions.
+        in_flight: the presentations of this instance whose request or answer is under way now, each with the key of its
+            purchase; shared by its sessions.
         cut_off: those whose answer did not reach its caller, until the ledger has it; shared by its sessions.
         gone: process instances that are known to have ended.
         outstanding: returns the live holds of the ledger; None: no call waits for a budget.
@@ -94,7 +95,7 @@ class Context:
     quotes: tuple[tuple[str, Nanos], ...] = ()
     reach: tuple[Reach, ...] = ()
     named_by: dict[str, str] = field(default_factory=dict, compare=False, hash=False)
-    in_flight: set[Presentation] = field(default_factory=set, compare=False, hash=False)
+    in_flight: dict[Presentation, str | None] = field(default_factory=dict, compare=False, hash=False)
     cut_off: set[Presentation] = field(default_factory=set, compare=False, hash=False)
     gone: frozenset[str] = frozenset()
     outstanding: Callable[[], Sequence[Hold]] | None = field(default=None, compare=False, hash=False)

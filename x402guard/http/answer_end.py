@@ -43,12 +43,12 @@ class AnswerEnding:
     def gone(self) -> None:
         """Note, in memory alone, that nothing of the answer is under way any more, unless its end is written later."""
         if not self._is_late:
-            self._context.in_flight.discard(self._presentation)
+            self._context.in_flight.pop(self._presentation, None)
 
     def lost(self) -> None:
         """Note, in memory alone, that the answer did not reach its caller: the next purchase writes it down before."""
         self._context.cut_off.add(self._presentation)
-        self._context.in_flight.discard(self._presentation)
+        self._context.in_flight.pop(self._presentation, None)
 
     def dropped(self) -> None:
         """Note, in memory alone, that nothing reads the answer any more: a body that was not closed is lost."""

@@ -20,12 +20,14 @@ from x402guard.errors import CallTimeout
 from x402guard.flow.detached import TooLate, within
 from x402guard.flow.ports import Slot
 from x402guard.flow.receipt import Receipt, timed_out
+from x402guard.http.frames import Frames
 from x402guard.x402.delivery import AnswerEnd
 
 if TYPE_CHECKING:
     import httpx
 
 _LOOK_AGAIN_S: Final = 0.5
+_LONGEST_WAIT_S: Final = 3_600.0  # of one wait: a condition raises for a time that the system cannot count
 
 
 class Watch:
@@ -157,7 +159,7 @@ class _Cutter:
             with self._condition:
                 while not self._due or self._due[0][0] > time.monotonic():
                     wait_s = None if not self._due else self._due[0][0] - time.monotonic()
-                    self._condition.wait(wait_s)
+                    self._condition.wait(None if wait_s is None else min(wait_s, _LONGEST_WAIT_S))
                 _, number, known, cut = heapq.heappop(self._due)
                 watch = known()
                 if watch is None or watch.over:
@@ -189,6 +191,11 @@ def _shut(connection: socket.socket | None) -> None:
             connection.shutdown(socket.SHUT_RDWR)
 
 
+def _is_signal(error: BaseException | None) -> bool:
+    """True for what comes from outside: Ctrl-C, the end of the process, a cancelled task."""
+    return error is not None and not isinstance(error, (Exception, GeneratorExit))
+
+
 def _error() -> BaseException | None:
     """Return the error that is being handled here, or None.
 
@@ -204,12 +211,19 @@ class Watched:
 
     *ended* is called once: ``whole`` at the end of the body or if the caller closes it early, ``late`` before the error
     of a timeout or broken stream is raised, ``cut`` after any other error, such as Ctrl-C.
+
+    Attributes:
+        lose: called if a signal comes after the whole body was read, and before the HTTP library has handed it over.
+        torn: if given, follows the raw body, and raises at its end if the body ends inside its compressed frame: the
+            HTTP library would find that out only when nothing more can be noted.
     """
 
     def __init__(self, response: httpx.Response, watch: Watch) -> None:
         self._stream: Any = response.stream
         self._watch = watch
         self.ended: Callable[[AnswerEnd], None] | None = None
+        self.lose: Callable[[], None] | None = None
+        self.torn: Frames | None = None
         self.paid: Receipt | None = None
         self._cut, self._around = False, _error()
         connection = _socket_of(response.extensions)
@@ -219,26 +233,34 @@ class Watched:
         watch = self._watch
         watch.wanted()
         try:
-            for chunk in self._stream:
-                if not watch.hand_over():
-                    raise self._timed_out()  # noqa: TRY301 - passed on unchanged
-                yield chunk
-                watch.take_back()
-            if watch.cut:
-                raise self._timed_out()  # noqa: TRY301 - a body without a length ends when its socket is shut down
-            self._end("whole")
-        except (CallTimeout, GeneratorExit):
+            try:
+                for chunk in self._stream:
+                    if not watch.hand_over():
+                        raise self._timed_out()  # noqa: TRY301 - passed on unchanged
+                    if self.torn is not None:
+                        self.torn.follow(chunk)
+                    yield chunk
+                    watch.take_back()
+                if watch.cut:
+                    raise self._timed_out()  # noqa: TRY301 - a body without a length ends when its socket is shut down
+                if self.torn is not None:
+                    self.torn.end()
+                self._end("whole")
+            except (CallTimeout, GeneratorExit):
+                raise
+            except Exception as error:
+                if watch.cut:
+                    raise self._timed_out() from error
+                self._end("late")
+                raise
+            except BaseException:
+                self._cut = True
+                raise
+            finally:
+                watch.end()
+        except BaseException as error:
+            self._lost(error)
             raise
-        except Exception as error:
-            if watch.cut:
-                raise self._timed_out() from error
-            self._end("late")
-            raise
-        except BaseException:
-            self._cut = True
-            raise
-        finally:
-            watch.end()
 
     def end(self) -> None:
         """End the watch, because the rest is not needed."""
@@ -259,13 +281,22 @@ class Watched:
                 raise
             self.ended = None
 
+    def _lost(self, error: BaseException | None) -> None:
+        if self.ended is None and self.lose is not None and _is_signal(error) and error is not self._around:
+            self.lose()
+
     def close(self) -> None:
         """Release the slot, and close the inner stream."""
-        self._watch.end()
+        self._lost(_error())
         try:
-            self._end("cut" if self._cut or _error() not in (None, self._around) else "whole")
-        finally:
-            self._stream.close()
+            self._watch.end()
+            try:
+                self._end("cut" if self._cut or _error() not in (None, self._around) else "whole")
+            finally:
+                self._stream.close()
+        except BaseException as error:
+            self._lost(error)
+            raise
 
 
 class AsyncWatched:
@@ -276,6 +307,8 @@ class AsyncWatched:
         self._watch = watch
         _CUTTER.look_after(watch, lambda: None)  # the reading task times out itself; an unread body releases its slot
         self.ended: Callable[[AnswerEnd], Awaitable[None]] | None = None
+        self.lose: Callable[[], None] | None = None
+        self.torn: Frames | None = None
         self.paid: Receipt | None = None
         self._cut, self._around = False, _error()
 
@@ -297,12 +330,29 @@ class AsyncWatched:
                     self._cut = True
                     raise
                 if not watch.hand_over():
-                    raise await self._timed_out()
+                    raise await self._timed_out()  # noqa: TRY301 - passed on unchanged
+                await self._follow(chunk)
                 yield chunk
                 watch.take_back()
+            await self._follow(None)
             await self._end("whole")
+        except BaseException as error:
+            self._lost(error)
+            raise
         finally:
             watch.end()
+
+    async def _follow(self, chunk: bytes | None) -> None:
+        if self.torn is None:
+            return
+        try:
+            if chunk is None:
+                self.torn.end()
+            else:
+                self.torn.follow(chunk)
+        except Exception:
+            await self._end("late")
+            raise
 
     def end(self) -> None:
         """End the watch, because the rest is not needed."""
@@ -324,10 +374,19 @@ class AsyncWatched:
                 raise
             self.ended = None
 
+    def _lost(self, error: BaseException | None) -> None:
+        if self.ended is None and self.lose is not None and _is_signal(error) and error is not self._around:
+            self.lose()
+
     async def aclose(self) -> None:
         """Release the slot, and close the inner stream."""
-        self._watch.end()
+        self._lost(_error())
         try:
-            await self._end("cut" if self._cut or _error() not in (None, self._around) else "whole")
-        finally:
-            await self._stream.aclose()
+            self._watch.end()
+            try:
+                await self._end("cut" if self._cut or _error() not in (None, self._around) else "whole")
+            finally:
+                await self._stream.aclose()
+        except BaseException as error:
+            self._lost(error)
+            raise

@@ -17,6 +17,7 @@ from x402guard.flow.receipt import Receipt, timed_out
 from x402guard.flow.sealed import forgetting
 from x402guard.http.deadline import AsyncWatched, Watch, Watched
 from x402guard.http.families import Library
+from x402guard.http.frames import frames_of
 from x402guard.http.request import OutgoingRequest, lines_of
 from x402guard.http.response import decoded_body
 from x402guard.http.streams import AsyncReplay, Replay
@@ -75,14 +76,14 @@ class _ExchangeState:
     def begin(self, effect: Send) -> Watch | None:
         """Return a watch for the next send if it pays, or has a deadline or a slot; else None."""
         if effect.pays is not None and self.context is not None:
-            under_way = (each for each in tuple(self.context.in_flight) if each[0] == effect.pays)
+            under_way = (each for each in self.context.in_flight.copy() if each[0] == effect.pays)
             self._presents = max(under_way, default=("", 0))  # a later call may present the same payment again
         plain = effect.pays is None and effect.call_s is None and effect.chunk_s is None and self._slot is None
         self._watch = None if plain else Watch(effect.call_s, effect.chunk_s, effect.limited_by)
         return self._watch
 
-    def watch_body(self, response: httpx.Response, kind: type[Any]) -> None:
-        """Continue the watch while the body of *response* is read."""
+    def watch_body(self, response: httpx.Response, kind: type[Any], *, pays: bool = False) -> None:
+        """Continue the watch while the body of *response*, of a request that *pays* or not, is read."""
         self.watched = None
         if self._watch is None:
             return
@@ -93,6 +94,8 @@ class _ExchangeState:
         else:
             self.watched = kind(response, self._watch)
             response.stream = self.watched
+            if pays:
+                self.watched.torn = frames_of(response.headers.get("content-encoding", ""), self._library.undecodable)
 
     def paid(self, receipt: Receipt) -> None:
         """Let a time-out of the body say what was paid for it, also one that has come already."""
@@ -115,7 +118,7 @@ class _ExchangeState:
         """
         if self.context is not None and self._presents in self.context.in_flight:
             self.context.cut_off.add(self._presents)
-            self.context.in_flight.discard(self._presents)
+            self.context.in_flight.pop(self._presents, None)
 
     def lift(self) -> None:
         """Remove the deadline of a body that is neither paid nor metered."""
@@ -145,7 +148,7 @@ class Exchanged(_ExchangeState):
             raise self.outgoing.failed(error) from error
         self._response = self.outgoing.answered(response)
         if watch is not None:
-            self.watch_body(response, self._library.of(Watched))
+            self.watch_body(response, self._library.of(Watched), pays=effect.pays is not None)
         return Reply(response.status_code, lines_of(response.headers))
 
     def _sent_aside(self, request: httpx.Request, watch: Watch) -> httpx.Response:
@@ -218,7 +221,7 @@ class AsyncExchanged(_ExchangeState):
             raise self.outgoing.failed(error) from error
         self._response = self.outgoing.answered(response)
         if watch is not None:
-            self.watch_body(response, self._library.of(AsyncWatched))
+            self.watch_body(response, self._library.of(AsyncWatched), pays=effect.pays is not None)
         return Reply(response.status_code, lines_of(response.headers))
 
     async def _sent(self, request: httpx.Request, watch: Watch | None) -> httpx.Response:

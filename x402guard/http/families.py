@@ -24,6 +24,7 @@ class Library:
         request, response, headers: the classes of requests, responses and headers.
         bytes_stream: the class of a body in memory.
         sync_stream, async_stream: the base classes of bodies.
+        undecodable: the error of a body that does not match its content encoding.
         unsent: errors of the stock transports that prove that nothing was sent.
         stock: the family's own transports, blocking and asynchronous.
         transports: the base classes of transports.
@@ -35,6 +36,7 @@ class Library:
     bytes_stream: type[httpx.ByteStream]
     sync_stream: type[httpx.SyncByteStream]
     async_stream: type[httpx.AsyncByteStream]
+    undecodable: type[Exception]
     unsent: tuple[type[Exception], ...]
     stock: tuple[type[Any], type[Any]]
     transports: tuple[type[Any], type[Any]]

@@ -147,7 +147,7 @@ class Guarded:
                     note_answer(note_end, "cut")
                     raise
             else:
-                exchange.watched.ended = partial(note_answer, note_end)
+                exchange.watched.ended, exchange.watched.lose = partial(note_answer, note_end), note_end.lost
                 weakref.finalize(exchange.watched, note_end.dropped)
         return response
 
@@ -193,7 +193,7 @@ class Guarded:
                         await note_answer_async(note_end, "cut")
                         raise
             else:
-                exchange.watched.ended = partial(note_answer_async, note_end)
+                exchange.watched.ended, exchange.watched.lose = partial(note_answer_async, note_end), note_end.lost
                 weakref.finalize(exchange.watched, note_end.dropped)
         return response
 

@@ -88,8 +88,8 @@ _HEADERS: Final = (
 )
 _NAMES: Final = "|".join(_HEADERS)
 # A whole value in (nested) Python or JSON quotes; else everything up to the end of the line, real or escaped as \r\n.
-_QUOTED: Final = r"""b?(?P<quote>\\*["'])(?:(?!(?P=quote))(?:\\.|[^\\]))*(?P=quote)"""
-_TO_LINE_END: Final = r"""(?:(?!\\+[rn])[^\r\n])*"""
+_QUOTED: Final = r"""b?(?P<quote>\\{0,8}["'])(?:(?!(?P=quote))(?:\\.|[^\\]))*(?P=quote)"""
+_TO_LINE_END: Final = r"""(?:[^\r\n\\]++|\\++(?![rn]))*+"""
 _HEADER: Final = re.compile(
     rf"""(?P<name>(?:{_NAMES})\\*["']?\s*[,:=]\s*(?:value\s*[:=]\s*)?)(?:{_QUOTED}|{_TO_LINE_END})""", re.IGNORECASE
 )
@@ -100,17 +100,22 @@ _LONG_HEX: Final = re.compile(r"(?:0x)?[0-9a-fA-F]{128,}")
 # A quote belongs to a URL if the URL continues after it.
 _URL_TEXT: Final = r"""(?:[^\s'"<>\\]|'(?![\s,)\]}>:;]|$)|\\(?![rn'"]))"""
 _URL: Final = re.compile(rf"(?:https?|wss?)://{_URL_TEXT}+", re.IGNORECASE)
-_TARGET: Final = re.compile(rf"""(/[^\s'"?]*)\?{_URL_TEXT}+""")
+_TARGET: Final = re.compile(rf"""(?:(?<=[\s'"?])|\A)([^\s'"?/]*/[^\s'"?]*)\?{_URL_TEXT}+""")
 _BLOCK: Final = re.compile(r"(Encoded header block to|Decoding) .*", re.DOTALL)
 _RAW_BYTES: Final = re.compile(
     r"""b(?P<quote>["'])(?:(?!(?P=quote))(?:\\.|[^\\]))*\\x(?:\\.|(?!(?P=quote)).)*(?P=quote)"""
 )
+_MOST_CHARACTERS: Final = 65_536
 _LEAST_TOKEN: Final = 12
 """The least length of a part of a hidden URL that is redacted everywhere; shorter parts may be ordinary words."""
 
 
 def redacted(text: str, logger: str = "") -> str:
-    """Return *text*, a record of *logger* (a name), without payments, credentials, query strings and hidden URLs."""
+    """Return *text*, a record of *logger* (a name), without payments, credentials, query strings and hidden URLs.
+
+    Of a longer text than 65,536 characters, only these are returned. It takes time in proportion to the text.
+    """
+    text = text[:_MOST_CHARACTERS]
     if logger.partition(".")[0] in ("hpack", "h2", "hyperframe"):
         text = _RAW_BYTES.sub(REDACTED, _BLOCK.sub(rf"\1 {REDACTED}", text))
     text = _HEADER.sub(rf"\g<name>{REDACTED}", text)

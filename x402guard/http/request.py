@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import threading
 import weakref
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from msgspec import Struct
 
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
     import httpx
 
     from x402guard.http.families import Library
+
+K = TypeVar("K")
+V = TypeVar("V")
 
 LOGICAL: Final = "x402guard.logical_request"
 GUARDED: Final = "x402guard.guarded"
@@ -81,15 +85,23 @@ _MADE: Final[dict[bytes, None]] = {}
 """The digests of the last payments that guards of this process have made: transports below may rebuild a request."""
 
 _MOST_MADE: Final = 10_000
+_REMEMBERING: Final = threading.Lock()
 
 
 def note_made(lines: Iterable[tuple[str, str]], member: Mapping[str, Any] | None = None) -> None:
     """Remember payments that this guard has made: in header lines, with lower names, and as a *member* of JSON-RPC."""
-    _MADE.update((payment.digest, None) for payment in payments_in(lines, None))
+    for payment in payments_in(lines, None):
+        _remember(_MADE, payment.digest, None, most=_MOST_MADE)
     if member is not None:
-        _MADE[member_digest(member)] = None
-    while len(_MADE) > _MOST_MADE:
-        _MADE.pop(next(iter(_MADE)), None)
+        _remember(_MADE, member_digest(member), None, most=_MOST_MADE)
+
+
+def _remember(kept: dict[K, V], key: K, value: V, *, most: int) -> None:
+    """Keep a value, and of all of them the newest *most*; in any thread."""
+    with _REMEMBERING:
+        kept[key] = value
+        while len(kept) > most:
+            del kept[next(iter(kept))]
 
 
 class _Mark:
@@ -210,7 +222,7 @@ def describe_request(
     if not isinstance(again, bool):
         raise ConfigError(f"extensions['pay_again']: {again!r:.60} is neither True nor False")
     if purchase is None:
-        purchase = incoming.header("idempotency-key")
+        purchase = (incoming.header("idempotency-key") or "").strip() or None  # a blank one names nothing
     quoted = extensions.get("max_price")
     named = incoming.header("host") or ""
     redirected_from = logical.origin if incoming.crossed else None
@@ -396,9 +408,7 @@ class OutgoingRequest:
         except Exception:  # noqa: BLE001 - the libraries raise their own errors for a location that is no URL
             return  # which no client can follow
         if _host_of(url) != _host_of(self._request.url):
-            while len(named_by) >= _MOST_NAMED:
-                named_by.pop(next(iter(named_by)), None)
-            named_by[place] = origin
+            _remember(named_by, place, origin, most=_MOST_NAMED)
 
 
 def place_of(url: httpx.URL) -> str:

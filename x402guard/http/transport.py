@@ -20,6 +20,7 @@ HTTPX: Final = Library(
     bytes_stream=httpx.ByteStream,
     sync_stream=httpx.SyncByteStream,
     async_stream=httpx.AsyncByteStream,
+    undecodable=httpx.DecodingError,
     unsent=(httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.UnsupportedProtocol),
     stock=(httpx.HTTPTransport, httpx.AsyncHTTPTransport),
     transports=(httpx.BaseTransport, httpx.AsyncBaseTransport),

@@ -18,7 +18,7 @@ from x402guard.policy.steps import Step, reset_mark
 
 SESSION_TIMEOUT: Final = "session_timeout"
 STEP_TIMEOUT: Final = "step_timeout"
-_LONGEST_S: Final = 366 * 86_400
+LONGEST_S: Final = 366 * 86_400
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,9 +47,7 @@ class Timeouts(StepGuard):
 
     def __post_init__(self) -> None:
         for name in self.__dataclass_fields__:
-            check_whole(
-                f"policy.timeouts.{name}", getattr(self, name), 1, _LONGEST_S, optional=True, what="of seconds "
-            )
+            check_whole(f"policy.timeouts.{name}", getattr(self, name), 1, LONGEST_S, optional=True, what="of seconds ")
 
     @override
     def marks(self, step: Step, payees: tuple[str, ...], *, ending: bool) -> tuple[MarkKey, ...]:

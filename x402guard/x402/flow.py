@@ -42,6 +42,7 @@ from x402guard.flow.receipt import Receipt, receipt_of, timed_out
 from x402guard.flow.refusals import refused
 from x402guard.flow.request import RequestFacts, guarding_earlier_payment, host_refusal, note_once, route_of
 from x402guard.flow.sealed import Sealed, forgetting
+from x402guard.flow.surroundings import here
 from x402guard.frozen import replace
 from x402guard.ledger.authorize import Refusal
 from x402guard.ledger.model import Evidence, Hold, HoldKind, HoldState
@@ -49,6 +50,7 @@ from x402guard.ledger.purchases import Presentation, presentation_of
 from x402guard.ledger.view import LedgerView
 from x402guard.money import format_dollars
 from x402guard.policy.judge import Consented, Unasked
+from x402guard.policy.timeouts import LONGEST_S
 from x402guard.x402.challenge import Payable, asks_to_sign_in, read_challenge, screen
 from x402guard.x402.delivery import AnswerEnd, note_cut
 from x402guard.x402.offer_rules import Case, rank
@@ -135,7 +137,7 @@ def _steps(request: RequestFacts, context: Context, reply: Reply | None) -> Flow
         wait = _wait_of(context, request, max(case.offer.max_timeout_s for case in payable.cases))
         hold = yield from _present(context, authorized, header, wait)  # 8, 9
     except BaseException:
-        context.in_flight.discard(presentation_of(authorized.hold))
+        context.in_flight.pop(presentation_of(authorized.hold), None)
         raise
     return replace(receipt_of(hold), presented=authorized.hold.presented)  # 10
 
@@ -170,20 +172,23 @@ def _authorize(
         step = payment_step(context, request)
     else:
         step = yield Compute(lambda _now_ms: payment_step(context, request), quick=False)
+    scope = purchase_scope(context, request, cases, step)
+    if scope.purchase in context.in_flight.copy().values():
+        here().collect_dropped()  # an answer that an interrupt has thrown away is under way until it is collected
     if context.cut_off:
         yield from note_cut(context, *sorted(context.cut_off))
-    scope = purchase_scope(context, request, cases, step)
     begun: list[Presentation] = []
 
     def change(view: LedgerView, consented: Consented) -> Decision | Unasked | Refusal:
         decided = authorize_purchase(view, consented, context=context, cases=cases, step=step)
         if isinstance(decided, Authorized):  # before the commit: no other call may take it for one that is over
             begun.append(presentation_of(decided.hold))
-            context.in_flight.update(begun)
+            context.in_flight.update(dict.fromkeys(begun, scope.purchase))
         return decided
 
     def undo(error: BaseException) -> Flow[None]:
-        context.in_flight.difference_update(begun)
+        for each in begun:
+            context.in_flight.pop(each, None)
         # The commit may have succeeded although its answer was lost. Nothing was signed, so nothing can be taken.
         reason = f"the commit's answer was lost: {error_name(error)}"
         yield from _give_back(context, request.entropy.hex(), reason, error)
@@ -305,7 +310,9 @@ def _wait_of(context: Context, request: RequestFacts, offered_s: int) -> tuple[f
     )
     if read_s is None or (most_s is not None and most_s < wait_s):
         return most_s, "policy.timeouts.payment_s"
-    return wait_s, by
+    return min(
+        wait_s, LONGEST_S
+    ), by  # the offer's is a seller's number, and no lock of the system waits for any longer
 
 
 def _present(

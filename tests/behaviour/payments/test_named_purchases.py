@@ -47,6 +47,16 @@ def test_a_name_that_was_paid_and_handed_over_is_refused_with_its_receipt(mode, 
         assert fetch(mode, session, shop, **named).status_code == 200
 
 
+@MODES
+@pytest.mark.parametrize("key", ["", "  "])
+def test_a_blank_key_names_nothing(mode, key):
+    shop = Shop()
+    with make_guard() as guard, guard.session("s", budget="$1.00") as session:
+        for url in (URL, f"{URL}/another"):
+            assert fetch(mode, session, shop, url=url, headers={"Idempotency-Key": key}).status_code == 200
+    assert len(shop.nonces) == 2
+
+
 @WAYS
 def test_a_name_is_forgotten_after_its_time(named):
     clock, shop = Clock(), Shop()

@@ -126,7 +126,7 @@ def played(tmp_path, terms, actor, end, *, length):
         is_open = first.delivery in (Delivery.OPEN, Delivery.LOST) and end != "left"
         after = (first.captured, is_open, first.presented)
         again = [scene.ask() for _ in range(2)]
-        assert not scene.guard.context.in_flight - ({(first.id, 0)} if end == "left" else set())
+        assert not scene.guard.context.in_flight.keys() - ({(first.id, 0)} if end == "left" else set())
         counted = scene.session.spent + scene.session.held
         assert scene.store.audit() == []
         return told, after, getattr(scene, "beside", None), again, len(scene.shop.nonces), counted

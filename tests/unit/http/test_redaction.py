@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -375,3 +376,27 @@ def test_a_webhooks_repr_shows_scheme_and_host_alone(hidden):
     with pytest.raises(ConfigError) as caught:
         Webhook(url="http://hooks.example/services/T012", secret="0123456789abcdef")
     assert "T012" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "/",
+        "a/",
+        "\\",
+        "cookie=\\",
+        "cookie\\",
+        'cookie="\\',
+        "http://a",
+        "eyJ",
+        "payment-required",
+        "'",
+        "b'\\x",
+        "ab" * 64 + " ",
+    ],
+)
+@pytest.mark.parametrize("start", ["", "cookie=", 'cookie: "', "GET "])
+def test_the_time_grows_with_the_text_alone(text, start):
+    began = time.perf_counter()
+    redacted(start + text * (200_000 // len(text)), "hpack")
+    assert time.perf_counter() - began < 3  # the square of it would take minutes, and no thread runs meanwhile

@@ -1,5 +1,7 @@
 """What the wallet's tools answer when something fails after the money is out."""
 
+import json
+
 import anyio
 import pytest
 from mcp_types import CallToolRequestParams
@@ -33,7 +35,18 @@ def call(shop, tool, path="/page"):
             return anyio.run(go, session, guard.policy), session.spent + session.held
 
 
-@pytest.mark.parametrize("error", [LedgerUnavailable("the disk is full"), RuntimeError("a bug"), ValueError("odd")])
+def test_what_is_paid_is_handed_over_while_the_ledger_cannot_be_read(shop, monkeypatch):
+    async def broken(_):
+        raise LedgerUnavailable("the disk is full")
+
+    monkeypatch.setattr(Wallet, "_remaining", broken)
+    result, counted = call(shop, "pay_and_fetch")
+    assert (bool(result.is_error), result.structured_content["remaining"], str(counted)) == (False, None, "0.01")
+    assert result.structured_content["paid"] is not None
+    assert "None" not in result.content[0].text
+
+
+@pytest.mark.parametrize("error", [RuntimeError("a bug"), ValueError("odd")])
 def test_no_error_after_the_payment_denies_it(shop, monkeypatch, error):
     async def broken(_):
         raise error
@@ -42,6 +55,7 @@ def test_no_error_after_the_payment_denies_it(shop, monkeypatch, error):
     result, counted = call(shop, "pay_and_fetch")
     told = result.structured_content
     assert (result.is_error, told["code"], told["money_may_have_moved"]) == (True, "paid_not_delivered", True)
+    assert "would be a new purchase" in json.dumps(told)
     assert str(counted) == "0.01"
 
 

@@ -147,6 +147,10 @@ class SimSurroundings(Surroundings):
         return pid in self._machine.running
 
     @override
+    def collect_dropped(self) -> None:
+        """Do nothing: what a simulated process drops is known at once."""
+
+    @override
     def random_bytes(self, count: int) -> bytes:
         return self._draws.octets(count)
 
