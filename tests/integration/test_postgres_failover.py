@@ -18,7 +18,7 @@ from x402guard import BudgetExhausted, LedgerUnavailable, Owner, PaymentRefused,
 from x402guard.ledger.model import HoldKind
 from x402guard.ledger.owner import reset_node
 from x402guard.ledger.transitions import Void
-from x402guard.stores import outbox
+from x402guard.stores import outbox, postgres_server
 
 pytestmark = [pytest.mark.xdist_group("postgres"), pytest.mark.timeout(120)]
 
@@ -181,6 +181,26 @@ def test_what_a_process_remembers_for_a_failover_is_bounded(monkeypatch, url):
     assert known() == ["h5", "h6"]
     monkeypatch.setattr(outbox, "_AT_ONCE", 1)
     assert [len(part) for part in recent.parts(books.clock.now_ms)] == [1, 1]
+    books.close()
+
+
+@pytest.mark.parametrize("hours", [-7, 7])
+def test_a_server_whose_clock_is_hours_off_makes_nothing_old(url, hours):
+    books = Books(url, wallet="$5.00")
+    books.hold("h1", "$0.01", kind=HoldKind.TOOL)
+    books.store._server_clock.see(books.clock.now_ms + hours * 3_600_000)
+    [[kept]] = books.store.outbox.parts(books.store._oldest_ms())
+    assert kept.hold.id == "h1"
+    books.close()
+
+
+def test_a_commit_whose_replica_an_administrator_has_not_waited_for_is_no_answer(url, monkeypatch):
+    monkeypatch.setattr(postgres_server, "_WAITS_FOR_A_REPLICA", "exec_stmt_raise")
+    books = Books(url)
+    writer = books.store._writer
+    with pytest.raises(psycopg.OperationalError, match="has ended the wait"):
+        writer.run("DO $$ BEGIN RAISE WARNING 'the commit is made here alone'; END $$")
+    assert writer.run("SELECT 1") == [(1,)]
     books.close()
 
 

@@ -15,7 +15,7 @@ from tests.support.merchant import URL, Shop, client, make_guard
 from x402guard import BudgetExhausted, LedgerUnavailable, Owner, SessionTripped
 from x402guard.ledger.lost import count_again
 from x402guard.ledger.model import HoldKind
-from x402guard.stores import outbox
+from x402guard.stores import outbox, outbox_file
 
 pytestmark = [pytest.mark.xdist_group("postgres"), pytest.mark.timeout(120)]
 
@@ -151,7 +151,7 @@ def test_a_full_disk_ends_no_process_and_lets_a_loss_be_entered_once(url, monkey
     def full(*_, **__):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("x402guard.stores.outbox.tempfile.mkstemp", full)
+    monkeypatch.setattr("x402guard.stores.outbox_file.tempfile.mkstemp", full)
     opens_a_guard(url)
     assert books_of(url) == (TRIPPED, (Decimal("0.35"), Decimal("0.01")))
     resets(url)
@@ -181,7 +181,12 @@ def test_ctrl_c_while_files_are_taken_over_leaves_all_that_they_say(url, monkeyp
         return called
 
     with monkeypatch.context() as patch:
-        for module, name in ((outbox.os, "write"), (outbox.os, "fsync"), (outbox.fcntl, "flock"), (Path, "unlink")):
+        for module, name in (
+            (outbox_file.os, "write"),
+            (outbox_file.os, "fsync"),
+            (outbox_file.fcntl, "flock"),
+            (Path, "unlink"),
+        ):
             patch.setattr(module, name, may_break(getattr(module, name)))
         with suppress(KeyboardInterrupt):
             opens_as_owner(url)
@@ -312,7 +317,7 @@ def test_a_process_that_is_read_only_takes_nothing_over(url):
 def test_a_server_that_cannot_lose_commits_is_not_waited_for_by_the_disk(url, monkeypatch):
     """Each durable write is synced only where a replica may take over without it."""
     synced = []
-    monkeypatch.setattr("x402guard.stores.outbox.os.fsync", synced.append)
+    monkeypatch.setattr("x402guard.stores.outbox_file.os.fsync", synced.append)
     books = Books(url, wallet="$5.00")
     del synced[:]
     books.hold("h1", "$0.01", kind=HoldKind.TOOL)

@@ -30,9 +30,9 @@ def trip(
     ledger: LedgerUrl = None,
     as_json: AsJson = False,
 ) -> None:
-    """Stop a session, or with 'wallet' all sessions: nothing is signed or sent until it is reset.
+    """Stop a session, or with 'wallet' all sessions: nothing new is held, signed or sent until it is reset.
 
-    Lists the live holds: what is already signed or sent can still be taken. Example: x402guard trip court-research
+    Lists the live holds, which count: what was held before may be signed and sent, and can still be taken. Example: x402guard trip court-research
     """
     with Owner(ledger) as owner:
         out = owner.trip(session, reason)

@@ -94,11 +94,11 @@ class Account:
         return left is not None and nanos > left
 
     def trip(self, reason: str) -> tuple[Outstanding, ...]:
-        """Trip the run of this budget: nothing is signed or sent in it until its owner resets it.
+        """Trip the run of this budget: nothing new is held in it, signed or sent until its owner resets it.
 
         In a worker's session (``guard.redeem``) and inside it, that session alone.
 
-        Returns what is outstanding, oldest first: it can be taken until its end, and counts.
+        Returns what is outstanding, oldest first: it may still be signed and sent, can be taken until its end, and counts.
         """
         if not isinstance(reason, str) or not reason.strip():
             raise ConfigError("reason: write why the session is tripped, for the owner who resets it")

@@ -7,29 +7,25 @@ answers that the ended one could not write, because the server was away.
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import logging
 import os
-import tempfile
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, Final
-from weakref import WeakSet
 
 from msgspec import UNSET, Struct, UnsetType
 from msgspec.json import Decoder, Encoder
+from msgspec.structs import asdict
 from typing_extensions import override
 
 from x402guard.errors import LedgerUnavailable
 from x402guard.ledger.lost import LateEnd, Written
 from x402guard.ledger.model import Hold, HoldKind, HoldState, Node
 from x402guard.ledger.tree import path
-from x402guard.stores.archive_file import sync_folder
-from x402guard.stores.file_lock import locks
+from x402guard.stores.outbox_file import ENDING, OutboxFile, alone, is_free, open_file, remove_file
 from x402guard.stores.postgres_rows import LoadedRows
 from x402guard.stores.rows import UnreadableRecord, hold_record, to_hold
 
@@ -39,12 +35,11 @@ _MOST_KEPT: Final = 5_000
 _KEPT_MS: Final = 21_600_000  # less than the age of what can be archived, which is in the ledger and is no hold
 _AT_ONCE: Final = 100
 _MOST_LINE: Final = 10_000_000
-_LONG: Final = 4_000_000
 _AGAIN_S: Final = 60.0
-_TRIES: Final = 5
-_WAIT_S: Final = 10.0
-_LOOK_S: Final = 0.02
-_ENDING: Final = ".jsonl"
+_DAMAGED: Final = (
+    "Nothing was paid. The file has what an agent on this machine held and spent last, and is damaged. Move it away only if the "
+    "ledger's server has lost nothing and was not away as that agent ended; else enter what it says by hand first."
+)
 
 Last = Mapping[str, str | int]
 """An entry of the journal: its node, its number, its hash."""
@@ -52,11 +47,19 @@ Last = Mapping[str, str | int]
 _Row = tuple[list[str | int | None], dict[str, Any], list[str]]
 
 
+class _Entry(Struct):
+    """What tells one entry of the journal."""
+
+    node_id: str
+    seq: int
+    hash: str
+
+
 class _Line(Struct, omit_defaults=True):
     """One line of a file: what has changed.
 
     Attributes:
-        at_ms: the server's time, in unix milliseconds.
+        at_ms: this machine's time, in unix milliseconds.
         lasts: the entries that have to be in the ledger from then on.
         holds: for each hold its row, the facts of its first entry, and the budgets above it.
         gone: the holds that count no more.
@@ -65,7 +68,7 @@ class _Line(Struct, omit_defaults=True):
     """
 
     at_ms: int
-    lasts: list[dict[str, str | int]] | UnsetType = UNSET
+    lasts: list[_Entry] | UnsetType = UNSET
     holds: list[_Row] = []
     gone: list[str] = []
     ends: list[LateEnd] = []
@@ -137,7 +140,7 @@ class Kept:
         self.ends += line.ends
         self.ends = [end for end in self.ends if end not in line.written] if line.written else self.ends
         if line.lasts is not UNSET:
-            self.lasts = tuple(line.lasts)
+            self.lasts = tuple(map(asdict, line.lasts))
 
     def add(self, other: Kept) -> None:
         """Take over what another process has kept; of a hold in both, what was written later."""
@@ -150,7 +153,7 @@ class Kept:
 
     def lines(self) -> Iterator[_Line]:
         """Yield lines that say all of it."""
-        yield _Line(0, lasts=list(map(dict, self.lasts)))
+        yield _Line(0, lasts=_entries(self.lasts))
         for end in self.ends:
             yield _Line(0, ends=[end])
         for at_ms, written in self._holds.values():
@@ -164,13 +167,19 @@ class Kept:
 
 
 class Outbox(Kept):
-    """What this process has kept: in memory alone until it is told where its file lies."""
+    """What this process has kept: in memory alone until it is told where its file lies.
 
-    def __init__(self) -> None:
+    Args:
+        here_ms: returns this machine's time in unix milliseconds, without jumps; by default that of the ledger. What is
+            old is so by both: the clock of a server that takes over may be hours ahead.
+    """
+
+    def __init__(self, here_ms: Callable[[], int] | None = None) -> None:
         super().__init__()
+        self._here_ms = here_ms
         self._folder: Path | None = None
         self._is_synced = False
-        self._file: _File | None = None
+        self._file: OutboxFile | None = None
         self._is_only = False
         self._again_s = 0.0  # after an error: when it is tried again
         self._is_behind = False  # the file lacks something: an error, or Ctrl-C
@@ -184,7 +193,8 @@ class Outbox(Kept):
     def note(self, rows: LoadedRows, last: Last | None) -> None:
         """Keep what the changes of one transaction have written, with its *last* entry if that has to stay."""
         first = {entry.hold_id: entry for entry in rows.entries if entry.event == "authorize"}
-        holds, gone, now_ms = list[Written](), list[str](), rows.now_ms
+        holds, gone = list[Written](), list[str]()
+        at_ms = rows.now_ms if self._here_ms is None else self._here_ms()
         for hold in rows.written_holds():
             before = self.known(hold.id)
             if hold.kind is HoldKind.TOKENS or hold.state in (HoldState.VOIDED, HoldState.EXPIRED):
@@ -197,16 +207,14 @@ class Outbox(Kept):
             holds.append(Written(hold, facts, _above(rows.nodes, hold, before)))
         with self._lock:
             for each in holds:
-                self.put(now_ms, each)
+                self.put(at_ms, each)
             self.drop(gone)
-            self.forget_old(now_ms)
+            self.forget_old(min(at_ms, rows.now_ms))
             if last is not None:
                 self.lasts = (last,)
             if holds or gone or last is not None:
-                lasts = UNSET if last is None else [dict(last)]
-                self._say(
-                    _Line(now_ms, lasts, list(map(_as_row, holds)), gone), sync=last is not None and self._is_synced
-                )
+                line = _Line(at_ms, UNSET if last is None else _entries([last]), list(map(_as_row, holds)), gone)
+                self._say(line, sync=last is not None and self._is_synced)
 
     @override
     def parts(self, now_ms: int) -> list[list[Written]]:
@@ -233,12 +241,12 @@ class Outbox(Kept):
                 self.ends = [each for each in self.ends if each != end]
                 self._say(_Line(0, written=[end]))
 
-    def look_for(self, lasts: Iterable[Last], now_ms: int) -> None:
+    def look_for(self, lasts: Iterable[Last]) -> None:
         """Look for other entries from now on: what the ledger had lost is entered again."""
         found = tuple(lasts)
         with self._lock:
             self.lasts = found
-            self._say(_Line(now_ms, list(map(dict, self.lasts))), sync=self._is_synced)
+            self._say(_Line(0, _entries(self.lasts)), sync=self._is_synced)
 
     def take_over(self, ended: Sequence[Left]) -> None:
         """Write what was added of *ended* processes to the file of this one, and remove theirs."""
@@ -272,7 +280,7 @@ class Outbox(Kept):
         """Write all of it to a new file, and remove the one before. Raises ``OSError``; then that one stays."""
         if self._folder is None:
             return
-        made = _File(self._folder, map(_TEXT, self.lines()))
+        made = OutboxFile(self._folder, map(_TEXT, self.lines()))
         before, self._file = self._file, made
         if before is not None:
             before.close(remove=True)
@@ -303,53 +311,6 @@ class Outbox(Kept):
             file.close(remove=not self._is_only)
 
 
-class _File:
-    """The file of a living process: locked, so that no other one takes it over. It is closed in a fork.
-
-    Args:
-        folder: where it is made, with the rights of this user alone.
-        lines: what it says first.
-
-    Raises ``OSError`` if it cannot be written.
-    """
-
-    def __init__(self, folder: Path, lines: Iterable[bytes]) -> None:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._descriptor, self._path = _new_file(folder)
-        _OPEN.add(self)
-        try:
-            self._size = self._first_size = _write(self._descriptor, b"".join([line + b"\n" for line in lines]))
-            os.fsync(self._descriptor)
-            sync_folder(folder)
-        except BaseException:
-            self.close(remove=True)
-            raise
-
-    def append(self, line: bytes, *, sync: bool) -> None:
-        """Write a line to the end. Raises ``OSError``."""
-        self._size += _write(self._descriptor, b"\n" + line + b"\n")  # Ctrl-C may have cut the line before
-        if sync:
-            os.fsync(self._descriptor)
-
-    @property
-    def is_long(self) -> bool:
-        """True if most of it is likely to say what a later line has changed."""
-        return self._size > _LONG + 4 * self._first_size
-
-    @property
-    def is_gone(self) -> bool:
-        """True if another program has removed it."""
-        return os.fstat(self._descriptor).st_nlink == 0
-
-    def close(self, *, remove: bool = False) -> None:
-        """Close it. Idempotent."""
-        descriptor, self._descriptor = self._descriptor, _NONE
-        if descriptor != _NONE:
-            if remove:
-                _remove(self._path)
-            os.close(descriptor)
-
-
 class Left(Kept):
     """What a process that has ended kept in its file, as of a time in unix milliseconds.
 
@@ -365,13 +326,17 @@ class Left(Kept):
                 if line != b"\n":
                     self.read(_READ(line))
             except (ValueError, RecursionError, UnreadableRecord) as error:
+                if line.endswith(b"\n") or (number == 1 and not line.strip(b"\0")):
+                    raise LedgerUnavailable(
+                        f"{file}: line {number} cannot be read: {error!s:.200}", advice=_DAMAGED
+                    ) from error
                 # The process has ended while it wrote this one.
                 _LOG.error("%s: line %d cannot be read and is left out: %.200s", file, number, error)
         self.forget_old(now_ms)
 
     def remove(self) -> None:
         """Remove the file."""
-        _remove(self._file)
+        remove_file(self._file)
 
 
 @contextmanager
@@ -385,10 +350,10 @@ def left_behind(folder: Path, now_ms: int) -> Iterator[Sequence[Left]]:
         file = folder
         try:
             if folder.is_dir():
-                opened.enter_context(_alone(folder))
-                for file in sorted(folder.glob(f"*{_ENDING}")):
-                    lines = opened.enter_context(_opened(file)) if file.is_file() else None
-                    if lines is not None and _is_free(file, lines.fileno()):
+                opened.enter_context(alone(folder))
+                for file in sorted(folder.glob(f"*{ENDING}")):
+                    lines = opened.enter_context(open_file(file)) if file.is_file() else None
+                    if lines is not None and is_free(file, lines.fileno()):
                         found.append(Left(file, lines, now_ms))
         except OSError as error:
             raise LedgerUnavailable(
@@ -398,76 +363,6 @@ def left_behind(folder: Path, now_ms: int) -> Iterator[Sequence[Left]]:
         yield found
 
 
-def _opened(file: Path) -> BinaryIO:
-    try:
-        return file.open("r+b")  # for its lock on a network's disk
-    except OSError as error:
-        if error.errno != errno.EROFS:
-            raise
-        return file.open("rb")
-
-
-@contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Let one process at a time look through a folder, so that none goes on before what was lost is entered."""
-    try:
-        descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        if error.errno not in (errno.EROFS, errno.ENOSPC, errno.EDQUOT):
-            raise
-        yield
-        return
-    try:
-        until_s = time.monotonic() + _WAIT_S
-        while not locks(descriptor):
-            if time.monotonic() > until_s:
-                raise LedgerUnavailable(
-                    f"another process on this machine has been entering what the ledger does not have of ended processes for {_WAIT_S:.0f} s",
-                    advice=f"Nothing was paid. Open the ledger again; if it stays so, end the process that has {folder}/lock open.",
-                )
-            time.sleep(_LOOK_S)
-        try:
-            yield
-        finally:
-            fcntl.flock(descriptor, fcntl.LOCK_UN)  # a fork may have it open
-    finally:
-        os.close(descriptor)
-
-
-def _new_file(folder: Path) -> tuple[int, Path]:
-    """Return a new file, locked by this process. Raises ``OSError``.
-
-    Who looks through the folder has it locked for a moment, and leaves it alone while it is empty.
-    """
-    for _ in range(_TRIES):
-        descriptor, name = tempfile.mkstemp(dir=folder, suffix=_ENDING)
-        if locks(descriptor):
-            return descriptor, Path(name)
-        os.close(descriptor)
-        _remove(Path(name))
-    raise BlockingIOError(errno.EWOULDBLOCK, "another process has each new file locked")
-
-
-def _is_free(file: Path, descriptor: int) -> bool:
-    """Lock a file, and return True if it has anything in it, is still there, and no process had it locked."""
-    if not locks(descriptor):
-        return False
-    found = os.fstat(descriptor)
-    if found.st_size == 0:
-        fcntl.flock(descriptor, fcntl.LOCK_UN)
-        return False
-    with suppress(FileNotFoundError):
-        return os.path.samestat(file.stat(), found)
-    return False
-
-
-def _remove(file: Path) -> None:
-    try:
-        file.unlink(missing_ok=True)
-    except OSError as error:
-        _LOG.error("%s: it is of no use now, and cannot be removed: %s", file, error.strerror)
-
-
 def _above(nodes: Mapping[str, Node], hold: Hold, before: Written | None) -> tuple[str, ...]:
     """Return the budgets that a hold is paid out of, from its own up, as far as they are known."""
     if hold.node_id in nodes:
@@ -475,26 +370,9 @@ def _above(nodes: Mapping[str, Node], hold: Hold, before: Written | None) -> tup
     return (hold.node_id,) if before is None else before.path
 
 
+def _entries(lasts: Iterable[Last]) -> list[_Entry]:
+    return [_Entry(**last) for last in lasts]  # type: ignore[arg-type]  # with a number that is one
+
+
 def _as_row(written: Written) -> _Row:
     return list(hold_record(written.hold)), dict(written.facts), list(written.path)
-
-
-def _write(descriptor: int, data: bytes) -> int:
-    """Write all of it, and return how many bytes that are."""
-    written = 0
-    while written < len(data):
-        written += os.write(descriptor, data[written:])
-    return written
-
-
-_NONE: Final = -1
-_OPEN: Final[WeakSet[_File]] = WeakSet()
-
-
-def _leave_to_the_parent() -> None:
-    """Close the files in a fork: it would keep the lock of a parent that has ended."""
-    for file in list(_OPEN):
-        file.close()
-
-
-os.register_at_fork(after_in_child=_leave_to_the_parent)

@@ -108,7 +108,8 @@ class PostgresStore(GroupCommit, PostgresReads):
         self._writer, self._reader = Server(url, self._known.check), Server(url, self._known.check)
         self._read_only = read_only
         self._hot: dict[str, float] = {}  # row → until when processes take turns for it
-        self.outbox: Final = Outbox()
+        self._here = StoreClock(clock_ms)  # this machine's own time
+        self.outbox: Final = Outbox(self._here)
         self._missing: Last | None = None  # the newest entry that the server has lost
         self._entered: Last | None = None
         self._is_latched = self._is_entering = False
@@ -133,7 +134,7 @@ class PostgresStore(GroupCommit, PostgresReads):
             _LOG.warning("what this process writes is not kept beside the ledger: this user has no home folder")
             return
         self.outbox.keep_in(folder, synced=self.may_lose_commits)
-        with left_behind(folder, self._server_clock()) as ended:
+        with left_behind(folder, self._oldest_ms()) as ended:
             if not ended or not may_change(self._writer):
                 return
             for left in ended:
@@ -145,6 +146,10 @@ class PostgresStore(GroupCommit, PostgresReads):
             self._missing, self._is_latched = None, False  # this process has lost nothing
             self._enter_ends()
             self.outbox.take_over(ended)
+
+    def _oldest_ms(self) -> int:
+        """Return the time by which what is kept is old: a server that takes over may have a clock that is hours ahead."""
+        return min(self._here(), self._server_clock())
 
     def _enter_ends(self) -> None:
         """Write the ends of answers that are kept beside the ledger. Raises ``LedgerUnavailable``."""
@@ -225,13 +230,13 @@ class PostgresStore(GroupCommit, PostgresReads):
         self._is_entering, self._entered = True, None
         try:
             self._change_now(Scope(nodes=(WALLET,), durable=True), partial(trip_rolled_back, reason=reason))
-            for some in self.outbox.parts(self._server_clock()):
+            for some in self.outbox.parts(self._oldest_ms()):
                 nodes = {WALLET, *(node_id for each in some for node_id in each.path)}
                 scope = Scope(nodes=tuple(nodes), holds=tuple(each.hold.id for each in some), durable=True)
                 self._change_now(scope, partial(count_again, lost=some))
             there = (last for last in self.outbox.lasts if has_entry(self._writer, last))
             self._enter_ends()  # also those of this process, which is refused from now on
-            self.outbox.look_for(there if self._entered is None else [self._entered], self._server_clock())
+            self.outbox.look_for(there if self._entered is None else [self._entered])
             self._is_latched = True
         except (psycopg.Error, X402GuardError) as error:
             _LOG.error("%s; that cannot be entered: %s", reason, error)

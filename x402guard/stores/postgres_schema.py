@@ -382,6 +382,9 @@ END $$;
 _IS_WRITTEN: Final = f"""
 CREATE FUNCTION x402guard.is_written_{VERSION}(fence text, wanted jsonb) RETURNS boolean LANGUAGE plpgsql {_BY_INDEX} AS $$
 BEGIN
+    IF current_setting('synchronous_commit') IN ('off', 'local', 'remote_write') THEN
+        PERFORM set_config('synchronous_commit', 'on', true);  -- so that the answer comes when a replica has what it says
+    END IF;
     UPDATE x402guard.nodes SET version = version + 1 WHERE id = fence;
     RETURN NOT EXISTS (
         SELECT FROM jsonb_to_recordset(wanted) AS w (node_id text, seq bigint, hash text) WHERE NOT EXISTS (

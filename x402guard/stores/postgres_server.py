@@ -24,6 +24,7 @@ from x402guard.stores.rows import UnreadableRecord
 R = TypeVar("R")
 
 CONNECT_S: Final = 3
+_WAITS_FOR_A_REPLICA: Final = "SyncRepWaitForLSN"  # the function of the server that says so
 _SILENT_S: Final = 5.0  # beyond the server's own limit
 STATEMENT_MS: Final = 5_000
 LOCK_MS: Final = 2_000
@@ -132,6 +133,7 @@ class Server:
         self._url, self._check = url, check
         self.round_trip_s = 1.0
         self._connection: _Patient | None = None
+        self._is_unreplicated = False
 
     @property
     def is_connected(self) -> bool:
@@ -152,11 +154,13 @@ class Server:
         assert self._connection is not None
         began_s = time.monotonic()
         self._connection.until_s = began_s + statement_ms / 1000 + _SILENT_S
+        self._is_unreplicated = False
         try:
             cursor = self._connection.execute(with_places(sql), values)
             while cursor.nextset():
                 pass
             self.round_trip_s = min(self.round_trip_s, time.monotonic() - began_s)
+            self._refuse_unreplicated()
             return cursor.fetchall() if cursor.description else []
         except BaseException as error:
             if not isinstance(error, psycopg.Error) or self._connection.broken or self._connection.is_late:
@@ -187,11 +191,20 @@ class Server:
             cursor_factory=psycopg.ClientCursor,  # several statements in one round trip
         )
         self._connection.adapters.register_loader("numeric", WholeNumber)
+        self._connection.add_notice_handler(self._note)
         try:
             self._check(self)
         except BaseException:
             self.close()
             raise
+
+    def _note(self, said: psycopg.errors.Diagnostic) -> None:
+        # The commit is made here, and the server warns that its replica may not have it. It is no error of the server's.
+        self._is_unreplicated = self._is_unreplicated or said.source_function == _WAITS_FOR_A_REPLICA
+
+    def _refuse_unreplicated(self) -> None:
+        if self._is_unreplicated:
+            raise psycopg.OperationalError("an administrator has ended the wait for the synchronous replica")
 
     def close(self) -> None:
         """Close the connection. Idempotent; the next question makes a new one."""

@@ -20,7 +20,7 @@ from x402guard.ledger.model import (
     Purpose,
 )
 from x402guard.money import Nanos
-from x402guard.stores import outbox
+from x402guard.stores import outbox, outbox_file
 from x402guard.stores.outbox import Kept, Outbox, left_behind, outbox_folder
 
 HOUR_MS = 3_600_000
@@ -86,7 +86,7 @@ def test_without_a_folder_everything_is_in_memory():
 
 @pytest.mark.parametrize(
     "torn",
-    [b"", b"{", b"\0" * 40, b'{"at_ms":1}', b'{"at_ms": "x"}\n', b"[" * 5_000, b'{"at_ms":1,"holds":[[[1],{},[]]]}\n'],
+    [b"", b"{", b"\0" * 40, b'{"at_ms":1}', b'{"at_ms": "x"}', b"[" * 5_000, b'\n{"at_ms":1,"holds":[[[1],{},[]]]}'],
 )
 def test_what_a_process_was_writing_as_it_ended_is_left_out(mine, place, torn):
     mine.note(Rows(WHOLE), LAST)
@@ -96,6 +96,42 @@ def test_what_a_process_was_writing_as_it_ended_is_left_out(mine, place, torn):
     file.write_bytes(whole + torn)
     [(last, [one])] = left(place)
     assert (last, one.hold) == (LAST, WHOLE)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b'{"at_ms": "x"}',
+        b'{"at_ms":1,"holds":[[[1],{},[]]]}',
+        b'{"at_ms":1,"lasts":[{}]}',
+        b'{"at_ms":1,"lasts":[{"node_id":"s","seq":"x","hash":""}]}',
+        b"no json",
+        b"\0" * 40,
+    ],
+)
+@pytest.mark.parametrize("where", ["first", "in the middle", "last"])
+def test_a_damaged_line_is_no_torn_one_and_the_file_stays(mine, place, line, where):
+    mine.note(Rows(WHOLE), LAST)
+    mine.note(Rows(a_hold("h2", kind=HoldKind.TOOL)), {**LAST, "seq": 4})
+    mine.close()
+    [file] = place.iterdir()
+    lines = [each for each in file.read_bytes().splitlines() if each]
+    lines.insert({"first": 0, "in the middle": 1, "last": len(lines)}[where], line)
+    file.write_bytes(b"\n".join(lines) + b"\n")
+    for _ in range(2):
+        with pytest.raises(LedgerUnavailable, match=r"\.jsonl: line \d cannot be read: ") as caught:
+            left(place)
+        assert "is damaged" in caught.value.advice
+    assert file.exists()
+
+
+def test_a_file_of_nothing_but_zeros_is_damaged(mine, place):
+    mine.note(Rows(WHOLE), LAST)
+    mine.close()
+    [file] = place.iterdir()
+    file.write_bytes(bytes(file.stat().st_size))
+    with pytest.raises(LedgerUnavailable, match="line 1 cannot be read"):
+        left(place)
 
 
 def test_every_end_of_a_file_can_be_read(mine, place):
@@ -123,7 +159,7 @@ def test_a_line_that_ctrl_c_has_cut_takes_no_other_with_it(mine, place, monkeypa
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(outbox.os, "write", cut)
+        patch.setattr(outbox_file.os, "write", cut)
         with pytest.raises(KeyboardInterrupt):
             mine.note(Rows(a_hold("h2")), None)
     mine.note(Rows(a_hold("h3")), {**LAST, "seq": 5})
@@ -140,6 +176,22 @@ def test_after_six_hours_no_hold_is_left_to_enter_but_the_entry_is_looked_for(mi
     [(last, [one])] = left(place, START_MS + 6 * HOUR_MS)
     assert (last, one.hold.id) == (LAST, "late")
     assert left(place, START_MS + 700 * HOUR_MS) == [(LAST, [])]
+
+
+@pytest.mark.parametrize("server_ahead_h", [-7, 0, 7, 10_000])
+def test_what_is_old_is_so_by_this_machines_clock_as_well(place, server_ahead_h):
+    here = [START_MS]
+    mine, ahead_ms = Outbox(lambda: here[0]), server_ahead_h * HOUR_MS
+    mine.keep_in(place, synced=False)
+    mine.note(Rows(a_hold("first")), LAST)
+    here[0] += HOUR_MS
+    mine.note(Rows(a_hold("second"), now_ms=here[0] + ahead_ms), None)  # by another server
+    kept = [each.hold.id for part in mine.parts(min(here[0], here[0] + ahead_ms)) for each in part]
+    assert kept == ["first", "second"]
+    here[0] += 6 * HOUR_MS
+    mine.note(Rows(a_hold("third"), now_ms=here[0] + max(0, ahead_ms)), None)
+    assert [each.hold.id for part in mine.parts(here[0]) for each in part] == ["third"]
+    mine.close()
 
 
 def test_a_living_process_looks_for_its_last_entry_however_old_it_is(mine):
@@ -175,7 +227,7 @@ def test_what_cannot_be_copied_stays_where_it_is(mine, place, monkeypatch, caplo
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch, left_behind(place, START_MS) as ended:
-        patch.setattr(outbox.tempfile, "mkstemp", full)
+        patch.setattr(outbox_file.tempfile, "mkstemp", full)
         for each in ended:
             following.add(each)
         following.take_over(ended)
@@ -208,7 +260,7 @@ def test_of_two_ended_processes_each_last_entry_is_looked_for_until_this_one_wri
 
 def test_what_is_entered_again_is_kept_for_the_next_loss(mine, place):
     mine.note(Rows(a_hold("h1"), a_hold("h2")), LAST)
-    mine.look_for([{**LAST, "seq": 9}], START_MS)
+    mine.look_for([{**LAST, "seq": 9}])
     mine.close()
     [(last, written)] = left(place)
     assert (last["seq"], len(written)) == (9, 2)
@@ -228,7 +280,7 @@ def test_a_file_that_another_program_has_removed_is_made_anew(mine, place):
 def test_ctrl_c_at_any_step_of_writing_it_anew_takes_nothing(mine, place, monkeypatch, steps):
     """At each call of the system, from the first one on."""
     mine.note(Rows(a_hold("h1")), LAST)
-    monkeypatch.setattr(outbox, "_LONG", -100_000_000)  # each write is one
+    monkeypatch.setattr(outbox_file, "_LONG", -100_000_000)  # each write is one
     left_to_go = [steps]
 
     def may_break(call):
@@ -242,8 +294,8 @@ def test_ctrl_c_at_any_step_of_writing_it_anew_takes_nothing(mine, place, monkey
 
     with monkeypatch.context() as patch:
         for module, name in (
-            (outbox.os, "write"), (outbox.os, "fsync"), (outbox.os, "open"), (outbox.os, "close"),
-            (outbox.tempfile, "mkstemp"), (outbox.fcntl, "flock"), (Path, "unlink"),
+            (outbox_file.os, "write"), (outbox_file.os, "fsync"), (outbox_file.os, "open"), (outbox_file.os, "close"),
+            (outbox_file.tempfile, "mkstemp"), (outbox_file.fcntl, "flock"), (Path, "unlink"),
         ):  # fmt: skip
             patch.setattr(module, name, may_break(getattr(module, name)))
         with suppress(KeyboardInterrupt):
@@ -260,7 +312,7 @@ def test_ctrl_c_at_any_step_of_writing_it_anew_takes_nothing(mine, place, monkey
 
 
 def test_a_long_file_is_written_anew_with_what_still_counts(mine, place, monkeypatch):
-    monkeypatch.setattr(outbox, "_LONG", 10_000)
+    monkeypatch.setattr(outbox_file, "_LONG", 10_000)
     mine.note(Rows(WHOLE), LAST)
     opened = next_descriptor()
     for number in range(200):
@@ -306,7 +358,7 @@ def test_a_disk_that_is_full_holds_up_nothing_and_is_tried_again_after_a_minute(
     now_s = [1_000.0]
     monkeypatch.setattr(outbox, "time", SimpleNamespace(monotonic=lambda: now_s[0], sleep=None))
     mine.note(Rows(a_hold("h1")), LAST)
-    monkeypatch.setattr(outbox, "_LONG", -100_000_000)  # each write is a new file
+    monkeypatch.setattr(outbox_file, "_LONG", -100_000_000)  # each write is a new file
     tries = []
 
     def full(*_, **__):
@@ -314,7 +366,7 @@ def test_a_disk_that_is_full_holds_up_nothing_and_is_tried_again_after_a_minute(
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(outbox.tempfile if call == "mkstemp" else outbox.os, call, full)
+        patch.setattr(outbox_file.tempfile if call == "mkstemp" else outbox_file.os, call, full)
         for number in range(60):
             mine.note(Rows(a_hold(f"h{number % 3}")), None)
             now_s[0] += 0.99
@@ -352,7 +404,7 @@ def test_two_that_open_at_once_look_one_after_the_other(mine, place, monkeypatch
     """Else the second would pay before what was lost is entered."""
     mine.note(Rows(WHOLE), LAST)
     mine.close()
-    monkeypatch.setattr(outbox, "_WAIT_S", 0.1)
+    monkeypatch.setattr(outbox_file, "_WAIT_S", 0.1)
     with left_behind(place, START_MS) as first:
         assert len(first) == 1
         with pytest.raises(LedgerUnavailable, match="another process on this machine") as caught:
@@ -375,7 +427,7 @@ def test_a_disk_that_may_only_be_read_is_read(mine, place, monkeypatch):
         return called
 
     monkeypatch.setattr(Path, "open", read_only(opens))
-    monkeypatch.setattr(outbox.os, "open", read_only(os_open))
+    monkeypatch.setattr(outbox_file.os, "open", read_only(os_open))
     assert len(left(place)) == 1
 
 
@@ -384,13 +436,13 @@ def test_a_file_that_another_has_just_taken_over_is_none(mine, place, monkeypatc
     mine.note(Rows(WHOLE), LAST)
     mine.close()
     [file] = place.iterdir()
-    locks = outbox.fcntl.flock
+    locks = outbox_file.fcntl.flock
 
     def removed_before(*given):
         file.unlink(missing_ok=True)
         return locks(*given)
 
-    monkeypatch.setattr(outbox.fcntl, "flock", removed_before)
+    monkeypatch.setattr(outbox_file.fcntl, "flock", removed_before)
     assert left(place) == []
 
 

@@ -9,7 +9,7 @@ from x402guard.ledger.lost import LateEnd
 from x402guard.ledger.model import Claim, Delivery, Evidence
 from x402guard.ledger.transitions import Capture
 from x402guard.money import Nanos
-from x402guard.stores import outbox
+from x402guard.stores import outbox_file
 from x402guard.stores.outbox import Outbox, left_behind
 
 HOUR_MS = 3_600_000
@@ -40,7 +40,7 @@ def test_ends_come_back_as_they_were_kept_in_their_order_until_they_are_written(
     copy.unlink()
     mine.written(BILLED)
     mine.written(LateEnd("never kept"))
-    monkeypatch.setattr(outbox, "_LONG", -100_000_000)
+    monkeypatch.setattr(outbox_file, "_LONG", -100_000_000)
     mine.written(DOUBTED)  # in a new file
     mine.forget_old(START_MS + 100 * HOUR_MS)
     mine.close()
@@ -51,7 +51,7 @@ def test_ends_come_back_as_they_were_kept_in_their_order_until_they_are_written(
 def test_an_end_is_on_the_disk_before_its_caller_goes_on(mine, place, monkeypatch):
     synced = []
     mine.note(Rows(WHOLE), LAST)
-    monkeypatch.setattr(outbox.os, "fsync", synced.append)
+    monkeypatch.setattr(outbox_file.os, "fsync", synced.append)
     mine.note(Rows(WHOLE), LAST)
     assert synced == []
     mine.keep(BILLED)
@@ -96,7 +96,7 @@ def test_an_end_that_a_full_disk_did_not_take_is_written_by_the_next_attempt_or_
 
     mine.note(Rows(WHOLE), LAST)
     with monkeypatch.context() as patch:
-        patch.setattr(outbox.os, "write", full)
+        patch.setattr(outbox_file.os, "write", full)
         assert mine.keep(BILLED) is False
     assert mine.keep(BILLED) is False, "tried again a minute later, so that a slow disk holds up nothing"
     assert "has not taken it, after this process has ended" in caplog.text
@@ -110,7 +110,7 @@ def test_an_end_that_ctrl_c_cut_is_written_by_the_next_attempt(mine, place, monk
 
     mine.note(Rows(WHOLE), LAST)
     with monkeypatch.context() as patch, suppress(KeyboardInterrupt):
-        patch.setattr(outbox.os, "write", interrupted)
+        patch.setattr(outbox_file.os, "write", interrupted)
         mine.keep(BILLED)
     assert mine.keep(BILLED) is True
     mine._lock.acquire()  # killed: nothing more is written
