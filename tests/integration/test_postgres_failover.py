@@ -8,6 +8,7 @@ from contextlib import suppress
 from decimal import Decimal
 
 import httpx
+import psycopg
 import pytest
 
 from tests.support import postgres

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any, Final
@@ -13,7 +14,6 @@ from x402guard.flow.ports import Usage
 from x402guard.ledger.model import Evidence
 from x402guard.llm.answer import AnswerRead
 from x402guard.llm.ceiling import (
-    DEARER,
     DEAREST_TIER,
     NOT_DEARER,
     US_ONLY,
@@ -67,6 +67,8 @@ def bill_answer(
         tokens = min(tokens_in(usage), sum(most_tokens(ceiling, read.rates)))
     except Exception as error:  # noqa: BLE001 - a paid answer is its caller's, whatever its usage looks like
         return ceiling_bill(held, f"the answer states no readable usage ({type(error).__name__})")
+    if not usage and not read.amount:
+        return ceiling_bill(held, "the answer states a usage of nothing")
     amount, claimed, note = Nanos(min(read.amount, most)), None, ""
     if amount < read.amount:
         claimed, note = read.amount, f"disputed: the claim is more than any answer of {read.rates.priced.model} costs"
@@ -155,7 +157,7 @@ def billed_rates(call: Call, rates: Rates, settings: Metering, stated: Stated) -
     """Return the prices that a stated usage is billed at, and the factor on them for a dearer tier without a price."""
     context, factor = dict(settings.price_context), Decimal(1)
     # A tier that only the request names counts only if it costs more.
-    asked = {key: value for key, value in call.context.items() if value in DEARER}
+    asked = {key: value for key, value in call.context.items() if value not in NOT_DEARER}
     for key, value in {**asked, **stated.context}.items():
         if (key, value) in rates.priced.contexts:
             context[key] = value
@@ -177,15 +179,15 @@ def cost_of(rates: Rates, factor: Decimal, stated: Stated) -> Nanos:
 def _guessed(call: Call, rates: Rates, settings: Metering, stated: Stated, body: Mapping[str, Any]) -> Decimal:
     """Return the allowances, in dollars, of tools whose use is not stated or that have no price."""
     priced = {kind for kind in stated.counted if UNITS[kind] in rates.priced.units}
+    asked, ran = (
+        Counter(part.kind for part in call.unbounded),
+        Counter(map(kind_of, tools_run(call.route.flavour, body))),
+    )
     total = Decimal(0)
-    for part in call.unbounded:
-        fee = part.kind not in _STATED_BY_THE_TOKENS and (call.route.provider, part.kind) not in _FREE_OF_FEES
-        if fee and part.kind not in priced:
-            total += settings.allowance(part.kind) or 0
-    asked = {part.kind for part in call.unbounded}
-    for kind in map(kind_of, tools_run(call.route.flavour, body)):
-        if kind not in asked:  # a tool that the answer shows is billed, whether or not it was asked for
-            total += settings.allowance(kind) or 0
+    for kind in asked | ran:  # a tool that the answer shows is billed, whether or not it was asked for
+        free = kind in _STATED_BY_THE_TOKENS or (call.route.provider, kind) in _FREE_OF_FEES or kind in priced
+        if not (free and kind in asked):
+            total += (settings.allowance(kind) or 0) * max(asked[kind], ran[kind])
     return total
 
 

@@ -224,9 +224,11 @@ def find_rates(call: Call, settings: Metering, book: PriceBook, at_unix: int) ->
     for key, asked_for in asked_tiers.items():
         # "auto" may become the most expensive tier.
         value = "priority" if asked_for == "auto" and (key, "priority") in priced.contexts else asked_for
-        if value in DEARER and (key, value) in priced.contexts:
+        if value in NOT_DEARER:
+            continue
+        if (key, value) in priced.contexts:
             context[key] = value
-        elif value in DEARER:
+        else:
             return Refusal(
                 UNPRICED, f"{key}: the price of {value!r} for {call.model!r} is unknown; leave it out", error=Unpriced
             )
@@ -248,23 +250,25 @@ def _suggest(book: PriceBook, provider: str, model: str) -> str:
     return "" if suggested is None else f"{suggested} Or "
 
 
-DEARER: Final = frozenset({"priority", "fast", "scale"})
-"""Tiers that cost more than the standard one. A cheaper tier does not lower a hold: the provider may not grant it."""
-
 NOT_DEARER: Final = frozenset(
     {
         "auto",
         "batch",
         "default",
         "flex",
+        "offpeak",
         "on_demand",
         "provisioned_throughput",
         "standard",
         "standard_only",
+        "traffic_type_unspecified",
         "unspecified",
     }
 )
-"""Tiers that cost at most as much as the standard one."""
+"""Tiers that cost at most as much as the standard one. A cheaper one does not lower a hold: the provider may not grant it.
+
+Every other one is taken for dearer, also one that is not known.
+"""
 
 DEAREST_TIER: Final = 2
 """A tier without a price counts this many times the standard price: the most of any tier in the price book."""

@@ -151,11 +151,23 @@ class _Gemini(_Kept):
         candidates = [c for c in listed if isinstance(c, dict)] if isinstance(listed, list) else []
         grounded = [c for c in candidates if isinstance(c.get("groundingMetadata"), dict)]
         if grounded:
-            self._body["candidates"] = [{"groundingMetadata": grounded[-1]["groundingMetadata"]}]
+            self._ground([each["groundingMetadata"] for each in grounded])
         ended = any(c.get("finishReason") is not None for c in candidates)
         feedback = event.get("promptFeedback")
         blocked = isinstance(feedback, dict) and feedback.get("blockReason") is not None
         self._finished = self._finished or ended or blocked
+
+    def _ground(self, found: list[Mapping[str, Any]]) -> None:
+        """Keep every query that a chunk or a candidate states: a later chunk may state others, or none."""
+        before = self._body.get("candidates", [{"groundingMetadata": {}}])[0]["groundingMetadata"]
+        listed = [each.get("webSearchQueries") for each in (before, *found)]
+        queries = [query for each in listed if isinstance(each, list) for query in each]
+        merged = {**before}
+        for each in found:
+            merged |= each
+        if queries:
+            merged["webSearchQueries"] = [query for at, query in enumerate(queries) if query not in queries[:at]]
+        self._body["candidates"] = [{"groundingMetadata": merged}]
 
 
 class _Cohere(_Kept):

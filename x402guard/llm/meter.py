@@ -18,7 +18,8 @@ from x402guard.money import Nanos
 from x402guard.policy.patterns import plain_host, plain_path
 
 _LOOKS_LIKE_A_CALL: Final = re.compile(
-    r".*(/chat/completions|/v\d+\w*/(completions|responses|messages|embeddings)|/models/[^/]+:(stream)?[gG]enerateContent)"
+    r".*(/chat/completions|/v\d+\w*/(completions|responses|messages|embeddings)|/models/[^/]+:((stream)?([gG]enerateContent|[rR]awPredict)|predict)"
+    r"|/model/[^/]+/(invoke|converse)(-with-response-stream|-stream)?)"
 )
 _COSTS_NOTHING: Final = frozenset({"GET", "HEAD", "OPTIONS", "DELETE", "TRACE"})
 

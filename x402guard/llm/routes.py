@@ -106,7 +106,9 @@ METERED_HOSTS: Final[tuple[MeteredHost, ...]] = (
 )
 """The hosts that are metered by default. ``find_endpoint`` also matches the regional ``-aiplatform`` hosts."""
 
-_REGIONAL: Final = re.compile(r"[a-z0-9-]+-aiplatform\.googleapis\.com(:[0-9]+)?", re.ASCII)
+_REGIONAL: Final = re.compile(
+    r"([a-z0-9-]+-aiplatform|aiplatform\.[a-z0-9-]+\.rep|aiplatform)(\.mtls)?\.googleapis\.com(:[0-9]+)?", re.ASCII
+)
 
 _ANY: Final = r"(?:/[^/]+)*"
 _OPENAI: Final[tuple[tuple[str, Flavour], ...]] = (
@@ -135,8 +137,8 @@ _PATHS: Final[Mapping[Dialect, tuple[tuple[str, Flavour], ...]]] = {
         (rf"{_GOOGLE}:generateContent", "gemini"),
         (rf"{_GOOGLE}:(?:batchEmbedContents|embedContent)", "gemini_embed"),
         (rf"{_GOOGLE}:countTokens", "free"),
-        (rf"{_ANY}/openai/chat/completions", "chat"),
-        (rf"{_ANY}/openai/embeddings", "embeddings"),
+        (rf"{_ANY}/open(?:ai|api)/chat/completions", "chat"),
+        (rf"{_ANY}/open(?:ai|api)/embeddings", "embeddings"),
     ),
     "mistral": (
         (r"/v1/chat/completions", "chat"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from decimal import ROUND_CEILING, Decimal
 from typing import Any, Final
@@ -16,6 +17,8 @@ from x402guard.llm.routes import Flavour
 _NOT_COUNTS: Final = frozenset(
     {"cost", "cost_details", "is_byok", "queue_time", "prompt_time", "completion_time", "total_time"}
 )
+_COUNTS: Final = re.compile(r"(tokens|count|requests|queries)$", re.IGNORECASE)
+_TICKS: Final = 10**10
 _SUMMED: Final = ("input_tokens", "output_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
 
 
@@ -123,6 +126,8 @@ def _check_counts(stated: Mapping[str, Any]) -> None:
             pending.extend(value.items())
         elif isinstance(value, list):
             pending.extend((key, item) for item in value)
+        elif isinstance(value, Decimal) and not _COUNTS.search(key):
+            continue  # a time, a rate or a price that the provider adds
         elif isinstance(value, Decimal) and (not value.is_finite() or value < 0 or value != value.to_integral_value()):
             said = str(value)[:40]
             raise Impossible(f"{key!a:.60} is {said}", f"a count is {said}")
@@ -134,7 +139,7 @@ def _check_counts(stated: Mapping[str, Any]) -> None:
 def _normalized(answer: Mapping[str, Any], stated: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the answer with a provider's special fields in the standard form of its flavour."""
     iterations = stated.get("iterations")  # Anthropic: the total leaves out compactions; the sum includes them
-    if isinstance(iterations, list) and len(iterations) > 1:
+    if isinstance(iterations, list) and iterations:
         rounds = [each for each in iterations if isinstance(each, dict)]
         sums = {key: sum(_whole(each.get(key)) for each in rounds) for key in _SUMMED}
         return {**answer, "usage": {**stated, **{key: max(_whole(stated.get(key)), sums[key]) for key in _SUMMED}}}
@@ -179,15 +184,19 @@ def _context(answer: Mapping[str, Any], stated: Mapping[str, Any]) -> Iterator[t
 
 
 def _charged(call: Call, stated: Mapping[str, Any], *, repaired: bool) -> Decimal | None:
-    """Return the charge that OpenRouter states; with the caller's own key, the provider's bill is added to its fee.
+    """Return the charge that the provider states, in dollars; None if it states none.
 
-    *repaired*: an impossible charge is none, so that the tokens are priced.
+    To OpenRouter's fee the provider's bill is added with the caller's own key. xAI states ten-thousand-millionths of a
+    dollar, tools included (docs.x.ai, Cost Tracking). *repaired*: an impossible charge is none, so that the tokens are
+    priced.
     """
-    if call.route.provider != "openrouter":
-        return None
-    details = stated.get("cost_details")
-    upstream = details.get("upstream_inference_cost") if isinstance(details, dict) else None
-    parts = [stated.get("cost"), upstream if stated.get("is_byok") is True else None]
+    parts: list[object] = [None]
+    if call.route.provider == "openrouter":
+        details = stated.get("cost_details")
+        upstream = details.get("upstream_inference_cost") if isinstance(details, dict) else None
+        parts = [stated.get("cost"), upstream if stated.get("is_byok") is True else None]
+    elif call.route.provider == "x-ai" and type(ticks := stated.get("cost_in_usd_ticks")) is int:
+        parts = [Decimal(ticks) / _TICKS]
     charges = [Decimal(part) for part in parts if isinstance(part, int | Decimal) and not isinstance(part, bool)]
     if not isinstance(parts[0], int | Decimal) or isinstance(parts[0], bool):
         return None

@@ -399,7 +399,7 @@ def test_no_possible_usage_costs_more_than_was_held(kind, size, limit, n, shares
     body = gemini(text, limit, candidateCount=n) if place == "google" else chat(text, limit, **more, **many)
     call, meter = call_of(place, model, body), Metering()
     found = find_ceiling(call, meter, RegisteredBook(BOOK), Letters(), AT)
-    into, out = found.input_tokens * shares[0] // 100, limit * call.choices * shares[1] // 100
+    into, out = max(1, found.input_tokens * shares[0] // 100), limit * call.choices * shares[1] // 100
     read = into * shares[2] // 100
     parts = usage(into, out, read, (into - read) * shares[3] // 100, out * shares[4] // 100)
     held = found.amount(limit)
