@@ -47,10 +47,13 @@ def https(_policy: Policy, case: Case) -> Refusal | None:
     if case.request.secure or (case.request.loopback and case.offer.network in TEST_NETWORKS):
         return None
     where = "a real network" if case.request.loopback else "another machine"
+    start = case.request.redirected_from  # who redirects chooses the other origin's name, so that is a word of theirs
+    asked = case.request.origin if start is None else f"the origin to which {start} redirected"
     return Refusal(
         "https",
-        f"{case.request.origin} is plain http to {where}; payments need https",
+        f"{asked} is plain http to {where}; payments need https",
         advice="Ask the server over https.",
+        words="" if start is None else case.request.origin,
     )
 
 
@@ -59,10 +62,8 @@ def redirect(policy: Policy, case: Case) -> Refusal | None:
     start = case.request.redirected_from
     if start is None or policy.unsafe_pay_after_redirect:
         return None
-    reason = (
-        f"{start} redirected to {case.request.origin}, which asks for money; setting policy.unsafe_pay_after_redirect"
-    )
-    return Refusal("redirect", reason)
+    reason = f"{start} redirected to another origin, which asks for money; setting policy.unsafe_pay_after_redirect"
+    return Refusal("redirect", reason, words=case.request.origin)
 
 
 def hosts(policy: Policy, case: Case) -> Refusal | None:
