@@ -127,10 +127,10 @@ def _recorded(url: str, clients: int) -> tuple[str, dict[str, int]]:
     Every session has made the same payments before, so all begin with the same versions, which are returned as well.
     """
     books, said = Books(url, wallet="$1000000.00", session=None), list[tuple[str, Sequence[Any]]]()
-    for client in range(clients):
-        books.open(f"s{client}", "$1000.00")
+    for session in (*(f"s{client}" for client in range(clients)), "recorded"):
+        books.open(session, "$1000.00")
         for number in range(2):
-            _pay_once(books, f"s{client}", f"h{client}-{number}")
+            _pay_once(books, session, f"{session}-{number}")
     say = Server.say
 
     def noted(server: Server, sql: str, values: Sequence[Any] = (), **named: Any) -> list[tuple[Any, ...]]:
@@ -138,7 +138,7 @@ def _recorded(url: str, clients: int) -> tuple[str, dict[str, int]]:
         return say(server, sql, values, **named)
 
     with patch.object(Server, "say", noted):
-        _pay_once(books, "s0", "h0-2")
+        _pay_once(books, "recorded", "recorded-2")
     books.close()
     written = [json.loads(values[-1]) for sql, values in said if "write_" in sql]
     [node], [entry] = written[0]["read"]["nodes"], written[0]["entries"]  # a payment that draws from no other budget
@@ -158,7 +158,7 @@ def _as_script(sql: str, values: Sequence[Any], *, later: bool) -> str:
         for entry in asked["entries"]:
             entry["seq"] = "{q}"
     known = asked.pop("last", None)  # it is the same for all, and is there
-    text = json.dumps(asked).replace('"s0"', '"s{c}"').replace('"h0-2"', '"h{c}-{r}"')
+    text = json.dumps(asked).replace('"recorded"', '"s{c}"').replace('"recorded-2"', '"s{c}-{r}"')
     if known is not None:
         text = f'{text[:-1]}, "last": {json.dumps(known)}}}'
     places = {"{v}": ":w" if later else ":v", "{q}": ":r" if later else ":q"}

@@ -260,6 +260,8 @@ class Books:
         had = bool(old.read_by) or self.actor.generation < old.want.generation
         if (under_way or had) and not old.want.named:
             return "asked for twice at the same time"
+        if row.delivery is Delivery.FORGIVEN and "pay_again" in old.want.excuses.values():
+            return "closed by an earlier call's pay_again"
         if self._world.time.ms - old.at_ms > context.memory_ms - 600_000:
             return "forgotten after purchase_memory_s"
         return "another process could not write that it was lost" if self._loss_waits(old, process) else ""
