@@ -4,15 +4,15 @@ import threading
 import time
 
 from x402guard.http import request
-from x402guard.http.deadline import _CUTTER, Watch
+from x402guard.http.deadline import Watch, _Cutter
 
 
 def test_a_deadline_in_thousands_of_years_stops_no_other():
-    is_cut, far = threading.Event(), Watch(10.0**12, None)
-    _CUTTER.look_after(far, lambda: None)
+    cutter, is_cut, far = _Cutter(), threading.Event(), Watch(10.0**12, None)
+    cutter.look_after(far, lambda: None)
     time.sleep(0.2)  # until its thread waits for that one
     near = Watch(0.05, None)
-    _CUTTER.look_after(near, is_cut.set)
+    cutter.look_after(near, is_cut.set)
     assert is_cut.wait(10)
     far.end()
 
