@@ -191,9 +191,11 @@ def _shut(connection: socket.socket | None) -> None:
             connection.shutdown(socket.SHUT_RDWR)
 
 
-def _is_signal(error: BaseException | None) -> bool:
-    """True for what comes from outside: Ctrl-C, the end of the process, a cancelled task."""
-    return error is not None and not isinstance(error, (Exception, GeneratorExit))
+def _note_lost(watched: Watched | AsyncWatched, error: BaseException | None) -> None:
+    """Note that an answer is lost whose whole end is written, if *error* comes from outside: Ctrl-C, a cancelled task."""
+    is_signal = error is not None and not isinstance(error, (Exception, GeneratorExit))
+    if watched.ended is None and watched.lose is not None and is_signal and error is not watched.around:
+        watched.lose()
 
 
 def _error() -> BaseException | None:
@@ -214,7 +216,7 @@ class Watched:
 
     Attributes:
         lose: called if a signal comes after the whole body was read, and before the HTTP library has handed it over.
-        torn: if given, follows the raw body, and raises at its end if the body ends inside its compressed frame: the
+        frames: if given, follows the raw body, and raises at its end if the body ends inside its compressed frame: the
             HTTP library would find that out only when nothing more can be noted.
     """
 
@@ -223,9 +225,9 @@ class Watched:
         self._watch = watch
         self.ended: Callable[[AnswerEnd], None] | None = None
         self.lose: Callable[[], None] | None = None
-        self.torn: Frames | None = None
+        self.frames: Frames | None = None
         self.paid: Receipt | None = None
-        self._cut, self._around = False, _error()
+        self._cut, self.around = False, _error()
         connection = _socket_of(response.extensions)
         _CUTTER.look_after(watch, lambda: _shut(connection))
 
@@ -237,14 +239,14 @@ class Watched:
                 for chunk in self._stream:
                     if not watch.hand_over():
                         raise self._timed_out()  # noqa: TRY301 - passed on unchanged
-                    if self.torn is not None:
-                        self.torn.follow(chunk)
+                    if self.frames is not None:
+                        self.frames.follow(chunk)
                     yield chunk
                     watch.take_back()
                 if watch.cut:
                     raise self._timed_out()  # noqa: TRY301 - a body without a length ends when its socket is shut down
-                if self.torn is not None:
-                    self.torn.end()
+                if self.frames is not None:
+                    self.frames.end()
                 self._end("whole")
             except (CallTimeout, GeneratorExit):
                 raise
@@ -259,7 +261,7 @@ class Watched:
             finally:
                 watch.end()
         except BaseException as error:
-            self._lost(error)
+            _note_lost(self, error)
             raise
 
     def end(self) -> None:
@@ -281,21 +283,17 @@ class Watched:
                 raise
             self.ended = None
 
-    def _lost(self, error: BaseException | None) -> None:
-        if self.ended is None and self.lose is not None and _is_signal(error) and error is not self._around:
-            self.lose()
-
     def close(self) -> None:
         """Release the slot, and close the inner stream."""
-        self._lost(_error())
+        _note_lost(self, _error())
         try:
             self._watch.end()
             try:
-                self._end("cut" if self._cut or _error() not in (None, self._around) else "whole")
+                self._end("cut" if self._cut or _error() not in (None, self.around) else "whole")
             finally:
                 self._stream.close()
         except BaseException as error:
-            self._lost(error)
+            _note_lost(self, error)
             raise
 
 
@@ -308,9 +306,9 @@ class AsyncWatched:
         _CUTTER.look_after(watch, lambda: None)  # the reading task times out itself; an unread body releases its slot
         self.ended: Callable[[AnswerEnd], Awaitable[None]] | None = None
         self.lose: Callable[[], None] | None = None
-        self.torn: Frames | None = None
+        self.frames: Frames | None = None
         self.paid: Receipt | None = None
-        self._cut, self._around = False, _error()
+        self._cut, self.around = False, _error()
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         watch, source = self._watch, aiter(self._stream)
@@ -337,19 +335,19 @@ class AsyncWatched:
             await self._follow(None)
             await self._end("whole")
         except BaseException as error:
-            self._lost(error)
+            _note_lost(self, error)
             raise
         finally:
             watch.end()
 
     async def _follow(self, chunk: bytes | None) -> None:
-        if self.torn is None:
+        if self.frames is None:
             return
         try:
             if chunk is None:
-                self.torn.end()
+                self.frames.end()
             else:
-                self.torn.follow(chunk)
+                self.frames.follow(chunk)
         except Exception:
             await self._end("late")
             raise
@@ -374,19 +372,15 @@ class AsyncWatched:
                 raise
             self.ended = None
 
-    def _lost(self, error: BaseException | None) -> None:
-        if self.ended is None and self.lose is not None and _is_signal(error) and error is not self._around:
-            self.lose()
-
     async def aclose(self) -> None:
         """Release the slot, and close the inner stream."""
-        self._lost(_error())
+        _note_lost(self, _error())
         try:
             self._watch.end()
             try:
-                await self._end("cut" if self._cut or _error() not in (None, self._around) else "whole")
+                await self._end("cut" if self._cut or _error() not in (None, self.around) else "whole")
             finally:
                 await self._stream.aclose()
         except BaseException as error:
-            self._lost(error)
+            _note_lost(self, error)
             raise

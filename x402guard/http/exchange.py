@@ -95,7 +95,7 @@ class _ExchangeState:
             self.watched = kind(response, self._watch)
             response.stream = self.watched
             if pays:
-                self.watched.torn = frames_of(response.headers.get("content-encoding", ""), self._library.undecodable)
+                self.watched.frames = frames_of(response.headers.get("content-encoding", ""), self._library.undecodable)
 
     def paid(self, receipt: Receipt) -> None:
         """Let a time-out of the body say what was paid for it, also one that has come already."""

@@ -161,12 +161,12 @@ class _Gemini(_Kept):
         """Keep every query that a chunk or a candidate states: a later chunk may state others, or none."""
         before = self._body.get("candidates", [{"groundingMetadata": {}}])[0]["groundingMetadata"]
         listed = [each.get("webSearchQueries") for each in (before, *found)]
-        queries = [query for each in listed if isinstance(each, list) for query in each]
+        queries = [query for each in listed if isinstance(each, list) for query in each if isinstance(query, str)]
         merged = {**before}
         for each in found:
             merged |= each
         if queries:
-            merged["webSearchQueries"] = [query for at, query in enumerate(queries) if query not in queries[:at]]
+            merged["webSearchQueries"] = list(dict.fromkeys(queries))
         self._body["candidates"] = [{"groundingMetadata": merged}]
 
 

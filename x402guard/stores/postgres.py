@@ -35,10 +35,9 @@ from x402guard.stores.group_commit import WRITING, GroupCommit, Request, failed_
 from x402guard.stores.outbox import Last, Outbox, left_behind, outbox_folder
 from x402guard.stores.postgres_reads import REPORT_MS, PostgresMoment, PostgresReads, has_entry, may_change
 from x402guard.stores.postgres_rows import Asked, LoadedRows, MoreNeeded, Proof, as_text
-from x402guard.stores.postgres_schema import ROLLED_BACK, SCHEMA, TAKE_TURNS, VERSION
+from x402guard.stores.postgres_schema import LOOKS_BY_INDEX, ROLLED_BACK, SCHEMA, TAKE_TURNS, VERSION
 from x402guard.stores.postgres_server import (
     BROKEN,
-    BY_INDEX,
     ISOLATION,
     LOST,
     STATEMENT_MS,
@@ -375,7 +374,7 @@ class PostgresStore(GroupCommit, PostgresReads):
 
     @override
     def _look(self, convert: Callable[[Sequence[Any]], R], sql: str, values: Sequence[str | int]) -> list[R]:
-        return self._rows(convert, BY_INDEX + sql, values, statement_ms=STATEMENT_MS)
+        return self._rows(convert, LOOKS_BY_INDEX + sql, values, statement_ms=STATEMENT_MS)
 
     def _rows(
         self, convert: Callable[[Sequence[Any]], R], sql: str, values: Sequence[str | int], *, statement_ms: int
@@ -422,7 +421,7 @@ class PostgresStore(GroupCommit, PostgresReads):
     def at_one_moment(self) -> Iterator[PostgresMoment]:
         """See ``LedgerStore.at_one_moment``."""
         with self._one_moment() as server:
-            server.say(BY_INDEX)
+            server.say(LOOKS_BY_INDEX)
             yield PostgresMoment(server, self._clock)
 
     def audit(self, *, archives: bool = True) -> Sequence[str]:

@@ -199,10 +199,11 @@ BUSY: Final = """busy (id) AS (
 
 # How many rows JSON has is not known to the server, which takes it for a hundred: it would read a table of some thousand rows
 # as a whole, each time. Every query here has an index, and one plan, which is made once for a connection.
-_BY_INDEX: Final = """
-    SET plan_cache_mode = force_generic_plan SET jit = off
-    SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off
-"""
+_OFF: Final = ("jit", "enable_seqscan", "enable_hashjoin", "enable_mergejoin")
+_BY_INDEX: Final = " ".join(("SET plan_cache_mode = force_generic_plan", *(f"SET {name} = off" for name in _OFF)))
+
+LOOKS_BY_INDEX: Final = "".join(f"SET LOCAL {name} = off; " for name in _OFF)
+"""The same for a transaction that looks at a few rows."""
 
 # STABLE, so that all of its queries see one snapshot: a change that refuses writes nothing, and nothing is compared then.
 _LOAD: Final = f"""

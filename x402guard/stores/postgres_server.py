@@ -42,9 +42,6 @@ def settings(statement_ms: int = STATEMENT_MS) -> str:
     )
 
 
-BY_INDEX: Final = "SET LOCAL jit = off; SET LOCAL enable_seqscan = off; SET LOCAL enable_hashjoin = off; SET LOCAL enable_mergejoin = off; "
-"""Before a look at a few rows, which have indexes: the server guesses how many there are, and may read a whole table."""
-
 BROKEN: Final = (psycopg.OperationalError, psycopg.InterfaceError)
 """The errors after which the state of a connection, and of what was sent over it, is unknown."""
 
