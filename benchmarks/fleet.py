@@ -91,10 +91,16 @@ def measure() -> Iterator[Figure]:
             yield Figure(f"pgbench of the same statements, {where}", floor, "/s")
             beside = f"{rates[_IDLE] / floor:.2f} of pgbench with the same statements, {rates[_IDLE] / bare:.2f} of the bare rows"
             yield Figure(f"payments, {where}", rates[_IDLE], "/s", "≥ 0.5 of pgbench", beside)
-            yield Figure(f"each payment changes the wallet's row, with commits that are shared, {where}", rates[_LINE], "/s")
-            yield Figure(f"each payment changes the wallet's row, in a transaction of its own, {where}", rates[_LOCKED], "/s")
+            yield Figure(
+                f"each payment changes the wallet's row, with commits that are shared, {where}", rates[_LINE], "/s"
+            )
+            yield Figure(
+                f"each payment changes the wallet's row, in a transaction of its own, {where}", rates[_LOCKED], "/s"
+            )
             yield Figure(f"idle budget ÷ shared commits, {where}", rates[_IDLE] / rates[_LINE], "×")
-            yield Figure(f"idle budget ÷ a transaction each, {where}", rates[_IDLE] / rates[_LOCKED], "×", "≥ 3 at 32, 2 ms")
+            yield Figure(
+                f"idle budget ÷ a transaction each, {where}", rates[_IDLE] / rates[_LOCKED], "×", "≥ 3 at 32, 2 ms"
+            )
 
 
 @contextlib.contextmanager

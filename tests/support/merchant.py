@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import httpx
 
 from x402guard import AsyncGuardedTransport, Guard, GuardedTransport, LocalSigner, Metering, Policy
+from x402guard.frozen import replace
 
 KEY = "0x" + "11" * 32
 PAYER = LocalSigner.from_key(KEY).address
@@ -206,6 +207,15 @@ def make_guard(ledger="memory://", **more) -> Guard:
 def client(payer, shop, **more) -> httpx.Client:
     on_refusal = more.pop("on_refusal", "raise")
     return httpx.Client(transport=GuardedTransport(payer, httpx.MockTransport(shop), on_refusal=on_refusal), **more)
+
+
+def believed(session, inner):
+    """A client over a transport that is believed when it says that nothing left the machine, as the library's own are."""
+
+    class Believing(GuardedTransport):
+        library = replace(GuardedTransport.library, stock=(type(inner), httpx.AsyncHTTPTransport))
+
+    return httpx.Client(transport=Believing(session, inner))
 
 
 def async_client(payer, shop, **more) -> httpx.AsyncClient:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -197,11 +198,16 @@ def verify(
     without_archives: Annotated[
         bool, typer.Option("--without-archives", help="Do not read the files of archived sessions.")
     ] = False,
+    counters: Annotated[
+        Path | None,
+        typer.Option(help="Count the steps of the guards again, under the policy of this settings file."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Verify every entry, balance, hold, limit and trip against the journal. Exit code 1 if they are inconsistent.
 
     An anchor binds all journals as they are now. Compared with it, a later ledger has lost nothing, or is told of.
+    The counters of the guards are no part of a journal: --counters tells which of them say less than the journals.
 
     Example: x402guard verify --ledger ./spend.db
     """
@@ -217,22 +223,30 @@ def verify(
         else signed_report.verify_anchor(document(against, what="signed anchor"), key)
     )
     signs = None if anchor is None else report_key(anchor)
+    policy = None if counters is None else load_settings(counters).policy.build()
     with Owner(ledger, verified=False) as owner:
         tell_as_of(owner.as_of)
         heads = () if signs is None else owner.heads()  # before the audit, which then covers them
         with working("reading the journal"):
             problems = owner.verify(earlier, archives=not without_archives)
+            if policy is not None and not problems:  # what is counted again is what the journals say
+                problems = owner.verify_counters(policy, archives=not without_archives)
         entries, budgets = owner.size()
     if as_json:
         typer.echo(json.dumps({"entries": entries, "budgets": budgets, "problems": problems}, indent=2))
     elif signs is not None and not problems:
         typer.echo(signs.sign_anchor(heads))
     else:
-        lines = problems or [f"{entries} entries of {budgets} budgets: the ledger is consistent"]
-        if earlier is not None and not problems:
-            lines = [
-                *lines,
-                f"it has all of the {len(earlier.heads)} journals that were anchored at {_shown(earlier.signed_at * 1000)}",
-            ]
+        consistent = f"{entries} entries of {budgets} budgets: the ledger is consistent"
+        lines = problems or [consistent, *_compared(earlier, counters)]
         typer.echo("\n".join(map(printable, lines)), err=signs is not None)
     raise typer.Exit(1 if problems else 0)
+
+
+def _compared(earlier: signed_report.Anchor | None, counters: Path | None) -> Iterator[str]:
+    """Yield what else was compared, and is well."""
+    if counters is not None:
+        yield f"the counters of the guards say no less than the journals, under {counters}"
+    if earlier is not None:
+        anchored_at = _shown(earlier.signed_at * 1000)
+        yield f"it has all of the {len(earlier.heads)} journals that were anchored at {anchored_at}"

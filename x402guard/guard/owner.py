@@ -47,6 +47,8 @@ from x402guard.ledger.watch import Limits
 from x402guard.money import Dollars, Nanos
 from x402guard.policy.checks import check_choice, check_dollars, check_reason, check_whole
 from x402guard.policy.loops import forget_before
+from x402guard.policy.recount import recount, understated
+from x402guard.policy.settings import Policy
 from x402guard.policy.steps import reset_mark, run_of
 from x402guard.stores import as_ledger_url, is_postgres, ledger_exists, ledger_path, open_store
 from x402guard.tools.undo import actions_of, roll_back
@@ -187,6 +189,16 @@ class Owner:
         # Without the archives, what only they have is not compared.
         anchored = [h for h in against.heads if archives or (h.node_id, h.seq) not in grown - hashes.keys()]
         return differences(anchored, now, lambda node_id, seq: hashes.get((node_id, seq)))
+
+    def verify_counters(self, policy: Policy, *, archives: bool = True) -> list[str]:
+        """Count all steps again from the journals, and return the counters of the guards that say less, a sentence each.
+
+        *policy* is the one under which agents pay from this ledger: what another one did not count differs as well.
+        """
+        counted = recount(policy, self._audited().steps(archives=archives))
+        kinds = {kind for kind, _ in counted}
+        rows = {(kind, key): row for kind in kinds for key, row in self._store.marks(kind, "").items()}
+        return understated(counted, rows, self._store.now_ms())
 
     def heads(self) -> tuple[Head, ...]:
         """Return the last entry of every journal, for ``ReportKey.sign_anchor``."""

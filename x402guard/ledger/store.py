@@ -15,6 +15,9 @@ R = TypeVar("R")
 GRANTS: Final = ("grant", "return")
 """The entries that only move budget between a node and its parent."""
 
+STEPS: Final = ("authorize", "void", "expire")
+"""The events of a journal that say which steps were held for, and which of them were never paid."""
+
 
 class LedgerReads(Protocol):
     """What can be read of a ledger. Every method raises ``LedgerUnavailable`` if it cannot be read."""
@@ -66,6 +69,12 @@ class Audited(Protocol):
 
     def hashes(self, wanted: Collection[tuple[str, int]], *, archives: bool) -> Mapping[tuple[str, int], str]:
         """Return the hashes of entries, by node and number, as far as they are there. *archives*: also of those in files."""
+
+    def steps(self, *, archives: bool) -> Sequence[Entry]:
+        """Return the entries with the events ``STEPS`` of all journals, oldest first.
+
+        *archives*: also of those in files.
+        """
 
     def size(self) -> tuple[int, int]:
         """Return the number of journal entries, those in files as well, and the number of nodes."""

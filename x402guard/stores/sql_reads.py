@@ -10,7 +10,7 @@ from typing import Any, Final, TypeVar
 
 from x402guard.ledger.evidence import UNSHOWN_S
 from x402guard.ledger.model import Entry, Hold, Node
-from x402guard.ledger.store import GRANTS
+from x402guard.ledger.store import GRANTS, STEPS
 from x402guard.ledger.transitions import CANCELLED
 from x402guard.ledger.tree import path
 from x402guard.stores.archive_file import ARCHIVED, read_archived, to_archived
@@ -106,6 +106,14 @@ class SqlReads(ABC):
                 if isinstance(each, Entry) and (each.node_id, each.seq) in left:
                     found[each.node_id, each.seq] = each.hash
         return found
+
+    def steps(self, *, archives: bool) -> Sequence[Entry]:
+        """See ``Audited.steps``."""
+        found = self._read(to_entry, f"{ENTRIES} WHERE event IN ({places(len(STEPS))})", STEPS)
+        away = self._read(to_archived, ARCHIVED) if archives else []  # after the entries, as above
+        moved = [each for each in read_archived(away) if isinstance(each, Entry) and each.event in STEPS]
+        both = {(entry.node_id, entry.seq): entry for entry in (*moved, *found)}
+        return sorted(both.values(), key=lambda entry: (entry.at_ms, entry.node_id, entry.seq))
 
     def tail(self, node_id: str, after: int) -> Sequence[Entry]:
         """See ``LedgerReads.tail``."""

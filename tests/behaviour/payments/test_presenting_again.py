@@ -7,29 +7,18 @@ import pytest
 
 from tests.support.faults import Faulty
 from tests.support.ledger import Clock
-from tests.support.merchant import URL, Shop, b64, client, make_guard, receipt, required, upto
+from tests.support.merchant import URL, Shop, b64, believed, client, make_guard, receipt, required, upto
 from tests.support.signers import Stalling
 from x402guard import (
     Breaker,
-    GuardedTransport,
     LedgerUnavailable,
     Policy,
     SettlementUncertain,
     SignerError,
 )
-from x402guard.frozen import replace
 from x402guard.stores import open_store
 
 CENT = Decimal("0.01")
-
-
-def believed(session, inner):
-    """A client over a transport that is believed when it says that nothing left the machine, as the library's own are."""
-
-    class Believing(GuardedTransport):
-        library = replace(GuardedTransport.library, stock=(type(inner), httpx.AsyncHTTPTransport))
-
-    return httpx.Client(transport=Believing(session, inner))
 
 
 def test_a_request_that_stalled_does_not_void_what_another_has_presented_meanwhile():
