@@ -15,7 +15,7 @@ from tests.support import postgres
 from tests.support.ended_buyer import begun, ended
 from tests.support.ledger import Books
 from tests.support.merchant import accept, client, make_guard, offer_response, required
-from x402guard import BudgetExhausted, LedgerUnavailable, Owner, PaymentRefused, Policy, SessionTripped
+from x402guard import BudgetExhausted, ConfigError, LedgerUnavailable, Owner, PaymentRefused, Policy, SessionTripped
 from x402guard.ledger.model import HoldKind
 from x402guard.ledger.owner import reset_node
 from x402guard.ledger.transitions import Void
@@ -249,7 +249,9 @@ def test_what_was_lost_counts_again_and_the_wallet_is_tripped_for_all(failover):
     with other.session("o", budget="$1.00") as mine, pytest.raises(SessionTripped, match="rolled_back"):
         mine.charge("search", "$0.60")
     with Owner(url) as owner:
-        owner.reset("wallet")
+        with pytest.raises(ConfigError, match="can be taken until"):
+            owner.reset("wallet")
+        owner.reset("wallet", unsafe_early=True)
     with (
         make_guard(url, budget="$1.00", unsafe_async_failover=True) as again,
         again.session("n", budget="$1") as session,

@@ -31,7 +31,7 @@ def ends_and_is_lost(url, stage, how="kill"):
 
 def resets(url):
     with Owner(url) as owner:
-        owner.reset("wallet")
+        owner.reset("wallet", unsafe_early=True)
 
 
 TRIPPED, OPEN = ("tripped", "rolled_back"), ("open", None)

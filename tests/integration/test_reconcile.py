@@ -51,6 +51,8 @@ def test_a_payment_that_failed_and_was_settled_later_is_found_and_counted(shop, 
     proof = guard.shell.store.hold(answer.extensions["x402guard"].hold_id).proof
     assert settled["transaction"] in proof
     assert guard.reconcile().unexplained == []
+    [scan] = guard.shell.store.marks("scan", "").values()
+    assert abs(scan["unix"] - time.time()) < 600, scan  # the time of the last final block
 
 
 @pytest.mark.parametrize("kind", AMOUNTS)

@@ -181,7 +181,8 @@ class RpcChainReader:
                     OutgoingTransfer(log.transaction, log.index, log.payee, log.amount, log.block) for log in logs
                 ]
                 upto = end
-            return Transfers(max(upto, 0), tuple(found), complete=upto >= final.number)
+            complete = upto >= final.number
+            return Transfers(max(upto, 0), tuple(found), complete, final.time if complete else 0)
 
         return self._readable(network, partial(_by_one_node, look))
 

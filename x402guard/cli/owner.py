@@ -43,13 +43,25 @@ def trip(
         typer.echo(printable(f"  {amount_text(hold)}"))
 
 
-def reset(session: SessionName, ledger: LedgerUrl = None, as_json: AsJson = False) -> None:
+def reset(
+    session: SessionName,
+    *,
+    unsafe_early: Annotated[
+        bool,
+        typer.Option(
+            "--unsafe-early",
+            help="Reset the wallet although what its server has lost may still be taken.",
+        ),
+    ] = False,
+    ledger: LedgerUrl = None,
+    as_json: AsJson = False,
+) -> None:
     """Reset a tripped session. Its loop counters start at zero; the amounts it has spent stay counted.
 
     Example: x402guard reset court-research
     """
     with Owner(ledger) as owner:
-        row = owner.reset(session)
+        row = owner.reset(session, unsafe_early=unsafe_early)
     say(f"{_title(row)} is {row.state}", row.to_dict(), as_json=as_json)
 
 

@@ -101,11 +101,13 @@ class Transfers(Struct, frozen=True):
         upto: the number of the last block that was read.
         outgoing: in order.
         complete: True if that is the last final block; False if there was too much to read.
+        upto_unix: the time of the last final block in unix seconds, if it is complete; 0 if that is not known.
     """
 
     upto: int
     outgoing: tuple[OutgoingTransfer, ...]
     complete: bool
+    upto_unix: int = 0
 
 
 @runtime_checkable

@@ -156,3 +156,12 @@ def kill_path(kill_file: Path | str | None) -> Path | None:
     if not isinstance(kill_file, (str, Path)) or not str(kill_file).strip() or str(kill_file) == ".":
         raise ConfigError(f"kill_file: {kill_file!r} is not a path; write '/run/x402guard.stop'")
     return Path(kill_file).absolute()
+
+
+def whole_id(hold: str, known: Iterable[str]) -> str:
+    """Return the whole id of a hold that is written with a unique beginning of it. Raises ``ConfigError``."""
+    given = hold.rstrip("…").lower().removeprefix("0x")
+    found = [hold_id for hold_id in known if given and hold_id.startswith(given)]
+    if len(found) > 1:
+        raise ConfigError(f"hold: {len(found)} ids begin with {hold!r}; write more of the id")
+    return found[0] if found else hold

@@ -234,7 +234,8 @@ class Guard(BudgetParent):
 
     def _row(self, *, ended: bool) -> dict[str, Any]:
         store, me = self.shell.store, {"host": here().machine(), "pid": here().pid(), "boot": here().boot_id()}
-        return {"since_ms": store.now_ms(), "steady_ms": store.steady_ms(), "ended": ended, **me}
+        lifetime = {"lifetime_s": self.policy.max_lifetime_s}
+        return {"since_ms": store.now_ms(), "steady_ms": store.steady_ms(), "ended": ended, **lifetime, **me}
 
     def _beat(self) -> None:
         self._write_row(self._row(ended=False))

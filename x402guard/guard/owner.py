@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from fnmatch import fnmatchcase
 from functools import partial
@@ -17,7 +17,7 @@ from x402guard.flow.ports import ChainReader
 from x402guard.flow.surroundings import here
 from x402guard.guard.allowance import wallet_of
 from x402guard.guard.approvers import operating_user
-from x402guard.guard.arguments import gone_instances, positive
+from x402guard.guard.arguments import gone_instances, positive, whole_id
 from x402guard.guard.clock import refuse_strange_clock
 from x402guard.guard.guard import Guard
 from x402guard.guard.owner_rows import (
@@ -34,10 +34,11 @@ from x402guard.guard.watchdog import Watchdog
 from x402guard.ledger.budgets import unlent
 from x402guard.ledger.delegations import delegation_marks, read_delegation, revoke
 from x402guard.ledger.lines import fold_holds
-from x402guard.ledger.model import Hold, HoldKind, NodeKind, NodeState
+from x402guard.ledger.lost import ROLLED_BACK_MARK, end_rolled_back
+from x402guard.ledger.model import WALLET, Hold, HoldKind, NodeKind, NodeState
 from x402guard.ledger.owner import known_budget, owner_mark, reset_node, set_limit, trip_node
 from x402guard.ledger.purchases import forgive, instance_mark
-from x402guard.ledger.queries import Prediction, find_budget, nodes_of, outstanding_of, prediction_of
+from x402guard.ledger.queries import Prediction, compared_of, find_budget, nodes_of, outstanding_of, prediction_of
 from x402guard.ledger.questions import approval_mark, give_answer, take_answer, waiting
 from x402guard.ledger.store import Audited
 from x402guard.ledger.tree import below
@@ -242,10 +243,17 @@ class Owner:
         node = self._change(session, lambda view, node_id: trip_node(view, node_id, reason[:300]))
         return outstanding_of(self._store, node.id)
 
-    def reset(self, session: str) -> BudgetRow:
-        """Reset a tripped session. Its loop counters start at zero; what it has spent stays counted."""
+    def reset(self, session: str, *, unsafe_early: bool = False) -> BudgetRow:
+        """Reset a tripped session. Its loop counters start at zero; what it has spent stays counted.
+
+        After the ledger's server has lost entries, raises ``ConfigError`` for the wallet until what was signed and lost
+        is dead, final and reconciled, unless it is *unsafe_early*.
+        """
+        known = compared_of(self._store)
 
         def change(view: LedgerView, node_id: str) -> str:
+            if node_id == WALLET:
+                end_rolled_back(view, known, unsafe_early=unsafe_early)
             reset_node(view, node_id, self.by)
             forget_before(view, run_of(node_id))
             return node_id
@@ -431,7 +439,8 @@ class Owner:
         node_id = find_budget(self._store, session)
         # A wrong time in the ledger would pass for a right one later.
         refuse_strange_clock(self._store, None, here().boot_id())
-        scope = Scope(nodes=(node_id,), marks=(reset_mark(run_of(node_id)), owner_mark(node_id)), durable=True)
+        marks = (reset_mark(run_of(node_id)), owner_mark(node_id), ROLLED_BACK_MARK)
+        scope = Scope(nodes=(node_id,), marks=marks, durable=True)
         return self._store.transact(scope, lambda view: change(view, node_id))
 
     def _waiting(self) -> dict[str, Mapping[str, Any]]:
@@ -482,15 +491,6 @@ def existing_ledger(ledger: str | Path | None) -> str:
             "X402GUARD_LEDGER"
         )
     return url
-
-
-def whole_id(hold: str, known: Iterable[str]) -> str:
-    """Return the whole id of a hold that is written with a unique beginning of it. Raises ``ConfigError``."""
-    given = hold.rstrip("…").lower().removeprefix("0x")
-    found = [hold_id for hold_id in known if given and hold_id.startswith(given)]
-    if len(found) > 1:
-        raise ConfigError(f"hold: {len(found)} ids begin with {hold!r}; write more of the id")
-    return found[0] if found else hold
 
 
 def _may_write(url: str) -> bool:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any, Final, Protocol
 
 from msgspec import Struct
 
-from x402guard.errors import IllegalTransition, LedgerUnavailable
+from x402guard.errors import ConfigError, IllegalTransition, LedgerUnavailable
 from x402guard.frozen import replace
 from x402guard.ledger.budgets import KILL_SWITCH, ROLLED_BACK, trip, trip_exceeded, trip_session
 from x402guard.ledger.evidence import claim_settlement
@@ -62,9 +63,59 @@ class Written(Struct, frozen=True):
     path: tuple[str, ...]
 
 
+ROLLED_BACK_MARK: Final[MarkKey] = ("rolled_back", WALLET)
+"""The key of the mark with the time at which the ledger's server was last seen to have lost entries; 0 once that is over."""
+
+
 def trip_rolled_back(view: LedgerView, reason: str) -> None:
     """Trip the wallet, because the ledger's server has lost entries."""
     trip(view, WALLET, ROLLED_BACK, reason)
+    view.put_mark(ROLLED_BACK_MARK, {"at_ms": view.now_ms})
+
+
+class Compared(Struct, frozen=True):
+    """What is known of the signatures that the ledger's server may have lost.
+
+    Attributes:
+        lifetime_s: how long a signature of this wallet lives at most, in seconds.
+        finals: network → the time of the last final block up to which the wallet was compared, in unix seconds.
+        signs: the wallet has an address, so there may be signatures.
+    """
+
+    lifetime_s: int
+    finals: Mapping[str, int]
+    signs: bool
+
+
+def end_rolled_back(view: LedgerView, known: Compared, *, unsafe_early: bool) -> None:
+    """Let the wallet be reset after its server has lost entries: what was signed and lost is dead, final and compared.
+
+    Raises ``ConfigError`` if it is not, unless it is *unsafe_early*.
+    """
+    row = view.mark(ROLLED_BACK_MARK)
+    if row is None or not row["at_ms"]:
+        return
+    dead_unix = int(row["at_ms"]) // 1000 + known.lifetime_s
+    reason = "" if unsafe_early or not known.signs else _too_early(view.now_unix, dead_unix, known.finals)
+    if reason:
+        raise ConfigError(
+            f"session: the ledger's server has lost entries, and {reason}. Then reset the wallet. With --unsafe-early it "
+            "is reset now: what was signed and lost may still be taken, and nothing counts it"
+        )
+    view.put_mark(ROLLED_BACK_MARK, {"at_ms": 0})
+
+
+def _too_early(now_unix: int, dead_unix: int, finals: Mapping[str, int]) -> str:
+    """Return what has to be waited for, or ""."""
+    until = datetime.fromtimestamp(dead_unix, UTC).strftime("%H:%M:%S UTC")
+    if now_unix <= dead_unix:
+        return f"a signature that was lost with them can be taken until {until}: wait, and run x402guard reconcile"
+    if not finals:
+        return "no chain was compared since: run x402guard reconcile, with the chains on which the wallet pays"
+    behind = sorted(network for network, unix in finals.items() if unix <= dead_unix)
+    if behind:
+        return f"{', '.join(behind)} was not compared up to a final block after {until}: run x402guard reconcile"
+    return ""
 
 
 def count_again(view: LedgerView, lost: Iterable[Written]) -> int:

@@ -9,8 +9,10 @@ from decimal import Decimal
 from typing import Final
 
 from x402guard.errors import ConfigError
+from x402guard.ledger.lost import Compared
 from x402guard.ledger.model import WALLET, Hold, HoldKind, Node, NodeKind
 from x402guard.ledger.purchases import silent_instances
+from x402guard.ledger.sessions import PAYER_MARK
 from x402guard.ledger.store import LedgerReads, LedgerStore
 from x402guard.ledger.tree import below
 from x402guard.ledger.windows import rolled
@@ -135,3 +137,18 @@ def ended_instances(store: LedgerReads) -> set[str]:
     """Return the instances whose row says that they have ended, or that are silent."""
     rows = store.marks("instance", "")
     return {key for key, row in rows.items() if row["ended"]} | silent_instances(rows, store.now_ms())
+
+
+_SHORTEST_S: Final = 300
+"""Processes of earlier versions do not say how long their signatures live at most; this is the default."""
+
+
+def compared_of(ledger: LedgerReads) -> Compared:
+    """Return what is known of lost signatures."""
+    lives = [int(row.get("lifetime_s", 0)) for row in ledger.marks("instance", "").values()]
+    finals: dict[str, int] = {}
+    for key, row in ledger.marks("scan", "").items():
+        network, unix = key.partition("/")[0], int(row.get("unix", 0))
+        finals[network] = min(unix, finals.get(network, unix))
+    kind, name = PAYER_MARK
+    return Compared(max(_SHORTEST_S, *lives, 0), finals, signs=name in ledger.marks(kind, name))

@@ -27,7 +27,7 @@ from psycopg import errors as refused
 from typing_extensions import override
 
 from x402guard.errors import LedgerUnavailable, X402GuardError
-from x402guard.ledger.lost import count_again, enter_ends, trip_rolled_back
+from x402guard.ledger.lost import ROLLED_BACK_MARK, count_again, enter_ends, trip_rolled_back
 from x402guard.ledger.model import WALLET, Hold
 from x402guard.ledger.view import Change, LedgerView, Notice, Scope
 from x402guard.stores.audit import Query, audit
@@ -228,7 +228,8 @@ class PostgresStore(GroupCommit, PostgresReads):
             return True
         self._is_entering, self._entered = True, None
         try:
-            self._change_now(Scope(nodes=(WALLET,), durable=True), partial(trip_rolled_back, reason=reason))
+            scope = Scope(nodes=(WALLET,), marks=(ROLLED_BACK_MARK,), durable=True)
+            self._change_now(scope, partial(trip_rolled_back, reason=reason))
             for some in self.outbox.parts(self._oldest_ms()):
                 nodes = {WALLET, *(node_id for each in some for node_id in each.path)}
                 scope = Scope(nodes=tuple(nodes), holds=tuple(each.hold.id for each in some), durable=True)

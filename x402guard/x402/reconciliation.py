@@ -206,9 +206,9 @@ def reconcile_wallet(
         if not known:
             unexplained.append(transfer)
     result.complete = result.complete and found.complete and upto == found.upto
-    reported = yield from _note_scan(
-        token, payer, after, upto, unexplained, trips=context.policy.unexplained_transfer == "trip"
-    )
+    compared = replace(found, upto=upto, upto_unix=found.upto_unix if upto == found.upto else 0)
+    trips = context.policy.unexplained_transfer == "trip"
+    reported = yield from _note_scan(token, payer, after, compared, unexplained, trips=trips)
     result.unexplained += reported
     result.unexplained_total += sum(row["amount"] for row in reported)
 
@@ -271,9 +271,15 @@ def _block_of(mark: Mapping[str, Any] | None) -> int | None:
 
 
 def _note_scan(
-    token: Asset, payer: Address, after: int | None, upto: int, unexplained: list[OutgoingTransfer], *, trips: bool
+    token: Asset,
+    payer: Address,
+    after: int | None,
+    found: Transfers,
+    unexplained: list[OutgoingTransfer],
+    *,
+    trips: bool,
 ) -> Flow[list[dict[str, Any]]]:
-    """Record the last block compared, notify the owner of unexplained Transfers, and return their rows.
+    """Record up to where Transfers were compared, notify the owner of unexplained ones, and return their rows.
 
     *trips*: they also trip the wallet.
     """
@@ -282,10 +288,12 @@ def _note_scan(
     total = sum(row["amount"] for row in rows)
 
     def change(view: LedgerView) -> list[dict[str, Any]]:
-        compared = _block_of(view.mark(key))
-        if compared != after or compared == upto:
+        before = view.mark(key)
+        compared = _block_of(before)
+        if compared != after or compared == found.upto:
             return []  # another reconciliation has compared these blocks; the next one continues
-        view.put_mark(key, {"block": upto, "at_ms": view.now_ms})
+        unix = max(found.upto_unix, int((before or {}).get("unix", 0)))
+        view.put_mark(key, {"block": found.upto, "at_ms": view.now_ms, "unix": unix})
         for row in rows:
             view.record(WALLET, "event", facts={"name": "unexplained_transfer", **row})
         if rows:
