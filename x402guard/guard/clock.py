@@ -11,7 +11,7 @@ from x402guard.errors import ConfigError
 from x402guard.flow.ports import ChainReader, HeadReader
 from x402guard.ledger.model import WALLET, HoldKind
 from x402guard.ledger.owner import CLOCK_MARK
-from x402guard.ledger.store import LedgerStore
+from x402guard.ledger.store import LedgerStore, MayBeAway
 
 _MOST_AHEAD_MS: Final = 26 * 3_600_000
 """A day, and two hours for a job that is late."""
@@ -22,7 +22,7 @@ _RIGHT_MS: Final = 3_600_000
 def refuse_strange_clock(store: LedgerStore, chain: ChainReader | None, boot: str) -> None:
     """Raise ``ConfigError`` if the clock is over a day ahead of the ledger's last entry, and nothing shows that it is right.
 
-    It is right if the steady clock of this *boot* of the machine agrees, or the head of a chain. Nothing is asked for a
+    That of a ledger's server is also strange if it is an hour ahead of this machine's. It is right if the steady clock of this *boot* of the machine agrees, or the head of a chain. Nothing is asked for a
     ledger without live holds and without spending in a window, for which the time makes no difference.
     """
     now_ms = store.now_ms()
@@ -30,13 +30,25 @@ def refuse_strange_clock(store: LedgerStore, chain: ChainReader | None, boot: st
     if wallet is None:
         return
     accepted = store.marks(*CLOCK_MARK).get(CLOCK_MARK[1], {"at_ms": 0})
-    ahead_ms = now_ms - max(wallet.last_ms, int(accepted["at_ms"]))
-    if ahead_ms <= _MOST_AHEAD_MS or _agrees(store, boot) or _head_agrees(chain, now_ms) or not _matters(store):
+    strange = _strange(store, now_ms, wallet.last_ms, int(accepted["at_ms"]))
+    if not strange or _agrees(store, boot) or _head_agrees(chain, now_ms) or not _matters(store):
         return
     raise ConfigError(
-        f"clock: this machine's clock is {ahead_ms // 3_600_000} hours ahead of the ledger's last entry, and nothing shows that it "
-        "is right; set it, or, if it is right, run: x402guard ledger clock --accept"
+        f"clock: {strange}, and nothing shows that it is right; set it, or, if it is right, run: x402guard ledger clock --accept"
     )
+
+
+def _strange(store: LedgerStore, now_ms: int, last_ms: int, accepted_ms: int) -> str:
+    """Return what is strange about the clock that dates the ledger, or ""."""
+    away = isinstance(store, MayBeAway)
+    ahead_ms = now_ms - max(last_ms, accepted_ms)
+    if ahead_ms > _MOST_AHEAD_MS:
+        whose = "the clock of the ledger's server" if away else "this machine's clock"
+        return f"{whose} is {ahead_ms // 3_600_000} hours ahead of the ledger's last entry"
+    ahead_ms = now_ms - store.here_ms() if isinstance(store, MayBeAway) else 0
+    if ahead_ms > _RIGHT_MS and now_ms - accepted_ms > _MOST_AHEAD_MS:
+        return f"the clock of the ledger's server is {ahead_ms / 3_600_000:.1f} hours ahead of this machine's"
+    return ""
 
 
 def _agrees(store: LedgerStore, boot: str) -> bool:

@@ -105,6 +105,9 @@ class MayBeAway(Protocol):
     def outbox(self) -> KeepsEnds:
         """What cannot be written while it is away."""
 
+    def here_ms(self) -> int:
+        """Return this machine's own time in unix milliseconds; that of the ledger is its server's."""
+
 
 class LedgerStore(LedgerReads, Protocol):
     """A place that keeps the ledger. All decisions are in the changes it runs, so that two stores cannot disagree.

@@ -146,6 +146,10 @@ class PostgresStore(GroupCommit, PostgresReads):
             self._enter_ends()
             self.outbox.take_over(ended)
 
+    def here_ms(self) -> int:
+        """See ``MayBeAway.here_ms``."""
+        return self._here()
+
     def _oldest_ms(self) -> int:
         """Return the time by which what is kept is old: a server that takes over may have a clock that is hours ahead."""
         return min(self._here(), self._server_clock())

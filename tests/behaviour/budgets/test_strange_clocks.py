@@ -202,3 +202,25 @@ def test_a_clock_that_was_taken_in_is_mended(machine, monkeypatch):
         machine.passes(DAY_S)
         assert guard.budget("customer").spent == 0  # its window goes on by the right clock
     assert CliRunner().invoke(app, ["verify", "--ledger", machine.url]).exit_code == 0
+
+
+@pytest.mark.long
+@MATTERS
+@pytest.mark.parametrize("ahead_s", [3_000, 4_000, 25 * 3_600])
+def test_a_server_whose_clock_is_ahead_of_this_machines_is_asked_about(url, use, ahead_s, monkeypatch):
+    monkeypatch.setattr(Surroundings, "boot_id", lambda _: "boot-1")
+    with make_guard(url) as guard:
+        use(guard)
+    monkeypatch.setattr(Surroundings, "boot_id", lambda _: "boot-2")  # a machine that has not opened it before
+    store = open_store(url)
+    monkeypatch.setattr(store, "here_ms", lambda: store.now_ms() - ahead_s * 1000)
+    if ahead_s < 3_600:
+        make_guard(store).close()
+        store.close()
+        return
+    hours = f"{ahead_s / 3_600:.1f}"
+    with pytest.raises(ConfigError, match=f"clock: the clock of the ledger's server is {hours} hours ahead of this"):
+        make_guard(store)
+    assert run("--accept", "--ledger", url).exit_code == 0
+    make_guard(store).close()
+    store.close()
