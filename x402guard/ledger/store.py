@@ -15,7 +15,7 @@ R = TypeVar("R")
 GRANTS: Final = ("grant", "return")
 """The entries that only move budget between a node and its parent."""
 
-STEPS: Final = ("authorize", "void", "expire")
+STEPS: Final = ("authorize", "void")
 """The events of a journal that say which steps were held for, and which of them were never paid."""
 
 

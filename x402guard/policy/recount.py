@@ -25,34 +25,37 @@ _COUNTING: Final = (Counts, Velocity)
 
 
 def recount(policy: Policy, entries: Iterable[Entry]) -> dict[MarkKey, Mapping[str, Any]]:
-    """Return what the guards of a policy count for the holds of a ledger, by the keys of their rows.
+    """Return the least that the guards of a policy have counted for the holds of a ledger, by the keys of their rows.
 
-    *entries* are those of the events ``STEPS`` of all journals, oldest first.
+    *entries* are those of the events ``STEPS`` of all journals, oldest first. A void gives its step back, as most do. A
+    payee whose payment was given back is counted as new no second time, and its own row is left out.
     """
     guards = [guard for guard in policy.guards if isinstance(guard, _COUNTING)]
     rows: dict[MarkKey, Mapping[str, Any]] = {}
-    begun: dict[str, tuple[Step, int]] = {}
+    begun: dict[str | None, tuple[Step, int]] = {}
+    given_back: set[MarkKey] = set()
     for entry in entries:
-        if entry.event == "authorize":
-            step = _step(entry)
-            if step is None or entry.hold_id is None:
-                continue
+        is_new = entry.event == "authorize"
+        step = _step(entry) if is_new else None
+        if step is not None:
             begun[entry.hold_id] = step, entry.at_ms
-            at_ms = entry.at_ms
-        else:
-            known = begun.pop(entry.hold_id or "", None)
-            if known is None:
-                continue
-            step, at_ms = known
+        known = begun.get(entry.hold_id) if is_new else begun.pop(entry.hold_id, None)
+        if known is None:
+            continue
+        step, at_ms = known
         for guard in guards:
             keys = guard.marks(step, (step.payee,) if step.payee else (), ending=False)
             view = LedgerView(now_ms=entry.at_ms, marks={key: rows[key] for key in keys if key in rows})
-            if entry.event == "authorize":
+            if is_new:
                 guard.taken(view, step, entry.hold_id or "")
             else:
                 guard.given_back(view, step, at_ms)
-            rows.update(view.mark_rows())
-    return rows
+            changed = dict(view.mark_rows())
+            if not is_new:
+                given_back |= {key for key in changed if key[0] == "payee"}
+                changed = {key: row for key, row in changed.items() if key[0] != "payee"}
+            rows |= changed
+    return {key: row for key, row in rows.items() if key not in given_back}
 
 
 def _step(entry: Entry) -> Step | None:
