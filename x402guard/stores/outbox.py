@@ -351,7 +351,8 @@ def left_behind(folder: Path, now_ms: int) -> Iterator[Sequence[Left]]:
         try:
             if folder.is_dir():
                 opened.enter_context(alone(folder))
-                for file in sorted(folder.glob(f"*{ENDING}")):
+                # Not by ``glob``, which finds nothing in a folder that it cannot read.
+                for file in sorted(file for file in folder.iterdir() if file.suffix == ENDING):
                     lines = opened.enter_context(open_file(file)) if file.is_file() else None
                     if lines is not None and is_free(file, lines.fileno()):
                         found.append(Left(file, lines, now_ms))

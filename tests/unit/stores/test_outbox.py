@@ -345,9 +345,10 @@ def test_a_file_that_cannot_be_opened_is_no_empty_one(mine, place, monkeypatch):
     def refuses(*_):
         raise PermissionError(13, "Permission denied")
 
-    for call in ("open", "glob"):
+    for calls in ([(Path, "open")], [(os, "listdir"), (os, "scandir")]):  # a folder that may be entered and not read
         with monkeypatch.context() as patch:
-            patch.setattr(Path, call, refuses)
+            for place_of, call in calls:
+                patch.setattr(place_of, call, refuses)
             with pytest.raises(LedgerUnavailable, match="cannot be read: Permission denied") as caught:
                 left(place)
         assert "remove it only if" in caught.value.advice
