@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 import sys
 from importlib import metadata
@@ -95,6 +97,8 @@ app.command("doctor")(doctor.doctor)
 _MISTAKE: Final[type[Exception]] = cast("type[Exception]", typer.BadParameter.__mro__[2])
 """The base of all mistakes in arguments, which typer does not export: its place has changed between its versions."""
 
+_OUTPUT: Final = frozenset({errno.ENOSPC, errno.EPIPE, errno.EIO, errno.EDQUOT, errno.EFBIG})
+
 _KEY: Final = re.compile(r"(0x)?[0-9a-fA-F]{32,}")
 
 
@@ -128,3 +132,12 @@ def main() -> None:
     except X402GuardError as error:
         sys.stderr.write(f"x402guard: {printable(str(error))}\n{error.advice}\n")
         sys.exit(2)
+    except OSError as error:
+        if error.filename is not None or error.errno not in _OUTPUT:
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is left is written once more as the process ends
+        if error.errno != errno.EPIPE:  # who reads it has seen enough
+            sys.stderr.write(
+                f"x402guard: the output cannot be written: {error.strerror}\nThe command itself may be done: look before you repeat it.\n"
+            )
+        sys.exit(1)

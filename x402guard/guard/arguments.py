@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -20,7 +21,7 @@ from x402guard.llm.price_file import open_book
 from x402guard.llm.prices import RegisteredBook
 from x402guard.llm.tiktoken_counter import TiktokenCounter
 from x402guard.policy import Policy
-from x402guard.policy.checks import check_flags
+from x402guard.policy.checks import check_flags, check_name
 from x402guard.stores import DEFAULT_LEDGER, ledger_path, open_store
 from x402guard.x402.signer import signer_of
 
@@ -160,8 +161,17 @@ def kill_path(kill_file: Path | str | None) -> Path | None:
 
 def whole_id(hold: str, known: Iterable[str]) -> str:
     """Return the whole id of a hold that is written with a unique beginning of it. Raises ``ConfigError``."""
-    given = hold.rstrip("…").lower().removeprefix("0x")
+    given = check_name("hold", hold).rstrip("…").lower().removeprefix("0x")
     found = [hold_id for hold_id in known if given and hold_id.startswith(given)]
     if len(found) > 1:
         raise ConfigError(f"hold: {len(found)} ids begin with {hold!r}; write more of the id")
     return found[0] if found else hold
+
+
+def as_ms(name: str, at: datetime | None) -> int | None:
+    """Return a time as unix milliseconds. Raises ``ConfigError`` for one without a time zone."""
+    if at is None:
+        return None
+    if not isinstance(at, datetime) or at.tzinfo is None:
+        raise ConfigError(f"{name}: {at!r:.60} is no time with a time zone; write datetime(2026, 11, 26, tzinfo=UTC)")
+    return round(at.timestamp() * 1000)

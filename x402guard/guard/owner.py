@@ -17,7 +17,7 @@ from x402guard.flow.ports import ChainReader
 from x402guard.flow.surroundings import here
 from x402guard.guard.allowance import wallet_of
 from x402guard.guard.approvers import operating_user
-from x402guard.guard.arguments import gone_instances, positive, whole_id
+from x402guard.guard.arguments import as_ms, gone_instances, positive, whole_id
 from x402guard.guard.clock import refuse_strange_clock
 from x402guard.guard.guard import Guard
 from x402guard.guard.owner_rows import (
@@ -46,7 +46,7 @@ from x402guard.ledger.verify import Head, differences, heads_of
 from x402guard.ledger.view import LedgerView, Scope
 from x402guard.ledger.watch import Limits
 from x402guard.money import Dollars, Nanos
-from x402guard.policy.checks import check_choice, check_dollars, check_reason, check_whole
+from x402guard.policy.checks import check_choice, check_dollars, check_kind, check_name, check_reason, check_whole
 from x402guard.policy.loops import forget_before
 from x402guard.policy.recount import recount, understated
 from x402guard.policy.settings import Policy
@@ -124,12 +124,13 @@ class Owner:
         if state is not None:
             check_choice("state", state, [str(each) for each in NodeState])
         check_whole("limit", limit, 0, optional=True)
-        since_ms = _as_ms("since", since) or 0
+        since_ms = as_ms("since", since) or 0
+        wanted = None if name is None else check_name("name", name)
         found = [
             node
             for node in nodes.values()
             if node.kind in _LISTED
-            and (name is None or fnmatchcase(node.name, name))
+            and (wanted is None or fnmatchcase(node.name, wanted))
             and (state is None or node.state == state)
             and (inside is None or node.id in inside)
             and node.created_ms >= since_ms
@@ -144,7 +145,7 @@ class Owner:
         With *since* or *until* it is that of the period, with what was captured in it. Raises ``ConfigError``.
         """
         books = books_of(self._store, find_budget(self._store, session, latest=True))
-        return Report.of(books, since_ms=_as_ms("since", since), until_ms=_as_ms("until", until))
+        return Report.of(books, since_ms=as_ms("since", since), until_ms=as_ms("until", until))
 
     def live(self) -> LiveView:
         """Return what is under way now in all sessions of the ledger, at one moment."""
@@ -161,12 +162,12 @@ class Owner:
         with self._store.at_one_moment() as ledger:
             nodes, entries = nodes_of(ledger), ledger.entries(node_id, grants=False)
         return capture_rows(
-            nodes, entries, fold_holds(entries), since_ms=_as_ms("since", since) or 0, until_ms=_as_ms("until", until)
+            nodes, entries, fold_holds(entries), since_ms=as_ms("since", since) or 0, until_ms=as_ms("until", until)
         )
 
     def predict(self, name: str) -> Prediction:
         """Return what past sessions of a name have cost."""
-        return prediction_of(self._store, name)
+        return prediction_of(self._store, check_name("name", name))
 
     def holds(self) -> list[HoldRow]:
         """Return every live hold: what may still be taken, by whom, until when, and whether it is in doubt."""
@@ -181,6 +182,8 @@ class Owner:
         files of archived sessions are not read, but only what the ledger keeps of them. Raises ``ConfigError`` for a
         ledger in memory.
         """
+        if against is not None:
+            check_kind("against", against, Anchor, "verify_anchor(text, public_key) returns one")
         problems = list(self._audited().audit(archives=archives))
         if problems or against is None:
             return problems
@@ -196,6 +199,7 @@ class Owner:
 
         *policy* is the one under which agents pay from this ledger: what another one did not count differs as well.
         """
+        check_kind("policy", policy, Policy, "write Policy(max_steps=…)")
         counted = recount(policy, self._audited().steps(archives=archives))
         kinds = {kind for kind, _ in counted}
         rows = {(kind, key): row for kind in kinds for key, row in self._store.marks(kind, "").items()}
@@ -436,7 +440,7 @@ class Owner:
         return self._store
 
     def _change(self, session: str, change: Callable[[LedgerView, str], R]) -> R:
-        node_id = find_budget(self._store, session)
+        node_id = find_budget(self._store, check_name("session", session))
         # A wrong time in the ledger would pass for a right one later.
         refuse_strange_clock(self._store, None, here().boot_id())
         marks = (reset_mark(run_of(node_id)), owner_mark(node_id), ROLLED_BACK_MARK)
@@ -469,14 +473,6 @@ def _limited(view: LedgerView, node_id: str, limit: Nanos, by: str, *, stops: bo
         raise ConfigError(f"limit: {change.question()}; give stops=True if that is meant")
     set_limit(view, node_id, limit, by)
     return change.done(unlent(view, node_id))
-
-
-def _as_ms(name: str, at: datetime | None) -> int | None:
-    if at is None:
-        return None
-    if not isinstance(at, datetime) or at.tzinfo is None:
-        raise ConfigError(f"{name}: {at!r:.60} is no time with a time zone; write datetime(2026, 11, 26, tzinfo=UTC)")
-    return round(at.timestamp() * 1000)
 
 
 def existing_ledger(ledger: str | Path | None) -> str:

@@ -390,6 +390,8 @@ class Session(Charges, Endings):
         ``asyncio.to_thread`` and tasks inherit the context; ``ThreadPoolExecutor`` and ``run_in_executor`` do not. Inside
         a scope or a child of this session, the function runs inside that one.
         """
+        if not callable(function):
+            raise ConfigError(f"bind: a {type(function).__name__} is no function")
         inner = current_session()
         inside = inner if inner is not None and inner._descends_from(self) else self
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 from x402guard.errors import ConfigError
 from x402guard.ledger.verify import Head, merkle_root
+from x402guard.policy.checks import check_kind
 from x402guard.strict_json import NotReadable, read_json
 from x402guard.views.report import REPORT_SCHEMA, Report
 
@@ -72,6 +73,7 @@ class ReportKey:
 
     def sign(self, report: Report, *, at_unix: int | None = None) -> str:
         """Return a report with its signature, as JSON. *at_unix* is the time in it, in unix seconds; now by default."""
+        check_kind("report", report, Report, "session.report() returns one")
         values = report.to_dict()
         return json.dumps(
             self._signed(SIGNED_SCHEMA, values, at_unix) | {"report": values}, indent=2, ensure_ascii=False

@@ -54,6 +54,19 @@ def check_flags(**flags: object) -> None:
         check_flag(name, value)
 
 
+def check_name(setting: str, name: object) -> str:
+    """Return the name or id of a session, a budget or a hold. Raises ``ConfigError`` for what is no text."""
+    if not isinstance(name, str):
+        raise ConfigError(f"{setting}: {name!r:.60} is no name or id; write it as text")
+    return name
+
+
+def check_kind(setting: str, value: object, kind: type, advice: str) -> None:
+    """Raise ``ConfigError`` for a value of another class. *advice* says where the right one comes from."""
+    if not isinstance(value, kind):
+        raise ConfigError(f"{setting}: a {type(value).__name__} is not a {kind.__name__}; {advice}")
+
+
 def check_reason(reason: object) -> str:
     """Return the first 300 characters of why an owner or an agent stops something. Raises ``ConfigError``."""
     if not isinstance(reason, str) or not reason.strip() or not reason.isprintable():

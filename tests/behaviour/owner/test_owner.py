@@ -2,6 +2,8 @@
 
 import json
 import sqlite3
+import subprocess
+import sys
 import threading
 import time
 from datetime import UTC, datetime
@@ -13,7 +15,7 @@ import pytest
 from tests.support.command_line import typed
 from tests.support.ledger import Clock
 from tests.support.merchant import KEY, Shop, client, make_guard
-from x402guard import ConfigError, Guard, LedgerUnavailable, Owner, Policy, Session, SessionTripped
+from x402guard import ConfigError, Guard, LedgerUnavailable, Owner, Policy, ReportKey, Session, SessionTripped
 from x402guard.stores import open_store
 from x402guard.stores.read_only import ReadOnlyStore
 
@@ -288,3 +290,48 @@ def test_the_doctor_names_a_settings_file_that_cannot_be_read(content, tmp_path)
 def test_a_settings_file_may_name_its_ledger_by_a_path(tmp_path):
     (tmp_path / "x402guard.toml").write_text('ledger = "./spend.db"\n')
     assert typed("policy", "check", "x402guard.toml", cwd=tmp_path).returncode == 0
+
+
+MISTAKEN = {
+    "trip": ("session", lambda owner, _run, what: owner.trip(what)),
+    "reset": ("session", lambda owner, _run, what: owner.reset(what)),
+    "forgive": ("hold", lambda owner, _run, what: owner.forgive(what)),
+    "predict": ("name", lambda owner, _run, what: owner.predict(what)),
+    "sessions": ("name", lambda owner, _run, what: owner.sessions(name=what)),
+    "verify": ("against", lambda owner, _run, what: owner.verify(what)),
+    "verify_counters": ("policy", lambda owner, _run, what: owner.verify_counters(what)),
+    "sign": ("report", lambda _owner, _run, what: ReportKey.new().sign(what)),
+    "bind": ("bind", lambda _owner, run, what: run.bind(what)),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKEN)
+@pytest.mark.parametrize("what", [None, 5, b"run", []], ids=repr)
+def test_what_names_nothing_is_a_typed_error_and_changes_nothing(url, agent, name, what):
+    """None as well: a variable that was never set would trip or reset the session that ran last."""
+    setting, call = MISTAKEN[name]
+    with Owner(url) as owner:
+        before = owner.size()
+        if what is None and name in ("sessions", "verify"):
+            call(owner, agent, what)
+        else:
+            with pytest.raises(ConfigError, match=f"^{setting}: "):
+                call(owner, agent, what)
+        assert owner.size() == before
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this machine has no /dev/full")
+@pytest.mark.parametrize("words", [("sessions",), ("sessions", "--json"), ("report", "wallet"), ("verify",)])
+def test_an_output_that_cannot_be_written_is_said_in_two_lines(url, agent, words):
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "x402guard", *words, "--ledger", url],
+            check=False,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    assert done.returncode == 1
+    first, second = done.stderr.splitlines()
+    assert first.startswith("x402guard: the output cannot be written: ")
+    assert second.startswith("The command itself may be done")
