@@ -22,33 +22,43 @@ _RIGHT_MS: Final = 3_600_000
 def refuse_strange_clock(store: LedgerStore, chain: ChainReader | None, boot: str) -> None:
     """Raise ``ConfigError`` if the clock is over a day ahead of the ledger's last entry, and nothing shows that it is right.
 
-    That of a ledger's server is also strange if it is an hour ahead of this machine's. It is right if the steady clock of this *boot* of the machine agrees, or the head of a chain. Nothing is asked for a
+    It is right if the steady clock of this *boot* of the machine agrees, or the head of a chain. Nothing is asked for a
     ledger without live holds and without spending in a window, for which the time makes no difference.
     """
     now_ms = store.now_ms()
     wallet = next(iter(store.path(WALLET)), None)
     if wallet is None:
         return
-    accepted = store.marks(*CLOCK_MARK).get(CLOCK_MARK[1], {"at_ms": 0})
-    strange = _strange(store, now_ms, wallet.last_ms, int(accepted["at_ms"]))
-    if not strange or _agrees(store, boot) or _head_agrees(chain, now_ms) or not _matters(store):
+    whose = "the clock of the ledger's server" if isinstance(store, MayBeAway) else "this machine's clock"
+    ahead_ms = now_ms - max(wallet.last_ms, _accepted_ms(store))
+    if ahead_ms > _MOST_AHEAD_MS and not _is_right(store, chain, boot):
+        raise _asked(f"{whose} is {ahead_ms // 3_600_000} hours ahead of the ledger's last entry")
+
+
+def refuse_strange_server(store: LedgerStore, chain: ChainReader | None, boot: str) -> None:
+    """Raise ``ConfigError`` if the ledger's server is over an hour ahead of this machine, and nothing shows that it is right.
+
+    Only who pays asks: a machine on which the owner looks, or stops agents, may have the wrong clock itself.
+    """
+    ahead_ms = store.now_ms() - store.here_ms() if isinstance(store, MayBeAway) else 0
+    if ahead_ms <= _RIGHT_MS or store.now_ms() - _accepted_ms(store) <= _MOST_AHEAD_MS:
         return
-    raise ConfigError(
+    if not _is_right(store, chain, boot):
+        raise _asked(f"the clock of the ledger's server is {ahead_ms / 3_600_000:.1f} hours ahead of this machine's")
+
+
+def _asked(strange: str) -> ConfigError:
+    return ConfigError(
         f"clock: {strange}, and nothing shows that it is right; set it, or, if it is right, run: x402guard ledger clock --accept"
     )
 
 
-def _strange(store: LedgerStore, now_ms: int, last_ms: int, accepted_ms: int) -> str:
-    """Return what is strange about the clock that dates the ledger, or ""."""
-    away = isinstance(store, MayBeAway)
-    ahead_ms = now_ms - max(last_ms, accepted_ms)
-    if ahead_ms > _MOST_AHEAD_MS:
-        whose = "the clock of the ledger's server" if away else "this machine's clock"
-        return f"{whose} is {ahead_ms // 3_600_000} hours ahead of the ledger's last entry"
-    ahead_ms = now_ms - store.here_ms() if isinstance(store, MayBeAway) else 0
-    if ahead_ms > _RIGHT_MS and now_ms - accepted_ms > _MOST_AHEAD_MS:
-        return f"the clock of the ledger's server is {ahead_ms / 3_600_000:.1f} hours ahead of this machine's"
-    return ""
+def _accepted_ms(store: LedgerStore) -> int:
+    return int(store.marks(*CLOCK_MARK).get(CLOCK_MARK[1], {"at_ms": 0})["at_ms"])
+
+
+def _is_right(store: LedgerStore, chain: ChainReader | None, boot: str) -> bool:
+    return _agrees(store, boot) or _head_agrees(chain, store.now_ms()) or not _matters(store)
 
 
 def _agrees(store: LedgerStore, boot: str) -> bool:

@@ -37,7 +37,7 @@ from x402guard.guard.arguments import (
     positive,
     read_networks,
 )
-from x402guard.guard.clock import refuse_strange_clock
+from x402guard.guard.clock import refuse_strange_clock, refuse_strange_server
 from x402guard.guard.delegating import aredeemed, redeemed
 from x402guard.guard.named_budget import BudgetParent
 from x402guard.guard.notices import NoticeSender, OnNotice, Webhook
@@ -214,6 +214,7 @@ class Guard(BudgetParent):
         """Record the wallet, its owner and this instance, and end the instances whose process is gone."""
         store = self.shell.store
         refuse_strange_clock(store, self.shell.chain, here().boot_id())
+        refuse_strange_server(store, self.shell.chain, here().boot_id())
         rows = store.marks("instance", "")
         ended = {key for key, row in rows.items() if not row["ended"] and is_gone(row)}
         now_ms = store.now_ms()

@@ -148,7 +148,8 @@ def compared_of(ledger: LedgerReads) -> Compared:
     lives = [int(row.get("lifetime_s", 0)) for row in ledger.marks("instance", "").values()]
     finals: dict[str, int] = {}
     for key, row in ledger.marks("scan", "").items():
-        network, unix = key.partition("/")[0], int(row.get("unix", 0))
+        # Its own time as well: the clock of a server that has taken over may be behind the chain's.
+        network, unix = key.partition("/")[0], min(int(row.get("unix", 0)), int(row["at_ms"]) // 1000)
         finals[network] = min(unix, finals.get(network, unix))
     kind, name = PAYER_MARK
     return Compared(max(_SHORTEST_S, *lives, 0), finals, signs=name in ledger.marks(kind, name))

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from tests.support.ledger import START_MS, Clock
 from tests.support.merchant import URL, Shop, client, make_guard
-from x402guard import ConfigError, PolicyDenied
+from x402guard import ConfigError, Owner, PolicyDenied
 from x402guard.cli import app
 from x402guard.flow.surroundings import Surroundings
 from x402guard.stores import open_store
@@ -221,6 +221,10 @@ def test_a_server_whose_clock_is_ahead_of_this_machines_is_asked_about(url, use,
     hours = f"{ahead_s / 3_600:.1f}"
     with pytest.raises(ConfigError, match=f"clock: the clock of the ledger's server is {hours} hours ahead of this"):
         make_guard(store)
+    with Owner(url) as owner:
+        owner._store.here_ms = store.here_ms
+        owner.trip("wallet")  # the machine on which the owner is may have the wrong clock
+        owner.reset("wallet")
     assert run("--accept", "--ledger", url).exit_code == 0
     make_guard(store).close()
     store.close()
