@@ -224,6 +224,7 @@ def verify(
     )
     signs = None if anchor is None else report_key(anchor)
     policy = None if counters is None else load_settings(counters).policy.build()
+    hint: list[str] = []
     with Owner(ledger, verified=False) as owner:
         tell_as_of(owner.as_of)
         heads = () if signs is None else owner.heads()  # before the audit, which then covers them
@@ -231,6 +232,7 @@ def verify(
             problems = owner.verify(earlier, archives=not without_archives)
             if policy is not None and not problems:  # what is counted again is what the journals say
                 problems = owner.verify_counters(policy, archives=not without_archives)
+                hint = [f"so counts {counters}; what agents do under another policy, they count otherwise"]
         entries, budgets = owner.size()
     if as_json:
         typer.echo(json.dumps({"entries": entries, "budgets": budgets, "problems": problems}, indent=2))
@@ -238,7 +240,7 @@ def verify(
         typer.echo(signs.sign_anchor(heads))
     else:
         consistent = f"{entries} entries of {budgets} budgets: the ledger is consistent"
-        lines = problems or [consistent, *_compared(earlier, counters)]
+        lines = [*problems, *hint] if problems else [consistent, *_compared(earlier, counters)]
         typer.echo("\n".join(map(printable, lines)), err=signs is not None)
     raise typer.Exit(1 if problems else 0)
 

@@ -151,7 +151,9 @@ def test_the_command(tmp_path):
     assert "the counters of the guards say no less than the journals, under x402guard.toml" in done.stdout
     change(f"sqlite:///{tmp_path / 'spend.db'}", "steps", "run", None)
     done = typed("verify", "--counters", "x402guard.toml", cwd=tmp_path)
-    assert (done.returncode, done.stdout) == (1, "counter steps 'run' says 0, and the journals say 1\n")
+    line, hint = done.stdout.splitlines()
+    assert (done.returncode, line) == (1, "counter steps 'run' says 0, and the journals say 1")
+    assert hint.startswith("so counts x402guard.toml; what agents do under another policy")
     assert typed("verify", cwd=tmp_path).returncode == 0
     done = typed("verify", "--counters", "missing.toml", cwd=tmp_path)
     assert done.returncode == 2
