@@ -312,10 +312,11 @@ def test_books_that_fail_before_a_tool_runs_stop_it_and_hold_nothing(ledger_url,
 
 def check_in_doubt(session, caplog):
     assert (session.spent, session.held) == (0, Decimal("0.05"))
-    warned = [record.getMessage() for record in caplog.records if record.name == "x402guard"]
-    assert [record.levelno for record in caplog.records if record.name == "x402guard"] == [logging.WARNING]
-    assert "the disk is full" in warned[0]
-    assert "'serp'" in warned[0]
+    # On a server the end is also left to the next process, because the queue of ends is closed here.
+    told = [each for each in caplog.records if each.name == "x402guard" and each.module != "late_writes"]
+    assert [record.levelno for record in told] == [logging.WARNING]
+    assert "the disk is full" in told[0].getMessage()
+    assert "'serp'" in told[0].getMessage()
 
 
 @pytest.mark.parametrize("end", ["capture", "void", None, "raises"])
