@@ -139,7 +139,7 @@ def ended_instances(store: LedgerReads) -> set[str]:
     return {key for key, row in rows.items() if row["ended"]} | silent_instances(rows, store.now_ms())
 
 
-_SHORTEST_S: Final = 300
+_USUAL_LIFETIME_S: Final = 300
 """Processes of earlier versions do not say how long their signatures live at most; this is the default."""
 
 
@@ -152,4 +152,4 @@ def compared_of(ledger: LedgerReads) -> Compared:
         network, unix = key.partition("/")[0], min(int(row.get("unix", 0)), int(row["at_ms"]) // 1000)
         finals[network] = min(unix, finals.get(network, unix))
     kind, name = PAYER_MARK
-    return Compared(max(_SHORTEST_S, *lives, 0), finals, signs=name in ledger.marks(kind, name))
+    return Compared(max([_USUAL_LIFETIME_S, *lives]), finals, signs=name in ledger.marks(kind, name))
