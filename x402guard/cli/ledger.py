@@ -232,7 +232,7 @@ def verify(
             problems = owner.verify(earlier, archives=not without_archives)
             if policy is not None and not problems:  # what is counted again is what the journals say
                 problems = owner.verify_counters(policy, archives=not without_archives)
-                hint = [f"so counts {counters}; what agents do under another policy, they count otherwise"]
+                hint = [f"The policy is that of {counters}; an agent with another policy counts otherwise."]
         entries, budgets = owner.size()
     if as_json:
         typer.echo(json.dumps({"entries": entries, "budgets": budgets, "problems": problems}, indent=2))

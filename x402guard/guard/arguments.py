@@ -21,7 +21,7 @@ from x402guard.llm.price_file import open_book
 from x402guard.llm.prices import RegisteredBook
 from x402guard.llm.tiktoken_counter import TiktokenCounter
 from x402guard.policy import Policy
-from x402guard.policy.checks import check_flags, check_name
+from x402guard.policy.checks import check_flags, check_kind, check_name
 from x402guard.stores import DEFAULT_LEDGER, ledger_path, open_store
 from x402guard.x402.signer import signer_of
 
@@ -47,8 +47,8 @@ def check_kinds(signer: object, ledger: object, policy: object, chains: object, 
     """Return the signer (see ``signer_of``). Raises ``ConfigError`` for an argument of the wrong type."""
     if not isinstance(ledger, str) and not hasattr(ledger, "transact"):
         raise ConfigError(f"ledger: {ledger!r} is neither a ledger URL (sqlite:///spend.db) nor a store")
-    if policy is not None and not isinstance(policy, Policy):
-        raise ConfigError(f"policy: a {type(policy).__name__} is not a Policy; write Policy(per_payment_cap=…)")
+    if policy is not None:
+        check_kind("policy", policy, Policy, "write Policy(per_payment_cap=…)")
     if chains is not None and not isinstance(chains, Mapping) and not hasattr(chains, "networks"):
         raise ConfigError(
             f"chains: a {type(chains).__name__} is no mapping from network to URL; write chains={{'base': 'https://…'}}"

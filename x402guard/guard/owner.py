@@ -48,7 +48,7 @@ from x402guard.ledger.watch import Limits
 from x402guard.money import Dollars, Nanos
 from x402guard.policy.checks import check_choice, check_dollars, check_kind, check_name, check_reason, check_whole
 from x402guard.policy.loops import forget_before
-from x402guard.policy.recount import recount, understated
+from x402guard.policy.recount import too_low
 from x402guard.policy.settings import Policy
 from x402guard.policy.steps import reset_mark, run_of
 from x402guard.stores import as_ledger_url, is_postgres, ledger_exists, ledger_path, open_store
@@ -200,10 +200,7 @@ class Owner:
         *policy* is the one under which agents pay from this ledger: what another one did not count differs as well.
         """
         check_kind("policy", policy, Policy, "write Policy(max_steps=…)")
-        counted = recount(policy, self._audited().steps(archives=archives))
-        kinds = {kind for kind, _ in counted}
-        rows = {(kind, key): row for kind in kinds for key, row in self._store.marks(kind, "").items()}
-        return understated(counted, rows, self._store.now_ms())
+        return too_low(policy, self._audited().steps(archives=archives), self._store)
 
     def heads(self) -> tuple[Head, ...]:
         """Return the last entry of every journal, for ``ReportKey.sign_anchor``."""
@@ -253,10 +250,10 @@ class Owner:
         After the ledger's server has lost entries, raises ``ConfigError`` for the wallet until what was signed and lost
         is dead, final and reconciled, unless it is *unsafe_early*.
         """
-        known = compared_of(self._store)
+        known = compared_of(self._store) if session == WALLET else None
 
         def change(view: LedgerView, node_id: str) -> str:
-            if node_id == WALLET:
+            if known is not None:
                 end_rolled_back(view, known, unsafe_early=unsafe_early)
             reset_node(view, node_id, self.by)
             forget_before(view, run_of(node_id))

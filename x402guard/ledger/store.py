@@ -71,7 +71,7 @@ class Audited(Protocol):
         """Return the hashes of entries, by node and number, as far as they are there. *archives*: also of those in files."""
 
     def steps(self, *, archives: bool) -> Sequence[Entry]:
-        """Return the entries with the events ``STEPS`` of all journals, oldest first.
+        """Return the entries with the events ``STEPS`` of all journals, in any order.
 
         *archives*: also of those in files.
         """

@@ -6,11 +6,12 @@ owner says under which one to count.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 from urllib.parse import urlsplit
 
 from x402guard.ledger.model import Entry, HoldKind
+from x402guard.ledger.store import LedgerReads
 from x402guard.ledger.view import LedgerView, MarkKey
 from x402guard.money import Nanos, format_dollars
 from x402guard.policy.counts import Counts
@@ -18,17 +19,29 @@ from x402guard.policy.settings import Policy
 from x402guard.policy.steps import Step, short_route
 from x402guard.policy.velocity import Velocity, counted_within
 
-COUNTERS: Final = ("steps", "calls", "paid_to", "payee", "velocity")
-"""The kinds of marks that follow from the journals alone. Rings of the last minute and the ends of calls do not."""
-
 _COUNTING: Final = (Counts, Velocity)
 
 
-def recount(policy: Policy, entries: Iterable[Entry]) -> dict[MarkKey, Mapping[str, Any]]:
-    """Return the least that the guards of a policy have counted for the holds of a ledger, by the keys of their rows.
+def too_low(policy: Policy, entries: Iterable[Entry], ledger: LedgerReads) -> list[str]:
+    """Return a sentence for each counter of a ledger that says less than its journals, and so lets more pass.
 
-    *entries* are those of the events ``STEPS`` of all journals, oldest first. A void gives its step back, as most do. A
-    payee whose payment was given back is counted as new no second time, and its own row is left out.
+    *entries* are those with the events ``STEPS`` of all journals, in any order; others are passed over. Compared is what
+    follows from the journals alone: steps, calls, payees, and what has not left its window. Rings of the last minute and
+    the ends of calls do not.
+    """
+    counted = _count_again(policy, sorted(entries, key=lambda entry: (entry.at_ms, entry.node_id, entry.seq)))
+    kinds = {kind for kind, _ in counted}
+    rows = {(kind, key): row for kind in kinds for key, row in ledger.marks(kind, "").items()}
+    now_ms = ledger.now_ms()
+    found = {key: _compare(key, counted[key], rows.get(key, {}), now_ms) for key in sorted(counted)}
+    return [f"counter {kind} {name!r} {said}" for (kind, name), said in found.items() if said]
+
+
+def _count_again(policy: Policy, entries: Iterable[Entry]) -> dict[MarkKey, Mapping[str, Any]]:
+    """Return the least that the guards of a policy have counted, by the keys of their rows. Entries are oldest first.
+
+    A void gives its step back, as most do. A payee whose payment was given back is counted as new no second time, and
+    its own row is left out.
     """
     guards = [guard for guard in policy.guards if isinstance(guard, _COUNTING)]
     rows: dict[MarkKey, Mapping[str, Any]] = {}
@@ -39,7 +52,9 @@ def recount(policy: Policy, entries: Iterable[Entry]) -> dict[MarkKey, Mapping[s
         step = _step(entry) if is_new else None
         if step is not None:
             begun[entry.hold_id] = step, entry.at_ms
-        known = begun.get(entry.hold_id) if is_new else begun.pop(entry.hold_id, None)
+        known = (
+            begun.get(entry.hold_id) if is_new else begun.pop(entry.hold_id, None) if entry.event == "void" else None
+        )
         if known is None:
             continue
         step, at_ms = known
@@ -50,11 +65,11 @@ def recount(policy: Policy, entries: Iterable[Entry]) -> dict[MarkKey, Mapping[s
                 guard.taken(view, step, entry.hold_id or "")
             else:
                 guard.given_back(view, step, at_ms)
-            changed = dict(view.mark_rows())
-            if not is_new:
-                given_back |= {key for key in changed if key[0] == "payee"}
-                changed = {key: row for key, row in changed.items() if key[0] != "payee"}
-            rows |= changed
+            for key, row in view.mark_rows():
+                if is_new or key[0] != "payee":
+                    rows[key] = row
+                else:
+                    given_back.add(key)
     return {key: row for key, row in rows.items() if key not in given_back}
 
 
@@ -72,52 +87,33 @@ def _step(entry: Entry) -> Step | None:
     return Step(HoldKind(kind), name, "", entry.node_id, Nanos(amount), str(facts.get("payee") or ""), priced=True)
 
 
-def understated(
-    counted: Mapping[MarkKey, Mapping[str, Any]],
-    rows: Mapping[MarkKey, Mapping[str, Any]],
-    now_ms: int,
-) -> list[str]:
-    """Return a sentence for each row that says less than what was *counted*, and so lets more pass.
-
-    *rows* are those of the ledger, and *now_ms* its time: what has left its window is not compared.
-    """
-    found = (_understated(key, value, rows.get(key) or {}, now_ms) for key, value in sorted(counted.items()))
-    return [sentence for sentences in found for sentence in sentences]
-
-
-def _understated(key: MarkKey, counted: Mapping[str, Any], row: Mapping[str, Any], now_ms: int) -> Iterator[str]:
+def _compare(key: MarkKey, counted: Mapping[str, Any], row: Mapping[str, Any], now_ms: int) -> str:
+    """Return what a row says and what was *counted*, if the row says less; else ""."""
     kind, name = key
-    where = f"counter {kind} {name!r}"
-    for field, shown in _PLAIN.get(kind, ()):
-        is_less = row.get(field) is None if kind == "payee" else int(row.get(field) or 0) < int(counted[field])
-        if counted[field] is not None and is_less:
-            yield f"{where} says {shown(row.get(field))}, and the journals say {shown(counted[field])}"
-    # Which run or host was the first to name a payee cannot be told within one millisecond.
-    if kind == "velocity" and not name.startswith(("new payees of ", "new payees at ")):
-        says, known = counted_within(row, key, now_ms), counted_within(counted, key, now_ms)
-        if says[0] < known[0] or says[1] < known[1]:
-            yield f"{where} says {_sums(*says)}, and the journals say {_sums(*known)}"
+    if kind == "payee":
+        return "" if row.get("since") is not None else "says that it was never paid, and the journals say that it was"
+    if kind in _NUMBERS:
+        field, shown = _NUMBERS[kind]
+        says, known = int(row.get(field, 0)), int(counted[field])
+        return f"says {shown(says)}, and the journals say {shown(known)}" if says < known else ""
+    # Which run or host was the first to name a payee, or which price came last, cannot be told within one millisecond.
+    if kind != "velocity" or name.startswith(("new payees of ", "new payees at ")):
+        return ""
+    said, seen = counted_within(row, name, now_ms), counted_within(counted, name, now_ms)
+    is_less = said[0] < seen[0] or said[1] < seen[1]
+    return f"says {_sums(*said)}, and the journals say {_sums(*seen)}" if is_less else ""
 
 
 def _sums(nanos: int, calls: int) -> str:
-    return f"${format_dollars(Nanos(nanos))} in {calls} calls"
+    return f"{_dollars(nanos)} in {calls} calls"
 
 
-def _dollars(nanos: int | None) -> str:
-    return f"${format_dollars(Nanos(nanos or 0))}"
+def _dollars(nanos: int) -> str:
+    return f"${format_dollars(nanos)}"
 
 
-def _number(count: int | None) -> str:
-    return str(count or 0)
-
-
-def _payee(since_ms: int | None) -> str:
-    return "that it was never paid" if since_ms is None else "that it was"
-
-
-_PLAIN: Final[Mapping[str, tuple[tuple[str, Callable[[int | None], str]], ...]]] = {
-    "steps": (("count", _number),),
-    "calls": (("count", _number),),
-    "paid_to": (("nanos", _dollars),),
-    "payee": (("since", _payee),),
+_NUMBERS: Final[Mapping[str, tuple[str, Callable[[int], str]]]] = {
+    "steps": ("count", str),
+    "calls": ("count", str),
+    "paid_to": ("nanos", _dollars),
 }

@@ -257,18 +257,15 @@ def _sums(view: LedgerView, key: MarkKey, window: str) -> tuple[int, int]:
     return sum(map(itemgetter(0), buckets.values())), sum(map(itemgetter(1), buckets.values()))
 
 
-def counted_within(row: Mapping[str, Any], key: MarkKey, now_ms: int) -> tuple[int, int]:
-    """Return the nano-dollars and the calls of a ring that still count at *now_ms*; of an empty row, none."""
-    seconds, count = _WINDOWS[_named(key)]
+def counted_within(row: Mapping[str, Any], name: str, now_ms: int) -> tuple[int, int]:
+    """Return the nano-dollars and the calls of a ring that still count at *now_ms*; none of an empty row.
+
+    *name* is the key of the ring, which ends with its window.
+    """
+    seconds, count = _WINDOWS[name.rpartition(" ")[2]]
     first = now_ms // (seconds * 1000) - count
-    sums = [sum_of for at, sum_of in row.get("buckets", {}).items() if int(at) >= first]
+    sums = [bucket for at, bucket in row.get("buckets", {}).items() if int(at) >= first]
     return sum(map(itemgetter(0), sums)), sum(map(itemgetter(1), sums))
-
-
-def _named(key: MarkKey) -> str:
-    """Return the window that a ring's key names; those of new payees are of a day."""
-    window = key[1].rpartition(" ")[2]
-    return window if window in _WINDOWS and not key[1].startswith("new payees ") else "day"
 
 
 def _add(view: LedgerView, key: MarkKey, window: str, amount: Nanos) -> None:

@@ -113,7 +113,7 @@ class SqlReads(ABC):
         away = self._read(to_archived, ARCHIVED) if archives else []  # after the entries, as above
         moved = [each for each in read_archived(away) if isinstance(each, Entry) and each.event in STEPS]
         both = {(entry.node_id, entry.seq): entry for entry in (*moved, *found)}
-        return sorted(both.values(), key=lambda entry: (entry.at_ms, entry.node_id, entry.seq))
+        return list(both.values())
 
     def tail(self, node_id: str, after: int) -> Sequence[Entry]:
         """See ``LedgerReads.tail``."""

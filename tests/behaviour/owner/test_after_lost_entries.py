@@ -1,6 +1,7 @@
 """The wallet after its server has lost entries: reset once what was signed and lost is dead, final and reconciled."""
 
 from functools import partial
+from itertools import permutations
 
 import pytest
 
@@ -66,6 +67,45 @@ def test_it_stays_tripped_until_a_final_block_after_the_longest_signature_was_co
         guard.shell.store.transact(SCOPE, partial(trip_rolled_back, reason="again"))
         with pytest.raises(ConfigError, match="can be taken until"):
             reset(ledger)
+
+
+def passes(guard, seconds):
+    """Let time pass: what the ledger noted was so much longer ago."""
+    store, scan = guard.shell.store, scan_mark(TOKEN, PAYER)
+
+    def change(view):
+        for key in (ROLLED_BACK_MARK, scan):
+            row = view.mark(key)
+            if row is not None:
+                gone = {"at_ms": row["at_ms"] - seconds * 1000} | (
+                    {"unix": row["unix"] - seconds} if key == scan else {}
+                )
+                view.put_mark(key, {**row, **gone})
+
+    store.transact(Scope(nodes=(WALLET,), marks=(ROLLED_BACK_MARK, scan), durable=True), change)
+
+
+@pytest.mark.parametrize("order", sorted(set(permutations(["loses", "passes", "compares", "compares"]))), ids="-".join)
+def test_in_every_order_it_opens_after_a_comparison_that_came_after_the_last_signature(ledger, order):
+    with make_guard(ledger) as guard:
+        loses(guard)
+        dead = compared = False
+        for block, what in enumerate(order, start=1):
+            if what == "loses":  # another process finds out
+                loses(guard)
+                dead = compared = False
+            elif what == "passes":
+                passes(guard, 302)
+                dead = True
+            else:
+                compares(guard, block, guard.shell.store.now_ms() // 1000)
+                compared = compared or dead
+            if compared:
+                break
+            with pytest.raises(ConfigError, match="has lost entries"):
+                reset(ledger)
+        if compared:
+            assert reset(ledger) == "open"
 
 
 def test_a_comparison_that_was_cut_short_is_none(ledger):

@@ -153,7 +153,7 @@ def test_the_command(tmp_path):
     done = typed("verify", "--counters", "x402guard.toml", cwd=tmp_path)
     line, hint = done.stdout.splitlines()
     assert (done.returncode, line) == (1, "counter steps 'run' says 0, and the journals say 1")
-    assert hint.startswith("so counts x402guard.toml; what agents do under another policy")
+    assert hint == "The policy is that of x402guard.toml; an agent with another policy counts otherwise."
     assert typed("verify", cwd=tmp_path).returncode == 0
     done = typed("verify", "--counters", "missing.toml", cwd=tmp_path)
     assert done.returncode == 2

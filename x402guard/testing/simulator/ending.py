@@ -10,11 +10,10 @@ from x402guard.errors import PaymentRefused
 from x402guard.ledger.evidence import UNSHOWN_S
 from x402guard.ledger.model import Entry, Evidence, Hold, HoldKind, HoldState, NodeKind, NodeState
 from x402guard.ledger.queries import nodes_of
-from x402guard.ledger.store import STEPS, LedgerStore
+from x402guard.ledger.store import LedgerStore
 from x402guard.ledger.verify import Balances, HoldRow, verify_balances, verify_journal
 from x402guard.money import dollars_to_nanos
-from x402guard.policy import Policy
-from x402guard.policy.recount import COUNTERS, recount, understated
+from x402guard.policy.recount import too_low
 from x402guard.testing.simulator.machine import Agent, SimProcess
 from x402guard.testing.simulator.market import Seller, Want
 from x402guard.testing.simulator.world import Violation
@@ -104,8 +103,7 @@ class Ending:
         rows = [
             HoldRow(hold.id, hold.node_id, str(hold.state), hold.amount, hold.captured) for hold in books.holds.values()
         ]
-        steps = [entry for entry in entries if entry.event in STEPS]
-        self._check_counters(sorted(steps, key=lambda entry: (entry.at_ms, entry.node_id, entry.seq)))
+        self._check_counters(entries)
         sums: dict[str, Balances] = {}
         for entry in entries:
             total = sums.setdefault(entry.node_id, Balances())
@@ -133,14 +131,9 @@ class Ending:
     def _check_counters(self, entries: Sequence[Entry]) -> None:
         """Each row of the guards says at least what the journals say, under one of the policies that count in it."""
         policies = {id(policy): policy for policy in (each.settings["policy"] for each in self._world.processes)}
-        told = [self._understated(policy, entries) for policy in policies.values()]
+        told = [set(too_low(policy, entries, self._store)) for policy in policies.values()]
         if differing := set.intersection(*told):
             raise Violation("counter", min(differing))
-
-    def _understated(self, policy: Policy, entries: Sequence[Entry]) -> set[str]:
-        counted = recount(policy, entries)
-        rows = {(kind, key): row for kind in COUNTERS for key, row in self._store.marks(kind, "").items()}
-        return set(understated(counted, rows, self._store.now_ms()))
 
     def _check_owed(self) -> None:
         """What a process could not write is written by it, or by the next one on its machine."""
