@@ -29,13 +29,17 @@ def without_one(lines):
     return [*kept[:-1], json.dumps(["end", len(kept) - 2])]
 
 
+def flipped(raw):
+    return bytes([*raw[:90], raw[90] ^ 1, *raw[91:]])
+
+
 DAMAGES = {
     "missing": lambda path: path.unlink(),
     "cut": lambda path: path.write_bytes(path.read_bytes()[:-200]),
     "empty": lambda path: path.write_bytes(b""),
     "another file": lambda path: path.write_bytes(gzip.compress(b'{"hello": 1}\n')),
     "no gzip": lambda path: path.write_bytes(b"x" * 300),
-    "a bit": lambda path: path.write_bytes(bytes([*path.read_bytes()[:90], 7, *path.read_bytes()[91:]])),
+    "a bit": lambda path: path.write_bytes(flipped(path.read_bytes())),
     "no end": packed(lambda lines: lines[:-1]),
     "a line less": packed(lambda lines: [line for line in lines if '["run-1",3,' not in line]),
     "an amount": packed(lambda lines: [line.replace("250000000", "150000000") for line in lines]),
