@@ -80,8 +80,9 @@ class GenaiPriceBook:
         self._names: dict[tuple[str, str], tuple[Provider, ModelInfo] | None] = {}
         self._priced: dict[tuple[str, str], _Priced] = {}
         self._dearest: dict[tuple[str, int], PricedModel | None] = {}
-        self._found: dict[tuple[str, str], PricedModel] = {}
+        self._found: dict[tuple[object, ...], PricedModel] = {}
         self._rates: dict[tuple[object, ...], tuple[ModelPrice, _Line | None]] = {}
+        self._in_force: dict[tuple[int, int], tuple[bool, ...]] = {}
         self._lock = threading.Lock()
 
     @classmethod
@@ -122,12 +123,22 @@ class GenaiPriceBook:
         if found is None:
             return None
         home, info = found
-        if self._know(home, info).changes:
-            return self._priced_model(home, info, at_unix)
-        priced = self._found.get((provider, model))
+        key = (provider, model, self._conditions_at(self._know(home, info), at_unix))
+        priced = self._found.get(key)
         if priced is None:
-            priced = _keep(self._found, (provider, model), self._priced_model(home, info, at_unix))
+            priced = _keep(self._found, key, self._priced_model(home, info, at_unix))
         return replace(priced, at_unix=at_unix)
+
+    def _conditions_at(self, known: _Priced, at_unix: int) -> tuple[bool, ...]:
+        """Return which conditions of a model's prices hold at *at_unix*: the same ones, the same prices."""
+        if not known.conditions:
+            return ()
+        key = (id(known.info), at_unix)
+        holding = self._in_force.get(key)
+        if holding is None:
+            moment = _moment(at_unix)
+            holding = _keep(self._in_force, key, tuple(each.active(moment) for each in known.conditions))
+        return holding
 
     def _priced_model(self, home: Provider, info: ModelInfo, at_unix: int) -> PricedModel:
         prices = info.get_prices(_moment(at_unix))
@@ -169,7 +180,7 @@ class GenaiPriceBook:
         key = (home.id, info.id)
         known = self._priced.get(key)
         if known is None or known.info is not info:
-            known = self._priced[key] = _Priced(info, _changes_with_time(info))
+            known = self._priced[key] = _Priced(info, tuple(_conditions_of(info)))
         return known
 
     def _rates_of(
@@ -178,9 +189,8 @@ class GenaiPriceBook:
         info, chosen = known.info, {}
         if context:
             chosen = {key: value for key, value in context.items() if (key, value) in priced.contexts}
-        when = priced.at_unix if known.changes else None
         # Two models of the book may have one id, and the book keeps all of them: the object tells them apart.
-        key = (id(info), when, *sorted(chosen.items()))
+        key = (id(info), self._conditions_at(known, priced.at_unix), *sorted(chosen.items()))
         rates = self._rates.get(key)
         if rates is None:
             prices: ModelPrice = info.get_prices(_moment(priced.at_unix), chosen or None)
@@ -307,10 +317,10 @@ class _Line(Struct, frozen=True):
 
 
 class _Priced(Struct, frozen=True):
-    """A model that was found, and whether its prices change with the date or the hour."""
+    """A model that was found, and the conditions on the date and the hour that its prices have."""
 
     info: ModelInfo
-    changes: bool
+    conditions: tuple[StartDateConstraint | TimeOfDateConstraint, ...]
 
 
 def _line_of(prices: ModelPrice) -> _Line | None:
@@ -327,8 +337,11 @@ def _line_of(prices: ModelPrice) -> _Line | None:
     return _Line(request, into - request, out - request)
 
 
-def _changes_with_time(info: ModelInfo) -> bool:
-    return isinstance(info.prices, list) or any(each.constraint is not None for each in info.price_variants or ())
+def _conditions_of(info: ModelInfo) -> Iterator[StartDateConstraint | TimeOfDateConstraint]:
+    conditional = info.prices if isinstance(info.prices, list) else []
+    for each in (*conditional, *(info.price_variants or ())):
+        if each.constraint is not None:
+            yield each.constraint
 
 
 def _keep(known: dict[K, V], key: K, value: V) -> V:

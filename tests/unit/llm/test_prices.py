@@ -442,6 +442,34 @@ def test_a_price_that_changes_with_time_is_asked_for_at_its_time():
             assert book.cost(book.find(provider, name, at), million, {}) == expected, (provider, name, now)
 
 
+def moments(condition):
+    """The seconds before, at and after which a condition of a price holds or holds no more."""
+    if (day := getattr(condition, "start_date", None)) is not None:
+        starts = [datetime(day.year, day.month, day.day, tzinfo=UTC)]
+    else:
+        today = datetime.fromtimestamp(NOW, UTC).date()
+        starts = [datetime.combine(today, each) for each in (condition.start_time, condition.end_time)]
+    return [int(start.timestamp()) + seconds for start in starts for seconds in (-1, 0, 1)]
+
+
+@pytest.mark.long
+def test_what_is_known_of_a_model_is_what_its_conditions_say_at_each_second_around_them():
+    book, seen = GenaiPriceBook(), 0
+    for provider, name in book.names():
+        home, info = book._look_up(provider, name) or (None, None)
+        if info is None:
+            continue
+        conditions = book._know(home, info).conditions
+        for at in {at for condition in conditions for at in moments(condition)}:
+            priced, asked_anew = book.find(provider, name, at), book._priced_model(home, info, at)
+            assert priced == asked_anew, (provider, name, at)
+            for context in ({}, *({key: value} for key, value in priced.contexts)):
+                prices = info.get_prices(datetime.fromtimestamp(at, UTC), context or None)
+                assert book._rates_of(priced, book._know(home, info), context)[0] == prices, (provider, name, at)
+                seen += 1
+    assert seen > 1_000
+
+
 def test_two_models_with_one_id_keep_their_own_prices():
     """The book lists two as google's claude-3-5-sonnet; one of them has a price for searches."""
     both = ("regional.anthropic.claude-3-5-sonnet-20240620-v1:0", "claude-3.5-sonnet")
