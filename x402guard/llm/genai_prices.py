@@ -161,20 +161,15 @@ class GenaiPriceBook:
 
     def cost(self, priced: PricedModel, usage: Usage, context: Mapping[str, str]) -> Decimal:
         """Return the cost of *usage* (see ``PriceBook``). Of several matching contexts, the first one counts."""
-        from genai_prices import Usage as Counts
-
         known = self._priced.get((priced.provider, priced.model))
         if known is None:
             raise ValueError(f"{priced.provider}'s {priced.model!r} was not found in this book")
-        unknown = sorted(set(usage) - set(_price_keys()))
-        if unknown:
-            raise ValueError(f"{unknown[0]} is not a unit with prices")
         prices, line = self._rates_of(priced, known, context)
         if line is not None and usage.keys() <= _PLAIN:
             into, out = usage.get("input_tokens", 0), usage.get("output_tokens", 0)
             if type(into) is int and type(out) is int and into >= 0 and out >= 0:
                 return line.request + (line.into * into + line.out * out) / _PER
-        return Decimal(prices.calc_price(Counts(**usage))["total_price"])
+        return _cost_of(prices, usage)
 
     def _know(self, home: Provider, info: ModelInfo) -> _Priced:
         key = (home.id, info.id)
@@ -186,11 +181,10 @@ class GenaiPriceBook:
     def _rates_of(
         self, priced: PricedModel, known: _Priced, context: Mapping[str, str]
     ) -> tuple[ModelPrice, _Line | None]:
-        info, chosen = known.info, {}
-        if context:
-            chosen = {key: value for key, value in context.items() if (key, value) in priced.contexts}
+        info = known.info
+        chosen = {key: value for key, value in context.items() if (key, value) in priced.contexts} if context else {}
         # Two models of the book may have one id, and the book keeps all of them: the object tells them apart.
-        key = (id(info), self._conditions_at(known, priced.at_unix), *sorted(chosen.items()))
+        key = (id(info), self._conditions_at(known, priced.at_unix), *chosen.items())
         rates = self._rates.get(key)
         if rates is None:
             prices: ModelPrice = info.get_prices(_moment(priced.at_unix), chosen or None)
@@ -323,15 +317,22 @@ class _Priced(Struct, frozen=True):
     conditions: tuple[StartDateConstraint | TimeOfDateConstraint, ...]
 
 
-def _line_of(prices: ModelPrice) -> _Line | None:
-    """Return the line, as genai-prices computes its points; None if prices have tiers or lack a kind of token."""
+def _cost_of(prices: ModelPrice, usage: Usage) -> Decimal:
     from genai_prices import Usage as Counts
 
+    unknown = sorted(usage.keys() - _price_keys().keys())
+    if unknown:
+        raise ValueError(f"{unknown[0]} is not a unit with prices")
+    return Decimal(prices.calc_price(Counts(**usage))["total_price"])
+
+
+def _line_of(prices: ModelPrice) -> _Line | None:
+    """Return the line, as genai-prices computes its points; None if prices have tiers or lack a kind of token."""
     if any(hasattr(price, "tiers") for price in vars(prices).values()):
         return None
-    points = (Counts(), Counts(input_tokens=_PER), Counts(output_tokens=_PER))
+    points: tuple[Usage, ...] = ({}, {"input_tokens": _PER}, {"output_tokens": _PER})
     try:
-        request, into, out = (Decimal(prices.calc_price(point)["total_price"]) for point in points)
+        request, into, out = (_cost_of(prices, point) for point in points)
     except ValueError:
         return None  # the price of such a model is asked for each time, and the error with it
     return _Line(request, into - request, out - request)

@@ -121,5 +121,5 @@ def _ranks(name: str, expected_hash: str | None) -> dict[bytes, int]:
     found = hashlib.sha256(raw).hexdigest()
     if found != expected_hash:
         raise ValueError(f"the installed vocabulary {name} has the hash {found}, but tiktoken pins {expected_hash}")
-    words = raw.split()  # a token in base64 and its rank, line by line
-    return dict(zip(map(a2b_base64, words[::2]), map(int, words[1::2]), strict=True))
+    tokens = raw.split()[::2]  # a token in base64 and its rank, line by line; the ranks are 0, 1, 2 …, as the hash pins
+    return dict(zip(map(a2b_base64, tokens), range(len(tokens)), strict=True))
