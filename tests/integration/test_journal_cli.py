@@ -11,9 +11,10 @@ import pytest
 from aiosmtpd.smtp import SMTP
 
 from tests.support import processes
-from tests.support.command_line import forked
+from tests.support.command_line import forked, typed
 from tests.support.merchant import make_guard
 from tests.support.undoing_agent import HOME, MOMENTS, STEPS
+from x402guard.tools import undo
 
 pytestmark = pytest.mark.xdist_group("journal")
 MAIL_STEPS = (3, 5)
@@ -99,6 +100,25 @@ def test_an_agent_that_is_not_killed_commits_all_of_it(world):
     shown = json.loads(journal(folder, "show", "run-1", "--json").stdout)
     assert [(row["number"], row["state"]) for row in shown] == [(n, "committed") for n in range(1, STEPS + 1)]
     assert "nothing to undo" in journal(folder, "rollback", "run-1").stdout
+
+
+def test_what_a_run_that_is_started_again_has_made_final_is_not_told_as_undone(world, monkeypatch):
+    folder, _ = world
+    agent(folder, 2, "acted")
+    actual, begun = undo._try, []
+
+    def goes_on_meanwhile(action):
+        if not begun:
+            begun.append(action)
+            with make_guard(f"sqlite:///{folder / 'spend.db'}") as guard, guard.session("agent", id="run-1"):
+                pass  # its end makes final what is not being undone
+        return actual(action)
+
+    monkeypatch.setattr(undo, "_try", goes_on_meanwhile)
+    ledger = f"sqlite:///{folder / 'spend.db'}"
+    done = typed("journal", "rollback", "run-1", "--json", "--ledger", ledger, cwd=processes.ROOT)
+    assert [row["state"] for row in json.loads(done.stdout)] == ["undone", "committed"], done
+    assert done.returncode == 1
 
 
 def test_a_run_that_goes_on_after_a_crash_is_undone_or_committed_with_its_end(world):

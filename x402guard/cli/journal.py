@@ -32,9 +32,9 @@ def show_actions(session: SessionName, ledger: LedgerUrl = None, as_json: AsJson
 
 @journal.command("rollback")
 def roll_back(session: SessionName, ledger: LedgerUrl = None, as_json: AsJson = False) -> None:
-    """Undo what a session has done and not committed, the last action first. Exit code 1 if an undo failed.
+    """Undo what a session has done and not committed, the last action first. Exit code 1 unless all of it is undone.
 
-    The undo functions are imported from the folder in which this runs, or as installed.
+    A run that is started again meanwhile makes final what it reaches first; that is shown as committed. The undo functions are imported from the folder in which this runs, or as installed.
 
     Example: x402guard journal rollback run-42
     """
@@ -42,5 +42,5 @@ def roll_back(session: SessionName, ledger: LedgerUrl = None, as_json: AsJson = 
     with Owner(ledger) as owner:
         rows = [row.to_dict() for row in owner.roll_back(session)]
     show(rows, as_json=as_json, empty="nothing to undo", brief=_BRIEF)
-    if any(row["state"] == "failed" for row in rows):
+    if any(row["state"] != "undone" for row in rows):
         raise typer.Exit(1)

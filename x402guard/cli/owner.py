@@ -89,7 +89,7 @@ def set_budget(
     with Owner(ledger) as owner:
         row = owner.budget(session)
         used = row.spent + row.held
-        before = LimitChange(row.id, row.name, row.kind, row.budget, limit, used, limit, row.state)
+        before = LimitChange(row.id, row.name, row.kind, row.budget, limit, used, limit, row.state, row.reserve)
         if before.stops and not yes:
             asked = before.question()
             confirmed(f"{asked}. Set it?", f"amount: {asked}; {WITHOUT_SIGN}; --yes sets it all the same")

@@ -69,6 +69,10 @@ def cancel(
 @holds.command("forgive")
 def forgive_purchase(
     hold: Annotated[str, typer.Argument(help="The hold's id, or the beginning of it if that is unique.")],
+    *,
+    unsafe_in_flight: Annotated[
+        bool, typer.Option("--unsafe-in-flight", help="Also while its answer is under way: both may come, and be paid.")
+    ] = False,
     ledger: LedgerUrl = None,
     as_json: AsJson = False,
 ) -> None:
@@ -77,7 +81,7 @@ def forgive_purchase(
     The payment itself is unchanged and counts as before. Example: x402guard holds forgive 5ec8c544
     """
     with Owner(ledger) as owner:
-        after = owner.forgive(hold)
+        after = owner.forgive(hold, unsafe_in_flight=unsafe_in_flight)
     values = {"id": after.id, "state": str(after.state), "delivery": str(after.delivery)}
     say(f"hold {after.id} is forgiven; the same request signs a new payment now", values, as_json=as_json)
 

@@ -39,7 +39,7 @@ from x402guard.ledger.model import WALLET, Hold, HoldKind, NodeKind, NodeState
 from x402guard.ledger.owner import known_budget, owner_mark, reset_node, set_limit, trip_node
 from x402guard.ledger.purchases import forgive, instance_mark
 from x402guard.ledger.queries import Prediction, compared_of, find_budget, nodes_of, outstanding_of, prediction_of
-from x402guard.ledger.questions import approval_mark, give_answer, take_answer, waiting
+from x402guard.ledger.questions import approval_mark, close_unanswered, give_answer, question_id, waiting
 from x402guard.ledger.store import Audited
 from x402guard.ledger.tree import below
 from x402guard.ledger.verify import Head, differences, heads_of
@@ -261,14 +261,19 @@ class Owner:
 
         return self.budget(self._change(session, change))
 
-    def forgive(self, hold: str) -> Hold:
+    def forgive(self, hold: str, *, unsafe_in_flight: bool = False) -> Hold:
         """Let the same request sign a new payment, although this one was or may be taken and its answer was lost.
 
-        *hold* is its id, or a unique beginning of it. The payment itself is unchanged and counts as before.
+        *hold* is its id, or a unique beginning of it. The payment itself is unchanged and counts as before. Raises
+        ``ConfigError`` while its answer is under way, unless *unsafe_in_flight*.
         """
         hold_id = whole_id(hold, self._store.unsettled(0))
-        scope = Scope(holds=(hold_id,), durable=True)
-        return self._store.transact(scope, lambda view: forgive(view, hold_id, self.by))
+        known = self._store.hold(hold_id)
+        marks = () if known is None else (instance_mark(known.instance),)
+        scope = Scope(holds=(hold_id,), marks=marks, durable=True)
+        return self._store.transact(
+            scope, lambda view: forgive(view, hold_id, self.by, unsafe_in_flight=unsafe_in_flight)
+        )
 
     def actions(self, session: str) -> list[ActionRow]:
         """Return what ``reversible`` functions have done in a session and below, in the order in which they began."""
@@ -449,25 +454,27 @@ class Owner:
         rows = self._store.marks("approval", "")
         for key, row in rows.items():
             if row["words"] and self._store.now_ms() >= row["until_ms"] and _may_write(self.url):
-                self._store.transact(Scope(marks=(approval_mark(key),)), partial(take_answer, question_id=key))
+                close = partial(close_unanswered, key=key, shown=question_id(key, row))
+                self._store.transact(Scope(marks=(approval_mark(key),)), close)
         return waiting(rows, self._store.now_ms())
 
     def _answer(self, question: str, by: str | None, *, yes: bool) -> QuestionRow:
         person = self.by if by is None else by
-        found = [row.key for row in self.approvals() if question and row.is_meant_by(question)]
+        found = [row for row in self.approvals() if question and row.is_meant_by(question)]
         if len(found) != 1:
             what = "no question waits" if not found else f"{len(found)} questions begin"
             raise ConfigError(f"approval: {what} with the id {question!r}; see x402guard approvals list")
-        scope = Scope(marks=(approval_mark(found[0]),), durable=True)
-        row = self._store.transact(scope, lambda view: give_answer(view, found[0], person, allow=yes))
-        return QuestionRow.of(found[0], row, self._store.now_ms())
+        key, shown = found[0].key, found[0].id
+        scope = Scope(marks=(approval_mark(key),), durable=True)
+        row = self._store.transact(scope, lambda view: give_answer(view, key, person, allow=yes, shown=shown))
+        return QuestionRow.of(key, row, self._store.now_ms())
 
 
 def _limited(view: LedgerView, node_id: str, limit: Nanos, by: str, *, stops: bool) -> LimitChange:
     known_budget(view, node_id)
     change = LimitChange.of(unlent(view, node_id), limit)
     if not stops and change.stops:
-        raise ConfigError(f"limit: {change.question()}; give stops=True if that is meant")
+        raise ConfigError(f"limit: {change.question()}; if that is meant, give --yes (in Python stops=True)")
     set_limit(view, node_id, limit, by)
     return change.done(unlent(view, node_id))
 

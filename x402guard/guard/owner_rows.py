@@ -38,7 +38,8 @@ def _dollars(nanos: Nanos | None) -> Decimal | None:
 class BudgetRow(_Row):
     """A session, a named budget or the wallet. Amounts are in dollars; ``remaining`` is None without a limit.
 
-    ``spent`` and ``held`` are those of its window, if it has one (``per``). ``created`` is ISO 8601.
+    ``spent`` and ``held`` are those of its window, if it has one (``per``). ``reserve`` is kept for a session's last LLM
+    calls. ``created`` is ISO 8601.
     """
 
     id: str
@@ -52,6 +53,7 @@ class BudgetRow(_Row):
     spent: Decimal
     held: Decimal
     remaining: Decimal | None
+    reserve: Decimal
     created: str
 
     @classmethod
@@ -69,6 +71,7 @@ class BudgetRow(_Row):
             spent=nanos_to_decimal(node.spent),
             held=nanos_to_decimal(node.live),
             remaining=_dollars(remaining(nodes, node.id)),
+            reserve=nanos_to_decimal(node.reserve),
             created=datetime.fromtimestamp(node.created_ms / 1000, UTC).isoformat(timespec="seconds"),
         )
 
@@ -226,7 +229,10 @@ class DelegationRow(_Row):
 
 @dataclass(frozen=True, slots=True)
 class LimitChange(_Row):
-    """The change of a budget's limit, in dollars; ``was`` is None if it had none."""
+    """The change of a budget's limit, in dollars; ``was`` is None if it had none.
+
+    ``used`` is that of its window, if it has one; ``reserve`` is kept for the session's last LLM calls.
+    """
 
     id: str
     name: str
@@ -236,22 +242,26 @@ class LimitChange(_Row):
     used: Decimal
     left: Decimal
     state: str
+    reserve: Decimal
 
     @classmethod
     def of(cls, node: Node, limit: Nanos) -> LimitChange:
         """Return the change before it is made."""
-        room = nanos_to_decimal(max(0, limit - node.used))
-        used, kind = nanos_to_decimal(node.used), str(node.kind)
-        return cls(node.id, node.name, kind, _dollars(node.limit), nanos_to_decimal(limit), used, room, str(node.state))
+        amounts = (limit, node.counted, max(0, limit - node.counted - node.reserve))
+        new, used, left = map(nanos_to_decimal, amounts)
+        reserve = nanos_to_decimal(node.reserve)
+        return cls(node.id, node.name, str(node.kind), _dollars(node.limit), new, used, left, str(node.state), reserve)
 
     @property
     def stops(self) -> bool:
-        """True if the new limit leaves nothing to spend: it is zero, or below what is used."""
-        return self.limit != self.was and (self.limit == 0 or self.limit < self.used)
+        """True if the new limit leaves nothing to spend: it is zero, or below what is used and kept."""
+        return self.limit != self.was and (self.limit == 0 or self.limit < self.used + self.reserve)
 
     def question(self) -> str:
         """Return what a change that ``stops`` does, as a sentence."""
         used = f"${self.used} is used" if self.used else "nothing can be spent then"
+        if self.reserve and self.limit >= self.used:
+            used = f"${self.used} is used, and ${self.reserve} is kept for its last LLM calls"
         what = "the wallet" if self.id == WALLET else f"{self.kind} {self.id} ({self.name})"
         return f"{self.old_to_new()} stops {what}: {used}"
 
@@ -262,7 +272,7 @@ class LimitChange(_Row):
 
     def done(self, node: Node) -> LimitChange:
         """Return the change as it was made; *node* is the budget afterwards."""
-        left = nanos_to_decimal(max(0, node.room or 0))
+        left = nanos_to_decimal(max(0, node.plain_room or 0))
         return replace(self, left=left, state=str(node.state))
 
 

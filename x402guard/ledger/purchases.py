@@ -171,16 +171,23 @@ def close_purchase(view: LedgerView, hold_id: str) -> Hold:
     return _put(view, view.known_hold(hold_id), Delivery.FORGIVEN)
 
 
-def forgive(view: LedgerView, hold_id: str, by: str) -> Hold:
+def forgive(view: LedgerView, hold_id: str, by: str, *, unsafe_in_flight: bool = False) -> Hold:
     """Close an open purchase for its owner *by*, so that the next identical request signs a new payment.
 
-    The payment itself is unchanged and counts as before. Raises ``ConfigError`` for a hold that keeps no purchase open.
+    The payment itself is unchanged and counts as before. Raises ``ConfigError`` for a hold that keeps no purchase open,
+    and for one whose answer is under way, unless *unsafe_in_flight*: that answer and the next one may both come.
     """
     hold = view.hold(hold_id)
     if hold is None or hold.intent is None:
         raise ConfigError(f"hold: {hold_id!r} is no payment in this ledger")
     if hold.delivery not in _OPEN or hold.state not in (HoldState.HELD, HoldState.CAPTURED):
         raise ConfigError(f"hold: {hold_id!r} keeps no purchase open (it is {hold.state}); there is nothing to forgive")
+    if not unsafe_in_flight and not is_lost(view, hold, instance="", in_flight=(), flight_ms=DEFAULT_FLIGHT_S * 1000):
+        left_s = DEFAULT_FLIGHT_S - (view.now_ms - hold.flying_since_ms) // 1000
+        raise ConfigError(
+            f"hold: the answer of {hold_id!r} is under way, in process {hold.instance}: it and that of a new payment "
+            f"may both come. Wait until its process has ended, or for {max(1, left_s)} s"
+        )
     view.record(hold.node_id, "forgive", hold_id=hold_id, facts={"by": by})
     return close_purchase(view, hold_id)
 

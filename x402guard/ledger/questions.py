@@ -93,19 +93,27 @@ def take_answer(view: LedgerView, question_id: str) -> tuple[bool, tuple[str, ..
     return allowed, people, reason
 
 
-def give_answer(view: LedgerView, question_id: str, by: str, *, allow: bool) -> Mapping[str, Any]:
+def close_unanswered(view: LedgerView, key: str, shown: str) -> None:
+    """Close a question whose process ended before it took the answer; *shown* is its id. The next one stays open."""
+    row = view.mark(approval_mark(key))
+    if row is not None and question_id(key, row) == shown:
+        take_answer(view, key)
+
+
+def give_answer(view: LedgerView, key: str, by: str, *, allow: bool, shown: str) -> Mapping[str, Any]:
     """Record one approver's answer, and return the row. The same approver counts once; one denial denies the question.
 
-    Raises ``ConfigError`` if the question does not wait for an answer, or if *by* is empty.
+    *shown* is the id of the question that the approver has read (see ``question_id``). Raises ``ConfigError`` if that
+    question does not wait for an answer, or if *by* is empty.
     """
-    key = approval_mark(question_id)
-    row = view.mark(key)
-    if row is None or answer_of(row, view.now_ms) is not None:
-        raise ConfigError(f"approval: the question {question_id[:16]!r} does not exist or is already closed")
+    mark = approval_mark(key)
+    row = view.mark(mark)
+    if row is None or question_id(key, row) != shown or answer_of(row, view.now_ms) is not None:
+        raise ConfigError(f"approval: the question {shown!r} does not exist or is already closed")
     person = " ".join(by.split()).casefold()
     if not person:
         raise ConfigError("approval: give the name of the approver: --as NAME")
     said = {**row["said"], person: allow}
     after = {**row, "said": said}
-    view.put_mark(key, after)
+    view.put_mark(mark, after)
     return after

@@ -137,7 +137,8 @@ def unapproved_mark(run_id: str, payee: str) -> MarkKey:
 def _unapproved(view: LedgerView, approvals: Approvals, run_id: str, payee: str) -> tuple[int, int]:
     """Return what a payee got without an approval in its window (nano-dollars), and when the window began (unix ms)."""
     row = view.mark(unapproved_mark(run_id, payee))
-    if row is None or not 0 <= view.clock_ms - int(row.get("since_ms", view.clock_ms)) <= approvals.window_s * 1000:
+    # A window that has not begun yet was begun before the clock was set back: it counts.
+    if row is None or view.clock_ms - int(row.get("since_ms", view.clock_ms)) > approvals.window_s * 1000:
         return 0, view.clock_ms
     return int(row["nanos"]), int(row.get("since_ms", view.clock_ms))
 

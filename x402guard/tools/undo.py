@@ -26,6 +26,7 @@ from x402guard.ledger.actions import (
     action_mark,
     below,
     claim_undo,
+    known_action,
     move_action,
     read_action,
 )
@@ -68,7 +69,7 @@ def actions_of(store: LedgerStore, session_id: str) -> list[Action]:
 
 
 def undo(books: Books, action: Action) -> Action:
-    """Undo one action, and return it as it is then: undone, or failed. Cancels a staged one; a final one stays.
+    """Undo one action, and return it as it is then: undone, failed, or final. Cancels a staged one; a final one stays.
 
     *action* may be out of date: what the ledger says counts. An action that came too late, and is undone there already,
     is undone once more.
@@ -80,7 +81,8 @@ def undo(books: Books, action: Action) -> Action:
     late = action.state in (ActionState.UNDONE, ActionState.FAILED)
     claimed: Action | None = books(scope, lambda view: claim_undo(view, action.id))
     if claimed is None and not late:
-        return action
+        found: Action = books(scope, lambda view: known_action(view, action.id))
+        return found  # another process has made it final, or has undone it
     if claimed is not None and claimed.state is ActionState.UNDONE:
         return claimed  # it was staged
     error = _try(claimed or action)

@@ -12,7 +12,7 @@ from tests.support.ledger import Clock
 from tests.support.merchant import make_guard
 from x402guard import Approvals, ConfigError, PaymentRefused, Policy, Rule
 from x402guard.guard.approvers import QueueApprover
-from x402guard.ledger.questions import approval_mark, give_answer
+from x402guard.ledger.questions import approval_mark, give_answer, question_id
 from x402guard.ledger.view import Scope
 from x402guard.stores import open_store
 
@@ -38,11 +38,12 @@ class Queue:
             if len(rows) >= number:
                 return rows
             time.sleep(0.01)
-        raise AssertionError("nobody asks")
+        raise AssertionError("no question was asked")
 
     def answer(self, question, by, *, allow=True):
         scope = Scope(marks=(approval_mark(question),), durable=True)
-        return self.store.transact(scope, lambda view: give_answer(view, question, by, allow=allow))
+        shown = question_id(question, self.rows()[question])
+        return self.store.transact(scope, lambda view: give_answer(view, question, by, allow=allow, shown=shown))
 
 
 @pytest.fixture
@@ -255,7 +256,8 @@ def test_a_call_that_was_cancelled_takes_no_answer_from_the_next(tmp_path):
                     await asked(2)
                     [key] = store.marks("approval", "")
                     scope = Scope(marks=(approval_mark(key),), durable=True)
-                    store.transact(scope, lambda view: give_answer(view, key, "Ann", allow=True))
+                    shown = question_id(key, store.marks("approval", "")[key])
+                    store.transact(scope, lambda view: give_answer(view, key, "Ann", allow=True, shown=shown))
                 assert session.spent == Decimal("0.01")
 
     anyio.run(go)

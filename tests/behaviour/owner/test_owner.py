@@ -65,9 +65,7 @@ def test_the_owner_trips_resets_and_sets_limits(url, agent):
         agent.charge("serp", "$0.01")
         change = owner.set_budget("run", "$2.00")
         assert (change.was, change.limit, change.old_to_new()) == (Decimal("1.00"), Decimal("2.00"), "$1.00 → $2.00")
-        with pytest.raises(
-            ConfigError, match=r"limit: \$2.00 → \$0.10 stops session run \(research\).* give stops=True"
-        ):
+        with pytest.raises(ConfigError, match=r"limit: \$2.00 → \$0.10 stops session run \(research\).* give --yes"):
             owner.set_budget("run", "$0.10")
         assert owner.budget("run").budget == Decimal("2.00")
         assert owner.set_budget("run", "$0.10", stops=True).state == "tripped"

@@ -88,7 +88,7 @@ def test_sessions_that_ask_come_first_then_stopped_ones_then_those_with_least_le
         store = guard.shell.store
         [key] = store.marks("approval", "")
         scope = Scope(marks=(approval_mark(key),), durable=True)
-        store.transact(scope, lambda view: give_answer(view, key, "ada", allow=False))
+        store.transact(scope, lambda view: give_answer(view, key, "ada", allow=False, shown=ask.id))
     buyer.join()
 
 

@@ -11,7 +11,7 @@ from x402guard.flow.effects import Flow
 from x402guard.guard.rechecker import LONGEST_PAUSE_S, MOST_AT_ONCE
 from x402guard.ledger.model import WALLET, Evidence, HoldState, NodeKind, NodeState
 from x402guard.ledger.owner import owner_mark, reset_node, set_limit, trip_node
-from x402guard.ledger.purchases import forgive
+from x402guard.ledger.purchases import forgive, instance_mark
 from x402guard.ledger.view import LedgerView, Scope
 from x402guard.money import Nanos
 from x402guard.testing.simulator.books import Actor, Books
@@ -63,7 +63,9 @@ class Owner:
         if not sent:
             return
         chosen = draws.pick(sent)
-        scope = Scope(holds=(chosen.hold_id,), durable=True)
+        known = self._books.holds.get(chosen.hold_id)
+        marks = () if known is None else (instance_mark(known.instance),)
+        scope = Scope(holds=(chosen.hold_id,), marks=marks, durable=True)
         if self._now(process, scope, lambda view: forgive(view, chosen.hold_id, "owner")) is not None:
             chosen.want.excuses[chosen.generation] = "forgiven"
 
