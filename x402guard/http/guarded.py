@@ -226,7 +226,14 @@ class Guarded:
         route = (
             None
             if meter is None
-            else classify(meter, facts.method, facts.host, facts.url, upgrades=incoming.header("upgrade") is not None)
+            else classify(
+                meter,
+                facts.method,
+                facts.host,
+                facts.url,
+                upgrades=incoming.header("upgrade") is not None,
+                masked=incoming.header("x-goog-fieldmask") is not None,
+            )
         )
         if route is None or meter is None:
             return paid_request(facts, context)

@@ -50,16 +50,24 @@ class AnswerReader:
         content_type, encoding: the answer's headers.
         hides_usage: do not pass on the usage chunk at a stream's end, because only the library asked for it.
         keeps_text: keep the text of a stream, for a local count if the provider states no usage.
+        choices: the answers that were asked for; a stream states its usage once each of them has ended.
 
     Attributes:
         over: True once the provider has ended the stream. A caller may stop reading here without closing it.
     """
 
     def __init__(
-        self, flavour: Flavour, content_type: str, encoding: str, *, hides_usage: bool, keeps_text: bool
+        self,
+        flavour: Flavour,
+        content_type: str,
+        encoding: str,
+        *,
+        hides_usage: bool,
+        keeps_text: bool,
+        choices: int = 1,
     ) -> None:
         self._events = content_type.partition(";")[0].strip().lower() == "text/event-stream"
-        self._reader = event_reader(flavour)
+        self._reader = event_reader(flavour, choices)
         window = _WINDOWS.get(encoding.strip().lower())
         self._unpacker = None if window is None else zlib.decompressobj(window)
         self._plain = encoding.strip().lower() in ("", "identity")

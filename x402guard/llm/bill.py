@@ -60,7 +60,7 @@ def bill_answer(
     if not answer.final or answer.body is None:
         return _counted_here(call, ceiling, counter, answer) or ceiling_bill(held, answer.why)
     try:
-        read = _read(call, ceiling, settings, answer.body)
+        read = _read(call, ceiling, settings, answer.body, held)
         factor = read.factor * (US_ONLY if read.stated.us_only else 1)
         usage = read.stated.usage
         most = most_possible(ceiling, read.rates, usage, factor=factor) if read.amount > held else read.amount
@@ -102,8 +102,11 @@ class _Read(Struct, frozen=True):
     note: str = ""
 
 
-def _read(call: Call, ceiling: Ceiling, settings: Metering, body: Mapping[str, Any]) -> _Read:
-    """Read and price an answer. Raises ``ValueError`` and its like if it states no readable usage."""
+def _read(call: Call, ceiling: Ceiling, settings: Metering, body: Mapping[str, Any], held: Nanos) -> _Read:
+    """Read and price an answer. Raises ``ValueError`` and its like if it states no readable usage.
+
+    A tool that ran and has neither a price nor an allowance makes it cost what was *held* at least.
+    """
     book, contradiction = ceiling.rates.book, ""
     try:
         stated = read_usage(call, body, book)
@@ -115,7 +118,10 @@ def _read(call: Call, ceiling: Ceiling, settings: Metering, body: Mapping[str, A
         rates, factor = billed_rates(call, _dearer_model(call, ceiling.rates, body, stated), settings, stated)
         amount = cost_of(rates, factor, stated)
     guessed = Decimal(0) if stated.charged is not None else _guessed(call, rates, settings, stated, body)
-    note = "tools at their allowance" if guessed else ""
+    if guessed is None:
+        amount, guessed, note = Nanos(max(amount, held)), Decimal(0), "a tool without a price or an allowance ran"
+    else:
+        note = "tools at their allowance" if guessed else ""
     if factor != 1 and stated.charged is None:
         note = f"a tier without a price, at {factor} times the standard one"
     return _Read(stated, Nanos(amount + whole_nanos(guessed)), rates, factor, contradiction, bool(note), note)
@@ -176,8 +182,8 @@ def cost_of(rates: Rates, factor: Decimal, stated: Stated) -> Nanos:
         raise Impossible(str(error)[:200]) from error
 
 
-def _guessed(call: Call, rates: Rates, settings: Metering, stated: Stated, body: Mapping[str, Any]) -> Decimal:
-    """Return the allowances, in dollars, of tools whose use is not stated or that have no price."""
+def _guessed(call: Call, rates: Rates, settings: Metering, stated: Stated, body: Mapping[str, Any]) -> Decimal | None:
+    """Return the allowances, in dollars, of tools whose use is not stated or that have no price; None if one has none."""
     priced = {kind for kind in stated.counted if UNITS[kind] in rates.priced.units}
     asked, ran = (
         Counter(part.kind for part in call.unbounded),
@@ -186,8 +192,11 @@ def _guessed(call: Call, rates: Rates, settings: Metering, stated: Stated, body:
     total = Decimal(0)
     for kind in asked | ran:  # a tool that the answer shows is billed, whether or not it was asked for
         free = kind in _STATED_BY_THE_TOKENS or (call.route.provider, kind) in _FREE_OF_FEES or kind in priced
+        allowed = settings.allowance(kind)
+        if allowed is None and not free and kind not in asked:
+            return None
         if not (free and kind in asked):
-            total += (settings.allowance(kind) or 0) * max(asked[kind], ran[kind])
+            total += (allowed or 0) * max(asked[kind], ran[kind])
     return total
 
 

@@ -40,7 +40,7 @@ class Content:
 
     Attributes:
         texts: every text, as the model reads it.
-        numbers: the count of numbers; the token ids of an embedding request are numbers.
+        numbers: the tokens of numbers: one for a token id, else one for each character.
         media: images, audio, video and documents in the body.
         unbounded: the parts whose cost the body's size does not bound.
     """
@@ -51,8 +51,18 @@ class Content:
     unbounded: list[Unbounded] = field(default_factory=list)
 
 
-def read_content(body: Mapping[str, Any], skip: frozenset[str]) -> Content:
-    """Return the content of *body* without the top-level keys in *skip*. Not recursive: a body may be nested deeply."""
+_FRAME: Final = frozenset(
+    {"call_id", "content", "function", "id", "input", "name", "parts", "role", "source", "text", "tool_call_id",
+     "tool_calls", "tool_use_id", "type"}
+)  # fmt: skip
+"""Keys of messages and their parts, which count with the frame of a message."""
+
+
+def read_content(body: Mapping[str, Any], skip: frozenset[str], *, has_token_ids: bool = False) -> Content:
+    """Return the content of *body* without the top-level keys in *skip*. Not recursive: a body may be nested deeply.
+
+    *has_token_ids*: its numbers are the ids of tokens.
+    """
     content = Content()
     pending = list(_read_object({key: value for key, value in body.items() if key not in skip}, (), content))
     while pending:
@@ -69,7 +79,7 @@ def read_content(body: Mapping[str, Any], skip: frozenset[str]) -> Content:
         elif isinstance(value, dict):
             pending.extend(_read_object(value, where, content))
         elif value is not None and not isinstance(value, bool):
-            content.numbers += 1
+            content.numbers += 1 if has_token_ids else len(str(value))
     return content
 
 
@@ -82,6 +92,8 @@ def _read_object(value: dict[str, Any], where: _Where, content: Content) -> Iter
         at = (where, key)
         if key in taken:
             continue
+        if len(where) > 1 and key not in _FRAME:
+            content.texts.append(key)
         if _is_opaque(key, item, value):
             content.texts.append(item if isinstance(item, str) else _dumped(item))
         elif key in _LINK_KEYS and isinstance(item, str):
@@ -241,6 +253,11 @@ _MODELS: Final = (
     (re.compile(r"-search(-preview|-api)?\b|deep-research"), "web_search"),
     (re.compile(r"\bcompound\b"), "provider_tool"),
 )
+_OPENROUTERS_MODELS: Final = (
+    (re.compile(r"\bimage\b"), "image_generation"),
+    (re.compile(r"^perplexity/"), "web_search"),
+)
+"""Models that cost more than their tokens there, by prices that the book does not have."""
 _CLIENT_TYPES: Final = frozenset(
     {"function", "custom", "local_shell", "apply_patch", "computer_use_preview", "computer"}
 )
@@ -261,6 +278,32 @@ def tools_of(body: Mapping[str, Any]) -> list[Any]:
     """Return the tools that a request declares; an object is a list of one."""
     tools = body.get("tools")
     return tools if isinstance(tools, list) else [] if tools is None else [tools]
+
+
+def declared_tools(body: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield (field, tool) for every tool that a request declares: at its top, and in the items of its conversation."""
+    for index, tool in enumerate(tools_of(body)):
+        yield f"tools[{index}]", tool
+    for key in ("input", "messages", "system"):
+        for place, item in _items(body.get(key), key):
+            yield from _added_tools(item, place)
+            for inner, block in _items(item.get("content"), f"{place}.content"):
+                yield from _added_tools(block, inner)
+
+
+def _items(value: Any, place: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    for index, item in enumerate(value if isinstance(value, list) else ()):
+        if isinstance(item, dict):
+            yield f"{place}[{index}]", item
+
+
+def _added_tools(item: Mapping[str, Any], place: str) -> Iterator[tuple[str, Any]]:
+    """Yield the tools that one item adds: OpenAI's ``additional_tools`` and found tools, Anthropic's ``tool_addition``."""
+    for index, tool in enumerate(tools_of(item)):
+        yield f"{place}.tools[{index}]", tool
+    added = item.get("tool")
+    if isinstance(added, dict) and "definition" in added:
+        yield f"{place}.tool.definition", added["definition"]
 
 
 _PLUGINS: Final[Mapping[str, str | None]] = {
@@ -284,9 +327,9 @@ def find_unknown(body: Mapping[str, Any]) -> str | None:
     for name in ("extra_body", "preset"):
         if body.get(name) not in _EMPTY:
             return f"{name}: what it adds to the request is not in the request; leave it out"
-    for index, tool in enumerate(tools_of(body)):
+    for name, tool in declared_tools(body):
         if not isinstance(tool, dict):
-            return f"tools[{index}]: a {type(tool).__name__} is not an object"
+            return f"{name}: a {type(tool).__name__} is not an object"
     for index, plugin in enumerate(_plugins_of(body)):
         known = plugin.get("id") if isinstance(plugin, dict) else None
         if not isinstance(known, str) or known not in _PLUGINS:
@@ -310,9 +353,21 @@ def find_unbounded(route: Route, model: str, body: Mapping[str, Any]) -> Iterato
         for pattern, kind in _MODELS:
             if pattern.search(model):
                 yield Unbounded("model", kind)
-    for index, tool in enumerate(tools_of(body)):
+    if route.provider == "openrouter":
+        for pattern, kind in _OPENROUTERS_MODELS:
+            if pattern.search(model):
+                yield Unbounded("model", kind)
+    if route.flavour == "gemini":
+        for outer in ("generationConfig", "generation_config"):
+            config = body.get(outer)
+            for inner in ("routingConfig", "routing_config"):
+                if isinstance(config, dict) and config.get(inner) not in _EMPTY:
+                    yield Unbounded(
+                        f"{outer}.{inner}", "model_fallback"
+                    )  # Vertex chooses another model, or is told one
+    for field_name, tool in declared_tools(body):
         for name in _run_by_provider(route, tool):
-            yield Unbounded(f"tools[{index}].{name}", kind_of(name if name != "type" else str(tool["type"])))
+            yield Unbounded(f"{field_name}.{name}"[:200], kind_of(name if name != "type" else str(tool["type"])))
 
 
 def _run_by_provider(route: Route, tool: Any) -> Iterator[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Final, Protocol, TypeGuard
 
 from x402guard.llm.routes import Flavour
 
@@ -51,10 +51,12 @@ class _Kept:
 
 
 class _Chat(_Kept):
-    """OpenAI's chunks, also used by compatible providers."""
+    """OpenAI's chunks, also used by compatible providers, with *choices* answers in them."""
 
-    def __init__(self) -> None:
+    def __init__(self, choices: int) -> None:
         super().__init__()
+        self._choices = choices
+        self._ended: set[object] = set()
         self._stale = self._finished = False
 
     def end(self, *, done: bool) -> None:
@@ -86,16 +88,17 @@ class _Chat(_Kept):
             usage = groq.get("usage")
         choices = event.get("choices")
         listed = choices if isinstance(choices, list) else []
-        self._finished = self._finished or any(map(_has_ended, listed)) or is_usage_only(event)
+        self._ended.update(choice.get("index", 0) for choice in listed if _has_ended(choice))
+        self._finished = self._finished or bool(self._ended) or is_usage_only(event)
         if choices and not isinstance(usage, dict):
             self.final, self._stale = False, True
         if isinstance(usage, dict):
             self._body["usage"], self._stale = usage, False
-            # Some providers state a running usage on every chunk; the last one has a finish_reason or no choices.
-            self.final = not choices or (isinstance(choices, list) and all(map(_has_ended, choices)))
+            # Some providers state a running usage on every chunk: it is whole once each choice has ended.
+            self.final = len(self._ended) >= self._choices and all(map(_has_ended, listed))
 
 
-def _has_ended(choice: object) -> bool:
+def _has_ended(choice: object) -> TypeGuard[dict[str, Any]]:
     return isinstance(choice, dict) and choice.get("finish_reason") is not None
 
 
@@ -130,6 +133,10 @@ class _Messages(_Kept):
             self.over = True
 
 
+SEARCHED: Final = ("webSearchQueries", "imageSearchQueries")
+"""Where Gemini lists its searches."""
+
+
 class _Gemini(_Kept):
     """Gemini: each chunk states running counts; they are final at the stream's end if a candidate has ended."""
 
@@ -160,13 +167,14 @@ class _Gemini(_Kept):
     def _ground(self, found: list[Mapping[str, Any]]) -> None:
         """Keep every query that a chunk or a candidate states: a later chunk may state others, or none."""
         before = self._body.get("candidates", [{"groundingMetadata": {}}])[0]["groundingMetadata"]
-        listed = [each.get("webSearchQueries") for each in (before, *found)]
-        queries = [query for each in listed if isinstance(each, list) for query in each if isinstance(query, str)]
         merged = {**before}
         for each in found:
             merged |= each
-        if queries:
-            merged["webSearchQueries"] = list(dict.fromkeys(queries))
+        for name in SEARCHED:
+            listed = [each.get(name) for each in (before, *found)]
+            queries = [query for each in listed if isinstance(each, list) for query in each if isinstance(query, str)]
+            if queries:
+                merged[name] = list(dict.fromkeys(queries))
         self._body["candidates"] = [{"groundingMetadata": merged}]
 
 
@@ -181,15 +189,15 @@ class _Cohere(_Kept):
             self._body, self.final, self.over = {"usage": delta["usage"]}, True, True
 
 
-def event_reader(flavour: Flavour) -> EventReader:
-    """Return a reader for a new stream of a flavour."""
+def event_reader(flavour: Flavour, choices: int = 1) -> EventReader:
+    """Return a reader for a new stream of a flavour, with *choices* answers in it."""
     kinds: dict[str, type[_Responses | _Messages | _Gemini | _Cohere]] = {
         "responses": _Responses,
         "messages": _Messages,
         "gemini": _Gemini,
         "cohere": _Cohere,
     }
-    return kinds[flavour]() if flavour in kinds else _Chat()
+    return kinds[flavour]() if flavour in kinds else _Chat(choices)
 
 
 def is_usage_only(event: Mapping[str, Any]) -> bool:

@@ -305,6 +305,7 @@ def _in_flight(
         headers.get("content-encoding", ""),
         hides_usage=hides,
         keeps_text=call.streams and not meter.settings.include_usage,
+        choices=call.choices,
     )
     receipt = _receipt(granted.hold, granted, call.model)
     return InFlight(

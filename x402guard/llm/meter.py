@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from typing import Final
+from urllib.parse import parse_qsl
 
 from msgspec import Struct
 
@@ -52,13 +53,14 @@ class FixedPrice(Struct, frozen=True):
 
 
 def classify(
-    meter: Meter, method: str, host: str, url: str, *, upgrades: bool = False
+    meter: Meter, method: str, host: str, url: str, *, upgrades: bool = False, masked: bool = False
 ) -> Route | FixedPrice | Unmetered | Refusal | None:
     """Return how to handle a request; None if it is not metered or free.
 
     *method* is upper case; *host* includes the port if it is not the default. On a metered host, a request that cannot
     be priced is refused: images, audio, batches and agents cost money too, and so does what runs over a connection that
-    the request *upgrades*.
+    the request *upgrades*. One that asks Google for some fields of its answer alone, in its query or *masked* by a
+    header, is refused as well: the counts may not be among them.
     """
     settings, host, path = meter.settings, plain_host(host), plain_path(split_path(url).path)
     endpoint = find_endpoint(host, path, settings.hosts)
@@ -83,4 +85,12 @@ def classify(
             f'Metering(free=["{address}"])',
             error=Unpriced,
         )
+    if route.flavour.startswith("gemini") and (masked or _masks(url)):
+        reason = f"{method} {route_name} asks for some fields of the answer alone, so its usage may not be in it"
+        return Refusal(UNPRICED, reason, error=Unpriced, advice="Leave out fields= and X-Goog-FieldMask.")
     return None if route.flavour == "free" else route
+
+
+def _masks(url: str) -> bool:
+    query = url.partition("?")[2].partition("#")[0]
+    return any(name.lower() in ("fields", "$fields") for name, _ in parse_qsl(query, keep_blank_values=True))

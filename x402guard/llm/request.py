@@ -121,7 +121,27 @@ def read_call(route: Route, body: bytes | None, content_encoding: str = "", tier
         return Refusal(UNREADABLE, unknown, error=Unpriced)
     by_header = {"service_tier": plain_tier(tier)} if tier and route.endpoint.dialect == "google" else {}
     tiers = _tiers(sent) | by_header
-    return _read(route, model.removeprefix("models/"), sent, tiers, caches=b"cache_control" in body)
+    if isinstance(sent.get("serviceTier"), str) and _tiers({**sent, "serviceTier": None}).get("service_tier") not in (
+        None,
+        tiers["service_tier"],
+    ):
+        return _unreadable("service_tier", "it differs from serviceTier; leave one of them out")
+    caches = b"cache_control" in body or (b"\\u" in body and _has_key(sent, "cache_control"))
+    return _read(route, model.removeprefix("models/"), sent, tiers, caches=caches)
+
+
+def _has_key(sent: Mapping[str, Any], name: str) -> bool:
+    """True if any object in a body has a key *name*, which may be written with escapes."""
+    pending: list[Any] = [sent]
+    while pending:
+        value = pending.pop()
+        if isinstance(value, dict):
+            if name in value:
+                return True
+            pending.extend(value.values())
+        elif isinstance(value, list):
+            pending.extend(value)
+    return False
 
 
 def _tiers(sent: Mapping[str, Any]) -> dict[str, str]:
@@ -141,21 +161,22 @@ def _read(route: Route, model: str, sent: dict[str, Any], tiers: Mapping[str, st
     paths = _LIMITS.get(route.flavour, ())
     if route.provider in _READS_MAX_TOKENS:
         paths = tuple(path for path in paths if path != ("max_completion_tokens",))
-    limits = _numbers(sent, paths)
+    # Anthropic's max_tokens of 0 fills the cache, and answers nothing.
+    limits = _numbers(sent, paths, least=0 if route.flavour == "messages" else 1)
     if isinstance(limits, Refusal):
         return limits
     choices = _numbers(sent, _CHOICES.get(route.flavour, ()))
     if isinstance(choices, Refusal):
         return choices
-    content = read_content(sent, _NOT_INPUT)
     embeds = route.flavour in ("embeddings", "gemini_embed", "cohere_embed")
+    content = read_content(sent, _NOT_INPUT, has_token_ids=embeds or route.flavour == "completions")
     modalities = sent.get("modalities")
     return Call(
         route=route,
         model=model,
         body=sent,
         streams=sent.get("stream") is True or route.streams,
-        limit=0 if embeds else max(limits) if limits else None,
+        limit=0 if embeds else max(1, *limits) if limits else None,
         choices=max(choices, default=1) * _prompts(route, sent),
         texts=tuple(content.texts),
         slack=content.numbers + _frame(route, sent),
@@ -178,8 +199,8 @@ def _unreadable(field: str, reason: str) -> Refusal:
     return Refusal(UNREADABLE, f"{field}: {reason}", error=Unpriced)
 
 
-def _numbers(sent: Mapping[str, Any], paths: tuple[tuple[str, ...], ...]) -> list[int] | Refusal:
-    """Return the whole numbers at *paths*; null counts as missing."""
+def _numbers(sent: Mapping[str, Any], paths: tuple[tuple[str, ...], ...], *, least: int = 1) -> list[int] | Refusal:
+    """Return the whole numbers from *least* on at *paths*; null counts as missing."""
     found = []
     for path in paths:
         value: Any = sent
@@ -187,8 +208,8 @@ def _numbers(sent: Mapping[str, Any], paths: tuple[tuple[str, ...], ...]) -> lis
             value = value.get(key) if isinstance(value, dict) else None
         if value is None:
             continue
-        if type(value) is not int or not 1 <= value <= _MAX_INT:
-            return _unreadable(".".join(path), f"{str(value)[:40]!r} is not a whole number from 1 on")
+        if type(value) is not int or not least <= value <= _MAX_INT:
+            return _unreadable(".".join(path), f"{str(value)[:40]!r} is not a whole number from {least} on")
         found.append(value)
     return found
 

@@ -111,7 +111,13 @@ _REGIONAL: Final = re.compile(
 )
 
 _ANY: Final = r"(?:/[^/]+)*"
-_OPENAI: Final[tuple[tuple[str, Flavour], ...]] = (
+_DEPLOYED: Final = rf"{_ANY}/deployments/(?P<model>[^/]+)"
+_OPENAI: Final[tuple[tuple[str, Flavour | None], ...]] = (
+    # Azure reads paths in any case; the model is the deployment's, whatever the body names.
+    (rf"(?i:{_DEPLOYED}(?:/extensions)?/chat/completions)", "chat"),
+    (rf"(?i:{_DEPLOYED}/completions)", "completions"),
+    (rf"(?i:{_DEPLOYED}/embeddings)", "embeddings"),
+    (rf"(?i:{_ANY}/deployments/.*)", None),
     (rf"{_ANY}/chat/completions", "chat"),
     (rf"{_ANY}/completions", "completions"),
     (rf"{_ANY}/responses", "responses"),
@@ -121,12 +127,9 @@ _OPENAI: Final[tuple[tuple[str, Flavour], ...]] = (
     (rf"{_ANY}/responses/[^/]+/cancel", "free"),
 )
 _GOOGLE: Final = rf"{_ANY}/models/(?P<model>[^/:]+)"
-_PATHS: Final[Mapping[Dialect, tuple[tuple[str, Flavour], ...]]] = {
+_PATHS: Final[Mapping[Dialect, tuple[tuple[str, Flavour | None], ...]]] = {
     "openai": _OPENAI,
     "azure": (
-        (r"/openai/deployments/(?P<model>[^/]+)/chat/completions", "chat"),
-        (r"/openai/deployments/(?P<model>[^/]+)/completions", "completions"),
-        (r"/openai/deployments/(?P<model>[^/]+)/embeddings", "embeddings"),
         (r"/anthropic/v1/messages", "messages"),
         (r"/anthropic/v1/messages/count_tokens", "free"),
         *_OPENAI,
@@ -180,7 +183,9 @@ def find_route(endpoint: MeteredHost, path: str) -> Route | None:
     rest = path[len(endpoint.path) :]
     for pattern, flavour in _PATHS[endpoint.dialect]:
         match = re.fullmatch(pattern, rest)
-        if match is not None:
+        if match is not None and flavour is None:
+            return None
+        if match is not None and flavour is not None:
             named = match.groupdict()
             model = named.get("model")
             return Route(endpoint, flavour, model, bool(named.get("stream")))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from decimal import ROUND_CEILING, Decimal
 from typing import Any, Final
 
 from msgspec import Struct
 
 from x402guard.flow.ports import Usage
+from x402guard.llm.events import SEARCHED
 from x402guard.llm.prices import PriceBook
 from x402guard.llm.request import Call, costs_more_there, plain_tier
 from x402guard.llm.routes import Flavour
@@ -68,6 +69,12 @@ def read_usage(
         answer = {**answer, field: stated} if isinstance(found, dict) else answer
     else:
         _check_counts(stated)
+    if (
+        flavour == "gemini"
+        and isinstance(found, dict)
+        and not {"candidatesTokenCount", "totalTokenCount"} & found.keys()
+    ):
+        raise ValueError("the usage states no output")  # part of it was left out
     answer = _normalized(answer, stated)
     usage = dict(book.extract(call.route.provider, flavour, answer))
     hidden = _beyond_parts(stated, usage) if completes else 0
@@ -141,8 +148,13 @@ def _normalized(answer: Mapping[str, Any], stated: Mapping[str, Any]) -> Mapping
     iterations = stated.get("iterations")  # Anthropic: the total leaves out compactions; the sum includes them
     if isinstance(iterations, list) and iterations:
         rounds = [each for each in iterations if isinstance(each, dict)]
-        sums = {key: sum(_whole(each.get(key)) for each in rounds) for key in _SUMMED}
-        return {**answer, "usage": {**stated, **{key: max(_whole(stated.get(key)), sums[key]) for key in _SUMMED}}}
+        counts = _at_least(stated, rounds, _SUMMED)
+        splits = [each["cache_creation"] for each in (stated, *rounds) if isinstance(each.get("cache_creation"), dict)]
+        if splits:
+            whole = splits[0] if isinstance(stated.get("cache_creation"), dict) else {}
+            keys = {key for each in splits for key in each}
+            counts["cache_creation"] = {**whole, **_at_least(whole, [s for s in splits if s is not whole], keys)}
+        return {**answer, "usage": {**stated, **counts}}
     hits = stated.get("prompt_cache_hit_tokens")  # DeepSeek
     details = stated.get("prompt_tokens_details")
     if isinstance(hits, int) and not (isinstance(details, dict) and details.get("cached_tokens")):
@@ -152,6 +164,11 @@ def _normalized(answer: Mapping[str, Any], stated: Mapping[str, Any]) -> Mapping
         }
         return {**answer, "usage": usage}
     return answer
+
+
+def _at_least(stated: Mapping[str, Any], rounds: Iterable[Mapping[str, Any]], keys: Iterable[str]) -> dict[str, Any]:
+    """Return the counts of *keys*: as stated, or as the rounds add up to, if that is more."""
+    return {key: max(_whole(stated.get(key)), sum(_whole(each.get(key)) for each in rounds)) for key in keys}
 
 
 def _whole(count: object) -> int:
@@ -194,8 +211,11 @@ def _charged(call: Call, stated: Mapping[str, Any], *, repaired: bool) -> Decima
     if call.route.provider == "openrouter":
         details = stated.get("cost_details")
         upstream = details.get("upstream_inference_cost") if isinstance(details, dict) else None
-        parts = [stated.get("cost"), upstream if stated.get("is_byok") is True else None]
-    elif call.route.provider == "x-ai" and type(ticks := stated.get("cost_in_usd_ticks")) is int:
+        if stated.get("is_byok") is not True:
+            parts = [stated.get("cost")]
+        elif upstream is not None:  # else the fee alone is stated, and the tokens are the provider's bill
+            parts = [stated.get("cost"), upstream]
+    elif call.route.provider == "x-ai" and type(ticks := stated.get("cost_in_usd_ticks")) is int and ticks != 0:
         parts = [Decimal(ticks) / _TICKS]
     charges = [Decimal(part) for part in parts if isinstance(part, int | Decimal) and not isinstance(part, bool)]
     if not isinstance(parts[0], int | Decimal) or isinstance(parts[0], bool):
@@ -260,8 +280,9 @@ def _grounded(model: str, answer: Mapping[str, Any]) -> int:
     for candidate in candidates if isinstance(candidates, list) else ():
         metadata = candidate.get("groundingMetadata") if isinstance(candidate, dict) else None
         if isinstance(metadata, dict) and metadata:
-            asked = metadata.get("webSearchQueries")
-            queries += len(asked) if isinstance(asked, list) else 0
+            for name in SEARCHED:
+                asked = metadata.get(name)
+                queries += len(asked) if isinstance(asked, list) else 0
             grounded = 1
     return grounded if model.startswith(("gemini-1", "gemini-2")) else max(queries, grounded)
 
