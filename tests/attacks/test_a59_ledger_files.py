@@ -227,3 +227,34 @@ def test_a59_a_ledger_moved_with_all_its_files_opens(path, tmp_path):
         shutil.move(file, there / file.name)
     with closing(open_store(f"sqlite:///{there}/spend.db")) as store:
         assert store.audit() == []
+
+
+def two_names(path, other):
+    other.hardlink_to(path)
+
+
+def mounted_alone(path, other):
+    other.touch()
+    subprocess.run(["mount", "--bind", path, other], check=True)
+
+
+@pytest.mark.parametrize("second", [two_names, mounted_alone], ids=["hard link", "mount"])
+def test_a59_one_file_on_two_paths_is_no_second_budget(path, tmp_path, second):
+    folder = tmp_path / "a container's"
+    folder.mkdir()
+    other = folder / "spend.db"
+    make_guard(f"sqlite:///{path}", budget=NICKEL).close()
+    try:
+        second(path, other)
+    except (subprocess.CalledProcessError, FileNotFoundError):
+        pytest.skip("this user may not mount a file")
+    try:
+        with pytest.raises(LedgerUnavailable, match=r"its -wal and -lock files are beside one path alone") as caught:
+            make_guard(f"sqlite:///{other}", budget=NICKEL)
+        assert "mount the folder" in str(caught.value.advice)
+        assert [each.name for each in folder.iterdir()] == ["spend.db"]
+    finally:
+        if second is mounted_alone:
+            subprocess.run(["umount", other], check=True)
+    other.unlink()
+    make_guard(f"sqlite:///{path}", budget=NICKEL).close()

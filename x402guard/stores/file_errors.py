@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -106,6 +107,41 @@ def gone(path: Path) -> LedgerUnavailable:
         f"the ledger {path} existed here and is missing",
         advice=f"Nothing was paid. Restore it. If you want a new budget, remove {path.name}-lock too.",
     )
+
+
+_MOUNTS: Final = Path("/proc/self/mountinfo")
+_ESCAPED: Final = re.compile(r"\\([0-7]{3})")
+
+
+def refuse_second_path(path: Path) -> None:
+    """Raise ``LedgerUnavailable`` for a file that has other files beside it on another path, and so another budget there.
+
+    That is one with a second hard link, and one that a container mounts alone, without its folder.
+    """
+    why = ""
+    if path.stat().st_nlink > 1:
+        why = "has a second name (a hard link)"
+    elif _is_mounted(path):
+        why = "is mounted without its folder"
+    if why:
+        error = LedgerUnavailable(
+            f"the ledger {path} {why}, and its -wal and -lock files are beside one path alone: another process would "
+            "not see what is held",
+            advice="Nothing was paid. Give all processes the same path: mount the folder of the file, and remove links to it.",
+        )
+        error.retry = "after_change"
+        raise error
+
+
+def _is_mounted(path: Path) -> bool:
+    if path.stat().st_dev != path.parent.stat().st_dev:
+        return True
+    try:
+        mounts = _MOUNTS.read_text(errors="replace").splitlines()
+    except OSError:  # not Linux
+        return False
+    points = (line.split(" ")[4] for line in mounts if line.count(" ") > 4)
+    return any(_ESCAPED.sub(lambda code: chr(int(code[1], 8)), point) == str(path) for point in points)
 
 
 def refuse_unless_writable(path: Path) -> None:

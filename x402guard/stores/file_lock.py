@@ -23,6 +23,8 @@ PATIENCE_S: Final = 0.05
 
 _NAMES: Final = ("lock", "queue")
 _RECORD: Final = re.compile(rb"x402guard ([0-9]{20}) ([0-9]{20})\n")
+_RECORD_BYTES: Final = 52
+_MOST_URL_BYTES: Final = 4_096
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -106,12 +108,21 @@ class FileTurn:
 
     def generation(self) -> Generation:
         """Return the last generation that was noted here; the first one for a file of an earlier version."""
-        found = _RECORD.fullmatch(os.pread(self._turn, 100, 0))
+        found = _RECORD.fullmatch(os.pread(self._turn, _RECORD_BYTES, 0))
         return Generation() if found is None else Generation(int(found[1]), int(found[2]))
 
     def note(self, generation: Generation) -> None:
         """Note a generation of the ledger, after its commit. Only with the turn."""
         os.pwrite(self._turn, f"x402guard {generation.n:020d} {generation.used:020d}\n".encode(), 0)
+
+    def note_moved(self, url: str) -> None:
+        """Note where the ledger was moved to, so that an older copy of its file knows it too. Only with the turn."""
+        os.pwrite(self._turn, url.encode(), _RECORD_BYTES)
+
+    @property
+    def moved_to(self) -> str:
+        """Where the ledger that was here was moved to, or ""."""
+        return os.pread(self._turn, _MOST_URL_BYTES, _RECORD_BYTES).decode(errors="replace")
 
     def remove_fresh(self) -> None:
         """Remove the lock files that this instance created: the database belongs to another program."""

@@ -68,6 +68,7 @@ def move_to_postgres(path: Path, url: str) -> tuple[int, int]:
             _copy(source, target, url)
             if not is_closed:
                 _close(source, turn, url)
+            turn.note_moved(url)
             target.commit()
         source.execute("UPDATE moved SET is_copied = 1")
         [found] = target.execute(
@@ -97,6 +98,9 @@ def _source(path: Path, turn: FileTurn) -> Iterator[sqlite3.Connection]:
         [owner] = source.execute("PRAGMA application_id").fetchone()
         if owner != APPLICATION_ID:
             raise foreign(path)
+        [version] = source.execute("PRAGMA user_version").fetchone()
+        if version != MOVED and turn.moved_to:
+            raise moved(path, turn.moved_to)  # this is an older copy
         [generation] = source.execute("SELECT n FROM generation").fetchone()
         behind = turn.generation().n - generation
         if behind > 0:

@@ -31,6 +31,7 @@ from x402guard.stores.file_errors import (
     gone,
     moved,
     older,
+    refuse_second_path,
     refuse_unless_kept,
     refuse_unless_writable,
     unavailable,
@@ -101,6 +102,7 @@ class SqliteStore(GroupCommit, SqlReads):
             # another process could write at the same time.
             os.close(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
         refuse_unless_writable(self._path)
+        refuse_second_path(self._path)
         with ExitStack() as undo:
             self._turn = FileTurn(self._path)
             undo.callback(self._turn.close)
@@ -183,6 +185,8 @@ class SqliteStore(GroupCommit, SqlReads):
         if version == 0 and self._turn.was_used:
             raise gone(self._path)
         refuse_moved(self._writer, version, self._path)
+        if self._turn.moved_to:
+            raise moved(self._path, self._turn.moved_to)  # an older copy was put back
         if version > len(MIGRATIONS):
             raise LedgerUnavailable(
                 f"{self._path} was written by a newer x402guard (ledger version {version}); update this installation"

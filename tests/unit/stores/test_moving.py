@@ -75,8 +75,12 @@ def test_a_copy_of_the_file_from_before_is_no_second_budget(spent, url, tmp_path
     shutil.copy(path, tmp_path / "before.db")
     assert move(spent, url, tmp_path).returncode == 0
     shutil.copy(tmp_path / "before.db", path)
-    with pytest.raises(LedgerUnavailable, match="older than the one that was here"):
+    with pytest.raises(LedgerUnavailable, match="was moved to postgresql"):
         make_guard(spent)
+    restored = typed("ledger", "restore", "--accept-older", "--ledger", spent, cwd=tmp_path)
+    assert (restored.returncode, "was moved to postgresql" in restored.stderr) == (2, True), restored
+    with pytest.raises(LedgerUnavailable, match="was moved to postgresql"):
+        moving.move_to_postgres(path, url)
 
 
 def test_a_database_with_a_ledger_and_a_server_that_is_away_leave_the_file_as_it_was(spent, url, tmp_path):
@@ -173,7 +177,7 @@ def test_an_older_copy_is_not_moved_and_a_link_is_the_file_that_it_leads_to(spen
     path.write_bytes(newest)
     moving.move_to_postgres(link, url)
     shutil.copy(tmp_path / "before.db", path)
-    with pytest.raises(LedgerUnavailable, match="older than the one that was here"):
+    with pytest.raises(LedgerUnavailable, match="was moved to"):
         make_guard(spent)
 
 
