@@ -11,6 +11,7 @@ import pytest
 from tests.support import processes
 from tests.support.command_line import as_process, forked, typed
 from tests.support.merchant import KEY, URL, Shop, client, make_guard
+from tests.support.terminal import at_terminal
 from x402guard import BudgetExhausted, SettlementUncertain
 
 pytestmark = pytest.mark.xdist_group("cli")
@@ -224,3 +225,21 @@ def test_a_report_reads_alone_and_replaces_no_page_of_others(tmp_path):
     assert "My own page" in page.read_text()
     for _ in range(2):  # one of ours is replaced
         assert typed("report", "--html", "own.html", "--ledger", "spend.db", cwd=tmp_path).returncode == 0
+
+
+def test_an_id_stays_whole_on_a_narrow_terminal(tmp_path):
+    with (
+        make_guard(f"sqlite:///{tmp_path / 'spend.db'}") as guard,
+        guard.session("research", budget="$1.00") as session,
+    ):
+        pass
+    assert session.id in at_terminal([], "sessions", "--ledger", "spend.db", cwd=tmp_path)
+
+
+@pytest.mark.parametrize("name", ["a#b.db", "100%.db", "why?.db"])
+def test_a_name_that_a_url_cannot_have_is_refused_by_its_letter(tmp_path, name):
+    [letter] = set(name) & set("#%?")
+    for command in (("budget", "set", "wallet", "1.00", "--new"), ("sessions",)):
+        done = typed(*command, "--ledger", name, cwd=tmp_path)
+        assert (done.returncode, f"contains '{letter}'" in done.stderr) == (2, True), (command, done)
+    assert list(tmp_path.iterdir()) == []

@@ -7,7 +7,7 @@ import pytest
 from tests.support.command_line import forked
 from tests.support.merchant import KEY
 from tests.support.slow_server import Trickler, once_paid, paid_head
-from x402guard import Owner
+from x402guard import Guard, Owner
 
 pytestmark = pytest.mark.chain
 
@@ -48,6 +48,22 @@ def test_a_dry_run_pays_nothing_and_shows_what_would_be_signed(pay, tmp_path):
     assert "would sign 100000 units of" in done.stdout
     assert "by exact/eip3009, good for" in done.stdout
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_dry_run_says_what_the_budget_and_the_wallet_would(pay, tmp_path):
+    done = pay("/opinion/42", "--budget", "0.05", "--dry-run")
+    assert ": denied (budget)\n  --budget is $0.05\n" in done.stdout
+    assert "would sign" not in done.stdout
+    with Guard(ledger=f"sqlite:///{tmp_path / 'x402guard.db'}", budget="$0.08"):
+        pass
+    done = pay("/opinion/42", "--budget", "0.50", "--dry-run")
+    assert ": denied (budget)\n  $0.08 are left in the wallet\n" in done.stdout
+    with Owner(tmp_path / "x402guard.db") as owner:
+        owner.set_budget("wallet", "$5.00")
+        assert ": allowed" in pay("/opinion/42", "--budget", "0.50", "--dry-run").stdout
+        owner.trip("wallet")
+    done = pay("/opinion/42", "--budget", "0.50", "--dry-run")
+    assert "  the wallet is tripped: x402guard reset wallet opens it again\n" in done.stdout
 
 
 def test_what_does_not_fit_is_refused_and_nothing_is_paid(pay, tmp_path):

@@ -288,7 +288,7 @@ def test_no_key_and_no_token_is_printed_or_kept(shop, tmp_path):
         assert secret.encode() not in kept
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_its_end_closes_its_sessions(tmp_path, number):
     proxy = Proxied(tmp_path, "--budget", "1.00")
     proxy.process.send_signal(number)

@@ -173,6 +173,10 @@ def test_a_wrong_case_is_named(wrong, said):
 def test_sellers_have_to_be_made_anew_for_each_run():
     with pytest.raises(ConfigError, match="sellers: write a function"):
         simulate([1], sellers=[Stealing()])
+    with pytest.raises(ConfigError, match="sellers: write a function"):
+        simulate([1], sellers=Stealing)
+    with pytest.raises(ConfigError, match="policy: 'strict' is not a Policy"):
+        simulate([1], policy="strict")
 
 
 def fails_with(needed):

@@ -139,7 +139,7 @@ def archive(
         else f"no session that ended before {_shown(round(until.timestamp() * 1000))} can be archived"
     )
     if unnamed:
-        text += f"\nthis ledger does not name: {', '.join(unnamed)}"
+        text += f"; this ledger does not name: {', '.join(unnamed)}"
     values = {"sessions": moved.sessions, "entries": moved.entries, "holds": moved.holds, "bytes": moved.size}
     say(text, {**values, "files": list(moved.files), "unnamed": unnamed}, as_json=as_json)
 

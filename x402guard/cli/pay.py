@@ -12,10 +12,14 @@ from x402guard.cli.arguments import AsJson, Data, Header, Method, typed_amount, 
 from x402guard.cli.policy import explainer_of, show_verdicts
 from x402guard.errors import ConfigError
 from x402guard.flow.receipt import Receipt, undelivered
+from x402guard.frozen import replace
 from x402guard.guard.guard import Guard
+from x402guard.guard.owner import Owner
 from x402guard.guard.settings import load_settings
 from x402guard.http.transport import GuardedTransport
-from x402guard.money import format_dollars
+from x402guard.ledger.model import WALLET
+from x402guard.money import Nanos, dollars_to_nanos, format_dollars
+from x402guard.stores import ledger_exists
 from x402guard.views.words import printable
 
 _WAIT_S = 30.0
@@ -29,7 +33,8 @@ def pay(
     header: Header = None,
     data: Data = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Ask once, pay nothing, and show each rule's verdict.")
+        bool,
+        typer.Option("--dry-run", help="Ask once, pay nothing, and show the verdict of each rule and of the budget."),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -43,13 +48,27 @@ def pay(
     )
     if dry_run:
         settings = load_settings()
-        show_verdicts(explainer_of(settings).url(request), as_json=as_json)
+        most = _most(settings.ledger, dollars_to_nanos(limit))
+        show_verdicts(replace(explainer_of(settings), most=most).url(request), as_json=as_json)
         return
     with Guard.from_env() as guard, guard.session("x402guard pay", budget=limit) as session:
         with httpx.Client(transport=GuardedTransport(session), timeout=_WAIT_S, trust_env=False) as http:
             answer, receipt = _sent(http, request)
         _show(answer, receipt, as_json=as_json)
     raise typer.Exit(1 if answer.is_error else 0)
+
+
+def _most(ledger: str, limit: Nanos) -> tuple[Nanos, str]:
+    """Return what can be paid now, in nano-dollars, and why no more: by ``--budget``, or by the wallet of the ledger."""
+    by_budget = limit, f"--budget is ${format_dollars(limit)}"
+    if ledger == "memory://" or not ledger_exists(ledger):
+        return by_budget
+    with Owner(ledger, read_only=True) as owner:
+        wallet = owner.budget(WALLET)
+    if wallet.state == "tripped":
+        return Nanos(0), "the wallet is tripped: x402guard reset wallet opens it again"
+    left = None if wallet.remaining is None else dollars_to_nanos(wallet.remaining)
+    return by_budget if left is None or left >= limit else (left, f"${format_dollars(left)} are left in the wallet")
 
 
 def _sent(http: httpx.Client, request: httpx.Request) -> tuple[httpx.Response, Receipt | None]:

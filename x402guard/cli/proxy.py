@@ -14,6 +14,7 @@ from x402guard.cli.arguments import typed_budget
 from x402guard.cli.serve import address_of, listen
 from x402guard.errors import ConfigError
 from x402guard.flow.address import is_loopback
+from x402guard.flow.surroundings import ending_signals
 from x402guard.guard.guard import Guard
 from x402guard.guard.settings import load_settings
 from x402guard.money import Nanos, format_dollars
@@ -53,7 +54,8 @@ def proxy(
     settings = load_settings()
     known = upstreams(settings.metering.build().endpoints)
     # While it opens and closes its sessions: the server takes its signals itself.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    for number in ending_signals():
+        signal.signal(number, signal.default_int_handler)
     with suppress(KeyboardInterrupt), ExitStack() as opened:
         listening = opened.enter_context(closing(listen(host, port)))
         guard = opened.enter_context(Guard(**settings.guard_arguments()))

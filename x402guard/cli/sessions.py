@@ -42,7 +42,9 @@ def show(rows: list[dict[str, Any]], *, as_json: bool, empty: str, brief: Sequen
     table = Table(box=None, pad_edge=False, header_style="bold")
     names = brief or tuple(rows[0])
     for name in names:
-        table.add_column(name, overflow="fold")
+        # An id is copied into another command, so it stays in one line.
+        whole = max(len(_shown(row[name] or "")) for row in rows) if name == "id" else None
+        table.add_column(name, overflow="fold", min_width=whole)
     for row in rows:
         table.add_row(
             *(Text("" if row[name] is None else _shown(row[name])) for name in names)

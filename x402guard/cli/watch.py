@@ -15,6 +15,7 @@ from rich.text import Text
 
 from x402guard.cli.arguments import AsJson, LedgerUrl, seconds, tell_as_of
 from x402guard.errors import LedgerUnavailable
+from x402guard.flow.surroundings import ending_signals
 from x402guard.frozen import replace
 from x402guard.guard.owner import Owner
 from x402guard.policy.checks import check_choice
@@ -62,7 +63,8 @@ def watch(
         elif once or not console.is_terminal:
             typer.echo(drawn(owner.live()).plain)
         else:
-            signal.signal(signal.SIGTERM, _stop)
+            for number in ending_signals():
+                signal.signal(number, _stop)
             _follow(owner, drawn, console, pause_s)
 
 

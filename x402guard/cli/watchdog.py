@@ -11,6 +11,7 @@ import typer
 
 from x402guard.cli.arguments import AsJson, LedgerUrl, seconds
 from x402guard.errors import LedgerUnavailable
+from x402guard.flow.surroundings import ending_signals
 from x402guard.guard.owner import Owner
 from x402guard.views.words import printable
 
@@ -30,7 +31,8 @@ def watchdog(
     A call under way and a question to a person are no silence. Ends with Ctrl-C. Example: x402guard watchdog --run 2h
     """
     beat_s = seconds("--every", every)
-    signal.signal(signal.SIGTERM, _stop)
+    for number in ending_signals():
+        signal.signal(number, _stop)
     with Owner(ledger) as owner:
         limits = {"silence_s": seconds("--silence", silence), "states": states, "every_s": beat_s}
         watching = owner.watchdog(run_s=None if run is None else seconds("--run", run), **limits)

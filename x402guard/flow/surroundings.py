@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import os
 import secrets
+import signal
 import socket
 import subprocess
 from contextvars import ContextVar
@@ -88,3 +89,9 @@ def here() -> Surroundings:
 def settle_in(surroundings: Surroundings) -> None:
     """Use these surroundings in this context from now on; for simulations."""
     _HERE.set(surroundings)
+
+
+def ending_signals() -> tuple[signal.Signals, ...]:
+    """Return the signals that end a program in order, beside Ctrl-C: SIGTERM, and SIGHUP unless it is ignored (nohup)."""
+    hangs_up = signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
+    return (signal.SIGTERM, signal.SIGHUP) if hangs_up else (signal.SIGTERM,)

@@ -51,7 +51,7 @@ from x402guard.policy.loops import forget_before
 from x402guard.policy.recount import too_low
 from x402guard.policy.settings import Policy
 from x402guard.policy.steps import reset_mark, run_of
-from x402guard.stores import as_ledger_url, is_postgres, ledger_exists, ledger_path, open_store
+from x402guard.stores import as_ledger_url, check_ledger_url, is_postgres, ledger_exists, ledger_path, open_store
 from x402guard.tools.undo import actions_of, roll_back
 from x402guard.views.books import books_of
 from x402guard.views.captures import CaptureRow, capture_rows
@@ -485,6 +485,7 @@ def existing_ledger(ledger: str | Path | None) -> str:
 
     url = as_ledger_url(load_settings().ledger if ledger is None else ledger)
     if (is_postgres(url) or url.startswith("sqlite:///")) and not ledger_exists(url):
+        check_ledger_url(url)
         where = url if is_postgres(url) else ledger_path(url)
         raise ConfigError(
             f"ledger: no ledger yet at {where}; it is made when an agent runs. Name another one with --ledger or "

@@ -60,11 +60,13 @@ class Explainer(Struct, frozen=True):
         rules: the rules.
         registry: the tokens that may be paid with.
         asks: there is an approver.
+        most: what can be paid at most, in nano-dollars, and why; None if that is not asked.
     """
 
     rules: Policy
     registry: AssetRegistry
     asks: bool
+    most: tuple[Nanos, str] | None = None
 
     def tool(self, name: str) -> Explained:
         """Return what the rules make of a tool by its name."""
@@ -98,6 +100,8 @@ class Explainer(Struct, frozen=True):
         if isinstance(offer, Refusal):
             return Explained("an offer", "denied", offer.rule, offer.reason)
         what = f"${format_dollars(offer.amount_nanos)} to {offer.payee} on {offer.network}, {offer.scheme}"
+        if self.most is not None and offer.amount_nanos > self.most[0]:
+            return Explained(what, "denied", "budget", self.most[1])
         case = Case(facts, offer)
         objection = judge_offer(self.rules, case)
         if objection is not None:

@@ -104,7 +104,7 @@ def check_ledger_url(url: str) -> None:
             raise ConfigError(
                 f"ledger: {shown} is not a ledger; write memory://, sqlite:///spend.db, sqlite:////absolute/path.db, a path such as ./spend.db, or postgresql://user@host/database"
             )
-        _usable(ledger_path(url), url)
+        _usable(ledger_path(url))
 
 
 def ledger_path(url: str) -> Path:
@@ -134,11 +134,15 @@ def _check_postgres(url: str) -> None:
         raise ConfigError(f"ledger: the URL names no database; {fix}")
 
 
-def _usable(path: Path, url: str) -> None:
+def _usable(path: Path) -> None:
     if path.name == ":memory:":
         raise ConfigError("ledger: write memory:// for a ledger in memory, not sqlite:///:memory:")
-    if any(char in str(path) for char in "?#%"):
-        raise ConfigError(f"ledger: {url!r} contains a query or an escape; write a plain path after sqlite:///")
+    for char in "?#%":
+        if char in str(path):
+            raise ConfigError(
+                f"ledger: {str(path)!r} contains {char!r}, which a URL reads as a query or an escape; choose a folder and a "
+                "name without it"
+            )
     if not path.absolute().parent.is_dir():
         raise ConfigError(f"ledger: folder {path.absolute().parent} does not exist; create it first, or choose another")
     if path.is_dir():

@@ -50,6 +50,10 @@ LOST: Final = (psycopg.Error, OSError, OverflowError, UnreadableRecord)
 
 _BACK: Final = "Nothing was paid. Bring the ledger's server back, then repeat the call."
 _USER: Final = "Nothing was paid. Put the user's password into ~/.pgpass or PGPASSWORD, then repeat the call."
+_ROLE: Final = (
+    "Nothing was paid. Create the role in the URL with LOGIN (CREATE ROLE agents LOGIN), or allow it in the server's "
+    "pg_hba.conf."
+)
 _UNKEPT: Final[tuple[str, Retry]] = (
     "Nothing was paid. A text or a number in it is none that PostgreSQL can keep.",
     "no",
@@ -59,7 +63,7 @@ _VERSION: Final = (
 )
 _ADVICE: Final[dict[type[Exception], tuple[str, Retry]]] = {
     refused.InvalidPassword: (_USER, "after_change"),
-    refused.InvalidAuthorizationSpecification: (_USER, "after_change"),
+    refused.InvalidAuthorizationSpecification: (_ROLE, "after_change"),
     refused.InvalidCatalogName: ("Nothing was paid. Create the database once, with createdb.", "after_change"),
     refused.ReadOnlySqlTransaction: ("Nothing was paid. Name the primary server in the ledger's URL.", "after_change"),
     refused.DiskFull: ("Nothing was paid. The server's disk is full: make room, then repeat the call.", "later"),
@@ -267,6 +271,8 @@ def as_unavailable(what: str, url: str, error: Exception) -> LedgerUnavailable:
     advice, retry = _ADVICE.get(
         kind, _UNKEPT if isinstance(error, psycopg.DataError) else (_BACK, LedgerUnavailable.retry)
     )
+    if lines[0].startswith("only the owner of the ledger"):
+        advice = "Nothing was changed. Run it as the role that made the ledger."
     wrapped = LedgerUnavailable(f"{what} {url}: {lines[0]}", advice=advice)
     wrapped.retry, wrapped.__cause__ = retry, error
     return wrapped

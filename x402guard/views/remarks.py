@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any, Final
 
 from x402guard.ledger.authorize import WOULD_REFUSE
@@ -59,8 +60,10 @@ def _disputed(found: Iterable[Taken]) -> Iterable[Remark]:
 
 def _allowances(rows: Iterable[Mapping[str, Any]]) -> Iterable[Remark]:
     for row in rows:
+        seen = datetime.fromtimestamp(row["at_ms"] / 1000, UTC)
         words = (
-            f"Permit2 may move ${format_dollars(row['exposed'])} of {row['symbol']} on {row['network']}, by signature"
+            f"Permit2 may move ${format_dollars(row['exposed'])} of {row['symbol']} on {row['network']}, by signature "
+            f"(as reconcile saw it at {seen:%Y-%m-%d %H:%M} UTC)"
         )
         yield Remark("allowance", words)
 

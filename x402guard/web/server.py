@@ -1,4 +1,4 @@
-"""Runs an application until Ctrl-C or SIGTERM."""
+"""Runs an application until Ctrl-C, SIGTERM, or the end of its terminal."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 import uvicorn
 from typing_extensions import override
 
+from x402guard.flow.surroundings import ending_signals
 from x402guard.web.connection import TimedConnection
 
 
@@ -28,7 +29,7 @@ class Server(uvicorn.Server):
 
     @override
     def run(self, sockets: list[socket.socket] | None = None) -> None:
-        before = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGINT, signal.SIGTERM)}
+        before = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGINT, *ending_signals())}
         try:
             super().run(sockets)
         finally:

@@ -10,6 +10,7 @@ import base64
 import json
 import re
 from collections.abc import Callable, Coroutine
+from importlib.metadata import version
 from typing import Any, Final
 
 import anyio
@@ -143,6 +144,7 @@ class Wallet:
         """Serve over standard input and output, until the client closes them."""
         server: Server[Any] = Server(
             "x402guard",
+            version=version("x402guard"),
             instructions=_INSTRUCTIONS,
             on_list_tools=self._list_tools,
             on_call_tool=self._call_tool,

@@ -114,7 +114,9 @@ def simulate(
 
     Raises ``ConfigError`` naming the argument, ``BrokenActor`` for a seller that breaks the protocol.
     """
-    if sellers is not None and not callable(sellers):
+    if policy is not None and not isinstance(policy, Policy):
+        raise ConfigError(f"policy: {policy!r:.100} is not a Policy")
+    if sellers is not None and (not callable(sellers) or isinstance(sellers, type)):
         raise ConfigError("sellers: write a function that returns a list of new sellers, such as lambda: [Slow()]")
     result, until = Result(), None if seconds is None else monotonic() + seconds
     with _Unpaused():
