@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping
 from typing import Final
 
 from x402guard.errors import ConfigError
@@ -21,6 +22,7 @@ from x402guard.ledger.model import (
     NodeKind,
     NodeState,
 )
+from x402guard.ledger.store import LedgerReads
 from x402guard.ledger.view import LedgerView, MarkKey
 from x402guard.ledger.windows import window_start_ms
 from x402guard.money import Nanos, format_dollars
@@ -94,21 +96,40 @@ CLOCK_MARK: Final[MarkKey] = ("clock", "accepted")
 """The key of the mark with the time, in unix milliseconds, that the owner has accepted last."""
 
 
-def accept_clock(view: LedgerView, by: str) -> None:
+def windows_ahead(ledger: LedgerReads) -> dict[str, int]:
+    """Return the budgets whose window begins in the future, and what each had used before the present one began.
+
+    In nano-dollars, at most: a correction since then that gives something back may be one of what was used before. A
+    clock that was ahead has begun these windows, and taken what the present one has used for past.
+    """
+    now_ms, found = ledger.now_ms(), {}
+    for node in ledger.nodes():
+        if node.window is None or node.since_ms <= now_ms:
+            continue
+        start_ms = window_start_ms(node.window, now_ms)
+        own = [each for each in ledger.entries(node.id) if each.node_id == node.id]
+        found[node.id] = sum(
+            each.captured + each.held + each.granted_out if each.at_ms < start_ms else min(0, each.captured)
+            for each in own
+        )
+    return found
+
+
+def accept_clock(view: LedgerView, by: str, ahead: Mapping[str, int]) -> None:
     """Take the machine's clock as right, although the ledger's last entry is a day behind it, or ahead of it.
 
-    Times of budgets that are in the future become the present.
+    Times of budgets that are in the future become the present; *ahead* is what ``windows_ahead`` has found.
     """
     view.restrains = True
     view.record(WALLET, "event", facts={"name": "clock_accepted", "by": by, "ahead_ms": -view.behind_ms})
     view.put_mark(CLOCK_MARK, {"at_ms": view.clock_ms})
     for node in view.nodes():
-        since_ms = node.since_ms
+        since_ms, past = node.since_ms, node.past
         if node.window is not None and since_ms > view.clock_ms:
-            since_ms = window_start_ms(node.window, view.clock_ms)
+            since_ms, past = window_start_ms(node.window, view.clock_ms), min(past, ahead.get(node.id, 0))
         last_ms = min(node.last_ms, view.clock_ms)
         if (since_ms, last_ms) != (node.since_ms, node.last_ms):
-            view.put_node(replace(view.node(node.id), since_ms=since_ms, last_ms=last_ms))
+            view.put_node(replace(view.node(node.id), since_ms=since_ms, last_ms=last_ms, past=past))
 
 
 def known_budget(view: LedgerView, node_id: str) -> Node:

@@ -36,8 +36,8 @@ _LIMITS: Final[Mapping[Flavour, tuple[tuple[str, ...], ...]]] = {
     ),
     "cohere": (("max_tokens",),),
 }
-_READS_MAX_TOKENS: Final = frozenset({"deepseek", "mistral"})
-"""Providers that ignore ``max_completion_tokens``: there it sets no limit."""
+_READS_MAX_TOKENS: Final = frozenset({"deepseek", "mistral", "novita", "perplexity", "together", "zai"})
+"""Providers that ignore, or do not document, ``max_completion_tokens``: there it sets no limit."""
 
 _CHOICES: Final[Mapping[Flavour, tuple[tuple[str, ...], ...]]] = {
     "chat": (("n",),),

@@ -204,6 +204,40 @@ def test_a_clock_that_was_taken_in_is_mended(machine, monkeypatch):
     assert CliRunner().invoke(app, ["verify", "--ledger", machine.url]).exit_code == 0
 
 
+def test_what_today_has_used_counts_after_a_clock_that_was_ahead_is_set_back(machine, monkeypatch):
+    def spend(dollars):
+        with machine.open() as guard:
+            guard.budget("customer", "$1.00", per="day").session("s", budget="$1.00").charge("serp", dollars)
+
+    spend("$0.05")
+    machine.passes(DAY_S)
+    spend("$0.40")
+    machine.passes(60)
+    for _ in range(2):  # it begins a window tomorrow, and the day after
+        machine.passes(DAY_S)
+        spend("$0.10")
+    machine.wall.tick(-2 * DAY_S)
+    machine.reboots("boot-2")
+    monkeypatch.setattr("x402guard.stores.views._system_clock_ms", machine.wall)
+    assert run("--accept", "--ledger", machine.url).exit_code == 0
+    with machine.open() as guard:
+        assert guard.budget("customer").spent == Decimal("0.60")
+    assert CliRunner().invoke(app, ["verify", "--ledger", machine.url]).exit_code == 0
+
+
+def test_a_clock_that_is_days_ahead_archives_nothing(machine, tmp_path, monkeypatch):
+    with machine.open() as guard:
+        spends(guard)
+    machine.wall.tick(20 * DAY_S)
+    monkeypatch.setattr("x402guard.stores.views._system_clock_ms", machine.wall)
+    monkeypatch.setattr("x402guard.stores.views._steady_ms", machine.steady, raising=False)
+    done = CliRunner().invoke(
+        app, ["ledger", "archive", "--before", "10d", "--to", str(tmp_path), "--ledger", machine.url]
+    )
+    assert isinstance(done.exception, ConfigError), done.output
+    assert "ledger clock --accept" in str(done.exception)
+
+
 @pytest.mark.long
 @MATTERS
 @pytest.mark.parametrize("ahead_s", [3_000, 4_000, 25 * 3_600])
