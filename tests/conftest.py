@@ -5,6 +5,7 @@ import gc
 import os
 import shutil
 import signal
+import time
 from collections import Counter
 from pathlib import Path
 from uuid import uuid4
@@ -148,6 +149,13 @@ def ctrl_c():
         signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture
+def _before_the_books(monkeypatch):
+    """The clock of this machine stays behind those of the tests' books, which stand at a date that will come."""
+    ago_ms = 10 * 365 * 86_400_000
+    monkeypatch.setattr("x402guard.stores.views._system_clock_ms", lambda: time.time_ns() // 10**6 - ago_ms)
 
 
 @pytest.fixture(params=STORES)

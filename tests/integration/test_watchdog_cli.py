@@ -210,8 +210,10 @@ def pair(url):
     running = []
 
     def start(*ways):
-        names = ("older", "younger")
-        tasks = [planner.delegate(lasting(task_type=name, budget="$0.10")) for name in names]
+        tasks = []
+        for name in ("older", "younger"):
+            time.sleep(0.002)  # of two that begin in one millisecond, the ids say which is the younger one
+            tasks.append(planner.delegate(lasting(task_type=name, budget="$0.10")))
         for way, task, peer in zip(ways, tasks, reversed(tasks), strict=True):
             worker = processes.start(DEADLOCKED, url, way)
             running.append(worker)

@@ -98,7 +98,7 @@ def test_a_session_names_its_own_parts(ledger_url, told, soft, percents):
 def test_the_policy_names_the_parts_of_every_budget(ledger_url, told, soft, percents):
     policy = Policy(soft_limits=soft)
     with make_guard(ledger_url, on_notice=told, policy=policy, budget="$2.00") as guard:
-        customer = guard.budget("c", "$2.00", per="day")
+        customer = guard.budget("c", "$2.00")
         with customer.session("run", budget="$2.00") as session, session.child("k", budget="$2.00") as child:
             spend_cents(child, *[5] * 36)
     for name in ("wallet", "c", "run", "k"):

@@ -20,3 +20,8 @@ def planner(books):
 @pytest.fixture
 def workers(books):
     return books.guard()
+
+
+@pytest.fixture(autouse=True)
+def _opened_again(_before_the_books):
+    """Commands here open the books once more, by the clock of this machine."""

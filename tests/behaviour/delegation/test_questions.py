@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import anyio
@@ -342,7 +343,10 @@ def around_a_planner(folder):
     """A planner that waits for a worker, which waits for a sibling, which waits for the planner; and a watchdog."""
     url = f"sqlite:///{folder / 'spend.db'}"
     with make_guard(url) as guard, guard.session("planner", budget="$1.00") as planner, ThreadPoolExecutor(2) as asking:
-        tasks = [planner.delegate(lasting(task_type=name, budget="$0.10")) for name in ("worker", "sibling", "third")]
+        tasks = []
+        for name in ("worker", "sibling", "third"):
+            time.sleep(0.002)  # of two that begin in one millisecond, the ids say which is the younger one
+            tasks.append(planner.delegate(lasting(task_type=name, budget="$0.10")))
         worker, sibling, third = (guard.redeem(task.token) for task in tasks)
         replies = [asking.submit(worker.ask, sibling.id, "?"), asking.submit(sibling.ask, planner.id, "?")]
         first(lambda: sum(len(row["calls"]) for row in guard.shell.store.marks("wait", "").values()) == 2)

@@ -26,6 +26,8 @@ from x402guard.cli import app
 from x402guard.policy import Breaker, Rule, Timeouts
 from x402guard.stores import open_store
 
+pytestmark = pytest.mark.usefixtures("_before_the_books")
+
 
 class Run:
     """One session on a clock, its agent, and its store."""

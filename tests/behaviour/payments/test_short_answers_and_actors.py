@@ -19,6 +19,8 @@ from x402guard.ledger.view import Scope
 from x402guard.stores import open_store
 from x402guard.x402.settlement import sweep
 
+pytestmark = pytest.mark.usefixtures("_before_the_books")
+
 
 class Scene:
     """A purchase whose answer is being read."""

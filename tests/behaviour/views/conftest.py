@@ -14,3 +14,8 @@ def url(tmp_path):
 def books(url):
     with world(url) as made:
         yield made
+
+
+@pytest.fixture(autouse=True)
+def _opened_again(_before_the_books):
+    """Commands here open the books once more, by the clock of this machine."""
