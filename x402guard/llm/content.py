@@ -39,13 +39,15 @@ class Content:
     """The result of ``read_content``.
 
     Attributes:
-        texts: every text, as the model reads it.
+        texts: every text, as the model reads it; the last one has the names.
+        names: the keys of structured parts.
         numbers: the tokens of numbers: one for a token id, else one for each character.
         media: images, audio, video and documents in the body.
         unbounded: the parts whose cost the body's size does not bound.
     """
 
     texts: list[str] = field(default_factory=list)
+    names: list[str] = field(default_factory=list)
     numbers: int = 0
     media: list[Media] = field(default_factory=list)
     unbounded: list[Unbounded] = field(default_factory=list)
@@ -80,6 +82,8 @@ def read_content(body: Mapping[str, Any], skip: frozenset[str], *, has_token_ids
             pending.extend(_read_object(value, where, content))
         elif value is not None and not isinstance(value, bool):
             content.numbers += 1 if has_token_ids else len(str(value))
+    if content.names:
+        content.texts.append('","'.join(content.names))
     return content
 
 
@@ -93,7 +97,7 @@ def _read_object(value: dict[str, Any], where: _Where, content: Content) -> Iter
         if key in taken:
             continue
         if len(where) > 1 and key not in _FRAME:
-            content.texts.append(key)
+            content.names.append(key)
         if _is_opaque(key, item, value):
             content.texts.append(item if isinstance(item, str) else _dumped(item))
         elif key in _LINK_KEYS and isinstance(item, str):
