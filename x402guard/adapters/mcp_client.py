@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from copy import deepcopy
 from typing import Any, Final, Protocol
 from urllib.parse import SplitResult, quote, unquote, urlsplit
 
@@ -114,12 +115,12 @@ class GuardedMCPSession:
 
     async def _counted(self, tool: str, arguments: dict[str, Any], call: Callable[..., Awaitable[Any]]) -> Any:
         """Call a tool that costs no dollars of its own: the rules and the guards judge it, and count its end."""
-        budget = self._session.innermost()
+        budget, arguments = self._session.innermost(), deepcopy(arguments)  # as an approver sees them, they are sent
         use = tool_call(tool, 0, field="cost", arguments=arguments)
         seat = Seat(HoldKind.TOOL, tool)
         outcome: Outcome = "failed"
         try:
-            narrow = await run_async(check_free(budget.context, use, seat), budget.shell)
+            narrow, _ = await run_async(check_free(budget.context, use, seat), budget.shell)
             left_out = set() if narrow is None else set(narrow.remove)
             result = await call(**{key: value for key, value in arguments.items() if key not in left_out})
             outcome = "failed" if getattr(result, "is_error", False) else "ok"

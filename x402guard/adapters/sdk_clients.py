@@ -43,6 +43,10 @@ class _Paid(BaseModel):
 
     _payment: Payment | None = PrivateAttr(default=None)
 
+    def __repr_args__(self) -> list[tuple[str, object]]:
+        """Return nothing to show: its fields have the signature."""
+        return []
+
     @property
     def is_open(self) -> bool:
         """True until the payment is taken."""

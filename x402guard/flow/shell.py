@@ -48,7 +48,9 @@ def log_notice(notice: Notice) -> None:
     if LOG.isEnabledFor(level):
         fields = notice.to_dict()
         del fields["message"]  # the record has its own
-        LOG.log(level, "%s", notice.message, extra={"event": fields.pop("kind"), **fields})
+        # A reason may be an agent's words: no line of theirs looks like one of ours.
+        message = "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in notice.message)
+        LOG.log(level, "%s", message, extra={"event": fields.pop("kind"), **fields})
 
 
 class _Log:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import sys
 import threading
+import weakref
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from functools import partial, wraps
 from typing import ParamSpec, Self, TypeVar
 
-import anyio
-import anyio.to_thread
 from msgspec import Struct
 from typing_extensions import override
 
@@ -64,15 +65,21 @@ class _Block(Struct, frozen=True):
 
     session: Session
     outer: _Block | None
-    entered_by: int = 0
+    entered_by: Callable[[], object] = lambda: None
+    """Returns the task or the thread that entered it, while that lives: their ids are used again."""
 
 
-def _here() -> int:
-    """Return the id of the current task, or of the thread if no event loop runs in it."""
-    try:
-        return anyio.get_current_task().id
-    except (anyio.NoEventLoopError, RuntimeError):
-        return threading.get_ident()
+def _here() -> object:
+    """Return the current task, or the thread if no event loop runs in it."""
+    with suppress(RuntimeError):
+        task = asyncio.current_task()
+        if task is not None:
+            return task
+    trio = sys.modules.get("trio")
+    if trio is not None:
+        with suppress(RuntimeError):
+            return trio.lowlevel.current_task()
+    return threading.current_thread()
 
 
 _CURRENT: ContextVar[_Block | None] = ContextVar("x402guard_session", default=None)
@@ -83,7 +90,7 @@ def current_session() -> Session | None:
     found = block = _CURRENT.get()
     # A session that was left in another context is over here, too. A scope is skipped only by the task that entered it
     # (an async generator that is left early ends in another task); a task that inherited it would lose its limit.
-    while block is not None and (block.session.is_over or (block.session.has_ended and block.entered_by == _here())):
+    while block is not None and (block.session.is_over or (block.session.has_ended and block.entered_by() is _here())):
         block = block.outer
     if block is not found:
         _CURRENT.set(block)  # tasks that begin from here on do not inherit what is over
@@ -415,7 +422,7 @@ class Session(Charges, Endings):
                     f"session {self._name!r} has ended; open it again with guard.session(…, id={self.id!r})"
                 )
             self._blocks += 1
-        _CURRENT.set(_Block(self, _CURRENT.get(), _here()))
+        _CURRENT.set(_Block(self, _CURRENT.get(), weakref.ref(_here())))
         return self
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
@@ -444,7 +451,7 @@ class Session(Charges, Endings):
         if block is not None:
             outer = block.outer
             for session in reversed(above):  # open blocks inside this one still narrow
-                outer = _Block(session, outer, _here())
+                outer = _Block(session, outer, weakref.ref(_here()))
             _CURRENT.set(outer)
         with self._lock:
             self._blocks -= 1

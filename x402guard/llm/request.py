@@ -121,10 +121,8 @@ def read_call(route: Route, body: bytes | None, content_encoding: str = "", tier
         return Refusal(UNREADABLE, unknown, error=Unpriced)
     by_header = {"service_tier": plain_tier(tier)} if tier and route.endpoint.dialect == "google" else {}
     tiers = _tiers(sent) | by_header
-    if isinstance(sent.get("serviceTier"), str) and _tiers({**sent, "serviceTier": None}).get("service_tier") not in (
-        None,
-        tiers["service_tier"],
-    ):
+    named = {plain_tier(sent[name]) for name in ("service_tier", "serviceTier") if isinstance(sent.get(name), str)}
+    if len(named) > 1:
         return _unreadable("service_tier", "it differs from serviceTier; leave one of them out")
     caches = b"cache_control" in body or (b"\\u" in body and _has_key(sent, "cache_control"))
     return _read(route, model.removeprefix("models/"), sent, tiers, caches=caches)

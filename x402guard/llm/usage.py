@@ -149,11 +149,10 @@ def _normalized(answer: Mapping[str, Any], stated: Mapping[str, Any]) -> Mapping
     if isinstance(iterations, list) and iterations:
         rounds = [each for each in iterations if isinstance(each, dict)]
         counts = _at_least(stated, rounds, _SUMMED)
-        splits = [each["cache_creation"] for each in (stated, *rounds) if isinstance(each.get("cache_creation"), dict)]
-        if splits:
-            whole = splits[0] if isinstance(stated.get("cache_creation"), dict) else {}
-            keys = {key for each in splits for key in each}
-            counts["cache_creation"] = {**whole, **_at_least(whole, [s for s in splits if s is not whole], keys)}
+        whole, *splits = [_object(each.get("cache_creation")) for each in (stated, *rounds)]  # by how long it is kept
+        keys = {key for each in (whole, *splits) for key in each}
+        if keys:
+            counts["cache_creation"] = {**whole, **_at_least(whole, splits, keys)}
         return {**answer, "usage": {**stated, **counts}}
     hits = stated.get("prompt_cache_hit_tokens")  # DeepSeek
     details = stated.get("prompt_tokens_details")
@@ -169,6 +168,10 @@ def _normalized(answer: Mapping[str, Any], stated: Mapping[str, Any]) -> Mapping
 def _at_least(stated: Mapping[str, Any], rounds: Iterable[Mapping[str, Any]], keys: Iterable[str]) -> dict[str, Any]:
     """Return the counts of *keys*: as stated, or as the rounds add up to, if that is more."""
     return {key: max(_whole(stated.get(key)), sum(_whole(each.get(key)) for each in rounds)) for key in keys}
+
+
+def _object(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
 
 
 def _whole(count: object) -> int:

@@ -81,13 +81,33 @@ def _plain(value: object, deeper: int, left: list[int]) -> object:
         return [name, hashlib.sha256(value).hexdigest()]
     if isinstance(value, _SAYS_ITSELF):
         return [name, hashlib.sha256(str(value).encode("utf-8", "replace")).hexdigest()]
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    fields = _fields(value)
+    if fields is not None:
         return [name, _plain(fields, deeper - 1, left)]
-    if callable(dump := getattr(value, "model_dump", None)) and not isinstance(value, type):
-        return [name, _plain(dump(), deeper - 1, left)]
     left.append(0)  # marks the arguments as not comparable
     return [name]
+
+
+def _fields(value: object, *, shown: bool = False) -> Mapping[str, Any] | None:
+    """Return the fields of a dataclass or a model; None for another object, and for one that cannot be read.
+
+    *shown*: without those that the class itself does not show.
+    """
+    if isinstance(value, type):
+        return None
+    try:
+        if dataclasses.is_dataclass(value):
+            return {
+                each.name: getattr(value, each.name) for each in dataclasses.fields(value) if each.repr or not shown
+            }
+        dump = getattr(value, "model_dump", None)
+        if not callable(dump):
+            return None
+        known = getattr(type(value), "model_fields", None) or {}
+        hidden = {name for name, field in known.items() if shown and getattr(field, "repr", True) is False}
+        return {name: item for name, item in dump().items() if name not in hidden}
+    except Exception:  # noqa: BLE001 - it is the caller's code
+        return None
 
 
 def _key(key: object) -> str:
@@ -134,9 +154,7 @@ def _shown(value: object, deeper: int, left: list[int]) -> object:
     if isinstance(value, (list, tuple, set, frozenset)):
         listed = [_shown(item, deeper - 1, left) for item in itertools.islice(value, _MOST_LISTED)]
         return listed if len(value) <= _MOST_LISTED else [*listed, f"… ({len(value):,} in all)"]
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    fields = _fields(value, shown=True)
+    if fields is not None:
         return _shown(fields, deeper - 1, left)
-    if callable(dump := getattr(value, "model_dump", None)) and not isinstance(value, type):
-        return _shown(dump(), deeper - 1, left)
     return f"<{type(value).__qualname__}>"

@@ -11,6 +11,7 @@ from msgspec import Struct
 from x402guard.errors import ConfigError
 from x402guard.policy import Narrow
 from x402guard.tools.arguments import fingerprint_of, plain_arguments, shown_arguments
+from x402guard.tools.flow import Approved
 
 _NAMED: Final = (
     inspect.Parameter.POSITIONAL_ONLY,
@@ -28,6 +29,7 @@ class Bound(Struct, frozen=True):
         needs: names of the required arguments.
         known: names that a rule can remove; None for any name, if no argument is only positional.
         groups: name of the ``**`` parameter → the names in it.
+        more: name of the ``**`` parameter, or "".
         given: positional and keyword arguments as given.
         named: the arguments by parameter name, or None if the signature is unknown.
     """
@@ -37,17 +39,28 @@ class Bound(Struct, frozen=True):
     needs: frozenset[str]
     known: frozenset[str] | None
     groups: Mapping[str, frozenset[str]]
+    more: str
     given: tuple[tuple[Any, ...], dict[str, Any]]
     named: inspect.BoundArguments | None
 
-    def changed(self, fingerprint: str, narrow: Narrow | None) -> bool:
-        """True if the caller has changed the arguments since *fingerprint* was computed."""
-        if not fingerprint or self.named is None:
+    def changed(self, approved: Approved | None) -> bool:
+        """True if the caller has changed the arguments since they were *approved*; False if none were.
+
+        What is not comparable is compared as it was shown.
+        """
+        if approved is None:
             return False
+        if not approved.fingerprint or self.named is None:
+            return shown_arguments(_spread(self.by_name(), self.more)) != self.shown
         now = plain_named(self.named)
-        if now is not None and narrow is not None:
-            now = {name: value for name, value in now.items() if name not in narrow.remove}
-        return fingerprint_of(now) != fingerprint
+        if now is not None and approved.narrow is not None:
+            now = {name: value for name, value in now.items() if name not in approved.narrow.remove}
+        return fingerprint_of(now) != approved.fingerprint
+
+    def by_name(self) -> dict[str, Any]:
+        """Return the arguments by the names of their parameters."""
+        args, kwargs = self.given
+        return {"args": args, "kwargs": kwargs} if self.named is None else _without_self(self.named)
 
     def call_on(self, function: Callable[..., Any], narrow: Narrow | None) -> Callable[[], Any]:
         """Return the call without the arguments that a rule removes."""
@@ -84,6 +97,12 @@ def _plain_or_none(named: Mapping[str, Any]) -> Mapping[str, Any] | None:
         return None  # too large to compare
 
 
+def _spread(named: dict[str, Any], more: str) -> dict[str, Any]:
+    """Return arguments by the names for rules: those in the ``**`` parameter, *more*, by their own names."""
+    found = named.get(more)
+    return named if not isinstance(found, dict) else {**{k: v for k, v in named.items() if k != more}, **found}
+
+
 class Binding:
     """The signature of a function, to bind the arguments of its calls."""
 
@@ -96,11 +115,6 @@ class Binding:
         self._many = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), None)
         self._more = next((p.name for p in parameters if p.kind is p.VAR_KEYWORD), None)
         self._needs = frozenset(p.name for p in parameters if p.kind in _NAMED and p.default is p.empty)
-
-    def _spread(self, named: dict[str, Any]) -> dict[str, Any]:
-        """Return arguments by the names for rules: those in the ``**`` parameter by their own names."""
-        more = named.get(self._more or "")
-        return named if not isinstance(more, dict) else {**{k: v for k, v in named.items() if k != self._more}, **more}
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Bound:
         """Return the arguments of one call. Raises ``TypeError`` if they do not fit the signature."""
@@ -115,5 +129,5 @@ class Binding:
         known = frozenset(() if self._signature is None else self._signature.parameters) if by_place else None
         more = named.get(self._more or "")
         groups = {self._more: frozenset(more)} if self._more is not None and isinstance(more, dict) else {}
-        named = self._spread(named)
-        return Bound(plain, shown_arguments(named), self._needs, known, groups, (args, kwargs), bound)
+        shown = shown_arguments(_spread(named, self._more or ""))
+        return Bound(plain, shown, self._needs, known, groups, self._more or "", (args, kwargs), bound)

@@ -214,13 +214,18 @@ def _begin(budget: ToolPayer, options: ToolOptions, tool: str, unless_set_s: int
         set_s = paying.policy.timeouts.tool_s if options.timeout_s is None else options.timeout_s
         limit_s = unless_set_s if set_s is None else set_s or None
         if options.cost is None:
-            narrow = yield from check_free(paying, call, seat)
+            narrow, approved = yield from check_free(paying, call, seat)
+            if bound.changed(approved):
+                yield from end_free(paying, call, outcome="unknown")
+                yield from _refuse_changed(paying, call)
             return _Use(
                 paying, None, tokens, allotment, Running(tool, limit_s, _slot_of(seat), None), narrow, free=call
             )
         held = yield from hold_tool(paying, call, seat)
-        if bound.changed(held.fingerprint, held.narrow):
-            yield from _refuse_changed(paying, held, call)
+        if bound.changed(held.approved):
+            # It never ran.
+            yield from end_tool(paying, held.hold, ToolEnd(void="its arguments were changed"), ceiling=held.ceiling)
+            yield from _refuse_changed(paying, call)
         return _Use(paying, held, tokens, allotment, Running(tool, limit_s, _slot_of(seat), held.hold.id), held.narrow)
     except GeneratorExit:
         raise
@@ -233,9 +238,8 @@ def _begin(budget: ToolPayer, options: ToolOptions, tool: str, unless_set_s: int
         raise
 
 
-def _refuse_changed(context: Context, held: HeldTool, call: ToolCall) -> Flow[None]:
-    """Void the hold and refuse, because the arguments differ from those that were approved."""
-    yield from end_tool(context, held.hold, ToolEnd(void="its arguments were changed"), ceiling=held.ceiling)
+def _refuse_changed(context: Context, call: ToolCall) -> Flow[None]:
+    """Refuse, because the arguments differ from those that were approved."""
     reason = f"{call.tool}: its arguments were changed while an approver was asked about them"
     raise (
         yield from refused(

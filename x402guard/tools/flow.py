@@ -100,13 +100,25 @@ class HeldTool(Struct, frozen=True):
         hold: the hold as committed.
         ceiling: the nano-dollars captured if no cost is reported.
         narrow: the narrowing by the owner's rules, or None.
-        fingerprint: that of the approved arguments, or "" if no approver was asked.
+        approved: the arguments that an approver has allowed, or None if none was asked.
     """
 
     hold: Hold
     ceiling: Nanos
     narrow: Narrow | None = None
-    fingerprint: str = ""
+    approved: Approved | None = None
+
+
+class Approved(Struct, frozen=True):
+    """The arguments of a use that an approver has allowed.
+
+    Attributes:
+        fingerprint: their SHA-256, without what a rule removes; "" if they are not comparable.
+        narrow: the narrowing by the owner's rules, or None.
+    """
+
+    fingerprint: str
+    narrow: Narrow | None
 
 
 def check_tool(tool: object) -> str:
@@ -144,7 +156,11 @@ def hold_tool(context: Context, call: ToolCall, seat: Seat | None = None) -> Flo
     except BaseException as error:
         yield from undo(error)
         raise
-    return HeldTool(held, call.amount, verdict.narrow, call.fingerprint if verdict.action == "ask" else "")
+    return HeldTool(held, call.amount, verdict.narrow, _approved(call, verdict))
+
+
+def _approved(call: ToolCall, verdict: Verdict) -> Approved | None:
+    return Approved(call.fingerprint, verdict.narrow) if verdict.action == "ask" else None
 
 
 def judge_tool(context: Context, call: ToolCall) -> Flow[tuple[ToolCall, Verdict] | Refusal]:
@@ -277,8 +293,10 @@ def end_tool(context: Context, hold: Hold, end: ToolEnd, *, ceiling: Nanos) -> F
     return replace(receipt_of(ended), note=end.note)
 
 
-def check_free(context: Context, call: ToolCall, seat: Seat | None) -> Flow[Narrow | None]:
-    """Check a tool that costs no dollars, and return its narrowing by the rules. ``end_free`` records its end.
+def check_free(context: Context, call: ToolCall, seat: Seat | None) -> Flow[tuple[Narrow | None, Approved | None]]:
+    """Check a tool that costs no dollars. Returns its narrowing by the rules, and what an approver has allowed.
+
+    ``end_free`` records its end.
 
     Raises the refusal: of a tripped or closed session, a timeout, an open circuit or another guard, or a rule.
     """
@@ -307,7 +325,7 @@ def check_free(context: Context, call: ToolCall, seat: Seat | None) -> Flow[Narr
     marks = guard_marks(context.policy, step)
     scope = Scope(nodes=(context.node_id,), marks=marks, durable=True)
     yield from hold_or_refuse(context, scope, change, undo, refuse=_refuse(context, call), seat=seat)
-    return verdict.narrow
+    return verdict.narrow, _approved(call, verdict)
 
 
 def end_free(context: Context, call: ToolCall, *, outcome: Outcome) -> Flow[None]:

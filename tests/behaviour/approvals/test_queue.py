@@ -33,7 +33,7 @@ class Queue:
         return self.store.marks("approval", "")
 
     def waiting(self, number=1):
-        for _ in range(400):
+        for _ in range(2_000):
             rows = {key: row for key, row in self.rows().items() if not row["taken"]}
             if len(rows) >= number:
                 return rows

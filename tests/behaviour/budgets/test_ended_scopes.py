@@ -1,0 +1,67 @@
+"""A scope that has ended stays ended for all that have inherited it, whatever ids their tasks and threads have."""
+
+import asyncio
+import contextvars
+import gc
+import threading
+from collections import Counter
+
+import pytest
+
+from tests.support.merchant import make_guard
+from x402guard import SessionClosed, current_session
+from x402guard.policy import Policy
+
+QUIET = Policy(loop=None, breaker=None)
+
+
+def pay(outcomes):
+    try:
+        current_session().charge("paid", "$0.10")
+        outcomes["paid"] += 1
+    except SessionClosed:
+        outcomes["closed"] += 1
+
+
+@pytest.fixture
+def session():
+    with make_guard(policy=QUIET) as guard, guard.session("s", budget="$50.00") as session:
+        yield session
+
+
+def test_tasks_that_begin_after_the_task_of_the_scope_is_gone_are_not_taken_for_it(session):
+    outcomes, kept = Counter(), []
+
+    async def background():
+        await asyncio.sleep(0.01)
+        for _ in range(200):
+            await asyncio.create_task(charges())
+
+    async def charges():
+        pay(outcomes)
+
+    async def handler():
+        with session.scope("$0.05"):
+            kept.append(asyncio.create_task(background()))
+
+    async def main():
+        await asyncio.create_task(handler())
+        gc.collect()
+        await kept[0]
+
+    asyncio.run(main())
+    assert outcomes == {"closed": 200}
+
+
+def test_threads_that_begin_after_the_thread_of_the_scope_has_ended_are_not_taken_for_it(session):
+    outcomes, inherited = Counter(), []
+
+    def handler():
+        with session.scope("$0.05"):
+            inherited.append(contextvars.copy_context())
+
+    for target in (handler, *[lambda: inherited[0].copy().run(pay, outcomes)] * 20):
+        thread = threading.Thread(target=contextvars.copy_context().run, args=(target,))
+        thread.start()
+        thread.join()
+    assert outcomes == {"closed": 20}
