@@ -15,7 +15,7 @@ DOCKETS = [
     r"tools +2 +\$0\.04 ",
 ]
 FRAMEWORKS = {
-    "openai_sdk": [r"call 5 is refused: budget: \$0\.00031325 does not fit", r"models +4 +\$0\.0007272 "],
+    "openai_sdk": [r"call 5 is refused: budget: \$0\.00031375 does not fit", r"models +4 +\$0\.0007272 "],
     "anthropic_sdk": [r"^Marbury v\. Madison, in 1803\.$", r"refused: budget: ", r"models +1 +\$0\.00008 "],
     "langchain_agent": DOCKETS,
     "langgraph_agent": [r"^I read 2 documents; then: refused: budget: \$0\.10 does not fit", r"payments +2 +\$0\.20 "],

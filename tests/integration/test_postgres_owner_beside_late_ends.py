@@ -31,7 +31,7 @@ COMMANDS = {
     "trips the wallet": lambda owner, hold: owner.trip("wallet", "it looks odd"),
     "trips and resets the run": lambda owner, hold: (owner.trip(RUN, "odd"), owner.reset(RUN)),
     "trips and resets the wallet": lambda owner, hold: (owner.trip("wallet", "odd"), owner.reset("wallet")),
-    "forgives the purchase": lambda owner, hold: owner.forgive(hold),
+    "forgives the purchase": lambda owner, hold: owner.forgive(hold, unsafe_in_flight=True),
     "reconciles": lambda owner, hold: owner.reconcile(),
     "looks": lambda owner, hold: (owner.verify(), owner.report("wallet").to_text(), owner.live(), owner.heads()),
 }

@@ -76,7 +76,7 @@ def waiting(rows: Mapping[str, Mapping[str, Any]], now_ms: int) -> dict[str, Map
 
 def question_id(key: str, row: Mapping[str, Any]) -> str:
     """Return a question's id for a person. It has the question's number, so that an answer cannot count for the next one."""
-    return f"{key[:16]}.{row['number']}"
+    return f"{key[:16]}.{row.get('number', 1)}"
 
 
 def take_answer(view: LedgerView, question_id: str) -> tuple[bool, tuple[str, ...], str]:

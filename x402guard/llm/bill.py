@@ -41,6 +41,10 @@ _FREE_OF_FEES: Final = frozenset({("google", "code_execution")})
 """(provider, kind) of tools that are billed by their tokens only."""
 
 
+_OUTPUT: Final = frozenset({"candidatesTokenCount", "totalTokenCount"})
+"""Gemini states one of them with each answer."""
+
+
 def bill_answer(
     call: Call,
     ceiling: Ceiling,
@@ -108,6 +112,9 @@ def _read(call: Call, ceiling: Ceiling, settings: Metering, body: Mapping[str, A
     A tool that ran and has neither a price nor an allowance makes it cost what was *held* at least.
     """
     book, contradiction = ceiling.rates.book, ""
+    counts = body.get("usageMetadata")
+    if call.route.flavour == "gemini" and isinstance(counts, dict) and not _OUTPUT & counts.keys():
+        raise ValueError("the usage states no output")  # a part of the answer was left out
     try:
         stated = read_usage(call, body, book)
         rates, factor = billed_rates(call, _dearer_model(call, ceiling.rates, body, stated), settings, stated)
