@@ -90,7 +90,8 @@ def _body_terms(reply: Reply, call_s: int | None) -> Flow[PaymentRequired | None
         return None
     raw = yield from _peeked(call_s)
     if raw is None and only_header(reply.headers, PAYMENT_REQUIRED) is not None:
-        raise ProtocolError(f"a JSON body of more than {MAX_BODY_BYTES} bytes is not read", field=BODY_FIELD)
+        reason = f"a JSON body that cannot be unpacked, or has more than {MAX_BODY_BYTES} bytes, is not read"
+        raise ProtocolError(reason, field=BODY_FIELD)
     if raw is None or b"x402Version" not in raw:
         return None
     value = decode_json(raw, field=BODY_FIELD)
