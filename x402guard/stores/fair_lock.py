@@ -63,7 +63,10 @@ class Line:
     @property
     def is_mine(self) -> bool:
         """True while this thread has the turn."""
-        return bool(self._line) and self._line[0] == threading.get_ident()
+        try:
+            return self._line[0] == threading.get_ident()
+        except IndexError:
+            return False  # empty; whether it is cannot be asked first, because the last thread may leave meanwhile
 
     def leave(self) -> None:
         """Give the turn to the next thread, or leave the queue. Idempotent."""

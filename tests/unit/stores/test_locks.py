@@ -6,6 +6,7 @@ import signal
 import sys
 import threading
 import time
+from collections import deque
 
 import pytest
 
@@ -387,3 +388,13 @@ def test_ctrl_c_at_any_step_of_a_transaction_leaves_the_ledger_to_everybody(path
     assert steps > 20
     blocked = [step for step in range(1, steps + 1) if is_blocked(url, step)]
     assert not blocked, blocked
+
+
+def test_the_last_thread_leaves_while_another_one_asks_whether_the_turn_is_its_own():
+    class Left(deque):
+        def __bool__(self):
+            return True  # as it was a moment before
+
+    queue = Line()
+    queue._line = Left()
+    assert not queue.is_mine
