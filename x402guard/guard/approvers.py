@@ -14,7 +14,6 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from contextvars import Context
-from functools import partial
 from typing import Any, Final, TextIO, cast
 
 import anyio
@@ -186,10 +185,7 @@ class QueueApprover:
             if ABANDONED.get()():
                 return Answer.no("the request was abandoned")  # an identical request takes the answer
             row: Mapping[str, Any] = self._store.marks("approval", request.id).get(request.id, {})
-            if row.get("taken"):  # an identical request has taken the answer, and it is for one of them
-                left = replace(question, timeout_s=max(1, round(give_up - time.monotonic())))
-                self._store.transact(scope, partial(put_question, question=left))
-            elif answer_of(row, self._store.now_ms()) is not None:
+            if answer_of(row, self._store.now_ms()) is not None:
                 break
             self._pause(_POLL_S)
         allowed, people, why = self._store.transact(scope, lambda view: take_answer(view, request.id))
