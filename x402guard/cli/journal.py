@@ -34,7 +34,8 @@ def show_actions(session: SessionName, ledger: LedgerUrl = None, as_json: AsJson
 def roll_back(session: SessionName, ledger: LedgerUrl = None, as_json: AsJson = False) -> None:
     """Undo what a session has done and not committed, the last action first. Exit code 1 unless all of it is undone.
 
-    A run that is started again meanwhile makes final what it reaches first; that is shown as committed. The undo functions are imported from the folder in which this runs, or as installed.
+    A run that is started again meanwhile makes final what it reaches first; that is shown as committed. The undo
+    functions are imported from the folder in which this runs, or as installed.
 
     Example: x402guard journal rollback run-42
     """

@@ -366,9 +366,7 @@ def find_unbounded(route: Route, model: str, body: Mapping[str, Any]) -> Iterato
             config = body.get(outer)
             for inner in ("routingConfig", "routing_config"):
                 if isinstance(config, dict) and config.get(inner) not in _EMPTY:
-                    yield Unbounded(
-                        f"{outer}.{inner}", "model_fallback"
-                    )  # Vertex chooses another model, or is told one
+                    yield Unbounded(f"{outer}.{inner}", "model_fallback")  # Vertex may take another model
     for field_name, tool in declared_tools(body):
         for name in _run_by_provider(route, tool):
             yield Unbounded(f"{field_name}.{name}"[:200], kind_of(name if name != "type" else str(tool["type"])))

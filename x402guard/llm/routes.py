@@ -183,9 +183,9 @@ def find_route(endpoint: MeteredHost, path: str) -> Route | None:
     rest = path[len(endpoint.path) :]
     for pattern, flavour in _PATHS[endpoint.dialect]:
         match = re.fullmatch(pattern, rest)
-        if match is not None and flavour is None:
-            return None
-        if match is not None and flavour is not None:
+        if match is not None:
+            if flavour is None:
+                return None
             named = match.groupdict()
             model = named.get("model")
             return Route(endpoint, flavour, model, bool(named.get("stream")))
