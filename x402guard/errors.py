@@ -336,16 +336,16 @@ class SettlementUncertain(X402GuardError):
 
 
 class PaidNotDelivered(SettlementUncertain):
-    """The money was taken, and its answer was not handed over. Raised for each identical request, which signs nothing.
+    """The money was taken, and its answer was not handed over. Raised for each identical request that gets no answer.
 
-    A new payment needs ``extensions={"pay_again": True}`` on the request, ``x402guard holds forgive ID`` by the owner,
+    Such a request presents the same payment until its deadline, and signs no other. A new payment needs ``extensions={"pay_again": True}`` on the request, ``x402guard holds forgive ID`` by the owner,
     or ``purchase_memory_s`` (24 hours) to pass.
     """
 
     retry: Retry = "no"
     advice = (
-        "The payment is captured, and nothing was signed now. Contact the payee; to pay a second time, send the request "
-        "with extensions={'pay_again': True}."
+        "The payment is captured, and no other was signed. Until its deadline, the same request presents it again. Else "
+        "contact the payee; to pay a second time, send the request with extensions={'pay_again': True}."
     )
 
 

@@ -120,11 +120,6 @@ def is_in_flight_elsewhere(hold: Hold, *, instance: str) -> bool:
     return hold.instance != instance or hold.presented > 0
 
 
-def may_be_presented(hold: Hold) -> bool:
-    """True if a lost purchase may be presented again: a live hold each time, a captured one once."""
-    return hold.state is HoldState.HELD or not hold.presented
-
-
 def take_over(view: LedgerView, hold: Hold, *, instance: str) -> Hold:
     """Make *instance* responsible for a lost purchase. This is a compare-and-set, because this change locks the row.
 

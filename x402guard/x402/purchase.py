@@ -23,7 +23,6 @@ from x402guard.ledger.purchases import (
     close_purchase,
     is_in_flight_elsewhere,
     is_lost,
-    may_be_presented,
     open_purchases,
     take_over,
 )
@@ -202,7 +201,7 @@ def _unfinished(view: LedgerView, context: Context, cases: tuple[Case, ...], ste
     if late is not None:
         return late
     for hold in lost:
-        if may_be_presented(hold) and _still_matches(view, hold, cases):
+        if _still_matches(view, hold, cases):
             return _present_again(view, context, hold, step)
     if lost:
         return Stuck(lost[0])
