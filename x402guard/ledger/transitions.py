@@ -74,10 +74,12 @@ class Reopen(Struct, frozen=True):
     """The block that settled the payment was undone, so the payment can be taken again.
 
     A final block of ``block_time`` (unix seconds) shows that the nonce is unused and still valid. ``block_time`` is 0
-    if another block, not final yet, has already taken the payment again.
+    if another block, not final yet, has already taken the payment again. *same* is True if it took the same amount: then
+    the payment counts in the window in which it did, else in the present one.
     """
 
     block_time: int
+    same: bool = False
 
 
 Event = Note | Capture | Void | Expire | Lapse | Correct | Reopen
@@ -296,7 +298,7 @@ def _after(hold: Hold, event: Event, target: HoldState) -> Hold:
                 evidence=None,
                 proof=None,
                 ended_by=None,
-                closed_ms=0 if event.block_time else hold.closed_ms,
+                closed_ms=hold.closed_ms if event.same else 0,
                 doubt=_UNDONE,
             )
         case Void() | Expire():

@@ -370,6 +370,9 @@ class SqliteStore(GroupCommit, SqlReads):
             self._closed = True
             if not joined:
                 return  # a thread is still writing and needs its connection
+            # SQLite keeps one list of locks for a process, and a fork copies it: what a child opens itself is not locked
+            # against this connection. So the turn is taken, lest the journal is removed while such a child commits.
+            self._turn.take(self._busy_s)
             with suppress(sqlite3.Error):  # everything is committed already; a failed checkpoint loses nothing
                 self._writer.execute("PRAGMA wal_checkpoint(TRUNCATE)")
             self._writer.close()

@@ -192,8 +192,8 @@ def test_a_node_that_is_behind_is_not_taken_for_the_last_to_have_seen_it():
 DAY_S = 86_400
 
 
-def two_days(first, second):
-    """A team's daily dollar: one payment at the end of a day, shown by a block that is not final; another one the next day."""
+def two_days(first, second, shows=None):
+    """A team's daily dollar: one payment at the end of a day, shown by a block (not final by default); another one the next day."""
     books = Books(session=None)
     window = check_window("day", "UTC")
     request = NodeRequest("team", WALLET, NodeKind.BUDGET, "team", usd("$1.00"), "", window=window)
@@ -202,17 +202,18 @@ def two_days(first, second):
     midnight = (books.clock.now_ms // 1000 // DAY_S + 1) * DAY_S
     books.clock.tick(midnight - books.clock.now_ms / 1000 - 13)
     atomic = usd(first) // 1000
-    books.hold("h1", first, chain_evidence=True, deadline_s=300)
-    shown(books, settled(atomic, final=False))
+    intent = an_intent(1, atomic, books.clock.now_ms // 1000 + 300, scheme="upto", method="permit2")
+    books.hold("h1", first, intent=intent if shows else None, chain_evidence=True, deadline_s=300)
+    shown(books, shows or settled(atomic, final=False), most=usd("$5") if shows else 0)
     books.clock.tick(20)
     books.hold("h2", second, chain_evidence=True, deadline_s=300)
     assert (books.node("team").spent, books.node("team").live) == (0, usd(second))
     return books, atomic
 
 
-def shown(books, finding):
+def shown(books, finding, most=0):
     marks = weigh_marks(books.store.hold("h1"), finding)
-    return books.change(lambda view: weigh(view, "h1", finding), holds=("h1",), marks=marks)
+    return books.change(lambda view: weigh(view, "h1", finding, most_exposed=most), holds=("h1",), marks=marks)
 
 
 def test_a_block_of_yesterday_that_is_undone_counts_today_and_trips_a_budget_that_it_passes():
@@ -238,6 +239,31 @@ def test_one_taken_for_less_in_another_block_of_today_counts_in_full_until_that_
     books.clock.tick(40)
     assert shown(books, settled(atomic // 2, TWO, final=False)).state is HoldState.HELD
     assert books.node("team").counted == usd("$0.90")
+
+
+@pytest.mark.parametrize(
+    "today",
+    [
+        [settled(600_000, TWO, final=False)],
+        [settled(600_000, TWO)],
+        [Used(final=False)],
+        [Used(final=False), settled(600_000, TWO)],
+        [settled(300_000, TWO, final=False), settled(300_000, TWO)],
+        [Cancelled(TWO, final=False), Used(final=True)],
+    ],
+    ids=["head", "final", "used", "used, then final", "less", "cancelled, then used"],
+)
+@pytest.mark.parametrize("was_final", [True, False])
+def test_one_of_yesterday_that_is_taken_for_more_in_a_block_of_today_counts_today(was_final, today):
+    """Its room was used again yesterday, so what it takes now has room only in the window of today."""
+    books, _ = two_days("$0.60", "$0.30", shows=settled(10_000, final=was_final))
+    books.clock.tick(40)
+    for finding in today:
+        shown(books, finding)
+    held, team = books.store.hold("h1"), books.node("team")
+    assert held.state is HoldState.CAPTURED
+    more = held.captured - usd("$0.01") * (today == [settled(600_000, TWO)])  # corrected, not opened anew
+    assert team.counted == usd("$0.30") + more
 
 
 @pytest.mark.parametrize(
