@@ -46,6 +46,9 @@ Retry = Literal["no", "later", "same_request", "after_change"]
 MOST_QUOTED: Final = 200
 """How many characters of a peer's words are kept."""
 
+_MOST_READ: Final = 4_096
+_SPENDABLE: Final = re.compile(r"[A-Za-z0-9+/_=-]{80,}")
+
 
 class X402GuardError(Exception):
     """The base class of every error of this library.
@@ -100,8 +103,11 @@ class X402GuardError(Exception):
 
 
 def quoted(words: object) -> str:
-    """Return the first 200 characters of a peer's words in quotes, as one line; "" for none."""
-    text = str(words)[:MOST_QUOTED]
+    """Return the first 200 characters of a peer's words in quotes, as one line; "" for none.
+
+    What may be a signature in them, or a payment, is left out: it may be spendable.
+    """
+    text = _SPENDABLE.sub("[redacted]", str(words)[:_MOST_READ])[:MOST_QUOTED]
     return repr(text) if text else ""
 
 

@@ -110,6 +110,18 @@ def test_an_answer_that_breaks_off_after_it_was_paid_is_no_nothing(net, tmp_path
     assert "othing was" not in done.stderr
 
 
+def test_a_call_of_a_model_whose_answer_is_lost_is_no_nothing(net, tmp_path):
+    asked = json.dumps({"model": "gpt-4o", "max_tokens": 100, "messages": [{"role": "user", "content": "hi"}]})
+    with Trickler() as server:
+        server.answers["/v1/chat/completions"] = lambda line: False
+        settings = {"X402GUARD_METERING": json.dumps({"endpoints": {f"{server.url}/v1": "openai"}})}
+        url, key = f"{server.url}/v1/chat/completions", {"X402GUARD_PRIVATE_KEY": net.payer_key}
+        done = forked("pay", url, "--data", asked, "--budget", "0.50", cwd=tmp_path, **key, **settings)
+    assert done.returncode == 2
+    assert "othing was" not in done.stderr
+    assert "may bill the call all the same" in " ".join(done.stderr.split())
+
+
 def test_method_header_and_body_are_what_was_typed():
     from x402guard.cli.arguments import typed_request
 

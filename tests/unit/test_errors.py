@@ -21,6 +21,7 @@ from x402guard import (
     SettlementUncertain,
     X402GuardError,
 )
+from x402guard.errors import quoted
 
 DIALECTS = {
     "anthropic": (ToolResultBlockParam, "toolu_01", "tool_use_id", "content"),
@@ -126,3 +127,13 @@ def test_a_purchase_that_was_lost_is_not_to_be_asked_again():
     told = json.loads(PaidNotDelivered("gone", hold_id="h", deadline=1).as_tool_result("call_1")["content"])
     assert (told["retry"], told["money_may_have_moved"]) == ("no", True)
     assert ConfigError("x").as_tool_result("call_1")["role"] == "tool"
+
+
+@pytest.mark.parametrize("spendable", ["0x" + "ab" * 65, "ab" * 65, "eyJ4NDAyVmVyc2lvbiI6" + "A" * 100])
+def test_words_of_a_peer_say_no_signature_even_where_they_are_cut(spendable):
+    for words in (f"invalid signature {spendable}", "x " * 60 + spendable, f"{spendable} {spendable}"):
+        shown = quoted(words)
+        assert spendable[:79] not in shown
+        assert "[redacted]" in shown
+    transaction = "0x" + "ab" * 32
+    assert transaction in quoted(f"see {transaction}")

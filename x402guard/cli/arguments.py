@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from collections.abc import Iterator, Mapping
@@ -17,7 +16,7 @@ from rich.console import Console
 
 from x402guard.errors import ConfigError
 from x402guard.money import Nanos, dollars_to_nanos
-from x402guard.views.words import printable
+from x402guard.views.words import json_text, printable
 
 LedgerUrl = Annotated[
     str | None,
@@ -121,7 +120,7 @@ def document(path: Path, *, what: str) -> bytes:
 
 def say(text: str, values: Mapping[str, Any], *, as_json: bool) -> None:
     """Print what was done: as a sentence, or its *values* as JSON."""
-    typer.echo(json.dumps(values, indent=2, ensure_ascii=False) if as_json else printable(text))
+    typer.echo(json_text(values) if as_json else printable(text))
 
 
 @contextmanager

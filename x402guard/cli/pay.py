@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from typing import Annotated
+from typing import Annotated, Final
 
 import httpx
 import typer
@@ -16,11 +15,12 @@ from x402guard.frozen import replace
 from x402guard.guard.guard import Guard
 from x402guard.guard.owner import Owner
 from x402guard.guard.settings import load_settings
+from x402guard.http.request import may_be_billed
 from x402guard.http.transport import GuardedTransport
 from x402guard.ledger.model import WALLET
 from x402guard.money import Nanos, dollars_to_nanos, format_dollars
 from x402guard.stores import ledger_exists
-from x402guard.views.words import printable
+from x402guard.views.words import json_text, printable
 
 _WAIT_S = 30.0
 
@@ -71,6 +71,9 @@ def _most(ledger: str, limit: Nanos) -> tuple[Nanos, str]:
     return by_budget if left is None or left >= limit else (left, f"${format_dollars(left)} are left in the wallet")
 
 
+_BILLED: Final = "Its provider may bill the call all the same: it counts in the budget at what it may cost."
+
+
 def _sent(http: httpx.Client, request: httpx.Request) -> tuple[httpx.Response, Receipt | None]:
     """Return the whole answer and its receipt. Raises ``PaidNotDelivered`` if what was paid for did not come whole."""
     receipt: object = None
@@ -81,7 +84,8 @@ def _sent(http: httpx.Client, request: httpx.Request) -> tuple[httpx.Response, R
     except httpx.HTTPError as error:
         what = f"url: the request to {str(request.url)[:200]!r} failed: {type(error).__name__}: {error}"
         if not isinstance(receipt, Receipt):
-            raise ConfigError(what, advice="Nothing was paid.") from error
+            advice = _BILLED if may_be_billed(request) else "Nothing was paid."
+            raise ConfigError(what, advice=advice) from error
         raise undelivered(
             f"{what}; ${receipt.amount} to {receipt.payee} was paid, or may still be taken (hold {receipt.hold_id[:16]}…)",
             receipt,
@@ -102,7 +106,7 @@ def _show(answer: httpx.Response, receipt: Receipt | None, *, as_json: bool) -> 
             "transaction": receipt.transaction,
             "hold_id": receipt.hold_id,
         }
-        typer.echo(json.dumps({"status": answer.status_code, "paid": paid, "body": answer.text}, ensure_ascii=False))
+        typer.echo(json_text({"status": answer.status_code, "paid": paid, "body": answer.text}, None))
         return
     typer.echo(answer.content, nl=False)
     if receipt is None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from pathlib import Path
@@ -18,7 +17,7 @@ from x402guard.money import format_dollars
 from x402guard.policy import Policy, Rule
 from x402guard.policy.rules import KINDS
 from x402guard.stores import MemoryStore, as_ledger_url, check_ledger_url
-from x402guard.views.words import printable
+from x402guard.views.words import json_text, printable
 
 policy = typer.Typer(help="Check and explain the owner's rules.", no_args_is_help=True)
 
@@ -44,7 +43,7 @@ def check(
         [f"{file}: the policy is valid, and a guard can be created from the file", *map(printable, lines)]
     )
     if as_json:
-        typer.echo(json.dumps({"file": str(file), "valid": True, "rules": lines}, indent=2, ensure_ascii=False))
+        typer.echo(json_text({"file": str(file), "valid": True, "rules": lines}))
     else:
         typer.echo(text)
 
@@ -121,7 +120,7 @@ def explainer_of(settings: Settings) -> Explainer:
 def show_verdicts(lines: list[Explained], *, as_json: bool) -> None:
     """Print what the rules make of offers or of a tool: the verdict, the rule and its reason, and what would be signed."""
     if as_json:
-        typer.echo(json.dumps([line.to_dict() for line in lines], indent=2, ensure_ascii=False))
+        typer.echo(json_text([line.to_dict() for line in lines]))
         return
     for line in lines:
         typer.echo(printable(f"{line.what}: {line.verdict}" + (f" ({line.rule})" if line.rule else "")))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from collections.abc import Sequence
@@ -18,7 +17,7 @@ from x402guard.cli.arguments import AsJson, LedgerUrl, tell_as_of, typed_time
 from x402guard.errors import ConfigError
 from x402guard.guard.owner import Owner
 from x402guard.guard.owner_rows import BudgetRow
-from x402guard.views.words import printable
+from x402guard.views.words import json_text, printable
 
 holds = typer.Typer(
     help="List the live holds, cancel one, or forgive a purchase whose answer was lost. Example: x402guard holds",
@@ -34,7 +33,7 @@ _BRIEF_HOLD: Final = ("id", "session", "amount", "payee", "deadline", "in_doubt"
 def show(rows: list[dict[str, Any]], *, as_json: bool, empty: str, brief: Sequence[str] = ()) -> None:
     """Print rows with the same keys: as JSON with all keys, or as a table with the keys *brief* (empty: all)."""
     if as_json:
-        typer.echo(json.dumps(rows, indent=2, ensure_ascii=False))
+        typer.echo(json_text(rows))
         return
     if not rows:
         typer.echo(empty)
@@ -119,7 +118,7 @@ def predict(
         tell_as_of(owner.as_of)
         found = owner.predict(name)
     values = {"name": name, "sessions": found.sessions, "p50": _dollars(found.p50), "p95": _dollars(found.p95)}
-    typer.echo(json.dumps(values, indent=2, ensure_ascii=False) if as_json else printable(str(found)))
+    typer.echo(json_text(values) if as_json else printable(str(found)))
 
 
 def _dollars(amount: Decimal | None) -> str | None:

@@ -243,6 +243,7 @@ class Guarded:
             return _refuse(context, route)
         if isinstance(route, Unmetered):
             return unmetered_request(facts, route, context)
+        incoming.logical.is_metered = True
         encoding, tier = incoming.header("content-encoding"), incoming.header("x-vertex-ai-llm-shared-request-type")
         upload = Upload(body, encoding or "", tier or "")
         return metered_request(facts, route, upload, context, meter)

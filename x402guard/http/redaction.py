@@ -103,7 +103,9 @@ _URL: Final = re.compile(rf"(?:https?|wss?)://{_URL_TEXT}+", re.IGNORECASE)
 _TARGET: Final = re.compile(rf"""(?:(?<=[\s'"?])|\A)([^\s'"?/]*/[^\s'"?]*)\?{_URL_TEXT}+""")
 _BLOCK: Final = re.compile(r"(Encoded header block to|Decoding) .*", re.DOTALL)
 _RAW_BYTES: Final = re.compile(
-    r"""b(?P<quote>["'])(?:(?!(?P=quote))(?:\\.|[^\\]))*\\x(?:\\.|(?!(?P=quote)).)*(?P=quote)"""
+    # No two of its ways match the same text, so that it never tries again; a record that was cut ends without a quote.
+    r"""b(?P<quote>["'])(?:\\[^x]|(?!(?P=quote))[^\\])*+\\x(?:\\.|(?!(?P=quote))[^\\])*+(?:(?P=quote)|\\?\Z)""",
+    re.DOTALL,
 )
 _MOST_CHARACTERS: Final = 65_536
 _LEAST_TOKEN: Final = 12

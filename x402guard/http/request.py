@@ -44,12 +44,14 @@ class LogicalRequest:
         origin: the origin of the first hop.
         paid_by: the hold whose signature was sent, or None.
         receipt: the receipt of a payment on an earlier hop, or None; the last answer carries it.
+        is_metered: it is a call that a provider may bill, and counts at its ceiling until the bill is known.
     """
 
     def __init__(self, origin: str) -> None:
         self.origin = origin
         self.paid_by: str | None = None
         self.receipt: Receipt | None = None
+        self.is_metered = False
         self._done = False
         self._challenged = False
         self._hop: weakref.ref[httpx.Request] | None = None
@@ -79,6 +81,12 @@ class LogicalRequest:
     def end(self) -> None:
         """End the call after a failure."""
         self._done = True
+
+
+def may_be_billed(request: httpx.Request) -> bool:
+    """True if *request* was sent as a metered call: without an answer, nothing says that it costs nothing."""
+    logical = request.extensions.get(LOGICAL)
+    return isinstance(logical, LogicalRequest) and logical.is_metered
 
 
 _MADE: Final[dict[bytes, None]] = {}

@@ -29,6 +29,7 @@ from x402guard.views.page import page
 from x402guard.views.remarks import shadow_of
 from x402guard.views.taken import Period, exposed_until
 from x402guard.views.text import render
+from x402guard.views.words import json_text
 
 REPORT_SCHEMA: Final = "x402guard.report.v1"
 
@@ -106,7 +107,7 @@ class Report:
 
     def to_json(self) -> str:
         """Return the report as JSON, indented by two spaces, in a fixed order."""
-        return json.dumps(self.values, indent=2, ensure_ascii=False)
+        return json_text(self.values)
 
     def __str__(self) -> str:
         return self.to_text()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from datetime import UTC, datetime, tzinfo
 from decimal import ROUND_HALF_UP, Decimal
 from typing import Final
@@ -59,6 +60,12 @@ _NETWORKS: Final = {
 def printable(text: str) -> str:
     """Return *text* without control characters: servers choose part of it, and a terminal would execute them."""
     return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
+
+
+def json_text(value: object, indent: int | None = 2) -> str:
+    """Return *value* as JSON in which all that a terminal would execute, or write from right to left, is escaped."""
+    text = json.dumps(value, indent=indent, ensure_ascii=False)
+    return "".join(char if char.isprintable() or char == "\n" else json.dumps(char)[1:-1] for char in text)
 
 
 def dollars(nanos: int) -> str:

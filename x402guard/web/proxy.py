@@ -26,7 +26,7 @@ from x402guard.errors import ConfigError, SettlementUncertain, X402GuardError
 from x402guard.flow.receipt import Receipt
 from x402guard.flow.shell import LOG
 from x402guard.http.guarded import FindsPayer
-from x402guard.http.request import LOGICAL, LogicalRequest, address_of
+from x402guard.http.request import LOGICAL, LogicalRequest, address_of, may_be_billed
 from x402guard.http.response import problem, problem_headers, status_of
 from x402guard.http.streams import EXTENSION
 from x402guard.http.transport import AsyncGuardedTransport
@@ -41,6 +41,7 @@ PAY_AGAIN: Final = "x402guard-pay-again"
 
 _MOST_BYTES: Final = 67_108_864
 _BODY_S: Final = 300.0
+_UNREAD_S: Final = 60.0
 _TIMEOUT: Final = {"connect": 10.0, "read": 600.0, "write": 60.0, "pool": 60.0}
 _LIMITS: Final = httpx.Limits(max_connections=1_000, max_keepalive_connections=100)
 _HOP: Final = frozenset(
@@ -350,15 +351,26 @@ async def _body(request: Request) -> bytes:
 
 
 async def _pass_on(response: httpx.Response, head: list[tuple[bytes, bytes]], send: Send) -> None:
-    """Send an answer on, each piece as it comes. One that breaks ends the connection: it is not whole."""
+    """Send an answer on, each piece as it comes. One that breaks ends the connection: it is not whole.
+
+    So does one whose caller takes nothing for ``_UNREAD_S``: it keeps a place at its host that others wait for.
+    """
+
+    async def timely(message: Message) -> None:
+        with anyio.fail_after(_UNREAD_S):
+            await send(message)
+
     status = response.status_code if 200 <= response.status_code < 600 else 502  # a server passes on no other one
     try:
-        await send({"type": "http.response.start", "status": status, "headers": head})
+        await timely({"type": "http.response.start", "status": status, "headers": head})
         stream = response.stream
         assert isinstance(stream, httpx.AsyncByteStream)
         async for chunk in stream:
-            await send({"type": "http.response.body", "body": chunk, "more_body": True})
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+            await timely({"type": "http.response.body", "body": chunk, "more_body": True})
+        await timely({"type": "http.response.body", "body": b"", "more_body": False})
+    except TimeoutError:
+        with anyio.CancelScope(shield=True):
+            await response.aclose()  # here, while the error is handled: an answer that is cut off was not handed over
     except (httpx.TransportError, X402GuardError):
         return
     finally:
@@ -378,6 +390,8 @@ def _ended(request: httpx.Request | None) -> Response:
     """Return the answer to a request that is not answered to its end here: it denies no payment."""
     logical = None if request is None else request.extensions.get(LOGICAL)
     paid_by = logical.paid_by if isinstance(logical, LogicalRequest) else None
+    if request is not None and may_be_billed(request):
+        return _said(503, "the proxy ends, or has failed; the call may be billed, and counts until then", closes=True)
     if paid_by is None:
         return _said(503, "the proxy ends, or has failed, and nothing was paid for this request", closes=True)
     words = f"the proxy ends, or has failed; the payment of hold {paid_by[:16]}… may be taken until its deadline"

@@ -2,7 +2,7 @@
 
 import os
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import pytest
 
@@ -13,6 +13,7 @@ from x402guard import (
     ConfigError,
     LedgerUnavailable,
     LocalSigner,
+    Policy,
 )
 from x402guard.stores import open_store
 
@@ -61,3 +62,38 @@ def test_one_ledger_is_of_one_wallet():
     with pytest.raises(ConfigError, match="belongs to the wallet"):
         make_guard(store, signer=LocalSigner.from_key("0x" + "22" * 32))
     make_guard(store, signer=None)
+
+
+CALM = Policy(loop=None, breaker=None, spike=None, bulkhead=None, velocity=None)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+def test_what_a_childs_own_guard_has_written_outlives_the_close_of_its_parents(tmp_path):
+    """SQLite's list of locks is one of the process, which a fork copies: so the child locks nothing in the kernel.
+
+    Each round closes the parent's guard at another moment; one in thirty lost what was written, and the ledger with it.
+    """
+    for number in range(40):
+        url = f"sqlite:///{tmp_path / f'{number}.db'}"
+        guard = make_guard(url, budget="$100", policy=CALM)
+        told, tell = os.pipe()
+        child = os.fork()
+        if child == 0:
+            with suppress(BaseException):
+                session = make_guard(url, budget="$100", policy=CALM).session("c", budget="$50", id="c")
+                os.write(tell, b"!")
+                while True:
+                    session.charge("x", "$0.01")
+                    os.write(tell, b".")
+            os._exit(0)
+        os.close(tell)
+        assert os.read(told, 1) == b"!"
+        time.sleep(number / 2_000)
+        guard.close()
+        charged = 0
+        while some := os.read(told, 65_536):
+            charged += len(some)
+        os.close(told)
+        os.waitpid(child, 0)
+        with make_guard(url, budget="$100", policy=CALM) as after:
+            assert after.session("c", id="c").spent * 100 >= charged

@@ -16,6 +16,7 @@ from x402guard.ledger.transitions import Correct, apply
 from x402guard.ledger.view import Scope
 from x402guard.money import Nanos
 from x402guard.views.text import WIDTH, width_of
+from x402guard.views.words import json_text
 
 DAY = 86_400
 CALM = Policy(loop=None, spike=None, breaker=None, velocity=None)
@@ -296,3 +297,11 @@ def test_a_report_whose_view_cannot_be_read_is_shown_as_its_json(books, url, cha
     assert read.view is None
     assert json.loads(read.to_text()) == values
     assert "<pre>" in read.to_html()
+
+
+def test_json_shows_a_terminal_nothing_that_it_would_execute():
+    said = {"transaction": "\x9b31m\u202eabc", "surrogate": "\ud800", "tag": "\U000e0001", "plain": "é 漢 😀"}
+    text = json_text(said)
+    assert json.loads(text) == said
+    assert all(char.isprintable() or char == "\n" for char in text)
+    assert "é 漢 😀" in text

@@ -400,3 +400,18 @@ def test_the_time_grows_with_the_text_alone(text, start):
     began = time.perf_counter()
     redacted(start + text * (200_000 // len(text)), "hpack")
     assert time.perf_counter() - began < 3  # the square of it would take minutes, and no thread runs meanwhile
+
+
+@pytest.mark.parametrize("ending", ["'", '"', "", "\\", "\\\\", "\\'"], ids=repr)
+@pytest.mark.parametrize("part", ["\\x80", "\\x80a", "\\'", "\\\\x80", "b'"], ids=repr)
+def test_raw_bytes_of_any_shape_take_time_in_proportion(part, ending):
+    """A record that is cut at its most characters loses its closing quote."""
+    text = "Decoded b'" + part * 20_000 + ending
+    began = time.monotonic()
+    redacted(text, "hpack.hpack")
+    assert time.monotonic() - began < 2
+
+
+def test_raw_bytes_that_were_cut_are_hidden():
+    assert redacted("Decoded 7, (b'PAYMENT" + "\\x80" * 30_000, "hpack.hpack") == f"Decoded 7, ({REDACTED}"
+    assert redacted("Decoded 7, (b'a', b'c\\x80\\'d'), more", "hpack.hpack") == f"Decoded 7, (b'a', {REDACTED}), more"

@@ -7,12 +7,14 @@ import pytest
 from mcp_types import CallToolRequestParams
 
 from tests.support.merchant import make_guard
-from tests.support.slow_server import Trickler, once_paid
-from x402guard import LedgerUnavailable, Policy
+from tests.support.slow_server import HEAD, Trickler, once_paid
+from x402guard import LedgerUnavailable, Metering, Policy
 from x402guard.assets import AssetRegistry
 from x402guard.http.explain import Explainer
 from x402guard.web import wallet as module
 from x402guard.web.wallet import Wallet
+
+JSON = HEAD.replace(b"text/plain", b"application/json")
 
 
 @pytest.fixture
@@ -68,3 +70,46 @@ def test_a_call_that_takes_too_long_ends_and_denies_no_payment(shop, monkeypatch
     assert result.is_error
     assert result.structured_content["money_may_have_moved"] is may_have
     assert str(counted) == ("0.01" if may_have else "0.00")
+
+
+DONE = json.dumps(
+    {
+        "id": "x", "object": "chat.completion", "model": "gpt-4o",
+        "choices": [{"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": "hi"}}],
+        "usage": {"prompt_tokens": 1000, "completion_tokens": 1000, "total_tokens": 2000},
+    }
+).encode()  # fmt: skip
+ASKED = json.dumps({"model": "gpt-4o", "max_tokens": 1000, "messages": [{"role": "user", "content": "hi"}]})
+
+
+def call_model(shop, tool, path="/v1/chat/completions"):
+    """Call a model of the owner's endpoint with a tool; return the result, and what counts."""
+
+    async def go(session, rules):
+        wallet = Wallet(session, Explainer(rules, AssetRegistry(()), asks=False))
+        arguments = {"url": shop.url + path, "method": "post", "body": ASKED}
+        try:
+            return await wallet._call_tool(None, CallToolRequestParams(name=tool, arguments=arguments))
+        finally:
+            await wallet._inner.aclose()
+
+    metering = Metering(endpoints={f"{shop.url}/v1": "openai"})
+    with make_guard(policy=Policy(hosts={shop.host}, breaker=None), metering=metering) as guard:
+        with guard.session("s", budget="$1.00") as session:
+            return anyio.run(go, session, guard.policy), session.spent + session.held
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/images/generations"])
+def test_a_quote_sends_no_call_that_a_provider_bills(shop, path):
+    shop.answers[path] = lambda line: line.send(JSON + b"content-length: %d\r\n\r\n" % len(DONE) + DONE)
+    result, counted = call_model(shop, "quote", path)
+    assert (result.is_error, result.structured_content["code"], shop.asked) == (True, "config_error", [])
+    assert "pay_and_fetch" in str(result.structured_content)
+    assert counted == 0
+
+
+def test_a_call_of_a_model_whose_answer_is_lost_is_not_denied(shop):
+    shop.answers["/v1/chat/completions"] = lambda line: False
+    result, counted = call_model(shop, "pay_and_fetch")
+    assert (result.is_error, result.structured_content["money_may_have_moved"]) == (True, True)
+    assert counted > 0
