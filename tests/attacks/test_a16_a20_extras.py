@@ -120,7 +120,7 @@ def test_a19_an_upto_without_a_real_facilitator_is_no_offer(mode, guard, facilit
     assert_malformed(mode, guard, Shop(terms=required(offer)), field="extra.facilitatorAddress")
 
 
-FLOWS = ["upfront", "escrow", "batch-settlement", "teleport", "", "Authorization", "authorization ", "x" * 500]
+FLOWS = ["upfront", "escrow", "batch-settlement", "teleport", "", "Authorization", "authorization ", "x y " * 500]
 
 
 def _flow(flow, make=accept):

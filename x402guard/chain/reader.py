@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeVar, Union
 
 from x402guard.assets import near_network, resolve_network
@@ -278,12 +279,52 @@ def _final_block(rpc: JsonRpc, finality: Finality) -> Block:
 def _read(
     rpc: JsonRpc, intent: Intent, transaction: str, held_unix: int = 0, finality: Finality = "finalized"
 ) -> Finding:
-    """Return what the first node shows that shows all of it: of two, one may be on a fork that the other one has left."""
+    """Return what the first node shows that shows all of it: of two, one may be on a fork that the other one has left.
+
+    What would give budget back is asked of each other node as well. Raises ``PaymentUnreadable`` if one contradicts.
+    """
+
+    def look(node: JsonRpc) -> Finding:
+        found = _read_at(node, intent, transaction, held_unix, finality)
+        if _gives_back(found, intent):
+            node.check_chain()  # an endpoint may have been led to another chain, on which every nonce is unused
+        return found
+
     try:
-        return _by_one_node(lambda node: _read_at(node, intent, transaction, held_unix, finality), rpc)
+        found = _by_one_node(look, rpc)
     except _LogsRefused:
         # No node keeps old logs or shows such a receipt, so only the use of the nonce can ever be known.
         return Used(final=True)
+    if _gives_back(found, intent):
+        for node in islice(rpc.each_node(), 1, None):
+            if _contradicts(found, node, intent, partial(look, node)):
+                raise PaymentUnreadable("one endpoint shows that a payment took less than another endpoint shows")
+    return found
+
+
+def _gives_back(found: Finding, intent: Intent) -> bool:
+    """True for a finding that frees budget, so that another payment may be signed with it."""
+    match found:
+        case Unused(block_time):
+            return intent.dead_at(block_time)
+        case Cancelled(final=final):
+            return final
+        case Settled(amount, final=final):
+            return final and amount < intent.amount_atomic
+        case _:
+            return False
+
+
+def _contradicts(found: Finding, node: JsonRpc, intent: Intent, look: Callable[[], Finding]) -> bool:
+    """True if another node shows that more was taken. One that is behind, or cannot be read, is no witness."""
+    try:
+        if isinstance(found, Unused):
+            return nonce_used(node, intent, "latest")
+        other = look()
+    except (ChainUnreadable, ConfigError, *_INVALID):
+        return False
+    taken = found.amount_atomic if isinstance(found, Settled) else 0
+    return isinstance(other, Settled) and other.amount_atomic > taken
 
 
 def _read_at(rpc: JsonRpc, intent: Intent, transaction: str, held_unix: int, finality: Finality) -> Finding:

@@ -95,6 +95,14 @@ class JsonRpc:
         for at in self._in_turn():
             yield OneNode(self, at)
 
+    def check_chain(self) -> None:
+        """Ask the endpoint that answered last anew which chain it serves. Raises as ``call`` does."""
+        self._check_chain_at(self._first)
+
+    def _check_chain_at(self, at: int) -> None:
+        self._right.discard(at)
+        self.call_at((at,), "eth_chainId", ())
+
     def _in_turn(self) -> Sequence[int]:
         turns = range(len(self._nodes))
         return [(self._first + turn) % len(turns) for turn in turns]
@@ -207,6 +215,10 @@ class OneNode(JsonRpc):
     @override
     def call(self, method: str, *params: Any) -> Any:
         return self._rpc.call_at((self._at,), method, params)
+
+    @override
+    def check_chain(self) -> None:
+        self._rpc._check_chain_at(self._at)  # noqa: SLF001 - of this module
 
     @override
     def each_node(self) -> Iterator[JsonRpc]:

@@ -26,6 +26,9 @@ MAX_AHEAD_S: Final = 900
 TEST_AHEAD_S: Final = 400 * 86_400
 """``MAX_AHEAD_S`` for test networks: the owner of a local chain may move its time forward manually."""
 
+CLOCK_S: Final = 60
+"""By how many seconds the ledger's clock may be behind when a block shows that a payment can no longer be taken."""
+
 SURELY_LATER_S: Final = 30
 """A block shows a settlement undone only if it is more than this many seconds after the last read that showed it."""
 
@@ -290,10 +293,12 @@ def _cancel(view: LedgerView, hold: Hold, transaction: str) -> Hold:
 
 
 def _unused(view: LedgerView, hold: Hold, block_time: int) -> Hold:
-    ahead_s = TEST_AHEAD_S if hold.payment().network in TEST_NETWORKS else MAX_AHEAD_S
-    if block_time > view.now_unix + ahead_s:
+    is_test = hold.payment().network in TEST_NETWORKS
+    if block_time > view.now_unix + (TEST_AHEAD_S if is_test else MAX_AHEAD_S):
         return hold  # the node's block time cannot be right, so it must not free a budget
     dead = hold.payment().dead_at(block_time)
+    if dead and not is_test and not hold.payment().dead_at(view.now_unix + CLOCK_S):
+        return hold  # by the ledger's own clock the payment is still good
     if hold.state is HoldState.HELD and dead:
         _note_contradiction(view, hold, Nanos(0))
         return apply(view, hold.id, Expire(block_time))

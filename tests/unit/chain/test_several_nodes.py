@@ -14,7 +14,7 @@ from x402guard.chain.reader import RpcChainReader
 from x402guard.chain.rpc import JsonRpc, NodeRefuses
 from x402guard.flow.ports import OutgoingTransfer
 from x402guard.frozen import replace
-from x402guard.ledger.evidence import Cancelled, Settled, Unreadable, Used
+from x402guard.ledger.evidence import Cancelled, Settled, Unreadable, Unused, Used
 from x402guard.ledger.model import Claim
 from x402guard.money import Nanos
 
@@ -219,7 +219,57 @@ def test_what_one_node_shows_is_not_final_by_the_block_of_another_one(begins, en
     right = Answering(Logs(intent, [cancelled(intent)], sent=None), range(begins, begins + ends))
     fork = Answering(Fork(intent, used_final=False))
     found = reader_of(right, fork).read(a_hold_of(intent))
-    assert found in {Cancelled(TX, final=True), Settled(100_000, TX, 3, final=False)}
+    contradicted = isinstance(found, Unreadable) and found.alone  # a cancellation frees nothing against a settlement
+    assert contradicted or found == Settled(100_000, TX, 3, final=False)
+
+
+class Stated(Provider):
+    """A node that states whether a nonce is used, as of a final block; asked for more, it is away."""
+
+    def __init__(self, *, used, time, chain=84532):
+        super().__init__(None)
+        self.used, self.time, self.chain = used, time, chain
+
+    def make_request(self, method, params):
+        if method == "eth_chainId":
+            return {"result": hex(self.chain)}
+        if method == "eth_call":
+            self.asked += 1
+            return {"result": f"0x{(2**256 - 1 if self.used else 0):064x}"}
+        if method == "eth_getBlockByNumber":
+            return {"result": {"hash": "0x" + "aa" * 32, "number": "0x20", "timestamp": hex(self.time)}}
+        raise OSError("away")
+
+
+@pytest.mark.parametrize("kind", ["eip3009", "exact permit2"])
+@pytest.mark.parametrize(
+    ("other", "frees"),
+    [
+        (lambda after: Stated(used=True, time=after), False),
+        (lambda after: Stated(used=False, time=after), True),
+        (lambda after: Stated(used=False, time=after - 500), True),  # it is behind, and says nothing
+        (lambda after: Provider(None, range(100)), True),  # it is away
+    ],
+    ids=["contradicts", "agrees", "is behind", "is away"],
+)
+def test_a_nonce_that_one_node_calls_unused_frees_nothing_if_another_one_has_seen_it_used(kind, other, frees):
+    intent = INTENTS[kind]
+    after = intent.valid_until + 1
+    found = reader_of(Stated(used=False, time=after), other(after)).read(a_hold_of(intent))
+    assert found == Unused(after) if frees else isinstance(found, Unreadable) and found.alone
+    alive = reader_of(Stated(used=False, time=after - 100), other(after))
+    assert alive.read(a_hold_of(intent)) == Unused(after - 100)  # this one frees nothing, and costs no further question
+
+
+def test_an_endpoint_that_is_led_to_another_chain_frees_nothing():
+    intent = INTENTS["exact permit2"]
+    node = Stated(used=True, time=intent.valid_until - 10)
+    reader = reader_of(node)
+    reader.read(a_hold_of(intent))
+    node.used, node.time, node.chain = False, intent.valid_until + 10, 8453  # Permit2 has this address on each chain
+    found = reader.read(a_hold_of(intent))
+    assert isinstance(found, Unreadable)
+    assert "serves chain 8453" in found.reason
 
 
 @pytest.mark.parametrize("first", [True, False])

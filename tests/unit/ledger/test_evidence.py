@@ -3,6 +3,7 @@
 import pytest
 
 from tests.support.ledger import START_MS, Books, a_hold, an_intent, usd
+from x402guard.frozen import replace
 from x402guard.ledger.evidence import EXPOSED, Cancelled, Settled, Unused, Used, explain, weigh, weigh_marks
 from x402guard.ledger.model import WALLET, Claim, Evidence, HoldState, NodeKind, NodeState
 from x402guard.ledger.sessions import NodeRequest, open_node
@@ -370,3 +371,16 @@ def test_the_exposure_is_one_sum_for_all_payments(books):
     assert weighs(remainder * 3 // 2).state == "held"
     assert weighs(remainder * 2).state == "captured"
     assert exposed(books) == remainder * 2
+
+
+@pytest.mark.parametrize(("ahead_s", "frees"), [(0, True), (59, True), (61, False), (801, False)])
+@pytest.mark.parametrize("state", ["held", "captured"])
+def test_a_block_from_the_future_frees_no_payment_that_is_still_good(state, ahead_s, frees):
+    """By the ledger's own clock: one endpoint that lies about the time would else let another payment be signed."""
+    books = Books(session="$0.50")
+    intent = replace(an_intent(1, 100_000, NOW + ahead_s), network="eip155:8453")
+    books.hold("h1", "$0.10", intent=intent, chain_evidence=True, deadline_s=ahead_s)
+    if state == "captured":
+        show(books, settled(ALL, final=False))
+    _, counts, _ = show(books, Unused(NOW + ahead_s))
+    assert (counts == 0) is frees

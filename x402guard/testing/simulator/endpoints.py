@@ -82,6 +82,10 @@ class SimRpc(JsonRpc):
                 self._pinned = None
 
     @override
+    def check_chain(self) -> None:
+        """Do nothing: no endpoint here is ever led to another chain."""
+
+    @override
     def close(self) -> None:
         """Do nothing: there is no connection."""
 
