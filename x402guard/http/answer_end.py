@@ -9,11 +9,13 @@ from functools import partial
 from x402guard.errors import LedgerUnavailable
 from x402guard.flow.context import Context
 from x402guard.flow.drivers import run, run_async, to_the_end
-from x402guard.flow.effects import Flow
+from x402guard.flow.effects import Flow, Transact
 from x402guard.flow.receipt import Receipt
 from x402guard.flow.shell import Shell
 from x402guard.ledger.lost import LateEnd
 from x402guard.ledger.model import Delivery
+from x402guard.ledger.purchases import take_back
+from x402guard.ledger.view import Scope
 from x402guard.x402.delivery import AnswerEnd, late_delivery, note_answer_end
 
 
@@ -26,6 +28,7 @@ class AnswerEnding:
     def __init__(self, context: Context, receipt: Receipt, shell: Shell, *, success: bool, broke: bool) -> None:
         self._context, self._shell, self._success, self._broke = context, shell, success, broke
         self._presentation, self._known = (receipt.hold_id, receipt.presented), receipt.delivery
+        self._purchase = context.in_flight.get(self._presentation)
         self._is_late = self._has_ended = False
 
     def is_known(self, end: AnswerEnd) -> bool:
@@ -39,6 +42,25 @@ class AnswerEnding:
         end = "late" if self._broke else end
         if not self.is_known(end):
             yield from note_answer_end(self._context, self._presentation, end)
+
+    def _follow(self) -> Flow[None]:
+        self._context.cut_off.discard(self._presentation)
+        self._context.in_flight[self._presentation] = self._purchase
+        scope = Scope(holds=self._presentation[:1], durable=True)
+        yield Transact(scope, lambda view: take_back(view, self._presentation))
+
+    def follow(self) -> None:
+        """Open the purchase again: its answer redirects, and the next hop brings what was paid for, or another redirect.
+
+        Where the ledger cannot be written, it is open in memory alone.
+        """
+        with suppress(LedgerUnavailable):
+            run(self._follow(), self._shell)
+
+    async def afollow(self) -> None:
+        """Do the same, awaited."""
+        with suppress(LedgerUnavailable):
+            await run_async(self._follow(), self._shell)
 
     def gone(self) -> None:
         """Note, in memory alone, that nothing of the answer is under way any more, unless its end is written later."""

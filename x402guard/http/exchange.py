@@ -79,7 +79,9 @@ class _ExchangeState:
             under_way = (each for each in self.context.in_flight.copy() if each[0] == effect.pays)
             self._presents = max(under_way, default=("", 0))  # a later call may present the same payment again
         plain = effect.pays is None and effect.call_s is None and effect.chunk_s is None and self._slot is None
-        self._watch = None if plain else Watch(effect.call_s, effect.chunk_s, effect.limited_by)
+        self._watch = (
+            None if plain and not self.outgoing.brings else Watch(effect.call_s, effect.chunk_s, effect.limited_by)
+        )
         return self._watch
 
     def watch_body(self, response: httpx.Response, kind: type[Any], *, pays: bool = False) -> None:
@@ -148,7 +150,7 @@ class Exchanged(_ExchangeState):
             raise self.outgoing.failed(error) from error
         self._response = self.outgoing.answered(response)
         if watch is not None:
-            self.watch_body(response, self._library.of(Watched), pays=effect.pays is not None)
+            self.watch_body(response, self._library.of(Watched), pays=effect.pays is not None or self.outgoing.brings)
         return Reply(response.status_code, lines_of(response.headers))
 
     def _sent_aside(self, request: httpx.Request, watch: Watch) -> httpx.Response:
@@ -221,7 +223,9 @@ class AsyncExchanged(_ExchangeState):
             raise self.outgoing.failed(error) from error
         self._response = self.outgoing.answered(response)
         if watch is not None:
-            self.watch_body(response, self._library.of(AsyncWatched), pays=effect.pays is not None)
+            self.watch_body(
+                response, self._library.of(AsyncWatched), pays=effect.pays is not None or self.outgoing.brings
+            )
         return Reply(response.status_code, lines_of(response.headers))
 
     async def _sent(self, request: httpx.Request, watch: Watch | None) -> httpx.Response:

@@ -17,6 +17,7 @@ from x402guard.flow.receipt import Receipt
 from x402guard.flow.refusals import refused
 from x402guard.flow.request import RequestFacts, guarding_earlier_payment, host_refusal, note_once
 from x402guard.flow.shell import Payer, Shell
+from x402guard.frozen import replace
 from x402guard.http.answer_end import AnswerEnding, note_answer, note_answer_async
 from x402guard.http.exchange import AsyncExchanged, Exchanged
 from x402guard.http.families import Library
@@ -35,6 +36,7 @@ from x402guard.http.request import (
 from x402guard.http.response import problem_response
 from x402guard.http.streams import EXTENSION, AsyncMetered, Metered
 from x402guard.ledger.authorize import Refusal
+from x402guard.ledger.model import Delivery
 from x402guard.llm.flow import InFlight, Upload, called
 from x402guard.llm.meter import FixedPrice, Meter, Unmetered, classify
 from x402guard.llm.routes import Route
@@ -127,6 +129,8 @@ class Guarded:
         try:
             payer = self._payer.innermost()
             context, shell = payer.context, payer.shell
+            if logical.follows is not None:
+                logical.follows.follow()
             body = buffer_body(self.library, request, context.max_body_bytes)
             flow = self._begin(Incoming.of(request, logical), body, payer=(context, payer.meter), exchange=exchange)
             handed = run(flow, shell, exchange)
@@ -167,6 +171,8 @@ class Guarded:
         try:
             payer = self._payer.innermost()
             context, shell = payer.context, payer.shell
+            if logical.follows is not None:
+                await logical.follows.afollow()
             body = await buffer_body_async(self.library, request, context.max_body_bytes)
             flow = self._begin(Incoming.of(request, logical), body, payer=(context, payer.meter), exchange=exchange)
             handed = await run_async(flow, shell, exchange)
@@ -280,8 +286,14 @@ class Guarded:
             exchange.paid(handed)
         if isinstance(handed, Receipt) and not handed.model:
             logical.receipt = handed
-            success, broke = succeeded(response.status_code), exchange.broke
-            note_end = AnswerEnding(context, handed, shell, success=success, broke=broke)
+            success, redirects = succeeded(response.status_code), response.has_redirect_location
+            at_once = replace(shell, late_writes=None) if redirects else shell  # a next hop may open it again
+            note_end = AnswerEnding(context, handed, at_once, success=success, broke=exchange.broke)
+            if redirects:
+                paid = replace(handed, delivery=str(Delivery.OPEN))
+                logical.follows = AnswerEnding(context, paid, shell, success=True, broke=False)
+        elif logical.follows is not None:
+            note_end = logical.arrived(response, whole=handed is None)
         if isinstance(handed, InFlight):
             response = self._reading(response, metered(response.stream, handed, shell))  # type: ignore[arg-type]
         receipt = handed.receipt if isinstance(handed, InFlight) else handed or logical.receipt

@@ -20,11 +20,13 @@ from x402guard.flow.surroundings import here
 from x402guard.http.streams import AsyncRest, Buffered, Rest
 from x402guard.policy.checks import check_dollars
 from x402guard.x402.foreign import ForeignPayment, member_digest, payments_in
+from x402guard.x402.settlement import succeeded
 from x402guard.x402.wire import PAYMENT_HEADERS
 
 if TYPE_CHECKING:
     import httpx
 
+    from x402guard.http.answer_end import AnswerEnding
     from x402guard.http.families import Library
 
 K = TypeVar("K")
@@ -44,6 +46,7 @@ class LogicalRequest:
         origin: the origin of the first hop.
         paid_by: the hold whose signature was sent, or None.
         receipt: the receipt of a payment on an earlier hop, or None; the last answer carries it.
+        follows: notes how what was paid for has come, if the answer to the payment redirects to it; else None.
         is_metered: it is a call that a provider may bill, and counts at its ceiling until the bill is known.
     """
 
@@ -51,6 +54,7 @@ class LogicalRequest:
         self.origin = origin
         self.paid_by: str | None = None
         self.receipt: Receipt | None = None
+        self.follows: AnswerEnding | None = None
         self.is_metered = False
         self._done = False
         self._challenged = False
@@ -78,9 +82,23 @@ class LogicalRequest:
         self._challenged = self.paid_by is not None and response.status_code in (401, 407)
         self._done = not response.has_redirect_location and not self._challenged
 
+    def arrived(self, response: httpx.Response, *, whole: bool) -> AnswerEnding | None:
+        """Return what notes the end of the answer that an earlier hop has paid for, or None if this one is not it.
+
+        Then it is lost, unless a next hop follows. An answer that is not *whole* in itself, a metered one, is not it.
+        """
+        follows, delivers = self.follows, whole and succeeded(response.status_code)
+        if follows is None or (delivers and not response.has_redirect_location):
+            self.follows = None
+            return follows
+        follows.lost()
+        return None
+
     def end(self) -> None:
-        """End the call after a failure."""
+        """End the call after a failure. What was paid for on an earlier hop has not come."""
         self._done = True
+        if self.follows is not None:
+            self.follows.lost()
 
 
 def may_be_billed(request: httpx.Request) -> bool:
@@ -343,6 +361,9 @@ class OutgoingRequest:
         body: its body, or None if it is too large to keep.
         stock: True if the inner transport is the library's own, whose errors tell whether anything was sent.
         judged: the payments in it, which the guard knows or has judged.
+
+    Attributes:
+        brings: the answer brings what an earlier hop has paid for, so that the end of its body is looked at.
     """
 
     def __init__(
@@ -358,6 +379,7 @@ class OutgoingRequest:
         self._request = incoming.request
         self._body = body
         self._logical = incoming.logical
+        self.brings = incoming.logical.follows is not None
         self._crossed = incoming.crossed
         self._judged = judged
         self.stock = stock

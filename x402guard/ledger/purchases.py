@@ -150,6 +150,13 @@ def hand_over(view: LedgerView, presentation: Presentation) -> Hold:
     return _put(view, hold, Delivery.DONE) if concerned else hold
 
 
+def take_back(view: LedgerView, presentation: Presentation) -> Hold:
+    """Record that what was handed over was no delivery yet: it redirects to one. It says nothing about a later one."""
+    hold = view.known_hold(presentation[0])
+    concerned = presentation_of(hold) == presentation and hold.delivery is Delivery.DONE
+    return _put(view, hold, Delivery.OPEN) if concerned else hold
+
+
 def lose(view: LedgerView, presentation: Presentation) -> Hold:
     """Record that the answer to a presentation did not reach its caller, even if its body was read to the end.
 
