@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from x402guard.adapters.direct import Offered, Payment, apay, checked_budget, place_named
 from x402guard.errors import ConfigError, ProtocolError
+from x402guard.flow.sealed import forgetting
 from x402guard.flow.shell import FindsBudget
 from x402guard.money import Dollars
 from x402guard.x402.foreign import METADATA, whole_numbers
@@ -91,27 +92,28 @@ class GuardedA2AClient:
     ) -> AsyncGenerator[Any, None]:
         """Send the payment, and yield the events of its task. From here on no error denies the payment."""
         has_ended, receipt = False, None
-        async with aclosing(self._a2a.send_message(_answer(request, task, payment), **options)) as events:
-            while True:
-                try:
-                    event = await anext(events)
-                except StopAsyncIteration:
-                    break
-                except BaseException as error:
-                    if not has_ended:
-                        await payment.abroken(error)
-                    if isinstance(error, Exception):
-                        break  # the end of the task was handed on; what the stream says after it is no news of it
-                    raise
-                if _is_of(event, task):
-                    receipt = _receipt(event) or receipt
-                    state = _state(event)
-                    if not has_ended and state in _ENDS:
-                        has_ended = True
-                        await (payment.asettled if _ENDS[state] else payment.afailed)(receipt)
-                yield event
-        if not has_ended:
-            await payment.abroken(ConnectionError("the task has not ended"))
+        with forgetting():
+            async with aclosing(self._a2a.send_message(_answer(request, task, payment), **options)) as events:
+                while True:
+                    try:
+                        event = await anext(events)
+                    except StopAsyncIteration:
+                        break
+                    except BaseException as error:
+                        if not has_ended:
+                            await payment.abroken(error)
+                        if isinstance(error, Exception):
+                            break  # the end of the task was handed on; what the stream says after it is no news of it
+                        raise
+                    if _is_of(event, task):
+                        receipt = _receipt(event) or receipt
+                        state = _state(event)
+                        if not has_ended and state in _ENDS:
+                            has_ended = True
+                            await (payment.asettled if _ENDS[state] else payment.afailed)(receipt)
+                    yield event
+            if not has_ended:
+                await payment.abroken(ConnectionError("the task has not ended"))
 
 
 def _copied(request: Any) -> Any:

@@ -182,6 +182,7 @@ class RpcChainReader:
                     OutgoingTransfer(log.transaction, log.index, log.payee, log.amount, log.block) for log in logs
                 ]
                 upto = end
+            rpc.check_chain()  # after it, so that the blocks of another chain are not taken for those of this one
             complete = upto >= final.number
             return Transfers(max(upto, 0), tuple(found), complete, final.time if complete else 0)
 

@@ -1,6 +1,8 @@
 """What an odd or hostile agent streams over A2A, and what the guard makes of it."""
 
+import asyncio
 import traceback
+from contextlib import aclosing
 from decimal import Decimal
 
 import anyio
@@ -16,6 +18,7 @@ from a2a.types import (
     TaskStatusUpdateEvent,
 )
 
+from tests.attacks.test_secrets_crash_reports import crash_reports
 from tests.support.merchant import make_guard, receipt, required
 from x402guard import ConfigError, GuardedA2AClient, ProtocolError, SettlementUncertain
 
@@ -198,3 +201,47 @@ def test_a_part_that_is_no_json_is_refused_before_anything_is_sent(session):
     with pytest.raises(ConfigError, match="request: a part of its message is no JSON"):
         anyio.run(go)
     assert agent.payloads == []
+
+
+class Closing(Agent):
+    """An agent that keeps the payment in local variables, and fails while its stream is closed."""
+
+    async def send_message(self, request):
+        kept = request.message.metadata
+        try:
+            async for event in super().send_message(request):
+                yield event
+        finally:
+            if kept and "x402.payment.payload" in kept:
+                raise OSError("the connection is gone")
+
+
+@pytest.mark.parametrize("reads", [1, 2])
+@pytest.mark.parametrize("kind", [Agent, Closing])
+@pytest.mark.parametrize(
+    "after",
+    [
+        [task(DONE, RECEIPT), lambda _signature: KeyboardInterrupt()],
+        [task(DONE, RECEIPT), lambda _signature: asyncio.CancelledError()],
+        [task(WORKING), lambda _signature: KeyboardInterrupt()],
+        [task(WORKING), task(DONE, RECEIPT)],
+    ],
+    ids=["Ctrl-C after its end", "cancelled after its end", "Ctrl-C", "ended"],
+)
+def test_no_error_of_a_paid_stream_shows_the_payment(session, kind, after, reads):
+    agent = kind(*after)
+
+    async def go():
+        request = SendMessageRequest(message=Message(message_id="m", parts=[Part(text="paint")]))
+        async with aclosing(GuardedA2AClient(agent, session, agent="painter").send_message(request)) as events:
+            for _ in range(reads):
+                await anext(events)
+
+    told = ""
+    try:
+        asyncio.run(go())
+    except BaseException as error:
+        told = crash_reports(error)
+    [signature] = agent.payloads
+    assert signature[2:60] not in told
+    assert session.spent + session.held == CENT

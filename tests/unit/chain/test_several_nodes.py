@@ -267,9 +267,12 @@ def test_an_endpoint_that_is_led_to_another_chain_frees_nothing():
     reader = reader_of(node)
     reader.read(a_hold_of(intent))
     node.used, node.time, node.chain = False, intent.valid_until + 10, 8453  # Permit2 has this address on each chain
-    found = reader.read(a_hold_of(intent))
-    assert isinstance(found, Unreadable)
-    assert "serves chain 8453" in found.reason
+    for found in (
+        reader.read(a_hold_of(intent)),
+        reader.transfers("eip155:84532", TOKEN, PAYER, after=0x20, since_unix=0),
+    ):
+        assert isinstance(found, Unreadable)
+        assert "serves chain 8453" in found.reason
 
 
 @pytest.mark.parametrize("first", [True, False])
