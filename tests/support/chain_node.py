@@ -91,6 +91,9 @@ class Rpc:
     def each_node(self):
         yield self
 
+    def others(self):
+        return ()
+
     def check_chain(self):
         pass
 

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeVar, Union
 
 from x402guard.assets import near_network, resolve_network
@@ -285,21 +284,21 @@ def _read(
     What would give budget back is asked of each other node as well. Raises ``PaymentUnreadable`` if one contradicts.
     """
 
-    def look(node: JsonRpc) -> Finding:
+    def look(node: JsonRpc) -> tuple[Finding, bool]:
         found = _read_at(node, intent, transaction, held_unix, finality)
-        if _gives_back(found, intent):
-            node.check_chain()  # an endpoint may have been led to another chain, on which every nonce is unused
-        return found
+        if not _gives_back(found, intent):
+            return found, False
+        node.check_chain()  # an endpoint may have been led to another chain, on which every nonce is unused
+        again = partial(_read_at, intent=intent, transaction=transaction, held_unix=held_unix, finality=finality)
+        return found, any(_contradicts(found, other, intent, again) for other in node.others())
 
     try:
-        found = _by_one_node(look, rpc)
+        found, is_contradicted = _by_one_node(look, rpc)
     except _LogsRefused:
         # No node keeps old logs or shows such a receipt, so only the use of the nonce can ever be known.
         return Used(final=True)
-    if _gives_back(found, intent):
-        for node in islice(rpc.each_node(), 1, None):
-            if _contradicts(found, node, intent, partial(look, node)):
-                raise PaymentUnreadable("one endpoint shows that a payment took less than another endpoint shows")
+    if is_contradicted:
+        raise PaymentUnreadable("one endpoint shows that a payment took less than another endpoint shows")
     return found
 
 
@@ -316,12 +315,12 @@ def _gives_back(found: Finding, intent: Intent) -> bool:
             return False
 
 
-def _contradicts(found: Finding, node: JsonRpc, intent: Intent, look: Callable[[], Finding]) -> bool:
+def _contradicts(found: Finding, node: JsonRpc, intent: Intent, look: Callable[[JsonRpc], Finding]) -> bool:
     """True if another node shows that more was taken. One that is behind, or cannot be read, is no witness."""
     try:
         if isinstance(found, Unused):
             return nonce_used(node, intent, "latest")
-        other = look()
+        other = look(node)
     except (ChainUnreadable, ConfigError, *_INVALID):
         return False
     taken = found.amount_atomic if isinstance(found, Settled) else 0

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 ROUNDS: Final = 2
 """How often the endpoints of a network are tried in turn before it counts as unreachable."""
+_SILENT_S: Final = 60.0
 
 FIRST_PAUSE_S: Final = 0.1
 """Seconds between the first two rounds; each pause after it is twice as long."""
@@ -82,6 +83,7 @@ class JsonRpc:
         self._timeout_s = timeout_s
         self._first = 0
         self._right: set[int] = set()
+        self._silent: dict[int, float] = {}
         # No compression: a small answer could decompress to any size.
         headers = {"content-type": "application/json", "accept-encoding": "identity"}
         self._http = RpcClient(timeout=timeout_s, headers=headers)
@@ -94,6 +96,18 @@ class JsonRpc:
         """
         for at in self._in_turn():
             yield OneNode(self, at)
+
+    def others(self) -> Iterator[JsonRpc]:
+        """Yield a client for each endpoint but this one, which asks it once. None for a client of all endpoints.
+
+        One that was silent within the last minute is left out. None of them is asked first from then on.
+        """
+        return iter(())
+
+    def _others_of(self, at: int) -> Iterator[JsonRpc]:
+        for other in range(len(self._nodes)):
+            if other != at and time.monotonic() - self._silent.get(other, -_SILENT_S) >= _SILENT_S:
+                yield OneNode(self, other, is_witness=True)
 
     def check_chain(self) -> None:
         """Ask the endpoint that answered last anew which chain it serves. Raises as ``call`` does."""
@@ -114,6 +128,17 @@ class JsonRpc:
         ``ConfigError`` if an endpoint serves another chain.
         """
         return self.call_at(self._in_turn(), method, params)
+
+    def ask_once(self, at: int, method: str, params: Sequence[Any]) -> Any:
+        """Do the same with one endpoint, by its index: once, and without asking it first from then on."""
+        try:
+            _, result = self._ask(at, method, params)
+        except ChainUnreadable:
+            self._silent[at] = time.monotonic()
+            raise
+        if isinstance(result, ChainUnreadable):
+            raise result
+        return result
 
     def call_at(self, nodes: Sequence[int], method: str, params: Sequence[Any]) -> Any:
         """Do the same with the endpoints *nodes* alone, by their index."""
@@ -207,14 +232,20 @@ class JsonRpc:
 
 
 class OneNode(JsonRpc):
-    """One endpoint of a network's client. What it answers makes it the one that is asked first."""
+    """One endpoint of a network's client. What it answers makes it the one that is asked first, but as a witness."""
 
-    def __init__(self, rpc: JsonRpc, at: int) -> None:
-        self._rpc, self._at, self.network = rpc, at, rpc.network
+    def __init__(self, rpc: JsonRpc, at: int, *, is_witness: bool = False) -> None:
+        self._rpc, self._at, self._is_witness, self.network = rpc, at, is_witness, rpc.network
 
     @override
     def call(self, method: str, *params: Any) -> Any:
+        if self._is_witness:
+            return self._rpc.ask_once(self._at, method, params)
         return self._rpc.call_at((self._at,), method, params)
+
+    @override
+    def others(self) -> Iterator[JsonRpc]:
+        return self._rpc._others_of(self._at)  # noqa: SLF001 - of this module
 
     @override
     def check_chain(self) -> None:

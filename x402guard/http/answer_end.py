@@ -74,9 +74,7 @@ class AnswerEnding:
 
     def dropped(self) -> None:
         """Note, in memory alone, that nothing reads the answer any more: a body that was not closed is lost."""
-        if self._has_ended:
-            self.gone()
-        else:
+        if not self._has_ended:
             self.lost()
 
     def write(self, end: AnswerEnd) -> None:

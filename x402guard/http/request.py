@@ -426,7 +426,9 @@ class OutgoingRequest:
         forget_payment(error, self._request)
         if isinstance(getattr(error, "_request", None), self._library.request):
             error.request = self._request  # type: ignore[attr-defined]  # the sent copy had the payment in its headers
-        return SendFailed(error, before_connection=self.stock and isinstance(error, self._library.unsent))
+        unsent = self.stock and isinstance(error, self._library.unsent)
+        self._logical.is_metered = self._logical.is_metered and not unsent
+        return SendFailed(error, before_connection=unsent)
 
     def note_named(self, named_by: dict[str, str], response: httpx.Response) -> None:
         """Remember the place that a 3xx answer names at another host: who follows it by hand follows a redirect."""

@@ -323,7 +323,8 @@ def _settle(view: LedgerView, hold: Hold, finding: Settled, most_exposed: Nanos)
     # The value of one atomic unit was fixed when the hold was written: the ceiling is scaled down and rounded up.
     amount = Nanos(-(-hold.amount * finding.amount_atomic // intent.amount_atomic))
     if not finding.final and _was_undone(hold, key[1]):
-        hold = apply(view, hold.id, Reopen(0, same=amount == hold.captured))  # another block has settled it since
+        same = amount == hold.captured == hold.amount  # one that stays open has another window at its next step
+        hold = apply(view, hold.id, Reopen(0, same=same))  # another block has settled it since
         if amount < hold.amount:
             return hold  # a block that can still be undone frees nothing
     if not finding.final and amount < hold.amount and hold.state in (HoldState.VOIDED, HoldState.EXPIRED):

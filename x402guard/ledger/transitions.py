@@ -74,8 +74,8 @@ class Reopen(Struct, frozen=True):
     """The block that settled the payment was undone, so the payment can be taken again.
 
     A final block of ``block_time`` (unix seconds) shows that the nonce is unused and still valid. ``block_time`` is 0
-    if another block, not final yet, has already taken the payment again. *same* is True if it took the same amount: then
-    the payment counts in the window in which it did, else in the present one.
+    if another block, not final yet, has already taken the payment again. *same* is True if it took all of it, as the first
+    one did: then the payment counts in the window in which it did, else in the present one.
     """
 
     block_time: int

@@ -51,6 +51,7 @@ APPLICATION_ID: Final = 0x78343032  # "x402"
 _CREATING: Final = threading.Lock()
 _WORTH_NOTING: Final = 1_000  # entries; fewer are read again sooner than a commit is made
 _MARKS_AT_ONCE: Final = 500
+_CLOSE_S: Final = 2.0  # seconds that a close waits for another process
 
 
 class SqliteStore(GroupCommit, SqlReads):
@@ -370,14 +371,13 @@ class SqliteStore(GroupCommit, SqlReads):
             self._closed = True
             if not joined:
                 return  # a thread is still writing and needs its connection
+            for each in (self._turn, self._reader, self._writer):
+                undo.callback(each.close)
             # SQLite keeps one list of locks for a process, and a fork copies it: what a child opens itself is not locked
             # against this connection. So the turn is taken, lest the journal is removed while such a child commits.
-            self._turn.take(self._busy_s)
-            with suppress(sqlite3.Error):  # everything is committed already; a failed checkpoint loses nothing
-                self._writer.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-            self._writer.close()
-            self._reader.close()
-            self._turn.close()
+            if self._turn.take(_CLOSE_S):
+                with suppress(sqlite3.Error):  # everything is committed already; a failed checkpoint loses nothing
+                    self._writer.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
 
 def refuse_moved(connection: sqlite3.Connection, version: int, path: Path) -> None:

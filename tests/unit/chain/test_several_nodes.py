@@ -337,3 +337,28 @@ def test_a_payment_that_one_node_does_not_see_yet_keeps_no_other_from_being_read
         found = reader_of(*nodes).read(a_hold_of(intent))
         assert isinstance(found, Unreadable)
         assert found.alone
+
+
+def test_a_node_is_never_its_own_witness_whatever_other_threads_ask():
+    intent = INTENTS["exact permit2"]
+    after = intent.valid_until + 1
+    liar, honest = Stated(used=False, time=after), Stated(used=True, time=after)
+    reader = reader_of(liar, honest)
+    rpc, asked = reader._rpcs["eip155:84532"], liar.make_request
+
+    def meanwhile(method, params):
+        rpc._first = 1  # another thread was answered by the other node
+        return asked(method, params)
+
+    liar.make_request = meanwhile
+    assert isinstance(reader.read(a_hold_of(intent)), Unreadable)
+
+
+def test_a_witness_is_asked_once_left_out_while_it_is_silent_and_never_asked_first():
+    intent = INTENTS["exact permit2"]
+    after = intent.valid_until + 1
+    away, behind = Provider(None, range(100)), Stated(used=False, time=after - 5_000)
+    reader = reader_of(Stated(used=False, time=after), away, behind)
+    for _ in range(5):
+        assert reader.read(a_hold_of(intent)) == Unused(after)
+    assert (away.asked, behind.asked, reader._rpcs["eip155:84532"]._first) == (1, 5, 0)

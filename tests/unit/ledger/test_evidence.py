@@ -11,7 +11,7 @@ from x402guard.ledger.transitions import Note
 from x402guard.ledger.windows import check_window
 
 NOW = START_MS // 1000
-ONE, TWO = "0x" + "11" * 32, "0x" + "22" * 32
+ONE, TWO, THREE = "0x" + "11" * 32, "0x" + "22" * 32, "0x" + "33" * 32
 LATER = Unused(NOW + 40)
 LITTLE, MORE, ALL = 12_000, 40_000, 100_000
 
@@ -251,8 +251,23 @@ def test_one_taken_for_less_in_another_block_of_today_counts_in_full_until_that_
         [Used(final=False), settled(600_000, TWO)],
         [settled(300_000, TWO, final=False), settled(300_000, TWO)],
         [Cancelled(TWO, final=False), Used(final=True)],
+        [settled(10_000, TWO, final=False), settled(600_000, THREE)],
+        [settled(10_000, TWO, final=False), settled(600_000, THREE, final=False), settled(600_000, THREE)],
+        [settled(10_000, TWO, final=False), Used(final=True)],
+        [settled(10_000, TWO, final=False), Used(final=False), Used(final=True)],
     ],
-    ids=["head", "final", "used", "used, then final", "less", "cancelled, then used"],
+    ids=[
+        "head",
+        "final",
+        "used",
+        "used, then final",
+        "less",
+        "cancelled, then used",
+        "the same, then final",
+        "the same, then head",
+        "the same, then used",
+        "the same, then used at the head",
+    ],
 )
 @pytest.mark.parametrize("was_final", [True, False])
 def test_one_of_yesterday_that_is_taken_for_more_in_a_block_of_today_counts_today(was_final, today):

@@ -113,3 +113,10 @@ def test_a_call_of_a_model_whose_answer_is_lost_is_not_denied(shop):
     result, counted = call_model(shop, "pay_and_fetch")
     assert (result.is_error, result.structured_content["money_may_have_moved"]) == (True, True)
     assert counted > 0
+
+
+def test_a_call_of_a_model_that_was_never_sent_costs_nothing(shop):
+    shop.answers.clear()
+    shop.__exit__(None, None, None)  # nothing listens there any more
+    result, counted = call_model(shop, "pay_and_fetch")
+    assert (result.is_error, result.structured_content["money_may_have_moved"], counted) == (True, False, 0)

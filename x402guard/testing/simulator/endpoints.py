@@ -74,12 +74,20 @@ class SimRpc(JsonRpc):
 
     @override
     def each_node(self) -> Iterator[JsonRpc]:
-        for at in self._in_turn():
+        return self._pinning(self._in_turn())
+
+    @override
+    def others(self) -> Iterator[JsonRpc]:
+        return self._pinning([at for at in self._in_turn() if at != self._pinned])
+
+    def _pinning(self, turns: Sequence[int]) -> Iterator[JsonRpc]:
+        before = self._pinned
+        for at in turns:
             self._pinned = at
             try:
                 yield self
             finally:
-                self._pinned = None
+                self._pinned = before
 
     @override
     def check_chain(self) -> None:
