@@ -344,8 +344,9 @@ class SettlementUncertain(X402GuardError):
 class PaidNotDelivered(SettlementUncertain):
     """The money was taken, and its answer was not handed over. Raised for each identical request that gets no answer.
 
-    Such a request presents the same payment until its deadline, and signs no other. A new payment needs ``extensions={"pay_again": True}`` on the request, ``x402guard holds forgive ID`` by the owner,
-    or ``purchase_memory_s`` (24 hours) to pass.
+    Such a request presents the same payment until its deadline, and signs no other. A new payment needs
+    ``extensions={"pay_again": True}`` on the request, ``x402guard holds forgive ID`` by the owner, or
+    ``purchase_memory_s`` (24 hours) to pass.
     """
 
     retry: Retry = "no"
