@@ -6,7 +6,7 @@ Sources: EIP-3009 (authorizationState), Permit2's SignatureTransfer (nonceBitmap
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeVar, Union
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeVar, Union
 from x402guard.assets import near_network, resolve_network
 from x402guard.chain.logs import (
     Block,
+    Log,
     block_at,
     find_cause,
     head_of,
@@ -182,6 +183,10 @@ class RpcChainReader:
                 ]
                 upto = end
             rpc.check_chain()  # after it, so that the blocks of another chain are not taken for those of this one
+            known = {(each.transaction, each.log_index) for each in found}
+            search = partial(outgoing_logs, token=token, payer=payer, first=first, last=upto)
+            if any(_shows_more(search, other, known) for other in rpc.others()):
+                raise ChainUnreadable("another endpoint shows a transfer of the wallet that this one does not show")
             complete = upto >= final.number
             return Transfers(max(upto, 0), tuple(found), complete, final.time if complete else 0)
 
@@ -325,6 +330,17 @@ def _contradicts(found: Finding, node: JsonRpc, intent: Intent, look: Callable[[
         return False
     taken = found.amount_atomic if isinstance(found, Settled) else 0
     return isinstance(other, Settled) and other.amount_atomic > taken
+
+
+def _shows_more(
+    search: Callable[[JsonRpc], Iterator[tuple[int, list[Log]]]], node: JsonRpc, known: Collection[tuple[str, int]]
+) -> bool:
+    """True if a node shows a Transfer out of the wallet that is not *known*. One that cannot be read is no witness."""
+    try:
+        shown = (log for _, logs in search(node) for log in logs)
+        return any((log.transaction, log.index) not in known for log in shown)
+    except (ChainUnreadable, ConfigError, *_INVALID):
+        return False
 
 
 def _read_at(rpc: JsonRpc, intent: Intent, transaction: str, held_unix: int, finality: Finality) -> Finding:

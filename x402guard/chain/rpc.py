@@ -83,6 +83,7 @@ class JsonRpc:
         self._timeout_s = timeout_s
         self._first = 0
         self._right: set[int] = set()
+        self._once_right: set[int] = set()
         self._silent: dict[int, float] = {}
         # No compression: a small answer could decompress to any size.
         headers = {"content-type": "application/json", "accept-encoding": "identity"}
@@ -125,7 +126,7 @@ class JsonRpc:
         """Return the result of one call, of the first endpoint that gives one.
 
         Raises ``ChainUnreadable`` if no endpoint gives one (``NodeRefuses`` if a node answers with an error), and
-        ``ConfigError`` if an endpoint serves another chain.
+        ``ConfigError`` if an endpoint serves another chain and has never served this one.
         """
         return self.call_at(self._in_turn(), method, params)
 
@@ -168,10 +169,11 @@ class JsonRpc:
             found = quantity(self._request(endpoint, "eth_chainId", ()))
             if found != chain_id_of(self.network):
                 where = f"endpoint at {httpx.URL(endpoint).host}" if isinstance(endpoint, str) else "Web3 that is given"
-                raise ConfigError(
-                    f"chains[{self.network!r}]: the {where} serves chain {found}; use an endpoint of this network"
-                )
+                told = f"chains[{self.network!r}]: the {where} serves chain {found}; use an endpoint of this network"
+                # One that was right before is led away, and another endpoint can take its place.
+                raise ChainUnreadable(told) if at in self._once_right else ConfigError(told)
             self._right.add(at)
+            self._once_right.add(at)
         try:
             return True, self._request(endpoint, method, params)
         except NodeRefuses as error:

@@ -121,6 +121,34 @@ def test_each_of_three_is_asked_before_it_is_given_up(order):
     assert [each.amount_atomic for each in compared(reader_of(*(poor[at] for at in order))).outgoing] == [100_000]
 
 
+@pytest.mark.parametrize("first", [True, False])
+def test_a_transfer_that_one_node_hides_is_shown_by_the_other_one(first):
+    _, right, behind = two_nodes()
+    hides = Provider(Logs(INTENTS["eip3009"], sent=None, final_time=NOW - 3600 + 2 * 0x20))
+    for poor in (hides, behind):
+        reader = reader_of(*((poor, right) if first else (right, poor)))
+        shown = [each.amount_atomic for each in compared(reader).outgoing]
+        assert shown == [100_000] or (poor is behind and compared(reader).upto == BEHIND)
+    assert compared(reader_of(hides)).outgoing == ()  # alone, it is believed: what-can-still-pass.md
+
+
+def test_an_endpoint_that_is_led_away_leaves_its_place_to_the_other_one():
+    """The payments of the network are read on. One that never served this network is a mistake of the owner's."""
+    intent = INTENTS["exact permit2"]
+    alive = intent.valid_until - 100
+    first, other = (Stated(used=False, time=alive) for _ in range(2))
+    reader = reader_of(first, other)
+    assert reader.read(a_hold_of(intent)) == Unused(alive)
+    first.chain, first.time = 8453, intent.valid_until + 10
+    for _ in range(3):
+        assert reader.read(a_hold_of(intent)) == Unused(alive)
+    other.chain = 8453
+    other.time = first.time
+    assert "serves chain 8453" in reader.read(a_hold_of(intent)).reason
+    wrong = reader_of(Stated(used=False, time=alive, chain=8453), Stated(used=False, time=alive))
+    assert "serves chain 8453" in wrong.read(a_hold_of(intent)).reason
+
+
 class Limited(Provider):
     """A node that refuses each n-th question, because it has been asked too often."""
 
