@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -23,13 +24,28 @@ class AnswerEnding:
     """The flow that records how a paid answer ended. An answer without *success* delivers nothing.
 
     One that *broke* while it was read with its head has ended late, whatever its reader does.
+
+    Attributes:
+        is_followed: of a redirect: says at its end whether its reader follows it.
+        was_followed: it has said so.
+        redirect: of what a redirect leads to: the ending of that redirect.
     """
 
     def __init__(self, context: Context, receipt: Receipt, shell: Shell, *, success: bool, broke: bool) -> None:
         self._context, self._shell, self._success, self._broke = context, shell, success, broke
         self._presentation, self._known = (receipt.hold_id, receipt.presented), receipt.delivery
         self._purchase = context.in_flight.get(self._presentation)
-        self._is_late = self._has_ended = False
+        self._is_late = self._has_ended = self.was_followed = False
+        self.is_followed: Callable[[], bool] | None = None
+        self.redirect: AnswerEnding | None = None
+
+    def leads_on(self, end: AnswerEnd) -> bool:
+        """True if this *end* is that of a redirect that is followed: what was paid for is lost until the next hop begins."""
+        if end != "whole" or self._broke or self.is_followed is None or not self.is_followed():
+            return False
+        self._has_ended = self.was_followed = True
+        self.lost()
+        return True
 
     def is_known(self, end: AnswerEnd) -> bool:
         """True if the ledger has this *end*: a short answer was read before its receipt was made."""
@@ -46,11 +62,12 @@ class AnswerEnding:
     def _follow(self) -> Flow[None]:
         self._context.cut_off.discard(self._presentation)
         self._context.in_flight[self._presentation] = self._purchase
-        scope = Scope(holds=self._presentation[:1], durable=True)
-        yield Transact(scope, lambda view: take_back(view, self._presentation))
+        if self.redirect is None or not self.redirect.was_followed:  # then it was handed over at its end
+            scope = Scope(holds=self._presentation[:1], durable=True)
+            yield Transact(scope, lambda view: take_back(view, self._presentation))
 
     def follow(self) -> None:
-        """Open the purchase again: its answer redirects, and the next hop brings what was paid for, or another redirect.
+        """Go on with the purchase: its answer redirects, and the next hop brings what was paid for, or another redirect.
 
         Where the ledger cannot be written, it is open in memory alone.
         """
@@ -116,6 +133,8 @@ class AnswerEnding:
 
 def note_answer(note_end: AnswerEnding, end: AnswerEnd) -> None:
     """Record how a paid answer ended. The answer is the caller's, whether or not the ledger can be written."""
+    if note_end.leads_on(end):
+        return
     try:
         with suppress(LedgerUnavailable):
             note_end.write(end)
@@ -128,6 +147,8 @@ def note_answer(note_end: AnswerEnding, end: AnswerEnd) -> None:
 
 async def note_answer_async(note_end: AnswerEnding, end: AnswerEnd) -> None:
     """``note_answer``, awaited."""
+    if note_end.leads_on(end):
+        return
     try:
         with suppress(LedgerUnavailable):
             await note_end.awrite(end)

@@ -33,7 +33,7 @@ from x402guard.http.request import (
     is_guarded,
     unknown_payments,
 )
-from x402guard.http.response import problem_response
+from x402guard.http.response import is_followed, problem_response
 from x402guard.http.streams import EXTENSION, AsyncMetered, Metered
 from x402guard.ledger.authorize import Refusal
 from x402guard.ledger.model import Delivery
@@ -292,6 +292,7 @@ class Guarded:
             if redirects:
                 paid = replace(handed, delivery=str(Delivery.OPEN))
                 logical.follows = AnswerEnding(context, paid, shell, success=True, broke=False)
+                logical.follows.redirect, note_end.is_followed = note_end, partial(is_followed, weakref.ref(response))
         elif logical.follows is not None:
             note_end = logical.arrived(response, whole=handed is None)
         if isinstance(handed, InFlight):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import zlib
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from x402guard.errors import (
@@ -48,6 +49,20 @@ def decoded_body(response: httpx.Response, raw: bytes, limit: int) -> bytes | No
     if len(body) > limit:
         raise ProtocolError(f"the decoded body has more than {limit} bytes", field="content-encoding")
     return body if unpacker.eof else None
+
+
+def is_followed(response: Callable[[], httpx.Response | None]) -> bool:
+    """True if a client that follows redirects has read a redirect: one that does not has its ``next_request`` by then.
+
+    What is read without a client is the caller's as it is. *response* is a weak reference to it.
+    """
+    answer = response()
+    if answer is None or answer.next_request is not None:
+        return False
+    try:
+        return answer.request is not None
+    except RuntimeError:  # as the families say that no client has it
+        return False
 
 
 _STATUS: Final[tuple[tuple[type[X402GuardError], int], ...]] = (

@@ -92,6 +92,7 @@ _TERMS_S: Final = 10
 """Seconds for the body of a 402: nothing is paid yet, so a slow one is not waited for."""
 
 _READ: Final = "the client's own read timeout"
+_REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
 _FIRST_PAUSE_S: Final = 0.02
 _LONGEST_PAUSE_S: Final = 1.0
 
@@ -356,8 +357,8 @@ def _read_if_short(authorized: Authorized, reply: Reply) -> Flow[AnswerEnd | Non
     One that breaks breaks for the caller at the same byte. The answer to a payment that was presented before is recorded
     first: the chain may be asked about it, which takes longer than an answer may be kept back.
     """
-    if authorized.represented or not succeeded(reply.status):
-        return None
+    if authorized.represented or not succeeded(reply.status) or reply.status in _REDIRECTS:
+        return None  # what a redirect leads to may be what was paid for
     length = stated_length(reply.headers)
     if length is None or length > SHORT_BYTES:
         return None

@@ -3,12 +3,13 @@
 from contextlib import suppress
 from itertools import product
 
+import anyio
 import httpx
 import pytest
 
-from tests.support.merchant import URL, Shop, b64, client, make_guard, receipt, required
+from tests.support.merchant import URL, Shop, async_client, b64, client, make_guard, receipt, required
 from tests.support.refusals import Chunks, fetch
-from x402guard import PolicyDenied, SettlementUncertain
+from x402guard import GuardedTransport, PolicyDenied, SettlementUncertain
 from x402guard.ledger.model import Delivery
 
 MODES = pytest.mark.parametrize("mode", ["sync", "async"])
@@ -19,7 +20,7 @@ class Place:
     """A shop that is paid at /opinion and answers with a redirect, whose result is at /after, or at a place behind it."""
 
     def __init__(self, status=303, body="short", hops=1):
-        self.status, self.body, self.hops, self.result = status, body, hops, None
+        self.status, self.body, self.hops, self.result, self.at = status, body, hops, None, ""
         self.shop = Shop(self._terms, paid=self._paid)
         self.seen = []
 
@@ -28,7 +29,7 @@ class Place:
 
     def _led(self, to, headers=()):
         content = {"stream": Chunks(b"see", b"other")} if self.body == "streamed" else {"content": b"see other"}
-        return httpx.Response(self.status, headers={**dict(headers), "location": f"/after/{to}"}, **content)
+        return httpx.Response(self.status, headers={**dict(headers), "location": f"{self.at}/after/{to}"}, **content)
 
     def _terms(self, request):
         if not request.url.path.startswith("/after"):
@@ -121,6 +122,91 @@ def test_while_the_result_is_under_way_the_ledger_has_the_purchase_open(ledger_u
         fetch("sync", session, place.shop, follow_redirects=True)
         looks()
     assert found == [Delivery.OPEN, Delivery.DONE]
+
+
+class UnwillingError(Exception):
+    pass
+
+
+def refuses(request):
+    if request.url.path.startswith("/after"):
+        raise UnwillingError
+
+
+async def refuses_async(request):
+    refuses(request)
+
+
+BETWEEN = {
+    "a request hook": (lambda mode: {"event_hooks": {"request": [refuses if mode == "sync" else refuses_async]}}, UnwillingError),
+    "no redirect is allowed": (lambda _: {"max_redirects": 0}, httpx.TooManyRedirects),
+}  # fmt: skip
+
+
+def get(mode, session, shop, **options):
+    if mode == "sync":
+        with client(session, shop, follow_redirects=True, **options) as http:
+            return http.get(URL)
+
+    async def go():
+        async with async_client(session, shop, follow_redirects=True, **options) as http:
+            return await http.get(URL)
+
+    return anyio.run(go)
+
+
+@MODES
+@pytest.mark.parametrize("hops", [1, 3])
+@pytest.mark.parametrize("between", BETWEEN)
+def test_an_error_of_the_callers_own_between_two_hops_does_not_buy_again(mode, between, hops, ledger_url):
+    (options, error), place = BETWEEN[between], Place(303, "streamed", hops)
+    with make_guard(ledger_url) as guard, guard.session("s", budget="$1") as session:
+        for _ in range(3):
+            with pytest.raises(error):
+                get(mode, session, place.shop, **options(mode))
+            [hold_id] = guard.shell.store.unsettled(0)
+            assert guard.shell.store.hold(hold_id).delivery is not Delivery.DONE
+        assert get(mode, session, place.shop).text == "the goods"
+        assert len(place.shop.nonces) == 1
+        assert guard.shell.store.hold(hold_id).delivery is Delivery.DONE
+        get(mode, session, place.shop)
+        assert len(place.shop.nonces) == 2
+
+
+@MODES
+def test_a_result_that_no_guard_sees_leaves_the_purchase_open(mode):
+    """A mount without a guard gets the next hop: nothing says that the result has come, so nothing is bought again."""
+    place = Place(303, "streamed")
+    place.at = "https://cdn.example"
+    with make_guard() as guard, guard.session("s", budget="$1") as session:
+        bare = httpx.MockTransport(lambda _: httpx.Response(200, text="the goods"))
+        for number in range(3):
+            answer = get(mode, session, place.shop, mounts={"https://cdn.example": bare})
+            assert (answer.text, len(place.shop.nonces)) == ("the goods", 1)
+            assert answer.history[0].extensions["x402guard"].represented is (number > 0)
+
+
+@MODES
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_redirect_that_is_not_followed_is_the_answer_also_where_its_body_is_not_read(mode, stream):
+    place = Place(303, "streamed")
+    with make_guard() as guard, guard.session("s", budget="$1") as session:
+        for number in range(1, 4):
+            if stream and mode == "sync":
+                with client(session, place.shop) as http, http.stream("GET", URL) as answer:
+                    assert answer.next_request is not None
+            else:
+                assert fetch(mode, session, place.shop).status_code == 303
+            assert len(place.shop.nonces) == number
+
+
+def test_who_reads_a_redirect_without_a_client_has_the_answer():
+    place = Place(303, "streamed")
+    with make_guard() as guard, guard.session("s", budget="$1") as session:
+        transport = GuardedTransport(session, httpx.MockTransport(place.shop))
+        for number in range(1, 4):
+            answer = transport.handle_request(httpx.Request("GET", URL))
+            assert (answer.read(), len(place.shop.nonces)) == (b"seeother", number)
 
 
 def test_a_redirect_that_is_followed_by_hand_is_the_same_call():
