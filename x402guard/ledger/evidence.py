@@ -6,7 +6,8 @@ the chain could not be read. "Could not read" never means "not settled".
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
 
 from msgspec import Struct
 
@@ -14,6 +15,7 @@ from x402guard.assets import TEST_NETWORKS
 from x402guard.evm import Address, is_transaction
 from x402guard.frozen import replace, values_of
 from x402guard.ledger.budgets import trip_exceeded
+from x402guard.ledger.intent import Intent
 from x402guard.ledger.model import NOTHING, Claim, Evidence, Hold, HoldState
 from x402guard.ledger.transitions import CANCELLED, Capture, Correct, Expire, Note, Reopen, Void, apply, was_cancelled
 from x402guard.ledger.upto_sellers import ceiling_mark, note_settlement
@@ -33,7 +35,7 @@ SURELY_LATER_S: Final = 30
 """A block shows a settlement undone only if it is more than this many seconds after the last read that showed it."""
 
 MOST_UNSHOWN: Final = 100
-"""How many payments per payee are remembered, at most, whose nonce is used but whose transaction was not found."""
+"""How many payments of one mark are remembered, at most, whose nonce is used but whose transaction was not found."""
 
 UNSHOWN_S: Final = 86_400
 """How many seconds after its deadline a used nonce without a transaction is looked up again."""
@@ -190,7 +192,7 @@ def weigh_marks(hold: Hold, finding: Finding) -> tuple[MarkKey, ...]:
     payment = hold.payment()
     marks = (
         ceiling_mark(payment.payee),
-        unshown_mark(payment.network, payment.token, payment.payee),
+        unshown_mark(hold.id, payment),
         EXPOSED,
         exposed_mark(hold.id),
         shown_mark(hold.id),
@@ -264,7 +266,7 @@ def _weighed(view: LedgerView, hold_id: str, finding: Finding, most_exposed: Nan
         case Used(final):
             after = _take(view, hold, hold.amount, _chain(final=final), None)
             if before.evidence is not Evidence.CHAIN:  # one that has explained a Transfer explains no second one
-                _note_unshown(view, after)
+                note_unshown(view, after)
             return after
         case Cancelled(transaction, final=True):
             return _cancel(view, hold, transaction)
@@ -337,43 +339,58 @@ def _settle(view: LedgerView, hold: Hold, finding: Settled, most_exposed: Nanos)
     return _take(view, hold, amount, _chain(final=finding.final), key[1])
 
 
-def unshown_mark(network: str, token: Address, payee: Address) -> MarkKey:
-    """Return the key of a payee's payments whose nonce is used but whose settling transaction was not found."""
-    return "unshown", f"{network}/{token}/{payee}"
+def unshown_payee(network: str, token: Address, payee: Address) -> str:
+    """Return what the keys of a payee's ``unshown`` marks begin with."""
+    return f"{network}/{token}/{payee}"
 
 
-def _note_unshown(view: LedgerView, hold: Hold) -> None:
+def unshown_mark(hold_id: str, payment: Intent) -> MarkKey:
+    """Return the key of a mark of payments whose nonce is used but whose settling transaction was not found.
+
+    A payee has up to 256 of them, so that each stays small.
+    """
+    return "unshown", f"{unshown_payee(payment.network, payment.token, payment.payee)}/{hold_id[:2]}"
+
+
+def note_unshown(view: LedgerView, hold: Hold) -> None:
+    """Note that a payment's nonce is used, and by no transaction that was found."""
     payment = hold.payment()
-    key = unshown_mark(payment.network, payment.token, payment.payee)
+    key = unshown_mark(hold.id, payment)
     waiting = dict((view.mark(key) or {}).get("holds", {}))
     if hold.proof is None and hold.id not in waiting and len(waiting) < MOST_UNSHOWN:
         waiting[hold.id] = f"{_EXACTLY if payment.scheme == 'exact' else ''}{payment.amount_atomic}"
         view.put_mark(key, {"holds": waiting})
 
 
-def explain(view: LedgerView, key: MarkKey, proof: MarkKey, amount_atomic: int) -> bool:
-    """Match a Transfer of *amount_atomic* to the smallest fitting payment whose settling transaction was not found.
+def fitting_payments(unshown: Mapping[str, Mapping[str, Any]], amount_atomic: int) -> list[tuple[MarkKey, str]]:
+    """Return the payments that may explain a Transfer of *amount_atomic*, the best first, each with the mark it is in.
 
-    Returns False if no such payment of at least that amount exists. It frees nothing: the payment stays captured at its
+    *unshown* is the marks of its payee. The best is the smallest: a larger one may explain a larger Transfer, and an
+    ``upto`` also a smaller one than an ``exact`` of its ceiling.
+    """
+    found: list[tuple[int, bool, str, str]] = []
+    for key, mark in unshown.items():
+        for hold_id, most in mark["holds"].items():
+            exactly, ceiling = most.startswith(_EXACTLY), int(most.removeprefix(_EXACTLY))
+            if amount_atomic == ceiling or (amount_atomic < ceiling and not exactly):
+                found.append((ceiling, not exactly, key, hold_id))
+    return [(("unshown", key), hold_id) for _, _, key, hold_id in sorted(found)]
+
+
+def explain(view: LedgerView, key: MarkKey, proof: MarkKey, hold_id: str) -> bool:
+    """Match a Transfer to a payment whose settling transaction was not found, and which stands in the mark *key*.
+
+    Returns False if another Transfer has been matched to it since. It frees nothing: the payment stays captured at its
     ceiling. It only shows that the Transfer belongs to a known payment. Another reconciliation, which runs at the same
     time, may have matched it already.
     """
     if view.mark(proof) is not None:
         return True
     waiting = dict((view.mark(key) or {}).get("holds", {}))
-    ceilings = {hold_id: int(most.removeprefix(_EXACTLY)) for hold_id, most in waiting.items()}
-    fitting = [
-        hold_id
-        for hold_id, most in ceilings.items()
-        if amount_atomic == most or (amount_atomic < most and not waiting[hold_id].startswith(_EXACTLY))
-    ]
-    if not fitting:
+    if waiting.pop(hold_id, None) is None:
         return False
-    # A larger one may explain a larger Transfer, and an ``upto`` also a smaller one than an ``exact`` of its ceiling.
-    best = min(fitting, key=lambda hold_id: (ceilings[hold_id], not waiting[hold_id].startswith(_EXACTLY)))
-    del waiting[best]
     view.put_mark(key, {"holds": waiting})
-    view.put_mark(proof, {"hold": best})
+    view.put_mark(proof, {"hold": hold_id})
     return True
 
 

@@ -22,7 +22,7 @@ from x402guard.flow.shell import Shell
 from x402guard.frozen import replace
 from x402guard.ledger.authorize import lapse_due
 from x402guard.ledger.budgets import trip
-from x402guard.ledger.evidence import Finding, Unreadable, explain, proof_key, unshown_mark
+from x402guard.ledger.evidence import Finding, Unreadable, explain, fitting_payments, proof_key, unshown_payee
 from x402guard.ledger.intent import Intent
 from x402guard.ledger.model import WALLET, Claim, Evidence, Hold, HoldState
 from x402guard.ledger.queries import ALLOWANCE, nodes_of
@@ -166,6 +166,10 @@ def scan_mark(token: Asset, payer: Address) -> MarkKey:
     return "scan", f"{token.network}/{token.contract}/{payer}"
 
 
+Unshown = Callable[[str], Mapping[str, Mapping[str, Any]]]
+"""Returns the marks of payments that show no transaction, by what their keys begin with."""
+
+
 def reconcile_wallet(
     context: Context,
     token: Asset,
@@ -174,6 +178,7 @@ def reconcile_wallet(
     result: Reconciliation,
     *,
     undecided: Callable[[], Sequence[Intent]] = tuple,
+    unshown: Unshown = lambda _: {},
 ) -> Flow[None]:
     """Compare the wallet's outgoing Transfers with the proven payments, and note the allowance of Permit2.
 
@@ -190,12 +195,12 @@ def reconcile_wallet(
         result.unreadable.setdefault(token.network, found.reason)
         return
     unexplained: list[OutgoingTransfer] = []
-    upto, open_now = found.upto, undecided()
+    upto, open_now, compares = found.upto, undecided(), _Comparison(context, token, payer, result, unshown)
     for transfer in found.outgoing:
         if transfer.amount_atomic == 0:
             continue  # anyone can cause a Transfer of zero from any wallet
         waits = transfer.block > 0 and any(_may_be(transfer, intent, token) for intent in open_now)
-        known = yield from _explained(context, token, payer, transfer, result, waits=waits)
+        known = yield from _explained(compares, transfer, waits=waits)
         if isinstance(known, Unreadable):
             result.unreadable.setdefault(token.network, known.reason)
             return  # the next run compares all of them again
@@ -222,21 +227,33 @@ def _may_be(transfer: OutgoingTransfer, intent: Intent, token: Asset) -> bool:
     return transfer.amount_atomic <= intent.amount_atomic
 
 
-def _explained(
-    context: Context, token: Asset, payer: Address, transfer: OutgoingTransfer, result: Reconciliation, *, waits: bool
-) -> Flow[bool | Unreadable]:
+@dataclass(frozen=True)
+class _Comparison:
+    """One comparison of a wallet's Transfers with the ledger."""
+
+    context: Context
+    token: Asset
+    payer: Address
+    result: Reconciliation
+    unshown: Unshown
+
+
+def _explained(compares: _Comparison, transfer: OutgoingTransfer, *, waits: bool) -> Flow[bool | Unreadable]:
     """True if this Transfer proves a payment in the ledger. Records the proof if the payment had none.
 
     One that shows no nonce and *waits* for a payment that is not decided yet explains no other one meanwhile.
     """
+    token = compares.token
     proof = proof_key(token.network, transfer.transaction, transfer.log_index)
     if (yield from _read_mark(proof)) is not None:
         return True
-    nonce: int | Unreadable | None = yield AskChain(TransferNonce(token.network, token.contract, payer, transfer))
+    nonce: int | Unreadable | None = yield AskChain(
+        TransferNonce(token.network, token.contract, compares.payer, transfer)
+    )
     if isinstance(nonce, Unreadable):
         return nonce
     if nonce is None:
-        return not waits and (yield from _explained_without_nonce(token, transfer, proof))
+        return not waits and (yield from _explained_without_nonce(compares, transfer, proof))
     hold_id = f"{nonce:064x}"
     hold = yield Transact(Scope(holds=(hold_id,)), lambda view: view.hold(hold_id))
     if hold is None or hold.intent is None:
@@ -247,18 +264,20 @@ def _explained(
     finding = yield AskChain(HoldStatus(shown))
     if isinstance(finding, Unreadable):
         return finding
-    yield from _book(context, hold, finding, result)
+    yield from _book(compares.context, hold, finding, compares.result)
     if (yield from _read_mark(proof)) is not None:
         return True
-    return not waits and (yield from _explained_without_nonce(token, transfer, proof))
+    return not waits and (yield from _explained_without_nonce(compares, transfer, proof))
 
 
-def _explained_without_nonce(token: Asset, transfer: OutgoingTransfer, proof: MarkKey) -> Flow[bool]:
+def _explained_without_nonce(compares: _Comparison, transfer: OutgoingTransfer, proof: MarkKey) -> Flow[bool]:
     """True if a settlement inside a contract, which shows no nonce, fits a taken payment without a transaction."""
-    key = unshown_mark(token.network, token.contract, transfer.payee)
-    scope = Scope(marks=(key, proof))
-    answer: bool = yield Transact(scope, lambda view: explain(view, key, proof, transfer.amount_atomic))
-    return answer
+    marks = compares.unshown(unshown_payee(compares.token.network, compares.token.contract, transfer.payee))
+    for key, hold_id in fitting_payments(marks, transfer.amount_atomic):
+        change = partial(explain, key=key, proof=proof, hold_id=hold_id)
+        if (yield Transact(Scope(marks=(key, proof)), change)):
+            return True
+    return (yield from _read_mark(proof)) is not None  # another reconciliation may have explained it
 
 
 def _read_mark(key: MarkKey) -> Flow[Mapping[str, Any] | None]:
@@ -380,9 +399,9 @@ def ledger_reconciled(store: LedgerStore, context: Context, result: Reconciliati
         return  # nothing was ever signed
     payer = parse_address(str(row["address"]))
     since_unix = store.path(WALLET)[0].created_ms // 1000
-    undecided = partial(_undecided, store)
+    undecided, unshown = partial(_undecided, store), partial(store.marks, "unshown")
     for token in context.registry.on(context.chains):
-        yield from reconcile_wallet(context, token, payer, since_unix, result, undecided=undecided)
+        yield from reconcile_wallet(context, token, payer, since_unix, result, undecided=undecided, unshown=unshown)
 
 
 def _undecided(store: LedgerStore) -> list[Intent]:

@@ -1,17 +1,18 @@
 """A Transfer that may be a payment which the chain has not decided yet is compared again, and told once at most."""
 
 from contextlib import suppress
+from functools import partial
 
 import httpx
 import pytest
 
-from tests.support.ledger import PAYEE, PAYER, START_MS, an_intent
+from tests.support.ledger import PAYEE, PAYER, START_MS, a_hold, an_intent
 from tests.support.merchant import OTHER_PAYEE, URL, Shop, client, make_guard
 from x402guard.assets import AssetRegistry
 from x402guard.flow.effects import AskChain, Transact
 from x402guard.flow.ports import HoldStatus, OutgoingTransfer, TransferNonce, Transfers, WalletTransfers
 from x402guard.frozen import replace
-from x402guard.ledger.evidence import Settled, weigh, weigh_marks
+from x402guard.ledger.evidence import Settled, Used, note_unshown, weigh, weigh_marks
 from x402guard.ledger.view import Scope
 from x402guard.x402.reconciliation import Reconciliation, ledger_reconciled, reconcile_wallet, scan_mark
 
@@ -35,7 +36,15 @@ def to_the_end(flow, store, answer):
 def compared(guard, *transfers, meanwhile=()):
     """Compare what a chain shows, while payments are made, and return what the comparison says."""
     store, made, result = guard.shell.store, [], Reconciliation()
-    flow = reconcile_wallet(guard.context, TOKEN, PAYER, START_MS // 1000, result, undecided=lambda: list(made))
+    flow = reconcile_wallet(
+        guard.context,
+        TOKEN,
+        PAYER,
+        START_MS // 1000,
+        result,
+        undecided=lambda: list(made),
+        unshown=partial(store.marks, "unshown"),
+    )
 
     def answer(question):
         if not isinstance(question, WalletTransfers):
@@ -66,6 +75,24 @@ def test_what_left_the_wallet_in_the_block_of_an_undecided_payment_is_told_once(
         events = [entry for entry in guard.shell.store.entries("wallet") if "unexplained" in entry.data]
         assert len(events) == 1
         assert list(guard.shell.store.marks("scan", "")) == [scan_mark(TOKEN, PAYER)[1]]
+
+
+def test_a_thousand_settlements_inside_a_contract_are_no_theft(ledger_url):
+    """A seller's contract shows no nonce, and its owner compares the wallet once a month."""
+    payments = [
+        an_intent(number * 0x9E3779B97F4A7C15 % 2**64 << 192, 100_000, scheme="exact", method="permit2")
+        for number in range(1_000)
+    ]
+    with make_guard(ledger_url) as guard:
+        store = guard.shell.store
+        for payment in payments:
+            hold = a_hold(f"{payment.nonce:064x}", intent=payment)
+            scope = Scope(marks=weigh_marks(hold, Used(final=True)))
+            store.transact(scope, lambda view, hold=hold: note_unshown(view, hold))
+        moved = [replace(TRANSFER, transaction=f"0x{number:064x}") for number in range(1_000)]
+        result = compared(guard, *moved, STOLEN, TRANSFER)
+        told = [row["transaction"] for row in result.unexplained]
+        assert told == [STOLEN.transaction, TRANSFER.transaction], "each payment explains one"
 
 
 SHOWN, OTHER = "0x" + "11" * 32, "0x" + "22" * 32

@@ -4,7 +4,17 @@ import pytest
 
 from tests.support.ledger import START_MS, Books, a_hold, an_intent, usd
 from x402guard.frozen import replace
-from x402guard.ledger.evidence import EXPOSED, Cancelled, Settled, Unused, Used, explain, weigh, weigh_marks
+from x402guard.ledger.evidence import (
+    EXPOSED,
+    Cancelled,
+    Settled,
+    Unused,
+    Used,
+    explain,
+    fitting_payments,
+    weigh,
+    weigh_marks,
+)
 from x402guard.ledger.model import WALLET, Claim, Evidence, HoldState, NodeKind, NodeState
 from x402guard.ledger.sessions import NodeRequest, open_node
 from x402guard.ledger.transitions import Note
@@ -283,37 +293,42 @@ def test_one_of_yesterday_that_is_taken_for_more_in_a_block_of_today_counts_toda
 
 
 @pytest.mark.parametrize(
-    ("amount", "explained"),
-    [(60_000, "small"), (50_000, "small"), (100_000, "large"), (99_000, "large"), (100_001, None)],
+    ("amount", "fits"),
+    [
+        (60_000, ["small", "exact", "large"]),
+        (50_000, ["small", "large"]),
+        (70_000, ["exact", "large"]),
+        (99_000, ["large"]),
+        (100_001, []),
+    ],
 )
-def test_a_transfer_without_a_nonce_is_explained_by_the_smallest_payment_that_fits(amount, explained):
-    books, key = Books(), ("unshown", "somewhere")
-    waiting = {"large": "100000", "exact": "=70000", "small": "60000"}
-    books.change(lambda view: view.put_mark(key, {"holds": waiting}), marks=(key,))
-    proof = ("proof", "p")
-    found = books.change(lambda view: explain(view, key, proof, amount), marks=(key, proof))
-    assert found == (explained is not None)
-    assert books.store.marks(*proof).get("p") == ({"hold": explained} if explained else None)
-
-
-def test_an_exact_payment_explains_its_own_amount_alone():
-    books, key, proof = Books(), ("unshown", "somewhere"), ("proof", "p")
-    books.change(lambda view: view.put_mark(key, {"holds": {"exact": "=70000"}}), marks=(key,))
-    assert not books.change(lambda view: explain(view, key, proof, 69_999), marks=(key, proof))
-    assert books.change(lambda view: explain(view, key, proof, 70_000), marks=(key, proof))
+def test_a_transfer_without_a_nonce_is_explained_by_the_smallest_payment_that_fits(amount, fits):
+    unshown = {"payee/la": {"holds": {"large": "100000"}}, "payee/ex": {"holds": {"exact": "=70000", "small": "60000"}}}
+    fits = [each for each in fits if each != "exact" or amount == 70_000]
+    found = fitting_payments(unshown, amount)
+    assert [hold_id for _, hold_id in found] == fits
+    assert all(hold_id in unshown[key]["holds"] for (_, key), hold_id in found)
 
 
 def test_an_exact_payment_explains_its_amount_before_an_upto_of_that_ceiling():
-    books, key, proof = Books(), ("unshown", "somewhere"), ("proof", "p")
-    books.change(lambda view: view.put_mark(key, {"holds": {"upto": "70000", "exact": "=70000"}}), marks=(key,))
-    assert books.change(lambda view: explain(view, key, proof, 70_000), marks=(key, proof))
-    assert books.store.marks(*proof)["p"] == {"hold": "exact"}
+    unshown = {
+        "payee": {"holds": {"upto": "70000", "exact": "=70000"}}
+    }  # as versions before wrote it: one mark for all
+    assert fitting_payments(unshown, 70_000) == [(("unshown", "payee"), "exact"), (("unshown", "payee"), "upto")]
 
 
 def test_a_transfer_that_another_reconciliation_has_explained_is_explained():
     books, key, proof = Books(), ("unshown", "somewhere"), ("proof", "p")
     books.change(lambda view: view.put_mark(proof, {"hold": "h1"}), marks=(proof,))
-    assert books.change(lambda view: explain(view, key, proof, 70_000), marks=(key, proof))
+    assert books.change(lambda view: explain(view, key, proof, "h2"), marks=(key, proof))
+
+
+def test_a_payment_that_another_reconciliation_has_used_explains_no_second_transfer():
+    books, key = Books(), ("unshown", "somewhere")
+    books.change(lambda view: view.put_mark(key, {"holds": {"h1": "5", "h2": "5"}}), marks=(key,))
+    for proof, explained in ((("proof", "first"), True), (("proof", "second"), False)):
+        assert books.change(lambda view, p=proof: explain(view, key, p, "h1"), marks=(key, proof)) == explained
+    assert books.store.marks(*key)["somewhere"] == {"holds": {"h2": "5"}}
 
 
 def test_a_payment_explains_one_transfer_however_often_the_chain_is_asked():
@@ -321,10 +336,11 @@ def test_a_payment_explains_one_transfer_however_often_the_chain_is_asked():
     books.hold("h1", "$0.10", chain_evidence=True)
     shown(books, Used(final=True))
     payment = books.store.hold("h1").payment()
-    key = ("unshown", f"{payment.network}/{payment.token}/{payment.payee}")
-    for proof, explained in ((("proof", "first"), True), (("proof", "second"), False)):
-        found = books.change(lambda view, p=proof: explain(view, key, p, payment.amount_atomic), marks=(key, proof))
-        assert found == explained
+    for proof, explained in ((("proof", "first"), 1), (("proof", "second"), 0)):
+        found = fitting_payments(books.store.marks("unshown", ""), payment.amount_atomic)
+        assert len(found) == explained
+        for key, hold_id in found:
+            assert books.change(lambda view, k=key, h=hold_id, p=proof: explain(view, k, p, h), marks=(key, proof))
         books.clock.tick(60)
         shown(books, Used(final=True))
 
