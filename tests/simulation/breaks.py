@@ -70,7 +70,7 @@ BREAKS = (
     ("S7b: an undecided payment's Transfer is told as a theft", "x402/reconciliation.py",
      "if not known and waits:", "if False:"),
     ("the undecided payments are read before the chain", "x402/reconciliation.py",
-     "undecided = partial(_undecided, store)", "undecided = partial(list, _undecided(store))"),
+     "undecided, unshown = partial(_undecided, store),", "undecided, unshown = partial(list, _undecided(store)),"),
     ("S8: a guard does not know that its owner has changed the wallet's limit", "ledger/sessions.py",
      'set_by_owner is not None and limit == set_by_owner["was"]', "False"),
     ("S9: any payment in the block of a cancellation hides it", "chain/logs.py",

@@ -35,16 +35,19 @@ class AnswerEnding:
         self._context, self._shell, self._success, self._broke = context, shell, success, broke
         self._presentation, self._known = (receipt.hold_id, receipt.presented), receipt.delivery
         self._purchase = context.in_flight.get(self._presentation)
-        self._is_late = self._has_ended = self.was_followed = False
+        self._is_late = self._has_ended = self._was_lost = self.was_followed = False
         self.is_followed: Callable[[], bool] | None = None
         self.redirect: AnswerEnding | None = None
 
     def leads_on(self, end: AnswerEnd) -> bool:
-        """True if this *end* is that of a redirect that is followed: what was paid for is lost until the next hop begins."""
+        """True if this *end* is that of a redirect that is followed: the purchase is open, and waits for the next hop.
+
+        If none comes, the same request presents its payment again, as nothing of the answer is under way.
+        """
         if end != "whole" or self._broke or self.is_followed is None or not self.is_followed():
             return False
         self._has_ended = self.was_followed = True
-        self.lost()
+        self.gone()
         return True
 
     def is_known(self, end: AnswerEnd) -> bool:
@@ -62,7 +65,8 @@ class AnswerEnding:
     def _follow(self) -> Flow[None]:
         self._context.cut_off.discard(self._presentation)
         self._context.in_flight[self._presentation] = self._purchase
-        if self.redirect is None or not self.redirect.was_followed:  # then it was handed over at its end
+        if self._was_lost or self.redirect is None or not self.redirect.was_followed:
+            # It was handed over with the redirect, or a hop was lost; both may be written already.
             scope = Scope(holds=self._presentation[:1], durable=True)
             yield Transact(scope, lambda view: take_back(view, self._presentation))
 
@@ -86,6 +90,7 @@ class AnswerEnding:
 
     def lost(self) -> None:
         """Note, in memory alone, that the answer did not reach its caller: the next purchase writes it down before."""
+        self._was_lost = True
         self._context.cut_off.add(self._presentation)
         self._context.in_flight.pop(self._presentation, None)
 

@@ -27,6 +27,7 @@ from x402guard.http.request import (
     Incoming,
     LogicalRequest,
     OutgoingRequest,
+    break_off,
     buffer_body,
     buffer_body_async,
     describe_request,
@@ -122,6 +123,7 @@ class Guarded:
             return self._exchange(exchange, request)
         except BaseException:
             exchange.lose()
+            break_off(request)
             raise
 
     def _exchange(self, exchange: Exchanged, request: httpx.Request) -> httpx.Response:
@@ -164,6 +166,7 @@ class Guarded:
             return await self._exchange_async(exchange, request)
         except BaseException:
             exchange.lose()
+            break_off(request)
             raise
 
     async def _exchange_async(self, exchange: AsyncExchanged, request: httpx.Request) -> httpx.Response:

@@ -55,6 +55,7 @@ class LogicalRequest:
         self.paid_by: str | None = None
         self.receipt: Receipt | None = None
         self.follows: AnswerEnding | None = None
+        self._arrives: AnswerEnding | None = None
         self.is_metered = False
         self._done = False
         self._challenged = False
@@ -89,9 +90,9 @@ class LogicalRequest:
         """
         follows, delivers = self.follows, whole and succeeded(response.status_code)
         if follows is None or (delivers and not response.has_redirect_location):
-            self.follows = None
+            self.follows, self._arrives = None, follows
             return follows
-        follows.lost()
+        (follows.gone if delivers else follows.lost)()
         return None
 
     def end(self) -> None:
@@ -99,6 +100,19 @@ class LogicalRequest:
         self._done = True
         if self.follows is not None:
             self.follows.lost()
+
+    def break_off(self) -> None:
+        """Note that an error comes between an answer and its caller. What was paid for has not come with it."""
+        for each in (self.follows, self._arrives):
+            if each is not None:
+                each.dropped()
+
+
+def break_off(request: httpx.Request) -> None:
+    """Note that an error comes between an answer to *request* and its caller (``LogicalRequest.break_off``)."""
+    logical = request.extensions.get(LOGICAL)
+    if isinstance(logical, LogicalRequest):
+        logical.break_off()
 
 
 def may_be_billed(request: httpx.Request) -> bool:

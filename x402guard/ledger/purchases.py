@@ -151,9 +151,12 @@ def hand_over(view: LedgerView, presentation: Presentation) -> Hold:
 
 
 def take_back(view: LedgerView, presentation: Presentation) -> Hold:
-    """Record that what was handed over was no delivery yet: it redirects to one. It says nothing about a later one."""
+    """Record that what was handed over, or lost, was not the end of it: it redirects, and the next hop begins.
+
+    It says nothing about a later presentation.
+    """
     hold = view.known_hold(presentation[0])
-    concerned = presentation_of(hold) == presentation and hold.delivery is Delivery.DONE
+    concerned = presentation_of(hold) == presentation and hold.delivery in (Delivery.DONE, Delivery.LOST)
     return _put(view, hold, Delivery.OPEN) if concerned else hold
 
 

@@ -174,6 +174,30 @@ def test_an_error_of_the_callers_own_between_two_hops_does_not_buy_again(mode, b
 
 
 @MODES
+@pytest.mark.parametrize("hops", [1, 3])
+@pytest.mark.parametrize("body", ["short", "streamed"])
+def test_another_purchase_between_two_hops_leaves_the_first_one_open(mode, body, hops, ledger_url):
+    place, other = Place(303, body, hops), Shop()
+    with make_guard(ledger_url) as guard, guard.session("s", budget="$1") as session:
+
+        def buys(request):
+            if request.url.path.startswith("/after"):
+                with client(session, other) as http:
+                    http.get("https://other.example/weather")
+
+        async def buys_async(request):
+            await anyio.to_thread.run_sync(buys, request)
+
+        hooks = {"event_hooks": {"request": [buys if mode == "sync" else buys_async]}}
+        assert get(mode, session, place.shop, **hooks).text == "the goods"
+        assert len(other.nonces) == hops
+        ended = [guard.shell.store.hold(each).delivery for each in guard.shell.store.unsettled(0)]
+        assert set(ended) == {Delivery.DONE}
+        assert not guard.context.in_flight
+        assert not guard.context.cut_off
+
+
+@MODES
 def test_a_result_that_no_guard_sees_leaves_the_purchase_open(mode):
     """A mount without a guard gets the next hop: nothing says that the result has come, so nothing is bought again."""
     place = Place(303, "streamed")
