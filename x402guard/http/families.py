@@ -25,7 +25,7 @@ class Library:
         bytes_stream: the class of a body in memory.
         sync_stream, async_stream: the base classes of bodies.
         undecodable: the error of a body that does not match its content encoding.
-        unsent: errors of the stock transports that prove that nothing was sent.
+        unsent: errors of the stock transports that prove that nothing was sent, if no event says that it has left.
         stock: the family's own transports, blocking and asynchronous.
         transports: the base classes of transports.
     """

@@ -223,7 +223,14 @@ class Guarded:
             return _refuse(context, _TARGET)
         if not incoming.address.plain:
             return _refuse(context, Refusal("host", _HOST, words=facts.host, advice="Write the host as it is."))
-        exchange.outgoing = OutgoingRequest(self.library, incoming, body, stock=exchange.is_stock, judged=payments)
+        exchange.outgoing = OutgoingRequest(
+            self.library,
+            incoming,
+            body,
+            stock=exchange.is_stock,
+            judged=payments,
+            awaits=isinstance(exchange, AsyncExchanged),
+        )
         flow = self._flow_of(facts, incoming, body, context, meter)
         foreign = unknown_payments(request, payments)
         return after_foreign(context, foreign, facts, flow) if foreign else flow

@@ -17,6 +17,7 @@ from x402guard.flow.receipt import Receipt
 from x402guard.flow.request import RequestFacts
 from x402guard.flow.sealed import Sealed
 from x402guard.flow.surroundings import here
+from x402guard.http.leaving import TRACE, Leaving
 from x402guard.http.streams import AsyncRest, Buffered, Rest
 from x402guard.policy.checks import check_dollars
 from x402guard.x402.foreign import ForeignPayment, member_digest, payments_in
@@ -373,8 +374,9 @@ class OutgoingRequest:
     Args:
         incoming: the caller's request.
         body: its body, or None if it is too large to keep.
-        stock: True if the inner transport is the library's own, whose errors tell whether anything was sent.
+        stock: True if the inner transport is the library's own, whose events and errors tell whether anything was sent.
         judged: the payments in it, which the guard knows or has judged.
+        awaits: that transport is asynchronous.
 
     Attributes:
         brings: the answer brings what an earlier hop has paid for, so that the end of its body is looked at.
@@ -388,6 +390,7 @@ class OutgoingRequest:
         *,
         stock: bool,
         judged: tuple[ForeignPayment, ...],
+        awaits: bool,
     ) -> None:
         self._library = library
         self._request = incoming.request
@@ -395,7 +398,8 @@ class OutgoingRequest:
         self._logical = incoming.logical
         self.brings = incoming.logical.follows is not None
         self._crossed = incoming.crossed
-        self._judged = judged
+        self._judged, self._awaits = judged, awaits
+        self._leaving: Leaving | None = None
         self.stock = stock
 
     def copy(self, effect: Send) -> httpx.Request:
@@ -422,6 +426,9 @@ class OutgoingRequest:
             lines.pop("transfer-encoding", None)
             lines["content-length"] = str(len(body))
         copy.extensions[GUARDED] = _Mark(copy, self._judged)
+        if self.stock and (pays or self._logical.is_metered):
+            self._leaving = Leaving(copy.extensions.get(TRACE))
+            copy.extensions[TRACE] = self._leaving.atrace if self._awaits else self._leaving.trace
         if pays:
             limits, read_s = copy.extensions.get("timeout"), read_limit(copy.extensions)
             if isinstance(limits, Mapping) and read_s is not None and (effect.call_s is None or read_s < effect.call_s):
@@ -436,11 +443,12 @@ class OutgoingRequest:
         return response
 
     def failed(self, error: Exception) -> SendFailed:
-        """Return the signal for the flow. Only errors of the stock transports prove that nothing was sent."""
+        """Return the signal for the flow. Only the stock transports prove that nothing was sent: by error and events."""
         forget_payment(error, self._request)
         if isinstance(getattr(error, "_request", None), self._library.request):
             error.request = self._request  # type: ignore[attr-defined]  # the sent copy had the payment in its headers
-        unsent = self.stock and isinstance(error, self._library.unsent)
+        has_left = self._leaving is not None and self._leaving.has_left
+        unsent = self.stock and isinstance(error, self._library.unsent) and not has_left
         self._logical.is_metered = self._logical.is_metered and not unsent
         return SendFailed(error, before_connection=unsent)
 
