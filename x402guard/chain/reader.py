@@ -176,6 +176,8 @@ class RpcChainReader:
             final = _final_block(rpc, self._finality[network])
             # From the ledger's first second on: earlier transfers of the wallet do not concern this ledger.
             first = (block_at(rpc, since_unix - 1, head_of(rpc)) if after is None else after) + 1
+            if first - 1 > final.number + _APART:
+                raise ChainUnreadable(f"{first - 1} blocks are compared, and the last final one is {final.number}")
             upto, found = first - 1, []
             for end, logs in outgoing_logs(rpc, token, payer, first, final.number):
                 found += [
@@ -185,8 +187,9 @@ class RpcChainReader:
             rpc.check_chain()  # after it, so that the blocks of another chain are not taken for those of this one
             known = {(each.transaction, each.log_index) for each in found}
             search = partial(outgoing_logs, token=token, payer=payer, first=first, last=upto)
-            if any(_shows_more(search, other, known) for other in rpc.others()):
-                raise ChainUnreadable("another endpoint shows a transfer of the wallet that this one does not show")
+            for other in rpc.others():
+                if _shows_more(search, other, known) or _is_far_behind(final, other, self._finality[network]):
+                    raise ChainUnreadable("another endpoint shows other transfers of the wallet, or far fewer blocks")
             complete = upto >= final.number
             return Transfers(max(upto, 0), tuple(found), complete, final.time if complete else 0)
 
@@ -239,6 +242,10 @@ def _as_chain(name: str, given: Endpoints) -> Chain:
 
 class _LogsRefused(PaymentUnreadable):
     """A node shows that a payment can no longer be taken and that its nonce is used, and not by what."""
+
+
+class _NotVisible(PaymentUnreadable):
+    """A node shows that a nonce is used, and does not show the transaction that the seller has named."""
 
 
 _INVALID: Final = (KeyError, TypeError, AttributeError, ValueError, OverflowError)
@@ -321,15 +328,21 @@ def _gives_back(found: Finding, intent: Intent) -> bool:
 
 
 def _contradicts(found: Finding, node: JsonRpc, intent: Intent, look: Callable[[JsonRpc], Finding]) -> bool:
-    """True if another node shows that more was taken. One that is behind, or cannot be read, is no witness."""
+    """True if another node shows that more was taken, or may have been: it shows no reason why a nonce is used.
+
+    One that is behind, that keeps no logs, or cannot be read, is no witness.
+    """
     try:
         if isinstance(found, Unused):
             return nonce_used(node, intent, "latest")
-        other = look(node)
+        try:
+            other = look(node)
+        except _NotVisible:
+            return nonce_used(node, intent, "latest")
     except (ChainUnreadable, ConfigError, *_INVALID):
         return False
     taken = found.amount_atomic if isinstance(found, Settled) else 0
-    return isinstance(other, Settled) and other.amount_atomic > taken
+    return isinstance(other, Used) or (isinstance(other, Settled) and other.amount_atomic > taken)
 
 
 def _shows_more(
@@ -339,6 +352,18 @@ def _shows_more(
     try:
         shown = (log for _, logs in search(node) for log in logs)
         return any((log.transaction, log.index) not in known for log in shown)
+    except (ChainUnreadable, ConfigError, *_INVALID):
+        return False
+
+
+_APART: Final = 1_000
+"""How many blocks the final ones of two endpoints may be apart: half an hour of a fast network."""
+
+
+def _is_far_behind(final: Block, node: JsonRpc, finality: Finality) -> bool:
+    """True if a node's final block is far before *final*: one of both is wrong. One that cannot be read is no witness."""
+    try:
+        return _final_block(node, finality).number < final.number - _APART
     except (ChainUnreadable, ConfigError, *_INVALID):
         return False
 
@@ -359,7 +384,7 @@ def _read_at(rpc: JsonRpc, intent: Intent, transaction: str, held_unix: int, fin
         raise (_LogsRefused if too_late else PaymentUnreadable)(str(error)) from error
     if cause is None and named and seen is None and not intent.dead_at(final.time):
         # The transaction may still appear until the deadline.
-        raise PaymentUnreadable(f"transaction {transaction} is not visible yet")
+        raise _NotVisible(f"transaction {transaction} is not visible yet")
     if cause is None:
         return Used(final=used)
     # Its backends may disagree: a cause is final only if the state of the final block confirms it.

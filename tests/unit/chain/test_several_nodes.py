@@ -132,6 +132,18 @@ def test_a_transfer_that_one_node_hides_is_shown_by_the_other_one(first):
     assert compared(reader_of(hides)).outgoing == ()  # alone, it is believed: what-can-still-pass.md
 
 
+def test_a_node_that_is_far_ahead_moves_no_mark_behind_which_nothing_is_compared():
+    _, right, _ = two_nodes()
+    ahead = Provider(Logs(INTENTS["eip3009"], sent=None, final_time=NOW))
+    ahead.node.head = 300_000
+    for nodes in ((ahead, right), (right, ahead)):
+        found = compared(reader_of(*nodes))
+        assert ([each.amount_atomic for each in found.outgoing], found.upto) == ([100_000], 0x20)
+    assert compared(reader_of(ahead)).upto == 300_000  # alone, it is believed
+    again = reader_of(right).transfers("eip155:84532", TOKEN, PAYER, after=300_000, since_unix=NOW - 3600)
+    assert "300000 blocks are compared, and the last final one is 32" in again.reason
+
+
 def test_an_endpoint_that_is_led_away_leaves_its_place_to_the_other_one():
     """The payments of the network are read on. One that never served this network is a mistake of the owner's."""
     intent = INTENTS["exact permit2"]
@@ -301,6 +313,18 @@ def test_an_endpoint_that_is_led_to_another_chain_frees_nothing():
     ):
         assert isinstance(found, Unreadable)
         assert "serves chain 8453" in found.reason
+
+
+@pytest.mark.parametrize("late", [True, False])
+@pytest.mark.parametrize("first", [True, False])
+def test_a_cancellation_that_only_one_node_shows_frees_nothing(late, first):
+    """The other one shows the nonce used and no reason: the payment may have been taken inside a seller's contract."""
+    intent = INTENTS["eip3009"]
+    at = {"final_time": intent.valid_until + (1 if late else -100), "sent": None}
+    liar, honest = Answering(Logs(intent, [cancelled(intent)], **at)), Answering(Logs(intent, **at))
+    found = reader_of(*((liar, honest) if first else (honest, liar))).read(a_hold_of(intent))
+    assert isinstance(found, Unreadable) or found == Used(final=True)
+    assert reader_of(liar).read(a_hold_of(intent)) == Cancelled(TX, final=True)  # alone, it is believed
 
 
 @pytest.mark.parametrize("first", [True, False])
