@@ -6,10 +6,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final, TypeVar
 
-from x402guard.errors import ApprovalDenied, CircuitOpen, LedgerUnavailable, PaymentRefused
+from x402guard.errors import ApprovalDenied, CircuitOpen, PaymentRefused
 from x402guard.flow.budget_queue import BudgetQueue, note_begun
 from x402guard.flow.context import Context
-from x402guard.flow.effects import Ask, Flow, Interrupted, Notify, TakeSlot, Transact
+from x402guard.flow.effects import Ask, Flow, Notify, TakeSlot, Transact
 from x402guard.flow.ports import Slot
 from x402guard.flow.refusals import refused
 from x402guard.frozen import replace
@@ -196,7 +196,9 @@ def _held(
             seated = True
         try:
             decided: T | Unasked | Refusal = yield Transact(scope, partial(_shown, change, consented))
-        except (LedgerUnavailable, Interrupted) as error:
+        except GeneratorExit:
+            raise
+        except BaseException as error:  # also a time limit that a signal handler raises, as job queues have
             yield from undo(error)
             raise
         if isinstance(decided, Unasked):

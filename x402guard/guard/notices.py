@@ -23,6 +23,7 @@ import httpx
 from x402guard.errors import ConfigError
 from x402guard.flow.address import is_loopback
 from x402guard.flow.background import Background
+from x402guard.flow.detached import Aside
 from x402guard.flow.shell import LOG, log_notice
 from x402guard.frozen import replace
 from x402guard.http.redaction import bare_url, hide_url
@@ -173,6 +174,11 @@ def _tls() -> ssl.SSLContext:
 
 
 def _post(url: str, body: bytes, headers: dict[str, str]) -> int:
+    """Return the status of the answer. Raises what httpx raises, and ``TooLate`` for one that takes longer in all."""
+    return Aside(partial(_sent, url, body, headers)).within(_WAIT_S)
+
+
+def _sent(url: str, body: bytes, headers: dict[str, str]) -> int:
     # The body of the answer is not read: it may never end.
     with httpx.Client(timeout=_WAIT_S, trust_env=False, verify=_tls()) as http:
         request = mark_guarded(http.build_request("POST", url, content=body, headers=headers))

@@ -30,6 +30,10 @@ GUARDED_SEND: Final[ContextVar[bool]] = ContextVar("x402guard_guarded_send", def
 """True while the inner transport sends for a guarded transport, whatever library it uses."""
 
 
+_DISCARD_S: Final = 5
+"""For how many seconds an unread answer is closed: a client that several loops share may never close it."""
+
+
 def _showing_no_payment(effect: Send) -> AbstractContextManager[None]:
     """Clear the frames of an error if a payment was sent: their locals hold it in bytes and headers."""
     return nullcontext() if effect.pays is None else forgetting()
@@ -269,6 +273,6 @@ class AsyncExchanged(_ExchangeState):
 
     async def discard(self) -> None:
         """Do as ``Exchanged.discard``, also in a cancelled task."""
-        with anyio.CancelScope(shield=True), suppress(Exception):
+        with anyio.move_on_after(_DISCARD_S, shield=True), suppress(Exception):
             await self.aclose()
         self.leave()

@@ -48,6 +48,7 @@ class LogicalRequest:
         paid_by: the hold whose signature was sent, or None.
         receipt: the receipt of a payment on an earlier hop, or None; the last answer carries it.
         follows: notes how what was paid for has come, if the answer to the payment redirects to it; else None.
+        is_resent: its request object was sent before, with a payment: ``pay_again`` has had its effect.
         is_metered: it is a call that a provider may bill, and counts at its ceiling until the bill is known.
     """
 
@@ -58,26 +59,42 @@ class LogicalRequest:
         self.follows: AnswerEnding | None = None
         self._arrives: AnswerEnding | None = None
         self.is_metered = False
+        self.is_resent = False
         self._done = False
         self._challenged = False
         self._hop: weakref.ref[httpx.Request] | None = None
+        self._hops = self._paid_hops = 0
 
     @classmethod
     def of(cls, request: httpx.Request) -> LogicalRequest:
         """Return the call of *request*, a new one for a first hop."""
         logical = request.extensions.get(LOGICAL)
         if not isinstance(logical, LogicalRequest) or logical.is_over(request):
-            logical = cls(address_of(request.url).origin)
+            before, logical = logical, cls(address_of(request.url).origin)
+            logical.is_resent = isinstance(before, LogicalRequest) and before.paid_by is not None
             request.extensions = {**request.extensions, LOGICAL: logical}
+        logical._hops += logical._hop is None or logical._hop() is not request
         logical._hop = weakref.ref(request)
         return logical
 
     def is_over(self, request: httpx.Request) -> bool:
         """True if *request* begins a new call: the last call has its answer, or the same object is sent again.
 
-        False after a 401 or 407 to a payment: then httpx's auth flow sends the same object again within the call.
+        False after a 401 or 407 to a payment: then httpx's auth flow sends the same object again within the call. And
+        for a hop after the payment that a transport outside the guard sends again: it is no new purchase.
         """
+        if (
+            self.paid_by is not None
+            and self._hops > self._paid_hops
+            and self._hop is not None
+            and self._hop() is request
+        ):
+            return False
         return self._done or (not self._challenged and self._hop is not None and self._hop() is request)
+
+    def pays(self, hold_id: str) -> None:
+        """Note that the payment *hold_id* goes with this hop."""
+        self.paid_by, self._paid_hops = hold_id, self._hops
 
     def answered(self, response: httpx.Response) -> None:
         """Note whether *response* ends the call or another hop follows."""
@@ -279,7 +296,7 @@ def describe_request(
         body_sha256=None if body is None else hashlib.sha256(body).hexdigest(),
         entropy=here().random_bytes(32),
         purchase=purchase,
-        pay_again=again,
+        pay_again=again and not logical.is_resent,
         pays_itself=pays_itself,
         redirected_from=redirected_from,
         paid_by=logical.paid_by,
@@ -421,7 +438,8 @@ class OutgoingRequest:
                 lines.pop(name, None)
         for name, value in headers:
             lines[name] = value.reveal() if isinstance(value, Sealed) else value
-        self._logical.paid_by = pays or self._logical.paid_by
+        if pays is not None:
+            self._logical.pays(pays)
         if body is not None:
             lines.pop("transfer-encoding", None)
             lines["content-length"] = str(len(body))

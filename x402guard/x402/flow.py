@@ -188,8 +188,6 @@ def _authorize(
         return decided
 
     def undo(error: BaseException) -> Flow[None]:
-        for each in begun:
-            context.in_flight.pop(each, None)
         # The commit may have succeeded although its answer was lost. Nothing was signed, so nothing can be taken.
         reason = f"the commit's answer was lost: {error_name(error)}"
         yield from _give_back(context, request.entropy.hex(), reason, error)
@@ -197,7 +195,12 @@ def _authorize(
     seat, pauses = Seat(HoldKind.PAYMENT, request.host), _pauses(context.flight_ms)
     while True:
         holding: Flow[Decision] = hold_or_refuse(context, scope, change, undo, refuse=refuse, seat=seat)
-        decided = yield from holding
+        try:
+            decided = yield from holding
+        except BaseException:
+            for each in begun:
+                context.in_flight.pop(each, None)
+            raise
         match decided:
             case Authorized():
                 return decided

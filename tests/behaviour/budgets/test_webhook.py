@@ -227,12 +227,16 @@ def test_what_a_broken_receiver_says_stops_no_later_delivery(breaks):
         assert set(receiver.percents) == {50, 80}
 
 
-def test_an_answer_that_never_ends_holds_up_no_later_notice(monkeypatch):
+@pytest.mark.parametrize("head", [True, False], ids=["its body", "its head"])
+def test_an_answer_that_never_ends_holds_up_no_later_notice(head, monkeypatch):
     monkeypatch.setattr(telling, "_WAIT_S", 0.3)
     stop = threading.Event()
 
     def never_ends(handler):
-        handler.say(200, **{"content-length": "1000000000"})
+        if head:
+            handler.say(200, **{"content-length": "1000000000"})
+        else:
+            handler.wfile.write(b"HTTP/1.1 200 OK\r\nx: ")
         for _ in range(1_000):
             if stop.wait(0.02):
                 return

@@ -154,3 +154,33 @@ def test_a_seller_names_no_wait_that_the_system_cannot_count(session, seconds):
     request = type("Request", (), {"read_s": 5.0})()
     context = type("Context", (), {"policy": policy})()
     assert flow._wait_of(context, request, seconds) == (366 * 86_400, "the offer's maxTimeoutSeconds")
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_an_answer_that_was_read_for_long_and_dropped_half_read_is_presented_again(mode, session):
+    """By then it is among the oldest objects of the process, and refers to itself."""
+    shop = selling(GOODS)
+
+    def dropped():
+        http = client(session, shop)
+        answer = http.send(http.build_request("GET", URL), stream=True)
+        next(answer.iter_raw())
+        for _ in range(3):
+            gc.collect()
+        answer.me = answer
+
+    async def dropped_async():
+        http = async_client(session, shop)
+        answer = await http.send(http.build_request("GET", URL), stream=True)
+        await anext(answer.aiter_raw())
+        for _ in range(3):
+            gc.collect()
+        answer.me = answer
+
+    gc.disable()
+    try:
+        dropped() if mode == "sync" else anyio.run(dropped_async)
+        assert Gets(mode, session, shop).get() == [GOODS]
+    finally:
+        gc.enable()
+    assert len(shop.nonces) == 1
